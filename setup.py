@@ -1,0 +1,52 @@
+"""Installs sat-tf; everything a tool reads besides this lives in pyproject.toml."""
+
+import pathlib
+
+import setuptools
+
+_HERE = pathlib.Path(__file__).parent
+_VERSION = (_HERE / "sat_tf" / "version.py").read_text().split('"')[-2]
+
+setuptools.setup(
+    name="sat-tf",
+    version=_VERSION,
+    description="Low-bit quantization-aware training for Keras, with a certified TFLite export.",
+    long_description=(_HERE / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    packages=setuptools.find_packages(include=["sat_tf", "sat_tf.*"]),
+    package_data={"sat_tf": ["py.typed"]},
+    install_requires=[
+        "tensorflow>=2.21,<2.22",
+        "tf_keras>=2.21,<2.22",
+        "tensorflow-model-optimization>=0.8,<0.9",
+        "ai-edge-litert>=2.3,<2.4",
+        "numpy>=1.26",
+        "absl-py>=1.4",
+        "flatbuffers>=24.3",
+        "matplotlib>=3.8",
+        "pillow>=10",
+        "pydantic>=2.7,<3",
+        "pyyaml>=6",
+        "rich>=13",
+        "scikit-learn>=1.4",
+        "wrapt>=1.14",
+    ],
+    extras_require={
+        "gpu": ["tensorflow[and-cuda]>=2.21,<2.22"],
+        "test": [
+            "hypothesis>=6.100",
+            "mypy>=1.11",
+            "pytest>=8",
+            "ruff>=0.6",
+            "types-PyYAML",
+        ],
+    },
+    entry_points={"console_scripts": ["sat-tf = sat_tf.cli:main"]},
+    classifiers=[
+        "License :: OSI Approved :: Apache Software License",
+        "Programming Language :: Python :: 3.11",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)
