@@ -1,0 +1,1 @@
+"""The paper's arithmetic as pure functions on tensors; no state, no Keras, no TFMOT."""

@@ -1,0 +1,155 @@
+"""DoReFa weights: clamp by tanh over its maximum, then round to a grid (Eq. 3 to 7)."""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from sat_tf.core import grid as grids
+
+
+def clamp_weights(
+    kernel: tf.Tensor, detach_max: bool = False, *, range_axes: tuple[int, ...] = ()
+) -> tf.Tensor:
+    """Clamps latent weights to [-1, 1] (Eq. 3 and 4).
+
+    Forward: Ŵ = t / m with t = tanh(W), m = max |t|.
+    Backward, g the upstream gradient: dW = (1 - t²) (g / m - [|t| = m] sign(t) Σ(g Ŵ) / (m ties)),
+    the second term (the gradient through the maximum, shared by its ties) left out with
+    `detach_max`, the convention of some other implementations.
+
+    Computed in float32, returned in the type of `kernel`. An all-zero kernel has m = 0; it is
+    treated as m = 1, so it stays zero and keeps a gradient. Infinite weights become -1 or 1. A NaN
+    weight stays NaN and is left out of the maximum, so it does not reach its neighbours.
+
+    Args:
+        kernel: latent weights, any shape; float32, float16 or bfloat16.
+        detach_max: treat the maximum as a constant in the gradient.
+        range_axes: axes that keep a maximum of their own; () is one maximum for the whole layer
+            (the paper), the output-channel axes give one per channel.
+
+    Returns:
+        Clamped weights in [-1, 1], shaped and typed like `kernel`.
+
+    >>> print(clamp_weights(tf.constant([0.0, 0.5, -1.0])).numpy())
+    [ 0.         0.6067761 -1.       ]
+    """
+    kernel = tf.convert_to_tensor(kernel)
+    rank = kernel.shape.rank
+    reduced = sorted(set(range(rank)) - {axis % rank for axis in range_axes})
+
+    @tf.custom_gradient
+    def clamp(latent: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        squashed = tf.tanh(latent)
+        # The sums and maxima over the layer leave NaN out; elementwise operations keep it.
+        counted = tf.where(tf.math.is_nan(squashed), 0.0, squashed)
+        magnitude = tf.abs(counted)
+        maximum = tf.reduce_max(magnitude, axis=reduced, keepdims=True)
+        maximum = tf.where(maximum > 0.0, maximum, 1.0)
+        clamped = squashed / maximum
+
+        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+            squashed_gradient = upstream / maximum
+            if not detach_max:
+                at_maximum = tf.where(magnitude == maximum, tf.sign(counted), 0.0)
+                ties = tf.maximum(tf.reduce_sum(tf.abs(at_maximum), reduced, keepdims=True), 1.0)
+                through = tf.reduce_sum(squashed_gradient * counted, reduced, keepdims=True)
+                squashed_gradient -= at_maximum * (through / (ties * maximum))
+            return tf.raw_ops.TanhGrad(y=squashed, dy=squashed_gradient)
+
+        return clamped, gradient
+
+    return tf.cast(clamp(tf.cast(kernel, tf.float32)), kernel.dtype)
+
+
+def quantize_weights(
+    kernel: tf.Tensor,
+    num_bits: int,
+    grid: str = "auto",
+    detach_max: bool = False,
+    *,
+    range_axes: tuple[int, ...] = (),
+) -> tf.Tensor:
+    """Clamps and quantizes latent weights (Eq. 7).
+
+    Forward: Q = 2 n / d - 1 with n = min(round_half_up(d (Ŵ + 1) / 2), top); on the DoReFa grid
+    d = top = a = 2^b - 1, which is the paper's Q = 2 q_k((Ŵ + 1) / 2) - 1. Backward: the rounding
+    passes the gradient on unchanged (straight-through); the clamp has its own (`clamp_weights`).
+
+    Computed in float32, returned in the type of `kernel`. Zero, infinite and NaN weights: as in
+    `clamp_weights`; an all-zero kernel lands on the grid value next above zero.
+
+    Args:
+        kernel: latent weights, any shape; float32, float16 or bfloat16.
+        num_bits: 1 to 8.
+        grid: a name of `grid.GRIDS`, or "auto".
+        detach_max: see `clamp_weights`.
+        range_axes: see `clamp_weights`.
+
+    Returns:
+        Quantized weights in [-1, 1], shaped and typed like `kernel`.
+
+    Raises:
+        ValueError: bits out of range, unknown grid, or a grid without a step at these bits.
+
+    >>> print(quantize_weights(tf.constant([-2.0, -0.1, 0.1, 2.0]), 2).numpy())
+    [-1.         -0.3333333   0.33333337  1.        ]
+    """
+    row = grids.find_grid(grid, num_bits)
+    kernel = tf.convert_to_tensor(kernel)
+
+    @tf.custom_gradient
+    def round_to_grid(clamped: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        units = _units(clamped, row, num_bits)
+        return units * (2.0 / row.divisor(num_bits)) - 1.0, lambda upstream: upstream
+
+    clamped = clamp_weights(tf.cast(kernel, tf.float32), detach_max, range_axes=range_axes)
+    return tf.cast(round_to_grid(clamped), kernel.dtype)
+
+
+def weight_codes(
+    kernel: tf.Tensor,
+    num_bits: int,
+    grid: str = "auto",
+    *,
+    range_axes: tuple[int, ...] = (),
+) -> tf.Tensor:
+    """Integer codes of the quantized weights: Q = code * step.
+
+    Codes are 2n - a (odd numbers) on the DoReFa grid, n - a/2 on the narrow one; the step is
+    `grid.GRIDS[name].step(num_bits)`.
+
+    Args:
+        kernel: latent weights, any shape.
+        num_bits: 1 to 8.
+        grid: a name of `grid.GRIDS`, or "auto".
+        range_axes: see `clamp_weights`.
+
+    Returns:
+        int32 codes, shaped like `kernel`.
+
+    Raises:
+        ValueError: as in `quantize_weights`.
+        tf.errors.InvalidArgumentError: a weight is NaN, for which there is no code.
+
+    >>> weight_codes(tf.constant([-2.0, -0.1, 0.1, 2.0]), 2).numpy().tolist()
+    [-3, -1, 1, 3]
+    """
+    row = grids.find_grid(grid, num_bits)
+    clamped = clamp_weights(tf.cast(kernel, tf.float32), range_axes=range_axes)
+    clamped = tf.debugging.check_numerics(clamped, "weight_codes: NaN has no integer code")
+    units = tf.cast(_units(clamped, row, num_bits), tf.int32)
+    return row.codes_per_unit * units - row.code_offset(num_bits)
+
+
+def _units(clamped: tf.Tensor, row: grids.Grid, num_bits: int) -> tf.Tensor:
+    """Integers n = 0..top, as float32, of clamped weights in [-1, 1]."""
+    half = row.divisor(num_bits) / 2.0
+    position = clamped * half + half
+    top = row.top(num_bits)
+    if row.rounding is grids.round_half_up and num_bits >= 2:
+        # On a range as long as it has steps the FakeQuant kernel's step is exactly 1: it clips and
+        # rounds to integers in one pass over memory.
+        return tf.quantization.fake_quant_with_min_max_vars(
+            position, 0.0, float(top), num_bits, narrow_range=top == 2**num_bits - 2
+        )
+    return tf.minimum(row.rounding(position), float(top))

@@ -1,0 +1,188 @@
+"""Activations with a trainable clipping level: PACT, and its calibrated gradient (Eq. 9 to 13)."""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from sat_tf.core import grid as grids
+from sat_tf.messages import did_you_mean
+
+GRADIENTS = ("calibrated", "pact")
+
+_Gradient = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+
+# The largest float32 below 1. Times a clipping level it gives the largest float32 below that level.
+_JUST_BELOW_ONE = 1.0 - 2.0**-24
+
+
+def quantize_activation(
+    x: tf.Tensor,
+    clipping_level: tf.Tensor,
+    num_bits: int,
+    gradient: str = "calibrated",
+) -> tf.Tensor:
+    """Rectifies, clips and quantizes an activation (Eq. 9 to 13): CG-PACT.
+
+    Forward, with a = 2^b - 1 and the step α/a:  q = α · round(a · clip(x, 0, α) / α) / a.
+    Backward:  dq/dx = 1 where 0 < x < α, else 0;
+               dq/dα = 1 where x >= α;  q/α - x/α where 0 < x < α ("calibrated", Eq. 13) or 0
+               there ("pact", the original); 0 where x <= 0.
+
+    It is a rectifier itself: put it in the place of a ReLU, not behind one. Computed in float32,
+    returned in the type of `x`. Infinities are clipped like any value and add no NaN to a gradient.
+    NaN stays NaN in its own element of q, and has no part in either gradient.
+
+    Args:
+        x: pre-activations, any shape; float32, float16 or bfloat16.
+        clipping_level: α > 0, a scalar tensor or variable.
+        num_bits: bits b of the codes n = 0..2^b - 1; 1 to 8.
+        gradient: "calibrated" or "pact".
+
+    Returns:
+        A tensor like `x` with values n · α / a.
+
+    Raises:
+        ValueError: bits out of range, or an unknown gradient.
+
+    >>> quantize_activation(tf.constant([-1.0, 0.4, 0.6, 9.0]), 3.0, 2).numpy().tolist()
+    [0.0, 0.0, 1.0, 3.0]
+    """
+    steps = grids.levels(num_bits)
+    _check_gradient(gradient)
+
+    @tf.custom_gradient
+    def quantize(x: tf.Tensor, alpha: tf.Tensor) -> tuple[tf.Tensor, _Gradient]:
+        if num_bits >= 2:
+            quantized = tf.quantization.fake_quant_with_min_max_vars(x, 0.0, alpha, num_bits)
+        else:
+            quantized = round_on_range(x, alpha, steps)
+
+        def backward(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            inside, _, above = _split_gradient(upstream, x, 0.0, alpha)
+            # The kernel's lower end is inclusive; the definition has no gradient at x = 0.
+            inside = tf.raw_ops.ReluGrad(gradients=inside, features=x)
+            if gradient == "calibrated":
+                above += _calibration(inside, x, quantized, alpha)
+            return inside, above
+
+        return quantized, backward
+
+    return _in_float32(quantize, x, clipping_level)
+
+
+def quantize_stream(
+    x: tf.Tensor,
+    clipping_level: tf.Tensor,
+    num_bits: int,
+    gradient: str = "calibrated",
+) -> tf.Tensor:
+    """Clips and quantizes a tensor that can be negative, on the narrow grid that holds zero.
+
+    Forward, with a = 2^b - 2 and the step 2r/a:  q = step · round(clip(x, -r, r) / step).
+    Backward:  dq/dx = 1 where -r < x < r, else 0;
+               dq/dr = 1 where x >= r;  -1 where x <= -r;  between them q/r - x/r ("calibrated",
+               the signed form of Eq. 13) or 0 ("pact").
+
+    Types, infinities and NaN: as in `quantize_activation`.
+
+    Args:
+        x: any shape; float32, float16 or bfloat16.
+        clipping_level: r > 0, a scalar tensor or variable; the range is [-r, r].
+        num_bits: bits b of the codes n = -(2^(b-1) - 1)..2^(b-1) - 1; 2 to 8.
+        gradient: "calibrated" or "pact".
+
+    Returns:
+        A tensor like `x` with values n · 2r / a.
+
+    Raises:
+        ValueError: bits out of range, or an unknown gradient.
+
+    >>> quantize_stream(tf.constant([-9.0, -0.4, 0.6, 9.0]), 3.0, 3).numpy().tolist()
+    [-3.0, 0.0, 1.0, 3.0]
+    """
+    grids.levels(num_bits, "narrow")
+    _check_gradient(gradient)
+
+    @tf.custom_gradient
+    def quantize(x: tf.Tensor, limit: tf.Tensor) -> tuple[tf.Tensor, _Gradient]:
+        quantized = tf.quantization.fake_quant_with_min_max_vars(
+            x, -limit, limit, num_bits, narrow_range=True
+        )
+
+        def backward(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            inside, below, above = _split_gradient(upstream, x, -limit, limit)
+            level_gradient = above - below
+            if gradient == "calibrated":
+                level_gradient += _calibration(inside, x, quantized, limit)
+            return inside, level_gradient
+
+        return quantized, backward
+
+    return _in_float32(quantize, x, clipping_level)
+
+
+def round_on_range(
+    x: tf.Tensor, clipping_level: tf.Tensor, steps: int, signed: bool = False
+) -> tf.Tensor:
+    """The forward arithmetic from elementary operations: what the FakeQuant kernel computes.
+
+    It serves 1 bit, which the kernel does not know, and pins the kernel's bits in the tests.
+
+    Forward: step · round_half_up((clip(x) - low) / step - zero), with step = range / steps,
+    zero = 0 (half of the steps where `signed`) and low = -zero · step. It has no gradient.
+
+    Args:
+        x: float32, any shape.
+        clipping_level: upper end of the range, a float32 scalar.
+        steps: number of steps between the ends; even where `signed`.
+        signed: the range is [-clipping_level, clipping_level] instead of [0, clipping_level].
+
+    Returns:
+        A tensor like `x`.
+    """
+    zero = steps // 2 if signed else 0
+    step = (clipping_level + clipping_level if signed else clipping_level) / float(steps)
+    low, high = -step * float(zero), step * float(steps - zero)
+    above_low = tf.maximum(tf.minimum(x, high), low) - low
+    return grids.round_half_up(above_low / step - float(zero)) * step
+
+
+def _in_float32(
+    quantize: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], x: tf.Tensor, clipping_level: tf.Tensor
+) -> tf.Tensor:
+    x = tf.convert_to_tensor(x)
+    level = tf.cast(tf.convert_to_tensor(clipping_level), tf.float32)
+    return tf.cast(quantize(tf.cast(x, tf.float32), level), x.dtype)
+
+
+def _split_gradient(
+    upstream: tf.Tensor, x: tf.Tensor, low: tf.Tensor, high: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Upstream gradient inside the open range, and its sums at and beyond either end.
+
+    One call of TensorFlow's FakeQuant gradient kernel. Its range is closed, so each end moves
+    inwards by one float; two steps on the narrow grid leave the kernel's own rounding of the ends
+    nothing to do, whatever the number of bits of the forward pass.
+    """
+    return tf.raw_ops.FakeQuantWithMinMaxVarsGradient(
+        gradients=upstream,
+        inputs=x,
+        min=low * _JUST_BELOW_ONE,
+        max=high * _JUST_BELOW_ONE,
+        num_bits=2,
+        narrow_range=True,
+    )
+
+
+def _calibration(
+    inside: tf.Tensor, x: tf.Tensor, quantized: tf.Tensor, level: tf.Tensor
+) -> tf.Tensor:
+    """Sum of the upstream gradient times q/α - x/α over the open range (Eq. 13, first case)."""
+    # Where nothing passes through, x may be infinite or NaN: 0 · inf must be 0.
+    return tf.reduce_sum(tf.math.multiply_no_nan(quantized - x, inside)) / level
+
+
+def _check_gradient(gradient: str) -> None:
+    if gradient not in GRADIENTS:
+        hint = did_you_mean(str(gradient), GRADIENTS)
+        raise ValueError(f"gradient={gradient!r} is not a clipping-level gradient. {hint}")

@@ -1,0 +1,111 @@
+"""Rescaling of quantized weights, so that the network stays trainable (Eq. 5, 8 and 18)."""
+
+import math
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from sat_tf.messages import did_you_mean
+
+METHODS = ("constant", "stddev", "none")
+
+# What n̂ is made of: the axes of the kernel to multiply, by kind of layer.
+_FAN_OUT_AXES: dict[str, tuple[int, ...]] = {
+    "conv": (0, 1, 3),
+    "conv2d": (0, 1, 3),
+    "conv1d": (0, 2),
+    "depthwise": (0, 1, 3),
+    "depthwiseconv2d": (0, 1, 3),
+    "dense": (1,),
+}
+
+
+def fan_out(kernel_shape: Sequence[int], layer_kind: str) -> int:
+    """Number of output neurons n̂ of a linear layer.
+
+    kernel_h · kernel_w · out_channels (Conv2D), kernel · out_channels (Conv1D), units (Dense),
+    kernel_h · kernel_w · depth_multiplier (DepthwiseConv2D).
+
+    Args:
+        kernel_shape: shape of the Keras kernel: (kh, kw, in, out), (k, in, out), (in, units) or
+            (kh, kw, channels, depth_multiplier).
+        layer_kind: "Conv2D", "Conv1D", "Dense" or "DepthwiseConv2D"; "conv", "depthwise" and
+            "dense" do as well.
+
+    Raises:
+        ValueError: unknown kind, or a shape that is not such a kernel's.
+
+    >>> fan_out((3, 3, 16, 32), "Conv2D"), fan_out((1280, 1000), "Dense")
+    (288, 1000)
+    >>> fan_out((3, 3, 96, 1), "DepthwiseConv2D")
+    9
+    """
+    axes = _FAN_OUT_AXES.get(str(layer_kind).lower().replace("_", ""))
+    if axes is None:
+        hint = did_you_mean(str(layer_kind), ["Conv1D", "Conv2D", "DepthwiseConv2D", "Dense"])
+        raise ValueError(f"layer_kind={layer_kind!r} is not a linear layer. {hint}")
+    rank = 4 if len(axes) == 3 else len(axes) + 1
+    if len(kernel_shape) != rank:
+        raise ValueError(
+            f"kernel_shape={tuple(kernel_shape)}: a {layer_kind} kernel has {rank} dimensions."
+        )
+    return math.prod(int(kernel_shape[axis]) for axis in axes)
+
+
+def rescale_factor(
+    weights: tf.Tensor, fan_out: int, method: str = "constant", latent: tf.Tensor | None = None
+) -> tf.Tensor:
+    """The positive constant by which `rescale_weights` multiplies; float32 scalar, no gradient.
+
+    Raises:
+        ValueError: as in `rescale_weights`.
+    """
+    if method not in METHODS:
+        raise ValueError(f"method={method!r} is no rescaling. {did_you_mean(str(method), METHODS)}")
+    if method == "none":
+        return tf.constant(1.0)
+    if fan_out < 1:
+        raise ValueError(f"fan_out={fan_out!r}: expected the layer's number of output neurons.")
+    mean_square = _mean_square(weights)
+    if method == "constant":
+        factor = tf.math.rsqrt(float(fan_out) * mean_square)
+    else:
+        if latent is None:
+            raise ValueError(
+                "method='stddev' compares with the latent weights: pass latent=..., "
+                "or use method='constant'."
+            )
+        factor = tf.sqrt(_mean_square(latent) / mean_square)
+    return tf.stop_gradient(tf.where(mean_square > 0.0, factor, 1.0))
+
+
+def rescale_weights(
+    weights: tf.Tensor, fan_out: int, method: str = "constant", latent: tf.Tensor | None = None
+) -> tf.Tensor:
+    """Brings quantized weights back to a trainable size: SAT's constant rescaling (Eq. 8).
+
+    Forward: Q* = c Q with c = 1 / sqrt(n̂ mean(Q²)) ("constant", Eq. 5 and 8),
+    c = sqrt(mean(W²) / mean(Q²)) ("stddev", Eq. 18), or c = 1 ("none"); means over the whole
+    layer, not centred. Backward: dQ = c dQ*; c carries no gradient.
+
+    Computed in float32, returned in the type of `weights`. All-zero weights keep c = 1.
+
+    Args:
+        weights: quantized or clamped weights, any shape.
+        fan_out: the layer's n̂ (see `fan_out`).
+        method: "constant", "stddev" or "none".
+        latent: the latent weights W, for "stddev" only.
+
+    Raises:
+        ValueError: unknown method, "stddev" without latent weights, or a fan_out below 1.
+
+    >>> rescale_weights(tf.constant([[-1.0, 1.0], [1.0, -1.0]]), fan_out=4).numpy().tolist()
+    [[-0.5, 0.5], [0.5, -0.5]]
+    """
+    weights = tf.convert_to_tensor(weights)
+    factor = rescale_factor(weights, fan_out, method, latent)
+    return tf.cast(tf.cast(weights, tf.float32) * factor, weights.dtype)
+
+
+def _mean_square(values: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_mean(tf.square(tf.cast(values, tf.float32)))

@@ -1,0 +1,31 @@
+"""Wording of errors: what was received, what was expected, and the fix; every problem at once."""
+
+import difflib
+from collections.abc import Iterable
+
+
+def did_you_mean(received: str, known: Iterable[str]) -> str:
+    """Returns a sentence that proposes the known name nearest to `received`.
+
+    >>> did_you_mean("learnig_rate", ["learning_rate", "epochs"])
+    'Did you mean learning_rate?'
+    >>> did_you_mean("xyz", ["epochs", "batch_size"])
+    'Known: batch_size, epochs.'
+    """
+    names = sorted(known)
+    nearest = difflib.get_close_matches(str(received), names, n=1, cutoff=0.6)
+    if nearest:
+        return f"Did you mean {nearest[0]}?"
+    return f"Known: {', '.join(names)}."
+
+
+def list_problems(subject: str, problems: Iterable[str]) -> str:
+    """Returns one message that names `subject` and lists every problem on a line of its own.
+
+    >>> print(list_problems("BitPolicy", ["weight_bits=9: give 1 to 8."]))
+    BitPolicy: 1 problem
+      - weight_bits=9: give 1 to 8.
+    """
+    lines = list(problems)
+    count = f"{len(lines)} problem{'s' if len(lines) != 1 else ''}"
+    return "\n".join([f"{subject}: {count}", *(f"  - {line}" for line in lines)])
