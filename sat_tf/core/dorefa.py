@@ -92,7 +92,7 @@ def quantize_weights(
         ValueError: bits out of range, unknown grid, or a grid without a step at these bits.
 
     >>> print(quantize_weights(tf.constant([-2.0, -0.1, 0.1, 2.0]), 2).numpy())
-    [-1.         -0.3333333   0.33333337  1.        ]
+    [-1.         -0.33333334  0.33333334  1.        ]
     """
     row = grids.find_grid(grid, num_bits)
     kernel = tf.convert_to_tensor(kernel)
@@ -100,7 +100,9 @@ def quantize_weights(
     @tf.custom_gradient
     def round_to_grid(clamped: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         units = _units(clamped, row, num_bits)
-        return units * (2.0 / row.divisor(num_bits)) - 1.0, lambda upstream: upstream
+        # Subtracting first is exact, so that opposite codes are opposite numbers.
+        quantized = (units - row.divisor(num_bits) / 2.0) * (2.0 / row.divisor(num_bits))
+        return quantized, lambda upstream: upstream
 
     clamped = clamp_weights(tf.cast(kernel, tf.float32), detach_max, range_axes=range_axes)
     return tf.cast(round_to_grid(clamped), kernel.dtype)

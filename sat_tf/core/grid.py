@@ -51,8 +51,6 @@ class Grid:
         top: largest integer n, from the number of bits.
         rounding: how divisor * u becomes an integer.
         codes_per_unit: how many codes lie between n and n + 1.
-        caution: what a user must know before choosing the grid, or "".
-        caution_bits: the numbers of bits the caution is about.
     """
 
     name: str
@@ -61,8 +59,6 @@ class Grid:
     top: Callable[[int], int]
     rounding: Callable[[tf.Tensor], tf.Tensor]
     codes_per_unit: int
-    caution: str = ""
-    caution_bits: range = range(1, 9)
 
     def step(self, num_bits: int) -> float:
         """Real value of one weight code, on the scale where weights span [-1, 1]."""
@@ -96,9 +92,6 @@ GRIDS: dict[str, Grid] = {
             top=lambda bits: 2**bits - 2,
             rounding=round_half_up,
             codes_per_unit=1,
-            caution="ternary weights: after division by the maximum nearly every code is 0, and "
-            "training diverged in experiments; consider weight_grid='rounded' or 'dorefa'",
-            caution_bits=range(2, 3),
         ),
         Grid(
             "rounded",
@@ -115,9 +108,6 @@ GRIDS: dict[str, Grid] = {
             top=lambda bits: 2**bits - 1,
             rounding=tf.floor,
             codes_per_unit=1,
-            caution="rounds down, so every weight is biased by half a step; it exists to reproduce "
-            "the authors' released code and trains badly at 2 bits; consider "
-            "weight_grid='rounded'",
         ),
     )
 }

@@ -1,0 +1,199 @@
+"""TFMOT quantize configs: what a user asks of one layer, and what the placement made of it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_model_optimization as tfmot
+import tf_keras as keras
+
+from sat_tf.messages import did_you_mean, list_problems
+from sat_tf.qat import registry
+from sat_tf.qat.policy import PER_LAYER_FIELDS, BitPolicy, check_fields
+from sat_tf.qat.quantizers import (
+    DorefaQuantizer,
+    PactQuantizer,
+    SatQuantizer,
+    deserialize_quantizer,
+    serialize_quantizer,
+)
+
+_register = keras.utils.register_keras_serializable(package="sat_tf")
+
+
+@_register
+class LayerConfig(tfmot.quantization.keras.QuantizeConfig):
+    """What a user asks of one layer; fields left out follow the scheme's policy.
+
+    For `tfmot.quantization.keras.quantize_annotate_layer(layer, LayerConfig(weight_bits=8))`. The
+    fields are those of `BitPolicy` that make sense for one layer, with the meaning they have in
+    its `overrides`. The scheme's placement turns it into quantizers; a foreign scheme gets the
+    weight quantizer alone.
+
+    Args:
+        **fields: any of weight_bits, activation_bits, stream_bits, weight_grid, weight_range,
+            detach_max, rescale, clipping_gradient, initial_clipping_level.
+
+    Raises:
+        ValueError: an unknown field or a bad value; all problems at once.
+
+    >>> LayerConfig(weight_bits=8).get_config()
+    {'weight_bits': 8}
+    """
+
+    def __init__(self, **fields: Any) -> None:
+        problems = [
+            f"{name} is not a field. {did_you_mean(name, PER_LAYER_FIELDS)}"
+            for name in fields
+            if name not in PER_LAYER_FIELDS
+        ]
+        known = {name: value for name, value in fields.items() if name in PER_LAYER_FIELDS}
+        problems += check_fields(known)
+        if problems:
+            raise ValueError(list_problems("LayerConfig", problems))
+        self.fields = known
+
+    @classmethod
+    def from_policy(cls, policy: BitPolicy) -> "LayerConfig":
+        """Every field a layer can have, as the policy gives it."""
+        return cls(**{name: getattr(policy, name) for name in PER_LAYER_FIELDS})
+
+    def get_weights_and_quantizers(self, layer: keras.layers.Layer) -> list[tuple[Any, Any]]:
+        """The kernel with a quantizer that knows nothing of the graph, so without rescaling."""
+        policy = BitPolicy().at(layer.name, self.fields)
+        support = registry.find_support(layer)
+        if support is None or not support.kernel:
+            return []
+        quantizer = DorefaQuantizer(
+            num_bits=policy.weight_bits, grid=policy.weight_grid, detach_max=policy.detach_max
+        )
+        return [(getattr(layer, support.kernel), quantizer)]
+
+    def set_quantize_weights(
+        self, layer: keras.layers.Layer, quantize_weights: Sequence[tf.Tensor]
+    ) -> None:
+        """Puts the effective kernel in the place of the latent one."""
+        _set_kernel(layer, quantize_weights)
+
+    def get_activations_and_quantizers(self, layer: keras.layers.Layer) -> list[tuple[Any, Any]]:
+        """None: where activations are quantized depends on the graph."""
+        del layer
+        return []
+
+    def set_quantize_activations(
+        self, layer: keras.layers.Layer, quantize_activations: Sequence[Any]
+    ) -> None:
+        """Nothing to set."""
+
+    def get_output_quantizers(self, layer: keras.layers.Layer) -> list[Any]:
+        """None, as for activations."""
+        del layer
+        return []
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return dict(self.fields)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LayerConfig) and self.fields == other.fields
+
+    def __hash__(self) -> int:
+        return hash(repr(sorted(self.fields.items())))
+
+
+@_register
+class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
+    """What the placement decided for one layer: its quantizers.
+
+    Args:
+        weights: quantizer of the kernel, or None.
+        output: quantizer or observer of the tensor the layer makes, or None. Where the layer ends
+            in a rectifier, a `PactQuantizer` takes the rectifier's place; where it ends in a
+            softmax, the quantizer stands before it.
+        annotation: the fields of the `LayerConfig` the user gave, to be kept by `requantize`.
+        inserted: the layer is not the user's; it exists to hold `output`.
+    """
+
+    def __init__(
+        self,
+        *,
+        weights: DorefaQuantizer | None = None,
+        output: SatQuantizer | None = None,
+        annotation: dict[str, Any] | None = None,
+        inserted: bool = False,
+    ) -> None:
+        self.weights = weights
+        self.output = output
+        self.annotation = annotation
+        self.inserted = inserted
+
+    def get_weights_and_quantizers(self, layer: keras.layers.Layer) -> list[tuple[Any, Any]]:
+        """The kernel and its quantizer."""
+        if self.weights is None:
+            return []
+        return [(getattr(layer, registry.kernel_name(layer)), self.weights)]
+
+    def set_quantize_weights(
+        self, layer: keras.layers.Layer, quantize_weights: Sequence[tf.Tensor]
+    ) -> None:
+        """Puts the effective kernel in the place of the latent one."""
+        _set_kernel(layer, quantize_weights)
+
+    def get_activations_and_quantizers(self, layer: keras.layers.Layer) -> list[tuple[Any, Any]]:
+        """The activation function that `output` replaces or precedes, with `output`."""
+        if self.output is None or not self._at_activation(layer):
+            return []
+        return [(layer.activation, self.output)]
+
+    def set_quantize_activations(
+        self, layer: keras.layers.Layer, quantize_activations: Sequence[Any]
+    ) -> None:
+        """Puts another function in the place of the layer's activation."""
+        for activation in quantize_activations:
+            vars(layer)["activation"] = activation
+
+    def get_output_quantizers(self, layer: keras.layers.Layer) -> list[Any]:
+        """`output`, where it follows the layer."""
+        if self.output is None or self._at_activation(layer):
+            return []
+        return [self.output]
+
+    def replaces(self, layer: keras.layers.Layer) -> bool:
+        """Whether `output` takes the place of the whole layer: a quantizer for a rectifier."""
+        return type(layer) is keras.layers.ReLU and isinstance(self.output, PactQuantizer)
+
+    def _at_activation(self, layer: keras.layers.Layer) -> bool:
+        if not hasattr(layer, "activation"):
+            return False
+        takes_place = registry.rectifies(layer) and isinstance(self.output, PactQuantizer)
+        return takes_place or registry.is_softmax(layer)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor as plain values."""
+        return {
+            "weights": serialize_quantizer(self.weights),
+            "output": serialize_quantizer(self.output),
+            "annotation": self.annotation,
+            "inserted": self.inserted,
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "PlacedConfig":
+        """Reads back what `get_config` wrote, after any trip through JSON."""
+        quantizers = {name: deserialize_quantizer(config[name]) for name in ("weights", "output")}
+        return cls(**{**config, **quantizers})
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PlacedConfig) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        return hash((self.weights, self.output, self.inserted, repr(self.annotation)))
+
+    def __repr__(self) -> str:
+        return f"PlacedConfig(weights={self.weights!r}, output={self.output!r})"
+
+
+def _set_kernel(layer: keras.layers.Layer, kernels: Sequence[tf.Tensor]) -> None:
+    # Past Keras' own __setattr__, which would stop tracking the variable.
+    for kernel in kernels:
+        vars(layer)[registry.kernel_name(layer)] = kernel

@@ -1,0 +1,255 @@
+"""The policy: how many bits each kind of tensor gets, and by which variant of the method."""
+
+import dataclasses
+import difflib
+import fnmatch
+import math
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from sat_tf.messages import did_you_mean, list_problems
+
+GRID_NAMES = ("auto", "dorefa", "narrow", "rounded", "modified")
+
+_CAUTIONS = {
+    ("narrow", 2): "weight_grid='narrow' at 2 bits is ternary: after division by the maximum "
+    "nearly every weight is 0, and training diverged in experiments; weight_grid='rounded' stores "
+    "2 bits without that",
+    ("modified", None): "weight_grid='modified' rounds down, which biases every weight by half a "
+    "step; it exists to reproduce the authors' released code and trains badly at 2 bits",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Field:
+    """What a field of the policy accepts."""
+
+    accepts: Callable[[Any], bool]
+    expected: str
+    per_layer: bool = False
+
+
+def _is_bits(value: Any, fewest: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and fewest <= value <= 8
+
+
+def _is_positive(value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value) and value > 0
+
+
+def _bits_or_none(meaning: str, fewest: int = 1) -> _Field:
+    return _Field(
+        lambda value: value is None or _is_bits(value, fewest),
+        f"an integer from {fewest} to 8, or None ({meaning})",
+        per_layer=True,
+    )
+
+
+def _one_of(*names: str, per_layer: bool = True) -> _Field:
+    return _Field(lambda value: value in names, f"one of {', '.join(names)}", per_layer)
+
+
+_FIELDS: dict[str, _Field] = {
+    "weight_bits": _bits_or_none("not rounded"),
+    "activation_bits": _bits_or_none("activations stay float"),
+    "first_last_weight_bits": dataclasses.replace(
+        _bits_or_none("same as weight_bits"), per_layer=False
+    ),
+    "stream_bits": _bits_or_none("streams stay float", fewest=2),
+    "weight_grid": _one_of(*GRID_NAMES),
+    "weight_range": _one_of("layer", "channel"),
+    "detach_max": _Field(lambda value: isinstance(value, bool), "True or False", per_layer=True),
+    "rescale": _one_of("constant", "stddev", "none"),
+    "clipping_gradient": _one_of("calibrated", "pact"),
+    "initial_clipping_level": _Field(_is_positive, "a positive number", per_layer=True),
+    "initial_classifier_clipping_level": _Field(_is_positive, "a positive number"),
+    "input_max": _Field(_is_positive, "a positive number: the real value of a pixel of 255"),
+    "latent_start": _one_of("keep_function", "as_is", per_layer=False),
+    "unsupported": _one_of("error", "float", per_layer=False),
+}
+
+PER_LAYER_FIELDS = tuple(name for name, field in _FIELDS.items() if field.per_layer)
+
+
+def check_fields(values: Mapping[str, Any]) -> list[str]:
+    """Returns what is wrong with these policy fields, one line a problem."""
+    problems = []
+    for name, value in values.items():
+        field = _FIELDS.get(name)
+        if field is None:
+            problems.append(f"{name} is not a field. {did_you_mean(name, _FIELDS)}")
+        elif not field.accepts(value):
+            hint = ""
+            if isinstance(value, str) and (near := difflib.get_close_matches(value, _names(name))):
+                hint = f" Did you mean {near[0]}?"
+            problems.append(f"{name}={value!r}: expected {field.expected}.{hint}")
+    grid = values.get("weight_grid")
+    for name in ("weight_bits", "first_last_weight_bits"):
+        if values.get(name) == 1 and grid in ("narrow", "rounded", "modified"):
+            problems.append(
+                f"{name}=1 with weight_grid={grid!r}: that grid has no step at 1 bit; "
+                "use weight_grid='dorefa', or 2 bits and more."
+            )
+    return problems
+
+
+def _names(field: str) -> list[str]:
+    return _FIELDS[field].expected.removeprefix("one of ").split(", ")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BitPolicy:
+    """What `SatQuantizeScheme` quantizes, and how. Frozen; change it with `dataclasses.replace`.
+
+    >>> BitPolicy(weight_bits=4, activation_bits=4).stream_bits
+    8
+    >>> BitPolicy(weight_bits=9, rescale="std")
+    Traceback (most recent call last):
+      ...
+    ValueError: BitPolicy: 2 problems
+      - weight_bits=9: expected an integer from 1 to 8, or None (not rounded).
+      - rescale='std': expected one of constant, stddev, none. Did you mean stddev?
+
+    Attributes:
+        weight_bits: bits of the weights of linear layers, 1 to 8. None clamps and rescales them
+            only: the paper's float model. First and last layer follow it then.
+        activation_bits: bits of every tensor that enters a linear layer, 1 to 8. None keeps all
+            activations float, streams included, and leaves rectifiers as they are.
+        first_last_weight_bits: weight bits of the first and last linear layers; None: weight_bits.
+        stream_bits: bits of tensors that are not the output of a rectifier (residual sums, linear
+            bottlenecks, inputs of pooling), 2 to 8. None keeps them float, as the paper does.
+        weight_grid: "auto" (DoReFa to 7 bits, narrow at 8, the grid that fits int8), "dorefa",
+            "narrow", "rounded" or "modified"; see `sat_tf.core.grid`.
+        weight_range: "layer" divides weights by the maximum of the layer (the paper), "channel" by
+            the maximum of the output channel.
+        detach_max: no gradient through that maximum.
+        rescale: "constant" (SAT, Eq. 8), "stddev" (Eq. 18) or "none", on linear layers without
+            BatchNormalization right behind them.
+        clipping_gradient: "calibrated" (CG-PACT, Eq. 13) or "pact".
+        initial_clipping_level: where clipping levels start; a rectifier's own max_value caps it.
+        initial_classifier_clipping_level: the same for what enters the last linear layer.
+        input_max: real value of a pixel of 255; 255.0 for raw uint8 images, 1.0 for pixels / 255.
+        latent_start: "keep_function" gives a float model latent weights that keep its function;
+            "as_is" keeps its weights and lets the clamp bend them, for training from scratch.
+        unsupported: "error" refuses a model with layers sat-tf cannot quantize, "float" leaves
+            such layers float.
+        overrides: layer-name pattern (as in `fnmatch`) to fields for the layers it matches, for
+            example {"block_1_*": {"weight_bits": 8}}; later patterns win. weight_* , rescale and
+            detach_max speak of the layer's kernel, activation_bits of the tensor that enters it,
+            stream_bits, clipping_gradient and initial_clipping_level of the tensor it makes.
+    """
+
+    weight_bits: int | None = 4
+    activation_bits: int | None = 4
+    first_last_weight_bits: int | None = 8
+    stream_bits: int | None = 8
+    weight_grid: str = "auto"
+    weight_range: str = "layer"
+    detach_max: bool = False
+    rescale: str = "constant"
+    clipping_gradient: str = "calibrated"
+    initial_clipping_level: float = 8.0
+    initial_classifier_clipping_level: float = 10.0
+    input_max: float = 255.0
+    latent_start: str = "keep_function"
+    unsupported: str = "error"
+    overrides: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        problems = check_fields(self._plain_fields())
+        problems += _check_overrides(self.overrides, self.weight_grid)
+        if problems:
+            raise ValueError(list_problems("BitPolicy", problems))
+        copied = {pattern: dict(fields) for pattern, fields in self.overrides.items()}
+        object.__setattr__(self, "overrides", copied)
+        for caution in self._cautions():
+            warnings.warn(caution, stacklevel=3)
+
+    @classmethod
+    def paper(cls, bits: int, **fields: Any) -> "BitPolicy":
+        """The paper's setting: weights and activations at `bits`, streams float, weights as is.
+
+        First and last layer have 8-bit weights on the narrow grid, which fits int8; pass
+        weight_grid="dorefa" for the paper's own grid there too.
+
+        Args:
+            bits: 1 to 8.
+            **fields: any field of the policy, to depart from the paper.
+        """
+        setting = {"weight_bits": bits, "activation_bits": bits, "stream_bits": None}
+        return cls(**{**setting, "latent_start": "as_is", **fields})
+
+    @classmethod
+    def mobile(cls, bits: int, **fields: Any) -> "BitPolicy":
+        """Integer from the image to the logits: weights and activations at `bits`, 8-bit streams.
+
+        Args:
+            bits: 1 to 8.
+            **fields: any field of the policy, to change it.
+        """
+        return cls(**{"weight_bits": bits, "activation_bits": bits, "stream_bits": 8, **fields})
+
+    def at(self, layer_name: str, annotation: Mapping[str, Any] | None = None) -> "BitPolicy":
+        """The policy for one layer: its annotation over the matching overrides over the rest.
+
+        Weight bits given for a layer hold for it even where it is the first or the last one.
+        """
+        fields: dict[str, Any] = {}
+        for pattern, overriding in self.overrides.items():
+            if fnmatch.fnmatchcase(layer_name, pattern):
+                fields.update(overriding)
+        fields.update(annotation or {})
+        if not fields:
+            return self
+        if "weight_bits" in fields:
+            fields["first_last_weight_bits"] = None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # said when the policy was made
+            return dataclasses.replace(self, **fields, overrides={})
+
+    def unmatched_overrides(self, layer_names: Iterable[str]) -> list[str]:
+        """The override patterns that match none of these layer names."""
+        names = list(layer_names)
+        return [p for p in self.overrides if not any(fnmatch.fnmatchcase(n, p) for n in names)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The policy as plain values, for YAML and JSON; `BitPolicy(**d)` reads it back."""
+        overrides = {pattern: dict(fields) for pattern, fields in self.overrides.items()}
+        return {**self._plain_fields(), "overrides": overrides}
+
+    def _plain_fields(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _FIELDS}
+
+    def _cautions(self) -> list[str]:
+        settings = [self._plain_fields()]
+        settings += [{**self._plain_fields(), **fields} for fields in self.overrides.values()]
+        used = {(s["weight_grid"], s["weight_bits"]) for s in settings}
+        return [
+            text
+            for (grid, bits), text in _CAUTIONS.items()
+            if any(g == grid and b is not None and bits in (None, b) for g, b in used)
+        ]
+
+
+def _check_overrides(overrides: Any, weight_grid: Any) -> list[str]:
+    if not isinstance(overrides, Mapping):
+        return [
+            f"overrides={overrides!r}: expected a mapping from layer-name patterns to fields, "
+            'like {"conv_*": {"weight_bits": 8}}.'
+        ]
+    problems = []
+    for pattern, fields in overrides.items():
+        where = f"overrides[{pattern!r}]"
+        if not isinstance(pattern, str) or not isinstance(fields, Mapping):
+            problems.append(f"{where}={fields!r}: expected a pattern and a mapping of fields.")
+            continue
+        for name in fields:
+            if name not in PER_LAYER_FIELDS:
+                hint = did_you_mean(str(name), PER_LAYER_FIELDS)
+                problems.append(f"{where}: {name} cannot be set for one layer. {hint}")
+        known = {name: value for name, value in fields.items() if name in PER_LAYER_FIELDS}
+        found = check_fields({"weight_grid": weight_grid, **known})
+        problems += [f"{where}: {problem}" for problem in found]
+    return problems

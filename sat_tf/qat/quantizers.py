@@ -1,0 +1,368 @@
+"""TFMOT quantizers: they hold settings and make variables; the arithmetic is in `sat_tf.core`."""
+
+import abc
+import functools
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_model_optimization as tfmot
+import tf_keras as keras
+
+from sat_tf.core import dorefa, pact, rescale
+
+_register = keras.utils.register_keras_serializable(package="sat_tf")
+
+SMALLEST_CLIPPING_LEVEL = 1e-3
+
+
+@_register
+class AtLeast(keras.constraints.Constraint):
+    """Keeps a variable at or above a value; clipping levels must stay positive."""
+
+    def __init__(self, minimum: float) -> None:
+        self.minimum = minimum
+
+    def __call__(self, w: tf.Tensor) -> tf.Tensor:
+        """The values of `w`, none below the minimum."""
+        return tf.maximum(w, tf.cast(self.minimum, w.dtype))
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {"minimum": self.minimum}
+
+
+class SatQuantizer(tfmot.quantization.keras.quantizers.Quantizer):
+    """What all quantizers of sat-tf share: they are equal when their settings are."""
+
+    @abc.abstractmethod
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return self.get_config() == other.get_config()
+
+    def __hash__(self) -> int:
+        return hash((type(self), repr(sorted(self.get_config().items()))))
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
+        return f"{type(self).__name__}({settings})"
+
+
+@_register
+class DorefaQuantizer(SatQuantizer):
+    """Latent weights to effective weights: clamp, quantize, rescale (Eq. 3 to 8).
+
+    Forward: Ξ = gain · c · Q, with Q from `dorefa.quantize_weights` (Ŵ where `num_bits` is None)
+    and c from `rescale.rescale_factor`; Ξ = Q where `rescale` is None, for layers with
+    BatchNormalization right behind them. Backward: as documented there; gain and c are constants.
+
+    Args:
+        num_bits: 1 to 8, or None to clamp and rescale only.
+        grid: a name of `grid.GRIDS`, or "auto".
+        range_axes: kernel axes with a maximum of their own; () for one maximum a layer.
+        detach_max: no gradient through the maximum.
+        rescale: a name of `rescale.METHODS`, or None.
+        fan_out: the layer's n̂, for the rescaling.
+        initial_gain: start of the fixed, positive variable `rescale_gain`, which keeps the size of
+            a pretrained layer's output; 1 is the paper. One number a layer, or one a channel where
+            channels have maxima of their own.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_bits: int | None,
+        grid: str = "auto",
+        range_axes: tuple[int, ...] = (),
+        detach_max: bool = False,
+        rescale: str | None = None,
+        fan_out: int = 1,
+        initial_gain: float = 1.0,
+    ) -> None:
+        self.num_bits = num_bits
+        self.grid = grid
+        self.range_axes = tuple(range_axes)
+        self.detach_max = detach_max
+        self.rescale = rescale
+        self.fan_out = fan_out
+        self.initial_gain = initial_gain
+
+    def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
+        """Makes the variable `rescale_gain`, where there is a rescaling."""
+        del name
+        if self.rescale is None:
+            return {}
+        keep = {axis % len(tensor_shape) for axis in self.range_axes}
+        shape = [size if axis in keep else 1 for axis, size in enumerate(tensor_shape)]
+        gain = layer.add_weight(
+            name="rescale_gain",
+            shape=shape if self.range_axes else (),
+            dtype=tf.float32,
+            initializer=keras.initializers.Constant(self.initial_gain),
+            trainable=False,
+        )
+        return {"rescale_gain": gain}
+
+    def __call__(
+        self, inputs: tf.Tensor, training: Any, weights: dict[str, Any], **kwargs: Any
+    ) -> tf.Tensor:
+        """Effective weights from latent weights, both in float32."""
+        del training, kwargs
+        if self.num_bits is None:
+            values = self.clamp(inputs)
+        else:
+            values = dorefa.quantize_weights(
+                inputs, self.num_bits, self.grid, self.detach_max, range_axes=self.range_axes
+            )
+        if self.rescale is None:
+            return values
+        return values * (self.factor(values, inputs) * weights["rescale_gain"])
+
+    def clamp(self, latent: tf.Tensor) -> tf.Tensor:
+        """The clamped weights Ŵ."""
+        return dorefa.clamp_weights(latent, self.detach_max, range_axes=self.range_axes)
+
+    def factor(self, values: tf.Tensor, latent: tf.Tensor) -> tf.Tensor:
+        """The rescaling constant c of these clamped or quantized weights; 1 without rescaling."""
+        return rescale.rescale_factor(values, self.fan_out, self.rescale or "none", latent=latent)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {
+            "num_bits": self.num_bits,
+            "grid": self.grid,
+            "range_axes": list(self.range_axes),
+            "detach_max": self.detach_max,
+            "rescale": self.rescale,
+            "fan_out": self.fan_out,
+            "initial_gain": self.initial_gain,
+        }
+
+
+class _ClippingQuantizer(SatQuantizer):
+    """A quantizer with a trainable clipping level."""
+
+    def __init__(
+        self,
+        *,
+        num_bits: int,
+        initial_clipping_level: float = 8.0,
+        gradient: str = "calibrated",
+        ceiling: float | None = None,
+    ) -> None:
+        """See the subclasses.
+
+        Args:
+            num_bits: bits of the codes.
+            initial_clipping_level: where the trainable `clipping_level` starts.
+            gradient: "calibrated" or "pact".
+            ceiling: max_value of the rectifier it replaces; no clipping level taken from data or
+                from a policy starts above it.
+        """
+        self.num_bits = num_bits
+        self.initial_clipping_level = initial_clipping_level
+        self.gradient = gradient
+        self.ceiling = ceiling
+
+    def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
+        """Makes the trainable scalar `clipping_level`, at least 1e-3 and without weight decay."""
+        del tensor_shape, name
+        start = self.initial_clipping_level
+        if self.ceiling is not None:
+            start = min(start, self.ceiling)
+        level = _add_scalar(
+            layer,
+            "clipping_level",
+            keras.initializers.Constant(start),
+            trainable=True,
+            constraint=AtLeast(SMALLEST_CLIPPING_LEVEL),
+        )
+        return {"clipping_level": level}
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {
+            "num_bits": self.num_bits,
+            "initial_clipping_level": self.initial_clipping_level,
+            "gradient": self.gradient,
+            "ceiling": self.ceiling,
+        }
+
+
+@_register
+class PactQuantizer(_ClippingQuantizer):
+    """Rectifies, clips and quantizes to codes 0..2^b - 1: `pact.quantize_activation` (Eq. 9-13)."""
+
+    signed = False
+
+    def __call__(
+        self, inputs: tf.Tensor, training: Any, weights: dict[str, Any], **kwargs: Any
+    ) -> tf.Tensor:
+        """The quantized tensor, in the type of `inputs`."""
+        del training, kwargs
+        level = weights["clipping_level"]
+        return pact.quantize_activation(inputs, level, self.num_bits, self.gradient)
+
+    def float_twin(self, inputs: tf.Tensor) -> tf.Tensor:
+        """What it would be without rounding and with no clipping but the rectifier's own."""
+        rectified = tf.nn.relu(inputs)
+        if self.ceiling is None:
+            return rectified
+        return tf.minimum(rectified, tf.cast(self.ceiling, inputs.dtype))
+
+
+@_register
+class StreamQuantizer(_ClippingQuantizer):
+    """Clips and quantizes a tensor that can be negative: `pact.quantize_stream`."""
+
+    signed = True
+
+    def __call__(
+        self, inputs: tf.Tensor, training: Any, weights: dict[str, Any], **kwargs: Any
+    ) -> tf.Tensor:
+        """The quantized tensor, in the type of `inputs`."""
+        del training, kwargs
+        level = weights["clipping_level"]
+        return pact.quantize_stream(inputs, level, self.num_bits, self.gradient)
+
+    def float_twin(self, inputs: tf.Tensor) -> tf.Tensor:
+        """What it would be without clipping and rounding: its input."""
+        return inputs
+
+
+@_register
+class ImageQuantizer(SatQuantizer):
+    """Marks the image: uint8 pixels n = 0..255 whose real value is n · image_max / 255.
+
+    It has no variable and changes nothing, because such an image is on its grid already.
+
+    Args:
+        image_max: real value of a pixel of 255.
+    """
+
+    def __init__(self, *, image_max: float = 255.0) -> None:
+        self.image_max = image_max
+
+    def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
+        """Makes no variables."""
+        del tensor_shape, name, layer
+        return {}
+
+    def __call__(
+        self, inputs: tf.Tensor, training: Any, weights: dict[str, Any], **kwargs: Any
+    ) -> tf.Tensor:
+        """Returns `inputs`."""
+        del training, weights, kwargs
+        return inputs
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {"image_max": self.image_max}
+
+
+@_register
+class RangeObserver(SatQuantizer):
+    """Passes a tensor through and remembers its range, for the 8-bit codes of the export.
+
+    In training, `lowest` and `highest` follow the batch's minimum and maximum: the mean over the
+    first batches, then a moving average. `observations` counts the batches; 0 means never observed.
+    The range always holds zero. Infinite and NaN values leave it as it is.
+
+    Args:
+        momentum: weight of the past in the moving average, in [0, 1).
+    """
+
+    def __init__(self, *, momentum: float = 0.99) -> None:
+        self.momentum = momentum
+
+    def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
+        """Makes the variables `lowest`, `highest` and `observations`."""
+        del tensor_shape, name
+        # Like the statistics of BatchNormalization: every replica keeps its own, and their mean is
+        # what is read and saved.
+        add = functools.partial(
+            _add_scalar,
+            layer,
+            trainable=False,
+            initializer=keras.initializers.Zeros(),
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.MEAN,
+        )
+        return {name: add(name) for name in ("lowest", "highest", "observations")}
+
+    def __call__(
+        self, inputs: tf.Tensor, training: Any, weights: dict[str, Any], **kwargs: Any
+    ) -> tf.Tensor:
+        """Returns `inputs`; in training, the range has taken them in."""
+        del kwargs
+        if isinstance(training, bool | int):
+            if training:
+                self.observe(inputs, weights)
+        elif training is not None:
+            tf.cond(
+                tf.cast(training, tf.bool),
+                lambda: self.observe(inputs, weights),
+                lambda: tf.constant(0.0),
+            )
+        return inputs
+
+    def observe(self, inputs: tf.Tensor, weights: dict[str, Any]) -> tf.Tensor:
+        """Takes one batch into the range; returns how many there were before."""
+        values = tf.cast(tf.stop_gradient(inputs), tf.float32)
+        batch = {
+            "lowest": tf.minimum(tf.reduce_min(values), 0.0),
+            "highest": tf.maximum(tf.reduce_max(values), 0.0),
+        }
+        finite = tf.reduce_all([tf.math.is_finite(value) for value in batch.values()])
+        seen = tf.convert_to_tensor(weights["observations"])
+        share = tf.where(finite, tf.maximum(1.0 / (seen + 1.0), 1.0 - self.momentum), 0.0)
+        for name, value in batch.items():
+            step = tf.math.multiply_no_nan(value - weights[name], share)
+            weights[name].assign_add(step)
+        weights["observations"].assign_add(tf.cast(finite, tf.float32))
+        return seen
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {"momentum": self.momentum}
+
+
+def _add_scalar(
+    layer: keras.layers.Layer, name: str, initializer: Any, *, trainable: bool, **options: Any
+) -> tf.Variable:
+    return layer.add_weight(
+        name=name,
+        shape=(),
+        dtype=tf.float32,
+        initializer=initializer,
+        trainable=trainable,
+        **options,
+    )
+
+
+QUANTIZERS: dict[str, type] = {
+    cls.__name__: cls
+    for cls in (DorefaQuantizer, PactQuantizer, StreamQuantizer, ImageQuantizer, RangeObserver)
+}
+
+
+def serialize_quantizer(quantizer: SatQuantizer | None) -> dict[str, Any] | None:
+    """A quantizer as plain values.
+
+    Keras has one format for objects inside the configuration of a layer in `.keras` files, another
+    in SavedModels and none that both read; plain values pass through all of them.
+    """
+    if quantizer is None:
+        return None
+    return {"quantizer": type(quantizer).__name__, **quantizer.get_config()}
+
+
+def deserialize_quantizer(values: dict[str, Any] | None) -> Any:
+    """The quantizer that `serialize_quantizer` wrote."""
+    if values is None:
+        return None
+    settings = dict(values)
+    return QUANTIZERS[settings.pop("quantizer")](**settings)

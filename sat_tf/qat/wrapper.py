@@ -1,0 +1,152 @@
+"""The Keras layer that quantizes another layer's kernel and output."""
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.qat import registry
+from sat_tf.qat.configs import PlacedConfig
+
+
+@keras.utils.register_keras_serializable(package="sat_tf")
+class QuantizedLayer(keras.layers.Wrapper):
+    """A layer of the user's model with the quantizers that the placement gave it.
+
+    The wrapped layer stays what it was: its variables are the latent weights, and its settings
+    those of the float model. Only while it is called do effective weights stand in for the kernel,
+    and a quantizer for the rectifier.
+
+    TFMOT's own wrapper is not used because it loses the kernel variable from its layer, trains
+    frozen layers, and needs a custom object scope to be loaded.
+
+    Args:
+        layer: the layer to quantize.
+        quantize_config: its `PlacedConfig`.
+        **options: options of any Keras layer.
+    """
+
+    def __init__(
+        self, layer: keras.layers.Layer, quantize_config: PlacedConfig, **options: Any
+    ) -> None:
+        options.setdefault("name", f"quant_{layer.name}")
+        # Quantizers compute in float32 whatever the layer computes in; it casts for itself.
+        super().__init__(layer, **{**options, "dtype": "float32", "autocast": False})
+        self.quantize_config = quantize_config
+
+    def build(self, input_shape: Any) -> None:
+        """Makes the variables of the layer, where it has none yet, and of the quantizers."""
+        if not self.layer.built:
+            with tf.name_scope(self.layer.name):
+                self.layer.build(input_shape)
+            self.layer.built = True
+        config = self.quantize_config
+        self.kernel_variables: dict[str, tf.Variable] = {}
+        for kernel, quantizer in config.get_weights_and_quantizers(self.layer):
+            self.kernel_variables = quantizer.build(kernel.shape, "kernel", self)
+        self.output_variables: dict[str, tf.Variable] = {}
+        if config.output is not None:
+            shape = self.compute_output_shape(input_shape)
+            self.output_variables = config.output.build(shape, "output", self)
+        self.built = True
+
+    def call(self, inputs: Any, training: Any = None) -> Any:
+        """The layer's output, quantized."""
+        if training is None:
+            training = keras.backend.learning_phase()
+
+        def quantize(tensor: tf.Tensor) -> tf.Tensor:
+            quantizer = self.quantize_config.output
+            if quantizer is None:
+                return tensor
+            return quantizer(tensor, training, weights=self.output_variables)
+
+        return self._run(inputs, training, quantize)
+
+    def before_quantization(self, inputs: Any, training: Any = False) -> Any:
+        """What `call` would give to the output quantizer: the layer run on effective weights."""
+        seen: list[tf.Tensor] = []
+
+        def catch(tensor: tf.Tensor) -> tf.Tensor:
+            seen.append(tensor)
+            return tensor
+
+        outputs = self._run(inputs, training, catch)
+        return seen[0] if seen else outputs
+
+    def effective_kernel(self, training: Any = False) -> tf.Tensor | None:
+        """The kernel the layer computes with, in float32; None where it has none."""
+        for kernel, quantizer in self.quantize_config.get_weights_and_quantizers(self.layer):
+            return quantizer(tf.convert_to_tensor(kernel), training, weights=self.kernel_variables)
+        return None
+
+    def _run(self, inputs: Any, training: Any, quantize: Callable[[Any], Any]) -> Any:
+        if self.quantize_config.replaces(self.layer):
+            return quantize(inputs)
+        takes_training = "training" in inspect.signature(self.layer.call).parameters
+        with self._stand_ins(training, quantize):
+            outputs = self.layer(inputs, **({"training": training} if takes_training else {}))
+        if self.quantize_config.get_output_quantizers(self.layer):
+            return quantize(outputs)
+        return outputs
+
+    @contextlib.contextmanager
+    def _stand_ins(self, training: Any, quantize: Callable[[Any], Any]) -> Iterator[None]:
+        """Effective weights for the kernel, and the quantizer for the activation, for one call."""
+        config, layer = self.quantize_config, self.layer
+        kernels = [kernel for kernel, _ in config.get_weights_and_quantizers(layer)]
+        activations = [function for function, _ in config.get_activations_and_quantizers(layer)]
+        if activations and registry.is_softmax(layer):
+            stand_in = lambda tensor: activations[0](quantize(tensor))  # noqa: E731
+        else:
+            stand_in = quantize
+        effective = self.effective_kernel(training)
+        try:
+            if kernels:
+                config.set_quantize_weights(layer, [tf.cast(effective, layer.compute_dtype)])
+            config.set_quantize_activations(layer, [stand_in for _ in activations])
+            yield
+        finally:
+            config.set_quantize_weights(layer, kernels)
+            config.set_quantize_activations(layer, activations)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """The shape of the wrapped layer's output."""
+        return self.layer.compute_output_shape(input_shape)
+
+    @property
+    def activity_regularizer(self) -> None:
+        """None: the wrapped layer adds its own."""
+        return None
+
+    # `quantize_apply` builds the layout's model and then the final one from the same layers, so a
+    # layer has been called twice; the last call is the one the user's model is made of.
+    @property
+    def input(self) -> Any:
+        """Input tensor of the layer in the model it is part of."""
+        return self.get_input_at(len(self.inbound_nodes) - 1)
+
+    @property
+    def output(self) -> Any:
+        """Output tensor of the layer in the model it is part of."""
+        return self.get_output_at(len(self.inbound_nodes) - 1)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "quantize_config": self.quantize_config.get_config()}
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> "QuantizedLayer":
+        """Reads back what `get_config` wrote, after any trip through JSON."""
+        config = dict(config)
+        wrapped = config.pop("layer")
+        layer = keras.layers.deserialize(
+            wrapped, custom_objects=custom_objects, use_legacy_format="module" not in wrapped
+        )
+        quantize_config = PlacedConfig.from_config(config.pop("quantize_config"))
+        return cls(layer, quantize_config, **config)
