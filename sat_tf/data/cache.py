@@ -1,0 +1,86 @@
+"""Arrays that are costly to make, kept in a file between runs."""
+
+import os
+import pathlib
+import uuid
+import warnings
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+ENVIRONMENT_VARIABLE = "SAT_TF_CACHE"
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+def cache_folder(folder: str | os.PathLike[str] | None = None) -> pathlib.Path:
+    """The folder that cached files go to; it need not exist.
+
+    Args:
+        folder: wins if given; otherwise the environment variable SAT_TF_CACHE where it is set,
+            otherwise ~/.cache/sat_tf.
+    """
+    chosen = folder or os.environ.get(ENVIRONMENT_VARIABLE) or "~/.cache/sat_tf"
+    return pathlib.Path(chosen).expanduser()
+
+
+def load_or_make(
+    path: pathlib.Path, make: Callable[[], Arrays], *, names: Collection[str]
+) -> Arrays:
+    """Reads arrays from a file; makes and writes them where that is not possible.
+
+    A damaged file is made again, with a warning. A file that cannot be written is no failure
+    either: the arrays are returned, with a warning that the next run has to make them again.
+
+    Args:
+        path: an .npz file. Its name has to change with everything the arrays depend on.
+        make: makes the arrays, by name.
+        names: the names that `make` gives.
+
+    Returns:
+        The arrays by name.
+    """
+    arrays = _read(path, names)
+    if arrays is None:
+        arrays = make()
+        _write(path, arrays)
+    return arrays
+
+
+def _read(path: pathlib.Path, names: Collection[str]) -> Arrays | None:
+    if not path.is_file():
+        return None
+    try:
+        # The checksums of the archive make a changed byte anywhere in an array an error here.
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in names}
+    except Exception as error:  # A damaged archive raises from many places, with many types.
+        warnings.warn(
+            f"cached file {path}: received a damaged file ({type(error).__name__}: {error}); "
+            "expected arrays; it is made again",
+            stacklevel=3,
+        )
+        return None
+
+
+def _write(path: pathlib.Path, arrays: Arrays) -> None:
+    # Renaming is atomic: a reader, or a run that is stopped here, never sees half a file; a name
+    # of its own keeps two runs that make the same file apart.
+    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("xb") as file:
+                # mypy takes every keyword for the one option that savez has besides the arrays.
+                np.savez(file, **arrays)  # type: ignore[arg-type]
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        warnings.warn(
+            f"cached file {path}: could not be written ({error}); the data is complete, but the "
+            f"next run makes it again; pass a writable cache_dir or set {ENVIRONMENT_VARIABLE}",
+            stacklevel=3,
+        )
