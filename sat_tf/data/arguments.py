@@ -1,0 +1,84 @@
+"""Argument checks of the data sets: one error names everything that is wrong."""
+
+import numbers
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+SEED_LIMIT = 2**32
+
+
+class Rule(NamedTuple):
+    """What one argument has to be, and whether it is."""
+
+    argument: str
+    received: Any
+    is_valid: bool
+    expected: str
+    fix: str
+
+
+def check(owner: str, rules: Iterable[Rule]) -> None:
+    """Raises one error that lists every rule that is broken; does nothing where none is.
+
+    Args:
+        owner: name of the function or class that was called, for the message.
+        rules: one per argument.
+
+    Raises:
+        ValueError: some rule is broken.
+
+    Example:
+        >>> check("load_cats", [Rule("seed", -1, False, "0 or more", "pass 0")])
+        Traceback (most recent call last):
+        ValueError: load_cats does not accept these arguments:
+          seed: received -1; expected 0 or more; pass 0.
+    """
+    problems = [
+        f"  {rule.argument}: received {rule.received!r}; expected {rule.expected}; {rule.fix}."
+        for rule in rules
+        if not rule.is_valid
+    ]
+    if problems:
+        raise ValueError("\n".join([f"{owner} does not accept these arguments:", *problems]))
+
+
+def is_integer(value: Any, *, lowest: int, limit: int | None = None) -> bool:
+    """Whether a value is an integer in [lowest, limit); no upper end where `limit` is None.
+
+    bool is an integer to Python; as a size or a seed it is a mistake, and False here.
+
+    Example:
+        >>> [is_integer(value, lowest=1, limit=9) for value in (1, 8, 9, 1.0, True)]
+        [True, True, False, False, False]
+    """
+    return (
+        not isinstance(value, bool)
+        and isinstance(value, numbers.Integral)
+        and lowest <= int(value)
+        and (limit is None or int(value) < limit)
+    )
+
+
+def is_between(value: Any, low: float, high: float) -> bool:
+    """Whether a value is a number in (low, high), both ends excluded.
+
+    Example:
+        >>> [is_between(value, 0, 1) for value in (0, 0.5, 1, True, "0.5")]
+        [False, True, False, False, False]
+    """
+    return (
+        not isinstance(value, bool)
+        and isinstance(value, numbers.Real)
+        and low < float(value) < high
+    )
+
+
+def seed_rule(seed: Any) -> Rule:
+    """The rule for every `seed`: NumPy's generators take 32 bits."""
+    return Rule(
+        "seed",
+        seed,
+        is_integer(seed, lowest=0, limit=SEED_LIMIT),
+        f"an integer in [0, {SEED_LIMIT})",
+        "pass 0 for the default set",
+    )

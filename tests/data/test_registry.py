@@ -1,0 +1,56 @@
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from sat_tf import data
+
+
+def test_the_table_names_every_data_set():
+    assert dict(data.DATA_SETS) == {"digits": data.load_digits, "glyphs": data.load_glyphs}
+
+
+def test_a_data_set_is_loaded_with_the_options_given():
+    digits = data.load("digits", image_size=16, test_fraction=0.5)
+    assert digits.image_size == 16
+    np.testing.assert_array_equal(
+        digits.test_images, data.load_digits(16, test_fraction=0.5).test_images
+    )
+
+
+def test_a_misspelt_data_set_is_answered_with_its_nearest_name():
+    with pytest.raises(ValueError, match=r"'glyph'; did you mean 'glyphs'\?"):
+        data.load("glyph")
+
+
+def test_a_data_set_like_no_other_is_answered_with_all_names():
+    with pytest.raises(ValueError, match="Expected one of: digits, glyphs") as error:
+        data.load("cifar10")
+    assert "did you mean" not in str(error.value)
+
+
+def test_all_unknown_options_are_named_at_once():
+    with pytest.raises(ValueError, match="digits does not take these options") as error:
+        data.load("digits", image_sise=32, test_fracton=0.2, seed=0)
+    assert "'image_sise'; did you mean 'image_size'?" in str(error.value)
+    assert "'test_fracton'; did you mean 'test_fraction'?" in str(error.value)
+    assert "'seed';" not in str(error.value)
+
+
+def test_naming_the_data_sets_loads_no_library_but_numpy():
+    package = pathlib.Path(data.__file__).parents[1]
+    # An empty package of the same name in front, so that this is about the data sets alone.
+    program = f"""
+import sys, types
+heavy = {{"tensorflow", "tf_keras", "sklearn", "matplotlib", "PIL", "rich"}}
+sys.modules["sat_tf"] = types.ModuleType("sat_tf")
+sys.modules["sat_tf"].__path__ = [{str(package)!r}]
+import sat_tf.data
+print(*sorted(heavy & set(sys.modules)))
+"""
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    assert loaded.stdout.split() == []
