@@ -1,10 +1,13 @@
 """DoReFa weights: clamp by tanh over its maximum, then round to a grid (Eq. 3 to 7)."""
 
+import functools
 from collections.abc import Callable
 
 import tensorflow as tf
 
 from sat_tf.core import grid as grids
+
+_Gradient = Callable[[tf.Tensor], tf.Tensor]
 
 
 def clamp_weights(
@@ -34,29 +37,11 @@ def clamp_weights(
     [ 0.         0.6067761 -1.       ]
     """
     kernel = tf.convert_to_tensor(kernel)
-    rank = kernel.shape.rank
-    reduced = sorted(set(range(rank)) - {axis % rank for axis in range_axes})
 
     @tf.custom_gradient
-    def clamp(latent: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        squashed = tf.tanh(latent)
-        # The sums and maxima over the layer leave NaN out; elementwise operations keep it.
-        counted = tf.where(tf.math.is_nan(squashed), 0.0, squashed)
-        magnitude = tf.abs(counted)
-        maximum = tf.reduce_max(magnitude, axis=reduced, keepdims=True)
-        maximum = tf.where(maximum > 0.0, maximum, 1.0)
-        clamped = squashed / maximum
-
-        def gradient(upstream: tf.Tensor) -> tf.Tensor:
-            squashed_gradient = upstream / maximum
-            if not detach_max:
-                at_maximum = tf.where(magnitude == maximum, tf.sign(counted), 0.0)
-                ties = tf.maximum(tf.reduce_sum(tf.abs(at_maximum), reduced, keepdims=True), 1.0)
-                through = tf.reduce_sum(squashed_gradient * counted, reduced, keepdims=True)
-                squashed_gradient -= at_maximum * (through / (ties * maximum))
-            return tf.raw_ops.TanhGrad(y=squashed, dy=squashed_gradient)
-
-        return clamped, gradient
+    def clamp(latent: tf.Tensor) -> tuple[tf.Tensor, _Gradient]:
+        squash = _Squash(latent, range_axes)
+        return squash.values / squash.maximum, functools.partial(squash.gradient, detach_max)
 
     return tf.cast(clamp(tf.cast(kernel, tf.float32)), kernel.dtype)
 
@@ -97,15 +82,16 @@ def quantize_weights(
     row = grids.find_grid(grid, num_bits)
     kernel = tf.convert_to_tensor(kernel)
 
-    @tf.custom_gradient
-    def round_to_grid(clamped: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        units = _units(clamped, row, num_bits)
-        # Subtracting first is exact, so that opposite codes are opposite numbers.
-        quantized = (units - row.divisor(num_bits) / 2.0) * (2.0 / row.divisor(num_bits))
-        return quantized, lambda upstream: upstream
+    half = row.divisor(num_bits) / 2.0
 
-    clamped = clamp_weights(tf.cast(kernel, tf.float32), detach_max, range_axes=range_axes)
-    return tf.cast(round_to_grid(clamped), kernel.dtype)
+    @tf.custom_gradient
+    def quantize(latent: tf.Tensor) -> tuple[tf.Tensor, _Gradient]:
+        squash = _Squash(latent, range_axes)
+        # Subtracting first is exact, so that opposite codes are opposite numbers.
+        quantized = (_units(squash, row, num_bits) - half) * (1.0 / half)
+        return quantized, functools.partial(squash.gradient, detach_max)
+
+    return tf.cast(quantize(tf.cast(kernel, tf.float32)), kernel.dtype)
 
 
 def weight_codes(
@@ -137,16 +123,43 @@ def weight_codes(
     [-3, -1, 1, 3]
     """
     row = grids.find_grid(grid, num_bits)
-    clamped = clamp_weights(tf.cast(kernel, tf.float32), range_axes=range_axes)
-    clamped = tf.debugging.check_numerics(clamped, "weight_codes: NaN has no integer code")
-    units = tf.cast(_units(clamped, row, num_bits), tf.int32)
+    units = _units(_Squash(tf.cast(kernel, tf.float32), range_axes), row, num_bits)
+    units = tf.debugging.check_numerics(units, "weight_codes: NaN has no integer code")
+    units = tf.cast(units, tf.int32)
     return row.codes_per_unit * units - row.code_offset(num_bits)
 
 
-def _units(clamped: tf.Tensor, row: grids.Grid, num_bits: int) -> tf.Tensor:
-    """Integers n = 0..top, as float32, of clamped weights in [-1, 1]."""
+class _Squash:
+    """tanh(W) and its largest magnitude m, which is 1 where all weights are 0.
+
+    Sums and maxima over the layer leave NaN out; elementwise operations keep it.
+    """
+
+    def __init__(self, latent: tf.Tensor, range_axes: tuple[int, ...]) -> None:
+        rank = latent.shape.rank
+        self._reduced = sorted(set(range(rank)) - {axis % rank for axis in range_axes})
+        self.values = tf.tanh(latent)
+        self._counted = tf.where(tf.math.is_nan(self.values), 0.0, self.values)
+        self._magnitude = tf.abs(self._counted)
+        largest = tf.reduce_max(self._magnitude, axis=self._reduced, keepdims=True)
+        self.maximum = tf.where(largest > 0.0, largest, 1.0)
+
+    def gradient(self, detach_max: bool, upstream: tf.Tensor) -> tf.Tensor:
+        """Gradient of tanh(W) / m with respect to W."""
+        scaled = upstream / self.maximum
+        if not detach_max:
+            at_maximum = tf.equal(self._magnitude, self.maximum)
+            ties = tf.reduce_sum(tf.cast(at_maximum, tf.float32), self._reduced, keepdims=True)
+            through = tf.reduce_sum(scaled * self._counted, self._reduced, keepdims=True)
+            share = tf.math.divide_no_nan(through, ties * tf.square(self.maximum))
+            scaled -= tf.where(at_maximum, self._counted, 0.0) * share
+        return tf.raw_ops.TanhGrad(y=self.values, dy=scaled)
+
+
+def _units(squash: _Squash, row: grids.Grid, num_bits: int) -> tf.Tensor:
+    """Integers n = 0..top, as float32, of clamped weights."""
     half = row.divisor(num_bits) / 2.0
-    position = clamped * half + half
+    position = squash.values * (half / squash.maximum) + half
     top = row.top(num_bits)
     if row.rounding is grids.round_half_up and num_bits >= 2:
         # On a range as long as it has steps the FakeQuant kernel's step is exactly 1: it clips and

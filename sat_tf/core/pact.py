@@ -1,5 +1,6 @@
 """Activations with a trainable clipping level: PACT, and its calibrated gradient (Eq. 9 to 13)."""
 
+import functools
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -11,7 +12,9 @@ GRADIENTS = ("calibrated", "pact")
 
 _Gradient = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 
-# The largest float32 below 1. Times a clipping level it gives the largest float32 below that level.
+# The neighbours of 0 and 1 among the normal float32 numbers. A closed range that starts at the
+# first leaves out 0, and one that ends at the second times a clipping level leaves out that level.
+_JUST_ABOVE_ZERO = 2.0**-126
 _JUST_BELOW_ONE = 1.0 - 2.0**-24
 
 
@@ -58,12 +61,9 @@ def quantize_activation(
             quantized = round_on_range(x, alpha, steps)
 
         def backward(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            inside, _, above = _split_gradient(upstream, x, 0.0, alpha)
-            # The kernel's lower end is inclusive; the definition has no gradient at x = 0.
-            inside = tf.raw_ops.ReluGrad(gradients=inside, features=x)
-            if gradient == "calibrated":
-                above += _calibration(inside, x, quantized, alpha)
-            return inside, above
+            inside = _pass_inside(upstream, x, tf.constant(_JUST_ABOVE_ZERO), alpha)
+            reference = x if gradient == "calibrated" else quantized
+            return inside, _level_gradient(upstream, quantized, inside, reference) / alpha
 
         return quantized, backward
 
@@ -110,11 +110,9 @@ def quantize_stream(
         )
 
         def backward(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            inside, below, above = _split_gradient(upstream, x, -limit, limit)
-            level_gradient = above - below
-            if gradient == "calibrated":
-                level_gradient += _calibration(inside, x, quantized, limit)
-            return inside, level_gradient
+            inside = _pass_inside(upstream, x, limit * -_JUST_BELOW_ONE, limit)
+            reference = x if gradient == "calibrated" else quantized
+            return inside, _level_gradient(upstream, quantized, inside, reference) / limit
 
         return quantized, backward
 
@@ -155,31 +153,68 @@ def _in_float32(
     return tf.cast(quantize(tf.cast(x, tf.float32), level), x.dtype)
 
 
-def _split_gradient(
-    upstream: tf.Tensor, x: tf.Tensor, low: tf.Tensor, high: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Upstream gradient inside the open range, and its sums at and beyond either end.
-
-    One call of TensorFlow's FakeQuant gradient kernel. Its range is closed, so each end moves
-    inwards by one float; two steps on the narrow grid leave the kernel's own rounding of the ends
-    nothing to do, whatever the number of bits of the forward pass.
-    """
-    return tf.raw_ops.FakeQuantWithMinMaxVarsGradient(
-        gradients=upstream,
-        inputs=x,
-        min=low * _JUST_BELOW_ONE,
-        max=high * _JUST_BELOW_ONE,
-        num_bits=2,
-        narrow_range=True,
-    )
-
-
-def _calibration(
-    inside: tf.Tensor, x: tf.Tensor, quantized: tf.Tensor, level: tf.Tensor
+def _pass_inside(
+    upstream: tf.Tensor, x: tf.Tensor, lowest: tf.Tensor, level: tf.Tensor
 ) -> tf.Tensor:
-    """Sum of the upstream gradient times q/α - x/α over the open range (Eq. 13, first case)."""
-    # Where nothing passes through, x may be infinite or NaN: 0 · inf must be 0.
-    return tf.reduce_sum(tf.math.multiply_no_nan(quantized - x, inside)) / level
+    """The upstream gradient where lowest <= x < level, else 0."""
+    highest = level * _JUST_BELOW_ONE
+    if _compiles_with_xla():
+        return tf.where((x >= lowest) & (x <= highest), upstream, 0.0)
+    # One pass over memory and no mask, but no XLA kernel. FakeQuant's gradient kernel computes more
+    # than is needed, which takes three times as long, and its range cannot leave out zero.
+    return tf.raw_ops.QuantizeAndDequantizeV4Grad(
+        gradients=upstream, input=x, input_min=lowest, input_max=highest
+    ).input_backprop
+
+
+def _level_gradient(
+    upstream: tf.Tensor, quantized: tf.Tensor, inside: tf.Tensor, reference: tf.Tensor
+) -> tf.Tensor:
+    """Σ g q - Σ g x over the open range: α times Eq. 13, all its cases in one.
+
+    Where x is clipped at the top q is α, so g q / α is g; where it is rectified q is 0; between,
+    (q - x) / α remains. With q itself as the `reference` the last part vanishes: the original PACT.
+    """
+    total = _sum_of_products(upstream, quantized, inside, reference)
+
+    def leaving_out_what_is_clipped() -> tf.Tensor:
+        # 0 · inf is NaN: where nothing passes, what x is must not matter.
+        finite = tf.math.is_finite(reference)
+        return tf.reduce_sum(
+            upstream * tf.where(tf.math.is_nan(quantized), 0.0, quantized)
+            - inside * tf.where(finite, reference, 0.0)
+        )
+
+    return tf.cond(tf.math.is_finite(total), lambda: total, leaving_out_what_is_clipped)
+
+
+def _sum_of_products(a: tf.Tensor, b: tf.Tensor, c: tf.Tensor, d: tf.Tensor) -> tf.Tensor:
+    """Σ a b - Σ c d, which nearly cancel."""
+    row = a.shape[-2:].num_elements() if a.shape.rank else None
+    if not row or _compiles_with_xla() or _has_accelerator():
+        # Accelerators multiply matrices in less than float32; XLA fuses this into one pass.
+        return tf.reduce_sum(a * b - c * d)
+    # As products of matrices nothing is written to memory. Short rows keep the rounding errors of
+    # the two sums, and so that of their difference, small.
+    rows = [tf.reshape(tensor, [-1, 1, row]) for tensor in (a, b, c, d)]
+    first = tf.matmul(rows[0], rows[1], transpose_b=True)
+    return tf.reduce_sum(first - tf.matmul(rows[2], rows[3], transpose_b=True))
+
+
+def _compiles_with_xla() -> bool:
+    """Whether the graph that is being traced will be compiled by XLA."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None:
+        # TensorFlow offers no public way to ask.
+        if type(graph._get_control_flow_context()).__name__ == "XLAControlFlowContext":
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
+@functools.cache
+def _has_accelerator() -> bool:
+    return any(device.device_type != "CPU" for device in tf.config.list_physical_devices())
 
 
 def _check_gradient(gradient: str) -> None:
