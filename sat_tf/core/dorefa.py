@@ -6,8 +6,12 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from sat_tf.core import grid as grids
+from sat_tf.core.compiler import compiles_with_xla
 
 _Gradient = Callable[[tf.Tensor], tf.Tensor]
+
+# Its square is still a normal number, which the gradient divides by.
+_SMALLEST_MAXIMUM = 2.0**-63
 
 
 def clamp_weights(
@@ -21,8 +25,9 @@ def clamp_weights(
     `detach_max`, the convention of some other implementations.
 
     Computed in float32, returned in the type of `kernel`. An all-zero kernel has m = 0; it is
-    treated as m = 1, so it stays zero and keeps a gradient. Infinite weights become -1 or 1. A NaN
-    weight stays NaN and is left out of the maximum, so it does not reach its neighbours.
+    treated as m = 1, like any m below 2^-63, so it stays zero and keeps a gradient. Infinite
+    weights become -1 or 1. A NaN weight stays NaN and is left out of the maximum, so it does not
+    reach its neighbours.
 
     Args:
         kernel: latent weights, any shape; float32, float16 or bfloat16.
@@ -61,7 +66,8 @@ def quantize_weights(
     passes the gradient on unchanged (straight-through); the clamp has its own (`clamp_weights`).
 
     Computed in float32, returned in the type of `kernel`. Zero, infinite and NaN weights: as in
-    `clamp_weights`; an all-zero kernel lands on the grid value next above zero.
+    `clamp_weights`; an all-zero kernel lands on zero, or next above it on the DoReFa grid, which
+    has no zero.
 
     Args:
         kernel: latent weights, any shape; float32, float16 or bfloat16.
@@ -130,7 +136,7 @@ def weight_codes(
 
 
 class _Squash:
-    """tanh(W) and its largest magnitude m, which is 1 where all weights are 0.
+    """tanh(W) and its largest magnitude m, which counts as 1 where all weights are (nearly) 0.
 
     Sums and maxima over the layer leave NaN out; elementwise operations keep it.
     """
@@ -142,7 +148,7 @@ class _Squash:
         self._counted = tf.where(tf.math.is_nan(self.values), 0.0, self.values)
         self._magnitude = tf.abs(self._counted)
         largest = tf.reduce_max(self._magnitude, axis=self._reduced, keepdims=True)
-        self.maximum = tf.where(largest > 0.0, largest, 1.0)
+        self.maximum = tf.where(largest >= _SMALLEST_MAXIMUM, largest, 1.0)
 
     def gradient(self, detach_max: bool, upstream: tf.Tensor) -> tf.Tensor:
         """Gradient of tanh(W) / m with respect to W."""
@@ -161,10 +167,10 @@ def _units(squash: _Squash, row: grids.Grid, num_bits: int) -> tf.Tensor:
     half = row.divisor(num_bits) / 2.0
     position = squash.values * (half / squash.maximum) + half
     top = row.top(num_bits)
-    if row.rounding is grids.round_half_up and num_bits >= 2:
+    if row.rounding is grids.round_half_up and num_bits >= 2 and not compiles_with_xla():
         # On a range as long as it has steps the FakeQuant kernel's step is exactly 1: it clips and
         # rounds to integers in one pass over memory.
         return tf.quantization.fake_quant_with_min_max_vars(
             position, 0.0, float(top), num_bits, narrow_range=top == 2**num_bits - 2
         )
-    return tf.minimum(row.rounding(position), float(top))
+    return tf.clip_by_value(row.rounding(position), 0.0, float(top))

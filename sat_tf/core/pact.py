@@ -1,11 +1,11 @@
 """Activations with a trainable clipping level: PACT, and its calibrated gradient (Eq. 9 to 13)."""
 
-import functools
 from collections.abc import Callable
 
 import tensorflow as tf
 
 from sat_tf.core import grid as grids
+from sat_tf.core.compiler import compiles_with_xla, has_accelerator
 from sat_tf.messages import did_you_mean
 
 GRADIENTS = ("calibrated", "pact")
@@ -32,8 +32,9 @@ def quantize_activation(
                there ("pact", the original); 0 where x <= 0.
 
     It is a rectifier itself: put it in the place of a ReLU, not behind one. Computed in float32,
-    returned in the type of `x`. Infinities are clipped like any value and add no NaN to a gradient.
-    NaN stays NaN in its own element of q, and has no part in either gradient.
+    returned in the type of `x`; XLA rounds the step in its own way, to one unit in the last place.
+    Infinities are clipped like any value and add no NaN to a gradient. NaN stays NaN in its own
+    element of q, and has no part in either gradient.
 
     Args:
         x: pre-activations, any shape; float32, float16 or bfloat16.
@@ -55,10 +56,10 @@ def quantize_activation(
 
     @tf.custom_gradient
     def quantize(x: tf.Tensor, alpha: tf.Tensor) -> tuple[tf.Tensor, _Gradient]:
-        if num_bits >= 2:
-            quantized = tf.quantization.fake_quant_with_min_max_vars(x, 0.0, alpha, num_bits)
-        else:
+        if num_bits == 1 or compiles_with_xla():
             quantized = round_on_range(x, alpha, steps)
+        else:
+            quantized = tf.quantization.fake_quant_with_min_max_vars(x, 0.0, alpha, num_bits)
 
         def backward(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             inside = _pass_inside(upstream, x, tf.constant(_JUST_ABOVE_ZERO), alpha)
@@ -100,14 +101,17 @@ def quantize_stream(
     >>> quantize_stream(tf.constant([-9.0, -0.4, 0.6, 9.0]), 3.0, 3).numpy().tolist()
     [-3.0, 0.0, 1.0, 3.0]
     """
-    grids.levels(num_bits, "narrow")
+    steps = grids.levels(num_bits, "narrow")
     _check_gradient(gradient)
 
     @tf.custom_gradient
     def quantize(x: tf.Tensor, limit: tf.Tensor) -> tuple[tf.Tensor, _Gradient]:
-        quantized = tf.quantization.fake_quant_with_min_max_vars(
-            x, -limit, limit, num_bits, narrow_range=True
-        )
+        if compiles_with_xla():
+            quantized = round_on_range(x, limit, steps, signed=True)
+        else:
+            quantized = tf.quantization.fake_quant_with_min_max_vars(
+                x, -limit, limit, num_bits, narrow_range=True
+            )
 
         def backward(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             inside = _pass_inside(upstream, x, limit * -_JUST_BELOW_ONE, limit)
@@ -124,7 +128,8 @@ def round_on_range(
 ) -> tf.Tensor:
     """The forward arithmetic from elementary operations: what the FakeQuant kernel computes.
 
-    It serves 1 bit, which the kernel does not know, and pins the kernel's bits in the tests.
+    It serves 1 bit, which the kernel does not know, and XLA, whose own FakeQuant turns NaN into a
+    number and 0 into nearly 0; and it pins the kernel's bits in the tests.
 
     Forward: step · round_half_up((clip(x) - low) / step - zero), with step = range / steps,
     zero = 0 (half of the steps where `signed`) and low = -zero · step. It has no gradient.
@@ -158,7 +163,7 @@ def _pass_inside(
 ) -> tf.Tensor:
     """The upstream gradient where lowest <= x < level, else 0."""
     highest = level * _JUST_BELOW_ONE
-    if _compiles_with_xla():
+    if compiles_with_xla():
         return tf.where((x >= lowest) & (x <= highest), upstream, 0.0)
     # One pass over memory and no mask, but no XLA kernel. FakeQuant's gradient kernel computes more
     # than is needed, which takes three times as long, and its range cannot leave out zero.
@@ -191,7 +196,7 @@ def _level_gradient(
 def _sum_of_products(a: tf.Tensor, b: tf.Tensor, c: tf.Tensor, d: tf.Tensor) -> tf.Tensor:
     """Σ a b - Σ c d, which nearly cancel."""
     row = a.shape[-2:].num_elements() if a.shape.rank else None
-    if not row or _compiles_with_xla() or _has_accelerator():
+    if not row or compiles_with_xla() or has_accelerator():
         # Accelerators multiply matrices in less than float32; XLA fuses this into one pass.
         return tf.reduce_sum(a * b - c * d)
     # As products of matrices nothing is written to memory. Short rows keep the rounding errors of
@@ -199,22 +204,6 @@ def _sum_of_products(a: tf.Tensor, b: tf.Tensor, c: tf.Tensor, d: tf.Tensor) -> 
     rows = [tf.reshape(tensor, [-1, 1, row]) for tensor in (a, b, c, d)]
     first = tf.matmul(rows[0], rows[1], transpose_b=True)
     return tf.reduce_sum(first - tf.matmul(rows[2], rows[3], transpose_b=True))
-
-
-def _compiles_with_xla() -> bool:
-    """Whether the graph that is being traced will be compiled by XLA."""
-    graph = tf.compat.v1.get_default_graph()
-    while graph is not None:
-        # TensorFlow offers no public way to ask.
-        if type(graph._get_control_flow_context()).__name__ == "XLAControlFlowContext":
-            return True
-        graph = getattr(graph, "outer_graph", None)
-    return False
-
-
-@functools.cache
-def _has_accelerator() -> bool:
-    return any(device.device_type != "CPU" for device in tf.config.list_physical_devices())
 
 
 def _check_gradient(gradient: str) -> None:

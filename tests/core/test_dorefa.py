@@ -1,0 +1,360 @@
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from sat_tf.core import dorefa
+from sat_tf.core import grid as grids
+from tests import reference
+from tests.core.execution import MODES, value_and_gradients
+
+ROWS = [(name, b) for name, row in grids.GRIDS.items() for b in range(row.fewest_bits, 9)]
+FEW_ROWS = [("dorefa", 1), ("dorefa", 2), ("dorefa", 7), ("narrow", 8), ("rounded", 4)]
+GRADIENT_TOLERANCE = 2e-6
+# In float32 tanh, the division and the product with at most 128 are each off by a few units in the
+# last place; nearer than this to a tie, counted in integers, the rounding may go either way.
+TIE = 1e-4
+
+KERNELS = hnp.arrays(
+    np.float32, st.tuples(st.integers(1, 3), st.integers(1, 5)), elements=st.floats(-4, 4, width=32)
+)
+
+
+def _kernel(shape=(3, 3, 4, 5), seed=0, deviation=0.5):
+    return np.random.default_rng(seed).normal(0, deviation, shape).astype(np.float32)
+
+
+def _latent(clamped):
+    """Latent weights with these clamped values, whose largest magnitude is 1."""
+    return np.arctanh(0.6 * np.asarray(clamped, np.float64)).astype(np.float32)
+
+
+def test_clamped_weights_worked_by_hand():
+    # tanh(ln 2) = (2 - 1/2)/(2 + 1/2) = 3/5, tanh(ln 3) = (3 - 1/3)/(3 + 1/3) = 4/5.
+    latent = tf.constant([-math.log(3), -math.log(2), 0.0, math.log(2), math.log(3)])
+    clamped = dorefa.clamp_weights(latent).numpy()
+    np.testing.assert_allclose(clamped, [-1, -0.75, 0, 0.75, 1], atol=2e-7)
+
+
+def test_the_gradient_of_the_clamp_worked_by_hand():
+    # t = (3/5, 4/5), m = 4/5, Ŵ = (3/4, 1) and 1 - t² = (16/25, 9/25). Of Ŵ_0 alone: dt = (1/m,
+    # -t_0/m²) = (5/4, -15/16). Of Ŵ_1, which is always 1: none.
+    latent = np.array([math.log(2), math.log(3)], np.float32)
+    for upstream, expected in [
+        ([1.0, 0.0], [0.8, -0.3375]),
+        ([0.0, 1.0], [0.0, 0.0]),
+        ([1.0, 1.0], [0.8, -0.3375]),
+    ]:
+        _, gradient = value_and_gradients(dorefa.clamp_weights, [latent], upstream)
+        np.testing.assert_allclose(gradient, expected, atol=3e-7)
+    _, detached = value_and_gradients(
+        lambda w: dorefa.clamp_weights(w, detach_max=True), [latent], [1.0, 1.0]
+    )
+    np.testing.assert_allclose(detached, [0.8, 0.45], atol=3e-7)
+
+
+# Ŵ = -1, -0.5, -0.1, 0, 0.1, 0.5, 1 at every grid; 0 is a tie on the DoReFa grid and goes up.
+@pytest.mark.parametrize(
+    ("name", "bits", "codes"),
+    [
+        ("dorefa", 1, [-1, -1, -1, 1, 1, 1, 1]),
+        ("dorefa", 2, [-3, -1, -1, 1, 1, 1, 3]),
+        ("dorefa", 3, [-7, -3, -1, 1, 1, 3, 7]),
+        ("dorefa", 4, [-15, -7, -1, 1, 1, 7, 15]),
+        ("narrow", 3, [-3, -1, 0, 0, 0, 2, 3]),  # ±0.5 are ties: -1.5 goes to -1, 1.5 to 2
+        ("narrow", 8, [-127, -63, -13, 0, 13, 64, 127]),
+        ("rounded", 2, [-2, -1, 0, 0, 0, 1, 1]),
+        ("rounded", 3, [-4, -2, 0, 0, 0, 2, 3]),
+        ("modified", 2, [-2, -1, -1, 0, 0, 1, 1]),
+        ("modified", 3, [-4, -2, -1, 0, 0, 2, 3]),
+    ],
+)
+def test_codes_worked_by_hand(name, bits, codes):
+    # A last bit away from the tie the tie is meant for, in the direction the tie goes.
+    clamped = np.array([-1, -0.5, -0.1, 0, 0.1, 0.5, 1]) + 1e-6 * np.array([0, 1, 0, 0, 0, 1, 0])
+    latent = _latent(clamped)
+    assert dorefa.weight_codes(latent, bits, name).numpy().tolist() == codes
+    assert reference.weight_codes(latent, bits, name).tolist() == codes
+    step = grids.GRIDS[name].step(bits)
+    quantized = dorefa.quantize_weights(latent, bits, name).numpy()
+    np.testing.assert_allclose(quantized, np.array(codes) * step, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "mode"),
+    [(*row, "eager") for row in ROWS] + [(*row, mode) for row in FEW_ROWS for mode in MODES],
+)
+def test_values_and_gradients_are_those_of_the_reference(name, bits, mode):
+    latent, upstream = _kernel(), _kernel(seed=1)
+    for detach_max in (False, True):
+        value, gradient = value_and_gradients(
+            lambda w, detach_max=detach_max: dorefa.quantize_weights(w, bits, name, detach_max),
+            [latent],
+            upstream,
+            mode=mode,
+        )
+        position = reference.weight_position(latent, bits, name)
+        clear = reference.distance_from_tie(position, name) > TIE
+        assert clear.mean() > 0.9
+        expected = reference.quantize_weights(latent, bits, name)
+        np.testing.assert_allclose(value[clear], expected[clear], atol=2e-7)
+        np.testing.assert_allclose(
+            gradient,
+            reference.clamp_gradient(latent, upstream, detach_max),
+            atol=GRADIENT_TOLERANCE * np.abs(upstream).sum(),
+        )
+
+
+@pytest.mark.parametrize("range_axes", [(), (3,), (2, 3), (-1,), (0,)])
+@pytest.mark.parametrize("detach_max", [False, True])
+def test_every_range_has_a_maximum_of_its_own(range_axes, detach_max):
+    latent, upstream = _kernel(), _kernel(seed=1)
+    latent[..., 1] *= 0.01
+    value, gradient = value_and_gradients(
+        lambda w: dorefa.clamp_weights(w, detach_max, range_axes=range_axes), [latent], upstream
+    )
+    np.testing.assert_allclose(value, reference.clamp(latent, range_axes), atol=3e-7)
+    expected = reference.clamp_gradient(latent, upstream, detach_max, range_axes)
+    np.testing.assert_allclose(gradient, expected, atol=1e-5 * np.abs(expected).max())
+    largest = np.abs(value).max(axis=tuple(set(range(4)) - {axis % 4 for axis in range_axes}))
+    np.testing.assert_allclose(largest, 1.0, atol=2e-7)
+    codes = dorefa.weight_codes(latent, 4, range_axes=range_axes).numpy()
+    clear = reference.distance_from_tie(
+        reference.weight_position(latent, 4, "dorefa", range_axes), "dorefa"
+    )
+    expected_codes = reference.weight_codes(latent, 4, "dorefa", range_axes)
+    np.testing.assert_array_equal(codes[clear > TIE], expected_codes[clear > TIE])
+
+
+@given(latent=KERNELS, seed=st.integers(0, 2**32 - 1), detach_max=st.booleans())
+def test_the_clamp_is_that_of_the_reference(latent, seed, detach_max):
+    upstream = np.random.default_rng(seed).normal(size=latent.shape).astype(np.float32)
+    value, gradient = value_and_gradients(
+        lambda w: dorefa.clamp_weights(w, detach_max), [latent], upstream
+    )
+    # What counts as zero: it matters where there is nothing larger.
+    latent = np.where(np.abs(latent) < 2.0**-63, 0.0, latent.astype(np.float64))
+    np.testing.assert_allclose(value, reference.clamp(latent), atol=3e-7)
+    assert np.abs(value).max() < 2.0**-63 or np.abs(value).max() == pytest.approx(1.0, abs=2e-7)
+    # Ties that float32 sees and float64 does not share the gradient differently; their sum is kept.
+    squashed = np.tanh(latent.astype(np.float32))
+    near = np.abs(np.abs(squashed) - np.abs(squashed).max()) < 1e-6
+    expected = reference.clamp_gradient(latent, upstream, detach_max)
+    room = 1e-5 * max(1.0, np.abs(expected).max())
+    np.testing.assert_allclose(gradient[~near], expected[~near], atol=room)
+
+
+@pytest.mark.parametrize("detach_max", [False, True])
+def test_the_reference_gradient_is_the_slope_of_the_reference(detach_max):
+    latent, upstream = _kernel((2, 3), seed=3).astype(np.float64), _kernel((2, 3), seed=4)
+    maximum = np.abs(np.tanh(latent)).max()
+    slope = np.empty_like(latent)
+    for index in np.ndindex(*latent.shape):
+        moved = []
+        for move in (1e-6, -1e-6):
+            at = latent.copy()
+            at[index] += move
+            value = np.tanh(at) / maximum if detach_max else reference.clamp(at)
+            moved.append(np.sum(upstream * value))
+        slope[index] = (moved[0] - moved[1]) / 2e-6
+    np.testing.assert_allclose(
+        reference.clamp_gradient(latent, upstream, detach_max), slope, atol=1e-8
+    )
+
+
+@settings(max_examples=300)
+@given(at=st.sampled_from(ROWS), latent=KERNELS)
+def test_codes_are_integers_of_the_grid(at, latent):
+    name, bits = at
+    row = grids.GRIDS[name]
+    codes = dorefa.weight_codes(latent, bits, name).numpy()
+    assert codes.dtype == np.int32
+    units = (codes + row.code_offset(bits)) / row.codes_per_unit
+    assert ((units == np.floor(units)) & (units >= 0) & (units <= row.top(bits))).all()
+    assert np.abs(codes).max() <= row.largest_code(bits)
+    if name == "dorefa":
+        assert (codes % 2 == 1).all()
+        assert np.abs(codes).max() <= 2**bits - 1
+    else:
+        assert -(2 ** (bits - 1)) <= codes.min() <= codes.max() <= 2 ** (bits - 1) - 1
+    quantized = dorefa.quantize_weights(latent, bits, name).numpy()
+    np.testing.assert_allclose(quantized, codes * row.step(bits), atol=1e-7)
+
+
+@settings(max_examples=300)
+@given(at=st.sampled_from(ROWS), latent=KERNELS)
+def test_quantized_weights_are_the_nearest_and_keep_their_order(at, latent):
+    name, bits = at
+    row = grids.GRIDS[name]
+    clamped = dorefa.clamp_weights(latent).numpy()
+    quantized = dorefa.quantize_weights(latent, bits, name).numpy()
+    order = np.argsort(clamped, axis=None)
+    assert (np.diff(quantized.reshape(-1)[order]) >= 0).all()
+    spacing = row.step(bits) * row.codes_per_unit
+    highest = 2.0 * row.top(bits) / row.divisor(bits) - 1.0
+    error = quantized - np.minimum(clamped, highest)
+    down = 1.0 if name == "modified" else 0.5
+    assert (error <= 0.5 * spacing + 1e-6).all()
+    assert (error >= -down * spacing - 1e-6).all()
+
+
+@settings(max_examples=100)
+@given(bits=st.integers(1, 8), latent=KERNELS)
+def test_codes_of_the_automatic_grid_fit_int8(bits, latent):
+    codes = dorefa.weight_codes(latent, bits).numpy()
+    assert np.abs(codes).max() <= 127
+
+
+@pytest.mark.parametrize("name", ["dorefa", "narrow"])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_opposite_weights_have_opposite_codes(name, bits):
+    latent = _kernel()
+    position = reference.weight_position(latent, bits, name)
+    clear = reference.distance_from_tie(position, name) > TIE
+    codes = dorefa.weight_codes(latent, bits, name).numpy()
+    opposite = dorefa.weight_codes(-latent, bits, name).numpy()
+    np.testing.assert_array_equal(opposite[clear], -codes[clear])
+    values = dorefa.quantize_weights(latent, bits, name).numpy()
+    mirrored = dorefa.quantize_weights(-latent, bits, name).numpy()
+    np.testing.assert_array_equal(mirrored[clear], -values[clear])
+
+
+@pytest.mark.parametrize(("name", "bits"), ROWS)
+def test_the_fused_route_and_the_composed_one_agree_bit_by_bit(name, bits, monkeypatch):
+    latent, upstream = _kernel((64, 1024)), _kernel((64, 1024), seed=1)
+
+    def run():
+        return value_and_gradients(
+            lambda w: dorefa.quantize_weights(w, bits, name), [latent], upstream
+        )
+
+    fused = run()
+    monkeypatch.setattr(dorefa, "compiles_with_xla", lambda: True)
+    for one, other in zip(fused, run(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(("name", "bits"), FEW_ROWS)
+def test_xla_differs_at_ties_only(name, bits):
+    latent = _kernel((64, 256))
+    codes = dorefa.weight_codes(latent, bits, name).numpy()
+    compiled = tf.function(lambda w: dorefa.quantize_weights(w, bits, name), jit_compile=True)(
+        latent
+    ).numpy()
+    position = reference.weight_position(latent, bits, name)
+    clear = reference.distance_from_tie(position, name) > TIE
+    found = compiled / grids.GRIDS[name].step(bits)
+    np.testing.assert_allclose(found[clear], codes[clear], atol=1e-4)
+    assert np.abs(found).max() <= grids.GRIDS[name].largest_code(bits) + 1e-4
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("name", "bits", "expected"),
+    [("dorefa", 1, 1.0), ("dorefa", 2, 1 / 3), ("narrow", 8, 0.0), ("modified", 4, 0.0)],
+)
+def test_an_all_zero_kernel_keeps_a_gradient(name, bits, expected, mode):
+    zeros, upstream = np.zeros((2, 3), np.float32), _kernel((2, 3))
+    value, gradient = value_and_gradients(
+        lambda w: dorefa.quantize_weights(w, bits, name), [zeros], upstream, mode=mode
+    )
+    np.testing.assert_allclose(value, np.full((2, 3), expected), rtol=1e-7)
+    np.testing.assert_array_equal(gradient, upstream)  # tanh has slope 1 and m counts as 1
+    clamped, _ = value_and_gradients(dorefa.clamp_weights, [zeros], mode=mode)
+    assert not clamped.any()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("name", "bits"), [("dorefa", 1), ("dorefa", 4), ("modified", 4)])
+def test_nan_and_infinite_weights_do_not_reach_their_neighbours(name, bits, mode):
+    nan, inf = math.nan, math.inf
+    finite = np.array([0.5, -0.25, 1.0], np.float32)
+    broken = np.array([0.5, nan, -0.25, 1.0], np.float32)
+    value, gradient = value_and_gradients(
+        lambda w: dorefa.quantize_weights(w, bits, name), [broken], np.ones(4), mode=mode
+    )
+    alone, gradient_alone = value_and_gradients(
+        lambda w: dorefa.quantize_weights(w, bits, name), [finite], np.ones(3), mode=mode
+    )
+    assert np.isnan(value).tolist() == [False, True, False, False]
+    np.testing.assert_array_equal(np.delete(value, 1), alone)
+    np.testing.assert_allclose(np.delete(gradient, 1), gradient_alone, rtol=1e-6)
+    infinite = np.array([inf, -inf, 0.5], np.float32)
+    clamped, gradient = value_and_gradients(dorefa.clamp_weights, [infinite], mode=mode)
+    np.testing.assert_allclose(clamped, [1.0, -1.0, math.tanh(0.5)], atol=2e-7)
+    assert np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize(("name", "bits"), [("dorefa", 4), ("narrow", 8), ("modified", 4)])
+@pytest.mark.parametrize("size", [1e-45, 1.2e-38, 1e-19, 1e-18])
+def test_weights_next_to_zero_are_quantized_and_trained_like_others(size, name, bits):
+    latent = size * np.array([0.0, 1.0, -0.3], np.float32)
+    value, gradient = value_and_gradients(
+        lambda w: dorefa.quantize_weights(w, bits, name), [latent], [1.0, 2.0, 3.0]
+    )
+    assert (np.abs(value) <= 1.0).all()
+    assert np.isfinite(gradient).all()
+    if size < 2.0**-63:
+        assert len(set(value.tolist())) == 1
+        np.testing.assert_array_equal(gradient, [1.0, 2.0, 3.0])
+    else:
+        position = reference.weight_position(latent, bits, name)
+        clear = reference.distance_from_tie(position, name) > TIE
+        expected = reference.quantize_weights(latent, bits, name)
+        np.testing.assert_allclose(value[clear], expected[clear], atol=2e-7)
+
+
+def test_nan_has_no_code():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="NaN has no integer code"):
+        dorefa.weight_codes([0.5, math.nan], 4)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_computed_in_float32(dtype, mode):
+    half = tf.cast(_kernel(), dtype)
+    upstream = tf.cast(_kernel(seed=1), dtype)
+    value, gradient = value_and_gradients(
+        lambda w: dorefa.quantize_weights(w, 4), [half], upstream, mode=mode
+    )
+    assert value.dtype == gradient.dtype == half.dtype.as_numpy_dtype
+    full = value_and_gradients(
+        lambda w: dorefa.quantize_weights(w, 4),
+        [tf.cast(half, tf.float32)],
+        tf.cast(upstream, tf.float32),
+        mode=mode,
+    )
+    for found, wanted in zip((value, gradient), full, strict=True):
+        np.testing.assert_array_equal(found, wanted.astype(found.dtype))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (7,), (1, 1, 1, 1), (2, 3, 4, 5, 6)])
+def test_kernels_have_any_shape(shape):
+    latent = np.full(shape, -0.3, np.float32)
+    value, gradient = value_and_gradients(lambda w: dorefa.quantize_weights(w, 3), [latent])
+    assert value.shape == gradient.shape == shape
+    np.testing.assert_array_equal(value, np.full(shape, -1.0))
+
+
+def test_a_variable_is_quantized_like_its_value():
+    variable = tf.Variable(_kernel())
+    with tf.GradientTape() as tape:
+        value = dorefa.quantize_weights(variable, 3)
+    gradient = tape.gradient(value, variable)
+    wanted = value_and_gradients(lambda w: dorefa.quantize_weights(w, 3), [_kernel()])
+    np.testing.assert_array_equal(value, wanted[0])
+    np.testing.assert_array_equal(gradient, wanted[1])
+
+
+def test_bits_and_grids_are_checked_before_anything_is_computed():
+    for function in (dorefa.quantize_weights, dorefa.weight_codes):
+        with pytest.raises(ValueError, match="num_bits=9: expected an integer from 1 to 8"):
+            function([0.5], 9)
+        with pytest.raises(ValueError, match=r"Did you mean narrow\?"):
+            function([0.5], 8, "narow")
+        with pytest.raises(ValueError, match="at least 2 bits"):
+            function([0.5], 1, "narrow")

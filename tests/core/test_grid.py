@@ -1,0 +1,141 @@
+import fractions
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from sat_tf.core import grid as grids
+from tests import reference
+from tests.core.execution import value_and_gradients
+
+BITS = range(1, 9)
+ROWS = [(name, bits) for name in grids.GRIDS for bits in BITS if (name, bits) != ("narrow", 1)]
+
+
+# Worked by hand from the table at the top of the module: (name, bits, steps, step, codes).
+@pytest.mark.parametrize(
+    ("name", "bits", "steps", "step", "codes"),
+    [
+        ("dorefa", 1, 1, 1.0, [-1, 1]),
+        ("dorefa", 2, 3, 1 / 3, [-3, -1, 1, 3]),
+        ("dorefa", 3, 7, 1 / 7, [-7, -5, -3, -1, 1, 3, 5, 7]),
+        ("dorefa", 7, 127, 1 / 127, list(range(-127, 128, 2))),
+        ("dorefa", 8, 255, 1 / 255, list(range(-255, 256, 2))),
+        ("narrow", 2, 2, 1.0, [-1, 0, 1]),
+        ("narrow", 3, 6, 1 / 3, [-3, -2, -1, 0, 1, 2, 3]),
+        ("narrow", 4, 14, 1 / 7, list(range(-7, 8))),
+        ("narrow", 8, 254, 1 / 127, list(range(-127, 128))),
+        ("rounded", 2, 3, 0.5, [-2, -1, 0, 1]),
+        ("rounded", 8, 255, 1 / 128, list(range(-128, 128))),
+        ("modified", 2, 3, 0.5, [-2, -1, 0, 1]),
+        ("modified", 3, 7, 0.25, [-4, -3, -2, -1, 0, 1, 2, 3]),
+    ],
+)
+def test_grids_have_the_steps_and_codes_of_the_table(name, bits, steps, step, codes):
+    row = grids.GRIDS[name]
+    assert grids.levels(bits, name) == steps
+    assert row.step(bits) == step
+    units = range(row.top(bits) + 1)
+    assert [row.codes_per_unit * n - row.code_offset(bits) for n in units] == codes
+    assert row.largest_code(bits) == max(abs(code) for code in codes)
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"), [row for row in ROWS if row[1] >= grids.GRIDS[row[0]].fewest_bits]
+)
+def test_a_code_times_the_step_is_the_value_of_its_integer(name, bits):
+    row = grids.GRIDS[name]
+    divisor, top, _, per_unit = reference.GRIDS[name]
+    assert (row.divisor(bits), row.top(bits), row.codes_per_unit) == (
+        divisor(bits),
+        top(bits),
+        per_unit,
+    )
+    for n in range(row.top(bits) + 1):
+        value = fractions.Fraction(2 * n, row.divisor(bits)) - 1
+        code = row.codes_per_unit * n - row.code_offset(bits)
+        assert code * fractions.Fraction(2, row.divisor(bits) * row.codes_per_unit) == value
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_auto_is_the_grid_whose_codes_fit_int8(bits):
+    row = grids.find_grid("auto", bits)
+    assert row.name == ("dorefa" if bits <= 7 else "narrow")
+    assert row.largest_code(bits) <= 127
+
+
+def test_dorefa_at_8_bits_does_not_fit_int8():
+    assert grids.GRIDS["dorefa"].largest_code(8) == 255
+
+
+@pytest.mark.parametrize("bits", [0, 9, -1, 2.0, "4", None, True])
+def test_bits_out_of_range_are_refused(bits):
+    with pytest.raises(ValueError, match=r"num_bits=.*: expected an integer from 1 to 8"):
+        grids.check_bits(bits)
+    with pytest.raises(ValueError, match="num_bits="):
+        grids.levels(bits)
+
+
+def test_a_misspelt_grid_is_answered_with_its_nearest_name():
+    with pytest.raises(ValueError, match=r"grid='dorfa' is not a grid\. Did you mean dorefa\?"):
+        grids.find_grid("dorfa", 4)
+
+
+@pytest.mark.parametrize("name", ["narrow", "rounded", "modified"])
+def test_one_bit_needs_the_dorefa_grid(name):
+    with pytest.raises(ValueError, match="use grid='dorefa'"):
+        grids.find_grid(name, 1)
+
+
+def test_ties_go_up():
+    x = [-2.5, -1.5, -0.5, 0.5, 1.5, 2.5]
+    rounded = grids.round_half_up(tf.constant(x)).numpy().tolist()
+    assert rounded == [-2.0, -1.0, 0.0, 1.0, 2.0, 3.0]
+
+
+@given(hnp.arrays(np.float32, 8, elements=st.floats(-1e4, 1e4, width=32)))
+def test_rounding_is_to_a_nearest_integer(x):
+    rounded = grids.round_half_up(tf.constant(x)).numpy()
+    assert (rounded == np.round(rounded)).all()
+    # x + 1/2 is itself rounded: by half a unit in its last place, 2^-11 below 2^14.
+    assert (abs(rounded.astype(np.float64) - x) <= 0.5 + 2.0**-11).all()
+
+
+@given(
+    hnp.arrays(np.float32, st.integers(0, 9), elements=st.floats(0, 1, width=32)),
+    st.integers(1, 255),
+)
+def test_unit_values_land_on_the_nearest_step(x, levels):
+    q = grids.quantize_unit(tf.constant(x), levels).numpy().astype(np.float64)
+    codes = q * levels
+    # A quotient of integers below 2^8 is off by half a unit in the last place.
+    np.testing.assert_allclose(codes, np.round(codes), atol=levels * 2.0**-24)
+    assert (abs(codes - x.astype(np.float64) * levels) <= 0.5 + levels * 2.0**-23).all()
+    assert ((q >= 0) & (q <= 1)).all()
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_the_rounding_of_unit_values_passes_the_gradient_on(mode, dtype):
+    x = tf.cast([0.0, 0.1, 0.5, 1.0], dtype)
+    upstream = [1.0, -2.0, 0.0, 4.0]
+    value, gradient = value_and_gradients(
+        lambda x: grids.quantize_unit(x, 4), [x], upstream, mode=mode
+    )
+    assert value.tolist() == [0.0, 0.0, 0.5, 1.0]
+    assert gradient.tolist() == upstream
+    assert value.dtype == gradient.dtype == tf.as_dtype(dtype).as_numpy_dtype
+
+
+def test_nan_stays_in_its_own_element():
+    x = tf.constant([0.2, float("nan"), 0.7])
+    np.testing.assert_array_equal(grids.quantize_unit(x, 1).numpy(), [0.0, np.nan, 1.0])
+
+
+@pytest.mark.parametrize("levels", [0, -3, 1.0, None, True])
+def test_fewer_than_one_step_is_refused(levels):
+    with pytest.raises(ValueError, match=r"levels=.*: expected an integer of at least 1"):
+        grids.quantize_unit(tf.constant([0.5]), levels)

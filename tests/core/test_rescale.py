@@ -1,0 +1,112 @@
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sat_tf.core import dorefa, rescale
+from tests import reference
+from tests.core.execution import value_and_gradients
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "expected"),
+    [
+        ((3, 3, 3, 32), "Conv2D", 288),  # the stem of MobileNet: 3·3·32
+        ((1, 1, 64, 128), "Conv2D", 128),
+        ((1, 7, 5, 2), "Conv2D", 14),
+        ((5, 4, 6), "Conv1D", 30),
+        ((1280, 1000), "Dense", 1000),
+        ((3, 3, 96, 1), "DepthwiseConv2D", 9),
+        ((3, 3, 96, 2), "DepthwiseConv2D", 18),
+        ((3, 3, 8, 16), "conv", 144),
+        ((3, 3, 8, 2), "depthwise", 18),
+        ((8, 4), "dense", 4),
+    ],
+)
+def test_fan_out_counts_the_outputs_of_one_input(shape, kind, expected):
+    assert rescale.fan_out(shape, kind) == expected
+    long_name = {"conv": "Conv2D", "depthwise": "DepthwiseConv2D", "dense": "Dense"}
+    assert reference.fan_out(shape, long_name.get(kind, kind)) == expected
+
+
+def test_an_unknown_kind_of_layer_is_answered_with_the_nearest():
+    with pytest.raises(ValueError, match=r"Did you mean Conv2D\?"):
+        rescale.fan_out((3, 3, 8, 8), "Conv2DD")
+
+
+@pytest.mark.parametrize(("shape", "kind"), [((3, 3, 8), "Conv2D"), ((3, 3, 8, 8), "Dense")])
+def test_a_kernel_of_another_rank_is_refused(shape, kind):
+    with pytest.raises(ValueError, match="dimensions"):
+        rescale.fan_out(shape, kind)
+
+
+def test_rescaled_weights_worked_by_hand():
+    # mean(Q²) = (1 + 1/9 + 1/9 + 1)/4 = 5/9, n̂ = 5: c = 1/sqrt(25/9) = 3/5.
+    weights = tf.constant([[-1.0, -1 / 3], [1 / 3, 1.0]])
+    np.testing.assert_allclose(
+        rescale.rescale_weights(weights, fan_out=5).numpy(), [[-0.6, -0.2], [0.2, 0.6]], rtol=1e-6
+    )
+    # mean(W²) = 4: c = sqrt(4 · 9/5).
+    latent = tf.constant([[2.0, -2.0], [-2.0, 2.0]])
+    by_deviation = rescale.rescale_factor(weights, 5, "stddev", latent).numpy()
+    assert by_deviation == pytest.approx(math.sqrt(7.2), rel=1e-6)
+    assert rescale.rescale_factor(weights, 5, "none").numpy() == 1.0
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+@settings(max_examples=20)
+@given(seed=st.integers(0, 2**32 - 1), fan_out=st.integers(1, 5000))
+def test_rescaled_weights_have_mean_square_one_over_fan_out(bits, seed, fan_out):
+    latent = np.random.default_rng(seed).normal(size=(3, 3, 4, 8)).astype(np.float32)
+    weights = dorefa.quantize_weights(latent, bits)
+    rescaled = rescale.rescale_weights(weights, fan_out).numpy().astype(np.float64)
+    # A mean of 288 squares and a reciprocal root, in float32: a few units in the last place.
+    assert np.mean(np.square(rescaled)) * fan_out == pytest.approx(1.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("method", rescale.METHODS)
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+def test_the_factor_is_that_of_the_reference_and_carries_no_gradient(method, mode):
+    draw = np.random.default_rng(0)
+    latent = draw.normal(size=(3, 3, 4, 8)).astype(np.float32)
+    weights, upstream = np.tanh(latent), draw.normal(size=latent.shape).astype(np.float32)
+    value, gradient, latent_gradient = value_and_gradients(
+        lambda weights, latent: rescale.rescale_weights(weights, 72, method, latent) + 0.0 * latent,
+        [weights, latent],
+        upstream,
+        mode=mode,
+    )
+    factor = reference.rescale_factor(weights, 72, method, latent)
+    np.testing.assert_allclose(value, factor * weights, rtol=1e-6)
+    np.testing.assert_allclose(gradient, factor * upstream, rtol=1e-6)
+    assert not latent_gradient.any()
+
+
+@pytest.mark.parametrize("method", rescale.METHODS)
+def test_all_zero_weights_stay_zero(method):
+    zeros = tf.zeros([3, 3, 2, 2])
+    latent = tf.ones([3, 3, 2, 2])
+    assert rescale.rescale_factor(zeros, 18, method, latent).numpy() == 1.0
+    assert not rescale.rescale_weights(zeros, 18, method, latent).numpy().any()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_weights_are_rescaled_in_float32(dtype):
+    # 2^-12 squared is below float16's smallest number.
+    weights = tf.cast(tf.fill([64, 64], 2.0**-12), dtype)
+    rescaled = rescale.rescale_weights(weights, 4)
+    assert rescaled.dtype == tf.as_dtype(dtype)
+    assert rescaled.numpy().astype(np.float32).tolist() == np.full((64, 64), 0.5).tolist()
+
+
+def test_unknown_methods_and_missing_arguments_are_refused():
+    weights = tf.ones([2, 2])
+    with pytest.raises(ValueError, match=r"method='std' is no rescaling\. Did you mean stddev\?"):
+        rescale.rescale_weights(weights, 2, "std")
+    with pytest.raises(ValueError, match=r"pass latent=\.\.\., or use method='constant'"):
+        rescale.rescale_weights(weights, 2, "stddev")
+    with pytest.raises(ValueError, match=r"fan_out=0: expected the layer's number"):
+        rescale.rescale_weights(weights, 0)
