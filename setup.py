@@ -14,7 +14,7 @@ setuptools.setup(
     long_description=(_HERE / "README.md").read_text(),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    python_requires=">=3.10",
+    python_requires=">=3.11",
     packages=setuptools.find_packages(include=["sat_tf", "sat_tf.*"]),
     package_data={"sat_tf": ["py.typed"]},
     install_requires=[

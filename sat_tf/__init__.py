@@ -1,1 +1,72 @@
-"""sat-tf."""
+"""sat-tf: low-bit quantization-aware training for Keras, with a certified TFLite export.
+
+The names below load TensorFlow when they are first used, so that the command line can answer
+without it. Keras learns of sat-tf's layers when it is imported, before or after this package, so
+that saved models load with nothing but `import sat_tf`.
+"""
+
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import wrapt
+
+from sat_tf.version import __version__
+
+if TYPE_CHECKING:
+    from sat_tf import export as export
+    from sat_tf.export.certificate import verify_tflite as verify_tflite
+    from sat_tf.export.file import export_tflite as export_tflite
+    from sat_tf.qat import configs as configs
+    from sat_tf.qat.calibrate import calibrate as calibrate
+    from sat_tf.qat.policy import BitPolicy as BitPolicy
+    from sat_tf.qat.requantize import requantize as requantize
+    from sat_tf.qat.scheme import SatQuantizeScheme as SatQuantizeScheme
+    from sat_tf.qat.scheme import quantize_model as quantize_model
+    from sat_tf.qat.scheme import quantize_scope as quantize_scope
+
+_HOMES = {
+    "BitPolicy": "sat_tf.qat.policy",
+    "SatQuantizeScheme": "sat_tf.qat.scheme",
+    "calibrate": "sat_tf.qat.calibrate",
+    "configs": "sat_tf.qat",
+    "export": "sat_tf",
+    "export_tflite": "sat_tf.export.file",
+    "quantize_model": "sat_tf.qat.scheme",
+    "quantize_scope": "sat_tf.qat.scheme",
+    "requantize": "sat_tf.qat.requantize",
+    "verify_tflite": "sat_tf.export.certificate",
+}
+
+__all__ = [*_HOMES, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name in ("configs", "export"):
+        return importlib.import_module(f"{_HOMES[name]}.{name}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def _register_with_keras(module: ModuleType) -> None:
+    """Makes Keras know the layers of quantized models.
+
+    TFMOT imports Keras half way through its own import, through TensorFlow's lazy loader, which
+    recurses without end if asked again before it is done: its own hook follows when it is whole.
+    """
+    if module.__name__ == "tf_keras" and "tensorflow_model_optimization" in sys.modules:
+        return
+    importlib.import_module("sat_tf.qat.wrapper")
+
+
+if "tensorflow" in sys.modules:
+    importlib.import_module("sat_tf.qat.wrapper")
+else:
+    for _library in ("tf_keras", "tensorflow_model_optimization"):
+        wrapt.register_post_import_hook(_register_with_keras, _library)

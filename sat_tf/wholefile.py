@@ -1,0 +1,70 @@
+"""Files that appear whole or not at all."""
+
+import contextlib
+import os
+import pathlib
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+
+def expect_path(path: Any) -> pathlib.Path:
+    """Returns `path` as a pathlib.Path; raises ValueError, with the fix, unless it is a path."""
+    if isinstance(path, str | os.PathLike) and isinstance(os.fspath(path), str):
+        return pathlib.Path(path)
+    raise ValueError(
+        f"path: received {type(path).__name__}, expected the name of a file; pass a string or a "
+        "pathlib.Path."
+    )
+
+
+def check_writable(path: str | os.PathLike[str]) -> pathlib.Path:
+    """The path of a file that can be written.
+
+    Raises:
+        ValueError: its folder does not exist or cannot be written, or it is no regular file.
+    """
+    path = expect_path(path)
+    folder = path.parent
+    if os.path.isdir(path):
+        raise ValueError(f"{path}: received a folder, expected the name of a file; add a name.")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ValueError(
+            f"{path}: received a device or a pipe, expected a regular file, which can be replaced; "
+            "choose another name."
+        )
+    if not os.path.isdir(folder):
+        raise ValueError(
+            f"{path}: received a file in the folder {folder}, which does not exist, expected one "
+            "that does; make it first."
+        )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ValueError(
+            f"{path}: received a file in the folder {folder}, which is not writable, expected one "
+            "that is; choose another folder, or change its permissions."
+        )
+    return path
+
+
+@contextlib.contextmanager
+def written_whole(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+    """A temporary name beside `path`, with its suffix, which becomes `path` when all went well.
+
+    If the block raises, nothing is left and an older file of that name stays as it was.
+
+    Raises:
+        ValueError: as in `check_writable`, or the file cannot be written after all.
+    """
+    path = check_writable(path)
+    temporary = path.with_name(f".{uuid.uuid4().hex}{path.suffix}")
+    try:
+        yield temporary
+        temporary.replace(path)
+    except OSError as error:
+        raise ValueError(
+            f"{path}: received a file that cannot be written ({error.strerror}), expected one that "
+            "can; choose another name or folder, or free some space."
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)

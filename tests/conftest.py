@@ -1,0 +1,32 @@
+"""What all tests share: two logical CPUs for distribution strategies, and repeatable draws."""
+
+import hypothesis
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+# Devices can be divided only before TensorFlow first uses them.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 2
+)
+
+# The same examples in every run, and no limit on the time of one: the first traces a graph.
+hypothesis.settings.register_profile(
+    "repeatable", derandomize=True, deadline=None, max_examples=50, database=None
+)
+hypothesis.settings.load_profile("repeatable")
+
+
+@pytest.fixture(scope="session", params=[1, 2])
+def replicas(request):
+    """A strategy with one replica, and one with two."""
+    # The default, collective operations, can serve only one strategy a process.
+    return tf.distribute.MirroredStrategy(
+        [f"CPU:{index}" for index in range(request.param)],
+        cross_device_ops=tf.distribute.ReductionToOneDevice(),
+    )
+
+
+@pytest.fixture(autouse=True)
+def _same_draws_for_every_test():
+    keras.utils.set_random_seed(0)

@@ -1,0 +1,178 @@
+"""The mathematics of the quantizers in float64 NumPy, written from the formulas alone.
+
+It imports nothing of the package: it is a witness, not a user. Every function says which equation
+of the paper it computes. Rounding is floor(x + 1/2), ties upwards.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+# Per grid: steps in the unit interval, largest integer n, what is added before the floor, and how
+# many codes lie between n and n + 1.
+GRIDS = {
+    "dorefa": (lambda b: 2**b - 1, lambda b: 2**b - 1, 0.5, 2),
+    "narrow": (lambda b: 2**b - 2, lambda b: 2**b - 2, 0.5, 1),
+    "rounded": (lambda b: 2**b, lambda b: 2**b - 1, 0.5, 1),
+    "modified": (lambda b: 2**b, lambda b: 2**b - 1, 0.0, 1),
+}
+
+
+def round_half_up(x: np.ndarray) -> np.ndarray:
+    return np.floor(np.asarray(x, np.float64) + 0.5)
+
+
+# -- weights -----------------------------------------------------------------------------------
+
+
+def clamp(latent: np.ndarray, range_axes: Sequence[int] = ()) -> np.ndarray:
+    """Eq. 3 and 4: tanh(W) / max|tanh(W)|."""
+    squashed, maximum, _ = _squash(latent, range_axes)
+    return squashed / maximum
+
+
+def clamp_gradient(
+    latent: np.ndarray,
+    upstream: np.ndarray,
+    detach_max: bool = False,
+    range_axes: Sequence[int] = (),
+) -> np.ndarray:
+    """Gradient of Σ upstream · clamp(latent).
+
+    With t = tanh(W) and m = max|t| = |t_k|:  dŴ_i/dt_j = [i = j]/m - [j = k] sign(t_k) t_i/m². Ties
+    for the maximum share its gradient.
+    """
+    squashed, maximum, axes = _squash(latent, range_axes)
+    gradient = upstream / maximum
+    if not detach_max:
+        holds = (np.abs(squashed) == maximum) & (squashed != 0.0)
+        ties = np.maximum(np.sum(holds, axis=axes, keepdims=True), 1)
+        towards = -np.sum(upstream * squashed, axis=axes, keepdims=True) / maximum**2
+        gradient = gradient + np.where(holds, np.sign(squashed) * towards / ties, 0.0)
+    return gradient * (1.0 - squashed**2)
+
+
+def weight_position(
+    latent: np.ndarray, bits: int, grid: str, range_axes: Sequence[int] = ()
+) -> np.ndarray:
+    """Where clamped weights lie between the integers of a grid, before rounding."""
+    divisor, _, _, _ = GRIDS[grid]
+    return divisor(bits) * (clamp(latent, range_axes) + 1.0) / 2.0
+
+
+def weight_units(
+    latent: np.ndarray, bits: int, grid: str, range_axes: Sequence[int] = ()
+) -> np.ndarray:
+    """The integers n = 0..top."""
+    _, top, offset, _ = GRIDS[grid]
+    position = weight_position(latent, bits, grid, range_axes)
+    return np.clip(np.floor(position + offset), 0, top(bits))
+
+
+def quantize_weights(
+    latent: np.ndarray, bits: int, grid: str, range_axes: Sequence[int] = ()
+) -> np.ndarray:
+    """Eq. 7: Q = 2 n / divisor - 1."""
+    divisor, _, _, _ = GRIDS[grid]
+    return 2.0 * weight_units(latent, bits, grid, range_axes) / divisor(bits) - 1.0
+
+
+def weight_codes(
+    latent: np.ndarray, bits: int, grid: str, range_axes: Sequence[int] = ()
+) -> np.ndarray:
+    """The smallest integers proportional to the quantized weights."""
+    divisor, _, _, per_unit = GRIDS[grid]
+    units = weight_units(latent, bits, grid, range_axes)
+    return np.asarray(per_unit * (units - divisor(bits) / 2.0), np.int64)
+
+
+def distance_from_tie(position: np.ndarray, grid: str) -> np.ndarray:
+    """How far a position is from where the rounding jumps, in integers."""
+    _, _, offset, _ = GRIDS[grid]
+    shifted = position + offset
+    return np.abs(shifted - np.round(shifted))
+
+
+def _squash(
+    latent: np.ndarray, range_axes: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray, tuple[int, ...]]:
+    squashed = np.tanh(np.asarray(latent, np.float64))
+    keep = {axis % squashed.ndim for axis in range_axes}
+    axes = tuple(axis for axis in range(squashed.ndim) if axis not in keep)
+    maximum = np.max(np.abs(squashed), axis=axes, keepdims=True)
+    return squashed, np.where(maximum > 0.0, maximum, 1.0), axes
+
+
+# -- rescaling ---------------------------------------------------------------------------------
+
+
+def fan_out(kernel_shape: Sequence[int], kind: str) -> int:
+    """n̂: how many outputs one input value reaches through the kernel."""
+    *spatial, inputs, outputs = kernel_shape
+    assert inputs > 0
+    return math.prod(spatial) * outputs if kind != "Dense" else outputs
+
+
+def rescale_factor(
+    weights: np.ndarray, n: int, method: str = "constant", latent: np.ndarray | None = None
+) -> float:
+    """Eq. 5 and 8, 1/sqrt(n̂ mean(Q²)), or Eq. 18, sqrt(mean(W²)/mean(Q²))."""
+    mean_square = float(np.mean(np.square(np.asarray(weights, np.float64))))
+    if method == "none" or mean_square == 0.0:
+        return 1.0
+    if method == "constant":
+        return 1.0 / math.sqrt(n * mean_square)
+    return math.sqrt(float(np.mean(np.square(np.asarray(latent, np.float64)))) / mean_square)
+
+
+# -- activations -------------------------------------------------------------------------------
+
+
+def quantize_activation(x: np.ndarray, level: float, bits: int) -> np.ndarray:
+    """Eq. 9 to 12: α round(a clip(x, 0, α) / α) / a, a = 2^b - 1."""
+    steps = 2**bits - 1
+    clipped = np.clip(np.asarray(x, np.float64), 0.0, level)
+    return level * round_half_up(steps * clipped / level) / steps
+
+
+def activation_gradients(
+    x: np.ndarray, level: float, bits: int, upstream: np.ndarray, gradient: str = "calibrated"
+) -> tuple[np.ndarray, float]:
+    """dx by the straight-through estimator, and dα by Eq. 13 (or 0 below α, the original PACT)."""
+    x = np.asarray(x, np.float64)
+    inside = (x > 0.0) & (x < level)
+    slope = np.where(x >= level, 1.0, 0.0)
+    if gradient == "calibrated":
+        error = quantize_activation(x, level, bits) - np.where(inside, x, 0.0)
+        slope = np.where(inside, error / level, slope)
+    return np.where(inside, upstream, 0.0), float(np.sum(upstream * slope))
+
+
+def activation_position(x: np.ndarray, level: float, bits: int) -> np.ndarray:
+    """Where clipped activations lie between the codes, before rounding."""
+    return (2**bits - 1) * np.clip(np.asarray(x, np.float64), 0.0, level) / level
+
+
+def quantize_stream(x: np.ndarray, level: float, bits: int) -> np.ndarray:
+    """The signed form: 2r/a · round(a clip(x, -r, r) / 2r), a = 2^b - 2."""
+    step = 2.0 * level / (2**bits - 2)
+    return step * round_half_up(np.clip(np.asarray(x, np.float64), -level, level) / step)
+
+
+def stream_gradients(
+    x: np.ndarray, level: float, bits: int, upstream: np.ndarray, gradient: str = "calibrated"
+) -> tuple[np.ndarray, float]:
+    """dx, and dr: 1 and -1 where clipped, between them (q - x)/r, or 0 in the original PACT."""
+    x = np.asarray(x, np.float64)
+    inside = np.abs(x) < level
+    slope = np.where(inside, 0.0, np.sign(x))
+    if gradient == "calibrated":
+        error = quantize_stream(x, level, bits) - np.where(inside, x, 0.0)
+        slope = np.where(inside, error / level, slope)
+    return np.where(inside, upstream, 0.0), float(np.sum(upstream * slope))
+
+
+def stream_position(x: np.ndarray, level: float, bits: int) -> np.ndarray:
+    """Where clipped values lie between the codes, before rounding."""
+    return np.clip(np.asarray(x, np.float64), -level, level) * (2**bits - 2) / (2.0 * level)

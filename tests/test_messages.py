@@ -1,0 +1,29 @@
+import pytest
+
+from sat_tf.messages import did_you_mean, list_problems
+
+
+@pytest.mark.parametrize(
+    ("received", "sentence"),
+    [
+        ("weigth_bits", "Did you mean weight_bits?"),
+        ("activation", "Did you mean activation_bits?"),
+        ("q", "Known: activation_bits, rescale, weight_bits."),
+        ("", "Known: activation_bits, rescale, weight_bits."),
+    ],
+)
+def test_the_nearest_known_name_is_proposed_or_all_of_them(received, sentence):
+    assert did_you_mean(received, ["weight_bits", "rescale", "activation_bits"]) == sentence
+
+
+def test_names_that_are_no_text_have_no_nearest():
+    assert did_you_mean(3, ["a", "b"]) == "Known: a, b."
+
+
+def test_every_problem_has_a_line_of_its_own():
+    problems = (text for text in ["first.", "second."])
+    assert list_problems("thing", problems) == "thing: 2 problems\n  - first.\n  - second."
+
+
+def test_one_problem_is_not_plural():
+    assert list_problems("thing", ["only."]) == "thing: 1 problem\n  - only."
