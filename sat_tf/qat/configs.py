@@ -9,7 +9,7 @@ import tf_keras as keras
 
 from sat_tf.messages import did_you_mean, list_problems
 from sat_tf.qat import registry
-from sat_tf.qat.policy import PER_LAYER_FIELDS, BitPolicy, check_fields
+from sat_tf.qat.policy import PER_LAYER_FIELDS, BitPolicy, check_fields, plain_numbers
 from sat_tf.qat.quantizers import (
     DorefaQuantizer,
     PactQuantizer,
@@ -47,7 +47,7 @@ class LayerConfig(tfmot.quantization.keras.QuantizeConfig):
             for name in fields
             if name not in PER_LAYER_FIELDS
         ]
-        known = {name: value for name, value in fields.items() if name in PER_LAYER_FIELDS}
+        known = plain_numbers({name: fields[name] for name in fields if name in PER_LAYER_FIELDS})
         problems += check_fields(known)
         if problems:
             raise ValueError(list_problems("LayerConfig", problems))
@@ -65,7 +65,10 @@ class LayerConfig(tfmot.quantization.keras.QuantizeConfig):
         if support is None or not support.kernel:
             return []
         quantizer = DorefaQuantizer(
-            num_bits=policy.weight_bits, grid=policy.weight_grid, detach_max=policy.detach_max
+            num_bits=policy.weight_bits,
+            grid=policy.weight_grid,
+            range_axes=support.channel_axes if policy.weight_range == "channel" else (),
+            detach_max=policy.detach_max,
         )
         return [(getattr(layer, support.kernel), quantizer)]
 
@@ -83,7 +86,8 @@ class LayerConfig(tfmot.quantization.keras.QuantizeConfig):
     def set_quantize_activations(
         self, layer: keras.layers.Layer, quantize_activations: Sequence[Any]
     ) -> None:
-        """Nothing to set."""
+        """Does nothing: there are none."""
+        del layer, quantize_activations
 
     def get_output_quantizers(self, layer: keras.layers.Layer) -> list[Any]:
         """None, as for activations."""

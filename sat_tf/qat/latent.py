@@ -41,7 +41,8 @@ def latent_kernel(
         The latent weights, and m with the reduced axes kept at length 1; both float64.
 
     >>> latent, maximum = latent_kernel(np.array([[0.5, -2.0]]))
-    >>> (np.tanh(latent) / np.abs(np.tanh(latent)).max()).tolist(), float(maximum)
+    >>> clamped = np.tanh(latent) / np.abs(np.tanh(latent)).max()
+    >>> clamped.round(9).tolist(), maximum.item()
     ([[0.25, -1.0]], 2.0)
     """
     kernel = np.asarray(kernel, np.float64)

@@ -12,7 +12,6 @@ from sat_tf.qat import latent, registry
 from sat_tf.qat.network import Network
 from sat_tf.qat.placement import Insertion, Placement, place
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.qat.registry import Role
 from sat_tf.qat.wrapper import QuantizedLayer
 
 
@@ -70,8 +69,8 @@ def quantized_model(
                 node.layer.get_weights()
             )
     if keep_function:
-        for name in placement.configs:
-            if registry.role_of(network[name].layer) is Role.LINEAR:
+        for name, config in placement.configs.items():
+            if config.weights is not None:
                 _keep_function(built, name, placement)
     return built
 
@@ -91,9 +90,10 @@ def _non_finite_weights(network: Network) -> list[str]:
         for variable, value in zip(node.layer.weights, node.layer.get_weights(), strict=True):
             bad = np.size(value) - np.count_nonzero(np.isfinite(value))
             if bad:
+                name = variable.name.split("/")[-1].split(":")[0]
                 problems.append(
-                    f"{variable.name}: received {bad} weights of {np.size(value)} that are NaN or "
-                    "infinite, expected finite ones; load or train the float model again."
+                    f"{node.name}: received {bad} of {np.size(value)} values of {name} that are "
+                    "NaN or infinite, expected finite ones; load or train the float model again."
                 )
     return problems
 

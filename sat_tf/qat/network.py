@@ -7,6 +7,8 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.messages import list_problems
+
 
 @dataclasses.dataclass(frozen=True)
 class Node:
@@ -94,6 +96,12 @@ class Network:
         shape = tuple(outputs[0].shape[1:])
         takes_list = isinstance(first, list | tuple)
         self._nodes[layer.name] = Node(layer.name, layer, inputs, takes_list, arguments, shape)
+
+    def refuse_problems(self) -> None:
+        """Raises ValueError, with all `problems`, where there are any."""
+        if self.problems:
+            problems = [f"{name}: {text}." for name, text in self.problems.items()]
+            raise ValueError(list_problems(f"model {self.name!r}", problems))
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self._nodes.values())

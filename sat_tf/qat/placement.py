@@ -94,6 +94,8 @@ class _Placer:
         self.policy = policy
         self.problems: list[str] = [f"{name}: {text}." for name, text in network.problems.items()]
         self.annotations = {name: self._fields(name, given) for name, given in annotations.items()}
+        self.policies = {node.name: self._policy_at(node.name) for node in network}
+        self.unsupported = False
         self.roles = {node.name: self._role(node) for node in network}
         self.linear = [name for name, role in self.roles.items() if role is Role.LINEAR]
         upstream = {name: network.before(name) & set(self.linear) for name in self.linear}
@@ -101,13 +103,12 @@ class _Placer:
         self.first = {name for name in self.linear if not upstream[name]}
         self.last = set(self.linear) - followed
         self.quantizes_activations = any(
-            self._at(name).activation_bits is not None for name in self.linear
+            self.policies[name].activation_bits is not None for name in self.linear
         )
 
     def place(self) -> Placement:
         self._check()
-        if self.problems:
-            raise ValueError(list_problems(f"model {self.network.name!r}", self.problems))
+        self._raise_problems()
         outputs = {node.name: self._output(node) for node in self.network}
         insertions = tuple(self._insertions(outputs))
         configs = {}
@@ -119,11 +120,21 @@ class _Placer:
                 output=outputs[name],
                 annotation=self.annotations[name] or None,
             )
-        if self.problems:
-            raise ValueError(list_problems(f"model {self.network.name!r}", self.problems))
+        self._raise_problems()
         norms = {name: self._norms_behind(name) for name in self.linear}
         behind = {name: found for name, found in norms.items() if found}
         return Placement(configs, insertions, behind)
+
+    def _raise_problems(self) -> None:
+        if not self.problems:
+            return
+        message = list_problems(f"model {self.network.name!r}", self.problems)
+        if self.unsupported:
+            message += (
+                f"\nsat-tf quantizes {', '.join(registry.supported_names())}. Replace others, "
+                "leave them out of the annotation, or pass unsupported='float'."
+            )
+        raise ValueError(message)
 
     # -- what the graph says -------------------------------------------------------------------
 
@@ -138,16 +149,22 @@ class _Placer:
         )
         return {}
 
+    def _policy_at(self, name: str) -> BitPolicy:
+        try:
+            return self.policy.at(name, self.annotations.get(name))
+        except ValueError as error:  # fields that are right alone and wrong together
+            self.problems += [f"{name}: {line[4:]}" for line in str(error).splitlines()[1:]]
+            return self.policy
+
     def _role(self, node: Node) -> Role:
-        role = registry.role_of(node.layer)
-        if role is Role.LINEAR and node.name not in self.annotations:
+        role, problem = registry.role_of(node.layer), registry.unsupported_problem(node.layer)
+        if node.name not in self.annotations:
+            return Role.OPAQUE if problem or role is Role.LINEAR else role
+        if problem and self.policy.unsupported == "float":
             return Role.OPAQUE
-        if node.name in self.annotations and role is not Role.INPUT:
-            problem = registry.unsupported_problem(node.layer)
-            if problem and self.policy.unsupported == "float":
-                return Role.OPAQUE
-            if problem and node.name not in self.network.problems:
-                self.problems.append(f"{node.name}: {problem}.")
+        if problem and node.name not in self.network.problems:
+            self.problems.append(f"{node.name}: {problem}.")
+            self.unsupported |= registry.find_support(node.layer) is None
         return role
 
     def _check(self) -> None:
@@ -225,7 +242,7 @@ class _Placer:
             if role in (Role.MOVEMENT, Role.SOFTMAX):
                 yield from self._demands(reader.name)
             elif role is Role.LINEAR:
-                bits = self._at(reader.name).activation_bits
+                bits = self.policies[reader.name].activation_bits
                 yield _Demand(reader.name, "float" if bits is None else "linear", bits)
             elif role is Role.OPAQUE:
                 yield _Demand(reader.name, "float")
@@ -233,9 +250,6 @@ class _Placer:
                 yield _Demand(reader.name, "stream")
 
     # -- what is decided -----------------------------------------------------------------------
-
-    def _at(self, name: str) -> BitPolicy:
-        return self.policy.at(name, self.annotations.get(name))
 
     def _output(self, node: Node) -> SatQuantizer | None:
         """The quantizer or observer of a layer's own output."""
@@ -255,7 +269,7 @@ class _Placer:
             return self._quantizer(name, max(bits), demands)
         if "stream" in kinds or ("linear" in kinds and "float" not in kinds):
             float_streams = "float" in kinds or self.policy.activation_bits is None
-            stream_bits = self._at(name).stream_bits
+            stream_bits = self.policies[name].stream_bits
             if stream_bits is not None and not float_streams:
                 return self._quantizer(name, stream_bits, demands)
             # It stays float here; the export needs its range where integer kernels compute it.
@@ -281,7 +295,7 @@ class _Placer:
             return
         wanted: dict[int, list[_Demand]] = {}
         for reader in self.network.consumers(name):
-            bits = self._at(reader.name).activation_bits
+            bits = self.policies[reader.name].activation_bits
             if self.roles[reader.name] is Role.LINEAR and bits is not None:
                 wanted.setdefault(bits, []).append(_Demand(reader.name, "linear", bits))
         for bits, demands in wanted.items():
@@ -297,7 +311,7 @@ class _Placer:
         return name == self.network.input
 
     def _quantizer(self, name: str, bits: int, demands: list[_Demand]) -> SatQuantizer:
-        policy, negative = self._at(name), self._negative(name)
+        policy, negative = self.policies[name], self._negative(name)
         if negative and bits < 2:
             self.problems.append(
                 f"{name}: received activation_bits={bits} for a tensor that can be negative, "
@@ -305,8 +319,7 @@ class _Placer:
                 "override their activation_bits."
             )
         level = policy.initial_clipping_level
-        classifier = {demand.reader for demand in demands} <= self.last
-        if classifier and level == self.policy.initial_clipping_level:
+        if {demand.reader for demand in demands} <= self.last:
             level = policy.initial_classifier_clipping_level
         settings: dict[str, Any] = {
             "num_bits": bits,
@@ -317,7 +330,7 @@ class _Placer:
         return StreamQuantizer(**settings) if negative else PactQuantizer(**settings)
 
     def _weights(self, name: str) -> DorefaQuantizer:
-        layer, policy = self.network[name].layer, self._at(name)
+        layer, policy = self.network[name].layer, self.policies[name]
         support = registry.find_support(layer)
         kernel = getattr(layer, registry.kernel_name(layer))
         bits = policy.weight_bits

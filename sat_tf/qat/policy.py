@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import fnmatch
 import math
+import numbers
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -28,6 +29,17 @@ class _Field:
     accepts: Callable[[Any], bool]
     expected: str
     per_layer: bool = False
+
+
+def plain_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same values with NumPy's numbers as Python's, which any file format can hold."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            return value
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+    return {name: plain(value) for name, value in values.items()}
 
 
 def _is_bits(value: Any, fewest: int) -> bool:
@@ -158,11 +170,13 @@ class BitPolicy:
     overrides: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name, value in plain_numbers(self._plain_fields()).items():
+            object.__setattr__(self, name, value)
         problems = check_fields(self._plain_fields())
         problems += _check_overrides(self.overrides, self.weight_grid)
         if problems:
             raise ValueError(list_problems("BitPolicy", problems))
-        copied = {pattern: dict(fields) for pattern, fields in self.overrides.items()}
+        copied = {pattern: plain_numbers(fields) for pattern, fields in self.overrides.items()}
         object.__setattr__(self, "overrides", copied)
         for caution in self._cautions():
             warnings.warn(caution, stacklevel=3)
@@ -194,7 +208,8 @@ class BitPolicy:
     def at(self, layer_name: str, annotation: Mapping[str, Any] | None = None) -> "BitPolicy":
         """The policy for one layer: its annotation over the matching overrides over the rest.
 
-        Weight bits given for a layer hold for it even where it is the first or the last one.
+        Weight bits and clipping levels given for a layer hold for it even where it is the first or
+        the last one, or makes what enters the last one.
         """
         fields: dict[str, Any] = {}
         for pattern, overriding in self.overrides.items():
@@ -205,6 +220,8 @@ class BitPolicy:
             return self
         if "weight_bits" in fields:
             fields["first_last_weight_bits"] = None
+        if "initial_clipping_level" in fields:
+            fields["initial_classifier_clipping_level"] = fields["initial_clipping_level"]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # said when the policy was made
             return dataclasses.replace(self, **fields, overrides={})
@@ -233,6 +250,18 @@ class BitPolicy:
         ]
 
 
+def expect_policy(policy: Any) -> BitPolicy:
+    """Returns `policy`; raises ValueError, with the fix, unless it is a `BitPolicy`."""
+    if isinstance(policy, BitPolicy):
+        return policy
+    fix = f"write BitPolicy.mobile({policy})" if _is_bits(policy, 1) else "write BitPolicy(...)"
+    if isinstance(policy, Mapping):
+        fix = "write BitPolicy(**policy)"
+    raise ValueError(
+        f"policy={policy!r}: received {type(policy).__name__}, expected a sat_tf.BitPolicy; {fix}."
+    )
+
+
 def _check_overrides(overrides: Any, weight_grid: Any) -> list[str]:
     if not isinstance(overrides, Mapping):
         return [
@@ -249,7 +278,7 @@ def _check_overrides(overrides: Any, weight_grid: Any) -> list[str]:
             if name not in PER_LAYER_FIELDS:
                 hint = did_you_mean(str(name), PER_LAYER_FIELDS)
                 problems.append(f"{where}: {name} cannot be set for one layer. {hint}")
-        known = {name: value for name, value in fields.items() if name in PER_LAYER_FIELDS}
+        known = plain_numbers({name: fields[name] for name in fields if name in PER_LAYER_FIELDS})
         found = check_fields({"weight_grid": weight_grid, **known})
         problems += [f"{where}: {problem}" for problem in found]
     return problems

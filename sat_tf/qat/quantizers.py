@@ -172,7 +172,7 @@ class _ClippingQuantizer(SatQuantizer):
         del tensor_shape, name
         start = self.initial_clipping_level
         if self.ceiling is not None:
-            start = min(start, self.ceiling)
+            start = max(min(start, self.ceiling), SMALLEST_CLIPPING_LEVEL)
         level = _add_scalar(
             layer,
             "clipping_level",

@@ -86,17 +86,15 @@ def unsupported_problem(layer: keras.layers.Layer) -> str | None:
     """Why this layer cannot be quantized, and what to do; None where it can."""
     support = find_support(layer)
     if support is None:
-        return (
-            f"received {type(layer).__name__}, which sat-tf does not quantize, expected one of "
-            f"{', '.join(supported_names())}; replace it, leave it out of the annotation, or pass "
-            "unsupported='float'"
-        )
+        return f"received {type(layer).__name__}, which sat-tf does not quantize"
     return support.refuse(layer)
 
 
 def supported_names() -> list[str]:
     """Class names of the layers in the table."""
-    return sorted(layer_class.__name__ for layer_class in _SUPPORT)
+    return sorted(
+        layer_class.__name__ for layer_class, row in _SUPPORT.items() if row.role is not Role.INPUT
+    )
 
 
 def _activation_role(layer: keras.layers.Layer) -> Role:

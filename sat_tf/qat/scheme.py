@@ -9,7 +9,7 @@ from sat_tf.qat import configs, quantizers, registry
 from sat_tf.qat.layout import SatLayoutTransform
 from sat_tf.qat.network import Network
 from sat_tf.qat.placement import place
-from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.wrapper import QuantizedLayer
 
 
@@ -24,7 +24,7 @@ class SatQuantizeScheme(tfmot.quantization.keras.QuantizeScheme):
     """
 
     def __init__(self, policy: BitPolicy | None = None) -> None:
-        self.policy = BitPolicy() if policy is None else policy
+        self.policy = BitPolicy() if policy is None else expect_policy(policy)
 
     def get_layout_transformer(self) -> SatLayoutTransform:
         """The transform that places the quantizers."""
@@ -79,6 +79,11 @@ def quantize_model(model: keras.Model, policy: BitPolicy | None = None) -> keras
     """
     scheme = SatQuantizeScheme(policy)
     network = Network(model)
+    if any(isinstance(node.layer, QuantizedLayer) for node in network):
+        raise ValueError(
+            f"model {model.name!r}: received a model that is quantized already, expected a float "
+            "one; call sat_tf.requantize(model, policy) to give it another policy."
+        )
     if network.problems:
         # TFMOT refuses some of these itself, one at a time; the placement names all.
         annotations = {node.name: None for node in network}

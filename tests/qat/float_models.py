@@ -1,0 +1,319 @@
+"""Small float models of every shape that users come with, and weights as if they were trained."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+L = keras.layers
+
+_Graph = Callable[[Any], Any]
+
+
+def pretend_trained(model: keras.Model, seed: int = 0) -> keras.Model:
+    """Gives a model weights of many sizes; normalizations get negative and zero γ as well."""
+    draw = np.random.default_rng(seed)
+    for layer in model.layers:
+        values = []
+        for variable in layer.weights:
+            kind, shape = variable.name.split("/")[-1], tuple(variable.shape)
+            if "gamma" in kind:
+                value = draw.normal(size=shape)
+                value[0] = 0.0
+            elif "variance" in kind:
+                value = draw.uniform(0.05, 4.0, shape)
+            elif "kernel" in kind:
+                size = draw.uniform(0.2, 5.0) / np.sqrt(max(1.0, float(np.prod(shape[:-1]))))
+                value = size * draw.normal(size=shape)
+            else:
+                value = draw.normal(size=shape)
+            values.append(value.astype(np.float32))
+        layer.set_weights(values)
+    return model
+
+
+def build(name: str, seed: int = 0) -> keras.Model:
+    """One of `GRAPHS` as a model of 8x8 images, with weights as if it were trained."""
+    image = keras.Input((8, 8, 3), name="image")
+    return pretend_trained(keras.Model(image, GRAPHS[name](image), name=name), seed)
+
+
+def images(count: int = 8, size: int = 8, seed: int = 1) -> np.ndarray:
+    """Pixels 0 to 255 as float32."""
+    draw = np.random.default_rng(seed)
+    return draw.integers(0, 256, (count, size, size, 3)).astype(np.float32)
+
+
+def sequential_with_input_layer() -> keras.Model:
+    """A Sequential model that ends in a softmax."""
+    return pretend_trained(
+        keras.Sequential(
+            [
+                L.InputLayer((8, 8, 3), name="image"),
+                L.Conv2D(4, 3, name="conv"),
+                L.BatchNormalization(name="bn"),
+                L.ReLU(6.0, name="relu"),
+                L.Flatten(name="flatten"),
+                L.Dense(3, activation="softmax", name="classifier"),
+            ],
+            name="sequential",
+        )
+    )
+
+
+def sequential_built_later() -> keras.Model:
+    """A Sequential model without an input layer of its own."""
+    model = keras.Sequential(
+        [
+            L.Conv2D(4, 3, activation="relu", name="conv"),
+            L.MaxPooling2D(name="pool"),
+            L.Flatten(name="flatten"),
+            L.Dense(3, name="classifier"),
+            L.Softmax(name="softmax"),
+        ]
+    )
+    model.build((None, 8, 8, 3))
+    return pretend_trained(model)
+
+
+def dense_only() -> keras.Model:
+    """Two dense layers on a vector."""
+    vector = keras.Input((6,), name="image")
+    hidden = L.Dense(9, activation="relu", name="hidden")(vector)
+    return pretend_trained(keras.Model(vector, L.Dense(3, name="classifier")(hidden)))
+
+
+def any_image_size() -> keras.Model:
+    """A fully convolutional model whose image size is open."""
+    image = keras.Input((None, None, 3), name="image")
+    hidden = _conv_bn_relu(_conv_bn_relu(image, "a"), "b")
+    return pretend_trained(keras.Model(image, _head(hidden)))
+
+
+def _conv_bn(tensor: Any, name: str, channels: int = 4, **options: Any) -> Any:
+    tensor = L.Conv2D(channels, 3, padding="same", use_bias=False, name=name)(tensor)
+    return L.BatchNormalization(name=f"{name}_bn", **options)(tensor)
+
+
+def _conv_bn_relu(tensor: Any, name: str, **options: Any) -> Any:
+    return L.ReLU(name=f"{name}_relu", **options)(_conv_bn(tensor, name))
+
+
+def _head(tensor: Any) -> Any:
+    return L.Dense(5, name="classifier")(L.GlobalAveragePooling2D(name="pool")(tensor))
+
+
+def _plain(image: Any) -> Any:
+    return _head(_conv_bn_relu(_conv_bn_relu(image, "a"), "b"))
+
+
+def _relu6(image: Any) -> Any:
+    return _head(_conv_bn_relu(_conv_bn_relu(image, "a", max_value=6.0), "b", max_value=6.0))
+
+
+def _activation_layers(image: Any) -> Any:
+    tensor = L.Activation("relu", name="a_relu")(_conv_bn(image, "a"))
+    return _head(L.Activation(tf.nn.relu6, name="b_relu")(_conv_bn(tensor, "b")))
+
+
+def _without_normalization(image: Any) -> Any:
+    tensor = L.Conv2D(4, 3, activation="relu", name="a")(image)
+    tensor = L.ReLU(name="b_relu")(L.Conv2D(4, 3, name="b")(tensor))
+    return _head(tensor)
+
+
+def _depthwise(image: Any) -> Any:
+    tensor = _conv_bn_relu(image, "a")
+    tensor = L.DepthwiseConv2D(3, depth_multiplier=2, name="b")(tensor)
+    tensor = L.ReLU(name="b_relu")(L.BatchNormalization(name="b_bn")(tensor))
+    return _head(L.DepthwiseConv2D(3, activation="relu6", name="c")(tensor))
+
+
+def _no_gamma(image: Any) -> Any:
+    tensor = L.ReLU(name="a_relu")(_conv_bn(image, "a", scale=False))
+    return _head(L.ReLU(name="b_relu")(_conv_bn(tensor, "b", center=False)))
+
+
+def _mobile_block(image: Any) -> Any:
+    """An inverted residual: what two linear layers and an addition read."""
+    tensor = _conv_bn(_conv_bn_relu(image, "a"), "project")
+    expanded = _conv_bn_relu(tensor, "expand")
+    tensor = L.Add(name="add")([tensor, _conv_bn(expanded, "again")])
+    return _head(_conv_bn_relu(tensor, "last"))
+
+
+def _preactivation(image: Any) -> Any:
+    tensor = L.Conv2D(4, 3, padding="same", name="stem")(image)
+    for name in ("a", "b"):
+        normal = L.ReLU(name=f"{name}_relu")(L.BatchNormalization(name=f"{name}_bn")(tensor))
+        branch = L.Conv2D(4, 3, padding="same", name=f"{name}_conv")(normal)
+        tensor = L.Add(name=f"{name}_add")([tensor, branch])
+    last = L.BatchNormalization(name="last_bn")(tensor)
+    return _head(L.ReLU(name="last_relu")(last))
+
+
+def _residual(image: Any) -> Any:
+    """ResNet's first form: the sum is rectified."""
+    tensor = _conv_bn_relu(image, "a")
+    total = L.Add(name="add")([tensor, _conv_bn(tensor, "b")])
+    return _head(L.ReLU(name="add_relu")(total))
+
+
+def _sum_of_three(image: Any) -> Any:
+    tensor = _conv_bn_relu(image, "a")
+    branch = L.Conv2D(4, 1, name="b")(tensor)
+    return _head(L.Add(name="add")([tensor, branch, _conv_bn(tensor, "c")]))
+
+
+def _sum_with_itself(image: Any) -> Any:
+    tensor = _conv_bn_relu(image, "a")
+    return _head(L.Add(name="add")([tensor, tensor]))
+
+
+def _sum_with_the_image(image: Any) -> Any:
+    branch = L.Conv2D(3, 3, padding="same", name="a")(image)
+    return _head(L.Add(name="add")([branch, image]))
+
+
+def _two_readers(image: Any) -> Any:
+    tensor = _conv_bn_relu(image, "a")
+    branches = [L.Conv2D(4, 1, name=name)(tensor) for name in ("b", "c")]
+    return _head(L.Add(name="add")(branches))
+
+
+def _two_normalizations(image: Any) -> Any:
+    tensor = L.Conv2D(4, 1, name="a")(image)
+    first = L.BatchNormalization(name="a_bn")(tensor)
+    second = L.ReLU(name="b_relu")(L.BatchNormalization(name="b_bn")(tensor))
+    return _head(L.Add(name="add")([first, second]))
+
+
+def _average_pool_same(image: Any) -> Any:
+    tensor = L.AveragePooling2D(3, 2, padding="same", name="pool")(_conv_bn_relu(image, "a"))
+    return L.Dense(4, name="classifier")(L.Flatten(name="flatten")(tensor))
+
+
+def _average_pool_of_a_stream(image: Any) -> Any:
+    tensor = L.Conv2D(4, 3, name="b")(_conv_bn_relu(image, "a"))
+    tensor = L.AveragePooling2D(3, 2, padding="same", name="pool")(tensor)
+    return L.Dense(4, name="classifier")(L.Flatten(name="flatten")(tensor))
+
+
+def _max_pool_between(image: Any) -> Any:
+    tensor = L.MaxPooling2D(name="pool_a")(L.Conv2D(4, 3, name="a")(image))
+    tensor = L.MaxPooling2D(name="pool_b")(L.Conv2D(4, 1, name="b")(tensor))
+    return _head(L.ReLU(name="b_relu")(tensor))
+
+
+def _dropout(image: Any) -> Any:
+    pooled = L.GlobalAveragePooling2D(name="pool")(_conv_bn_relu(image, "a"))
+    return L.Dense(4, name="classifier")(L.Dropout(0.3, name="dropout")(pooled))
+
+
+def _softmax_layer(image: Any) -> Any:
+    return L.Softmax(name="softmax")(_plain(image))
+
+
+def _softmax_activation_layer(image: Any) -> Any:
+    return L.Activation("softmax", name="softmax")(_plain(image))
+
+
+def _softmax_in_the_classifier(image: Any) -> Any:
+    flat = L.Flatten(name="flatten")(_conv_bn_relu(image, "a"))
+    return L.Dense(4, activation="softmax", name="classifier")(flat)
+
+
+def _rectified_before_normalization(image: Any) -> Any:
+    tensor = L.Conv2D(4, 3, activation="relu", name="a")(image)
+    tensor = L.Conv2D(4, 3, name="b")(L.BatchNormalization(name="a_bn")(tensor))
+    return _head(tensor)
+
+
+def _padded(image: Any) -> Any:
+    tensor = L.ZeroPadding2D(name="pad")(_conv_bn_relu(image, "a"))
+    return _head(L.ReLU(name="b_relu")(L.Conv2D(4, 3, name="b")(tensor)))
+
+
+def _normalized_image(image: Any) -> Any:
+    return _head(_conv_bn_relu(L.BatchNormalization(name="image_bn")(image), "a"))
+
+
+def _rectified_logits(image: Any) -> Any:
+    return L.ReLU(name="logits_relu")(_plain(image))
+
+
+def _two_dense(image: Any) -> Any:
+    hidden = L.Dense(6, activation="relu", name="hidden")(L.Flatten(name="flatten")(image))
+    return L.Dense(3, name="classifier")(hidden)
+
+
+def _reshaped_logits(image: Any) -> Any:
+    return L.Reshape((1, 5), name="reshape")(_plain(image))
+
+
+def _one_convolution(image: Any) -> Any:
+    return L.Conv2D(2, 3, name="a")(image)
+
+
+def _sum_as_output(image: Any) -> Any:
+    tensor = _conv_bn_relu(image, "a")
+    branches = [L.Conv2D(4, 1, name=name)(tensor) for name in ("b", "c")]
+    return L.Add(name="add")(branches)
+
+
+def _normalization_as_output(image: Any) -> Any:
+    return _conv_bn(image, "a")
+
+
+def _frozen_normalization(image: Any) -> Any:
+    tensor = L.BatchNormalization(name="a_bn")(L.Conv2D(4, 1, name="a")(image), training=False)
+    return _head(L.ReLU(name="a_relu")(tensor))
+
+
+def _linear_activation(image: Any) -> Any:
+    return _head(L.Activation("linear", name="linear")(_conv_bn(image, "a")))
+
+
+GRAPHS: dict[str, _Graph] = {
+    "plain": _plain,
+    "relu6": _relu6,
+    "activation_layers": _activation_layers,
+    "without_normalization": _without_normalization,
+    "depthwise": _depthwise,
+    "no_gamma": _no_gamma,
+    "mobile_block": _mobile_block,
+    "preactivation": _preactivation,
+    "residual": _residual,
+    "sum_of_three": _sum_of_three,
+    "sum_with_itself": _sum_with_itself,
+    "sum_with_the_image": _sum_with_the_image,
+    "two_readers": _two_readers,
+    "two_normalizations": _two_normalizations,
+    "average_pool_same": _average_pool_same,
+    "average_pool_of_a_stream": _average_pool_of_a_stream,
+    "max_pool_between": _max_pool_between,
+    "dropout": _dropout,
+    "softmax_layer": _softmax_layer,
+    "softmax_activation_layer": _softmax_activation_layer,
+    "softmax_in_the_classifier": _softmax_in_the_classifier,
+    "rectified_before_normalization": _rectified_before_normalization,
+    "padded": _padded,
+    "normalized_image": _normalized_image,
+    "rectified_logits": _rectified_logits,
+    "two_dense": _two_dense,
+    "reshaped_logits": _reshaped_logits,
+    "one_convolution": _one_convolution,
+    "sum_as_output": _sum_as_output,
+    "normalization_as_output": _normalization_as_output,
+    "frozen_normalization": _frozen_normalization,
+    "linear_activation": _linear_activation,
+}
+
+OTHER_MODELS: dict[str, Callable[[], keras.Model]] = {
+    "sequential_with_input_layer": sequential_with_input_layer,
+    "sequential_built_later": sequential_built_later,
+    "dense_only": dense_only,
+    "any_image_size": any_image_size,
+}

@@ -1,0 +1,263 @@
+"""Placements worked out by hand from the rules, for the graphs of `float_models`.
+
+Quantizers by layer, inserted ones by "tensor > readers". w4: 4-bit weights; w4*: rescaled as well;
+u4, s8: an unsigned or a signed tensor; o: a tensor whose range is observed.
+"""
+
+_POOL_AND_CLASSIFIER = {"pool": "u4", "classifier": "w8* o"}
+_STREAM_CLASSIFIER = {"pool": "s8", "pool > classifier": "s4", "classifier": "w8* o"}
+
+# Rectifiers become quantizers; what a pool reads has 8 bits; only what has no normalization behind
+# it is rescaled; first and last layers have 8-bit weights; logits are observed.
+MOBILE = {
+    "plain": {
+        "image > a": "image",
+        "a": "w8",
+        "a_relu": "u4",
+        "b": "w4",
+        "b_relu": "u8",
+        **_POOL_AND_CLASSIFIER,
+    },
+    "without_normalization": {
+        "image > a": "image",
+        "a": "w8* u4",
+        "b": "w4*",
+        "b_relu": "u8",
+        **_POOL_AND_CLASSIFIER,
+    },
+    "depthwise": {
+        "image > a": "image",
+        "a": "w8",
+        "a_relu": "u4",
+        "b": "w4",
+        "b_relu": "u4",
+        "c": "w4* u8",
+        **_POOL_AND_CLASSIFIER,
+    },
+    "mobile_block": {
+        "image > a": "image",
+        "a": "w8",
+        "a_relu": "u4",
+        "project": "w4",
+        "project_bn": "s8",
+        "project_bn > expand": "s4",
+        "expand": "w4",
+        "expand_relu": "u4",
+        "again": "w4",
+        "again_bn": "s8",
+        "add": "s8",  # integer sums that can be negative saturate at 8 bits only
+        "add > last": "s4",
+        "last": "w4",
+        "last_relu": "u8",
+        **_POOL_AND_CLASSIFIER,
+    },
+    "preactivation": {
+        "image > stem": "image",
+        "stem": "w8* s8",
+        "a_relu": "u4",
+        "a_conv": "w4* s8",
+        "a_add": "s8",
+        "b_relu": "u4",
+        "b_conv": "w4* s8",
+        "b_add": "s8",
+        "last_relu": "u8",
+        **_POOL_AND_CLASSIFIER,
+    },
+    "residual": {
+        "image > a": "image",
+        "a": "w8",
+        "a_relu": "u8",
+        "a_relu > b": "u4",
+        "b": "w4",
+        "b_bn": "s8",
+        "add_relu": "u8",
+        **_POOL_AND_CLASSIFIER,
+    },
+    "sum_of_three": {
+        "image > a": "image",
+        "a": "w8",
+        "a_relu": "u8",
+        "a_relu > b c": "u4",  # one quantizer for both readers
+        "b": "w4* s8",
+        "c": "w4",
+        "c_bn": "s8",
+        "add": "s8",
+        **_STREAM_CLASSIFIER,
+    },
+    "sum_with_itself": {
+        "image > a": "image",
+        "a": "w8",
+        "a_relu": "u8",
+        "add": "u8",  # a sum of rectified tensors is not negative
+        **_POOL_AND_CLASSIFIER,
+    },
+    "sum_with_the_image": {
+        "image > a add": "image",
+        "a": "w8* s8",
+        "add": "s8",
+        **_STREAM_CLASSIFIER,
+    },
+    "two_readers": {
+        "image > a": "image",
+        "a": "w8",
+        "a_relu": "u4",  # shared by both readers
+        "b": "w4* s8",
+        "c": "w4* s8",
+        "add": "s8",
+        **_STREAM_CLASSIFIER,
+    },
+    "two_normalizations": {
+        "image > a": "image",
+        "a": "w8 s8",
+        "a_bn": "s8",
+        "b_relu": "u8",
+        "add": "s8",
+        **_STREAM_CLASSIFIER,
+    },
+    "average_pool_same": {
+        "image > a": "image",
+        "a": "w8",
+        "a_relu": "u8",
+        **_POOL_AND_CLASSIFIER,
+    },
+    "average_pool_of_a_stream": {
+        "image > a": "image",
+        "a": "w8",
+        "a_relu": "u4",
+        "b": "w4* s8",
+        "pool": "s8",
+        "flatten > classifier": "s4",
+        "classifier": "w8* o",
+    },
+    "max_pool_between": {
+        "image > a": "image",
+        "a": "w8* s4",  # the pool passes codes on to the convolution behind it
+        "b": "w4* s8",
+        "b_relu": "u8",
+        **_POOL_AND_CLASSIFIER,
+    },
+    "dropout": {"image > a": "image", "a": "w8", "a_relu": "u8", **_POOL_AND_CLASSIFIER},
+    "softmax_in_the_classifier": {
+        "image > a": "image",
+        "a": "w8",
+        "a_relu": "u4",
+        "classifier": "w8* o",
+    },
+    "rectified_before_normalization": {
+        "image > a": "image",
+        "a": "w8* u8",
+        "a_bn": "s4",
+        "b": "w4* s8",
+        **_STREAM_CLASSIFIER,
+    },
+    "padded": {
+        "image > a": "image",
+        "a": "w8",
+        "a_relu": "u4",
+        "b": "w4*",
+        "b_relu": "u8",
+        **_POOL_AND_CLASSIFIER,
+    },
+    "normalized_image": {
+        "image > image_bn": "image",
+        "image_bn": "s4",
+        "a": "w8",
+        "a_relu": "u8",
+        **_POOL_AND_CLASSIFIER,
+    },
+    "rectified_logits": {
+        "image > a": "image",
+        "a": "w8",
+        "a_relu": "u4",
+        "b": "w4",
+        "b_relu": "u8",
+        "pool": "u4",
+        "classifier": "w8*",
+        "logits_relu": "o",
+    },
+    "two_dense": {"image > flatten": "image", "hidden": "w8* u4", "classifier": "w8* o"},
+    "one_convolution": {"image > a": "image", "a": "w8* o"},
+    "sum_as_output": {
+        "image > a": "image",
+        "a": "w8",
+        "a_relu": "u4",
+        "b": "w8* s8",
+        "c": "w8* s8",
+        "add": "o",
+    },
+    "normalization_as_output": {"image > a": "image", "a": "w8", "a_bn": "o"},
+    "linear_activation": {
+        "image > a": "image",
+        "a": "w8",
+        "a_bn": "s8",
+        **_STREAM_CLASSIFIER,
+    },
+    "sequential_with_input_layer": {
+        "image > conv": "image",
+        "conv": "w8",
+        "relu": "u4",
+        "classifier": "w8* o",
+    },
+    "sequential_built_later": {
+        "conv_input > conv": "image",
+        "conv": "w8* u4",
+        "classifier": "w8* o",
+    },
+    "dense_only": {"image > hidden": "image", "hidden": "w8* u4", "classifier": "w8* o"},
+}
+for _same in ("relu6", "activation_layers", "no_gamma", "any_image_size", "reshaped_logits"):
+    MOBILE[_same] = MOBILE["plain"]
+for _same in ("softmax_layer", "softmax_activation_layer"):
+    MOBILE[_same] = MOBILE["plain"]
+MOBILE["frozen_normalization"] = MOBILE["dropout"]
+
+# As above, but streams stay float: where integer kernels make them, their range is observed.
+PAPER = {
+    "plain": {**MOBILE["plain"], "b_relu": "o"},
+    "mobile_block": {
+        "image > a": "image",
+        "a": "w8",
+        "a_relu": "u4",
+        "project": "w4",
+        "project_bn": "o",
+        "project_bn > expand": "s4",
+        "expand": "w4",
+        "expand_relu": "u4",
+        "again": "w4",
+        "again_bn": "o",
+        "add > last": "s4",
+        "last": "w4",
+        "last_relu": "o",
+        **_POOL_AND_CLASSIFIER,
+    },
+    "preactivation": {
+        "image > stem": "image",
+        "stem": "w8* o",
+        "a_relu": "u4",
+        "a_conv": "w4* o",
+        "b_relu": "u4",
+        "b_conv": "w4* o",
+        "last_relu": "o",
+        **_POOL_AND_CLASSIFIER,
+    },
+    "residual": {
+        "image > a": "image",
+        "a": "w8",
+        "a_relu": "o",
+        "a_relu > b": "u4",
+        "b": "w4",
+        "b_bn": "o",
+        "add_relu": "o",
+        **_POOL_AND_CLASSIFIER,
+    },
+    "average_pool_of_a_stream": {
+        "image > a": "image",
+        "a": "w8",
+        "a_relu": "u4",
+        "b": "w4* o",
+        "flatten > classifier": "s4",
+        "classifier": "w8* o",
+    },
+    "max_pool_between": {**MOBILE["max_pool_between"], "b": "w4* o", "b_relu": "o"},
+    "two_dense": MOBILE["two_dense"],
+}

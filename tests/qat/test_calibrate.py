@@ -1,0 +1,369 @@
+import dataclasses
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sat_tf
+from sat_tf.qat.calibrate import best_clipping_level
+from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.policy import BitPolicy
+from tests import reference
+from tests.qat import float_models
+
+
+def _levels(model):
+    return {v.name: float(v.numpy()) for v in model.variables if "clipping_level" in v.name}
+
+
+def _statistics(model):
+    return {v.name: v.numpy() for v in model.variables if "moving_" in v.name}
+
+
+def _equal(one, other):
+    return all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def _mobile_block():
+    return sat_tf.quantize_model(float_models.build("mobile_block"), BitPolicy.mobile(4))
+
+
+@pytest.fixture(scope="module")
+def _shared():
+    model = _mobile_block()
+    return model, model.get_weights()
+
+
+@pytest.fixture
+def quantized(_shared):
+    """A model that no other test has changed."""
+    model, weights = _shared
+    model.set_weights(weights)
+    return model
+
+
+@pytest.fixture(scope="module")
+def calibrated_levels():
+    """Clipping levels after calibration with 128 images."""
+    model = _mobile_block()
+    return _levels(sat_tf.calibrate(model, float_models.images(128), num_images=128))
+
+
+# -- what it does ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({}, {}),
+        ({}, {"batch_normalization": False}),
+        ({"weight_grid": "dorefa", "weight_range": "channel"}, {}),
+        ({"weight_grid": "rounded", "rescale": "none"}, {}),
+    ],
+    ids=["default", "kept statistics", "channels", "rounded"],
+)
+def test_8_bits_lose_less_than_a_point_without_training(
+    digits, digits_model, correct, fields, options
+):
+    quantized = sat_tf.quantize_model(digits_model, BitPolicy.mobile(8, **fields))
+    assert sat_tf.calibrate(quantized, digits.train_images, **options) is quantized
+    # 359 images: a point is three and a half of them.
+    assert correct(quantized) >= correct(digits_model) - 0.01
+
+
+def test_the_papers_own_start_needs_the_statistics_calibrated(digits, digits_model, correct):
+    quantized = sat_tf.quantize_model(digits_model, BitPolicy.paper(8))
+    assert correct(quantized) < 0.9  # clamped weights under the statistics of others
+    sat_tf.calibrate(quantized, digits.train_images)
+    assert correct(quantized) >= correct(digits_model) - 0.02
+
+
+def test_every_clipping_level_is_the_best_for_what_its_quantizer_sees(digits, digits_model):
+    quantized = sat_tf.quantize_model(digits_model, BitPolicy.mobile(3))
+    images = digits.train_images[:256].astype(np.float32)
+    sat_tf.calibrate(quantized, images, batch_normalization=False)
+    stem = quantized.get_layer("quant_stem_relu")
+    before = keras.Model(quantized.input, stem.input)(images).numpy()
+    rectified = np.maximum(before, 0.0).reshape(-1).astype(np.float64)
+    found = float(stem.output_variables["clipping_level"].numpy())
+
+    def error(level):
+        return np.mean((reference.quantize_activation(rectified, level, 8) - rectified) ** 2)
+
+    least = min(error(level) for level in rectified.max() * np.arange(1, 101) / 100)
+    # The search looks at a sample of the values.
+    assert error(found) <= 1.05 * least
+
+
+@settings(max_examples=30)
+@given(
+    values=st.lists(st.floats(0, 10), min_size=1, max_size=30),
+    bits=st.integers(2, 8),
+    signed=st.booleans(),
+)
+def test_the_best_clipping_level_has_the_smallest_error_of_a_hundred(values, bits, signed):
+    values = np.array([*values, 1.0])
+    if signed:
+        values = values * np.where(np.arange(len(values)) % 2, -1, 1)
+    largest = np.abs(values).max()
+    found = best_clipping_level(values, largest, bits, signed=signed)
+    quantize = reference.quantize_stream if signed else reference.quantize_activation
+
+    def error(level):
+        return np.mean((quantize(values, level, bits) - values) ** 2)
+
+    least = min(error(level) for level in largest * np.arange(1, 101) / 100)
+    # Ties may be rounded otherwise in float32, by a whole step.
+    assert error(found) <= least + 1e-5 * largest**2
+    assert 0 < found <= largest
+
+
+def test_one_bit_has_a_best_clipping_level():
+    assert best_clipping_level([0.0, 0.0, 1.0], 1.0, 1, signed=False) == 1.0
+
+
+def test_statistics_are_those_of_the_quantized_network(quantized):
+    images = float_models.images(64)
+    sat_tf.calibrate(quantized, images)
+    norm = quantized.get_layer("quant_a_bn")
+    before = keras.Model(quantized.input, norm.input)(images).numpy()
+    layer = inner_layer(norm)
+    np.testing.assert_allclose(layer.moving_mean, before.mean((0, 1, 2)), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(layer.moving_variance, before.var((0, 1, 2), ddof=1), rtol=1e-3)
+    assert layer.momentum == 0.99  # as it was
+
+
+def test_statistics_are_the_mean_over_batches(quantized):
+    images = np.concatenate([float_models.images(64), 0.2 * float_models.images(64, seed=2)])
+    sat_tf.calibrate(quantized, np.round(images))
+    norm = quantized.get_layer("quant_a_bn")
+    before = keras.Model(quantized.input, norm.input)
+    parts = [before(np.round(images)[i : i + 64]).numpy() for i in (0, 64)]
+    variance = np.mean([part.var((0, 1, 2), ddof=1) for part in parts], axis=0)
+    np.testing.assert_allclose(inner_layer(norm).moving_variance, variance, rtol=1e-3)
+
+
+def test_the_range_of_the_logits_is_observed(quantized):
+    images = float_models.images(64)
+    sat_tf.calibrate(quantized, images)
+    logits = quantized(images).numpy()
+    variables = quantized.get_layer("quant_classifier").output_variables
+    assert float(variables["lowest"]) == pytest.approx(min(logits.min(), 0.0), rel=1e-5)
+    assert float(variables["highest"]) == pytest.approx(max(logits.max(), 0.0), rel=1e-5)
+    assert float(variables["observations"]) == 1.0
+
+
+def test_calibrating_twice_gives_the_same(quantized):
+    images = float_models.images(64)
+    sat_tf.calibrate(quantized, images)
+    levels, statistics = _levels(quantized), _statistics(quantized)
+    sat_tf.calibrate(quantized, images)
+    assert _levels(quantized) == levels
+    for name, value in _statistics(quantized).items():
+        np.testing.assert_allclose(value, statistics[name], rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_either_part_can_be_left_out(quantized):
+    levels, statistics = _levels(quantized), _statistics(quantized)
+    images = float_models.images(64)
+    sat_tf.calibrate(quantized, images, clipping_levels=False)
+    assert _levels(quantized) == levels
+    assert not _equal(_statistics(quantized), statistics)
+    statistics = _statistics(quantized)
+    sat_tf.calibrate(quantized, images, batch_normalization=False)
+    assert _levels(quantized) != levels
+    assert _equal(_statistics(quantized), statistics)
+
+
+def test_levels_fit_the_statistics_that_are_kept():
+    # The moving statistics are a hundred times those of the images.
+    model = float_models.build("plain")
+    for name in ("a_bn", "b_bn"):
+        norm = model.get_layer(name)
+        norm.moving_variance.assign(norm.moving_variance * 1e4)
+    quantized = sat_tf.quantize_model(model, BitPolicy.mobile(8))
+    images = float_models.images(64)
+    sat_tf.calibrate(quantized, images, batch_normalization=False)
+    wanted = model(images).numpy()
+    assert np.abs(quantized(images) - wanted).max() < 0.05 * np.abs(wanted).max()
+
+
+def test_frozen_normalizations_keep_their_statistics():
+    quantized = _mobile_block()
+    quantized.get_layer("quant_a_bn").trainable = False
+    before = _statistics(quantized)
+    sat_tf.calibrate(quantized, float_models.images(64))
+    after = _statistics(quantized)
+    kept = {name for name in before if np.array_equal(before[name], after[name])}
+    assert kept == {name for name in before if "/a_bn/" in name}
+
+
+def test_a_normalization_called_for_inference_keeps_its_statistics():
+    quantized = sat_tf.quantize_model(float_models.build("frozen_normalization"))
+    before = _statistics(quantized)
+    sat_tf.calibrate(quantized, float_models.images(64))
+    assert _equal(before, _statistics(quantized))
+
+
+def test_levels_of_rectifiers_that_never_fire_stay_where_they_are():
+    model = float_models.build("without_normalization")
+    bias = model.get_layer("a").bias
+    bias.assign(np.full(bias.shape, -1e6))
+    quantized = sat_tf.quantize_model(model, BitPolicy.mobile(4))
+    sat_tf.calibrate(quantized, float_models.images(64))
+    level = quantized.get_layer("quant_a").output_variables["clipping_level"]
+    assert level.numpy() == 8.0
+    assert np.isfinite(quantized(float_models.images(2))).all()
+
+
+def test_layers_left_float_are_run_as_they_were_called():
+    image = keras.Input((8, 8, 3), name="image")
+    tensor = keras.layers.Conv2D(4, 3, name="a")(image)
+    tensor = keras.layers.UpSampling2D(name="up")(tensor)
+    tensor = keras.layers.Dropout(0.5, name="dropout")(tensor, training=True)
+    tensor = keras.layers.Conv2D(4, 3, name="b")(tensor)
+    model = float_models.pretend_trained(keras.Model(image, tensor))
+    quantized = sat_tf.quantize_model(model, BitPolicy(unsupported="float"))
+    sat_tf.calibrate(quantized, float_models.images(64))
+    assert all(level != 8.0 for level in _levels(quantized).values())
+
+
+# -- what it takes -----------------------------------------------------------------------------
+
+
+def _as_dataset(images):
+    return tf.data.Dataset.from_tensor_slices((images, np.zeros(len(images)))).batch(64)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda images: images,
+        lambda images: images.astype(np.uint8),
+        tf.constant,
+        lambda images: (images, np.zeros(len(images))),
+        lambda images: [images[:64], images[64:]],
+        lambda images: iter([images[:64], images[64:]]),
+        lambda images: [(images[:64], 0), (images[64:], 1)],
+        _as_dataset,
+        lambda images: _as_dataset(images).repeat(),
+        lambda images: tf.data.Dataset.from_tensor_slices(images).batch(100),
+    ],
+    ids=[
+        "array",
+        "bytes",
+        "tensor",
+        "pair",
+        "list",
+        "iterator",
+        "pairs",
+        "dataset",
+        "endless",
+        "odd",
+    ],
+)
+def test_images_may_come_in_any_form(form, quantized, calibrated_levels):
+    sat_tf.calibrate(quantized, form(float_models.images(128)), num_images=128)
+    assert _levels(quantized) == pytest.approx(calibrated_levels, rel=1e-5)
+
+
+def test_no_more_images_are_used_than_asked_for(quantized):
+    def batches():
+        yield float_models.images(40)
+        yield float_models.images(40)
+        raise AssertionError("asked for a third batch")
+
+    sat_tf.calibrate(quantized, batches(), num_images=64)
+
+
+@pytest.mark.parametrize("value", [0, -1, 2.5, "64", True, None])
+def test_the_number_of_images_is_checked(quantized, value):
+    with pytest.raises(ValueError, match=f"num_images={value!r}: expected an integer"):
+        sat_tf.calibrate(quantized, float_models.images(64), num_images=value)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (np.zeros((64, 6, 8, 3)), r"received a batch of shape \(64, 6, 8, 3\), expected \(n, 8, 8"),
+        (np.zeros((8, 8, 3)), r"received a batch of shape \(8, 8, 3\)"),
+        (np.zeros((64, 8, 8, 1)), r"shape \(64, 8, 8, 1\)"),
+        ([{"image": 1}], r"received a batch of shape \(\)"),
+        (np.zeros((0, 8, 8, 3)), "received no images"),
+        ([], "received no images"),
+        (7, "received int, expected images"),
+        (None, "received NoneType, expected images"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_is_not_images_is_refused(quantized, dataset, message):
+    with pytest.raises(ValueError, match=message):
+        sat_tf.calibrate(quantized, dataset)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("clipping_levels", [True, False])
+def test_images_that_are_not_finite_change_nothing(quantized, bad, clipping_levels):
+    images = float_models.images(64)
+    images[3, 2, 1, 0] = bad
+    before = quantized.get_weights()
+    with pytest.raises(ValueError, match="images with NaN or infinite values"):
+        sat_tf.calibrate(quantized, images, clipping_levels=clipping_levels)
+    assert all(
+        np.array_equal(one, other)
+        for one, other in zip(before, quantized.get_weights(), strict=True)
+    )
+
+
+def test_activations_that_are_not_finite_are_named(quantized):
+    inner_layer(quantized.get_layer("quant_a")).kernel.assign(np.full((3, 3, 3, 4), np.nan))
+    statistics = _statistics(quantized)
+    with pytest.raises(ValueError, match="quant_a_relu: received NaN or infinite activations"):
+        sat_tf.calibrate(quantized, float_models.images(64))
+    assert _equal(statistics, _statistics(quantized))  # put back on the way out
+
+
+def test_a_float_model_is_refused():
+    with pytest.raises(ValueError, match=r"call sat_tf\.quantize_model\(model, policy\) first"):
+        sat_tf.calibrate(float_models.build("plain"), float_models.images(64))
+
+
+def test_a_quantized_model_inside_another_is_refused():
+    inner = sat_tf.quantize_model(float_models.build("dropout"))
+    image = keras.Input((8, 8, 3))
+    outer = keras.Model(image, inner(image))
+    for function in (
+        lambda: sat_tf.calibrate(outer, float_models.images(64)),
+        lambda: sat_tf.requantize(outer, BitPolicy()),
+    ):
+        with pytest.raises(ValueError, match="dropout: received a model inside the model"):
+            function()
+
+
+@pytest.mark.parametrize(
+    ("policy", "images", "warning"),
+    [
+        (BitPolicy(), lambda x: x / 255.0, r"span 0 to 1.*Set BitPolicy\(input_max=1.0\)"),
+        (BitPolicy(), lambda x: x - 128.0, "span -128 to 127"),
+        (BitPolicy(input_max=1.0), lambda x: x, "span 0 to 255"),
+        (BitPolicy(), lambda x: np.minimum(x + 0.3, 255), "lie between the values"),
+        (BitPolicy(), lambda x: x[:8], "8 images give unreliable statistics"),
+    ],
+)
+def test_images_unlike_those_the_phone_will_see_are_warned_of(policy, images, warning):
+    quantized = sat_tf.quantize_model(float_models.build("dropout"), policy)
+    with pytest.warns(UserWarning, match=warning):
+        sat_tf.calibrate(quantized, images(float_models.images(64)))
+
+
+@pytest.mark.parametrize("input_max", [255.0, 1.0, 2.0])
+def test_images_on_the_grid_are_not_warned_of(input_max):
+    policy = dataclasses.replace(BitPolicy(), input_max=input_max)
+    quantized = sat_tf.quantize_model(float_models.build("dropout"), policy)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sat_tf.calibrate(quantized, float_models.images(64) * np.float32(input_max / 255.0))

@@ -1,0 +1,134 @@
+import json
+
+import numpy as np
+import pytest
+import tensorflow_model_optimization as tfmot
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.qat.configs import LayerConfig, PlacedConfig
+from sat_tf.qat.policy import PER_LAYER_FIELDS, BitPolicy
+from sat_tf.qat.quantizers import DorefaQuantizer, PactQuantizer, RangeObserver, StreamQuantizer
+from tests.qat import float_models
+
+L = keras.layers
+
+ANNOTATION = {
+    "weight_bits": 3,
+    "activation_bits": None,
+    "stream_bits": 6,
+    "weight_grid": "rounded",
+    "weight_range": "channel",
+    "detach_max": True,
+    "rescale": "none",
+    "clipping_gradient": "pact",
+    "initial_clipping_level": 2.5,
+}
+
+
+def test_a_layer_config_takes_every_field_of_one_layer():
+    assert set(ANNOTATION) == set(PER_LAYER_FIELDS)
+    config = LayerConfig(**ANNOTATION)
+    assert config.get_config() == ANNOTATION
+    again = LayerConfig.from_config(json.loads(json.dumps(config.get_config())))
+    assert again == config
+    assert hash(again) == hash(config)
+    assert config != LayerConfig(weight_bits=3)
+    assert LayerConfig() != ANNOTATION
+
+
+def test_a_layer_config_names_all_bad_fields_at_once():
+    with pytest.raises(ValueError, match="LayerConfig: 4 problems") as error:
+        LayerConfig(weight_bit=3, latent_start="as_is", activation_bits=11, rescale="sdev")
+    lines = str(error.value).splitlines()[1:]
+    assert lines[0] == "  - weight_bit is not a field. Did you mean weight_bits?"
+    assert lines[1].startswith("  - latent_start is not a field.")
+    assert lines[2].startswith("  - activation_bits=11: expected an integer from 1 to 8")
+    assert lines[3].endswith("Did you mean stddev?")
+
+
+def test_a_layer_config_can_be_made_of_a_policy():
+    config = LayerConfig.from_policy(BitPolicy(weight_bits=2, stream_bits=None))
+    assert config.fields["weight_bits"] == 2
+    assert config.fields["stream_bits"] is None
+    assert set(config.fields) == set(PER_LAYER_FIELDS)
+
+
+def test_a_foreign_scheme_gets_the_weight_quantizer_alone():
+    layer = L.DepthwiseConv2D(3, name="c")
+    layer.build((None, 8, 8, 4))
+    config = LayerConfig(weight_bits=3, weight_range="channel", detach_max=True)
+    ((kernel, quantizer),) = config.get_weights_and_quantizers(layer)
+    assert kernel is layer.depthwise_kernel
+    assert quantizer == DorefaQuantizer(num_bits=3, range_axes=(2, 3), detach_max=True)
+    assert config.get_activations_and_quantizers(layer) == []
+    assert config.get_output_quantizers(layer) == []
+    assert config.get_weights_and_quantizers(L.ReLU()) == []
+
+
+def test_tfmots_own_scheme_works_with_a_layer_config():
+    annotate = tfmot.quantization.keras.quantize_annotate_layer
+    model = keras.Sequential(
+        [
+            L.InputLayer((8, 8, 3)),
+            annotate(L.Conv2D(4, 3, name="a"), LayerConfig(weight_bits=2)),
+            L.Flatten(),
+            annotate(L.Dense(3)),
+        ]
+    )
+    quantized = tfmot.quantization.keras.quantize_apply(model)
+    quantized(float_models.images(2) / 255.0)
+    # TFMOT leaves what the convolution used in the place of the kernel: the four 2-bit values.
+    used = quantized.get_layer("quant_a").layer.kernel.numpy()
+    np.testing.assert_allclose(np.unique(used), [-1, -1 / 3, 1 / 3, 1], rtol=1e-6)
+
+
+PLACED = PlacedConfig(
+    weights=DorefaQuantizer(num_bits=3, range_axes=(3,)),
+    output=StreamQuantizer(num_bits=8, ceiling=6.0),
+    annotation={"weight_bits": 3},
+    inserted=True,
+)
+
+
+def test_a_placed_config_survives_a_trip_through_json():
+    again = PlacedConfig.from_config(json.loads(json.dumps(PLACED.get_config())))
+    assert again == PLACED
+    assert hash(again) == hash(PLACED)
+    assert PlacedConfig.from_config(PlacedConfig().get_config()) == PlacedConfig()
+    assert PlacedConfig() != PLACED
+    assert "DorefaQuantizer(num_bits=3" in repr(PLACED)
+
+
+@pytest.mark.parametrize(
+    ("layer", "output", "at_activation", "replaces"),
+    [
+        (L.Conv2D(2, 3, activation="relu"), PactQuantizer(num_bits=4), True, False),
+        (L.Conv2D(2, 3, activation="relu"), RangeObserver(), False, False),
+        (L.Conv2D(2, 3), StreamQuantizer(num_bits=8), False, False),
+        (L.Dense(2, activation="softmax"), RangeObserver(), True, False),
+        (L.Activation("relu"), PactQuantizer(num_bits=4), True, False),
+        (L.ReLU(), PactQuantizer(num_bits=4), False, True),
+        (L.ReLU(), RangeObserver(), False, False),
+        (L.Add(), PactQuantizer(num_bits=8), False, False),
+    ],
+)
+def test_an_output_quantizer_stands_at_the_activation_or_behind_the_layer(
+    layer, output, at_activation, replaces
+):
+    config = PlacedConfig(output=output)
+    assert bool(config.get_activations_and_quantizers(layer)) is at_activation
+    assert config.get_output_quantizers(layer) == ([] if at_activation else [output])
+    assert config.replaces(layer) is replaces
+
+
+def test_a_config_without_quantizers_has_nothing_to_do():
+    config = PlacedConfig()
+    layer = L.Conv2D(2, 3, activation="relu")
+    assert config.get_weights_and_quantizers(layer) == []
+    assert config.get_activations_and_quantizers(layer) == []
+    assert config.get_output_quantizers(layer) == []
+
+
+def test_configs_are_public_by_their_module():
+    assert sat_tf.configs.LayerConfig is LayerConfig

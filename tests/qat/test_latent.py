@@ -1,0 +1,47 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from sat_tf.qat import latent
+from tests import reference
+
+KERNELS = hnp.arrays(np.float64, (2, 3, 4), elements=st.floats(-1e3, 1e3))
+
+
+@given(kernel=KERNELS, axes=st.sampled_from([(), (2,), (1, 2), (-1,)]))
+def test_the_clamped_latent_kernel_is_the_kernel_divided_by_its_maximum(kernel, axes):
+    weights, maximum = latent.latent_kernel(kernel, axes)
+    assert np.abs(weights).max() < 1.0
+    assert (maximum > 0).all()
+    clamped = reference.clamp(weights, axes)
+    np.testing.assert_allclose(clamped * maximum, kernel, atol=1e-12 * max(1, np.abs(kernel).max()))
+
+
+def test_a_range_of_zeros_stays_zero():
+    weights, maximum = latent.latent_kernel(np.array([[0.0, 2.0], [0.0, -4.0]]), (1,))
+    assert weights[:, 0].tolist() == [0.0, 0.0]
+    assert maximum.tolist() == [[1.0, 4.0]]
+
+
+def _normalize(norm, x):
+    return norm.gamma * (x - norm.mean) / np.sqrt(norm.variance + norm.epsilon)
+
+
+@pytest.mark.parametrize("divisor", [0.01, 1.0, 3.0, 1000.0])
+@pytest.mark.parametrize("variance", [0.0, 1e-6, 1e-3, 4.0])
+@pytest.mark.parametrize("gamma", [-1.5, 0.0, 2.0])
+def test_divided_statistics_give_the_old_output(divisor, variance, gamma):
+    norm = latent.NormStatistics(
+        gamma=np.array([gamma]),
+        mean=np.array([0.7]),
+        variance=np.array([variance]),
+        epsilon=1e-3,
+    )
+    divided = latent.divided_statistics(norm, np.array([divisor]))
+    assert (divided.variance >= 0.0).all()  # even where the float32 maximum is large
+    x = np.linspace(-5, 5, 11)
+    np.testing.assert_allclose(
+        _normalize(divided, x / divisor), _normalize(norm, x), rtol=1e-9, atol=1e-9
+    )

@@ -1,0 +1,233 @@
+import functools
+
+import numpy as np
+import pytest
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.qat.layout import inner_layer, quantized_model
+from sat_tf.qat.policy import BitPolicy
+from tests.qat import float_models
+
+L = keras.layers
+
+# Weights are clamped, but nothing is rounded: the float model in another form.
+FLOAT = BitPolicy(weight_bits=None, activation_bits=None)
+EVERY_MODEL = [*float_models.GRAPHS, *float_models.OTHER_MODELS]
+
+
+@functools.cache
+def _model(name):
+    if name in float_models.GRAPHS:
+        return float_models.build(name)
+    return float_models.OTHER_MODELS[name]()
+
+
+def _inputs(model):
+    if model.input_shape[1:] == (6,):
+        return np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
+    return float_models.images()
+
+
+def _difference(found, wanted):
+    """Largest difference, in units of the largest output."""
+    return np.abs(np.asarray(found) - wanted).max() / np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("name", EVERY_MODEL)
+def test_a_pretrained_model_keeps_its_function(name):
+    model = _model(name)
+    inputs = _inputs(model)
+    quantized = sat_tf.quantize_model(model, FLOAT)
+    # A division and a multiplication by the maximum in every layer, in float32.
+    assert _difference(quantized(inputs), model(inputs).numpy()) < 1e-4
+    assert quantized.name == model.name
+
+
+@pytest.mark.parametrize("name", ["depthwise", "mobile_block", "no_gamma", "without_normalization"])
+def test_a_range_for_every_channel_keeps_the_function_as_well(name):
+    model = float_models.build(name, seed=1)
+    model.layers[1].set_weights(
+        [
+            np.where(np.arange(value.shape[-1]) == 1, 0.0, value)
+            for value in model.layers[1].get_weights()
+        ]
+    )  # a dead channel
+    inputs = float_models.images()
+    policy = BitPolicy(weight_bits=None, activation_bits=None, weight_range="channel")
+    quantized = sat_tf.quantize_model(model, policy)
+    assert _difference(quantized(inputs), model(inputs).numpy()) < 1e-4
+
+
+@pytest.mark.parametrize("rescale", ["stddev", "none"])
+def test_every_rescaling_keeps_the_function(rescale):
+    model = float_models.build("without_normalization")
+    policy = BitPolicy(weight_bits=None, activation_bits=None, rescale=rescale)
+    inputs = float_models.images()
+    quantized = sat_tf.quantize_model(model, policy)
+    assert _difference(quantized(inputs), model(inputs).numpy()) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["plain", "mobile_block", "depthwise"])
+def test_the_function_is_kept_in_training_too(name):
+    inputs = float_models.images()
+    wanted = float_models.build(name)(inputs, training=True).numpy()
+    quantized = sat_tf.quantize_model(float_models.build(name), FLOAT)
+    # Batch statistics do not know the maximum; ε counts otherwise by 1e-3 of a variance.
+    assert _difference(quantized(inputs, training=True), wanted) < 0.02
+
+
+def test_a_normalization_without_variance_keeps_the_function():
+    model = float_models.build("no_gamma")
+    for name in ("a_bn", "b_bn"):
+        norm = model.get_layer(name)
+        norm.moving_variance.assign(np.full(4, 1e-8))
+        norm.moving_mean.assign(np.full(4, 0.5))
+    inputs = float_models.images()
+    assert _difference(sat_tf.quantize_model(model, FLOAT)(inputs), model(inputs).numpy()) < 1e-4
+
+
+def test_latent_weights_span_the_range_that_initializers_are_made_for():
+    quantized = sat_tf.quantize_model(float_models.build("plain"), FLOAT)
+    for name in ("quant_a", "quant_b", "quant_classifier"):
+        kernel = quantized.get_layer(name).layer.kernel.numpy()
+        assert np.abs(kernel).max() == pytest.approx(np.arctanh(0.76), rel=1e-6)
+
+
+def test_as_is_keeps_the_weights_instead():
+    model = float_models.build("mobile_block")
+    quantized = sat_tf.quantize_model(model, BitPolicy.paper(4))
+    for layer in model.layers:
+        if layer.weights:
+            kept = quantized.get_layer(f"quant_{layer.name}").layer.get_weights()
+            for one, other in zip(layer.get_weights(), kept, strict=True):
+                np.testing.assert_array_equal(one, other)
+    gain = quantized.get_layer("quant_classifier").kernel_variables["rescale_gain"]
+    assert gain.numpy() == 1.0
+
+
+def test_the_float_model_is_left_alone():
+    model = float_models.build("mobile_block")
+    weights = [value.copy() for value in model.get_weights()]
+    config, names = model.get_config(), [layer.name for layer in model.layers]
+    inputs = float_models.images()
+    before = model(inputs).numpy()
+    quantized = sat_tf.quantize_model(model, BitPolicy.mobile(4))
+    sat_tf.calibrate(quantized, float_models.images(64))
+    assert model.get_config() == config
+    assert [layer.name for layer in model.layers] == names
+    for one, other in zip(weights, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(model(inputs), before)
+    shared = {id(v) for v in model.variables} & {id(v) for v in quantized.variables}
+    assert not shared
+
+
+def test_layer_settings_survive():
+    image = keras.Input((8, 8, 3), name="image")
+    layer = L.Conv2D(
+        4,
+        (3, 2),
+        strides=(2, 1),
+        padding="same",
+        dilation_rate=1,
+        kernel_regularizer=keras.regularizers.L2(1e-4),
+        bias_constraint=keras.constraints.NonNeg(),
+        name="a",
+    )
+    norm = L.BatchNormalization(momentum=0.9, epsilon=1e-5, name="a_bn")
+    model = keras.Model(image, L.Dense(3, name="last")(L.Flatten()(norm(layer(image)))))
+    quantized = sat_tf.quantize_model(model)
+    assert inner_layer(quantized.get_layer("quant_a")).get_config() == layer.get_config()
+    assert inner_layer(quantized.get_layer("quant_a_bn")).get_config() == norm.get_config()
+    # The regularizer speaks of the latent weights.
+    latent = inner_layer(quantized.get_layer("quant_a")).kernel
+    (loss,) = quantized.losses
+    assert loss.numpy() == pytest.approx(1e-4 * np.square(latent.numpy()).sum(), rel=1e-5)
+
+
+def test_frozen_layers_stay_frozen():
+    model = float_models.build("plain")
+    model.get_layer("a").trainable = False
+    model.get_layer("a_bn").trainable = False
+    quantized = sat_tf.quantize_model(model)
+    assert not inner_layer(quantized.get_layer("quant_a")).trainable_weights
+    assert not inner_layer(quantized.get_layer("quant_a_bn")).trainable_weights
+    assert inner_layer(quantized.get_layer("quant_b")).trainable_weights
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_refused_by_name(bad):
+    model = float_models.build("plain")
+    for name, index in (("b", 0), ("classifier", 1)):
+        values = model.get_layer(name).get_weights()
+        values[index].flat[:2] = bad
+        model.get_layer(name).set_weights(values)
+    with pytest.raises(ValueError, match="model 'plain': 2 problems") as error:
+        sat_tf.quantize_model(model)
+    lines = str(error.value).splitlines()
+    assert "b: received 2 of 144 values of kernel that are NaN or infinite" in lines[1]
+    assert "classifier: received 2 of 5 values of bias" in lines[2]
+
+
+def test_layers_left_float_keep_their_weights():
+    image = keras.Input((8, 8, 3), name="image")
+    tensor = L.Conv2D(4, 3, activation="tanh", name="bent")(image)
+    tensor = L.Concatenate(name="both")([tensor, L.PReLU(name="leaky")(tensor)])
+    tensor = L.SeparableConv2D(4, 3, name="separable")(tensor)
+    model = keras.Model(image, L.Dense(3, name="last")(L.GlobalMaxPooling2D()(tensor)))
+    model = float_models.pretend_trained(model)
+    inputs = float_models.images()
+    quantized = sat_tf.quantize_model(
+        model, BitPolicy(weight_bits=None, activation_bits=None, unsupported="float")
+    )
+    assert _difference(quantized(inputs), model(inputs).numpy()) < 1e-4
+    integer = sat_tf.quantize_model(model, BitPolicy(unsupported="float"))
+    assert np.isfinite(integer(inputs)).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [
+        ("plain", 1),  # no tensor of it can be negative
+        ("mobile_block", 2),
+        ("preactivation", 4),
+        ("depthwise", 8),
+        ("sum_of_three", 4),
+        ("sum_with_the_image", 2),
+        ("average_pool_same", 4),
+        ("max_pool_between", 4),
+        ("softmax_in_the_classifier", 4),
+        ("rectified_logits", 8),
+        ("sequential_built_later", 2),
+        ("dense_only", 1),
+        ("any_image_size", 4),
+    ],
+)
+def test_models_run_at_every_width(name, bits):
+    model = _model(name)
+    quantized = sat_tf.quantize_model(model, BitPolicy.mobile(bits))
+    outputs = quantized(_inputs(model)).numpy()
+    assert outputs.shape == model(_inputs(model)).shape
+    assert np.isfinite(outputs).all()
+
+
+def test_some_layers_alone_can_be_quantized():
+    model = float_models.build("plain")
+    built = quantized_model(model, {"b": None}, FLOAT, keep_function=True)
+    assert [layer.name for layer in built.layers if layer.name.startswith("quant_")] == ["quant_b"]
+    # Its normalization is float, and still takes what the clamp divides by.
+    inputs = float_models.images()
+    assert _difference(built(inputs), model(inputs).numpy()) < 1e-4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["MobileNet", "MobileNetV2", "ResNet50", "ResNet50V2", "VGG16"])
+def test_the_usual_architectures_of_keras_keep_their_function(name):
+    make = getattr(keras.applications, name)
+    model = make(input_shape=(32, 32, 3), weights=None, classes=10, classifier_activation=None)
+    images = float_models.images(size=32)
+    wanted = model(images).numpy()
+    assert _difference(sat_tf.quantize_model(model, FLOAT)(images), wanted) < 1e-4
+    integer = sat_tf.quantize_model(model, BitPolicy.mobile(4))
+    assert np.isfinite(integer(images)).all()

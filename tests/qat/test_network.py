@@ -1,0 +1,150 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.qat.network import Network
+from tests.qat import float_models
+
+L = keras.layers
+
+
+def _of(outputs, image):
+    return Network(keras.Model(image, outputs, name="custom"))
+
+
+@pytest.fixture
+def image():
+    return keras.Input((8, 8, 3), name="image")
+
+
+def test_nodes_come_after_what_they_read():
+    network = Network(float_models.build("mobile_block"))
+    seen = set()
+    for node in network:
+        assert set(node.inputs) <= seen
+        seen.add(node.name)
+    assert (network.input, network.output) == ("image", "classifier")
+
+
+def test_edges_are_known_in_both_directions():
+    network = Network(float_models.build("mobile_block"))
+    assert [node.name for node in network.consumers("project_bn")] == ["expand", "add"]
+    assert network["add"].inputs == ("project_bn", "again_bn")
+    assert network["add"].takes_list
+    assert not network["expand"].takes_list
+    assert network["expand"].shape == (8, 8, 4)
+    assert network.before("expand") == {"image", "a", "a_bn", "a_relu", "project", "project_bn"}
+    assert "expand" in network
+    assert "expnd" not in network
+
+
+def test_call_arguments_are_kept():
+    network = Network(float_models.build("frozen_normalization"))
+    assert network["a_bn"].arguments == {"training": False}
+
+
+def test_a_node_calls_another_layer_as_it_calls_its_own(image):
+    network = _of(L.Add(name="add")([L.Conv2D(3, 1, name="a")(image), image]), image)
+    total = network["add"].call(L.Add(), [np.ones((1, 2)), np.ones((1, 2))])
+    assert total.numpy().tolist() == [[2.0, 2.0]]
+    lone = _of(L.Average(name="mean")([image]), image)["mean"]
+    assert lone.takes_list
+
+
+def test_a_sequential_model_has_an_input():
+    network = Network(float_models.sequential_built_later())
+    assert network.input == "conv_input"
+    assert network["conv"].inputs == ("conv_input",)
+
+
+def test_layers_that_are_read_from_inside_a_larger_model_are_not_seen(image):
+    hidden = L.Conv2D(4, 3, name="a")(image)
+    keras.Model(image, L.Flatten(name="elsewhere")(hidden))
+    assert [node.name for node in _of(hidden, image)] == ["image", "a"]
+
+
+# -- what cannot be read -----------------------------------------------------------------------
+
+
+def _problem(outputs, image, name):
+    problems = _of(outputs, image).problems
+    assert list(problems) == [name]
+    return problems[name]
+
+
+def test_a_layer_called_twice_is_a_problem(image):
+    layer = L.Conv2D(3, 3, padding="same", name="twice")
+    assert "called more than once" in _problem(layer(layer(image)), image, "twice")
+
+
+def test_a_model_inside_a_model_is_a_problem(image):
+    inner = keras.Sequential([L.Conv2D(4, 3, input_shape=(8, 8, 3))], name="inner")
+    assert "a model inside the model" in _problem(inner(image), image, "inner")
+
+
+def test_an_operation_with_further_values_is_a_problem(image):
+    problem = _problem(image * 2.0, image, "tf.math.multiply")
+    assert "called with values beside its input tensors" in problem
+
+
+def test_an_operation_on_one_tensor_is_none(image):
+    assert not _of(tf.nn.relu(image), image).problems
+
+
+def test_problems_can_be_refused_all_at_once(image):
+    layer = L.Conv2D(3, 3, padding="same", name="twice")
+    inner = keras.Sequential([L.Conv2D(4, 3, input_shape=(8, 8, 3))], name="inner")
+    network = _of(inner(layer(layer(image))), image)
+    with pytest.raises(ValueError, match="model 'custom': 2 problems") as error:
+        network.refuse_problems()
+    assert [line.split(":")[0] for line in str(error.value).splitlines()[1:]] == [
+        "  - twice",
+        "  - inner",
+    ]
+    Network(float_models.dense_only()).refuse_problems()
+
+
+def _error(model):
+    with pytest.raises(ValueError, match="expected") as error:
+        Network(model)
+    return str(error.value)
+
+
+def test_a_sequential_model_that_is_not_built_is_refused():
+    message = _error(keras.Sequential([L.Dense(2)], name="unbuilt"))
+    assert message.startswith("model 'unbuilt': received a Sequential model that is not built")
+    assert "model.build((None, height, width, channels))" in message
+
+
+def test_a_subclassed_model_is_refused():
+    class Mine(keras.Model):
+        def call(self, inputs):
+            return inputs
+
+    message = _error(Mine(name="mine"))
+    assert "received a subclassed model (Mine)" in message
+    assert "keras.Model(inputs, outputs)" in message
+
+
+def test_several_inputs_or_outputs_are_refused(image):
+    other = keras.Input((8, 8, 3))
+    two_inputs = keras.Model([image, other], L.Add()([image, other]))
+    assert "received 2 inputs, expected one" in _error(two_inputs)
+    hidden = L.Conv2D(4, 3)(image)
+    assert "received 2 outputs, expected one" in _error(
+        keras.Model(image, [hidden, L.Flatten()(hidden)])
+    )
+
+
+@pytest.mark.parametrize("received", [None, "model", 3, L.Dense])
+def test_something_else_than_a_model_is_refused(received):
+    assert "expected a tf_keras model" in _error(received)
+
+
+def test_a_model_of_keras_3_is_refused_with_the_reason():
+    keras_3 = pytest.importorskip("keras", minversion="3")
+    model = keras_3.Sequential([keras_3.layers.Input((3,)), keras_3.layers.Dense(2)])
+    message = _error(model)
+    assert message.startswith("received a Keras 3 model")
+    assert "import tf_keras as keras" in message

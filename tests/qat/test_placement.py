@@ -1,0 +1,267 @@
+import functools
+
+import pytest
+import tf_keras as keras
+
+from sat_tf.qat.configs import LayerConfig
+from sat_tf.qat.network import Network
+from sat_tf.qat.placement import place
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.quantizers import (
+    DorefaQuantizer,
+    ImageQuantizer,
+    PactQuantizer,
+    RangeObserver,
+    StreamQuantizer,
+)
+from tests.qat import float_models
+from tests.qat.placements import MOBILE, PAPER
+
+L = keras.layers
+
+
+@functools.cache
+def _network(name):
+    if name in float_models.GRAPHS:
+        return Network(float_models.build(name))
+    return Network(float_models.OTHER_MODELS[name]())
+
+
+def _place(network, policy, annotations=None):
+    return place(network, {**{node.name: None for node in network}, **(annotations or {})}, policy)
+
+
+def _short(quantizer):
+    """In the notation of `placements`."""
+    match quantizer:
+        case DorefaQuantizer():
+            return f"w{quantizer.num_bits or ''}{'*' if quantizer.rescale else ''}"
+        case PactQuantizer():
+            return f"u{quantizer.num_bits}"
+        case StreamQuantizer():
+            return f"s{quantizer.num_bits}"
+        case ImageQuantizer():
+            return "image"
+        case RangeObserver():
+            return "o"
+    return None
+
+
+def _sketch(placement):
+    found = {}
+    for name, config in placement.configs.items():
+        parts = [_short(config.weights), _short(config.output)]
+        if any(parts):
+            found[name] = " ".join(part for part in parts if part)
+    for insertion in placement.insertions:
+        key = f"{insertion.tensor} > {' '.join(sorted(insertion.readers))}"
+        found[key] = _short(insertion.config.output)
+    return found
+
+
+def _sketch_of(name, policy):
+    return _sketch(_place(_network(name), policy))
+
+
+@pytest.mark.parametrize("name", MOBILE)
+def test_integer_end_to_end(name):
+    assert _sketch_of(name, BitPolicy.mobile(4)) == MOBILE[name]
+
+
+def test_every_graph_has_a_placement_worked_out():
+    assert set(MOBILE) == {*float_models.GRAPHS, *float_models.OTHER_MODELS}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_paper_leaves_streams_float(name):
+    assert _sketch_of(name, BitPolicy.paper(4)) == PAPER[name]
+
+
+@pytest.mark.parametrize("name", MOBILE)
+def test_without_bits_weights_are_clamped_and_nothing_else_is_quantized(name):
+    sketch = _sketch_of(name, BitPolicy(weight_bits=None, activation_bits=None))
+    linear = {key: value.split()[0] for key, value in MOBILE[name].items() if value[0] == "w"}
+    assert sketch == {key: "w*" if "*" in value else "w" for key, value in linear.items()}
+
+
+def test_without_activation_bits_weights_are_still_quantized():
+    assert _sketch_of("plain", BitPolicy(activation_bits=None)) == {
+        "a": "w8",
+        "b": "w4",
+        "classifier": "w8*",
+    }
+
+
+@pytest.mark.parametrize(("bits", "expected"), [(None, "w2"), (4, "w4"), (1, "w1")])
+def test_first_and_last_layers_may_have_weight_bits_of_their_own(bits, expected):
+    sketch = _sketch_of("plain", BitPolicy(weight_bits=2, first_last_weight_bits=bits))
+    assert (sketch["a"], sketch["b"], sketch["classifier"]) == (expected, "w2", f"{expected}* o")
+
+
+def test_an_override_holds_for_the_first_layer_too():
+    sketch = _sketch_of("plain", BitPolicy(overrides={"a": {"weight_bits": 3}}))
+    assert (sketch["a"], sketch["classifier"]) == ("w3", "w8* o")
+
+
+def test_two_readers_of_one_tensor_may_ask_for_different_bits():
+    policy = BitPolicy(activation_bits=4, overrides={"c": {"activation_bits": 6}})
+    sketch = _sketch_of("two_readers", policy)
+    # The rectifier gives the finer grid; the coarser one is inserted for its reader.
+    assert sketch["a_relu"] == "u6"
+    assert sketch["a_relu > b"] == "u4"
+    assert "a_relu > c" not in sketch
+
+
+def test_a_float_reader_leaves_the_rectifier_float():
+    policy = BitPolicy(overrides={"c": {"activation_bits": None}})
+    sketch = _sketch_of("two_readers", policy)
+    assert "a_relu" not in sketch
+    assert sketch["a_relu > b"] == "u4"
+
+
+@pytest.mark.parametrize(("stream_bits", "inserted"), [(8, True), (4, False), (3, False)])
+def test_a_stream_that_is_coarse_already_is_not_quantized_again(stream_bits, inserted):
+    sketch = _sketch_of("mobile_block", BitPolicy.mobile(4, stream_bits=stream_bits))
+    assert sketch["project_bn"] == f"s{stream_bits}"
+    assert ("project_bn > expand" in sketch) is inserted
+
+
+def test_a_network_of_rectifiers_alone_works_at_one_bit():
+    sketch = _sketch_of("plain", BitPolicy.mobile(1, first_last_weight_bits=1))
+    assert (sketch["a"], sketch["a_relu"], sketch["b"], sketch["pool"]) == ("w1", "u1", "w1", "u1")
+
+
+def test_clipping_levels_start_where_the_policy_says():
+    policy = BitPolicy(
+        initial_clipping_level=3.0,
+        initial_classifier_clipping_level=5.0,
+        overrides={"b_relu": {"initial_clipping_level": 2.0}},
+    )
+    configs = _place(_network("plain"), policy).configs
+    levels = {name: configs[name].output.initial_clipping_level for name in ("a_relu", "pool")}
+    assert levels == {"a_relu": 3.0, "pool": 5.0}
+    assert configs["b_relu"].output.initial_clipping_level == 2.0
+
+
+def test_a_level_given_for_the_classifiers_input_counts_even_if_it_is_the_general_one():
+    policy = BitPolicy(overrides={"pool": {"initial_clipping_level": 8.0}})
+    assert _place(_network("plain"), policy).configs["pool"].output.initial_clipping_level == 8.0
+    # Seen from its reader, a layer in between makes no difference.
+    flattened = _place(_network("average_pool_same"), BitPolicy()).configs["pool"]
+    assert flattened.output.initial_clipping_level == 10.0
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "ceiling"),
+    [
+        ("relu6", "a_relu", 6.0),
+        ("relu6", "pool", 6.0),  # a mean does not exceed what it is of
+        ("activation_layers", "a_relu", None),
+        ("activation_layers", "b_relu", 6.0),
+        ("depthwise", "c", 6.0),
+        ("plain", "a_relu", None),
+        ("sum_with_itself", "add", None),
+    ],
+)
+def test_a_rectifiers_maximum_is_known(name, layer, ceiling):
+    assert _place(_network(name), BitPolicy()).configs[layer].output.ceiling == ceiling
+
+
+def test_the_policy_reaches_every_quantizer():
+    policy = BitPolicy(
+        weight_bits=3,
+        weight_grid="rounded",
+        weight_range="channel",
+        detach_max=True,
+        rescale="stddev",
+        clipping_gradient="pact",
+        input_max=1.0,
+    )
+    placement = _place(_network("depthwise"), policy)
+    weights = placement.configs["c"].weights
+    assert weights == DorefaQuantizer(
+        num_bits=3,
+        grid="rounded",
+        range_axes=(2, 3),
+        detach_max=True,
+        rescale="stddev",
+        fan_out=9,
+    )
+    assert placement.configs["a"].weights.range_axes == (3,)
+    assert placement.configs["classifier"].weights.range_axes == (1,)
+    assert placement.configs["a_relu"].output.gradient == "pact"
+    assert placement.insertions[0].config.output == ImageQuantizer(image_max=1.0)
+
+
+def test_a_linear_layer_is_rescaled_by_its_fan_out():
+    configs = _place(_network("without_normalization"), BitPolicy()).configs
+    assert configs["a"].weights.fan_out == 3 * 3 * 4
+    assert configs["classifier"].weights.fan_out == 5
+
+
+def test_norms_behind_are_those_that_alone_read_a_linear_layer():
+    assert _place(_network("plain"), BitPolicy()).norms_behind == {"a": ("a_bn",), "b": ("b_bn",)}
+    both = _place(_network("two_normalizations"), BitPolicy()).norms_behind["a"]
+    assert set(both) == {"a_bn", "b_bn"}
+    # The sum reads the stem, too; and a rectifier stands in between.
+    assert "stem" not in _place(_network("preactivation"), BitPolicy()).norms_behind
+    assert not _place(_network("rectified_before_normalization"), BitPolicy()).norms_behind
+
+
+# -- annotations -------------------------------------------------------------------------------
+
+
+def test_layers_without_an_annotation_stay_float():
+    network = _network("plain")
+    sketch = _sketch(place(network, {"b": None, "b_relu": None}, BitPolicy()))
+    # The only linear layer left is the first and the last; its input is quantized in front of it.
+    assert sketch == {"image > a": "image", "a_relu > b": "u4", "b": "w8", "b_relu": "u8"}
+
+
+def test_a_layer_config_is_stronger_than_the_policy():
+    annotations = {
+        "b": LayerConfig(weight_bits=2, activation_bits=3),
+        "classifier": LayerConfig(weight_bits=5),
+        "b_relu": LayerConfig(stream_bits=6),
+    }
+    policy = BitPolicy(overrides={"b": {"weight_bits": 7}})
+    placement = _place(_network("plain"), policy, annotations)
+    sketch = _sketch(placement)
+    assert (sketch["a_relu"], sketch["b"], sketch["classifier"]) == ("u3", "w2", "w5* o")
+    assert sketch["b_relu"] == "u6"
+    assert placement.configs["b"].annotation == {"weight_bits": 2, "activation_bits": 3}
+    assert placement.configs["a"].annotation is None
+
+
+def _model(*layers):
+    tensor = image = keras.Input((8, 8, 3), name="image")
+    for layer in layers:
+        tensor = layer(tensor)
+    return Network(keras.Model(image, tensor, name="custom"))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        L.ReLU(negative_slope=0.1, name="odd"),
+        L.Activation("tanh", name="odd"),
+        L.LeakyReLU(name="odd"),
+        L.BatchNormalization(axis=1, name="odd"),
+    ],
+)
+def test_nothing_is_assumed_of_a_float_layer_the_table_does_not_hold(layer):
+    network = _model(L.Conv2D(4, 3, name="a"), layer, L.Conv2D(4, 3, name="b"))
+    sketch = _sketch(place(network, {"a": None, "b": None}, BitPolicy()))
+    # What it makes may be negative, and has no grid.
+    assert sketch == {"image > a": "image", "a": "w8*", "odd > b": "s4", "b": "w8* o"}
+
+
+def test_refused_layers_stay_float_where_the_policy_says_so():
+    network = _model(
+        L.Conv2D(4, 3, name="a"),
+        L.Conv2D(4, 3, activation="tanh", name="odd"),
+        L.UpSampling2D(name="up"),
+        L.Conv2D(4, 3, name="b"),
+    )
+    sketch = _sketch(_place(network, BitPolicy(unsupported="float")))
+    assert sketch == {"image > a": "image", "a": "w8*", "up > b": "s4", "b": "w8* o"}

@@ -1,0 +1,94 @@
+import pytest
+import tf_keras as keras
+
+from sat_tf.qat.configs import LayerConfig
+from sat_tf.qat.network import Network
+from sat_tf.qat.placement import place
+from sat_tf.qat.policy import BitPolicy
+from tests.qat import float_models
+
+L = keras.layers
+
+
+def _model(*layers):
+    tensor = image = keras.Input((8, 8, 3), name="image")
+    for layer in layers:
+        tensor = layer(tensor)
+    return Network(keras.Model(image, tensor, name="custom"))
+
+
+def _error(network, policy=None, annotations=None):
+    annotations = {**{node.name: None for node in network}, **(annotations or {})}
+    with pytest.raises(ValueError, match="model ") as error:
+        place(network, annotations, policy or BitPolicy())
+    return str(error.value)
+
+
+def test_one_error_names_every_layer_that_cannot_be_quantized():
+    network = _model(
+        L.Conv2D(4, 3, name="a"),
+        L.LeakyReLU(name="leaky"),
+        L.Conv2D(4, 3, groups=2, name="grouped"),
+        L.ReLU(negative_slope=0.5, name="sloped"),
+        L.Conv2D(4, 3, activation="tanh", name="bent"),
+        L.BatchNormalization(axis=1, name="rows"),
+        L.MaxPooling2D(data_format="channels_last", name="pool"),
+        L.UpSampling2D(name="up"),
+        L.GlobalMaxPooling2D(name="largest"),
+        L.Dense(3, name="classifier"),
+    )
+    first, *lines, last = _error(network, annotations={"a": object()}).splitlines()
+    assert first == "model 'custom': 8 problems"
+    named = [line.removeprefix("  - ").split(":")[0] for line in lines]
+    assert named == ["a", "leaky", "grouped", "sloped", "bent", "rows", "up", "largest"]
+    assert "received LeakyReLU, which sat-tf does not quantize" in lines[1]
+    assert "received groups=2, expected 1; use DepthwiseConv2D" in lines[2]
+    assert "negative_slope=0.5" in lines[3]
+    assert "activation='tanh', expected one of linear, relu, relu6" in lines[4]
+    assert "received axis=[1], expected the channel axis" in lines[5]
+    assert "Conv2D, Dense, DepthwiseConv2D" in last
+    assert "unsupported='float'" in last
+
+
+def test_an_annotation_of_another_kind_is_refused():
+    assert "b: received a dict annotation, expected sat_tf.configs.LayerConfig" in _error(
+        Network(float_models.build("plain")), annotations={"b": {"weight_bits": 8}}
+    )
+
+
+def test_a_model_without_a_linear_layer_is_refused():
+    message = _error(_model(L.ReLU(), L.GlobalAveragePooling2D()))
+    assert "received no annotated linear layer, expected at least one Conv2D" in message
+
+
+def test_an_override_that_matches_nothing_is_refused_with_the_names_there_are():
+    message = _error(
+        Network(float_models.dense_only()), BitPolicy(overrides={"hiden": {"weight_bits": 8}})
+    )
+    assert "overrides['hiden'] matches no layer; the layers are hidden, classifier." in message
+
+
+def test_a_softmax_inside_the_model_is_refused():
+    network = _model(L.Flatten(), L.Dense(4, activation="softmax", name="gate"), L.Dense(3))
+    assert "gate: received a softmax inside the model" in _error(network)
+    network = _model(L.Conv2D(3, 1), L.Softmax(name="soft"), L.Conv2D(3, 1))
+    assert "soft: received a softmax inside the model" in _error(network)
+
+
+def test_one_bit_for_a_tensor_that_can_be_negative_is_refused():
+    message = _error(Network(float_models.build("mobile_block")), BitPolicy.mobile(1))
+    assert "project_bn: received activation_bits=1 for a tensor that can be negative" in message
+    assert "add: received activation_bits=1" in message
+
+
+def test_fields_that_are_wrong_only_together_are_named_with_their_layer():
+    policy = BitPolicy(weight_bits=1, overrides={"b": {"weight_grid": "narrow"}})
+    assert "b: weight_bits=1 with weight_grid='narrow'" in _error(
+        Network(float_models.build("plain")), policy
+    )
+    message = _error(
+        Network(float_models.build("plain")),
+        BitPolicy(weight_grid="rounded"),
+        {"a": LayerConfig(weight_bits=1)},
+    )
+    assert "a: weight_bits=1 with weight_grid='rounded'" in message

@@ -1,0 +1,238 @@
+import dataclasses
+import json
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sat_tf
+from sat_tf.core.grid import GRIDS
+from sat_tf.core.pact import GRADIENTS
+from sat_tf.core.rescale import METHODS
+from sat_tf.qat import policy as policies
+from sat_tf.qat.policy import BitPolicy
+
+
+def _problems(**fields):
+    with pytest.raises(ValueError, match="BitPolicy: ") as error:
+        BitPolicy(**fields)
+    first, *lines = str(error.value).splitlines()
+    assert first == f"BitPolicy: {len(lines)} problem{'s' if len(lines) > 1 else ''}"
+    return [line.removeprefix("  - ") for line in lines]
+
+
+def test_the_default_is_4_bits_and_integer_end_to_end():
+    policy = BitPolicy()
+    assert policy == BitPolicy.mobile(4)
+    assert (policy.weight_bits, policy.activation_bits, policy.stream_bits) == (4, 4, 8)
+    assert policy.first_last_weight_bits == 8
+    assert policy.latent_start == "keep_function"
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_the_paper_leaves_streams_float_and_weights_as_they_are(bits):
+    policy = BitPolicy.paper(bits)
+    assert (policy.weight_bits, policy.activation_bits, policy.stream_bits) == (bits, bits, None)
+    assert policy.latent_start == "as_is"
+    assert policy.first_last_weight_bits == 8
+    assert BitPolicy.paper(bits, stream_bits=8, detach_max=True).stream_bits == 8
+
+
+def test_one_error_names_every_bad_field():
+    problems = _problems(
+        weight_bits=0,
+        activation_bits=9,
+        first_last_weight_bits="8",
+        stream_bits=1,
+        weight_grid="dorfa",
+        weight_range="chanel",
+        detach_max=1,
+        rescale="std",
+        clipping_gradient="cgpact",
+        initial_clipping_level=0,
+        initial_classifier_clipping_level=float("nan"),
+        input_max=-1.0,
+        latent_start="keep",
+        unsupported="ignore",
+        overrides=[("a", 8)],
+    )
+    names = [problem.split("=")[0] for problem in problems]
+    assert names == [field.name for field in dataclasses.fields(BitPolicy)]
+    assert "weight_grid='dorfa'" in problems[4]
+    assert problems[4].endswith("Did you mean dorefa?")
+    assert problems[5].endswith("Did you mean channel?")
+    assert problems[7].endswith("Did you mean stddev?")
+
+
+@pytest.mark.parametrize("bits", [0, 9, -4, 4.0, "4", True, [4]])
+@pytest.mark.parametrize("field", ["weight_bits", "activation_bits", "first_last_weight_bits"])
+def test_bits_are_integers_from_1_to_8(field, bits):
+    (problem,) = _problems(**{field: bits})
+    assert problem.startswith(f"{field}={bits!r}: expected an integer from 1 to 8")
+
+
+def test_streams_have_at_least_2_bits():
+    (problem,) = _problems(stream_bits=1)
+    assert "expected an integer from 2 to 8" in problem
+
+
+def test_numbers_of_numpy_become_plain_ones():
+    policy = BitPolicy(
+        weight_bits=np.int64(3),
+        initial_clipping_level=np.float32(2.5),
+        overrides={"a": {"weight_bits": np.int32(2)}},
+    )
+    assert type(policy.weight_bits) is int
+    assert json.loads(json.dumps(policy.to_dict()))["overrides"] == {"a": {"weight_bits": 2}}
+    assert policy.initial_clipping_level == 2.5
+
+
+@pytest.mark.parametrize("grid", ["narrow", "rounded", "modified"])
+@pytest.mark.parametrize("field", ["weight_bits", "first_last_weight_bits"])
+def test_one_bit_needs_the_dorefa_grid(grid, field):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (problem,) = _problems(**{field: 1, "weight_grid": grid})
+    assert problem.startswith(f"{field}=1 with weight_grid={grid!r}")
+    assert "use weight_grid='dorefa'" in problem
+
+
+def test_names_are_those_of_the_core():
+    assert {"auto", *GRIDS} == set(policies.GRID_NAMES)
+    for method in METHODS:
+        BitPolicy(rescale=method)
+    for gradient in GRADIENTS:
+        BitPolicy(clipping_gradient=gradient)
+
+
+def test_every_field_is_checked():
+    known = {field.name for field in dataclasses.fields(BitPolicy)} - {"overrides"}
+    assert known == set(policies._FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("fields", "caution"),
+    [
+        ({"weight_grid": "narrow", "weight_bits": 2}, "ternary"),
+        ({"weight_grid": "modified", "weight_bits": 4}, "rounds down"),
+        ({"overrides": {"a": {"weight_grid": "narrow", "weight_bits": 2}}}, "ternary"),
+        ({"weight_bits": 2, "overrides": {"a": {"weight_grid": "narrow"}}}, "ternary"),
+    ],
+)
+def test_grids_that_train_badly_are_warned_of(fields, caution):
+    with pytest.warns(UserWarning, match=caution):
+        BitPolicy(**fields)
+
+
+@pytest.mark.parametrize("fields", [{"weight_grid": "narrow"}, {"weight_bits": 2}])
+def test_grids_that_train_well_are_not_warned_of(fields):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        BitPolicy(**fields)
+
+
+def test_a_policy_is_frozen_and_changed_by_replace():
+    policy = BitPolicy()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        policy.weight_bits = 2
+    assert dataclasses.replace(policy, weight_bits=2).weight_bits == 2
+    with pytest.raises(ValueError, match="weight_bits=12"):
+        dataclasses.replace(policy, weight_bits=12)
+
+
+def test_overrides_do_not_follow_the_dictionary_they_came_from():
+    overrides = {"a": {"weight_bits": 8}}
+    policy = BitPolicy(overrides=overrides)
+    overrides["a"]["weight_bits"] = 2
+    overrides["b"] = {}
+    assert policy.overrides == {"a": {"weight_bits": 8}}
+
+
+_BITS = st.one_of(st.none(), st.integers(1, 8))
+
+
+@given(
+    weight_bits=_BITS,
+    activation_bits=_BITS,
+    stream_bits=st.one_of(st.none(), st.integers(2, 8)),
+    rescale=st.sampled_from(METHODS),
+    level=st.floats(1e-3, 100),
+    override_bits=_BITS,
+)
+def test_a_policy_survives_a_trip_through_json(
+    weight_bits, activation_bits, stream_bits, rescale, level, override_bits
+):
+    policy = BitPolicy(
+        weight_bits=weight_bits,
+        activation_bits=activation_bits,
+        stream_bits=stream_bits,
+        rescale=rescale,
+        initial_clipping_level=level,
+        overrides={"block_*": {"weight_bits": override_bits}},
+    )
+    assert BitPolicy(**json.loads(json.dumps(policy.to_dict()))) == policy
+
+
+def test_overrides_name_layers_by_pattern_and_later_ones_win():
+    policy = BitPolicy(
+        weight_bits=4,
+        overrides={
+            "block_*": {"weight_bits": 3, "rescale": "none"},
+            "block_1_*": {"weight_bits": 8},
+        },
+    )
+    assert policy.at("stem").weight_bits == 4
+    assert (policy.at("block_2_conv").weight_bits, policy.at("block_2_conv").rescale) == (3, "none")
+    assert (policy.at("block_1_conv").weight_bits, policy.at("block_1_conv").rescale) == (8, "none")
+    assert policy.at("Block_1_conv").weight_bits == 4  # case matters
+    assert policy.at("block_1_conv").overrides == {}
+
+
+def test_an_annotation_is_stronger_than_an_override():
+    policy = BitPolicy(overrides={"*": {"weight_bits": 3, "rescale": "none"}})
+    at = policy.at("conv", {"weight_bits": 2})
+    assert (at.weight_bits, at.rescale) == (2, "none")
+
+
+def test_what_is_asked_of_one_layer_holds_for_the_first_and_the_last_as_well():
+    policy = BitPolicy(
+        overrides={"stem": {"weight_bits": 3}, "pool": {"initial_clipping_level": 8.0}}
+    )
+    assert policy.at("stem").first_last_weight_bits is None
+    assert policy.at("pool").initial_classifier_clipping_level == 8.0
+    assert policy.at("other").first_last_weight_bits == 8
+    assert policy.at("other").initial_classifier_clipping_level == 10.0
+
+
+def test_patterns_that_match_nothing_are_told():
+    policy = BitPolicy(overrides={"conv_*": {}, "cnv_*": {}, "dense": {}})
+    assert policy.unmatched_overrides(["conv_1", "classifier"]) == ["cnv_*", "dense"]
+
+
+def test_bad_overrides_are_all_named():
+    problems = _problems(
+        overrides={
+            "conv": {"weigt_bits": 3, "latent_start": "as_is", "weight_bits": 9},
+            3: {"weight_bits": 4},
+            "dense": 8,
+        }
+    )
+    assert problems == [
+        "overrides['conv']: weigt_bits cannot be set for one layer. Did you mean weight_bits?",
+        "overrides['conv']: latent_start cannot be set for one layer. Known: "
+        f"{', '.join(sorted(policies.PER_LAYER_FIELDS))}.",
+        "overrides['conv']: weight_bits=9: expected an integer from 1 to 8, or None (not rounded).",
+        "overrides[3]={'weight_bits': 4}: expected a pattern and a mapping of fields.",
+        "overrides['dense']=8: expected a pattern and a mapping of fields.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("received", "fix"),
+    [(4, r"BitPolicy\.mobile\(4\)"), ({"weight_bits": 4}, r"BitPolicy\(\*\*policy\)"), ("w4", "")],
+)
+def test_something_else_than_a_policy_is_refused_with_the_fix(received, fix):
+    with pytest.raises(ValueError, match=f"expected a sat_tf.BitPolicy; write {fix}"):
+        sat_tf.SatQuantizeScheme(received)

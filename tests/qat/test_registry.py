@@ -1,0 +1,92 @@
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.qat import registry
+from sat_tf.qat.registry import Role
+
+L = keras.layers
+
+
+@pytest.mark.parametrize(
+    ("layer", "role"),
+    [
+        (L.Conv2D(2, 3), Role.LINEAR),
+        (L.DepthwiseConv2D(3), Role.LINEAR),
+        (L.Dense(2), Role.LINEAR),
+        (L.BatchNormalization(), Role.NORM),
+        (L.ReLU(), Role.RECTIFIER),
+        (L.ReLU(6.0), Role.RECTIFIER),
+        (L.Activation("relu"), Role.RECTIFIER),
+        (L.Activation(tf.nn.relu6), Role.RECTIFIER),
+        (L.Activation("softmax"), Role.SOFTMAX),
+        (L.Activation("linear"), Role.MOVEMENT),
+        (L.Softmax(), Role.SOFTMAX),
+        (L.Add(), Role.SUM),
+        (L.GlobalAveragePooling2D(), Role.MEAN),
+        (L.AveragePooling2D(), Role.MEAN),
+        (L.MaxPooling2D(), Role.MOVEMENT),
+        (L.ZeroPadding2D(), Role.MOVEMENT),
+        (L.Flatten(), Role.MOVEMENT),
+        (L.Reshape((4,)), Role.MOVEMENT),
+        (L.Dropout(0.5), Role.MOVEMENT),
+    ],
+)
+def test_every_supported_layer_has_a_role(layer, role):
+    assert registry.role_of(layer) is role
+    assert registry.unsupported_problem(layer) is None
+    assert type(layer).__name__ in registry.supported_names()
+
+
+def test_a_subclass_may_do_anything_and_is_not_known():
+    class MyConv(L.Conv2D):
+        pass
+
+    assert registry.role_of(MyConv(2, 3)) is Role.OPAQUE
+    assert "received MyConv" in registry.unsupported_problem(MyConv(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("layer", "problem"),
+    [
+        (L.LSTM(3), "received LSTM, which sat-tf does not quantize"),
+        (L.Conv2D(4, 3, groups=2), "received groups=2, expected 1"),
+        (L.Conv2D(4, 3, data_format="channels_first"), "expected 'channels_last'"),
+        (L.DepthwiseConv2D(3, data_format="channels_first"), "expected 'channels_last'"),
+        (L.Conv2D(4, 3, activation="gelu"), "received activation='gelu'"),
+        (L.Dense(4, activation="tanh"), "received activation='tanh'"),
+        (L.Activation("sigmoid"), "received activation='sigmoid'"),
+        (L.Activation(lambda x: x), "received activation='<lambda>'"),
+        (L.ReLU(negative_slope=0.1), "expected 0 and 0"),
+        (L.ReLU(threshold=1.0), "expected 0 and 0"),
+        (L.BatchNormalization(axis=1), "received axis=[1]"),
+        (L.BatchNormalization(axis=[1, 2]), "received axis=[1, 2]"),
+        (L.BatchNormalization(renorm=True), "expected plain BatchNormalization"),
+        (L.MaxPooling2D(data_format="channels_first"), "expected 'channels_last'"),
+    ],
+)
+def test_refusals_say_what_was_received_and_expected(layer, problem):
+    assert problem in registry.unsupported_problem(layer)
+
+
+def test_the_last_axis_of_a_normalization_may_be_counted_from_the_front():
+    norm = L.BatchNormalization(axis=3)
+    norm.build((None, 8, 8, 4))
+    assert registry.unsupported_problem(norm) is None
+
+
+@pytest.mark.parametrize(
+    ("layer", "rectifies", "ceiling"),
+    [
+        (L.ReLU(), True, None),
+        (L.ReLU(6.0), True, 6.0),
+        (L.Conv2D(2, 3, activation="relu"), True, None),
+        (L.Dense(2, activation=tf.nn.relu6), True, 6.0),
+        (L.Dense(2), False, None),
+        (L.Dense(2, activation="softmax"), False, None),
+        (L.BatchNormalization(), False, None),
+    ],
+)
+def test_rectifiers_are_found_inside_layers_too(layer, rectifies, ceiling):
+    assert registry.rectifies(layer) is rectifies
+    assert registry.rectifier_ceiling(layer) == ceiling

@@ -1,0 +1,150 @@
+import numpy as np
+import pytest
+import tensorflow_model_optimization as tfmot
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.policy import BitPolicy
+from tests.qat import float_models
+
+
+def _learnt(policy=None, name="mobile_block"):
+    """A quantized model in which every variable has a value of its own."""
+    model = sat_tf.quantize_model(float_models.build(name), policy or BitPolicy.mobile(4))
+    draw = np.random.default_rng(7)
+    for variable in model.variables:
+        value = draw.uniform(0.5, 2.0, variable.shape)
+        variable.assign(np.where(variable.numpy() < 0, -value, value))
+    return model
+
+
+@pytest.fixture(scope="module")
+def learnt():
+    return _learnt()
+
+
+def _by_name(model):
+    """Values by name, without the part that tells the bits of inserted quantizers."""
+    return {
+        v.name.replace("_4_bits", "").replace("_2_bits", ""): v.numpy() for v in model.variables
+    }
+
+
+def test_everything_learnt_is_carried_over(learnt):
+    fewer = sat_tf.requantize(learnt, BitPolicy.mobile(2))
+    old, new = _by_name(learnt), _by_name(fewer)
+    assert set(old) == set(new)
+    for name, value in new.items():
+        np.testing.assert_array_equal(value, old[name], err_msg=name)
+    assert fewer.get_layer("quant_expand").quantize_config.weights.num_bits == 2
+    assert fewer.get_layer("quant_a_relu").quantize_config.output.num_bits == 2
+    assert fewer.get_layer("quant_add_to_2_bits").quantize_config.output.num_bits == 2
+    assert fewer.name == learnt.name
+
+
+def test_the_same_policy_gives_the_same_model(learnt):
+    again = sat_tf.requantize(learnt, BitPolicy.mobile(4))
+    assert again.get_config() == learnt.get_config()
+    images = float_models.images()
+    np.testing.assert_array_equal(again(images), learnt(images))
+
+
+def test_the_model_itself_is_left_alone(learnt):
+    before = [value.copy() for value in learnt.get_weights()]
+    config = learnt.get_config()
+    fewer = sat_tf.requantize(learnt, BitPolicy.mobile(2))
+    for variable in fewer.variables:
+        variable.assign(variable * 0.0)
+    assert learnt.get_config() == config
+    for one, other in zip(before, learnt.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_latent_weights_stay_as_they_are_whatever_the_policy_says(learnt):
+    for start in ("as_is", "keep_function"):
+        other = sat_tf.requantize(learnt, BitPolicy.mobile(3, latent_start=start))
+        np.testing.assert_array_equal(
+            inner_layer(other.get_layer("quant_a")).kernel,
+            inner_layer(learnt.get_layer("quant_a")).kernel,
+        )
+
+
+def test_the_papers_two_stages_run_on_one_set_of_latent_weights():
+    stage_1 = sat_tf.quantize_model(
+        float_models.build("mobile_block"),
+        BitPolicy.paper(4, weight_bits=None, activation_bits=None),
+    )
+    stage_2 = sat_tf.requantize(stage_1, BitPolicy.paper(4))
+    for name, bits in (("a", 8), ("expand", 4), ("classifier", 8)):
+        one, other = (model.get_layer(f"quant_{name}") for model in (stage_1, stage_2))
+        np.testing.assert_array_equal(one.layer.kernel, other.layer.kernel)
+        assert one.quantize_config.weights.num_bits is None
+        assert other.quantize_config.weights.num_bits == bits
+    level = stage_2.get_layer("quant_a_relu").output_variables["clipping_level"]
+    assert level.numpy() == 8.0  # there was none to carry
+
+
+def test_new_clipping_levels_start_as_the_policy_says(learnt):
+    paper = sat_tf.requantize(learnt, BitPolicy.paper(4))
+    back = sat_tf.requantize(paper, BitPolicy.mobile(4, initial_clipping_level=3.0))
+    # The sum was float in between: its level is new, the rectifier's is not.
+    assert back.get_layer("quant_add").output_variables["clipping_level"].numpy() == 3.0
+    old = learnt.get_layer("quant_a_relu").output_variables["clipping_level"].numpy()
+    assert back.get_layer("quant_a_relu").output_variables["clipping_level"].numpy() == old
+
+
+def test_a_gain_of_another_shape_starts_anew(learnt):
+    channels = sat_tf.requantize(learnt, BitPolicy.mobile(4, weight_range="channel"))
+    gain = channels.get_layer("quant_classifier").kernel_variables["rescale_gain"]
+    assert gain.shape == (1, 5)
+    assert (gain.numpy() == 1.0).all()
+
+
+def test_frozen_layers_stay_frozen():
+    model = _learnt()
+    model.get_layer("quant_a").trainable = False
+    model.get_layer("quant_expand").layer.trainable = False
+    other = sat_tf.requantize(model, BitPolicy.mobile(3))
+    assert not other.get_layer("quant_a").trainable_variables
+    assert not other.get_layer("quant_expand").layer.trainable_variables
+    assert other.get_layer("quant_again").trainable_variables
+    model.trainable = False
+    assert not sat_tf.requantize(model, BitPolicy.mobile(3)).trainable_variables
+
+
+def test_annotations_by_hand_are_kept():
+    annotate = tfmot.quantization.keras.quantize_annotate_layer
+    image = keras.Input((8, 8, 3), name="image")
+    tensor = keras.layers.Conv2D(4, 3, name="a")(image)  # float
+    tensor = annotate(
+        keras.layers.Conv2D(4, 3, name="b"), sat_tf.configs.LayerConfig(weight_bits=2)
+    )(tensor)
+    tensor = annotate(keras.layers.Flatten(name="flatten"))(tensor)
+    tensor = annotate(keras.layers.Dense(3, name="classifier"))(tensor)
+    model = tfmot.quantization.keras.quantize_apply(
+        keras.Model(image, tensor), scheme=sat_tf.SatQuantizeScheme()
+    )
+    other = sat_tf.requantize(model, BitPolicy(weight_bits=6, first_last_weight_bits=None))
+    assert type(other.get_layer("a")) is keras.layers.Conv2D
+    assert other.get_layer("quant_b").quantize_config.weights.num_bits == 2
+    assert other.get_layer("quant_classifier").quantize_config.weights.num_bits == 6
+    np.testing.assert_array_equal(other.get_layer("a").kernel, model.get_layer("a").kernel)
+
+
+def test_overrides_may_move_a_quantizer():
+    model = _learnt(name="two_readers")
+    split = sat_tf.requantize(model, BitPolicy.mobile(4, overrides={"c": {"activation_bits": 6}}))
+    assert split.get_layer("quant_a_relu").quantize_config.output.num_bits == 6
+    assert split.get_layer("quant_a_relu_to_4_bits").quantize_config.output.num_bits == 4
+    images = float_models.images()
+    assert np.isfinite(split(images)).all()
+
+
+def test_bad_policies_and_float_models_are_refused(learnt):
+    with pytest.raises(ValueError, match=r"expected a sat_tf\.BitPolicy"):
+        sat_tf.requantize(learnt, 2)
+    with pytest.raises(ValueError, match=r"call sat_tf\.quantize_model\(model, policy\) instead"):
+        sat_tf.requantize(float_models.build("plain"), BitPolicy())
+    with pytest.raises(ValueError, match=r"expnd.*matches no layer"):
+        sat_tf.requantize(learnt, BitPolicy(overrides={"expnd": {"weight_bits": 8}}))

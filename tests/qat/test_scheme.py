@@ -1,0 +1,198 @@
+import json
+
+import numpy as np
+import pytest
+import tensorflow_model_optimization as tfmot
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.wrapper import QuantizedLayer
+from tests.qat import float_models
+
+L = keras.layers
+annotate_layer = tfmot.quantization.keras.quantize_annotate_layer
+annotate_model = tfmot.quantization.keras.quantize_annotate_model
+quantize_apply = tfmot.quantization.keras.quantize_apply
+
+
+def _bits(model, name):
+    return model.get_layer(f"quant_{name}").quantize_config.weights.num_bits
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        ("mobile_block", BitPolicy.mobile(3)),
+        ("depthwise", BitPolicy.paper(2)),
+        ("sequential_with_input_layer", BitPolicy.mobile(3)),
+    ],
+)
+def test_tfmots_way_and_the_short_one_give_the_same_model(name, policy):
+    make = float_models.OTHER_MODELS.get(name, lambda: float_models.build(name))
+    scheme = sat_tf.SatQuantizeScheme(policy)
+    ours = sat_tf.quantize_model(make(), policy)
+    theirs = quantize_apply(annotate_model(make()), scheme=scheme)
+    assert ours.get_config() == theirs.get_config()
+    for one, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    images = float_models.images()
+    np.testing.assert_array_equal(ours(images), theirs(images))
+
+
+def test_the_policy_may_be_left_out():
+    assert sat_tf.SatQuantizeScheme().policy == BitPolicy()
+    model = sat_tf.quantize_model(float_models.dense_only())
+    assert _bits(model, "hidden") == 8
+
+
+def _annotated(**settings):
+    image = keras.Input((8, 8, 3), name="image")
+    tensor = annotate_layer(L.Conv2D(4, 3, name="a"))(image)
+    tensor = annotate_layer(L.Conv2D(4, 3, name="b"), sat_tf.configs.LayerConfig(**settings))(
+        tensor
+    )
+    tensor = annotate_layer(L.ReLU(name="b_relu"))(tensor)
+    tensor = annotate_layer(L.Flatten(name="flatten"))(tensor)
+    return keras.Model(image, annotate_layer(L.Dense(3, name="classifier"))(tensor))
+
+
+def test_a_layer_annotated_by_hand_keeps_its_own_bits():
+    scheme = sat_tf.SatQuantizeScheme(BitPolicy(weight_bits=4))
+    model = quantize_apply(_annotated(weight_bits=2, activation_bits=6), scheme=scheme)
+    assert (_bits(model, "a"), _bits(model, "b")) == (8, 2)
+    assert model.get_layer("quant_a").quantize_config.output.num_bits == 6
+    assert model.get_layer("quant_b").quantize_config.annotation == {
+        "weight_bits": 2,
+        "activation_bits": 6,
+    }
+
+
+def test_annotations_by_hand_and_for_the_whole_model_go_together():
+    image = keras.Input((8, 8, 3), name="image")
+    tensor = L.ReLU(name="a_relu")(L.Conv2D(4, 3, name="a")(image))
+    tensor = annotate_layer(
+        L.Conv2D(4, 3, name="b"), sat_tf.configs.LayerConfig(weight_bits=2, rescale="none")
+    )(tensor)
+    model = keras.Model(image, L.Dense(3, name="classifier")(L.Flatten()(tensor)))
+    for quantized in (
+        quantize_apply(annotate_model(model), scheme=sat_tf.SatQuantizeScheme()),
+        sat_tf.quantize_model(model),
+    ):
+        assert (_bits(quantized, "a"), _bits(quantized, "b")) == (8, 2)
+        assert quantized.get_layer("quant_b").quantize_config.weights.rescale == "none"
+
+
+def test_layers_without_an_annotation_stay_as_they_are():
+    image = keras.Input((8, 8, 3), name="image")
+    tensor = L.LeakyReLU(name="leaky")(L.Conv2D(4, 3, name="a")(image))
+    tensor = annotate_layer(L.Conv2D(4, 3, name="b"))(tensor)
+    model = keras.Model(image, L.Flatten(name="flatten")(tensor))
+    quantized = quantize_apply(model, scheme=sat_tf.SatQuantizeScheme())
+    kinds = {layer.name: type(layer) for layer in quantized.layers}
+    assert kinds["a"] is L.Conv2D
+    assert kinds["leaky"] is L.LeakyReLU
+    assert kinds["quant_b"] is QuantizedLayer
+    inserted = quantized.get_layer("quant_leaky_to_4_bits").quantize_config
+    assert inserted.inserted
+    assert inserted.output.signed
+
+
+@pytest.fixture(scope="module")
+def quantized():
+    model = sat_tf.quantize_model(float_models.build("mobile_block"))
+    return sat_tf.calibrate(model, float_models.images(64))
+
+
+def test_a_quantized_layer_keeps_the_name_of_its_own_behind_quant(quantized):
+    names = {layer.name for layer in quantized.layers}
+    own = {f"quant_{layer.name}" for layer in float_models.build("mobile_block").layers[1:]}
+    assert names == own | {"image", "quant_image_image"} | {
+        "quant_project_bn_to_4_bits",
+        "quant_add_to_4_bits",
+    }
+
+
+def test_the_model_can_be_taken_apart_like_any_keras_model(quantized):
+    images = float_models.images()
+    for name in ("quant_add", "quant_add_to_4_bits", "quant_pool"):
+        layer = quantized.get_layer(name)
+        features = keras.Model(quantized.input, layer.output)
+        assert np.isfinite(features(images)).all()
+    lines = []
+    quantized.summary(print_fn=lambda line, **_: lines.append(line))
+    assert any("quant_add_to_4_bits" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [
+        keras.models.clone_model,
+        lambda model: keras.Model.from_config(model.get_config()),
+        lambda model: keras.models.model_from_json(model.to_json()),
+        lambda model: keras.Model.from_config(json.loads(json.dumps(model.get_config()))),
+    ],
+    ids=["clone", "config", "json", "json of the config"],
+)
+def test_a_copy_computes_the_same(copy, quantized):
+    twin = copy(quantized)
+    twin.set_weights(quantized.get_weights())
+    images = float_models.images()
+    np.testing.assert_array_equal(twin(images), quantized(images))
+
+
+def test_tfmots_scope_knows_every_class():
+    with sat_tf.quantize_scope({"Mine": L.Dense}):
+        for name in ("QuantizedLayer", "PlacedConfig", "PactQuantizer", "AtLeast", "Mine"):
+            assert keras.utils.get_registered_object(name) is not None, name
+        assert keras.utils.get_registered_object("QuantizeWrapperV2") is not None
+
+
+# -- errors ------------------------------------------------------------------------------------
+
+
+def test_a_model_that_is_quantized_already_is_refused():
+    quantized = sat_tf.quantize_model(float_models.dense_only())
+    with pytest.raises(ValueError, match=r"quantized already.*sat_tf\.requantize"):
+        sat_tf.quantize_model(quantized)
+
+
+@pytest.mark.parametrize("policy", [4, {"weight_bits": 4}, "mobile"])
+def test_a_policy_is_asked_for(policy):
+    with pytest.raises(ValueError, match=r"expected a sat_tf\.BitPolicy"):
+        sat_tf.quantize_model(float_models.dense_only(), policy)
+
+
+def test_every_problem_of_a_model_is_told_in_one_error():
+    image = keras.Input((8, 8, 3), name="image")
+    twice = L.Conv2D(3, 3, padding="same", name="twice")
+    tensor = L.LeakyReLU(name="leaky")(twice(twice(image)))
+    inner = keras.Sequential([L.Conv2D(4, 3, input_shape=(8, 8, 3))], name="inner")
+    model = keras.Model(image, L.Flatten(name="flatten")(inner(tensor)), name="outer")
+    with pytest.raises(ValueError, match="model 'outer': 3 problems") as error:
+        sat_tf.quantize_model(model, BitPolicy(overrides={}))
+    message = str(error.value)
+    assert "twice: received a layer that is called more than once" in message
+    assert "inner: received a model inside the model" in message
+    assert "leaky: received LeakyReLU" in message
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (keras.Sequential([L.Dense(2)]), r"is not built.*model\.build"),
+        (None, "expected a tf_keras model"),
+    ],
+)
+def test_what_has_no_graph_is_refused(model, message):
+    with pytest.raises(ValueError, match=message):
+        sat_tf.quantize_model(model)
+
+
+def test_the_registry_of_the_scheme_answers_tfmot():
+    registry = sat_tf.SatQuantizeScheme(BitPolicy(weight_bits=3)).get_quantize_registry()
+    assert not registry.supports(L.Dense(2))
+    config = registry.get_quantize_config(L.Dense(2, name="d"))
+    assert config.fields["weight_bits"] == 3
+    with pytest.raises(ValueError, match="leaky: received LeakyReLU"):
+        registry.get_quantize_config(L.LeakyReLU(name="leaky"))
