@@ -1,0 +1,162 @@
+"""The integer arithmetic of XNNPACK's kernels, in NumPy, bit for bit.
+
+Stored integers come in and go out as int32 arrays; accumulators are exact.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from sat_tf.export.graph import Codes, LinearKind, Window
+
+# Below this every integer is a float32, and sums of such products are exact in any order.
+_EXACT_FLOAT32 = 2**24
+_MULTIPLIER_BITS = 20
+
+
+def requantize(sums: np.ndarray, multipliers: np.ndarray, codes: Codes) -> np.ndarray:
+    """Sums to stored integers: one float32 product, round half to even, clip.
+
+    Args:
+        sums: exact integers, channels on the last axis.
+        multipliers: float32, one a channel.
+        codes: of the output.
+    """
+    product = sums.astype(np.float32) * multipliers.astype(np.float32)
+    return _stored(np.rint(product), codes)
+
+
+def _stored(rounded: np.ndarray, codes: Codes) -> np.ndarray:
+    low, high = codes.lowest - codes.zero_point, codes.highest - codes.zero_point
+    return np.clip(rounded, low, high).astype(np.int32) + codes.zero_point
+
+
+def add(
+    first: np.ndarray, second: np.ndarray, first_codes: Codes, second_codes: Codes, output: Codes
+) -> np.ndarray:
+    """The sum of two tensors: multipliers of 20 bits, round half up, clip."""
+    ratios = [np.float32(codes.step / output.step) for codes in (first_codes, second_codes)]
+    shift = _MULTIPLIER_BITS - (int(np.frexp(max(ratios))[1]) - 1)
+    total = np.full(first.shape, 1 << (shift - 1), np.int64)
+    for stored, codes, ratio in zip(
+        (first, second), (first_codes, second_codes), ratios, strict=True
+    ):
+        multiplier = np.int64(np.rint(np.ldexp(np.float64(ratio), shift)))
+        total = total + (stored.astype(np.int64) - codes.zero_point) * multiplier
+    return _stored(total >> shift, output)
+
+
+def mean(stored: np.ndarray, source: Codes, output: Codes, *, keep_dims: bool) -> np.ndarray:
+    """The mean over rows and columns: an exact sum, one float32 product, round half to even."""
+    count = stored.shape[1] * stored.shape[2]
+    sums = np.sum(stored, axis=(1, 2), dtype=np.int64, keepdims=keep_dims)
+    multiplier = np.float32(source.step / output.step) * (np.float32(1.0) / np.float32(count))
+    # The zero points are one float32 offset of the product.
+    offset = np.float32(output.zero_point) - np.float32(
+        np.float32(count * source.zero_point) * multiplier
+    )
+    rounded = np.rint(sums.astype(np.float32) * multiplier + offset)
+    return np.clip(rounded, output.lowest, output.highest).astype(np.int32)
+
+
+def sums(
+    stored: np.ndarray, zero_point: int, kernel: np.ndarray, kind: LinearKind, window: Window
+) -> np.ndarray:
+    """Σ code · (stored - zero_point) of a linear layer; exact.
+
+    Args:
+        stored: (n, rows, columns, channels), or (n, channels) for a matrix product.
+        zero_point: of the input.
+        kernel: integer codes as `LinearKind` lays them out.
+        kind: which operation.
+        window: strides, padding and dilation.
+
+    Returns:
+        Integers in float64 or float32, which holds them exactly.
+    """
+    codes = stored - zero_point
+    if kind is LinearKind.DEPTHWISE:
+        return _depthwise_sums(codes, kernel, window)
+    widest = max(127 - zero_point, zero_point + 128)
+    weights = kernel.reshape(kernel.shape[0], -1).T
+    reach = np.max(np.sum(np.abs(weights.astype(np.int64)), axis=0), initial=0) * widest
+    exact = np.float32 if reach < _EXACT_FLOAT32 else np.float64
+    if kind is LinearKind.CONVOLUTION:
+        codes = _patches(codes, kernel.shape[1:3], window)
+    return codes.astype(exact) @ weights.astype(exact)
+
+
+def convolve(values: np.ndarray, kernel: np.ndarray, window: Window) -> np.ndarray:
+    """A float convolution with an (outputs, rows, columns, inputs) kernel."""
+    return _patches(values, kernel.shape[1:3], window) @ kernel.reshape(kernel.shape[0], -1).T
+
+
+def max_pool(stored: np.ndarray, size: tuple[int, int], window: Window) -> np.ndarray:
+    """The largest value in each window; padding never wins."""
+    lowest = np.iinfo(np.int32).min if stored.dtype.kind == "i" else -np.inf
+    views = _taps(stored, size, window, fill=lowest)
+    result = next(views).copy()
+    for view in views:
+        np.maximum(result, view, out=result)
+    return result
+
+
+def _depthwise_sums(codes: np.ndarray, kernel: np.ndarray, window: Window) -> np.ndarray:
+    multiplier = kernel.shape[-1] // codes.shape[-1]
+    total: np.ndarray | None = None
+    taps = kernel.reshape(-1, kernel.shape[-1]).astype(np.int32)
+    for tap, view in zip(taps, _taps(codes, kernel.shape[:2], window, fill=0), strict=True):
+        repeated = np.repeat(view, multiplier, axis=-1) if multiplier > 1 else view
+        product = repeated * tap
+        total = product if total is None else np.add(total, product, out=total)
+    if total is None:
+        raise ValueError("received an empty kernel, expected at least one weight.")
+    return total
+
+
+def _patches(values: np.ndarray, size: tuple[int, ...], window: Window) -> np.ndarray:
+    """(n, rows, columns, k_rows · k_columns · channels), in the order of the kernel's axes."""
+    views = list(_taps(values, size, window, fill=0))
+    return views[0] if len(views) == 1 else np.concatenate(views, axis=-1)
+
+
+def _taps(
+    values: np.ndarray, size: tuple[int, ...], window: Window, fill: float
+) -> Iterator[np.ndarray]:
+    """For every position in the kernel, the values that it meets."""
+    margins, outputs = zip(
+        *(
+            _placement(length, kernel, stride, dilation, window.padding)
+            for length, kernel, stride, dilation in zip(
+                values.shape[1:3], size, window.strides, window.dilation, strict=True
+            )
+        ),
+        strict=True,
+    )
+    if any(any(margin) for margin in margins):
+        values = np.pad(values, ((0, 0), *margins, (0, 0)), constant_values=fill)
+    for row in range(size[0]):
+        for column in range(size[1]):
+            slices = (
+                slice(
+                    start * dilation,
+                    start * dilation + (output - 1) * stride + 1,
+                    stride,
+                )
+                for start, dilation, output, stride in zip(
+                    (row, column), window.dilation, outputs, window.strides, strict=True
+                )
+            )
+            yield values[(slice(None), *slices)]
+
+
+def _placement(
+    length: int, kernel: int, stride: int, dilation: int, padding: str
+) -> tuple[tuple[int, int], int]:
+    """Margins of one axis, and how many windows fit: TensorFlow's rule."""
+    extent = (kernel - 1) * dilation + 1
+    if padding == "VALID":
+        return (0, 0), (length - extent) // stride + 1
+    outputs = -(-length // stride)
+    total = max((outputs - 1) * stride + extent - length, 0)
+    return (total // 2, total - total // 2), outputs

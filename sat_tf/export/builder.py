@@ -1,0 +1,188 @@
+"""Puts operations into a graph, one form at a time."""
+
+import dataclasses
+import math
+from collections.abc import Collection
+
+import numpy as np
+
+from sat_tf.export import graph as ir
+from sat_tf.export.forms import Form, LinearForm, MeanForm, SumForm, TensorForm, identity
+from sat_tf.export.graph import Codes, LinearKind, Pointwise, Tensor
+
+# XNNPACK leaves a sum to other kernels, with another rounding, where a step of what it adds is
+# less than 2^-10 of its own. A summand of 2^-9 still counts hundredths of an output code.
+_SMALLEST_SUMMAND = 2.0**-10
+_COARSE_SUMMAND = 2.0**-9
+
+
+class GraphBuilder:
+    """Collects the tensors and operations of a graph.
+
+    Args:
+        layer_names: names that only the layers themselves may give to their tensors.
+    """
+
+    def __init__(self, layer_names: Collection[str] = ()) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.operations: list[ir.Operation] = []
+        self._layer_names = frozenset(layer_names)
+        self._floats: dict[str, str] = {}
+
+    def tensor(self, name: str, shape: tuple[int, ...], codes: Codes | None) -> str:
+        """Adds a tensor; returns its name."""
+        self.tensors[name] = Tensor(name, shape, codes)
+        return name
+
+    def add(self, operation: ir.Operation, shape: tuple[int, ...], codes: Codes | None) -> str:
+        """Adds an operation and the tensor it makes; returns the tensor's name."""
+        self.operations.append(operation)
+        return self.tensor(operation.output, shape, codes)
+
+    def move(self, operation: ir.Operation, shape: tuple[int, ...]) -> str:
+        """Adds an operation that makes its tensor from the codes of its input as they are."""
+        return self.add(operation, shape, self.tensors[operation.inputs[0]].codes)
+
+    def between(self, name: str) -> str:
+        """A name for a tensor that no layer of the model makes, from one that says what it is."""
+        while name in self.tensors or name in self._layer_names:
+            name += "_"
+        return name
+
+    def materialize(self, form: Form, codes: Codes, name: str, shape: tuple[int, ...]) -> str:
+        """Adds the operation that makes `form` as a tensor of codes; returns the tensor's name."""
+        if any(self.tensors[source].codes is None for source in form.sources):
+            real = self.as_float(form, self.between(f"{name}_float"), shape)
+            return self._quantize(real, codes, name, shape)
+        if isinstance(form, TensorForm):
+            form = identity(form.source, shape[-1])
+        if isinstance(form, LinearForm):
+            return self._linear(form, codes, name, shape)
+        sources = form.sources
+        if isinstance(form, SumForm):
+            sources = tuple(self._summand(source, codes) for source in sources)
+        return self.add(_operation(form, sources, name), shape, codes)
+
+    def as_float(self, form: Form, name: str, shape: tuple[int, ...]) -> str:
+        """Makes `form` as a float tensor; returns its name."""
+        if isinstance(form, TensorForm):
+            return self.dequantized(form.source)
+        sources = tuple(self.dequantized(source) for source in form.sources)
+        if isinstance(form, LinearForm):
+            return self._float_normalization(form, sources[0], name, shape)
+        return self.add(_operation(form, sources, name), shape, None)
+
+    def dequantized(self, source: str) -> str:
+        """The float tensor with the real values of `source`; made once."""
+        if self.tensors[source].codes is None:
+            return source
+        if source not in self._floats:
+            dequantize = ir.Dequantize((source,), self.between(f"{source}_float"))
+            self._floats[source] = self.add(dequantize, self.tensors[source].shape, None)
+        return self._floats[source]
+
+    def softmax(self, source: str) -> str:
+        """The probabilities over the last axis of `source`, in float; returns their tensor."""
+        name = self.between(f"{source}_probabilities")
+        return self.add(ir.Softmax((self.dequantized(source),), name), self._shape(source), None)
+
+    def real_product(self, form: LinearForm, name: str, shape: tuple[int, ...]) -> str:
+        """A matrix product in float32 with the codes as its weights; returns its tensor's name."""
+        source = self.tensors[form.source]
+        unit = source.codes.unit if source.codes else 1.0
+        operation = ir.Linear(
+            (self.dequantized(form.source),),
+            name,
+            kind=form.kind,
+            kernel=form.kernel(),
+            steps=form.channels.steps * unit,
+            bias=form.channels.bias,
+            center=form.channels.center,
+            spread=form.channels.spread,
+            real=True,
+        )
+        return self.add(operation, shape, None)
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return self.tensors[name].shape
+
+    def _linear(self, form: LinearForm, codes: Codes, name: str, shape: tuple[int, ...]) -> str:
+        source = self.tensors[form.source]
+        if source.codes is None:
+            raise TypeError(f"{name}: a linear layer reads a float tensor.")
+        read, written = form.source, name
+        # Convolutions want rows and columns; those of other tensors are 1x1 and work on any.
+        as_image = form.kind is not LinearKind.FULLY_CONNECTED and len(shape) != 3
+        if as_image:
+            read = self.between(f"{name}_input")
+            self.move(ir.Reshape((form.source,), read), _image(source.shape))
+            written = self.between(f"{name}_image")
+        operation = ir.Linear(
+            (read,),
+            written,
+            kind=form.kind,
+            kernel=form.kernel(),
+            steps=form.channels.steps * (source.codes.unit / codes.unit),
+            bias=form.channels.bias / codes.unit,
+            center=form.channels.center / codes.unit,
+            spread=form.channels.spread / codes.unit,
+            window=form.window,
+        )
+        self.add(operation, _image(shape) if as_image else shape, codes)
+        if as_image:
+            self.move(ir.Reshape((written,), name), shape)
+        return name
+
+    def _summand(self, source: str, output: Codes) -> str:
+        """The tensor itself, or with a larger step where the sum's kernel needs one."""
+        codes = self.tensors[source].codes
+        if codes is None or codes.step / output.step >= _SMALLEST_SUMMAND:
+            return source
+        coarse = Codes(np.float32(_COARSE_SUMMAND * output.step), 0)
+        name, shape = self.between(f"{source}_coarse"), self._shape(source)
+        return self._linear(identity(source, shape[-1]), coarse, name, shape)
+
+    def _float_normalization(
+        self, form: LinearForm, source: str, name: str, shape: tuple[int, ...]
+    ) -> str:
+        if form.kind is not LinearKind.DEPTHWISE or form.channels.codes.shape[:2] != (1, 1):
+            raise TypeError(f"{name}: a linear layer has no float tensor.")
+        slope = form.channels.codes.reshape(-1) * form.channels.steps
+        product = self.between(f"{name}_product")
+        self._with_constant(source, Pointwise.PRODUCT, slope, product, shape)
+        return self._with_constant(product, Pointwise.SUM, form.channels.bias, name, shape)
+
+    def _quantize(self, source: str, codes: Codes, name: str, shape: tuple[int, ...]) -> str:
+        """Float to codes. What int8 does not saturate at is bounded before."""
+        low, high = codes.real_range
+        if codes.lowest != -128:
+            lower = self.between(f"{name}_lower")
+            source = self._with_constant(source, Pointwise.MAXIMUM, low, lower, shape)
+        if codes.highest != 127:
+            upper = self.between(f"{name}_upper")
+            source = self._with_constant(source, Pointwise.MINIMUM, high, upper, shape)
+        # The operation knows real values only, so the tensor is stored in real units.
+        stored = dataclasses.replace(codes, step=np.float32(codes.real_step), unit=1.0)
+        return self.add(ir.Quantize((source,), name), shape, stored)
+
+    def _with_constant(
+        self,
+        source: str,
+        kind: Pointwise,
+        constant: np.ndarray | float,
+        name: str,
+        shape: tuple[int, ...],
+    ) -> str:
+        operation = ir.WithConstant((source,), name, kind, np.asarray(constant, np.float32))
+        return self.add(operation, shape, None)
+
+
+def _image(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Rows, columns and channels for a tensor that has none, or other axes beside the channels."""
+    return (1, math.prod(shape[:-1]), shape[-1])
+
+
+def _operation(form: SumForm | MeanForm, sources: tuple[str, ...], name: str) -> ir.Add | ir.Mean:
+    if isinstance(form, SumForm):
+        return ir.Add(sources, name)
+    return ir.Mean(sources, name, keep_dims=form.keep_dims)

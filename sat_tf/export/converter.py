@@ -1,0 +1,195 @@
+"""The ordinary route: a deployed graph as Keras operations that TensorFlow's converter reads."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.export import graph as ir
+from sat_tf.export.graph import Activation, Codes, Graph, LinearKind, Window
+from sat_tf.export.pipeline import deployed_graph
+from sat_tf.messages import list_problems
+
+
+def to_keras(model: keras.Model) -> keras.Model:
+    """The deployed model as a Keras model of FakeQuant operations, for `tf.lite.TFLiteConverter`.
+
+        converter = tf.lite.TFLiteConverter.from_keras_model(to_keras(model))
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        content = converter.convert()
+
+    gives an int8 model with the codes of `sat_tf.export_tflite`, its input and output float32
+    unless the converter is told otherwise. Use it where other tools need to see the graph, or add
+    to it; `export_tflite` is faster, and `verify_tflite` reads only its files.
+
+    Args:
+        model: a model quantized by sat-tf, integer from the image to its output.
+
+    Returns:
+        A model for conversion only: its weights are constants. Input: real pixel values; output:
+        what the quantized model gives, on the grid of its codes.
+
+    Raises:
+        ValueError: the model has no integer form, or has float streams: the converter would
+            quantize their sums on steps of its own. Lists every problem with its fix.
+    """
+    graph = deployed_graph(model)
+    streams = [op.output for op in graph.operations if isinstance(op, ir.Quantize)]
+    if streams:
+        problems = [
+            f"{name}: received codes of a float stream, which the converter quantizes on steps of "
+            "its own; requantize the model with stream_bits=8, or use sat_tf.export_tflite."
+            for name in streams
+        ]
+        raise ValueError(list_problems(f"model {graph.name!r}", problems))
+    image = keras.Input(graph.image_shape, name=graph.image)
+    tensors: dict[str, Any] = {graph.image: image}
+    for operation in graph.operations:
+        inputs = [tensors[name] for name in operation.inputs]
+        step = _Step(_function(operation, graph), name=operation.output)
+        tensors[operation.output] = step(inputs)
+    return keras.Model(image, tensors[graph.output], name=graph.name)
+
+
+class _Step(keras.layers.Layer):
+    """One operation of the graph."""
+
+    def __init__(self, function: Callable[..., tf.Tensor], name: str) -> None:
+        super().__init__(name=name, trainable=False)
+        self._function = function
+
+    def call(self, inputs: list[tf.Tensor]) -> tf.Tensor:
+        return self._function(*inputs)
+
+
+def _fused(codes: Codes, tensor: tf.Tensor) -> tf.Tensor:
+    """The activation that the converter fuses into the operation before it."""
+    if codes.activation is Activation.RELU:
+        return tf.nn.relu(tensor)
+    if codes.activation is Activation.UNIT:
+        return tf.clip_by_value(tensor, -1.0, 1.0)
+    return tensor
+
+
+def _stored_as(codes: Codes, tensor: tf.Tensor) -> tf.Tensor:
+    """The FakeQuant that makes the converter store a tensor with these codes."""
+    low, high = ((end - codes.zero_point) * float(codes.step) for end in (-128, 127))
+    return tf.quantization.fake_quant_with_min_max_args(tensor, low, high, num_bits=8)
+
+
+@functools.singledispatch
+def _function(operation: ir.Operation, graph: Graph) -> Callable[..., tf.Tensor]:
+    raise TypeError(f"{type(operation).__name__}: not an operation of the converter route.")
+
+
+@_function.register
+def _(operation: ir.Linear, graph: Graph) -> Callable[..., tf.Tensor]:
+    steps = operation.steps.astype(np.float32)
+    kernel = operation.kernel.astype(np.float32) * operation.along_channels(steps)
+    source_step = float(graph.codes(operation.inputs[0]).step)
+    bias = operation.bias * (source_step * steps.astype(np.float64))
+    codes = graph.codes(operation.output)
+    product = _PRODUCTS[operation.kind]
+
+    def run(source: tf.Tensor) -> tf.Tensor:
+        result = product(source, kernel, 127.0 * steps, operation.window)
+        return _stored_as(codes, _fused(codes, result + bias.astype(np.float32)))
+
+    return run
+
+
+def _convolution(x: tf.Tensor, kernel: np.ndarray, ends: np.ndarray, window: Window) -> tf.Tensor:
+    weights = _on_channels(np.moveaxis(kernel, 0, -1), ends)
+    return tf.nn.conv2d(x, weights, window.strides, window.padding, dilations=window.dilation)
+
+
+def _depthwise(x: tf.Tensor, kernel: np.ndarray, ends: np.ndarray, window: Window) -> tf.Tensor:
+    # The converter takes the channels of a depthwise FakeQuant from this shape only; with another
+    # one it writes wrong codes, or leaves the layer float.
+    weights = _on_channels(kernel[:, :, np.newaxis, :], ends)
+    channels = x.shape[-1]
+    weights = tf.reshape(weights, [*kernel.shape[:2], channels, kernel.shape[-1] // channels])
+    # tf.nn.depthwise_conv2d dilates by moving pixels around, which the converter leaves float.
+    return tf.raw_ops.DepthwiseConv2dNative(
+        input=x,
+        filter=weights,
+        strides=[1, *window.strides, 1],
+        padding=window.padding,
+        dilations=[1, *window.dilation, 1],
+    )
+
+
+def _matrix(x: tf.Tensor, kernel: np.ndarray, ends: np.ndarray, window: Window) -> tf.Tensor:
+    if np.any(ends != ends[0]):
+        # The converter takes one step only for a matrix, so that it is a convolution of one pixel.
+        pixels = tf.reshape(x, [-1, 1, 1, kernel.shape[1]])
+        sums = _convolution(pixels, kernel[:, np.newaxis, np.newaxis, :], ends, window)
+        return tf.reshape(sums, [-1, kernel.shape[0]])
+    end = float(ends[0])
+    weights = tf.quantization.fake_quant_with_min_max_args(
+        tf.constant(kernel.T), -end, end, num_bits=8, narrow_range=True
+    )
+    return tf.matmul(x, weights)
+
+
+def _on_channels(kernel: np.ndarray, ends: np.ndarray) -> tf.Tensor:
+    return tf.quantization.fake_quant_with_min_max_vars_per_channel(
+        tf.constant(kernel), -ends, ends, num_bits=8, narrow_range=True
+    )
+
+
+_PRODUCTS = {
+    LinearKind.CONVOLUTION: _convolution,
+    LinearKind.DEPTHWISE: _depthwise,
+    LinearKind.FULLY_CONNECTED: _matrix,
+}
+
+
+@_function.register
+def _(operation: ir.Add, graph: Graph) -> Callable[..., tf.Tensor]:
+    codes = graph.codes(operation.output)
+    return lambda first, second: _stored_as(codes, _fused(codes, first + second))
+
+
+@_function.register
+def _(operation: ir.Mean, graph: Graph) -> Callable[..., tf.Tensor]:
+    codes = graph.codes(operation.output)
+    return lambda source: _stored_as(
+        codes, tf.reduce_mean(source, [1, 2], keepdims=operation.keep_dims)
+    )
+
+
+@_function.register
+def _(operation: ir.MaxPool, graph: Graph) -> Callable[..., tf.Tensor]:
+    window = operation.window
+    return lambda source: tf.nn.max_pool2d(source, operation.size, window.strides, window.padding)
+
+
+@_function.register
+def _(operation: ir.Pad, graph: Graph) -> Callable[..., tf.Tensor]:
+    return lambda source: tf.pad(source, [(0, 0), *operation.margins, (0, 0)])
+
+
+@_function.register
+def _(operation: ir.Reshape, graph: Graph) -> Callable[..., tf.Tensor]:
+    shape = graph.tensors[operation.output].shape
+    return lambda source: tf.reshape(source, [-1, *shape])
+
+
+@_function.register
+def _(operation: ir.ShiftImage, graph: Graph) -> Callable[..., tf.Tensor]:
+    codes = graph.codes(operation.output)
+    return lambda source: _stored_as(codes, source)
+
+
+@_function.register
+def _(operation: ir.Dequantize, graph: Graph) -> Callable[..., tf.Tensor]:
+    return tf.identity
+
+
+@_function.register
+def _(operation: ir.Softmax, graph: Graph) -> Callable[..., tf.Tensor]:
+    return tf.nn.softmax

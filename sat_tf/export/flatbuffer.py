@@ -1,0 +1,326 @@
+"""Writes a graph as a TFLite flatbuffer, with nothing between its integers and the file's."""
+
+import functools
+import json
+from typing import Any
+
+import flatbuffers
+import numpy as np
+from ai_edge_litert import schema_py_generated as tfl
+
+from sat_tf.export import graph as ir
+from sat_tf.export.graph import Activation, Codes, Graph, LinearKind, Window
+from sat_tf.version import __version__
+
+METADATA_NAME = "sat_tf"
+_FILE_IDENTIFIER = b"TFL3"
+_SCHEMA_VERSION = 3
+
+_TYPES = {
+    np.dtype(np.int8): tfl.TensorType.INT8,
+    np.dtype(np.uint8): tfl.TensorType.UINT8,
+    np.dtype(np.int32): tfl.TensorType.INT32,
+    np.dtype(np.float32): tfl.TensorType.FLOAT32,
+}
+
+# The version of each operator that reads these types; older runtimes then refuse the file instead
+# of misreading it.
+_VERSIONS = {
+    "CONV_2D": 3,
+    "DEPTHWISE_CONV_2D": 3,
+    "FULLY_CONNECTED": 4,
+    "ADD": 2,
+    "MEAN": 2,
+    "MAX_POOL_2D": 2,
+    "PAD": 2,
+    "RESHAPE": 1,
+    "QUANTIZE": 2,
+    "DEQUANTIZE": 2,
+    "MAXIMUM": 2,
+    "MINIMUM": 2,
+    "MUL": 1,
+    "SOFTMAX": 1,
+}
+_FULLY_CONNECTED_PER_CHANNEL = 12
+
+
+def serialize(graph: Graph, metadata: dict[str, Any]) -> bytes:
+    """The file of a deployed graph.
+
+    Args:
+        graph: a graph from `deployed_graph`.
+        metadata: what the file says of how it was made; stored as JSON.
+
+    Returns:
+        A TFLite flatbuffer whose input is the uint8 image and whose output is float32. The batch
+        size is 1, and can be resized.
+    """
+    return _Writer(graph).finish(metadata)
+
+
+class _Writer:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.subgraph = tfl.SubGraphT()
+        self.subgraph.tensors = []
+        self.subgraph.operators = []
+        self.model = tfl.ModelT()
+        self.model.buffers = [tfl.BufferT()]  # buffer 0 stands for "no data"
+        self.model.operatorCodes = []
+        self.indices: dict[str, int] = {}
+        self.names = {graph.image, *graph.tensors}
+        image_codes = Codes(graph.image_step, zero_point=0)
+        self._activation(graph.image, graph.image_shape, np.dtype(np.uint8), image_codes)
+
+    def finish(self, metadata: dict[str, Any]) -> bytes:
+        for operation in self.graph.operations:
+            tensor = self.graph.tensors[operation.output]
+            dtype = np.dtype(np.float32 if tensor.codes is None else np.int8)
+            self._activation(tensor.name, tensor.shape, dtype, tensor.codes)
+            _write(operation, self)
+        self.subgraph.inputs = [self.indices[self.graph.image]]
+        self.subgraph.outputs = [self.indices[self.graph.output]]
+        self.subgraph.name = "main"
+        self.model.version = _SCHEMA_VERSION
+        self.model.description = f"sat-tf {__version__}"
+        self.model.subgraphs = [self.subgraph]
+        entry = tfl.MetadataT()
+        entry.name = METADATA_NAME
+        text = json.dumps(metadata, sort_keys=True).encode()
+        entry.buffer = self._buffer(np.frombuffer(text, np.uint8))
+        self.model.metadata = [entry]
+        self.model.signatureDefs = [self._signature()]
+        builder = flatbuffers.Builder(1 << 20)
+        builder.Finish(self.model.Pack(builder), file_identifier=_FILE_IDENTIFIER)
+        return bytes(builder.Output())
+
+    def operator(
+        self, name: str, operation: ir.Operation, constants: Any = (), **options: Any
+    ) -> None:
+        """Adds an operator that reads the inputs of `operation` and then `constants`."""
+        self.add_operator(
+            name,
+            [*(self.indices[tensor] for tensor in operation.inputs), *constants],
+            self.indices[operation.output],
+            **options,
+        )
+
+    def add_operator(
+        self, name: str, inputs: list[int], output: int, version: int | None = None, **options: Any
+    ) -> None:
+        operator = tfl.OperatorT()
+        operator.opcodeIndex = self._code(name, version or _VERSIONS[name])
+        operator.inputs, operator.outputs = inputs, [output]
+        kind = _OPTIONS[name]
+        operator.builtinOptionsType = getattr(tfl.BuiltinOptions, kind)
+        operator.builtinOptions = getattr(tfl, f"{kind}T")()
+        for option, value in options.items():
+            setattr(operator.builtinOptions, option, value)
+        self.subgraph.operators.append(operator)
+
+    def constant(self, name: str, values: np.ndarray, steps: Any = None, axis: int = 0) -> int:
+        """Adds a constant tensor, with a step for all its values or one for each of an axis."""
+        tensor = tfl.TensorT()
+        tensor.name, tensor.shape = self.unused(name), list(values.shape)
+        tensor.type = _TYPES[values.dtype]
+        tensor.buffer = self._buffer(np.frombuffer(values.tobytes(), np.uint8))
+        if steps is not None:
+            tensor.quantization = _quantization(np.atleast_1d(steps), 0, axis)
+        self.subgraph.tensors.append(tensor)
+        return len(self.subgraph.tensors) - 1
+
+    def _activation(
+        self, name: str, shape: tuple[int, ...], dtype: np.dtype, codes: Codes | None
+    ) -> None:
+        tensor = tfl.TensorT()
+        tensor.name, tensor.shape = name, [1, *shape]
+        tensor.shapeSignature = [-1, *shape]
+        tensor.type = _TYPES[dtype]
+        if codes is not None:
+            tensor.quantization = _quantization(np.atleast_1d(codes.step), codes.zero_point, 0)
+        self.subgraph.tensors.append(tensor)
+        self.indices[name] = len(self.subgraph.tensors) - 1
+
+    def unused(self, name: str) -> str:
+        """A name for a constant that no other tensor has: LiteRT finds tensors by their names."""
+        while name in self.names:
+            name += "_"
+        self.names.add(name)
+        return name
+
+    def _buffer(self, data: np.ndarray) -> int:
+        buffer = tfl.BufferT()
+        buffer.data = data
+        self.model.buffers.append(buffer)
+        return len(self.model.buffers) - 1
+
+    def _code(self, name: str, version: int) -> int:
+        builtin = getattr(tfl.BuiltinOperator, name)
+        for index, code in enumerate(self.model.operatorCodes):
+            if (code.builtinCode, code.version) == (builtin, version):
+                return index
+        code = tfl.OperatorCodeT()
+        code.builtinCode, code.version = builtin, version
+        code.deprecatedBuiltinCode = min(builtin, 127)
+        self.model.operatorCodes.append(code)
+        return len(self.model.operatorCodes) - 1
+
+    def _signature(self) -> Any:
+        signature = tfl.SignatureDefT()
+        signature.signatureKey = "serving_default"
+        signature.subgraphIndex = 0
+        for role in ("inputs", "outputs"):
+            entry = tfl.TensorMapT()
+            entry.tensorIndex = getattr(self.subgraph, role)[0]
+            entry.name = self.graph.image if role == "inputs" else self.graph.output
+            setattr(signature, role, [entry])
+        return signature
+
+
+_OPTIONS = {
+    "CONV_2D": "Conv2DOptions",
+    "DEPTHWISE_CONV_2D": "DepthwiseConv2DOptions",
+    "FULLY_CONNECTED": "FullyConnectedOptions",
+    "ADD": "AddOptions",
+    "MEAN": "ReducerOptions",
+    "MAX_POOL_2D": "Pool2DOptions",
+    "PAD": "PadOptions",
+    "RESHAPE": "ReshapeOptions",
+    "QUANTIZE": "QuantizeOptions",
+    "DEQUANTIZE": "DequantizeOptions",
+    "MAXIMUM": "MaximumMinimumOptions",
+    "MINIMUM": "MaximumMinimumOptions",
+    "MUL": "MulOptions",
+    "SOFTMAX": "SoftmaxOptions",
+}
+
+
+def _quantization(steps: np.ndarray, zero_point: int, axis: int) -> Any:
+    quantization = tfl.QuantizationParametersT()
+    quantization.scale = steps.astype(np.float32)
+    quantization.zeroPoint = np.full(steps.size, zero_point, np.int64)
+    quantization.quantizedDimension = axis
+    return quantization
+
+
+def _placement(window: Window) -> dict[str, Any]:
+    return {
+        "padding": getattr(tfl.Padding, window.padding),
+        "strideH": window.strides[0],
+        "strideW": window.strides[1],
+    }
+
+
+def _dilation(window: Window) -> dict[str, Any]:
+    return {"dilationHFactor": window.dilation[0], "dilationWFactor": window.dilation[1]}
+
+
+def _fused(codes: Codes | None) -> Any:
+    activation = codes.activation if codes else Activation.NONE
+    return getattr(tfl.ActivationFunctionType, activation.value)
+
+
+@functools.singledispatch
+def _write(operation: ir.Operation, writer: _Writer) -> None:
+    raise TypeError(f"{type(operation).__name__}: not an operation of the writer.")
+
+
+@_write.register
+def _(operation: ir.Linear, writer: _Writer) -> None:
+    kernel = operation.kernel.astype(np.int8)
+    steps = operation.steps.astype(np.float32)
+    if operation.kind is LinearKind.DEPTHWISE:
+        kernel = kernel[np.newaxis]
+    if operation.kind is LinearKind.FULLY_CONNECTED and np.all(steps == steps[0]):
+        steps = steps[:1]
+    axis = operation.channel_axis + (operation.kind is LinearKind.DEPTHWISE)
+    weights = writer.constant(f"{operation.output}/kernel", kernel, steps, axis)
+    options: dict[str, Any] = {}
+    if operation.real:
+        bias = writer.constant(f"{operation.output}/bias", operation.bias.astype(np.float32))
+        weights = _dequantized(writer, weights, f"{operation.output}/real_kernel", kernel.shape)
+    else:
+        source, output = (
+            writer.graph.codes(name) for name in (operation.inputs[0], operation.output)
+        )
+        bias_steps = (source.step * steps).astype(np.float32)
+        bias = writer.constant(
+            f"{operation.output}/bias", operation.bias.astype(np.int32), bias_steps
+        )
+        options["fusedActivationFunction"] = _fused(output)
+    if operation.kind is LinearKind.FULLY_CONNECTED:
+        if steps.size > 1 and not operation.real:
+            options["version"] = _FULLY_CONNECTED_PER_CHANNEL
+    else:
+        options |= {**_placement(operation.window), **_dilation(operation.window)}
+    if operation.kind is LinearKind.DEPTHWISE:
+        inputs = writer.graph.tensors[operation.inputs[0]].shape[-1]
+        options["depthMultiplier"] = kernel.shape[-1] // inputs
+    writer.operator(operation.kind.value, operation, [weights, bias], **options)
+
+
+def _dequantized(writer: _Writer, weights: int, name: str, shape: tuple[int, ...]) -> int:
+    tensor = tfl.TensorT()
+    tensor.name, tensor.shape = writer.unused(name), list(shape)
+    tensor.type = tfl.TensorType.FLOAT32
+    writer.subgraph.tensors.append(tensor)
+    index = len(writer.subgraph.tensors) - 1
+    writer.add_operator("DEQUANTIZE", [weights], index)
+    return index
+
+
+@_write.register
+def _(operation: ir.Add, writer: _Writer) -> None:
+    codes = writer.graph.tensors[operation.output].codes
+    writer.operator("ADD", operation, fusedActivationFunction=_fused(codes))
+
+
+@_write.register
+def _(operation: ir.Mean, writer: _Writer) -> None:
+    axes = writer.constant(f"{operation.output}/axes", np.array([1, 2], np.int32))
+    writer.operator("MEAN", operation, [axes], keepDims=operation.keep_dims)
+
+
+@_write.register
+def _(operation: ir.MaxPool, writer: _Writer) -> None:
+    writer.operator(
+        "MAX_POOL_2D",
+        operation,
+        filterHeight=operation.size[0],
+        filterWidth=operation.size[1],
+        **_placement(operation.window),
+    )
+
+
+@_write.register
+def _(operation: ir.Pad, writer: _Writer) -> None:
+    margins = np.array([(0, 0), *operation.margins, (0, 0)], np.int32)
+    writer.operator("PAD", operation, [writer.constant(f"{operation.output}/margins", margins)])
+
+
+@_write.register
+def _(operation: ir.Reshape, writer: _Writer) -> None:
+    shape = np.array([-1, *writer.graph.tensors[operation.output].shape], np.int32)
+    constant = writer.constant(f"{operation.output}/shape", shape)
+    writer.operator("RESHAPE", operation, [constant], newShape=list(shape))
+
+
+@_write.register
+def _(operation: ir.ShiftImage | ir.Quantize, writer: _Writer) -> None:
+    writer.operator("QUANTIZE", operation)
+
+
+@_write.register
+def _(operation: ir.Dequantize, writer: _Writer) -> None:
+    writer.operator("DEQUANTIZE", operation)
+
+
+@_write.register
+def _(operation: ir.WithConstant, writer: _Writer) -> None:
+    constant = writer.constant(f"{operation.output}/constant", operation.constant)
+    writer.operator(operation.kind.value, operation, [constant])
+
+
+@_write.register
+def _(operation: ir.Softmax, writer: _Writer) -> None:
+    writer.operator("SOFTMAX", operation, beta=1.0)

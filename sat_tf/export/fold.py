@@ -1,0 +1,72 @@
+"""BatchNormalization as a sign, a step and a bias a channel."""
+
+import dataclasses
+
+import numpy as np
+import tf_keras as keras
+
+
+@dataclasses.dataclass(frozen=True)
+class Affine:
+    """What BatchNormalization does in inference: y = slope · x + offset, float64 a channel.
+
+    `mean` and `deviation` are what it has seen of x: this is where it must be exact.
+    """
+
+    slope: np.ndarray
+    offset: np.ndarray
+    mean: np.ndarray
+    deviation: np.ndarray
+
+
+def affine(norm: keras.layers.BatchNormalization) -> Affine:
+    """Slope γ / sqrt(σ² + ε), offset β - slope · μ; γ = 1 and β = 0 where it has none."""
+    mean = norm.moving_mean.numpy().astype(np.float64)
+    variance = norm.moving_variance.numpy().astype(np.float64)
+    gamma = 1.0 if norm.gamma is None else norm.gamma.numpy().astype(np.float64)
+    beta = 0.0 if norm.beta is None else norm.beta.numpy().astype(np.float64)
+    slope = gamma / np.sqrt(variance + norm.epsilon)
+    return Affine(slope, beta - slope * mean, mean, np.sqrt(np.maximum(variance, 0.0)))
+
+
+@dataclasses.dataclass(frozen=True)
+class ChannelCodes:
+    """A linear layer before it is placed in the graph: Ξ = codes · steps, y = Ξ x + bias.
+
+    Attributes:
+        codes: integers, output channels on the last axis.
+        steps: positive, one a channel.
+        bias: real values, one a channel.
+        center: what Ξ x usually is, as far as a normalization knows; else 0.
+        spread: the standard deviation from that; else infinite.
+    """
+
+    codes: np.ndarray
+    steps: np.ndarray
+    bias: np.ndarray
+    center: np.ndarray
+    spread: np.ndarray
+
+    @classmethod
+    def unseen(cls, codes: np.ndarray, steps: np.ndarray, bias: np.ndarray) -> "ChannelCodes":
+        """A linear layer of whose values nothing is known."""
+        return cls(codes, steps, bias, np.zeros(steps.size), np.full(steps.size, np.inf))
+
+
+def fold(linear: ChannelCodes, norm: Affine) -> ChannelCodes:
+    """The linear layer and the normalization behind it, as one linear layer.
+
+    The sign of γ goes into the codes and its size into the steps, so that weights stay on their
+    lattice and nothing is rounded again. A channel with γ = 0 has codes 0.
+
+    >>> one = ChannelCodes.unseen(np.array([[3, 1, 2]]), np.ones(3), np.ones(3))
+    >>> slope, offset = np.array([2.0, -0.5, 0.0]), np.array([0.0, 0.0, 7.0])
+    >>> folded = fold(one, Affine(slope, offset, np.zeros(3), np.ones(3)))
+    >>> folded.codes.tolist(), folded.steps.tolist(), folded.bias.tolist()
+    ([[3, -1, 0]], [2.0, 0.5, 1.0], [2.0, -0.5, 7.0])
+    """
+    codes = linear.codes * np.sign(norm.slope).astype(linear.codes.dtype)
+    steps = np.where(norm.slope == 0.0, 1.0, np.abs(norm.slope)) * linear.steps
+    bias = linear.bias * norm.slope + norm.offset
+    center = norm.slope * (norm.mean - linear.bias)
+    return ChannelCodes(codes, steps, bias, center, np.abs(norm.slope) * norm.deviation)

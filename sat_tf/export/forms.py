@@ -1,0 +1,96 @@
+"""Forms: layers whose result is not a tensor yet, because the quantizer behind is still to come."""
+
+import dataclasses
+
+import numpy as np
+
+from sat_tf.export.fold import ChannelCodes
+from sat_tf.export.graph import WHOLE, Codes, LinearKind, Window
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearForm:
+    """A linear layer on the codes of `source`, with the normalizations behind it folded in.
+
+    Attributes:
+        source: name of the tensor it reads.
+        kind: which operation.
+        channels: codes, steps and bias in real units; the kernel is laid out as Keras does, with
+            all output channels on the last axis.
+        window: strides, padding and dilation.
+    """
+
+    source: str
+    kind: LinearKind
+    channels: ChannelCodes
+    window: Window = WHOLE
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The tensors it is made of."""
+        return (self.source,)
+
+    def kernel(self) -> np.ndarray:
+        """The codes as `LinearKind` lays them out."""
+        codes = self.channels.codes
+        return codes if self.kind is LinearKind.DEPTHWISE else np.moveaxis(codes, -1, 0)
+
+    def worst_range(self, source: Codes) -> tuple[float, float]:
+        """The smallest and the largest real value any input codes can give."""
+        codes = self.channels.codes.reshape(-1, self.channels.codes.shape[-1]).astype(np.float64)
+        ends = np.array(source.real_range)[:, np.newaxis, np.newaxis] * codes
+        low = np.min(ends, axis=0).sum(axis=0) * self.channels.steps + self.channels.bias
+        high = np.max(ends, axis=0).sum(axis=0) * self.channels.steps + self.channels.bias
+        return float(np.min(low)), float(np.max(high))
+
+
+@dataclasses.dataclass(frozen=True)
+class SumForm:
+    """The sum of two tensors."""
+
+    sources: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class MeanForm:
+    """The mean of `source` over rows and columns."""
+
+    source: str
+    keep_dims: bool
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The tensors it is made of."""
+        return (self.source,)
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorForm:
+    """A tensor that exists."""
+
+    source: str
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The tensors it is made of."""
+        return (self.source,)
+
+
+Form = LinearForm | SumForm | MeanForm | TensorForm
+
+
+def identity(source: str, num_channels: int) -> LinearForm:
+    """The 1x1 depthwise convolution with code 1 and step 1: exact re-quantization."""
+    ones = np.ones((1, 1, num_channels), np.int32)
+    channels = ChannelCodes.unseen(ones, np.ones(num_channels), np.zeros(num_channels))
+    return LinearForm(source, LinearKind.DEPTHWISE, channels)
+
+
+def window_mean(
+    source: str, num_channels: int, size: tuple[int, int], window: Window
+) -> LinearForm:
+    """Average pooling without padding, as a depthwise convolution."""
+    ones = np.ones((*size, num_channels), np.int32)
+    steps = np.full(num_channels, 1.0 / (size[0] * size[1]))
+    channels = ChannelCodes.unseen(ones, steps, np.zeros(num_channels))
+    return LinearForm(source, LinearKind.DEPTHWISE, channels, window)

@@ -1,0 +1,283 @@
+"""The graph of a deployed model: operations on tensors of stored int8 codes.
+
+Real values, codes and stored integers relate as
+
+    real = unit · step · (stored - zero_point),      code = stored - zero_point.
+
+`step` and `zero_point` are what the file says of a tensor. `unit` is what the file does not say:
+a signed tensor that only linear layers read is stored on [-1, 1], where a fused RELU_N1_TO_1 clips
+it exactly, and its clipping level sits in the steps of the layers that read it.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Callable
+
+import numpy as np
+
+
+class Activation(enum.Enum):
+    """The fused activation that makes a kernel clip where the quantizer does."""
+
+    NONE = "NONE"
+    RELU = "RELU"
+    UNIT = "RELU_N1_TO_1"
+
+
+@dataclasses.dataclass(frozen=True)
+class Codes:
+    """How a tensor stores real values as int8.
+
+    Attributes:
+        step: real value of one code in the units of the file; float32.
+        zero_point: the stored integer of real 0.
+        lowest: smallest stored integer.
+        highest: largest stored integer.
+        unit: real value of 1 in the units of the file.
+    """
+
+    step: np.float32
+    zero_point: int
+    lowest: int = -128
+    highest: int = 127
+    unit: float = 1.0
+
+    @property
+    def activation(self) -> Activation:
+        """What a kernel must fuse, beside int8 saturation, to clip to lowest..highest."""
+        if (self.lowest, self.highest) == (-128, 127):
+            return Activation.NONE
+        if self.highest == 127 and self.lowest == self.zero_point:
+            return Activation.RELU
+        return Activation.UNIT
+
+    @property
+    def real_step(self) -> float:
+        """Real value of one code."""
+        return float(self.step) * self.unit
+
+    @property
+    def real_range(self) -> tuple[float, float]:
+        """Real values of the smallest and the largest stored integer."""
+        low, high = self.lowest - self.zero_point, self.highest - self.zero_point
+        return low * self.real_step, high * self.real_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """An activation.
+
+    Attributes:
+        name: its name in the file.
+        shape: without the batch dimension.
+        codes: how it is stored; None for float32.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    codes: Codes | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """One operation; `inputs` and `output` are names of tensors."""
+
+    inputs: tuple[str, ...]
+    output: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """Where the kernel of a convolution or pooling is placed.
+
+    Attributes:
+        strides: in rows and columns.
+        padding: "SAME" or "VALID".
+        dilation: in rows and columns.
+    """
+
+    strides: tuple[int, int] = (1, 1)
+    padding: str = "VALID"
+    dilation: tuple[int, int] = (1, 1)
+
+
+WHOLE = Window()
+
+
+class LinearKind(enum.Enum):
+    """The three linear operations, by how their kernel codes are laid out."""
+
+    CONVOLUTION = "CONV_2D"  # (outputs, rows, columns, inputs)
+    DEPTHWISE = "DEPTHWISE_CONV_2D"  # (rows, columns, outputs), outputs = inputs · multiplier
+    FULLY_CONNECTED = "FULLY_CONNECTED"  # (outputs, inputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear(Operation):
+    """Convolution, depthwise convolution or matrix product, with everything folded into it.
+
+    In the units of the file, y = steps · input step · (Σ codes · input code) + bias.
+
+    Attributes:
+        kind: which one.
+        kernel: integer codes, laid out as `LinearKind` says.
+        steps: step of each output channel's codes.
+        bias: one number an output channel: real values until `bias.snap`, then integers of
+            steps · input step.
+        center: what y - bias usually is; 0 where nothing is known.
+        spread: its standard deviation; infinite where nothing is known.
+        window: strides, padding and dilation.
+        real: computed in float32, on dequantized inputs and kernel: the float head.
+    """
+
+    kind: LinearKind
+    kernel: np.ndarray
+    steps: np.ndarray
+    bias: np.ndarray
+    center: np.ndarray
+    spread: np.ndarray
+    window: Window = WHOLE
+    real: bool = False
+
+    @property
+    def channel_axis(self) -> int:
+        """The kernel's axis of output channels."""
+        return self.kernel.ndim - 1 if self.kind is LinearKind.DEPTHWISE else 0
+
+    @property
+    def inner_axes(self) -> tuple[int, ...]:
+        """The kernel's other axes."""
+        return tuple(axis for axis in range(self.kernel.ndim) if axis != self.channel_axis)
+
+    @property
+    def shares_step(self) -> bool:
+        """Whether several channels have one step in common."""
+        return self.steps.size > 1 and bool(np.all(self.steps == self.steps[0]))
+
+    def along_channels(self, values: np.ndarray) -> np.ndarray:
+        """One value a channel, shaped to broadcast with the kernel."""
+        shape = [1] * self.kernel.ndim
+        shape[self.channel_axis] = -1
+        return np.reshape(values, shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Add(Operation):
+    """Sum of two tensors, both codes or both float."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Mean(Operation):
+    """Mean over rows and columns.
+
+    Attributes:
+        keep_dims: rows and columns stay, with size 1.
+    """
+
+    keep_dims: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class MaxPool(Operation):
+    """Largest value in a window."""
+
+    size: tuple[int, int]
+    window: Window
+
+
+@dataclasses.dataclass(frozen=True)
+class Pad(Operation):
+    """Real zeros around rows and columns: ((top, bottom), (left, right))."""
+
+    margins: tuple[tuple[int, int], tuple[int, int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Reshape(Operation):
+    """The same values in another shape."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ShiftImage(Operation):
+    """uint8 pixels to int8: stored = pixel - 128."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Dequantize(Operation):
+    """Codes to float32."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantize(Operation):
+    """float32 to codes; the values are within the range already or saturate at it."""
+
+
+class Pointwise(enum.Enum):
+    """What a float operation does with each value and a constant."""
+
+    MAXIMUM = "MAXIMUM"
+    MINIMUM = "MINIMUM"
+    PRODUCT = "MUL"
+    SUM = "ADD"
+
+
+@dataclasses.dataclass(frozen=True)
+class WithConstant(Operation):
+    """Elementwise operation of a float tensor and a constant.
+
+    Attributes:
+        kind: which one.
+        constant: float32, one number, or one a channel.
+    """
+
+    kind: Pointwise
+    constant: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Softmax(Operation):
+    """Float softmax over the last axis."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Graph:
+    """A deployed model.
+
+    Attributes:
+        name: name of the Keras model.
+        tensors: by name; the uint8 image is `image`, and not among them.
+        operations: producers before consumers.
+        image_shape: rows, columns and channels, or whatever shape the model's input has.
+        image_step: real value of one unit of a pixel.
+        image: name of the input tensor.
+        output: name of the output tensor.
+        warnings: what its user should know.
+    """
+
+    name: str
+    tensors: dict[str, Tensor]
+    operations: tuple[Operation, ...]
+    image_shape: tuple[int, ...]
+    image_step: np.float32
+    image: str
+    output: str
+    warnings: tuple[str, ...] = ()
+
+    def codes(self, name: str) -> Codes:
+        """How tensor `name`, which is not float, is stored."""
+        codes = self.tensors[name].codes
+        if codes is None:
+            raise TypeError(f"{name}: received a float tensor, expected codes.")
+        return codes
+
+    def is_float(self, operation: Operation) -> bool:
+        """Whether an operation makes a float tensor."""
+        return self.tensors[operation.output].codes is None
+
+    def map_linear(self, change: Callable[["Graph", Linear], Linear]) -> "Graph":
+        """The same graph with every integer linear operation changed."""
+        operations = tuple(
+            change(self, op) if isinstance(op, Linear) and not op.real else op
+            for op in self.operations
+        )
+        return dataclasses.replace(self, operations=operations)

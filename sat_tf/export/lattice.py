@@ -1,0 +1,73 @@
+"""Effective weights as integer codes with one step a channel."""
+
+import numpy as np
+import tensorflow as tf
+
+from sat_tf.core import dorefa, grid
+from sat_tf.qat import registry
+from sat_tf.qat.wrapper import QuantizedLayer
+
+_LARGEST_INT8 = 127
+
+
+def weight_problem(wrapper: QuantizedLayer) -> str | None:
+    """Why this layer's weights have no int8 codes, and what to do; None where they have."""
+    quantizer = wrapper.quantize_config.weights
+    if quantizer is None or quantizer.num_bits is None:
+        return (
+            "received a layer whose weights are not quantized, expected 1 to 8 weight bits; call "
+            "sat_tf.requantize(model, policy) with a policy that has weight_bits, train, and "
+            "export again"
+        )
+    row = grid.find_grid(quantizer.grid, quantizer.num_bits)
+    largest = row.largest_code(quantizer.num_bits)
+    # The rounded grid reaches -128 at 8 bits, and a negative γ turns that into +128.
+    if largest > _LARGEST_INT8:
+        return (
+            f"received {quantizer.num_bits}-bit weights on the {row.name} grid, whose codes reach "
+            f"{largest}, expected at most {_LARGEST_INT8} to fit int8; requantize with "
+            "weight_grid='auto' or 'narrow', or with 7 bits"
+        )
+    return None
+
+
+def integer_kernel(wrapper: QuantizedLayer) -> tuple[np.ndarray, np.ndarray]:
+    """Codes and steps of a layer's effective weights: Ξ = code · step.
+
+    The step is the grid's, times SAT's rescaling constant and the layer's gain where it has them.
+
+    Args:
+        wrapper: a built linear layer without a `weight_problem`.
+
+    Returns:
+        int32 codes shaped like the Keras kernel, and float64 steps, one an output channel.
+
+    Raises:
+        ArithmeticError: codes and steps do not give the weights the layer computes with, which
+            would be a defect of sat-tf.
+    """
+    quantizer, layer = wrapper.quantize_config.weights, wrapper.layer
+    if quantizer is None or quantizer.num_bits is None:
+        raise TypeError(f"{layer.name}: weights without codes; see weight_problem.")
+    latent = tf.convert_to_tensor(getattr(layer, registry.kernel_name(layer)), tf.float32)
+    codes = dorefa.weight_codes(
+        latent, quantizer.num_bits, quantizer.grid, range_axes=quantizer.range_axes
+    ).numpy()
+    step = np.float64(grid.find_grid(quantizer.grid, quantizer.num_bits).step(quantizer.num_bits))
+    steps = np.reshape(step, [1] * codes.ndim)
+    if quantizer.rescale is not None:
+        values = dorefa.quantize_weights(
+            latent, quantizer.num_bits, quantizer.grid, range_axes=quantizer.range_axes
+        )
+        factor = quantizer.factor(values, latent).numpy().astype(np.float64)
+        gain = wrapper.kernel_variables["rescale_gain"].numpy().astype(np.float64)
+        steps = steps * factor * gain
+    effective = np.asarray(wrapper.effective_kernel())
+    # Both sides are a few float32 roundings away from the exact product.
+    if not np.allclose(codes * steps, effective, rtol=1e-5, atol=1e-6 * np.max(np.abs(effective))):
+        raise ArithmeticError(f"{layer.name}: codes and steps do not give the effective weights.")
+    support = registry.find_support(layer)
+    axes = support.channel_axes if support else (codes.ndim - 1,)
+    channels = tuple(codes.shape[axis] for axis in axes)
+    steps = np.broadcast_to(np.reshape(steps, steps.shape[-len(channels) :]), channels)
+    return codes, np.array(steps, np.float64).reshape(-1)

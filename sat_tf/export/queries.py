@@ -1,0 +1,71 @@
+"""What the stages of the export ask about a quantized network."""
+
+import tf_keras as keras
+
+from sat_tf.qat import registry
+from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.network import Network, Node
+from sat_tf.qat.quantizers import ImageQuantizer, RangeObserver, SatQuantizer
+from sat_tf.qat.registry import Role
+from sat_tf.qat.wrapper import QuantizedLayer
+
+_NATURAL_READERS = (Role.SUM, Role.MEAN, Role.SOFTMAX, Role.OPAQUE)
+
+
+def role_of(node: Node) -> Role:
+    """The part the user's layer plays."""
+    return registry.role_of(inner_layer(node.layer))
+
+
+def output_quantizer(node: Node) -> SatQuantizer | None:
+    """The quantizer or observer of the layer's output, if it has one."""
+    return node.layer.quantize_config.output if isinstance(node.layer, QuantizedLayer) else None
+
+
+def is_image(node: Node) -> bool:
+    """Whether the layer marks the image."""
+    return isinstance(output_quantizer(node), ImageQuantizer)
+
+
+def clips(node: Node) -> bool:
+    """Whether the layer's output has a clipping level."""
+    return "clipping_level" in getattr(node.layer, "output_variables", {})
+
+
+def is_float(network: Network, name: str) -> bool:
+    """Whether a layer's output is a tensor that no quantizer makes codes of."""
+    node = network[name]
+    if output_quantizer(node) is not None:
+        return False
+    return is_float(network, node.inputs[0]) if role_of(node) is Role.MOVEMENT else True
+
+
+def is_unit_free(network: Network, node: Node) -> bool:
+    """Whether the layer's codes can be stored on [-1, 1]: linear kernels make and read them."""
+    if role_of(node) in (Role.SUM, Role.MEAN):
+        return False
+    return _has_linear_readers_only(network, node.name)
+
+
+def _has_linear_readers_only(network: Network, name: str) -> bool:
+    """Whether all that read a layer's codes can take its clipping level into their steps."""
+    if name == network.output:
+        return False
+    for reader in network.consumers(name):
+        if role_of(reader) in _NATURAL_READERS:
+            return False
+        moves = role_of(reader) is Role.MOVEMENT and not clips(reader)
+        if moves and not _has_linear_readers_only(network, reader.name):
+            return False
+    return True
+
+
+def find_head(network: Network) -> str | None:
+    """The Dense layer whose result, moved or not, is the model's output; None if none is."""
+    node = network[network.output]
+    while role_of(node) in (Role.MOVEMENT, Role.SOFTMAX):
+        node = network[node.inputs[0]]
+    layer = inner_layer(node.layer)
+    dense = isinstance(layer, keras.layers.Dense) and not registry.rectifies(layer)
+    observed = isinstance(output_quantizer(node), RangeObserver)
+    return node.name if dense and observed and len(node.shape) == 1 else None

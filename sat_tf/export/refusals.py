@@ -1,0 +1,191 @@
+"""What has no integer form, or none that is exact: found before anything is built."""
+
+import functools
+from collections.abc import Iterator
+
+import numpy as np
+import tf_keras as keras
+
+from sat_tf.export import lattice, queries, storage
+from sat_tf.qat import registry
+from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.network import Network, Node
+from sat_tf.qat.registry import Role
+from sat_tf.qat.wrapper import QuantizedLayer
+
+
+def find_problems(network: Network, *, float_head: bool) -> list[str]:
+    """Why a model cannot be exported: what was received, what was expected, and the fix.
+
+    Args:
+        network: the quantized model.
+        float_head: whether its last layer is to be float.
+
+    Returns:
+        One line a problem, each with the name of its layer; none where the model can be exported.
+    """
+    if network.problems:  # the graph is not all there
+        return [f"{name}: {text}." for name, text in network.problems.items()]
+    problem = _model_problem(network)
+    if problem:
+        return [problem]
+    problems = []
+    for node in network:
+        name = inner_layer(node.layer).name
+        problems += [f"{name}: {problem}." for problem in _layer_problems(network, node)]
+        problems += _non_finite(node)
+    shape = network[network.input].shape
+    if None in shape:
+        problems.append(
+            f"{network.input}: received the input shape {shape}, expected fixed sizes; build the "
+            "model for one image size and requantize it."
+        )
+    if float_head and queries.find_head(network) is None:
+        problems.append(
+            "float_head=True: received a model that does not end in a Dense layer, expected one "
+            "that does; export it with float_head=False."
+        )
+    return problems
+
+
+def _model_problem(network: Network) -> str | None:
+    if not any(isinstance(node.layer, QuantizedLayer) for node in network):
+        return (
+            "received a model without quantized layers, expected one quantized by sat-tf; call "
+            "sat_tf.quantize_model(model, policy), and train, first."
+        )
+    if not any(queries.is_image(node) for node in network):
+        return (
+            "received a model whose activations are float, expected quantized ones; call "
+            "sat_tf.requantize(model, policy) with a policy that has activation_bits."
+        )
+    return None
+
+
+def _layer_problems(network: Network, node: Node) -> Iterator[str]:
+    """What is wrong with a layer, as the part it plays, as its own class, and as a tensor."""
+    layer, role = inner_layer(node.layer), queries.role_of(node)
+    if role is Role.OPAQUE or (role is Role.LINEAR and not isinstance(node.layer, QuantizedLayer)):
+        yield (
+            f"received a {type(layer).__name__} that is left float, expected a quantized layer; "
+            "annotate it, or replace it by layers that sat-tf quantizes"
+        )
+        return
+    problem = registry.unsupported_problem(layer)
+    if problem:
+        yield f"{problem}; left float, it has no integer form"
+        return
+    if node.arguments.get("training"):
+        yield (
+            "received a layer that is called with training=True, expected one that follows the "
+            "model; build the model without it"
+        )
+    if registry.rectifies(layer) and queries.output_quantizer(node) is None:
+        wrapped = isinstance(node.layer, QuantizedLayer)
+        fix = "quantize the layers behind it, with activation_bits" if wrapped else "annotate it"
+        yield f"received a rectifier that is left float, expected a quantized one; {fix}"
+    if role in _BY_ROLE:
+        yield from _BY_ROLE[role](network, node)
+    yield from _by_class(layer, network, node)
+    if queries.clips(node):
+        unit_free = queries.is_unit_free(network, node)
+        problem = storage.quantizer_problem(node.layer, unit_free=unit_free)
+        if problem:
+            yield problem
+
+
+def _linear_problems(network: Network, node: Node) -> Iterator[str]:
+    rank = len(network[node.inputs[0]].shape)
+    if rank != 3 and not isinstance(inner_layer(node.layer), keras.layers.Dense):
+        yield (
+            f"received inputs with {rank} axes beside the batch, expected 3; put a Reshape in front"
+        )
+    problem = lattice.weight_problem(node.layer)
+    if problem:
+        yield problem
+    if queries.is_float(network, node.inputs[0]):
+        yield (
+            "received a float input, expected a quantized one; requantize with activation_bits for "
+            "this layer"
+        )
+
+
+def _norm_problems(network: Network, node: Node) -> Iterator[str]:
+    del network
+    if not isinstance(node.layer, QuantizedLayer):
+        yield "received a normalization without annotation, expected one; annotate it"
+        return
+    norm = inner_layer(node.layer)
+    smallest = float(np.min(norm.moving_variance.numpy())) + norm.epsilon
+    if smallest <= 0.0:
+        yield (
+            f"received a moving variance plus epsilon of {smallest:g}, expected positive ones; "
+            "call sat_tf.calibrate, or go back to an earlier checkpoint"
+        )
+
+
+def _sum_problems(network: Network, node: Node) -> Iterator[str]:
+    if len(node.inputs) != 2:
+        yield (
+            f"received {len(node.inputs)} tensors, expected 2, whose integer sum is exact; add "
+            "them two by two"
+        )
+    ranks = sorted({len(network[name].shape) for name in node.inputs})
+    if len(ranks) > 1:
+        yield (
+            f"received tensors with {' and '.join(map(str, ranks))} axes beside the batch, "
+            "expected as many in all; put a Reshape in front of one"
+        )
+
+
+_BY_ROLE = {
+    Role.LINEAR: _linear_problems,
+    Role.NORM: _norm_problems,
+    Role.SUM: _sum_problems,
+}
+
+
+@functools.singledispatch
+def _by_class(layer: keras.layers.Layer, network: Network, node: Node) -> Iterator[str]:
+    """What is wrong with the settings of a layer where it stands."""
+    del layer, network, node
+    return iter(())
+
+
+@_by_class.register
+def _(layer: keras.layers.AveragePooling2D, network: Network, node: Node) -> Iterator[str]:
+    sizes = network[node.inputs[0]].shape
+    if layer.padding == "same" and any(
+        (-(-size // stride) - 1) * stride + window > size
+        for size, window, stride in zip(sizes, layer.pool_size, layer.strides, strict=False)
+        if size is not None
+    ):
+        yield (
+            "received padding='same' that pads, expected windows that fit the image; use "
+            "padding='valid', or GlobalAveragePooling2D"
+        )
+    if queries.is_float(network, node.inputs[0]):
+        yield "received a float stream, expected a quantized one; requantize with stream_bits=8"
+
+
+@_by_class.register
+def _(layer: keras.layers.Flatten, network: Network, node: Node) -> Iterator[str]:
+    if layer.data_format != "channels_last" and len(network[node.inputs[0]].shape) > 1:
+        yield "received data_format='channels_first', expected 'channels_last'; use that"
+
+
+@_by_class.register
+def _(layer: keras.layers.Softmax, network: Network, node: Node) -> Iterator[str]:
+    if layer.axis not in (-1, len(network[node.inputs[0]].shape)):
+        yield f"received axis={layer.axis!r}, expected the last one; use axis=-1"
+
+
+def _non_finite(node: Node) -> Iterator[str]:
+    for variable, value in zip(node.layer.weights, node.layer.get_weights(), strict=True):
+        bad = np.size(value) - np.count_nonzero(np.isfinite(value))
+        if bad:
+            yield (
+                f"{variable.name}: received {bad} values of {np.size(value)} that are NaN or "
+                "infinite, expected finite ones; go back to an earlier checkpoint, or train again "
+                "with a smaller learning rate."
+            )

@@ -1,0 +1,102 @@
+"""LiteRT: runs a file and hands out every tensor."""
+
+import dataclasses
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+# XNNPACK is what LiteRT uses by itself; the builtin kernels round twice, where it rounds once.
+RUNTIMES = {
+    "xnnpack": OpResolverType.AUTO,
+    "builtin": OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Delegation:
+    """How much of a file XNNPACK takes over.
+
+    Attributes:
+        partitions: pieces it is cut into; 1 is best.
+        delegated: operators inside them.
+        operators: operators in all.
+    """
+
+    partitions: int
+    delegated: int
+    operators: int
+
+
+class Runtime:
+    """A file loaded in LiteRT with one thread.
+
+    Args:
+        content: the file.
+        runtime: a name of `RUNTIMES`.
+        keep_tensors: keep every intermediate tensor to be read; each operator then runs on its own.
+
+    Raises:
+        ValueError: LiteRT does not load the file.
+    """
+
+    def __init__(self, content: bytes, runtime: str = "xnnpack", *, keep_tensors: bool) -> None:
+        with warnings.catch_warnings():
+            # LiteRT warns that keeping tensors takes memory, which is the purpose here.
+            warnings.filterwarnings("ignore", message=".*experimental_preserve_all_tensors.*")
+            try:
+                self._interpreter = Interpreter(
+                    model_content=content,
+                    num_threads=1,
+                    experimental_op_resolver_type=RUNTIMES[runtime],
+                    experimental_preserve_all_tensors=keep_tensors,
+                )
+                self._interpreter.allocate_tensors()
+            except (RuntimeError, ValueError) as error:
+                raise ValueError(
+                    f"received a TFLite file that LiteRT does not load ({error}), expected one as "
+                    "sat_tf.export_tflite wrote it; export the model again."
+                ) from error
+        self._indices = {
+            detail["name"]: detail["index"] for detail in self._interpreter.get_tensor_details()
+        }
+        (self._input,) = self._interpreter.get_input_details()
+        (self._output,) = self._interpreter.get_output_details()
+
+    def run(self, images: np.ndarray) -> np.ndarray:
+        """The file's output for a batch of uint8 images."""
+        if self._batch_size() != len(images):
+            self._interpreter.resize_tensor_input(self._input["index"], images.shape)
+            self._interpreter.allocate_tensors()
+        self._interpreter.set_tensor(self._input["index"], images)
+        self._interpreter.invoke()
+        return np.array(self._interpreter.get_tensor(self._output["index"]))
+
+    def tensors(self, names: Iterable[str]) -> dict[str, np.ndarray]:
+        """Tensors of the last run, by name; needs `keep_tensors`."""
+        return {name: self._interpreter.get_tensor(self._indices[name]) for name in names}
+
+    def delegation(self) -> Delegation:
+        """What XNNPACK has taken over."""
+        # LiteRT has no public view of its execution plan.
+        nodes: list[dict[str, Any]] = self._interpreter._get_ops_details()
+        delegates = [node for node in nodes if node["op_name"] == "DELEGATE"]
+        operators = [node for node in nodes if node["op_name"] != "DELEGATE"]
+        makers = {index: i for i, node in enumerate(operators) for index in node["outputs"]}
+        inside: set[int] = set()
+        for delegate in delegates:
+            given = set(delegate["inputs"])
+            waiting = list(delegate["outputs"])
+            while waiting:
+                index = waiting.pop()
+                if index in given or index not in makers or makers[index] in inside:
+                    continue
+                inside.add(makers[index])
+                waiting.extend(operators[makers[index]]["inputs"])
+        return Delegation(len(delegates), len(inside), len(operators))
+
+    def _batch_size(self) -> int:
+        (details,) = self._interpreter.get_input_details()
+        return int(details["shape"][0])

@@ -1,0 +1,126 @@
+"""Runs a graph in NumPy with the arithmetic of the file's kernels."""
+
+import functools
+
+import numpy as np
+
+from sat_tf.export import arithmetic
+from sat_tf.export import graph as ir
+from sat_tf.export.graph import Graph, LinearKind, Pointwise
+from sat_tf.export.steps import requantization_multipliers
+
+
+def simulate(graph: Graph, images: np.ndarray) -> dict[str, np.ndarray]:
+    """Every tensor of a deployed graph for a batch of images.
+
+    Args:
+        graph: a graph from `deployed_graph`.
+        images: uint8, (n, *graph.image_shape).
+
+    Returns:
+        By tensor name: int32 arrays of stored integers in -128..127, and float32 arrays for
+        tensors that the graph keeps float. Integer tensors are exact.
+    """
+    tensors: dict[str, np.ndarray] = {graph.image: images}
+    for operation in graph.operations:
+        inputs = [tensors[name] for name in operation.inputs]
+        tensors[operation.output] = run_operation(operation, graph, *inputs)
+    del tensors[graph.image]
+    return tensors
+
+
+@functools.singledispatch
+def run_operation(operation: ir.Operation, graph: Graph, *inputs: np.ndarray) -> np.ndarray:
+    """What one operation of a graph makes of its inputs, stored integers or float32."""
+    raise TypeError(f"{type(operation).__name__}: not an operation of the simulator.")
+
+
+@run_operation.register
+def _(operation: ir.Linear, graph: Graph, source: np.ndarray) -> np.ndarray:
+    if operation.real:
+        steps = operation.along_channels(operation.steps.astype(np.float32))
+        weights = operation.kernel.astype(np.float32) * steps
+        return np.asarray(source @ weights.T + operation.bias.astype(np.float32), np.float32)
+    zero_point = graph.codes(operation.inputs[0]).zero_point
+    sums = arithmetic.sums(source, zero_point, operation.kernel, operation.kind, operation.window)
+    exact = np.float64 if operation.kind is not LinearKind.DEPTHWISE else np.int64
+    return arithmetic.requantize(
+        sums.astype(exact) + operation.bias,
+        requantization_multipliers(graph, operation),
+        graph.codes(operation.output),
+    )
+
+
+@run_operation.register
+def _(operation: ir.Add, graph: Graph, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    if graph.tensors[operation.output].codes is None:
+        return np.asarray(first + second, np.float32)
+    first_codes, second_codes = (graph.codes(name) for name in operation.inputs)
+    return arithmetic.add(first, second, first_codes, second_codes, graph.codes(operation.output))
+
+
+@run_operation.register
+def _(operation: ir.Mean, graph: Graph, source: np.ndarray) -> np.ndarray:
+    if graph.tensors[operation.output].codes is None:
+        real = np.mean(source, axis=(1, 2), dtype=np.float32, keepdims=operation.keep_dims)
+        return np.asarray(real)
+    return arithmetic.mean(
+        source,
+        graph.codes(operation.inputs[0]),
+        graph.codes(operation.output),
+        keep_dims=operation.keep_dims,
+    )
+
+
+@run_operation.register
+def _(operation: ir.MaxPool, graph: Graph, source: np.ndarray) -> np.ndarray:
+    return arithmetic.max_pool(source, operation.size, operation.window)
+
+
+@run_operation.register
+def _(operation: ir.Pad, graph: Graph, source: np.ndarray) -> np.ndarray:
+    codes = graph.tensors[operation.output].codes
+    zero = codes.zero_point if codes else 0.0
+    return np.pad(source, ((0, 0), *operation.margins, (0, 0)), constant_values=zero)
+
+
+@run_operation.register
+def _(operation: ir.Reshape, graph: Graph, source: np.ndarray) -> np.ndarray:
+    return source.reshape(len(source), *graph.tensors[operation.output].shape)
+
+
+@run_operation.register
+def _(operation: ir.ShiftImage, graph: Graph, image: np.ndarray) -> np.ndarray:
+    return image.astype(np.int32) - 128
+
+
+@run_operation.register
+def _(operation: ir.Dequantize, graph: Graph, source: np.ndarray) -> np.ndarray:
+    codes = graph.codes(operation.inputs[0])
+    return (source - codes.zero_point).astype(np.float32) * codes.step
+
+
+@run_operation.register
+def _(operation: ir.Quantize, graph: Graph, source: np.ndarray) -> np.ndarray:
+    codes = graph.codes(operation.output)
+    rounded = np.rint(source * (np.float32(1.0) / codes.step))
+    return np.clip(rounded + codes.zero_point, -128, 127).astype(np.int32)
+
+
+_POINTWISE = {
+    Pointwise.MAXIMUM: np.maximum,
+    Pointwise.MINIMUM: np.minimum,
+    Pointwise.PRODUCT: np.multiply,
+    Pointwise.SUM: np.add,
+}
+
+
+@run_operation.register
+def _(operation: ir.WithConstant, graph: Graph, source: np.ndarray) -> np.ndarray:
+    return np.asarray(_POINTWISE[operation.kind](source, operation.constant), np.float32)
+
+
+@run_operation.register
+def _(operation: ir.Softmax, graph: Graph, source: np.ndarray) -> np.ndarray:
+    powers = np.exp(source - np.max(source, axis=-1, keepdims=True))
+    return np.asarray(powers / np.sum(powers, axis=-1, keepdims=True), np.float32)

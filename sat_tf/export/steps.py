@@ -1,0 +1,160 @@
+"""Steps and biases of a graph on the grids that integer kernels have."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+
+from sat_tf.export.graph import Add, Graph, Linear, Operation
+from sat_tf.messages import list_problems
+
+_Operation = TypeVar("_Operation", bound=Operation)
+
+# A bias beyond int32 saturates without a word: it gets half of the range, and the sum the other.
+_LARGEST_BIAS = 2.0**30
+_LARGEST_SUM = 2**30
+# XNNPACK refuses requantization multipliers of 256 and more. No output has more than 255 codes, so
+# that this one already gives its lowest or its highest for every sum but 0, and 0 for 0.
+_LARGEST_MULTIPLIER = 255.0
+# A sum of 2^31 times this is half an output code.
+_SMALLEST_MULTIPLIER = 2.0**-32
+# XNNPACK leaves other sums to kernels with another rounding.
+_LARGEST_SUMMAND = 256.0
+_LARGEST_INT8 = 127
+_INT32 = 2**31 - 1
+
+
+def upscale(graph: Graph) -> Graph:
+    """Multiplies each channel's codes by floor(127 / max|code|) and divides its step by that.
+
+    The weights stay the same to the last bit; the bias grid step · input step gets finer. Channels
+    with very many weights are multiplied by less: half of the range of int32 is left to the bias.
+    """
+    return graph.map_linear(_upscaled)
+
+
+def _upscaled(graph: Graph, linear: Linear) -> Linear:
+    largest = np.maximum(np.max(np.abs(linear.kernel), axis=linear.inner_axes), 1)
+    reach = np.maximum(_largest_sums(graph, linear), 1)
+    factors = np.minimum(_LARGEST_INT8 // largest, np.maximum(_LARGEST_SUM // reach, 1))
+    if linear.shares_step:
+        factors = np.full_like(factors, np.min(factors))
+    kernel = linear.kernel * linear.along_channels(factors).astype(linear.kernel.dtype)
+    return dataclasses.replace(linear, kernel=kernel, steps=linear.steps / factors)
+
+
+def floor_steps(graph: Graph) -> Graph:
+    """Raises steps that are too small for an int32 bias, or for any effect on the output.
+
+    Such channels are dead or nearly so (γ close to 0): their codes are rounded again on the larger
+    step, most to 0, and the bias says what they give.
+    """
+    return graph.map_linear(_floored)
+
+
+def _floored(graph: Graph, linear: Linear) -> Linear:
+    source = float(graph.codes(linear.inputs[0]).step)
+    output = float(graph.codes(linear.output).step)
+    smallest = np.maximum(
+        np.abs(linear.bias) / (_LARGEST_BIAS * source), _SMALLEST_MULTIPLIER * output / source
+    )
+    steps = np.maximum(linear.steps, smallest)
+    ratio = linear.along_channels(linear.steps / steps)
+    kernel = np.rint(linear.kernel * ratio).astype(linear.kernel.dtype)
+    return dataclasses.replace(linear, kernel=kernel, steps=steps)
+
+
+def snap_biases(graph: Graph) -> Graph:
+    """Rounds steps to float32 and biases to integers of input step · step, as the file has them.
+
+    This defines the deployed model: apart from float32 steps, rounding the biases is the whole
+    difference to the trained one.
+
+    Raises:
+        ValueError: a layer cannot be computed in int32, has steps beyond float32, or is a sum with
+            much smaller steps than what it adds; lists every such layer with its fix.
+    """
+    _check(graph, Linear, _beyond_float32)
+    _check(graph, Add, _beyond_20_bits)
+    snapped = graph.map_linear(_snapped)
+    _check(snapped, Linear, _beyond_int32)
+    return snapped
+
+
+def _snapped(graph: Graph, linear: Linear) -> Linear:
+    source = float(graph.codes(linear.inputs[0]).step)
+    largest = _LARGEST_MULTIPLIER * float(graph.codes(linear.output).step) / source
+    steps = np.minimum(linear.steps, largest).astype(np.float32)
+    units = source * np.where(linear.steps > largest, linear.steps, steps.astype(np.float64))
+    return dataclasses.replace(linear, steps=steps, bias=np.rint(linear.bias / units).astype(int))
+
+
+def _check(
+    graph: Graph, kind: type[_Operation], find_problem: Callable[[Graph, _Operation], str | None]
+) -> None:
+    found = [
+        (op.output, find_problem(graph, op))
+        for op in graph.operations
+        if isinstance(op, kind) and not graph.is_float(op)
+    ]
+    problems = [f"{name}: {problem}" for name, problem in found if problem]
+    if problems:
+        raise ValueError(list_problems(f"model {graph.name!r}", problems))
+
+
+def _beyond_float32(graph: Graph, linear: Linear) -> str | None:
+    source, output = graph.codes(linear.inputs[0]), graph.codes(linear.output)
+    limits = np.finfo(np.float32)
+    largest = _LARGEST_MULTIPLIER * float(output.step) / float(source.step)
+    steps = np.minimum(linear.steps, largest)  # NaN stays NaN
+    products = steps * float(source.step)
+    if (
+        np.all(np.isfinite(linear.steps) & np.isfinite(linear.bias))
+        and min(np.min(steps), np.min(products)) >= limits.tiny
+        and max(np.max(steps), np.max(products)) <= limits.max
+    ):
+        return None
+    return (
+        f"received weight steps from {np.min(linear.steps):.4g} to {np.max(linear.steps):.4g} and "
+        f"biases to {np.max(np.abs(linear.bias)):.4g} on inputs of step {source.step:.4g}, "
+        "expected steps that float32 holds; a normalization or a clipping level has diverged: go "
+        "back to an earlier checkpoint, or call sat_tf.calibrate."
+    )
+
+
+def _beyond_20_bits(graph: Graph, add: Add) -> str | None:
+    output = graph.codes(add.output)
+    largest = max(float(graph.codes(name).step / output.step) for name in add.inputs)
+    if largest < _LARGEST_SUMMAND:
+        return None
+    return (
+        f"received a sum with steps {largest:.4g} times smaller than those of a tensor it adds, "
+        f"expected less than {_LARGEST_SUMMAND:g} times; its clipping level is much too small: "
+        "call sat_tf.calibrate, or train longer."
+    )
+
+
+def _beyond_int32(graph: Graph, linear: Linear) -> str | None:
+    reach = _largest_sums(graph, linear)
+    if np.max(reach + np.abs(linear.bias)) <= _INT32:
+        return None
+    return (
+        f"received a layer whose sums reach {np.max(reach):.4g}, expected at most {_INT32} for "
+        "int32; split its inputs over two layers."
+    )
+
+
+def _largest_sums(graph: Graph, linear: Linear) -> np.ndarray:
+    """The largest magnitude that Σ codes · input code can have, a channel."""
+    source = graph.codes(linear.inputs[0])
+    widest = max(source.highest - source.zero_point, source.zero_point - source.lowest)
+    magnitudes = np.abs(linear.kernel.astype(np.int64))
+    return np.asarray(np.sum(magnitudes, axis=linear.inner_axes) * widest)
+
+
+def requantization_multipliers(graph: Graph, linear: Linear) -> np.ndarray:
+    """Output codes of one accumulator unit, a channel: the float32 products a kernel computes."""
+    source, output = graph.codes(linear.inputs[0]), graph.codes(linear.output)
+    product = source.step * linear.steps.astype(np.float32)
+    return np.asarray(product / output.step, np.float32)

@@ -1,0 +1,183 @@
+"""What a TFLite file consists of, and how two files differ."""
+
+import dataclasses
+import hashlib
+import json
+from typing import Any
+
+import numpy as np
+from ai_edge_litert import schema_py_generated as tfl
+
+from sat_tf.export.flatbuffer import METADATA_NAME
+
+_OPERATORS = {
+    value: name for name, value in vars(tfl.BuiltinOperator).items() if not name.startswith("_")
+}
+_TYPES = {value: name for name, value in vars(tfl.TensorType).items() if not name.startswith("_")}
+_SHOWN = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorRecord:
+    """A tensor of a file: all that decides what is computed with it."""
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    steps: tuple[float, ...]
+    zero_points: tuple[int, ...]
+    axis: int
+    data: str
+
+
+@dataclasses.dataclass(frozen=True)
+class OperatorRecord:
+    """An operator of a file; `settings` are its builtin options."""
+
+    name: str
+    inputs: tuple[TensorRecord, ...]
+    outputs: tuple[TensorRecord, ...]
+    settings: str
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it reads or makes a float tensor."""
+        return any(tensor.type == "FLOAT32" for tensor in self.inputs + self.outputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Structure:
+    """What a file computes, and how it is called.
+
+    Attributes:
+        operators: in order.
+        interface: its inputs and outputs, as tensors and in its signatures.
+        metadata: its `sat_tf` metadata; None where it has none.
+    """
+
+    operators: tuple[OperatorRecord, ...]
+    interface: str
+    metadata: dict[str, Any] | None
+
+    def operator_counts(self) -> dict[str, int]:
+        """How many operators of each kind there are."""
+        names = [operator.name for operator in self.operators]
+        return {name: names.count(name) for name in sorted(set(names))}
+
+    def float_operators(self) -> list[str]:
+        """The operators that read or make float tensors, each with the tensor it makes."""
+        return [f"{op.name} {op.outputs[0].name}" for op in self.operators if op.is_float]
+
+
+def read_structure(content: bytes, name: str) -> Structure:
+    """Reads a TFLite file.
+
+    Args:
+        content: the file.
+        name: what errors call it.
+
+    Raises:
+        ValueError: it is no TFLite file.
+    """
+    problem = ValueError(
+        f"{name}: received a file that is not a TFLite flatbuffer ({len(content)} bytes), expected "
+        "one written by sat_tf.export_tflite; export the model again."
+    )
+    if len(content) < 8 or content[4:8] != b"TFL3":
+        raise problem
+    try:
+        model = tfl.ModelT.InitFromPackedBuf(content, 0)
+        subgraph = model.subgraphs[0]
+        tensors = [_tensor_record(model, tensor) for tensor in subgraph.tensors]
+        operators = tuple(_operator_record(model, op, tensors) for op in subgraph.operators)
+        return Structure(operators, _interface(model), _metadata(model))
+    except Exception as error:  # A damaged flatbuffer raises from anywhere, with many types.
+        raise problem from error
+
+
+def differences(expected: Structure, found: Structure) -> list[str]:
+    """What `found` has otherwise than `expected`, the first few."""
+    counts = expected.operator_counts(), found.operator_counts()
+    if counts[0] != counts[1]:
+        return [f"its operators are {_counted(counts[1])}, expected {_counted(counts[0])}"]
+    lines = []
+    if expected.interface != found.interface:
+        lines.append(f"its interface is {found.interface}, expected {expected.interface}")
+    for wanted, got in zip(expected.operators, found.operators, strict=True):
+        if wanted != got:
+            lines.append(_operator_difference(wanted, got))
+    hidden = len(lines) - _SHOWN
+    return lines[:_SHOWN] + ([f"and {hidden} more operators differ"] if hidden > 0 else [])
+
+
+def _operator_difference(wanted: OperatorRecord, got: OperatorRecord) -> str:
+    where = f"{wanted.name} {wanted.outputs[0].name}"
+    if (wanted.name, wanted.settings) != (got.name, got.settings):
+        return f"{where}: {got.name} {got.settings}, expected {wanted.name} {wanted.settings}"
+    pairs = zip(wanted.inputs + wanted.outputs, got.inputs + got.outputs, strict=False)
+    for expected, found in pairs:
+        for field in dataclasses.fields(TensorRecord):
+            values = getattr(expected, field.name), getattr(found, field.name)
+            if values[0] != values[1]:
+                return f"{where}: the {field.name} of {expected.name} is not the model's"
+    return f"{where}: reads other tensors"
+
+
+def _counted(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
+
+
+def _tensor_record(model: Any, tensor: Any) -> TensorRecord:
+    data = model.buffers[tensor.buffer].data
+    quantization = tensor.quantization
+    scale = quantization.scale if quantization is not None else None
+    steps = () if scale is None else tuple(np.asarray(scale).tolist())
+    return TensorRecord(
+        name=tensor.name.decode(),
+        type=_TYPES[tensor.type],
+        shape=tuple(int(size) for size in tensor.shape) if tensor.shape is not None else (),
+        steps=steps,
+        zero_points=tuple(np.asarray(quantization.zeroPoint).tolist()) if steps else (),
+        axis=quantization.quantizedDimension if steps else 0,
+        data="" if data is None else hashlib.sha256(bytes(data)).hexdigest(),
+    )
+
+
+def _operator_record(model: Any, operator: Any, tensors: list[TensorRecord]) -> OperatorRecord:
+    code = model.operatorCodes[operator.opcodeIndex]
+    options = operator.builtinOptions
+    settings = {
+        name: value.tolist() if isinstance(value, np.ndarray) else value
+        for name, value in (vars(options) if options is not None else {}).items()
+    }
+    return OperatorRecord(
+        name=_OPERATORS[max(code.builtinCode, code.deprecatedBuiltinCode)],
+        inputs=tuple(tensors[index] for index in operator.inputs if index >= 0),  # -1: no bias
+        outputs=tuple(tensors[index] for index in operator.outputs),
+        settings=json.dumps(settings, sort_keys=True, default=str),
+    )
+
+
+def _interface(model: Any) -> str:
+    subgraph = model.subgraphs[0]
+    tensors = {
+        role: [subgraph.tensors[index].name.decode() for index in getattr(subgraph, role)]
+        for role in ("inputs", "outputs")
+    }
+    signatures = {
+        signature.signatureKey.decode(): {
+            role: {
+                entry.name.decode(): int(entry.tensorIndex) for entry in getattr(signature, role)
+            }
+            for role in ("inputs", "outputs")
+        }
+        for signature in model.signatureDefs or []
+    }
+    return json.dumps({**tensors, "signatures": signatures})
+
+
+def _metadata(model: Any) -> dict[str, Any] | None:
+    for entry in model.metadata or []:
+        if entry.name.decode() == METADATA_NAME:
+            return dict(json.loads(bytes(model.buffers[entry.buffer].data)))
+    return None

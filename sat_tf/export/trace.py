@@ -1,0 +1,222 @@
+"""From a quantized Keras model to a graph with real biases."""
+
+import numpy as np
+import tf_keras as keras
+
+from sat_tf.export import graph as ir
+from sat_tf.export import lattice, queries, storage
+from sat_tf.export.builder import GraphBuilder
+from sat_tf.export.fold import ChannelCodes, affine, fold
+from sat_tf.export.forms import (
+    Form,
+    LinearForm,
+    MeanForm,
+    SumForm,
+    TensorForm,
+    identity,
+    window_mean,
+)
+from sat_tf.export.graph import WHOLE, Graph, LinearKind, Window
+from sat_tf.export.refusals import find_problems
+from sat_tf.messages import list_problems
+from sat_tf.qat import registry
+from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.network import Network, Node
+from sat_tf.qat.quantizers import RangeObserver
+from sat_tf.qat.registry import Role
+from sat_tf.qat.wrapper import QuantizedLayer
+
+
+def trace(model: keras.Model, *, float_head: bool = False) -> Graph:
+    """Reads a quantized model as a graph of integer operations.
+
+    Args:
+        model: a model quantized by sat-tf.
+        float_head: compute the last layer in float32, from dequantized activations and weights.
+
+    Raises:
+        ValueError: the model has no integer form; lists every problem with its fix.
+    """
+    network = Network(model)
+    problems = find_problems(network, float_head=float_head)
+    if problems:
+        raise ValueError(list_problems(f"model {network.name!r}", problems))
+    return _Tracer(network, queries.find_head(network) if float_head else None).trace()
+
+
+class _Tracer:
+    def __init__(self, network: Network, float_head: str | None) -> None:
+        self.network = network
+        self.float_head = float_head
+        self.builder = GraphBuilder([inner_layer(node.layer).name for node in network])
+        self.forms: dict[str, Form] = {}
+        self.warnings: list[str] = []
+        self.image_step = np.float32(1.0)
+
+    def trace(self) -> Graph:
+        for node in self.network:
+            if node.name == self.network.input:
+                continue
+            self.forms[node.name] = self._quantized(node, self._form(node))
+            if registry.is_softmax(inner_layer(node.layer)):
+                tensor = self._tensor(node.name)
+                self.forms[node.name] = TensorForm(self.builder.softmax(tensor))
+        output = self.builder.dequantized(self._tensor(self.network.output))
+        return Graph(
+            name=self.network.name,
+            tensors=self.builder.tensors,
+            operations=tuple(self.builder.operations),
+            image_shape=_shape(self.network[self.network.input]),
+            image_step=self.image_step,
+            image=self.network.input,
+            output=output,
+            warnings=tuple(self.warnings),
+        )
+
+    # -- what a layer computes -----------------------------------------------------------------
+
+    def _form(self, node: Node) -> Form:
+        role = queries.role_of(node)
+        if queries.is_image(node):
+            return self._image(node)
+        if role is Role.LINEAR:
+            return self._linear(node)
+        if role is Role.NORM:
+            return self._norm(node)
+        if role is Role.SUM:
+            first, second = (self._tensor(name) for name in node.inputs)
+            return SumForm((first, second))
+        if role is Role.MEAN:
+            return self._mean(node)
+        if role is Role.MOVEMENT:
+            return self._movement(node)
+        return self.forms[node.inputs[0]]  # a rectifier: its quantizer does it
+
+    def _image(self, node: Node) -> Form:
+        quantizer = node.layer.quantize_config.output
+        self.image_step = np.float32(quantizer.image_max / 255.0)
+        codes = storage.image_codes(float(self.image_step))
+        shift = ir.ShiftImage((self.network.input,), node.layer.layer.name)
+        return TensorForm(self.builder.add(shift, _shape(node), codes))
+
+    def _linear(self, node: Node) -> Form:
+        layer = inner_layer(node.layer)
+        source = self._tensor(node.inputs[0])
+        codes, steps = lattice.integer_kernel(node.layer)
+        bias = np.zeros(steps.size) if layer.bias is None else layer.bias.numpy()
+        window = WHOLE
+        if isinstance(layer, keras.layers.Dense):
+            flat = len(self.builder.tensors[source].shape) == 1
+            kind = LinearKind.FULLY_CONNECTED if flat else LinearKind.CONVOLUTION
+            codes = codes if flat else codes[np.newaxis, np.newaxis]
+        else:
+            depthwise = isinstance(layer, keras.layers.DepthwiseConv2D)
+            kind = LinearKind.DEPTHWISE if depthwise else LinearKind.CONVOLUTION
+            codes = codes.reshape(*codes.shape[:2], -1) if depthwise else codes
+            window = Window(tuple(layer.strides), layer.padding.upper(), tuple(layer.dilation_rate))
+        channels = ChannelCodes.unseen(codes, steps, bias.astype(np.float64))
+        return LinearForm(source, kind, channels, window)
+
+    def _norm(self, node: Node) -> Form:
+        form = self.forms[node.inputs[0]]
+        if not isinstance(form, LinearForm):
+            form = identity(self._tensor(node.inputs[0]), _shape(node)[-1])
+        channels = fold(form.channels, affine(inner_layer(node.layer)))
+        return LinearForm(form.source, form.kind, channels, form.window)
+
+    def _mean(self, node: Node) -> Form:
+        layer = inner_layer(node.layer)
+        source = self._tensor(node.inputs[0])
+        if isinstance(layer, keras.layers.GlobalAveragePooling2D):
+            return MeanForm(source, bool(layer.keepdims))
+        window = Window(tuple(layer.strides), "VALID")
+        return window_mean(source, _shape(node)[-1], tuple(layer.pool_size), window)
+
+    def _movement(self, node: Node) -> Form:
+        layer = inner_layer(node.layer)
+        if isinstance(layer, keras.layers.Dropout | keras.layers.Activation):
+            form = self.forms[node.inputs[0]]
+            # A sum that no quantizer of its own follows is a float stream, and stays one.
+            return TensorForm(self._tensor(node.inputs[0])) if isinstance(form, SumForm) else form
+        source, name = self._tensor(node.inputs[0]), layer.name
+        operation: ir.Operation
+        if isinstance(layer, keras.layers.MaxPooling2D):
+            window = Window(tuple(layer.strides), layer.padding.upper())
+            operation = ir.MaxPool((source,), name, tuple(layer.pool_size), window)
+        elif isinstance(layer, keras.layers.ZeroPadding2D):
+            rows, columns = layer.padding
+            operation = ir.Pad((source,), name, (tuple(rows), tuple(columns)))
+        else:
+            operation = ir.Reshape((source,), name)
+        return TensorForm(self.builder.move(operation, _shape(node)))
+
+    # -- where it becomes a tensor -------------------------------------------------------------
+
+    def _quantized(self, node: Node, form: Form) -> Form:
+        """The form after the layer's output quantizer, if it has one."""
+        if not isinstance(node.layer, QuantizedLayer) or queries.is_image(node):
+            return form
+        wrapper, name = node.layer, node.layer.layer.name
+        if node.name == self.float_head and isinstance(form, LinearForm):
+            return TensorForm(self.builder.real_product(form, name, _shape(node)))
+        if isinstance(wrapper.quantize_config.output, RangeObserver):
+            codes = storage.range_codes(*self._range(node, form))
+        elif queries.clips(node):
+            codes = storage.quantizer_codes(
+                wrapper, unit_free=queries.is_unit_free(self.network, node)
+            )
+        else:
+            return form
+        return TensorForm(self.builder.materialize(form, codes, name, _shape(node)))
+
+    def _range(self, node: Node, form: Form) -> tuple[float, float]:
+        observed = storage.observed_range(node.layer)
+        if observed is None:
+            observed = self._worst_range(form)
+            self.warnings.append(
+                f"{inner_layer(node.layer).name}: its range was never observed, so its codes span "
+                f"the worst case, {observed[0]:.4g} to {observed[1]:.4g}; train the model, or call "
+                "sat_tf.calibrate, for finer ones"
+            )
+        if registry.rectifies(inner_layer(node.layer)):
+            ceiling = registry.rectifier_ceiling(inner_layer(node.layer))
+            return 0.0, observed[1] if ceiling is None else min(observed[1], ceiling)
+        return observed
+
+    def _worst_range(self, form: Form) -> tuple[float, float]:
+        if isinstance(form, LinearForm):
+            return form.worst_range(self._codes(form.source))
+        if isinstance(form, SumForm):
+            ranges = np.array([self._codes(source).real_range for source in form.sources])
+            low, high = ranges.sum(axis=0)
+            return float(low), float(high)
+        return self._codes(form.source).real_range
+
+    def _codes(self, name: str) -> ir.Codes:
+        codes = self.builder.tensors[name].codes
+        if codes is None:
+            raise ValueError(
+                f"model {self.network.name!r}: the range of what reads {name}, a float tensor, was "
+                "never observed; train the model, or call sat_tf.calibrate, before exporting it."
+            )
+        return codes
+
+    def _tensor(self, node_name: str) -> str:
+        """The tensor with a layer's output; float where no quantizer made codes of it."""
+        form = self.forms[node_name]
+        if isinstance(form, TensorForm):
+            return form.source
+        name = inner_layer(self.network[node_name].layer).name
+        if isinstance(form, LinearForm):
+            raise ValueError(
+                f"{name}: received an output that no quantizer reads, expected one; annotate the "
+                "layers behind it too, or quantize the model with sat_tf.quantize_model."
+            )
+        tensor = self.builder.as_float(form, name, _shape(self.network[node_name]))
+        self.forms[node_name] = TensorForm(tensor)
+        return tensor
+
+
+def _shape(node: Node) -> tuple[int, ...]:
+    """The layer's output shape, which is known where the input's is."""
+    return tuple(int(size or 0) for size in node.shape)

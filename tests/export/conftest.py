@@ -1,0 +1,47 @@
+"""A small quantized network with all that MobileNet-V2 has, shared by the tests of the export."""
+
+import numpy as np
+import pytest
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.models import build
+
+
+def _random_statistics(model: keras.Model, rng: np.random.Generator) -> None:
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            count = layer.gamma.shape[0]
+            layer.gamma.assign(rng.normal(1.0, 0.4, count))
+            layer.beta.assign(rng.normal(0.0, 0.3, count))
+            layer.moving_mean.assign(rng.normal(0.0, 0.3, count))
+            layer.moving_variance.assign(rng.uniform(0.3, 2.0, count))
+
+
+@pytest.fixture(scope="package")
+def images() -> np.ndarray:
+    """Sixty-four uint8 images of 32x32 pixels."""
+    rng = np.random.default_rng(7)
+    return rng.integers(0, 256, (64, 32, 32, 3)).astype(np.uint8)
+
+
+@pytest.fixture(scope="package")
+def float_model() -> keras.Model:
+    """A narrow MobileNet-V2."""
+    keras.utils.set_random_seed(3)
+    model = build("mobilenet_v2", image_size=32, num_classes=10, width_multiplier=0.1)
+    _random_statistics(model, np.random.default_rng(3))
+    return model
+
+
+@pytest.fixture(scope="package")
+def quantized(float_model, images) -> keras.Model:
+    """The same at w4a4 with 8-bit streams, calibrated."""
+    return sat_tf.calibrate(sat_tf.quantize_model(float_model, sat_tf.BitPolicy.mobile(4)), images)
+
+
+@pytest.fixture(scope="package")
+def with_float_streams(float_model, images) -> keras.Model:
+    """The same at w4a4 with the paper's float streams, calibrated."""
+    policy = sat_tf.BitPolicy.paper(4, latent_start="keep_function")
+    return sat_tf.calibrate(sat_tf.quantize_model(float_model, policy), images)

@@ -1,0 +1,89 @@
+"""How far a deployed graph is from its Keras model, one operation at a time."""
+
+import dataclasses
+
+import numpy as np
+import tf_keras as keras
+
+from sat_tf.export.graph import Codes, Graph
+from sat_tf.export.simulator import run_operation
+from sat_tf.qat import registry
+from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.network import Network
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """How the codes that one operation makes of Keras's tensors differ from Keras's own.
+
+    Attributes:
+        tensor: which tensor it makes.
+        rounded: whether Keras has these codes too; else it has the values before rounding.
+        largest: the largest difference, in codes.
+        share: of codes that differ.
+    """
+
+    tensor: str
+    rounded: bool
+    largest: int
+    share: float
+
+
+def local_differences(model: keras.Model, graph: Graph, images: np.ndarray) -> list[Difference]:
+    """Feeds every operation the tensors that Keras has there, as codes.
+
+    An operation whose input Keras does not round is left out: what follows differs for that alone.
+    """
+    real = keras_tensors(model, images * graph.image_step)
+    known, unrounded, found = {graph.image: images}, set(), []
+    for operation in graph.operations:
+        inputs = [known[name] for name in operation.inputs]
+        computed = run_operation(operation, graph, *inputs)
+        name, codes = operation.output, graph.tensors[operation.output].codes
+        known[name] = computed
+        follows = bool(unrounded.intersection(operation.inputs))
+        if follows:
+            unrounded.add(name)
+        if name not in real:
+            continue
+        if codes is None:
+            known[name] = real[name]
+            continue
+        known[name] = expected = stored(real[name], codes)
+        rounded = is_rounded(real[name], codes)
+        if rounded:
+            unrounded.discard(name)
+        else:
+            unrounded.add(name)
+        if not follows:
+            # int8 itself saturates one code below the lowest of a signed stream.
+            off = np.abs(np.maximum(computed, -127) - np.maximum(expected, -127))
+            found.append(Difference(name, rounded, int(np.max(off)), float(np.mean(off > 0))))
+    return found
+
+
+def keras_tensors(model: keras.Model, images: np.ndarray) -> dict[str, np.ndarray]:
+    """The output of every layer by the name of the user's layer, but of those with a softmax."""
+    network = Network(model)
+    tensors = {network.input: images.astype(np.float32)}
+    for node in network:
+        if node.name != network.input:
+            inputs = [tensors[name] for name in node.inputs]
+            tensors[node.name] = node.call(node.layer, inputs)
+    return {
+        inner_layer(node.layer).name: np.asarray(tensors[node.name])
+        for node in network
+        if not registry.is_softmax(inner_layer(node.layer))
+    }
+
+
+def is_rounded(real: np.ndarray, codes: Codes) -> bool:
+    """Whether real values are on the grid of the codes."""
+    units = real / codes.real_step
+    return bool(np.max(np.abs(units - np.rint(units))) < 1e-3)
+
+
+def stored(real: np.ndarray, codes: Codes) -> np.ndarray:
+    """Real values as stored integers, rounded half up."""
+    rounded = np.floor(real.astype(np.float64) / codes.real_step + 0.5) + codes.zero_point
+    return np.clip(rounded, codes.lowest, codes.highest).astype(np.int32)

@@ -1,0 +1,59 @@
+"""Integer kernels written a second time, from their definition, with loops and Python integers."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+
+
+def convolution(
+    stored: np.ndarray,
+    zero_point: int,
+    kernel: np.ndarray,
+    strides: tuple[int, int],
+    padding: str,
+    dilation: tuple[int, int] = (1, 1),
+) -> np.ndarray:
+    """Sums of a convolution; kernel (outputs, rows, columns, inputs)."""
+    count, height, width, _ = stored.shape
+    outputs, rows, columns, _ = kernel.shape
+    top, out_height = _margin(height, rows, strides[0], dilation[0], padding)
+    left, out_width = _margin(width, columns, strides[1], dilation[1], padding)
+    sums = np.zeros((count, out_height, out_width, outputs), np.int64)
+    for n, i, j, o in np.ndindex(*sums.shape):
+        for r in range(rows):
+            for c in range(columns):
+                y, x = (
+                    i * strides[0] + r * dilation[0] - top,
+                    j * strides[1] + c * dilation[1] - left,
+                )
+                if 0 <= y < height and 0 <= x < width:
+                    codes = stored[n, y, x].astype(np.int64) - zero_point
+                    sums[n, i, j, o] += int(np.dot(codes, kernel[o, r, c].astype(np.int64)))
+    return sums
+
+
+def depthwise(
+    stored: np.ndarray, zero_point: int, kernel: np.ndarray, strides: tuple[int, int], padding: str
+) -> np.ndarray:
+    """Sums of a depthwise convolution; kernel (rows, columns, inputs * multiplier)."""
+    channels = stored.shape[-1]
+    multiplier = kernel.shape[-1] // channels
+    full = np.zeros((kernel.shape[-1], *kernel.shape[:2], channels), np.int64)
+    for output in range(kernel.shape[-1]):
+        full[output, :, :, output // multiplier] = kernel[:, :, output]
+    return convolution(stored, zero_point, full, strides, padding)
+
+
+def _margin(length: int, kernel: int, stride: int, dilation: int, padding: str) -> tuple[int, int]:
+    extent = (kernel - 1) * dilation + 1
+    if padding == "VALID":
+        return 0, (length - extent) // stride + 1
+    outputs = math.ceil(length / stride)
+    return max((outputs - 1) * stride + extent - length, 0) // 2, outputs
+
+
+def requantized(total: int, multiplier: float, zero_point: int, lowest: int, highest: int) -> int:
+    """One float32 product, rounded half to even, clipped."""
+    product = Fraction(float(np.float32(np.float32(total) * np.float32(multiplier))))
+    return min(max(round(product) + zero_point, lowest), highest)

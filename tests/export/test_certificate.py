@@ -1,0 +1,124 @@
+import json
+
+import numpy as np
+import pytest
+
+import sat_tf
+from sat_tf.export import certificate as certificates
+from sat_tf.export.simulator import simulate
+
+
+@pytest.fixture(scope="module")
+def exported(quantized, tmp_path_factory):
+    path = tmp_path_factory.mktemp("export") / "model.tflite"
+    return path, sat_tf.export_tflite(quantized, path)
+
+
+@pytest.fixture(scope="module")
+def certificate(quantized, exported, images):
+    path, _ = exported
+    labels = np.zeros(len(images), int)
+    written = path.with_name("certificate.json")
+    found = sat_tf.verify_tflite(quantized, path, images, labels, certificate_path=written)
+    return found, json.loads(written.read_text())
+
+
+def test_xnnpack_computes_the_simulated_integers(certificate):
+    found, _ = certificate
+    assert found.codes_compared > 64 * 10_000
+    assert found.codes_differing == 0
+    assert all(tensor.codes_differing == 0 for tensor in found.tensors)
+
+
+def test_every_integer_tensor_is_compared_for_every_image(quantized, certificate):
+    found, _ = certificate
+    names = {tensor.name for tensor in found.tensors}
+    made = {
+        layer.layer.name
+        for layer in quantized.layers
+        if getattr(layer, "output_variables", None) or layer.name.endswith("_image")
+    }
+    assert made <= names
+    assert all(t.codes_compared == 64 * int(np.prod(t.shape)) for t in found.tensors)
+
+
+def test_a_plain_run_gives_the_outputs_of_the_run_that_keeps_tensors(certificate):
+    found, _ = certificate
+    assert found.runtimes["xnnpack"].outputs_differing == 0
+
+
+def test_xnnpack_takes_the_network_in_one_piece(certificate):
+    found, _ = certificate
+    delegation = found.runtimes["xnnpack"].delegation
+    assert delegation.partitions == 1
+    # It leaves uint8 to int8, the first operator, to the runtime.
+    assert delegation.delegated == delegation.operators - 1
+
+
+def test_the_only_float_operator_is_the_last_one(certificate):
+    found, _ = certificate
+    assert found.float_operators == ["DEQUANTIZE classifier_float"]
+
+
+def test_the_json_says_what_the_certificate_says(certificate, exported):
+    found, written = certificate
+    _, report = exported
+    assert written == json.loads(json.dumps(found.to_dict()))
+    assert written["codes_differing"] == 0
+    assert written["sha256"] == report.sha256
+    assert written["bytes"] == report.bytes
+    assert written["gzip_bytes"] == report.gzip_bytes < report.bytes
+    assert set(written["versions"]) >= {"python", "ai-edge-litert", "tensorflow", "numpy"}
+    assert written["operators"] == report.operators
+    assert set(written["runtimes"]) == {"xnnpack", "builtin"}
+
+
+def test_top1_counts_right_classes(quantized, exported, images):
+    path, _ = exported
+    labels = np.argmax(quantized.predict(images.astype(np.float32), verbose=0), axis=1)
+    found = sat_tf.verify_tflite(quantized, path, images, labels)
+    assert found.top1["quantized"] == 1.0
+    assert found.top1["tflite"] == found.agreement
+
+
+def test_without_labels_there_is_no_top1(quantized, exported, images):
+    assert sat_tf.verify_tflite(quantized, exported[0], images[:2]).top1 == {}
+
+
+def test_one_wrong_integer_is_counted(quantized, exported, images, monkeypatch):
+    def wrong(graph, batch):
+        tensors = simulate(graph, batch)
+        tensors["stem_relu"] = tensors["stem_relu"].copy()
+        tensors["stem_relu"][0, 0, 0, 0] += 1
+        return tensors
+
+    monkeypatch.setattr(certificates, "simulate", wrong)
+    found = sat_tf.verify_tflite(quantized, exported[0], images[:2])
+    assert found.codes_differing == 1
+    assert [t.name for t in found.tensors if t.codes_differing] == ["stem_relu"]
+
+
+def test_float_streams_are_listed_and_the_integers_still_equal(
+    with_float_streams, images, tmp_path
+):
+    report = sat_tf.export_tflite(with_float_streams, tmp_path / "model.tflite")
+    sums = [name for name in report.float_operators if name.startswith("ADD ")]
+    assert len(sums) == 11  # at this width block 1 has a residual sum too
+    found = sat_tf.verify_tflite(with_float_streams, tmp_path / "model.tflite", images[:16])
+    assert found.codes_differing == 0
+    assert found.float_operators == report.float_operators
+
+
+def test_a_float_head_gives_the_logits_of_its_integer_features(quantized, images, tmp_path):
+    report = sat_tf.export_tflite(quantized, tmp_path / "model.tflite", float_head=True)
+    assert "FULLY_CONNECTED classifier" in report.float_operators
+    found = sat_tf.verify_tflite(quantized, tmp_path / "model.tflite", images)
+    assert found.codes_differing == 0
+    # Sums of 1280 float32 products in another order.
+    assert found.runtimes["xnnpack"].largest_float_difference < 1e-3
+
+
+def test_nan_outputs_are_never_right():
+    outputs = np.array([[np.nan, 1.0], [0.0, 1.0]])
+    found = certificates._top1(np.array([0, 1]), tflite=outputs)
+    assert found == {"tflite": 0.5}

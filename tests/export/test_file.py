@@ -1,0 +1,180 @@
+import contextlib
+import errno
+import os
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+import sat_tf
+from tests.export.zoo import Specimen, bottleneck, images_for, make_realistic, residual
+
+
+@pytest.fixture(scope="module")
+def model() -> keras.Model:
+    return Specimen(bottleneck, {}).quantized()
+
+
+@pytest.fixture(scope="module")
+def images(model) -> np.ndarray:
+    return images_for(model)
+
+
+@pytest.fixture(scope="module")
+def content(model, tmp_path_factory) -> bytes:
+    path = tmp_path_factory.mktemp("file") / "model.tflite"
+    sat_tf.export_tflite(model, path)
+    return path.read_bytes()
+
+
+@pytest.fixture
+def path(content, tmp_path) -> pathlib.Path:
+    (tmp_path / "model.tflite").write_bytes(content)
+    return tmp_path / "model.tflite"
+
+
+# -- writing -----------------------------------------------------------------------------------
+
+
+def test_the_report_describes_the_file(model, content, tmp_path):
+    report = sat_tf.export_tflite(model, str(tmp_path / "again.tflite"))
+    assert (tmp_path / "again.tflite").read_bytes() == content
+    assert report.path == str(tmp_path / "again.tflite")
+    assert report.bytes == len(content) > report.gzip_bytes
+    assert report.to_dict()["sha256"] == report.sha256
+
+
+@pytest.mark.parametrize("name", [".", "missing/model.tflite", "older.tflite/model.tflite"])
+def test_a_path_that_is_no_file_is_refused(name, model, tmp_path):
+    (tmp_path / "older.tflite").write_bytes(b"older")
+    with pytest.raises(ValueError, match=r"received a (folder|file in the folder).* expected"):
+        sat_tf.export_tflite(model, tmp_path / name)
+    assert os.listdir(tmp_path) == ["older.tflite"]
+    assert (tmp_path / "older.tflite").read_bytes() == b"older"
+
+
+def test_a_folder_that_is_not_writable_is_refused(model, tmp_path, monkeypatch):
+    # Permission bits do not stop root, who may be running this.
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ValueError, match=r"which is not writable, expected one that is"):
+        sat_tf.export_tflite(model, tmp_path / "model.tflite")
+    assert not os.listdir(tmp_path)
+
+
+def test_a_disk_that_fills_up_leaves_the_older_file(model, path, content, monkeypatch):
+    def write_half(self: pathlib.Path, data: bytes) -> None:
+        with open(self, "wb") as file:
+            file.write(data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(pathlib.Path, "write_bytes", write_half)
+    with pytest.raises(ValueError, match=r"\(No space left on device\), expected"):
+        sat_tf.export_tflite(model, path)
+    assert path.read_bytes() == content
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_arguments_in_the_wrong_order_are_named(model, tmp_path):
+    with pytest.raises(ValueError, match=r"path: received Functional, expected the name of a file"):
+        sat_tf.export_tflite(tmp_path / "model.tflite", model)
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: content[:4],
+        lambda content: content[:64],
+        lambda content: content[: len(content) // 2],
+        lambda content: content[:-1],
+        lambda content: np.random.default_rng(0).bytes(len(content)),
+        lambda content: content[:8] + np.random.default_rng(0).bytes(len(content) - 8),
+    ],
+    ids=["empty", "4 bytes", "64 bytes", "half", "all but one byte", "random", "random body"],
+)
+def test_a_damaged_file_is_named(damage, model, path, content, images):
+    path.write_bytes(damage(content))
+    with pytest.raises(ValueError, match=r"model.tflite: received a file that is not a TFLite"):
+        sat_tf.verify_tflite(model, path, images)
+
+
+def test_a_flipped_bit_is_named_or_changes_nothing(model, path, content, images):
+    # Some bits are padding. No other error than ValueError may come of the others.
+    for position in np.random.default_rng(3).integers(0, len(content), 40):
+        flipped = bytearray(content)
+        flipped[position] ^= 0x10
+        path.write_bytes(flipped)
+        with contextlib.suppress(ValueError):
+            assert sat_tf.verify_tflite(model, path, images[:1]).codes_differing == 0
+
+
+def test_the_file_of_another_tool_is_named(model, path, images):
+    path.write_bytes(tf.lite.TFLiteConverter.from_keras_model(bottleneck()).convert())
+    with pytest.raises(ValueError, match=r"that sat_tf.export_tflite did not write, expected one"):
+        sat_tf.verify_tflite(model, path, images)
+
+
+def test_the_file_of_another_model_is_named(path, images):
+    other = Specimen(residual(rectified=True), {}).quantized()
+    with pytest.raises(ValueError, match=r"received the file of another model(.|\n)*2 ADD"):
+        sat_tf.verify_tflite(other, path, images)
+
+
+@pytest.mark.parametrize("variable", ["clipping_level", "bias", "gamma", "depthwise_kernel"])
+def test_the_file_of_another_training_state_is_named(variable, path, images):
+    trained = Specimen(bottleneck, {}).quantized()
+    weight = [weight for weight in trained.weights if variable in weight.name][-1]
+    weight.assign(1.5 * weight + 1.0)
+    with pytest.raises(ValueError, match=r"or of another state of this one(.|\n)*export it again"):
+        sat_tf.verify_tflite(trained, path, images)
+
+
+@pytest.mark.parametrize("name", ["missing.tflite", ".", "missing/model.tflite"])
+def test_a_path_without_a_file_is_named(name, model, images, tmp_path):
+    with pytest.raises(ValueError, match=r"received the path of no file, expected a TFLite file"):
+        sat_tf.verify_tflite(model, tmp_path / name, images)
+
+
+def test_what_is_no_path_is_named(model, images):
+    with pytest.raises(ValueError, match=r"path: received NoneType, expected the name of a file"):
+        sat_tf.verify_tflite(model, None, images)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda images: images.astype(np.float32), r"received float32, expected uint8"),
+        (lambda images: images / 255.0, r"received float64, expected uint8"),
+        (lambda images: images[:, :5], r"received shape \(32, 5, 9, 3\), expected \(n, 8, 9, 3\)"),
+        (lambda images: images[0], r"received shape \(8, 9, 3\), expected .* batch dimension"),
+        (lambda images: images[:0], r"received none, expected at least one"),
+        (lambda images: None, r"received object, expected uint8"),
+    ],
+)
+def test_wrong_images_are_named(wrong, message, model, path, images):
+    with pytest.raises(ValueError, match=message):
+        sat_tf.verify_tflite(model, path, wrong(images))
+
+
+def test_everything_that_is_wrong_is_named_at_once(model, images, tmp_path):
+    with pytest.raises(ValueError, match=r"3 problems(.|\n)*no file(.|\n)*float64(.|\n)*labels"):
+        sat_tf.verify_tflite(model, tmp_path / "missing", images / 255.0, np.zeros(3))
+
+
+@pytest.mark.parametrize("name", [".", "missing/certificate.json"])
+def test_a_certificate_path_is_refused_before_anything_runs(name, model, path, images, tmp_path):
+    with pytest.raises(ValueError, match=r"received a (folder|file in the folder)"):
+        sat_tf.verify_tflite(model, path, images, certificate_path=tmp_path / name)
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_a_float_model_has_no_file(path, images):
+    model = bottleneck()
+    make_realistic(model)
+    with pytest.raises(ValueError, match=r"received a model without quantized layers"):
+        sat_tf.verify_tflite(model, path, images)

@@ -1,0 +1,121 @@
+import dataclasses
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.export.file import ExportReport
+from sat_tf.export.pipeline import deployed_graph
+from sat_tf.export.runtime import Runtime
+from sat_tf.export.structure import read_structure
+from tests.export.local import local_differences
+from tests.export.zoo import ZOO, Specimen, images_for
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """A model of the zoo with its file."""
+
+    specimen: Specimen
+    model: keras.Model
+    path: pathlib.Path
+    report: ExportReport
+
+    @property
+    def images(self) -> np.ndarray:
+        return images_for(self.model)
+
+
+def _export(specimen: Specimen, folder: pathlib.Path) -> Exported:
+    model, path = specimen.quantized(), folder / "model.tflite"
+    report = sat_tf.export_tflite(model, path, float_head=specimen.float_head)
+    return Exported(specimen, model, path, report)
+
+
+@pytest.fixture(scope="module", params=ZOO)
+def exported(request, tmp_path_factory) -> Exported:
+    return _export(ZOO[request.param], tmp_path_factory.mktemp(request.param))
+
+
+def test_xnnpack_computes_the_simulated_integers_of_every_model(exported):
+    found = sat_tf.verify_tflite(exported.model, exported.path, exported.images)
+    xnnpack = found.runtimes["xnnpack"]
+    assert xnnpack.codes_compared > 0
+    assert {t.name: t.codes_differing for t in xnnpack.tensors if t.codes_differing} == {}
+    assert xnnpack.outputs_differing == 0
+    # Products and sums of float32 in another order, where there are any.
+    assert xnnpack.largest_float_difference < 1e-4
+    # uint8 to int8 is left to the runtime; no other kernel, with another rounding, has a part.
+    delegation = xnnpack.delegation
+    assert (delegation.partitions, delegation.delegated) == (1, delegation.operators - 1)
+
+
+def test_the_file_has_the_expected_operators(exported):
+    expected = {"QUANTIZE": 1, "DEQUANTIZE": 1, **exported.specimen.operators}
+    assert exported.report.operators == expected
+    kinds = tuple(name.split()[0] for name in exported.report.float_operators)
+    assert kinds == exported.specimen.float_operators
+
+
+def test_only_what_was_never_observed_is_warned_of(exported):
+    assert bool(exported.report.warnings) == (not exported.specimen.calibrated)
+
+
+def test_each_operation_gives_the_codes_of_its_keras_layer(exported):
+    specimen = exported.specimen
+    graph = deployed_graph(exported.model, float_head=specimen.float_head)
+    differences = local_differences(exported.model, graph, exported.images)
+    assert differences
+    assert {d.tensor: d.largest for d in differences if d.largest > specimen.largest} == {}
+    # Where Keras does not round, as logits, a value between two codes may become either of them.
+    shares = {d.tensor: d.share for d in differences if d.rounded}
+    assert {name: share for name, share in shares.items() if share > specimen.differing} == {}
+
+
+@pytest.mark.parametrize("name", ["residual", "annotated_by_hand", "residual_float_streams"])
+def test_a_saved_and_loaded_model_has_the_same_file(name, tmp_path):
+    found = _export(ZOO[name], tmp_path)
+    found.model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert sat_tf.verify_tflite(loaded, found.path, found.images).codes_differing == 0
+    report = sat_tf.export_tflite(loaded, tmp_path / "again.tflite")
+    assert report.sha256 == found.report.sha256
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "average_pooling",
+        "dense_on_a_sequence",
+        "dilated_depthwise",
+        "flat_pixels_normalized",
+        "max_pooling",
+        "no_variance",
+        "pixels_to_one",
+        "preactivation",
+        "residual_rectified",
+        "softmax",
+        "sums_of_other_shapes",
+        "uneven_windows",
+        "zero_padding",
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Statistics for quantized inputs")
+def test_the_ordinary_converter_gives_the_classes_of_the_written_file(name, tmp_path):
+    found = _export(ZOO[name], tmp_path)
+    converter = tf.lite.TFLiteConverter.from_keras_model(sat_tf.export.to_keras(found.model))
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    content = converter.convert()
+    float_operators = read_structure(content, name).float_operators()
+    assert [operator.split()[0] for operator in float_operators] == ["QUANTIZE", "DEQUANTIZE"]
+    pixels = found.images * np.float32(found.specimen.policy.input_max / 255.0)
+    ordinary = Runtime(content, keep_tensors=False).run(pixels)
+    written = Runtime(found.path.read_bytes(), keep_tensors=False).run(found.images)
+    if "SOFTMAX" not in found.report.operators:  # the converter rounds probabilities
+        np.testing.assert_allclose(ordinary, written, rtol=1e-6)
+    # Rounded probabilities can be equal: the class is among the likeliest.
+    classes = np.argmax(written, axis=1)
+    assert np.all(ordinary[np.arange(len(classes)), classes] == np.max(ordinary, axis=1))

@@ -1,0 +1,778 @@
+"""Small models of many kinds, as users bring them, and what the export makes of each.
+
+Weights are random and nothing is trained, but normalizations are as hard as trained ones get: γ is
+negative, zero, next to zero and huge, some channels are dead, some biases are large.
+"""
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import tensorflow_model_optimization as tfmot
+import tf_keras as keras
+
+import sat_tf
+from sat_tf import BitPolicy
+from sat_tf.qat.layout import inner_layer
+
+layers = keras.layers
+ReLU, Dense = layers.ReLU, layers.Dense
+
+# Of the channels of every normalization, the first ones; the others are plain.
+_EXTREME_GAMMAS = (0.0, 1e-7, -1e-12, 40.0)
+
+
+def normalization(**settings) -> keras.layers.Layer:
+    return layers.BatchNormalization(**settings)
+
+
+def convolution(filters: int, size=3, **settings) -> keras.layers.Layer:
+    return layers.Conv2D(filters, size, **{"padding": "same", "use_bias": False, **settings})
+
+
+def depthwise(size=3, **settings) -> keras.layers.Layer:
+    return layers.DepthwiseConv2D(size, **{"padding": "same", "use_bias": False, **settings})
+
+
+@dataclasses.dataclass(frozen=True)
+class Specimen:
+    """A model of the zoo.
+
+    Attributes:
+        build: makes the float model.
+        operators: of the file; one QUANTIZE for the image and one DEQUANTIZE go without saying.
+        policy: how it is quantized.
+        float_operators: kinds of the operators that read or make float tensors, in order.
+        float_head: exported with a float head.
+        calibrated: whether clipping levels, statistics and ranges come from images.
+        annotated: the model is annotated by hand.
+        change: what is done to the quantized model before it is exported.
+        differing: share of a tensor's codes that may differ from Keras, as biases are integers.
+        largest: by how many codes they may differ.
+    """
+
+    build: Callable[[], keras.Model]
+    operators: Mapping[str, int]
+    policy: BitPolicy = dataclasses.field(default_factory=lambda: BitPolicy.mobile(4))
+    float_operators: tuple[str, ...] = ("DEQUANTIZE",)
+    float_head: bool = False
+    calibrated: bool = True
+    annotated: bool = False
+    change: Callable[[keras.Model], None] = lambda model: None
+    differing: float = 0.02
+    largest: int = 1
+
+    def quantized(self) -> keras.Model:
+        """The model as it is exported."""
+        keras.utils.set_random_seed(1)
+        model = self.build()
+        make_realistic(model)
+        if self.annotated:
+            scheme = sat_tf.SatQuantizeScheme(self.policy)
+            model = tfmot.quantization.keras.quantize_apply(model, scheme=scheme)
+        else:
+            model = sat_tf.quantize_model(model, self.policy)
+        if self.calibrated:
+            sat_tf.calibrate(model, images_for(model) * np.float32(self.policy.input_max / 255.0))
+        self.change(model)
+        return model
+
+
+def images_for(model: keras.Model, count: int = 32) -> np.ndarray:
+    """Random uint8 images."""
+    rng = np.random.default_rng(5)
+    return rng.integers(0, 256, (count, *model.input_shape[1:])).astype(np.uint8)
+
+
+def make_realistic(model: keras.Model) -> None:
+    """Gives a float model weights that are hard to export."""
+    rng = np.random.default_rng(1)
+    for layer in model.layers:
+        layer = getattr(layer, "layer", layer)  # inside an annotation
+        for variable in layer.weights:
+            name = variable.name.split("/")[-1].split(":")[0]
+            variable.assign(_realistic(name, tuple(variable.shape), rng))
+
+
+def _realistic(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    if name == "gamma":
+        gamma = rng.normal(1.0, 0.4, shape) * rng.choice([-1.0, 1.0], shape)
+        if len(gamma) > len(_EXTREME_GAMMAS):
+            gamma[: len(_EXTREME_GAMMAS)] = _EXTREME_GAMMAS
+        return gamma
+    if name == "moving_variance":
+        return rng.uniform(0.3, 2.0, shape)
+    if name == "bias":
+        return rng.normal(0.0, 1.0, shape) * rng.choice([0.1, 1.0, 20.0], shape)
+    if name in ("beta", "moving_mean"):
+        return rng.normal(0.0, 0.7, shape)
+    kernel = rng.normal(0.0, 1.0 / np.sqrt(np.prod(shape[:-1])), shape)
+    if len(shape) == 4 and shape[-1] > 1:
+        kernel[..., -1] = 0.0  # on grids with a zero this channel is dead, its variance zero
+    return kernel
+
+
+def set_clipping_levels(value: float) -> Callable[[keras.Model], None]:
+    """Sets all clipping levels of a model."""
+
+    def change(model: keras.Model) -> None:
+        for layer in model.layers:
+            if "clipping_level" in getattr(layer, "output_variables", {}):
+                layer.output_variables["clipping_level"].assign(value)
+
+    return change
+
+
+def scale_clipping_level(name: str, factor: float) -> Callable[[keras.Model], None]:
+    """Multiplies the clipping level of one layer."""
+
+    def change(model: keras.Model) -> None:
+        level = model.get_layer(f"quant_{name}").output_variables["clipping_level"]
+        level.assign(level * factor)
+
+    return change
+
+
+def forget_variances(model: keras.Model) -> None:
+    """Sets the moving variance of some channels to zero, as dead ones have it."""
+    for layer in map(inner_layer, model.layers):
+        if isinstance(layer, layers.BatchNormalization):
+            variance = layer.moving_variance.numpy()
+            variance[-2:] = 0.0
+            layer.moving_variance.assign(variance)
+
+
+# -- models ------------------------------------------------------------------------------------
+
+
+def chain(shape: tuple[int, ...], *rest: keras.layers.Layer) -> keras.Model:
+    return keras.Sequential([layers.Input(shape), *rest])
+
+
+def block(*rest: keras.layers.Layer) -> list[keras.layers.Layer]:
+    """Layers with a normalization and a rectifier behind each."""
+    return [part for layer in rest for part in (layer, normalization(), ReLU())]
+
+
+def head(classes: int = 4) -> list[keras.layers.Layer]:
+    return [layers.GlobalAveragePooling2D(), Dense(classes)]
+
+
+def windows(
+    shape: tuple[int, ...], size: int, stride: int, dilation: int = 1
+) -> Callable[[], keras.Model]:
+    """The same kernel with and without padding, beside each other."""
+
+    def build() -> keras.Model:
+        image = layers.Input(shape)
+        pooled = []
+        for padding in ("same", "valid"):
+            settings = {"strides": stride, "padding": padding, "dilation_rate": dilation}
+            x = layers.Conv2D(6, size, activation="relu", **settings)(image)
+            pooled.append(layers.GlobalAveragePooling2D()(x))
+        return keras.Model(image, Dense(3)(layers.Add()(pooled)))
+
+    return build
+
+
+def depthwise_windows() -> keras.Model:
+    return chain(
+        (15, 12, 4),
+        *block(depthwise(5), depthwise(3, strides=2, padding="valid"), depthwise(3, strides=2)),
+        *head(),
+    )
+
+
+def dilated_depthwise() -> keras.Model:
+    return chain(
+        (14, 15, 3),
+        *block(depthwise((5, 3), dilation_rate=2), depthwise(3, dilation_rate=3, padding="valid")),
+        layers.Flatten(),
+        Dense(3),
+    )
+
+
+def uneven_windows() -> keras.Model:
+    return chain(
+        (18, 19, 3),
+        *block(convolution(8, (1, 5), strides=(2, 1))),
+        layers.MaxPooling2D((3, 2), (1, 2), "same"),
+        *block(convolution(7, (4, 2), dilation_rate=(1, 3))),
+        layers.AveragePooling2D((1, 3), (2, 1)),
+        layers.Flatten(),
+        Dense(3),
+    )
+
+
+def depth_multiplier() -> keras.Model:
+    return chain(
+        (9, 9, 3),
+        *block(depthwise(depth_multiplier=2), depthwise(depth_multiplier=3, strides=2)),
+        *block(convolution(5, 1)),
+        *head(),
+    )
+
+
+def depth_multiplier_of_one_channel() -> keras.Model:
+    first = layers.DepthwiseConv2D(3, depth_multiplier=6, strides=2, activation="relu")
+    return chain((9, 10, 1), first, layers.Flatten(), Dense(3))
+
+
+def separable() -> keras.Model:
+    """A convolution and a depthwise separable one; only rectifiers enter linear layers."""
+    return chain((8, 9, 3), *block(convolution(8), depthwise(), convolution(8, 1)), *head())
+
+
+def bottleneck() -> keras.Model:
+    """The same with a linear bottleneck, whose codes are signed."""
+    linear = (convolution(8, 1), normalization())
+    return chain(
+        (8, 9, 3),
+        *block(convolution(8), depthwise()),
+        *linear,
+        *block(convolution(9, 1)),
+        *head(),
+    )
+
+
+def flat_pixels() -> keras.Model:
+    return chain((20,), Dense(12, activation="relu"), Dense(5))
+
+
+def flat_pixels_normalized() -> keras.Model:
+    return chain((20,), normalization(), *block(Dense(12), Dense(9)), Dense(5), normalization())
+
+
+def flattened() -> keras.Model:
+    return chain((6, 7, 1), layers.Flatten(), Dense(12, activation="relu"), Dense(5))
+
+
+def dense_on_pixels() -> keras.Model:
+    return chain((6, 5, 3), *block(Dense(8)), Dense(7, activation="relu"), *head())
+
+
+def dense_on_a_sequence() -> keras.Model:
+    return chain(
+        (6, 5, 3),
+        convolution(8),
+        layers.Reshape((30, 8)),
+        *block(Dense(8)),
+        Dense(6),
+        normalization(),
+        layers.Reshape((5, 6, 6)),
+        ReLU(),
+        *head(),
+    )
+
+
+def rectified_convolutions() -> keras.Model:
+    return chain(
+        (8, 8, 3),
+        layers.Conv2D(6, 3, activation="relu"),
+        layers.DepthwiseConv2D(3, activation="relu"),
+        layers.Conv2D(6, 1, activation=keras.activations.relu),
+        layers.Flatten(),
+        Dense(3),
+    )
+
+
+def normalizations_alone() -> keras.Model:
+    """Behind the image, behind a rectifier, behind each other and behind a pooling."""
+    return chain(
+        (8, 8, 6),
+        normalization(),
+        layers.Conv2D(8, 3, activation="relu"),
+        normalization(),
+        normalization(scale=False),
+        ReLU(),
+        convolution(8),
+        normalization(center=False, epsilon=1e-5),
+        layers.MaxPooling2D(),
+        ReLU(),
+        normalization(scale=False, center=False),
+        layers.Flatten(),
+        Dense(3, use_bias=False),
+    )
+
+
+def relu6() -> keras.Model:
+    return chain(
+        (8, 8, 3),
+        convolution(8),
+        normalization(),
+        ReLU(6.0),
+        convolution(8),
+        normalization(),
+        ReLU(max_value=1.0),
+        layers.Activation("relu6"),
+        *head(),
+    )
+
+
+def residual(*, rectified: bool) -> Callable[[], keras.Model]:
+    def build() -> keras.Model:
+        image = layers.Input((8, 9, 3))
+        x = ReLU()(normalization()(convolution(8)(image)))
+        wide = normalization(name="wide")(convolution(8, 1)(x))
+        x = layers.Add(name="first_sum")([normalization(name="deep")(convolution(8)(x)), wide])
+        x = ReLU()(x) if rectified else x
+        x = layers.Add()([x, normalization()(convolution(8)(x))])
+        x = ReLU()(x) if rectified else x
+        x = layers.GlobalAveragePooling2D()(x)
+        return keras.Model(image, Dense(4)(x))
+
+    return build
+
+
+def sum_with_image(*, rectified: bool) -> Callable[[], keras.Model]:
+    def build() -> keras.Model:
+        image = layers.Input((8, 9, 3))
+        x = layers.Add()([image, layers.Conv2D(3, 3, padding="same")(image)])
+        x = ReLU()(x) if rectified else x
+        x = ReLU()(normalization()(convolution(8)(x)))
+        return keras.Model(image, Dense(4)(layers.GlobalAveragePooling2D()(x)))
+
+    return build
+
+
+def sums_of_other_shapes() -> keras.Model:
+    """With itself, with its own mean in every pixel, and of vectors."""
+    image = layers.Input((7, 8, 3))
+    x = normalization()(convolution(8)(image))
+    x = layers.Add()([x, x])
+    x = layers.Add()([x, layers.GlobalAveragePooling2D(keepdims=True)(x)])
+    x = layers.Add()([layers.GlobalAveragePooling2D(keepdims=True)(x), x])
+    x = layers.GlobalAveragePooling2D()(x)
+    return keras.Model(image, Dense(3)(layers.Add()([x, Dense(8, activation="relu")(x)])))
+
+
+def preactivation() -> keras.Model:
+    image = layers.Input((8, 8, 3))
+    x = convolution(8)(image)
+    for _ in range(2):
+        y = convolution(8)(ReLU()(normalization()(x)))
+        x = layers.Add()([x, convolution(8)(ReLU()(normalization()(y)))])
+    x = layers.GlobalAveragePooling2D()(ReLU()(normalization()(x)))
+    return keras.Model(image, Dense(4)(x))
+
+
+def two_readers() -> keras.Model:
+    image = layers.Input((8, 8, 3))
+    x = ReLU()(normalization()(convolution(8)(image)))
+    coarse, fine = convolution(5, name="coarse")(x), convolution(5, name="fine")(x)
+    x = layers.Add()([normalization()(coarse), normalization()(fine)])
+    return keras.Model(image, Dense(4)(layers.GlobalAveragePooling2D()(ReLU()(x))))
+
+
+def max_pooling() -> keras.Model:
+    return chain(
+        (15, 17, 3),
+        layers.MaxPooling2D(2),
+        *block(convolution(8)),
+        layers.MaxPooling2D(3, 2, "same"),
+        convolution(8, 1),
+        normalization(),
+        layers.MaxPooling2D(2, 1),
+        convolution(6, 1),
+        *head(),
+    )
+
+
+def average_pooling() -> keras.Model:
+    return chain(
+        (9, 12, 3),
+        layers.AveragePooling2D(2),
+        *block(convolution(8)),
+        layers.AveragePooling2D((2, 3), (1, 2)),
+        convolution(8, 1),
+        normalization(),
+        layers.AveragePooling2D((3, 1), 1),
+        layers.AveragePooling2D(1, 2, "same"),
+        convolution(6, 1),
+        layers.Flatten(),
+        Dense(3),
+    )
+
+
+def pooled_features_convolved() -> keras.Model:
+    return chain(
+        (8, 8, 3),
+        *block(convolution(8)),
+        layers.GlobalAveragePooling2D(keepdims=True),
+        layers.Dropout(0.1),
+        layers.Conv2D(5, 1),
+        layers.Reshape((5,)),
+        layers.Softmax(),
+    )
+
+
+def zero_padding() -> keras.Model:
+    """As keras.applications pads, and a stream that is padded."""
+    return chain(
+        (9, 8, 4),
+        layers.ZeroPadding2D(((0, 1), (0, 1))),
+        convolution(8, strides=2, padding="valid"),
+        normalization(),
+        ReLU(6.0),
+        layers.ZeroPadding2D(1),
+        depthwise(strides=2, padding="valid"),
+        normalization(),
+        layers.ZeroPadding2D(((1, 0), (0, 2))),
+        *block(convolution(8)),
+        *head(),
+    )
+
+
+def classifier(end: Callable[[], list[keras.layers.Layer]]) -> Callable[[], keras.Model]:
+    return lambda: chain((8, 8, 3), *block(convolution(8)), *end())
+
+
+def pooled_softmax() -> list[keras.layers.Layer]:
+    return [layers.GlobalAveragePooling2D(), Dense(4, activation="softmax")]
+
+
+def softmax_of_pixels() -> keras.Model:
+    """A softmax over the channels, whose result is moved."""
+    return chain(
+        (6, 7, 3), *block(convolution(8)), layers.Conv2D(4, 1), layers.Softmax(), layers.Flatten()
+    )
+
+
+def output_sum() -> keras.Model:
+    image = layers.Input((8, 8, 3))
+    x = ReLU()(normalization()(convolution(8)(image)))
+    return keras.Model(image, layers.Add()([x, convolution(8, 1)(x)]))
+
+
+def by_hand() -> keras.Model:
+    annotate, config = tfmot.quantization.keras.quantize_annotate_layer, sat_tf.configs.LayerConfig
+    image = layers.Input((8, 8, 3))
+    x = annotate(convolution(8), config(weight_bits=8))(image)
+    x = annotate(ReLU())(annotate(normalization())(x))
+    y = annotate(convolution(8), config(weight_bits=2, activation_bits=3))(layers.MaxPooling2D()(x))
+    y = annotate(ReLU())(annotate(normalization())(y))
+    y = layers.GlobalAveragePooling2D()(y)  # not annotated: float
+    y = annotate(Dense(4), config(weight_bits=3, weight_grid="narrow"))(y)
+    return keras.Model(image, layers.Softmax()(y))
+
+
+def names_that_meet() -> keras.Model:
+    """Layers named like the tensors and constants that the export adds."""
+    image = layers.Input((8, 8, 3), name="x")
+    x = convolution(8, name="probabilities")(image)
+    x = ReLU(name="a/bias")(normalization(name="a/kernel")(x))
+    y = normalization(name="x_image_float")(convolution(8, name="a/kernel_", use_bias=True)(x))
+    x = convolution(5, 1, name="s_float")(layers.Add(name="s")([x, y]))
+    x = layers.Flatten(name="d_input")(layers.GlobalAveragePooling2D(name="d_image")(x))
+    x = normalization(name="d")(layers.Dropout(0.1, name="y_float")(x))
+    return keras.Model(image, Dense(4, activation="softmax", name="y")(x))
+
+
+# -- the zoo -----------------------------------------------------------------------------------
+
+_TWO_DENSE = {"FULLY_CONNECTED": 2}
+_CLASSIFIER = {"CONV_2D": 1, "MEAN": 1, "FULLY_CONNECTED": 1}
+_SEPARABLE = {"CONV_2D": 2, "DEPTHWISE_CONV_2D": 1, "MEAN": 1, "FULLY_CONNECTED": 1}
+_BOTTLENECK = {**_SEPARABLE, "CONV_2D": 3}
+_WINDOWS = {"CONV_2D": 2, "MEAN": 2, "ADD": 1, "FULLY_CONNECTED": 1}
+# Streams are summed at 8 bits. Before each linear layer that reads one, a depthwise convolution
+# gives it fewer; that of a vector stands between two reshapes.
+_RESIDUAL = {
+    "CONV_2D": 4,
+    "ADD": 2,
+    "MEAN": 1,
+    "DEPTHWISE_CONV_2D": 2,
+    "RESHAPE": 2,
+    "FULLY_CONNECTED": 1,
+}
+_PREACTIVATION = {
+    "CONV_2D": 5,
+    "DEPTHWISE_CONV_2D": 3,
+    "ADD": 2,
+    "MEAN": 1,
+    "FULLY_CONNECTED": 1,
+}
+
+
+def _windows() -> dict[str, Specimen]:
+    shapes = {1: (12, 13, 1), 2: (11, 16, 3), 3: (15, 10, 4)}
+    return {
+        f"kernel_{size}_stride_{stride}": Specimen(windows(shape, size, stride), _WINDOWS)
+        for size in (1, 3, 5, 7)
+        for stride, shape in shapes.items()
+    }
+
+
+def _grids() -> dict[str, Specimen]:
+    """Every grid at every width that fits int8; activations have as many bits."""
+    widths = {"dorefa": range(1, 8), "narrow": range(2, 9), "rounded": range(2, 8)}
+    zoo = {}
+    for grid, bits in [(grid, bits) for grid, every in widths.items() for bits in every]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # narrow at 2 bits trains badly
+            policy = BitPolicy.mobile(
+                bits,
+                weight_grid=grid,
+                first_last_weight_bits=None,
+                weight_range="channel" if bits % 2 else "layer",
+            )
+        zoo[f"{grid}_{bits}_bits"] = Specimen(
+            lambda: chain((6, 7, 3), *block(convolution(8), depthwise()), *head()),
+            {**_CLASSIFIER, "DEPTHWISE_CONV_2D": 1},
+            policy,
+        )
+    return zoo
+
+
+ZOO: dict[str, Specimen] = {
+    **_windows(),
+    **_grids(),
+    # Windows.
+    "dilated": Specimen(windows((16, 15, 3), 3, 1, dilation=3), _WINDOWS),
+    "depthwise": Specimen(
+        depthwise_windows, {"DEPTHWISE_CONV_2D": 3, "MEAN": 1, "FULLY_CONNECTED": 1}
+    ),
+    "dilated_depthwise": Specimen(
+        dilated_depthwise, {"DEPTHWISE_CONV_2D": 2, "RESHAPE": 1, "FULLY_CONNECTED": 1}
+    ),
+    "uneven_windows": Specimen(
+        uneven_windows,
+        {
+            "CONV_2D": 2,
+            "MAX_POOL_2D": 1,
+            "DEPTHWISE_CONV_2D": 1,
+            "RESHAPE": 1,
+            "FULLY_CONNECTED": 1,
+        },
+    ),
+    "depth_multiplier": Specimen(
+        depth_multiplier,
+        {"CONV_2D": 1, "DEPTHWISE_CONV_2D": 2, "MEAN": 1, "FULLY_CONNECTED": 1},
+    ),
+    "depth_multiplier_of_one_channel": Specimen(
+        depth_multiplier_of_one_channel,
+        {"DEPTHWISE_CONV_2D": 1, "RESHAPE": 1, "FULLY_CONNECTED": 1},
+    ),
+    # Dense layers.
+    "flat_pixels": Specimen(flat_pixels, _TWO_DENSE),
+    "flat_pixels_normalized": Specimen(
+        flat_pixels_normalized, {"DEPTHWISE_CONV_2D": 1, "RESHAPE": 2, "FULLY_CONNECTED": 3}
+    ),
+    "flattened": Specimen(flattened, {**_TWO_DENSE, "RESHAPE": 1}),
+    "dense_on_pixels": Specimen(dense_on_pixels, {"CONV_2D": 2, "MEAN": 1, "FULLY_CONNECTED": 1}),
+    "dense_on_a_sequence": Specimen(
+        dense_on_a_sequence,
+        {"CONV_2D": 3, "RESHAPE": 6, "DEPTHWISE_CONV_2D": 1, "MEAN": 1, "FULLY_CONNECTED": 1},
+    ),
+    # Normalizations and rectifiers.
+    "rectified_convolutions": Specimen(
+        rectified_convolutions,
+        {"CONV_2D": 2, "DEPTHWISE_CONV_2D": 1, "RESHAPE": 1, "FULLY_CONNECTED": 1},
+    ),
+    "normalizations_alone": Specimen(
+        normalizations_alone,
+        {
+            "CONV_2D": 2,
+            "DEPTHWISE_CONV_2D": 5,
+            "MAX_POOL_2D": 1,
+            "RESHAPE": 1,
+            "FULLY_CONNECTED": 1,
+        },
+    ),
+    "relu6": Specimen(
+        relu6, {"CONV_2D": 2, "DEPTHWISE_CONV_2D": 1, "MEAN": 1, "FULLY_CONNECTED": 1}
+    ),
+    "no_variance": Specimen(
+        # The statistics say that these channels are dead, which they are not.
+        bottleneck,
+        _BOTTLENECK,
+        change=forget_variances,
+        largest=64,
+    ),
+    # Bits.
+    "activations_of_8_bits": Specimen(
+        separable, _SEPARABLE, BitPolicy.mobile(2, activation_bits=8)
+    ),
+    "activations_of_1_bit": Specimen(separable, _SEPARABLE, BitPolicy.mobile(5, activation_bits=1)),
+    "bottleneck": Specimen(bottleneck, _BOTTLENECK),
+    "bottleneck_of_3_bits": Specimen(bottleneck, _BOTTLENECK, BitPolicy.mobile(3, stream_bits=3)),
+    "bottleneck_of_2_bits": Specimen(bottleneck, _BOTTLENECK, BitPolicy.mobile(2), differing=0.1),
+    "channels_of_their_own_range": Specimen(
+        bottleneck, _BOTTLENECK, BitPolicy.mobile(3, weight_range="channel", rescale="stddev")
+    ),
+    "pixels_to_one": Specimen(bottleneck, _BOTTLENECK, BitPolicy.mobile(4, input_max=1.0)),
+    "tiny_clipping_levels": Specimen(bottleneck, _BOTTLENECK, change=set_clipping_levels(1e-3)),
+    "huge_clipping_levels": Specimen(bottleneck, _BOTTLENECK, change=set_clipping_levels(1e6)),
+    "never_calibrated": Specimen(bottleneck, _BOTTLENECK, calibrated=False),
+    # Sums.
+    "residual": Specimen(residual(rectified=False), _RESIDUAL, differing=0.1),
+    "residual_rectified": Specimen(
+        residual(rectified=True),
+        {"CONV_2D": 4, "ADD": 2, "DEPTHWISE_CONV_2D": 1, "MEAN": 1, "FULLY_CONNECTED": 1},
+        differing=0.1,
+    ),
+    "residual_of_unequal_levels": Specimen(
+        residual(rectified=False),
+        _RESIDUAL,
+        change=scale_clipping_level("wide", 1e-2),
+        differing=0.1,
+    ),
+    "residual_with_a_branch_next_to_nothing": Specimen(
+        residual(rectified=False),
+        {**_RESIDUAL, "DEPTHWISE_CONV_2D": 3},  # one gives the branch the step of the sum
+        change=scale_clipping_level("wide", 1e-4),
+        largest=2,
+    ),
+    "sum_with_image": Specimen(sum_with_image(rectified=False), {**_SEPARABLE, "ADD": 1}),
+    "sum_with_image_rectified": Specimen(
+        sum_with_image(rectified=True), {**_CLASSIFIER, "CONV_2D": 2, "ADD": 1}
+    ),
+    "sums_of_other_shapes": Specimen(
+        sums_of_other_shapes,
+        {
+            "CONV_2D": 1,
+            "ADD": 4,
+            "MEAN": 3,
+            "DEPTHWISE_CONV_2D": 2,
+            "RESHAPE": 4,
+            "FULLY_CONNECTED": 2,
+        },
+        differing=0.1,
+    ),
+    "preactivation": Specimen(preactivation, _PREACTIVATION),
+    "preactivation_of_1_bit": Specimen(preactivation, _PREACTIVATION, BitPolicy.mobile(1)),
+    "two_readers": Specimen(
+        two_readers,
+        {"CONV_2D": 3, "DEPTHWISE_CONV_2D": 1, "ADD": 1, "MEAN": 1, "FULLY_CONNECTED": 1},
+        BitPolicy.mobile(
+            4, overrides={"coarse": {"activation_bits": 2}, "fine": {"activation_bits": 5}}
+        ),
+    ),
+    # Float streams.
+    "residual_float_streams": Specimen(
+        residual(rectified=False),
+        {
+            "CONV_2D": 4,
+            "ADD": 2,
+            "MEAN": 1,
+            "DEQUANTIZE": 4,
+            "MAXIMUM": 2,
+            "MINIMUM": 2,
+            "QUANTIZE": 3,
+            "FULLY_CONNECTED": 1,
+        },
+        BitPolicy.paper(3),
+        float_operators=(
+            *("DEQUANTIZE", "DEQUANTIZE", "ADD", "MAXIMUM", "MINIMUM", "QUANTIZE"),
+            *("DEQUANTIZE", "ADD", "MEAN", "MAXIMUM", "MINIMUM", "QUANTIZE", "DEQUANTIZE"),
+        ),
+    ),
+    "residual_rectified_float_streams": Specimen(
+        # Rectified sums are observed, and then integers.
+        residual(rectified=True),
+        {"CONV_2D": 4, "ADD": 2, "DEPTHWISE_CONV_2D": 1, "MEAN": 1, "FULLY_CONNECTED": 1},
+        BitPolicy.paper(5),
+    ),
+    "preactivation_float_streams": Specimen(
+        preactivation,
+        {
+            "CONV_2D": 5,
+            "DEPTHWISE_CONV_2D": 1,
+            "ADD": 4,
+            "MUL": 2,
+            "MAXIMUM": 1,
+            "MEAN": 1,
+            "DEQUANTIZE": 4,
+            "QUANTIZE": 3,
+            "FULLY_CONNECTED": 1,
+        },
+        BitPolicy.paper(4),
+        float_operators=(
+            *("DEQUANTIZE", "DEQUANTIZE", "ADD", "MUL", "ADD", "MAXIMUM", "QUANTIZE"),
+            *("DEQUANTIZE", "ADD", "MUL", "ADD", "QUANTIZE", "DEQUANTIZE"),
+        ),
+    ),
+    # Data movement.
+    "max_pooling": Specimen(
+        max_pooling,
+        {
+            "CONV_2D": 3,
+            "MAX_POOL_2D": 3,
+            "MEAN": 1,
+            "DEPTHWISE_CONV_2D": 1,
+            "RESHAPE": 2,
+            "FULLY_CONNECTED": 1,
+        },
+    ),
+    "average_pooling": Specimen(
+        average_pooling,
+        {"CONV_2D": 3, "DEPTHWISE_CONV_2D": 5, "RESHAPE": 1, "FULLY_CONNECTED": 1},
+    ),
+    "pooled_features_convolved": Specimen(
+        pooled_features_convolved,
+        {"CONV_2D": 2, "MEAN": 1, "RESHAPE": 1, "SOFTMAX": 1},
+        float_operators=("DEQUANTIZE", "SOFTMAX"),
+    ),
+    "zero_padding": Specimen(
+        zero_padding,
+        {"CONV_2D": 2, "DEPTHWISE_CONV_2D": 1, "PAD": 3, "MEAN": 1, "FULLY_CONNECTED": 1},
+    ),
+    # Ends.
+    "softmax": Specimen(
+        classifier(pooled_softmax),
+        {**_CLASSIFIER, "SOFTMAX": 1},
+        float_operators=("DEQUANTIZE", "SOFTMAX"),
+    ),
+    "softmax_of_pixels": Specimen(
+        softmax_of_pixels,
+        {"CONV_2D": 2, "SOFTMAX": 1, "RESHAPE": 1},
+        float_operators=("DEQUANTIZE", "SOFTMAX", "RESHAPE"),
+    ),
+    "float_head": Specimen(
+        bottleneck,
+        {**_BOTTLENECK, "DEQUANTIZE": 2},
+        float_operators=("DEQUANTIZE", "DEQUANTIZE", "FULLY_CONNECTED"),
+        float_head=True,
+    ),
+    "float_head_with_softmax": Specimen(
+        classifier(pooled_softmax),
+        {**_CLASSIFIER, "DEQUANTIZE": 2, "SOFTMAX": 1},
+        float_operators=("DEQUANTIZE", "DEQUANTIZE", "FULLY_CONNECTED", "SOFTMAX"),
+        float_head=True,
+    ),
+    "annotated_by_hand": Specimen(
+        by_hand,
+        {"CONV_2D": 2, "MAX_POOL_2D": 1, "MEAN": 1, "FULLY_CONNECTED": 1, "SOFTMAX": 1},
+        float_operators=("DEQUANTIZE", "SOFTMAX"),
+        annotated=True,
+    ),
+    "output_rectified": Specimen(classifier(list), {"CONV_2D": 1}),
+    "output_never_observed": Specimen(
+        lambda: chain((8, 8, 3), convolution(8), normalization(), ReLU(6.0)),
+        {"CONV_2D": 1},
+        calibrated=False,
+    ),
+    "output_pooled": Specimen(
+        classifier(lambda: [layers.GlobalAveragePooling2D()]), {"CONV_2D": 1, "MEAN": 1}
+    ),
+    "output_normalized": Specimen(classifier(lambda: [Dense(5), normalization()]), {"CONV_2D": 2}),
+    "output_sum": Specimen(output_sum, {"CONV_2D": 2, "DEPTHWISE_CONV_2D": 1, "ADD": 1}),
+    "output_moved": Specimen(
+        classifier(lambda: [layers.MaxPooling2D(), layers.Flatten()]),
+        {"CONV_2D": 1, "MAX_POOL_2D": 1, "RESHAPE": 1},
+    ),
+    "names_that_meet": Specimen(
+        names_that_meet,
+        {
+            "CONV_2D": 3,
+            "ADD": 1,
+            "DEPTHWISE_CONV_2D": 3,
+            "MEAN": 1,
+            "RESHAPE": 3,
+            "FULLY_CONNECTED": 1,
+            "SOFTMAX": 1,
+        },
+        float_operators=("DEQUANTIZE", "SOFTMAX"),
+    ),
+}
