@@ -1,0 +1,51 @@
+r"""Trains, evaluates or exports a low-bit image model from a YAML configuration.
+
+Without flags it trains on scikit-learn's handwritten digits, which takes minutes and downloads
+nothing:
+
+    python examples/train_imagenet.py
+    python examples/train_imagenet.py --config=configs/digits/mobilenet_v2_w2a2.yaml --seed=1
+    python examples/train_imagenet.py --set=stages.float.epochs=3 --set=data.shift_pixels=0
+    python examples/train_imagenet.py --mode=evaluate --run_dir=runs/digits_mobilenet_v2_w4a4
+"""
+
+import sys
+
+from absl import app, flags
+from rich.console import Console
+
+from sat_tf import cli
+from sat_tf.training import commands
+
+_CONFIG = flags.DEFINE_string("config", None, "YAML file of the run; default: the digits demo.")
+_SET = flags.DEFINE_multi_string(
+    "set", [], "One setting as key=value with a dotted key; can be given several times."
+)
+_RUN_DIR = flags.DEFINE_string(
+    "run_dir", None, "Where the files of the run are; default: runs/<name in the configuration>."
+)
+_MODE = flags.DEFINE_enum("mode", "train", ["train", "evaluate", "export"], "What to do.")
+_SEED = flags.DEFINE_integer("seed", None, "Wins over the seed in the configuration.")
+
+
+def _run() -> bool:
+    config = commands.load_config(_CONFIG.value, _SET.value, _SEED.value)
+    folder = commands.choose_folder(config, _RUN_DIR.value)
+    if _MODE.value == "train":
+        return commands.train(config, folder, Console())
+    if _MODE.value == "evaluate":
+        commands.evaluate(folder, Console())
+    else:
+        commands.export(folder, Console(), float_head=config.export.float_head)
+    return True
+
+
+def main(argv: list[str]) -> None:
+    """Runs what the flags ask for."""
+    if len(argv) > 1:
+        raise app.UsageError(f"received {argv[1:]}, expected flags such as --config=FILE.")
+    sys.exit(cli.report_errors(_run))
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,54 @@
+"""The metrics of a run, epoch by epoch, and their CSV file."""
+
+import csv
+import dataclasses
+import io
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EpochMetrics:
+    """One row of the metrics file.
+
+    Attributes:
+        stage: "float" or "quantized".
+        epoch: counted from 1 in each stage.
+        learning_rate: at the last step of the epoch.
+        loss: mean over the epoch's training batches, weight decay included.
+        train_top1: share of training images classified rightly, in [0, 1], while weights change.
+        held_out_top1: the same of the held-out images, after the epoch.
+        seconds: wall-clock time of the epoch, held-out images included.
+    """
+
+    stage: str
+    epoch: int
+    learning_rate: float
+    loss: float
+    train_top1: float
+    held_out_top1: float
+    seconds: float
+
+
+COLUMNS = tuple(field.name for field in dataclasses.fields(EpochMetrics))
+
+
+def to_csv(rows: list[EpochMetrics]) -> str:
+    """The rows as a CSV file with a header line.
+
+    >>> row = EpochMetrics(
+    ...     stage="float", epoch=1, learning_rate=0.1, loss=2.5, train_top1=0.25,
+    ...     held_out_top1=0.5, seconds=1.25,
+    ... )
+    >>> print(to_csv([row]))
+    stage,epoch,learning_rate,loss,train_top1,held_out_top1,seconds
+    float,1,0.1,2.5,0.25,0.5,1.25
+    <BLANKLINE>
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for row in rows:
+        writer.writerow(
+            f"{value:.6g}" if isinstance(value, float) else value
+            for value in dataclasses.astuple(row)
+        )
+    return text.getvalue()

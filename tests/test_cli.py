@@ -1,0 +1,301 @@
+"""The command line: what it answers without TensorFlow, and one small run from end to end."""
+
+import csv
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tf_keras as keras
+
+from sat_tf import cli, models
+from sat_tf.training import run_folder
+from sat_tf.training.config_file import read_config
+from tests.training.small import small_float_model
+
+TINY = """
+name: tiny
+seed: 0
+data: {name: digits, options: {image_size: 8, test_fraction: 0.85}, shift_pixels: 1}
+model: {name: mobilenet_v1, options: {width_multiplier: 0.25, stem_stride: 1}}
+stages:
+  float: {epochs: 2, batch_size: 32, base_learning_rate: 0.08, warmup_epochs: 1}
+  quantized: {epochs: 1, warmup_epochs: 0}
+calibration: {num_images: 64}
+export: {verify_images: 20}
+"""
+
+# Runs the command line in a process of its own, and prints which heavy libraries it loaded.
+PROBE = """
+import sys
+from sat_tf import cli
+try:
+    status = cli.main(sys.argv[1:])
+except SystemExit as end:
+    status = end.code
+heavy = {"tensorflow", "tf_keras", "matplotlib", "sklearn"}
+print(*sorted(heavy & set(sys.modules)), file=sys.stderr)
+print("loaded above", file=sys.stderr)
+sys.exit(status)
+"""
+
+
+def run_alone(*arguments):
+    return subprocess.run(
+        [sys.executable, "-c", PROBE, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--help"], "compare a TFLite file with its model"),
+        (["train", "--help"], "sat-tf train --set stages.float.epochs=3"),
+        (["evaluate", "--help"], "sat-tf evaluate runs/digits_mobilenet_v2_w4a4"),
+        (["export", "--help"], "--float_head"),
+        (["verify", "--help"], "Exit status 1 if any differs"),
+        (["--version"], "sat-tf 0."),
+    ],
+)
+def test_help_and_version_load_no_tensorflow(arguments, expected):
+    done = run_alone(*arguments)
+    assert done.returncode == 0
+    assert expected in " ".join(done.stdout.split())
+    assert done.stderr == "\nloaded above\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "expected"),
+    [
+        (["train", "--config", "nothing.yaml"], 2, "nothing.yaml: No such file or directory"),
+        (["train", "--set", "data.name=cifar"], 2, "data.name='cifar': expected the name of a"),
+        (["train", "--set", "stages.float.learnig_rate=1"], 2, "base_learning_rate"),
+        (["train", "--run_dir", "/dev/null/run"], 2, "/dev/null is a file"),
+        (["train", "--seed", "-1"], 2, "expected an integer in [0, 4294967296)"),
+        (["evaluate", "nowhere"], 2, "nowhere: has no config.yaml, quantized.keras; expected"),
+        (["export", "nowhere"], 2, "nowhere: has no quantized.keras; expected"),
+        (["verify", "nowhere.keras"], 2, "nowhere.keras: not found; expected"),
+        (["verify", "."], 2, "has no quantized.keras, model.tflite, config.yaml; expected"),
+        (["fly"], 2, "invalid choice: 'fly'"),
+        ([], 2, "COMMAND"),
+    ],
+)
+def test_bad_input_is_answered_without_tensorflow_or_a_traceback(
+    arguments, status, expected, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    done = run_alone(*arguments)
+    assert done.returncode == status
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.endswith("\n\nloaded above\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def build_small(name, *, image_size, num_classes, **_):
+    assert (name, image_size) == ("mobilenet_v1", 8)
+    return small_float_model(num_classes)
+
+
+@pytest.fixture(scope="module")
+def tiny_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    config = folder / "tiny.yaml"
+    config.write_text(TINY)
+    run_dir = folder / "run"
+    # A whole MobileNet takes half a minute to compile; the slow tests of the demo have one.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(models, "build", build_small)
+        assert cli.main(["train", "--config", str(config), "--run_dir", str(run_dir)]) == 0
+    return run_dir
+
+
+def read_json(path):
+    return json.loads(path.read_text())
+
+
+def test_a_run_leaves_every_file_and_no_other(tiny_run):
+    assert sorted(path.name for path in tiny_run.iterdir()) == sorted(run_folder.FILES)
+
+
+def test_the_config_in_the_run_folder_is_the_resolved_one(tiny_run):
+    config = read_config(tiny_run / "config.yaml")
+    assert config == read_config(tiny_run.parent / "tiny.yaml")
+    assert "clipping_gradient: calibrated" in (tiny_run / "config.yaml").read_text()
+
+
+def test_the_metrics_have_a_row_for_every_epoch_of_both_stages(tiny_run):
+    with (tiny_run / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["stage"], row["epoch"]) for row in rows] == [
+        ("float", "1"),
+        ("float", "2"),
+        ("quantized", "1"),
+    ]
+    assert all(0 <= float(row["held_out_top1"]) <= 1 for row in rows)
+
+
+def test_the_results_agree_with_metrics_and_certificate_and_no_code_differs(tiny_run):
+    results = read_json(tiny_run / "results.json")
+    certificate = read_json(tiny_run / "certificate.json")
+    with (tiny_run / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert results["float_top1"] == pytest.approx(float(rows[1]["held_out_top1"]), abs=1e-5)
+    assert results["codes_differing"] == certificate["codes_differing"] == 0
+    assert results["codes_compared"] == certificate["codes_compared"] > 0
+    assert certificate["num_images"] == results["verified_images"] == 20
+    assert results["file_bytes"] == (tiny_run / "model.tflite").stat().st_size
+
+
+def test_both_models_load_with_nothing_but_the_package(tiny_run):
+    for name, bits in (("float", None), ("quantized", 4)):
+        model = keras.models.load_model(tiny_run / f"{name}.keras")
+        layer = model.get_layer("quant_pointwise")
+        assert layer.quantize_config.weights.num_bits == bits
+        assert model.optimizer is None
+
+
+def test_evaluate_prints_the_top1_of_the_results(tiny_run, capsys):
+    assert cli.main(["evaluate", str(tiny_run)]) == 0
+    share = read_json(tiny_run / "results.json")["quantized_top1"]
+    assert f"held-out top-1 {100 * share:.2f} %" in capsys.readouterr().out
+
+
+def test_export_writes_the_same_file_again_and_another_one_with_a_float_head(tiny_run, tmp_path):
+    again, head = tmp_path / "again.tflite", tmp_path / "head.tflite"
+    assert cli.main(["export", str(tiny_run), "--out", str(again)]) == 0
+    assert again.read_bytes() == (tiny_run / "model.tflite").read_bytes()
+    assert cli.main(["export", str(tiny_run), "--out", str(head), "--float_head"]) == 0
+    assert head.read_bytes() != again.read_bytes()
+
+
+def test_verify_proves_a_run_folder_again(tiny_run, tmp_path, capsys):
+    certificate = tmp_path / "proof.json"
+    assert cli.main(["verify", str(tiny_run), "--certificate", str(certificate)]) == 0
+    assert "0 of" in capsys.readouterr().out
+    fresh, first = read_json(certificate), read_json(tiny_run / "certificate.json")
+    assert fresh["images_sha256"] == first["images_sha256"]
+    assert fresh["codes_compared"] == first["codes_compared"]
+
+
+def test_verify_takes_a_model_and_a_file_with_given_or_random_images(tiny_run, tmp_path):
+    copy = tmp_path / "model.tflite"
+    copy.write_bytes((tiny_run / "model.tflite").read_bytes())
+    pair = [str(tiny_run / "quantized.keras"), str(copy)]
+    assert cli.main(["verify", *pair]) == 0
+    assert read_json(tmp_path / "certificate.json")["num_images"] == 64
+    np.save(tmp_path / "pixels.npy", np.full((3, 8, 8, 3), 7, np.uint8))
+    assert cli.main(["verify", *pair, "--images", str(tmp_path / "pixels.npy")]) == 0
+    assert read_json(tmp_path / "certificate.json")["num_images"] == 3
+
+
+def test_verify_exits_with_1_where_a_code_differs(tiny_run, monkeypatch, capsys):
+    import sat_tf
+
+    class Tensor:
+        name, codes_differing = "block_1/output", 2
+
+    class Different:
+        codes_compared, codes_differing, tensors = 100, 2, [Tensor]
+
+    monkeypatch.setattr(sat_tf, "verify_tflite", lambda *_, **__: Different, raising=False)
+    assert cli.main(["verify", str(tiny_run)]) == 1
+    printed = capsys.readouterr().out
+    assert "2 of 100 codes differ" in " ".join(printed.split())
+    assert "block_1/output: 2" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["verify", "{run}", "{run}/certificate.json"], "certificate.json"),
+        (["verify", "{run}/quantized.keras"], "without a TFLite file"),
+        (["verify", "{run}/quantized.keras", "{run}/none.tflite"], "none.tflite: not found"),
+        (["verify", "{run}/model.tflite", "{run}/model.tflite"], "expected a Keras model"),
+        (["verify", "{run}", "--images", "{run}/config.yaml"], "expected an .npy file of images"),
+        (["export", "{run}", "--out", "{run}/no/where.tflite"], "where.tflite"),
+        (["evaluate", "{run}/.."], "has no config.yaml"),
+    ],
+)
+def test_files_that_do_not_fit_are_answered_without_a_traceback(
+    tiny_run, arguments, expected, capsys
+):
+    assert cli.main([word.format(run=tiny_run) for word in arguments]) == 2
+    assert expected in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("model.options.width_multiplier=-1", "width_multiplier: received -1; expected a finite"),
+        ("data.options.image_size=9", "image_size: received 9; expected a positive multiple"),
+        ("stages.float.batch_size=5000", "stages.float.batch_size=5000: expected at most"),
+        ("policy.overrides={conv_*: {weight_bits: 8}}", "conv_*"),
+    ],
+)
+def test_what_only_data_or_model_can_refuse_leaves_no_files(tmp_path, override, expected, capsys):
+    config = tmp_path / "tiny.yaml"
+    config.write_text(TINY)
+    run_dir = tmp_path / "run"
+    arguments = ["train", "--config", str(config), "--run_dir", str(run_dir), "--set", override]
+    assert cli.main(arguments) == 2
+    assert expected in capsys.readouterr().err
+    assert not run_dir.exists()
+
+
+def test_training_that_breaks_is_an_error_and_leaves_whole_files_only(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(models, "build", build_small)
+    config = tmp_path / "tiny.yaml"
+    config.write_text(TINY)
+    arguments = ["train", "--config", str(config), "--run_dir", str(tmp_path / "run")]
+    assert cli.main([*arguments, "--set", "stages.float.base_learning_rate=1e30"]) == 2
+    assert "float stage, epoch" in capsys.readouterr().err
+    left = {path.name for path in (tmp_path / "run").iterdir()}
+    assert left <= {"config.yaml", "environment.json", "metrics.csv"}
+
+
+def test_ctrl_c_ends_with_a_line_and_status_130(capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    assert cli.report_errors(interrupted) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_an_error_without_a_traceback(capsys):
+    def full():
+        raise OSError(28, "No space left on device", "runs/one/metrics.csv")
+
+    assert cli.report_errors(full) == 2
+    assert "No space left on device: 'runs/one/metrics.csv'" in capsys.readouterr().err
+
+
+def test_the_package_runs_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "sat_tf", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("sat-tf 0.")
+
+
+def test_an_error_of_the_program_itself_keeps_its_traceback():
+    def broken():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        cli.report_errors(broken)
+
+
+def test_without_a_config_and_a_folder_a_run_is_the_demo_in_runs():
+    from sat_tf.training import commands
+
+    config = commands.load_config()
+    assert config.name == "digits_mobilenet_v2_w4a4"
+    assert commands.choose_folder(config, None).path == pathlib.Path("runs") / config.name

@@ -1,0 +1,87 @@
+import pathlib
+
+import pytest
+
+from sat_tf.training.config_file import parse_config, read_config
+from sat_tf.training.demo import DEMO
+from sat_tf.training.errors import RunError
+
+CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
+SMALLEST = "{name: small, data: {name: digits}, model: {name: mobilenet_v2}}"
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_config_is_valid_and_named_after_its_file(path):
+    assert read_config(path).name == f"{path.parent.name}_{path.stem}"
+
+
+def test_the_demo_is_the_shipped_config_of_its_name():
+    assert (CONFIGS / "digits" / "mobilenet_v2_w4a4.yaml").read_text() == DEMO
+
+
+@pytest.mark.parametrize("text", ["4e-5", "4.0e-5", "4E-5", "0.00004", "+4e-5"])
+def test_a_number_with_an_exponent_needs_no_point(text):
+    config = parse_config(SMALLEST, [f"stages.float.weight_decay={text}"])
+    assert config.stages.float.weight_decay == 4e-5
+
+
+def test_a_key_given_twice_is_an_error_with_its_line():
+    with pytest.raises(RunError, match=r"line 3, column 1: the key 'seed' stands here twice"):
+        parse_config("name: small\nseed: 1\nseed: 2\n")
+
+
+def test_broken_yaml_is_an_error_of_one_line_with_its_place(tmp_path):
+    path = tmp_path / "broken.yaml"
+    path.write_text("name: small\ndata: {name: digits\n")
+    with pytest.raises(RunError, match=r"broken\.yaml: not valid YAML; line 3, column 1") as error:
+        read_config(path)
+    assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", "digits", "3"])
+def test_a_file_without_keys_is_an_error(text):
+    with pytest.raises(RunError, match="expected a mapping with keys such as"):
+        parse_config(text)
+
+
+def test_a_file_that_is_not_there_is_an_error_with_its_name(tmp_path):
+    with pytest.raises(RunError, match=r"nothing\.yaml: No such file or directory"):
+        read_config(tmp_path / "nothing.yaml")
+
+
+def test_a_folder_is_no_config(tmp_path):
+    with pytest.raises(RunError, match="Is a directory"):
+        read_config(tmp_path)
+
+
+def test_a_binary_file_is_no_config(tmp_path):
+    path = tmp_path / "model.tflite"
+    path.write_bytes(b"\x80\x81\xff")
+    with pytest.raises(RunError, match="expected a readable YAML file"):
+        read_config(path)
+
+
+def test_overrides_win_over_the_file_and_later_ones_over_earlier_ones():
+    config = parse_config(
+        SMALLEST,
+        ["seed=1", "stages.float.epochs=7", "seed=2", "model.options.rectifier_max=null"],
+    )
+    assert (config.seed, config.stages.float.epochs) == (2, 7)
+    assert config.model.options == {"rectifier_max": None}
+    assert parse_config(SMALLEST, ["seed=1"], seed=3).seed == 3
+
+
+def test_bad_overrides_are_reported_with_everything_else():
+    with pytest.raises(RunError) as error:
+        parse_config(SMALLEST, ["seed", "=3", "a..b=1", "seed.low=1", "seed=[", "name.part=x"])
+    text = str(error.value)
+    for received in ("'seed'", "'=3'", "'a..b=1'"):
+        assert f"{received}: expected key=value, such as stages.float.epochs=3." in text
+    assert "'seed=[': the value is not valid YAML" in text
+    assert "'name.part=x': name is 'small', expected a mapping to set a key in." in text
+    assert "seed={'low': 1}: expected an integer" in text
+
+
+def test_a_key_that_is_no_word_is_a_problem_like_any_other():
+    with pytest.raises(RunError, match="1 problem"):
+        parse_config("{name: small, data: {name: digits}, model: {name: mobilenet_v2}, 3: 4}")

@@ -1,0 +1,77 @@
+import json
+import pathlib
+
+import pytest
+
+from sat_tf.training import run_folder
+from sat_tf.training.errors import RunError
+from sat_tf.training.run_folder import RunFolder
+
+
+def test_checking_a_folder_that_is_not_there_leaves_no_trace(tmp_path):
+    RunFolder(tmp_path / "runs" / "one").check_writable()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_checking_a_folder_that_is_there_leaves_no_trace(tmp_path):
+    RunFolder(tmp_path).check_writable()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("below", ["", "runs/one"])
+def test_a_file_in_the_way_is_named(tmp_path, below):
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(RunError, match=rf"{file} is a file; expected .* --run_dir"):
+        RunFolder(file / below).check_writable()
+
+
+@pytest.mark.parametrize("place", ["/proc/runs", "/dev/null/runs"])
+def test_a_place_that_cannot_be_written_to_is_named(place):
+    if not pathlib.Path(place).parts[1:] or not pathlib.Path(place).parent.exists():
+        pytest.skip("this system has no such place")
+    with pytest.raises(RunError, match=f"run folder {place}: "):
+        RunFolder(pathlib.Path(place)).check_writable()
+
+
+def test_a_second_run_keeps_the_files_of_the_first(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    for text in ("first", "second", "third"):
+        folder.start()
+        folder.write_text(run_folder.CONFIG, text)
+        if text == "first":
+            folder.write_text(run_folder.METRICS, text)
+    (folder.path / "notes.txt").write_text("mine")
+    assert folder.file(run_folder.CONFIG).read_text() == "third"
+    assert (folder.path / "earlier-1" / run_folder.CONFIG).read_text() == "first"
+    assert (folder.path / "earlier-1" / run_folder.METRICS).read_text() == "first"
+    assert (folder.path / "earlier-2" / run_folder.CONFIG).read_text() == "second"
+    assert not folder.file(run_folder.METRICS).exists()
+
+
+def test_files_of_others_stay_where_they_are(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    RunFolder(tmp_path).start()
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_text_that_cannot_be_written_leaves_the_old_one_and_nothing_else(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.write_text(run_folder.CONFIG, "old")
+    with pytest.raises(UnicodeEncodeError):
+        folder.write_text(run_folder.CONFIG, "new \ud800")
+    assert folder.file(run_folder.CONFIG).read_text() == "old"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_json_reads_back(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.write_json(run_folder.RESULTS, {"top1": 0.5, "name": "ü"})
+    assert json.loads(folder.file(run_folder.RESULTS).read_text()) == {"top1": 0.5, "name": "ü"}
+
+
+def test_all_missing_files_are_named_at_once(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.write_text(run_folder.CONFIG, "")
+    with pytest.raises(RunError, match=r"has no quantized\.keras, model\.tflite; expected"):
+        folder.require(run_folder.CONFIG, run_folder.QUANTIZED_MODEL, run_folder.TFLITE_MODEL)
