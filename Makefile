@@ -1,0 +1,56 @@
+# `make` lists what there is to do. All of it happens in a virtual environment of its own.
+
+VENV ?= .venv
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+.PHONY: demo
+demo: $(VENV)/installed ## Train, quantize, export and verify a digits model; minutes, no data to download
+	$(BIN)/python examples/train_imagenet.py
+
+.PHONY: test
+test: lint types unit ## Lint, type check and test
+
+.PHONY: lint
+lint: $(VENV)/installed-test ## Check style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+.PHONY: types
+types: $(VENV)/installed-test ## Check types
+	$(BIN)/mypy
+
+.PHONY: unit
+unit: $(VENV)/installed-test ## Run the fast tests
+	$(BIN)/python -m pytest
+
+.PHONY: test-slow
+test-slow: $(VENV)/installed-test ## Run the tests that take minutes each
+	$(BIN)/python -m pytest -m slow
+
+.PHONY: bench
+bench: $(VENV)/installed ## Measure the cost of a training step
+	$(BIN)/python benchmarks/step_time.py
+
+.PHONY: clean
+clean: ## Remove the virtual environment and the caches, but no runs
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build *.egg-info
+
+# The stamps make an installation happen once, and again when what it installs has changed.
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "sat-tf needs Python 3.11: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: setup.py pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/installed-test: setup.py pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	@touch $@ $(VENV)/installed
