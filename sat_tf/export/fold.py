@@ -37,7 +37,7 @@ class ChannelCodes:
         codes: integers, output channels on the last axis.
         steps: positive, one a channel.
         bias: real values, one a channel.
-        center: what Ξ x usually is, as far as a normalization knows; else 0.
+        center: what Ξ x usually is, as far as a normalization or an observed range knows; else 0.
         spread: the standard deviation from that; else infinite.
     """
 
@@ -51,6 +51,14 @@ class ChannelCodes:
     def unseen(cls, codes: np.ndarray, steps: np.ndarray, bias: np.ndarray) -> "ChannelCodes":
         """A linear layer of whose values nothing is known."""
         return cls(codes, steps, bias, np.zeros(steps.size), np.full(steps.size, np.inf))
+
+    def seen_within(self, low: float, high: float) -> "ChannelCodes":
+        """The same, known to give values from `low` to `high`, where nothing better is known."""
+        unknown = np.isinf(self.spread)
+        center = np.where(unknown, (low + high) / 2.0 - self.bias, self.center)
+        # The ends are two standard deviations away.
+        spread = np.where(unknown, (high - low) / 4.0, self.spread)
+        return dataclasses.replace(self, center=center, spread=spread)
 
 
 def fold(linear: ChannelCodes, norm: Affine) -> ChannelCodes:

@@ -1,5 +1,7 @@
 """From a quantized Keras model to a graph with real biases."""
 
+import dataclasses
+
 import numpy as np
 import tf_keras as keras
 
@@ -160,7 +162,11 @@ class _Tracer:
         if node.name == self.float_head and isinstance(form, LinearForm):
             return TensorForm(self.builder.real_product(form, name, _shape(node)))
         if isinstance(wrapper.quantize_config.output, RangeObserver):
-            codes = storage.range_codes(*self._range(node, form))
+            low, high = self._range(node, form)
+            codes = storage.range_codes(low, high)
+            if isinstance(form, LinearForm):
+                channels = form.channels.seen_within(low, high)
+                form = dataclasses.replace(form, channels=channels)
         elif queries.clips(node):
             codes = storage.quantizer_codes(
                 wrapper, unit_free=queries.is_unit_free(self.network, node)

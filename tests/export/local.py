@@ -5,8 +5,9 @@ import dataclasses
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.export.graph import Codes, Graph
+from sat_tf.export.graph import Codes, Graph, Linear, Operation, Reshape
 from sat_tf.export.simulator import run_operation
+from sat_tf.export.steps import requantization_multipliers
 from sat_tf.qat import registry
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.network import Network
@@ -19,12 +20,15 @@ class Difference:
     Attributes:
         tensor: which tensor it makes.
         rounded: whether Keras has these codes too; else it has the values before rounding.
+        unit: output codes of one unit of the integer sum, in the coarsest channel of a linear
+            operation: rounding a bias may cost half of it, and so many codes that differ.
         largest: the largest difference, in codes.
         share: of codes that differ.
     """
 
     tensor: str
     rounded: bool
+    unit: float
     largest: int
     share: float
 
@@ -36,10 +40,14 @@ def local_differences(model: keras.Model, graph: Graph, images: np.ndarray) -> l
     """
     real = keras_tensors(model, images * graph.image_step)
     known, unrounded, found = {graph.image: images}, set(), []
+    units: dict[str, float] = {}
     for operation in graph.operations:
         inputs = [known[name] for name in operation.inputs]
         computed = run_operation(operation, graph, *inputs)
         name, codes = operation.output, graph.tensors[operation.output].codes
+        units[name] = _coarsest_unit(graph, operation)
+        if isinstance(operation, Reshape):
+            units[name] = units.get(operation.inputs[0], 0.0)
         known[name] = computed
         follows = bool(unrounded.intersection(operation.inputs))
         if follows:
@@ -58,8 +66,15 @@ def local_differences(model: keras.Model, graph: Graph, images: np.ndarray) -> l
         if not follows:
             # int8 itself saturates one code below the lowest of a signed stream.
             off = np.abs(np.maximum(computed, -127) - np.maximum(expected, -127))
-            found.append(Difference(name, rounded, int(np.max(off)), float(np.mean(off > 0))))
+            share = float(np.mean(off > 0))
+            found.append(Difference(name, rounded, units[name], int(np.max(off)), share))
     return found
+
+
+def _coarsest_unit(graph: Graph, operation: Operation) -> float:
+    if not isinstance(operation, Linear) or graph.is_float(operation):
+        return 0.0
+    return float(np.max(requantization_multipliers(graph, operation)))
 
 
 def keras_tensors(model: keras.Model, images: np.ndarray) -> dict[str, np.ndarray]:
