@@ -26,7 +26,6 @@ from sat_tf.training.environment import describe_environment
 from sat_tf.training.errors import RunError
 from sat_tf.training.results import Results
 from sat_tf.training.run_folder import RunFolder
-from sat_tf.training.snapping import snap_biases
 from sat_tf.training.stage import Run, batch_size_problems, held_out_top1, train_stage
 from sat_tf.wholefile import written_whole
 
@@ -127,7 +126,7 @@ def run_stage(run: Run, name: str, start: keras.Model, file: str) -> tuple[keras
     if name == "quantized":
         # A model without an integer form is saved as it is; the export then says what it lacks.
         with contextlib.suppress(ValueError):
-            snap_biases(model)
+            sat_tf.export.snap_biases(model)
     with written_whole(run.folder.file(file)) as temporary:
         model.save(temporary)
     top1 = held_out_top1(model, run.images)

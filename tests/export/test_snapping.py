@@ -3,8 +3,8 @@ import pytest
 from ai_edge_litert.interpreter import Interpreter
 
 import sat_tf
+from sat_tf.export import snap_biases
 from sat_tf.training.regularization import with_weight_decay
-from sat_tf.training.snapping import snap_biases
 from tests.training.small import small_float_model, small_images, small_quantized_model
 
 

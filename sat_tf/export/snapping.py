@@ -12,9 +12,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.export import steps
-from sat_tf.export.constants import settle_constants
 from sat_tf.export.graph import Graph, Linear
-from sat_tf.export.trace import trace
+from sat_tf.export.pipeline import graph_with_real_biases
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.network import Network, Node
 
@@ -22,8 +21,9 @@ from sat_tf.qat.network import Network, Node
 def snap_biases(model: keras.Model) -> None:
     """Moves every bias of a quantized model, in place, to the nearest one an integer file can hold.
 
-    What moves is β of the BatchNormalization behind a linear layer, or the layer's own bias where
-    there is none. Layers with neither stay as they are.
+    Call it when training is done, before the top-1 is measured: nearly all codes of the model are
+    then those of its file. What moves is β of the BatchNormalization behind a linear layer, or the
+    layer's own bias where there is none. Layers with neither stay as they are.
 
     Args:
         model: a model quantized by sat-tf.
@@ -31,9 +31,7 @@ def snap_biases(model: keras.Model) -> None:
     Raises:
         ValueError: the model has no integer form; lists every problem.
     """
-    graph = trace(model)
-    for stage in (steps.upscale, settle_constants, steps.floor_steps):
-        graph = stage(graph)
+    graph = graph_with_real_biases(model)
     snapped = steps.snap_biases(graph)
     network = Network(model)
     nodes = {inner_layer(node.layer).name: node for node in network}
