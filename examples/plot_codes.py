@@ -29,6 +29,8 @@ _READER = flags.DEFINE_string("rectifier", "block_5_expand_relu", "A rectifier o
 _DATA = flags.DEFINE_string("data", "digits", "Images by name.")
 _OUTPUT = flags.DEFINE_string("output", "codes.png", "Where to write the picture.")
 
+_REAL_COLOR, _CODE_COLOR = "#9db7d5", "#c1440e"
+
 
 def _find(model: keras.Model, name: str) -> QuantizedLayer:
     names = [layer.layer.name for layer in model.layers if isinstance(layer, QuantizedLayer)]
@@ -48,6 +50,7 @@ def main(argv: list[str]) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
     _draw_weights(left, linear)
     _draw_activations(right, model, rectifier, images)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
     with written_whole(pathlib.Path(_OUTPUT.value)) as temporary:
         figure.savefig(temporary, dpi=120)
     print(f"wrote {_OUTPUT.value} (sat-tf {sat_tf.__version__})")
@@ -60,16 +63,14 @@ def _draw_weights(axes: plt.Axes, layer: QuantizedLayer) -> None:
     clamped = np.ravel(quantizer.clamp(layer.layer.kernel))
     codes = np.ravel(integer_kernel(layer)[0])
     values, counts = np.unique(codes, return_counts=True)
-    axes.hist(clamped, bins=120, range=(-1, 1), color="#9db7d5", label="clamped weights")
+    axes.hist(clamped, bins=120, range=(-1, 1), color=_REAL_COLOR, label="before quantization")
     axes.set_xlabel("clamped weight")
     axes.set_ylabel("weights in a bin")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.35, 1.0), frameon=False)
     twin = axes.twinx()
     top = np.max(np.abs(codes))
-    twin.vlines(values / top, 0, counts, color="#c1440e", linewidth=3, label="codes")
+    twin.vlines(values / top, 0, counts, color=_CODE_COLOR, linewidth=3, label="codes")
     twin.set_ylabel("weights with a code")
     twin.set_ylim(bottom=0)
-    twin.legend(loc="upper center", bbox_to_anchor=(0.7, 1.0), frameon=False)
     axes.set_title(f"{layer.layer.name}: {values.size} codes of {quantizer.num_bits} bits")
 
 
@@ -85,7 +86,7 @@ def _draw_activations(
     codes = np.ravel(keras.Model(model.input, layer.output)(images.astype(np.float32)))
     levels = 2**quantizer.num_bits - 1
     values, counts = np.unique(np.rint(codes * levels / level), return_counts=True)
-    axes.hist(real, bins=160, range=(-level, 1.6 * level), color="#9db7d5", label="real values")
+    axes.hist(real, bins=160, range=(-level, 1.6 * level), color=_REAL_COLOR)
     axes.axvline(level, color="black", linestyle="--", linewidth=1)
     axes.annotate(
         f" clipping\n level {level:.2f}", (level, 0.6), xycoords=("data", "axes fraction"), va="top"
@@ -94,14 +95,7 @@ def _draw_activations(
     axes.set_ylabel("values in a bin")
     twin = axes.twinx()
     shown = values > 0  # code 0 holds all that the rectifier cuts off, and would hide the rest
-    twin.vlines(
-        values[shown] * level / levels,
-        0,
-        counts[shown],
-        color="#c1440e",
-        linewidth=3,
-        label="codes",
-    )
+    twin.vlines(values[shown] * level / levels, 0, counts[shown], color=_CODE_COLOR, linewidth=3)
     twin.set_ylim(bottom=0)
     twin.set_ylabel("values with a code above 0")
     share = counts[values == 0].sum() / counts.sum()

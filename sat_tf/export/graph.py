@@ -122,7 +122,7 @@ class Linear(Operation):
         kind: which one.
         kernel: integer codes, laid out as `LinearKind` says.
         steps: step of each output channel's codes.
-        bias: one number an output channel: real values until `bias.snap`, then integers of
+        bias: one number an output channel: real values until `steps.snap_biases`, then integers of
             steps · input step.
         center: what y - bias usually is; 0 where nothing is known.
         spread: its standard deviation; infinite where nothing is known.

@@ -18,11 +18,14 @@ def deployed_graph(model: keras.Model, *, float_head: bool = False) -> Graph:
     Raises:
         ValueError: the model has no integer form; lists every problem with its fix.
     """
-    return steps.snap_biases(graph_with_real_biases(model, float_head=float_head))
+    graph = trained_graph(model, float_head=float_head)
+    for stage in (settle_constants, steps.floor_steps, steps.snap_biases):
+        graph = stage(graph)
+    return graph
 
 
-def graph_with_real_biases(model: keras.Model, *, float_head: bool = False) -> Graph:
-    """The same before the last stage: its biases are still the trained ones.
+def trained_graph(model: keras.Model, *, float_head: bool = False) -> Graph:
+    """The same graph before anything of the model is rounded: trace, fold and upscale.
 
     Args:
         model: a model quantized by sat-tf.
@@ -31,7 +34,4 @@ def graph_with_real_biases(model: keras.Model, *, float_head: bool = False) -> G
     Raises:
         ValueError: the model has no integer form; lists every problem with its fix.
     """
-    graph = trace(model, float_head=float_head)
-    for stage in (steps.upscale, settle_constants, steps.floor_steps):
-        graph = stage(graph)
-    return graph
+    return steps.upscale(trace(model, float_head=float_head))

@@ -1,65 +1,97 @@
-"""Biases of a trained model on the grid of its integer file.
+"""A trained model moved to where its integer file is.
 
-An integer file holds biases as multiples of input step · weight step; rounding them is all that
-makes a phone compute other numbers than the trained model. In a deep network of few bits these
-differences do not stay small: a code that flips in an early layer flips others behind it, and in
-the end the logits differ as if the model had been quantized anew. With the biases on that grid
-before top-1 is measured, the model that is measured is the model that is shipped.
+An integer file holds biases as multiples of input step · weight step, and the channels that hardly
+vary get another step for it (`constants`); this is nearly all that makes a phone compute other
+numbers than the trained model. In a deep network of few bits these differences do not stay small: a
+code that flips in an early layer flips others behind it, and in the end the logits differ as if the
+model had been quantized anew. With the model itself moved to that grid before top-1 is measured, the
+model that is measured is, but for ties, the model that is shipped.
 """
 
 import numpy as np
-import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.export import steps
-from sat_tf.export.graph import Graph, Linear
-from sat_tf.export.pipeline import graph_with_real_biases
+from sat_tf.export import queries
+from sat_tf.export.graph import Graph, Linear, Reshape
+from sat_tf.export.pipeline import deployed_graph, trained_graph
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.network import Network, Node
 
 
 def snap_biases(model: keras.Model) -> None:
-    """Moves every bias of a quantized model, in place, to the nearest one an integer file can hold.
+    """Moves every bias of a quantized model, in place, to the one its integer file will hold.
 
-    Call it when training is done, before the top-1 is measured: nearly all codes of the model are
-    then those of its file. What moves is β of the BatchNormalization behind a linear layer, or the
-    layer's own bias where there is none. Layers with neither stay as they are.
+    Call it when training is done, before the top-1 is measured. What moves is β of the
+    BatchNormalization behind a linear layer, or the layer's own bias where there is none; layers
+    with neither stay as they are. Where the file gives a channel another step, γ follows it:
+
+        γ <- ratio · γ,   β <- bias' - ratio · (bias - β),   ratio = step' / step
+
+    with bias the constant of the whole channel, statistics included, and ' for the file's. Without
+    a γ, the constant is moved so that it is right where the channel usually is.
 
     Args:
-        model: a model quantized by sat-tf.
+        model: a model quantized by sat-tf. A file with a float head holds the last layer's bias as
+            it is; that of `snap_biases` is then just another one, half a unit away at most.
 
     Raises:
         ValueError: the model has no integer form; lists every problem.
     """
-    graph = graph_with_real_biases(model)
-    snapped = steps.snap_biases(graph)
+    trained, deployed = trained_graph(model), deployed_graph(model)
     network = Network(model)
     nodes = {inner_layer(node.layer).name: node for node in network}
-    for exact, rounded in zip(graph.operations, snapped.operations, strict=True):
+    shaped = {
+        operation.inputs[0]: operation.output
+        for operation in trained.operations
+        if isinstance(operation, Reshape)
+    }
+    for exact, rounded in zip(trained.operations, deployed.operations, strict=True):
         if not isinstance(exact, Linear) or not isinstance(rounded, Linear):
             continue
-        if exact.output in nodes and not graph.is_float(exact):
-            bias = _bias_variable(network, nodes[exact.output])
-            if bias is not None:
-                bias.assign_add(_change(graph, exact, rounded).astype(np.float32))
+        node = nodes.get(exact.output) or nodes.get(shaped.get(exact.output, ""))
+        if node is not None and not trained.is_float(exact):
+            holder = _bias_holder(network, node)
+            if holder is not None:
+                _move(holder, trained, exact, rounded)
 
 
-def _change(graph: Graph, exact: Linear, rounded: Linear) -> np.ndarray:
-    """What rounding adds to each bias, in real values."""
+def _move(holder: keras.layers.Layer, graph: Graph, exact: Linear, rounded: Linear) -> None:
+    """Gives a layer the constants, and where it has a γ the slopes, of its file."""
+    unit = graph.codes(exact.output).unit
+    ratio = _step_ratio(exact, rounded)
+    bias = exact.bias * unit
     source = float(graph.codes(exact.inputs[0]).step)
-    units = source * rounded.steps.astype(np.float64)
-    return np.asarray((rounded.bias * units - exact.bias) * graph.codes(exact.output).unit)
+    moved = rounded.bias * source * rounded.steps.astype(np.float64) * unit
+    if isinstance(holder, keras.layers.BatchNormalization):
+        beta = holder.beta.numpy().astype(np.float64)
+        if holder.gamma is None:
+            holder.beta.assign(beta + (moved - bias) + (ratio - 1.0) * exact.center * unit)
+        else:
+            holder.gamma.assign(holder.gamma.numpy() * ratio)
+            holder.beta.assign(moved - ratio * (bias - beta))
+    else:
+        old = holder.bias.numpy().astype(np.float64)
+        holder.bias.assign(old + (moved - bias) + (ratio - 1.0) * exact.center * unit)
 
 
-def _bias_variable(network: Network, node: Node) -> tf.Variable | None:
-    """The variable that adds to a tensor directly: the last one before its quantizer."""
+def _step_ratio(exact: Linear, rounded: Linear) -> np.ndarray:
+    """The file's step over the trained one, a channel; 1 where it no longer has the same codes."""
+    same = np.all(exact.kernel == rounded.kernel, axis=exact.inner_axes)
+    seen = np.any(exact.kernel != 0, axis=exact.inner_axes)
+    return np.where(same & seen, rounded.steps.astype(np.float64) / exact.steps, 1.0)
+
+
+def _bias_holder(network: Network, node: Node) -> keras.layers.Layer | None:
+    """The layer whose β or bias adds to a tensor directly: the last one before its quantizer."""
     while True:
         layer = inner_layer(node.layer)
         if isinstance(layer, keras.layers.BatchNormalization):
-            return layer.beta
+            return layer if layer.beta is not None else None
         if getattr(layer, "bias", None) is not None:
-            return layer.bias
-        # Only a rectifier or a quantizer may stand between the sum and the tensor.
+            return layer
+        # Only a rectifier may stand between the sum and the tensor, and nothing that has codes.
         if layer.weights or len(node.inputs) != 1:
             return None
         node = network[node.inputs[0]]
+        if queries.output_quantizer(node) is not None:
+            return None
