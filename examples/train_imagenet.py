@@ -1,7 +1,8 @@
 r"""Trains, evaluates or exports a low-bit image model from a YAML configuration.
 
 Without flags it trains on scikit-learn's handwritten digits, which takes minutes and downloads
-nothing:
+nothing. What else it can train on stands under `data.name` in the configurations: so far digits and
+glyphs.
 
     python examples/train_imagenet.py
     python examples/train_imagenet.py --config=configs/digits/mobilenet_v2_w2a2.yaml --seed=1
@@ -33,10 +34,11 @@ def _run() -> bool:
     folder = commands.choose_folder(config, _RUN_DIR.value)
     if _MODE.value == "train":
         return commands.train(config, folder, Console())
+    commands.refuse_settings(_MODE.value, overrides=_SET.value, seed=_SEED.value)
     if _MODE.value == "evaluate":
         commands.evaluate(folder, Console())
     else:
-        commands.export(folder, Console(), float_head=config.export.float_head)
+        commands.export(folder, Console())
     return True
 
 

@@ -16,8 +16,8 @@ from sat_tf.version import __version__
 
 if TYPE_CHECKING:
     from sat_tf import export as export
-    from sat_tf.export.certificate import verify_tflite as verify_tflite
     from sat_tf.export.file import export_tflite as export_tflite
+    from sat_tf.export.verification import verify_tflite as verify_tflite
     from sat_tf.qat import configs as configs
     from sat_tf.qat.calibrate import calibrate as calibrate
     from sat_tf.qat.policy import BitPolicy as BitPolicy
@@ -36,7 +36,7 @@ _HOMES = {
     "quantize_model": "sat_tf.qat.scheme",
     "quantize_scope": "sat_tf.qat.scheme",
     "requantize": "sat_tf.qat.requantize",
-    "verify_tflite": "sat_tf.export.certificate",
+    "verify_tflite": "sat_tf.export.verification",
 }
 
 __all__ = [*_HOMES, "__version__"]

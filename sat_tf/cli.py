@@ -128,7 +128,9 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("run_dir", metavar="RUN_DIR", help="folder of a finished run")
     export.add_argument("--out", metavar="FILE", help="default: RUN_DIR/model.tflite")
     export.add_argument(
-        "--float_head", action="store_true", help="keep the last layer float, so its logits exact"
+        "--float_head",
+        action=argparse.BooleanOptionalAction,
+        help="keep the last layer float, so its logits exact; default: as the run's config says",
     )
 
     verify = _add(

@@ -32,6 +32,9 @@ def fan_out(kernel_shape: Sequence[int], layer_kind: str) -> int:
         layer_kind: "Conv2D", "Conv1D", "Dense" or "DepthwiseConv2D"; "conv", "depthwise" and
             "dense" do as well.
 
+    Returns:
+        n̂, at least 1.
+
     Raises:
         ValueError: unknown kind, or a shape that is not such a kernel's.
 
@@ -55,7 +58,20 @@ def fan_out(kernel_shape: Sequence[int], layer_kind: str) -> int:
 def rescale_factor(
     weights: tf.Tensor, fan_out: int, method: str = "constant", latent: tf.Tensor | None = None
 ) -> tf.Tensor:
-    """The positive constant by which `rescale_weights` multiplies; float32 scalar, no gradient.
+    """The constant c by which `rescale_weights` multiplies.
+
+    c = 1 / sqrt(n̂ mean(Q²)) ("constant", Eq. 5 and 8), sqrt(mean(W²) / mean(Q²)) ("stddev",
+    Eq. 18) or 1 ("none"). It is positive and finite whatever the weights are: the means leave NaN
+    and infinite weights out, and where a mean is 0, c is 1.
+
+    Args:
+        weights: quantized or clamped weights Q, any shape.
+        fan_out: the layer's n̂ (see `fan_out`).
+        method: "constant", "stddev" or "none".
+        latent: the latent weights W, for "stddev" only.
+
+    Returns:
+        A float32 scalar that carries no gradient.
 
     Raises:
         ValueError: as in `rescale_weights`.
@@ -76,7 +92,8 @@ def rescale_factor(
                 "or use method='constant'."
             )
         factor = tf.sqrt(_mean_square(latent) / mean_square)
-    return tf.stop_gradient(tf.where(mean_square > 0.0, factor, 1.0))
+    usable = tf.math.is_finite(factor) & (factor > 0.0)
+    return tf.stop_gradient(tf.where(usable, factor, 1.0))
 
 
 def rescale_weights(
@@ -88,13 +105,17 @@ def rescale_weights(
     c = sqrt(mean(W²) / mean(Q²)) ("stddev", Eq. 18), or c = 1 ("none"); means over the whole
     layer, not centred. Backward: dQ = c dQ*; c carries no gradient.
 
-    Computed in float32, returned in the type of `weights`. All-zero weights keep c = 1.
+    Computed in float32, returned in the type of `weights`. All-zero weights keep c = 1. NaN and
+    infinite weights stay what they are, and have no part in c.
 
     Args:
-        weights: quantized or clamped weights, any shape.
+        weights: quantized or clamped weights Q, any shape; float32, float16 or bfloat16.
         fan_out: the layer's n̂ (see `fan_out`).
         method: "constant", "stddev" or "none".
         latent: the latent weights W, for "stddev" only.
+
+    Returns:
+        Q*, shaped and typed like `weights`.
 
     Raises:
         ValueError: unknown method, "stddev" without latent weights, or a fan_out below 1.
@@ -108,4 +129,7 @@ def rescale_weights(
 
 
 def _mean_square(values: tf.Tensor) -> tf.Tensor:
-    return tf.reduce_mean(tf.square(tf.cast(values, tf.float32)))
+    squares = tf.square(tf.cast(values, tf.float32))
+    finite = tf.math.is_finite(squares)
+    count = tf.reduce_sum(tf.cast(finite, tf.float32))
+    return tf.reduce_sum(tf.where(finite, squares, 0.0)) / tf.maximum(count, 1.0)

@@ -64,7 +64,7 @@ class Typeface:
         if not self._path.is_file():
             raise FileNotFoundError(
                 f"{self._path}: received no such file; expected the face {name} that ships with "
-                "matplotlib; install matplotlib from PyPI"
+                "matplotlib; install matplotlib again"
             )
         # The basic layout, because the other one depends on libraries outside Pillow.
         self._font = ImageFont.truetype(

@@ -7,8 +7,16 @@ from collections.abc import Collection
 import numpy as np
 
 from sat_tf.export import graph as ir
-from sat_tf.export.forms import Form, LinearForm, MeanForm, SumForm, TensorForm, identity
-from sat_tf.export.graph import Codes, LinearKind, Pointwise, Tensor
+from sat_tf.export.forms import (
+    Form,
+    LinearForm,
+    MeanForm,
+    SumForm,
+    TensorForm,
+    identity,
+    window_mean,
+)
+from sat_tf.export.graph import WHOLE, Codes, LinearKind, Pointwise, Tensor
 
 # XNNPACK leaves a sum to other kernels, with another rounding, where a step of what it adds is
 # less than 2^-10 of its own. A summand of 2^-9 still counts hundredths of an output code.
@@ -56,6 +64,8 @@ class GraphBuilder:
             return self._quantize(real, codes, name, shape)
         if isinstance(form, TensorForm):
             form = identity(form.source, shape[-1])
+        if isinstance(form, MeanForm) and not self._means_saturate(form.source, codes):
+            form = self._mean_as_linear(form)
         if isinstance(form, LinearForm):
             return self._linear(form, codes, name, shape)
         sources = form.sources
@@ -103,6 +113,17 @@ class GraphBuilder:
         )
         return self.add(operation, shape, None)
 
+    def _means_saturate(self, source: str, codes: Codes) -> bool:
+        """Whether MEAN itself makes these codes: it clips where int8 does, and nowhere else."""
+        read = self.tensors[source].codes
+        negative = read is None or read.lowest < read.zero_point
+        return codes.unit == 1.0 and codes.highest == 127 and (codes.lowest == -128 or not negative)
+
+    def _mean_as_linear(self, form: MeanForm) -> LinearForm:
+        """The same mean as one window of a depthwise convolution."""
+        rows, columns, channels = self._shape(form.source)
+        return window_mean(form.source, channels, (rows, columns), WHOLE)
+
     def _shape(self, name: str) -> tuple[int, ...]:
         return self.tensors[name].shape
 
@@ -112,10 +133,11 @@ class GraphBuilder:
             raise TypeError(f"{name}: a linear layer reads a float tensor.")
         read, written = form.source, name
         # Convolutions want rows and columns; those of other tensors are 1x1 and work on any.
-        as_image = form.kind is not LinearKind.FULLY_CONNECTED and len(shape) != 3
-        if as_image:
+        on_images = form.kind is not LinearKind.FULLY_CONNECTED
+        if on_images and len(source.shape) != 3:
             read = self.between(f"{name}_input")
             self.move(ir.Reshape((form.source,), read), _image(source.shape))
+        if on_images and len(shape) != 3:
             written = self.between(f"{name}_image")
         operation = ir.Linear(
             (read,),
@@ -128,8 +150,8 @@ class GraphBuilder:
             spread=form.channels.spread / codes.unit,
             window=form.window,
         )
-        self.add(operation, _image(shape) if as_image else shape, codes)
-        if as_image:
+        self.add(operation, _image(shape) if written != name else shape, codes)
+        if written != name:
             self.move(ir.Reshape((written,), name), shape)
         return name
 

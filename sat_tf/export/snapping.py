@@ -2,10 +2,10 @@
 
 An integer file holds biases as multiples of input step · weight step, and the channels that hardly
 vary get another step for it (`constants`); this is nearly all that makes a phone compute other
-numbers than the trained model. In a deep network of few bits these differences do not stay small: a
-code that flips in an early layer flips others behind it, and in the end the logits differ as if the
-model had been quantized anew. With the model itself moved to that grid before top-1 is measured, the
-model that is measured is, but for ties, the model that is shipped.
+numbers than the trained model. In a deep network of few bits these differences do not stay small:
+a code that flips in an early layer flips others behind it, and in the end the logits differ as if
+the model had been quantized anew. With the model itself moved to that grid before top-1 is
+measured, the model that is measured is, but for ties, the model that is shipped.
 """
 
 import numpy as np

@@ -243,9 +243,13 @@ def _take(sample: _Sample, tensor: tf.Tensor, name: str) -> None:
             f"{name}: received NaN or infinite activations, expected finite ones; check the "
             "images, and the weights and statistics of the layers before it."
         )
-    # Evenly spread over the batch, at a stride that no image size or channel count divides.
-    stride = max(values.size // _VALUES_PER_BATCH, 1) | 1
-    sample.values.append(values[::stride])
+    if values.size > _VALUES_PER_BATCH:
+        # At random: an even stride would meet some channels again and again, and others never.
+        chosen = np.random.default_rng(len(sample.values)).integers(
+            0, values.size, _VALUES_PER_BATCH
+        )
+        values = values[chosen]
+    sample.values.append(values)
     sample.largest = max(sample.largest, largest)
 
 

@@ -9,7 +9,7 @@ import tf_keras as keras
 
 from sat_tf.messages import did_you_mean, list_problems
 from sat_tf.qat import registry
-from sat_tf.qat.policy import PER_LAYER_FIELDS, BitPolicy, check_fields, plain_numbers
+from sat_tf.qat.policy import PER_LAYER_FIELDS, BitPolicy, check_fields, plain_numbers, warn_of
 from sat_tf.qat.quantizers import (
     DorefaQuantizer,
     PactQuantizer,
@@ -52,6 +52,7 @@ class LayerConfig(tfmot.quantization.keras.QuantizeConfig):
         if problems:
             raise ValueError(list_problems("LayerConfig", problems))
         self.fields = known
+        warn_of(known)
 
     @classmethod
     def from_policy(cls, policy: BitPolicy) -> "LayerConfig":

@@ -1,6 +1,6 @@
 """The layout transform: builds the quantized Keras model that a placement describes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -135,17 +135,31 @@ def _keep_function(model: keras.Model, name: str, placement: Placement) -> None:
         factor = config.weights.factor(clamped, variable).numpy()
         gain.assign(np.reshape(maximum / factor, gain.shape))
         return
+    norms = [model.get_layer(_name_of(norm, placement)) for norm in placement.norms_behind[name]]
+    divide_output(layer, maximum, [inner_layer(norm) for norm in norms])
+
+
+def divide_output(
+    layer: keras.layers.Layer,
+    divisor: np.ndarray,
+    norms: Sequence[keras.layers.BatchNormalization],
+) -> None:
+    """Makes up for a kernel that arrives divided: the layer's bias follows, and what is behind it.
+
+    Args:
+        layer: a linear layer whose kernel has been divided.
+        divisor: above 0, broadcastable to the kernel, equal along all but its channel axes.
+        norms: the normalizations that read the layer's output; they give the old output again.
+    """
     # In the order of the layer's output channels: the kernel's last axes are its channels.
-    channels = (
-        kernel.shape[-2:] if isinstance(layer, keras.layers.DepthwiseConv2D) else kernel.shape[-1:]
-    )
-    divisor = np.broadcast_to(maximum.reshape(maximum.shape[-len(channels) :]), channels).reshape(
-        -1
-    )
+    shape = getattr(layer, registry.kernel_name(layer)).shape
+    channels = shape[-2:] if isinstance(layer, keras.layers.DepthwiseConv2D) else shape[-1:]
+    divisor = np.broadcast_to(divisor.reshape(divisor.shape[-len(channels) :]), channels)
+    divisor = divisor.reshape(-1)
     if getattr(layer, "bias", None) is not None:
         layer.bias.assign(layer.bias.numpy() / divisor)
-    for norm_name in placement.norms_behind[name]:
-        _divide_statistics(inner_layer(model.get_layer(_name_of(norm_name, placement))), divisor)
+    for norm in norms:
+        _divide_statistics(norm, divisor)
 
 
 def _divide_statistics(norm: keras.layers.BatchNormalization, divisor: np.ndarray) -> None:

@@ -15,6 +15,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import tf_keras as keras
+
 from sat_tf.core.rescale import fan_out
 from sat_tf.messages import list_problems
 from sat_tf.qat import registry
@@ -273,8 +275,14 @@ class _Placer:
             if stream_bits is not None and not float_streams:
                 return self._quantizer(name, stream_bits, demands)
             # It stays float here; the export needs its range where integer kernels compute it.
-            return RangeObserver() if role in (Role.LINEAR, Role.NORM, Role.RECTIFIER) else None
+            return RangeObserver() if self._is_linear_kernel(node) else None
         return RangeObserver() if kinds == {"output"} else None
+
+    def _is_linear_kernel(self, node: Node) -> bool:
+        """Whether integer kernels compute the layer even where its output stays float."""
+        if self.roles[node.name] in (Role.LINEAR, Role.NORM, Role.RECTIFIER):
+            return True
+        return isinstance(node.layer, keras.layers.AveragePooling2D)
 
     def _insertions(self, outputs: dict[str, SatQuantizer | None]) -> Iterator[Insertion]:
         if not self.quantizes_activations:

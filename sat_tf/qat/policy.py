@@ -6,7 +6,7 @@ import fnmatch
 import math
 import numbers
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from sat_tf.messages import did_you_mean, list_problems
@@ -107,8 +107,43 @@ def check_fields(values: Mapping[str, Any]) -> list[str]:
     return problems
 
 
+def warn_of(*settings: Mapping[str, Any]) -> None:
+    """Warns once of each grid in these policy fields that trains badly at its bits."""
+    used = set()
+    for fields in settings:
+        bits = {fields.get("weight_bits")}
+        if fields.get("weight_bits") is not None:  # else first and last layer are not rounded too
+            bits.add(fields.get("first_last_weight_bits"))
+        used |= {(fields.get("weight_grid"), b) for b in bits if b is not None}
+    for (grid, bits), text in _CAUTIONS.items():
+        if any(g == grid and bits in (None, b) for g, b in used):
+            warnings.warn(text, stacklevel=4)
+
+
 def _names(field: str) -> list[str]:
     return _FIELDS[field].expected.removeprefix("one of ").split(", ")
+
+
+class _Frozen(Mapping[str, Any]):
+    """A mapping that cannot be changed, and has a hash."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._values.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._values)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -176,10 +211,13 @@ class BitPolicy:
         problems += _check_overrides(self.overrides, self.weight_grid)
         if problems:
             raise ValueError(list_problems("BitPolicy", problems))
-        copied = {pattern: plain_numbers(fields) for pattern, fields in self.overrides.items()}
-        object.__setattr__(self, "overrides", copied)
-        for caution in self._cautions():
-            warnings.warn(caution, stacklevel=3)
+        frozen = _Frozen(
+            {pattern: _Frozen(plain_numbers(fields)) for pattern, fields in self.overrides.items()}
+        )
+        object.__setattr__(self, "overrides", frozen)
+        settings = [self._plain_fields()]
+        settings += [{**self._plain_fields(), **fields} for fields in self.overrides.values()]
+        warn_of(*settings)
 
     @classmethod
     def paper(cls, bits: int, **fields: Any) -> "BitPolicy":
@@ -238,16 +276,6 @@ class BitPolicy:
 
     def _plain_fields(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _FIELDS}
-
-    def _cautions(self) -> list[str]:
-        settings = [self._plain_fields()]
-        settings += [{**self._plain_fields(), **fields} for fields in self.overrides.values()]
-        used = {(s["weight_grid"], s["weight_bits"]) for s in settings}
-        return [
-            text
-            for (grid, bits), text in _CAUTIONS.items()
-            if any(g == grid and b is not None and bits in (None, b) for g, b in used)
-        ]
 
 
 def expect_policy(policy: Any) -> BitPolicy:

@@ -1,11 +1,15 @@
 """From one quantized model to another: the same latent weights under another policy."""
 
+import warnings
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.qat import registry
 from sat_tf.qat.configs import LayerConfig
-from sat_tf.qat.layout import quantized_model
+from sat_tf.qat.layout import divide_output, inner_layer, quantized_model
 from sat_tf.qat.network import Network
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.wrapper import QuantizedLayer
@@ -19,9 +23,14 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
     clipping levels start as the policy says. Frozen layers stay frozen, and layers annotated by
     hand keep their annotation. The model itself is not changed.
 
+    Another `weight_range` or `rescale` gives the clamped weights another size. Statistics and gains
+    make up for it, so that the model keeps its function, unless latent_start="as_is". One thing
+    they cannot: going from "channel" to "layer", a layer that is rescaled has one gain for what
+    were many, which is warned of.
+
     Args:
         model: a model quantized by sat-tf.
-        policy: the new policy; its `latent_start` has no effect, latent weights stay as they are.
+        policy: the new policy. Latent weights stay as they are, whatever its `latent_start`.
 
     Returns:
         A new Keras model.
@@ -32,10 +41,13 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
     expect_policy(policy)
     float_model, annotations = _without_quantizers(model)
     requantized = quantized_model(float_model, annotations, policy, keep_function=False)
-    old = _by_place(model)
+    old, network = _by_place(model), Network(requantized)
     for place, layer in _by_place(requantized).items():
         if place in old:
             _carry(old[place], layer)
+            if policy.latent_start == "keep_function":
+                readers = [inner_layer(reader.layer) for reader in network.consumers(layer.name)]
+                _keep_function(old[place], layer, readers)
     return requantized
 
 
@@ -82,6 +94,40 @@ def _by_place(model: keras.Model) -> dict[tuple[str, ...], QuantizedLayer]:
             else:
                 places[node.name,] = node.layer
     return places
+
+
+def _keep_function(
+    old: QuantizedLayer, new: QuantizedLayer, readers: list[keras.layers.Layer]
+) -> None:
+    """Makes up for the size that clamped weights get from another range or rescaling."""
+    before, after = old.quantize_config.weights, new.quantize_config.weights
+    if before is None or after is None:
+        return
+    if (before.range_axes, before.rescale) == (after.range_axes, after.rescale):
+        return
+    kernel = tf.convert_to_tensor(getattr(new.layer, registry.kernel_name(new.layer)), tf.float32)
+    one, other = before.clamp(kernel), after.clamp(kernel)
+    # Both are tanh(W), each over its own maximum, so that any weight of a channel tells the ratio.
+    axes = {*before.range_axes, *after.range_axes}
+    inner = [axis for axis in range(kernel.shape.rank) if axis not in axes]
+    old_size, new_size = (
+        np.max(np.abs(values), axis=tuple(inner), keepdims=True) for values in (one, other)
+    )
+    shrunk = np.where(old_size > 0.0, old_size / np.maximum(new_size, old_size), 1.0)
+    if after.rescale is None:
+        divide_output(new.layer, shrunk, readers)
+        return
+    sizes = before.factor(one, kernel) / after.factor(other, kernel)
+    gain = old.kernel_variables["rescale_gain"].numpy() * sizes.numpy() * shrunk
+    variable = new.kernel_variables["rescale_gain"]
+    if np.size(gain) > 1 == variable.shape.num_elements():
+        warnings.warn(
+            f"{new.layer.name}: its channels had ranges and gains of their own, and now share one: "
+            "its function changes; keep weight_range='channel', or train it.",
+            stacklevel=4,
+        )
+        gain = np.mean(gain)
+    variable.assign(np.broadcast_to(np.reshape(gain, variable.shape), variable.shape))
 
 
 def _carry(old: QuantizedLayer, new: QuantizedLayer) -> None:

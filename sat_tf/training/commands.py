@@ -41,8 +41,31 @@ def load_config(
 
 
 def choose_folder(config: Config, run_dir: str | None) -> RunFolder:
-    """The folder that was asked for, or runs/<name> in the working directory."""
-    return RunFolder(pathlib.Path(run_dir) if run_dir else pathlib.Path("runs") / config.name)
+    """The folder that was asked for, or runs/<name> in the working directory.
+
+    Raises:
+        RunError: the folder that was asked for has no name.
+    """
+    if run_dir is None:
+        return RunFolder(pathlib.Path("runs") / config.name)
+    if not run_dir.strip():
+        raise RunError("--run_dir: received an empty name, expected a folder; or leave it out.")
+    return RunFolder(pathlib.Path(run_dir))
+
+
+def refuse_settings(mode: str, *, overrides: Iterable[str], seed: int | None) -> None:
+    """Raises an error for settings that only training takes.
+
+    Raises:
+        RunError: some were given.
+    """
+    given = [f"--set {override}" for override in overrides]
+    given += [] if seed is None else [f"--seed {seed}"]
+    if given:
+        raise RunError(
+            f"received {', '.join(given)} with --mode={mode}, expected them with --mode=train only: "
+            "a finished run keeps its own configuration; leave them out."
+        )
 
 
 def train(config: Config, folder: RunFolder, console: Console) -> bool:
@@ -88,7 +111,11 @@ def evaluate(folder: RunFolder, console: Console) -> None:
 
 
 def export(
-    folder: RunFolder, console: Console, *, out: str | None = None, float_head: bool = False
+    folder: RunFolder,
+    console: Console,
+    *,
+    out: str | None = None,
+    float_head: bool | None = None,
 ) -> None:
     """Writes a finished run's quantized model as a TFLite file.
 
@@ -96,12 +123,14 @@ def export(
         folder: of the run.
         console: where to say what was written.
         out: path of the file; by default the run's own.
-        float_head: see `sat_tf.export_tflite`.
+        float_head: see `sat_tf.export_tflite`; by default as the run's configuration says.
 
     Raises:
         RunError: the folder holds no such run, or the file cannot be written.
     """
-    folder.require(QUANTIZED_MODEL)
+    folder.require(QUANTIZED_MODEL, *([CONFIG] if float_head is None else []))
+    if float_head is None:
+        float_head = read_config(folder.file(CONFIG)).export.float_head
     _quiet_tensorflow()
     import sat_tf
 
@@ -111,8 +140,14 @@ def export(
         report = sat_tf.export_tflite(model, path, float_head=float_head)
     except ValueError as error:
         raise RunError(str(error)) from error
-    for warning in report.warnings:
-        console.print(f"Note: {warning}", highlight=False, soft_wrap=True)
+    notes = list(report.warnings)
+    certificate = path.with_name(CERTIFICATE)
+    if certificate.is_file() and report.sha256 not in certificate.read_text(encoding="utf-8"):
+        notes.append(
+            f"{certificate} is about another file; `sat-tf verify {folder.path}` renews it"
+        )
+    for note in notes:
+        console.print(f"Note: {note}", highlight=False, soft_wrap=True)
     console.print(
         f"{report.path}: {report.bytes:,} bytes, {report.gzip_bytes:,} after gzip, "
         f"{sum(report.operators.values())} operators",
@@ -212,15 +247,30 @@ def _images_to_verify(
     from sat_tf.training.runner import load_images
 
     if images:
-        try:
-            return np.load(images, allow_pickle=False), None
-        except (OSError, ValueError) as error:
-            raise RunError(f"{images}: {error}; expected an .npy file of images.") from error
+        return _read_array(images), None
     if config:
         return verification_images(load_images(config), config.export.verify_images)
     # The integers have to agree on any images; noise reaches more codes than pictures do.
     shape = (_RANDOM_IMAGES, *model.input_shape[1:])
     return np.random.RandomState(0).randint(0, 256, shape).astype(np.uint8), None
+
+
+def _read_array(path: str) -> "np.ndarray":
+    import numpy as np
+
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise RunError(
+            f"{path}: received no file that np.save has written, expected an .npy file of uint8 "
+            "images (n, rows, columns, channels)."
+        ) from error
+    if not isinstance(array, np.ndarray):
+        raise RunError(
+            f"{path}: received an archive of arrays, expected an .npy file of one; write it with "
+            "np.save."
+        )
+    return array
 
 
 def _load_model(path: pathlib.Path) -> "keras.Model":

@@ -59,9 +59,9 @@ def parse_config(
       - model.name='mobilenet_v3': expected the name of a model. Did you mean mobilenet_v2?
     """
     try:
-        values = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        raise RunError(f"{subject}: not valid YAML; {_on_one_line(error)}") from error
+        values = _load(text)
+    except ValueError as error:
+        raise RunError(f"{subject}: not valid YAML; {error}") from error
     if not isinstance(values, dict):
         raise RunError(
             f"{subject}: received {type(values).__name__}, expected a mapping with keys such as "
@@ -94,6 +94,10 @@ class _Loader(yaml.SafeLoader):
         keys: set[Any] = set()
         for key_node, _ in node.value:
             key = key_node.value
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a key is no plain word", key_node.start_mark
+                )
             if key in keys:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key!r} stands here twice", key_node.start_mark
@@ -110,6 +114,16 @@ _Loader.add_implicit_resolver(
 )
 
 
+def _load(text: str) -> Any:
+    """The values of a YAML text; raises ValueError with one line on what is wrong with it."""
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(_on_one_line(error)) from error
+    except (ValueError, TypeError) as error:  # a date that is none, a number that is a word
+        raise ValueError(f"{error}.") from error
+
+
 def _on_one_line(error: yaml.YAMLError) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
@@ -124,9 +138,9 @@ def _apply(values: dict[str, Any], override: str) -> list[str]:
     if not equals or not all(parts):
         return [f"{override!r}: expected key=value, such as stages.float.epochs=3."]
     try:
-        value = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        return [f"{override!r}: the value is not valid YAML; {_on_one_line(error)}"]
+        value = _load(text)
+    except ValueError as error:
+        return [f"{override!r}: the value is not valid YAML; {error}"]
     section = values
     for depth, part in enumerate(parts[:-1], start=1):
         inner = section.setdefault(part, {})

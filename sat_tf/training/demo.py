@@ -1,4 +1,4 @@
-"""The run that happens where nothing is asked for: handwritten digits, two minutes on a laptop."""
+"""The run that happens where nothing is asked for: handwritten digits, in minutes."""
 
 # The text of configs/digits/mobilenet_v2_w4a4.yaml, which is not part of an installed package.
 DEMO = """\

@@ -19,8 +19,10 @@ class Results:
         parameters: of the float model.
         file_bytes: size of the TFLite file.
         gzip_bytes: its size after gzip.
-        codes_compared: integers compared between LiteRT and the quantized model.
+        codes_compared: integers compared between LiteRT and the integer simulation of the model.
         codes_differing: how many of them differ.
+        trained_differing: share of the Keras model's own codes that differ from the simulation,
+            in [0, 1].
         seconds: of the whole run.
     """
 
@@ -34,6 +36,7 @@ class Results:
     gzip_bytes: int
     codes_compared: int
     codes_differing: int
+    trained_differing: float
     seconds: float
 
     def to_dict(self) -> dict[str, Any]:
@@ -57,6 +60,7 @@ class Results:
             ("TFLite file after gzip, bytes", f"{self.gzip_bytes:,}"),
             ("codes compared", f"{self.codes_compared:,}"),
             ("codes that differ", f"[{differing}]{self.codes_differing:,}[/]"),
+            ("codes of Keras that differ", f"{100 * self.trained_differing:.4f} %"),
             ("seconds", f"{self.seconds:.0f}"),
         ):
             table.add_row(*row)

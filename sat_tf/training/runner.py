@@ -185,6 +185,8 @@ def _train(
         float_head=config.export.float_head,
         verify_images=config.export.verify_images,
     )
+    for warning in report.warnings:
+        console.print(f"Note: {warning}", highlight=False, soft_wrap=True)
     results = Results(
         float_top1=float_top1,
         quantized_top1=quantized_top1,
@@ -196,6 +198,7 @@ def _train(
         gzip_bytes=report.gzip_bytes,
         codes_compared=certificate.codes_compared,
         codes_differing=certificate.codes_differing,
+        trained_differing=certificate.trained_differing,
         seconds=time.perf_counter() - start,
     )
     folder.write_json(run_folder.RESULTS, results.to_dict())

@@ -380,7 +380,6 @@ def test_a_large_tensor_does_not_lose_the_gradient_of_the_level():
     _, _, level_gradient = _run("activation", x, 2.7, 8, upstream=upstream)
     level = float(np.float32(2.7))
     _, expected = reference.activation_gradients(x, level, 8, upstream)
-    print("LARGE", level_gradient, expected)
     # What is clipped alone has a standard deviation of 270: a ten-thousandth of it.
     assert level_gradient == pytest.approx(expected, abs=0.03)
 
