@@ -86,11 +86,6 @@ def sums(
     return codes.astype(exact) @ weights.astype(exact)
 
 
-def convolve(values: np.ndarray, kernel: np.ndarray, window: Window) -> np.ndarray:
-    """A float convolution with an (outputs, rows, columns, inputs) kernel."""
-    return _patches(values, kernel.shape[1:3], window) @ kernel.reshape(kernel.shape[0], -1).T
-
-
 def max_pool(stored: np.ndarray, size: tuple[int, int], window: Window) -> np.ndarray:
     """The largest value in each window; padding never wins."""
     lowest = np.iinfo(np.int32).min if stored.dtype.kind == "i" else -np.inf

@@ -109,14 +109,13 @@ def check_fields(values: Mapping[str, Any]) -> list[str]:
 
 def warn_of(*settings: Mapping[str, Any]) -> None:
     """Warns once of each grid in these policy fields that trains badly at its bits."""
-    used = set()
+    used: set[tuple[Any, Any]] = set()
     for fields in settings:
-        bits = {fields.get("weight_bits")}
         if fields.get("weight_bits") is not None:  # else first and last layer are not rounded too
-            bits.add(fields.get("first_last_weight_bits"))
-        used |= {(fields.get("weight_grid"), b) for b in bits if b is not None}
-    for (grid, bits), text in _CAUTIONS.items():
-        if any(g == grid and bits in (None, b) for g, b in used):
+            both = (fields["weight_bits"], fields.get("first_last_weight_bits"))
+            used |= {(fields.get("weight_grid"), bits) for bits in both if bits is not None}
+    for (grid, caution_bits), text in _CAUTIONS.items():
+        if any(name == grid and caution_bits in (None, bits) for name, bits in used):
             warnings.warn(text, stacklevel=4)
 
 

@@ -63,8 +63,8 @@ def refuse_settings(mode: str, *, overrides: Iterable[str], seed: int | None) ->
     given += [] if seed is None else [f"--seed {seed}"]
     if given:
         raise RunError(
-            f"received {', '.join(given)} with --mode={mode}, expected them with --mode=train only: "
-            "a finished run keeps its own configuration; leave them out."
+            f"received {', '.join(given)} with --mode={mode}, expected none: a finished run keeps "
+            "its own configuration; leave them out, or train again."
         )
 
 
@@ -143,9 +143,7 @@ def export(
     notes = list(report.warnings)
     certificate = path.with_name(CERTIFICATE)
     if certificate.is_file() and report.sha256 not in certificate.read_text(encoding="utf-8"):
-        notes.append(
-            f"{certificate} is about another file; `sat-tf verify {folder.path}` renews it"
-        )
+        notes.append(f"{certificate} is about another file; renew it with sat-tf verify")
     for note in notes:
         console.print(f"Note: {note}", highlight=False, soft_wrap=True)
     console.print(
