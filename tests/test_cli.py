@@ -3,6 +3,7 @@
 import csv
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -77,9 +78,11 @@ def test_help_and_version_load_no_tensorflow(arguments, expected):
         (["train", "--set", "data.name=cifar"], 2, "data.name='cifar': expected the name of a"),
         (["train", "--set", "stages.float.learnig_rate=1"], 2, "base_learning_rate"),
         (["train", "--run_dir", "/dev/null/run"], 2, "/dev/null is a file"),
+        (["train", "--run_dir", ""], 2, "--run_dir: received an empty name"),
+        (["train", "--set", "name={{x}}"], 2, "a key is no plain word"),
         (["train", "--seed", "-1"], 2, "expected an integer in [0, 4294967296)"),
         (["evaluate", "nowhere"], 2, "nowhere: has no config.yaml, quantized.keras; expected"),
-        (["export", "nowhere"], 2, "nowhere: has no quantized.keras; expected"),
+        (["export", "nowhere"], 2, "nowhere: has no quantized.keras, config.yaml; expected"),
         (["verify", "nowhere.keras"], 2, "nowhere.keras: not found; expected"),
         (["verify", "."], 2, "has no quantized.keras, model.tflite, config.yaml; expected"),
         (["fly"], 2, "invalid choice: 'fly'"),
@@ -195,20 +198,54 @@ def test_verify_takes_a_model_and_a_file_with_given_or_random_images(tiny_run, t
     assert read_json(tmp_path / "certificate.json")["num_images"] == 3
 
 
-def test_verify_exits_with_1_where_a_code_differs(tiny_run, monkeypatch, capsys):
-    import sat_tf
+def test_verify_exits_with_1_where_a_code_differs(tiny_run, monkeypatch, tmp_path, capsys):
+    from sat_tf.export import verification
 
-    class Tensor:
-        name, codes_differing = "block_1/output", 2
+    simulate = verification.simulate
 
-    class Different:
-        codes_compared, codes_differing, tensors = 100, 2, [Tensor]
+    def wrong(graph, batch):
+        tensors = simulate(graph, batch)
+        tensors["stem_relu"] = tensors["stem_relu"].copy()
+        tensors["stem_relu"][0, 0, 0, :2] += 1
+        return tensors
 
-    monkeypatch.setattr(sat_tf, "verify_tflite", lambda *_, **__: Different, raising=False)
-    assert cli.main(["verify", str(tiny_run)]) == 1
-    printed = capsys.readouterr().out
-    assert "2 of 100 codes differ" in " ".join(printed.split())
-    assert "block_1/output: 2" in printed
+    monkeypatch.setattr(verification, "simulate", wrong)
+    np.save(tmp_path / "pixels.npy", np.full((3, 8, 8, 3), 7, np.uint8))
+    options = ["--images", str(tmp_path / "pixels.npy")]
+    options += ["--certificate", str(tmp_path / "proof.json")]
+    assert cli.main(["verify", str(tiny_run), *options]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"2 of {read_json(tmp_path / 'proof.json')['codes_compared']:,} codes differ" in printed
+    assert "stem_relu: 2" in printed
+
+
+def test_a_second_export_follows_the_config_and_says_that_the_proof_is_old(
+    tiny_run, tmp_path, capsys
+):
+    run = tmp_path / "run"
+    shutil.copytree(tiny_run, run)
+    config = (run / "config.yaml").read_text()
+    assert "float_head: false" in config
+    (run / "config.yaml").write_text(config.replace("float_head: false", "float_head: true"))
+    assert cli.main(["export", str(run)]) == 0
+    assert "certificate.json is about another file" in " ".join(capsys.readouterr().out.split())
+    with_head = (run / "model.tflite").read_bytes()
+    assert with_head != (tiny_run / "model.tflite").read_bytes()
+    assert cli.main(["verify", str(run)]) == 0
+    capsys.readouterr()
+    assert cli.main(["export", str(run)]) == 0
+    assert "another file" not in capsys.readouterr().out
+    assert (run / "model.tflite").read_bytes() == with_head
+    assert cli.main(["export", str(run), "--no-float_head"]) == 0
+    assert (run / "model.tflite").read_bytes() == (tiny_run / "model.tflite").read_bytes()
+
+
+def test_images_that_no_file_holds_are_answered_without_a_traceback(tiny_run, tmp_path, capsys):
+    (tmp_path / "empty.npy").touch()
+    np.savez(tmp_path / "archive.npz", np.zeros((1, 8, 8, 3), np.uint8))
+    for name, expected in (("empty.npy", "expected an .npy file"), ("archive.npz", "an archive")):
+        assert cli.main(["verify", str(tiny_run), "--images", str(tmp_path / name)]) == 2
+        assert expected in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(
@@ -218,7 +255,10 @@ def test_verify_exits_with_1_where_a_code_differs(tiny_run, monkeypatch, capsys)
         (["verify", "{run}/quantized.keras"], "without a TFLite file"),
         (["verify", "{run}/quantized.keras", "{run}/none.tflite"], "none.tflite: not found"),
         (["verify", "{run}/model.tflite", "{run}/model.tflite"], "expected a Keras model"),
-        (["verify", "{run}", "--images", "{run}/config.yaml"], "expected an .npy file of images"),
+        (
+            ["verify", "{run}", "--images", "{run}/config.yaml"],
+            "expected an .npy file of uint8 images",
+        ),
         (["export", "{run}", "--out", "{run}/no/where.tflite"], "where.tflite"),
         (["evaluate", "{run}/.."], "has no config.yaml"),
     ],

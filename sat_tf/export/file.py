@@ -67,9 +67,11 @@ def export_tflite(
     DEQUANTIZE is float, and with it what the policy keeps float: the sums of float streams, and a
     softmax.
 
-    The file differs from the trained model in its biases alone, which are rounded to integers of
-    input step · weight step, and in signed streams that sums or means read, which saturate one code
-    lower. `verify_tflite` proves that a phone computes exactly these integers.
+    The file differs from the trained model in what integers cannot hold: biases are rounded to
+    multiples of input step · weight step, channels that hardly vary get another step for it or, next
+    to dead, other codes, sums and means round as the kernels do, and signed streams that these read
+    saturate one code lower. `snap_biases` moves the model to where its file is. `verify_tflite`
+    proves that LiteRT computes exactly these integers, and counts those of Keras that differ.
 
     Args:
         model: a model quantized by sat-tf, with weight and activation bits.

@@ -20,19 +20,23 @@ class TrainedModel:
 
     def __init__(self, model: keras.Model, graph: Graph) -> None:
         self._graph = graph
-        network = Network(model)
-        names = {
+        self._network = Network(model)
+        layers = {
             inner_layer(node.layer).name: node.name
-            for node in network
+            for node in self._network
             # Of a softmax the file has the logits as codes, and Keras only the probabilities.
-            if not registry.is_softmax(inner_layer(node.layer)) and node.name != network.input
+            if not registry.is_softmax(inner_layer(node.layer))
         }
-        self.names = [
-            name for name, tensor in graph.tensors.items() if tensor.codes and name in names
-        ]
-        layers = [model.get_layer(names[name]) for name in self.names]
-        outputs = [*(layer.output for layer in layers), model.output]
-        self._run = tf.function(keras.Model(model.input, outputs), reduce_retracing=True)
+        self._layers = {
+            name: layers[name]
+            for name, tensor in graph.tensors.items()
+            if tensor.codes is not None and name in layers
+        }
+
+    @property
+    def names(self) -> list[str]:
+        """The tensors that a layer makes, and that are integers in the file."""
+        return list(self._layers)
 
     def run(self, images: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """The stored integers by tensor, and the model's output.
@@ -41,12 +45,16 @@ class TrainedModel:
             images: uint8 (n, rows, columns, channels).
         """
         pixels = tf.constant(images.astype(np.float32) * self._graph.image_step)
-        *tensors, output = self._run(pixels, training=False)
+        # Layer by layer: TFMOT leaves layers in two models, so that Keras cannot make a third.
+        made = {self._network.input: pixels}
+        for node in self._network:
+            if node.name not in made:
+                made[node.name] = node.call(node.layer, [made[name] for name in node.inputs])
         codes = {
-            name: stored_codes(tensor.numpy(), self._graph.codes(name))
-            for name, tensor in zip(self.names, tensors, strict=True)
+            name: stored_codes(made[layer].numpy(), self._graph.codes(name))
+            for name, layer in self._layers.items()
         }
-        return codes, output.numpy()
+        return codes, made[self._network.output].numpy()
 
 
 def stored_codes(real: np.ndarray, codes: Codes) -> np.ndarray:

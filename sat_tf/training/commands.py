@@ -203,7 +203,8 @@ def verify(
     colour = "red" if proof.codes_differing else "green"
     console.print(
         f"{tflite_path}: [{colour}]{proof.codes_differing:,} of {proof.codes_compared:,} codes "
-        f"differ[/] ({len(pixels)} images, {len(proof.tensors)} tensors)",
+        f"differ[/] ({len(pixels)} images, {len(proof.tensors)} tensors); of the trained model's "
+        f"own, {100 * proof.trained_differing:.4f} %",
         highlight=False,
         soft_wrap=True,
     )

@@ -110,3 +110,23 @@ def test_unknown_methods_and_missing_arguments_are_refused():
         rescale.rescale_weights(weights, 2, "stddev")
     with pytest.raises(ValueError, match=r"fan_out=0: expected the layer's number"):
         rescale.rescale_weights(weights, 0)
+
+
+@pytest.mark.parametrize("method", rescale.METHODS)
+def test_nan_and_infinite_weights_have_no_part_in_the_factor(method):
+    weights, latent = [0.5, -1.0, 0.25], [0.3, -2.0, 0.1]
+    clean = rescale.rescale_factor(tf.constant(weights), 3, method, tf.constant(latent))
+    for value in (np.nan, np.inf, -np.inf):
+        spoilt = tf.constant([*weights, value]), tf.constant([*latent, value])
+        assert rescale.rescale_factor(spoilt[0], 3, method, spoilt[1]) == clean
+        rescaled = rescale.rescale_weights(spoilt[0], 3, method, spoilt[1]).numpy()
+        np.testing.assert_array_equal(rescaled[:3], np.float32(weights) * clean.numpy())
+        np.testing.assert_array_equal(rescaled[3], value)
+
+
+@pytest.mark.parametrize("method", rescale.METHODS)
+@pytest.mark.parametrize("weights", [[0.0, 0.0], [np.nan, np.inf], [1.0, -1.0]])
+def test_the_factor_is_positive_and_finite_whatever_the_latent_weights(method, weights):
+    for latent in ([0.0, 0.0], [np.nan, np.inf], [1e-30, 1e30]):
+        factor = rescale.rescale_factor(tf.constant(weights), 2, method, tf.constant(latent))
+        assert 0.0 < factor < np.inf

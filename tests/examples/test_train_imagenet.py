@@ -35,6 +35,7 @@ def test_help_explains_every_flag(tmp_path):
         (["--set=policy.weight_bits=9", "--set=sede=1"], "2 problems"),
         (["--mode=evaluate"], "has no config.yaml, quantized.keras"),
         (["--mode=export", "--run_dir=here"], "run folder here: has no quantized.keras"),
+        (["--mode=evaluate", "--seed=3"], "received --seed 3 with --mode=evaluate, expected none"),
         (["--mode=fly"], "flag --mode=fly"),
         (["digits"], "expected flags such as --config=FILE"),
         (["--run_dir=/dev/null/run"], "/dev/null is a file"),

@@ -20,17 +20,33 @@ class Difference:
     Attributes:
         tensor: which tensor it makes.
         rounded: whether Keras has these codes too; else it has the values before rounding.
-        unit: output codes of one unit of the integer sum, in the coarsest channel of a linear
-            operation: rounding a bias may cost half of it, and so many codes that differ.
-        largest: the largest difference, in codes.
-        share: of codes that differ.
+        units: of each channel of a linear operation, the output codes of one unit of its integer
+            sum: rounding the bias may cost half of it. 0 where there is no sum.
+        largest: the largest difference in each channel, in codes.
+        share: of each channel's codes that differ.
     """
 
     tensor: str
     rounded: bool
-    unit: float
-    largest: int
-    share: float
+    units: np.ndarray
+    largest: np.ndarray
+    share: np.ndarray
+
+    def beyond(self, codes: int) -> dict[int, int]:
+        """Channels that differ by more codes, or by more than a unit that is worth more."""
+        limit = np.where(self.units < 1.0, codes, np.maximum(codes, 1.0 + self.units))
+        return {int(i): int(self.largest[i]) for i in np.flatnonzero(self.largest > limit)}
+
+    def share_beyond(self, differing: float) -> float:
+        """The share of codes that differ, if it is more, and more than biases may cost; else 0.
+
+        Channels whose unit is worth a code and more are left to `beyond`.
+        """
+        fine = self.units < 1.0
+        if not np.any(fine):
+            return 0.0
+        share = float(np.mean(self.share[fine]))
+        return share if share > max(differing, float(np.mean(self.units[fine]))) else 0.0
 
 
 def local_differences(model: keras.Model, graph: Graph, images: np.ndarray) -> list[Difference]:
@@ -40,14 +56,12 @@ def local_differences(model: keras.Model, graph: Graph, images: np.ndarray) -> l
     """
     real = keras_tensors(model, images * graph.image_step)
     known, unrounded, found = {graph.image: images}, set(), []
-    units: dict[str, float] = {}
+    units: dict[str, np.ndarray] = {}
     for operation in graph.operations:
         inputs = [known[name] for name in operation.inputs]
         computed = run_operation(operation, graph, *inputs)
         name, codes = operation.output, graph.tensors[operation.output].codes
-        units[name] = _coarsest_unit(graph, operation)
-        if isinstance(operation, Reshape):
-            units[name] = units.get(operation.inputs[0], 0.0)
+        units[name] = _units(graph, operation, units)
         known[name] = computed
         follows = bool(unrounded.intersection(operation.inputs))
         if follows:
@@ -66,15 +80,21 @@ def local_differences(model: keras.Model, graph: Graph, images: np.ndarray) -> l
         if not follows:
             # int8 itself saturates one code below the lowest of a signed stream.
             off = np.abs(np.maximum(computed, -127) - np.maximum(expected, -127))
-            share = float(np.mean(off > 0))
-            found.append(Difference(name, rounded, units[name], int(np.max(off)), share))
+            off = off.reshape(-1, units[name].size)
+            found.append(
+                Difference(name, rounded, units[name], np.max(off, 0), np.mean(off > 0, 0))
+            )
     return found
 
 
-def _coarsest_unit(graph: Graph, operation: Operation) -> float:
-    if not isinstance(operation, Linear) or graph.is_float(operation):
-        return 0.0
-    return float(np.max(requantization_multipliers(graph, operation)))
+def _units(graph: Graph, operation: Operation, known: dict[str, np.ndarray]) -> np.ndarray:
+    channels = graph.tensors[operation.output].shape[-1]
+    if isinstance(operation, Linear) and not graph.is_float(operation):
+        return requantization_multipliers(graph, operation).astype(np.float64)
+    if isinstance(operation, Reshape):
+        units = known.get(operation.inputs[0], np.zeros(1))
+        return np.resize(units, channels) if channels % units.size == 0 else np.zeros(channels)
+    return np.zeros(channels)
 
 
 def keras_tensors(model: keras.Model, images: np.ndarray) -> dict[str, np.ndarray]:

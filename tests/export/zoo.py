@@ -395,6 +395,29 @@ def average_pooling() -> keras.Model:
     )
 
 
+def signed_mean(*rest: keras.layers.Layer) -> Callable[[], keras.Model]:
+    """Averages that can be negative, and nothing but a rectifier or a dense layer behind."""
+    return lambda: chain(
+        (8, 9, 3),
+        convolution(8),
+        normalization(),
+        layers.GlobalAveragePooling2D(),
+        *(type(layer).from_config(layer.get_config()) for layer in rest),
+        Dense(4),
+    )
+
+
+def average_of_a_convolution() -> keras.Model:
+    """What reads the average takes it as it is: a flattening, another average, a sum."""
+    image = layers.Input((9, 12, 3))
+    x = layers.AveragePooling2D(3)(layers.Conv2D(8, 3, padding="same")(image))
+    y = layers.AveragePooling2D(3)(layers.Conv2D(8, 3, padding="same")(image))
+    flat = Dense(4)(layers.Flatten()(x))
+    mean = Dense(4)(layers.GlobalAveragePooling2D()(x))
+    total = Dense(4)(layers.Flatten()(layers.Add()([x, y])))
+    return keras.Model(image, layers.Add()([layers.Add()([flat, mean]), total]))
+
+
 def pooled_features_convolved() -> keras.Model:
     return chain(
         (8, 8, 3),
@@ -691,6 +714,35 @@ ZOO: dict[str, Specimen] = {
         float_operators=(
             *("DEQUANTIZE", "DEQUANTIZE", "ADD", "MUL", "ADD", "MAXIMUM", "QUANTIZE"),
             *("DEQUANTIZE", "ADD", "MUL", "ADD", "QUANTIZE", "DEQUANTIZE"),
+        ),
+    ),
+    "signed_mean_float_streams": Specimen(
+        signed_mean(),
+        {"CONV_2D": 1, "DEPTHWISE_CONV_2D": 1, "RESHAPE": 1, "FULLY_CONNECTED": 1},
+        BitPolicy.paper(4),
+    ),
+    "rectified_mean_float_streams": Specimen(
+        signed_mean(ReLU()),
+        {"CONV_2D": 1, "DEPTHWISE_CONV_2D": 1, "RESHAPE": 1, "FULLY_CONNECTED": 1},
+        BitPolicy.paper(4),
+    ),
+    "average_float_streams": Specimen(
+        average_of_a_convolution,
+        {
+            "CONV_2D": 2,
+            "DEPTHWISE_CONV_2D": 4,
+            "ADD": 3,
+            "FULLY_CONNECTED": 3,
+            "RESHAPE": 5,
+            "DEQUANTIZE": 6,
+            "MAXIMUM": 1,
+            "MINIMUM": 1,
+            "QUANTIZE": 3,
+        },
+        BitPolicy.paper(4),
+        float_operators=(
+            *("DEQUANTIZE", "DEQUANTIZE", "ADD", "RESHAPE", "MAXIMUM", "MINIMUM", "QUANTIZE"),
+            *("DEQUANTIZE", "DEQUANTIZE", "ADD", "DEQUANTIZE", "ADD", "QUANTIZE", "DEQUANTIZE"),
         ),
     ),
     # Data movement.

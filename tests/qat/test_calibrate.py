@@ -53,6 +53,23 @@ def calibrated_levels():
     return _levels(sat_tf.calibrate(model, float_models.images(128), num_images=128))
 
 
+def test_the_sample_of_a_large_tensor_holds_all_channels():
+    # Of 28x28 pixels and 144 channels, in batches of 64: every 441st value meets 16 channels.
+    image = keras.Input((28, 28, 144))
+    model = sat_tf.quantize_model(
+        keras.Sequential([image, keras.layers.ReLU(), keras.layers.Conv2D(2, 1)]),
+        BitPolicy.mobile(4),
+    )
+    draw = np.random.default_rng(3)
+    sizes = draw.lognormal(0.0, 0.8, 144)
+    images = np.maximum(draw.normal(0.0, 1.0, (64, 28, 28, 144)), 0.0) * sizes
+    images = np.rint(images / images.max() * 255.0)
+    sat_tf.calibrate(model, images)
+    (found,) = _levels(model).values()
+    best = best_clipping_level(images, images.max(), 4, signed=False)
+    assert found == pytest.approx(best, rel=0.03)
+
+
 # -- what it does ------------------------------------------------------------------------------
 
 

@@ -1,5 +1,7 @@
+import copy
 import dataclasses
 import json
+import pickle
 import warnings
 
 import numpy as np
@@ -12,6 +14,7 @@ from sat_tf.core.grid import GRIDS
 from sat_tf.core.pact import GRADIENTS
 from sat_tf.core.rescale import METHODS
 from sat_tf.qat import policy as policies
+from sat_tf.qat.configs import LayerConfig
 from sat_tf.qat.policy import BitPolicy
 
 
@@ -236,3 +239,39 @@ def test_bad_overrides_are_all_named():
 def test_something_else_than_a_policy_is_refused_with_the_fix(received, fix):
     with pytest.raises(ValueError, match=f"expected a sat_tf.BitPolicy; write {fix}"):
         sat_tf.SatQuantizeScheme(received)
+
+
+def test_overrides_cannot_be_changed_and_a_policy_has_a_hash():
+    given = {"a": {"weight_bits": 3}}
+    policy = BitPolicy(overrides=given)
+    given["a"]["weight_bits"] = 99
+    assert policy.overrides == {"a": {"weight_bits": 3}}
+    with pytest.raises(TypeError, match="item assignment"):
+        policy.overrides["b"] = {"weight_bits": 99}
+    with pytest.raises(TypeError, match="item assignment"):
+        policy.overrides["a"]["weight_bits"] = 99
+    again = pickle.loads(pickle.dumps(copy.deepcopy(policy)))
+    assert again == policy
+    assert len({policy, again, BitPolicy()}) == 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: BitPolicy(weight_grid="narrow", weight_bits=2),
+        lambda: BitPolicy(weight_grid="narrow", first_last_weight_bits=2),
+        lambda: BitPolicy(overrides={"a": {"weight_grid": "narrow", "weight_bits": 2}}),
+        lambda: LayerConfig(weight_grid="narrow", weight_bits=2),
+        lambda: BitPolicy(weight_grid="modified"),
+    ],
+)
+def test_grids_that_train_badly_are_warned_of_wherever_they_are_asked_for(make):
+    with pytest.warns(UserWarning, match="training diverged|trains badly") as seen:
+        make()
+    assert [warning.filename for warning in seen] == [__file__]
+
+
+def test_a_grid_that_rounds_nothing_is_no_reason_to_warn():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        BitPolicy(weight_grid="modified", weight_bits=None, first_last_weight_bits=4)

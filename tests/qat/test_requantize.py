@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow_model_optimization as tfmot
@@ -94,11 +96,41 @@ def test_new_clipping_levels_start_as_the_policy_says(learnt):
     assert back.get_layer("quant_a_relu").output_variables["clipping_level"].numpy() == old
 
 
-def test_a_gain_of_another_shape_starts_anew(learnt):
-    channels = sat_tf.requantize(learnt, BitPolicy.mobile(4, weight_range="channel"))
+_VARIANTS = list(itertools.product(("layer", "channel"), ("constant", "stddev", "none")))
+
+
+@pytest.mark.parametrize("name", ["mobile_block", "plain"])
+@pytest.mark.parametrize("before", _VARIANTS)
+@pytest.mark.parametrize("after", _VARIANTS)
+def test_another_range_or_rescaling_keeps_the_function(name, before, after):
+    def policy(variant):
+        weight_range, rescale = variant
+        bits = {"weight_bits": None, "activation_bits": None}
+        return BitPolicy(weight_range=weight_range, rescale=rescale, **bits)
+
+    images = float_models.images()
+    model = sat_tf.quantize_model(float_models.build(name), policy(before))
+    outputs = model(images).numpy()
+    if (before[0], after[0]) == ("channel", "layer"):
+        with pytest.warns(UserWarning, match="classifier: its channels had ranges"):
+            sat_tf.requantize(model, policy(after))
+        return
+    found = sat_tf.requantize(model, policy(after))(images).numpy()
+    np.testing.assert_allclose(found, outputs, atol=1e-5 * np.max(np.abs(outputs)))
+
+
+def test_as_is_leaves_statistics_and_starts_a_gain_of_another_shape_anew(learnt):
+    other = BitPolicy.mobile(4, weight_range="channel", latent_start="as_is")
+    channels = sat_tf.requantize(learnt, other)
     gain = channels.get_layer("quant_classifier").kernel_variables["rescale_gain"]
     assert gain.shape == (1, 5)
     assert (gain.numpy() == 1.0).all()
+    for model in (learnt, channels):
+        norm = inner_layer(model.get_layer("quant_a_bn"))
+        if model is learnt:
+            expected = norm.get_weights()
+    for one, value in zip(expected, norm.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, value)
 
 
 def test_frozen_layers_stay_frozen():

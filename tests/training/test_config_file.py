@@ -85,3 +85,19 @@ def test_bad_overrides_are_reported_with_everything_else():
 def test_a_key_that_is_no_word_is_a_problem_like_any_other():
     with pytest.raises(RunError, match="1 problem"):
         parse_config("{name: small, data: {name: digits}, model: {name: mobilenet_v2}, 3: 4}")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("name: {{run_name}}", "not valid YAML; line 1, column 8: a key is no plain word"),
+        ("seed: 2020-13-45", "not valid YAML; month must be in 1..12"),
+        ("seed: !!float word", "not valid YAML; could not convert string to float"),
+    ],
+)
+def test_values_that_yaml_cannot_make_are_errors(text, expected):
+    with pytest.raises(RunError, match=expected):
+        parse_config(text)
+    key, _, value = text.partition(": ")
+    with pytest.raises(RunError, match="the value is not valid YAML"):
+        parse_config(DEMO, [f"{key}={value}"])

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 import sat_tf
-from sat_tf.export import certificate as certificates
+from sat_tf.export import verification
+from sat_tf.export.pipeline import deployed_graph
 from sat_tf.export.simulator import simulate
+from tests.export.local import keras_tensors, stored
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +83,57 @@ def test_top1_counts_right_classes(quantized, exported, images):
     assert found.top1["tflite"] == found.agreement
 
 
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ([0.0, 1.0], "labels: received float64, expected integers"),
+        (["a", "b"], "expected integers, the class numbers"),
+        ([0, 10], "labels: received 0 to 10, expected 0 to 9; count classes from 0"),
+        ([-1, 3], "labels: received -1 to 3"),
+        ([1, 2, 3], r"labels: received shape \(3,\), expected \(2,\)"),
+        ([[1], [2, 3]], "labels: received a ragged list"),
+    ],
+)
+def test_labels_are_class_numbers(quantized, exported, images, labels, expected):
+    with pytest.raises(ValueError, match=expected):
+        sat_tf.verify_tflite(quantized, exported[0], images[:2], labels)
+
+
+def test_images_of_many_sizes_are_refused(quantized, exported):
+    with pytest.raises(ValueError, match="images: received a ragged list, expected an array"):
+        sat_tf.verify_tflite(quantized, exported[0], [[[1, 2]], [[1]]])
+
+
+def test_the_codes_of_the_trained_model_are_counted(quantized, exported, images):
+    found = sat_tf.verify_tflite(quantized, exported[0], images)
+    graph = deployed_graph(quantized)
+    simulated = simulate(graph, images)
+    trained = keras_tensors(quantized, images.astype(np.float32))
+    counted = {tensor.name: tensor for tensor in found.trained}
+    assert set(counted) == {n for n, t in graph.tensors.items() if t.codes and n in trained}
+    for name, tensor in counted.items():
+        codes = stored(trained[name], graph.codes(name))
+        assert tensor.codes_compared == codes.size
+        assert tensor.codes_differing == np.count_nonzero(codes != simulated[name])
+    # Biases that are rounded anew change codes, and these change others behind them.
+    assert 0.01 < found.trained_differing < 1.0
+
+
+def test_a_float_tensor_that_becomes_nan_is_no_small_difference(
+    with_float_streams, images, tmp_path, monkeypatch
+):
+    def wrong(graph, batch):
+        tensors = simulate(graph, batch)
+        name = next(n for n in tensors if graph.tensors[n].codes is None)
+        tensors[name] = np.full_like(tensors[name], np.nan)
+        return tensors
+
+    sat_tf.export_tflite(with_float_streams, tmp_path / "model.tflite")
+    monkeypatch.setattr(verification, "simulate", wrong)
+    found = sat_tf.verify_tflite(with_float_streams, tmp_path / "model.tflite", images[:2])
+    assert found.runtimes["xnnpack"].largest_float_difference == np.inf
+
+
 def test_without_labels_there_is_no_top1(quantized, exported, images):
     assert sat_tf.verify_tflite(quantized, exported[0], images[:2]).top1 == {}
 
@@ -92,7 +145,7 @@ def test_one_wrong_integer_is_counted(quantized, exported, images, monkeypatch):
         tensors["stem_relu"][0, 0, 0, 0] += 1
         return tensors
 
-    monkeypatch.setattr(certificates, "simulate", wrong)
+    monkeypatch.setattr(verification, "simulate", wrong)
     found = sat_tf.verify_tflite(quantized, exported[0], images[:2])
     assert found.codes_differing == 1
     assert [t.name for t in found.tensors if t.codes_differing] == ["stem_relu"]
@@ -120,5 +173,5 @@ def test_a_float_head_gives_the_logits_of_its_integer_features(quantized, images
 
 def test_nan_outputs_are_never_right():
     outputs = np.array([[np.nan, 1.0], [0.0, 1.0]])
-    found = certificates._top1(np.array([0, 1]), tflite=outputs)
+    found = verification._top1(np.array([0, 1]), tflite=outputs)
     assert found == {"tflite": 0.5}
