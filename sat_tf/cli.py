@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
+from sat_tf.arguments import SEED_LIMIT
 from sat_tf.training import commands
-from sat_tf.training.config import SEED_LIMIT
 from sat_tf.training.errors import RunError
 from sat_tf.training.run_folder import RunFolder
 from sat_tf.version import __version__

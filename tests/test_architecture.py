@@ -19,10 +19,9 @@ MAY_IMPORT = {
     "models": set(),
     "data": set(),
     "training": {"qat", "models", "data", "export"},
-    "analysis": {"core", "qat"},
 }
 # Modules that all parts share, and those at the top that may use everything.
-SHARED = {"messages", "version", "wholefile"}
+SHARED = {"arguments", "messages", "version", "wholefile"}
 TOP = {"__init__", "__main__", "cli"}
 
 # All that the arithmetic needs besides Python itself.

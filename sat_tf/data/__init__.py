@@ -1,11 +1,10 @@
 """Image data sets held in memory, and a table to load them by name."""
 
-import difflib
-import inspect
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from sat_tf.arguments import call_by_name
 from sat_tf.data.digits import load_digits
 from sat_tf.data.glyphs import load_glyphs
 from sat_tf.data.images import ImageSet
@@ -41,16 +40,4 @@ def load(name: str, **options: Any) -> ImageSet:
         ValueError: unknown data set 'digit'; did you mean 'digits'? \
 Expected one of: digits, glyphs.
     """
-    if name not in DATA_SETS:
-        raise ValueError(f"unknown data set {_with_nearest(name, list(DATA_SETS))}")
-    known = list(inspect.signature(DATA_SETS[name]).parameters)
-    unknown = [f"  {_with_nearest(word, known)}" for word in options if word not in known]
-    if unknown:
-        raise ValueError("\n".join([f"{name} does not take these options:", *unknown]))
-    return DATA_SETS[name](**options)
-
-
-def _with_nearest(word: str, known: list[str]) -> str:
-    nearest = difflib.get_close_matches(str(word), known, n=1)
-    question = f"did you mean {nearest[0]!r}? " if nearest else ""
-    return f"{word!r}; {question}Expected one of: {', '.join(known)}."
+    return call_by_name("data set", DATA_SETS, name, options)

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from sat_tf.data.arguments import Rule, check, is_between, is_integer, seed_rule
+from sat_tf.arguments import Rule, check, is_between, is_integer, seed_rule
 from sat_tf.data.images import ImageSet
 
 NUM_CLASSES = 10

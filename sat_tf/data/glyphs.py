@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sat_tf.arguments import Rule, check, is_integer, seed_rule
 from sat_tf.data import characters, distortions, typefaces
-from sat_tf.data.arguments import Rule, check, is_integer, seed_rule
 from sat_tf.data.cache import Arrays, cache_folder, load_or_make
 from sat_tf.data.characters import distinct_characters
 from sat_tf.data.distortions import PICTURE_SIZE, pictures

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sat_tf.data.arguments import is_integer
+from sat_tf.arguments import is_integer
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)

@@ -68,10 +68,11 @@ def export_tflite(
     softmax.
 
     The file differs from the trained model in what integers cannot hold: biases are rounded to
-    multiples of input step · weight step, channels that hardly vary get another step for it or, next
-    to dead, other codes, sums and means round as the kernels do, and signed streams that these read
-    saturate one code lower. `snap_biases` moves the model to where its file is. `verify_tflite`
-    proves that LiteRT computes exactly these integers, and counts those of Keras that differ.
+    multiples of input step · weight step, channels that hardly vary get another step for it or,
+    next to dead, other codes, sums and means round as the kernels do, and signed streams that these
+    read saturate one code lower. `snap_biases` moves the model to where its file is.
+    `verify_tflite` proves that LiteRT computes exactly these integers, and counts those of Keras
+    that differ.
 
     Args:
         model: a model quantized by sat-tf, with weight and activation bits.

@@ -1,11 +1,10 @@
 """Float Keras image models, one family per module, and a table to build them by name."""
 
-import difflib
-import inspect
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from sat_tf.arguments import call_by_name
 from sat_tf.models.mobilenet_v1 import mobilenet_v1
 from sat_tf.models.mobilenet_v2 import mobilenet_v2
 
@@ -40,16 +39,4 @@ def build(name: str, **arguments: Any) -> Any:
         ValueError: unknown model 'mobilenet_v3'; did you mean 'mobilenet_v2'? \
 Expected one of: mobilenet_v1, mobilenet_v2.
     """
-    if name not in MODELS:
-        raise ValueError(f"unknown model {_with_nearest(name, list(MODELS))}")
-    known = list(inspect.signature(MODELS[name]).parameters)
-    unknown = [f"  {_with_nearest(word, known)}" for word in arguments if word not in known]
-    if unknown:
-        raise ValueError("\n".join([f"{name} does not take these arguments:", *unknown]))
-    return MODELS[name](**arguments)
-
-
-def _with_nearest(word: str, known: list[str]) -> str:
-    nearest = difflib.get_close_matches(str(word), known, n=1)
-    question = f"did you mean {nearest[0]!r}? " if nearest else ""
-    return f"{word!r}; {question}Expected one of: {', '.join(known)}."
+    return call_by_name("model", MODELS, name, arguments)

@@ -3,10 +3,11 @@
 import dataclasses
 import hashlib
 import math
-import numbers
 from typing import Any
 
 import tf_keras as keras
+
+from sat_tf.arguments import Rule, check, is_between, is_integer
 
 
 def make_divisible(channels: float, divisor: int = 8) -> int:
@@ -54,63 +55,57 @@ def check_arguments(
         ValueError: some argument is out of its range; lists all of them.
     """
     rules = (
-        (
+        Rule(
             "image_size",
             image_size,
-            _is_integer(image_size) and image_size > 0,
+            is_integer(image_size, lowest=1),
             "a positive integer",
             "pass the height of the square images in pixels, such as 224",
         ),
-        (
+        Rule(
             "num_classes",
             num_classes,
-            _is_integer(num_classes) and num_classes > 0,
+            is_integer(num_classes, lowest=1),
             "a positive integer",
             "pass the number of logits, such as 1000",
         ),
-        (
+        Rule(
             "width_multiplier",
             width_multiplier,
-            _is_finite(width_multiplier) and width_multiplier > 0,
+            is_between(width_multiplier, 0, math.inf),
             "a finite positive number",
             "pass 1.0 for the published width, 0.5 for half the channels",
         ),
-        (
+        Rule(
             "stem_stride",
             stem_stride,
-            _is_integer(stem_stride) and stem_stride in (1, 2),
+            is_integer(stem_stride, lowest=1, limit=3),
             "1 or 2",
             "pass 2 for large images, 1 for images of about 32 pixels",
         ),
-        (
+        Rule(
             "rectifier_max",
             rectifier_max,
-            rectifier_max is None or (_is_finite(rectifier_max) and rectifier_max > 0),
+            rectifier_max is None or is_between(rectifier_max, 0, math.inf),
             "a finite positive number or None",
             "pass 6.0 for ReLU6, None for a ReLU without an upper end",
         ),
-        (
+        Rule(
             "dropout",
             dropout,
-            _is_finite(dropout) and 0 <= dropout < 1,
+            not isinstance(dropout, bool) and (dropout == 0 or is_between(dropout, 0, 1)),
             "a number in [0, 1)",
             "pass the share of pooled features to drop, 0.0 for none",
         ),
-        (
+        Rule(
             "seed",
             seed,
-            seed is None or _is_integer(seed),
+            seed is None or is_integer(seed),
             "an integer or None",
             "pass an integer for weights that can be drawn again, None for fresh ones",
         ),
     )
-    problems = [
-        f"  {name}: received {received!r}; expected {expected}; {fix}."
-        for name, received, is_valid, expected, fix in rules
-        if not is_valid
-    ]
-    if problems:
-        raise ValueError("\n".join([f"{model} cannot be built with these arguments:", *problems]))
+    check(model, rules)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -229,9 +224,3 @@ class LayerBuilder:
 
 
 # bool is a number to Python; as a size or a seed it is a mistake.
-def _is_integer(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(value, numbers.Integral)
-
-
-def _is_finite(value: Any) -> bool:
-    return not isinstance(value, bool) and isinstance(value, numbers.Real) and math.isfinite(value)

@@ -15,6 +15,7 @@ from pydantic import (
     field_validator,
 )
 
+from sat_tf.arguments import SEED_LIMIT
 from sat_tf.data import DATA_SETS
 from sat_tf.messages import did_you_mean
 from sat_tf.qat.policy import BitPolicy
@@ -34,7 +35,6 @@ _KNOWN_TO_THE_RUN = {
     "seed": "it is the seed of the run; set seed",
 }
 
-SEED_LIMIT = 2**32
 _FEWEST_CALIBRATION_IMAGES = 64
 
 

@@ -255,6 +255,7 @@ PAPER = {
         "a": "w8",
         "a_relu": "u4",
         "b": "w4* o",
+        "pool": "o",
         "flatten > classifier": "s4",
         "classifier": "w8* o",
     },

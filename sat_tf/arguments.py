@@ -1,8 +1,13 @@
-"""Argument checks of the data sets: one error names everything that is wrong."""
+"""Checks of arguments, as models and data sets share them: one error names all that is wrong."""
 
+import difflib
+import inspect
+import math
 import numbers
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+_Made = TypeVar("_Made")
 
 SEED_LIMIT = 2**32
 
@@ -15,6 +20,40 @@ class Rule(NamedTuple):
     is_valid: bool
     expected: str
     fix: str
+
+
+def call_by_name(
+    kind: str, table: Mapping[str, Callable[..., _Made]], name: str, arguments: Mapping[str, Any]
+) -> _Made:
+    """Calls an entry of a table, with a "did you mean" for names that it does not know.
+
+    Args:
+        kind: what the table holds, for the message.
+        table: functions by name.
+        name: of one of them.
+        arguments: what to call it with, by keyword.
+
+    Raises:
+        ValueError: an unknown name or argument; lists all of them.
+
+    Example:
+        >>> call_by_name("number", {"one": lambda: 1}, "on", {})
+        Traceback (most recent call last):
+        ValueError: unknown number 'on'; did you mean 'one'? Expected one of: one.
+    """
+    if name not in table:
+        raise ValueError(f"unknown {kind} {_with_nearest(name, list(table))}")
+    known = list(inspect.signature(table[name]).parameters)
+    unknown = [f"  {_with_nearest(word, known)}" for word in arguments if word not in known]
+    if unknown:
+        raise ValueError("\n".join([f"{name} does not take these arguments:", *unknown]))
+    return table[name](**arguments)
+
+
+def _with_nearest(word: str, known: list[str]) -> str:
+    nearest = difflib.get_close_matches(str(word), known, n=1)
+    question = f"did you mean {nearest[0]!r}? " if nearest else ""
+    return f"{word!r}; {question}Expected one of: {', '.join(known)}."
 
 
 def check(owner: str, rules: Iterable[Rule]) -> None:
@@ -42,8 +81,8 @@ def check(owner: str, rules: Iterable[Rule]) -> None:
         raise ValueError("\n".join([f"{owner} does not accept these arguments:", *problems]))
 
 
-def is_integer(value: Any, *, lowest: int, limit: int | None = None) -> bool:
-    """Whether a value is an integer in [lowest, limit); no upper end where `limit` is None.
+def is_integer(value: Any, *, lowest: float = -math.inf, limit: float = math.inf) -> bool:
+    """Whether a value is an integer in [lowest, limit).
 
     bool is an integer to Python; as a size or a seed it is a mistake, and False here.
 
@@ -54,8 +93,7 @@ def is_integer(value: Any, *, lowest: int, limit: int | None = None) -> bool:
     return (
         not isinstance(value, bool)
         and isinstance(value, numbers.Integral)
-        and lowest <= int(value)
-        and (limit is None or int(value) < limit)
+        and lowest <= int(value) < limit
     )
 
 
