@@ -195,15 +195,17 @@ def _level_gradient(
 
 def _sum_of_products(a: tf.Tensor, b: tf.Tensor, c: tf.Tensor, d: tf.Tensor) -> tf.Tensor:
     """Σ a b - Σ c d, which nearly cancel."""
-    row = a.shape[-2:].num_elements() if a.shape.rank else None
-    if not row or compiles_with_xla() or has_accelerator():
+    if compiles_with_xla() or has_accelerator():
         # Accelerators multiply matrices in less than float32; XLA fuses this into one pass.
         return tf.reduce_sum(a * b - c * d)
-    # As products of matrices nothing is written to memory. Short rows keep the rounding errors of
-    # the two sums, and so that of their difference, small.
-    rows = [tf.reshape(tensor, [-1, 1, row]) for tensor in (a, b, c, d)]
-    first = tf.matmul(rows[0], rows[1], transpose_b=True)
-    return tf.reduce_sum(first - tf.matmul(rows[2], rows[3], transpose_b=True))
+    # As products of a row and a column nothing is written to memory, and all cores take part.
+    return _dot(a, b) - _dot(c, d)
+
+
+def _dot(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    # With both as rows, one transposed: other layouts of the same product are copied first.
+    product = tf.matmul(tf.reshape(a, [1, -1]), tf.reshape(b, [1, -1]), transpose_b=True)
+    return tf.reshape(product, [])
 
 
 def _check_gradient(gradient: str) -> None:
