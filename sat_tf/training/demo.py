@@ -29,8 +29,8 @@ stages:
     warmup_learning_rate: 0.01
     warmup_epochs: 2
   quantized:
-    epochs: 14
-    base_learning_rate: 0.08
+    epochs: 20
+    base_learning_rate: 0.1
     warmup_epochs: 1
 # Averages over few small batches are noisy; measured anew, the statistics are not.
 calibration:
