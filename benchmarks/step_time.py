@@ -2,7 +2,7 @@
 
 Every row is a median over steps that are interleaved: float, ours, TFMOT, float, ours, TFMOT, ...
 so that what else the machine does meets all of them alike. Ratios are what counts; seconds say
-something about this machine only.
+something about one machine only.
 
     python benchmarks/step_time.py
     python benchmarks/step_time.py --image_size=224 --batch_size=8 --steps=10
@@ -24,6 +24,7 @@ from absl import app, flags
 
 import sat_tf
 from sat_tf.models import build
+from sat_tf.wholefile import written_whole
 
 _MODEL = flags.DEFINE_string("model", "mobilenet_v2", "float model, by name")
 _IMAGE_SIZE = flags.DEFINE_integer("image_size", 96, "rows and columns of the images")
@@ -97,7 +98,7 @@ def main(argv: list[str]) -> None:
     console.print(table)
     output = pathlib.Path(_OUTPUT.value)
     output.parent.mkdir(parents=True, exist_ok=True)
-    with output.open("w", newline="") as file:
+    with written_whole(output) as temporary, temporary.open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)

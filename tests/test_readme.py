@@ -1,0 +1,55 @@
+import pathlib
+import re
+
+import numpy as np
+import tensorflow_model_optimization as tfmot
+import tf_keras as keras
+
+import sat_tf
+
+README = (pathlib.Path(__file__).parents[1] / "README.md").read_text()
+_COMPILE = "q.compile('sgd', keras.losses.SparseCategoricalCrossentropy(from_logits=True))"
+_FIT = "q.fit(images.astype('float32'), labels, verbose=0)"
+
+
+def _small_model():
+    return keras.Sequential(
+        [
+            keras.layers.Input((8, 8, 3)),
+            keras.layers.Conv2D(4, 3, use_bias=False),
+            keras.layers.BatchNormalization(),
+            keras.layers.ReLU(),
+            keras.layers.GlobalAveragePooling2D(),
+            keras.layers.Dense(3),
+        ]
+    )
+
+
+def test_the_code_in_the_readme_runs_and_no_code_differs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    keras.utils.set_random_seed(0)
+    draw = np.random.default_rng(0)
+    names = {
+        "keras": keras,
+        "model": _small_model(),
+        "images": draw.integers(0, 256, (64, 8, 8, 3)).astype(np.uint8),
+        "labels": draw.integers(0, 3, 64),
+    }
+    whole, in_tfmots_words = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    exec(whole.replace("q.compile(...)", _COMPILE).replace("q.fit(...)", _FIT), names)
+    assert names["certificate"].codes_differing == 0
+    assert pathlib.Path("model.tflite").is_file()
+
+    # Both ways to quantize give the same model.
+    names["tfmot"], names["sat_tf"] = tfmot, sat_tf
+    exec(in_tfmots_words, names)
+    one = sat_tf.quantize_model(names["model"], sat_tf.BitPolicy(weight_bits=4, activation_bits=4))
+    pixels = names["images"].astype(np.float32)
+    np.testing.assert_array_equal(names["q"](pixels), one(pixels))
+
+
+def test_every_file_the_readme_links_to_is_there():
+    links = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
+    assert len(links) >= 4
+    for link in links:
+        assert (pathlib.Path(__file__).parents[1] / link).is_file(), link
