@@ -16,7 +16,8 @@ from absl import app, flags
 from rich.console import Console
 
 from sat_tf import cli
-from sat_tf.training import commands
+from sat_tf.commands import evaluate, export, train
+from sat_tf.training.errors import RunError
 
 _CONFIG = flags.DEFINE_string("config", None, "YAML file of the run; default: the digits demo.")
 _SET = flags.DEFINE_multi_string(
@@ -30,16 +31,27 @@ _SEED = flags.DEFINE_integer("seed", None, "Wins over the seed in the configurat
 
 
 def _run() -> bool:
-    config = commands.load_config(_CONFIG.value, _SET.value, _SEED.value)
-    folder = commands.choose_folder(config, _RUN_DIR.value)
+    config = train.load_config(_CONFIG.value, _SET.value, _SEED.value)
+    folder = train.choose_folder(config, _RUN_DIR.value)
     if _MODE.value == "train":
-        return commands.train(config, folder, Console())
-    commands.refuse_settings(_MODE.value, overrides=_SET.value, seed=_SEED.value)
+        return train.train(config, folder, Console())
+    _refuse_settings()
     if _MODE.value == "evaluate":
-        commands.evaluate(folder, Console())
+        evaluate.evaluate(folder, Console())
     else:
-        commands.export(folder, Console())
+        export.export(folder, Console())
     return True
+
+
+def _refuse_settings() -> None:
+    """Raises an error for settings that only training takes."""
+    given = [f"--set {override}" for override in _SET.value]
+    given += [] if _SEED.value is None else [f"--seed {_SEED.value}"]
+    if given:
+        raise RunError(
+            f"received {', '.join(given)} with --mode={_MODE.value}, expected none: a finished run "
+            "keeps its own configuration; leave them out, or train again."
+        )
 
 
 def main(argv: list[str]) -> None:

@@ -56,15 +56,27 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
         ValueError: as in `check_writable`, or the file cannot be written after all.
     """
     path = check_writable(path)
-    temporary = path.with_name(f".{uuid.uuid4().hex}{path.suffix}")
     try:
-        yield temporary
-        temporary.replace(path)
+        with renamed_when_done(path) as temporary:
+            yield temporary
     except OSError as error:
         raise ValueError(
             f"{path}: received a file that cannot be written ({error.strerror}), expected one that "
             "can; choose another name or folder, or free some space."
         ) from error
+
+
+@contextlib.contextmanager
+def renamed_when_done(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """What `written_whole` does, with the file system's own errors.
+
+    Renaming is atomic: a reader never sees half a file, and neither does who stops halfway; a name
+    of its own keeps two writers of the same file apart.
+    """
+    temporary = path.with_name(f".{uuid.uuid4().hex}{path.suffix}")
+    try:
+        yield temporary
+        temporary.replace(path)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "models": set(),
     "data": set(),
     "training": {"qat", "models", "data", "export"},
+    "commands": {"training", "qat", "models", "data", "export"},
 }
 # Modules that all parts share, and those at the top that may use everything.
 SHARED = {"arguments", "messages", "version", "wholefile"}

@@ -334,8 +334,8 @@ def test_an_error_of_the_program_itself_keeps_its_traceback():
 
 
 def test_without_a_config_and_a_folder_a_run_is_the_demo_in_runs():
-    from sat_tf.training import commands
+    from sat_tf.commands import train
 
-    config = commands.load_config()
+    config = train.load_config()
     assert config.name == "digits_mobilenet_v2_w4a4"
-    assert commands.choose_folder(config, None).path == pathlib.Path("runs") / config.name
+    assert train.choose_folder(config, None).path == pathlib.Path("runs") / config.name

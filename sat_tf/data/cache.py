@@ -2,13 +2,14 @@
 
 import os
 import pathlib
-import uuid
 import warnings
 from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from sat_tf.wholefile import renamed_when_done
 
 ENVIRONMENT_VARIABLE = "SAT_TF_CACHE"
 
@@ -66,18 +67,11 @@ def _read(path: pathlib.Path, names: Collection[str]) -> Arrays | None:
 
 
 def _write(path: pathlib.Path, arrays: Arrays) -> None:
-    # Renaming is atomic: a reader, or a run that is stopped here, never sees half a file; a name
-    # of its own keeps two runs that make the same file apart.
-    temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("xb") as file:
-                # mypy takes every keyword for the one option that savez has besides the arrays.
-                np.savez(file, **arrays)  # type: ignore[arg-type]
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with renamed_when_done(path) as temporary, temporary.open("xb") as file:
+            # mypy takes every keyword for the one option that savez has besides the arrays.
+            np.savez(file, **arrays)  # type: ignore[arg-type]
     except OSError as error:
         warnings.warn(
             f"cached file {path}: could not be written ({error}); the data is complete, but the "

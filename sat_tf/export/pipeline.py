@@ -18,7 +18,15 @@ def deployed_graph(model: keras.Model, *, float_head: bool = False) -> Graph:
     Raises:
         ValueError: the model has no integer form; lists every problem with its fix.
     """
-    graph = trained_graph(model, float_head=float_head)
+    return rounded(trained_graph(model, float_head=float_head))
+
+
+def rounded(graph: Graph) -> Graph:
+    """What the file holds of a graph from `trained_graph`.
+
+    Raises:
+        ValueError: an operation does not fit its integer kernel; lists every one with its fix.
+    """
     for stage in (settle_constants, steps.floor_steps, steps.snap_biases):
         graph = stage(graph)
     return graph

@@ -181,11 +181,9 @@ def _(layer: keras.layers.Softmax, network: Network, node: Node) -> Iterator[str
 
 
 def _non_finite(node: Node) -> Iterator[str]:
-    for variable, value in zip(node.layer.weights, node.layer.get_weights(), strict=True):
-        bad = np.size(value) - np.count_nonzero(np.isfinite(value))
-        if bad:
-            yield (
-                f"{variable.name}: received {bad} values of {np.size(value)} that are NaN or "
-                "infinite, expected finite ones; go back to an earlier checkpoint, or train again "
-                "with a smaller learning rate."
-            )
+    for variable, bad, size in node.non_finite():
+        yield (
+            f"{variable}: received {bad} values of {size} that are NaN or infinite, expected "
+            "finite ones; go back to an earlier checkpoint, or train again with a smaller learning "
+            "rate."
+        )

@@ -11,9 +11,8 @@ measured, the model that is measured is, but for ties, the model that is shipped
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.export import queries
+from sat_tf.export import pipeline, queries
 from sat_tf.export.graph import Graph, Linear, Reshape
-from sat_tf.export.pipeline import deployed_graph, trained_graph
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.network import Network, Node
 
@@ -37,7 +36,8 @@ def snap_biases(model: keras.Model) -> None:
     Raises:
         ValueError: the model has no integer form; lists every problem.
     """
-    trained, deployed = trained_graph(model), deployed_graph(model)
+    trained = pipeline.trained_graph(model)
+    deployed = pipeline.rounded(trained)
     network = Network(model)
     nodes = {inner_layer(node.layer).name: node for node in network}
     shaped = {

@@ -12,7 +12,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core import grid as grids
-from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.layout import inner_layer, quantized_network
 from sat_tf.qat.network import Network, Node
 from sat_tf.qat.quantizers import (
     SMALLEST_CLIPPING_LEVEL,
@@ -70,13 +70,7 @@ def calibrate(
         ValueError: the model is not quantized by sat-tf, the images do not fit its input or are
             not finite, or an activation is NaN or infinite.
     """
-    network = Network(model)
-    network.refuse_problems()
-    if not any(isinstance(node.layer, QuantizedLayer) for node in network):
-        raise ValueError(
-            f"model {model.name!r}: received a model without quantized layers, expected one "
-            "quantized by sat-tf; call sat_tf.quantize_model(model, policy) first."
-        )
+    network = quantized_network(model, when="first")
     images = _gather(dataset, num_images, network)
     _check_range(images, network)
     batches = [images[i : i + _BATCH_SIZE] for i in range(0, len(images), _BATCH_SIZE)]

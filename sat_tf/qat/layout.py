@@ -75,6 +75,26 @@ def quantized_model(
     return built
 
 
+def quantized_network(model: keras.Model, *, when: str) -> Network:
+    """The graph of a model that sat-tf has quantized.
+
+    Args:
+        model: the model.
+        when: "first" or "instead": when an unquantized one is to be quantized, for the message.
+
+    Raises:
+        ValueError: it is not quantized, or is no graph of single calls.
+    """
+    network = Network(model)
+    network.refuse_problems()
+    if not any(isinstance(node.layer, QuantizedLayer) for node in network):
+        raise ValueError(
+            f"model {model.name!r}: received a model without quantized layers, expected one "
+            f"quantized by sat-tf; call sat_tf.quantize_model(model, policy) {when}."
+        )
+    return network
+
+
 def inner_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
     """The user's layer: inside its `QuantizedLayer`, or itself where it has none."""
     return layer.layer if isinstance(layer, QuantizedLayer) else layer
@@ -87,14 +107,12 @@ def _name_of(name: str, placement: Placement) -> str:
 def _non_finite_weights(network: Network) -> list[str]:
     problems = []
     for node in network:
-        for variable, value in zip(node.layer.weights, node.layer.get_weights(), strict=True):
-            bad = np.size(value) - np.count_nonzero(np.isfinite(value))
-            if bad:
-                name = variable.name.split("/")[-1].split(":")[0]
-                problems.append(
-                    f"{node.name}: received {bad} of {np.size(value)} values of {name} that are "
-                    "NaN or infinite, expected finite ones; load or train the float model again."
-                )
+        for variable, bad, size in node.non_finite():
+            name = variable.split("/")[-1].split(":")[0]
+            problems.append(
+                f"{node.name}: received {bad} of {size} values of {name} that are NaN or infinite, "
+                "expected finite ones; load or train the float model again."
+            )
     return problems
 
 

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
@@ -33,6 +34,13 @@ class Node:
     def call(self, layer: keras.layers.Layer, tensors: list[Any]) -> Any:
         """Calls `layer` the way this node calls its own."""
         return layer(tensors if self.takes_list else tensors[0], **self.arguments)
+
+    def non_finite(self) -> Iterator[tuple[str, int, int]]:
+        """Each weight with values that are NaN or infinite: its name, how many, and of how many."""
+        for variable, value in zip(self.layer.weights, self.layer.get_weights(), strict=True):
+            bad = int(np.count_nonzero(~np.isfinite(value)))
+            if bad:
+                yield variable.name, bad, np.size(value)
 
 
 class Network:

@@ -9,7 +9,12 @@ import tf_keras as keras
 
 from sat_tf.qat import registry
 from sat_tf.qat.configs import LayerConfig
-from sat_tf.qat.layout import divide_output, inner_layer, quantized_model
+from sat_tf.qat.layout import (
+    divide_output,
+    inner_layer,
+    quantized_model,
+    quantized_network,
+)
 from sat_tf.qat.network import Network
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.wrapper import QuantizedLayer
@@ -53,13 +58,7 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
 
 def _without_quantizers(model: keras.Model) -> tuple[keras.Model, dict[str, Any]]:
     """The user's layers with latent weights, and how each of them was annotated."""
-    network = Network(model)
-    network.refuse_problems()
-    if not any(isinstance(node.layer, QuantizedLayer) for node in network):
-        raise ValueError(
-            f"model {model.name!r}: received a model without quantized layers, expected one "
-            "quantized by sat-tf; call sat_tf.quantize_model(model, policy) instead."
-        )
+    network = quantized_network(model, when="instead")
     annotations: dict[str, Any] = {}
     made: dict[str, Any] = {}
     for node in network:

@@ -1,0 +1,1 @@
+"""The commands of `sat-tf`, one file each; cheap checks come before TensorFlow is loaded."""

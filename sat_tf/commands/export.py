@@ -1,0 +1,90 @@
+"""`sat-tf export`."""
+
+import argparse
+import pathlib
+
+from rich.console import Console
+
+from sat_tf.commands.models import load_model, quiet_tensorflow
+from sat_tf.training.config_file import read_config
+from sat_tf.training.errors import RunError
+from sat_tf.training.run_folder import (
+    CERTIFICATE,
+    CONFIG,
+    QUANTIZED_MODEL,
+    TFLITE_MODEL,
+    RunFolder,
+)
+
+SUMMARY = "write the TFLite file of a finished run"
+DESCRIPTION = "Writes the quantized model of a run as an integer TFLite file."
+EXAMPLES = """\
+examples:
+  sat-tf export runs/digits_mobilenet_v2_w4a4
+  sat-tf export runs/digits_mobilenet_v2_w4a4 --float_head --out app/digits.tflite
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="folder of a finished run")
+    parser.add_argument("--out", metavar="FILE", help="default: RUN_DIR/model.tflite")
+    parser.add_argument(
+        "--float_head",
+        action=argparse.BooleanOptionalAction,
+        help="keep the last layer float, so its logits exact; default: as the run's config says",
+    )
+
+
+def run(arguments: argparse.Namespace, console: Console) -> None:
+    """Does what the arguments ask for."""
+    export(
+        RunFolder(pathlib.Path(arguments.run_dir)),
+        console,
+        out=arguments.out,
+        float_head=arguments.float_head,
+    )
+
+
+def export(
+    folder: RunFolder,
+    console: Console,
+    *,
+    out: str | None = None,
+    float_head: bool | None = None,
+) -> None:
+    """Writes a finished run's quantized model as a TFLite file.
+
+    Args:
+        folder: of the run.
+        console: where to say what was written.
+        out: path of the file; by default the run's own.
+        float_head: see `sat_tf.export_tflite`; by default as the run's configuration says.
+
+    Raises:
+        RunError: the folder holds no such run, or the file cannot be written.
+    """
+    folder.require(QUANTIZED_MODEL, *([CONFIG] if float_head is None else []))
+    if float_head is None:
+        float_head = read_config(folder.file(CONFIG)).export.float_head
+    quiet_tensorflow()
+    import sat_tf
+
+    model = load_model(folder.file(QUANTIZED_MODEL))
+    path = pathlib.Path(out) if out else folder.file(TFLITE_MODEL)
+    try:
+        report = sat_tf.export_tflite(model, path, float_head=float_head)
+    except ValueError as error:
+        raise RunError(str(error)) from error
+    notes = list(report.warnings)
+    certificate = path.with_name(CERTIFICATE)
+    if certificate.is_file() and report.sha256 not in certificate.read_text(encoding="utf-8"):
+        notes.append(f"{certificate} is about another file; renew it with sat-tf verify")
+    for note in notes:
+        console.print(f"Note: {note}", highlight=False, soft_wrap=True)
+    console.print(
+        f"{report.path}: {report.bytes:,} bytes, {report.gzip_bytes:,} after gzip, "
+        f"{sum(report.operators.values())} operators",
+        highlight=False,
+        soft_wrap=True,
+    )

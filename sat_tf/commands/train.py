@@ -1,0 +1,104 @@
+"""`sat-tf train`."""
+
+import argparse
+import pathlib
+from collections.abc import Iterable
+
+from rich.console import Console
+
+from sat_tf.arguments import SEED_LIMIT
+from sat_tf.commands.models import quiet_tensorflow
+from sat_tf.training.config import Config
+from sat_tf.training.config_file import parse_config, read_config
+from sat_tf.training.demo import DEMO
+from sat_tf.training.errors import RunError
+from sat_tf.training.run_folder import RunFolder
+
+SUMMARY = "train a float and a quantized model, export and verify"
+DESCRIPTION = (
+    "Trains a float model with clamped weights, fine-tunes it quantized, writes an integer TFLite "
+    "file, and proves that LiteRT computes the integers that were trained."
+)
+EXAMPLES = """\
+examples:
+  sat-tf train                                   digits, MobileNet-V2, 4 bits: minutes, no download
+  sat-tf train --config configs/digits/mobilenet_v2_w2a2.yaml
+  sat-tf train --set stages.float.epochs=3 --set policy.stream_bits=null
+  sat-tf train --seed 1 --run_dir runs/second_seed
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument("--config", metavar="FILE", help="YAML file; default: the digits demo")
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        dest="overrides",
+        help="change one setting, with a dotted key; can be given several times",
+    )
+    parser.add_argument(
+        "--run_dir", metavar="DIR", help="where the files go; default: runs/<name in the config>"
+    )
+    parser.add_argument("--seed", type=_seed, help="wins over the seed in the config")
+
+
+def run(arguments: argparse.Namespace, console: Console) -> bool:
+    """Does what the arguments ask for."""
+    config = load_config(arguments.config, arguments.overrides, arguments.seed)
+    return train(config, choose_folder(config, arguments.run_dir), console)
+
+
+def load_config(
+    path: str | None = None, overrides: Iterable[str] = (), seed: int | None = None
+) -> Config:
+    """The configuration in a file, or that of the demo where no file is named.
+
+    Raises:
+        RunError: see `read_config`.
+    """
+    if path is None:
+        return parse_config(DEMO, overrides, seed=seed, subject="demo")
+    return read_config(path, overrides, seed=seed)
+
+
+def choose_folder(config: Config, run_dir: str | None) -> RunFolder:
+    """The folder that was asked for, or runs/<name> in the working directory.
+
+    Raises:
+        RunError: the folder that was asked for has no name.
+    """
+    if run_dir is None:
+        return RunFolder(pathlib.Path("runs") / config.name)
+    if not run_dir.strip():
+        raise RunError("--run_dir: received an empty name, expected a folder; or leave it out.")
+    return RunFolder(pathlib.Path(run_dir))
+
+
+def train(config: Config, folder: RunFolder, console: Console) -> bool:
+    """Trains, exports and verifies; prints the table of results.
+
+    Returns:
+        Whether LiteRT computes the integers that were trained.
+
+    Raises:
+        RunError: the run cannot start or go on.
+    """
+    folder.check_writable()
+    quiet_tensorflow()
+    from sat_tf.training import runner
+
+    results = runner.train(config, folder, console)
+    if results is None:
+        return True
+    console.print(results.table(config.name))
+    console.print(f"Run folder: {folder.path}", highlight=False, soft_wrap=True)
+    return results.codes_differing == 0
+
+
+def _seed(text: str) -> int:
+    if text.isdecimal() and int(text) < SEED_LIMIT:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r}: expected an integer in [0, {SEED_LIMIT})")
