@@ -3,6 +3,7 @@
 Stored integers come in and go out as int32 arrays; accumulators are exact.
 """
 
+import functools
 from collections.abc import Iterator
 
 import numpy as np
@@ -94,6 +95,22 @@ def max_pool(stored: np.ndarray, size: tuple[int, int], window: Window) -> np.nd
     for view in views:
         np.maximum(result, view, out=result)
     return result
+
+
+def window_sums(
+    stored: np.ndarray, size: tuple[int, int], window: Window
+) -> tuple[np.ndarray, np.ndarray]:
+    """The sum of the values in each window, and how many they are; padding is none of them."""
+    inside = np.ones((1, *stored.shape[1:3], 1), np.int32)
+    totals, counts = (
+        functools.reduce(np.add, _taps(values, size, window, fill=0)) for values in (stored, inside)
+    )
+    return totals, counts
+
+
+def rounded_means(totals: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Integer means of stored integers, halves away from zero."""
+    return np.asarray(np.sign(totals) * ((np.abs(totals) + counts // 2) // counts), np.int32)
 
 
 def _depthwise_sums(codes: np.ndarray, kernel: np.ndarray, window: Window) -> np.ndarray:

@@ -8,15 +8,19 @@ import numpy as np
 
 from sat_tf.export import graph as ir
 from sat_tf.export.forms import (
+    AverageForm,
+    ConcatenationForm,
     Form,
     LinearForm,
     MeanForm,
-    SumForm,
+    Part,
+    RectifiedForm,
     TensorForm,
     identity,
     window_mean,
 )
 from sat_tf.export.graph import WHOLE, Codes, LinearKind, Pointwise, Tensor
+from sat_tf.export.storage import range_codes
 
 # XNNPACK leaves a sum to other kernels, with another rounding, where a step of what it adds is
 # less than 2^-10 of its own. A summand of 2^-9 still counts hundredths of an output code.
@@ -59,28 +63,48 @@ class GraphBuilder:
 
     def materialize(self, form: Form, codes: Codes, name: str, shape: tuple[int, ...]) -> str:
         """Adds the operation that makes `form` as a tensor of codes; returns the tensor's name."""
-        if any(self.tensors[source].codes is None for source in form.sources):
+        some_float = any(self.tensors[source].codes is None for source in form.sources)
+        # QUANTIZE cannot make codes with a unit, which no part alone has either.
+        if isinstance(form, ConcatenationForm) and not (some_float and codes.unit != 1.0):
+            parts = tuple(self._part(part, codes) for part in form.parts)
+            return self.add(ir.Concatenate(parts, name, form.axis), shape, codes)
+        if isinstance(form, RectifiedForm):
+            return self.materialize(form.form, codes.rectified(), name, shape)
+        if some_float:
             real = self.as_float(form, self.between(f"{name}_float"), shape)
             return self._quantize(real, codes, name, shape)
+        if isinstance(form, AverageForm):
+            form = TensorForm(self._average(form, name, shape))
         if isinstance(form, TensorForm):
             form = identity(form.source, shape[-1])
         if isinstance(form, MeanForm) and not self._means_saturate(form.source, codes):
             form = self._mean_as_linear(form)
         if isinstance(form, LinearForm):
             return self._linear(form, codes, name, shape)
-        sources = form.sources
-        if isinstance(form, SumForm):
-            sources = tuple(self._summand(source, codes) for source in sources)
-        return self.add(_operation(form, sources, name), shape, codes)
+        if isinstance(form, MeanForm):
+            return self.add(ir.Mean(form.sources, name, form.keep_dims), shape, codes)
+        first, second = self._two_summands(form.sources, name)
+        summands = (self._summand(first, codes), self._summand(second, codes))
+        return self.add(ir.Add(summands, name), shape, codes)
 
     def as_float(self, form: Form, name: str, shape: tuple[int, ...]) -> str:
         """Makes `form` as a float tensor; returns its name."""
         if isinstance(form, TensorForm):
             return self.dequantized(form.source)
+        if isinstance(form, ConcatenationForm):
+            parts = tuple(self.as_float(part.form, part.name, part.shape) for part in form.parts)
+            return self.add(ir.Concatenate(parts, name, form.axis), shape, None)
+        if isinstance(form, RectifiedForm):
+            raise TypeError(f"{name}: a part of a concatenation that has no codes.")
         sources = tuple(self.dequantized(source) for source in form.sources)
         if isinstance(form, LinearForm):
             return self._float_normalization(form, sources[0], name, shape)
-        return self.add(_operation(form, sources, name), shape, None)
+        if isinstance(form, AverageForm):
+            return self.add(ir.AveragePool(sources, name, form.size, form.window), shape, None)
+        if isinstance(form, MeanForm):
+            return self.add(ir.Mean(sources, name, form.keep_dims), shape, None)
+        first, second = self._two_summands(sources, name)
+        return self.add(ir.Add((first, second), name), shape, None)
 
     def dequantized(self, source: str) -> str:
         """The float tensor with the real values of `source`; made once."""
@@ -112,6 +136,44 @@ class GraphBuilder:
             real=True,
         )
         return self.add(operation, shape, None)
+
+    def _part(self, part: Part, codes: Codes) -> str:
+        """A part of a concatenation with the grid of the whole; returns its tensor's name."""
+        form = part.form
+        if isinstance(form, TensorForm) and self.tensors[form.source].codes == codes:
+            return form.source
+        # A part that exists already, such as a pooled tensor, keeps its name for itself.
+        name = self.between(f"{part.name}_part") if part.name in self.tensors else part.name
+        return self.materialize(form, codes, name, part.shape)
+
+    def _average(self, form: AverageForm, name: str, shape: tuple[int, ...]) -> str:
+        """The means on a grid of 8 bits: their kernel rounds them to the codes that it reads."""
+        source = self.tensors[form.source]
+        if source.codes is None:
+            raise TypeError(f"{name}: the codes of a mean of float values.")
+        read, codes = form.source, source.codes
+        low, high = codes.real_range
+        fine = range_codes(low, high)
+        if codes.real_step > fine.real_step:
+            read, codes = self.between(f"{name}_fine"), fine
+            self._linear(identity(form.source, source.shape[-1]), fine, read, source.shape)
+        operation = ir.AveragePool((read,), self.between(f"{name}_mean"), form.size, form.window)
+        return self.add(operation, shape, codes)
+
+    def _two_summands(self, sources: tuple[str, ...], name: str) -> tuple[str, str]:
+        """The last of several tensors, and the sum of all before it, which no codes can exceed."""
+        total = sources[0]
+        for source in sources[1:-1]:
+            first, second = self.tensors[total], self.tensors[source]
+            shape = np.broadcast_shapes(first.shape, second.shape)
+            codes = None
+            if first.codes is not None and second.codes is not None:
+                low, high = np.add(first.codes.real_range, second.codes.real_range)
+                codes = range_codes(float(low), float(high))
+                total, source = self._summand(total, codes), self._summand(source, codes)
+            operation = ir.Add((total, source), self.between(f"{name}_partial"))
+            total = self.add(operation, shape, codes)
+        return total, sources[-1]
 
     def _means_saturate(self, source: str, codes: Codes) -> bool:
         """Whether MEAN itself makes these codes: it clips where int8 does, and nowhere else."""
@@ -202,9 +264,3 @@ class GraphBuilder:
 def _image(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Rows, columns and channels for a tensor that has none, or other axes beside the channels."""
     return (1, math.prod(shape[:-1]), shape[-1])
-
-
-def _operation(form: SumForm | MeanForm, sources: tuple[str, ...], name: str) -> ir.Add | ir.Mean:
-    if isinstance(form, SumForm):
-        return ir.Add(sources, name)
-    return ir.Mean(sources, name, keep_dims=form.keep_dims)

@@ -1,7 +1,9 @@
 """The ordinary route: a deployed graph as Keras operations that TensorFlow's converter reads."""
 
+import collections
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -47,11 +49,42 @@ def to_keras(model: keras.Model) -> keras.Model:
         raise ValueError(list_problems(f"model {graph.name!r}", problems))
     image = keras.Input(graph.image_shape, name=graph.image)
     tensors: dict[str, Any] = {graph.image: image}
-    for operation in graph.operations:
+    for operation in _told_apart(graph.operations):
         inputs = [tensors[name] for name in operation.inputs]
         step = _Step(_function(operation, graph), name=operation.output)
         tensors[operation.output] = step(inputs)
     return keras.Model(image, tensors[graph.output], name=graph.name)
+
+
+def _told_apart(operations: Iterable[ir.Operation]) -> Iterator[ir.Operation]:
+    """The operations, with no two re-quantizations of a tensor alike before their own quantizers.
+
+    The converter would merge these into one, which then has no codes and stays float. The same
+    slope is written as 127 / 127, 126 / 126, and so on; it is exact in each, as they have no bias.
+    """
+    seen: collections.Counter[tuple[str, int]] = collections.Counter()
+    for operation in operations:
+        if isinstance(operation, ir.Linear) and _is_identity(operation):
+            key = operation.inputs[0], operation.kernel.size
+            code = int(operation.kernel.flat[0]) - seen[key]
+            seen[key] += 1
+            factor = operation.kernel.flat[0] / code
+            steps = (operation.steps * factor).astype(np.float32)
+            kernel = np.full_like(operation.kernel, code)
+            operation = dataclasses.replace(operation, kernel=kernel, steps=steps)
+        yield operation
+
+
+def _is_identity(operation: ir.Linear) -> bool:
+    depthwise = operation.kind is LinearKind.DEPTHWISE and operation.kernel.shape[:2] == (1, 1)
+    return (
+        depthwise
+        and not np.any(operation.bias)
+        and operation.kernel.size > 0
+        and operation.kernel.flat[0] > 1
+        and bool(np.all(operation.kernel == operation.kernel.flat[0]))
+        and bool(np.all(operation.steps == operation.steps[0]))
+    )
 
 
 class _Step(keras.layers.Layer):
@@ -166,6 +199,20 @@ def _(operation: ir.Mean, graph: Graph) -> Callable[..., tf.Tensor]:
 def _(operation: ir.MaxPool, graph: Graph) -> Callable[..., tf.Tensor]:
     window = operation.window
     return lambda source: tf.nn.max_pool2d(source, operation.size, window.strides, window.padding)
+
+
+@_function.register
+def _(operation: ir.AveragePool, graph: Graph) -> Callable[..., tf.Tensor]:
+    codes, window = graph.codes(operation.output), operation.window
+    return lambda source: _stored_as(
+        codes, tf.nn.avg_pool2d(source, operation.size, window.strides, window.padding)
+    )
+
+
+@_function.register
+def _(operation: ir.Concatenate, graph: Graph) -> Callable[..., tf.Tensor]:
+    codes = graph.codes(operation.output)
+    return lambda *parts: _stored_as(codes, tf.concat(parts, operation.axis + 1))
 
 
 @_function.register

@@ -32,6 +32,8 @@ _VERSIONS = {
     "ADD": 2,
     "MEAN": 2,
     "MAX_POOL_2D": 2,
+    "AVERAGE_POOL_2D": 2,
+    "CONCATENATION": 2,
     "PAD": 2,
     "RESHAPE": 1,
     "QUANTIZE": 2,
@@ -184,6 +186,8 @@ _OPTIONS = {
     "ADD": "AddOptions",
     "MEAN": "ReducerOptions",
     "MAX_POOL_2D": "Pool2DOptions",
+    "AVERAGE_POOL_2D": "Pool2DOptions",
+    "CONCATENATION": "ConcatenationOptions",
     "PAD": "PadOptions",
     "RESHAPE": "ReshapeOptions",
     "QUANTIZE": "QuantizeOptions",
@@ -282,9 +286,15 @@ def _(operation: ir.Mean, writer: _Writer) -> None:
 
 
 @_write.register
-def _(operation: ir.MaxPool, writer: _Writer) -> None:
+def _(operation: ir.Concatenate, writer: _Writer) -> None:
+    writer.operator("CONCATENATION", operation, axis=operation.axis + 1)
+
+
+@_write.register
+def _(operation: ir.MaxPool | ir.AveragePool, writer: _Writer) -> None:
+    largest = isinstance(operation, ir.MaxPool)
     writer.operator(
-        "MAX_POOL_2D",
+        "MAX_POOL_2D" if largest else "AVERAGE_POOL_2D",
         operation,
         filterHeight=operation.size[0],
         filterWidth=operation.size[1],

@@ -46,7 +46,7 @@ class LinearForm:
 
 @dataclasses.dataclass(frozen=True)
 class SumForm:
-    """The sum of two tensors."""
+    """The sum of tensors."""
 
     sources: tuple[str, ...]
 
@@ -65,6 +65,54 @@ class MeanForm:
 
 
 @dataclasses.dataclass(frozen=True)
+class AverageForm:
+    """The mean of `source` in each of many windows, of which padding is no part."""
+
+    source: str
+    size: tuple[int, int]
+    window: Window
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The tensors it is made of."""
+        return (self.source,)
+
+
+@dataclasses.dataclass(frozen=True)
+class RectifiedForm:
+    """The positive part of another form, whose grid a concatenation gives it."""
+
+    form: "Form"
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The tensors it is made of."""
+        return self.form.sources
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One part of a concatenation: a form, and the name and the shape of the tensor it becomes."""
+
+    form: "Form"
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class ConcatenationForm:
+    """Parts behind each other along an axis, counted without the batch dimension."""
+
+    parts: tuple[Part, ...]
+    axis: int
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The tensors it is made of."""
+        return tuple(source for part in self.parts for source in part.form.sources)
+
+
+@dataclasses.dataclass(frozen=True)
 class TensorForm:
     """A tensor that exists."""
 
@@ -76,7 +124,9 @@ class TensorForm:
         return (self.source,)
 
 
-Form = LinearForm | SumForm | MeanForm | TensorForm
+Form = (
+    LinearForm | SumForm | MeanForm | AverageForm | RectifiedForm | ConcatenationForm | TensorForm
+)
 
 
 def identity(source: str, num_channels: int) -> LinearForm:

@@ -51,6 +51,10 @@ class Codes:
             return Activation.RELU
         return Activation.UNIT
 
+    def rectified(self) -> "Codes":
+        """The same grid without what is below real 0."""
+        return dataclasses.replace(self, lowest=max(self.lowest, self.zero_point))
+
     @property
     def real_step(self) -> float:
         """Real value of one code."""
@@ -175,6 +179,25 @@ class Mean(Operation):
     """
 
     keep_dims: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class AveragePool(Operation):
+    """Mean of the values in a window, of which padding is none, on the grid of the input."""
+
+    size: tuple[int, int]
+    window: Window
+
+
+@dataclasses.dataclass(frozen=True)
+class Concatenate(Operation):
+    """Tensors of one grid behind each other.
+
+    Attributes:
+        axis: along which, counted without the batch dimension.
+    """
+
+    axis: int
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from sat_tf.qat.quantizers import ImageQuantizer, RangeObserver, SatQuantizer
 from sat_tf.qat.registry import Role
 from sat_tf.qat.wrapper import QuantizedLayer
 
-_NATURAL_READERS = (Role.SUM, Role.MEAN, Role.SOFTMAX, Role.OPAQUE)
+_NATURAL_READERS = (Role.SUM, Role.CONCATENATION, Role.MEAN, Role.SOFTMAX, Role.OPAQUE)
 
 
 def role_of(node: Node) -> Role:
@@ -42,7 +42,7 @@ def is_float(network: Network, name: str) -> bool:
 
 def is_unit_free(network: Network, node: Node) -> bool:
     """Whether the layer's codes can be stored on [-1, 1]: linear kernels make and read them."""
-    if role_of(node) in (Role.SUM, Role.MEAN):
+    if role_of(node) in (Role.SUM, Role.CONCATENATION, Role.MEAN):
         return False
     return _has_linear_readers_only(network, node.name)
 
@@ -58,6 +58,41 @@ def _has_linear_readers_only(network: Network, name: str) -> bool:
         if moves and not _has_linear_readers_only(network, reader.name):
             return False
     return True
+
+
+def pads(network: Network, node: Node) -> bool:
+    """Whether some windows of a pooling reach beyond the image."""
+    layer = inner_layer(node.layer)
+    sizes = network[node.inputs[0]].shape
+    return layer.padding == "same" and any(
+        (-(-size // stride) - 1) * stride + window > size
+        for size, window, stride in zip(sizes, layer.pool_size, layer.strides, strict=False)
+        if size is not None
+    )
+
+
+def is_part(network: Network, node: Node) -> bool:
+    """Whether the quantizer of a concatenation gives a layer's output its codes."""
+    reader = _only_reader(network, node)
+    if reader is None or output_quantizer(node) is not None:
+        return False
+    if role_of(reader) is Role.RECTIFIER:
+        return is_part(network, reader)
+    return role_of(reader) is Role.CONCATENATION and _has_grid(network, reader)
+
+
+def _has_grid(network: Network, node: Node) -> bool:
+    """Whether a layer's output is quantized, or that of the only one that reads it."""
+    if output_quantizer(node) is not None:
+        return True
+    reader = _only_reader(network, node)
+    passes = reader is not None and role_of(reader) in (Role.RECTIFIER, Role.CONCATENATION)
+    return reader is not None and passes and _has_grid(network, reader)
+
+
+def _only_reader(network: Network, node: Node) -> Node | None:
+    readers = network.consumers(node.name)
+    return readers[0] if len(readers) == 1 and node.name != network.output else None
 
 
 def find_head(network: Network) -> str | None:

@@ -80,7 +80,8 @@ def _layer_problems(network: Network, node: Node) -> Iterator[str]:
             "received a layer that is called with training=True, expected one that follows the "
             "model; build the model without it"
         )
-    if registry.rectifies(layer) and queries.output_quantizer(node) is None:
+    left_float = queries.output_quantizer(node) is None and not queries.is_part(network, node)
+    if registry.rectifies(layer) and left_float:
         wrapped = isinstance(node.layer, QuantizedLayer)
         fix = "quantize the layers behind it, with activation_bits" if wrapped else "annotate it"
         yield f"received a rectifier that is left float, expected a quantized one; {fix}"
@@ -125,11 +126,8 @@ def _norm_problems(network: Network, node: Node) -> Iterator[str]:
 
 
 def _sum_problems(network: Network, node: Node) -> Iterator[str]:
-    if len(node.inputs) != 2:
-        yield (
-            f"received {len(node.inputs)} tensors, expected 2, whose integer sum is exact; add "
-            "them two by two"
-        )
+    if len(node.inputs) < 2:
+        yield f"received {len(node.inputs)} tensors, expected at least 2; leave the sum out"
     ranks = sorted({len(network[name].shape) for name in node.inputs})
     if len(ranks) > 1:
         yield (
@@ -150,22 +148,6 @@ def _by_class(layer: keras.layers.Layer, network: Network, node: Node) -> Iterat
     """What is wrong with the settings of a layer where it stands."""
     del layer, network, node
     return iter(())
-
-
-@_by_class.register
-def _(layer: keras.layers.AveragePooling2D, network: Network, node: Node) -> Iterator[str]:
-    sizes = network[node.inputs[0]].shape
-    if layer.padding == "same" and any(
-        (-(-size // stride) - 1) * stride + window > size
-        for size, window, stride in zip(sizes, layer.pool_size, layer.strides, strict=False)
-        if size is not None
-    ):
-        yield (
-            "received padding='same' that pads, expected windows that fit the image; use "
-            "padding='valid', or GlobalAveragePooling2D"
-        )
-    if queries.is_float(network, node.inputs[0]):
-        yield "received a float stream, expected a quantized one; requantize with stream_bits=8"
 
 
 @_by_class.register

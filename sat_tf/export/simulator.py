@@ -73,6 +73,19 @@ def _(operation: ir.Mean, graph: Graph, source: np.ndarray) -> np.ndarray:
 
 
 @run_operation.register
+def _(operation: ir.AveragePool, graph: Graph, source: np.ndarray) -> np.ndarray:
+    totals, counts = arithmetic.window_sums(source, operation.size, operation.window)
+    if graph.tensors[operation.output].codes is None:
+        return np.asarray(totals / counts.astype(np.float32), np.float32)
+    return arithmetic.rounded_means(totals, counts)
+
+
+@run_operation.register
+def _(operation: ir.Concatenate, graph: Graph, *parts: np.ndarray) -> np.ndarray:
+    return np.concatenate(parts, axis=operation.axis + 1)
+
+
+@run_operation.register
 def _(operation: ir.MaxPool, graph: Graph, source: np.ndarray) -> np.ndarray:
     return arithmetic.max_pool(source, operation.size, operation.window)
 

@@ -10,9 +10,13 @@ from sat_tf.export import lattice, queries, storage
 from sat_tf.export.builder import GraphBuilder
 from sat_tf.export.fold import ChannelCodes, affine, fold
 from sat_tf.export.forms import (
+    AverageForm,
+    ConcatenationForm,
     Form,
     LinearForm,
     MeanForm,
+    Part,
+    RectifiedForm,
     SumForm,
     TensorForm,
     identity,
@@ -86,8 +90,9 @@ class _Tracer:
         if role is Role.NORM:
             return self._norm(node)
         if role is Role.SUM:
-            first, second = (self._tensor(name) for name in node.inputs)
-            return SumForm((first, second))
+            return SumForm(tuple(self._tensor(name) for name in node.inputs))
+        if role is Role.CONCATENATION:
+            return self._concatenation(node)
         if role is Role.MEAN:
             return self._mean(node)
         if role is Role.MOVEMENT:
@@ -131,8 +136,23 @@ class _Tracer:
         source = self._tensor(node.inputs[0])
         if isinstance(layer, keras.layers.GlobalAveragePooling2D):
             return MeanForm(source, bool(layer.keepdims))
-        window = Window(tuple(layer.strides), "VALID")
-        return window_mean(source, _shape(node)[-1], tuple(layer.pool_size), window)
+        window = Window(tuple(layer.strides), layer.padding.upper())
+        size = tuple(layer.pool_size)
+        if self.builder.tensors[source].codes is None or queries.pads(self.network, node):
+            return AverageForm(source, size, window)
+        window = Window(window.strides, "VALID")
+        return window_mean(source, _shape(node)[-1], size, window)
+
+    def _concatenation(self, node: Node) -> Form:
+        parts = []
+        for name in node.inputs:
+            made = self.network[name]
+            # What nothing else reads may get its codes from the quantizer of the concatenation.
+            alone = len(self.network.consumers(name)) == 1
+            form = self.forms[name] if alone else TensorForm(self._tensor(name))
+            parts.append(Part(form, inner_layer(made.layer).name, _shape(made)))
+        axis = inner_layer(node.layer).axis
+        return ConcatenationForm(tuple(parts), axis % (len(node.shape) + 1) - 1)
 
     def _movement(self, node: Node) -> Form:
         layer = inner_layer(node.layer)
@@ -162,6 +182,8 @@ class _Tracer:
         if node.name == self.float_head and isinstance(form, LinearForm):
             return TensorForm(self.builder.real_product(form, name, _shape(node)))
         if isinstance(wrapper.quantize_config.output, RangeObserver):
+            if self._stays_float(node, form):
+                return form
             low, high = self._range(node, form)
             codes = storage.range_codes(low, high)
             if isinstance(form, LinearForm):
@@ -172,8 +194,14 @@ class _Tracer:
                 wrapper, unit_free=queries.is_unit_free(self.network, node)
             )
         else:
-            return form
+            rectified = registry.rectifies(inner_layer(node.layer))
+            return RectifiedForm(form) if rectified else form
         return TensorForm(self.builder.materialize(form, codes, name, _shape(node)))
+
+    def _stays_float(self, node: Node, form: Form) -> bool:
+        """Whether no integer kernel computes an observed layer, and no one asks for its codes."""
+        averages = isinstance(form, AverageForm) and node.name != self.network.output
+        return averages and self.builder.tensors[form.sources[0]].codes is None
 
     def _range(self, node: Node, form: Form) -> tuple[float, float]:
         observed = storage.observed_range(node.layer)
@@ -192,6 +220,11 @@ class _Tracer:
     def _worst_range(self, form: Form) -> tuple[float, float]:
         if isinstance(form, LinearForm):
             return form.worst_range(self._codes(form.source))
+        if isinstance(form, RectifiedForm):
+            return 0.0, max(self._worst_range(form.form)[1], 0.0)
+        if isinstance(form, ConcatenationForm):
+            low, high = zip(*(self._worst_range(part.form) for part in form.parts), strict=True)
+            return min(low), max(high)
         if isinstance(form, SumForm):
             ranges = np.array([self._codes(source).real_range for source in form.sources])
             low, high = ranges.sum(axis=0)

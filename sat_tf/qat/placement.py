@@ -1,13 +1,14 @@
 """The placement: which quantizer goes where, found on the graph of the float model.
 
 Rules, in the words of the glossary:
-- A tensor is *absorbed* where it never exists as integers: a linear layer's output that only a
-  BatchNormalization or a rectifier reads, and a normalization's or sum's that only a rectifier
-  reads. Every other tensor is a *root*: data movement passes its codes on.
+- A tensor is *absorbed* where it has no integers of its own: a linear layer's output that only a
+  BatchNormalization or a rectifier reads, a normalization's, sum's or concatenation's that only a
+  rectifier reads, and what only a quantized concatenation reads, which has one grid for all its
+  parts. Every other tensor is a *root*: data movement passes its codes on.
 - A root that only linear layers read gets their activation bits. One that anything else reads is a
   stream, at stream bits; linear layers then read it through an inserted quantizer, unless its grid
-  is as coarse as they ask already. So does a sum or mean that can be negative: integer kernels for
-  these saturate at 8 bits only.
+  is as coarse as they ask already. So does a sum, mean or concatenation that can be negative:
+  integer kernels for these saturate at 8 bits only.
 - The model's output is observed, not quantized.
 """
 
@@ -32,6 +33,9 @@ from sat_tf.qat.quantizers import (
     StreamQuantizer,
 )
 from sat_tf.qat.registry import Role
+
+_BEFORE_RECTIFIERS = (Role.NORM, Role.SUM, Role.CONCATENATION)
+_SATURATE_AT_8_BITS = (Role.SUM, Role.CONCATENATION, Role.MEAN)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +131,10 @@ class _Placer:
         behind = {name: found for name, found in norms.items() if found}
         return Placement(configs, insertions, behind)
 
+    def _refuse(self, problem: str) -> None:
+        if problem not in self.problems:  # a tensor is looked at more than once
+            self.problems.append(problem)
+
     def _raise_problems(self) -> None:
         if not self.problems:
             return
@@ -207,11 +215,37 @@ class _Placer:
         readers = self.network.consumers(name)
         if len(readers) != 1 or name == self.network.output:
             return False
-        reader = self.roles[readers[0].name]
-        if self.roles[name] is Role.LINEAR:
+        role, reader = self.roles[name], self.roles[readers[0].name]
+        if reader is Role.CONCATENATION:
+            return self._is_part(name, readers[0])
+        if role is Role.LINEAR:
             plain = registry.activation_name(self.network[name].layer) == "linear"
             return plain and reader in (Role.NORM, Role.RECTIFIER)
-        return self.roles[name] in (Role.NORM, Role.SUM) and reader is Role.RECTIFIER
+        return role in _BEFORE_RECTIFIERS and reader is Role.RECTIFIER
+
+    def _is_part(self, name: str, reader: Node) -> bool:
+        """Whether a tensor takes the grid of the concatenation that reads it."""
+        movable = (Role.MOVEMENT, Role.SOFTMAX, Role.OPAQUE, Role.INPUT)
+        # Clipped at its own ceiling and at the clipping level, it would need two grids.
+        if self.roles[name] in movable or name not in self.annotations or self._ceiling(name):
+            return False
+        if self._ends_in_softmax(self.network[name]):
+            return False
+        if reader.inputs.count(name) > 1 or any(map(self._is_opaque, reader.inputs)):
+            return False
+        return self._has_grid(reader)
+
+    def _has_grid(self, node: Node) -> bool:
+        """Whether a layer's output, or that of the only one that reads it, is quantized."""
+        if self._absorbed(node.name):
+            return self._has_grid(self.network.consumers(node.name)[0])
+        return self._output(node) is not None
+
+    def _is_opaque(self, name: str) -> bool:
+        """Whether a tensor is float because a layer is left float."""
+        if self.roles[name] is Role.MOVEMENT:
+            return self._is_opaque(self.network[name].inputs[0])
+        return self.roles[name] is Role.OPAQUE
 
     def _negative(self, name: str) -> bool:
         """Whether the layer's output can be negative."""
@@ -220,7 +254,7 @@ class _Placer:
             return False
         if role is Role.LINEAR:
             return not (registry.rectifies(node.layer) or registry.is_softmax(node.layer))
-        if role in (Role.SUM, Role.MEAN, Role.MOVEMENT):
+        if role in (Role.SUM, Role.CONCATENATION, Role.MEAN, Role.MOVEMENT):
             return any(self._negative(producer) for producer in node.inputs)
         return True
 
@@ -266,7 +300,7 @@ class _Placer:
         demands = list(self._demands(name))
         kinds = {demand.kind for demand in demands}
         bits = [demand.bits for demand in demands if demand.bits is not None]
-        saturates_at_8_bits = role in (Role.SUM, Role.MEAN) and self._negative(name)
+        saturates_at_8_bits = role in _SATURATE_AT_8_BITS and self._negative(name)
         if "linear" in kinds and kinds <= {"linear"} and not saturates_at_8_bits:
             return self._quantizer(name, max(bits), demands)
         if "stream" in kinds or ("linear" in kinds and "float" not in kinds):
@@ -321,7 +355,7 @@ class _Placer:
     def _quantizer(self, name: str, bits: int, demands: list[_Demand]) -> SatQuantizer:
         policy, negative = self.policies[name], self._negative(name)
         if negative and bits < 2:
-            self.problems.append(
+            self._refuse(
                 f"{name}: received activation_bits={bits} for a tensor that can be negative, "
                 "expected at least 2 (-1, 0, 1); put a rectifier in front of its readers, or "
                 "override their activation_bits."

@@ -15,6 +15,7 @@ class Role(enum.Enum):
     NORM = "normalization"
     RECTIFIER = "rectifier"
     SUM = "sum"
+    CONCATENATION = "concatenation"
     MEAN = "mean"
     MOVEMENT = "data movement"
     SOFTMAX = "softmax"
@@ -150,6 +151,12 @@ def _refuse_pooling(layer: keras.layers.Layer) -> str | None:
     return None
 
 
+def _refuse_concatenation(layer: keras.layers.Layer) -> str | None:
+    if layer.axis == 0:
+        return "received axis=0, the batch, expected another one; use axis=-1, the channels"
+    return None
+
+
 _RECTIFIERS: dict[str, float | None] = {"relu": None, "relu6": 6.0}
 
 _SUPPORT: dict[type, Support] = {
@@ -163,6 +170,7 @@ _SUPPORT: dict[type, Support] = {
     keras.layers.ReLU: Support(Role.RECTIFIER, refuse=_refuse_rectifier),
     keras.layers.Activation: Support(_activation_role, refuse=_refuse_activation),
     keras.layers.Add: Support(Role.SUM),
+    keras.layers.Concatenate: Support(Role.CONCATENATION, refuse=_refuse_concatenation),
     keras.layers.GlobalAveragePooling2D: Support(Role.MEAN, refuse=_refuse_pooling),
     keras.layers.AveragePooling2D: Support(Role.MEAN, refuse=_refuse_pooling),
     keras.layers.MaxPooling2D: Support(Role.MOVEMENT, refuse=_refuse_pooling),

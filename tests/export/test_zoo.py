@@ -48,9 +48,13 @@ def test_xnnpack_computes_the_simulated_integers_of_every_model(exported):
     assert xnnpack.outputs_differing == 0
     # Products and sums of float32 in another order, where there are any.
     assert xnnpack.largest_float_difference < 1e-4
-    # uint8 to int8 is left to the runtime; no other kernel, with another rounding, has a part.
+    # uint8 to int8 is left to the runtime, and means of integers that padding is no part of; no
+    # other kernel, with another rounding, has a part.
+    float_means = sum("AVERAGE_POOL_2D" in name for name in exported.report.float_operators)
+    left = 1 + exported.report.operators.get("AVERAGE_POOL_2D", 0) - float_means
     delegation = xnnpack.delegation
-    assert (delegation.partitions, delegation.delegated) == (1, delegation.operators - 1)
+    assert delegation.delegated == delegation.operators - left
+    assert delegation.partitions <= left
 
 
 def test_the_file_has_the_expected_operators(exported):
@@ -90,6 +94,12 @@ def test_a_saved_and_loaded_model_has_the_same_file(name, tmp_path):
     "name",
     [
         "average_pooling",
+        "padded_average_pooling",
+        "inception",
+        "densely_connected",
+        "sums_of_many",
+        "pooled_stem",
+        "several_dense",
         "dense_on_a_sequence",
         "dilated_depthwise",
         "flat_pixels_normalized",

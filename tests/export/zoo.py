@@ -395,6 +395,103 @@ def average_pooling() -> keras.Model:
     )
 
 
+def padded_average_pooling() -> keras.Model:
+    """Windows that reach beyond the image, of coarse codes, of fine ones and of signed ones."""
+    return chain(
+        (9, 12, 3),
+        layers.AveragePooling2D(3, 2, "same"),
+        *block(convolution(8)),
+        layers.AveragePooling2D(3, 1, "same"),
+        *block(convolution(8, 1)),
+        convolution(8, 1),
+        normalization(),
+        layers.AveragePooling2D((2, 3), 2, "same"),
+        layers.Flatten(),
+        Dense(3),
+    )
+
+
+def average_of_a_float_sum() -> keras.Model:
+    image = layers.Input((8, 9, 3))
+    x = layers.Add()([convolution(4)(image), convolution(4, 5)(image)])
+    x = layers.AveragePooling2D(3, 2, "same")(x)
+    return keras.Model(image, Dense(3)(layers.Flatten()(x)))
+
+
+def inception() -> keras.Model:
+    """Branches that only a concatenation reads, one of them pooled, and two of them twice."""
+    image = layers.Input((8, 9, 3))
+    x = ReLU()(normalization()(convolution(6)(image)))
+    first = layers.Conv2D(4, 1, activation="relu")(x)
+    second = ReLU()(normalization()(convolution(5)(x)))
+    pooled = layers.MaxPooling2D(3, 1, "same")(x)
+    x = layers.Concatenate()([first, second, pooled, x])
+    x = ReLU()(normalization()(convolution(6)(x)))
+    linear = normalization()(convolution(4)(x))
+    summed = layers.Add()([linear, convolution(4, 1)(x)])
+    y = layers.Concatenate(axis=3)([summed, ReLU()(normalization()(convolution(3)(x))), summed])
+    y = convolution(6)(ReLU()(y))
+    z = layers.Concatenate(axis=1)([y, ReLU(6.0)(normalization()(convolution(6)(x)))])
+    pooled = [layers.GlobalAveragePooling2D()(z), Dense(3)(layers.Flatten()(z))]
+    return keras.Model(image, Dense(4)(layers.Concatenate()(pooled)))
+
+
+def densely_connected() -> keras.Model:
+    """Every convolution reads all that the ones before it have made."""
+    image = layers.Input((8, 8, 3))
+    x = convolution(4)(image)
+    for _ in range(3):
+        y = convolution(4)(ReLU()(normalization()(x)))
+        x = layers.Concatenate()([x, y])
+    x = layers.AveragePooling2D()(convolution(6, 1)(ReLU()(normalization()(x))))
+    return keras.Model(image, Dense(4)(layers.GlobalAveragePooling2D()(ReLU()(x))))
+
+
+def output_concatenated() -> keras.Model:
+    image = layers.Input((8, 8, 3))
+    x = ReLU()(normalization()(convolution(8)(image)))
+    return keras.Model(image, layers.Concatenate()([x, convolution(3, 1)(x), image]))
+
+
+def sums_of_many(count: int = 4) -> keras.Model:
+    """One of them negative, one the image, one shared with a rectifier."""
+    image = layers.Input((8, 8, 3))
+    parts = [normalization()(convolution(3, size)(image)) for size in range(1, count)]
+    x = ReLU()(layers.Add()([*parts, image]))
+    y = layers.Add()([x, *(normalization()(convolution(3)(x)) for _ in range(count))])
+    return keras.Model(image, Dense(4)(layers.GlobalAveragePooling2D()(ReLU()(y))))
+
+
+def pooled_stem() -> keras.Model:
+    """A stem whose sums are pooled before anything normalizes or rectifies them."""
+    image = layers.Input((16, 16, 3))
+    x = layers.ZeroPadding2D(3)(image)
+    x = layers.Conv2D(8, 7, strides=2, use_bias=False)(x)
+    x = layers.MaxPooling2D(3, 2)(layers.ZeroPadding2D(1)(x))
+    for _ in range(2):
+        y = ReLU()(normalization()(x))
+        y = ReLU()(normalization()(convolution(4, 1)(y)))
+        x = layers.Add()([x, convolution(8, 1)(ReLU()(normalization()(convolution(4)(y))))])
+    x = ReLU()(normalization()(x))
+    return keras.Model(image, Dense(4)(layers.GlobalAveragePooling2D()(x)))
+
+
+def several_dense() -> keras.Model:
+    """As VGG ends: dense layers with biases, rectifiers and dropout."""
+    return chain(
+        (8, 8, 3),
+        layers.Conv2D(6, 3, padding="same", activation="relu"),
+        layers.Conv2D(6, 3, padding="same", activation="relu"),
+        layers.MaxPooling2D(),
+        layers.Flatten(),
+        Dense(16, activation="relu"),
+        layers.Dropout(0.5),
+        Dense(16, activation="relu"),
+        layers.Dropout(0.5),
+        Dense(5),
+    )
+
+
 def signed_mean(*rest: keras.layers.Layer) -> Callable[[], keras.Model]:
     """Averages that can be negative, and nothing but a rectifier or a dense layer behind."""
     return lambda: chain(
@@ -745,6 +842,75 @@ ZOO: dict[str, Specimen] = {
             *("DEQUANTIZE", "DEQUANTIZE", "ADD", "DEQUANTIZE", "ADD", "QUANTIZE", "DEQUANTIZE"),
         ),
     ),
+    "sums_of_many": Specimen(
+        sums_of_many,
+        {"ADD": 7, "CONV_2D": 7, "DEPTHWISE_CONV_2D": 1, "MEAN": 1, "FULLY_CONNECTED": 1},
+        differing=0.5,  # partial sums are rounded to 8 bits too
+        largest=2,
+    ),
+    "pooled_stem": Specimen(
+        pooled_stem,
+        {
+            "PAD": 2,
+            "CONV_2D": 7,
+            "MAX_POOL_2D": 1,
+            "DEPTHWISE_CONV_2D": 3,
+            "ADD": 2,
+            "MEAN": 1,
+            "FULLY_CONNECTED": 1,
+        },
+    ),
+    # Concatenations.
+    "inception": Specimen(
+        inception,
+        {
+            "CONV_2D": 9,
+            "DEPTHWISE_CONV_2D": 8,
+            "CONCATENATION": 4,
+            "ADD": 1,
+            "MAX_POOL_2D": 1,
+            "MEAN": 1,
+            "RESHAPE": 5,
+            "FULLY_CONNECTED": 2,
+        },
+    ),
+    "inception_float_streams": Specimen(
+        inception,
+        {
+            "CONV_2D": 9,
+            "DEPTHWISE_CONV_2D": 3,
+            "CONCATENATION": 4,
+            "ADD": 1,
+            "MAX_POOL_2D": 1,
+            "MEAN": 1,
+            "RESHAPE": 1,
+            "DEQUANTIZE": 6,
+            "MAXIMUM": 4,
+            "MINIMUM": 2,
+            "QUANTIZE": 5,
+            "FULLY_CONNECTED": 2,
+        },
+        BitPolicy.paper(4),
+        float_operators=(
+            *("DEQUANTIZE", "DEQUANTIZE", "ADD", "MAXIMUM", "QUANTIZE", "MAXIMUM", "QUANTIZE"),
+            *("DEQUANTIZE", "DEQUANTIZE", "CONCATENATION", "RESHAPE", "MAXIMUM", "MINIMUM"),
+            *("QUANTIZE", "MEAN", "DEQUANTIZE", "CONCATENATION", "MAXIMUM", "MINIMUM"),
+            *("QUANTIZE", "DEQUANTIZE"),
+        ),
+    ),
+    "densely_connected": Specimen(
+        densely_connected,
+        {
+            "CONV_2D": 5,
+            "DEPTHWISE_CONV_2D": 8,
+            "CONCATENATION": 3,
+            "MEAN": 1,
+            "FULLY_CONNECTED": 1,
+        },
+    ),
+    "output_concatenated": Specimen(
+        output_concatenated, {"CONV_2D": 2, "DEPTHWISE_CONV_2D": 3, "CONCATENATION": 1}
+    ),
     # Data movement.
     "max_pooling": Specimen(
         max_pooling,
@@ -760,6 +926,59 @@ ZOO: dict[str, Specimen] = {
     "average_pooling": Specimen(
         average_pooling,
         {"CONV_2D": 3, "DEPTHWISE_CONV_2D": 5, "RESHAPE": 1, "FULLY_CONNECTED": 1},
+    ),
+    "padded_average_pooling": Specimen(
+        padded_average_pooling,
+        {
+            "AVERAGE_POOL_2D": 3,
+            "CONV_2D": 3,
+            "DEPTHWISE_CONV_2D": 4,
+            "RESHAPE": 3,
+            "FULLY_CONNECTED": 1,
+        },
+        differing=0.1,  # a mean is rounded to 8 bits first
+    ),
+    "padded_average_pooling_float_streams": Specimen(
+        lambda: chain(
+            (9, 8, 3),
+            *block(convolution(8)),
+            layers.AveragePooling2D(3, 2, "same"),
+            layers.AveragePooling2D(2),
+            convolution(6, 1),
+            layers.Flatten(),
+            Dense(3),
+        ),
+        {
+            "CONV_2D": 2,
+            "AVERAGE_POOL_2D": 1,
+            "DEPTHWISE_CONV_2D": 2,
+            "RESHAPE": 1,
+            "FULLY_CONNECTED": 1,
+        },
+        BitPolicy.paper(4),
+        differing=0.1,
+    ),
+    "average_of_a_float_sum": Specimen(
+        average_of_a_float_sum,
+        {
+            "CONV_2D": 2,
+            "ADD": 1,
+            "AVERAGE_POOL_2D": 1,
+            "DEQUANTIZE": 3,
+            "MAXIMUM": 1,
+            "MINIMUM": 1,
+            "QUANTIZE": 2,
+            "RESHAPE": 1,
+            "FULLY_CONNECTED": 1,
+        },
+        BitPolicy.paper(4),
+        float_operators=(
+            *("DEQUANTIZE", "DEQUANTIZE", "ADD", "AVERAGE_POOL_2D", "RESHAPE"),
+            *("MAXIMUM", "MINIMUM", "QUANTIZE", "DEQUANTIZE"),
+        ),
+    ),
+    "several_dense": Specimen(
+        several_dense, {"CONV_2D": 2, "MAX_POOL_2D": 1, "RESHAPE": 1, "FULLY_CONNECTED": 3}
     ),
     "pooled_features_convolved": Specimen(
         pooled_features_convolved,

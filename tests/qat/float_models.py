@@ -183,6 +183,19 @@ def _two_readers(image: Any) -> Any:
     return _head(L.Add(name="add")(branches))
 
 
+def _branches(image: Any) -> Any:
+    tensor = _conv_bn_relu(image, "a")
+    parts = [_conv_bn_relu(tensor, "b"), _conv_bn(tensor, "c"), L.MaxPooling2D(1, name="m")(tensor)]
+    return _head(_conv_bn_relu(L.Concatenate(name="joined")(parts), "d"))
+
+
+def _rectified_branches(image: Any) -> Any:
+    tensor = _conv_bn_relu(image, "a")
+    parts = [_conv_bn_relu(tensor, "b"), L.ReLU(name="c_relu")(L.Conv2D(4, 3, name="c")(tensor))]
+    parts[1] = L.ZeroPadding2D(1, name="padded")(parts[1])
+    return _head(_conv_bn_relu(L.Concatenate(name="joined")(parts), "d"))
+
+
 def _two_normalizations(image: Any) -> Any:
     tensor = L.Conv2D(4, 1, name="a")(image)
     first = L.BatchNormalization(name="a_bn")(tensor)
@@ -290,6 +303,8 @@ GRAPHS: dict[str, _Graph] = {
     "sum_with_itself": _sum_with_itself,
     "sum_with_the_image": _sum_with_the_image,
     "two_readers": _two_readers,
+    "branches": _branches,
+    "rectified_branches": _rectified_branches,
     "two_normalizations": _two_normalizations,
     "average_pool_same": _average_pool_same,
     "average_pool_of_a_stream": _average_pool_of_a_stream,
