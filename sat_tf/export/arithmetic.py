@@ -1,6 +1,6 @@
-"""The integer arithmetic of XNNPACK's kernels, in NumPy, bit for bit.
+"""The integer arithmetic of LiteRT's kernels, in NumPy, bit for bit.
 
-Stored integers come in and go out as int32 arrays; accumulators are exact.
+All of it is XNNPACK's, but for `requantize_builtin`. Stored integers come in and go out as int32 arrays; accumulators are exact.
 """
 
 import functools
@@ -8,11 +8,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sat_tf.export.graph import Codes, LinearKind, Window
+from sat_tf.export.graph import Codes, Kernels, LinearKind, Window
 
 # Below this every integer is a float32, and sums of such products are exact in any order.
 _EXACT_FLOAT32 = 2**24
 _MULTIPLIER_BITS = 20
+_MANTISSA_BITS = 31
 
 
 def requantize(sums: np.ndarray, multipliers: np.ndarray, codes: Codes) -> np.ndarray:
@@ -25,6 +26,32 @@ def requantize(sums: np.ndarray, multipliers: np.ndarray, codes: Codes) -> np.nd
     """
     product = sums.astype(np.float32) * multipliers.astype(np.float32)
     return _stored(np.rint(product), codes)
+
+
+def requantize_builtin(sums: np.ndarray, multipliers: np.ndarray, codes: Codes) -> np.ndarray:
+    """Sums to stored integers as the builtin kernels do on x86: fixed point, rounded twice, clip.
+
+    The multiplier is m · 2^e with m an integer of 31 bits. The product with m is rounded to the
+    upper 32 bits, the shift by e rounds again, both half up:
+
+        (((sum << max(e, 0)) · m + 2^30) >> 31 + 2^(s-1)) >> s,   s = max(-e, 0)
+
+    Args:
+        sums: exact integers, channels on the last axis; shifted, they fit int32.
+        multipliers: positive float64, one a channel.
+        codes: of the output.
+    """
+    fractions, exponents = np.frexp(multipliers)
+    mantissas = np.floor(np.ldexp(fractions, _MANTISSA_BITS) + 0.5).astype(np.int64)
+    carried = mantissas == 1 << _MANTISSA_BITS
+    mantissas, exponents = np.where(carried, mantissas >> 1, mantissas), exponents + carried
+    left, right = (np.maximum(shifts, 0).astype(np.int64) for shifts in (exponents, -exponents))
+    products = (sums.astype(np.int64) << left) * mantissas
+    rounded = (products + (1 << (_MANTISSA_BITS - 1))) >> _MANTISSA_BITS
+    return _stored((rounded + ((1 << right) >> 1)) >> right, codes)
+
+
+REQUANTIZE = {Kernels.XNNPACK: requantize, Kernels.BUILTIN: requantize_builtin}
 
 
 def _stored(rounded: np.ndarray, codes: Codes) -> np.ndarray:

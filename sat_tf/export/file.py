@@ -1,19 +1,35 @@
 """Writes a quantized Keras model as an integer TFLite file."""
 
+import contextlib
 import dataclasses
-import gzip
 import hashlib
 import os
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import tf_keras as keras
 
+from sat_tf.export.costs import StorageCost, storage_costs
 from sat_tf.export.flatbuffer import serialize
+from sat_tf.export.graph import Graph
+from sat_tf.export.loading import check_loading
+from sat_tf.export.metadata import (
+    METADATA_NAME,
+    Metadata,
+    append_labels,
+    checked_metadata,
+    count_problem,
+    encode,
+)
+from sat_tf.export.packing import PACKINGS
 from sat_tf.export.pipeline import deployed_graph
+from sat_tf.export.settings import SETTINGS_NAME, FileSettings
 from sat_tf.export.structure import read_structure
-from sat_tf.version import __version__
+from sat_tf.messages import list_problems
 from sat_tf.wholefile import check_writable, written_whole
+
+_NONE = Metadata()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +43,7 @@ class ExportReport:
         sha256: its hash.
         operators: how many operators of each kind.
         float_operators: the operators that read or make float tensors, with the tensor they make.
+        storage: what this choice of `pack` costs, and then what others would.
         warnings: what to know about the file.
         seconds: how long it took.
     """
@@ -37,6 +54,7 @@ class ExportReport:
     sha256: str
     operators: dict[str, int]
     float_operators: list[str]
+    storage: list[StorageCost]
     warnings: list[str]
     seconds: float
 
@@ -45,23 +63,48 @@ class ExportReport:
         return dataclasses.asdict(self)
 
 
-def gzip_size(content: bytes) -> int:
-    """Bytes after gzip at its strongest, with no time stamp."""
-    return len(gzip.compress(content, compresslevel=9, mtime=0))
+def file_graph(model: keras.Model, settings: FileSettings) -> Graph:
+    """The graph that a file with these settings holds.
+
+    Raises:
+        ValueError: the model has no such file; lists every problem with its fix.
+    """
+    return deployed_graph(
+        model, float_head=settings.float_head, pack=settings.pack, softmax=settings.softmax
+    )
 
 
-def file_metadata(*, float_head: bool) -> dict[str, Any]:
-    """What a file says of how it was made."""
-    return {"version": __version__, "float_head": float_head}
+def file_content(graph: Graph, settings: FileSettings, metadata: Metadata = _NONE) -> bytes:
+    """The bytes of a file.
+
+    Args:
+        graph: a graph from `file_graph`, of the same settings.
+        settings: how it is written.
+        metadata: what the user says of it.
+    """
+    entries = {SETTINGS_NAME: settings.to_json()}
+    if metadata:
+        entries[METADATA_NAME] = encode(metadata, graph)
+    content = serialize(graph, entries, resizable=settings.resizable)
+    return append_labels(content, metadata.labels) if metadata.labels else content
 
 
 def export_tflite(
-    model: keras.Model, path: str | os.PathLike[str], *, float_head: bool = False
+    model: keras.Model,
+    path: str | os.PathLike[str],
+    *,
+    float_head: bool = False,
+    pack: str = "none",
+    softmax: bool = False,
+    resizable: bool = False,
+    labels: Iterable[str] | None = None,
+    description: str | None = None,
+    measure_speed: bool = False,
 ) -> ExportReport:
     """Writes a quantized Keras model as an integer TFLite file.
 
-    Input: uint8 images (n, rows, columns, channels), n resizable from 1. Output: what the Keras
-    model gives, float32. Between them all tensors are int8, with the trained codes as their
+    Input: one uint8 image (1, rows, columns, channels). Output: what the Keras model gives,
+    float32. Between them all tensors are int8, with the trained codes as their
     integers: weights keep their lattice, BatchNormalization is folded into steps and int32 biases,
     activations are clipped by int8 saturation where their clipping level is. Only the last
     DEQUANTIZE is float, and with it what the policy keeps float: the sums of float streams, and a
@@ -79,28 +122,65 @@ def export_tflite(
         path: of the file; it appears whole, or not at all.
         float_head: keep the last Dense layer float, from dequantized activations and int8-stored
             weights. Logits are then not rounded, so that none are equal.
+        pack: "none" stores every weight in 8 bits. "int4" stores kernels whose codes fit in 4 bits
+            (DoReFa up to 3 bits, the narrow and the rounded grid up to 4), those of dense layers
+            in 2 if they fit, and the others in 8, of which the report tells. The file is smaller
+            as long as nobody compresses it, and slower: XNNPACK does not run such convolutions.
+        softmax: the output is probabilities. A model that ends in a softmax has them anyway.
+        resizable: write the batch size as free (-1), for tools that read the signature. LiteRT
+            resizes the input of other files too.
+        labels: names of the classes, in order. They go into the file as TFLite Metadata, where
+            Android's and MediaPipe's libraries find them, and into its `labels.txt`, which `unzip`
+            shows.
+        description: what the model does, for its TFLite Metadata.
+        measure_speed: also time the file with each choice of `pack`, on this machine.
 
     Returns:
         An `ExportReport`.
 
     Raises:
-        ValueError: the model has no integer form, a weight is not finite, or the path cannot be
-            written; lists every problem with its fix.
+        ValueError: the model has no integer form, nothing of it can be packed, a weight is not
+            finite, LiteRT does not run the file, an argument is none, or the path cannot be
+            written; lists every problem with its fix. There is no file then.
     """
     start = time.perf_counter()
     path = check_writable(path)
-    graph = deployed_graph(model, float_head=float_head)
-    content = serialize(graph, file_metadata(float_head=float_head))
+    settings = FileSettings(float_head=float_head, pack=pack, softmax=softmax, resizable=resizable)
+    metadata, problems = checked_metadata(description, labels)
+    if problems:
+        raise ValueError(list_problems("export_tflite", problems))
+    graph = file_graph(model, settings)
+    problem = count_problem(metadata, graph)
+    if problem:
+        raise ValueError(list_problems("export_tflite", [f"{problem}."]))
+    content = file_content(graph, settings, metadata)
     structure = read_structure(content, str(path))
     with written_whole(path) as temporary:
         temporary.write_bytes(content)
+        check_loading(temporary.read_bytes(), graph.image_shape)
+    contents = {pack: content, **_alternatives(model, settings, metadata)}
+    costs = storage_costs(contents, graph.image_shape, measure_speed=measure_speed)
     return ExportReport(
         path=str(path),
         bytes=len(content),
-        gzip_bytes=gzip_size(content),
+        gzip_bytes=costs[0].gzip_bytes,
         sha256=hashlib.sha256(content).hexdigest(),
         operators=structure.operator_counts(),
         float_operators=structure.float_operators(),
+        storage=costs,
         warnings=list(graph.warnings),
         seconds=time.perf_counter() - start,
     )
+
+
+def _alternatives(
+    model: keras.Model, settings: FileSettings, metadata: Metadata
+) -> dict[str, bytes]:
+    """The files of the other choices of `pack`, where the model has them."""
+    contents = {}
+    for pack in PACKINGS:
+        if pack != settings.pack:
+            other = dataclasses.replace(settings, pack=pack)
+            with contextlib.suppress(ValueError):  # nothing to pack
+                contents[pack] = file_content(file_graph(model, other), other, metadata)
+    return contents

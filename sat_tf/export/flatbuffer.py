@@ -1,7 +1,7 @@
 """Writes a graph as a TFLite flatbuffer, with nothing between its integers and the file's."""
 
 import functools
-import json
+from collections.abc import Mapping
 from typing import Any
 
 import flatbuffers
@@ -9,10 +9,10 @@ import numpy as np
 from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.export import graph as ir
-from sat_tf.export.graph import Activation, Codes, Graph, LinearKind, Window
+from sat_tf.export.graph import Activation, Codes, Graph, LinearKind, Storage, Window
+from sat_tf.export.packing import packed_bytes
 from sat_tf.version import __version__
 
-METADATA_NAME = "sat_tf"
 _FILE_IDENTIFIER = b"TFL3"
 _SCHEMA_VERSION = 3
 
@@ -21,6 +21,11 @@ _TYPES = {
     np.dtype(np.uint8): tfl.TensorType.UINT8,
     np.dtype(np.int32): tfl.TensorType.INT32,
     np.dtype(np.float32): tfl.TensorType.FLOAT32,
+}
+_STORAGE_TYPES = {
+    Storage.INT8: tfl.TensorType.INT8,
+    Storage.INT4: tfl.TensorType.INT4,
+    Storage.INT2: tfl.TensorType.INT2,
 }
 
 # The version of each operator that reads these types; older runtimes then refuse the file instead
@@ -44,25 +49,26 @@ _VERSIONS = {
     "SOFTMAX": 1,
 }
 _FULLY_CONNECTED_PER_CHANNEL = 12
+_PACKED_CONVOLUTION = 7
 
 
-def serialize(graph: Graph, metadata: dict[str, Any]) -> bytes:
+def serialize(graph: Graph, metadata: Mapping[str, bytes], *, resizable: bool = False) -> bytes:
     """The file of a deployed graph.
 
     Args:
         graph: a graph from `deployed_graph`.
-        metadata: what the file says of how it was made; stored as JSON.
+        metadata: what the file says of itself, by the names of its entries.
+        resizable: say that the batch size, 1, is free.
 
     Returns:
-        A TFLite flatbuffer whose input is the uint8 image and whose output is float32. The batch
-        size is 1, and can be resized.
+        A TFLite flatbuffer whose input is the uint8 image and whose output is float32.
     """
-    return _Writer(graph).finish(metadata)
+    return _Writer(graph, resizable).finish(metadata)
 
 
 class _Writer:
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, resizable: bool) -> None:
+        self.graph, self.resizable = graph, resizable
         self.subgraph = tfl.SubGraphT()
         self.subgraph.tensors = []
         self.subgraph.operators = []
@@ -74,7 +80,7 @@ class _Writer:
         image_codes = Codes(graph.image_step, zero_point=0)
         self._activation(graph.image, graph.image_shape, np.dtype(np.uint8), image_codes)
 
-    def finish(self, metadata: dict[str, Any]) -> bytes:
+    def finish(self, metadata: Mapping[str, bytes]) -> bytes:
         for operation in self.graph.operations:
             tensor = self.graph.tensors[operation.output]
             dtype = np.dtype(np.float32 if tensor.codes is None else np.int8)
@@ -86,11 +92,7 @@ class _Writer:
         self.model.version = _SCHEMA_VERSION
         self.model.description = f"sat-tf {__version__}"
         self.model.subgraphs = [self.subgraph]
-        entry = tfl.MetadataT()
-        entry.name = METADATA_NAME
-        text = json.dumps(metadata, sort_keys=True).encode()
-        entry.buffer = self._buffer(np.frombuffer(text, np.uint8))
-        self.model.metadata = [entry]
+        self.model.metadata = [self._metadata(name, data) for name, data in metadata.items()]
         self.model.signatureDefs = [self._signature()]
         builder = flatbuffers.Builder(1 << 20)
         builder.Finish(self.model.Pack(builder), file_identifier=_FILE_IDENTIFIER)
@@ -120,14 +122,23 @@ class _Writer:
             setattr(operator.builtinOptions, option, value)
         self.subgraph.operators.append(operator)
 
-    def constant(self, name: str, values: np.ndarray, steps: Any = None, axis: int = 0) -> int:
-        """Adds a constant tensor, with a step for all its values or one for each of an axis."""
+    def constant(self, name: str, values: np.ndarray, steps: Any = None) -> int:
+        """Adds a constant tensor, with a step for all its values or one for each of them."""
+        data = np.frombuffer(values.tobytes(), np.uint8)
+        quantization = None if steps is None else _quantization(np.atleast_1d(steps), 0, 0)
+        return self._constant(name, values.shape, _TYPES[values.dtype], data, quantization)
+
+    def kernel(self, name: str, codes: np.ndarray, storage: Storage, steps: Any, axis: int) -> int:
+        """Adds the kernel of a linear layer, with a step for each index of `axis`, or for all."""
+        data, quantization = packed_bytes(codes, storage), _quantization(steps, 0, axis)
+        return self._constant(name, codes.shape, _STORAGE_TYPES[storage], data, quantization)
+
+    def _constant(
+        self, name: str, shape: tuple[int, ...], kind: int, data: np.ndarray, quantization: Any
+    ) -> int:
         tensor = tfl.TensorT()
-        tensor.name, tensor.shape = self.unused(name), list(values.shape)
-        tensor.type = _TYPES[values.dtype]
-        tensor.buffer = self._buffer(np.frombuffer(values.tobytes(), np.uint8))
-        if steps is not None:
-            tensor.quantization = _quantization(np.atleast_1d(steps), 0, axis)
+        tensor.name, tensor.shape, tensor.type = self.unused(name), list(shape), kind
+        tensor.buffer, tensor.quantization = self._buffer(data), quantization
         self.subgraph.tensors.append(tensor)
         return len(self.subgraph.tensors) - 1
 
@@ -136,7 +147,8 @@ class _Writer:
     ) -> None:
         tensor = tfl.TensorT()
         tensor.name, tensor.shape = name, [1, *shape]
-        tensor.shapeSignature = [-1, *shape]
+        if self.resizable:
+            tensor.shapeSignature = [-1, *shape]
         tensor.type = _TYPES[dtype]
         if codes is not None:
             tensor.quantization = _quantization(np.atleast_1d(codes.step), codes.zero_point, 0)
@@ -155,6 +167,11 @@ class _Writer:
         buffer.data = data
         self.model.buffers.append(buffer)
         return len(self.model.buffers) - 1
+
+    def _metadata(self, name: str, data: bytes) -> Any:
+        entry = tfl.MetadataT()
+        entry.name, entry.buffer = name, self._buffer(np.frombuffer(data, np.uint8))
+        return entry
 
     def _code(self, name: str, version: int) -> int:
         builtin = getattr(tfl.BuiltinOperator, name)
@@ -231,15 +248,17 @@ def _write(operation: ir.Operation, writer: _Writer) -> None:
 
 @_write.register
 def _(operation: ir.Linear, writer: _Writer) -> None:
-    kernel = operation.kernel.astype(np.int8)
+    kernel, storage = operation.kernel, operation.storage
     steps = operation.steps.astype(np.float32)
     if operation.kind is LinearKind.DEPTHWISE:
         kernel = kernel[np.newaxis]
-    if operation.kind is LinearKind.FULLY_CONNECTED and np.all(steps == steps[0]):
+    dense, packed = operation.kind is LinearKind.FULLY_CONNECTED, storage is not Storage.INT8
+    # XNNPACK takes packed matrices only with a step for each row.
+    if dense and not packed and np.all(steps == steps[0]):
         steps = steps[:1]
     axis = operation.channel_axis + (operation.kind is LinearKind.DEPTHWISE)
-    weights = writer.constant(f"{operation.output}/kernel", kernel, steps, axis)
-    options: dict[str, Any] = {}
+    weights = writer.kernel(f"{operation.output}/kernel", kernel, storage, steps, axis)
+    options: dict[str, Any] = {"version": _PACKED_CONVOLUTION} if packed else {}
     if operation.real:
         bias = writer.constant(f"{operation.output}/bias", operation.bias.astype(np.float32))
         weights = _dequantized(writer, weights, f"{operation.output}/real_kernel", kernel.shape)
@@ -252,7 +271,7 @@ def _(operation: ir.Linear, writer: _Writer) -> None:
             f"{operation.output}/bias", operation.bias.astype(np.int32), bias_steps
         )
         options["fusedActivationFunction"] = _fused(output)
-    if operation.kind is LinearKind.FULLY_CONNECTED:
+    if dense:
         if steps.size > 1 and not operation.real:
             options["version"] = _FULLY_CONNECTED_PER_CHANNEL
     else:

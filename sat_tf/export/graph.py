@@ -116,6 +116,31 @@ class LinearKind(enum.Enum):
     FULLY_CONNECTED = "FULLY_CONNECTED"  # (outputs, inputs)
 
 
+class Storage(enum.Enum):
+    """Bits that the file spends on a weight code: two's complement."""
+
+    INT8 = 8
+    INT4 = 4
+    INT2 = 2
+
+    @property
+    def lowest(self) -> int:
+        """The smallest code it holds."""
+        return -(2 ** (self.value - 1))
+
+    @property
+    def highest(self) -> int:
+        """The largest code it holds."""
+        return 2 ** (self.value - 1) - 1
+
+
+class Kernels(enum.Enum):
+    """Who computes an operation, as far as the rounding of its results depends on it."""
+
+    XNNPACK = "xnnpack"
+    BUILTIN = "builtin"
+
+
 @dataclasses.dataclass(frozen=True)
 class Linear(Operation):
     """Convolution, depthwise convolution or matrix product, with everything folded into it.
@@ -132,6 +157,7 @@ class Linear(Operation):
         spread: its standard deviation; infinite where nothing is known.
         window: strides, padding and dilation.
         real: computed in float32, on dequantized inputs and kernel: the float head.
+        storage: how the file holds the kernel.
     """
 
     kind: LinearKind
@@ -142,6 +168,14 @@ class Linear(Operation):
     spread: np.ndarray
     window: Window = WHOLE
     real: bool = False
+    storage: Storage = Storage.INT8
+
+    @property
+    def kernels(self) -> Kernels:
+        """Who computes it where XNNPACK takes what it can: all but packed convolutions."""
+        packed = self.storage is not Storage.INT8
+        dense = self.kind is LinearKind.FULLY_CONNECTED
+        return Kernels.BUILTIN if packed and not dense else Kernels.XNNPACK
 
     @property
     def channel_axis(self) -> int:

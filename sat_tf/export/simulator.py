@@ -44,7 +44,7 @@ def _(operation: ir.Linear, graph: Graph, source: np.ndarray) -> np.ndarray:
     zero_point = graph.codes(operation.inputs[0]).zero_point
     sums = arithmetic.sums(source, zero_point, operation.kernel, operation.kind, operation.window)
     exact = np.float64 if operation.kind is not LinearKind.DEPTHWISE else np.int64
-    return arithmetic.requantize(
+    return arithmetic.REQUANTIZE[operation.kernels](
         sums.astype(exact) + operation.bias,
         requantization_multipliers(graph, operation),
         graph.codes(operation.output),

@@ -17,7 +17,7 @@ from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.network import Network, Node
 
 
-def snap_biases(model: keras.Model) -> None:
+def snap_biases(model: keras.Model, *, pack: str = "none") -> None:
     """Moves every bias of a quantized model, in place, to the one its integer file will hold.
 
     Call it when training is done, before the top-1 is measured. What moves is β of the
@@ -32,11 +32,13 @@ def snap_biases(model: keras.Model) -> None:
     Args:
         model: a model quantized by sat-tf. A file with a float head holds the last layer's bias as
             it is; that of `snap_biases` is then just another one, half a unit away at most.
+        pack: how its file will be packed, as `sat_tf.export_tflite` is told: the grid of biases is
+            that of the stored codes, and coarser where they have fewer bits.
 
     Raises:
-        ValueError: the model has no integer form; lists every problem.
+        ValueError: the model has no integer form, or nothing to pack; lists every problem.
     """
-    trained = pipeline.trained_graph(model)
+    trained = pipeline.trained_graph(model, pack=pack)
     deployed = pipeline.rounded(trained)
     network = Network(model)
     nodes = {inner_layer(node.layer).name: node for node in network}

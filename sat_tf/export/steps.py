@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from sat_tf.export.graph import Add, Graph, Linear, Operation
+from sat_tf.export.graph import Add, Graph, Kernels, Linear, Operation
 from sat_tf.messages import list_problems
 
 _Operation = TypeVar("_Operation", bound=Operation)
@@ -21,15 +21,15 @@ _LARGEST_MULTIPLIER = 255.0
 _SMALLEST_MULTIPLIER = 2.0**-32
 # XNNPACK leaves other sums to kernels with another rounding.
 _LARGEST_SUMMAND = 256.0
-_LARGEST_INT8 = 127
 _INT32 = 2**31 - 1
 
 
 def upscale(graph: Graph) -> Graph:
     """Multiplies each channel's codes by floor(127 / max|code|) and divides its step by that.
 
-    The weights stay the same to the last bit; the bias grid step · input step gets finer. Channels
-    with very many weights are multiplied by less: half of the range of int32 is left to the bias.
+    Where the kernel is stored in fewer bits, their largest code stands for 127. The weights stay
+    the same to the last bit; the bias grid step · input step gets finer. Channels with very many
+    weights are multiplied by less: half of the range of int32 is left to the bias.
     """
     return graph.map_linear(_upscaled)
 
@@ -37,7 +37,8 @@ def upscale(graph: Graph) -> Graph:
 def _upscaled(graph: Graph, linear: Linear) -> Linear:
     largest = np.maximum(np.max(np.abs(linear.kernel), axis=linear.inner_axes), 1)
     reach = np.maximum(_largest_sums(graph, linear), 1)
-    factors = np.minimum(_LARGEST_INT8 // largest, np.maximum(_LARGEST_SUM // reach, 1))
+    room = np.maximum(linear.storage.highest // largest, 1)  # INT4 holds -8, and no 8
+    factors = np.minimum(room, np.maximum(_LARGEST_SUM // reach, 1))
     if linear.shares_step:
         factors = np.full_like(factors, np.min(factors))
     kernel = linear.kernel * linear.along_channels(factors).astype(linear.kernel.dtype)
@@ -79,6 +80,7 @@ def snap_biases(graph: Graph) -> Graph:
     _check(graph, Add, _beyond_20_bits)
     snapped = graph.map_linear(_snapped)
     _check(snapped, Linear, _beyond_int32)
+    _check(snapped, Linear, _beyond_builtin)
     return snapped
 
 
@@ -145,6 +147,21 @@ def _beyond_int32(graph: Graph, linear: Linear) -> str | None:
     )
 
 
+def _beyond_builtin(graph: Graph, linear: Linear) -> str | None:
+    if linear.kernels is not Kernels.BUILTIN:
+        return None
+    # Builtin kernels first multiply sums by the power of 2 above the multiplier, and int32 wraps.
+    exponents = np.frexp(requantization_multipliers(graph, linear))[1]
+    reach = (_largest_sums(graph, linear) + np.abs(linear.bias)) * 2.0 ** np.maximum(exponents, 0)
+    if np.max(reach) <= _INT32:
+        return None
+    return (
+        f"received a layer stored in {linear.storage.name} whose shifted sums reach "
+        f"{np.max(reach):.4g}, expected at most {_INT32}, beyond which LiteRT's builtin kernels "
+        "overflow; export with pack='none'."
+    )
+
+
 def _largest_sums(graph: Graph, linear: Linear) -> np.ndarray:
     """The largest magnitude that Σ codes · input code can have, a channel."""
     source = graph.codes(linear.inputs[0])
@@ -154,7 +171,13 @@ def _largest_sums(graph: Graph, linear: Linear) -> np.ndarray:
 
 
 def requantization_multipliers(graph: Graph, linear: Linear) -> np.ndarray:
-    """Output codes of one accumulator unit, a channel: the float32 products a kernel computes."""
+    """Output codes of one accumulator unit, a channel: the products that its kernel computes.
+
+    XNNPACK does so in float32, the builtin kernels in float64.
+    """
     source, output = graph.codes(linear.inputs[0]), graph.codes(linear.output)
+    if linear.kernels is Kernels.BUILTIN:
+        steps = linear.steps.astype(np.float32).astype(np.float64)
+        return np.asarray(float(source.step) * steps / float(output.step))
     product = source.step * linear.steps.astype(np.float32)
     return np.asarray(product / output.step, np.float32)

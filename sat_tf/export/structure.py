@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from ai_edge_litert import schema_py_generated as tfl
 
-from sat_tf.export.flatbuffer import METADATA_NAME
+from sat_tf.export.settings import SETTINGS_NAME
 
 _OPERATORS = {
     value: name for name, value in vars(tfl.BuiltinOperator).items() if not name.startswith("_")
@@ -178,6 +178,6 @@ def _interface(model: Any) -> str:
 
 def _metadata(model: Any) -> dict[str, Any] | None:
     for entry in model.metadata or []:
-        if entry.name.decode() == METADATA_NAME:
+        if entry.name.decode() == SETTINGS_NAME:
             return dict(json.loads(bytes(model.buffers[entry.buffer].data)))
     return None

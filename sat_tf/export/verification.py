@@ -12,11 +12,11 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.export.certificate import Certificate, RuntimeCount, TensorCount
-from sat_tf.export.file import file_metadata, gzip_size
-from sat_tf.export.flatbuffer import serialize
+from sat_tf.export.costs import gzip_size
+from sat_tf.export.file import file_content, file_graph
 from sat_tf.export.graph import Graph
-from sat_tf.export.pipeline import deployed_graph
 from sat_tf.export.runtime import RUNTIMES, Runtime
+from sat_tf.export.settings import FileSettings
 from sat_tf.export.simulator import simulate
 from sat_tf.export.structure import Structure, differences, read_structure
 from sat_tf.export.trained import TrainedModel
@@ -160,14 +160,9 @@ def _label_problems(model: keras.Model, images: np.ndarray, labels: np.ndarray) 
 
 def _graph_of_file(model: keras.Model, found: Structure, path: str) -> Graph:
     """The graph that the file should hold; raises if it holds another."""
-    if found.metadata is None or "float_head" not in found.metadata:
-        raise ValueError(
-            f"{path}: received a TFLite file that sat_tf.export_tflite did not write, expected one "
-            "that it wrote from this model; export the model again."
-        )
-    float_head = bool(found.metadata["float_head"])
-    graph = deployed_graph(model, float_head=float_head)
-    expected = serialize(graph, file_metadata(float_head=float_head))
+    settings = FileSettings.of_file(found.metadata, path)
+    graph = file_graph(model, settings)
+    expected = file_content(graph, settings)
     problems = differences(read_structure(expected, path), found)
     if problems:
         header = f"{path}: received the file of another model, or of another state of this one"

@@ -1,0 +1,33 @@
+"""The check that LiteRT loads and runs a file, before it is handed over."""
+
+import numpy as np
+
+from sat_tf.export.runtime import RUNTIMES, Runtime
+
+
+def check_loading(content: bytes, image_shape: tuple[int, ...]) -> None:
+    """Runs a black image through a file, with each of LiteRT's runtimes.
+
+    Args:
+        content: the file.
+        image_shape: of one image.
+
+    Raises:
+        ValueError: a runtime does not load it, does not run it, or its output is not finite; names
+            the runtime.
+    """
+    image = np.zeros((1, *image_shape), np.uint8)
+    for name in RUNTIMES:
+        try:
+            output = Runtime(content, name, keep_tensors=False).run(image)
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(
+                f"{name}: received a model whose file LiteRT does not run ({error}), expected one "
+                "that it does; export with pack='none', or install the ai-edge-litert that sat-tf "
+                "was tested with."
+            ) from error
+        if not np.all(np.isfinite(output)):
+            raise ValueError(
+                f"{name}: received a model whose output for a black image is not finite, expected "
+                "numbers; go back to an earlier checkpoint."
+            )

@@ -1,0 +1,149 @@
+"""How many bits of the file each kernel takes, and its codes as the bytes of the file."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from sat_tf.export.graph import Graph, Linear, LinearKind, Storage
+from sat_tf.messages import did_you_mean, list_problems
+
+# What each choice stores a kernel as if its codes fit, the smallest first, and as int8 if none
+# does. LiteRT has no convolutions with INT2 kernels.
+PACKINGS: Mapping[str, Mapping[LinearKind, tuple[Storage, ...]]] = {
+    "none": {},
+    "int4": {
+        LinearKind.CONVOLUTION: (Storage.INT4,),
+        LinearKind.DEPTHWISE: (Storage.INT4,),
+        LinearKind.FULLY_CONNECTED: (Storage.INT2, Storage.INT4),
+    },
+}
+_BITS_PER_BYTE = 8
+
+
+def packing_problem(pack: object) -> str | None:
+    """Why `pack` is no name of a packing, with the one that was meant; None where it is one."""
+    if isinstance(pack, str) and pack in PACKINGS:
+        return None
+    names = " or ".join(repr(name) for name in PACKINGS)
+    return f"pack: received {pack!r}, expected {names}. {did_you_mean(str(pack), PACKINGS)}"
+
+
+def pack_graph(graph: Graph, pack: str) -> Graph:
+    """Decides how the file stores each kernel; for the codes as they are trained.
+
+    Args:
+        graph: a traced graph, before its codes are multiplied.
+        pack: a name of `PACKINGS`.
+
+    Returns:
+        The graph with the storage of each kernel, and with warnings of what it costs.
+
+    Raises:
+        ValueError: no such packing, or no kernel fits into fewer bits than 8; with the fix.
+    """
+    problem = packing_problem(pack)
+    if problem:
+        raise ValueError(problem)
+    choices = PACKINGS[pack]
+    if not choices:
+        return graph
+    packed: list[Linear] = []
+    left: list[str] = []
+    operations = []
+    for operation in graph.operations:
+        if isinstance(operation, Linear) and _is_trained(operation):
+            storage, reasons = _storage(operation, choices[operation.kind])
+            if storage is Storage.INT8:
+                left.append(f"{operation.output} ({reasons})")
+            else:
+                operation = dataclasses.replace(operation, storage=storage)
+                packed.append(operation)
+        operations.append(operation)
+    if not packed:
+        problems = [f"{kernel}: stays int8" for kernel in left]
+        problems.append(
+            "received no kernel that fits into 4 bits, expected one at least; use pack='none', or "
+            "requantize with weight_bits=3 or less, or with weight_bits=4 and weight_grid='narrow'."
+        )
+        raise ValueError(list_problems(f"model {graph.name!r}, pack={pack!r}", problems))
+    warnings = (*graph.warnings, *_warnings(pack, packed, left))
+    return dataclasses.replace(graph, operations=tuple(operations), warnings=warnings)
+
+
+def packed_bytes(codes: np.ndarray, storage: Storage) -> np.ndarray:
+    """Codes as the file holds them: the first in the lowest bits of a byte, zeros at the end.
+
+    Args:
+        codes: integers within the range of `storage`, any shape.
+        storage: bits a code.
+
+    Returns:
+        uint8, flat.
+
+    >>> packed_bytes(np.array([1, -1, 7]), Storage.INT4).tolist()
+    [241, 7]
+    """
+    if storage is Storage.INT8:
+        return np.frombuffer(codes.astype(np.int8).tobytes(), np.uint8)
+    per_byte = _BITS_PER_BYTE // storage.value
+    # Two's complement in one byte each, of which the low bits are kept.
+    flat = codes.astype(np.int8).reshape(-1).view(np.uint8) & np.uint8(2**storage.value - 1)
+    groups = np.pad(flat, (0, -flat.size % per_byte)).reshape(-1, per_byte)
+    shifts = storage.value * np.arange(per_byte, dtype=np.uint8)
+    return np.asarray(np.bitwise_or.reduce(groups << shifts, axis=1), np.uint8)
+
+
+def _is_trained(linear: Linear) -> bool:
+    """Whether its kernel holds weights; those the export adds for itself have one code a channel.
+
+    They are tiny, and multiplied by 127 they round best.
+    """
+    return bool(np.any(np.ptp(linear.kernel, axis=linear.inner_axes) > 0))
+
+
+def _storage(linear: Linear, choices: tuple[Storage, ...]) -> tuple[Storage, str]:
+    """The first choice that a kernel fits, or INT8 and why it fits none."""
+    if linear.real:
+        return Storage.INT8, "it is the float head"
+    low, high = int(np.min(linear.kernel)), int(np.max(linear.kernel))
+    for storage in choices:
+        if storage.lowest <= low and high <= storage.highest and _runs_on_xnnpack(linear, storage):
+            return storage, ""
+    widest = choices[-1]
+    if widest.lowest <= low and high <= widest.highest:
+        rows, columns = linear.kernel.shape
+        return Storage.INT8, f"a {columns} x {rows} matrix does not fill whole bytes"
+    limits = f"{widest.name} holds {widest.lowest} to {widest.highest}"
+    return Storage.INT8, f"codes {low} to {high}, {limits}"
+
+
+def _runs_on_xnnpack(linear: Linear, storage: Storage) -> bool:
+    """Whether XNNPACK computes a packed layer, or never does, whatever its shape.
+
+    It wants rows of whole bytes and more than one step. Other dense layers would go to the builtin
+    kernels, which round differently, for the sake of a few bytes.
+    """
+    if linear.kind is not LinearKind.FULLY_CONNECTED:
+        return True
+    rows, columns = linear.kernel.shape
+    return rows > 1 and columns % (_BITS_PER_BYTE // storage.value) == 0
+
+
+def _warnings(pack: str, packed: list[Linear], left: list[str]) -> list[str]:
+    lines = []
+    convolutions = sum(linear.kind is not LinearKind.FULLY_CONNECTED for linear in packed)
+    if convolutions:
+        lines.append(
+            f"pack={pack!r}: XNNPACK does not run the {convolutions} convolutions whose kernels are "
+            "packed. LiteRT's builtin kernels run them, which unpack them at every call: the model "
+            "gets slower, often more than twice. They round twice, where XNNPACK rounds once, and "
+            "as other processors may do otherwise, the codes are certified for x86 only. Where "
+            "speed matters, use pack='none' and compress the file."
+        )
+    if left:
+        lines.append(
+            f"pack={pack!r}: {len(packed)} of {len(packed) + len(left)} kernels are packed; int8 "
+            f"stay {', '.join(left)}."
+        )
+    return lines
