@@ -1,13 +1,10 @@
-"""What the model families share: channel rounding, argument checks, seeded layers."""
+"""What the model families share: channel rounding, and layers from one seed."""
 
 import dataclasses
 import hashlib
-import math
 from typing import Any
 
 import tf_keras as keras
-
-from sat_tf.arguments import Rule, check, is_between, is_integer
 
 
 def make_divisible(channels: float, divisor: int = 8) -> int:
@@ -26,86 +23,6 @@ def make_divisible(channels: float, divisor: int = 8) -> int:
     """
     rounded = max(divisor, int(channels + divisor / 2) // divisor * divisor)
     return rounded if rounded >= 0.9 * channels else rounded + divisor
-
-
-def check_arguments(
-    model: str,
-    *,
-    image_size: Any,
-    num_classes: Any,
-    width_multiplier: Any,
-    stem_stride: Any,
-    rectifier_max: Any,
-    dropout: Any,
-    seed: Any,
-) -> None:
-    """Raises one error that names every argument a model family cannot be built with.
-
-    Args:
-        model: name of the family, for the message.
-        image_size: a positive integer.
-        num_classes: a positive integer.
-        width_multiplier: a finite positive number.
-        stem_stride: 1 or 2.
-        rectifier_max: a finite positive number, or None.
-        dropout: a number from 0 up to, but not including, 1.
-        seed: an integer, or None.
-
-    Raises:
-        ValueError: some argument is out of its range; lists all of them.
-    """
-    rules = (
-        Rule(
-            "image_size",
-            image_size,
-            is_integer(image_size, lowest=1),
-            "a positive integer",
-            "pass the height of the square images in pixels, such as 224",
-        ),
-        Rule(
-            "num_classes",
-            num_classes,
-            is_integer(num_classes, lowest=1),
-            "a positive integer",
-            "pass the number of logits, such as 1000",
-        ),
-        Rule(
-            "width_multiplier",
-            width_multiplier,
-            is_between(width_multiplier, 0, math.inf),
-            "a finite positive number",
-            "pass 1.0 for the published width, 0.5 for half the channels",
-        ),
-        Rule(
-            "stem_stride",
-            stem_stride,
-            is_integer(stem_stride, lowest=1, limit=3),
-            "1 or 2",
-            "pass 2 for large images, 1 for images of about 32 pixels",
-        ),
-        Rule(
-            "rectifier_max",
-            rectifier_max,
-            rectifier_max is None or is_between(rectifier_max, 0, math.inf),
-            "a finite positive number or None",
-            "pass 6.0 for ReLU6, None for a ReLU without an upper end",
-        ),
-        Rule(
-            "dropout",
-            dropout,
-            not isinstance(dropout, bool) and (dropout == 0 or is_between(dropout, 0, 1)),
-            "a number in [0, 1)",
-            "pass the share of pooled features to drop, 0.0 for none",
-        ),
-        Rule(
-            "seed",
-            seed,
-            seed is None or is_integer(seed),
-            "an integer or None",
-            "pass an integer for weights that can be drawn again, None for fresh ones",
-        ),
-    )
-    check(model, rules)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,9 +48,11 @@ class LayerBuilder:
         channels: int,
         kernel_size: int = 1,
         stride: int = 1,
+        use_bias: bool = False,
+        normalize: bool = True,
         rectify: bool = True,
     ) -> Any:
-        """Convolution without bias, batch normalization and, if asked for, a rectifier.
+        """Convolution and, unless left out, batch normalization and a rectifier.
 
         Args:
             inputs: Keras tensor (batch, height, width, channels).
@@ -141,6 +60,8 @@ class LayerBuilder:
             channels: output channels.
             kernel_size: height and width of the kernel.
             stride: stride in both directions, with "same" padding.
+            use_bias: True gives the convolution a bias.
+            normalize: False leaves the normalization out.
             rectify: False leaves the rectifier out: a linear bottleneck.
 
         Returns:
@@ -151,11 +72,14 @@ class LayerBuilder:
             kernel_size,
             strides=stride,
             padding="same",
-            use_bias=False,
-            kernel_initializer=self._convolution_initializer(f"{name}_conv"),
+            use_bias=use_bias,
+            kernel_initializer=self._rectified_initializer(f"{name}_conv"),
             name=f"{name}_conv",
         )
-        return self._normalize(layer(inputs), name, rectify=rectify)
+        outputs = layer(inputs)
+        if normalize:
+            outputs = self.normalize(outputs, name)
+        return self.rectify(outputs, name) if rectify else outputs
 
     def depthwise(self, inputs: Any, name: str, *, stride: int = 1) -> Any:
         """3x3 depthwise convolution without bias, batch normalization and rectifier.
@@ -173,10 +97,55 @@ class LayerBuilder:
             strides=stride,
             padding="same",
             use_bias=False,
-            depthwise_initializer=self._convolution_initializer(name),
+            depthwise_initializer=self._rectified_initializer(name),
             name=name,
         )
-        return self._normalize(layer(inputs), name, rectify=True)
+        return self.rectify(self.normalize(layer(inputs), name), name)
+
+    def normalize(self, inputs: Any, name: str) -> Any:
+        """Batch normalization, named `<name>_bn`.
+
+        Args:
+            inputs: Keras tensor (batch, ..., channels).
+            name: prefix of the layer's name.
+
+        Returns:
+            Keras tensor of the same shape.
+        """
+        return keras.layers.BatchNormalization(momentum=0.9, epsilon=1e-5, name=f"{name}_bn")(
+            inputs
+        )
+
+    def rectify(self, inputs: Any, name: str) -> Any:
+        """The rectifier, named `<name>_relu`.
+
+        Args:
+            inputs: Keras tensor of any shape.
+            name: prefix of the layer's name.
+
+        Returns:
+            Keras tensor of the same shape, from 0 to `rectifier_max`.
+        """
+        return keras.layers.ReLU(max_value=self.rectifier_max, name=f"{name}_relu")(inputs)
+
+    def hidden(self, inputs: Any, name: str, *, units: int, dropout: float) -> Any:
+        """Dense layer with bias, rectifier, and dropout where it is above 0.
+
+        Args:
+            inputs: Keras tensor (batch, features).
+            name: prefix of the layer names: `<name>_dense`, `<name>_relu`, `<name>_dropout`.
+            units: number of outputs.
+            dropout: share of the outputs to drop in training.
+
+        Returns:
+            Keras tensor (batch, units).
+        """
+        layer = keras.layers.Dense(
+            units,
+            kernel_initializer=self._rectified_initializer(f"{name}_dense"),
+            name=f"{name}_dense",
+        )
+        return self._drop(self.rectify(layer(inputs), name), f"{name}_dropout", dropout)
 
     def classifier(self, inputs: Any, *, num_classes: int, dropout: float) -> Any:
         """Global average pooling, dropout where it is above 0, and the logits' dense layer.
@@ -190,26 +159,31 @@ class LayerBuilder:
             Logits: Keras tensor (batch, num_classes).
         """
         features = keras.layers.GlobalAveragePooling2D(name="pool")(inputs)
-        if dropout > 0:
-            features = keras.layers.Dropout(dropout, seed=self._seed("dropout"), name="dropout")(
-                features
-            )
+        return self.logits(self._drop(features, "dropout", dropout), num_classes=num_classes)
+
+    def logits(self, inputs: Any, *, num_classes: int) -> Any:
+        """The last dense layer, named `classifier`.
+
+        Args:
+            inputs: Keras tensor (batch, features).
+            num_classes: number of logits.
+
+        Returns:
+            Logits: Keras tensor (batch, num_classes).
+        """
         initializer = keras.initializers.VarianceScaling(
             1.0, "fan_out", "untruncated_normal", seed=self._seed("classifier")
         )
         return keras.layers.Dense(num_classes, kernel_initializer=initializer, name="classifier")(
-            features
-        )
-
-    def _normalize(self, inputs: Any, name: str, *, rectify: bool) -> Any:
-        outputs = keras.layers.BatchNormalization(momentum=0.9, epsilon=1e-5, name=f"{name}_bn")(
             inputs
         )
-        if rectify:
-            outputs = keras.layers.ReLU(max_value=self.rectifier_max, name=f"{name}_relu")(outputs)
-        return outputs
 
-    def _convolution_initializer(self, layer: str) -> Any:
+    def _drop(self, inputs: Any, name: str, share: float) -> Any:
+        if share == 0:
+            return inputs
+        return keras.layers.Dropout(share, seed=self._seed(name), name=name)(inputs)
+
+    def _rectified_initializer(self, layer: str) -> Any:
         return keras.initializers.VarianceScaling(
             2.0, "fan_out", "untruncated_normal", seed=self._seed(layer)
         )
@@ -221,6 +195,3 @@ class LayerBuilder:
         # and layer number would not; four bytes fit the 32-bit seeds of every Keras initializer.
         digest = hashlib.sha256(f"{self.seed}/{layer}".encode()).digest()
         return int.from_bytes(digest[:4], "little") >> 1
-
-
-# bool is a number to Python; as a size or a seed it is a mistake.

@@ -4,7 +4,8 @@ from typing import Any, NamedTuple
 
 import tf_keras as keras
 
-from sat_tf.models.blocks import LayerBuilder, check_arguments, make_divisible
+from sat_tf.models.blocks import LayerBuilder, make_divisible
+from sat_tf.models.options import check_options
 
 
 class Stage(NamedTuple):
@@ -65,7 +66,7 @@ def mobilenet_v2(
         >>> model.output_shape
         (None, 10)
     """
-    check_arguments(
+    check_options(
         "mobilenet_v2",
         image_size=image_size,
         num_classes=num_classes,

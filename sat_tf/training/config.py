@@ -22,10 +22,24 @@ from sat_tf.qat.policy import BitPolicy
 
 # What `sat_tf.models.MODELS` builds, and with which options; kept here as well because reading it
 # there loads TensorFlow, and a misspelt name should not have to wait for that.
+_RESIDUAL_OPTIONS = (
+    "width_multiplier",
+    "stage_blocks",
+    "stem_kernel_size",
+    "stem_stride",
+    "stem_pool",
+    "rectifier_max",
+    "dropout",
+)
 MODEL_OPTIONS: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
     {
         "mobilenet_v1": ("width_multiplier", "stem_stride", "rectifier_max", "dropout"),
         "mobilenet_v2": ("width_multiplier", "stem_stride", "rectifier_max", "dropout"),
+        "resnet18": _RESIDUAL_OPTIONS,
+        "resnet50": _RESIDUAL_OPTIONS,
+        "preresnet50": _RESIDUAL_OPTIONS,
+        "vgg16": ("width_multiplier", "hidden_units", "rectifier_max", "dropout"),
+        "vgg16_bn": ("width_multiplier", "hidden_units", "rectifier_max", "dropout"),
     }
 )
 # What models take as well, but a run knows by itself.

@@ -1,14 +1,13 @@
 import functools
 import math
 
-import numpy as np
 import pytest
 import tf_keras as keras
 
 from sat_tf import models
 from tests.models.multiply_adds import count_multiply_adds
 
-FAMILIES = tuple(models.MODELS)
+FAMILIES = ("mobilenet_v1", "mobilenet_v2")
 MILLION = 10**6
 
 
@@ -21,18 +20,6 @@ def _full_size_model(name, width_multiplier):
 def _small_model(name, stem_stride=1):
     return models.build(
         name, image_size=32, num_classes=10, width_multiplier=0.25, stem_stride=stem_stride, seed=0
-    )
-
-
-@functools.cache
-def _odd_model(name):
-    return models.build(
-        name,
-        image_size=1,
-        num_classes=1,
-        width_multiplier=0.01,
-        rectifier_max=1.5,
-        dropout=0.25,
     )
 
 
@@ -91,42 +78,6 @@ def test_stem_stride_1_doubles_every_feature_map(name):
     assert compared > 20
 
 
-def test_the_same_seed_gives_the_same_weights():
-    again = models.build(
-        "mobilenet_v1", image_size=32, num_classes=10, width_multiplier=0.25, seed=0
-    )
-    for first, second in zip(
-        _small_model("mobilenet_v1").get_weights(), again.get_weights(), strict=True
-    ):
-        np.testing.assert_array_equal(first, second)
-
-
-def test_another_seed_gives_other_kernels_everywhere():
-    other = models.build(
-        "mobilenet_v1", image_size=32, num_classes=10, width_multiplier=0.25, seed=1
-    )
-    for first, second in zip(_small_model("mobilenet_v1").weights, other.weights, strict=True):
-        if "kernel" in first.name:
-            assert not np.array_equal(first.numpy(), second.numpy()), first.name
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_layers_of_one_shape_do_not_share_their_weights(name):
-    kernels = [v.numpy() for v in _small_model(name).weights if "kernel" in v.name]
-    seen = {kernel.tobytes() for kernel in kernels}
-    assert len(seen) == len(kernels)
-
-
-def test_models_without_a_seed_differ():
-    first, second = (
-        models.build("mobilenet_v1", image_size=8, num_classes=2, width_multiplier=0.1)
-        for _ in range(2)
-    )
-    assert not np.array_equal(
-        first.get_layer("stem_conv").kernel.numpy(), second.get_layer("stem_conv").kernel.numpy()
-    )
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_initial_kernels_have_the_variance_of_their_fan_out(name):
     model = _full_size_model(name, 1.0)
@@ -140,20 +91,6 @@ def test_initial_kernels_have_the_variance_of_their_fan_out(name):
         # The standard error of a normal sample's variance is sqrt(2/n) of it; five of them.
         tolerance = 5 * math.sqrt(2 / kernel.size)
         assert kernel.var() == pytest.approx(variance, rel=tolerance), layer
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_any_batch_of_images_becomes_logits(name):
-    model = _small_model(name)
-    assert model.input_shape == (None, 32, 32, 3)
-    assert model.output_shape == (None, 10)
-    images = np.random.default_rng(0).integers(0, 256, (3, 32, 32, 3), dtype=np.uint8)
-    logits = model(images.astype(np.float32)).numpy()
-    assert logits.shape == (3, 10)
-    assert np.isfinite(logits).all()
-    # Logits, not probabilities: nothing behind the dense layer, which has no activation.
-    assert model.layers[-1].name == "classifier"
-    assert keras.activations.serialize(model.layers[-1].activation) == "linear"
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -178,27 +115,6 @@ def test_every_rectifier_follows_a_batch_normalization_behind_a_convolution(name
         assert isinstance(convolution, (keras.layers.Conv2D, keras.layers.DepthwiseConv2D))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_rectifier_max_reaches_every_rectifier(name):
-    for model, rectifier_max in ((_small_model(name), 6.0), (_odd_model(name), 1.5)):
-        found = [layer for layer in model.layers if isinstance(layer, keras.layers.ReLU)]
-        assert all(layer.max_value == rectifier_max for layer in found)
-
-
-def test_a_rectifier_without_a_maximum_is_a_plain_one():
-    model = models.build(
-        "mobilenet_v1", image_size=8, num_classes=2, width_multiplier=0.1, rectifier_max=None
-    )
-    assert model.get_layer("stem_relu").max_value is None
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_layer_names_are_unique_and_the_same_in_every_build(name):
-    names = [layer.name for layer in _small_model(name).layers]
-    assert len(set(names)) == len(names)
-    assert names == [layer.name for layer in _small_model(name, stem_stride=2).layers]
-
-
 def test_layer_names_say_where_a_layer_stands():
     v1 = {layer.name for layer in _small_model("mobilenet_v1").layers}
     v2 = {layer.name for layer in _small_model("mobilenet_v2").layers}
@@ -221,26 +137,3 @@ def test_inverted_residuals_add_where_shapes_allow():
 def test_the_head_of_mobilenet_v2_widens_but_never_narrows(width_multiplier, channels):
     model = _full_size_model("mobilenet_v2", width_multiplier)
     assert model.get_layer("head_conv").filters == channels
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_dropout_stands_in_front_of_the_classifier_only_if_asked_for(name):
-    model = _odd_model(name)
-    assert model.layers[-2].name == "dropout"
-    assert model.layers[-2].rate == 0.25
-    assert _small_model(name).layers[-2].name == "pool"
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_model_built_from_its_config_computes_the_same(name):
-    model = _small_model(name)
-    twin = keras.Model.from_config(model.get_config())
-    assert twin.get_config() == model.get_config()
-    twin.set_weights(model.get_weights())
-    images = np.random.default_rng(0).uniform(0, 255, (2, 32, 32, 3)).astype(np.float32)
-    np.testing.assert_array_equal(twin(images).numpy(), model(images).numpy())
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_an_image_of_one_pixel_is_accepted(name):
-    assert _odd_model(name)(np.zeros((1, 1, 1, 3), np.float32)).shape == (1, 1)

@@ -7,6 +7,11 @@ def test_the_table_names_every_family():
     assert dict(models.MODELS) == {
         "mobilenet_v1": models.mobilenet_v1,
         "mobilenet_v2": models.mobilenet_v2,
+        "resnet18": models.resnet18,
+        "resnet50": models.resnet50,
+        "preresnet50": models.preresnet50,
+        "vgg16": models.vgg16,
+        "vgg16_bn": models.vgg16_bn,
     }
 
 

@@ -1,0 +1,58 @@
+"""Models at 224x224 with 1000 classes whose statistics are as hard as trained ones, and images."""
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.models import build
+
+IMAGE_SIZE = 224
+# Those of the published results; `sat_tf.models.MODELS` knows more.
+MODELS = ("mobilenet_v1", "mobilenet_v2", "resnet18", "resnet50", "preresnet50", "vgg16_bn")
+
+# What a normalization's γ can be besides ordinary: of the other sign, zero, next to zero.
+_NEGATIVE, _ZERO, _TINY = 0.1, 0.02, 0.01
+
+
+def realistic_model(name: str, seed: int = 0) -> keras.Model:
+    """A model with random weights and hard normalizations: γ negative, dead or nearly so.
+
+    Moving statistics and clipping levels are for `sat_tf.calibrate` to find.
+
+    Args:
+        name: of its family.
+        seed: of weights and statistics.
+    """
+    model = build(name, image_size=IMAGE_SIZE, num_classes=1000, seed=seed)
+    rng = np.random.default_rng(seed)
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            count = layer.gamma.shape[0]
+            gamma = rng.normal(1.0, 0.4, count)
+            kinds = [-1.0, 0.0, 1e-7, 1.0]
+            shares = [_NEGATIVE, _ZERO, _TINY, 1.0 - _NEGATIVE - _ZERO - _TINY]
+            layer.gamma.assign(gamma * rng.choice(kinds, count, p=shares))
+            layer.beta.assign(rng.normal(0.0, 0.3, count))
+            layer.moving_mean.assign(rng.normal(0.0, 0.3, count))
+            layer.moving_variance.assign(rng.uniform(0.3, 2.0, count))
+        elif getattr(layer, "use_bias", False):
+            layer.bias.assign(rng.normal(0.0, 0.1, layer.bias.shape))
+    return model
+
+
+def smooth_images(count: int, seed: int = 0) -> np.ndarray:
+    """Images with large shapes and some noise, as photographs have them, rather than noise alone.
+
+    Args:
+        count: how many.
+        seed: of all of them.
+
+    Returns:
+        uint8, (count, 224, 224, 3).
+    """
+    rng = np.random.default_rng(seed)
+    images = np.zeros((count, IMAGE_SIZE, IMAGE_SIZE, 3), np.float32)
+    for size, spread in ((4, 40.0), (14, 30.0), (56, 15.0), (IMAGE_SIZE, 5.0)):
+        coarse = rng.normal(0.0, spread, (count, size, size, 3)).astype(np.float32)
+        images += tf.image.resize(coarse, (IMAGE_SIZE, IMAGE_SIZE), "bicubic").numpy()
+    return np.clip(np.rint(images + 120.0), 0, 255).astype(np.uint8)

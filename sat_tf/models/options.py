@@ -1,0 +1,124 @@
+"""What the options of the model families may be."""
+
+import dataclasses
+import math
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sat_tf.arguments import Rule, check, is_between, is_integer
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """One row of the table.
+
+    Attributes:
+        accepts: whether a value is in its range.
+        expected: what the range is, for messages.
+        fix: what to pass instead, for messages.
+    """
+
+    accepts: Callable[[Any], bool]
+    expected: str
+    fix: str
+
+
+def _is_share(value: Any) -> bool:
+    return not isinstance(value, bool) and (value == 0 or is_between(value, 0, 1))
+
+
+def _is_stages(value: Any) -> bool:
+    return (
+        isinstance(value, list | tuple)
+        and len(value) > 0
+        and all(is_integer(blocks, lowest=1) for blocks in value)
+    )
+
+
+OPTIONS: Mapping[str, Option] = types.MappingProxyType(
+    {
+        "image_size": Option(
+            lambda value: is_integer(value, lowest=1),
+            "a positive integer",
+            "pass the height of the square images in pixels, such as 224",
+        ),
+        "num_classes": Option(
+            lambda value: is_integer(value, lowest=1),
+            "a positive integer",
+            "pass the number of logits, such as 1000",
+        ),
+        "width_multiplier": Option(
+            lambda value: is_between(value, 0, math.inf),
+            "a finite positive number",
+            "pass 1.0 for the published width, 0.5 for half the channels",
+        ),
+        "stage_blocks": Option(
+            _is_stages,
+            "a list of positive integers",
+            "pass the number of blocks of each stage, such as [3, 4, 6, 3]",
+        ),
+        "stem_kernel_size": Option(
+            lambda value: is_integer(value, lowest=1),
+            "a positive integer",
+            "pass 7 for large images, 3 for images of about 32 pixels",
+        ),
+        "stem_stride": Option(
+            lambda value: is_integer(value, lowest=1, limit=3),
+            "1 or 2",
+            "pass 2 for large images, 1 for images of about 32 pixels",
+        ),
+        "stem_pool": Option(
+            lambda value: isinstance(value, bool),
+            "True or False",
+            "pass True for large images, False for images of about 32 pixels",
+        ),
+        "hidden_units": Option(
+            lambda value: is_integer(value, lowest=1),
+            "a positive integer",
+            "pass 4096 for the published width, 512 for images of about 32 pixels",
+        ),
+        "rectifier_max": Option(
+            lambda value: value is None or is_between(value, 0, math.inf),
+            "a finite positive number or None",
+            "pass 6.0 for ReLU6, None for a ReLU without an upper end",
+        ),
+        "dropout": Option(
+            _is_share,
+            "a number in [0, 1)",
+            "pass the share of the features to drop, 0.0 for none",
+        ),
+        "seed": Option(
+            lambda value: value is None or is_integer(value),
+            "an integer or None",
+            "pass an integer for weights that can be drawn again, None for fresh ones",
+        ),
+    }
+)
+
+
+def check_options(model: str, **received: Any) -> None:
+    """Raises one error that names every option a model family cannot be built with.
+
+    Args:
+        model: name of the family, for the message.
+        **received: values by name; every name is a key of `OPTIONS`.
+
+    Raises:
+        ValueError: some value is out of its range; lists all of them.
+
+    Example:
+        >>> check_options("resnet18", image_size=0, stem_stride=1)
+        Traceback (most recent call last):
+        ValueError: resnet18 does not accept these arguments:
+          image_size: received 0; expected a positive integer; pass the height of the square \
+images in pixels, such as 224.
+    """
+    rows = ((name, value, OPTIONS[name]) for name, value in received.items())
+    check(
+        model,
+        [
+            Rule(name, value, option.accepts(value), option.expected, option.fix)
+            for name, value, option in rows
+        ],
+    )
