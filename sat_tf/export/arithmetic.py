@@ -1,6 +1,7 @@
 """The integer arithmetic of LiteRT's kernels, in NumPy, bit for bit.
 
-All of it is XNNPACK's, but for `requantize_builtin`. Stored integers come in and go out as int32 arrays; accumulators are exact.
+All of it is XNNPACK's, but for `requantize_builtin` and `rounded_means`, which are those of the
+builtin kernels. Stored integers come in and go out as int32 arrays; accumulators are exact.
 """
 
 import functools
@@ -104,14 +105,23 @@ def sums(
     """
     codes = stored - zero_point
     if kind is LinearKind.DEPTHWISE:
-        return _depthwise_sums(codes, kernel, window)
+        return products(codes, kernel.astype(np.int32), kind, window)
     widest = max(127 - zero_point, zero_point + 128)
-    weights = kernel.reshape(kernel.shape[0], -1).T
-    reach = np.max(np.sum(np.abs(weights.astype(np.int64)), axis=0), initial=0) * widest
+    magnitudes = np.abs(kernel.reshape(kernel.shape[0], -1).astype(np.int64))
+    reach = np.max(np.sum(magnitudes, axis=1), initial=0) * widest
     exact = np.float32 if reach < _EXACT_FLOAT32 else np.float64
+    return products(codes.astype(exact), kernel.astype(exact), kind, window)
+
+
+def products(
+    values: np.ndarray, kernel: np.ndarray, kind: LinearKind, window: Window
+) -> np.ndarray:
+    """Σ kernel · value of a linear layer, in the type that both have."""
+    if kind is LinearKind.DEPTHWISE:
+        return _depthwise_products(values, kernel, window)
     if kind is LinearKind.CONVOLUTION:
-        codes = _patches(codes, kernel.shape[1:3], window)
-    return codes.astype(exact) @ weights.astype(exact)
+        values = _patches(values, kernel.shape[1:3], window)
+    return np.asarray(values @ kernel.reshape(kernel.shape[0], -1).T)
 
 
 def max_pool(stored: np.ndarray, size: tuple[int, int], window: Window) -> np.ndarray:
@@ -140,11 +150,11 @@ def rounded_means(totals: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return np.asarray(np.sign(totals) * ((np.abs(totals) + counts // 2) // counts), np.int32)
 
 
-def _depthwise_sums(codes: np.ndarray, kernel: np.ndarray, window: Window) -> np.ndarray:
-    multiplier = kernel.shape[-1] // codes.shape[-1]
+def _depthwise_products(values: np.ndarray, kernel: np.ndarray, window: Window) -> np.ndarray:
+    multiplier = kernel.shape[-1] // values.shape[-1]
     total: np.ndarray | None = None
-    taps = kernel.reshape(-1, kernel.shape[-1]).astype(np.int32)
-    for tap, view in zip(taps, _taps(codes, kernel.shape[:2], window, fill=0), strict=True):
+    taps = kernel.reshape(-1, kernel.shape[-1])
+    for tap, view in zip(taps, _taps(values, kernel.shape[:2], window, fill=0), strict=True):
         repeated = np.repeat(view, multiplier, axis=-1) if multiplier > 1 else view
         product = repeated * tap
         total = product if total is None else np.add(total, product, out=total)

@@ -68,7 +68,7 @@ class GraphBuilder:
         if isinstance(form, ConcatenationForm) and not (some_float and codes.unit != 1.0):
             parts = tuple(self._part(part, codes) for part in form.parts)
             return self.add(ir.Concatenate(parts, name, form.axis), shape, codes)
-        if isinstance(form, RectifiedForm):
+        if isinstance(form, RectifiedForm) and form.ceiling is None:
             return self.materialize(form.form, codes.rectified(), name, shape)
         if some_float:
             real = self.as_float(form, self.between(f"{name}_float"), shape)
@@ -95,7 +95,9 @@ class GraphBuilder:
             parts = tuple(self.as_float(part.form, part.name, part.shape) for part in form.parts)
             return self.add(ir.Concatenate(parts, name, form.axis), shape, None)
         if isinstance(form, RectifiedForm):
-            raise TypeError(f"{name}: a part of a concatenation that has no codes.")
+            return self._float_rectifier(form, name, shape)
+        if isinstance(form, LinearForm) and not form.is_pointwise:
+            return self._linear(form, None, name, shape)
         sources = tuple(self.dequantized(source) for source in form.sources)
         if isinstance(form, LinearForm):
             return self._float_normalization(form, sources[0], name, shape)
@@ -119,23 +121,6 @@ class GraphBuilder:
         """The probabilities over the last axis of `source`, in float; returns their tensor."""
         name = self.between(f"{source}_probabilities")
         return self.add(ir.Softmax((self.dequantized(source),), name), self._shape(source), None)
-
-    def real_product(self, form: LinearForm, name: str, shape: tuple[int, ...]) -> str:
-        """A matrix product in float32 with the codes as its weights; returns its tensor's name."""
-        source = self.tensors[form.source]
-        unit = source.codes.unit if source.codes else 1.0
-        operation = ir.Linear(
-            (self.dequantized(form.source),),
-            name,
-            kind=form.kind,
-            kernel=form.kernel(),
-            steps=form.channels.steps * unit,
-            bias=form.channels.bias,
-            center=form.channels.center,
-            spread=form.channels.spread,
-            real=True,
-        )
-        return self.add(operation, shape, None)
 
     def _part(self, part: Part, codes: Codes) -> str:
         """A part of a concatenation with the grid of the whole; returns its tensor's name."""
@@ -189,16 +174,22 @@ class GraphBuilder:
     def _shape(self, name: str) -> tuple[int, ...]:
         return self.tensors[name].shape
 
-    def _linear(self, form: LinearForm, codes: Codes, name: str, shape: tuple[int, ...]) -> str:
+    def _linear(
+        self, form: LinearForm, codes: Codes | None, name: str, shape: tuple[int, ...]
+    ) -> str:
+        """A linear operation that makes these codes, or float values from real ones."""
         source = self.tensors[form.source]
-        if source.codes is None:
-            raise TypeError(f"{name}: a linear layer reads a float tensor.")
+        units = source.codes.unit if source.codes else 1.0, codes.unit if codes else 1.0
         read, written = form.source, name
+        if codes is None:
+            read = self.dequantized(read)
+        elif source.codes is None:
+            raise TypeError(f"{name}: codes of a float tensor.")
         # Convolutions want rows and columns; those of other tensors are 1x1 and work on any.
         on_images = form.kind is not LinearKind.FULLY_CONNECTED
         if on_images and len(source.shape) != 3:
-            read = self.between(f"{name}_input")
-            self.move(ir.Reshape((form.source,), read), _image(source.shape))
+            shaped = self.between(f"{name}_input")
+            read = self.move(ir.Reshape((read,), shaped), _image(source.shape))
         if on_images and len(shape) != 3:
             written = self.between(f"{name}_image")
         operation = ir.Linear(
@@ -206,11 +197,12 @@ class GraphBuilder:
             written,
             kind=form.kind,
             kernel=form.kernel(),
-            steps=form.channels.steps * (source.codes.unit / codes.unit),
-            bias=form.channels.bias / codes.unit,
-            center=form.channels.center / codes.unit,
-            spread=form.channels.spread / codes.unit,
+            steps=form.channels.steps * (units[0] / units[1]),
+            bias=form.channels.bias / units[1],
+            center=form.channels.center / units[1],
+            spread=form.channels.spread / units[1],
             window=form.window,
+            real=codes is None,
         )
         self.add(operation, _image(shape) if written != name else shape, codes)
         if written != name:
@@ -229,12 +221,18 @@ class GraphBuilder:
     def _float_normalization(
         self, form: LinearForm, source: str, name: str, shape: tuple[int, ...]
     ) -> str:
-        if form.kind is not LinearKind.DEPTHWISE or form.channels.codes.shape[:2] != (1, 1):
-            raise TypeError(f"{name}: a linear layer has no float tensor.")
         slope = form.channels.codes.reshape(-1) * form.channels.steps
         product = self.between(f"{name}_product")
         self._with_constant(source, Pointwise.PRODUCT, slope, product, shape)
         return self._with_constant(product, Pointwise.SUM, form.channels.bias, name, shape)
+
+    def _float_rectifier(self, form: RectifiedForm, name: str, shape: tuple[int, ...]) -> str:
+        real = self.as_float(form.form, self.between(f"{name}_input"), shape)
+        if form.ceiling is None:
+            return self._with_constant(real, Pointwise.MAXIMUM, 0.0, name, shape)
+        lower = self.between(f"{name}_lower")
+        self._with_constant(real, Pointwise.MAXIMUM, 0.0, lower, shape)
+        return self._with_constant(lower, Pointwise.MINIMUM, form.ceiling, name, shape)
 
     def _quantize(self, source: str, codes: Codes, name: str, shape: tuple[int, ...]) -> str:
         """Float to codes. What int8 does not saturate at is bounded before."""

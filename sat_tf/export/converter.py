@@ -11,9 +11,10 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.export import graph as ir
-from sat_tf.export.graph import Activation, Codes, Graph, LinearKind, Window
+from sat_tf.export.graph import Activation, Codes, Graph, LinearKind, Pointwise, Window
 from sat_tf.export.pipeline import deployed_graph
 from sat_tf.messages import list_problems
+from sat_tf.qat.layout import inner_layer
 
 
 def to_keras(model: keras.Model) -> keras.Model:
@@ -25,10 +26,12 @@ def to_keras(model: keras.Model) -> keras.Model:
 
     gives an int8 model with the codes of `sat_tf.export_tflite`, its input and output float32
     unless the converter is told otherwise. Use it where other tools need to see the graph, or add
-    to it; `export_tflite` is faster, and `verify_tflite` reads only its files.
+    to it; `export_tflite` is faster, and `verify_tflite` reads only its files. Layers that are left
+    float are part of it as they are; the converter may quantize them too, and what stands next to
+    them may become float: it says nothing of it.
 
     Args:
-        model: a model quantized by sat-tf, integer from the image to its output.
+        model: a model quantized by sat-tf, without float streams.
 
     Returns:
         A model for conversion only: its weights are constants. Input: real pixel values; output:
@@ -38,12 +41,23 @@ def to_keras(model: keras.Model) -> keras.Model:
         ValueError: the model has no integer form, or has float streams: the converter would
             quantize their sums on steps of its own. Lists every problem with its fix.
     """
-    graph = deployed_graph(model)
-    streams = [op.output for op in graph.operations if isinstance(op, ir.Quantize)]
+    return keras_of_graph(deployed_graph(model))
+
+
+def keras_of_graph(graph: Graph) -> keras.Model:
+    """What `to_keras` gives, of a deployed graph.
+
+    Raises:
+        ValueError: it has float streams.
+    """
+    combining = (ir.Add, ir.Mean, ir.AveragePool, ir.Concatenate)
+    streams = [
+        op.output for op in graph.operations if isinstance(op, combining) and graph.is_float(op)
+    ]
     if streams:
         problems = [
-            f"{name}: received codes of a float stream, which the converter quantizes on steps of "
-            "its own; requantize the model with stream_bits=8, or use sat_tf.export_tflite."
+            f"{name}: received a float stream, which the converter quantizes on steps of its own; "
+            "requantize the model with stream_bits=8, or use sat_tf.export_tflite."
             for name in streams
         ]
         raise ValueError(list_problems(f"model {graph.name!r}", problems))
@@ -122,16 +136,19 @@ def _function(operation: ir.Operation, graph: Graph) -> Callable[..., tf.Tensor]
 def _(operation: ir.Linear, graph: Graph) -> Callable[..., tf.Tensor]:
     steps = operation.steps.astype(np.float32)
     kernel = operation.kernel.astype(np.float32) * operation.along_channels(steps)
-    source_step = float(graph.codes(operation.inputs[0]).step)
-    bias = operation.bias * (source_step * steps.astype(np.float64))
-    codes = graph.codes(operation.output)
     product = _PRODUCTS[operation.kind]
 
     def run(source: tf.Tensor) -> tf.Tensor:
-        result = product(source, kernel, 127.0 * steps, operation.window)
-        return _stored_as(codes, _fused(codes, result + bias.astype(np.float32)))
+        return product(source, kernel, 127.0 * steps, operation.window) + bias.astype(np.float32)
 
-    return run
+    if operation.real:
+        bias = operation.bias
+        return run
+    bias = operation.bias * (
+        float(graph.codes(operation.inputs[0]).step) * steps.astype(np.float64)
+    )
+    codes = graph.codes(operation.output)
+    return lambda source: _stored_as(codes, _fused(codes, run(source)))
 
 
 def _convolution(x: tf.Tensor, kernel: np.ndarray, ends: np.ndarray, window: Window) -> tf.Tensor:
@@ -235,6 +252,32 @@ def _(operation: ir.ShiftImage, graph: Graph) -> Callable[..., tf.Tensor]:
 @_function.register
 def _(operation: ir.Dequantize, graph: Graph) -> Callable[..., tf.Tensor]:
     return tf.identity
+
+
+_POINTWISE = {
+    Pointwise.MAXIMUM: tf.maximum,
+    Pointwise.MINIMUM: tf.minimum,
+    Pointwise.PRODUCT: tf.multiply,
+    Pointwise.SUM: tf.add,
+}
+
+
+@_function.register
+def _(operation: ir.WithConstant, graph: Graph) -> Callable[..., tf.Tensor]:
+    function, constant = _POINTWISE[operation.kind], operation.constant.astype(np.float32)
+    return lambda source: function(source, constant)
+
+
+@_function.register
+def _(operation: ir.Quantize, graph: Graph) -> Callable[..., tf.Tensor]:
+    codes = graph.codes(operation.output)
+    return lambda source: _stored_as(codes, source)
+
+
+@_function.register
+def _(operation: ir.Island, graph: Graph) -> Callable[..., tf.Tensor]:
+    node = operation.node
+    return lambda *sources: node.call(inner_layer(node.layer), list(sources))
 
 
 @_function.register

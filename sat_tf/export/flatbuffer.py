@@ -10,6 +10,7 @@ from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.export import graph as ir
 from sat_tf.export.graph import Activation, Codes, Graph, LinearKind, Storage, Window
+from sat_tf.export.island import float_operators, splice
 from sat_tf.export.packing import packed_bytes
 from sat_tf.version import __version__
 
@@ -348,6 +349,15 @@ def _(operation: ir.Dequantize, writer: _Writer) -> None:
 def _(operation: ir.WithConstant, writer: _Writer) -> None:
     constant = writer.constant(f"{operation.output}/constant", operation.constant)
     writer.operator(operation.kind.value, operation, [constant])
+
+
+@_write.register
+def _(operation: ir.Island, writer: _Writer) -> None:
+    shapes = [writer.graph.tensors[name].shape for name in operation.inputs]
+    content = float_operators(operation.node, shapes)
+    inputs = [writer.indices[name] for name in operation.inputs]
+    output = writer.indices[operation.output]
+    splice(content, writer.model, writer.subgraph, inputs, output, writer.unused)
 
 
 @_write.register

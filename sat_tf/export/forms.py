@@ -30,6 +30,12 @@ class LinearForm:
         """The tensors it is made of."""
         return (self.source,)
 
+    @property
+    def is_pointwise(self) -> bool:
+        """Whether it is one factor and one constant a channel."""
+        depthwise = self.kind is LinearKind.DEPTHWISE
+        return depthwise and self.channels.codes.shape[:2] == (1, 1) and self.window == WHOLE
+
     def kernel(self) -> np.ndarray:
         """The codes as `LinearKind` lays them out."""
         codes = self.channels.codes
@@ -80,9 +86,13 @@ class AverageForm:
 
 @dataclasses.dataclass(frozen=True)
 class RectifiedForm:
-    """The positive part of another form, whose grid a concatenation gives it."""
+    """The positive part of another form, up to a ceiling, where no quantizer makes it.
+
+    It is float, or a part of a concatenation, whose grid it then gets.
+    """
 
     form: "Form"
+    ceiling: float | None = None
 
     @property
     def sources(self) -> tuple[str, ...]:

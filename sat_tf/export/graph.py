@@ -11,9 +11,15 @@ it exactly, and its clipping level sits in the steps of the layers that read it.
 
 import dataclasses
 import enum
+import io
 from collections.abc import Callable
 
 import numpy as np
+from rich.console import Console
+
+from sat_tf.qat.network import Node
+
+_LISTING_WIDTH = 160
 
 
 class Activation(enum.Enum):
@@ -297,6 +303,17 @@ class Softmax(Operation):
 
 
 @dataclasses.dataclass(frozen=True)
+class Island(Operation):
+    """A Keras layer that is left float: it reads and makes float tensors.
+
+    Attributes:
+        node: the layer, and how it is called.
+    """
+
+    node: Node
+
+
+@dataclasses.dataclass(frozen=True)
 class Graph:
     """A deployed model.
 
@@ -320,12 +337,25 @@ class Graph:
     output: str
     warnings: tuple[str, ...] = ()
 
+    def __str__(self) -> str:
+        from sat_tf.export.listing import graph_table  # which reads graphs
+
+        console = Console(width=_LISTING_WIDTH, color_system=None, file=io.StringIO())
+        with console.capture() as capture:
+            console.print(graph_table(self))
+        return capture.get()
+
     def codes(self, name: str) -> Codes:
         """How tensor `name`, which is not float, is stored."""
         codes = self.tensors[name].codes
         if codes is None:
             raise TypeError(f"{name}: received a float tensor, expected codes.")
         return codes
+
+    @property
+    def islands(self) -> tuple[str, ...]:
+        """The tensors that layers make which are left float."""
+        return tuple(op.output for op in self.operations if isinstance(op, Island))
 
     def is_float(self, operation: Operation) -> bool:
         """Whether an operation makes a float tensor."""

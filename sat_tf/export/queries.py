@@ -27,6 +27,15 @@ def is_image(node: Node) -> bool:
     return isinstance(output_quantizer(node), ImageQuantizer)
 
 
+def is_island(node: Node) -> bool:
+    """Whether the layer is left float, for TensorFlow's own converter."""
+    layer = inner_layer(node.layer)
+    if role_of(node) is Role.INPUT:
+        return False
+    plain = role_of(node) is Role.LINEAR and not isinstance(node.layer, QuantizedLayer)
+    return plain or registry.unsupported_problem(layer) is not None
+
+
 def clips(node: Node) -> bool:
     """Whether the layer's output has a clipping level."""
     return "clipping_level" in getattr(node.layer, "output_variables", {})

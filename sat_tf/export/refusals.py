@@ -7,7 +7,6 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.export import lattice, queries, storage
-from sat_tf.qat import registry
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.network import Network, Node
 from sat_tf.qat.registry import Role
@@ -54,37 +53,19 @@ def _model_problem(network: Network) -> str | None:
             "received a model without quantized layers, expected one quantized by sat-tf; call "
             "sat_tf.quantize_model(model, policy), and train, first."
         )
-    if not any(queries.is_image(node) for node in network):
-        return (
-            "received a model whose activations are float, expected quantized ones; call "
-            "sat_tf.requantize(model, policy) with a policy that has activation_bits."
-        )
     return None
 
 
 def _layer_problems(network: Network, node: Node) -> Iterator[str]:
     """What is wrong with a layer, as the part it plays, as its own class, and as a tensor."""
     layer, role = inner_layer(node.layer), queries.role_of(node)
-    if role is Role.OPAQUE or (role is Role.LINEAR and not isinstance(node.layer, QuantizedLayer)):
-        yield (
-            f"received a {type(layer).__name__} that is left float, expected a quantized layer; "
-            "annotate it, or replace it by layers that sat-tf quantizes"
-        )
-        return
-    problem = registry.unsupported_problem(layer)
-    if problem:
-        yield f"{problem}; left float, it has no integer form"
-        return
     if node.arguments.get("training"):
         yield (
             "received a layer that is called with training=True, expected one that follows the "
             "model; build the model without it"
         )
-    left_float = queries.output_quantizer(node) is None and not queries.is_part(network, node)
-    if registry.rectifies(layer) and left_float:
-        wrapped = isinstance(node.layer, QuantizedLayer)
-        fix = "quantize the layers behind it, with activation_bits" if wrapped else "annotate it"
-        yield f"received a rectifier that is left float, expected a quantized one; {fix}"
+    if queries.is_island(node):
+        return
     if role in _BY_ROLE:
         yield from _BY_ROLE[role](network, node)
     yield from _by_class(layer, network, node)
@@ -104,18 +85,10 @@ def _linear_problems(network: Network, node: Node) -> Iterator[str]:
     problem = lattice.weight_problem(node.layer)
     if problem:
         yield problem
-    if queries.is_float(network, node.inputs[0]):
-        yield (
-            "received a float input, expected a quantized one; requantize with activation_bits for "
-            "this layer"
-        )
 
 
 def _norm_problems(network: Network, node: Node) -> Iterator[str]:
     del network
-    if not isinstance(node.layer, QuantizedLayer):
-        yield "received a normalization without annotation, expected one; annotate it"
-        return
     norm = inner_layer(node.layer)
     smallest = float(np.min(norm.moving_variance.numpy())) + norm.epsilon
     if smallest <= 0.0:

@@ -1,6 +1,7 @@
 """Runs a graph in NumPy with the arithmetic of the file's kernels."""
 
 import functools
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -8,24 +9,29 @@ from sat_tf.export import arithmetic
 from sat_tf.export import graph as ir
 from sat_tf.export.graph import Graph, LinearKind, Pointwise
 from sat_tf.export.steps import requantization_multipliers
+from sat_tf.qat.layout import inner_layer
 
 
-def simulate(graph: Graph, images: np.ndarray) -> dict[str, np.ndarray]:
+def simulate(
+    graph: Graph, images: np.ndarray, given: Mapping[str, np.ndarray] | None = None
+) -> dict[str, np.ndarray]:
     """Every tensor of a deployed graph for a batch of images.
 
     Args:
         graph: a graph from `deployed_graph`.
         images: uint8, (n, *graph.image_shape).
+        given: tensors that the operations behind them read instead of those simulated here, such
+            as what a runtime has made of the layers that are left float.
 
     Returns:
         By tensor name: int32 arrays of stored integers in -128..127, and float32 arrays for
         tensors that the graph keeps float. Integer tensors are exact.
     """
-    tensors: dict[str, np.ndarray] = {graph.image: images}
+    given = {graph.image: images, **(given or {})}
+    tensors: dict[str, np.ndarray] = {}
     for operation in graph.operations:
-        inputs = [tensors[name] for name in operation.inputs]
+        inputs = [given[name] if name in given else tensors[name] for name in operation.inputs]
         tensors[operation.output] = run_operation(operation, graph, *inputs)
-    del tensors[graph.image]
     return tensors
 
 
@@ -40,7 +46,8 @@ def _(operation: ir.Linear, graph: Graph, source: np.ndarray) -> np.ndarray:
     if operation.real:
         steps = operation.along_channels(operation.steps.astype(np.float32))
         weights = operation.kernel.astype(np.float32) * steps
-        return np.asarray(source @ weights.T + operation.bias.astype(np.float32), np.float32)
+        products = arithmetic.products(source, weights, operation.kind, operation.window)
+        return np.asarray(products + operation.bias.astype(np.float32), np.float32)
     zero_point = graph.codes(operation.inputs[0]).zero_point
     sums = arithmetic.sums(source, zero_point, operation.kernel, operation.kind, operation.window)
     exact = np.float64 if operation.kind is not LinearKind.DEPTHWISE else np.int64
@@ -118,6 +125,12 @@ def _(operation: ir.Quantize, graph: Graph, source: np.ndarray) -> np.ndarray:
     codes = graph.codes(operation.output)
     rounded = np.rint(source * (np.float32(1.0) / codes.step))
     return np.clip(rounded + codes.zero_point, -128, 127).astype(np.int32)
+
+
+@run_operation.register
+def _(operation: ir.Island, graph: Graph, *sources: np.ndarray) -> np.ndarray:
+    node = operation.node
+    return np.asarray(node.call(inner_layer(node.layer), list(sources)), np.float32)
 
 
 _POINTWISE = {

@@ -30,7 +30,6 @@ from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.network import Network, Node
 from sat_tf.qat.quantizers import RangeObserver
 from sat_tf.qat.registry import Role
-from sat_tf.qat.wrapper import QuantizedLayer
 
 
 def trace(model: keras.Model, *, float_head: bool = False) -> Graph:
@@ -60,8 +59,13 @@ class _Tracer:
         self.image_step = np.float32(1.0)
 
     def trace(self) -> Graph:
+        if not any(queries.is_image(node) for node in self.network):
+            self.forms[self.network.input] = self._float_image()
         for node in self.network:
             if node.name == self.network.input:
+                continue
+            if queries.is_island(node):
+                self.forms[node.name] = self._island(node)
                 continue
             self.forms[node.name] = self._quantized(node, self._form(node))
             if registry.is_softmax(inner_layer(node.layer)):
@@ -105,6 +109,29 @@ class _Tracer:
         codes = storage.image_codes(float(self.image_step))
         shift = ir.ShiftImage((self.network.input,), node.layer.layer.name)
         return TensorForm(self.builder.add(shift, _shape(node), codes))
+
+    def _float_image(self) -> Form:
+        """The pixels themselves, for a model that quantizes no activations."""
+        name, shape = self.network.input, _shape(self.network[self.network.input])
+        shift = ir.ShiftImage((name,), self.builder.between(f"{name}_pixels"))
+        codes = self.builder.add(shift, shape, storage.image_codes(1.0))
+        self.warnings.append(
+            "no activations are quantized: it computes in float32, with weights stored as codes, "
+            "on pixels from 0 to 255"
+        )
+        return TensorForm(self.builder.dequantized(codes))
+
+    def _island(self, node: Node) -> Form:
+        """A layer that is left float, between what is dequantized and what is quantized again."""
+        layer = inner_layer(node.layer)
+        sources = tuple(self.builder.dequantized(self._tensor(name)) for name in node.inputs)
+        self.warnings.append(
+            f"{layer.name}: this {type(layer).__name__} is left float, and is what TensorFlow's "
+            "converter makes of it"
+        )
+        return TensorForm(
+            self.builder.add(ir.Island(sources, layer.name, node), _shape(node), None)
+        )
 
     def _linear(self, node: Node) -> Form:
         layer = inner_layer(node.layer)
@@ -176,11 +203,13 @@ class _Tracer:
 
     def _quantized(self, node: Node, form: Form) -> Form:
         """The form after the layer's output quantizer, if it has one."""
-        if not isinstance(node.layer, QuantizedLayer) or queries.is_image(node):
+        if queries.is_image(node):
             return form
+        if queries.output_quantizer(node) is None and node.name != self.float_head:
+            return self._rectified(node, form)
         wrapper, name = node.layer, node.layer.layer.name
         if node.name == self.float_head and isinstance(form, LinearForm):
-            return TensorForm(self.builder.real_product(form, name, _shape(node)))
+            return TensorForm(self.builder.as_float(form, name, _shape(node)))
         if isinstance(wrapper.quantize_config.output, RangeObserver):
             if self._stays_float(node, form):
                 return form
@@ -194,9 +223,15 @@ class _Tracer:
                 wrapper, unit_free=queries.is_unit_free(self.network, node)
             )
         else:
-            rectified = registry.rectifies(inner_layer(node.layer))
-            return RectifiedForm(form) if rectified else form
+            return form
         return TensorForm(self.builder.materialize(form, codes, name, _shape(node)))
+
+    def _rectified(self, node: Node, form: Form) -> Form:
+        """The form after a rectifier that no quantizer replaces, if the layer has one."""
+        layer = inner_layer(node.layer)
+        if not registry.rectifies(layer):
+            return form
+        return RectifiedForm(form, registry.rectifier_ceiling(layer))
 
     def _stays_float(self, node: Node, form: Form) -> bool:
         """Whether no integer kernel computes an observed layer, and no one asks for its codes."""
@@ -246,11 +281,6 @@ class _Tracer:
         if isinstance(form, TensorForm):
             return form.source
         name = inner_layer(self.network[node_name].layer).name
-        if isinstance(form, LinearForm):
-            raise ValueError(
-                f"{name}: received an output that no quantizer reads, expected one; annotate the "
-                "layers behind it too, or quantize the model with sat_tf.quantize_model."
-            )
         tensor = self.builder.as_float(form, name, _shape(self.network[node_name]))
         self.forms[node_name] = TensorForm(tensor)
         return tensor

@@ -76,7 +76,7 @@ class _Demand:
     """What a reader asks of a root: `bits` for linear layers, a grid for others."""
 
     reader: str | None
-    kind: str  # "linear", "stream", "output", "float"
+    kind: str  # "linear", "stream", "output", "float", "island" (a layer that is left float)
     bits: int | None = None
 
 
@@ -281,7 +281,7 @@ class _Placer:
                 bits = self.policies[reader.name].activation_bits
                 yield _Demand(reader.name, "float" if bits is None else "linear", bits)
             elif role is Role.OPAQUE:
-                yield _Demand(reader.name, "float")
+                yield _Demand(reader.name, "island")
             else:
                 yield _Demand(reader.name, "stream")
 
@@ -303,14 +303,16 @@ class _Placer:
         saturates_at_8_bits = role in _SATURATE_AT_8_BITS and self._negative(name)
         if "linear" in kinds and kinds <= {"linear"} and not saturates_at_8_bits:
             return self._quantizer(name, max(bits), demands)
-        if "stream" in kinds or ("linear" in kinds and "float" not in kinds):
-            float_streams = "float" in kinds or self.policy.activation_bits is None
+        floats = kinds & {"float", "island"}
+        if "stream" in kinds or ("linear" in kinds and not floats):
+            float_streams = bool(floats) or self.policy.activation_bits is None
             stream_bits = self.policies[name].stream_bits
             if stream_bits is not None and not float_streams:
                 return self._quantizer(name, stream_bits, demands)
             # It stays float here; the export needs its range where integer kernels compute it.
             return RangeObserver() if self._is_linear_kernel(node) else None
-        return RangeObserver() if kinds == {"output"} else None
+        observed = "float" not in kinds and self._is_linear_kernel(node)
+        return RangeObserver() if kinds == {"output"} or observed else None
 
     def _is_linear_kernel(self, node: Node) -> bool:
         """Whether integer kernels compute the layer even where its output stays float."""

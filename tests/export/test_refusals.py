@@ -60,11 +60,6 @@ def _with_a_small_sum() -> keras.Model:
     return model
 
 
-def _continued() -> keras.Model:
-    model = quantize(separable())
-    return keras.Model(model.input, layers.Dense(3, name="more")(model.output))
-
-
 def _called_twice() -> keras.Model:
     model = quantize(chain((8, 8, 3), layers.Conv2D(3, 3, padding="same", name="again")))
     layer = model.get_layer("quant_again")
@@ -93,31 +88,9 @@ REFUSED: dict[str, tuple[Callable[[], keras.Model], list[str]]] = {
         lambda: quantize(_ending_in(*head()), BitPolicy(weight_bits=None)),
         [r"conv2d.*: .* weights are not quantized", r"dense.*: .* sat_tf.requantize"],
     ),
-    "float activations": (
-        lambda: quantize(separable(), BitPolicy(activation_bits=None)),
-        [r"whose activations are float, .* policy that has activation_bits"],
-    ),
-    "float activations of one layer": (
-        lambda: quantize(separable(), BitPolicy(overrides={"depth*": {"activation_bits": None}})),
-        [
-            r"re_lu.*: received a rectifier that is left float, .* quantize the layers behind",
-            r"depthwise_conv2d.*: received a float input, .* activation_bits",
-        ],
-    ),
     "signed streams of 4 bits in sums": (
         lambda: quantize(_sum(), BitPolicy.mobile(4, stream_bits=4)),
         [rf"{name}: received a signed stream of 4 bits" for name in ("part_0", "part_1", "sum")],
-    ),
-    "layers left float": (
-        lambda: quantize(
-            _ending_in(layers.UpSampling2D(name="up"), layers.LeakyReLU(name="leaky"), *head()),
-            BitPolicy(unsupported="float"),
-        ),
-        [
-            r"conv2d.*: received a rectifier that is left float, .* quantize the layers behind it",
-            r"up: received a UpSampling2D that is left float",
-            r"leaky: received a LeakyReLU that is left float",
-        ],
     ),
     "a sum of unequal ranks": (
         lambda: quantize(_sum_of_unequal_ranks()),
@@ -168,10 +141,6 @@ REFUSED: dict[str, tuple[Callable[[], keras.Model], list[str]]] = {
     "a layer called twice": (
         _called_twice,
         [r"quant_again: received a layer that is called more than once"],
-    ),
-    "a float layer behind": (
-        _continued,
-        [r"more: received a Dense that is left float, .* annotate it"],
     ),
     "images of any size": (
         lambda: quantize(chain((None, None, 3), *block(convolution(4)), *head())),

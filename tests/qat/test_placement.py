@@ -253,7 +253,7 @@ def test_nothing_is_assumed_of_a_float_layer_the_table_does_not_hold(layer):
     network = _model(L.Conv2D(4, 3, name="a"), layer, L.Conv2D(4, 3, name="b"))
     sketch = _sketch(place(network, {"a": None, "b": None}, BitPolicy()))
     # What it makes may be negative, and has no grid.
-    assert sketch == {"image > a": "image", "a": "w8*", "odd > b": "s4", "b": "w8* o"}
+    assert sketch == {"image > a": "image", "a": "w8* o", "odd > b": "s4", "b": "w8* o"}
 
 
 def test_refused_layers_stay_float_where_the_policy_says_so():
@@ -264,4 +264,4 @@ def test_refused_layers_stay_float_where_the_policy_says_so():
         L.Conv2D(4, 3, name="b"),
     )
     sketch = _sketch(_place(network, BitPolicy(unsupported="float")))
-    assert sketch == {"image > a": "image", "a": "w8*", "up > b": "s4", "b": "w8* o"}
+    assert sketch == {"image > a": "image", "a": "w8* o", "up > b": "s4", "b": "w8* o"}

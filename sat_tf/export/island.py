@@ -1,0 +1,100 @@
+"""Layers that are left float: what TensorFlow's converter makes of them, inside another file."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+from ai_edge_litert import schema_py_generated as tfl
+
+from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.network import Node
+
+_INPUT = "island_input_"
+
+
+def float_operators(node: Node, shapes: Sequence[tuple[int, ...]]) -> bytes:
+    """A TFLite file of one float layer.
+
+    Args:
+        node: the layer, and how it is called.
+        shapes: of its inputs, without the batch dimension.
+
+    Raises:
+        ValueError: TensorFlow's converter has no builtin operators for the layer.
+    """
+    layer = inner_layer(node.layer)
+    signature = [
+        tf.TensorSpec([None, *shape], tf.float32, name=f"{_INPUT}{i}")
+        for i, shape in enumerate(shapes)
+    ]
+    # A function, and no Keras model, in which the user's layer would be called once more.
+    function = tf.function(lambda *tensors: node.call(layer, list(tensors)), signature)
+    try:
+        concrete = [function.get_concrete_function()]
+        content: bytes = tf.lite.TFLiteConverter.from_concrete_functions(concrete, layer).convert()
+    except Exception as error:  # The converter raises whatever its passes do.
+        raise ValueError(
+            f"{layer.name}: received a {type(layer).__name__} that is left float and that "
+            f"TensorFlow's converter does not convert ({_first_line(error)}), expected a layer "
+            "with builtin TFLite operators; replace it, or end the model before it."
+        ) from error
+    parsed = tfl.ModelT.InitFromPackedBuf(content, 0)
+    if len(parsed.subgraphs) != 1 or any(code.customCode for code in parsed.operatorCodes):
+        raise ValueError(
+            f"{layer.name}: received a {type(layer).__name__} that is left float and that becomes "
+            "more than builtin operators in a row, such as a loop, expected a layer that does; "
+            "replace it, or end the model before it."
+        )
+    return content
+
+
+def splice(
+    content: bytes,
+    model: Any,
+    subgraph: Any,
+    inputs: Sequence[int],
+    output: int,
+    name_of: Callable[[str], str],
+) -> None:
+    """Puts the operators of a file into another one.
+
+    Args:
+        content: the file, with one subgraph and one output.
+        model: where they go, as the schema's ModelT.
+        subgraph: its SubGraphT.
+        inputs: the tensors of `subgraph` that stand for the file's inputs.
+        output: the one that its output becomes.
+        name_of: gives a tensor a name that no other has.
+    """
+    source = tfl.ModelT.InitFromPackedBuf(content, 0)
+    (graph,) = source.subgraphs
+    where = dict(zip(_in_order(graph), inputs, strict=True)) | {graph.outputs[0]: output}
+    for index, tensor in enumerate(graph.tensors):
+        if index in where:
+            continue
+        model.buffers.append(source.buffers[tensor.buffer])
+        tensor.buffer = len(model.buffers) - 1
+        # The converter's own names count how often it was called.
+        tensor.name = name_of(f"{subgraph.tensors[output].name}/island_{index}")
+        subgraph.tensors.append(tensor)
+        where[index] = len(subgraph.tensors) - 1
+    for operator in graph.operators:
+        model.operatorCodes.append(source.operatorCodes[operator.opcodeIndex])
+        operator.opcodeIndex = len(model.operatorCodes) - 1
+        operator.inputs = [where.get(index, -1) for index in operator.inputs]
+        operator.outputs = [where[index] for index in operator.outputs]
+        subgraph.operators.append(operator)
+
+
+def _in_order(graph: Any) -> list[int]:
+    """The file's inputs in the order of the layer's: the converter may list them otherwise."""
+    return sorted(graph.inputs, key=lambda index: _number(graph.tensors[index].name))
+
+
+def _number(name: bytes | str) -> int:
+    text = name.decode() if isinstance(name, bytes) else name
+    return int(text.rsplit(_INPUT, 1)[-1].split(":")[0])
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0][:200]
