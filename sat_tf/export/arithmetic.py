@@ -1,6 +1,7 @@
 """The integer arithmetic of LiteRT's kernels, in NumPy, bit for bit.
 
-All of it is XNNPACK's, but for `requantize_builtin`. Stored integers come in and go out as int32 arrays; accumulators are exact.
+All of it is XNNPACK's, but for `requantize_builtin`. Stored integers come in and go out as int32
+arrays; accumulators are exact.
 """
 
 from collections.abc import Iterator
