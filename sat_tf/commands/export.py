@@ -49,7 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--description", metavar="TEXT", help="what the model does")
     parser.add_argument(
-        "--measure_speed", action="store_true", help="time the file with each choice of --pack"
+        "--compare_storage",
+        action="store_true",
+        help="print what each choice of --pack costs in bytes and in time",
     )
 
 
@@ -65,7 +67,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         resizable=arguments.resizable,
         labels=None if arguments.labels is None else read_label_file(arguments.labels),
         description=arguments.description,
-        measure_speed=arguments.measure_speed,
+        compare_storage=arguments.compare_storage,
     )
 
 
@@ -86,6 +88,7 @@ def export(
     *,
     out: str | None = None,
     float_head: bool | None = None,
+    compare_storage: bool = False,
     **settings: Any,
 ) -> None:
     """Writes a finished run's quantized model as a TFLite file.
@@ -95,6 +98,7 @@ def export(
         console: where to say what was written.
         out: path of the file; by default the run's own.
         float_head: see `sat_tf.export_tflite`; by default as the run's configuration says.
+        compare_storage: also print what each choice of `pack` costs.
         **settings: other arguments of `sat_tf.export_tflite`.
 
     Raises:
@@ -109,7 +113,9 @@ def export(
     model = load_model(folder.file(QUANTIZED_MODEL))
     path = pathlib.Path(out) if out else folder.file(TFLITE_MODEL)
     try:
-        report = sat_tf.export_tflite(model, path, float_head=float_head, **settings)
+        report = sat_tf.export_tflite(
+            model, path, float_head=float_head, compare_storage=compare_storage, **settings
+        )
     except ValueError as error:
         raise RunError(str(error)) from error
     notes = list(report.warnings)
@@ -124,5 +130,5 @@ def export(
         highlight=False,
         soft_wrap=True,
     )
-    for cost in report.storage:
+    for cost in report.storage if compare_storage else []:
         console.print(f"  {cost}", highlight=False, soft_wrap=True)
