@@ -2,6 +2,7 @@
 
 import argparse
 import pathlib
+from typing import Any
 
 from rich.console import Console
 
@@ -22,6 +23,7 @@ EXAMPLES = """\
 examples:
   sat-tf export runs/digits_mobilenet_v2_w4a4
   sat-tf export runs/digits_mobilenet_v2_w4a4 --float_head --out app/digits.tflite
+  sat-tf export runs/digits_mobilenet_v2_w4a4 --softmax --labels labels.txt
 """
 
 
@@ -34,6 +36,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="keep the last layer float, so its logits exact; default: as the run's config says",
     )
+    parser.add_argument(
+        "--pack",
+        default="none",
+        metavar="none|int4",
+        help="int4 stores weights in 4 or 2 bits where they fit; a smaller file, a slower model",
+    )
+    parser.add_argument("--softmax", action="store_true", help="make the output probabilities")
+    parser.add_argument("--resizable", action="store_true", help="write the batch size as free")
+    parser.add_argument(
+        "--labels", metavar="FILE", help="text file with the name of a class on each line"
+    )
+    parser.add_argument("--description", metavar="TEXT", help="what the model does")
+    parser.add_argument(
+        "--compare_storage",
+        action="store_true",
+        help="print what each choice of --pack costs in bytes and in time",
+    )
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
@@ -43,7 +62,24 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         console,
         out=arguments.out,
         float_head=arguments.float_head,
+        pack=arguments.pack,
+        softmax=arguments.softmax,
+        resizable=arguments.resizable,
+        labels=None if arguments.labels is None else read_label_file(arguments.labels),
+        description=arguments.description,
+        compare_storage=arguments.compare_storage,
     )
+
+
+def read_label_file(path: str) -> list[str]:
+    """The lines of a text file; raises RunError unless it is one."""
+    try:
+        return pathlib.Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(
+            f"--labels: received {path}, which cannot be read ({error}), expected a UTF-8 text "
+            "file with the name of a class on each line."
+        ) from error
 
 
 def export(
@@ -52,6 +88,8 @@ def export(
     *,
     out: str | None = None,
     float_head: bool | None = None,
+    compare_storage: bool = False,
+    **settings: Any,
 ) -> None:
     """Writes a finished run's quantized model as a TFLite file.
 
@@ -60,6 +98,8 @@ def export(
         console: where to say what was written.
         out: path of the file; by default the run's own.
         float_head: see `sat_tf.export_tflite`; by default as the run's configuration says.
+        compare_storage: also print what each choice of `pack` costs.
+        **settings: other arguments of `sat_tf.export_tflite`.
 
     Raises:
         RunError: the folder holds no such run, or the file cannot be written.
@@ -73,7 +113,9 @@ def export(
     model = load_model(folder.file(QUANTIZED_MODEL))
     path = pathlib.Path(out) if out else folder.file(TFLITE_MODEL)
     try:
-        report = sat_tf.export_tflite(model, path, float_head=float_head)
+        report = sat_tf.export_tflite(
+            model, path, float_head=float_head, compare_storage=compare_storage, **settings
+        )
     except ValueError as error:
         raise RunError(str(error)) from error
     notes = list(report.warnings)
@@ -88,3 +130,5 @@ def export(
         highlight=False,
         soft_wrap=True,
     )
+    for cost in report.storage if compare_storage else []:
+        console.print(f"  {cost}", highlight=False, soft_wrap=True)

@@ -43,7 +43,8 @@ class ExportReport:
         sha256: its hash.
         operators: how many operators of each kind.
         float_operators: the operators that read or make float tensors, with the tensor they make.
-        storage: what this choice of `pack` costs, and then what others would.
+        storage: what this choice of `pack` costs, and, where it was asked for, what the others
+            would.
         warnings: what to know about the file.
         seconds: how long it took.
     """
@@ -99,7 +100,7 @@ def export_tflite(
     resizable: bool = False,
     labels: Iterable[str] | None = None,
     description: str | None = None,
-    measure_speed: bool = False,
+    compare_storage: bool = False,
 ) -> ExportReport:
     """Writes a quantized Keras model as an integer TFLite file.
 
@@ -133,7 +134,8 @@ def export_tflite(
             Android's and MediaPipe's libraries find them, and into its `labels.txt`, which `unzip`
             shows.
         description: what the model does, for its TFLite Metadata.
-        measure_speed: also time the file with each choice of `pack`, on this machine.
+        compare_storage: also build the files of the other choices of `pack`, and time them all on
+            this machine. Of a large model this takes longer than the export.
 
     Returns:
         An `ExportReport`.
@@ -158,8 +160,10 @@ def export_tflite(
     with written_whole(path) as temporary:
         temporary.write_bytes(content)
         check_loading(temporary.read_bytes(), graph.image_shape)
-    contents = {pack: content, **_alternatives(model, settings, metadata)}
-    costs = storage_costs(contents, graph.image_shape, measure_speed=measure_speed)
+    others = _alternatives(model, settings, metadata) if compare_storage else {}
+    costs = storage_costs(
+        {pack: content, **others}, graph.image_shape, measure_speed=compare_storage
+    )
     return ExportReport(
         path=str(path),
         bytes=len(content),

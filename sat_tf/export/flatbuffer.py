@@ -50,7 +50,11 @@ _VERSIONS = {
     "SOFTMAX": 1,
 }
 _FULLY_CONNECTED_PER_CHANNEL = 12
-_PACKED_CONVOLUTION = 7
+_PACKED = {
+    LinearKind.CONVOLUTION: 7,
+    LinearKind.DEPTHWISE: 7,
+    LinearKind.FULLY_CONNECTED: 10,
+}
 
 
 def serialize(graph: Graph, metadata: Mapping[str, bytes], *, resizable: bool = False) -> bytes:
@@ -253,13 +257,15 @@ def _(operation: ir.Linear, writer: _Writer) -> None:
     steps = operation.steps.astype(np.float32)
     if operation.kind is LinearKind.DEPTHWISE:
         kernel = kernel[np.newaxis]
-    dense, packed = operation.kind is LinearKind.FULLY_CONNECTED, storage is not Storage.INT8
-    # XNNPACK takes packed matrices only with a step for each row.
-    if dense and not packed and np.all(steps == steps[0]):
+    dense = operation.kind is LinearKind.FULLY_CONNECTED
+    # XNNPACK takes matrices of 2 bits only with a step for each row.
+    if dense and storage is not Storage.INT2 and np.all(steps == steps[0]):
         steps = steps[:1]
     axis = operation.channel_axis + (operation.kind is LinearKind.DEPTHWISE)
     weights = writer.kernel(f"{operation.output}/kernel", kernel, storage, steps, axis)
-    options: dict[str, Any] = {"version": _PACKED_CONVOLUTION} if packed else {}
+    options: dict[str, Any] = (
+        {} if storage is Storage.INT8 else {"version": _PACKED[operation.kind]}
+    )
     if operation.real:
         bias = writer.constant(f"{operation.output}/bias", operation.bias.astype(np.float32))
         weights = _dequantized(writer, weights, f"{operation.output}/real_kernel", kernel.shape)

@@ -16,7 +16,7 @@ import numpy as np
 
 from sat_tf.export.graph import Graph
 
-# The names that readers look for.
+# The names that readers look for, and none of ours.
 METADATA_NAME = "TFLITE_METADATA"
 LABELS_NAME = "labels.txt"
 

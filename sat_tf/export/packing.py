@@ -112,8 +112,8 @@ def _storage(linear: Linear, choices: tuple[Storage, ...]) -> tuple[Storage, str
             return storage, ""
     widest = choices[-1]
     if widest.lowest <= low and high <= widest.highest:
-        rows, columns = linear.kernel.shape
-        return Storage.INT8, f"a {columns} x {rows} matrix does not fill whole bytes"
+        columns = linear.kernel.shape[1]
+        return Storage.INT8, f"its {columns} inputs do not fill whole bytes"
     limits = f"{widest.name} holds {widest.lowest} to {widest.highest}"
     return Storage.INT8, f"codes {low} to {high}, {limits}"
 
@@ -121,13 +121,14 @@ def _storage(linear: Linear, choices: tuple[Storage, ...]) -> tuple[Storage, str
 def _runs_on_xnnpack(linear: Linear, storage: Storage) -> bool:
     """Whether XNNPACK computes a packed layer, or never does, whatever its shape.
 
-    It wants rows of whole bytes and more than one step. Other dense layers would go to the builtin
-    kernels, which round differently, for the sake of a few bytes.
+    It wants rows of whole bytes and, for 2 bits, more than one of them. Other dense layers would go
+    to the builtin kernels, which round differently, for the sake of a few bytes.
     """
     if linear.kind is not LinearKind.FULLY_CONNECTED:
         return True
     rows, columns = linear.kernel.shape
-    return rows > 1 and columns % (_BITS_PER_BYTE // storage.value) == 0
+    whole = columns % (_BITS_PER_BYTE // storage.value) == 0
+    return whole and (rows > 1 or storage is not Storage.INT2)
 
 
 def _warnings(pack: str, packed: list[Linear], left: list[str]) -> list[str]:
@@ -135,11 +136,11 @@ def _warnings(pack: str, packed: list[Linear], left: list[str]) -> list[str]:
     convolutions = sum(linear.kind is not LinearKind.FULLY_CONNECTED for linear in packed)
     if convolutions:
         lines.append(
-            f"pack={pack!r}: XNNPACK does not run the {convolutions} convolutions whose kernels are "
-            "packed. LiteRT's builtin kernels run them, which unpack them at every call: the model "
-            "gets slower, often more than twice. They round twice, where XNNPACK rounds once, and "
-            "as other processors may do otherwise, the codes are certified for x86 only. Where "
-            "speed matters, use pack='none' and compress the file."
+            f"pack={pack!r} makes the model slower, often more than twice: XNNPACK does not run "
+            f"convolutions with packed kernels, so LiteRT's builtin kernels run {convolutions} of "
+            "them, and unpack them at every call. They round twice, where XNNPACK rounds once, and "
+            "not alike on every processor: the certificate holds for x86. For a fast model use "
+            "pack='none', and compress the file."
         )
     if left:
         lines.append(

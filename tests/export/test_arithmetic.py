@@ -117,3 +117,32 @@ def test_max_pooling_never_takes_the_padding():
     stored = np.full((1, 3, 3, 1), -120, np.int32)
     found = arithmetic.max_pool(stored, (2, 2), Window((2, 2), "SAME"))
     np.testing.assert_array_equal(found, np.full((1, 2, 2, 1), -120))
+
+
+def test_builtin_kernels_round_twice_and_halves_up():
+    sums = np.array([[-3], [-2], [-1], [0], [1], [2], [3], [5]])
+    codes = Codes(_STEP, zero_point=0)
+    # 0.25 is 2^30 · 2^-1: halves first, rounded up, and halved again.
+    found = arithmetic.requantize_builtin(sums, np.array([0.25]), codes)
+    assert found.reshape(-1).tolist() == [0, 0, 0, 0, 1, 1, 1, 2]
+    once = arithmetic.requantize(sums, np.array([0.25], np.float32), codes)
+    assert once.reshape(-1).tolist() == [-1, 0, 0, 0, 0, 0, 1, 1]
+
+
+@given(
+    total=st.integers(-(2**22), 2**22),
+    multiplier=st.floats(2.0**-32, 255.0),
+    zero_point=st.integers(-128, 127),
+)
+def test_builtin_fixed_point_is_that_of_whole_numbers(total, multiplier, zero_point):
+    """The kernels' own steps, in Python's integers."""
+    fraction, exponent = np.frexp(multiplier)
+    mantissa = int(np.floor(float(fraction) * 2**31 + 0.5))
+    if mantissa == 2**31:
+        mantissa, exponent = 2**30, exponent + 1
+    high = (total * 2 ** max(int(exponent), 0) * mantissa + 2**30) // 2**31
+    shift = max(-int(exponent), 0)
+    rounded = (high + (2**shift // 2)) // 2**shift
+    codes = Codes(_STEP, zero_point)
+    found = arithmetic.requantize_builtin(np.array([[total]]), np.array([multiplier]), codes)
+    assert found.item() == int(np.clip(rounded + zero_point, -128, 127))

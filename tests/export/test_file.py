@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from ai_edge_litert.interpreter import Interpreter
 
 import sat_tf
+from sat_tf.export.runtime import Runtime
 from tests.export.zoo import Specimen, bottleneck, images_for, make_realistic, residual
 
 
@@ -79,6 +81,19 @@ def test_a_disk_that_fills_up_leaves_the_older_file(model, path, content, monkey
 def test_arguments_in_the_wrong_order_are_named(model, tmp_path):
     with pytest.raises(ValueError, match=r"path: received Functional, expected the name of a file"):
         sat_tf.export_tflite(tmp_path / "model.tflite", model)
+
+
+@pytest.mark.parametrize(("resizable", "expected"), [(False, 1), (True, -1)])
+def test_the_batch_size_is_one_and_free_on_request(resizable, expected, model, images, tmp_path):
+    path = tmp_path / "model.tflite"
+    sat_tf.export_tflite(model, path, resizable=resizable)
+    interpreter = Interpreter(str(path))
+    (details,) = interpreter.get_input_details()
+    assert list(details["shape"]) == [1, *images.shape[1:]]
+    assert details["shape_signature"][0] == expected
+    # LiteRT resizes both.
+    assert len(Runtime(path.read_bytes(), keep_tensors=False).run(images)) == len(images)
+    assert sat_tf.verify_tflite(model, path, images).codes_differing == 0
 
 
 # -- reading -----------------------------------------------------------------------------------

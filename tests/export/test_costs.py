@@ -1,0 +1,42 @@
+import gzip
+
+import pytest
+
+import sat_tf
+from sat_tf.export.costs import StorageCost, gzip_size
+from tests.export.zoo import Specimen, bottleneck
+
+
+@pytest.fixture(scope="module")
+def model():
+    return Specimen(bottleneck, {}, sat_tf.BitPolicy.mobile(3)).quantized()
+
+
+def test_a_report_tells_what_its_own_file_costs(model, tmp_path):
+    path = tmp_path / "model.tflite"
+    report = sat_tf.export_tflite(model, path)
+    assert report.storage == [StorageCost("none", report.bytes, report.gzip_bytes)]
+    assert report.bytes == path.stat().st_size
+    assert report.gzip_bytes == len(gzip.compress(path.read_bytes(), 9, mtime=0))
+
+
+def test_on_request_it_tells_what_every_choice_costs_and_how_long_it_takes(model, tmp_path):
+    own = sat_tf.export_tflite(model, tmp_path / "own.tflite", compare_storage=True)
+    packed = sat_tf.export_tflite(model, tmp_path / "packed.tflite", pack="int4")
+    none, int4 = own.storage
+    assert (none.pack, none.bytes) == ("none", own.bytes)
+    assert (int4.pack, int4.bytes, int4.gzip_bytes) == ("int4", packed.bytes, packed.gzip_bytes)
+    for cost in own.storage:
+        assert cost.milliseconds is not None
+        assert cost.milliseconds > 0
+        assert f"{cost.bytes:,} bytes, {cost.gzip_bytes:,} after gzip" in str(cost)
+
+
+def test_a_choice_that_the_model_does_not_have_is_left_out(tmp_path):
+    model = Specimen(bottleneck, {}, sat_tf.BitPolicy.mobile(4)).quantized()
+    report = sat_tf.export_tflite(model, tmp_path / "model.tflite", compare_storage=True)
+    assert [cost.pack for cost in report.storage] == ["none"]
+
+
+def test_gzip_sizes_do_not_depend_on_the_time():
+    assert gzip_size(b"codes" * 100) == gzip_size(b"codes" * 100) < 500
