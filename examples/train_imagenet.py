@@ -39,7 +39,7 @@ def _run() -> bool:
     if _MODE.value == "evaluate":
         evaluate.evaluate(folder, Console())
     else:
-        export.export(folder, Console())
+        export.export(str(folder.path), Console())
     return True
 
 

@@ -17,11 +17,16 @@ from sat_tf.training.run_folder import (
     RunFolder,
 )
 
-SUMMARY = "write the TFLite file of a finished run"
-DESCRIPTION = "Writes the quantized model of a run as an integer TFLite file."
+SUMMARY = "write a quantized model as a TFLite file"
+DESCRIPTION = (
+    "Writes the quantized model of a finished run, or a saved one, as an integer TFLite file, or "
+    "shows every operation that it would hold."
+)
 EXAMPLES = """\
 examples:
   sat-tf export runs/digits_mobilenet_v2_w4a4
+  sat-tf export runs/digits_mobilenet_v2_w4a4 --dry_run
+  sat-tf export quantized.keras --out model.tflite --pack int4
   sat-tf export runs/digits_mobilenet_v2_w4a4 --float_head --out app/digits.tflite
   sat-tf export runs/digits_mobilenet_v2_w4a4 --softmax --labels labels.txt
 """
@@ -29,8 +34,21 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("run_dir", metavar="RUN_DIR", help="folder of a finished run")
-    parser.add_argument("--out", metavar="FILE", help="default: RUN_DIR/model.tflite")
+    parser.add_argument(
+        "source", metavar="RUN_DIR|MODEL", help="folder of a run, or a quantized .keras model"
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="default: RUN_DIR/model.tflite, or MODEL with this ending"
+    )
+    parser.add_argument(
+        "--dry_run", action="store_true", help="print every operation of the file, and write none"
+    )
+    parser.add_argument(
+        "--route",
+        default="direct",
+        metavar="direct|converter",
+        help="converter leaves the writing to TensorFlow's converter; such files are not certified",
+    )
     parser.add_argument(
         "--float_head",
         action=argparse.BooleanOptionalAction,
@@ -57,14 +75,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Does what the arguments ask for."""
+    if arguments.dry_run:
+        show(
+            arguments.source,
+            console,
+            float_head=arguments.float_head,
+            pack=arguments.pack,
+            softmax=arguments.softmax,
+        )
+        return
     export(
-        RunFolder(pathlib.Path(arguments.run_dir)),
+        arguments.source,
         console,
         out=arguments.out,
         float_head=arguments.float_head,
         pack=arguments.pack,
         softmax=arguments.softmax,
         resizable=arguments.resizable,
+        route=arguments.route,
         labels=None if arguments.labels is None else read_label_file(arguments.labels),
         description=arguments.description,
         compare_storage=arguments.compare_storage,
@@ -82,8 +110,45 @@ def read_label_file(path: str) -> list[str]:
         ) from error
 
 
+def show(source: str, console: Console, *, float_head: bool | None, **settings: Any) -> None:
+    """Prints the operations that the file of a quantized model holds.
+
+    Args:
+        source: the folder of a run, or a quantized model (.keras).
+        console: where to print them.
+        float_head: see `sat_tf.export_tflite`; by default as the run's configuration says.
+        **settings: other settings of the file.
+
+    Raises:
+        RunError: there is no such model, or it has no integer form.
+    """
+    path, float_head = _find_model(source, float_head)
+    quiet_tensorflow()
+    from sat_tf.export.file import file_graph
+    from sat_tf.export.listing import graph_table
+    from sat_tf.export.settings import FileSettings
+
+    try:
+        graph = file_graph(load_model(path), FileSettings(float_head=float_head, **settings))
+    except ValueError as error:
+        raise RunError(str(error)) from error
+    console.print(graph_table(graph))
+
+
+def _find_model(source: str, float_head: bool | None) -> tuple[pathlib.Path, bool]:
+    """The quantized model of a run, or the file itself, and whether its head is to be float."""
+    path = pathlib.Path(source)
+    if path.is_file():
+        return path, bool(float_head)
+    folder = RunFolder(path)
+    folder.require(QUANTIZED_MODEL, *([CONFIG] if float_head is None else []))
+    if float_head is None:
+        float_head = read_config(folder.file(CONFIG)).export.float_head
+    return folder.file(QUANTIZED_MODEL), float_head
+
+
 def export(
-    folder: RunFolder,
+    source: str,
     console: Console,
     *,
     out: str | None = None,
@@ -91,27 +156,27 @@ def export(
     compare_storage: bool = False,
     **settings: Any,
 ) -> None:
-    """Writes a finished run's quantized model as a TFLite file.
+    """Writes a quantized model as a TFLite file.
 
     Args:
-        folder: of the run.
+        source: the folder of a run, or a quantized model (.keras).
         console: where to say what was written.
-        out: path of the file; by default the run's own.
+        out: path of the file; by default the run's own, or beside the model.
         float_head: see `sat_tf.export_tflite`; by default as the run's configuration says.
         compare_storage: also print what each choice of `pack` costs.
         **settings: other arguments of `sat_tf.export_tflite`.
 
     Raises:
-        RunError: the folder holds no such run, or the file cannot be written.
+        RunError: there is no such model, or the file cannot be written.
     """
-    folder.require(QUANTIZED_MODEL, *([CONFIG] if float_head is None else []))
-    if float_head is None:
-        float_head = read_config(folder.file(CONFIG)).export.float_head
+    model_path, float_head = _find_model(source, float_head)
+    in_folder = model_path != pathlib.Path(source)
+    own = model_path.with_name(TFLITE_MODEL) if in_folder else model_path.with_suffix(".tflite")
+    path = pathlib.Path(out) if out else own
     quiet_tensorflow()
     import sat_tf
 
-    model = load_model(folder.file(QUANTIZED_MODEL))
-    path = pathlib.Path(out) if out else folder.file(TFLITE_MODEL)
+    model = load_model(model_path)
     try:
         report = sat_tf.export_tflite(
             model, path, float_head=float_head, compare_storage=compare_storage, **settings

@@ -50,10 +50,7 @@ def keras_of_graph(graph: Graph) -> keras.Model:
     Raises:
         ValueError: it has float streams.
     """
-    combining = (ir.Add, ir.Mean, ir.AveragePool, ir.Concatenate)
-    streams = [
-        op.output for op in graph.operations if isinstance(op, combining) and graph.is_float(op)
-    ]
+    streams = list(_float_streams(graph))
     if streams:
         problems = [
             f"{name}: received a float stream, which the converter quantizes on steps of its own; "
@@ -68,6 +65,19 @@ def keras_of_graph(graph: Graph) -> keras.Model:
         step = _Step(_function(operation, graph), name=operation.output)
         tensors[operation.output] = step(inputs)
     return keras.Model(image, tensors[graph.output], name=graph.name)
+
+
+def _float_streams(graph: Graph) -> Iterator[str]:
+    """The float tensors that come from codes alone, and are more than one of their tensors."""
+    combining = (ir.Add, ir.Mean, ir.AveragePool, ir.Concatenate)
+    behind_islands: set[str] = set()
+    for operation in graph.operations:
+        if not graph.is_float(operation):
+            continue
+        if isinstance(operation, ir.Island) or behind_islands.intersection(operation.inputs):
+            behind_islands.add(operation.output)
+        elif isinstance(operation, combining):
+            yield operation.output
 
 
 def _told_apart(operations: Iterable[ir.Operation]) -> Iterator[ir.Operation]:

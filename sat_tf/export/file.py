@@ -24,6 +24,7 @@ from sat_tf.export.metadata import (
 )
 from sat_tf.export.packing import PACKINGS
 from sat_tf.export.pipeline import deployed_graph
+from sat_tf.export.routes import ROUTES, converted, route_problems
 from sat_tf.export.settings import SETTINGS_NAME, FileSettings
 from sat_tf.export.structure import read_structure
 from sat_tf.messages import list_problems
@@ -43,6 +44,10 @@ class ExportReport:
         sha256: its hash.
         operators: how many operators of each kind.
         float_operators: the operators that read or make float tensors, with the tensor they make.
+        route: "direct" or "converter".
+        islands: the layers that are left float, which TensorFlow's converter has written.
+        certified: the tensors whose integers `verify_tflite` compares one by one. Those behind an
+            island are certified as what follows from its output.
         storage: what this choice of `pack` costs, and, where it was asked for, what the others
             would.
         warnings: what to know about the file.
@@ -55,6 +60,9 @@ class ExportReport:
     sha256: str
     operators: dict[str, int]
     float_operators: list[str]
+    route: str
+    islands: list[str]
+    certified: list[str]
     storage: list[StorageCost]
     warnings: list[str]
     seconds: float
@@ -100,6 +108,7 @@ def export_tflite(
     resizable: bool = False,
     labels: Iterable[str] | None = None,
     description: str | None = None,
+    route: str = "direct",
     compare_storage: bool = False,
 ) -> ExportReport:
     """Writes a quantized Keras model as an integer TFLite file.
@@ -134,6 +143,9 @@ def export_tflite(
             Android's and MediaPipe's libraries find them, and into its `labels.txt`, which `unzip`
             shows.
         description: what the model does, for its TFLite Metadata.
+        route: "direct" writes the graph as it is, and only asks TensorFlow's converter for the
+            layers that are left float. "converter" leaves the whole file to it, from FakeQuant
+            operations (`sat_tf.export.to_keras`): a second opinion, which is not certified.
         compare_storage: also build the files of the other choices of `pack`, and time them all on
             this machine. Of a large model this takes longer than the export.
 
@@ -149,18 +161,26 @@ def export_tflite(
     path = check_writable(path)
     settings = FileSettings(float_head=float_head, pack=pack, softmax=softmax, resizable=resizable)
     metadata, problems = checked_metadata(description, labels)
+    problems += route_problems(route, settings)
+    if metadata and route == "converter":
+        problems.append(
+            "route='converter' with labels or a description: received settings of the direct "
+            "writer, expected none; leave them out, or use route='direct'."
+        )
     if problems:
         raise ValueError(list_problems("export_tflite", problems))
     graph = file_graph(model, settings)
     problem = count_problem(metadata, graph)
     if problem:
         raise ValueError(list_problems("export_tflite", [f"{problem}."]))
-    content = file_content(graph, settings, metadata)
+    direct = route == "direct"
+    content = file_content(graph, settings, metadata) if direct else converted(graph)
     structure = read_structure(content, str(path))
     with written_whole(path) as temporary:
         temporary.write_bytes(content)
         check_loading(temporary.read_bytes(), graph.image_shape)
-    others = _alternatives(model, settings, metadata) if compare_storage else {}
+    compared = compare_storage and direct
+    others = _alternatives(model, settings, metadata) if compared else {}
     costs = storage_costs(
         {pack: content, **others}, graph.image_shape, measure_speed=compare_storage
     )
@@ -171,8 +191,11 @@ def export_tflite(
         sha256=hashlib.sha256(content).hexdigest(),
         operators=structure.operator_counts(),
         float_operators=structure.float_operators(),
+        route=route,
+        islands=list(graph.islands),
+        certified=list(graph.integer_tensors) if direct else [],
         storage=costs,
-        warnings=list(graph.warnings),
+        warnings=[*graph.warnings, *([ROUTES[route]] if ROUTES[route] else [])],
         seconds=time.perf_counter() - start,
     )
 

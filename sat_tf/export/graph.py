@@ -357,6 +357,12 @@ class Graph:
         """The tensors that layers make which are left float."""
         return tuple(op.output for op in self.operations if isinstance(op, Island))
 
+    @property
+    def integer_tensors(self) -> tuple[str, ...]:
+        """The tensors of codes, producers first."""
+        made = [operation.output for operation in self.operations]
+        return tuple(name for name in made if self.tensors[name].codes is not None)
+
     def is_float(self, operation: Operation) -> bool:
         """Whether an operation makes a float tensor."""
         return self.tensors[operation.output].codes is None

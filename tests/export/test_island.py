@@ -1,10 +1,11 @@
-"""Models that are half integer and half float: the writer's part, the converter's, and the proof."""
+"""Models that are half integer and half float: who writes which part, and what is proved of it."""
 
 import pathlib
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
@@ -52,7 +53,9 @@ def two_inputs() -> keras.Model:
 
 
 def scaled_image() -> keras.Model:
-    return chain((8, 8, 3), layers.Rescaling(1 / 127.5, -1.0, name="scale"), *block(convolution(8)), *head())
+    return chain(
+        (8, 8, 3), layers.Rescaling(1 / 127.5, -1.0, name="scale"), *block(convolution(8)), *head()
+    )
 
 
 def grouped() -> keras.Model:
@@ -68,7 +71,9 @@ def grouped() -> keras.Model:
 
 
 def sigmoid_at_the_end() -> keras.Model:
-    return chain((8, 8, 3), *block(convolution(8)), *head(), layers.Activation("sigmoid", name="end"))
+    return chain(
+        (8, 8, 3), *block(convolution(8)), *head(), layers.Activation("sigmoid", name="end")
+    )
 
 
 HALVES: dict[str, tuple[Callable[[], keras.Model], list[str]]] = {
@@ -103,7 +108,9 @@ def test_a_float_layer_computes_what_keras_computes(half, tmp_path):
     sat_tf.export_tflite(model, tmp_path / "model.tflite")
     runtime = Runtime((tmp_path / "model.tflite").read_bytes(), keep_tensors=True)
     runtime.run(images)
-    given = runtime.tensors(tensor for tensor in graph.tensors if graph.tensors[tensor].codes is None)
+    given = runtime.tensors(
+        tensor for tensor in graph.tensors if graph.tensors[tensor].codes is None
+    )
     simulated = simulate(graph, images, given)
     for name in islands:
         scale = np.max(np.abs(simulated[name]))
@@ -128,7 +135,9 @@ def test_the_converter_carries_float_layers_too(half, tmp_path):
     assert report.islands == islands
     assert report.certified == []
     assert any("not certified" in warning for warning in report.warnings)
-    output = Runtime((tmp_path / "model.tflite").read_bytes(), keep_tensors=False).run(images_for(model))
+    output = Runtime((tmp_path / "model.tflite").read_bytes(), keep_tensors=False).run(
+        images_for(model)
+    )
     assert np.all(np.isfinite(output))
 
 
@@ -173,14 +182,22 @@ def two_branches() -> keras.Model:
     x = ReLU()(normalization()(layers.DepthwiseConv2D(3, depth_multiplier=2)(x)))
     y = normalization()(convolution(12, 1, dilation_rate=2)(x))
     x = layers.Add()([layers.MaxPooling2D(1)(x), y])
-    x = layers.Concatenate()([layers.Conv2D(4, 1, activation="relu")(x), layers.AveragePooling2D(1)(x)])
+    x = layers.Concatenate()(
+        [layers.Conv2D(4, 1, activation="relu")(x), layers.AveragePooling2D(1)(x)]
+    )
     return keras.Model(image, Dense(4, activation="softmax")(layers.GlobalAveragePooling2D()(x)))
 
 
 def test_activations_of_one_layer_may_be_float(tmp_path):
     policy = BitPolicy.mobile(4, overrides={"wide": {"activation_bits": None}})
     model = Specimen(
-        lambda: chain((8, 8, 3), *block(convolution(8)), convolution(5, name="wide"), *block(convolution(4)), *head()),
+        lambda: chain(
+            (8, 8, 3),
+            *block(convolution(8)),
+            convolution(5, name="wide"),
+            *block(convolution(4)),
+            *head(),
+        ),
         {},
         policy,
     ).quantized()
@@ -190,12 +207,11 @@ def test_activations_of_one_layer_may_be_float(tmp_path):
     assert any("CONV_2D" in operator for operator in certificate.float_operators)
 
 
+@keras.utils.register_keras_serializable(package="tests")
 class Python(keras.layers.Layer):
     """Nothing TFLite has operators for."""
 
     def call(self, inputs):
-        import tensorflow as tf
-
         return tf.ensure_shape(tf.numpy_function(np.cos, [inputs], tf.float32), inputs.shape)
 
 
@@ -211,7 +227,10 @@ def test_a_layer_that_the_converter_does_not_convert_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"route": "convertor"}, r"route: received 'convertor', expected .* did you mean 'converter'"),
+        (
+            {"route": "convertor"},
+            r"route: received 'convertor', expected .* Did you mean converter",
+        ),
         ({"route": "converter", "pack": "int4"}, r"route='converter' with pack='int4'"),
         ({"route": "converter", "float_head": True}, r"route='converter' with float_head=True"),
     ],

@@ -85,9 +85,9 @@ def images_for(model: keras.Model, count: int = 32) -> np.ndarray:
     return rng.integers(0, 256, (count, *model.input_shape[1:])).astype(np.uint8)
 
 
-def make_realistic(model: keras.Model) -> None:
+def make_realistic(model: keras.Model, seed: int = 1) -> None:
     """Gives a float model weights that are hard to export."""
-    rng = np.random.default_rng(1)
+    rng = np.random.default_rng(seed)
     for layer in model.layers:
         layer = getattr(layer, "layer", layer)  # inside an annotation
         for variable in layer.weights:

@@ -1,0 +1,55 @@
+"""Graphs nobody has thought of, from the whole set of operations: no code differs."""
+
+import pathlib
+import tempfile
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+
+import sat_tf
+from tests.export import random_models
+from tests.export.zoo import images_for
+
+_MANY = 3000
+_FEW = 25
+_SLOW_TO_DRAW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+
+
+def _no_code_differs(model, chosen) -> None:
+    quantized = random_models.quantized(model, chosen)
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "model.tflite"
+        sat_tf.export_tflite(quantized, path, float_head=chosen.float_head and _has_head(quantized))
+        certificate = sat_tf.verify_tflite(quantized, path, images_for(quantized, 4))
+    xnnpack = certificate.runtimes["xnnpack"]
+    assert xnnpack.codes_compared > 0
+    assert {t.name: t.codes_differing for t in xnnpack.tensors if t.codes_differing} == {}
+    assert xnnpack.outputs_differing == 0
+
+
+def _has_head(model) -> bool:
+    return len(model.output_shape) == 2
+
+
+def _check(count: int):
+    return hypothesis_settings(
+        max_examples=count,
+        deadline=None,
+        derandomize=count == _FEW,
+        suppress_health_check=_SLOW_TO_DRAW,
+        print_blob=True,
+    )
+
+
+@_check(_FEW)
+@given(random_models.float_models(), random_models.settings())
+def test_a_few_random_models_are_computed_exactly(model, chosen):
+    _no_code_differs(model, chosen)
+
+
+@pytest.mark.slow
+@_check(_MANY)
+@given(random_models.float_models(), random_models.settings())
+def test_thousands_of_random_models_are_computed_exactly(model, chosen):
+    _no_code_differs(model, chosen)
