@@ -122,8 +122,10 @@ class _Step(keras.layers.Layer):
         return self._function(*inputs)
 
 
-def _fused(codes: Codes, tensor: tf.Tensor) -> tf.Tensor:
+def _fused(codes: Codes | None, tensor: tf.Tensor) -> tf.Tensor:
     """The activation that the converter fuses into the operation before it."""
+    if codes is None:
+        return tensor
     if codes.activation is Activation.RELU:
         return tf.nn.relu(tensor)
     if codes.activation is Activation.UNIT:
@@ -131,8 +133,10 @@ def _fused(codes: Codes, tensor: tf.Tensor) -> tf.Tensor:
     return tensor
 
 
-def _stored_as(codes: Codes, tensor: tf.Tensor) -> tf.Tensor:
-    """The FakeQuant that makes the converter store a tensor with these codes."""
+def _stored_as(codes: Codes | None, tensor: tf.Tensor) -> tf.Tensor:
+    """The FakeQuant that makes the converter store a tensor with these codes, if it has any."""
+    if codes is None:
+        return tensor
     low, high = ((end - codes.zero_point) * float(codes.step) for end in (-128, 127))
     return tf.quantization.fake_quant_with_min_max_args(tensor, low, high, num_bits=8)
 
@@ -210,13 +214,13 @@ _PRODUCTS = {
 
 @_function.register
 def _(operation: ir.Add, graph: Graph) -> Callable[..., tf.Tensor]:
-    codes = graph.codes(operation.output)
+    codes = graph.tensors[operation.output].codes
     return lambda first, second: _stored_as(codes, _fused(codes, first + second))
 
 
 @_function.register
 def _(operation: ir.Mean, graph: Graph) -> Callable[..., tf.Tensor]:
-    codes = graph.codes(operation.output)
+    codes = graph.tensors[operation.output].codes
     return lambda source: _stored_as(
         codes, tf.reduce_mean(source, [1, 2], keepdims=operation.keep_dims)
     )
@@ -230,7 +234,7 @@ def _(operation: ir.MaxPool, graph: Graph) -> Callable[..., tf.Tensor]:
 
 @_function.register
 def _(operation: ir.AveragePool, graph: Graph) -> Callable[..., tf.Tensor]:
-    codes, window = graph.codes(operation.output), operation.window
+    codes, window = graph.tensors[operation.output].codes, operation.window
     return lambda source: _stored_as(
         codes, tf.nn.avg_pool2d(source, operation.size, window.strides, window.padding)
     )
@@ -238,7 +242,7 @@ def _(operation: ir.AveragePool, graph: Graph) -> Callable[..., tf.Tensor]:
 
 @_function.register
 def _(operation: ir.Concatenate, graph: Graph) -> Callable[..., tf.Tensor]:
-    codes = graph.codes(operation.output)
+    codes = graph.tensors[operation.output].codes
     return lambda *parts: _stored_as(codes, tf.concat(parts, operation.axis + 1))
 
 
