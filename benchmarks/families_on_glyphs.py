@@ -37,10 +37,12 @@ class Family(NamedTuple):
     Attributes:
         options: of the model.
         learning_rate: of the float stage, for batches of 256 images.
+        rescale: how weights without normalization behind them are rescaled.
     """
 
     options: Mapping[str, Any]
     learning_rate: float = 0.4
+    rescale: str = "constant"
 
 
 FAMILIES = {
@@ -49,8 +51,10 @@ FAMILIES = {
     "resnet18": Family({"width_multiplier": 0.25, **_SMALL_STEM}),
     "resnet50": Family({"width_multiplier": 0.25, "stage_blocks": [1, 2, 2, 1], **_SMALL_STEM}),
     "preresnet50": Family({"width_multiplier": 0.25, "stage_blocks": [1, 2, 2, 1], **_SMALL_STEM}),
-    # Nothing in it brings values back to their range: it needs small steps.
-    "vgg16": Family({"width_multiplier": 0.25, "hidden_units": 256}, learning_rate=0.02),
+    # Nothing in it brings values back to their range: it needs small steps, and weights that keep
+    # the variance they start with. Rescaled to 1 / fan-out, half of what rectified layers need,
+    # fifteen layers make next to nothing of the image.
+    "vgg16": Family({"width_multiplier": 0.25, "hidden_units": 256}, 0.01, "stddev"),
     "vgg16_bn": Family({"width_multiplier": 0.25, "hidden_units": 256}),
 }
 
@@ -76,7 +80,12 @@ def _config(name: str) -> Config:
             "seed": _SEED.value,
             "data": {"name": "glyphs", "options": {"num_classes": _CLASSES.value}},
             "model": {"name": name, "options": dict(family.options)},
-            "policy": {"weight_bits": 4, "activation_bits": 4, "stream_bits": 8},
+            "policy": {
+                "weight_bits": 4,
+                "activation_bits": 4,
+                "stream_bits": 8,
+                "rescale": family.rescale,
+            },
             "stages": {
                 "float": {
                     "epochs": _FLOAT_EPOCHS.value,
