@@ -14,14 +14,15 @@ MODELS = ("mobilenet_v1", "mobilenet_v2", "resnet18", "resnet50", "preresnet50",
 _NEGATIVE, _ZERO, _TINY = 0.1, 0.02, 0.01
 
 
-def realistic_model(name: str, seed: int = 0) -> keras.Model:
-    """A model with random weights and hard normalizations: γ negative, dead or nearly so.
+def realistic_model(name: str, seed: int = 0, *, dead_channels: bool = True) -> keras.Model:
+    """A model with random weights and normalizations as trained ones have them: γ of either sign.
 
     Moving statistics and clipping levels are for `sat_tf.calibrate` to find.
 
     Args:
         name: of its family.
         seed: of weights and statistics.
+        dead_channels: some γ are zero or next to zero.
     """
     model = build(name, image_size=IMAGE_SIZE, num_classes=1000, seed=seed)
     rng = np.random.default_rng(seed)
@@ -30,8 +31,8 @@ def realistic_model(name: str, seed: int = 0) -> keras.Model:
             count = layer.gamma.shape[0]
             gamma = rng.normal(1.0, 0.4, count)
             kinds = [-1.0, 0.0, 1e-7, 1.0]
-            shares = [_NEGATIVE, _ZERO, _TINY, 1.0 - _NEGATIVE - _ZERO - _TINY]
-            layer.gamma.assign(gamma * rng.choice(kinds, count, p=shares))
+            rare = [_NEGATIVE, _ZERO * dead_channels, _TINY * dead_channels]
+            layer.gamma.assign(gamma * rng.choice(kinds, count, p=[*rare, 1.0 - sum(rare)]))
             layer.beta.assign(rng.normal(0.0, 0.3, count))
             layer.moving_mean.assign(rng.normal(0.0, 0.3, count))
             layer.moving_variance.assign(rng.uniform(0.3, 2.0, count))
