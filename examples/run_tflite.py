@@ -16,7 +16,7 @@ interpreter.allocate_tensors()
 (image,), (scores,) = interpreter.get_input_details(), interpreter.get_output_details()
 _, rows, columns, channels = image["shape"]
 pixels = Image.open(picture).convert("RGB" if channels == 3 else "L").resize((columns, rows))
-interpreter.set_tensor(image["index"], np.reshape(np.uint8(pixels), image["shape"]))
+interpreter.set_tensor(image["index"], np.reshape(np.asarray(pixels), image["shape"]))
 interpreter.invoke()
 best = int(np.argmax(interpreter.get_tensor(scores["index"])))
 labelled = zipfile.is_zipfile(path)  # a file with labels has them in an archive at its end
