@@ -6,12 +6,14 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import zipfile
 
 import numpy as np
 import pytest
 import tf_keras as keras
 
-from sat_tf import cli, models
+from sat_tf import cli, models, verify_tflite
+from sat_tf.export.structure import read_structure
 from sat_tf.training import run_folder
 from sat_tf.training.config_file import read_config
 from tests.training.small import small_float_model
@@ -60,6 +62,7 @@ def run_alone(*arguments):
         (["train", "--help"], "sat-tf train --set stages.float.epochs=3"),
         (["evaluate", "--help"], "sat-tf evaluate runs/digits_mobilenet_v2_w4a4"),
         (["export", "--help"], "--float_head"),
+        (["export", "--help"], "--pack none|int4"),
         (["verify", "--help"], "Exit status 1 if any differs"),
         (["--version"], "sat-tf 0."),
     ],
@@ -164,6 +167,22 @@ def test_both_models_load_with_nothing_but_the_package(tiny_run):
         assert model.optimizer is None
 
 
+def test_export_takes_all_that_a_file_can_say_and_prints_what_storage_costs(
+    tiny_run, tmp_path, capsys
+):
+    labels, path = tmp_path / "labels.txt", tmp_path / "model.tflite"
+    labels.write_text("".join(f"digit {number}\n" for number in range(10)))
+    settings = ["--softmax", "--resizable", "--labels", str(labels), "--description", "Digits."]
+    asked = ["export", str(tiny_run), "--out", str(path), *settings, "--compare_storage"]
+    assert cli.main(asked) == 0
+    assert "pack=none: " in capsys.readouterr().out
+    assert zipfile.ZipFile(path).read("labels.txt") == labels.read_bytes()
+    model = keras.models.load_model(tiny_run / run_folder.QUANTIZED_MODEL)
+    images = np.zeros((2, *model.input_shape[1:]), np.uint8)
+    assert verify_tflite(model, path, images).codes_differing == 0
+    assert read_structure(path.read_bytes(), "model").metadata["resizable"] is True
+
+
 def test_evaluate_prints_the_top1_of_the_results(tiny_run, capsys):
     assert cli.main(["evaluate", str(tiny_run)]) == 0
     share = read_json(tiny_run / "results.json")["quantized_top1"]
@@ -260,6 +279,9 @@ def test_images_that_no_file_holds_are_answered_without_a_traceback(tiny_run, tm
             "expected an .npy file of uint8 images",
         ),
         (["export", "{run}", "--out", "{run}/no/where.tflite"], "where.tflite"),
+        (["export", "{run}", "--pack", "int5"], "Did you mean int4?"),
+        (["export", "{run}", "--labels", "{run}/config.yaml"], "labels: received"),
+        (["export", "{run}", "--labels", "{run}/missing.txt"], "--labels: received"),
         (["evaluate", "{run}/.."], "has no config.yaml"),
     ],
 )

@@ -1,8 +1,9 @@
 """From a quantized Keras model to an integer TFLite file, with proof.
 
-The stages, in order: trace (with the folding of BatchNormalization), upscale, settle_constants,
-floor_steps, snap_biases; then simulate, write and verify. `to_keras` gives the same graph to
-TensorFlow's own converter; `snap_biases` moves a trained model's biases to those of its file.
+The stages, in order: trace (with the folding of BatchNormalization), pack, upscale,
+settle_constants, floor_steps, snap_biases; then simulate, write and verify. `to_keras` gives the
+same graph to TensorFlow's own converter; `snap_biases` moves a trained model's biases to those of
+its file.
 """
 
 from sat_tf.export.converter import to_keras

@@ -4,11 +4,13 @@ import dataclasses
 import gzip
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from sat_tf.export.runtime import Runtime
 
+_PIECE = 2**24
 _WARM_UP = 2
 _RUNS = 20
 # No network takes longer, and slow ones need fewer runs.
@@ -38,8 +40,18 @@ class StorageCost:
 
 
 def gzip_size(content: bytes) -> int:
-    """Bytes after gzip at its strongest, with no time stamp."""
-    return len(gzip.compress(content, compresslevel=9, mtime=0))
+    """Bytes after gzip at its strongest, with no time stamp.
+
+    Large files are compressed in pieces, as many at a time as there are processors. The pieces
+    together are a gzip file too, larger by some bytes in a million.
+    """
+    pieces = (content[start : start + _PIECE] for start in range(0, len(content), _PIECE))
+    with ThreadPoolExecutor() as pool:
+        return sum(pool.map(_compressed_size, pieces))
+
+
+def _compressed_size(piece: bytes) -> int:
+    return len(gzip.compress(piece, compresslevel=9, mtime=0))
 
 
 def storage_costs(

@@ -136,10 +136,10 @@ def _warnings(pack: str, packed: list[Linear], left: list[str]) -> list[str]:
     convolutions = sum(linear.kind is not LinearKind.FULLY_CONNECTED for linear in packed)
     if convolutions:
         lines.append(
-            f"pack={pack!r} makes the model slower, often more than twice: XNNPACK does not run "
-            f"convolutions with packed kernels, so LiteRT's builtin kernels run {convolutions} of "
-            "them, and unpack them at every call. They round twice, where XNNPACK rounds once, and "
-            "not alike on every processor: the certificate holds for x86. For a fast model use "
+            f"pack={pack!r} makes the model slower, two to four times as a rule: XNNPACK does not "
+            f"run convolutions with packed kernels, so LiteRT's builtin kernels run {convolutions} "
+            "of them, and unpack them at every call. They round twice, where XNNPACK rounds once, "
+            "and not alike on every processor: the certificate holds for x86. For a fast model use "
             "pack='none', and compress the file."
         )
     if left:

@@ -1,5 +1,6 @@
 import gzip
 
+import numpy as np
 import pytest
 
 import sat_tf
@@ -36,6 +37,14 @@ def test_a_choice_that_the_model_does_not_have_is_left_out(tmp_path):
     model = Specimen(bottleneck, {}, sat_tf.BitPolicy.mobile(4)).quantized()
     report = sat_tf.export_tflite(model, tmp_path / "model.tflite", compare_storage=True)
     assert [cost.pack for cost in report.storage] == ["none"]
+
+
+def test_large_files_are_compressed_in_pieces_that_cost_next_to_nothing():
+    content = np.arange(2**25 + 5, dtype=np.uint8).tobytes()
+    pieces = [content[start : start + 2**24] for start in (0, 2**24, 2**25)]
+    assert gzip_size(content) == sum(map(gzip_size, pieces))
+    # Each piece begins without what the one before had in its window.
+    assert gzip_size(content) == pytest.approx(len(gzip.compress(content, 9)), rel=0.01)
 
 
 def test_gzip_sizes_do_not_depend_on_the_time():

@@ -83,10 +83,10 @@ def metadata(content) -> bytes:
     return bytes(model.buffers[entry.buffer].data)
 
 
-def test_the_metadata_follow_the_public_schema(metadata):
+def test_the_metadata_follow_the_public_schema(model, metadata):
     assert metadata[4:8] == b"M001"
     root = Reader.root(metadata)
-    assert (root.text(0), root.text(1), root.text(7)) == ("sequential", DESCRIPTION, "1.0.0")
+    assert (root.text(0), root.text(1), root.text(7)) == (model.name, DESCRIPTION, "1.0.0")
     (subgraph,) = root.children(3)
     (image,), (output,) = subgraph.children(2), subgraph.children(3)
     content = image.child(3)
