@@ -86,7 +86,7 @@ def quantized(model: keras.Model, chosen: Settings) -> keras.Model:
     return found
 
 
-# -- blocks: each takes the tensors so far, and returns a new one, or None where nothing fits -------
+# -- blocks: each takes the tensors so far, and returns another one, or None where nothing fits --
 
 
 def _any(draw: Draw, tensors: list[Any]) -> Any:
