@@ -199,9 +199,9 @@ def test_verify_takes_a_model_and_a_file_with_given_or_random_images(tiny_run, t
 
 
 def test_verify_exits_with_1_where_a_code_differs(tiny_run, monkeypatch, tmp_path, capsys):
-    from sat_tf.export import verification
+    from sat_tf.export import proof
 
-    simulate = verification.simulate
+    simulate = proof.simulate
 
     def wrong(graph, batch):
         tensors = simulate(graph, batch)
@@ -209,7 +209,7 @@ def test_verify_exits_with_1_where_a_code_differs(tiny_run, monkeypatch, tmp_pat
         tensors["stem_relu"][0, 0, 0, :2] += 1
         return tensors
 
-    monkeypatch.setattr(verification, "simulate", wrong)
+    monkeypatch.setattr(proof, "simulate", wrong)
     np.save(tmp_path / "pixels.npy", np.full((3, 8, 8, 3), 7, np.uint8))
     options = ["--images", str(tmp_path / "pixels.npy")]
     options += ["--certificate", str(tmp_path / "proof.json")]

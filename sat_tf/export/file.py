@@ -1,7 +1,6 @@
 """Writes a quantized Keras model as an integer TFLite file."""
 
 import dataclasses
-import gzip
 import hashlib
 import os
 import time
@@ -9,6 +8,7 @@ from typing import Any
 
 import tf_keras as keras
 
+from sat_tf.export.file_size import gzip_size
 from sat_tf.export.flatbuffer import serialize
 from sat_tf.export.pipeline import deployed_graph
 from sat_tf.export.structure import read_structure
@@ -43,11 +43,6 @@ class ExportReport:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return dataclasses.asdict(self)
-
-
-def gzip_size(content: bytes) -> int:
-    """Bytes after gzip at its strongest, with no time stamp."""
-    return len(gzip.compress(content, compresslevel=9, mtime=0))
 
 
 def file_metadata(*, float_head: bool) -> dict[str, Any]:
