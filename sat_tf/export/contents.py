@@ -152,6 +152,8 @@ def _tensor(model: Any, tensor: Any) -> StoredTensor:
     shape = () if tensor.shape is None else tuple(int(size) for size in tensor.shape)
     data = model.buffers[_within(tensor.buffer, len(model.buffers))].data
     name, kind = tensor.name.decode(), TYPES[tensor.type]
+    if not name.isprintable():  # LiteRT ends a name at a zero
+        raise NotUnderstoodError(f"a tensor has the name {name!r}")
     quantization = tensor.quantization
     steps = np.empty(0, np.float32)
     if quantization is not None and quantization.scale is not None:

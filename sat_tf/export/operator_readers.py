@@ -27,6 +27,8 @@ def _linear(operator: OperatorView) -> _Made:
     window = ir.WHOLE
     if kind is not LinearKind.FULLY_CONNECTED:
         window = operator.window(dilation=operator.dilation())
+    if not real and not _has_unit(operator, steps):
+        raise NotUnderstoodError("the steps of its bias are not input step · weight step")
     operation = ir.Linear(
         (source,),
         operator.output.name,
@@ -42,6 +44,15 @@ def _linear(operator: OperatorView) -> _Made:
     if (operator.source_codes() is None) != real:
         raise NotUnderstoodError("it reads float and makes codes, or the other way round")
     return operation, codes
+
+
+def _has_unit(operator: OperatorView, steps: np.ndarray) -> bool:
+    """Whether the bias counts units of the sum; kernels differ in what they make of others."""
+    bias, source = operator.tensor(2), operator.source_codes()
+    unit = (source.step * steps).astype(np.float32) if source else steps
+    return bias.steps.size in (1, steps.size) and bool(
+        np.all(bias.steps == unit) and not np.any(bias.zero_points)
+    )
 
 
 def _kernel(
