@@ -60,7 +60,7 @@ def run_alone(*arguments):
         (["train", "--help"], "sat-tf train --set stages.float.epochs=3"),
         (["evaluate", "--help"], "sat-tf evaluate runs/digits_mobilenet_v2_w4a4"),
         (["export", "--help"], "--float_head"),
-        (["verify", "--help"], "Exit status 1 if any differs"),
+        (["verify", "--help"], "Exit status 1 if any differs with XNNPACK"),
         (["--version"], "sat-tf 0."),
     ],
 )
@@ -85,6 +85,11 @@ def test_help_and_version_load_no_tensorflow(arguments, expected):
         (["export", "nowhere"], 2, "nowhere: has no quantized.keras, config.yaml; expected"),
         (["verify", "nowhere.keras"], 2, "nowhere.keras: not found; expected"),
         (["verify", "."], 2, "has no quantized.keras, model.tflite, config.yaml; expected"),
+        (["verify", __file__, "--dataset", "digit"], 2, "Did you mean digits?"),
+        (["verify", __file__, "--images", "nowhere"], 2, "nowhere: not found; expected"),
+        (["verify", __file__], 2, "is not a TFLite flatbuffer"),
+        (["verify", __file__, "--runtime", "fast"], 2, "invalid choice: 'fast'"),
+        (["verify", __file__, "--certificate", "none.json"], 2, "none.json: No such file"),
         (["fly"], 2, "invalid choice: 'fly'"),
         ([], 2, "COMMAND"),
     ],
@@ -179,10 +184,11 @@ def test_export_writes_the_same_file_again_and_another_one_with_a_float_head(tin
 
 
 def test_verify_proves_a_run_folder_again(tiny_run, tmp_path, capsys):
-    certificate = tmp_path / "proof.json"
-    assert cli.main(["verify", str(tiny_run), "--certificate", str(certificate)]) == 0
+    out = tmp_path / "proof"
+    assert cli.main(["verify", str(tiny_run), "--out", str(out)]) == 0
     assert "0 of" in capsys.readouterr().out
-    fresh, first = read_json(certificate), read_json(tiny_run / "certificate.json")
+    fresh, first = read_json(out / "certificate.json"), read_json(tiny_run / "certificate.json")
+    assert sorted(path.name for path in out.iterdir()) == ["certificate.html", "certificate.json"]
     assert fresh["images_sha256"] == first["images_sha256"]
     assert fresh["codes_compared"] == first["codes_compared"]
 
@@ -212,11 +218,12 @@ def test_verify_exits_with_1_where_a_code_differs(tiny_run, monkeypatch, tmp_pat
     monkeypatch.setattr(proof, "simulate", wrong)
     np.save(tmp_path / "pixels.npy", np.full((3, 8, 8, 3), 7, np.uint8))
     options = ["--images", str(tmp_path / "pixels.npy")]
-    options += ["--certificate", str(tmp_path / "proof.json")]
+    options += ["--out", str(tmp_path / "proof")]
     assert cli.main(["verify", str(tiny_run), *options]) == 1
     printed = " ".join(capsys.readouterr().out.split())
-    assert f"2 of {read_json(tmp_path / 'proof.json')['codes_compared']:,} codes differ" in printed
-    assert "stem_relu: 2" in printed
+    found = read_json(tmp_path / "proof" / "certificate.json")
+    assert f"2 of {found['codes_compared']:,} codes differ" in printed
+    assert "│ stem_relu │ 2 │" in printed
 
 
 def test_a_second_export_follows_the_config_and_says_that_the_proof_is_old(

@@ -2,12 +2,13 @@
 
 import html
 import math
+import os
 import pathlib
 from collections.abc import Iterable
 
 from sat_tf.export.certificate import Certificate, RuntimeCount, TensorCodes, TensorCount
 from sat_tf.export.histogram import histogram
-from sat_tf.wholefile import written_whole
+from sat_tf.wholefile import check_writable, written_whole
 
 RUNTIME_TITLES = {
     "xnnpack": "LiteRT with XNNPACK",
@@ -16,12 +17,29 @@ RUNTIME_TITLES = {
 }
 
 
-def write_both(certificate: Certificate, path: pathlib.Path, page: pathlib.Path) -> None:
-    """Writes a certificate and its page; each file appears whole, or not at all.
+def check_certificate_path(path: str | os.PathLike[str]) -> tuple[pathlib.Path, pathlib.Path]:
+    """Where a certificate and its page go: the page has the suffix .html.
+
+    Raises:
+        ValueError: they cannot be written there.
+    """
+    path = check_writable(path)
+    page = path.with_suffix(".html")
+    if page == path:
+        raise ValueError(
+            f"{path}: received the name of a page, expected that of a JSON file; the page goes "
+            "beside it: end the name with .json."
+        )
+    return path, check_writable(page)
+
+
+def write_both(certificate: Certificate, path: str | os.PathLike[str]) -> None:
+    """Writes a certificate and, beside it, its page; each file appears whole, or not at all.
 
     Raises:
         ValueError: a path cannot be written.
     """
+    path, page = check_certificate_path(path)
     certificate.write(path)
     with written_whole(page) as temporary:
         temporary.write_text(certificate_page(certificate), encoding="utf-8")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sat_tf.export.certificate import Certificate, ImagesFrom
-from sat_tf.export.certificate_page import write_both
+from sat_tf.export.certificate_page import check_certificate_path, write_both
 from sat_tf.export.graph import Graph
 from sat_tf.export.inputs import (
     GIVEN,
@@ -23,7 +23,7 @@ from sat_tf.export.proof import USUAL_RUNTIMES, Subject, prove
 from sat_tf.export.reader import read_graph
 from sat_tf.export.structure import read_structure
 from sat_tf.messages import list_problems
-from sat_tf.wholefile import check_writable, expect_path
+from sat_tf.wholefile import expect_path
 
 
 def verify_file(
@@ -57,12 +57,13 @@ def verify_file(
             with its fix.
     """
     path = expect_path(path)
-    paths = certificate_paths(certificate_path)
+    if certificate_path is not None:
+        check_certificate_path(certificate_path)
     subject = read_subject(path)
     images, labels = checked_inputs("verify_file", subject.graph, images, labels)
     certificate = prove(subject, images, labels, images_from=images_from, runtimes=runtimes)
-    if paths is not None:
-        write_both(certificate, *paths)
+    if certificate_path is not None:
+        write_both(certificate, certificate_path)
     return certificate
 
 
@@ -175,26 +176,6 @@ def file_problems(path: pathlib.Path) -> list[str]:
         f"{path}: received the path of no file, expected a TFLite file; write it with "
         "sat_tf.export_tflite(model, path) first."
     ]
-
-
-def certificate_paths(
-    path: str | os.PathLike[str] | None,
-) -> tuple[pathlib.Path, pathlib.Path] | None:
-    """Where the certificate and its page go.
-
-    Raises:
-        ValueError: they cannot be written there.
-    """
-    if path is None:
-        return None
-    path = check_writable(path)
-    page = path.with_suffix(".html")
-    if page == path:
-        raise ValueError(
-            f"{path}: received the name of a page, expected that of a JSON file; the page goes "
-            "beside it: end the name with .json."
-        )
-    return path, check_writable(page)
 
 
 def checked_inputs(

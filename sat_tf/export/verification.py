@@ -9,13 +9,13 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.export.certificate import Certificate, ImagesFrom
-from sat_tf.export.certificate_page import write_both
+from sat_tf.export.certificate_page import check_certificate_path, write_both
 from sat_tf.export.file import file_metadata
 from sat_tf.export.flatbuffer import serialize
 from sat_tf.export.inputs import GIVEN, as_array, image_problems, label_problems
 from sat_tf.export.pipeline import deployed_graph
 from sat_tf.export.proof import USUAL_RUNTIMES, Subject, prove
-from sat_tf.export.standalone import certificate_paths, file_problems
+from sat_tf.export.standalone import file_problems
 from sat_tf.export.structure import differences, read_structure
 from sat_tf.export.trained import TrainedModel
 from sat_tf.messages import list_problems
@@ -59,7 +59,8 @@ def verify_tflite(
     """
     path = expect_path(path)
     images, labels = _checked(model, path, images, labels)
-    paths = certificate_paths(certificate_path)
+    if certificate_path is not None:
+        check_certificate_path(certificate_path)
     subject = _subject(model, path)
     certificate = prove(
         subject,
@@ -69,8 +70,8 @@ def verify_tflite(
         runtimes=runtimes,
         trained=TrainedModel(model, subject.graph),
     )
-    if paths is not None:
-        write_both(certificate, *paths)
+    if certificate_path is not None:
+        write_both(certificate, certificate_path)
     return certificate
 
 
