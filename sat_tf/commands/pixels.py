@@ -19,7 +19,7 @@ from sat_tf.training.errors import RunError
 _RANDOM_IMAGES = 64
 _RANDOM_SEED = 0
 # Of a folder or a data set, where no number is given.
-_USUAL_IMAGES = 256
+USUAL_IMAGES = 256
 _MOST_FILES_NAMED = 5
 
 
@@ -48,11 +48,13 @@ class Choice:
         images: a folder of pictures or an .npy file.
         dataset: a name of `DATA_SETS`.
         num_images: how many at most, spread evenly; None takes the usual number.
+        usual: of a folder or a data set; None takes all.
     """
 
     images: str | None = None
     dataset: str | None = None
     num_images: int | None = None
+    usual: int | None = USUAL_IMAGES
 
     @property
     def is_given(self) -> bool:
@@ -107,7 +109,7 @@ class Choice:
         return Pixels(array, None, ImagesFrom(f"from {pathlib.Path(path).name}"))
 
     def _of_folder(self, path: str, shape: tuple[int, ...]) -> Pixels:
-        found = load_folder(path, shape, most=self.num_images or _USUAL_IMAGES)
+        found = load_folder(path, shape, most=self.num_images or self.usual)
         notes = []
         if found.unreadable:
             named = ", ".join(found.unreadable[:_MOST_FILES_NAMED])
@@ -127,17 +129,18 @@ class Choice:
             found = load(name, **{key: value for key, value in options.items() if key in known})
         except ValueError:  # of another size than the set is made in: it is resized
             found = load(name)
-        chosen = spread_evenly(len(found.test_labels), self.num_images or _USUAL_IMAGES)
+        chosen = spread_evenly(len(found.test_labels), self.num_images or self.usual)
         images = resized(found.test_images[chosen], shape)
         return Pixels(images, found.test_labels[chosen], ImagesFrom(f"held-out images of {name}"))
 
 
-def add_image_arguments(parser: argparse.ArgumentParser, default: str) -> None:
+def add_image_arguments(parser: argparse.ArgumentParser, *, default: str, usual: str) -> None:
     """Adds --images, --dataset and --num_images.
 
     Args:
         parser: of the command.
         default: what is taken where none is named.
+        usual: how many are taken where no number is named.
     """
     parser.add_argument(
         "--images",
@@ -152,8 +155,7 @@ def add_image_arguments(parser: argparse.ArgumentParser, default: str) -> None:
         "--num_images",
         metavar="N",
         type=_count,
-        help=f"at most so many images, spread evenly; default: {_USUAL_IMAGES} of a folder or a "
-        "data set, all of an .npy file",
+        help=f"at most so many images, spread evenly; default: {usual}",
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from sat_tf.commands.models import load_model, quiet_tensorflow
-from sat_tf.commands.pixels import Choice, Pixels, add_image_arguments, choice_of
+from sat_tf.commands.pixels import USUAL_IMAGES, Choice, Pixels, add_image_arguments, choice_of
 from sat_tf.commands.verification_table import print_certificate
 from sat_tf.export.certificate import Certificate, ImagesFrom
 from sat_tf.export.certificate_file import read_certificate
@@ -58,7 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "tflite", metavar="TFLITE", nargs="?", help="the file; default: RUN_DIR/model.tflite"
     )
     parser.add_argument("--model", metavar="FILE", help="the quantized .keras model of the file")
-    add_image_arguments(parser, default="the held-out images of the run, or random ones")
+    add_image_arguments(
+        parser,
+        default="the held-out images of the run, or random ones",
+        usual=f"{USUAL_IMAGES} of a folder or a data set, all of an .npy file",
+    )
     parser.add_argument(
         "--certificate",
         metavar="FILE",

@@ -12,11 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sat_tf.export.converter import to_keras as to_keras
+    from sat_tf.export.evaluate import evaluate_simulator as evaluate_simulator
+    from sat_tf.export.evaluate import evaluate_tflite as evaluate_tflite
+    from sat_tf.export.reader import read_graph as read_graph
+    from sat_tf.export.simulator import simulate as simulate
     from sat_tf.export.snapping import snap_biases as snap_biases
+    from sat_tf.export.standalone import verify_file as verify_file
 
 _HOMES = {
+    "evaluate_simulator": "sat_tf.export.evaluate",
+    "evaluate_tflite": "sat_tf.export.evaluate",
+    "read_graph": "sat_tf.export.reader",
+    "simulate": "sat_tf.export.simulator",
     "snap_biases": "sat_tf.export.snapping",
     "to_keras": "sat_tf.export.converter",
+    "verify_file": "sat_tf.export.standalone",
 }
 
 __all__ = [*_HOMES]

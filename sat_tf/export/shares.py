@@ -30,3 +30,16 @@ def largest_difference(expected: np.ndarray, computed: np.ndarray) -> float:
         differences = np.abs(expected.astype(np.float64) - computed)
     differences[np.isnan(differences)] = np.inf
     return float(np.max(differences, initial=0.0))
+
+
+def top_hits(outputs: np.ndarray, labels: np.ndarray, k: int) -> int:
+    """How many labels are among the k largest of finite outputs; equal ones in order of class.
+
+    >>> top_hits(np.array([[0.0, 2.0, 2.0], [np.nan, 1.0, 0.0]]), np.array([2, 1]), 1)
+    0
+    >>> top_hits(np.array([[0.0, 2.0, 2.0], [np.nan, 1.0, 0.0]]), np.array([2, 1]), 2)
+    1
+    """
+    finite = np.all(np.isfinite(outputs), axis=1)
+    largest = np.argsort(-outputs.astype(np.float64), axis=1, kind="stable")[:, :k]
+    return int(np.count_nonzero(finite & np.any(largest == labels[:, np.newaxis], axis=1)))

@@ -6,14 +6,11 @@ loads it only where the trial has survived.
 
 import contextlib
 import json
-import os
-import pathlib
-import signal
 import subprocess
 import sys
 from collections.abc import Iterable
 
-import sat_tf
+from sat_tf.export.child import child_command, child_environment, describe_ending
 from sat_tf.export.runtime import Runtime
 
 # A network of a billion products takes the reference kernels some seconds an image.
@@ -43,43 +40,20 @@ def refusals(content: bytes, runtimes: Iterable[str]) -> dict[str, str | None]:
     return found
 
 
-def expect_loadable(content: bytes, name: str, runtime: str = "xnnpack") -> None:
-    """Raises an error unless a runtime runs a file.
-
-    Args:
-        content: the file.
-        name: what the error calls it.
-        runtime: a name of `RUNTIMES`.
-
-    Raises:
-        ValueError: with the reason.
-    """
-    reason = refusals(content, [runtime])[runtime]
-    if reason is not None:
-        raise ValueError(
-            f"{name}: received a TFLite file that LiteRT does not run ({reason}), expected one as "
-            "sat_tf.export_tflite wrote it; export the model again."
-        )
-
-
 def _try(content: bytes, runtimes: list[str]) -> tuple[dict[str, str | None], str]:
     """What a process has answered before it ended, and why it did."""
-    # Its modules are found where this process has found them, and not in the working directory.
-    package = str(pathlib.Path(sat_tf.__file__).parents[1])
-    path = os.pathsep.join([package, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    command = [sys.executable, "-P", "-m", "sat_tf.export.trial", *runtimes]
     try:
         done = subprocess.run(
-            command,
+            child_command("sat_tf.export.trial", *runtimes),
             input=content,
             capture_output=True,
-            env={**os.environ, "PYTHONPATH": path},
+            env=child_environment(),
             timeout=_SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired as expired:
         return _answers(expired.stdout or b""), f"it took more than {_SECONDS} s"
-    return _answers(done.stdout), _ending(done.returncode, done.stderr)
+    return _answers(done.stdout), describe_ending(done.returncode, done.stderr)
 
 
 def _answers(output: bytes) -> dict[str, str | None]:
@@ -90,17 +64,6 @@ def _answers(output: bytes) -> dict[str, str | None]:
             answer = json.loads(line)
             found[answer["runtime"]] = answer["refusal"]
     return found
-
-
-def _ending(status: int, errors: bytes) -> str:
-    if status >= 0:
-        lines = errors.decode(errors="replace").strip().splitlines()
-        return f"its process ended with status {status}: {lines[-1] if lines else 'no message'}"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = f"signal {-status}"
-    return f"it ends the process with {name}"
 
 
 def _main(runtimes: list[str]) -> None:
