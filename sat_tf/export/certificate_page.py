@@ -58,6 +58,7 @@ def certificate_page(certificate: Certificate) -> str:
             _facts(certificate),
             "<h2>Runtimes</h2>",
             _runtimes(certificate),
+            f"<p>{_ON_RUNTIMES}</p>",
             "<h2>Tensors</h2>",
             f"<p>{_CAPTION}</p>",
             _tensors(certificate),
@@ -66,10 +67,15 @@ def certificate_page(certificate: Certificate) -> str:
     )
 
 
+_ON_RUNTIMES = (
+    "XNNPACK is what LiteRT uses by itself, and is held to be exact. The other kernels round twice "
+    "where it rounds once: their differences are counted, not errors."
+)
 _CAPTION = (
     "Every integer tensor in the order in which it is computed. A histogram has a place for each "
     "code the tensor can have; the height of a bar is the square root of its share. Weights are "
-    "shown without the factor that all codes of a channel share."
+    "shown without the factor that all codes of a channel share. A code that differs can change "
+    "all that are computed from it."
 )
 
 
@@ -139,7 +145,7 @@ def _runtime(name: str, count: RuntimeCount) -> str:
     pieces = f"{delegation.delegated} of {delegation.operators} in {delegation.partitions}"
     cells = (
         RUNTIME_TITLES[name],
-        _count(count.codes_differing, count.codes_compared),
+        f"{_count(name, count.codes_differing)} of {count.codes_compared:,}",
         _text(count.first_differing or "none"),
         "" if count.top1 is None else f"{100 * count.top1:.2f} %",
         f"{100 * count.agreement:.2f} %",
@@ -154,15 +160,15 @@ def _tensors(certificate: Certificate) -> str:
     if certificate.trained:
         counts["Keras"] = _by_name(certificate.trained)
     head = ("tensor", "operator", "shape", "bits", "codes used", "", "weights used", "")
-    numbers = tuple(f"differ: {name}" for name in counts)
+    numbers = tuple(f"differing, {name}" for name in counts)
     rows = []
     for tensor in certificate.codes:
         differing = [
-            _count(found[tensor.name].codes_differing) if tensor.name in found else ""
-            for found in counts.values()
+            _count(name, found[tensor.name].codes_differing) if tensor.name in found else ""
+            for name, found in counts.items()
         ]
-        rows.append(_row((*_tensor(tensor), *differing)))
-    return _table((*head, *numbers), rows)
+        rows.append(_row(_tensor(tensor), differing))
+    return _table((*head, *numbers), rows, right=len(numbers))
 
 
 def _tensor(tensor: TensorCodes) -> tuple[str, ...]:
@@ -193,13 +199,19 @@ def _by_name(tensors: list[TensorCount]) -> dict[str, TensorCount]:
     return {tensor.name: tensor for tensor in tensors}
 
 
-def _count(differing: int, compared: int | None = None) -> str:
-    text = f"{differing:,}" if compared is None else f"{differing:,} of {compared:,}"
-    return f'<span class="bad">{text}</span>' if differing else text
+def _count(runtime: str, differing: int) -> str:
+    """A number that is marked where it should be 0."""
+    text = f"{differing:,}"
+    return f'<span class="bad">{text}</span>' if differing and runtime == "xnnpack" else text
 
 
-def _table(head: Iterable[str], rows: Iterable[str]) -> str:
-    names = "".join(f"<th>{name}</th>" for name in head)
+def _table(head: tuple[str, ...], rows: Iterable[str], right: int = 0) -> str:
+    """A table whose last so many columns are numbers."""
+    left = len(head) - right
+    names = "".join(
+        f"<th>{name}</th>" if index < left else f'<th class="number">{name}</th>'
+        for index, name in enumerate(head)
+    )
     body = "\n".join(rows)
     return (
         f'<div class="wide"><table>\n<thead><tr>{names}</tr></thead>\n'
@@ -207,8 +219,10 @@ def _table(head: Iterable[str], rows: Iterable[str]) -> str:
     )
 
 
-def _row(cells: Iterable[str]) -> str:
-    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+def _row(cells: Iterable[str], numbers: Iterable[str] = ()) -> str:
+    left = "".join(f"<td>{cell}</td>" for cell in cells)
+    right = "".join(f'<td class="number">{number}</td>' for number in numbers)
+    return f"<tr>{left}{right}</tr>"
 
 
 def _text(text: str) -> str:
@@ -234,7 +248,8 @@ table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nu
 th, td { text-align: left; padding: .12rem .7rem .12rem 0; border-bottom: 1px solid var(--line);
   vertical-align: middle; }
 th { font-size: .85em; vertical-align: bottom; }
-svg { display: block; } .bars { fill: var(--bars); } .axis { stroke: var(--line); fill: none; }
+th:last-child, td:last-child { padding-right: 0; }
+svg { display: block; color: var(--bars); } .number { text-align: right; }
 @page { size: A4 landscape; margin: 10mm; }
 @media print { :root { --ink: #000; --paper: #fff; --soft: #555; --line: #bbb; --bars: #2f6fb0;
   --good: #137a3d; --bad: #b3261e; } body { font-size: 8.5px; }

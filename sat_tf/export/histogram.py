@@ -8,6 +8,7 @@ _WIDTH = 128
 # Between bars, of their distance; many codes are drawn without.
 _GAP = 0.25
 _MOST_WITH_GAPS = 32
+_WIDEST_BAR = 8.0
 
 
 def histogram(counts: Sequence[int], caption: str) -> str:
@@ -21,7 +22,7 @@ def histogram(counts: Sequence[int], caption: str) -> str:
         caption: what it shows, for who points at it and for who cannot see it.
     """
     pitch = _WIDTH / len(counts)
-    width = pitch * (1.0 - _GAP) if len(counts) <= _MOST_WITH_GAPS else pitch
+    width = min(pitch * (1.0 - _GAP), _WIDEST_BAR) if len(counts) <= _MOST_WITH_GAPS else pitch
     largest = max(counts, default=0)
     bars = []
     for index, count in enumerate(counts):
@@ -32,6 +33,6 @@ def histogram(counts: Sequence[int], caption: str) -> str:
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}" role="img">'
         f"<title>{caption}</title>"
-        f'<path class="axis" d="M0 {_HEIGHT - 0.5}h{_WIDTH}"/>'
-        f'<path class="bars" d="{"".join(bars)}"/></svg>'
+        f'<path d="M0 {_HEIGHT - 0.5}h{_WIDTH}" stroke="currentColor" opacity=".4"/>'
+        f'<path d="{"".join(bars)}" fill="currentColor"/></svg>'
     )
