@@ -23,10 +23,21 @@ def random_images(shape: tuple[int, ...], count: int, seed: int) -> np.ndarray:
 
     Returns:
         uint8, (count, *shape).
+
+    Raises:
+        ValueError: a seed out of its range, or more images than fit into memory.
     """
     # RandomState, because its streams are the ones NumPy promises never to change.
-    values = np.random.RandomState(seed).randint(0, 256, (count, *shape))
-    return np.asarray(values, np.uint8)
+    random = np.random.RandomState(seed)
+    try:
+        images = np.empty((count, *shape), np.uint8)
+    except (MemoryError, ValueError) as error:
+        raise ValueError(
+            f"received {count:,} random images, expected fewer, which fit into memory; draw fewer."
+        ) from error
+    for image in images:
+        image[...] = random.randint(0, 256, shape)
+    return images
 
 
 def as_array(name: str, values: Any) -> tuple[np.ndarray, list[str]]:

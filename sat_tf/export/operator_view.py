@@ -126,7 +126,10 @@ def _codes(tensor: StoredTensor, activation: Activation) -> Codes | None:
         return None
     step, point = tensor.steps, tensor.zero_points
     if tensor.type != "INT8" or step.size != 1 or not -128 <= point[0] <= 127:
-        raise NotUnderstoodError(f"its tensor is {tensor.type}, expected INT8 with one step")
+        raise NotUnderstoodError(
+            f"its tensor is {tensor.type} with {step.size} steps and zero points "
+            f"{point[:3].tolist()}, expected INT8 with one step and one zero point from -128 to 127"
+        )
     if not (np.isfinite(step[0]) and step[0] > 0):
         raise NotUnderstoodError(f"its tensor has the step {step[0]}, expected one above 0")
     zero_point = int(point[0])
