@@ -12,6 +12,7 @@ from rich.console import Console
 
 from sat_tf.commands.models import load_model, quiet_tensorflow
 from sat_tf.commands.pixels import USUAL_IMAGES, Choice, Pixels, add_image_arguments, choice_of
+from sat_tf.commands.target import Target, choose_target
 from sat_tf.commands.verification_table import print_certificate
 from sat_tf.export.certificate import Certificate, ImagesFrom
 from sat_tf.export.certificate_file import read_certificate
@@ -20,13 +21,7 @@ from sat_tf.export.runtime import RUNTIMES
 from sat_tf.export.standalone import read_subject, recheck, verify_file
 from sat_tf.training.config_file import read_config
 from sat_tf.training.errors import RunError
-from sat_tf.training.run_folder import (
-    CERTIFICATE,
-    CONFIG,
-    QUANTIZED_MODEL,
-    TFLITE_MODEL,
-    RunFolder,
-)
+from sat_tf.training.run_folder import CERTIFICATE, CONFIG
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -96,65 +91,6 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Target:
-    """What to verify.
-
-    Attributes:
-        tflite: the file.
-        model: its Keras model; None where there is none.
-        folder: of the run that made both; None where no run did.
-    """
-
-    tflite: pathlib.Path
-    model: pathlib.Path | None = None
-    folder: RunFolder | None = None
-
-
-def choose_target(source: str, tflite: str | None = None, model: str | None = None) -> Target:
-    """What the positional arguments and --model mean.
-
-    Raises:
-        RunError: something is missing or does not fit.
-    """
-    path = pathlib.Path(source)
-    if path.is_dir():
-        folder = RunFolder(path)
-        folder.require(
-            *([] if model else [QUANTIZED_MODEL]), *([] if tflite else [TFLITE_MODEL]), CONFIG
-        )
-        keras_model = pathlib.Path(model) if model else folder.file(QUANTIZED_MODEL)
-        return _found(Target(_either(tflite, folder.file(TFLITE_MODEL)), keras_model, folder))
-    if not path.is_file():
-        raise RunError(
-            f"{path}: not found; expected the folder of a run, a TFLite file, or a quantized model "
-            "(.keras)."
-        )
-    if tflite is not None:
-        if model is not None:
-            raise RunError(
-                f"received the models {source} and {model}, expected one; leave out --model."
-            )
-        return _found(Target(pathlib.Path(tflite), path))
-    if path.suffix in (".keras", ".h5"):
-        raise RunError(
-            f"{path}: received a model without a TFLite file; expected "
-            "`sat-tf verify model.keras model.tflite`, or the folder of a run."
-        )
-    return _found(Target(path, pathlib.Path(model) if model else None))
-
-
-def _either(name: str | None, default: pathlib.Path) -> pathlib.Path:
-    return pathlib.Path(name) if name else default
-
-
-def _found(target: Target) -> Target:
-    for file in (target.tflite, target.model):
-        if file is not None and not file.is_file():
-            raise RunError(f"{file}: not found; expected a file to verify.")
-    return target
-
-
 def verify(
     target: Target,
     console: Console,
@@ -214,6 +150,7 @@ def _prove(
             certificate_path=certificate_path,
             runtimes=runtimes,
             images_from=pixels.source,
+            progress=True,
         )
     quiet_tensorflow()
     import sat_tf
@@ -229,6 +166,7 @@ def _prove(
         certificate_path=certificate_path,
         runtimes=runtimes,
         images_from=pixels.source,
+        progress=True,
     )
 
 
@@ -268,7 +206,7 @@ def _check(
         graph = read_subject(target.tflite).graph
         classes = int(graph.tensors[graph.output].shape[-1])
         images = _pixels(target, choice, graph.image_shape, classes, console).images
-    found = recheck(target.tflite, recorded, images, runtimes=runtimes)
+    found = recheck(target.tflite, recorded, images, runtimes=runtimes, progress=True)
     print_certificate(found.certificate, str(target.tflite), console)
     for difference in found.differences:
         console.print(f"  {difference}", style="red", highlight=False, markup=False, soft_wrap=True)

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import math
+from typing import Protocol
 
 import numpy as np
 
@@ -78,6 +79,47 @@ class RuntimeCounter:
             largest_output_difference=largest_difference(reference.outputs, outputs),
             top1=None if reference.labels is None else top1(outputs, reference.labels),
         )
+
+
+class Trained(Protocol):
+    """A Keras model that shows the codes of its tensors."""
+
+    @property
+    def names(self) -> list[str]:
+        """The tensors it shows."""
+
+    def run(self, images: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """The stored integers by tensor, and the model's output."""
+
+
+class TrainedCounter:
+    """Compares a Keras model with the simulation of its graph.
+
+    Args:
+        trained: the model.
+        graph: its deployed graph.
+    """
+
+    def __init__(self, trained: Trained, graph: Graph) -> None:
+        self._trained = trained
+        self._tensors = {n: TensorCount(n, graph.tensors[n].shape) for n in trained.names}
+        self._outputs: list[np.ndarray] = []
+
+    @property
+    def outputs(self) -> np.ndarray:
+        """What the model gives for all images so far."""
+        return np.concatenate(self._outputs)
+
+    def add(self, images: np.ndarray, simulated: dict[str, np.ndarray]) -> None:
+        """Runs and counts a batch."""
+        codes, output = self._trained.run(images)
+        self._outputs.append(output)
+        for name, counted in self._tensors.items():
+            counted.add(simulated[name], codes[name])
+
+    def result(self) -> list[TensorCount]:
+        """All counts."""
+        return list(self._tensors.values())
 
 
 class CodesRecorder:

@@ -3,21 +3,17 @@
 import concurrent.futures
 import contextlib
 import dataclasses
-import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from sat_tf.arguments import Rule, check, is_integer
 from sat_tf.export.graph import Graph
 from sat_tf.export.labelled_batches import (
-    IMAGES_AT_ONCE,
     SharedBatches,
     checked_batch,
     labelled_batches,
@@ -27,6 +23,7 @@ from sat_tf.export.shares import top_hits
 from sat_tf.export.standalone import file_problems
 from sat_tf.export.tasks import Interface, SimulatorTask, Task, TfliteTask
 from sat_tf.export.worker import Worker
+from sat_tf.progress_bar import Advance, image_bar
 from sat_tf.wholefile import expect_path
 
 
@@ -145,10 +142,10 @@ def _evaluate(
     start = time.perf_counter()
     wanted = tuple(top)
     _check_settings(wanted, processes)
-    source, total = labelled_batches(images, labels)
     count = processes or _cores()
+    source, total = labelled_batches(images, labels, workers=count)
     if total is not None:
-        count = max(1, min(count, math.ceil(total / IMAGES_AT_ONCE)))
+        count = max(1, min(count, total))
     tally = _Tally(wanted)
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(_worker(name, task))
@@ -158,7 +155,8 @@ def _evaluate(
                 f"outputs of {name}; ask for fewer."
             )
         batches = SharedBatches(checked_batch(piece, first.interface) for piece in source)
-        advance = stack.enter_context(_bar(name, total)) if progress else lambda _: None
+        title = os.path.basename(name)
+        advance = stack.enter_context(image_bar(title, total, shown=progress))
         with concurrent.futures.ThreadPoolExecutor(count) as pool:
             jobs = [pool.submit(_serve, first, name, batches, tally, advance)]
             for _ in range(count - 1):
@@ -235,7 +233,7 @@ def _start_and_serve(task: Task, name: str, *rest: Any) -> None:
 
 
 def _serve(
-    worker: Worker, name: str, batches: SharedBatches, tally: _Tally, advance: Callable[[int], None]
+    worker: Worker, name: str, batches: SharedBatches, tally: _Tally, advance: Advance
 ) -> None:
     while (batch := batches.take()) is not None:
         images, labels = batch
@@ -262,19 +260,3 @@ def _named(name: str) -> Iterator[None]:
             f"{name}: received a file that does not run ({error}), expected one as "
             "sat_tf.export_tflite wrote it; export the model again."
         ) from error
-
-
-@contextlib.contextmanager
-def _bar(name: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True)
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as shown:
-        job = shown.add_task(os.path.basename(name), total=total)
-        yield lambda count: shown.advance(job, count)

@@ -10,17 +10,20 @@ from sat_tf.export.inputs import label_problems
 from sat_tf.export.tasks import Interface
 from sat_tf.messages import list_problems
 
-IMAGES_AT_ONCE = 16
+_MOST_AT_ONCE = 16
 
 Batch = tuple[np.ndarray, np.ndarray]
 
 
-def labelled_batches(images: Any, labels: Any) -> tuple[Iterator[Batch], int | None]:
+def labelled_batches(
+    images: Any, labels: Any, *, workers: int
+) -> tuple[Iterator[Batch], int | None]:
     """Small batches of images and labels, and how many images there are, where that is known.
 
     Args:
         images: (n, ...), or batches of images and labels.
         labels: (n,), or None beside batches.
+        workers: how many take them.
 
     Raises:
         ValueError: they are no pairs; also while batches are taken.
@@ -31,14 +34,14 @@ def labelled_batches(images: Any, labels: Any) -> tuple[Iterator[Batch], int | N
                 f"labels: received None beside images of type {type(images).__name__}, expected "
                 "class numbers, or batches of images and labels; pass labels too."
             )
-        return (piece for batch in images for piece in _pieces(*_pair(batch))), None
+        return (piece for batch in images for piece in _pieces(*_pair(batch), workers)), None
     arrays = np.asarray(images), np.asarray(labels)
     if arrays[0].shape[:1] != arrays[1].shape:
         raise ValueError(
             f"labels: received shape {arrays[1].shape} for images of shape {arrays[0].shape}, "
             "expected one class number an image."
         )
-    return _pieces(*arrays), len(arrays[0])
+    return _pieces(*arrays, workers), len(arrays[0])
 
 
 def _pair(batch: Any) -> Batch:
@@ -50,9 +53,10 @@ def _pair(batch: Any) -> Batch:
     return np.asarray(batch[0]), np.asarray(batch[1])
 
 
-def _pieces(images: np.ndarray, labels: np.ndarray) -> Iterator[Batch]:
-    for start in range(0, len(images), IMAGES_AT_ONCE):
-        yield images[start : start + IMAGES_AT_ONCE], labels[start : start + IMAGES_AT_ONCE]
+def _pieces(images: np.ndarray, labels: np.ndarray, workers: int) -> Iterator[Batch]:
+    size = min(max(-(-len(images) // workers), 1), _MOST_AT_ONCE)
+    for start in range(0, len(images), size):
+        yield images[start : start + size], labels[start : start + size]
 
 
 def checked_batch(batch: Batch, interface: Interface) -> Batch:

@@ -85,14 +85,17 @@ class OperatorView:
         return value if names is None else names[value]
 
     def expect(self, *, otherwise: str, **options: Any) -> None:
-        """Options that the graph has no word for, with the only value it means."""
+        """Raises unless options that the graph has no word for have the only value it means."""
         found = {name: self.option(name) for name in options}
         if found != options:
             raise NotUnderstoodError(f"{otherwise} {found}")
 
     def source_codes(self, index: int = 0) -> Codes | None:
         """How an input is stored; None where it is float."""
-        return self.progress.tensors[self.source(index)].codes
+        name = self.source(index)
+        if name == self.progress.image.name:
+            raise NotUnderstoodError("it reads pixels, which have to become int8 first")
+        return self.progress.tensors[name].codes
 
     def codes(self, activation: Activation = Activation.NONE) -> Codes | None:
         """How the output is stored; its kernel clips where the fused activation says."""

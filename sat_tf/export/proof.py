@@ -6,12 +6,17 @@ import pathlib
 import platform
 from collections.abc import Iterable
 from importlib import metadata
-from typing import Protocol
 
 import numpy as np
 
-from sat_tf.export.certificate import Certificate, ImagesFrom, TensorCount
-from sat_tf.export.comparison import CodesRecorder, Reference, RuntimeCounter
+from sat_tf.export.certificate import Certificate, ImagesFrom
+from sat_tf.export.comparison import (
+    CodesRecorder,
+    Reference,
+    RuntimeCounter,
+    Trained,
+    TrainedCounter,
+)
 from sat_tf.export.file_size import gzip_size
 from sat_tf.export.graph import Graph
 from sat_tf.export.inputs import batches, images_hash
@@ -21,6 +26,7 @@ from sat_tf.export.simulator import simulate
 from sat_tf.export.structure import Structure
 from sat_tf.export.trial import refusals
 from sat_tf.messages import did_you_mean
+from sat_tf.progress_bar import image_bar
 
 # Slow ones are left to those who ask.
 USUAL_RUNTIMES = ("xnnpack", "builtin")
@@ -33,17 +39,6 @@ _PACKAGES = (
     "tf_keras",
     "numpy",
 )
-
-
-class Trained(Protocol):
-    """A Keras model that shows the codes of its tensors."""
-
-    @property
-    def names(self) -> list[str]:
-        """The tensors it shows."""
-
-    def run(self, images: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """The stored integers by tensor, and the model's output."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +73,7 @@ def prove(
     images_from: ImagesFrom,
     runtimes: Iterable[str] = USUAL_RUNTIMES,
     trained: Trained | None = None,
+    progress: bool = False,
 ) -> Certificate:
     """Runs a file on images and counts every difference.
 
@@ -88,34 +84,31 @@ def prove(
         images_from: where the images come from.
         runtimes: names of `RUNTIMES`; "xnnpack" always takes part.
         trained: the Keras model, whose outputs are then the reference.
+        progress: show a bar.
 
     Raises:
         ValueError: an unknown runtime, or XNNPACK does not run the file.
     """
     graph, content = subject.graph, subject.content
-    names = _ordered(runtimes)
-    refused = {} if subject.is_trusted else _refused(subject, names)
-    counters = {n: RuntimeCounter(graph, content, n) for n in names if n not in refused}
+    counters, refused = _counters(subject, _ordered(runtimes))
     makers = {op.outputs[0].name: op.name for op in subject.structure.operators}
     recorder = CodesRecorder(graph, makers)
-    shown = trained.names if trained else []
-    trained_counts = {name: TensorCount(name, graph.tensors[name].shape) for name in shown}
-    simulated_outputs, keras_outputs = [], []
-    for batch in batches(images, graph):
-        simulated = simulate(graph, batch)
-        simulated_outputs.append(simulated[graph.output])
-        recorder.add(simulated)
-        for counter in counters.values():
-            counter.add(batch, simulated)
-        if trained:
-            codes, output = trained.run(batch)
-            keras_outputs.append(output)
-            for name, counted in trained_counts.items():
-                counted.add(simulated[name], codes[name])
+    keras = TrainedCounter(trained, graph) if trained else None
+    simulated_outputs = []
+    with image_bar(subject.path.name, len(images), shown=progress) as advance:
+        for batch in batches(images, graph):
+            simulated = simulate(graph, batch)
+            simulated_outputs.append(simulated[graph.output])
+            recorder.add(simulated)
+            for counter in counters.values():
+                counter.add(batch, simulated)
+            if keras:
+                keras.add(batch, simulated)
+            advance(len(batch))
     outputs = {"simulation": np.concatenate(simulated_outputs)}
-    if trained:
-        outputs["quantized"] = np.concatenate(keras_outputs)
-    expected = outputs["quantized" if trained else "simulation"]
+    expected = outputs["simulation"]
+    if keras:
+        expected = outputs["quantized"] = keras.outputs
     outputs["tflite"] = counters["xnnpack"].outputs
     reference = Reference(expected, labels)
     return Certificate(
@@ -130,13 +123,13 @@ def prove(
         num_images=len(images),
         images_sha256=images_hash(images),
         images_from=images_from,
-        reference="keras" if trained else "simulation",
+        reference="keras" if keras else "simulation",
         agreement=class_agreement(outputs["tflite"], expected),
         top1={} if labels is None else {name: top1(o, labels) for name, o in outputs.items()},
         runtimes={name: counter.result(reference) for name, counter in counters.items()},
         refused=refused,
         codes=recorder.result(),
-        trained=list(trained_counts.values()),
+        trained=keras.result() if keras else [],
         warnings=list(graph.warnings),
     )
 
@@ -152,15 +145,29 @@ def _ordered(runtimes: Iterable[str]) -> list[str]:
     return [name for name in RUNTIMES if name in wanted]
 
 
-def _refused(subject: Subject, runtimes: list[str]) -> dict[str, str]:
-    found = refusals(subject.content, runtimes)
-    if found["xnnpack"] is not None:
+def _counters(
+    subject: Subject, names: list[str]
+) -> tuple[dict[str, RuntimeCounter], dict[str, str]]:
+    """A counter for each runtime that runs the file, and why the others do not."""
+    reasons = {} if subject.is_trusted else refusals(subject.content, names)
+    found: dict[str, RuntimeCounter] = {}
+    refused: dict[str, str] = {}
+    for name in names:
+        reason = reasons.get(name)
+        if reason is None:
+            try:
+                found[name] = RuntimeCounter(subject.graph, subject.content, name)
+                continue
+            except ValueError as error:
+                reason = str(error.__cause__ or error)
+        refused[name] = reason
+    if "xnnpack" in refused:
         raise ValueError(
             f"{subject.path}: received a TFLite file that LiteRT does not run "
-            f"({found['xnnpack']}), expected one as sat_tf.export_tflite wrote it; export the "
+            f"({refused['xnnpack']}), expected one as sat_tf.export_tflite wrote it; export the "
             "model again."
         )
-    return {name: reason for name, reason in found.items() if reason is not None}
+    return found, refused
 
 
 def _versions() -> dict[str, str]:

@@ -34,6 +34,7 @@ def verify_file(
     certificate_path: str | os.PathLike[str] | None = None,
     runtimes: Iterable[str] = USUAL_RUNTIMES,
     images_from: ImagesFrom = GIVEN,
+    progress: bool = False,
 ) -> Certificate:
     """Proves that LiteRT computes the integers that a file stands for, tensor by tensor.
 
@@ -48,6 +49,7 @@ def verify_file(
         certificate_path: see `sat_tf.verify_tflite`.
         runtimes: see `sat_tf.verify_tflite`.
         images_from: where the images come from, for the certificate.
+        progress: show a bar.
 
     Returns:
         A `Certificate`. A difference is counted in it, not raised.
@@ -61,7 +63,9 @@ def verify_file(
         check_certificate_path(certificate_path)
     subject = read_subject(path)
     images, labels = checked_inputs("verify_file", subject.graph, images, labels)
-    certificate = prove(subject, images, labels, images_from=images_from, runtimes=runtimes)
+    certificate = prove(
+        subject, images, labels, images_from=images_from, runtimes=runtimes, progress=progress
+    )
     if certificate_path is not None:
         write_both(certificate, certificate_path)
     return certificate
@@ -86,6 +90,7 @@ def recheck(
     images: np.ndarray | None = None,
     *,
     runtimes: Iterable[str] = USUAL_RUNTIMES,
+    progress: bool = False,
 ) -> Recheck:
     """Checks a file against its certificate, on the same images.
 
@@ -94,6 +99,7 @@ def recheck(
         recorded: its certificate.
         images: those the certificate was made with; None draws them again where they were random.
         runtimes: see `sat_tf.verify_tflite`.
+        progress: show a bar.
 
     Returns:
         A `Recheck`. A code that differs is counted in it, not raised.
@@ -122,7 +128,14 @@ def recheck(
         )
     if problems:
         raise ValueError(list_problems(f"{subject.path} and its certificate", problems))
-    fresh = prove(subject, images, None, images_from=recorded.images_from, runtimes=runtimes)
+    fresh = prove(
+        subject,
+        images,
+        None,
+        images_from=recorded.images_from,
+        runtimes=runtimes,
+        progress=progress,
+    )
     return Recheck(fresh, _differences(recorded, fresh))
 
 

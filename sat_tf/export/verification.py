@@ -31,6 +31,7 @@ def verify_tflite(
     certificate_path: str | os.PathLike[str] | None = None,
     runtimes: Iterable[str] = USUAL_RUNTIMES,
     images_from: ImagesFrom = GIVEN,
+    progress: bool = False,
 ) -> Certificate:
     """Proves that LiteRT computes the integers of a quantized model, tensor by tensor.
 
@@ -49,6 +50,7 @@ def verify_tflite(
         runtimes: what to compare: "xnnpack", which always takes part, "builtin" and "reference",
             LiteRT's slow kernels without optimizations.
         images_from: where the images come from, for the certificate.
+        progress: show a bar.
 
     Returns:
         A `Certificate`. A difference is counted in it, not raised.
@@ -69,6 +71,7 @@ def verify_tflite(
         images_from=images_from,
         runtimes=runtimes,
         trained=TrainedModel(model, subject.graph),
+        progress=progress,
     )
     if certificate_path is not None:
         write_both(certificate, certificate_path)
