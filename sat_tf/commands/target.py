@@ -22,8 +22,16 @@ class Target:
     folder: RunFolder | None = None
 
 
-def choose_target(source: str, tflite: str | None = None, model: str | None = None) -> Target:
+def choose_target(
+    source: str, tflite: str | None = None, model: str | None = None, *, needs_config: bool = True
+) -> Target:
     """What the positional arguments and --model mean.
+
+    Args:
+        source: folder of a run, file, or model before its file.
+        tflite: the file; by default that of the run.
+        model: of the file; by default that of the run.
+        needs_config: whether the images come from the run.
 
     Raises:
         RunError: something is missing or does not fit.
@@ -32,7 +40,9 @@ def choose_target(source: str, tflite: str | None = None, model: str | None = No
     if path.is_dir():
         folder = RunFolder(path)
         folder.require(
-            *([] if model else [QUANTIZED_MODEL]), *([] if tflite else [TFLITE_MODEL]), CONFIG
+            *([] if model else [QUANTIZED_MODEL]),
+            *([] if tflite else [TFLITE_MODEL]),
+            *([CONFIG] if needs_config else []),
         )
         keras_model = pathlib.Path(model) if model else folder.file(QUANTIZED_MODEL)
         return _found(Target(_either(tflite, folder.file(TFLITE_MODEL)), keras_model, folder))

@@ -80,11 +80,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:
     """Does what the arguments ask for."""
-    target = choose_target(arguments.source, arguments.tflite, arguments.model)
+    choice = choice_of(arguments)
+    target = choose_target(
+        arguments.source, arguments.tflite, arguments.model, needs_config=not choice.is_given
+    )
     return verify(
         target,
         console,
-        choice=choice_of(arguments),
+        choice=choice,
         certificate=arguments.certificate,
         runtimes=tuple(arguments.runtime or RUNTIMES),
         out=arguments.out,
