@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "commands": {"training", "qat", "models", "data", "export"},
 }
 # Modules that all parts share, and those at the top that may use everything.
-SHARED = {"arguments", "messages", "version", "wholefile"}
+SHARED = {"arguments", "messages", "progress_bar", "version", "wholefile"}
 TOP = {"__init__", "__main__", "cli"}
 
 # All that the arithmetic needs besides Python itself.

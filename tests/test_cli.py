@@ -63,7 +63,7 @@ def run_alone(*arguments):
         (["evaluate", "--help"], "sat-tf evaluate runs/digits_mobilenet_v2_w4a4"),
         (["export", "--help"], "--float_head"),
         (["export", "--help"], "--pack none|int4"),
-        (["verify", "--help"], "Exit status 1 if any differs"),
+        (["verify", "--help"], "Exit status 1 if any differs with XNNPACK"),
         (["--version"], "sat-tf 0."),
     ],
 )
@@ -88,6 +88,11 @@ def test_help_and_version_load_no_tensorflow(arguments, expected):
         (["export", "nowhere"], 2, "nowhere: has no quantized.keras, config.yaml; expected"),
         (["verify", "nowhere.keras"], 2, "nowhere.keras: not found; expected"),
         (["verify", "."], 2, "has no quantized.keras, model.tflite, config.yaml; expected"),
+        (["verify", __file__, "--dataset", "digit"], 2, "Did you mean digits?"),
+        (["verify", __file__, "--images", "nowhere"], 2, "nowhere: not found; expected"),
+        (["verify", __file__], 2, "is not a TFLite flatbuffer"),
+        (["verify", __file__, "--runtime", "fast"], 2, "invalid choice: 'fast'"),
+        (["verify", __file__, "--certificate", "none.json"], 2, "none.json: No such file"),
         (["fly"], 2, "invalid choice: 'fly'"),
         ([], 2, "COMMAND"),
     ],
@@ -198,10 +203,11 @@ def test_export_writes_the_same_file_again_and_another_one_with_a_float_head(tin
 
 
 def test_verify_proves_a_run_folder_again(tiny_run, tmp_path, capsys):
-    certificate = tmp_path / "proof.json"
-    assert cli.main(["verify", str(tiny_run), "--certificate", str(certificate)]) == 0
+    out = tmp_path / "proof"
+    assert cli.main(["verify", str(tiny_run), "--out", str(out)]) == 0
     assert "0 of" in capsys.readouterr().out
-    fresh, first = read_json(certificate), read_json(tiny_run / "certificate.json")
+    fresh, first = read_json(out / "certificate.json"), read_json(tiny_run / "certificate.json")
+    assert sorted(path.name for path in out.iterdir()) == ["certificate.html", "certificate.json"]
     assert fresh["images_sha256"] == first["images_sha256"]
     assert fresh["codes_compared"] == first["codes_compared"]
 
@@ -218,9 +224,9 @@ def test_verify_takes_a_model_and_a_file_with_given_or_random_images(tiny_run, t
 
 
 def test_verify_exits_with_1_where_a_code_differs(tiny_run, monkeypatch, tmp_path, capsys):
-    from sat_tf.export import verification
+    from sat_tf.export import proof
 
-    simulate = verification.simulate
+    simulate = proof.simulate
 
     def wrong(graph, batch):
         tensors = simulate(graph, batch)
@@ -228,14 +234,15 @@ def test_verify_exits_with_1_where_a_code_differs(tiny_run, monkeypatch, tmp_pat
         tensors["stem_relu"][0, 0, 0, :2] += 1
         return tensors
 
-    monkeypatch.setattr(verification, "simulate", wrong)
+    monkeypatch.setattr(proof, "simulate", wrong)
     np.save(tmp_path / "pixels.npy", np.full((3, 8, 8, 3), 7, np.uint8))
     options = ["--images", str(tmp_path / "pixels.npy")]
-    options += ["--certificate", str(tmp_path / "proof.json")]
+    options += ["--out", str(tmp_path / "proof")]
     assert cli.main(["verify", str(tiny_run), *options]) == 1
     printed = " ".join(capsys.readouterr().out.split())
-    assert f"2 of {read_json(tmp_path / 'proof.json')['codes_compared']:,} codes differ" in printed
-    assert "stem_relu: 2" in printed
+    found = read_json(tmp_path / "proof" / "certificate.json")
+    assert f"2 of {found['codes_compared']:,} codes differ" in printed
+    assert "│ stem_relu │ 2 │" in printed
 
 
 def test_a_second_export_follows_the_config_and_says_that_the_proof_is_old(
@@ -361,3 +368,92 @@ def test_without_a_config_and_a_folder_a_run_is_the_demo_in_runs():
     config = train.load_config()
     assert config.name == "digits_mobilenet_v2_w4a4"
     assert train.choose_folder(config, None).path == pathlib.Path("runs") / config.name
+
+
+def test_a_file_is_verified_alone_and_then_against_its_certificate(tiny_run, tmp_path, capsys):
+    tflite, out = str(tiny_run / "model.tflite"), tmp_path / "proof"
+    assert cli.main(["verify", tflite, "--dataset", "digits", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "xnnpack" in printed
+    assert "reference" in printed
+    assert read_json(out / "certificate.json")["reference"] == "simulation"
+    certificate = ["--certificate", str(out / "certificate.json")]
+    assert cli.main(["verify", tflite, "--dataset", "digits", *certificate]) == 0
+    assert "holds; the codes of" in " ".join(capsys.readouterr().out.split())
+    # The digits of another seed would be other images; none at all are no better.
+    assert cli.main(["verify", tflite, *certificate]) == 2
+    assert "received none, expected the 256" in " ".join(capsys.readouterr().err.split())
+    options = ["--dataset", "digits", "--num_images", "9"]
+    assert cli.main(["verify", tflite, *options, *certificate]) == 2
+    assert "9 images with the hash" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_certificate_of_a_run_holds_for_its_folder(tiny_run, capsys):
+    certificate = tiny_run / "certificate.json"
+    before = certificate.read_bytes()
+    assert cli.main(["verify", str(tiny_run), "--certificate", str(certificate)]) == 0
+    assert "holds; the codes of" in " ".join(capsys.readouterr().out.split())
+    assert certificate.read_bytes() == before
+
+
+def test_a_certificate_of_random_images_needs_none(tiny_run, tmp_path, capsys):
+    tflite, out = str(tiny_run / "model.tflite"), tmp_path / "proof"
+    options = ["--runtime", "builtin", "--num_images", "5"]
+    assert cli.main(["verify", tflite, "--out", str(out), *options]) == 0
+    assert "reference" not in capsys.readouterr().out
+    certificate = out / "certificate.json"
+    assert cli.main(["verify", tflite, "--certificate", str(certificate)]) == 0
+    tampered = certificate.read_text()
+    first = read_json(certificate)["codes"][1]["sha256"]
+    certificate.write_text(tampered.replace(first, first[::-1]))
+    assert cli.main(["verify", tflite, "--certificate", str(certificate)]) == 1
+    assert "does not hold" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_file_is_verified_with_its_model_on_a_data_set(tiny_run, tmp_path, capsys):
+    words = ["verify", str(tiny_run / "model.tflite"), "--model", str(tiny_run / "quantized.keras")]
+    words += ["--dataset", "digits", "--num_images", "8", "--out", str(tmp_path)]
+    assert cli.main(words) == 0
+    found = read_json(tmp_path / "certificate.json")
+    assert (found["reference"], found["num_images"]) == ("keras", 8)
+    assert set(found["top1"]) == {"quantized", "simulation", "tflite"}
+
+
+def test_an_error_leaves_no_folder_behind(tiny_run, tmp_path, capsys):
+    (tmp_path / "pictures").mkdir()
+    words = ["verify", str(tiny_run / "model.tflite"), "--images", str(tmp_path / "pictures")]
+    assert cli.main([*words, "--out", str(tmp_path / "proof")]) == 2
+    assert "with none, expected at least one JPEG" in " ".join(capsys.readouterr().err.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["pictures"]
+
+
+def test_evaluate_counts_a_file_and_its_simulation_alike(tiny_run, capsys):
+    words = ["evaluate", str(tiny_run / "model.tflite"), "--dataset", "digits"]
+    printed = []
+    for options in ([], ["--simulator"]):
+        assert cli.main([*words, *options]) == 0
+        printed.append(capsys.readouterr().out)
+    assert "359 images" in printed[0]
+    shares = {text.split(": ")[1].split(" (")[0] for text in printed}
+    assert len(shares) == 1
+    assert shares.pop().startswith("top-1")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], "received a TFLite file without images, expected labelled ones"),
+        (["--images", "{run}/pixels.npy"], "received images without labels"),
+        (["--dataset", "digts"], "Did you mean digits?"),
+    ],
+)
+def test_evaluate_needs_labelled_images(tiny_run, options, expected, capsys):
+    np.save(tiny_run.parent / "pixels.npy", np.zeros((1, 8, 8, 3), np.uint8))
+    options = [word.format(run=tiny_run.parent) for word in options]
+    assert cli.main(["evaluate", str(tiny_run / "model.tflite"), *options]) == 2
+    assert expected in " ".join(capsys.readouterr().err.split())
+
+
+def test_options_of_files_are_not_ignored_with_a_folder(tiny_run, capsys):
+    assert cli.main(["evaluate", str(tiny_run), "--simulator"]) == 2
+    assert "with options of TFLite files" in " ".join(capsys.readouterr().err.split())

@@ -1,30 +1,69 @@
 """`sat-tf evaluate`."""
 
 import argparse
+import dataclasses
 import pathlib
 
+import numpy as np
 from rich.console import Console
 
 from sat_tf.commands.models import load_model, quiet_tensorflow
+from sat_tf.commands.pixels import Choice, add_image_arguments, choice_of
+from sat_tf.export.evaluate import evaluate_simulator, evaluate_tflite, file_interface
 from sat_tf.training.config_file import read_config
+from sat_tf.training.errors import RunError
 from sat_tf.training.run_folder import CONFIG, QUANTIZED_MODEL, RunFolder
 
-SUMMARY = "print the held-out top-1 of a finished run"
-DESCRIPTION = "Loads the quantized model of a run and prints its held-out top-1."
+SUMMARY = "print the top-1 of a finished run or a TFLite file"
+DESCRIPTION = (
+    "Prints the held-out top-1 of a run's quantized model; or top-1 and top-5 of a TFLite file in "
+    "LiteRT, on all cores."
+)
 EXAMPLES = """\
-example:
+examples:
   sat-tf evaluate runs/digits_mobilenet_v2_w4a4
+  sat-tf evaluate model.tflite --dataset digits
+  sat-tf evaluate model.tflite --images photos/ --simulator
 """
+
+_USUAL_TOP = (1, 5)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("run_dir", metavar="RUN_DIR", help="folder of a finished run")
+    parser.add_argument(
+        "source", metavar="RUN_DIR|TFLITE", help="folder of a finished run, or a TFLite file"
+    )
+    add_image_arguments(parser, default="the held-out images of the run", usual="all")
+    parser.add_argument(
+        "--simulator",
+        action="store_true",
+        help="run the integer simulation of the TFLite file, not LiteRT",
+    )
+    parser.add_argument(
+        "--processes", metavar="N", type=int, help="for a TFLite file; default: one for each core"
+    )
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Does what the arguments ask for."""
-    evaluate(RunFolder(pathlib.Path(arguments.run_dir)), console)
+    source = pathlib.Path(arguments.source)
+    choice = dataclasses.replace(choice_of(arguments), usual=None)
+    if source.is_file():
+        evaluate_file(
+            source,
+            console,
+            choice=choice,
+            simulator=arguments.simulator,
+            processes=arguments.processes,
+        )
+        return
+    if choice.is_given or arguments.simulator or arguments.processes:
+        raise RunError(
+            f"{source}: received a folder with options of TFLite files, expected a TFLite file; "
+            f"name {source / 'model.tflite'}, or leave out the options."
+        )
+    evaluate(RunFolder(source), console)
 
 
 def evaluate(folder: RunFolder, console: Console) -> None:
@@ -46,3 +85,72 @@ def evaluate(folder: RunFolder, console: Console) -> None:
         f"{config.name}: held-out top-1 {100 * share:.2f} % ({len(images.test_labels)} images)",
         highlight=False,
     )
+
+
+def evaluate_file(
+    path: pathlib.Path,
+    console: Console,
+    *,
+    choice: Choice,
+    simulator: bool = False,
+    processes: int | None = None,
+) -> None:
+    """Prints top-1 and top-5 of a TFLite file.
+
+    Args:
+        path: of the file.
+        console: where to print them.
+        choice: which images; they need labels.
+        simulator: run the integer simulation, not LiteRT.
+        processes: how many; by default one for each core.
+
+    Raises:
+        RunError: there are no labelled images, or they do not fit the file.
+    """
+    choice.check()
+    if not choice.is_given:
+        raise RunError(
+            f"{path}: received a TFLite file without images, expected labelled ones; name them "
+            "with --images or --dataset."
+        )
+    try:
+        interface = file_interface(path)
+        if interface.input_type != np.uint8:
+            raise RunError(
+                f"{path}: received a file that takes {interface.input_type}, expected one that "
+                "takes uint8 pixels; evaluate others with sat_tf.export.evaluate_tflite."
+            )
+        pixels = choice.load(interface.input_shape, interface.num_outputs)
+        if pixels.labels is None:
+            raise RunError(
+                f"{choice.images}: received images without labels, expected a folder with a folder "
+                "of pictures for each class, or --dataset."
+            )
+        for note in pixels.notes:
+            console.print(f"Note: {note}", highlight=False, markup=False, soft_wrap=True)
+        function = evaluate_simulator if simulator else evaluate_tflite
+        found = function(
+            path,
+            pixels.images,
+            pixels.labels,
+            top=[k for k in _USUAL_TOP if k <= interface.num_outputs],
+            processes=processes,
+        )
+    except RunError:
+        raise
+    except ValueError as error:
+        raise RunError(str(error)) from error
+    shares = ", ".join(f"top-{k} {100 * share:.2f} %" for k, share in found.top.items())
+    where = "integer simulation" if simulator else "LiteRT"
+    console.print(
+        f"{path}: {shares} ({where}, {found.num_images:,} images, {found.seconds:.1f} s, "
+        f"{found.processes} processes)",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    if found.not_finite:
+        console.print(
+            f"Note: {found.not_finite:,} images have outputs that are not finite; they are wrong",
+            highlight=False,
+        )

@@ -1,90 +1,117 @@
 """`sat-tf verify`."""
 
 import argparse
+import contextlib
+import dataclasses
 import os
 import pathlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from sat_tf.commands.models import load_model, quiet_tensorflow
-from sat_tf.training.config import Config
+from sat_tf.commands.pixels import USUAL_IMAGES, Choice, Pixels, add_image_arguments, choice_of
+from sat_tf.commands.target import Target, choose_target
+from sat_tf.commands.verification_table import print_certificate
+from sat_tf.export.certificate import Certificate, ImagesFrom
+from sat_tf.export.certificate_file import read_certificate
+from sat_tf.export.certificate_page import write_both
+from sat_tf.export.runtime import RUNTIMES
+from sat_tf.export.standalone import read_subject, recheck, verify_file
 from sat_tf.training.config_file import read_config
 from sat_tf.training.errors import RunError
-from sat_tf.training.run_folder import (
-    CERTIFICATE,
-    CONFIG,
-    QUANTIZED_MODEL,
-    TFLITE_MODEL,
-    RunFolder,
-)
+from sat_tf.training.run_folder import CERTIFICATE, CONFIG
 
 if TYPE_CHECKING:
-    import numpy as np
     import tf_keras as keras
 
 SUMMARY = "compare a TFLite file with its model, code by code"
 DESCRIPTION = (
-    "Runs a TFLite file in LiteRT, compares every integer with those of the quantized model, and "
-    "writes certificate.json. Exit status 1 if any differs."
+    "Runs a TFLite file in LiteRT, compares every integer with a simulation of the quantized model "
+    "or, without one, of the file itself, and writes certificate.json and certificate.html. Exit "
+    "status 1 if any differs with XNNPACK."
 )
 EXAMPLES = """\
 examples:
   sat-tf verify runs/digits_mobilenet_v2_w4a4
   sat-tf verify model.keras model.tflite --images pixels.npy
+  sat-tf verify model.tflite --images photos/ --out proof/
+  sat-tf verify model.tflite --dataset digits --model quantized.keras
+  sat-tf verify model.tflite --certificate proof/certificate.json --images photos/
 """
-
-_MOST_TENSORS_LISTED = 10
-_RANDOM_IMAGES = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument(
-        "source", metavar="RUN_DIR|MODEL", help="folder of a run, or a quantized .keras model"
+        "source",
+        metavar="RUN_DIR|TFLITE|MODEL",
+        help="folder of a run, a TFLite file, or a quantized .keras model before its TFLite file",
     )
     parser.add_argument(
         "tflite", metavar="TFLITE", nargs="?", help="the file; default: RUN_DIR/model.tflite"
     )
-    parser.add_argument(
-        "--images",
-        metavar="FILE",
-        help="uint8 images (n, height, width, channels) as .npy; default: the held-out images of "
-        "the run, or random ones",
+    parser.add_argument("--model", metavar="FILE", help="the quantized .keras model of the file")
+    add_image_arguments(
+        parser,
+        default="the held-out images of the run, or random ones",
+        usual=f"{USUAL_IMAGES} of a folder or a data set, all of an .npy file",
     )
     parser.add_argument(
-        "--certificate", metavar="FILE", help="default: certificate.json beside the TFLite file"
+        "--certificate",
+        metavar="FILE",
+        help="check the file against this certificate, on the images it was made with; random ones "
+        "are drawn again",
+    )
+    parser.add_argument(
+        "--runtime",
+        choices=list(RUNTIMES),
+        action="append",
+        help="what to compare beside xnnpack; can be given several times; default: all of them",
+    )
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        help="where the certificate goes; default: beside the TFLite file, nowhere with "
+        "--certificate",
     )
 
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:
     """Does what the arguments ask for."""
+    choice = choice_of(arguments)
+    target = choose_target(
+        arguments.source, arguments.tflite, arguments.model, needs_config=not choice.is_given
+    )
     return verify(
-        arguments.source,
+        target,
         console,
-        tflite=arguments.tflite,
-        images=arguments.images,
+        choice=choice,
         certificate=arguments.certificate,
+        runtimes=tuple(arguments.runtime or RUNTIMES),
+        out=arguments.out,
     )
 
 
 def verify(
-    source: str,
+    target: Target,
     console: Console,
     *,
-    tflite: str | None = None,
-    images: str | None = None,
+    choice: Choice,
     certificate: str | None = None,
+    runtimes: tuple[str, ...] = tuple(RUNTIMES),
+    out: str | None = None,
 ) -> bool:
-    """Compares a TFLite file with its quantized model, code by code, and writes the certificate.
+    """Compares a TFLite file with its model or with itself, code by code; writes the certificate.
 
     Args:
-        source: the folder of a run, or a quantized model (.keras).
+        target: what to verify.
         console: where to print the outcome.
-        tflite: the file; by default the one in the run folder.
-        images: an .npy file of uint8 images; by default the held-out images of the run, or random
-            ones where `source` is a model.
-        certificate: where to write it; by default certificate.json beside the TFLite file.
+        choice: which images; by default the held-out ones of the run, or random ones.
+        certificate: of a certificate to check the file against; nothing of Keras is then asked.
+        runtimes: names of `RUNTIMES` to compare.
+        out: folder of the certificate; by default that of the file.
 
     Returns:
         Whether no code differs.
@@ -92,95 +119,130 @@ def verify(
     Raises:
         RunError: something is missing or does not fit.
     """
-    path = pathlib.Path(source)
-    folder = RunFolder(path) if path.is_dir() else None
-    model_path = folder.file(QUANTIZED_MODEL) if folder else path
-    tflite_path = pathlib.Path(tflite) if tflite else path / TFLITE_MODEL
-    _require_verifiable(folder, model_path, tflite, images)
-    certificate_path = pathlib.Path(certificate) if certificate else None
-    config = read_config(folder.file(CONFIG)) if folder and not images else None
+    choice.check()
+    try:
+        if certificate is not None:
+            return _check(target, console, choice, certificate, runtimes, out)
+        with _folder_for(out, target.tflite) as folder:
+            found = _prove(target, console, choice, runtimes, folder / CERTIFICATE)
+            print_certificate(found, str(target.tflite), console)
+            page = (folder / CERTIFICATE).with_suffix(".html")
+            console.print(f"Certificate: {page}", highlight=False, markup=False, soft_wrap=True)
+            return found.codes_differing == 0
+    except RunError:
+        raise
+    except ValueError as error:
+        raise RunError(str(error)) from error
+
+
+def _prove(
+    target: Target,
+    console: Console,
+    choice: Choice,
+    runtimes: tuple[str, ...],
+    certificate_path: pathlib.Path,
+) -> Certificate:
+    if target.model is None:
+        graph = read_subject(target.tflite).graph
+        classes = int(graph.tensors[graph.output].shape[-1])
+        pixels = _pixels(target, choice, graph.image_shape, classes, console)
+        return verify_file(
+            target.tflite,
+            pixels.images,
+            pixels.labels,
+            certificate_path=certificate_path,
+            runtimes=runtimes,
+            images_from=pixels.source,
+            progress=True,
+        )
     quiet_tensorflow()
     import sat_tf
 
-    model = load_model(model_path)
-    pixels, labels = _images_to_verify(model, config, images)
-    try:
-        proof = sat_tf.verify_tflite(
-            model,
-            tflite_path,
-            pixels,
-            labels,
-            certificate_path=certificate_path or tflite_path.with_name(CERTIFICATE),
-        )
-    except ValueError as error:
-        raise RunError(str(error)) from error
-    colour = "red" if proof.codes_differing else "green"
-    console.print(
-        f"{tflite_path}: [{colour}]{proof.codes_differing:,} of {proof.codes_compared:,} codes "
-        f"differ[/] ({len(pixels)} images, {len(proof.tensors)} tensors); of the trained model's "
-        f"own, {100 * proof.trained_differing:.4f} %",
-        highlight=False,
-        soft_wrap=True,
+    model: keras.Model = load_model(target.model)
+    shape = tuple(model.input_shape[1:])
+    pixels = _pixels(target, choice, shape, int(model.output_shape[-1]), console)
+    return sat_tf.verify_tflite(
+        model,
+        target.tflite,
+        pixels.images,
+        pixels.labels,
+        certificate_path=certificate_path,
+        runtimes=runtimes,
+        images_from=pixels.source,
+        progress=True,
     )
-    differing = [tensor for tensor in proof.tensors if tensor.codes_differing]
-    for tensor in differing[:_MOST_TENSORS_LISTED]:
-        console.print(f"  {tensor.name}: {tensor.codes_differing:,}", highlight=False)
-    return not differing
 
 
-def _require_verifiable(
-    folder: RunFolder | None, model_path: pathlib.Path, tflite: str | None, images: str | None
-) -> None:
-    if folder:
-        folder.require(
-            QUANTIZED_MODEL,
-            *([] if tflite else [TFLITE_MODEL]),
-            *([] if images else [CONFIG]),
-        )
-    elif not model_path.is_file():
-        raise RunError(
-            f"{model_path}: not found; expected the folder of a run, or a quantized model (.keras)."
-        )
-    elif tflite is None:
-        raise RunError(
-            f"{model_path}: received a model without a TFLite file; expected "
-            "`sat-tf verify model.keras model.tflite`, or the folder of a run."
-        )
-    for file in (tflite, images):
-        if file is not None and not os.path.isfile(file):
-            raise RunError(f"{file}: not found; expected a file to verify.")
-
-
-def _images_to_verify(
-    model: "keras.Model", config: Config | None, images: str | None
-) -> "tuple[np.ndarray, np.ndarray | None]":
-    import numpy as np
-
+def _pixels(
+    target: Target, choice: Choice, shape: tuple[int, ...], num_classes: int, console: Console
+) -> Pixels:
+    """The images that were chosen, or those of the run."""
+    if target.folder is None or choice.is_given:
+        pixels = choice.load(shape, num_classes)
+        for note in pixels.notes:
+            console.print(f"Note: {note}", highlight=False, markup=False, soft_wrap=True)
+        return pixels
+    config = read_config(target.folder.file(CONFIG))
+    quiet_tensorflow()
     from sat_tf.training.deployment import verification_images
     from sat_tf.training.runner import load_images
 
-    if images:
-        return _read_array(images), None
-    if config:
-        return verification_images(load_images(config), config.export.verify_images)
-    # The integers have to agree on any images; noise reaches more codes than pictures do.
-    shape = (_RANDOM_IMAGES, *model.input_shape[1:])
-    return np.random.RandomState(0).randint(0, 256, shape).astype(np.uint8), None
+    most = choice.num_images or config.export.verify_images
+    images, labels = verification_images(load_images(config), most)
+    return Pixels(images, labels, ImagesFrom(f"held-out images of {config.data.name}"))
 
 
-def _read_array(path: str) -> "np.ndarray":
-    import numpy as np
+def _check(
+    target: Target,
+    console: Console,
+    choice: Choice,
+    certificate: str,
+    runtimes: tuple[str, ...],
+    out: str | None,
+) -> bool:
+    """Checks a file against its certificate."""
+    recorded = read_certificate(certificate)
+    images = None
+    if choice.is_given or (target.folder and recorded.images_from.seed is None):
+        # As many as then, from the same source: their hash says whether they are the same.
+        choice = dataclasses.replace(choice, num_images=choice.num_images or recorded.num_images)
+        graph = read_subject(target.tflite).graph
+        classes = int(graph.tensors[graph.output].shape[-1])
+        images = _pixels(target, choice, graph.image_shape, classes, console).images
+    found = recheck(target.tflite, recorded, images, runtimes=runtimes, progress=True)
+    print_certificate(found.certificate, str(target.tflite), console)
+    for difference in found.differences:
+        console.print(f"  {difference}", style="red", highlight=False, markup=False, soft_wrap=True)
+    if out is not None:
+        with _folder_for(out, target.tflite) as folder:
+            write_both(found.certificate, folder / CERTIFICATE)
+    if found.differences:
+        console.print(f"{certificate}: does not hold", style="red", highlight=False, soft_wrap=True)
+        return False
+    console.print(
+        f"{certificate}: holds; the codes of {len(recorded.codes)} tensors are those it has "
+        "recorded",
+        style="green",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return found.certificate.codes_differing == 0
 
+
+@contextlib.contextmanager
+def _folder_for(out: str | None, tflite: pathlib.Path) -> Iterator[pathlib.Path]:
+    """The folder of the certificate; one that is made and stays empty goes again."""
+    if out is None:
+        yield tflite.parent
+        return
+    folder = pathlib.Path(out)
+    is_new = not folder.exists()
+    if not is_new and not folder.is_dir():
+        raise RunError(f"--out: {folder} is a file; expected a folder, which may be new.")
+    os.makedirs(folder, exist_ok=True)
     try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise RunError(
-            f"{path}: received no file that np.save has written, expected an .npy file of uint8 "
-            "images (n, rows, columns, channels)."
-        ) from error
-    if not isinstance(array, np.ndarray):
-        raise RunError(
-            f"{path}: received an archive of arrays, expected an .npy file of one; write it with "
-            "np.save."
-        )
-    return array
+        yield folder
+    finally:
+        if is_new:
+            with contextlib.suppress(OSError):
+                folder.rmdir()

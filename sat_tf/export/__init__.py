@@ -4,9 +4,40 @@ The stages, in order: trace (with the folding of BatchNormalization), pack, upsc
 settle_constants, floor_steps, snap_biases; then simulate, write and verify. `to_keras` gives the
 same graph to TensorFlow's own converter; `snap_biases` moves a trained model's biases to those of
 its file.
+
+The names below load TensorFlow when they are first used: processes that only run files do without.
 """
 
-from sat_tf.export.converter import to_keras
-from sat_tf.export.snapping import snap_biases
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["snap_biases", "to_keras"]
+if TYPE_CHECKING:
+    from sat_tf.export.converter import to_keras as to_keras
+    from sat_tf.export.evaluate import evaluate_simulator as evaluate_simulator
+    from sat_tf.export.evaluate import evaluate_tflite as evaluate_tflite
+    from sat_tf.export.reader import read_graph as read_graph
+    from sat_tf.export.simulator import simulate as simulate
+    from sat_tf.export.snapping import snap_biases as snap_biases
+    from sat_tf.export.standalone import verify_file as verify_file
+
+_HOMES = {
+    "evaluate_simulator": "sat_tf.export.evaluate",
+    "evaluate_tflite": "sat_tf.export.evaluate",
+    "read_graph": "sat_tf.export.reader",
+    "simulate": "sat_tf.export.simulator",
+    "snap_biases": "sat_tf.export.snapping",
+    "to_keras": "sat_tf.export.converter",
+    "verify_file": "sat_tf.export.standalone",
+}
+
+__all__ = [*_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

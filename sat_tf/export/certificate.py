@@ -3,12 +3,15 @@
 import dataclasses
 import json
 import os
+import re
 from typing import Any
 
 import numpy as np
 
 from sat_tf.export.runtime import Delegation
 from sat_tf.wholefile import written_whole
+
+_LISTS_OF_NUMBERS = re.compile(r"\[[-\d,\s]*\]")
 
 
 @dataclasses.dataclass
@@ -35,15 +38,18 @@ class TensorCount:
 
 @dataclasses.dataclass(frozen=True)
 class RuntimeCount:
-    """How one runtime compares with the simulation.
+    """How one runtime compares with the simulation, and its outputs with the reference.
 
     Attributes:
-        tensors: every integer tensor.
+        tensors: every integer tensor, producers first.
         float_values_compared: values of float tensors.
         largest_float_difference: the largest difference among them; infinite where one is NaN.
         outputs_differing: outputs that differ between a run that keeps every tensor and one that
             does not, as a phone runs it.
         delegation: what XNNPACK has taken over in the latter.
+        agreement: share of images with the class of the reference.
+        largest_output_difference: from the outputs of the reference; infinite where one is NaN.
+        top1: share of images classified right; None without labels.
     """
 
     tensors: list[TensorCount]
@@ -51,6 +57,14 @@ class RuntimeCount:
     largest_float_difference: float
     outputs_differing: int
     delegation: Delegation
+    agreement: float
+    largest_output_difference: float
+    top1: float | None
+
+    @property
+    def first_differing(self) -> str | None:
+        """Name of the first tensor with another code, from the image on; None where all agree."""
+        return next((tensor.name for tensor in self.tensors if tensor.codes_differing), None)
 
     @property
     def codes_compared(self) -> int:
@@ -61,6 +75,54 @@ class RuntimeCount:
     def codes_differing(self) -> int:
         """How many of them differ."""
         return sum(tensor.codes_differing for tensor in self.tensors)
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorCodes:
+    """Which codes a tensor uses, counted in the simulation over all images.
+
+    Attributes:
+        name: of the tensor.
+        operator: that makes it.
+        shape: without the batch dimension.
+        bits: that its codes need.
+        step: real value of one code in the units of the file.
+        zero_point: the stored integer of real 0.
+        lowest: smallest stored integer.
+        counts: how often each stored integer from `lowest` on occurs.
+        sha256: hash of all of them, as int8, image by image.
+        weights: how often each weight code of the operator occurs, channels without the factor
+            that all their codes share; empty where it has no weights.
+    """
+
+    name: str
+    operator: str
+    shape: tuple[int, ...]
+    bits: int
+    step: float
+    zero_point: int
+    lowest: int
+    counts: list[int]
+    sha256: str
+    weights: dict[int, int]
+
+    @property
+    def codes_used(self) -> int:
+        """How many different codes occur."""
+        return sum(count > 0 for count in self.counts)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImagesFrom:
+    """Where the images of a verification come from.
+
+    Attributes:
+        description: in words.
+        seed: with which `random_images` draws them; None where they are not random.
+    """
+
+    description: str
+    seed: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,17 +141,24 @@ class Certificate:
         sha256: its hash.
         operators: how many operators of each kind.
         float_operators: the operators that read or make float tensors, with the tensor they make.
+        islands: the layers that are left float; what stands behind them is compared with what
+            follows from what the runtime has made of them.
         versions: of the packages and the platform.
         num_images: how many images were run.
         images_sha256: hash of their bytes.
-        agreement: share of images whose largest output is the same in Keras and in LiteRT.
-        top1: share of images classified right, by "quantized" (Keras) and "tflite" (LiteRT); empty
-            without labels.
+        images_from: where they come from.
+        reference: "keras" where outputs are compared with those of the Keras model, else
+            "simulation".
+        agreement: share of images whose largest output is the same in the reference and in LiteRT.
+        top1: share of images classified right, by "quantized" (Keras), "simulation" and "tflite"
+            (LiteRT with XNNPACK); empty without labels.
         runtimes: the comparison with the simulation, by runtime. Only "xnnpack", the one LiteRT
             uses by itself, is held to be exact.
+        refused: why other runtimes do not run the file, by runtime.
+        codes: which codes every integer tensor uses, producers first.
         trained: the comparison of the Keras model with the simulation, for every integer tensor
             that one of its layers makes; both compute from the image on, so that a code that
-            differs can change others behind it.
+            differs can change others behind it. Empty without the Keras model.
         warnings: what to know about the file.
     """
 
@@ -100,12 +169,17 @@ class Certificate:
     sha256: str
     operators: dict[str, int]
     float_operators: list[str]
+    islands: list[str]
     versions: dict[str, str]
     num_images: int
     images_sha256: str
+    images_from: ImagesFrom
+    reference: str
     agreement: float
     top1: dict[str, float]
     runtimes: dict[str, RuntimeCount]
+    refused: dict[str, str]
+    codes: list[TensorCodes]
     trained: list[TensorCount]
     warnings: list[str]
 
@@ -137,12 +211,13 @@ class Certificate:
             totals = {
                 "codes_compared": count.codes_compared,
                 "codes_differing": count.codes_differing,
+                "first_differing": count.first_differing,
             }
             values["runtimes"][name] = {**totals, **values["runtimes"][name]}
         return {
             "codes_compared": self.codes_compared,
             "codes_differing": self.codes_differing,
-            "trained_differing": self.trained_differing,
+            "trained_differing": self.trained_differing if self.trained else None,
             **values,
         }
 
@@ -153,4 +228,7 @@ class Certificate:
             ValueError: the path cannot be written.
         """
         with written_whole(path) as temporary:
-            temporary.write_text(json.dumps(self.to_dict(), indent=2) + "\n")
+            text = json.dumps(self.to_dict(), indent=2)
+            # A line for each of 256 counts would hide the rest.
+            text = _LISTS_OF_NUMBERS.sub(lambda found: " ".join(found[0].split()), text)
+            temporary.write_text(text + "\n", encoding="utf-8")

@@ -1,16 +1,14 @@
 """What each way to store kernels costs: bytes, bytes after gzip, and time."""
 
 import dataclasses
-import gzip
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
+from sat_tf.export.file_size import gzip_size
 from sat_tf.export.runtime import Runtime
 
-_PIECE = 2**24
 _WARM_UP = 2
 _RUNS = 20
 # No network takes longer, and slow ones need fewer runs.
@@ -37,21 +35,6 @@ class StorageCost:
     def __str__(self) -> str:
         time_taken = "" if self.milliseconds is None else f", {self.milliseconds:.2f} ms an image"
         return f"pack={self.pack}: {self.bytes:,} bytes, {self.gzip_bytes:,} after gzip{time_taken}"
-
-
-def gzip_size(content: bytes) -> int:
-    """Bytes after gzip as it compresses by itself (level 6), with no time stamp.
-
-    Large files are compressed in pieces, as many at a time as there are processors. The pieces
-    together are a gzip file too, larger by some bytes in a million.
-    """
-    pieces = (content[start : start + _PIECE] for start in range(0, len(content), _PIECE))
-    with ThreadPoolExecutor() as pool:
-        return sum(pool.map(_compressed_size, pieces))
-
-
-def _compressed_size(piece: bytes) -> int:
-    return len(gzip.compress(piece, compresslevel=6, mtime=0))
 
 
 def storage_costs(

@@ -91,7 +91,7 @@ def file_content(graph: Graph, settings: FileSettings, metadata: Metadata = _NON
         settings: how it is written.
         metadata: what the user says of it.
     """
-    entries = {SETTINGS_NAME: settings.to_json()}
+    entries = {SETTINGS_NAME: settings.to_json(graph.islands)}
     if metadata:
         entries[METADATA_NAME] = encode(metadata, graph)
     content = serialize(graph, entries, resizable=settings.resizable)

@@ -13,11 +13,13 @@ import dataclasses
 import enum
 import io
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
 
-from sat_tf.qat.network import Node
+if TYPE_CHECKING:
+    from sat_tf.qat.network import Node  # which loads TensorFlow
 
 _LISTING_WIDTH = 160
 
@@ -310,7 +312,12 @@ class Island(Operation):
         node: the layer, and how it is called.
     """
 
-    node: Node
+    node: "Node"
+
+
+@dataclasses.dataclass(frozen=True)
+class Foreign(Operation):
+    """An operator of a file between float tensors that no other operation here stands for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -354,8 +361,8 @@ class Graph:
 
     @property
     def islands(self) -> tuple[str, ...]:
-        """The tensors that layers make which are left float."""
-        return tuple(op.output for op in self.operations if isinstance(op, Island))
+        """The tensors that layers make which are left float, or their operators in a file."""
+        return tuple(op.output for op in self.operations if isinstance(op, Island | Foreign))
 
     @property
     def integer_tensors(self) -> tuple[str, ...]:

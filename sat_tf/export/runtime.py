@@ -1,18 +1,25 @@
 """LiteRT: runs a file and hands out every tensor."""
 
+import contextlib
 import dataclasses
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-# XNNPACK is what LiteRT uses by itself; the builtin kernels round twice, where it rounds once.
+# XNNPACK is what LiteRT uses by itself; the builtin kernels round twice, where it rounds once. The
+# reference kernels are what the builtin ones have to give, without any haste.
 RUNTIMES = {
     "xnnpack": OpResolverType.AUTO,
     "builtin": OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+    "reference": OpResolverType.BUILTIN_REF,
 }
+
+
+# The others are slow, and left to those who ask.
+USUAL_RUNTIMES = ("xnnpack", "builtin")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +53,7 @@ class Runtime:
         with warnings.catch_warnings():
             # LiteRT warns that keeping tensors takes memory, which is the purpose here.
             warnings.filterwarnings("ignore", message=".*experimental_preserve_all_tensors.*")
-            try:
+            with _explained("load"):
                 self._interpreter = Interpreter(
                     model_content=content,
                     num_threads=1,
@@ -54,25 +61,49 @@ class Runtime:
                     experimental_preserve_all_tensors=keep_tensors,
                 )
                 self._interpreter.allocate_tensors()
-            except (RuntimeError, ValueError) as error:
-                raise ValueError(
-                    f"received a TFLite file that LiteRT does not load ({error}), expected one as "
-                    "sat_tf.export_tflite wrote it; export the model again."
-                ) from error
         self._indices = {
             detail["name"]: detail["index"] for detail in self._interpreter.get_tensor_details()
         }
-        (self._input,) = self._interpreter.get_input_details()
-        (self._output,) = self._interpreter.get_output_details()
+        with _explained("load"):
+            (self._input,) = self._interpreter.get_input_details()
+            (self._output,) = self._interpreter.get_output_details()
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of an image, without the batch dimension."""
+        return tuple(int(size) for size in self._input["shape"][1:])
+
+    @property
+    def input_type(self) -> np.dtype:
+        """Type of an image's values."""
+        return np.dtype(self._input["dtype"])
+
+    @property
+    def num_outputs(self) -> int:
+        """Values that the file gives for an image."""
+        return int(np.prod(self._output["shape"][1:]))
 
     def run(self, images: np.ndarray) -> np.ndarray:
-        """The file's output for a batch of uint8 images."""
-        if self._batch_size() != len(images):
-            self._interpreter.resize_tensor_input(self._input["index"], images.shape)
-            self._interpreter.allocate_tensors()
-        self._interpreter.set_tensor(self._input["index"], images)
-        self._interpreter.invoke()
-        return np.array(self._interpreter.get_tensor(self._output["index"]))
+        """The file's output for a batch of images.
+
+        Raises:
+            ValueError: LiteRT does not run the file on them.
+        """
+        with _explained("run"):
+            self._make_room(len(images), images.shape[1:])
+            self._interpreter.set_tensor(self._input["index"], images)
+            self._interpreter.invoke()
+            return np.array(self._interpreter.get_tensor(self._output["index"]))
+
+    def rehearse(self) -> None:
+        """Runs one image of zeros, and makes room for two.
+
+        Raises:
+            ValueError: LiteRT does not run the file.
+        """
+        self.run(np.zeros((1, *self.input_shape), self.input_type))
+        with _explained("run"):
+            self._make_room(2, self.input_shape)
 
     def tensors(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         """Tensors of the last run, by name; needs `keep_tensors`."""
@@ -97,6 +128,20 @@ class Runtime:
                 waiting.extend(operators[makers[index]]["inputs"])
         return Delegation(len(delegates), len(inside), len(operators))
 
-    def _batch_size(self) -> int:
+    def _make_room(self, count: int, shape: tuple[int, ...]) -> None:
         (details,) = self._interpreter.get_input_details()
-        return int(details["shape"][0])
+        if details["shape"][0] != count:
+            self._interpreter.resize_tensor_input(self._input["index"], (count, *shape))
+            self._interpreter.allocate_tensors()
+
+
+@contextlib.contextmanager
+def _explained(step: str) -> Iterator[None]:
+    """What LiteRT raises, in the words of this package."""
+    try:
+        yield
+    except (RuntimeError, ValueError, TypeError, IndexError, OverflowError) as error:
+        raise ValueError(
+            f"received a TFLite file that LiteRT does not {step} ({error}), expected one as "
+            "sat_tf.export_tflite wrote it; export the model again."
+        ) from error

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sat_tf.export.packing import packing_problem
@@ -44,9 +44,9 @@ class FileSettings:
         if problems:
             raise ValueError(list_problems("export_tflite", problems))
 
-    def to_json(self) -> bytes:
-        """What the file says of how it was made."""
-        values = {"version": __version__, **dataclasses.asdict(self)}
+    def to_json(self, islands: Sequence[str]) -> bytes:
+        """What the file says of how it was made, and which of its layers are left float."""
+        values = {"version": __version__, **dataclasses.asdict(self), "islands": list(islands)}
         return json.dumps(values, sort_keys=True).encode()
 
     @classmethod

@@ -9,7 +9,6 @@ from sat_tf.export import arithmetic
 from sat_tf.export import graph as ir
 from sat_tf.export.graph import Graph, LinearKind, Pointwise
 from sat_tf.export.steps import requantization_multipliers
-from sat_tf.qat.layout import inner_layer
 
 
 def simulate(
@@ -30,6 +29,9 @@ def simulate(
     given = {graph.image: images, **(given or {})}
     tensors: dict[str, np.ndarray] = {}
     for operation in graph.operations:
+        if isinstance(operation, ir.Foreign) and operation.output in given:
+            tensors[operation.output] = given[operation.output]
+            continue
         inputs = [given[name] if name in given else tensors[name] for name in operation.inputs]
         tensors[operation.output] = run_operation(operation, graph, *inputs)
     return tensors
@@ -129,8 +131,18 @@ def _(operation: ir.Quantize, graph: Graph, source: np.ndarray) -> np.ndarray:
 
 @run_operation.register
 def _(operation: ir.Island, graph: Graph, *sources: np.ndarray) -> np.ndarray:
+    from sat_tf.qat.layout import inner_layer  # which loads TensorFlow
+
     node = operation.node
     return np.asarray(node.call(inner_layer(node.layer), list(sources)), np.float32)
+
+
+@run_operation.register
+def _(operation: ir.Foreign, graph: Graph, *sources: np.ndarray) -> np.ndarray:
+    raise ValueError(
+        f"{operation.output}: received a graph with an operator that the simulator does not know, "
+        "expected its result beside the images; simulate the graph of the Keras model instead."
+    )
 
 
 _POINTWISE = {

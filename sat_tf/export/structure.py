@@ -6,14 +6,10 @@ import json
 from typing import Any
 
 import numpy as np
-from ai_edge_litert import schema_py_generated as tfl
 
+from sat_tf.export.contents import OPERATORS, TYPES, unpacked
 from sat_tf.export.settings import SETTINGS_NAME
 
-_OPERATORS = {
-    value: name for name, value in vars(tfl.BuiltinOperator).items() if not name.startswith("_")
-}
-_TYPES = {value: name for name, value in vars(tfl.TensorType).items() if not name.startswith("_")}
 _SHOWN = 5
 
 
@@ -79,20 +75,11 @@ def read_structure(content: bytes, name: str) -> Structure:
     Raises:
         ValueError: it is no TFLite file.
     """
-    problem = ValueError(
-        f"{name}: received a file that is not a TFLite flatbuffer ({len(content)} bytes), expected "
-        "one written by sat_tf.export_tflite; export the model again."
-    )
-    if len(content) < 8 or content[4:8] != b"TFL3":
-        raise problem
-    try:
-        model = tfl.ModelT.InitFromPackedBuf(content, 0)
+    with unpacked(content, name) as model:
         subgraph = model.subgraphs[0]
         tensors = [_tensor_record(model, tensor) for tensor in subgraph.tensors]
         operators = tuple(_operator_record(model, op, tensors) for op in subgraph.operators)
-        return Structure(operators, _interface(model), _metadata(model))
-    except Exception as error:  # A damaged flatbuffer raises from anywhere, with many types.
-        raise problem from error
+        return Structure(operators, _interface(model), read_settings(model))
 
 
 def differences(expected: Structure, found: Structure) -> list[str]:
@@ -134,7 +121,7 @@ def _tensor_record(model: Any, tensor: Any) -> TensorRecord:
     steps = () if scale is None else tuple(np.asarray(scale).tolist())
     return TensorRecord(
         name=tensor.name.decode(),
-        type=_TYPES[tensor.type],
+        type=TYPES[tensor.type],
         shape=tuple(int(size) for size in tensor.shape) if tensor.shape is not None else (),
         steps=steps,
         zero_points=tuple(np.asarray(quantization.zeroPoint).tolist()) if steps else (),
@@ -151,7 +138,7 @@ def _operator_record(model: Any, operator: Any, tensors: list[TensorRecord]) -> 
         for name, value in (vars(options) if options is not None else {}).items()
     }
     return OperatorRecord(
-        name=_OPERATORS[max(code.builtinCode, code.deprecatedBuiltinCode)],
+        name=OPERATORS[max(code.builtinCode, code.deprecatedBuiltinCode)],
         inputs=tuple(tensors[index] for index in operator.inputs if index >= 0),  # -1: no bias
         outputs=tuple(tensors[index] for index in operator.outputs),
         settings=json.dumps(settings, sort_keys=True, default=str),
@@ -176,7 +163,8 @@ def _interface(model: Any) -> str:
     return json.dumps({**tensors, "signatures": signatures})
 
 
-def _metadata(model: Any) -> dict[str, Any] | None:
+def read_settings(model: Any) -> dict[str, Any] | None:
+    """What an unpacked file says of how it was made; None where it says nothing."""
     for entry in model.metadata or []:
         if entry.name.decode() == SETTINGS_NAME:
             return dict(json.loads(bytes(model.buffers[entry.buffer].data)))

@@ -5,6 +5,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.data import ImageSet
+from sat_tf.data.choice import spread_evenly
 from sat_tf.export.certificate import Certificate
 from sat_tf.export.file import ExportReport
 from sat_tf.training.errors import RunError
@@ -13,8 +14,7 @@ from sat_tf.training.run_folder import CERTIFICATE, TFLITE_MODEL, RunFolder
 
 def verification_images(images: ImageSet, most: int) -> tuple[np.ndarray, np.ndarray]:
     """Held-out images and labels to verify with: all, or so many, spread evenly over the set."""
-    count = len(images.test_labels)
-    chosen = np.unique(np.linspace(0, count - 1, min(most, count)).round().astype(np.int64))
+    chosen = spread_evenly(len(images.test_labels), most)
     return images.test_images[chosen], images.test_labels[chosen]
 
 

@@ -18,6 +18,7 @@ FLOAT_MODEL = "float.keras"
 QUANTIZED_MODEL = "quantized.keras"
 TFLITE_MODEL = "model.tflite"
 CERTIFICATE = "certificate.json"
+CERTIFICATE_PAGE = "certificate.html"
 RESULTS = "results.json"
 
 FILES = (
@@ -29,6 +30,7 @@ FILES = (
     QUANTIZED_MODEL,
     TFLITE_MODEL,
     CERTIFICATE,
+    CERTIFICATE_PAGE,
     RESULTS,
 )
 

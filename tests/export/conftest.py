@@ -1,11 +1,14 @@
 """A small quantized network with all that MobileNet-V2 has, shared by the tests of the export."""
 
+import pathlib
+
 import numpy as np
 import pytest
 import tf_keras as keras
 
 import sat_tf
 from sat_tf.models import build
+from tests.export.zoo import Specimen, bottleneck, images_for
 
 
 def _random_statistics(model: keras.Model, rng: np.random.Generator) -> None:
@@ -45,3 +48,23 @@ def with_float_streams(float_model, images) -> keras.Model:
     """The same at w4a4 with the paper's float streams, calibrated."""
     policy = sat_tf.BitPolicy.paper(4, latent_start="keep_function")
     return sat_tf.calibrate(sat_tf.quantize_model(float_model, policy), images)
+
+
+@pytest.fixture(scope="package")
+def small() -> keras.Model:
+    """A quantized model of a few thousand weights."""
+    return Specimen(bottleneck, {}).quantized()
+
+
+@pytest.fixture(scope="package")
+def small_file(small, tmp_path_factory) -> pathlib.Path:
+    """Its file."""
+    path = tmp_path_factory.mktemp("small") / "model.tflite"
+    sat_tf.export_tflite(small, path)
+    return path
+
+
+@pytest.fixture(scope="package")
+def small_images(small) -> np.ndarray:
+    """Thirty-two images for it."""
+    return images_for(small)

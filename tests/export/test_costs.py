@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import sat_tf
-from sat_tf.export.costs import StorageCost, gzip_size
+from sat_tf.export.costs import StorageCost
+from sat_tf.export.file_size import gzip_size
 from tests.export.zoo import Specimen, bottleneck
 
 
@@ -44,7 +45,7 @@ def test_large_files_are_compressed_in_pieces_that_cost_next_to_nothing():
     pieces = [content[start : start + 2**24] for start in (0, 2**24, 2**25)]
     assert gzip_size(content) == sum(map(gzip_size, pieces))
     # Each piece begins without what the one before had in its window.
-    assert gzip_size(content) == pytest.approx(len(gzip.compress(content, 9)), rel=0.01)
+    assert gzip_size(content) == pytest.approx(len(gzip.compress(content, 6)), rel=0.01)
 
 
 def test_gzip_sizes_do_not_depend_on_the_time():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import sat_tf
-from sat_tf.export import verification
+from sat_tf.export import proof
 from sat_tf.export.pipeline import deployed_graph
 from sat_tf.export.simulator import simulate
 from tests.export.local import keras_tensors, stored
@@ -129,7 +129,7 @@ def test_a_float_tensor_that_becomes_nan_is_no_small_difference(
         return tensors
 
     sat_tf.export_tflite(with_float_streams, tmp_path / "model.tflite")
-    monkeypatch.setattr(verification, "simulate", wrong)
+    monkeypatch.setattr(proof, "simulate", wrong)
     found = sat_tf.verify_tflite(with_float_streams, tmp_path / "model.tflite", images[:2])
     assert found.runtimes["xnnpack"].largest_float_difference == np.inf
 
@@ -145,7 +145,7 @@ def test_one_wrong_integer_is_counted(quantized, exported, images, monkeypatch):
         tensors["stem_relu"][0, 0, 0, 0] += 1
         return tensors
 
-    monkeypatch.setattr(verification, "simulate", wrong)
+    monkeypatch.setattr(proof, "simulate", wrong)
     found = sat_tf.verify_tflite(quantized, exported[0], images[:2])
     assert found.codes_differing == 1
     assert [t.name for t in found.tensors if t.codes_differing] == ["stem_relu"]
@@ -169,9 +169,3 @@ def test_a_float_head_gives_the_logits_of_its_integer_features(quantized, images
     assert found.codes_differing == 0
     # Sums of 1280 float32 products in another order.
     assert found.runtimes["xnnpack"].largest_float_difference < 1e-3
-
-
-def test_nan_outputs_are_never_right():
-    outputs = np.array([[np.nan, 1.0], [0.0, 1.0]])
-    found = verification._top1(np.array([0, 1]), tflite=outputs)
-    assert found == {"tflite": 0.5}

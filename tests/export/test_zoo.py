@@ -8,8 +8,11 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.export.file import ExportReport
+from sat_tf.export.flatbuffer import serialize
 from sat_tf.export.pipeline import deployed_graph
+from sat_tf.export.reader import read_graph
 from sat_tf.export.runtime import Runtime
+from sat_tf.export.simulator import simulate
 from sat_tf.export.structure import read_structure
 from tests.export.local import local_differences
 from tests.export.zoo import ZOO, Specimen, images_for
@@ -78,6 +81,30 @@ def test_each_operation_gives_the_codes_of_its_keras_layer(exported):
     # Where Keras does not round, as logits, a value between two codes may become either of them.
     shares = {d.tensor: d.share_beyond(specimen.differing) for d in differences if d.rounded}
     assert {name: share for name, share in shares.items() if share} == {}
+
+
+def test_a_file_that_is_read_back_computes_what_its_model_does(exported):
+    graph = deployed_graph(exported.model, float_head=exported.specimen.float_head)
+    expected = simulate(graph, exported.images[:4])
+    found = simulate(read_graph(exported.path.read_bytes(), "file"), exported.images[:4])
+    assert list(found) == list(expected)
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values)
+
+
+def test_a_file_that_is_read_back_and_written_is_the_same(exported):
+    content = exported.path.read_bytes()
+    metadata = read_structure(content, "file").metadata
+    assert serialize(read_graph(content, "file"), metadata) == content
+
+
+def test_a_file_says_which_codes_its_tensors_have(exported):
+    graph = deployed_graph(exported.model, float_head=exported.specimen.float_head)
+    found = read_graph(exported.path.read_bytes(), "file")
+    for name, tensor in graph.tensors.items():
+        if tensor.codes is not None:
+            expected = dataclasses.replace(tensor.codes, unit=1.0)  # no file says the unit
+            assert found.codes(name) == expected, name
 
 
 @pytest.mark.parametrize("name", ["residual", "annotated_by_hand", "residual_float_streams"])

@@ -1,0 +1,191 @@
+"""The images that a command is told to run a file on."""
+
+import argparse
+import dataclasses
+import inspect
+import os
+import pathlib
+
+import numpy as np
+
+from sat_tf.data import DATA_SETS, load
+from sat_tf.data.choice import spread_evenly
+from sat_tf.data.folder import load_folder, resized
+from sat_tf.export.certificate import ImagesFrom
+from sat_tf.export.inputs import random_images
+from sat_tf.messages import did_you_mean
+from sat_tf.training.errors import RunError
+
+_RANDOM_IMAGES = 64
+_RANDOM_SEED = 0
+# Of a folder or a data set, where no number is given.
+USUAL_IMAGES = 256
+_MOST_FILES_NAMED = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Pixels:
+    """Images to run a file on.
+
+    Attributes:
+        images: uint8 (n, ...).
+        labels: integers (n,); None where there are none.
+        source: where they come from.
+        notes: what to tell of them.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray | None
+    source: ImagesFrom
+    notes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """Which images the arguments of a command name.
+
+    Attributes:
+        images: a folder of pictures or an .npy file.
+        dataset: a name of `DATA_SETS`.
+        num_images: how many at most, spread evenly; None takes the usual number.
+        usual: of a folder or a data set; None takes all.
+    """
+
+    images: str | None = None
+    dataset: str | None = None
+    num_images: int | None = None
+    usual: int | None = USUAL_IMAGES
+
+    @property
+    def is_given(self) -> bool:
+        """Whether they name any; else images are random."""
+        return self.images is not None or self.dataset is not None
+
+    def check(self) -> None:
+        """What can be said without reading anything.
+
+        Raises:
+            RunError: two sources, or one that is not there.
+        """
+        if self.images is not None and self.dataset is not None:
+            raise RunError("received --images and --dataset, expected one of them; leave one out.")
+        if self.images is not None and not os.path.exists(self.images):
+            raise RunError(
+                f"{self.images}: not found; expected a folder of pictures, or an .npy file."
+            )
+        if self.dataset is not None and self.dataset not in DATA_SETS:
+            raise RunError(
+                f"--dataset: received {self.dataset!r}, expected the name of a data set. "
+                f"{did_you_mean(self.dataset, DATA_SETS)}"
+            )
+
+    def load(self, shape: tuple[int, ...], num_classes: int) -> Pixels:
+        """The images, for an input of some shape and so many classes.
+
+        Raises:
+            RunError: there are none, or they do not fit.
+        """
+        try:
+            if self.dataset is not None:
+                return self._of_dataset(self.dataset, shape, num_classes)
+            if self.images is None:
+                return self._random(shape)
+            if os.path.isdir(self.images):
+                return self._of_folder(self.images, shape)
+            return self._of_array(self.images)
+        except ValueError as error:
+            raise RunError(str(error)) from error
+
+    def _random(self, shape: tuple[int, ...]) -> Pixels:
+        count = self.num_images or _RANDOM_IMAGES
+        images = random_images(shape, count, _RANDOM_SEED)
+        source = ImagesFrom(f"random pixels, seed {_RANDOM_SEED}", _RANDOM_SEED)
+        return Pixels(images, None, source)
+
+    def _of_array(self, path: str) -> Pixels:
+        array = read_array(path)
+        if self.num_images is not None and array.ndim:
+            array = array[spread_evenly(len(array), self.num_images)]
+        return Pixels(array, None, ImagesFrom(f"from {pathlib.Path(path).name}"))
+
+    def _of_folder(self, path: str, shape: tuple[int, ...]) -> Pixels:
+        found = load_folder(path, shape, most=self.num_images or self.usual)
+        notes = []
+        if found.unreadable:
+            named = ", ".join(found.unreadable[:_MOST_FILES_NAMED])
+            hidden = len(found.unreadable) - _MOST_FILES_NAMED
+            more = f" and {hidden} more" if hidden > 0 else ""
+            notes.append(f"{len(found.unreadable)} files are no pictures: {named}{more}")
+        if found.labels is not None:
+            notes.append(f"{len(found.class_names)} classes, in the order of their folders' names")
+        name = pathlib.Path(path).resolve().name
+        source = ImagesFrom(f"pictures of the folder {name}, scaled and cropped to the input")
+        return Pixels(found.images, found.labels, source, tuple(notes))
+
+    def _of_dataset(self, name: str, shape: tuple[int, ...], num_classes: int) -> Pixels:
+        known = inspect.signature(DATA_SETS[name]).parameters
+        options = {"image_size": shape[0] if shape else 0, "num_classes": num_classes}
+        try:
+            found = load(name, **{key: value for key, value in options.items() if key in known})
+        except ValueError:  # of another size than the set is made in: it is resized
+            found = load(name)
+        chosen = spread_evenly(len(found.test_labels), self.num_images or self.usual)
+        images = resized(found.test_images[chosen], shape)
+        return Pixels(images, found.test_labels[chosen], ImagesFrom(f"held-out images of {name}"))
+
+
+def add_image_arguments(parser: argparse.ArgumentParser, *, default: str, usual: str) -> None:
+    """Adds --images, --dataset and --num_images.
+
+    Args:
+        parser: of the command.
+        default: what is taken where none is named.
+        usual: how many are taken where no number is named.
+    """
+    parser.add_argument(
+        "--images",
+        metavar="DIR|FILE",
+        help="a folder of pictures, in folders of classes or without labels, scaled and cropped to "
+        f"the input; or uint8 images (n, rows, columns, channels) as .npy; default: {default}",
+    )
+    parser.add_argument(
+        "--dataset", metavar="NAME", help=f"held-out images of {' or '.join(DATA_SETS)}"
+    )
+    parser.add_argument(
+        "--num_images",
+        metavar="N",
+        type=_count,
+        help=f"at most so many images, spread evenly; default: {usual}",
+    )
+
+
+def choice_of(arguments: argparse.Namespace) -> Choice:
+    """What --images, --dataset and --num_images say."""
+    return Choice(arguments.images, arguments.dataset, arguments.num_images)
+
+
+def read_array(path: str) -> np.ndarray:
+    """The array in an .npy file.
+
+    Raises:
+        RunError: it is none.
+    """
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise RunError(
+            f"{path}: received no file that np.save has written, expected an .npy file of uint8 "
+            "images (n, rows, columns, channels)."
+        ) from error
+    if not isinstance(array, np.ndarray):
+        raise RunError(
+            f"{path}: received an archive of arrays, expected an .npy file of one; write it with "
+            "np.save."
+        )
+    return array
+
+
+def _count(text: str) -> int:
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r}: expected an integer above 0")

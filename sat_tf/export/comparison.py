@@ -1,0 +1,192 @@
+"""The comparison: LiteRT and Keras against the integer simulation, batch by batch."""
+
+import dataclasses
+import hashlib
+import math
+from typing import Protocol
+
+import numpy as np
+
+from sat_tf.export.certificate import RuntimeCount, TensorCodes, TensorCount
+from sat_tf.export.graph import Graph, Linear
+from sat_tf.export.runtime import Runtime
+from sat_tf.export.shares import class_agreement, largest_difference, top1
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """What outputs are compared with.
+
+    Attributes:
+        outputs: one row an image.
+        labels: class numbers; None where there are none.
+    """
+
+    outputs: np.ndarray
+    labels: np.ndarray | None
+
+
+class RuntimeCounter:
+    """Compares one runtime with the simulation.
+
+    Args:
+        graph: of the file.
+        content: the file.
+        runtime: a name of `RUNTIMES`.
+    """
+
+    def __init__(self, graph: Graph, content: bytes, runtime: str) -> None:
+        self._keeping = Runtime(content, runtime, keep_tensors=True)
+        self._plain = Runtime(content, runtime, keep_tensors=False)
+        self._tensors = {
+            name: TensorCount(name, graph.tensors[name].shape) for name in coded(graph)
+        }
+        self._islands = graph.islands
+        self._float_values = 0
+        self._largest_difference = 0.0
+        self._outputs_differing = 0
+        self._outputs: list[np.ndarray] = []
+
+    @property
+    def outputs(self) -> np.ndarray:
+        """What a phone gives for all images so far."""
+        return np.concatenate(self._outputs)
+
+    def run(self, images: np.ndarray) -> dict[str, np.ndarray]:
+        """Runs a batch; returns what it makes of the layers that are left float."""
+        output = self._plain.run(images)
+        kept = self._keeping.run(images)
+        self._outputs.append(output)
+        self._outputs_differing += int(np.count_nonzero(output != kept))
+        return self._keeping.tensors(self._islands)
+
+    def count(self, simulated: dict[str, np.ndarray]) -> None:
+        """Compares the batch that was run last."""
+        for name, computed in self._keeping.tensors(simulated).items():
+            expected = simulated[name]
+            if name in self._tensors:
+                self._tensors[name].add(expected, computed)
+            else:
+                self._float_values += expected.size
+                difference = largest_difference(expected, computed)
+                self._largest_difference = max(self._largest_difference, difference)
+
+    def result(self, reference: Reference) -> RuntimeCount:
+        """All counts."""
+        outputs = self.outputs
+        return RuntimeCount(
+            tensors=list(self._tensors.values()),
+            float_values_compared=self._float_values,
+            largest_float_difference=self._largest_difference,
+            outputs_differing=self._outputs_differing,
+            delegation=self._plain.delegation(),
+            agreement=class_agreement(outputs, reference.outputs),
+            largest_output_difference=largest_difference(reference.outputs, outputs),
+            top1=None if reference.labels is None else top1(outputs, reference.labels),
+        )
+
+
+class Trained(Protocol):
+    """A Keras model that shows the codes of its tensors."""
+
+    @property
+    def names(self) -> list[str]:
+        """The tensors it shows."""
+
+    def run(self, images: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """The stored integers by tensor, and the model's output."""
+
+
+class TrainedCounter:
+    """Compares a Keras model with the simulation of its graph.
+
+    Args:
+        trained: the model.
+        graph: its deployed graph.
+    """
+
+    def __init__(self, trained: Trained, graph: Graph) -> None:
+        self._trained = trained
+        self._tensors = {n: TensorCount(n, graph.tensors[n].shape) for n in trained.names}
+        self._outputs: list[np.ndarray] = []
+
+    @property
+    def outputs(self) -> np.ndarray:
+        """What the model gives for all images so far."""
+        return np.concatenate(self._outputs)
+
+    def add(self, images: np.ndarray, simulated: dict[str, np.ndarray]) -> None:
+        """Runs and counts a batch."""
+        codes, output = self._trained.run(images)
+        self._outputs.append(output)
+        for name, counted in self._tensors.items():
+            counted.add(simulated[name], codes[name])
+
+    def result(self) -> list[TensorCount]:
+        """All counts."""
+        return list(self._tensors.values())
+
+
+class CodesRecorder:
+    """Counts and hashes the codes of every integer tensor of the simulation.
+
+    Args:
+        graph: the graph that is simulated.
+        operators: of the file, by the tensor that each makes.
+    """
+
+    def __init__(self, graph: Graph, operators: dict[str, str]) -> None:
+        self._graph = graph
+        self._operators = operators
+        self._counts = {name: np.zeros(256, np.int64) for name in coded(graph)}
+        self._hashes = {name: hashlib.sha256() for name in self._counts}
+
+    def add(self, simulated: dict[str, np.ndarray]) -> None:
+        """Counts a batch."""
+        for name, counts in self._counts.items():
+            stored = simulated[name]
+            counts += np.bincount(stored.reshape(-1) + 128, minlength=256)
+            self._hashes[name].update(stored.astype(np.int8).tobytes())
+
+    def result(self) -> list[TensorCodes]:
+        """All tensors, producers first."""
+        weights = {
+            operation.output: weight_counts(operation)
+            for operation in self._graph.operations
+            if isinstance(operation, Linear) and not operation.real
+        }
+        found = []
+        for name, counts in self._counts.items():
+            codes = self._graph.codes(name)
+            found.append(
+                TensorCodes(
+                    name=name,
+                    operator=self._operators[name],
+                    shape=self._graph.tensors[name].shape,
+                    bits=math.ceil(math.log2(codes.highest - codes.lowest + 1)),
+                    step=float(codes.step),
+                    zero_point=codes.zero_point,
+                    lowest=codes.lowest,
+                    counts=counts[codes.lowest + 128 : codes.highest + 129].tolist(),
+                    sha256=self._hashes[name].hexdigest(),
+                    weights=weights.get(name, {}),
+                )
+            )
+        return found
+
+
+def coded(graph: Graph) -> list[str]:
+    """The integer tensors of a graph, producers first."""
+    names = [operation.output for operation in graph.operations]
+    return [name for name in names if graph.tensors[name].codes is not None]
+
+
+def weight_counts(linear: Linear) -> dict[int, int]:
+    """How often each code occurs, when channels are divided by what all their codes share.
+
+    The export multiplies the codes of a channel by an integer, and divides its step by it.
+    """
+    shared = np.gcd.reduce(np.abs(linear.kernel), axis=linear.inner_axes)
+    codes = linear.kernel // linear.along_channels(np.maximum(shared, 1))
+    values, counts = np.unique(codes, return_counts=True)
+    return dict(zip(values.tolist(), counts.tolist(), strict=True))

@@ -1,0 +1,262 @@
+"""Top-1 and top-5 of a file over a data set, on all cores."""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from sat_tf.arguments import Rule, check, is_integer
+from sat_tf.export.graph import Graph
+from sat_tf.export.labelled_batches import (
+    SharedBatches,
+    checked_batch,
+    labelled_batches,
+)
+from sat_tf.export.reader import read_graph
+from sat_tf.export.shares import top_hits
+from sat_tf.export.standalone import file_problems
+from sat_tf.export.tasks import Interface, SimulatorTask, Task, TfliteTask
+from sat_tf.export.worker import Worker
+from sat_tf.progress_bar import Advance, image_bar
+from sat_tf.wholefile import expect_path
+
+
+@dataclasses.dataclass(frozen=True)
+class Accuracy:
+    """How many images of a data set are classified right.
+
+    Attributes:
+        num_images: in all.
+        top: share of images whose label is among the k largest outputs, by k.
+        not_finite: images with an output that is NaN or infinite; they count as wrong.
+        seconds: it took.
+        processes: that took part.
+    """
+
+    num_images: int
+    top: dict[int, float]
+    not_finite: int
+    seconds: float
+    processes: int
+
+
+def evaluate_tflite(
+    path: str | os.PathLike[str],
+    images: Any,
+    labels: Any = None,
+    *,
+    top: Iterable[int] = (1, 5),
+    processes: int | None = None,
+    progress: bool = True,
+) -> Accuracy:
+    """Top-k of a TFLite file in LiteRT with XNNPACK, in processes of one thread each.
+
+    Args:
+        path: a TFLite file with one input of images and one output of classes.
+        images: (n, ...) as the file takes them, uint8 for files of sat-tf; or, without `labels`,
+            batches of images and labels, such as a `tf.data.Dataset` of them.
+        labels: class numbers (n,).
+        top: which k; equal outputs are in the order of their classes.
+        processes: how many; by default one for each core.
+        progress: show a bar.
+
+    Returns:
+        An `Accuracy`.
+
+    Raises:
+        ValueError: no file that LiteRT runs, or bad images or labels; lists every problem with its
+            fix.
+    """
+    path = expect_path(path)
+    problems = file_problems(path)
+    if problems:
+        raise ValueError(problems[0])
+    task = TfliteTask(path.read_bytes(), "xnnpack")
+    return _evaluate(str(path), task, images, labels, top, processes, progress)
+
+
+def evaluate_simulator(
+    graph: Graph | str | os.PathLike[str],
+    images: Any,
+    labels: Any = None,
+    *,
+    top: Iterable[int] = (1, 5),
+    processes: int | None = None,
+    progress: bool = True,
+) -> Accuracy:
+    """Top-k of the integer simulation of a file.
+
+    Args:
+        graph: a graph, or the path of a file that sat-tf wrote.
+        images: see `evaluate_tflite`; uint8.
+        labels: see `evaluate_tflite`.
+        top: see `evaluate_tflite`.
+        processes: see `evaluate_tflite`.
+        progress: see `evaluate_tflite`.
+
+    Returns:
+        An `Accuracy`.
+
+    Raises:
+        ValueError: no file that sat-tf wrote, or bad images or labels; lists every problem with its
+            fix.
+    """
+    if isinstance(graph, Graph):
+        name = graph.name
+    else:
+        path = expect_path(graph)
+        problems = file_problems(path)
+        if problems:
+            raise ValueError(problems[0])
+        name = str(path)
+        graph = read_graph(path.read_bytes(), name)
+    return _evaluate(name, SimulatorTask(graph), images, labels, top, processes, progress)
+
+
+def file_interface(path: str | os.PathLike[str]) -> Interface:
+    """What a file takes and gives.
+
+    Raises:
+        ValueError: LiteRT does not run it.
+    """
+    path = expect_path(path)
+    with _worker(str(path), TfliteTask(path.read_bytes(), "xnnpack")) as worker:
+        return worker.interface
+
+
+def _evaluate(
+    name: str,
+    task: Task,
+    images: Any,
+    labels: Any,
+    top: Iterable[int],
+    processes: int | None,
+    progress: bool,
+) -> Accuracy:
+    start = time.perf_counter()
+    wanted = tuple(top)
+    _check_settings(wanted, processes)
+    count = processes or _cores()
+    source, total = labelled_batches(images, labels, workers=count)
+    if total is not None:
+        count = max(1, min(count, total))
+    tally = _Tally(wanted)
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(_worker(name, task))
+        if max(wanted) > first.interface.num_outputs:
+            raise ValueError(
+                f"top: received {max(wanted)}, expected at most the {first.interface.num_outputs} "
+                f"outputs of {name}; ask for fewer."
+            )
+        batches = SharedBatches(checked_batch(piece, first.interface) for piece in source)
+        title = os.path.basename(name)
+        advance = stack.enter_context(image_bar(title, total, shown=progress))
+        with concurrent.futures.ThreadPoolExecutor(count) as pool:
+            jobs = [pool.submit(_serve, first, name, batches, tally, advance)]
+            for _ in range(count - 1):
+                jobs.append(pool.submit(_start_and_serve, task, name, batches, tally, advance))
+            try:
+                for job in concurrent.futures.as_completed(jobs):
+                    job.result()
+            finally:
+                batches.stop()
+    if not tally.num_images:
+        raise ValueError("images: received none, expected at least one.")
+    return Accuracy(
+        num_images=tally.num_images,
+        top={k: hits / tally.num_images for k, hits in tally.hits.items()},
+        not_finite=tally.not_finite,
+        seconds=time.perf_counter() - start,
+        processes=count,
+    )
+
+
+def _check_settings(top: tuple[int, ...], processes: int | None) -> None:
+    check(
+        "evaluation",
+        (
+            Rule(
+                "top",
+                top,
+                bool(top) and all(is_integer(k, lowest=1) for k in top),
+                "one or more integers above 0",
+                "pass for example (1, 5)",
+            ),
+            Rule(
+                "processes",
+                processes,
+                processes is None or is_integer(processes, lowest=1),
+                "an integer above 0, or None for one a core",
+                "leave it out",
+            ),
+        ),
+    )
+
+
+def _cores() -> int:
+    """How many cores this process may use."""
+    # Not on every system.
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class _Tally:
+    """Counts that several threads add to."""
+
+    def __init__(self, top: tuple[int, ...]) -> None:
+        self.num_images = 0
+        self.not_finite = 0
+        self.hits = dict.fromkeys(top, 0)
+        self._lock = threading.Lock()
+
+    def add(self, outputs: np.ndarray, labels: np.ndarray) -> None:
+        rows = outputs.reshape(len(outputs), -1)
+        found = {k: top_hits(rows, labels, k) for k in self.hits}
+        broken = int(np.count_nonzero(~np.all(np.isfinite(rows), axis=1)))
+        with self._lock:
+            self.num_images += len(labels)
+            self.not_finite += broken
+            for k, hits in found.items():
+                self.hits[k] += hits
+
+
+def _start_and_serve(task: Task, name: str, *rest: Any) -> None:
+    with _worker(name, task) as worker:
+        _serve(worker, name, *rest)
+
+
+def _serve(
+    worker: Worker, name: str, batches: SharedBatches, tally: _Tally, advance: Advance
+) -> None:
+    while (batch := batches.take()) is not None:
+        images, labels = batch
+        with _named(name):
+            outputs = worker.run(images)
+        tally.add(outputs, labels)
+        advance(len(labels))
+
+
+@contextlib.contextmanager
+def _worker(name: str, task: Task) -> Iterator[Worker]:
+    with _named(name):
+        worker = Worker(task)
+    with worker:
+        yield worker
+
+
+@contextlib.contextmanager
+def _named(name: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(
+            f"{name}: received a file that does not run ({error}), expected one as "
+            "sat_tf.export_tflite wrote it; export the model again."
+        ) from error

@@ -1,0 +1,97 @@
+"""Images and labels to run a file on: checks, random images, and batches."""
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+from sat_tf.export.certificate import ImagesFrom
+from sat_tf.export.graph import Graph
+
+GIVEN = ImagesFrom("given by the caller")
+_VALUES_PER_BATCH = 2**24
+_LARGEST_BATCH = 256
+
+
+def random_images(shape: tuple[int, ...], count: int, seed: int) -> np.ndarray:
+    """Pixels that are drawn independently: noise reaches more codes than pictures do.
+
+    Args:
+        shape: of an image.
+        count: how many.
+        seed: in [0, 2**32).
+
+    Returns:
+        uint8, (count, *shape).
+
+    Raises:
+        ValueError: a seed out of its range, or more images than fit into memory.
+    """
+    # RandomState, because its streams are the ones NumPy promises never to change.
+    random = np.random.RandomState(seed)
+    try:
+        images = np.empty((count, *shape), np.uint8)
+    except (MemoryError, ValueError) as error:
+        raise ValueError(
+            f"received {count:,} random images, expected fewer, which fit into memory; draw fewer."
+        ) from error
+    for image in images:
+        image[...] = random.randint(0, 256, shape)
+    return images
+
+
+def as_array(name: str, values: Any) -> tuple[np.ndarray, list[str]]:
+    """An array of the values, and what is wrong with them."""
+    try:
+        return np.asarray(values), []
+    except ValueError:
+        problem = f"{name}: received a ragged list, expected an array; give all the same size."
+        return np.empty(0), [problem]
+
+
+def image_problems(images: np.ndarray, shape: tuple[int, ...] | None) -> list[str]:
+    """Why these are no pixels for an input of some shape; None is any shape."""
+    problems = []
+    if images.dtype != np.uint8:
+        problems.append(
+            f"images: received {images.dtype}, expected uint8 pixels from 0 to 255; pass the "
+            "images as they were before any scaling."
+        )
+    if shape is not None and (images.ndim != len(shape) + 1 or images.shape[1:] != shape):
+        sizes = ", ".join(str(size) for size in shape)
+        problems.append(
+            f"images: received shape {images.shape}, expected (n, {sizes}); resize them, and add "
+            "the batch dimension to a single one."
+        )
+    elif not images.size:
+        problems.append("images: received none, expected at least one.")
+    return problems
+
+
+def label_problems(images: np.ndarray, labels: np.ndarray, classes: float) -> list[str]:
+    """Why these are no labels for the images, which have so many classes."""
+    if labels.shape != images.shape[:1]:
+        return [
+            f"labels: received shape {labels.shape}, expected {images.shape[:1]}, one class "
+            "number an image."
+        ]
+    if not np.issubdtype(labels.dtype, np.integer):
+        return [f"labels: received {labels.dtype}, expected integers, the class numbers."]
+    if labels.size and not 0 <= np.min(labels) <= np.max(labels) < classes:
+        return [
+            f"labels: received {np.min(labels)} to {np.max(labels)}, expected 0 to {classes - 1}; "
+            "count classes from 0."
+        ]
+    return []
+
+
+def images_hash(images: np.ndarray) -> str:
+    """SHA-256 of all pixels."""
+    return hashlib.sha256(np.ascontiguousarray(images).tobytes()).hexdigest()
+
+
+def batches(images: np.ndarray, graph: Graph) -> list[np.ndarray]:
+    """The images, so many at a time that the tensors of a graph fit into memory."""
+    largest = max(int(np.prod(tensor.shape)) for tensor in graph.tensors.values())
+    size = int(np.clip(_VALUES_PER_BATCH // (4 * max(largest, 1)), 1, _LARGEST_BATCH))
+    return [images[start : start + size] for start in range(0, len(images), size)]

@@ -1,0 +1,126 @@
+"""Reads a file that `export_tflite` wrote back into its graph."""
+
+import dataclasses
+
+import numpy as np
+
+from sat_tf.export import graph as ir
+from sat_tf.export.contents import (
+    Contents,
+    NotUnderstoodError,
+    StoredOperator,
+    read_contents,
+    unpacked,
+)
+from sat_tf.export.graph import Graph, Tensor
+from sat_tf.export.operator_readers import READERS
+from sat_tf.export.operator_view import OperatorView, Progress
+from sat_tf.export.simulator import run_operation
+from sat_tf.export.structure import read_settings
+
+_EMPTY = Graph("", {}, (), (), np.float32(1.0), "", "")
+
+
+def read_graph(content: bytes, name: str) -> Graph:
+    """The graph of a file that sat-tf has written, without its Keras model.
+
+    What no file says is left open: units of real values (all 1), what a layer's sums usually are,
+    and warnings. `simulate` gives the same tensors as for the graph that was written.
+
+    Args:
+        content: the file.
+        name: what errors call it, and the name of the graph.
+
+    Raises:
+        ValueError: it is no TFLite file, or one with an operator that sat-tf does not write; names
+            the first of them.
+    """
+    try:
+        with unpacked(content, name) as model:
+            islands = (read_settings(model) or {}).get("islands", ())
+            return _graph(read_contents(model), name, frozenset(map(str, islands)))
+    except NotUnderstoodError as error:
+        raise ValueError(
+            f"{name}: received a file that sat_tf.export_tflite did not write ({error}), expected "
+            "one that it wrote; export the model with it."
+        ) from error
+
+
+def _graph(contents: Contents, name: str, islands: frozenset[str]) -> Graph:
+    if len(contents.inputs) != 1 or len(contents.outputs) != 1:
+        raise NotUnderstoodError(
+            f"it has {len(contents.inputs)} inputs and {len(contents.outputs)} outputs, expected "
+            "one of each"
+        )
+    (image,), (end,) = contents.inputs, contents.outputs
+    if image.type != "UINT8" or image.steps.size != 1 or any(image.zero_points):
+        raise NotUnderstoodError(
+            f"its input is {image.type}, expected UINT8 with one step and zero point 0"
+        )
+    progress = Progress(image, islands=islands)
+    for index, operator in enumerate(contents.operators):
+        _read(index, operator, progress)
+    if end.name not in progress.tensors:
+        raise NotUnderstoodError(f"nothing makes its output {end.name}")
+    return Graph(
+        name=name,
+        tensors=progress.tensors,
+        operations=tuple(progress.operations),
+        image_shape=image.shape[1:],
+        image_step=image.steps[0],
+        image=image.name,
+        output=end.name,
+    )
+
+
+def _read(index: int, operator: StoredOperator, progress: Progress) -> None:
+    where = f"operator {index}, {operator.name}"
+    if progress.is_island(operator):
+        _read_island(operator, progress)
+        return
+    if operator.name not in READERS:
+        raise NotUnderstoodError(f"{where}: no operator of sat-tf")
+    if len(operator.outputs) != 1 or not operator.inputs:
+        raise NotUnderstoodError(f"{where}: it makes {len(operator.outputs)} tensors")
+    (output,), first = operator.outputs, operator.inputs[0]
+    try:
+        if output.name in progress.known or output.values is not None:
+            raise NotUnderstoodError("something else has made its tensor")
+        if operator.name == "DEQUANTIZE" and first is not None and first.values is not None:
+            progress.real_kernels[output.name] = first
+            return
+        operation, codes = READERS[operator.name](OperatorView(operator, progress))
+        progress.operations.append(operation)
+        progress.tensors[output.name] = Tensor(output.name, output.shape[1:], codes)
+        _check_shape(operation, progress)
+    except NotUnderstoodError as error:
+        raise NotUnderstoodError(f"{where} {output.name}: {error}") from error
+
+
+def _read_island(operator: StoredOperator, progress: Progress) -> None:
+    """An operator of a layer that is left float: whatever it does, no integers are part of it."""
+    (output,) = operator.outputs
+    given = [tensor for tensor in operator.inputs if tensor is not None and tensor.values is None]
+    if any(tensor.type in ("INT8", "UINT8") for tensor in (output, *given)):
+        raise NotUnderstoodError(f"{operator.name} {output.name}: it is left float, and has codes")
+    if output.name in progress.known or any(t.name not in progress.known for t in given):
+        raise NotUnderstoodError(f"{operator.name} {output.name}: its tensors are not in order")
+    names = tuple(tensor.name for tensor in given)
+    progress.operations.append(ir.Foreign(names, output.name))
+    progress.tensors[output.name] = Tensor(output.name, output.shape[1:], None)
+
+
+def _check_shape(operation: ir.Operation, progress: Progress) -> None:
+    """Runs the operation on no image at all, which costs nothing and gives its shape."""
+    shapes = {progress.image.name: progress.image.shape[1:]}
+    shapes |= {name: tensor.shape for name, tensor in progress.tensors.items()}
+    graph = dataclasses.replace(_EMPTY, tensors=progress.tensors)
+    inputs = [np.zeros((0, *shapes[name]), np.int32) for name in operation.inputs]
+    try:
+        found = run_operation(operation, graph, *inputs).shape[1:]
+    except (ValueError, IndexError, TypeError, ArithmeticError) as error:
+        raise NotUnderstoodError(f"its tensors do not fit each other: {error}") from error
+    if found != shapes[operation.output]:
+        raise NotUnderstoodError(
+            f"its tensor has the shape {shapes[operation.output]}, expected {found}"
+        )

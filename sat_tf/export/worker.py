@@ -1,0 +1,128 @@
+"""Workers: processes with one thread each that run images through a task.
+
+They are no `multiprocessing` processes, which would import the main script anew, and TensorFlow
+with it, and which a script without `if __name__ == "__main__"` starts without end.
+"""
+
+import contextlib
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from sat_tf.export.child import child_command, child_environment, describe_ending
+from sat_tf.export.tasks import Interface, Task
+
+# Of the words a worker answers with.
+_DONE, _REFUSED = "done", "refused"
+_SECONDS_TO_END = 10
+
+
+class Worker:
+    """A process that has started a task; to be used in a `with` statement.
+
+    Args:
+        task: what it runs.
+
+    Raises:
+        ValueError: the task cannot start, or it ends the process.
+    """
+
+    def __init__(self, task: Task) -> None:
+        # Closed with the process.
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            child_command("sat_tf.export.worker"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=child_environment(),
+        )
+        try:
+            self.interface: Interface = self._ask(task)
+        except BaseException:
+            self._end()
+            raise
+
+    def run(self, images: np.ndarray) -> np.ndarray:
+        """The outputs for a batch, (n, ...).
+
+        Raises:
+            ValueError: the task refuses them, or they end the process.
+        """
+        return np.asarray(self._ask(images))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._end()
+
+    def _ask(self, question: Any) -> Any:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        if stdin is None or stdout is None:
+            raise TypeError("the process has no pipes")
+        try:
+            pickle.dump(question, stdin, pickle.HIGHEST_PROTOCOL)
+            stdin.flush()
+            word, answer = pickle.load(stdout)
+        except (OSError, EOFError, pickle.UnpicklingError) as error:
+            raise ValueError(self._ending()) from error
+        if word == _REFUSED:
+            raise ValueError(answer)
+        return answer
+
+    def _ending(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_SECONDS_TO_END)
+        self._errors.seek(0)
+        status = self._process.poll()
+        return describe_ending(-1 if status is None else status, self._errors.read())
+
+    def _end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        self._errors.close()
+
+
+def _main() -> None:
+    """Starts the task that comes in, and then answers every batch."""
+    # Whatever else is printed does not get between the answers.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    questions = sys.stdin.buffer
+    task: Task | None = None
+    while True:
+        try:
+            question = pickle.load(questions)
+        except EOFError:
+            return
+        try:
+            if task is None:
+                task = question
+                answer = _DONE, task.start()
+            else:
+                answer = _DONE, task.run(question)
+        except (ValueError, MemoryError) as error:
+            answer = _REFUSED, str(error.__cause__ or error) or type(error).__name__
+        pickle.dump(answer, answers, pickle.HIGHEST_PROTOCOL)
+        answers.flush()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+        _main()

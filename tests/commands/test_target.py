@@ -1,0 +1,55 @@
+import pathlib
+
+import pytest
+
+from sat_tf.commands.target import Target, choose_target
+from sat_tf.training.errors import RunError
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("model.tflite", "model.keras", "run/quantized.keras", "run/model.tflite"):
+        pathlib.Path(name).parent.mkdir(exist_ok=True)
+        pathlib.Path(name).touch()
+    pathlib.Path("run/config.yaml").touch()
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize(
+    ("words", "tflite", "model"),
+    [
+        (["model.tflite"], "model.tflite", None),
+        (["model.tflite", None, "model.keras"], "model.tflite", "model.keras"),
+        (["model.keras", "model.tflite"], "model.tflite", "model.keras"),
+        (["run"], "run/model.tflite", "run/quantized.keras"),
+        (["run", "model.tflite"], "model.tflite", "run/quantized.keras"),
+        (["run", None, "model.keras"], "run/model.tflite", "model.keras"),
+    ],
+)
+def test_arguments_name_a_file_and_its_model(words, tflite, model):
+    found = choose_target(*words)
+    assert found.tflite == pathlib.Path(tflite)
+    assert found.model == (pathlib.Path(model) if model else None)
+    assert (found.folder is not None) == (words[0] == "run")
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["none.tflite"], "none.tflite: not found; expected the folder of a run, a TFLite file"),
+        (["model.keras"], "received a model without a TFLite file"),
+        (["model.tflite", None, "none.keras"], "none.keras: not found"),
+        (["model.keras", "none.tflite"], "none.tflite: not found"),
+        (["model.keras", "model.tflite", "model.keras"], "received the models model.keras and"),
+        (["."], "has no quantized.keras, config.yaml"),
+    ],
+)
+def test_what_is_missing_or_too_much_is_named(words, expected):
+    with pytest.raises(RunError, match=expected):
+        choose_target(*words)
+
+
+def test_a_target_without_a_model_is_a_file_alone():
+    assert Target(pathlib.Path("x")).model is None

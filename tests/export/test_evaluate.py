@@ -1,0 +1,121 @@
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sat_tf.export import child
+from sat_tf.export.evaluate import _Tally, evaluate_simulator, evaluate_tflite, file_interface
+from sat_tf.export.reader import read_graph
+from sat_tf.export.runtime import Runtime
+from sat_tf.export.shares import top_hits
+
+
+@pytest.fixture(scope="module")
+def labels(small_images):
+    return np.random.default_rng(0).integers(0, 4, len(small_images))
+
+
+@pytest.fixture(scope="module")
+def expected(small_file, small_images, labels):
+    outputs = Runtime(small_file.read_bytes(), keep_tensors=False).run(small_images)
+    return {k: top_hits(outputs, labels, k) / len(labels) for k in (1, 2, 4)}
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("function", [evaluate_tflite, evaluate_simulator])
+def test_shares_are_those_of_one_interpreter(
+    function, processes, small_file, small_images, labels, expected
+):
+    found = function(
+        small_file, small_images, labels, top=(1, 2, 4), processes=processes, progress=False
+    )
+    assert found.top == expected
+    assert (found.num_images, found.not_finite, found.processes) == (32, 0, processes)
+
+
+def test_a_data_set_of_batches_gives_the_same(small_file, small_images, labels, expected):
+    batches = tf.data.Dataset.from_tensor_slices((small_images, labels)).batch(20)
+    found = evaluate_tflite(small_file, batches, top=(1, 2, 4), processes=2, progress=True)
+    assert found.top == expected
+
+
+def test_a_graph_is_simulated_as_its_file(small_file, small_images, labels, expected):
+    graph = read_graph(small_file.read_bytes(), "file")
+    found = evaluate_simulator(graph, small_images, labels, top=[1], progress=False)
+    assert found.top == {1: expected[1]}
+
+
+def test_a_file_says_what_it_takes(small_file):
+    interface = file_interface(small_file)
+    assert (interface.input_shape, interface.input_type) == ((8, 9, 3), np.uint8)
+    assert interface.num_outputs == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"images": lambda x: x / 255.0}, r"received float64 .*, expected uint8 \(n, 8, 9, 3\)"),
+        ({"images": lambda x: x[:, 1:]}, r"received uint8 \(16, 7, 9, 3\), expected uint8"),
+        ({"images": lambda x: x[:0], "labels": lambda y: y[:0]}, "images: received none"),
+        ({"labels": lambda y: y + 1}, "labels: received 1 to 4, expected 0 to 3"),
+        ({"labels": lambda y: y[1:]}, r"labels: received shape \(31,\) for images"),
+        ({"labels": lambda y: None}, "labels: received None beside images of type ndarray"),
+        ({"images": list, "labels": lambda y: None}, "received a batch of type ndarray"),
+        ({"top": lambda top: (1, 5)}, "top: received 5, expected at most the 4 outputs"),
+        ({"top": lambda top: ()}, r"top: received \(\); expected one or more"),
+        ({"processes": lambda n: 0}, "processes: received 0; expected an integer above 0"),
+    ],
+)
+def test_what_does_not_fit_is_named(change, message, small_file, small_images, labels):
+    arguments = {"images": small_images, "labels": labels, "top": (1,), "processes": 2}
+    arguments = {key: change.get(key, lambda v: v)(value) for key, value in arguments.items()}
+    with pytest.raises(ValueError, match=message):
+        evaluate_tflite(small_file, progress=False, **arguments)
+
+
+def test_a_file_that_does_not_run_is_named(small_file, small_images, labels, tmp_path):
+    path = tmp_path / "damaged.tflite"
+    path.write_bytes(small_file.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"damaged.tflite: received a file that does not run"):
+        evaluate_tflite(path, small_images, labels, progress=False)
+    with pytest.raises(ValueError, match=r"damaged.tflite: received a file that is not a TFLite"):
+        evaluate_simulator(path, small_images, labels, progress=False)
+    for function in (evaluate_tflite, evaluate_simulator):
+        with pytest.raises(ValueError, match="received the path of no file"):
+            function(tmp_path / "none.tflite", small_images, labels)
+
+
+def test_outputs_that_are_not_finite_are_counted_and_wrong():
+    tally = _Tally((1, 2))
+    outputs = np.array([[np.nan, 1.0, 0.0], [1.0, 0.0, 0.0], [np.inf, 0.0, 0.0]])
+    tally.add(outputs, np.array([1, 0, 0]))
+    tally.add(np.zeros((1, 3)), np.array([1]))
+    assert (tally.num_images, tally.not_finite, tally.hits) == (4, 2, {1: 1, 2: 2})
+
+
+def test_a_script_without_a_main_guard_is_run_once(small_file, small_images, labels, tmp_path):
+    np.savez(tmp_path / "data.npz", x=small_images, y=labels)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import numpy as np\n"
+        "from sat_tf.export import evaluate_tflite\n"
+        "print('started')\n"
+        f"data = np.load({str(tmp_path / 'data.npz')!r})\n"
+        f"evaluate_tflite({str(small_file)!r}, data['x'], data['y'], top=[1], processes=2)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script],
+        env=child.child_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "started\n"
+
+
+def test_paths_may_be_strings(small_file: pathlib.Path, small_images, labels, expected):
+    found = evaluate_tflite(str(small_file), small_images, labels, top=[1], progress=False)
+    assert found.top[1] == expected[1]

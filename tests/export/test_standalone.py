@@ -1,0 +1,156 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+import sat_tf
+from sat_tf.export import proof
+from sat_tf.export.certificate import ImagesFrom
+from sat_tf.export.certificate_file import read_certificate
+from sat_tf.export.inputs import random_images
+from sat_tf.export.simulator import simulate
+from sat_tf.export.standalone import recheck, verify_file
+from tests.export.damage import changed
+
+
+@pytest.fixture(scope="module")
+def certificate(small_file, small_images, tmp_path_factory):
+    path = tmp_path_factory.mktemp("proof") / "certificate.json"
+    labels = np.arange(len(small_images)) % 4
+    return verify_file(
+        small_file,
+        small_images,
+        labels,
+        certificate_path=path,
+        runtimes=("builtin", "reference"),
+    ), path
+
+
+def test_a_file_is_proved_without_its_model_as_with_it(
+    certificate, small, small_file, small_images
+):
+    alone, _ = certificate
+    both = sat_tf.verify_tflite(small, small_file, small_images)
+    assert alone.codes_differing == both.codes_differing == 0
+    assert alone.codes_compared == both.codes_compared > 0
+    assert [(t.name, t.sha256, t.counts) for t in alone.codes] == [
+        (t.name, t.sha256, t.counts) for t in both.codes
+    ]
+    assert (alone.reference, both.reference) == ("simulation", "keras")
+    assert (alone.trained, alone.to_dict()["trained_differing"]) == ([], None)
+
+
+def test_every_runtime_is_counted_against_the_simulation(certificate):
+    found, _ = certificate
+    assert list(found.runtimes) == ["xnnpack", "builtin", "reference"]
+    assert found.refused == {}
+    xnnpack = found.runtimes["xnnpack"]
+    assert (xnnpack.first_differing, xnnpack.agreement) == (None, 1.0)
+    assert xnnpack.largest_output_difference == 0.0
+    assert xnnpack.top1 == found.top1["simulation"] == found.top1["tflite"]
+    for count in found.runtimes.values():
+        differing = [tensor.name for tensor in count.tensors if tensor.codes_differing]
+        assert count.first_differing == (differing[0] if differing else None)
+
+
+def test_a_certificate_holds_for_its_file_and_images(certificate, small_file, small_images):
+    _, path = certificate
+    found = recheck(small_file, read_certificate(path), small_images)
+    assert found.differences == []
+    assert found.certificate.codes_differing == 0
+
+
+def test_random_images_are_drawn_again(small_file, tmp_path):
+    images = random_images((8, 9, 3), 5, 42)
+    path = tmp_path / "certificate.json"
+    verify_file(small_file, images, certificate_path=path, images_from=ImagesFrom("noise", 42))
+    assert recheck(small_file, read_certificate(path)).differences == []
+
+
+def test_other_images_and_another_file_are_named_at_once(
+    certificate, small_file, small_images, tmp_path
+):
+    recorded, _ = certificate
+    other = tmp_path / "other.tflite"
+
+    def another_name(model, graph):
+        model.description = b"another"
+
+    other.write_bytes(changed(small_file.read_bytes(), another_name))
+    with pytest.raises(ValueError, match=r"2 problems(.|\n)*images with the hash(.|\n)*of another"):
+        recheck(other, recorded, small_images[::-1])
+
+
+def test_images_that_nobody_can_draw_again_are_asked_for(certificate, small_file):
+    with pytest.raises(ValueError, match=r"received none, expected the 32 that the certificate"):
+        recheck(small_file, certificate[0])
+
+
+def test_codes_that_are_not_those_of_the_certificate_are_named(
+    certificate, small_file, small_images, monkeypatch
+):
+    recorded, _ = certificate
+    name = recorded.codes[-1].name
+
+    def wrong_in_the_end(graph, batch):
+        tensors = simulate(graph, batch)
+        tensors[name] = np.clip(tensors[name] + 1, -128, 127)
+        return tensors
+
+    monkeypatch.setattr(proof, "simulate", wrong_in_the_end)
+    found = recheck(small_file, recorded, small_images)
+    assert found.differences[0] == f"{name}: its codes are not those of the certificate"
+    assert "in the certificate" in found.differences[-1]
+
+
+def test_tensors_that_are_not_in_both_are_named(certificate, small_file, small_images):
+    recorded, _ = certificate
+    first = dataclasses.replace(recorded.codes[0], name="gone")
+    changed_certificate = dataclasses.replace(recorded, codes=[first, *recorded.codes[1:]])
+    found = recheck(small_file, changed_certificate, small_images)
+    assert found.differences == [
+        f"{recorded.codes[0].name}: the certificate does not have it",
+        "gone: the file does not have it",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ([0] * 31 + [4], "labels: received 0 to 4, expected 0 to 3"),
+        ([0.5] * 32, "labels: received float64"),
+        ([0] * 31, r"labels: received shape \(31,\)"),
+    ],
+)
+def test_labels_that_do_not_fit_are_named(labels, expected, small_file, small_images):
+    with pytest.raises(ValueError, match=expected):
+        verify_file(small_file, small_images, labels)
+
+
+def test_images_that_do_not_fit_are_named(small_file, small_images):
+    with pytest.raises(ValueError, match=r"verify_file: 1 problem(.|\n)*expected uint8"):
+        verify_file(small_file, small_images / 255.0)
+
+
+def test_unknown_runtimes_are_named(small_file, small_images):
+    with pytest.raises(ValueError, match=r"received biultin, .* Did you mean builtin\?"):
+        verify_file(small_file, small_images, runtimes=["biultin"])
+
+
+def test_a_runtime_that_refuses_the_file_is_told_and_xnnpack_alone_is_an_error(
+    small_file, small_images, monkeypatch
+):
+    refusals = {"xnnpack": None, "builtin": "it ends the process with SIGSEGV"}
+    monkeypatch.setattr(proof, "refusals", lambda content, names: refusals)
+    found = verify_file(small_file, small_images)
+    assert list(found.runtimes) == ["xnnpack"]
+    assert found.refused == {"builtin": "it ends the process with SIGSEGV"}
+    refusals["xnnpack"] = "no memory"
+    with pytest.raises(ValueError, match=r"LiteRT does not run \(no memory\), expected one as"):
+        verify_file(small_file, small_images)
+
+
+def test_a_page_is_no_place_for_a_certificate(small_file, small_images, tmp_path):
+    with pytest.raises(ValueError, match=r"received the name of a page, expected that of a JSON"):
+        verify_file(small_file, small_images, certificate_path=tmp_path / "certificate.html")
+    assert list(tmp_path.iterdir()) == []
