@@ -92,8 +92,8 @@ def test_codes_that_are_not_those_of_the_certificate_are_named(
     recorded, _ = certificate
     name = recorded.codes[-1].name
 
-    def wrong_in_the_end(graph, batch):
-        tensors = simulate(graph, batch)
+    def wrong_in_the_end(graph, batch, given):
+        tensors = simulate(graph, batch, given)
         tensors[name] = np.clip(tensors[name] + 1, -128, 127)
         return tensors
 

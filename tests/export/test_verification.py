@@ -122,8 +122,8 @@ def test_the_codes_of_the_trained_model_are_counted(quantized, exported, images)
 def test_a_float_tensor_that_becomes_nan_is_no_small_difference(
     with_float_streams, images, tmp_path, monkeypatch
 ):
-    def wrong(graph, batch):
-        tensors = simulate(graph, batch)
+    def wrong(graph, batch, given):
+        tensors = simulate(graph, batch, given)
         name = next(n for n in tensors if graph.tensors[n].codes is None)
         tensors[name] = np.full_like(tensors[name], np.nan)
         return tensors
@@ -139,8 +139,8 @@ def test_without_labels_there_is_no_top1(quantized, exported, images):
 
 
 def test_one_wrong_integer_is_counted(quantized, exported, images, monkeypatch):
-    def wrong(graph, batch):
-        tensors = simulate(graph, batch)
+    def wrong(graph, batch, given):
+        tensors = simulate(graph, batch, given)
         tensors["stem_relu"] = tensors["stem_relu"].copy()
         tensors["stem_relu"][0, 0, 0, 0] += 1
         return tensors
