@@ -62,7 +62,7 @@ def unmade_output(model, graph):
         (unknown_operator, r"operator 1, TRANSPOSE_CONV: no operator of sat-tf"),
         (other_activation, r"operator 1, CONV_2D \w+: its fused activation is RELU6"),
         (other_bias_steps, r"the steps of its bias are not input step · weight step"),
-        (backward, r"operator 1, .*nothing before it makes its input dense_float"),
+        (backward, r"operator 1, .*nothing before it makes its input dense\w*_float"),
         (other_shape, r"operator 1, .*its tensor has the shape|do not fit each other"),
         (name_with_an_end, r"a tensor has the name 're\\x00lu'"),
         (no_step, r"its tensor has the step nan, expected one above 0"),
