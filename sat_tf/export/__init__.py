@@ -5,6 +5,9 @@ settle_constants, floor_steps, snap_biases; then simulate, write and verify. `to
 same graph to TensorFlow's own converter; `snap_biases` moves a trained model's biases to those of
 its file.
 
+A file needs no model any more: `read_graph` reads it back, `simulate` runs it in NumPy,
+`verify_file` compares LiteRT with that, and `evaluate_tflite` counts right images on all cores.
+
 The names below load TensorFlow when they are first used: processes that only run files do without.
 """
 
