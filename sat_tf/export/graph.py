@@ -11,7 +11,7 @@ it exactly, and its clipping level sits in the steps of the layers that read it.
 
 import dataclasses
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -252,6 +252,7 @@ class Graph:
         image: name of the input tensor.
         output: name of the output tensor.
         warnings: what its user should know.
+        layer_outputs: the tensor with the output of each Keras layer that has one, by their names.
     """
 
     name: str
@@ -262,6 +263,7 @@ class Graph:
     image: str
     output: str
     warnings: tuple[str, ...] = ()
+    layer_outputs: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def codes(self, name: str) -> Codes:
         """How tensor `name`, which is not float, is stored."""

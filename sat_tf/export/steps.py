@@ -36,7 +36,7 @@ def upscale(graph: Graph) -> Graph:
 
 def _upscaled(graph: Graph, linear: Linear) -> Linear:
     largest = np.maximum(np.max(np.abs(linear.kernel), axis=linear.inner_axes), 1)
-    reach = np.maximum(_largest_sums(graph, linear), 1)
+    reach = np.maximum(largest_sums(graph, linear), 1)
     factors = np.minimum(_LARGEST_INT8 // largest, np.maximum(_LARGEST_SUM // reach, 1))
     if linear.shares_step:
         factors = np.full_like(factors, np.min(factors))
@@ -136,7 +136,7 @@ def _beyond_20_bits(graph: Graph, add: Add) -> str | None:
 
 
 def _beyond_int32(graph: Graph, linear: Linear) -> str | None:
-    reach = _largest_sums(graph, linear)
+    reach = largest_sums(graph, linear)
     if np.max(reach + np.abs(linear.bias)) <= _INT32:
         return None
     return (
@@ -145,7 +145,7 @@ def _beyond_int32(graph: Graph, linear: Linear) -> str | None:
     )
 
 
-def _largest_sums(graph: Graph, linear: Linear) -> np.ndarray:
+def largest_sums(graph: Graph, linear: Linear) -> np.ndarray:
     """The largest magnitude that Σ codes · input code can have, a channel."""
     source = graph.codes(linear.inputs[0])
     widest = max(source.highest - source.zero_point, source.zero_point - source.lowest)

@@ -73,6 +73,11 @@ class _Tracer:
             image=self.network.input,
             output=output,
             warnings=tuple(self.warnings),
+            layer_outputs={
+                name: form.source
+                for name, form in self.forms.items()
+                if isinstance(form, TensorForm)
+            },
         )
 
     # -- what a layer computes -----------------------------------------------------------------

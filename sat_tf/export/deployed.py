@@ -1,0 +1,278 @@
+"""The deployed model in Keras: the codes of the file, the variables of the quantized model."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.export.deployed_layer import DeployedLayer, Part
+from sat_tf.export.graph import Graph, Operation
+from sat_tf.export.pipeline import deployed_graph
+from sat_tf.qat.network import Network
+
+
+def deployed_model(quantized: keras.Model, *, float_head: bool = False) -> "DeployedModel":
+    """The Keras model that computes what the integer file of a quantized model computes.
+
+        deployed = sat_tf.export.deployed_model(quantized)
+        deployed.compile(optimizer, loss)
+        deployed.fit(dataset)               # trains the variables of `quantized`
+        sat_tf.export_tflite(quantized, path)
+
+    Its forward pass is that of the file `export_tflite(quantized, path)` would write now, code by
+    code: BatchNormalization is frozen and folded, biases are integers, kernels round as on a phone.
+    Its gradient is that of the quantized model at these codes, straight through what the file
+    rounds. So nothing is left between what is trained and what runs.
+
+    Args:
+        quantized: a model quantized by sat-tf; its variables are shared. Under a `tf.distribute`
+            strategy, one whose variables were made in its scope.
+        float_head: as in `sat_tf.export_tflite`.
+
+    Returns:
+        A `DeployedModel`, with the input and the output of `quantized`.
+
+    Raises:
+        ValueError: the model has no integer form; lists every problem with its fix.
+    """
+    if isinstance(quantized, DeployedModel):
+        raise ValueError(
+            f"model {quantized.name!r}: received a deployed model, expected the quantized one that "
+            "it is made of; pass its `quantized`."
+        )
+    graph = deployed_graph(quantized, float_head=float_head)
+    with quantized.distribute_strategy.scope():
+        return DeployedModel(quantized, graph, float_head=float_head)
+
+
+class DeployedModel(keras.Model):
+    """What `deployed_model` returns: a view of a quantized model as its file computes.
+
+    The integers are taken from the quantized model by `refresh`. `fit` does it before every batch
+    and at its end, `evaluate` and `predict` do it at their start; call it yourself after other
+    changes of the variables and in training loops of your own.
+
+    Args:
+        quantized: the quantized model.
+        graph: its deployed graph.
+        float_head: how that was made.
+    """
+
+    def __init__(self, quantized: keras.Model, graph: Graph, *, float_head: bool) -> None:
+        network, parts = Network(quantized), _parts(graph)
+        image = keras.Input(graph.image_shape, name=graph.image)
+        real, tensors, layers = {graph.image: image}, {graph.image: image}, {}
+        for node in network:
+            if node.name == network.input:
+                continue
+            part = parts.get(node.name, Part())
+            layers[node.name] = DeployedLayer(node, part, graph)
+            made = layers[node.name](
+                {
+                    "real": [real[name] for name in node.inputs],
+                    "tensors": {name: tensors[name] for name in part.sources},
+                }
+            )
+            real[node.name] = made["real"]
+            tensors |= made["tensors"]
+        super().__init__(image, real[network.output], name=f"{network.name}_deployed")
+        integers = {name: x for name, x in tensors.items() if _is_integer(graph, name)}
+        vars(self).update(
+            _quantized=quantized,
+            _float_head=float_head,
+            _graph=graph,
+            _layers_by_name=layers,
+            _codes=keras.Model(image, {"codes": integers, "output": real[network.output]}),
+        )
+
+    @property
+    def quantized(self) -> keras.Model:
+        """The model whose variables this one shares, and which is saved and exported."""
+        return self._quantized
+
+    @property
+    def float_head(self) -> bool:
+        """Whether the last Dense layer is float, as `sat_tf.export_tflite` has it."""
+        return bool(self._float_head)
+
+    def refresh(self) -> None:
+        """Takes the integers of the file that the quantized model would be exported to now.
+
+        Raises:
+            ValueError: the model no longer has an integer form, or its file no longer has the same
+                operations; says which, and what to do.
+        """
+        self._refresh(everything=True)
+
+    def _refresh(self, *, everything: bool) -> None:
+        graph = deployed_graph(self.quantized, float_head=self.float_head)
+        _check_same_operations(self.name, self._graph, graph)
+        parts = _parts(graph)
+        with self.distribute_strategy.scope():
+            for name, layer in self._layers_by_name.items():
+                layer.assign(graph, parts.get(name, Part()), everything=everything)
+        vars(self)["_graph"] = graph
+
+    def run(self, images: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """The stored integers of every integer tensor by name, and the model's output.
+
+        Args:
+            images: uint8 (n, rows, columns, channels); few enough for all tensors at once.
+        """
+        pixels = tf.constant(images.astype(np.float32) * self._graph.image_step)
+        made = self._codes(pixels, training=False)
+        stored = {
+            name: codes.numpy().astype(np.int32) + self._graph.codes(name).zero_point
+            for name, codes in made["codes"].items()
+        }
+        return stored, made["output"].numpy()
+
+    @property
+    def names(self) -> list[str]:
+        """The tensors that are integers in the file."""
+        return [name for name in self._graph.tensors if _is_integer(self._graph, name)]
+
+    # -- Keras ---------------------------------------------------------------------------------
+
+    def compile(self, *arguments: Any, **options: Any) -> None:
+        """As any Keras model, but for `steps_per_execution`, which has to be 1.
+
+        Raises:
+            ValueError: several steps an execution, between which nothing could be refreshed.
+        """
+        steps = options.get("steps_per_execution")
+        if steps not in (None, 1):
+            raise ValueError(
+                f"model {self.name!r}: received steps_per_execution={steps!r}, expected 1: the "
+                "integers are taken from the model before every step; leave it out."
+            )
+        super().compile(*arguments, **options)
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: Any = None,
+        epochs: int = 1,
+        verbose: Any = "auto",
+        callbacks: Any = None,
+        **options: Any,
+    ) -> Any:
+        """As any Keras model; every step computes with the integers of the model's file."""
+        refresher = _Refresher(self)
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            callbacks.append(refresher)
+        else:
+            # Last, so that what other callbacks change is seen.
+            callbacks = [*tf.nest.flatten(callbacks or []), refresher]
+        return super().fit(x, y, batch_size, epochs, verbose, callbacks, **options)
+
+    def evaluate(self, *arguments: Any, **options: Any) -> Any:
+        """As any Keras model, with the integers of the model's file."""
+        self._refresh(everything=True)
+        return super().evaluate(*arguments, **options)
+
+    def predict(self, *arguments: Any, **options: Any) -> Any:
+        """As any Keras model, with the integers of the model's file."""
+        self._refresh(everything=True)
+        return super().predict(*arguments, **options)
+
+    def train_on_batch(self, *arguments: Any, **options: Any) -> Any:
+        """As any Keras model, with the integers of the model's file before the step."""
+        self._refresh(everything=True)
+        return super().train_on_batch(*arguments, **options)
+
+    def get_config(self) -> dict[str, Any]:
+        """Raises: it is a view of another model, which is the one to save.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            f"model {self.name!r}: received a deployed model to save or copy, which is a view of "
+            "the quantized one; save or copy that, `deployed.quantized`, and call deployed_model "
+            "on it again."
+        )
+
+
+class _Refresher(keras.callbacks.Callback):
+    """Refreshes a deployed model before every step and when training ends."""
+
+    def __init__(self, deployed: DeployedModel) -> None:
+        super().__init__()
+        self._deployed = deployed
+        self._is_fresh = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        del logs
+        self._deployed.refresh()
+        self._is_fresh = True
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        del batch, logs
+        if not self._is_fresh:
+            self._deployed._refresh(everything=False)
+        self._is_fresh = False
+
+    def on_train_end(self, logs: Any = None) -> None:
+        del logs
+        self._deployed.refresh()
+
+
+def _is_integer(graph: Graph, name: str) -> bool:
+    return name != graph.image and graph.tensors[name].codes is not None
+
+
+def _parts(graph: Graph) -> dict[str, Part]:
+    """What the graph has in the place of each layer that has an output there, by its name."""
+    makers = {operation.output: operation for operation in graph.operations}
+    known = {graph.image}
+    parts: dict[str, Part] = {}
+    for name, tensor in graph.layer_outputs.items():
+        operations = list(_needed(tensor, makers, known))
+        made = {operation.output for operation in operations}
+        read = {tensor, *(source for op in operations for source in op.inputs)} - made
+        parts[name] = Part(tuple(sorted(read)), tuple(operations), tensor)
+    return parts
+
+
+def _needed(tensor: str, makers: dict[str, Operation], known: set[str]) -> Iterator[Operation]:
+    """The operations that lead from what is known to a tensor, which is then known as well."""
+    if tensor not in known:
+        for source in makers[tensor].inputs:
+            yield from _needed(source, makers, known)
+        known.add(tensor)
+        yield makers[tensor]
+
+
+def _check_same_operations(name: str, old: Graph, new: Graph) -> None:
+    """Raises ValueError where a file would no longer have the operations it had."""
+    before, after = _outline(old), _outline(new)
+    changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    if changed:
+        raise ValueError(
+            f"model {name!r}: received variables with which the file has other operations than "
+            f"before ({', '.join(changed)}), expected the same ones; call deployed_model again on "
+            "its `quantized`."
+        )
+
+
+def _outline(graph: Graph) -> dict[str, Any]:
+    """All of the operations but their numbers, by the tensors that they make."""
+
+    def settings(operation: Operation) -> list[Any]:
+        values = [getattr(operation, field.name) for field in dataclasses.fields(operation)]
+        return [np.shape(value) if isinstance(value, np.ndarray) else value for value in values]
+
+    return {
+        operation.output: (
+            type(operation),
+            settings(operation),
+            graph.tensors[operation.output].shape,
+            graph.is_float(operation),
+        )
+        for operation in graph.operations
+    }
