@@ -132,12 +132,13 @@ def _exact_pairs(channel: Channel) -> list[tuple[float, int]]:
     """Pairs whose product at the operating point is the constant, or its code at least."""
     constant, code = channel.constant, float(channel.code(np.array(channel.constant)))
     low, high = code - 0.5 + _MARGIN, code + 0.5 - _MARGIN
+    targets = (min(max(constant, low), high), low, high)
     nearest = abs(constant) / channel.multiplier
     first = max(int(nearest) - _TRIED // 2, 1)
     pairs = []
     for count in range(first, first + _TRIED):
         units = count if constant > 0 else -count
-        for target in (float(np.clip(constant, low, high)), low, high):
+        for target in targets:
             if target / units > 0:
                 pairs.append((target / units, units - channel.usual))
     return pairs

@@ -1,7 +1,7 @@
 """The deployed model in Keras: the codes of the file, the variables of the quantized model."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,11 @@ import tf_keras as keras
 
 from sat_tf.export.deployed_layer import DeployedLayer, Part
 from sat_tf.export.graph import Graph, Operation
+from sat_tf.export.lattice import KernelTensors, kernel_tensors
 from sat_tf.export.pipeline import deployed_graph
+from sat_tf.export.queries import role_of
 from sat_tf.qat.network import Network
+from sat_tf.qat.registry import Role
 
 
 def deployed_model(quantized: keras.Model, *, float_head: bool = False) -> "DeployedModel":
@@ -85,6 +88,7 @@ class DeployedModel(keras.Model):
             _float_head=float_head,
             _graph=graph,
             _layers_by_name=layers,
+            _kernels=_kernels_of(network),
             _codes=keras.Model(image, {"codes": integers, "output": real[network.output]}),
         )
 
@@ -105,10 +109,23 @@ class DeployedModel(keras.Model):
             ValueError: the model no longer has an integer form, or its file no longer has the same
                 operations; says which, and what to do.
         """
-        self._refresh(everything=True)
+        self._take(deployed_graph(self.quantized, float_head=self.float_head), everything=True)
 
-    def _refresh(self, *, everything: bool) -> None:
-        graph = deployed_graph(self.quantized, float_head=self.float_head)
+    def refresh_quickly(self) -> None:
+        """The same, between steps of training: kernels are computed by one traced function.
+
+        What cannot change there is neither checked nor written again. Compilers may round the
+        effective weights otherwise in their last bit, so that `refresh` follows before anything is
+        measured.
+
+        Raises:
+            ValueError: as `refresh`.
+        """
+        kernels = self._kernels()
+        graph = deployed_graph(self.quantized, float_head=self.float_head, kernels=kernels)
+        self._take(graph, everything=False)
+
+    def _take(self, graph: Graph, *, everything: bool) -> None:
         _check_same_operations(self.name, self._graph, graph)
         parts = _parts(graph)
         with self.distribute_strategy.scope():
@@ -172,17 +189,17 @@ class DeployedModel(keras.Model):
 
     def evaluate(self, *arguments: Any, **options: Any) -> Any:
         """As any Keras model, with the integers of the model's file."""
-        self._refresh(everything=True)
+        self.refresh()
         return super().evaluate(*arguments, **options)
 
     def predict(self, *arguments: Any, **options: Any) -> Any:
         """As any Keras model, with the integers of the model's file."""
-        self._refresh(everything=True)
+        self.refresh()
         return super().predict(*arguments, **options)
 
     def train_on_batch(self, *arguments: Any, **options: Any) -> Any:
         """As any Keras model, with the integers of the model's file before the step."""
-        self._refresh(everything=True)
+        self.refresh()
         return super().train_on_batch(*arguments, **options)
 
     def get_config(self) -> dict[str, Any]:
@@ -196,6 +213,17 @@ class DeployedModel(keras.Model):
             "the quantized one; save or copy that, `deployed.quantized`, and call deployed_model "
             "on it again."
         )
+
+
+def _kernels_of(network: Network) -> Callable[[], dict[str, KernelTensors]]:
+    """A function that computes what TensorFlow does of all kernels, by the names of the layers."""
+    layers = {node.name: node.layer for node in network if role_of(node) is Role.LINEAR}
+
+    @tf.function(reduce_retracing=True)
+    def kernels() -> dict[str, KernelTensors]:
+        return {name: kernel_tensors(layer) for name, layer in layers.items()}
+
+    return kernels
 
 
 class _Refresher(keras.callbacks.Callback):
@@ -214,7 +242,7 @@ class _Refresher(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         del batch, logs
         if not self._is_fresh:
-            self._deployed._refresh(everything=False)
+            self._deployed.refresh_quickly()
         self._is_fresh = False
 
     def on_train_end(self, logs: Any = None) -> None:

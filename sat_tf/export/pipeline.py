@@ -1,24 +1,33 @@
 """The stages of the export, in order."""
 
+from collections.abc import Mapping
+
 import tf_keras as keras
 
 from sat_tf.export import steps
 from sat_tf.export.constants import settle_constants
 from sat_tf.export.graph import Graph
+from sat_tf.export.lattice import KernelTensors
 from sat_tf.export.trace import trace
 
 
-def deployed_graph(model: keras.Model, *, float_head: bool = False) -> Graph:
+def deployed_graph(
+    model: keras.Model,
+    *,
+    float_head: bool = False,
+    kernels: Mapping[str, KernelTensors] | None = None,
+) -> Graph:
     """The graph of the deployed model, whose biases are integers of input step · weight step.
 
     Args:
         model: a model quantized by sat-tf.
         float_head: compute the last Dense layer in float32, from dequantized codes.
+        kernels: see `trace`.
 
     Raises:
         ValueError: the model has no integer form; lists every problem with its fix.
     """
-    return rounded(trained_graph(model, float_head=float_head))
+    return rounded(trained_graph(model, float_head=float_head, kernels=kernels))
 
 
 def rounded(graph: Graph) -> Graph:
@@ -32,14 +41,20 @@ def rounded(graph: Graph) -> Graph:
     return graph
 
 
-def trained_graph(model: keras.Model, *, float_head: bool = False) -> Graph:
+def trained_graph(
+    model: keras.Model,
+    *,
+    float_head: bool = False,
+    kernels: Mapping[str, KernelTensors] | None = None,
+) -> Graph:
     """The same graph before anything of the model is rounded: trace, fold and upscale.
 
     Args:
         model: a model quantized by sat-tf.
         float_head: compute the last Dense layer in float32, from dequantized codes.
+        kernels: see `trace`.
 
     Raises:
         ValueError: the model has no integer form; lists every problem with its fix.
     """
-    return steps.upscale(trace(model, float_head=float_head))
+    return steps.upscale(trace(model, float_head=float_head, kernels=kernels))
