@@ -9,6 +9,7 @@ from typing import Any
 
 import tf_keras as keras
 
+from sat_tf.export.deployed import DeployedModel
 from sat_tf.export.flatbuffer import serialize
 from sat_tf.export.pipeline import deployed_graph
 from sat_tf.export.structure import read_structure
@@ -75,7 +76,8 @@ def export_tflite(
     that differ.
 
     Args:
-        model: a model quantized by sat-tf, with weight and activation bits.
+        model: a model quantized by sat-tf, with weight and activation bits; or the
+            `DeployedModel` of one.
         path: of the file; it appears whole, or not at all.
         float_head: keep the last Dense layer float, from dequantized activations and int8-stored
             weights. Logits are then not rounded, so that none are equal.
@@ -89,6 +91,8 @@ def export_tflite(
     """
     start = time.perf_counter()
     path = check_writable(path)
+    if isinstance(model, DeployedModel):
+        model, float_head = model.quantized, model.float_head or float_head
     graph = deployed_graph(model, float_head=float_head)
     content = serialize(graph, file_metadata(float_head=float_head))
     structure = read_structure(content, str(path))

@@ -12,6 +12,7 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.export.certificate import Certificate, RuntimeCount, TensorCount
+from sat_tf.export.deployed import DeployedModel
 from sat_tf.export.file import file_metadata, gzip_size
 from sat_tf.export.flatbuffer import serialize
 from sat_tf.export.graph import Graph
@@ -19,7 +20,7 @@ from sat_tf.export.pipeline import deployed_graph
 from sat_tf.export.runtime import RUNTIMES, Runtime
 from sat_tf.export.simulator import simulate
 from sat_tf.export.structure import Structure, differences, read_structure
-from sat_tf.export.trained import TrainedModel
+from sat_tf.export.trained import trained_model
 from sat_tf.messages import list_problems
 from sat_tf.wholefile import check_writable, expect_path
 
@@ -50,7 +51,8 @@ def verify_tflite(
     many codes the Keras model itself computes otherwise is counted too.
 
     Args:
-        model: the quantized Keras model that was exported.
+        model: the quantized Keras model that was exported, or its `DeployedModel`, whose codes are
+            then counted as those of Keras.
         path: the TFLite file.
         images: uint8 (n, rows, columns, channels): the pixels as they are.
         labels: integers (n,), each below the number of classes, to count top-1 too.
@@ -166,7 +168,8 @@ def _graph_of_file(model: keras.Model, found: Structure, path: str) -> Graph:
             "that it wrote from this model; export the model again."
         )
     float_head = bool(found.metadata["float_head"])
-    graph = deployed_graph(model, float_head=float_head)
+    quantized = model.quantized if isinstance(model, DeployedModel) else model
+    graph = deployed_graph(quantized, float_head=float_head)
     expected = serialize(graph, file_metadata(float_head=float_head))
     problems = differences(read_structure(expected, path), found)
     if problems:
@@ -194,7 +197,7 @@ class _Comparison:
 
 def _compare(model: keras.Model, graph: Graph, content: bytes, images: np.ndarray) -> _Comparison:
     counters = {name: _Counter(graph, content, name) for name in RUNTIMES}
-    keras_model = TrainedModel(model, graph)
+    keras_model = trained_model(model, graph)
     trained = {name: TensorCount(name, graph.tensors[name].shape) for name in keras_model.names}
     outputs, keras_outputs = [], []
     for batch in _batches(images, graph):
