@@ -1,16 +1,17 @@
 """The deployed model in Keras: the codes of the file, the variables of the quantized model."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.export.deployed_layer import DeployedLayer, Part
-from sat_tf.export.graph import Graph, Operation
+from sat_tf.export.deployed_layer import DeployedLayer
+from sat_tf.export.graph import Graph
 from sat_tf.export.lattice import KernelTensors, kernel_tensors
+from sat_tf.export.parts import Part, check_same_operations, parts_of
 from sat_tf.export.pipeline import deployed_graph
 from sat_tf.export.queries import role_of
 from sat_tf.qat.network import Network
@@ -65,7 +66,7 @@ class DeployedModel(keras.Model):
     """
 
     def __init__(self, quantized: keras.Model, graph: Graph, *, float_head: bool) -> None:
-        network, parts = Network(quantized), _parts(graph)
+        network, parts = Network(quantized), parts_of(graph)
         image = keras.Input(graph.image_shape, name=graph.image)
         real, tensors, layers = {graph.image: image}, {graph.image: image}, {}
         for node in network:
@@ -82,25 +83,27 @@ class DeployedModel(keras.Model):
             real[node.name] = made["real"]
             tensors |= made["tensors"]
         super().__init__(image, real[network.output], name=f"{network.name}_deployed")
-        integers = {name: x for name, x in tensors.items() if _is_integer(graph, name)}
-        vars(self).update(
-            _quantized=quantized,
-            _float_head=float_head,
-            _graph=graph,
-            _layers_by_name=layers,
-            _kernels=_kernels_of(network),
-            _codes=keras.Model(image, {"codes": integers, "output": real[network.output]}),
+        integers = {name: tensors[name] for name in _integers(graph)}
+        output = real[network.output]
+        # In one object, because Keras would track models and dictionaries that are attributes.
+        self._view = _View(
+            quantized=quantized,
+            float_head=float_head,
+            graph=graph,
+            layers=layers,
+            kernels=_kernels_of(network),
+            computed=keras.Model(image, {"codes": integers, "output": output}),
         )
 
     @property
     def quantized(self) -> keras.Model:
         """The model whose variables this one shares, and which is saved and exported."""
-        return self._quantized
+        return self._view.quantized
 
     @property
     def float_head(self) -> bool:
         """Whether the last Dense layer is float, as `sat_tf.export_tflite` has it."""
-        return bool(self._float_head)
+        return self._view.float_head
 
     def refresh(self) -> None:
         """Takes the integers of the file that the quantized model would be exported to now.
@@ -121,17 +124,17 @@ class DeployedModel(keras.Model):
         Raises:
             ValueError: as `refresh`.
         """
-        kernels = self._kernels()
+        kernels = self._view.kernels()
         graph = deployed_graph(self.quantized, float_head=self.float_head, kernels=kernels)
         self._take(graph, everything=False)
 
     def _take(self, graph: Graph, *, everything: bool) -> None:
-        _check_same_operations(self.name, self._graph, graph)
-        parts = _parts(graph)
+        check_same_operations(self.name, self._view.graph, graph)
+        parts = parts_of(graph)
         with self.distribute_strategy.scope():
-            for name, layer in self._layers_by_name.items():
+            for name, layer in self._view.layers.items():
                 layer.assign(graph, parts.get(name, Part()), everything=everything)
-        vars(self)["_graph"] = graph
+        self._view.graph = graph
 
     def run(self, images: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """The stored integers of every integer tensor by name, and the model's output.
@@ -139,10 +142,10 @@ class DeployedModel(keras.Model):
         Args:
             images: uint8 (n, rows, columns, channels); few enough for all tensors at once.
         """
-        pixels = tf.constant(images.astype(np.float32) * self._graph.image_step)
-        made = self._codes(pixels, training=False)
+        pixels = tf.constant(images.astype(np.float32) * self._view.graph.image_step)
+        made = self._view.computed(pixels, training=False)
         stored = {
-            name: codes.numpy().astype(np.int32) + self._graph.codes(name).zero_point
+            name: codes.numpy().astype(np.int32) + self._view.graph.codes(name).zero_point
             for name, codes in made["codes"].items()
         }
         return stored, made["output"].numpy()
@@ -150,7 +153,7 @@ class DeployedModel(keras.Model):
     @property
     def names(self) -> list[str]:
         """The tensors that are integers in the file."""
-        return [name for name in self._graph.tensors if _is_integer(self._graph, name)]
+        return _integers(self._view.graph)
 
     # -- Keras ---------------------------------------------------------------------------------
 
@@ -215,6 +218,32 @@ class DeployedModel(keras.Model):
         )
 
 
+@dataclasses.dataclass
+class _View:
+    """What a deployed model knows of the quantized one.
+
+    Attributes:
+        quantized: the model.
+        float_head: whether its last layer is deployed in float.
+        graph: the deployed graph whose numbers the layers have.
+        layers: those of the deployed model, by the names of the quantized one's.
+        kernels: computes what TensorFlow does of all kernels.
+        computed: gives all integer tensors beside the output.
+    """
+
+    quantized: keras.Model
+    float_head: bool
+    graph: Graph
+    layers: dict[str, DeployedLayer]
+    kernels: Callable[[], dict[str, KernelTensors]]
+    computed: keras.Model
+
+
+def _integers(graph: Graph) -> list[str]:
+    """Names of the integer tensors of a graph."""
+    return [name for name, tensor in graph.tensors.items() if tensor.codes is not None]
+
+
 def _kernels_of(network: Network) -> Callable[[], dict[str, KernelTensors]]:
     """A function that computes what TensorFlow does of all kernels, by the names of the layers."""
     layers = {node.name: node.layer for node in network if role_of(node) is Role.LINEAR}
@@ -248,59 +277,3 @@ class _Refresher(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         del logs
         self._deployed.refresh()
-
-
-def _is_integer(graph: Graph, name: str) -> bool:
-    return name != graph.image and graph.tensors[name].codes is not None
-
-
-def _parts(graph: Graph) -> dict[str, Part]:
-    """What the graph has in the place of each layer that has an output there, by its name."""
-    makers = {operation.output: operation for operation in graph.operations}
-    known = {graph.image}
-    parts: dict[str, Part] = {}
-    for name, tensor in graph.layer_outputs.items():
-        operations = list(_needed(tensor, makers, known))
-        made = {operation.output for operation in operations}
-        read = {tensor, *(source for op in operations for source in op.inputs)} - made
-        parts[name] = Part(tuple(sorted(read)), tuple(operations), tensor)
-    return parts
-
-
-def _needed(tensor: str, makers: dict[str, Operation], known: set[str]) -> Iterator[Operation]:
-    """The operations that lead from what is known to a tensor, which is then known as well."""
-    if tensor not in known:
-        for source in makers[tensor].inputs:
-            yield from _needed(source, makers, known)
-        known.add(tensor)
-        yield makers[tensor]
-
-
-def _check_same_operations(name: str, old: Graph, new: Graph) -> None:
-    """Raises ValueError where a file would no longer have the operations it had."""
-    before, after = _outline(old), _outline(new)
-    changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
-    if changed:
-        raise ValueError(
-            f"model {name!r}: received variables with which the file has other operations than "
-            f"before ({', '.join(changed)}), expected the same ones; call deployed_model again on "
-            "its `quantized`."
-        )
-
-
-def _outline(graph: Graph) -> dict[str, Any]:
-    """All of the operations but their numbers, by the tensors that they make."""
-
-    def settings(operation: Operation) -> list[Any]:
-        values = [getattr(operation, field.name) for field in dataclasses.fields(operation)]
-        return [np.shape(value) if isinstance(value, np.ndarray) else value for value in values]
-
-    return {
-        operation.output: (
-            type(operation),
-            settings(operation),
-            graph.tensors[operation.output].shape,
-            graph.is_float(operation),
-        )
-        for operation in graph.operations
-    }

@@ -10,25 +10,10 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.export import exact
-from sat_tf.export.graph import Graph, Operation
+from sat_tf.export.graph import Graph
+from sat_tf.export.parts import Part
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.network import Node
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """What the deployed graph has in the place of one Keras layer.
-
-    Attributes:
-        sources: the tensors it reads.
-        operations: what it computes from them, in order; none where the layer changes nothing.
-        tensor: the one with the layer's output, or None where the layer has none, because it is
-            folded into what stands behind it.
-    """
-
-    sources: tuple[str, ...] = ()
-    operations: tuple[Operation, ...] = ()
-    tensor: str | None = None
 
 
 def straight_through(surrogate: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
@@ -67,10 +52,10 @@ class DeployedLayer(keras.layers.Layer):
         arguments = dict(node.arguments)
         if "training" in inspect.signature(node.layer.call).parameters:
             arguments["training"] = False
-        # Past Keras' own __setattr__, which would track or copy them.
-        vars(self).update(
-            _node=dataclasses.replace(node, arguments=arguments), _graph=graph, _written={}
-        )
+        self._node = dataclasses.replace(node, arguments=arguments)
+        self._graph = graph
+        # Past Keras' own __setattr__, which would make it part of checkpoints.
+        object.__setattr__(self, "_written", {})
         self._constants: dict[str, tf.Variable] = {
             key: self.add_weight(
                 name=key,
@@ -130,8 +115,8 @@ class DeployedLayer(keras.layers.Layer):
                 self._written[key] = value
 
     @staticmethod
-    def _values(graph: Graph, part: Part) -> dict[str, np.ndarray]:
-        values = {
+    def _values(graph: Graph, part: Part) -> exact.Numbers:
+        values: exact.Numbers = {
             f"{operation.output}/{name}": value
             for operation in part.operations
             for name, value in exact.constants_of(operation, graph).items()

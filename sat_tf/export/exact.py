@@ -24,12 +24,14 @@ _EXACT_FLOAT32 = 2**24
 # that the bias is added to. The narrowest that is exact is chosen by the codes that are there.
 _WIDTHS = ((tf.float32, tf.float32), (tf.float32, tf.float64), (tf.float64, tf.float64))
 
+# By name: arrays of float32, float64 or int32, as NumPy has them, and as TensorFlow does.
+Numbers = dict[str, np.ndarray | np.generic]
 Constants = Mapping[str, Any]
 
 
 @functools.singledispatch
-def constants_of(operation: ir.Operation, graph: Graph) -> dict[str, np.ndarray]:
-    """The numbers that an operation computes with, by name: arrays of float32, float64 or int32."""
+def constants_of(operation: ir.Operation, graph: Graph) -> Numbers:
+    """The numbers that an operation computes with."""
     raise TypeError(f"{type(operation).__name__}: not an operation of the deployed model.")
 
 
@@ -48,7 +50,7 @@ def compute(
     raise TypeError(f"{type(operation).__name__}: not an operation of the deployed model.")
 
 
-def _ends(codes: Codes) -> dict[str, np.ndarray]:
+def _ends(codes: Codes) -> Numbers:
     """The smallest and the largest code."""
     return {
         "lowest": np.float32(codes.lowest - codes.zero_point),
@@ -64,7 +66,7 @@ def _clipped(values: tf.Tensor, constants: Constants) -> tf.Tensor:
 
 
 @constants_of.register
-def _(operation: ir.Linear, graph: Graph) -> dict[str, np.ndarray]:
+def _(operation: ir.Linear, graph: Graph) -> Numbers:
     if operation.real:
         steps = operation.along_channels(operation.steps.astype(np.float32))
         weights = operation.kernel.astype(np.float32) * steps
@@ -99,9 +101,7 @@ def _width(graph: Graph, operation: ir.Linear, factors: np.ndarray) -> int:
 
 
 @compute.register
-def _(
-    operation: ir.Linear, graph: Graph, constants: Constants, source: tf.Tensor
-) -> tf.Tensor:
+def _(operation: ir.Linear, graph: Graph, constants: Constants, source: tf.Tensor) -> tf.Tensor:
     if operation.real:
         return tf.matmul(source, constants["kernel"]) + constants["bias"]
 
@@ -136,9 +136,7 @@ def _depthwise(codes: tf.Tensor, kernel: tf.Tensor, window: Window) -> tf.Tensor
         )
     ]
     padded = tf.pad(codes, [(0, 0), *margins, (0, 0)])
-    every = tf.nn.depthwise_conv2d(
-        padded, kernel, [1, 1, 1, 1], "VALID", dilations=window.dilation
-    )
+    every = tf.nn.depthwise_conv2d(padded, kernel, [1, 1, 1, 1], "VALID", dilations=window.dilation)
     return every[:, ::rows, ::columns]
 
 
@@ -158,7 +156,7 @@ _SUMS = {
 
 
 @constants_of.register
-def _(operation: ir.Add, graph: Graph) -> dict[str, np.ndarray]:
+def _(operation: ir.Add, graph: Graph) -> Numbers:
     if graph.is_float(operation):
         return {}
     output = graph.codes(operation.output)
@@ -169,9 +167,7 @@ def _(operation: ir.Add, graph: Graph) -> dict[str, np.ndarray]:
 
 
 @compute.register
-def _(
-    operation: ir.Add, graph: Graph, constants: Constants, *summands: tf.Tensor
-) -> tf.Tensor:
+def _(operation: ir.Add, graph: Graph, constants: Constants, *summands: tf.Tensor) -> tf.Tensor:
     if graph.is_float(operation):
         return tf.add_n(summands)
     multipliers = tf.unstack(constants["multipliers"], len(summands))
@@ -182,7 +178,7 @@ def _(
 
 
 @constants_of.register
-def _(operation: ir.Mean, graph: Graph) -> dict[str, np.ndarray]:
+def _(operation: ir.Mean, graph: Graph) -> Numbers:
     if graph.is_float(operation):
         return {}
     source, output = graph.codes(operation.inputs[0]), graph.codes(operation.output)
@@ -205,17 +201,10 @@ def _(operation: ir.Mean, graph: Graph, constants: Constants, source: tf.Tensor)
     sums = tf.reduce_sum(tf.cast(source, tf.float64), [1, 2], keepdims=operation.keep_dims)
     stored_sums = tf.cast(sums + constants["stored_zeros"], tf.float32)
     # Each result is rounded to float32 by itself, also where a compiler would fuse the two.
-    product = _float32(tf.cast(stored_sums, tf.float64) * _float64(constants["multiplier"]))
-    stored = _float32(tf.cast(product, tf.float64) + _float64(constants["offset"]))
+    wide = tf.cast(stored_sums, tf.float64) * tf.cast(constants["multiplier"], tf.float64)
+    product = tf.cast(tf.cast(wide, tf.float32), tf.float64)
+    stored = tf.cast(product + tf.cast(constants["offset"], tf.float64), tf.float32)
     return _clipped(tf.round(stored) - constants["zero_point"], constants)
-
-
-def _float64(value: Any) -> tf.Tensor:
-    return tf.cast(value, tf.float64)
-
-
-def _float32(value: tf.Tensor) -> tf.Tensor:
-    return tf.cast(value, tf.float32)
 
 
 # -- what only moves codes -----------------------------------------------------------------------
@@ -225,7 +214,7 @@ def _float32(value: tf.Tensor) -> tf.Tensor:
 @constants_of.register(ir.Pad)
 @constants_of.register(ir.Reshape)
 @constants_of.register(ir.Softmax)
-def _(operation: ir.Operation, graph: Graph) -> dict[str, np.ndarray]:
+def _(operation: ir.Operation, graph: Graph) -> Numbers:
     del operation, graph
     return {}
 
@@ -250,7 +239,7 @@ def _(operation: ir.Reshape, graph: Graph, constants: Constants, source: tf.Tens
 
 
 @constants_of.register
-def _(operation: ir.ShiftImage, graph: Graph) -> dict[str, np.ndarray]:
+def _(operation: ir.ShiftImage, graph: Graph) -> Numbers:
     return {"step": np.float32(graph.image_step), **_ends(graph.codes(operation.output))}
 
 
@@ -260,19 +249,17 @@ def _(operation: ir.ShiftImage, graph: Graph, constants: Constants, image: tf.Te
 
 
 @constants_of.register
-def _(operation: ir.Dequantize, graph: Graph) -> dict[str, np.ndarray]:
+def _(operation: ir.Dequantize, graph: Graph) -> Numbers:
     return {"step": np.float32(graph.codes(operation.inputs[0]).step)}
 
 
 @compute.register
-def _(
-    operation: ir.Dequantize, graph: Graph, constants: Constants, source: tf.Tensor
-) -> tf.Tensor:
+def _(operation: ir.Dequantize, graph: Graph, constants: Constants, source: tf.Tensor) -> tf.Tensor:
     return source * constants["step"]
 
 
 @constants_of.register
-def _(operation: ir.Quantize, graph: Graph) -> dict[str, np.ndarray]:
+def _(operation: ir.Quantize, graph: Graph) -> Numbers:
     codes = graph.codes(operation.output)
     low, high = np.float32(-128 - codes.zero_point), np.float32(127 - codes.zero_point)
     return {"inverse_step": np.float32(1.0) / codes.step, "lowest": low, "highest": high}
@@ -294,7 +281,7 @@ _POINTWISE = {
 
 
 @constants_of.register
-def _(operation: ir.WithConstant, graph: Graph) -> dict[str, np.ndarray]:
+def _(operation: ir.WithConstant, graph: Graph) -> Numbers:
     return {"constant": operation.constant}
 
 

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from sat_tf.core import dorefa, grid
 from sat_tf.qat import registry
+from sat_tf.qat.quantizers import DorefaQuantizer
 from sat_tf.qat.wrapper import QuantizedLayer
 
 _LARGEST_INT8 = 127
@@ -47,13 +48,20 @@ class KernelTensors(NamedTuple):
     effective: tf.Tensor
 
 
+def _quantizer_of(wrapper: QuantizedLayer) -> tuple[DorefaQuantizer, int]:
+    """The quantizer of a layer's weights, and its bits."""
+    quantizer = wrapper.quantize_config.weights
+    if quantizer is None or quantizer.num_bits is None:
+        raise TypeError(f"{wrapper.layer.name}: weights without codes; see weight_problem.")
+    return quantizer, quantizer.num_bits
+
+
 def kernel_tensors(wrapper: QuantizedLayer) -> KernelTensors:
     """The part of `integer_kernel` that a `tf.function` can do for many layers in one call."""
-    quantizer, layer = wrapper.quantize_config.weights, wrapper.layer
-    if quantizer is None or quantizer.num_bits is None:
-        raise TypeError(f"{layer.name}: weights without codes; see weight_problem.")
+    quantizer, num_bits = _quantizer_of(wrapper)
+    layer = wrapper.layer
     latent = tf.convert_to_tensor(getattr(layer, registry.kernel_name(layer)), tf.float32)
-    settings = (quantizer.num_bits, quantizer.grid)
+    settings = (num_bits, quantizer.grid)
     codes = dorefa.weight_codes(latent, *settings, range_axes=quantizer.range_axes)
     factor = tf.constant(1.0)
     if quantizer.rescale is not None:
@@ -81,9 +89,9 @@ def integer_kernel(
             would be a defect of sat-tf.
     """
     tensors = kernel_tensors(wrapper) if tensors is None else tensors
-    quantizer, layer = wrapper.quantize_config.weights, wrapper.layer
+    (quantizer, num_bits), layer = _quantizer_of(wrapper), wrapper.layer
     codes, effective = tensors.codes.numpy(), tensors.effective.numpy()
-    step = np.float64(grid.find_grid(quantizer.grid, quantizer.num_bits).step(quantizer.num_bits))
+    step = np.float64(grid.find_grid(quantizer.grid, num_bits).step(num_bits))
     steps = np.reshape(step, [1] * codes.ndim)
     if quantizer.rescale is not None:
         gain = wrapper.kernel_variables["rescale_gain"].numpy().astype(np.float64)

@@ -253,7 +253,8 @@ class Config(_Section):
         BitPolicy, PlainValidator(_read_policy), PlainSerializer(BitPolicy.to_dict)
     ] = Field(default=BitPolicy(), description="a mapping of BitPolicy's fields")
     stages: StagesConfig = Field(
-        default=StagesConfig(), description="a mapping with the keys float, quantized and deploy_tail"
+        default=StagesConfig(),
+        description="a mapping with the keys float, quantized and deploy_tail",
     )
     calibration: CalibrationConfig = Field(default=CalibrationConfig(), description="a mapping")
     export: ExportConfig = Field(default=ExportConfig(), description="a mapping")

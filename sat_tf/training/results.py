@@ -57,7 +57,10 @@ class Results:
         if self.deployed_top1 is not None:
             models["deployed"] = self.deployed_top1
         for row in (
-            *((f"{name} model, {held_out}", f"{100 * top1:.2f} %") for name, top1 in models.items()),
+            *(
+                (f"{name} model, {held_out}", f"{100 * top1:.2f} %")
+                for name, top1 in models.items()
+            ),
             (f"TFLite in LiteRT, {verified}", f"{100 * self.tflite_top1:.2f} %"),
             ("parameters", f"{self.parameters:,}"),
             ("TFLite file, bytes", f"{self.file_bytes:,}"),

@@ -27,8 +27,7 @@ def both(operation: Operation, graph: Graph, *stored: np.ndarray) -> tuple[np.nd
         for name, values in zip(operation.inputs, stored, strict=True)
     ]
     constants = {
-        name: tf.constant(value)
-        for name, value in exact.constants_of(operation, graph).items()
+        name: tf.constant(value) for name, value in exact.constants_of(operation, graph).items()
     }
     # Traced, as in training: no compiler may round otherwise.
     computed = tf.function(lambda *inputs: exact.compute(operation, graph, constants, *inputs))
@@ -155,9 +154,7 @@ def test_convolutions_give_the_integers_of_the_simulation(
 )
 def test_sums_round_like_the_kernel(steps, sources, output, seed):
     rng = np.random.default_rng(seed)
-    codes = [
-        Codes(np.float32(step), zero) for step, zero in zip(steps[:2], sources, strict=True)
-    ]
+    codes = [Codes(np.float32(step), zero) for step, zero in zip(steps[:2], sources, strict=True)]
     target = Codes(np.float32(steps[2]), output.zero_point, output.lowest)
     operation = ir.Add(("a", "b"), "y")
     tensors = [Tensor(name, (64,), one) for name, one in zip("ab", codes, strict=True)]
@@ -192,9 +189,7 @@ def test_means_round_like_the_kernel(size, ratio, source, output, keep_dims, see
         np.float32(float(source.step) / ratio), output.zero_point, output.lowest, output.highest
     )
     operation = ir.Mean(("x",), "y", keep_dims)
-    graph = graph_of(
-        operation, Tensor("x", (*size, 5), source), output=Tensor("y", (5,), target)
-    )
+    graph = graph_of(operation, Tensor("x", (*size, 5), source), output=Tensor("y", (5,), target))
     stored = rng.integers(source.lowest, source.highest + 1, (6, *size, 5)).astype(np.int32)
     expected, computed = both(operation, graph, stored)
     np.testing.assert_array_equal(computed, expected)
