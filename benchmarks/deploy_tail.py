@@ -2,8 +2,8 @@
 
 The first table counts, for a small 4-bit model, the codes of Keras that are those of its file in
 LiteRT: as trained, with its biases snapped, deployed without training, and after the tail. The
-second holds medians over interleaved steps, as `step_time.py` does: a step of the tail is one of
-training and the refreshing of the integers before it, which is also given by itself.
+second holds medians over interleaved steps, as `step_time.py` does: a step of the tail begins with
+the refreshing of the integers, whose time is also given by itself.
 
     python benchmarks/deploy_tail.py
     python benchmarks/deploy_tail.py --width=1.0 --batch_size=64
@@ -102,18 +102,11 @@ def _step(model: keras.Model, images: tf.Tensor, labels: tf.Tensor) -> Callable[
 def _times(plain: keras.Model, quantized: keras.Model, batch: Any, status: Any) -> list[Any]:
     """The rows of the second table."""
     deployed = deployed_model(with_weight_decay(quantized, 0.0))
-    computing = _step(deployed, *batch)
-
-    def tail() -> None:
-        deployed.refresh_quickly()
-        computing()
-
     calls = {
         "float step": _step(plain, *batch),
         "quantized step": _step(quantized, *batch),
-        "tail step, refreshed before": tail,
-        "tail step alone": computing,
-        "refreshing alone": deployed.refresh_quickly,
+        "tail step": _step(deployed, *batch),
+        "of that, refreshing": deployed.refresh_quickly,
     }
     for name, call in calls.items():
         status(f"tracing {name}")

@@ -55,7 +55,7 @@ def deployed_model(quantized: keras.Model, *, float_head: bool = False) -> "Depl
 class DeployedModel(keras.Model):
     """What `deployed_model` returns: a view of a quantized model as its file computes.
 
-    The integers are taken from the quantized model by `refresh`. `fit` does it before every batch
+    The integers are taken from the quantized model by `refresh`. `fit` does it before every step
     and at its end, `evaluate` and `predict` do it at their start; call it yourself after other
     changes of the variables and in training loops of your own.
 
@@ -171,24 +171,26 @@ class DeployedModel(keras.Model):
             )
         super().compile(*arguments, **options)
 
-    def fit(
-        self,
-        x: Any = None,
-        y: Any = None,
-        batch_size: Any = None,
-        epochs: int = 1,
-        verbose: Any = "auto",
-        callbacks: Any = None,
-        **options: Any,
-    ) -> Any:
+    train_function: Any  # Keras sets it, to None where a new one is due
+
+    def make_train_function(self, force: bool = False) -> Callable[[Any], Any]:
         """As any Keras model; every step computes with the integers of the model's file."""
-        refresher = _Refresher(self)
-        if isinstance(callbacks, keras.callbacks.CallbackList):
-            callbacks.append(refresher)
-        else:
-            # Last, so that what other callbacks change is seen.
-            callbacks = [*tf.nest.flatten(callbacks or []), refresher]
-        return super().fit(x, y, batch_size, epochs, verbose, callbacks, **options)
+        if self.train_function is None or force:
+            step = super().make_train_function(force)
+
+            def refreshed_step(batches: Any) -> Any:
+                self.refresh_quickly()
+                return step(batches)
+
+            self.train_function = refreshed_step
+        return self.train_function
+
+    def fit(self, *arguments: Any, **options: Any) -> Any:
+        """As any Keras model; every step computes with the integers of the model's file."""
+        self.refresh()
+        history = super().fit(*arguments, **options)
+        self.refresh()
+        return history
 
     def evaluate(self, *arguments: Any, **options: Any) -> Any:
         """As any Keras model, with the integers of the model's file."""
@@ -199,11 +201,6 @@ class DeployedModel(keras.Model):
         """As any Keras model, with the integers of the model's file."""
         self.refresh()
         return super().predict(*arguments, **options)
-
-    def train_on_batch(self, *arguments: Any, **options: Any) -> Any:
-        """As any Keras model, with the integers of the model's file before the step."""
-        self.refresh()
-        return super().train_on_batch(*arguments, **options)
 
     def get_config(self) -> dict[str, Any]:
         """Raises: it is a view of another model, which is the one to save.
@@ -248,32 +245,8 @@ def _kernels_of(network: Network) -> Callable[[], dict[str, KernelTensors]]:
     """A function that computes what TensorFlow does of all kernels, by the names of the layers."""
     layers = {node.name: node.layer for node in network if role_of(node) is Role.LINEAR}
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(autograph=False)
     def kernels() -> dict[str, KernelTensors]:
         return {name: kernel_tensors(layer) for name, layer in layers.items()}
 
     return kernels
-
-
-class _Refresher(keras.callbacks.Callback):
-    """Refreshes a deployed model before every step and when training ends."""
-
-    def __init__(self, deployed: DeployedModel) -> None:
-        super().__init__()
-        self._deployed = deployed
-        self._is_fresh = False
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        del logs
-        self._deployed.refresh()
-        self._is_fresh = True
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        del batch, logs
-        if not self._is_fresh:
-            self._deployed.refresh_quickly()
-        self._is_fresh = False
-
-    def on_train_end(self, logs: Any = None) -> None:
-        del logs
-        self._deployed.refresh()
