@@ -124,7 +124,11 @@ class DeployedModel(keras.Model):
         Raises:
             ValueError: as `refresh`.
         """
-        kernels = self._view.kernels()
+        try:
+            kernels = self._view.kernels()
+        except tf.errors.InvalidArgumentError:  # weights that are not finite: let it say which
+            self.refresh()
+            return
         graph = deployed_graph(self.quantized, float_head=self.float_head, kernels=kernels)
         self._take(graph, everything=False)
 

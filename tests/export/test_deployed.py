@@ -296,10 +296,12 @@ def test_what_it_cannot_do_is_answered_with_the_fix():
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
-def test_a_diverged_weight_is_an_error_when_refreshed():
+@pytest.mark.parametrize("weight", ["kernel", "bias"])
+def test_a_diverged_weight_is_an_error_when_refreshed(weight):
     model = small()
     deployed = deployed_model(model)
-    model.get_layer("quant_classifier").layer.bias.assign([np.nan] * 4)
+    variable = getattr(model.get_layer("quant_classifier").layer, weight)
+    variable.assign(np.nan * variable)
     for refresh in (deployed.refresh, deployed.refresh_quickly):
         with pytest.raises(ValueError, match="classifier"):
             refresh()
