@@ -75,11 +75,14 @@ def evaluate(folder: RunFolder, console: Console) -> None:
     folder.require(CONFIG, QUANTIZED_MODEL)
     config = read_config(folder.file(CONFIG))
     quiet_tensorflow()
+    from sat_tf.export import deployed_model
     from sat_tf.training.runner import load_images
     from sat_tf.training.stage import held_out_top1
 
     model = load_model(folder.file(QUANTIZED_MODEL))
     images = load_images(config)
+    if config.stages.deploy_tail is not None:
+        model = deployed_model(model, float_head=config.export.float_head)
     share = held_out_top1(model, images)
     console.print(
         f"{config.name}: held-out top-1 {100 * share:.2f} % ({len(images.test_labels)} images)",

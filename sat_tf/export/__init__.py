@@ -3,7 +3,7 @@
 The stages, in order: trace (with the folding of BatchNormalization), pack, upscale,
 settle_constants, floor_steps, snap_biases; then simulate, write and verify. `to_keras` gives the
 same graph to TensorFlow's own converter; `snap_biases` moves a trained model's biases to those of
-its file.
+its file; `deployed_model` is that file in Keras, to be evaluated and trained.
 
 A file needs no model any more: `read_graph` reads it back, `simulate` runs it in NumPy,
 `verify_file` compares LiteRT with that, and `evaluate_tflite` counts right images on all cores.
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sat_tf.export.converter import to_keras as to_keras
+    from sat_tf.export.deployed import deployed_model as deployed_model
     from sat_tf.export.evaluate import evaluate_simulator as evaluate_simulator
     from sat_tf.export.evaluate import evaluate_tflite as evaluate_tflite
     from sat_tf.export.reader import read_graph as read_graph
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from sat_tf.export.standalone import verify_file as verify_file
 
 _HOMES = {
+    "deployed_model": "sat_tf.export.deployed",
     "evaluate_simulator": "sat_tf.export.evaluate",
     "evaluate_tflite": "sat_tf.export.evaluate",
     "read_graph": "sat_tf.export.reader",

@@ -5,7 +5,7 @@ builtin kernels. Stored integers come in and go out as int32 arrays; accumulator
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -64,28 +64,38 @@ def add(
     first: np.ndarray, second: np.ndarray, first_codes: Codes, second_codes: Codes, output: Codes
 ) -> np.ndarray:
     """The sum of two tensors: multipliers of 20 bits, round half up, clip."""
-    ratios = [np.float32(codes.step / output.step) for codes in (first_codes, second_codes)]
-    shift = _MULTIPLIER_BITS - (int(np.frexp(max(ratios))[1]) - 1)
+    summands = (first_codes, second_codes)
+    multipliers, shift = summand_multipliers(summands, output)
     total = np.full(first.shape, 1 << (shift - 1), np.int64)
-    for stored, codes, ratio in zip(
-        (first, second), (first_codes, second_codes), ratios, strict=True
-    ):
-        multiplier = np.int64(np.rint(np.ldexp(np.float64(ratio), shift)))
+    for stored, codes, multiplier in zip((first, second), summands, multipliers, strict=True):
         total = total + (stored.astype(np.int64) - codes.zero_point) * multiplier
     return _stored(total >> shift, output)
+
+
+def summand_multipliers(summands: Sequence[Codes], output: Codes) -> tuple[np.ndarray, int]:
+    """What a sum multiplies the codes of its inputs by, int64, and by how many bits it shifts."""
+    ratios = [np.float32(codes.step / output.step) for codes in summands]
+    shift = _MULTIPLIER_BITS - (int(np.frexp(max(ratios))[1]) - 1)
+    return np.rint(np.ldexp(np.array(ratios, np.float64), shift)).astype(np.int64), shift
 
 
 def mean(stored: np.ndarray, source: Codes, output: Codes, *, keep_dims: bool) -> np.ndarray:
     """The mean over rows and columns: an exact sum, one float32 product, round half to even."""
     count = stored.shape[1] * stored.shape[2]
     sums = np.sum(stored, axis=(1, 2), dtype=np.int64, keepdims=keep_dims)
+    multiplier, offset = mean_multiplier(source, output, count)
+    rounded = np.rint(sums.astype(np.float32) * multiplier + offset)
+    return np.clip(rounded, output.lowest, output.highest).astype(np.int32)
+
+
+def mean_multiplier(source: Codes, output: Codes, count: int) -> tuple[np.float32, np.float32]:
+    """What a mean multiplies the sum of `count` stored integers by, and what it adds then."""
     multiplier = np.float32(source.step / output.step) * (np.float32(1.0) / np.float32(count))
     # The zero points are one float32 offset of the product.
     offset = np.float32(output.zero_point) - np.float32(
         np.float32(count * source.zero_point) * multiplier
     )
-    rounded = np.rint(sums.astype(np.float32) * multiplier + offset)
-    return np.clip(rounded, output.lowest, output.highest).astype(np.int32)
+    return multiplier, offset
 
 
 def sums(
@@ -175,7 +185,7 @@ def _taps(
     """For every position in the kernel, the values that it meets."""
     margins, outputs = zip(
         *(
-            _placement(length, kernel, stride, dilation, window.padding)
+            placement(length, kernel, stride, dilation, window.padding)
             for length, kernel, stride, dilation in zip(
                 values.shape[1:3], size, window.strides, window.dilation, strict=True
             )
@@ -199,7 +209,7 @@ def _taps(
             yield values[(slice(None), *slices)]
 
 
-def _placement(
+def placement(
     length: int, kernel: int, stride: int, dilation: int, padding: str
 ) -> tuple[tuple[int, int], int]:
     """Margins of one axis, and how many windows fit: TensorFlow's rule."""

@@ -119,24 +119,26 @@ def settle(channel: Channel) -> tuple[float, int]:
     deviations = (sums - channel.usual) / max(channel.spread, _SMALLEST_SPREAD)
     shares = np.exp(-0.5 * np.square(deviations))
 
-    def errors(pair: tuple[float, int]) -> tuple[float, float]:
-        multiplier, bias = pair
-        off = np.abs(channel.code(multiplier * (sums + bias)) - trained)
-        return float(np.sum(shares * off)), float(np.sum(off))
-
-    return min(pairs, key=errors)
+    # All pairs at once: there may be hundreds of channels.
+    multipliers = np.array([multiplier for multiplier, _ in pairs])[:, np.newaxis]
+    biases = np.array([bias for _, bias in pairs])[:, np.newaxis]
+    off = np.abs(channel.code(multipliers * (sums + biases)) - trained)
+    # The last key counts first, and the first of equal pairs wins.
+    best = np.lexsort((np.sum(off, axis=1), np.sum(shares * off, axis=1)))[0]
+    return pairs[best]
 
 
 def _exact_pairs(channel: Channel) -> list[tuple[float, int]]:
     """Pairs whose product at the operating point is the constant, or its code at least."""
     constant, code = channel.constant, float(channel.code(np.array(channel.constant)))
     low, high = code - 0.5 + _MARGIN, code + 0.5 - _MARGIN
+    targets = (min(max(constant, low), high), low, high)
     nearest = abs(constant) / channel.multiplier
     first = max(int(nearest) - _TRIED // 2, 1)
     pairs = []
     for count in range(first, first + _TRIED):
         units = count if constant > 0 else -count
-        for target in (float(np.clip(constant, low, high)), low, high):
+        for target in targets:
             if target / units > 0:
                 pairs.append((target / units, units - channel.usual))
     return pairs

@@ -11,6 +11,7 @@ from typing import Any
 import tf_keras as keras
 
 from sat_tf.export.costs import StorageCost, storage_costs
+from sat_tf.export.deployed import DeployedModel
 from sat_tf.export.flatbuffer import serialize
 from sat_tf.export.graph import Graph
 from sat_tf.export.loading import check_loading
@@ -128,7 +129,8 @@ def export_tflite(
     that differ.
 
     Args:
-        model: a model quantized by sat-tf, with weight and activation bits.
+        model: a model quantized by sat-tf, with weight and activation bits; or the
+            `DeployedModel` of one.
         path: of the file; it appears whole, or not at all.
         float_head: keep the last Dense layer float, from dequantized activations and int8-stored
             weights. Logits are then not rounded, so that none are equal.
@@ -159,6 +161,8 @@ def export_tflite(
     """
     start = time.perf_counter()
     path = check_writable(path)
+    if isinstance(model, DeployedModel):
+        model, float_head = model.quantized, model.float_head or float_head
     settings = FileSettings(float_head=float_head, pack=pack, softmax=softmax, resizable=resizable)
     metadata, problems = checked_metadata(description, labels)
     problems += route_problems(route, settings)

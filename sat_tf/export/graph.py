@@ -12,7 +12,7 @@ it exactly, and its clipping level sits in the steps of the layers that read it.
 import dataclasses
 import enum
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -333,6 +333,7 @@ class Graph:
         image: name of the input tensor.
         output: name of the output tensor.
         warnings: what its user should know.
+        layer_outputs: the tensor with the output of each Keras layer that has one, by their names.
     """
 
     name: str
@@ -343,6 +344,7 @@ class Graph:
     image: str
     output: str
     warnings: tuple[str, ...] = ()
+    layer_outputs: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         from sat_tf.export.listing import graph_table  # which reads graphs

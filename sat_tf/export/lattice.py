@@ -1,10 +1,13 @@
 """Effective weights as integer codes with one step a channel."""
 
+from typing import NamedTuple
+
 import numpy as np
 import tensorflow as tf
 
 from sat_tf.core import dorefa, grid
 from sat_tf.qat import registry
+from sat_tf.qat.quantizers import DorefaQuantizer
 from sat_tf.qat.wrapper import QuantizedLayer
 
 _LARGEST_INT8 = 127
@@ -31,13 +34,52 @@ def weight_problem(wrapper: QuantizedLayer) -> str | None:
     return None
 
 
-def integer_kernel(wrapper: QuantizedLayer) -> tuple[np.ndarray, np.ndarray]:
+class KernelTensors(NamedTuple):
+    """What TensorFlow computes of a layer's weights.
+
+    Attributes:
+        codes: int32, shaped like the Keras kernel.
+        factor: SAT's rescaling constant; 1 where there is none.
+        effective: the weights the layer computes with.
+    """
+
+    codes: tf.Tensor
+    factor: tf.Tensor
+    effective: tf.Tensor
+
+
+def _quantizer_of(wrapper: QuantizedLayer) -> tuple[DorefaQuantizer, int]:
+    """The quantizer of a layer's weights, and its bits."""
+    quantizer = wrapper.quantize_config.weights
+    if quantizer is None or quantizer.num_bits is None:
+        raise TypeError(f"{wrapper.layer.name}: weights without codes; see weight_problem.")
+    return quantizer, quantizer.num_bits
+
+
+def kernel_tensors(wrapper: QuantizedLayer) -> KernelTensors:
+    """The part of `integer_kernel` that a `tf.function` can do for many layers in one call."""
+    quantizer, num_bits = _quantizer_of(wrapper)
+    layer = wrapper.layer
+    latent = tf.convert_to_tensor(getattr(layer, registry.kernel_name(layer)), tf.float32)
+    settings = (num_bits, quantizer.grid)
+    codes = dorefa.weight_codes(latent, *settings, range_axes=quantizer.range_axes)
+    factor = tf.constant(1.0)
+    if quantizer.rescale is not None:
+        values = dorefa.quantize_weights(latent, *settings, range_axes=quantizer.range_axes)
+        factor = quantizer.factor(values, latent)
+    return KernelTensors(codes, factor, wrapper.effective_kernel())
+
+
+def integer_kernel(
+    wrapper: QuantizedLayer, tensors: KernelTensors | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Codes and steps of a layer's effective weights: Ξ = code · step.
 
     The step is the grid's, times SAT's rescaling constant and the layer's gain where it has them.
 
     Args:
         wrapper: a built linear layer without a `weight_problem`.
+        tensors: its `kernel_tensors`, where they have been computed already.
 
     Returns:
         int32 codes shaped like the Keras kernel, and float64 steps, one an output channel.
@@ -46,23 +88,14 @@ def integer_kernel(wrapper: QuantizedLayer) -> tuple[np.ndarray, np.ndarray]:
         ArithmeticError: codes and steps do not give the weights the layer computes with, which
             would be a defect of sat-tf.
     """
-    quantizer, layer = wrapper.quantize_config.weights, wrapper.layer
-    if quantizer is None or quantizer.num_bits is None:
-        raise TypeError(f"{layer.name}: weights without codes; see weight_problem.")
-    latent = tf.convert_to_tensor(getattr(layer, registry.kernel_name(layer)), tf.float32)
-    codes = dorefa.weight_codes(
-        latent, quantizer.num_bits, quantizer.grid, range_axes=quantizer.range_axes
-    ).numpy()
-    step = np.float64(grid.find_grid(quantizer.grid, quantizer.num_bits).step(quantizer.num_bits))
+    tensors = kernel_tensors(wrapper) if tensors is None else tensors
+    (quantizer, num_bits), layer = _quantizer_of(wrapper), wrapper.layer
+    codes, effective = tensors.codes.numpy(), tensors.effective.numpy()
+    step = np.float64(grid.find_grid(quantizer.grid, num_bits).step(num_bits))
     steps = np.reshape(step, [1] * codes.ndim)
     if quantizer.rescale is not None:
-        values = dorefa.quantize_weights(
-            latent, quantizer.num_bits, quantizer.grid, range_axes=quantizer.range_axes
-        )
-        factor = quantizer.factor(values, latent).numpy().astype(np.float64)
         gain = wrapper.kernel_variables["rescale_gain"].numpy().astype(np.float64)
-        steps = steps * factor * gain
-    effective = np.asarray(wrapper.effective_kernel())
+        steps = steps * tensors.factor.numpy().astype(np.float64) * gain
     # Both sides are a few float32 roundings away from the exact product.
     if not np.allclose(codes * steps, effective, rtol=1e-5, atol=1e-6 * np.max(np.abs(effective))):
         raise ArithmeticError(f"{layer.name}: codes and steps do not give the effective weights.")

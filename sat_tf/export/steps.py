@@ -39,7 +39,7 @@ def upscale(graph: Graph) -> Graph:
 
 def _upscaled(graph: Graph, linear: Linear) -> Linear:
     largest = max(int(np.max(np.abs(linear.kernel), initial=0)), 1)
-    reach = max(int(np.max(_largest_sums(graph, linear), initial=0)), 1)
+    reach = max(int(np.max(largest_sums(graph, linear), initial=0)), 1)
     room = max(linear.storage.highest // largest, 1)  # INT4 holds -8, and no 8
     factor = min(room, max(_LARGEST_SUM // reach, 1))
     return dataclasses.replace(linear, kernel=linear.kernel * factor, steps=linear.steps / factor)
@@ -138,7 +138,7 @@ def _beyond_20_bits(graph: Graph, add: Add) -> str | None:
 
 
 def _beyond_int32(graph: Graph, linear: Linear) -> str | None:
-    reach = _largest_sums(graph, linear)
+    reach = largest_sums(graph, linear)
     if np.max(reach + np.abs(linear.bias)) <= _INT32:
         return None
     return (
@@ -152,7 +152,7 @@ def _beyond_builtin(graph: Graph, linear: Linear) -> str | None:
         return None
     # Builtin kernels first multiply sums by the power of 2 above the multiplier, and int32 wraps.
     exponents = np.frexp(requantization_multipliers(graph, linear))[1]
-    reach = (_largest_sums(graph, linear) + np.abs(linear.bias)) * 2.0 ** np.maximum(exponents, 0)
+    reach = (largest_sums(graph, linear) + np.abs(linear.bias)) * 2.0 ** np.maximum(exponents, 0)
     if np.max(reach) <= _INT32:
         return None
     return (
@@ -162,7 +162,7 @@ def _beyond_builtin(graph: Graph, linear: Linear) -> str | None:
     )
 
 
-def _largest_sums(graph: Graph, linear: Linear) -> np.ndarray:
+def largest_sums(graph: Graph, linear: Linear) -> np.ndarray:
     """The largest magnitude that Σ codes · input code can have, a channel."""
     source = graph.codes(linear.inputs[0])
     widest = max(source.highest - source.zero_point, source.zero_point - source.lowest)

@@ -1,6 +1,7 @@
 """From a quantized Keras model to a graph with real biases."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 import tf_keras as keras
@@ -32,27 +33,41 @@ from sat_tf.qat.quantizers import RangeObserver
 from sat_tf.qat.registry import Role
 
 
-def trace(model: keras.Model, *, float_head: bool = False) -> Graph:
+def trace(
+    model: keras.Model,
+    *,
+    float_head: bool = False,
+    kernels: Mapping[str, lattice.KernelTensors] | None = None,
+) -> Graph:
     """Reads a quantized model as a graph of integer operations.
 
     Args:
         model: a model quantized by sat-tf.
         float_head: compute the last layer in float32, from dequantized activations and weights.
+        kernels: what TensorFlow computes of the linear layers, by their names, where it has done
+            so already; for a model that has been traced before, and is not checked again.
 
     Raises:
         ValueError: the model has no integer form; lists every problem with its fix.
     """
     network = Network(model)
-    problems = find_problems(network, float_head=float_head)
+    problems = find_problems(network, float_head=float_head) if kernels is None else []
     if problems:
         raise ValueError(list_problems(f"model {network.name!r}", problems))
-    return _Tracer(network, queries.find_head(network) if float_head else None).trace()
+    head = queries.find_head(network) if float_head else None
+    return _Tracer(network, head, kernels or {}).trace()
 
 
 class _Tracer:
-    def __init__(self, network: Network, float_head: str | None) -> None:
+    def __init__(
+        self,
+        network: Network,
+        float_head: str | None,
+        kernels: Mapping[str, lattice.KernelTensors],
+    ) -> None:
         self.network = network
         self.float_head = float_head
+        self.kernels = kernels
         self.builder = GraphBuilder([inner_layer(node.layer).name for node in network])
         self.forms: dict[str, Form] = {}
         self.warnings: list[str] = []
@@ -81,6 +96,11 @@ class _Tracer:
             image=self.network.input,
             output=output,
             warnings=tuple(self.warnings),
+            layer_outputs={
+                name: form.source
+                for name, form in self.forms.items()
+                if isinstance(form, TensorForm) and name != self.network.input
+            },
         )
 
     # -- what a layer computes -----------------------------------------------------------------
@@ -136,7 +156,7 @@ class _Tracer:
     def _linear(self, node: Node) -> Form:
         layer = inner_layer(node.layer)
         source = self._tensor(node.inputs[0])
-        codes, steps = lattice.integer_kernel(node.layer)
+        codes, steps = lattice.integer_kernel(node.layer, self.kernels.get(node.name))
         bias = np.zeros(steps.size) if layer.bias is None else layer.bias.numpy()
         window = WHOLE
         if isinstance(layer, keras.layers.Dense):

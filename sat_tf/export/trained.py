@@ -4,6 +4,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.export.deployed import DeployedModel
 from sat_tf.export.graph import Codes, Graph
 from sat_tf.qat import registry
 from sat_tf.qat.layout import inner_layer
@@ -55,6 +56,24 @@ class TrainedModel:
             for name, layer in self._layers.items()
         }
         return codes, made[self._network.output].numpy()
+
+
+def trained_model(model: keras.Model, graph: Graph) -> TrainedModel | DeployedModel:
+    """What shows the codes of a quantized model, or of a deployed one as they are now.
+
+    Raises:
+        ValueError: a deployed model whose head is float where that of the graph is not, or the
+            other way round.
+    """
+    if not isinstance(model, DeployedModel):
+        return TrainedModel(model, graph)
+    model.refresh()
+    if set(model.names) != {name for name, tensor in graph.tensors.items() if tensor.codes}:
+        raise ValueError(
+            f"model {model.name!r}: received a deployed model with float_head={model.float_head}, "
+            "expected one like the file; call deployed_model with the other float_head."
+        )
+    return model
 
 
 def stored_codes(real: np.ndarray, codes: Codes) -> np.ndarray:

@@ -10,6 +10,7 @@ import tf_keras as keras
 
 from sat_tf.export.certificate import Certificate, ImagesFrom
 from sat_tf.export.certificate_page import check_certificate_path, write_both
+from sat_tf.export.deployed import DeployedModel
 from sat_tf.export.file import file_content, file_graph
 from sat_tf.export.inputs import GIVEN, as_array, image_problems, label_problems
 from sat_tf.export.proof import Subject, prove
@@ -17,7 +18,7 @@ from sat_tf.export.runtime import USUAL_RUNTIMES
 from sat_tf.export.settings import FileSettings
 from sat_tf.export.standalone import file_problems
 from sat_tf.export.structure import differences, read_structure
-from sat_tf.export.trained import TrainedModel
+from sat_tf.export.trained import trained_model
 from sat_tf.messages import list_problems
 from sat_tf.wholefile import expect_path
 
@@ -41,7 +42,8 @@ def verify_tflite(
     many codes the Keras model itself computes otherwise is counted too.
 
     Args:
-        model: the quantized Keras model that was exported.
+        model: the quantized Keras model that was exported, or its `DeployedModel`, whose codes are
+            then counted as those of Keras.
         path: the TFLite file.
         images: uint8 (n, rows, columns, channels): the pixels as they are.
         labels: integers (n,), each below the number of classes, to count top-1 too.
@@ -70,7 +72,7 @@ def verify_tflite(
         labels,
         images_from=images_from,
         runtimes=runtimes,
-        trained=TrainedModel(model, subject.graph),
+        trained=trained_model(model, subject.graph),
         progress=progress,
     )
     if certificate_path is not None:
@@ -100,7 +102,8 @@ def _subject(model: keras.Model, path: pathlib.Path) -> Subject:
     content = path.read_bytes()
     found = read_structure(content, str(path))
     settings = FileSettings.of_file(found.metadata, str(path))
-    graph = file_graph(model, settings)
+    quantized = model.quantized if isinstance(model, DeployedModel) else model
+    graph = file_graph(quantized, settings)
     expected = file_content(graph, settings)
     problems = differences(read_structure(expected, str(path)), found)
     if problems:

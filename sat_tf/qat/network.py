@@ -1,6 +1,7 @@
 """A read-only view of a Keras model as a graph: which layer reads which layer's output."""
 
 import dataclasses
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,6 +42,14 @@ class Node:
             bad = int(np.count_nonzero(~np.isfinite(value)))
             if bad:
                 yield variable.name, bad, np.size(value)
+
+
+def call_in_inference(node: Node, layer: keras.layers.Layer, tensors: list[Any]) -> Any:
+    """Calls `layer` the way a node calls its own, as in inference whatever goes on around it."""
+    arguments = dict(node.arguments)
+    if "training" in inspect.signature(layer.call).parameters:
+        arguments["training"] = False
+    return dataclasses.replace(node, arguments=arguments).call(layer, tensors)
 
 
 class Network:

@@ -159,13 +159,27 @@ class StageConfig(_Section):
 
 
 class StagesConfig(_Section):
-    """The float stage with clamped weights, and the quantized stage that goes on from it."""
+    """The float stage with clamped weights, the quantized one that goes on from it, and the tail.
+
+    The tail, which is optional, trains the quantized model on the integers of its file; see
+    `sat_tf.training.deploy_tail`.
+    """
 
     float: StageConfig = Field(default=StageConfig(), description="a mapping")
     quantized: StageConfig = Field(
         default=StageConfig(),
         description="a mapping; what it leaves out is as in the float stage",
     )
+    deploy_tail: StageConfig | None = Field(
+        default=None,
+        description="a mapping, in which what it leaves out is as in the quantized stage, or null "
+        "(no such stage)",
+    )
+
+    def by_name(self) -> dict[str, StageConfig]:
+        """The stages there are, in order."""
+        stages = {"float": self.float, "quantized": self.quantized}
+        return stages if self.deploy_tail is None else {**stages, "deploy_tail": self.deploy_tail}
 
 
 class CalibrationConfig(_Section):
@@ -253,7 +267,8 @@ class Config(_Section):
         BitPolicy, PlainValidator(_read_policy), PlainSerializer(BitPolicy.to_dict)
     ] = Field(default=BitPolicy(), description="a mapping of BitPolicy's fields")
     stages: StagesConfig = Field(
-        default=StagesConfig(), description="a mapping with the keys float and quantized"
+        default=StagesConfig(),
+        description="a mapping with the keys float, quantized and deploy_tail",
     )
     calibration: CalibrationConfig = Field(default=CalibrationConfig(), description="a mapping")
     export: ExportConfig = Field(default=ExportConfig(), description="a mapping")
@@ -263,18 +278,21 @@ class Config(_Section):
 
     @field_validator("stages")
     @classmethod
-    def _quantized_follows_float(cls, stages: StagesConfig) -> StagesConfig:
-        own = {name: getattr(stages.quantized, name) for name in stages.quantized.model_fields_set}
-        stages = StagesConfig(float=stages.float, quantized=stages.float.model_copy(update=own))
-        problems = [f"float.{problem}" for problem in stages.float.problems()]
-        problems += [
-            f"quantized.{problem}"
-            for problem in stages.quantized.problems()
-            if f"float.{problem}" not in problems  # inherited, and reported once
-        ]
+    def _each_follows_the_one_before(cls, stages: StagesConfig) -> StagesConfig:
+        resolved: dict[str, StageConfig] = {}
+        problems: list[str] = []
+        inherited: list[str] = []
+        for name, stage in stages.by_name().items():
+            own = {field: getattr(stage, field) for field in stage.model_fields_set}
+            before = list(resolved.values())
+            resolved[name] = before[-1].model_copy(update=own) if before else stage
+            found = resolved[name].problems()
+            # Inherited ones are reported once.
+            problems += [f"{name}.{problem}" for problem in found if problem not in inherited]
+            inherited = found
         if problems:
             raise ValueError("\n".join(problems))
-        return stages
+        return stages.model_copy(update=resolved)
 
 
 def _known_name(name: str, known: Sequence[str], what: str) -> str:

@@ -4,7 +4,7 @@ import os
 
 from sat_tf.training.history import EpochMetrics
 
-_COLOURS = {"float": "tab:blue", "quantized": "tab:orange"}
+_COLOURS = {"float": "tab:blue", "quantized": "tab:orange", "deploy_tail": "tab:green"}
 
 
 def draw_curves(rows: list[EpochMetrics], title: str, path: str | os.PathLike[str]) -> None:

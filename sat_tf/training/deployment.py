@@ -24,7 +24,7 @@ def deploy(
     """Writes the TFLite file of a quantized model into its run folder, and the certificate.
 
     Args:
-        model: the quantized model.
+        model: the quantized model, or its deployed one.
         images: the data set.
         folder: of the run.
         float_head: see `sat_tf.export_tflite`.

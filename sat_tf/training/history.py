@@ -10,7 +10,7 @@ class EpochMetrics:
     """One row of the metrics file.
 
     Attributes:
-        stage: "float" or "quantized".
+        stage: "float", "quantized" or "deploy_tail".
         epoch: counted from 1 in each stage.
         learning_rate: at the last step of the epoch.
         loss: mean over the epoch's training batches, weight decay included.

@@ -1,5 +1,6 @@
 """Validation errors in the wording of the project: where, what was received, what was expected."""
 
+import typing
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,7 +61,9 @@ def _section(config: type[BaseModel], location: list[str]) -> type[BaseModel]:
 
 
 def _model_of(field: FieldInfo) -> type[BaseModel] | None:
+    """The section that a field is, or may be where it is optional."""
     annotation = field.annotation
-    return (
-        annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
-    )
+    for kind in (annotation, *typing.get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None

@@ -12,7 +12,8 @@ class Results:
 
     Attributes:
         float_top1: held-out top-1 of the float model with clamped weights, in [0, 1].
-        quantized_top1: the same of the quantized model.
+        quantized_top1: the same of the quantized model; after a deploy tail, before that.
+        deployed_top1: the same of the deployed model after a deploy tail; None without one.
         tflite_top1: the same of the TFLite file in LiteRT, on the images it was verified with.
         held_out_images: how many images the first two are about.
         verified_images: how many the third is about.
@@ -22,7 +23,7 @@ class Results:
         codes_compared: integers compared between LiteRT and the integer simulation of the model.
         codes_differing: how many of them differ.
         trained_differing: share of the Keras model's own codes that differ from the simulation,
-            in [0, 1].
+            in [0, 1]; after a deploy tail, of the deployed model's.
         seconds: of the whole run.
     """
 
@@ -38,6 +39,7 @@ class Results:
     codes_differing: int
     trained_differing: float
     seconds: float
+    deployed_top1: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -51,9 +53,14 @@ class Results:
         held_out = f"held-out top-1 ({self.held_out_images} images)"
         verified = f"held-out top-1 ({self.verified_images} images)"
         differing = "green" if self.codes_differing == 0 else "bold red"
+        models = {"float": self.float_top1, "quantized": self.quantized_top1}
+        if self.deployed_top1 is not None:
+            models["deployed"] = self.deployed_top1
         for row in (
-            (f"float model, {held_out}", f"{100 * self.float_top1:.2f} %"),
-            (f"quantized model, {held_out}", f"{100 * self.quantized_top1:.2f} %"),
+            *(
+                (f"{name} model, {held_out}", f"{100 * top1:.2f} %")
+                for name, top1 in models.items()
+            ),
             (f"TFLite in LiteRT, {verified}", f"{100 * self.tflite_top1:.2f} %"),
             ("parameters", f"{self.parameters:,}"),
             ("TFLite file, bytes", f"{self.file_bytes:,}"),

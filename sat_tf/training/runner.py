@@ -1,4 +1,4 @@
-"""A whole run: data, float stage, quantized stage, TFLite file, certificate."""
+"""A whole run: data, float stage, quantized stage, deploy tail, TFLite file, certificate."""
 
 import contextlib
 import dataclasses
@@ -14,12 +14,14 @@ from rich.console import Console
 import sat_tf
 from sat_tf import data, models
 from sat_tf.data import ImageSet
+from sat_tf.export.deployed import DeployedModel
 from sat_tf.messages import list_problems
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training import run_folder
 from sat_tf.training.config import Config
 from sat_tf.training.config_file import config_text
 from sat_tf.training.curves import draw_curves
+from sat_tf.training.deploy_tail import train_deploy_tail
 from sat_tf.training.deployment import deploy
 from sat_tf.training.distribution import make_strategy, writes_files
 from sat_tf.training.environment import describe_environment
@@ -127,11 +129,34 @@ def run_stage(run: Run, name: str, start: keras.Model, file: str) -> tuple[keras
         # A model without an integer form is saved as it is; the export then says what it lacks.
         with contextlib.suppress(ValueError):
             sat_tf.export.snap_biases(model)
+    return model, finish_stage(run, name, model, file)
+
+
+def run_deploy_tail(run: Run, start: keras.Model) -> tuple[DeployedModel, float]:
+    """Trains the quantized model on the integers of its file, and saves it.
+
+    Args:
+        run: what it is the last stage of.
+        start: the model of the quantized stage.
+
+    Returns:
+        The deployed model, and its held-out top-1.
+
+    Raises:
+        RunError: the model has no integer form, or training broke.
+    """
+    deployed = train_deploy_tail(run, start)
+    return deployed, finish_stage(run, "deploy_tail", deployed, run_folder.QUANTIZED_MODEL)
+
+
+def finish_stage(run: Run, name: str, model: keras.Model, file: str) -> float:
+    """Saves the model of a stage, of a deployed one its quantized model; gives its top-1."""
+    saved = model.quantized if isinstance(model, DeployedModel) else model
     with written_whole(run.folder.file(file)) as temporary:
-        model.save(temporary)
+        saved.save(temporary)
     top1 = held_out_top1(model, run.images)
     run.console.print(f"{name:9}  done: held-out top-1 {100 * top1:.2f} %", highlight=False)
-    return model, top1
+    return top1
 
 
 def train(config: Config, folder: RunFolder, console: Console) -> Results | None:
@@ -176,10 +201,13 @@ def _train(
     if config.calibration.num_images:
         calibrate(run, quantized, clipping_levels=config.calibration.clipping_levels)
     quantized, quantized_top1 = run_stage(run, "quantized", quantized, run_folder.QUANTIZED_MODEL)
+    measured, deployed_top1 = quantized, None
+    if config.stages.deploy_tail is not None:
+        measured, deployed_top1 = run_deploy_tail(run, quantized)
     with written_whole(folder.file(run_folder.CURVES)) as temporary:
         draw_curves(run.rows, config.name, temporary)
     report, certificate = deploy(
-        quantized,
+        measured,
         images,
         folder,
         float_head=config.export.float_head,
@@ -190,6 +218,7 @@ def _train(
     results = Results(
         float_top1=float_top1,
         quantized_top1=quantized_top1,
+        deployed_top1=deployed_top1,
         tflite_top1=certificate.top1["tflite"],
         held_out_images=len(images.test_labels),
         verified_images=min(config.export.verify_images, len(images.test_labels)),

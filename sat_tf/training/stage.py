@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any
+from collections.abc import Callable
 
 import tensorflow as tf
 import tf_keras as keras
@@ -65,13 +65,19 @@ def compile_stage(model: keras.Model, stage: StageConfig, steps_per_epoch: int) 
     )
 
 
-def train_stage(run: Run, name: str, model: keras.Model) -> keras.Model:
+def train_stage(
+    run: Run,
+    name: str,
+    model: keras.Model,
+    view: Callable[[keras.Model], keras.Model] = lambda model: model,
+) -> keras.Model:
     """Trains a model through one stage.
 
     Args:
         run: what it is a stage of.
-        name: "float" or "quantized".
+        name: of the stage in the configuration.
         model: where to start; it is not changed.
+        view: gives the model to fit, which shares the variables of the one it is given.
 
     Returns:
         The trained model, neither compiled nor bound to the strategy.
@@ -89,7 +95,8 @@ def train_stage(run: Run, name: str, model: keras.Model) -> keras.Model:
     )
     with run.strategy.scope():
         trained = with_weight_decay(model, stage.weight_decay)
-        compile_stage(trained, stage, steps_per_epoch)
+        fitted = view(trained)
+        compile_stage(fitted, stage, steps_per_epoch)
     progress = ProgressBar(
         name,
         epochs=stage.epochs,
@@ -98,7 +105,7 @@ def train_stage(run: Run, name: str, model: keras.Model) -> keras.Model:
         console=run.console,
     )
     with progress:
-        trained.fit(
+        fitted.fit(
             batches,
             epochs=stage.epochs,
             validation_data=held_out_batches(run.images),
@@ -132,9 +139,9 @@ def held_out_top1(model: keras.Model, images: ImageSet) -> float:
 def batch_size_problems(config: Config, images: ImageSet) -> list[str]:
     """What is wrong with the batch sizes, which only the data can tell."""
     count = len(images.train_labels)
-    sizes: dict[str, Any] = {
-        f"stages.{name}.batch_size": getattr(config.stages, name).batch_size
-        for name in ("float", "quantized")
+    sizes = {
+        f"stages.{name}.batch_size": stage.batch_size
+        for name, stage in config.stages.by_name().items()
     }
     return [
         f"{key}={size}: expected at most {count}, the number of training images; lower it."
