@@ -158,7 +158,7 @@ def _prove(
     quiet_tensorflow()
     import sat_tf
 
-    model: keras.Model = load_model(target.model)
+    model: keras.Model = _as_measured(load_model(target.model), target)
     shape = tuple(model.input_shape[1:])
     pixels = _pixels(target, choice, shape, int(model.output_shape[-1]), console)
     return sat_tf.verify_tflite(
@@ -171,6 +171,18 @@ def _prove(
         images_from=pixels.source,
         progress=True,
     )
+
+
+def _as_measured(model: "keras.Model", target: Target) -> "keras.Model":
+    """The model that the results of a run are about: the deployed one after a deploy tail."""
+    if target.folder is None or not target.folder.file(CONFIG).is_file():
+        return model
+    config = read_config(target.folder.file(CONFIG))
+    if config.stages.deploy_tail is None:
+        return model
+    from sat_tf.export import deployed_model
+
+    return deployed_model(model, float_head=config.export.float_head)
 
 
 def _pixels(

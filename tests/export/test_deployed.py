@@ -280,8 +280,8 @@ def test_under_mixed_precision_the_codes_stay_exact():
 
 
 def test_a_model_that_cannot_be_exported_cannot_be_deployed():
-    model = small(sat_tf.BitPolicy.mobile(4, activation_bits=None))
-    with pytest.raises(ValueError, match="activations are float, expected quantized ones"):
+    model = small(sat_tf.BitPolicy.mobile(4, weight_bits=None))
+    with pytest.raises(ValueError, match="weights are not quantized, expected 1 to 8 weight bits"):
         deployed_model(model)
 
 

@@ -128,11 +128,11 @@ def test_a_learning_rate_that_blows_up_is_an_error_that_names_stage_and_fix(tmp_
 
 
 def test_a_model_without_an_integer_form_is_an_error_that_says_where_the_trained_one_is(tmp_path):
-    policy = sat_tf.BitPolicy(activation_bits=None)
+    policy = sat_tf.BitPolicy(weight_bits=None)
     model = sat_tf.quantize_model(small_float_model(), policy)
     with pytest.raises(RunError, match="model of the quantized stage is in") as error:
         train_deploy_tail(make_run(tmp_path, TAIL), model)
-    assert "expected quantized ones" in str(error.value)
+    assert "weights are not quantized" in str(error.value)
 
 
 def test_what_the_tail_leaves_out_is_as_in_the_quantized_stage():
