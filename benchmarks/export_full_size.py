@@ -33,6 +33,9 @@ POLICIES = {
     "w2a8": BitPolicy.mobile(8, weight_bits=2),
     "w3a8": BitPolicy.mobile(8, weight_bits=3),
     "w4a8": BitPolicy.mobile(8, weight_bits=4),
+    "w2 only": BitPolicy(weight_bits=2, activation_bits=None),
+    "w3 only": BitPolicy(weight_bits=3, activation_bits=None),
+    "w4 only": BitPolicy(weight_bits=4, activation_bits=None),
 }
 
 _MODELS = flags.DEFINE_list("models", list(MODELS), f"of {', '.join(models.MODELS)}")

@@ -2,6 +2,7 @@ import pathlib
 import re
 
 import numpy as np
+import tensorflow as tf
 import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
@@ -35,9 +36,16 @@ def test_the_code_in_the_readme_runs_and_no_code_differs(tmp_path, monkeypatch):
         "images": draw.integers(0, 256, (64, 8, 8, 3)).astype(np.uint8),
         "labels": draw.integers(0, 3, 64),
     }
-    whole, in_tfmots_words = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    whole, in_tfmots_words, tail, in_litert = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     exec(whole.replace("q.compile(...)", _COMPILE).replace("q.fit(...)", _FIT), names)
     assert names["certificate"].codes_differing == 0
+    batches = tf.data.Dataset.from_tensor_slices((names["images"], names["labels"])).batch(32)
+    names["batches"] = batches.map(lambda image, label: (tf.cast(image, tf.float32), label))
+    names["held_out"] = names["batches"]
+    exec(tail.replace("sat_tf.verify_tflite", "certificate = sat_tf.verify_tflite"), names)
+    assert names["certificate"] == 0.0  # the share that differs
+    exec(in_litert, names)
+    assert "scores" in names
     assert pathlib.Path("model.tflite").is_file()
 
     # Both ways to quantize give the same model.
