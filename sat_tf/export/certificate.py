@@ -91,8 +91,8 @@ class TensorCodes:
         lowest: smallest stored integer.
         counts: how often each stored integer from `lowest` on occurs.
         sha256: hash of all of them, as int8, image by image.
-        weights: how often each weight code of the operator occurs, channels without the factor
-            that all their codes share; empty where it has no weights.
+        weights: how often each weight code of the operator occurs, without the factor that codes
+            are multiplied by; empty where it has no weights.
     """
 
     name: str

@@ -74,7 +74,7 @@ _ON_RUNTIMES = (
 _CAPTION = (
     "Every integer tensor in the order in which it is computed. A histogram has a place for each "
     "code the tensor can have; the height of a bar is the square root of its share. Weights are "
-    "shown without the factor that all codes of a channel share. A code that differs can change "
+    "shown without the factor that the export multiplies them by. A code that differs can change "
     "all that are computed from it."
 )
 

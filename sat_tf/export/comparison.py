@@ -182,11 +182,7 @@ def coded(graph: Graph) -> list[str]:
 
 
 def weight_counts(linear: Linear) -> dict[int, int]:
-    """How often each code occurs, when channels are divided by what all their codes share.
-
-    The export multiplies the codes of a channel by an integer, and divides its step by it.
-    """
-    shared = np.gcd.reduce(np.abs(linear.kernel), axis=linear.inner_axes)
-    codes = linear.kernel // linear.along_channels(np.maximum(shared, 1))
+    """How often each code occurs, without the factor that the export multiplies codes by."""
+    codes = linear.kernel // linear.along_channels(linear.factors)
     values, counts = np.unique(codes, return_counts=True)
     return dict(zip(values.tolist(), counts.tolist(), strict=True))

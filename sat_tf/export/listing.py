@@ -72,8 +72,8 @@ def _codes(codes: Codes) -> str:
 
 
 def _weights(linear: Linear) -> str:
-    factors = np.gcd.reduce(np.abs(linear.kernel), axis=linear.inner_axes)
-    codes = linear.kernel // linear.along_channels(np.maximum(factors, 1))
+    factors = linear.factors
+    codes = linear.kernel // linear.along_channels(factors)
     found = sorted({int(factor) for factor in factors if factor > 1})
     shared = f" x{found[0]}" if len(found) == 1 else f" x{found[0]}-{found[-1]}" if found else ""
     packed = "" if linear.storage.value == 8 else f", {linear.storage.name}"
