@@ -7,11 +7,11 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.export.file import ExportReport
-from sat_tf.export.flatbuffer import serialize
+from sat_tf.export.file import ExportReport, file_content
 from sat_tf.export.pipeline import deployed_graph
 from sat_tf.export.reader import read_graph
 from sat_tf.export.runtime import Runtime
+from sat_tf.export.settings import FileSettings
 from sat_tf.export.simulator import simulate
 from sat_tf.export.structure import read_structure
 from tests.export.local import local_differences
@@ -94,8 +94,8 @@ def test_a_file_that_is_read_back_computes_what_its_model_does(exported):
 
 def test_a_file_that_is_read_back_and_written_is_the_same(exported):
     content = exported.path.read_bytes()
-    metadata = read_structure(content, "file").metadata
-    assert serialize(read_graph(content, "file"), metadata) == content
+    settings = FileSettings.of_file(read_structure(content, "file").metadata, "file")
+    assert file_content(read_graph(content, "file"), settings) == content
 
 
 def test_a_file_says_which_codes_its_tensors_have(exported):
