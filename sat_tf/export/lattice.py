@@ -70,6 +70,16 @@ def kernel_tensors(wrapper: QuantizedLayer) -> KernelTensors:
     return KernelTensors(codes, factor, wrapper.effective_kernel())
 
 
+def _are_the_same(tensors: KernelTensors, steps: np.ndarray) -> bool:
+    """Whether codes · steps are the effective weights."""
+    # In TensorFlow, which takes a large layer to all cores. Both sides are a few float32 roundings
+    # away from the exact product, and the smallest step is a 127th of the largest weight or more.
+    products = tf.cast(tensors.codes, tf.float32) * tf.constant(steps, tf.float32)
+    size = tf.abs(tensors.effective)
+    limit = 1e-5 * size + 1e-6 * tf.reduce_max(size)
+    return bool(tf.reduce_all(tf.abs(products - tensors.effective) <= limit))
+
+
 def integer_kernel(
     wrapper: QuantizedLayer, tensors: KernelTensors | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -90,14 +100,13 @@ def integer_kernel(
     """
     tensors = kernel_tensors(wrapper) if tensors is None else tensors
     (quantizer, num_bits), layer = _quantizer_of(wrapper), wrapper.layer
-    codes, effective = tensors.codes.numpy(), tensors.effective.numpy()
+    codes = tensors.codes.numpy()
     step = np.float64(grid.find_grid(quantizer.grid, num_bits).step(num_bits))
     steps = np.reshape(step, [1] * codes.ndim)
     if quantizer.rescale is not None:
         gain = wrapper.kernel_variables["rescale_gain"].numpy().astype(np.float64)
         steps = steps * tensors.factor.numpy().astype(np.float64) * gain
-    # Both sides are a few float32 roundings away from the exact product.
-    if not np.allclose(codes * steps, effective, rtol=1e-5, atol=1e-6 * np.max(np.abs(effective))):
+    if not _are_the_same(tensors, steps):
         raise ArithmeticError(f"{layer.name}: codes and steps do not give the effective weights.")
     support = registry.find_support(layer)
     axes = support.channel_axes if support else (codes.ndim - 1,)
