@@ -228,8 +228,8 @@ def test_verify_exits_with_1_where_a_code_differs(tiny_run, monkeypatch, tmp_pat
 
     simulate = proof.simulate
 
-    def wrong(graph, batch):
-        tensors = simulate(graph, batch)
+    def wrong(graph, batch, given):
+        tensors = simulate(graph, batch, given)
         tensors["stem_relu"] = tensors["stem_relu"].copy()
         tensors["stem_relu"][0, 0, 0, :2] += 1
         return tensors
