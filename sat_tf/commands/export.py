@@ -132,7 +132,10 @@ def show(source: str, console: Console, *, float_head: bool | None, **settings: 
         graph = file_graph(load_model(path), FileSettings(float_head=float_head, **settings))
     except ValueError as error:
         raise RunError(str(error)) from error
-    console.print(graph_table(graph))
+    if console.is_terminal:
+        console.print(graph_table(graph))
+    else:  # a file or a pipe has no width of its own
+        console.print(str(graph), highlight=False, markup=False, soft_wrap=True)
 
 
 def _find_model(source: str, float_head: bool | None) -> tuple[pathlib.Path, bool]:

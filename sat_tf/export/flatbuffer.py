@@ -336,9 +336,14 @@ def _(operation: ir.Pad, writer: _Writer) -> None:
 
 @_write.register
 def _(operation: ir.Reshape, writer: _Writer) -> None:
-    shape = np.array([-1, *writer.graph.tensors[operation.output].shape], np.int32)
-    constant = writer.constant(f"{operation.output}/shape", shape)
-    writer.operator("RESHAPE", operation, [constant], newShape=list(shape))
+    _write_reshape(writer, writer.indices[operation.inputs[0]], operation.output)
+
+
+def _write_reshape(writer: _Writer, source: int, output: str) -> None:
+    shape = np.array([-1, *writer.graph.tensors[output].shape], np.int32)
+    constant = writer.constant(f"{output}/shape", shape)
+    inputs, made = [source, constant], writer.indices[output]
+    writer.add_operator("RESHAPE", inputs, made, newShape=list(shape))
 
 
 @_write.register
@@ -363,7 +368,9 @@ def _(operation: ir.Island, writer: _Writer) -> None:
     content = float_operators(operation.node, shapes)
     inputs = [writer.indices[name] for name in operation.inputs]
     output = writer.indices[operation.output]
-    splice(content, writer.model, writer.subgraph, inputs, output, writer.unused)
+    result = splice(content, writer.model, writer.subgraph, inputs, output, writer.unused)
+    if result != output:  # a layer that does nothing in inference, such as noise
+        _write_reshape(writer, result, operation.output)
 
 
 @_write.register

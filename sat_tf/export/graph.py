@@ -325,7 +325,13 @@ class Island(Operation):
 
 @dataclasses.dataclass(frozen=True)
 class Foreign(Operation):
-    """An operator of a file between float tensors that no other operation here stands for."""
+    """An operator of a file between float tensors that no other operation here stands for.
+
+    Attributes:
+        layer: the layer that it is part of, which is left float.
+    """
+
+    layer: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -372,7 +378,17 @@ class Graph:
     @property
     def islands(self) -> tuple[str, ...]:
         """The tensors that layers make which are left float, or their operators in a file."""
-        return tuple(op.output for op in self.operations if isinstance(op, Island | Foreign))
+        return tuple(op.output for op in self._left_float)
+
+    @property
+    def _left_float(self) -> tuple[Island | Foreign, ...]:
+        return tuple(op for op in self.operations if isinstance(op, Island | Foreign))
+
+    @property
+    def float_layers(self) -> tuple[str, ...]:
+        """The layers that are left float, producers first."""
+        found = (op.layer if isinstance(op, Foreign) else op.output for op in self._left_float)
+        return tuple(dict.fromkeys(found))
 
     @property
     def integer_tensors(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import tensorflow as tf
 from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.qat.layout import inner_layer
-from sat_tf.qat.network import Node
+from sat_tf.qat.network import Node, call_in_inference
 
 _INPUT = "island_input_"
 
@@ -28,7 +28,9 @@ def float_operators(node: Node, shapes: Sequence[tuple[int, ...]]) -> bytes:
         for i, shape in enumerate(shapes)
     ]
     # A function, and no Keras model, in which the user's layer would be called once more.
-    function = tf.function(lambda *tensors: node.call(layer, list(tensors)), signature)
+    function = tf.function(
+        lambda *tensors: call_in_inference(node, layer, list(tensors)), signature
+    )
     try:
         concrete = [function.get_concrete_function()]
         content: bytes = tf.lite.TFLiteConverter.from_concrete_functions(concrete, layer).convert()
@@ -55,7 +57,7 @@ def splice(
     inputs: Sequence[int],
     output: int,
     name_of: Callable[[str], str],
-) -> None:
+) -> int:
     """Puts the operators of a file into another one.
 
     Args:
@@ -65,10 +67,17 @@ def splice(
         inputs: the tensors of `subgraph` that stand for the file's inputs.
         output: the one that its output becomes.
         name_of: gives a tensor a name that no other has.
+
+    Returns:
+        The tensor with the result: `output`, or, where no operator makes it, the input or the
+        constant that it equals.
     """
     source = tfl.ModelT.InitFromPackedBuf(content, 0)
     (graph,) = source.subgraphs
-    where = dict(zip(_in_order(graph), inputs, strict=True)) | {graph.outputs[0]: output}
+    result = graph.outputs[0]
+    where = dict(zip(_in_order(graph), inputs, strict=True))
+    if any(result in operator.outputs for operator in graph.operators):
+        where[result] = output
     for index, tensor in enumerate(graph.tensors):
         if index in where:
             continue
@@ -84,6 +93,7 @@ def splice(
         operator.inputs = [where.get(index, -1) for index in operator.inputs]
         operator.outputs = [where[index] for index in operator.outputs]
         subgraph.operators.append(operator)
+    return where[result]
 
 
 def _in_order(graph: Any) -> list[int]:

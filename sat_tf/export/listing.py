@@ -90,6 +90,6 @@ def _summary(graph: Graph) -> list[str]:
     ]
     real = [op.output for op in graph.operations if graph.is_float(op)]
     lines.append(f"float: {', '.join(real)}")
-    if graph.islands:
-        lines.append(f"left float, by TensorFlow's converter: {', '.join(graph.islands)}")
+    if graph.float_layers:
+        lines.append(f"left float, by TensorFlow's converter: {', '.join(graph.float_layers)}")
     return lines + [f"note: {warning}" for warning in graph.warnings]

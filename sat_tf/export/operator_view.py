@@ -32,10 +32,10 @@ class Progress:
     operations: list[ir.Operation] = dataclasses.field(default_factory=list)
     real_kernels: dict[str, StoredTensor] = dataclasses.field(default_factory=dict)
 
-    def is_island(self, operator: StoredOperator) -> bool:
-        """Whether an operator belongs to a layer that is left float."""
-        names = [tensor.name.rsplit("/island_", 1)[0] for tensor in operator.outputs]
-        return len(names) == 1 and names[0] in self.islands
+    def island(self, operator: StoredOperator) -> str | None:
+        """The layer left float that an operator belongs to, if it belongs to one."""
+        names = {tensor.name.rsplit("/island_", 1)[0] for tensor in operator.outputs}
+        return next(iter(names)) if len(names) == 1 and names <= self.islands else None
 
     @property
     def known(self) -> set[str]:

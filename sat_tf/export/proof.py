@@ -119,7 +119,7 @@ def prove(
         sha256=subject.sha256,
         operators=subject.structure.operator_counts(),
         float_operators=subject.structure.float_operators(),
-        islands=list(graph.islands),
+        islands=list(graph.float_layers),
         versions=_versions(),
         num_images=len(images),
         images_sha256=images_hash(images),

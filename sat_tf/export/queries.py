@@ -27,6 +27,11 @@ def is_image(node: Node) -> bool:
     return isinstance(output_quantizer(node), ImageQuantizer)
 
 
+def quantizes(node: Node) -> bool:
+    """Whether the layer's output becomes codes: it has a quantizer, or an observer for one."""
+    return output_quantizer(node) is not None and not is_image(node)
+
+
 def is_island(node: Node) -> bool:
     """Whether the layer is left float, for TensorFlow's own converter."""
     layer = inner_layer(node.layer)

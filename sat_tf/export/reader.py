@@ -75,8 +75,9 @@ def _graph(contents: Contents, name: str, islands: frozenset[str]) -> Graph:
 
 def _read(index: int, operator: StoredOperator, progress: Progress) -> None:
     where = f"operator {index}, {operator.name}"
-    if progress.is_island(operator):
-        _read_island(operator, progress)
+    island = progress.island(operator)
+    if island is not None:
+        _read_island(island, operator, progress)
         return
     if operator.name not in READERS:
         raise NotUnderstoodError(f"{where}: no operator of sat-tf")
@@ -97,17 +98,20 @@ def _read(index: int, operator: StoredOperator, progress: Progress) -> None:
         raise NotUnderstoodError(f"{where} {output.name}: {error}") from error
 
 
-def _read_island(operator: StoredOperator, progress: Progress) -> None:
+def _read_island(layer: str, operator: StoredOperator, progress: Progress) -> None:
     """An operator of a layer that is left float: whatever it does, no integers are part of it."""
-    (output,) = operator.outputs
     given = [tensor for tensor in operator.inputs if tensor is not None and tensor.values is None]
-    if any(tensor.type in ("INT8", "UINT8") for tensor in (output, *given)):
-        raise NotUnderstoodError(f"{operator.name} {output.name}: it is left float, and has codes")
-    if output.name in progress.known or any(t.name not in progress.known for t in given):
-        raise NotUnderstoodError(f"{operator.name} {output.name}: its tensors are not in order")
+    where = f"{operator.name} {operator.outputs[0].name}"
+    if any(tensor.type in ("INT8", "UINT8") for tensor in (*operator.outputs, *given)):
+        raise NotUnderstoodError(f"{where}: it is left float, and has codes")
+    if any(tensor.name not in progress.known for tensor in given):
+        raise NotUnderstoodError(f"{where}: its tensors are not in order")
     names = tuple(tensor.name for tensor in given)
-    progress.operations.append(ir.Foreign(names, output.name))
-    progress.tensors[output.name] = Tensor(output.name, output.shape[1:], None)
+    for output in operator.outputs:
+        if output.name in progress.known:
+            raise NotUnderstoodError(f"{where}: its tensors are not in order")
+        progress.operations.append(ir.Foreign(names, output.name, layer))
+        progress.tensors[output.name] = Tensor(output.name, output.shape[1:], None)
 
 
 def _check_shape(operation: ir.Operation, progress: Progress) -> None:

@@ -28,8 +28,7 @@ def largest_difference(expected: np.ndarray, computed: np.ndarray) -> float:
     """The largest absolute difference; infinite where one is NaN, 0 where there are no values."""
     with np.errstate(invalid="ignore"):
         differences = np.abs(expected.astype(np.float64) - computed)
-    differences[np.isnan(differences)] = np.inf
-    return float(np.max(differences, initial=0.0))
+    return float(np.max(np.where(np.isnan(differences), np.inf, differences), initial=0.0))
 
 
 def top_hits(outputs: np.ndarray, labels: np.ndarray, k: int) -> int:

@@ -132,9 +132,11 @@ def _(operation: ir.Quantize, graph: Graph, source: np.ndarray) -> np.ndarray:
 @run_operation.register
 def _(operation: ir.Island, graph: Graph, *sources: np.ndarray) -> np.ndarray:
     from sat_tf.qat.layout import inner_layer  # which loads TensorFlow
+    from sat_tf.qat.network import call_in_inference
 
     node = operation.node
-    return np.asarray(node.call(inner_layer(node.layer), list(sources)), np.float32)
+    made = call_in_inference(node, inner_layer(node.layer), list(sources))
+    return np.asarray(made, np.float32)
 
 
 @run_operation.register

@@ -22,6 +22,10 @@ _SMALLEST_MULTIPLIER = 2.0**-32
 # XNNPACK leaves other sums to kernels with another rounding.
 _LARGEST_SUMMAND = 256.0
 _INT32 = 2**31 - 1
+# XNNPACK's products become int32 before the zero point is added, on x86 without saturation.
+_LARGEST_PRODUCT = 2.0**31 - 2**8
+# More output codes than there are: whatever is beyond is stored as the lowest or the highest.
+_BEYOND_OUTPUT = 2.0**9
 
 
 def upscale(graph: Graph) -> Graph:
@@ -80,6 +84,7 @@ def snap_biases(graph: Graph) -> Graph:
     _check(graph, Add, _beyond_20_bits)
     snapped = graph.map_linear(_snapped)
     _check(snapped, Linear, _beyond_int32)
+    _check(snapped, Linear, _beyond_products)
     _check(snapped, Linear, _beyond_builtin)
     return snapped
 
@@ -89,7 +94,28 @@ def _snapped(graph: Graph, linear: Linear) -> Linear:
     largest = _LARGEST_MULTIPLIER * float(graph.codes(linear.output).step) / source
     steps = np.minimum(linear.steps, largest).astype(np.float32)
     units = source * np.where(linear.steps > largest, linear.steps, steps.astype(np.float64))
-    return dataclasses.replace(linear, steps=steps, bias=np.rint(linear.bias / units).astype(int))
+    bias = np.rint(linear.bias / units).astype(int)
+    snapped = dataclasses.replace(linear, steps=steps, bias=bias)
+    return dataclasses.replace(snapped, bias=_bounded_bias(graph, snapped))
+
+
+def _bounded_bias(graph: Graph, linear: Linear) -> np.ndarray:
+    """The bias, or where its products overflow the smallest one that gives the same output.
+
+    Such a bias is larger than every sum, so that its channel always gives its lowest or its
+    highest code.
+    """
+    bound = largest_sums(graph, linear) + np.ceil(
+        _BEYOND_OUTPUT / requantization_multipliers(graph, linear).astype(np.float64)
+    )
+    overflows = _largest_products(graph, linear) > _LARGEST_PRODUCT
+    return np.where(overflows, np.clip(linear.bias, -bound, bound), linear.bias).astype(int)
+
+
+def _largest_products(graph: Graph, linear: Linear) -> np.ndarray:
+    """The largest magnitude in output codes that a channel's sums reach before they are clipped."""
+    multipliers = requantization_multipliers(graph, linear).astype(np.float64)
+    return np.asarray((largest_sums(graph, linear) + np.abs(linear.bias)) * multipliers)
 
 
 def _check(
@@ -144,6 +170,17 @@ def _beyond_int32(graph: Graph, linear: Linear) -> str | None:
     return (
         f"received a layer whose sums reach {np.max(reach):.4g}, expected at most {_INT32} for "
         "int32; split its inputs over two layers."
+    )
+
+
+def _beyond_products(graph: Graph, linear: Linear) -> str | None:
+    largest = np.max(_largest_products(graph, linear))
+    if largest <= _LARGEST_PRODUCT:
+        return None
+    return (
+        f"received a layer whose sums reach {largest:.4g} steps of its output, expected at most "
+        f"{_LARGEST_PRODUCT:.4g}, beyond which LiteRT's kernels overflow; a normalization or a "
+        "clipping level has diverged: go back to an earlier checkpoint, or call sat_tf.calibrate."
     )
 
 

@@ -29,7 +29,7 @@ from sat_tf.messages import list_problems
 from sat_tf.qat import registry
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.network import Network, Node
-from sat_tf.qat.quantizers import RangeObserver
+from sat_tf.qat.quantizers import ImageQuantizer, RangeObserver
 from sat_tf.qat.registry import Role
 
 
@@ -76,6 +76,8 @@ class _Tracer:
     def trace(self) -> Graph:
         if not any(queries.is_image(node) for node in self.network):
             self.forms[self.network.input] = self._float_image()
+        if not any(queries.quantizes(node) for node in self.network):
+            self.warnings.append(self._float_activations())
         for node in self.network:
             if node.name == self.network.input:
                 continue
@@ -135,11 +137,16 @@ class _Tracer:
         name, shape = self.network.input, _shape(self.network[self.network.input])
         shift = ir.ShiftImage((name,), self.builder.between(f"{name}_pixels"))
         codes = self.builder.add(shift, shape, storage.image_codes(1.0))
-        self.warnings.append(
-            "no activations are quantized: it computes in float32, with weights stored as codes, "
-            "on pixels from 0 to 255"
-        )
         return TensorForm(self.builder.dequantized(codes))
+
+    def _float_activations(self) -> str:
+        """What to know about a model that quantizes its weights only."""
+        quantizers = [queries.output_quantizer(node) for node in self.network]
+        marks = [found.image_max for found in quantizers if isinstance(found, ImageQuantizer)]
+        return (
+            "no activations are quantized: it computes in float32, with weights stored as codes, "
+            f"on pixels from 0 to {marks[0] if marks else 255:g}"
+        )
 
     def _island(self, node: Node) -> Form:
         """A layer that is left float, between what is dequantized and what is quantized again."""

@@ -321,11 +321,14 @@ class _Placer:
         return isinstance(node.layer, keras.layers.AveragePooling2D)
 
     def _insertions(self, outputs: dict[str, SatQuantizer | None]) -> Iterator[Insertion]:
-        if not self.quantizes_activations:
+        plain_pixels = self.policy.input_max == 255.0  # what a model without a mark reads
+        if plain_pixels and not self.quantizes_activations:
             return
         readers = frozenset(node.name for node in self.network.consumers(self.network.input))
         image = PlacedConfig(output=ImageQuantizer(image_max=self.policy.input_max), inserted=True)
         yield Insertion(f"{self.network.input}_image", self.network.input, readers, image)
+        if not self.quantizes_activations:
+            return
         carried: dict[str, int | None] = {self.network.input: 8}
         for node in self.network:
             if self.roles[node.name] is Role.MOVEMENT:

@@ -84,8 +84,9 @@ def quantize_model(model: keras.Model, policy: BitPolicy | None = None) -> keras
             f"model {model.name!r}: received a model that is quantized already, expected a float "
             "one; call sat_tf.requantize(model, policy) to give it another policy."
         )
-    if network.problems:
-        # TFMOT refuses some of these itself, one at a time; the placement names all.
+    if network.problems or any(isinstance(n.layer, keras.layers.Lambda) for n in network):
+        # TFMOT refuses some of these itself, one at a time, and passes over Lambda layers with a
+        # warning; the placement names all.
         annotations = {node.name: None for node in network}
         place(network, annotations, scheme.policy)
     annotated = tfmot.quantization.keras.quantize_annotate_model(model)

@@ -13,6 +13,7 @@ from sat_tf import BitPolicy
 from sat_tf.export.pipeline import deployed_graph
 from sat_tf.export.runtime import Runtime
 from sat_tf.export.simulator import simulate
+from sat_tf.export.standalone import verify_file
 from sat_tf.export.structure import read_structure
 from tests.export.zoo import (
     Dense,
@@ -76,12 +77,48 @@ def sigmoid_at_the_end() -> keras.Model:
     )
 
 
+@keras.utils.register_keras_serializable(package="tests")
+class Swapped(keras.layers.Layer):
+    """Operators that make several tensors; in training, which is its default, another layer."""
+
+    def call(self, inputs, training=True):
+        first, second = tf.split(inputs, 2, axis=-1)
+        return inputs * 0.0 if training else tf.concat([second, first], axis=-1)
+
+
+def several_outputs() -> keras.Model:
+    return chain((8, 8, 3), *block(convolution(6)), Swapped(name="swap"), convolution(4), *head())
+
+
+def nothing_in_inference() -> keras.Model:
+    """Layers of which no operator is left, at the image, inside and at the end."""
+    return chain(
+        (8, 8, 3),
+        layers.RandomFlip(name="flip"),
+        *block(convolution(6)),
+        layers.GaussianNoise(0.1, name="noise"),
+        *block(convolution(4)),
+        *head(),
+        layers.ActivityRegularization(0.1, name="end"),
+    )
+
+
+def tensors_without_axes() -> keras.Model:
+    """A Dense layer that asks for the batch size, of which LiteRT makes scalars."""
+    return chain(
+        (8, 8, 3), *block(convolution(6)), Dense(6, activation="swish", name="pixels"), *head()
+    )
+
+
 HALVES: dict[str, tuple[Callable[[], keras.Model], list[str]]] = {
     "upsampled": (upsampled, ["up", "leaky"]),
     "two_inputs": (two_inputs, ["subtract", "multiply"]),
     "scaled_image": (scaled_image, ["scale"]),
     "grouped": (grouped, ["groups", "swish"]),
     "sigmoid_at_the_end": (sigmoid_at_the_end, ["end"]),
+    "several_outputs": (several_outputs, ["swap"]),
+    "nothing_in_inference": (nothing_in_inference, ["flip", "noise", "end"]),
+    "tensors_without_axes": (tensors_without_axes, ["pixels"]),
 }
 
 
@@ -100,6 +137,16 @@ def test_every_integer_around_a_float_layer_is_certified(half, tmp_path):
     assert {t.name for t in certificate.tensors} == set(report.certified)
     assert certificate.islands == islands
     assert certificate.agreement > 0.9
+
+
+def test_a_file_with_float_layers_is_proved_without_its_model_too(half, tmp_path):
+    model, islands = half
+    path, images = tmp_path / "model.tflite", images_for(model)
+    sat_tf.export_tflite(model, path)
+    certificate = verify_file(path, images)
+    assert certificate.codes_differing == 0
+    assert certificate.islands == islands
+    assert certificate.codes == sat_tf.verify_tflite(model, path, images).codes
 
 
 def test_a_float_layer_computes_what_keras_computes(half, tmp_path):
@@ -174,6 +221,18 @@ def test_a_model_with_float_activations_is_float_with_integer_weights(weight_bit
     ]
     assert len(kernels) == 5
     assert {tensor.type for tensor in kernels} == {"INT8"}
+
+
+def test_float_activations_read_pixels_as_the_policy_says(tmp_path):
+    policy = BitPolicy(weight_bits=4, activation_bits=None, input_max=1.0)
+    model = Specimen(two_branches, {}, policy, calibrated=False).quantized()
+    path, images = tmp_path / "model.tflite", images_for(model)
+    report = sat_tf.export_tflite(model, path)
+    assert any("on pixels from 0 to 1" in warning for warning in report.warnings)
+    assert sat_tf.verify_tflite(model, path, images).agreement == 1.0
+    expected = model.predict(images / np.float32(255.0), verbose=0)
+    output = Runtime(path.read_bytes(), keep_tensors=False).run(images)
+    np.testing.assert_allclose(output, expected, atol=1e-5 * np.max(np.abs(expected)))
 
 
 def two_branches() -> keras.Model:

@@ -207,9 +207,9 @@ def test_sums_that_overflow_builtin_kernels_are_refused():
         (name, op) for name, op in _linear(graph).items() if op.kernels is Kernels.BUILTIN
     )
     source, output = float(graph.codes(operation.inputs[0]).step), float(graph.codes(name).step)
-    # A multiplier of 200, and a bias that fits int32 until it is shifted by 8 bits.
-    weight_steps = np.full_like(operation.steps, 200.0 * output / source)
-    bias = np.full_like(operation.bias, 2.0**24 * source * weight_steps[0])
+    # A multiplier of 130, and a bias that fits int32 until it is shifted by 8 bits.
+    weight_steps = np.full_like(operation.steps, 130.0 * output / source)
+    bias = np.full_like(operation.bias, 2.0**23 * source * weight_steps[0])
     changed = dataclasses.replace(operation, steps=weight_steps, bias=bias)
     operations = tuple(changed if op is operation else op for op in graph.operations)
     with pytest.raises(ValueError, match=rf"{name}: received a layer stored in INT4(.|\n)*'none'"):

@@ -33,3 +33,4 @@ def test_top1_is_the_first_of_top_k():
 def test_a_nan_is_no_small_difference():
     assert shares.largest_difference(np.array([1.0, NAN]), np.array([1.0, 1.0])) == np.inf
     assert shares.largest_difference(np.array([1.0, 4.0]), np.array([1.5, 1.0])) == 3.0
+    assert shares.largest_difference(np.array(1.0), np.array(NAN)) == np.inf

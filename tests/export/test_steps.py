@@ -100,6 +100,20 @@ def test_sums_beyond_int32_are_refused():
         steps.snap_biases(_graph(wide, [1e-6], [0.0]))
 
 
+@pytest.mark.parametrize(("bias", "expected"), [(-5e10, -131), (5e10, 131), (-5e7, -1_000_000)])
+def test_a_bias_whose_products_overflow_becomes_the_smallest_that_saturates(bias, expected):
+    linear = _only(steps.snap_biases(_graph([[1]], [100.0], [bias])))  # in units of 50
+    assert linear.bias == expected
+    # Inputs of at most 128, and 200 output steps each.
+    assert abs(200 * (abs(expected) - 128)) > 255
+
+
+def test_products_beyond_int32_are_refused():
+    wide = np.full((1, 1_000), 127)
+    with pytest.raises(ValueError, match=r"y: received a layer .* 3.251e.09 steps of its output"):
+        steps.snap_biases(_graph(wide, [100.0], [0.0]))
+
+
 def test_float_layers_are_left_alone():
     graph = _graph([[3]], [0.1], [0.05])
     real = dataclasses.replace(_only(graph), real=True)

@@ -92,6 +92,12 @@ def test_without_activation_bits_weights_are_still_quantized():
     }
 
 
+def test_float_activations_know_what_a_pixel_stands_for():
+    policy = BitPolicy(activation_bits=None, input_max=1.0)
+    (insertion,) = _place(_network("plain"), policy).insertions
+    assert insertion.config.output == ImageQuantizer(image_max=1.0)
+
+
 @pytest.mark.parametrize(("bits", "expected"), [(None, "w2"), (4, "w4"), (1, "w1")])
 def test_first_and_last_layers_may_have_weight_bits_of_their_own(bits, expected):
     sketch = _sketch_of("plain", BitPolicy(weight_bits=2, first_last_weight_bits=bits))

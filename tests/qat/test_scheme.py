@@ -2,6 +2,7 @@ import json
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
@@ -196,3 +197,13 @@ def test_the_registry_of_the_scheme_answers_tfmot():
     assert config.fields["weight_bits"] == 3
     with pytest.raises(ValueError, match="leaky: received LeakyReLU"):
         registry.get_quantize_config(L.LeakyReLU(name="leaky"))
+
+
+def test_a_lambda_layer_is_left_float_only_where_the_policy_says_so():
+    model = keras.Sequential(
+        [L.Conv2D(4, 3, input_shape=(6, 6, 3)), L.Lambda(tf.nn.silu, name="silu"), L.Flatten()]
+    )
+    with pytest.raises(ValueError, match="silu: received Lambda, which sat-tf does not quantize"):
+        sat_tf.quantize_model(model)
+    quantized = sat_tf.quantize_model(model, BitPolicy(unsupported="float"))
+    assert type(quantized.get_layer("silu")) is L.Lambda
