@@ -188,6 +188,14 @@ def test_export_takes_all_that_a_file_can_say_and_prints_what_storage_costs(
     assert read_structure(path.read_bytes(), "model").metadata["resizable"] is True
 
 
+def test_a_dry_run_prints_whole_words_where_nobody_says_how_wide_a_line_is(tiny_run, capsys):
+    before = sorted(tiny_run.iterdir())
+    assert cli.main(["export", str(tiny_run), "--dry_run"]) == 0
+    header = capsys.readouterr().out.splitlines()[2]
+    assert [word in header for word in ("operation", "makes", "multiply-adds")] == [True] * 3
+    assert sorted(tiny_run.iterdir()) == before
+
+
 def test_evaluate_prints_the_top1_of_the_results(tiny_run, capsys):
     assert cli.main(["evaluate", str(tiny_run)]) == 0
     share = read_json(tiny_run / "results.json")["quantized_top1"]

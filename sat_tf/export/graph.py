@@ -370,25 +370,24 @@ class Graph:
 
     def codes(self, name: str) -> Codes:
         """How tensor `name`, which is not float, is stored."""
-        codes = self.tensors[name].codes
-        if codes is None:
+        if (codes := self.tensors[name].codes) is None:
             raise TypeError(f"{name}: received a float tensor, expected codes.")
         return codes
 
     @property
     def islands(self) -> tuple[str, ...]:
-        """The tensors that layers make which are left float, or their operators in a file."""
+        """The tensors that layers left float make, or their operators in a file."""
         return tuple(op.output for op in self._left_float)
 
     @property
-    def _left_float(self) -> tuple[Island | Foreign, ...]:
-        return tuple(op for op in self.operations if isinstance(op, Island | Foreign))
+    def _left_float(self) -> list[Island | Foreign]:
+        return [op for op in self.operations if isinstance(op, Island | Foreign)]
 
     @property
     def float_layers(self) -> tuple[str, ...]:
         """The layers that are left float, producers first."""
-        found = (op.layer if isinstance(op, Foreign) else op.output for op in self._left_float)
-        return tuple(dict.fromkeys(found))
+        made = (op.layer if isinstance(op, Foreign) else op.output for op in self._left_float)
+        return tuple(dict.fromkeys(made))
 
     @property
     def integer_tensors(self) -> tuple[str, ...]:

@@ -62,9 +62,12 @@ def pack_graph(graph: Graph, pack: str) -> Graph:
         operations.append(operation)
     if not packed:
         problems = [f"{kernel}: stays int8" for kernel in left]
+        fix = "with weight_bits=3 or less, or with weight_bits=4 and weight_grid='narrow'"
+        if all(op.real for op in graph.operations if isinstance(op, Linear)):
+            fix = "with activation_bits: kernels of float activations are stored in 8 bits"
         problems.append(
             "received no kernel that fits into 4 bits, expected one at least; use pack='none', or "
-            "requantize with weight_bits=3 or less, or with weight_bits=4 and weight_grid='narrow'."
+            f"requantize {fix}."
         )
         raise ValueError(list_problems(f"model {graph.name!r}, pack={pack!r}", problems))
     warnings = (*graph.warnings, *_warnings(pack, packed, left))
@@ -105,7 +108,7 @@ def _is_trained(linear: Linear) -> bool:
 def _storage(linear: Linear, choices: tuple[Storage, ...]) -> tuple[Storage, str]:
     """The first choice that a kernel fits, or INT8 and why it fits none."""
     if linear.real:
-        return Storage.INT8, "it is the float head"
+        return Storage.INT8, "it computes in float32"
     low, high = int(np.min(linear.kernel)), int(np.max(linear.kernel))
     for storage in choices:
         if storage.lowest <= low and high <= storage.highest and _runs_on_xnnpack(linear, storage):

@@ -41,8 +41,8 @@ def find_problems(network: Network, *, float_head: bool) -> list[str]:
         )
     if float_head and queries.find_head(network) is None:
         problems.append(
-            "float_head=True: received a model that does not end in a Dense layer, expected one "
-            "that does; export it with float_head=False."
+            "float_head=True: received a model that does not end in a Dense layer of integers, "
+            "expected one that does; export it with float_head=False."
         )
     return problems
 

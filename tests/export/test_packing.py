@@ -186,6 +186,15 @@ def test_an_unknown_packing_is_refused(pack, model, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_kernels_of_float_activations_are_refused_for_what_they_are(tmp_path):
+    policy = BitPolicy(weight_bits=3, activation_bits=None)
+    model = sat_tf.quantize_model(_small(), policy)
+    expected = r"it computes in float32\): stays int8(.|\n)*requantize with activation_bits"
+    with pytest.raises(ValueError, match=expected):
+        sat_tf.export_tflite(model, tmp_path / "model.tflite", pack="int4")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_misspelt_packing_gets_a_proposal(model):
     with pytest.raises(ValueError, match=r"Did you mean int4\?"):
         pack_graph(trace(model), "int44")
