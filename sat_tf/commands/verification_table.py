@@ -23,6 +23,8 @@ def print_certificate(certificate: Certificate, path: str, console: Console) -> 
     )
     if certificate.trained:
         verdict.append(f"; of the trained model's own, {100 * certificate.trained_differing:.4f} %")
+    if certificate.float_verdict:
+        verdict.append(f"; {certificate.float_verdict}")
     console.print(verdict, highlight=False, soft_wrap=True)
     console.print(_runtimes(certificate))
     for name, reason in certificate.refused.items():

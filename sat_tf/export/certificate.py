@@ -199,6 +199,17 @@ class Certificate:
         return self.runtimes["xnnpack"].tensors
 
     @property
+    def float_verdict(self) -> str:
+        """What there is to say of float values beside the outputs; empty where there are none."""
+        if len(self.float_operators) < 2:
+            return ""
+        xnnpack = self.runtimes["xnnpack"]
+        return (
+            f"{xnnpack.float_values_compared:,} float values, which no one computes exactly, "
+            f"differ by at most {xnnpack.largest_float_difference:.3g}"
+        )
+
+    @property
     def trained_differing(self) -> float:
         """Share of the codes of the Keras model that differ from the simulation, in [0, 1]."""
         compared = sum(tensor.codes_compared for tensor in self.trained)

@@ -95,6 +95,8 @@ def _verdict(certificate: Certificate) -> str:
     if certificate.trained:
         share = 100 * certificate.trained_differing
         lines.append(f"Of the codes that Keras itself computes, {share:.4f} % differ.")
+    if certificate.float_verdict:
+        lines.append(f"{certificate.float_verdict}.")
     return "\n".join(lines) + "</p>"
 
 

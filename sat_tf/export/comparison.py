@@ -11,6 +11,7 @@ from sat_tf.export.certificate import RuntimeCount, TensorCodes, TensorCount
 from sat_tf.export.graph import Graph, Linear
 from sat_tf.export.runtime import Runtime
 from sat_tf.export.shares import class_agreement, largest_difference, top1
+from sat_tf.export.weights import weight_counts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,10 +180,3 @@ def coded(graph: Graph) -> list[str]:
     """The integer tensors of a graph, producers first."""
     names = [operation.output for operation in graph.operations]
     return [name for name in names if graph.tensors[name].codes is not None]
-
-
-def weight_counts(linear: Linear) -> dict[int, int]:
-    """How often each code occurs, without the factor that the export multiplies codes by."""
-    codes = linear.kernel // linear.along_channels(linear.factors)
-    values, counts = np.unique(codes, return_counts=True)
-    return dict(zip(values.tolist(), counts.tolist(), strict=True))

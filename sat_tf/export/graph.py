@@ -200,14 +200,6 @@ class Linear(Operation):
         """Whether several channels have one step in common."""
         return self.steps.size > 1 and bool(np.all(self.steps == self.steps[0]))
 
-    @property
-    def factors(self) -> np.ndarray:
-        """What the codes of each channel are multiplied by: most often the same in all of them."""
-        shared = np.gcd.reduce(np.abs(self.kernel), axis=self.inner_axes)
-        values, counts = np.unique(shared[shared > 0], return_counts=True)
-        usual = int(max(zip(counts, values, strict=True))[1]) if values.size else 1
-        return np.where(shared % usual == 0, usual, np.maximum(shared, 1))
-
     def along_channels(self, values: np.ndarray) -> np.ndarray:
         """One value a channel, shaped to broadcast with the kernel."""
         shape = [1] * self.kernel.ndim

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sat_tf.export.graph import Codes, Graph, Island, Linear, LinearKind, Operation, WithConstant
+from sat_tf.export.weights import weight_factors
 from sat_tf.qat.layout import inner_layer
 
 
@@ -72,7 +73,7 @@ def _codes(codes: Codes) -> str:
 
 
 def _weights(linear: Linear) -> str:
-    factors = linear.factors
+    factors = weight_factors(linear)
     codes = linear.kernel // linear.along_channels(factors)
     found = sorted({int(factor) for factor in factors if factor > 1})
     shared = f" x{found[0]}" if len(found) == 1 else f" x{found[0]}-{found[-1]}" if found else ""

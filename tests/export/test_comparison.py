@@ -3,8 +3,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from sat_tf.export.comparison import CodesRecorder, coded, weight_counts
-from sat_tf.export.graph import Linear, LinearKind
+from sat_tf.export.comparison import CodesRecorder, coded
 from sat_tf.export.reader import read_graph
 from sat_tf.export.simulator import simulate
 
@@ -41,11 +40,3 @@ def test_tensors_come_in_the_order_of_their_operations(graph, small_images):
     names = [tensor.name for tensor in recorded(graph, small_images[:1], 1)]
     made = [op.output for op in graph.operations if graph.tensors[op.output].codes]
     assert names == made == coded(graph)
-
-
-def test_weights_are_counted_without_the_factor_of_their_channel():
-    kernel = np.array([[-24, 8, 8], [0, 0, 0], [3, -5, 7]])
-    linear = Linear(
-        ("x",), "y", LinearKind.FULLY_CONNECTED, kernel, *(np.zeros(3) for _ in range(4))
-    )
-    assert weight_counts(linear) == {-5: 1, -3: 1, 0: 3, 1: 2, 3: 1, 7: 1}
