@@ -1,6 +1,7 @@
 """Steps and biases of a graph on the grids that integer kernels have."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -22,6 +23,8 @@ _SMALLEST_MULTIPLIER = 2.0**-32
 # XNNPACK leaves other sums to kernels with another rounding.
 _LARGEST_SUMMAND = 256.0
 _INT32 = 2**31 - 1
+# Weights of a network whose file has megabytes.
+_LARGE_NETWORK = 2**20
 # XNNPACK's products become int32 before the zero point is added, on x86 without saturation.
 _LARGEST_PRODUCT = 2.0**31 - 2**8
 # More output codes than there are: whatever is beyond is stored as the lowest or the highest.
@@ -29,24 +32,30 @@ _BEYOND_OUTPUT = 2.0**9
 
 
 def upscale(graph: Graph) -> Graph:
-    """Multiplies each layer's codes by floor(127 / max|code|) and divides its steps by that.
+    """Multiplies each channel's codes by floor(127 / max|code|) and divides its step by that.
 
     Where the kernel is stored in fewer bits, their largest code stands for 127. The weights stay
-    the same to the last bit; the bias grid step · input step gets finer. Layers with very many
+    the same to the last bit; the bias grid step · input step gets finer. Channels with very many
     weights are multiplied by less: half of the range of int32 is left to the bias.
 
-    One factor a channel would make some grids finer still. But then the bytes of a layer have many
-    more values than its codes, and the file of a 4-bit network is a tenth larger after compression.
+    In a large network, a layer has one factor for all channels. With one a channel, its bytes would
+    have many more values than its codes, and the file be larger after compression. A small network
+    has the finest grids instead, as its biases are few and its file is small anyway.
     """
-    return graph.map_linear(_upscaled)
+    size = sum(op.kernel.size for op in graph.operations if isinstance(op, Linear))
+    one_factor = size >= _LARGE_NETWORK
+    return graph.map_linear(functools.partial(_upscaled, one_factor=one_factor))
 
 
-def _upscaled(graph: Graph, linear: Linear) -> Linear:
-    largest = max(int(np.max(np.abs(linear.kernel), initial=0)), 1)
-    reach = max(int(np.max(largest_sums(graph, linear), initial=0)), 1)
-    room = max(linear.storage.highest // largest, 1)  # INT4 holds -8, and no 8
-    factor = min(room, max(_LARGEST_SUM // reach, 1))
-    return dataclasses.replace(linear, kernel=linear.kernel * factor, steps=linear.steps / factor)
+def _upscaled(graph: Graph, linear: Linear, *, one_factor: bool) -> Linear:
+    largest = np.maximum(np.max(np.abs(linear.kernel), axis=linear.inner_axes), 1)
+    reach = np.maximum(largest_sums(graph, linear), 1)
+    room = np.maximum(linear.storage.highest // largest, 1)  # INT4 holds -8, and no 8
+    factors = np.minimum(room, np.maximum(_LARGEST_SUM // reach, 1))
+    if linear.shares_step or one_factor:
+        factors = np.full_like(factors, np.min(factors))
+    kernel = linear.kernel * linear.along_channels(factors).astype(linear.kernel.dtype)
+    return dataclasses.replace(linear, kernel=kernel, steps=linear.steps / factors)
 
 
 def floor_steps(graph: Graph) -> Graph:

@@ -36,7 +36,7 @@ def _only(graph: Graph) -> Linear:
 def test_upscaling_keeps_the_weights():
     before = _only(_graph([[3, -15], [1, 0], [0, 0]], [0.1, 0.2, 0.3], [0, 0, 0]))
     after = _only(steps.upscale(_graph([[3, -15], [1, 0], [0, 0]], [0.1, 0.2, 0.3], [0, 0, 0])))
-    np.testing.assert_array_equal(after.kernel.reshape(3, 2), [[24, -120], [8, 0], [0, 0]])
+    np.testing.assert_array_equal(after.kernel.reshape(3, 2), [[24, -120], [127, 0], [0, 0]])
     np.testing.assert_allclose(
         after.kernel * after.along_channels(after.steps),
         before.kernel * before.along_channels(before.steps),
@@ -48,6 +48,13 @@ def test_one_step_for_all_channels_stays_one_step():
     after = _only(steps.upscale(_graph([[3, -15], [1, 0]], [0.1, 0.1], [0, 0])))
     np.testing.assert_array_equal(after.kernel.reshape(2, 2), [[24, -120], [8, 0]])
     assert after.steps[0] == after.steps[1]
+
+
+def test_a_layer_of_a_large_network_has_one_factor_so_that_its_bytes_have_few_values():
+    codes = np.tile([[3, -15], [1, 0]], (2**18, 1))
+    weight_steps = np.linspace(0.1, 0.2, len(codes))
+    after = _only(steps.upscale(_graph(codes, weight_steps, np.zeros(len(codes)))))
+    assert set(np.unique(after.kernel)) == {-120, 0, 8, 24}
 
 
 def test_upscaling_leaves_room_in_int32():
