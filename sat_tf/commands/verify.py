@@ -6,7 +6,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -18,7 +18,7 @@ from sat_tf.export.certificate import Certificate, ImagesFrom
 from sat_tf.export.certificate_file import read_certificate
 from sat_tf.export.certificate_page import write_both
 from sat_tf.export.runtime import RUNTIMES
-from sat_tf.export.standalone import read_subject, recheck, verify_file
+from sat_tf.export.standalone import read_subject, recheck, verify_subject
 from sat_tf.training.config_file import read_config
 from sat_tf.training.errors import RunError
 from sat_tf.training.run_folder import CERTIFICATE, CONFIG
@@ -142,18 +142,18 @@ def _prove(
     runtimes: tuple[str, ...],
     certificate_path: pathlib.Path,
 ) -> Certificate:
+    settings: dict[str, Any] = {
+        "certificate_path": certificate_path,
+        "runtimes": runtimes,
+        "progress": True,
+    }
     if target.model is None:
-        graph = read_subject(target.tflite).graph
+        subject = read_subject(target.tflite)
+        graph = subject.graph
         classes = int(graph.tensors[graph.output].shape[-1])
         pixels = _pixels(target, choice, graph.image_shape, classes, console)
-        return verify_file(
-            target.tflite,
-            pixels.images,
-            pixels.labels,
-            certificate_path=certificate_path,
-            runtimes=runtimes,
-            images_from=pixels.source,
-            progress=True,
+        return verify_subject(
+            subject, pixels.images, pixels.labels, images_from=pixels.source, **settings
         )
     quiet_tensorflow()
     import sat_tf
@@ -166,10 +166,8 @@ def _prove(
         target.tflite,
         pixels.images,
         pixels.labels,
-        certificate_path=certificate_path,
-        runtimes=runtimes,
         images_from=pixels.source,
-        progress=True,
+        **settings,
     )
 
 

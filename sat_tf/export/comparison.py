@@ -40,7 +40,7 @@ class RuntimeCounter:
         self._keeping = Runtime(content, runtime, keep_tensors=True)
         self._plain = Runtime(content, runtime, keep_tensors=False)
         self._tensors = {
-            name: TensorCount(name, graph.tensors[name].shape) for name in coded(graph)
+            name: TensorCount(name, graph.tensors[name].shape) for name in graph.integer_tensors
         }
         self._islands = graph.islands
         self._float_values = 0
@@ -139,7 +139,7 @@ class CodesRecorder:
     def __init__(self, graph: Graph, operators: dict[str, str]) -> None:
         self._graph = graph
         self._operators = operators
-        self._counts = {name: np.zeros(256, np.int64) for name in coded(graph)}
+        self._counts = {name: np.zeros(256, np.int64) for name in graph.integer_tensors}
         self._hashes = {name: hashlib.sha256() for name in self._counts}
 
     def add(self, simulated: dict[str, np.ndarray]) -> None:
@@ -174,9 +174,3 @@ class CodesRecorder:
                 )
             )
         return found
-
-
-def coded(graph: Graph) -> list[str]:
-    """The integer tensors of a graph, producers first."""
-    names = [operation.output for operation in graph.operations]
-    return [name for name in names if graph.tensors[name].codes is not None]

@@ -11,7 +11,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.export import graph as ir
-from sat_tf.export.graph import Activation, Codes, Graph, LinearKind, Pointwise, Window
+from sat_tf.export.exact import POINTWISE
+from sat_tf.export.graph import Activation, Codes, Graph, LinearKind, Window
 from sat_tf.export.pipeline import deployed_graph
 from sat_tf.messages import list_problems
 from sat_tf.qat.layout import inner_layer
@@ -269,17 +270,9 @@ def _(operation: ir.Dequantize, graph: Graph) -> Callable[..., tf.Tensor]:
     return tf.identity
 
 
-_POINTWISE = {
-    Pointwise.MAXIMUM: tf.maximum,
-    Pointwise.MINIMUM: tf.minimum,
-    Pointwise.PRODUCT: tf.multiply,
-    Pointwise.SUM: tf.add,
-}
-
-
 @_function.register
 def _(operation: ir.WithConstant, graph: Graph) -> Callable[..., tf.Tensor]:
-    function, constant = _POINTWISE[operation.kind], operation.constant.astype(np.float32)
+    function, constant = POINTWISE[operation.kind], operation.constant.astype(np.float32)
     return lambda source: function(source, constant)
 
 

@@ -83,7 +83,7 @@ class DeployedModel(keras.Model):
             real[node.name] = made["real"]
             tensors |= made["tensors"]
         super().__init__(image, real[network.output], name=f"{network.name}_deployed")
-        integers = {name: tensors[name] for name in _integers(graph)}
+        integers = {name: tensors[name] for name in graph.integer_tensors}
         output = real[network.output]
         # In one object, because Keras would track models and dictionaries that are attributes.
         self._view = _View(
@@ -157,7 +157,7 @@ class DeployedModel(keras.Model):
     @property
     def names(self) -> list[str]:
         """The tensors that are integers in the file."""
-        return _integers(self._view.graph)
+        return list(self._view.graph.integer_tensors)
 
     # -- Keras ---------------------------------------------------------------------------------
 
@@ -238,11 +238,6 @@ class _View:
     layers: dict[str, DeployedLayer]
     kernels: Callable[[], dict[str, KernelTensors]]
     computed: keras.Model
-
-
-def _integers(graph: Graph) -> list[str]:
-    """Names of the integer tensors of a graph."""
-    return [name for name, tensor in graph.tensors.items() if tensor.codes is not None]
 
 
 def _kernels_of(network: Network) -> Callable[[], dict[str, KernelTensors]]:

@@ -317,7 +317,7 @@ def _(operation: ir.Island, graph: Graph, constants: Constants, *sources: tf.Ten
 
 # -- float operations ----------------------------------------------------------------------------
 
-_POINTWISE = {
+POINTWISE = {
     Pointwise.MAXIMUM: tf.maximum,
     Pointwise.MINIMUM: tf.minimum,
     Pointwise.PRODUCT: tf.multiply,
@@ -334,7 +334,7 @@ def _(operation: ir.WithConstant, graph: Graph) -> Numbers:
 def _(
     operation: ir.WithConstant, graph: Graph, constants: Constants, source: tf.Tensor
 ) -> tf.Tensor:
-    return _POINTWISE[operation.kind](source, constants["constant"])
+    return POINTWISE[operation.kind](source, constants["constant"])
 
 
 @compute.register

@@ -9,26 +9,35 @@ from sat_tf.export.graph import WHOLE, Codes, LinearKind, Window
 
 
 @dataclasses.dataclass(frozen=True)
-class LinearForm:
+class _OfOneTensor:
+    """What is made of one tensor.
+
+    Attributes:
+        source: its name.
+    """
+
+    source: str
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The tensors it is made of."""
+        return (self.source,)
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearForm(_OfOneTensor):
     """A linear layer on the codes of `source`, with the normalizations behind it folded in.
 
     Attributes:
-        source: name of the tensor it reads.
         kind: which operation.
         channels: codes, steps and bias in real units; the kernel is laid out as Keras does, with
             all output channels on the last axis.
         window: strides, padding and dilation.
     """
 
-    source: str
     kind: LinearKind
     channels: ChannelCodes
     window: Window = WHOLE
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The tensors it is made of."""
-        return (self.source,)
 
     @property
     def is_pointwise(self) -> bool:
@@ -58,30 +67,18 @@ class SumForm:
 
 
 @dataclasses.dataclass(frozen=True)
-class MeanForm:
+class MeanForm(_OfOneTensor):
     """The mean of `source` over rows and columns."""
 
-    source: str
     keep_dims: bool
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The tensors it is made of."""
-        return (self.source,)
 
 
 @dataclasses.dataclass(frozen=True)
-class AverageForm:
+class AverageForm(_OfOneTensor):
     """The mean of `source` in each of many windows, of which padding is no part."""
 
-    source: str
     size: tuple[int, int]
     window: Window
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The tensors it is made of."""
-        return (self.source,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,15 +120,8 @@ class ConcatenationForm:
 
 
 @dataclasses.dataclass(frozen=True)
-class TensorForm:
+class TensorForm(_OfOneTensor):
     """A tensor that exists."""
-
-    source: str
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The tensors it is made of."""
-        return (self.source,)
 
 
 Form = (

@@ -46,14 +46,6 @@ def clips(node: Node) -> bool:
     return "clipping_level" in getattr(node.layer, "output_variables", {})
 
 
-def is_float(network: Network, name: str) -> bool:
-    """Whether a layer's output is a tensor that no quantizer makes codes of."""
-    node = network[name]
-    if output_quantizer(node) is not None:
-        return False
-    return is_float(network, node.inputs[0]) if role_of(node) is Role.MOVEMENT else True
-
-
 def is_unit_free(network: Network, node: Node) -> bool:
     """Whether the layer's codes can be stored on [-1, 1]: linear kernels make and read them."""
     if role_of(node) in (Role.SUM, Role.CONCATENATION, Role.MEAN):
@@ -83,30 +75,6 @@ def pads(network: Network, node: Node) -> bool:
         for size, window, stride in zip(sizes, layer.pool_size, layer.strides, strict=False)
         if size is not None
     )
-
-
-def is_part(network: Network, node: Node) -> bool:
-    """Whether the quantizer of a concatenation gives a layer's output its codes."""
-    reader = _only_reader(network, node)
-    if reader is None or output_quantizer(node) is not None:
-        return False
-    if role_of(reader) is Role.RECTIFIER:
-        return is_part(network, reader)
-    return role_of(reader) is Role.CONCATENATION and _has_grid(network, reader)
-
-
-def _has_grid(network: Network, node: Node) -> bool:
-    """Whether a layer's output is quantized, or that of the only one that reads it."""
-    if output_quantizer(node) is not None:
-        return True
-    reader = _only_reader(network, node)
-    passes = reader is not None and role_of(reader) in (Role.RECTIFIER, Role.CONCATENATION)
-    return reader is not None and passes and _has_grid(network, reader)
-
-
-def _only_reader(network: Network, node: Node) -> Node | None:
-    readers = network.consumers(node.name)
-    return readers[0] if len(readers) == 1 and node.name != network.output else None
 
 
 def find_head(network: Network) -> str | None:

@@ -59,14 +59,41 @@ def verify_file(
         ValueError: bad images or labels, or a file that sat-tf did not write; lists every problem
             with its fix.
     """
-    path = expect_path(path)
+    return verify_subject(
+        read_subject(expect_path(path)),
+        images,
+        labels,
+        certificate_path=certificate_path,
+        runtimes=runtimes,
+        images_from=images_from,
+        progress=progress,
+    )
+
+
+def verify_subject(
+    subject: Subject,
+    images: np.ndarray,
+    labels: np.ndarray | None = None,
+    *,
+    certificate_path: str | os.PathLike[str] | None = None,
+    **settings: Any,
+) -> Certificate:
+    """What `verify_file` does, of a file that has been read already.
+
+    Args:
+        subject: from `read_subject`.
+        images: see `verify_file`.
+        labels: see `verify_file`.
+        certificate_path: see `verify_file`.
+        **settings: its other settings, which are those of `proof.prove`.
+
+    Raises:
+        ValueError: see `verify_file`.
+    """
     if certificate_path is not None:
         check_certificate_path(certificate_path)
-    subject = read_subject(path)
     images, labels = checked_inputs("verify_file", subject.graph, images, labels)
-    certificate = prove(
-        subject, images, labels, images_from=images_from, runtimes=runtimes, progress=progress
-    )
+    certificate = prove(subject, images, labels, **settings)
     if certificate_path is not None:
         write_both(certificate, certificate_path)
     return certificate

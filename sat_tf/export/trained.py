@@ -68,7 +68,7 @@ def trained_model(model: keras.Model, graph: Graph) -> TrainedModel | DeployedMo
     if not isinstance(model, DeployedModel):
         return TrainedModel(model, graph)
     model.refresh()
-    if set(model.names) != {name for name, tensor in graph.tensors.items() if tensor.codes}:
+    if set(model.names) != set(graph.integer_tensors):
         raise ValueError(
             f"model {model.name!r}: received a deployed model with float_head={model.float_head}, "
             "expected one like the file; call deployed_model with the other float_head."

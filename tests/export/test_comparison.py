@@ -3,7 +3,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from sat_tf.export.comparison import CodesRecorder, coded
+from sat_tf.export.comparison import CodesRecorder
 from sat_tf.export.reader import read_graph
 from sat_tf.export.simulator import simulate
 
@@ -14,7 +14,7 @@ def graph(small_file):
 
 
 def recorded(graph, images, size):
-    recorder = CodesRecorder(graph, dict.fromkeys(coded(graph), "KIND"))
+    recorder = CodesRecorder(graph, dict.fromkeys(graph.integer_tensors, "KIND"))
     for start in range(0, len(images), size):
         recorder.add(simulate(graph, images[start : start + size]))
     return recorder.result()
@@ -39,4 +39,4 @@ def test_batches_of_any_size_give_the_same_hash(graph, small_images):
 def test_tensors_come_in_the_order_of_their_operations(graph, small_images):
     names = [tensor.name for tensor in recorded(graph, small_images[:1], 1)]
     made = [op.output for op in graph.operations if graph.tensors[op.output].codes]
-    assert names == made == coded(graph)
+    assert names == made == list(graph.integer_tensors)
