@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.training.config import StageConfig
+from sat_tf.training.stage_config import StageConfig
 
 
 @keras.utils.register_keras_serializable(package="sat_tf")

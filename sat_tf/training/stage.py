@@ -10,7 +10,7 @@ from rich.console import Console
 
 from sat_tf.data import ImageSet
 from sat_tf.training.batches import held_out_batches, training_batches
-from sat_tf.training.config import Config, StageConfig
+from sat_tf.training.config import Config
 from sat_tf.training.errors import RunError
 from sat_tf.training.history import EpochMetrics
 from sat_tf.training.progress import ProgressBar
@@ -18,6 +18,7 @@ from sat_tf.training.recorder import Recorder, StopWhenNotFinite
 from sat_tf.training.regularization import with_weight_decay
 from sat_tf.training.run_folder import RunFolder
 from sat_tf.training.schedule import WarmupCosine
+from sat_tf.training.stage_config import StageConfig
 from sat_tf.training.top1 import Top1
 
 

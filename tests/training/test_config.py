@@ -5,9 +5,10 @@ from pydantic import ValidationError
 
 from sat_tf import models
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.training import config as configs
 from sat_tf.training.config_file import config_text, parse_config
 from sat_tf.training.errors import RunError
+from sat_tf.training.model_config import MODEL_OPTIONS
+from sat_tf.training.stage_config import StageConfig
 
 SMALLEST = "{name: small, data: {name: digits}, model: {name: mobilenet_v2}}"
 
@@ -28,15 +29,15 @@ def test_what_a_config_leaves_out_is_the_papers_recipe():
         assert (stage.first_learning_rate, stage.peak_learning_rate) == (0.05, 0.05 * 8)
     assert config.policy == BitPolicy.mobile(4)
     assert config.seed == 0
-    assert config.distribution == "default"
+    assert config.distribution == "auto"
 
 
 def test_the_table_of_model_options_says_what_the_models_take():
-    assert set(configs.MODEL_OPTIONS) == set(models.MODELS)
+    assert set(MODEL_OPTIONS) == set(models.MODELS)
     given_by_the_run = {"image_size", "num_classes", "seed"}
     for name, family in models.MODELS.items():
         taken = set(inspect.signature(family).parameters)
-        assert set(configs.MODEL_OPTIONS[name]) == taken - given_by_the_run
+        assert set(MODEL_OPTIONS[name]) == taken - given_by_the_run
 
 
 def test_the_quantized_stage_inherits_what_it_leaves_out_from_the_float_stage():
@@ -55,7 +56,7 @@ def test_the_quantized_stage_inherits_what_it_leaves_out_from_the_float_stage():
 
 def test_the_warm_up_starts_at_the_rate_of_batches_of_256_unless_the_peak_is_lower():
     def first(**fields):
-        return configs.StageConfig(**fields).first_learning_rate
+        return StageConfig(**fields).first_learning_rate
 
     assert first(base_learning_rate=0.05, batch_size=1024) == 0.05
     assert first(base_learning_rate=0.05, batch_size=64) == 0.0125
@@ -89,7 +90,7 @@ def test_all_problems_are_reported_at_once_with_the_nearest_name():
         "stages.float.epochs=0: expected a positive integer",
         "stages.quantized.momentum=1.0: expected a number from 0 to below 1.",
         "sed is not a key. Did you mean seed?",
-        "distribution='mirored': expected one of default, mirrored, multi_worker.",
+        "distribution='mirored': expected one of auto, none, mirrored, multi_worker, tpu.",
         "export.verify_images=0: expected a positive integer",
         "calibration.num_images=10: expected 0 or at least 64",
     ):

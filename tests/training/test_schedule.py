@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tf_keras as keras
 
-from sat_tf.training.config import StageConfig
 from sat_tf.training.schedule import WarmupCosine
+from sat_tf.training.stage_config import StageConfig
 
 
 def reference(step, first, peak, warmup, total):

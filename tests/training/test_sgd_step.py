@@ -6,9 +6,9 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.qat.layout import inner_layer
-from sat_tf.training.config import StageConfig
 from sat_tf.training.regularization import with_weight_decay
 from sat_tf.training.stage import compile_stage
+from sat_tf.training.stage_config import StageConfig
 from tests.training.small import small_images, small_quantized_model
 
 STAGE = StageConfig(

@@ -1,0 +1,83 @@
+"""What training needs of a data set, wherever its images come from."""
+
+import abc
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sat_tf.data.share import Share
+
+# The label of what only fills up the last held-out batch; losses and metrics leave it out.
+NO_LABEL = -1
+
+
+class ImageSource(abc.ABC):
+    """A labelled image data set that gives batches for training, and held-out ones to measure with.
+
+    Images are square colour images, uint8 from the file to the device; labels are int32.
+
+    Attributes:
+        name: what the set is called.
+        image_size: height and width of what training and measuring see, in pixels.
+        num_classes: number of classes.
+        num_train: number of training images.
+        num_test: number of held-out images.
+    """
+
+    name: str
+    image_size: int
+    num_classes: int
+    num_train: int
+    num_test: int
+
+    @abc.abstractmethod
+    def training_batches(
+        self,
+        *,
+        batch_size: int,
+        seed: int,
+        first_epoch: int = 0,
+        first_step: int = 0,
+        share: Share | None = None,
+    ) -> Any:
+        """The training batches from some step on, without end.
+
+        What a batch holds depends on the seed, its epoch and its step alone: a source that starts
+        at step 7 of epoch 3 goes on exactly like one that has come there. Every epoch has another
+        order and other distortions, and num_train // batch_size steps; what is left over is
+        dropped.
+
+        Args:
+            batch_size: images of a global batch, over all replicas of all processes.
+            seed: of the order and the distortions.
+            first_epoch: where to start, from 0.
+            first_step: step in that epoch, from 0.
+            share: what falls to this process; by default everything, in one piece.
+
+        Returns:
+            A `tf.data.Dataset` of images (piece, image_size, image_size, 3), uint8, and labels
+            (piece,), int32: one element for each replica of this process, in turns, cut as
+            `Share.pieces` says. Shapes are static.
+        """
+
+    @abc.abstractmethod
+    def held_out_batches(self, *, batch_size: int = 256, share: Share | None = None) -> Any:
+        """Every held-out image once, in order, as uint8 images and labels like the training's.
+
+        Args:
+            batch_size: images of a global batch. The last batch is filled up with black images
+                whose label is `NO_LABEL`, so that all batches and all pieces have static shapes.
+            share: as for training.
+
+        Returns:
+            A `tf.data.Dataset` with the same number of elements for every process.
+        """
+
+    @abc.abstractmethod
+    def training_sample(self, count: int, *, seed: int) -> npt.NDArray[np.uint8]:
+        """So many training images, drawn at random, prepared as the held-out ones are."""
+
+    @abc.abstractmethod
+    def held_out_sample(self, most: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+        """At most so many held-out images, spread evenly over the set, and their labels."""
