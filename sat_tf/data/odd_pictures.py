@@ -1,4 +1,4 @@
-"""The few pictures that the fast path refuses: another way to decode them, and a count of losses."""
+"""The few pictures that the fast path refuses: another way to decode them, and their count."""
 
 import io
 import logging
