@@ -23,12 +23,12 @@ import rich.table
 import tensorflow as tf
 import tf_keras as keras
 from absl import app, flags
+from sat_tf.training.batches import training_batches
 
 import sat_tf
 from sat_tf import data
 from sat_tf.export import deployed_model
 from sat_tf.models import build
-from sat_tf.training.batches import training_batches
 from sat_tf.training.deploy_tail import deploy_tail
 from sat_tf.training.deployment import verification_images
 from sat_tf.training.schedule import WarmupCosine

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from types import FrameType
 
 
-class Stopped(Exception):
-    """A run has been asked to stop, and everything it needs to go on is saved."""
+class Stopped(BaseException):
+    """A run has been asked to stop, and everything it needs to go on is saved.
+
+    Like KeyboardInterrupt it is no error, and passes those who handle errors.
+    """
 
 
 class Interruption:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 import sat_tf
 from sat_tf import data, models
+from sat_tf.data.arrays import ArraySource
 from sat_tf.data.source import ImageSource
 from sat_tf.export.deployed import DeployedModel, deployed_model
 from sat_tf.messages import list_problems
@@ -60,8 +61,9 @@ def load_source(config: Config) -> ImageSource:
         RunError: an option is out of its range, or a batch is larger than the data set.
     """
     try:
-        source = data.source(
-            config.data.name, shift_pixels=config.data.shift_pixels, **config.data.options
+        source = ArraySource(
+            data.load(config.data.name, **config.data.options),
+            shift_pixels=config.data.shift_pixels,
         )
     except ValueError as error:
         raise RunError(f"data.options: {error}") from error
@@ -168,8 +170,8 @@ def loaded(path: pathlib.Path) -> keras.Model:
     except Exception as error:  # Keras raises many types on files that are none of its own.
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RunError(
-            f"{path}: received a file that cannot be loaded ({reason}), expected a model that Keras "
-            "has saved."
+            f"{path}: received a file that cannot be loaded ({reason}), expected a model that "
+            "Keras has saved."
         ) from error
 
 
