@@ -33,3 +33,14 @@ def picture_rules(image_size: Any, max_corrupt: Any, deterministic: Any) -> list
             "deterministic", deterministic, isinstance(deterministic, bool), "a bool", "pass True"
         ),
     ]
+
+
+def buffer_rule(shuffle_buffer: Any) -> Rule:
+    """The rule for the number of pictures that training draws from."""
+    return Rule(
+        "shuffle_buffer",
+        shuffle_buffer,
+        is_integer(shuffle_buffer, lowest=1),
+        "a positive integer",
+        "pass 10000",
+    )
