@@ -24,7 +24,7 @@ _REDUCTIONS = (1, 2, 4, 8)
 # Pixels decoded around the held-out crop: libjpeg interpolates colour across three of them.
 _MARGIN = 4
 # Bytes at the end of a file in which its end marker is looked for; some programs fill files up.
-_TAIL = 32
+TAIL = 32
 
 
 def training_crop(encoded: tf.Tensor, seed: tf.Tensor, image_size: int) -> tf.Tensor:
@@ -35,7 +35,7 @@ def training_crop(encoded: tf.Tensor, seed: tf.Tensor, image_size: int) -> tf.Te
     antialiasing would take longer than everything else together.
 
     Args:
-        encoded: the bytes of a JPEG, PNG, GIF, BMP or WebP file.
+        encoded: the bytes of a JPEG, PNG, GIF or WebP file.
         seed: (2,), integers; the same seed gives the same crop.
         image_size: height and width of the result.
 
@@ -67,7 +67,7 @@ def held_out_crop(encoded: tf.Tensor, image_size: int) -> tf.Tensor:
     would otherwise be measured by every tenth pixel.
 
     Args:
-        encoded: the bytes of a JPEG, PNG, GIF, BMP or WebP file.
+        encoded: the bytes of a JPEG, PNG, GIF or WebP file.
         image_size: height and width of the result.
 
     Returns:
@@ -118,6 +118,9 @@ def _held_out_crop_of_jpeg(encoded: tf.Tensor, image_size: int) -> tf.Tensor:
 
 
 def _decoded(encoded: tf.Tensor) -> tf.Tensor:
+    # TensorFlow takes the numbers of colours in the palette of a BMP file for shades of grey.
+    is_bmp = tf.strings.substr(encoded, 0, 2) == b"BM"
+    tf.debugging.Assert(~is_bmp, ["a BMP file, which may have a palette"])
     return tf.ensure_shape(
         tf.io.decode_image(encoded, channels=3, expand_animations=False), (None, None, 3)
     )
@@ -127,7 +130,7 @@ def _expect_whole(encoded: tf.Tensor) -> None:
     """Raises where a JPEG breaks off, even where the crop lies in front of the break."""
     length = tf.strings.length(encoded)
     tail = tf.io.decode_raw(
-        tf.strings.substr(encoded, tf.maximum(length - _TAIL, 0), _TAIL), tf.uint8
+        tf.strings.substr(encoded, tf.maximum(length - TAIL, 0), TAIL), tf.uint8
     )
     is_end = tf.reduce_any((tail[:-1] == 0xFF) & (tail[1:] == 0xD9))
     tf.debugging.Assert(is_end, ["a JPEG without its end"])

@@ -11,10 +11,14 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from sat_tf.data.crops import TAIL
+
+_JPEG, _JPEG_END, _BMP = b"\xff\xd8\xff", b"\xff\xd9", b"BM"
 _LOG = logging.getLogger(__name__)
 
-# Share of its rows that a JPEG which breaks off must still have; the rest is filled up with grey.
-# Below it the picture would be taught with a bar across it.
+# Share of its rows that must still be readable in a JPEG which breaks off; the rest is filled up
+# with grey, and more of it would be a bar across the picture. Rows are read in blocks of up to 16
+# and two more: a picture of less than about 320 rows has to be whole.
 SMALLEST_SHARE = 0.95
 # So many corrupt pictures are borne by sets so small that their share of them would be less.
 ALWAYS_BORNE = 5
@@ -37,15 +41,20 @@ def decode_slowly(encoded: bytes) -> npt.NDArray[np.uint8]:
     """
     if not encoded:
         raise ValueError("it is empty")
-    for decode in (_by_tensorflow, _of_broken_jpeg):
+    # A JPEG without its end would come back from Pillow with noise for zeros.
+    breaks_off = encoded.startswith(_JPEG) and _JPEG_END not in encoded[-TAIL:]
+    for decode in (_by_tensorflow, _of_broken_jpeg if breaks_off else _by_pillow):
         try:
             return decode(encoded)
         except tf.errors.OpError:
             continue
-    return _by_pillow(encoded)
+    raise ValueError("it breaks off")
 
 
 def _by_tensorflow(encoded: bytes) -> npt.NDArray[np.uint8]:
+    if encoded.startswith(_BMP):
+        # It takes the numbers of colours in a palette for shades of grey.
+        raise tf.errors.InvalidArgumentError(None, None, "a BMP file, which may have a palette")
     pixels = tf.io.decode_image(encoded, channels=3, expand_animations=False).numpy()
     if pixels.ndim != 3 or not pixels.size:
         raise tf.errors.InvalidArgumentError(None, None, "no picture")
@@ -75,8 +84,7 @@ def _by_pillow(encoded: bytes) -> npt.NDArray[np.uint8]:
                 return np.repeat(_eight_bits(values)[..., None], 3, axis=2)
             return np.asarray(opened.convert("RGB"), np.uint8)
     except Exception as error:  # Pillow's readers raise many types on damaged files.
-        reason = " ".join(str(error).split()).replace(repr(io.BytesIO), "")
-        raise ValueError(f"nothing decodes it ({type(error).__name__}: {reason[:120]})") from error
+        raise ValueError(f"nothing decodes it ({type(error).__name__})") from error
 
 
 def _eight_bits(values: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
