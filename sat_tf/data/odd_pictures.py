@@ -41,7 +41,9 @@ def decode_slowly(encoded: bytes) -> npt.NDArray[np.uint8]:
     """
     if not encoded:
         raise ValueError("it is empty")
-    # A JPEG without its end would come back from Pillow with noise for zeros.
+    if encoded.startswith(_JPEG):
+        # Zeros, which a full disk leaves behind, are valid codes to libjpeg: it would draw them.
+        encoded = encoded.rstrip(b"\0")
     breaks_off = encoded.startswith(_JPEG) and _JPEG_END not in encoded[-TAIL:]
     for decode in (_by_tensorflow, _of_broken_jpeg if breaks_off else _by_pillow):
         try:

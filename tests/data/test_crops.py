@@ -74,7 +74,7 @@ def test_random_crops_have_the_areas_and_aspects_of_the_recipe():
     assert 0.9 < area.max() <= 1.02
     assert 0.70 < aspect.min() < 0.78
     assert 1.28 < aspect.max() < 1.42
-    # Areas are uniform, but large ones fit less often; 400 draws of one half are within 4 sd (10 %).
+    # Areas are uniform, but large ones fit less often; 400 draws of a half are within 4 sd: 10 %.
     assert 0.4 < area.mean() < 0.6
     assert 0.4 < mirrored.mean() < 0.6
 

@@ -24,7 +24,7 @@ def test_odd_files_show_their_picture(name):
 
 @pytest.mark.parametrize("name", CORRUPT)
 def test_corrupt_files_are_refused_with_a_reason(name):
-    with pytest.raises(ValueError, match="it is empty|it breaks off|nothing decodes it"):
+    with pytest.raises(ValueError, match=r"it is empty|it breaks off|nothing decodes it"):
         decode_slowly(CORRUPT[name])
 
 
