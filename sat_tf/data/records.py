@@ -265,14 +265,16 @@ class RecordSource(ImageSource):
     def _prepared(self, part: RecordFiles, pieces: tf.data.Dataset) -> tf.data.Dataset:
         """Pictures as the held-out ones are prepared; black where there is no file."""
         crop_of = held_out_crop_of_jpeg if part.are_jpegs else held_out_crop
-        nothing = np.zeros((self.image_size, self.image_size, 3), np.uint8), np.int32(NO_LABEL)
+        nothing = np.zeros((self.image_size, self.image_size, 3), np.uint8), NO_LABEL
 
         def fast(file: tf.Tensor, _: tf.Tensor, *content: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             def picture() -> tuple[tf.Tensor, tf.Tensor]:
                 encoded, label = part.parse(*content)
                 return crop_of(encoded, self.image_size), self._expected(label)
 
-            return tf.cond(file >= 0, picture, lambda: tuple(map(tf.constant, nothing)))
+            return tf.cond(
+                file >= 0, picture, lambda: (tf.constant(nothing[0]), tf.constant(NO_LABEL))
+            )
 
         def slow(
             file: np.int64, record: np.int64, *content: Any

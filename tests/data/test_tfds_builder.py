@@ -12,6 +12,8 @@ tfds = pytest.importorskip("tensorflow_datasets")
 class Snapshots(tfds.core.GeneratorBasedBuilder):
     """Twelve and five pictures, as JPEG or as PNG; every one has a class of its own."""
 
+    # By itself it is found with importlib_resources, which need not be installed.
+    code_path = tfds.core.Path(__file__)
     VERSION = tfds.core.Version("1.0.0")
     BUILDER_CONFIGS = [  # noqa: RUF012 - as TensorFlow Datasets wants it
         tfds.core.BuilderConfig(name="jpeg"),
@@ -72,7 +74,7 @@ def test_parts_of_splits_can_be_named(data_dir):
     assert (source.num_train, source.num_test) == (8, 4)
     train, held_out = set(labels_of(source, 2)), set(source.held_out_sample(10)[1])
     assert train | held_out == set(range(12))
-    with pytest.raises(ValueError, match=r"split: received 'trian'; expected one of test, train"):
+    with pytest.raises(ValueError, match=r"split: received 'trian'; expected one of train, test"):
         open_snapshots(data_dir, train_split="trian")
 
 
