@@ -62,7 +62,7 @@ class RecordSource(ImageSource):
     reads several of its own at a time and draws from a buffer. So each worker reads its own files
     only; which images a batch holds then depends on the number of workers as well. Where a worker
     has fewer images than its part of an epoch, it begins again; where there are fewer files than
-    workers, each reads all files and takes every so manieth record.
+    workers, each reads all files and takes every third record, say.
 
     A run that starts in the middle of an epoch reads that epoch from its beginning, but decodes
     nothing of what it has seen.
