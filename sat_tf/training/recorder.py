@@ -93,7 +93,7 @@ class StopWhenNotFinite(keras.callbacks.Callback):
         for name, what in kinds.items():
             if not math.isfinite(float(logs[name])):
                 learner: Learner = self.model
-                step = int(learner.optimizer.iterations)
+                step = int(learner.optimizer.iterations.numpy())
                 images = self.source.training_sample(_PROBED_IMAGES, seed=0)
                 latest = self.checkpoints.latest
                 raise RunError(

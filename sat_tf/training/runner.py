@@ -319,4 +319,5 @@ def _deploy(
         seconds=time.perf_counter() - start,
     )
     folder.write_json(run_folder.RESULTS, results.to_dict())
+    shutil.rmtree(folder.file(run_folder.CHECKPOINTS), ignore_errors=True)
     return results

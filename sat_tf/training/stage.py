@@ -1,13 +1,14 @@
 """One stage of training: compile, fit, and hand back a plain model."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import tensorflow as tf
 import tf_keras as keras
 from rich.console import Console
 
 from sat_tf.data.source import ImageSource
+from sat_tf.export.deployed import DeployedModel
 from sat_tf.training.checkpoints import Checkpoints, Position, steps_left
 from sat_tf.training.config import Config
 from sat_tf.training.distribution import distributed, from_first_worker
@@ -18,6 +19,7 @@ from sat_tf.training.keeper import Keeper
 from sat_tf.training.learner import Learner
 from sat_tf.training.progress import ProgressBar
 from sat_tf.training.recorder import Recorder, StopWhenNotFinite
+from sat_tf.training.refresher import Refresher
 from sat_tf.training.run_folder import CHECKPOINTS, RunFolder
 from sat_tf.training.schedule import WarmupCosine
 from sat_tf.training.stage_config import StageConfig
@@ -141,12 +143,14 @@ def _fit(
         stage_plan(run, name, start),
         console=run.console,
     )
-    callbacks: Sequence[keras.callbacks.Callback] = [
+    callbacks: list[keras.callbacks.Callback] = [
         StopWhenNotFinite(name, run.source, checkpoints),
         Recorder(name, run.rows, run.folder if run.writes else None),
         progress,
         keeper,  # last, because it may stop the run
     ]
+    if isinstance(learner.student, DeployedModel):
+        callbacks.insert(0, Refresher(learner.student))
     held_out = distributed(
         run.strategy,
         lambda share: run.source.held_out_batches(batch_size=_HELD_OUT_BATCH_SIZE, share=share),
