@@ -54,7 +54,7 @@ def clamp_weights(
 
 def quantize_weights(
     kernel: tf.Tensor,
-    num_bits: int,
+    num_bits: grids.Bits,
     grid: str = "auto",
     detach_max: bool = False,
     *,
@@ -72,7 +72,7 @@ def quantize_weights(
 
     Args:
         kernel: latent weights, any shape; float32, float16 or bfloat16.
-        num_bits: 1 to 8.
+        num_bits: 1 to 8; see `grid.Bits`.
         grid: a name of `grid.GRIDS`, or "auto".
         detach_max: see `clamp_weights`.
         range_axes: see `clamp_weights`.
@@ -86,16 +86,14 @@ def quantize_weights(
     >>> print(quantize_weights(tf.constant([-2.0, -0.1, 0.1, 2.0]), 2).numpy())
     [-1.         -0.33333334  0.33333334  1.        ]
     """
-    row = grids.find_grid(grid, num_bits)
+    half = grids.divisor(num_bits, grid) / 2.0
     kernel = tf.convert_to_tensor(kernel)
-
-    half = row.divisor(num_bits) / 2.0
 
     @tf.custom_gradient
     def quantize(latent: tf.Tensor) -> tuple[tf.Tensor, _Gradient]:
         squash = _Squash(latent, range_axes)
         # Subtracting first is exact, so that opposite codes are opposite numbers.
-        quantized = (_units(squash, row, num_bits) - half) * (1.0 / half)
+        quantized = (_units(squash, num_bits, grid) - half) * (1.0 / half)
         return quantized, functools.partial(squash.gradient, detach_max)
 
     return tf.cast(quantize(tf.cast(kernel, tf.float32)), kernel.dtype)
@@ -130,10 +128,37 @@ def weight_codes(
     [-3, -1, 1, 3]
     """
     row = grids.find_grid(grid, num_bits)
-    units = _units(_Squash(tf.cast(kernel, tf.float32), range_axes), row, num_bits)
+    units = weight_units(kernel, num_bits, grid, range_axes=range_axes)
     units = tf.debugging.check_numerics(units, "weight_codes: NaN has no integer code")
     units = tf.cast(units, tf.int32)
     return row.codes_per_unit * units - row.code_offset(num_bits)
+
+
+def weight_units(
+    kernel: tf.Tensor,
+    num_bits: int,
+    grid: str = "auto",
+    *,
+    range_axes: tuple[int, ...] = (),
+) -> tf.Tensor:
+    """The integers n = 0..top of the quantized weights: Q = 2 n / d - 1.
+
+    Args:
+        kernel: latent weights, any shape.
+        num_bits: 1 to 8.
+        grid: a name of `grid.GRIDS`, or "auto".
+        range_axes: see `clamp_weights`.
+
+    Returns:
+        float32, shaped like `kernel`; NaN where a weight is.
+
+    Raises:
+        ValueError: as in `quantize_weights`.
+
+    >>> weight_units(tf.constant([-2.0, -0.1, 0.1, 2.0]), 2).numpy().tolist()
+    [0.0, 1.0, 2.0, 3.0]
+    """
+    return _units(_Squash(tf.cast(kernel, tf.float32), range_axes), num_bits, grid)
 
 
 class _Squash:
@@ -199,15 +224,16 @@ class _Squash:
         return tf.cond(tf.reduce_any(tf.math.is_nan(total)), without_nan, lambda: total)
 
 
-def _units(squash: _Squash, row: grids.Grid, num_bits: int) -> tf.Tensor:
+def _units(squash: _Squash, num_bits: grids.Bits, grid: str) -> tf.Tensor:
     """Integers n = 0..top, as float32, of clamped weights."""
-    half = row.divisor(num_bits) / 2.0
+    half, top = grids.divisor(num_bits, grid) / 2.0, grids.levels(num_bits, grid)
+    rounding = grids.rounding(num_bits, grid)
     position = squash.values * (half / squash.maximum) + half
-    top = row.top(num_bits)
-    if row.rounding is grids.round_half_up and num_bits >= 2 and not compiles_with_xla():
+    fixed = not tf.is_tensor(num_bits)
+    if fixed and rounding is grids.round_half_up and num_bits >= 2 and not compiles_with_xla():
         # On a range as long as it has steps the FakeQuant kernel's step is exactly 1: it clips and
         # rounds to integers in one pass over memory.
         return tf.quantization.fake_quant_with_min_max_vars(
             position, 0.0, float(top), num_bits, narrow_range=top == 2**num_bits - 2
         )
-    return tf.clip_by_value(row.rounding(position), 0.0, float(top))
+    return tf.clip_by_value(rounding(position), 0.0, float(top) if fixed else top)
