@@ -27,7 +27,8 @@ class Learner(keras.Model):
     The loss is the sum over the images of a global batch, divided by its size, plus what the
     regularizers of the model say. Every replica adds its own images' part, so that the sum of the
     gradients over replicas is the gradient of that loss, whatever share of the batch each has.
-    Images with a negative label count for nothing.
+    Images with a negative label count for nothing. After a loss that is not finite no gradient
+    reaches the variables any more.
 
     Its logs are `loss` (mean over the images of the epoch so far, regularization included) and
     `top1`; in training also `batch_loss` (of the last batch alone, without regularization), and
@@ -82,12 +83,19 @@ class Learner(keras.Model):
             of_batch = tf.reduce_sum(losses) / self.batch_size
             penalty = tf.add_n([tf.constant(0.0), *self.student.losses])
             objective = of_batch + penalty / context.num_replicas_in_sync
-        self.optimizer.minimize(objective, self.student.trainable_variables, tape=tape)
-        for act in self.after_step:
-            act()
         shared = tf.concat([of_batch[None], tf.convert_to_tensor(self._signals)], axis=0)
         if context.num_replicas_in_sync > 1:
             shared = context.all_reduce(tf.distribute.ReduceOp.SUM, shared)
+        # A loss that is no number must not spread over all variables, which then could not tell
+        # where it came from.
+        sound = tf.math.is_finite(shared[0] + penalty)
+        variables = self.student.trainable_variables
+        gradients = self.optimizer.compute_gradients(objective, variables, tape)
+        self.optimizer.apply_gradients(
+            [(_kept_if(sound, gradient), variable) for gradient, variable in gradients]
+        )
+        for act in self.after_step:
+            act()
         self._measure(labels, logits, losses + penalty)
         return {
             **self._results(),
@@ -126,6 +134,10 @@ class Learner(keras.Model):
 
     def _results(self) -> dict[str, tf.Tensor]:
         return {metric.name: metric.result() for metric in self.metrics}
+
+
+def _kept_if(sound: tf.Tensor, gradient: Any) -> Any:
+    return None if gradient is None else tf.where(sound, gradient, tf.zeros_like(gradient))
 
 
 def _of_labelled(labels: tf.Tensor, losses: tf.Tensor) -> tf.Tensor:
