@@ -161,6 +161,62 @@ def weight_units(
     return _units(_Squash(tf.cast(kernel, tf.float32), range_axes), num_bits, grid)
 
 
+def held_weights(
+    kernel: tf.Tensor,
+    units: tf.Tensor,
+    held: tf.Tensor,
+    num_bits: int,
+    grid: str = "auto",
+    *,
+    range_axes: tuple[int, ...] = (),
+) -> tf.Tensor:
+    """Latent weights of which some stay at given codes, whatever the others do.
+
+    A held weight becomes W = atanh(m (2 u - 1)), where m = max |tanh| over the weights of its range
+    that are not held, and u is the middle of the part of the unit interval that rounds to its n. It
+    is therefore never the largest of its range, its clamped value is 2 u - 1 wherever m moves, and
+    so it is quantized to n, far from any tie. The other weights stay what they are.
+
+    Where a range has no weight above zero that is not held, its held weights stay as they are too.
+
+    Args:
+        kernel: latent weights, float32, any shape.
+        units: n = 0..top for each of them, any number type; see `weight_units`.
+        held: which of them to hold, boolean.
+        num_bits: 1 to 8.
+        grid: a name of `grid.GRIDS`, or "auto".
+        range_axes: see `clamp_weights`.
+
+    Returns:
+        Latent weights, shaped like `kernel`.
+
+    >>> kernel = tf.constant([1.0, 0.1, -0.5])
+    >>> held = held_weights(kernel, tf.constant([3, 3, 0]), tf.constant([False, True, False]), 2)
+    >>> weight_units(held, 2).numpy().tolist()
+    [3.0, 3.0, 1.0]
+    """
+    row = grids.find_grid(grid, num_bits)
+    divisor, top = float(row.divisor(num_bits)), float(row.top(num_bits))
+    units = tf.cast(units, tf.float32)
+    below = 0.5 if row.rounding is grids.round_half_up else 0.0
+    lowest = tf.maximum(units - below, 0.0)
+    highest = tf.where(units < top, units + (1.0 - below), divisor)
+    middle = (lowest + highest) / divisor - 1.0
+    free = _Squash(tf.where(held, 0.0, kernel), range_axes)
+    there_is_one = tf.reduce_any(free.values != 0.0, free.reduced, keepdims=True)
+    return tf.where(held & there_is_one, tf.atanh(free.maximum * middle), kernel)
+
+
+def largest_weights(kernel: tf.Tensor, *, range_axes: tuple[int, ...] = ()) -> tf.Tensor:
+    """Which latent weights are the largest of their range in magnitude, a boolean for each.
+
+    >>> largest_weights(tf.constant([0.5, -2.0, 1.0])).numpy().tolist()
+    [False, True, False]
+    """
+    squash = _Squash(kernel, range_axes)
+    return tf.abs(squash.values) >= squash.maximum
+
+
 class _Squash:
     """tanh(W) and its largest magnitude m, which counts as 1 where all weights are (nearly) 0.
 
@@ -169,8 +225,8 @@ class _Squash:
 
     def __init__(self, latent: tf.Tensor, range_axes: tuple[int, ...]) -> None:
         rank = latent.shape.rank
-        self._reduced = sorted(set(range(rank)) - {axis % rank for axis in range_axes})
-        self._one_range = len(self._reduced) == rank
+        self.reduced = sorted(set(range(rank)) - {axis % rank for axis in range_axes})
+        self._one_range = len(self.reduced) == rank
         self.values = tf.tanh(latent)
         largest = self._largest()
         self.maximum = tf.where(largest >= _SMALLEST_MAXIMUM, largest, 1.0)
@@ -178,8 +234,8 @@ class _Squash:
     def _largest(self) -> tf.Tensor:
         def of(values: tf.Tensor) -> tf.Tensor:
             # Without |t| in memory.
-            highest = tf.reduce_max(values, axis=self._reduced, keepdims=True)
-            lowest = tf.reduce_min(values, axis=self._reduced, keepdims=True)
+            highest = tf.reduce_max(values, axis=self.reduced, keepdims=True)
+            lowest = tf.reduce_min(values, axis=self.reduced, keepdims=True)
             return tf.maximum(highest, -lowest)
 
         if compiles_with_xla():  # its maximum of NaN may be a number
@@ -216,11 +272,11 @@ class _Squash:
 
         def without_nan() -> tf.Tensor:
             products = tf.where(tf.math.is_nan(self.values), 0.0, a * b)
-            return tf.reduce_sum(products, self._reduced, keepdims=True)
+            return tf.reduce_sum(products, self.reduced, keepdims=True)
 
         if not self._one_range or compiles_with_xla():
             return without_nan()
-        total = tf.reshape(one_pass.dot(a, b), [1] * len(self._reduced))
+        total = tf.reshape(one_pass.dot(a, b), [1] * len(self.reduced))
         return tf.cond(tf.reduce_any(tf.math.is_nan(total)), without_nan, lambda: total)
 
 

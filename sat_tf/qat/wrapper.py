@@ -112,10 +112,15 @@ class QuantizedLayer(keras.layers.Wrapper):
         if self.quantize_config.replaces(self.layer):
             return quantize(inputs)
         takes_training = "training" in inspect.signature(self.layer.call).parameters
+        arguments = {"training": training} if takes_training else {}
+        if self.quantize_config.weights is None and not hasattr(self.layer, "activation"):
+            # Nothing to stand in for, and no turns: synchronized BatchNormalization waits in here
+            # for the thread of another replica.
+            return quantize(self.layer(inputs, **arguments))
         with self._one_call_at_a_time:
             follows = bool(self.quantize_config.get_output_quantizers(self.layer))
             with self._stand_ins(training, quantize):
-                outputs = self.layer(inputs, **({"training": training} if takes_training else {}))
+                outputs = self.layer(inputs, **arguments)
         return quantize(outputs) if follows else outputs
 
     @contextlib.contextmanager
