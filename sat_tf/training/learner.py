@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.training.top1 import Top1
+from sat_tf.training.top1 import accuracy_metrics
 
 # From images (batch, rows, columns, 3), labels (batch,) and float32 logits (batch, classes) to a
 # loss for each image (batch,), float32. What it says of images without a label does not count.
@@ -30,8 +30,8 @@ class Learner(keras.Model):
     Images with a negative label count for nothing. After a loss that is not finite no gradient
     reaches the variables any more.
 
-    Its logs are `loss` (mean over the images of the epoch so far, regularization included) and
-    `top1`; in training also `batch_loss` (of the last batch alone, without regularization), and
+    Its logs are `loss` (mean over the images of the epoch so far, regularization included), `top1`
+    and `top5`; in training also `batch_loss` (of the last batch alone, without regularization), and
     how many processes have raised the signals `stop` and `save`, the same on all of them.
 
     Args:
@@ -59,7 +59,7 @@ class Learner(keras.Model):
         # What the step returns is the same on every replica.
         self.distribute_reduction_method = "first"
         self._loss = keras.metrics.Mean("loss")
-        self._top1 = Top1()
+        self._accuracy = accuracy_metrics()
         self._signals = tf.Variable(
             tf.zeros(len(_SIGNALS)),
             trainable=False,
@@ -126,11 +126,12 @@ class Learner(keras.Model):
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
         """What is measured; starts anew every epoch."""
-        return [self._loss, self._top1]
+        return [self._loss, *self._accuracy]
 
     def _measure(self, labels: tf.Tensor, logits: tf.Tensor, losses: tf.Tensor) -> None:
         self._loss.update_state(losses, sample_weight=tf.cast(labels >= 0, tf.float32))
-        self._top1.update_state(labels, logits)
+        for metric in self._accuracy:
+            metric.update_state(labels, logits)
 
     def _results(self) -> dict[str, tf.Tensor]:
         return {metric.name: metric.result() for metric in self.metrics}

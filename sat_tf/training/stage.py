@@ -21,6 +21,7 @@ from sat_tf.training.recorder import Recorder, StopWhenNotFinite
 from sat_tf.training.run_folder import CHECKPOINTS, RunFolder
 from sat_tf.training.schedule import WarmupCosine
 from sat_tf.training.stage_config import StageConfig
+from sat_tf.training.stage_plan import StagePlan
 from sat_tf.training.training_copy import training_copy
 
 _HELD_OUT_BATCH_SIZE = 256
@@ -137,10 +138,7 @@ def _fit(
         checkpoints, run.interruption, run.config.training, steps_per_epoch=steps_per_epoch
     )
     progress = ProgressBar(
-        name,
-        epochs=stage.total_epochs(steps_per_epoch),
-        steps_per_epoch=steps_per_epoch,
-        batch_size=stage.batch_size,
+        stage_plan(run, name, start),
         console=run.console,
     )
     callbacks: Sequence[keras.callbacks.Callback] = [
@@ -170,6 +168,22 @@ def _fit(
                 callbacks=callbacks,
                 verbose=0,
             )
+
+
+def stage_plan(run: Run, name: str, start: Position) -> StagePlan:
+    """The steps of a stage, of which those before some position are done."""
+    stages = run.config.stages.by_name()
+    per_epoch = {key: run.source.num_train // stage.batch_size for key, stage in stages.items()}
+    before = list(stages)[: list(stages).index(name)]
+    return StagePlan(
+        stage=name,
+        batch_size=stages[name].batch_size,
+        steps_per_epoch=per_epoch[name],
+        total_steps=stages[name].total_steps(per_epoch[name]),
+        first_step=start.epoch * per_epoch[name] + start.step,
+        steps_before=sum(stages[key].total_steps(per_epoch[key]) for key in before),
+        metric_steps=start.step,
+    )
 
 
 def _training_batches(run: Run, stage: StageConfig, position: Position) -> tf.data.Dataset:
