@@ -1,6 +1,5 @@
 """A few steps of training with a recipe, and what it makes of the weights."""
 
-import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
@@ -65,7 +64,7 @@ def latent_kernels(model):
     """The latent weights of all linear layers."""
     layers = [layer for layer in model.layers if isinstance(layer, QuantizedLayer)]
     return [
-        np.array(getattr(layer.layer, registry.kernel_name(layer.layer)))
+        getattr(layer.layer, registry.kernel_name(layer.layer)).numpy()
         for layer in layers
         if layer.quantize_config.weights is not None
     ]
