@@ -112,9 +112,7 @@ class Oscillation(tf.Module):
         self._start = round(start * total_steps)
         self._total_steps = total_steps
         self.steps = replica_variable(0, "steps", dtype=tf.int64)
-        self.kernels = [
-            _Kernel(layer) for layer in model.layers if _is_followed(layer, most_bits)
-        ]
+        self.kernels = [_Kernel(layer) for layer in model.layers if _is_followed(layer, most_bits)]
 
     def __call__(self) -> None:
         """Takes in what a step has made of the weights, and freezes some of them."""
@@ -170,9 +168,7 @@ class _Kernel(tf.Module):
     def _latent(self) -> tf.Tensor:
         return tf.convert_to_tensor(self.variable)
 
-    def follow(
-        self, begun: tf.Tensor, momentum: float, threshold: tf.Tensor | None
-    ) -> tf.Tensor:
+    def follow(self, begun: tf.Tensor, momentum: float, threshold: tf.Tensor | None) -> tf.Tensor:
         """Takes in a step; returns the latent weights with those in place that are frozen.
 
         Args:
