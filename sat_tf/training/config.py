@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainSerializer, PlainValidator, field_validator
+from pydantic import Field, PlainSerializer, PlainValidator, field_validator, model_validator
 
 from sat_tf.arguments import SEED_LIMIT
 from sat_tf.messages import did_you_mean
@@ -118,3 +118,9 @@ class Config(Section):
     @classmethod
     def _each_follows_the_one_before(cls, stages: StagesConfig) -> StagesConfig:
         return stages.inherited()
+
+    @model_validator(mode="after")
+    def _recipes_have_their_stages(self) -> "Config":
+        if problems := self.recipes.problems(self.stages.by_name()):
+            raise ValueError("\n".join(problems))
+        return self

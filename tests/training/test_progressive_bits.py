@@ -71,9 +71,8 @@ def test_it_ends_with_the_codes_of_the_policy(replicas):
 
 
 def test_a_run_that_is_restored_goes_on_at_the_same_bits(tmp_path):
-    learner, losses = fitted(
-        training_copy(_model()), _recipe, tf.distribute.get_strategy(), steps=5
-    )
+    one_device = tf.distribute.get_strategy()
+    learner, _ = fitted(training_copy(_model()), _recipe, one_device, steps=5)
     path = tf.train.Checkpoint(learner=learner).save(str(tmp_path / "step"))
     again, _ = fitted(training_copy(_model()), _recipe, one_device, steps=0)
     tf.train.Checkpoint(learner=again).restore(path).assert_existing_objects_matched()
