@@ -1,7 +1,6 @@
 """A whole run: data, float stage, quantized stage, deploy tail, TFLite file, certificate."""
 
 import contextlib
-import dataclasses
 import pathlib
 import shutil
 import time
@@ -17,7 +16,8 @@ from sat_tf.data.arrays import ArraySource
 from sat_tf.data.source import ImageSource
 from sat_tf.export.deployed import DeployedModel, deployed_model
 from sat_tf.messages import list_problems
-from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.calibrate import estimate_statistics
+from sat_tf.qat.layout import inner_layer
 from sat_tf.training import run_folder
 from sat_tf.training.config import Config
 from sat_tf.training.config_file import config_text
@@ -33,25 +33,8 @@ from sat_tf.training.results import Results
 from sat_tf.training.run_folder import RunFolder
 from sat_tf.training.run_state import RunState, expect_same_config
 from sat_tf.training.stage import Run, batch_size_problems, held_out_metrics, train_stage
+from sat_tf.training.start import float_start, is_ordinary, quantized_start, trained_float_model
 from sat_tf.wholefile import written_whole
-
-# What a policy says of bits, all of which the float stage leaves out.
-_BITS = ("weight_bits", "activation_bits", "stream_bits")
-
-
-def float_policy(policy: BitPolicy) -> BitPolicy:
-    """The policy of the float stage: the same variant of the method, nothing rounded or clipped.
-
-    Weights are clamped and rescaled from the start, so that quantization later changes as little
-    as it can (the paper's float model).
-    """
-    overrides = {
-        pattern: {name: value for name, value in fields.items() if name not in _BITS}
-        for pattern, fields in policy.overrides.items()
-    }
-    return dataclasses.replace(
-        policy, weight_bits=None, activation_bits=None, latent_start="as_is", overrides=overrides
-    )
 
 
 def load_source(config: Config) -> ImageSource:
@@ -73,32 +56,37 @@ def load_source(config: Config) -> ImageSource:
     return source
 
 
-def build_models(config: Config, source: ImageSource) -> tuple[keras.Model, keras.Model]:
-    """Builds the float model of a run, plain and with clamped weights.
+def float_model(config: Config, source: ImageSource) -> keras.Model:
+    """The float model that a run starts from: trained, where a file is given, or to be trained.
 
-    Both stages are tried out, so that a policy that does not fit the model is an error before the
-    training and not after half of it.
+    The quantized stage is tried out as well, so that a policy that does not fit the model is an
+    error before the training and not after half of it.
 
     Raises:
-        RunError: an option is out of its range, or the policy does not fit.
+        RunError: an option is out of its range, the file holds something else, or the policy does
+            not fit.
     """
-    try:
-        plain = models.build(
-            config.model.name,
-            image_size=source.image_size,
-            num_classes=source.num_classes,
-            seed=config.seed,
-            **config.model.options,
-        )
-        clamped = sat_tf.quantize_model(plain, float_policy(config.policy))
-        sat_tf.requantize(clamped, config.policy)
-    except ValueError as error:
-        raise RunError(str(error)) from error
-    return plain, clamped
+    model = trained_float_model(config, source)
+    if model is None:
+        try:
+            plain = models.build(
+                config.model.name,
+                image_size=source.image_size,
+                num_classes=source.num_classes,
+                seed=config.seed,
+                **config.model.options,
+            )
+        except ValueError as error:
+            raise RunError(str(error)) from error
+        model = float_start(config, plain)
+    quantized_start(config, model)
+    return model
 
 
 def calibrate(run: Run, model: keras.Model, *, clipping_levels: bool) -> None:
     """Calibrates a model in place, on images of the training set drawn with the run's seed.
+
+    Of an ordinary float model it estimates the statistics of BatchNormalization.
 
     Raises:
         RunError: it met activations that are not finite.
@@ -106,7 +94,10 @@ def calibrate(run: Run, model: keras.Model, *, clipping_levels: bool) -> None:
     count = min(run.config.calibration.num_images, run.source.num_train)
     pixels = run.source.training_sample(count, seed=run.config.seed)
     try:
-        sat_tf.calibrate(model, pixels, num_images=count, clipping_levels=clipping_levels)
+        if is_ordinary(model):
+            estimate_statistics(model, pixels, num_images=count)
+        else:
+            sat_tf.calibrate(model, pixels, num_images=count, clipping_levels=clipping_levels)
     except ValueError as error:
         raise RunError(str(error)) from error
 
@@ -226,7 +217,7 @@ def train(
 def _train(run: Run, *, anew: bool) -> Results | None:
     start = time.perf_counter()
     config, folder = run.config, run.folder
-    plain, clamped = build_models(config, run.source)
+    start_model = float_model(config, run.source)
     if run.writes:
         _prepare_folder(run, anew=anew)
     # The others read what the first worker has prepared.
@@ -239,7 +230,7 @@ def _train(run: Run, *, anew: bool) -> Results | None:
         state,
         "float",
         run_folder.FLOAT_MODEL,
-        lambda: finished(run, "float", train_stage(run, "float", clamped)),
+        lambda: _float(run, start_model),
     )
     quantized = stage_model(
         run, state, "quantized", run_folder.QUANTIZED_MODEL, lambda: _quantized(run, trained)
@@ -256,7 +247,8 @@ def _train(run: Run, *, anew: bool) -> Results | None:
         measured = deployed_model(tuned, float_head=config.export.float_head)
     if not run.writes:
         return None
-    return _deploy(run, state, measured, plain.count_params(), start)
+    parameters = sum(inner_layer(layer).count_params() for layer in start_model.layers)
+    return _deploy(run, state, measured, parameters, start)
 
 
 def _prepare_folder(run: Run, *, anew: bool) -> None:
@@ -279,9 +271,15 @@ def _rows(folder: RunFolder) -> list[EpochMetrics]:
         raise RunError(f"{file}: {error}\nStart anew with --no-resume.") from error
 
 
+def _float(run: Run, start: keras.Model) -> keras.Model:
+    if run.config.training.float_model is not None:
+        return start
+    return finished(run, "float", train_stage(run, "float", start))
+
+
 def _quantized(run: Run, trained: keras.Model) -> keras.Model:
     calibration = run.config.calibration
-    quantized = sat_tf.requantize(trained, run.config.policy)
+    quantized = quantized_start(run.config, trained)
     if calibration.num_images:
         calibrate(run, quantized, clipping_levels=calibration.clipping_levels)
     return finished(run, "quantized", train_stage(run, "quantized", quantized))

@@ -69,7 +69,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint_and_names_it(tmp_path):
     checkpoints.save(Position(0, 1))
     good = [array.copy() for array in learner.get_weights()]
     step(learner)
-    with no_room(512), pytest.raises(RunError, match="the last good one is .*ckpt-1; free some"):
+    with no_room(512), pytest.raises(RunError, match=r"the last good one is .*ckpt-1; free some"):
         checkpoints.save(Position(0, 2))
     other, again = make(tmp_path)
     assert again.restore() == Position(0, 1)
