@@ -6,13 +6,13 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.analysis.activations import ActivationProbe, ActivationUse
+from sat_tf.analysis.activations import ActivationProbe, ActivationUse, clipping_quantizer
 from sat_tf.core import dorefa
 from sat_tf.core import grid as grids
 from sat_tf.qat import registry
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.network import Network
-from sat_tf.qat.quantizers import DorefaQuantizer, PactQuantizer, StreamQuantizer
+from sat_tf.qat.quantizers import DorefaQuantizer
 from sat_tf.qat.wrapper import QuantizedLayer
 
 
@@ -115,8 +115,8 @@ def _with_weights(row: LayerFacts, layer: QuantizedLayer) -> LayerFacts:
 def _with_activation(
     row: LayerFacts, layer: QuantizedLayer, use: ActivationUse | None
 ) -> LayerFacts:
-    quantizer = layer.quantize_config.output
-    if not isinstance(quantizer, PactQuantizer | StreamQuantizer) or use is None:
+    quantizer = clipping_quantizer(layer)
+    if quantizer is None or use is None:
         return row
     return dataclasses.replace(
         row,

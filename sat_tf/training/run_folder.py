@@ -13,6 +13,8 @@ from sat_tf.wholefile import written_whole
 CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"
 METRICS = "metrics.csv"
+STEPS = "steps.csv"
+TENSORBOARD = "tensorboard"  # a folder
 CURVES = "curves.png"
 FLOAT_MODEL = "float.keras"
 QUANTIZED_MODEL = "quantized.keras"
@@ -20,11 +22,15 @@ TFLITE_MODEL = "model.tflite"
 CERTIFICATE = "certificate.json"
 CERTIFICATE_PAGE = "certificate.html"
 RESULTS = "results.json"
+LAYERS = "layers.json"
+REPORT = "report.html"
 
 FILES = (
     CONFIG,
     ENVIRONMENT,
     METRICS,
+    STEPS,
+    TENSORBOARD,
     CURVES,
     FLOAT_MODEL,
     QUANTIZED_MODEL,
@@ -32,6 +38,8 @@ FILES = (
     CERTIFICATE,
     CERTIFICATE_PAGE,
     RESULTS,
+    LAYERS,
+    REPORT,
 )
 
 

@@ -28,8 +28,11 @@ from sat_tf.training.environment import describe_environment
 from sat_tf.training.errors import RunError
 from sat_tf.training.results import Results
 from sat_tf.training.run_folder import RunFolder
-from sat_tf.training.stage import Run, batch_size_problems, held_out_top1, train_stage
+from sat_tf.training.stage import Run, batch_size_problems, held_out_accuracies, train_stage
 from sat_tf.wholefile import written_whole
+
+# Held-out top-1 and top-5, by name.
+Accuracies = dict[str, float]
 
 # What a policy says of bits, all of which the float stage leaves out.
 _BITS = ("weight_bits", "activation_bits", "stream_bits")
@@ -106,7 +109,7 @@ def calibrate(run: Run, model: keras.Model, *, clipping_levels: bool) -> None:
         raise RunError(str(error)) from error
 
 
-def run_stage(run: Run, name: str, start: keras.Model, file: str) -> tuple[keras.Model, float]:
+def run_stage(run: Run, name: str, start: keras.Model, file: str) -> tuple[keras.Model, Accuracies]:
     """Trains one stage, finishes its model and saves it.
 
     The statistics are measured anew where the configuration asks for it, and the biases of a
@@ -119,7 +122,7 @@ def run_stage(run: Run, name: str, start: keras.Model, file: str) -> tuple[keras
         file: name of the saved model in the run folder.
 
     Returns:
-        The model, and its held-out top-1.
+        The model, and its held-out top-1 and top-5.
     """
     model = train_stage(run, name, start)
     calibration = run.config.calibration
@@ -132,7 +135,7 @@ def run_stage(run: Run, name: str, start: keras.Model, file: str) -> tuple[keras
     return model, finish_stage(run, name, model, file)
 
 
-def run_deploy_tail(run: Run, start: keras.Model) -> tuple[DeployedModel, float]:
+def run_deploy_tail(run: Run, start: keras.Model) -> tuple[DeployedModel, Accuracies]:
     """Trains the quantized model on the integers of its file, and saves it.
 
     Args:
@@ -140,7 +143,7 @@ def run_deploy_tail(run: Run, start: keras.Model) -> tuple[DeployedModel, float]
         start: the model of the quantized stage.
 
     Returns:
-        The deployed model, and its held-out top-1.
+        The deployed model, and its held-out top-1 and top-5.
 
     Raises:
         RunError: the model has no integer form, or training broke.
@@ -149,14 +152,18 @@ def run_deploy_tail(run: Run, start: keras.Model) -> tuple[DeployedModel, float]
     return deployed, finish_stage(run, "deploy_tail", deployed, run_folder.QUANTIZED_MODEL)
 
 
-def finish_stage(run: Run, name: str, model: keras.Model, file: str) -> float:
-    """Saves the model of a stage, of a deployed one its quantized model; gives its top-1."""
+def finish_stage(run: Run, name: str, model: keras.Model, file: str) -> Accuracies:
+    """Saves the model of a stage, of a deployed one its quantized model; measures it."""
     saved = model.quantized if isinstance(model, DeployedModel) else model
     with written_whole(run.folder.file(file)) as temporary:
         saved.save(temporary)
-    top1 = held_out_top1(model, run.images)
-    run.console.print(f"{name:9}  done: held-out top-1 {100 * top1:.2f} %", highlight=False)
-    return top1
+    found = held_out_accuracies(model, run.images)
+    run.console.print(
+        f"{name:9}  done: held-out top-1 {100 * found['top1']:.2f} %, "
+        f"top-5 {100 * found['top5']:.2f} %",
+        highlight=False,
+    )
+    return found
 
 
 def train(config: Config, folder: RunFolder, console: Console) -> Results | None:
@@ -196,14 +203,14 @@ def _train(
     folder.write_json(run_folder.ENVIRONMENT, describe_environment(config.seed))
 
     run = Run(config=config, images=images, folder=folder, strategy=strategy, console=console)
-    clamped, float_top1 = run_stage(run, "float", clamped, run_folder.FLOAT_MODEL)
+    clamped, of_float = run_stage(run, "float", clamped, run_folder.FLOAT_MODEL)
     quantized = sat_tf.requantize(clamped, config.policy)
     if config.calibration.num_images:
         calibrate(run, quantized, clipping_levels=config.calibration.clipping_levels)
-    quantized, quantized_top1 = run_stage(run, "quantized", quantized, run_folder.QUANTIZED_MODEL)
-    measured, deployed_top1 = quantized, None
+    quantized, of_quantized = run_stage(run, "quantized", quantized, run_folder.QUANTIZED_MODEL)
+    measured, of_deployed = quantized, None
     if config.stages.deploy_tail is not None:
-        measured, deployed_top1 = run_deploy_tail(run, quantized)
+        measured, of_deployed = run_deploy_tail(run, quantized)
     with written_whole(folder.file(run_folder.CURVES)) as temporary:
         draw_curves(run.rows, config.name, temporary)
     report, certificate = deploy(
@@ -216,9 +223,12 @@ def _train(
     for warning in report.warnings:
         console.print(f"Note: {warning}", highlight=False, soft_wrap=True)
     results = Results(
-        float_top1=float_top1,
-        quantized_top1=quantized_top1,
-        deployed_top1=deployed_top1,
+        float_top1=of_float["top1"],
+        float_top5=of_float["top5"],
+        quantized_top1=of_quantized["top1"],
+        quantized_top5=of_quantized["top5"],
+        deployed_top1=of_deployed["top1"] if of_deployed else None,
+        deployed_top5=of_deployed["top5"] if of_deployed else None,
         tflite_top1=certificate.top1["tflite"],
         held_out_images=len(images.test_labels),
         verified_images=min(config.export.verify_images, len(images.test_labels)),

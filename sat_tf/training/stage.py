@@ -9,17 +9,21 @@ import tf_keras as keras
 from rich.console import Console
 
 from sat_tf.data import ImageSet
+from sat_tf.data.choice import spread_evenly
 from sat_tf.training.batches import held_out_batches, training_batches
 from sat_tf.training.config import Config
 from sat_tf.training.errors import RunError
 from sat_tf.training.history import EpochMetrics
-from sat_tf.training.progress import ProgressBar
-from sat_tf.training.recorder import Recorder, StopWhenNotFinite
+from sat_tf.training.recorder import StopWhenNotFinite
 from sat_tf.training.regularization import with_weight_decay
 from sat_tf.training.run_folder import RunFolder
 from sat_tf.training.schedule import WarmupCosine
 from sat_tf.training.stage_config import StageConfig
-from sat_tf.training.top1 import Top1
+from sat_tf.training.stage_plan import StagePlan
+from sat_tf.training.top1 import accuracy_metrics
+from sat_tf.training.watching import watched
+
+_SAMPLE = 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +66,7 @@ def compile_stage(model: keras.Model, stage: StageConfig, steps_per_epoch: int) 
             nesterov=stage.nesterov,
         ),
         loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=[Top1()],
+        metrics=accuracy_metrics(),
     )
 
 
@@ -98,43 +102,47 @@ def train_stage(
         trained = with_weight_decay(model, stage.weight_decay)
         fitted = view(trained)
         compile_stage(fitted, stage, steps_per_epoch)
-    progress = ProgressBar(
-        name,
-        epochs=stage.epochs,
-        steps_per_epoch=steps_per_epoch,
+    plan = StagePlan(
+        stage=name,
         batch_size=stage.batch_size,
-        console=run.console,
+        steps_per_epoch=steps_per_epoch,
+        total_steps=stage.epochs * steps_per_epoch,
+        steps_before=sum({row.stage: row.step for row in run.rows}.values()),
     )
-    with progress:
+    sample = run.images.train_images[spread_evenly(len(run.images.train_labels), _SAMPLE)]
+    with watched(
+        plan, trained, run.folder, rows=run.rows, sample=sample, console=run.console
+    ) as callbacks:
         fitted.fit(
             batches,
             epochs=stage.epochs,
             validation_data=held_out_batches(run.images),
-            callbacks=[
-                StopWhenNotFinite(name),
-                Recorder(name, run.rows, run.folder),
-                progress,
-            ],
+            callbacks=[StopWhenNotFinite(name), *callbacks],
             verbose=0,
         )
     return with_weight_decay(trained, stage.weight_decay)
 
 
-def held_out_top1(model: keras.Model, images: ImageSet) -> float:
-    """Share of the held-out images that a model classifies rightly, in [0, 1]; compiles it.
+def held_out_accuracies(model: keras.Model, images: ImageSet) -> dict[str, float]:
+    """Top-1 and top-5 of a model on the held-out images, in [0, 1], by name; compiles it.
 
     Raises:
         RunError: a logit is not finite.
     """
-    model.compile(metrics=[Top1()])
-    metrics = model.evaluate(held_out_batches(images), verbose=0, return_dict=True)
-    share = float(metrics["top1"])
-    if not math.isfinite(share):
+    model.compile(metrics=accuracy_metrics())
+    found = model.evaluate(held_out_batches(images), verbose=0, return_dict=True)
+    shares = {metric.name: float(found[metric.name]) for metric in accuracy_metrics()}
+    if not all(map(math.isfinite, shares.values())):
         raise RunError(
             f"model {model.name!r}: gives NaN or infinite logits for held-out images, expected "
             "finite ones; train it again."
         )
-    return share
+    return shares
+
+
+def held_out_top1(model: keras.Model, images: ImageSet) -> float:
+    """Top-1 alone; see `held_out_accuracies`."""
+    return held_out_accuracies(model, images)["top1"]
 
 
 def batch_size_problems(config: Config, images: ImageSet) -> list[str]:
