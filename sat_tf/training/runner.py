@@ -13,6 +13,7 @@ from rich.console import Console
 
 import sat_tf
 from sat_tf import data, models
+from sat_tf.analysis.layers import layer_rows
 from sat_tf.data import ImageSet
 from sat_tf.export.deployed import DeployedModel
 from sat_tf.messages import list_problems
@@ -26,9 +27,16 @@ from sat_tf.training.deployment import deploy
 from sat_tf.training.distribution import make_strategy, writes_files
 from sat_tf.training.environment import describe_environment
 from sat_tf.training.errors import RunError
+from sat_tf.training.report import write_layers, write_report
 from sat_tf.training.results import Results
 from sat_tf.training.run_folder import RunFolder
-from sat_tf.training.stage import Run, batch_size_problems, held_out_accuracies, train_stage
+from sat_tf.training.stage import (
+    Run,
+    batch_size_problems,
+    held_out_accuracies,
+    sample_of,
+    train_stage,
+)
 from sat_tf.wholefile import written_whole
 
 # Held-out top-1 and top-5, by name.
@@ -241,4 +249,6 @@ def _train(
         seconds=time.perf_counter() - start,
     )
     folder.write_json(run_folder.RESULTS, results.to_dict())
+    write_layers(folder, layer_rows(quantized, sample_of(images)))
+    write_report(folder)
     return results

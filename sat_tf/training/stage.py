@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
+import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 from rich.console import Console
@@ -109,9 +110,13 @@ def train_stage(
         total_steps=stage.epochs * steps_per_epoch,
         steps_before=sum({row.stage: row.step for row in run.rows}.values()),
     )
-    sample = run.images.train_images[spread_evenly(len(run.images.train_labels), _SAMPLE)]
     with watched(
-        plan, trained, run.folder, rows=run.rows, sample=sample, console=run.console
+        plan,
+        trained,
+        run.folder,
+        rows=run.rows,
+        sample=sample_of(run.images),
+        console=run.console,
     ) as callbacks:
         fitted.fit(
             batches,
@@ -121,6 +126,11 @@ def train_stage(
             verbose=0,
         )
     return with_weight_decay(trained, stage.weight_decay)
+
+
+def sample_of(images: ImageSet) -> np.ndarray:
+    """A few training images, always the same ones, on which activations are looked at."""
+    return images.train_images[spread_evenly(len(images.train_labels), _SAMPLE)]
 
 
 def held_out_accuracies(model: keras.Model, images: ImageSet) -> dict[str, float]:
