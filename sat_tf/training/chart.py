@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from sat_tf.page import text
 
-_WIDTH, _HEIGHT = 480.0, 270.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 8.0, 20.0, 36.0
+_WIDTH, _HEIGHT = 480.0, 284.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 20.0, 34.0, 36.0
+_LETTER = 7.0  # about the width of one
 _MOST_POINTS = 400
 
 Point = tuple[float, float]
@@ -151,31 +152,39 @@ class _Frame:
         return parts
 
     def stages(self, stages: Sequence[tuple[float, str]]) -> list[str]:
-        """A line where each stage but the first starts, and the names of all."""
+        """A line where each stage but the first starts, and the names of all, in two rows."""
         parts = []
+        ends = [0.0, 0.0]
         for index, (start, name) in enumerate(stages):
             left = self._across(start)
             if index:
                 bottom = _HEIGHT - _BOTTOM
                 parts.append(f'<path d="M{left:.1f} {_TOP:g}V{bottom:g}" class="stage"/>')
-            parts.append(f'<text x="{left + 3:.1f}" y="{_TOP - 7:g}">{text(name)}</text>')
+            width = _LETTER * len(name)
+            left = min(left + 3, _WIDTH - width)
+            level = 0 if left >= ends[0] else 1
+            if left >= ends[level]:
+                ends[level] = left + width
+                height = _TOP - 7 - 15 * level
+                parts.append(f'<text x="{left:.1f}" y="{height:g}">{text(name)}</text>')
         return parts
 
     def line(self, line: Line) -> str:
         """One line, with its name for who points at it."""
-        pieces: list[list[str]] = [[]]
-        for x, y in thinned(line.points):
+        pieces: list[list[Point]] = [[]]
+        for x, y in line.points:
             if not math.isfinite(y) or (self._y.logarithmic and y <= 0):
                 pieces.append([])
             else:
-                pieces[-1].append(f"{self._across(x):.1f} {self._down(y):.1f}")
-        path = "".join("M" + "L".join(piece) for piece in pieces if piece)
-        dots = "".join(
-            f'<circle cx="{place.split()[0]}" cy="{place.split()[1]}" r="2.2"/>'
-            for piece in pieces
-            for place in piece
-            if line.dots or len(piece) == 1
-        )
+                pieces[-1].append((x, y))
+        share = _MOST_POINTS / max(len(line.points), _MOST_POINTS)
+        path = dots = ""
+        for piece in filter(None, pieces):
+            thin = thinned(piece, max(2, math.ceil(share * len(piece))))
+            places = [(f"{self._across(x):.1f}", f"{self._down(y):.1f}") for x, y in thin]
+            path += "M" + "L".join(" ".join(place) for place in places)
+            if line.dots or len(places) == 1:
+                dots += "".join(f'<circle cx="{x}" cy="{y}" r="2.2"/>' for x, y in places)
         return (
             f'<g stroke="{line.colour}" fill="{line.colour}" class="line">'
             f"<title>{text(line.label)}</title>"
@@ -189,8 +198,8 @@ class _Frame:
         return _HEIGHT - _BOTTOM - self._y.place(y) * (_HEIGHT - _TOP - _BOTTOM)
 
 
-def thinned(points: Sequence[Point], most: int = _MOST_POINTS) -> list[Point]:
-    """The points, or so many of them, spread evenly with both ends.
+def thinned(points: Sequence[Point], most: int) -> list[Point]:
+    """The points, or so many of them, two or more, spread evenly with both ends.
 
     >>> thinned([(0, 5), (1, 6), (2, 7), (3, 8), (4, 9)], most=3)
     [(0, 5), (2, 7), (4, 9)]

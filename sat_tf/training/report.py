@@ -92,7 +92,7 @@ def _accuracy(results: Results) -> str:
         if top1 is not None:
             rows.append(row([title], [_percent(top1), _percent(top5), f"{images:,}"]))
     head = ("model", "top-1", "top-5", "held-out images")
-    return table(head, rows, label="Accuracy", right=3)
+    return f'<div class="few">{table(head, rows, label="Accuracy", right=3)}</div>'
 
 
 def _sizes(results: Results) -> str:
@@ -111,7 +111,7 @@ def _sizes(results: Results) -> str:
 
 
 def _layers(layers: Sequence[LayerRow]) -> str:
-    head = ["layer", "kind", "grid", "rescale", "weight bits", "codes used", "rescale constant"]
+    head = ["layer", "kind", "grid", "weight bits", "codes used", "rescale"]
     head += ["activation bits", "clipping level", "codes used", "clipped", "parameters"]
     rows = [
         row(
@@ -119,24 +119,24 @@ def _layers(layers: Sequence[LayerRow]) -> str:
                 f"<b>{text(layer.name)}</b>",
                 text(layer.kind),
                 text(layer.weight_grid or ""),
-                text(layer.rescale or ""),
             ],
             [
                 _number(layer.weight_bits),
                 _used(layer.weight_codes_used, layer.weight_codes),
-                _number(layer.rescale_constant),
+                f"{text(layer.rescale or '')} {_number(layer.rescale_constant)}",
                 _number(layer.activation_bits),
                 _number(layer.clipping_level),
                 _used(layer.activation_codes_used, layer.activation_codes),
                 _percent(layer.clipped),
-                f"{layer.parameters:,}",
+                f"{layer.parameters:,}" if layer.parameters else "",
             ],
         )
         for layer in layers
     ]
     note = (
-        "Codes used are those that occur, of all that the grid has. Activations were measured on a "
-        "few training images; clipped is the share of values at or beyond the clipping level."
+        "Codes used are those that occur, of all that the grid has. Rescale is SAT's, with the "
+        "constant that the weights are multiplied by. Activations were measured on a few training "
+        "images; clipped is the share of values at or beyond the clipping level."
     )
     return f"<p>{note}</p>" + table(head, rows, label="Layers", right=8)
 
@@ -263,10 +263,11 @@ def _read(folder: RunFolder, name: str, kind: type[_Kind]) -> _Kind | None:
 
 
 _STYLE = """
-section { margin-top: 1.8rem; } a { color: var(--bars); }
+section { margin-top: 1.8rem; } .few { max-width: 40rem; } a { color: var(--bars); }
 pre { overflow-x: auto; font-size: .85em; line-height: 1.35; border: 1px solid var(--line);
   padding: .7rem; margin: 0; } summary { cursor: pointer; }
 .wide { font-size: .92em; } .wide:focus-visible { outline: 2px solid var(--bars); }
+td.number { white-space: nowrap; }
 @media (max-width: 40rem) { main { padding: 1rem; } .verdict { font-size: 1.5rem; }
   td, th { white-space: nowrap; } dl { grid-template-columns: 1fr; gap: 0; }
   dd { margin: 0 0 .4rem; } }

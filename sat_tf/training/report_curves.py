@@ -1,9 +1,10 @@
 """The curves of a run's report."""
 
+import math
 from collections.abc import Callable, Sequence
 
 from sat_tf.page import text
-from sat_tf.training.chart import Chart, Line, legend
+from sat_tf.training.chart import Chart, Line, Point, legend
 from sat_tf.training.history import EpochMetrics
 from sat_tf.training.step_history import StepMetrics
 
@@ -14,12 +15,12 @@ STYLE = """
 :root { --curve: #2f6fb0; --other: #c2570c; --third: #6b4fbb; }
 @media (prefers-color-scheme: dark) {
   :root { --curve: #7db4ea; --other: #f2a65a; --third: #b9a5f5; } }
-.curves { display: grid; gap: 1rem 1.5rem;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); }
+.curves { display: grid; gap: 1rem 1.5rem; grid-template-columns: 1fr 1fr; }
+@media (max-width: 44rem) { .curves { grid-template-columns: 1fr; } }
 figure { margin: 0; min-width: 0; break-inside: avoid; }
 figcaption { font-weight: 600; margin-bottom: .2rem; }
 @media print { :root { --curve: #2f6fb0; --other: #c2570c; --third: #6b4fbb; }
-  .curves { grid-template-columns: 1fr 1fr; } }
+  .curves { grid-template-columns: repeat(4, 1fr); } }
 """
 
 
@@ -122,15 +123,27 @@ def clipping_lines(steps: Sequence[StepMetrics]) -> list[Line]:
     return [
         Line(
             label=name,
-            points=[
-                (float(row.step_of_run), row.clipping_levels[name])
-                for row in steps
-                if name in row.clipping_levels
-            ],
+            points=_points(
+                [(row.stage, row.step_of_run, row.clipping_levels.get(name)) for row in steps]
+            ),
             colour=f"hsl({hue:.0f} 60% 50%)",
         )
         for name, hue in zip(names, hues, strict=True)
     ]
+
+
+def _points(values: Sequence[tuple[str, int, float | None]]) -> list[Point]:
+    """Points from stage, step and value, with a gap where another stage begins."""
+    points: list[Point] = []
+    last = None
+    for stage, step, value in values:
+        if value is None:
+            continue
+        if last not in (None, stage):
+            points.append((float(step), math.nan))
+        points.append((float(step), value))
+        last = stage
+    return points
 
 
 def _figure(chart: Chart) -> str:
