@@ -5,6 +5,14 @@ from typing import Any
 
 from rich.table import Table
 
+# What a run measures, by the start of the names of its results.
+MODELS = {
+    "float": "float model",
+    "quantized": "quantized model",
+    "deployed": "deployed model",
+    "tflite": "TFLite in LiteRT",
+}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Results:
@@ -25,6 +33,10 @@ class Results:
         trained_differing: share of the Keras model's own codes that differ from the simulation,
             in [0, 1]; after a deploy tail, of the deployed model's.
         seconds: of the whole run.
+        float_top5: top-5 on the images of float_top1; None where it was not measured.
+        quantized_top5: the same for quantized_top1.
+        deployed_top5: the same for deployed_top1.
+        tflite_top5: the same for tflite_top1.
     """
 
     float_top1: float
@@ -40,6 +52,10 @@ class Results:
     trained_differing: float
     seconds: float
     deployed_top1: float | None = None
+    float_top5: float | None = None
+    quantized_top5: float | None = None
+    deployed_top5: float | None = None
+    tflite_top5: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -50,6 +66,17 @@ class Results:
         """The results that `to_dict` gave."""
         return cls(**values)
 
+    def accuracy(self, name: str) -> str:
+        """Top-1 of one of `MODELS` in words, with top-5 where it is known; "" without either.
+
+        Args:
+            name: a key of `MODELS`.
+        """
+        top1, top5 = (getattr(self, f"{name}_{metric}") for metric in ("top1", "top5"))
+        if top1 is None:
+            return ""
+        return f"{100 * top1:.2f} %" + ("" if top5 is None else f" (top-5 {100 * top5:.2f} %)")
+
     def table(self, title: str) -> Table:
         """The table that ends a run."""
         table = Table(title=title, show_header=False, title_justify="left")
@@ -58,15 +85,12 @@ class Results:
         held_out = f"held-out top-1 ({self.held_out_images} images)"
         verified = f"held-out top-1 ({self.verified_images} images)"
         differing = "green" if self.codes_differing == 0 else "bold red"
-        models = {"float": self.float_top1, "quantized": self.quantized_top1}
-        if self.deployed_top1 is not None:
-            models["deployed"] = self.deployed_top1
         for row in (
             *(
-                (f"{name} model, {held_out}", f"{100 * top1:.2f} %")
-                for name, top1 in models.items()
+                (f"{title}, {verified if name == 'tflite' else held_out}", text)
+                for name, title in MODELS.items()
+                if (text := self.accuracy(name))
             ),
-            (f"TFLite in LiteRT, {verified}", f"{100 * self.tflite_top1:.2f} %"),
             ("parameters", f"{self.parameters:,}"),
             ("TFLite file, bytes", f"{self.file_bytes:,}"),
             ("TFLite file after gzip, bytes", f"{self.gzip_bytes:,}"),

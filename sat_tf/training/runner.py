@@ -3,6 +3,7 @@
 import contextlib
 import pathlib
 import shutil
+import tempfile
 import time
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ from rich.console import Console
 
 import sat_tf
 from sat_tf import data, models
+from sat_tf.analysis.layers import layer_rows
 from sat_tf.data.arrays import ArraySource
 from sat_tf.data.source import ImageSource
 from sat_tf.export.deployed import DeployedModel, deployed_model
@@ -29,12 +31,16 @@ from sat_tf.training.environment import describe_environment
 from sat_tf.training.errors import RunError
 from sat_tf.training.history import EpochMetrics, from_csv
 from sat_tf.training.interruption import Interruption
+from sat_tf.training.report import write_layers, write_report
 from sat_tf.training.results import Results
 from sat_tf.training.run_folder import RunFolder
 from sat_tf.training.run_state import RunState, expect_same_config
 from sat_tf.training.stage import Run, batch_size_problems, held_out_metrics, train_stage
 from sat_tf.training.start import float_start, is_ordinary, quantized_start, trained_float_model
 from sat_tf.wholefile import written_whole
+
+# Training images on which activations are looked at for the report.
+_SAMPLE = 64
 
 
 def load_source(config: Config) -> ImageSource:
@@ -194,7 +200,7 @@ def train(
             console.print("This run is finished; these are its results.", highlight=False)
             return Results.from_dict(results)
     interruption = Interruption()
-    with interruption.watched():
+    with interruption.watched(), tempfile.TemporaryDirectory() as elsewhere:
         if config.training.deterministic_ops:
             tf.config.experimental.enable_op_determinism()
         # Dropout then draws from variables, which checkpoints hold.
@@ -209,6 +215,8 @@ def train(
             strategy=strategy,
             console=console if writes else Console(quiet=True),
             writes=writes,
+            # All workers record alike, because what one reads of a model, all do; one is kept.
+            records=folder if writes else RunFolder(pathlib.Path(elsewhere)),
             interruption=interruption,
         )
         return _train(run, anew=resume is False)
@@ -267,7 +275,7 @@ def _rows(folder: RunFolder) -> list[EpochMetrics]:
         return []
     try:
         return from_csv(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, UnicodeDecodeError, RunError) as error:
         raise RunError(f"{file}: {error}\nStart anew with --no-resume.") from error
 
 
@@ -288,7 +296,8 @@ def _quantized(run: Run, trained: keras.Model) -> keras.Model:
 def _deploy(
     run: Run, state: RunState, model: keras.Model, parameters: int, start: float
 ) -> Results:
-    """Draws the curves, exports and verifies, and writes the results."""
+    """Draws the curves, exports and verifies, and writes results and report."""
+    quantized = model.quantized if isinstance(model, DeployedModel) else model
     config, folder = run.config, run.folder
     with written_whole(folder.file(run_folder.CURVES)) as temporary:
         draw_curves(run.rows, config.name, temporary)
@@ -303,8 +312,11 @@ def _deploy(
         run.console.print(f"Note: {warning}", highlight=False, soft_wrap=True)
     results = Results(
         float_top1=state.stages["float"]["top1"],
+        float_top5=state.stages["float"]["top5"],
         quantized_top1=state.stages["quantized"]["top1"],
+        quantized_top5=state.stages["quantized"]["top5"],
         deployed_top1=state.stages.get("deploy_tail", {}).get("top1"),
+        deployed_top5=state.stages.get("deploy_tail", {}).get("top5"),
         tflite_top1=certificate.top1["tflite"],
         held_out_images=run.source.num_test,
         verified_images=min(config.export.verify_images, run.source.num_test),
@@ -317,5 +329,8 @@ def _deploy(
         seconds=time.perf_counter() - start,
     )
     folder.write_json(run_folder.RESULTS, results.to_dict())
+    sample = run.source.training_sample(_SAMPLE, seed=config.seed)
+    write_layers(folder, layer_rows(quantized, sample))
+    write_report(folder)
     shutil.rmtree(folder.file(run_folder.CHECKPOINTS), ignore_errors=True)
     return results
