@@ -14,7 +14,6 @@ from rich.console import Console
 import sat_tf
 from sat_tf import data, models
 from sat_tf.analysis.layers import layer_rows
-from sat_tf.data.arrays import ArraySource
 from sat_tf.data.source import ImageSource
 from sat_tf.export.deployed import DeployedModel, deployed_model
 from sat_tf.messages import list_problems
@@ -50,9 +49,8 @@ def load_source(config: Config) -> ImageSource:
         RunError: an option is out of its range, or a batch is larger than the data set.
     """
     try:
-        source = ArraySource(
-            data.load(config.data.name, **config.data.options),
-            shift_pixels=config.data.shift_pixels,
+        source = data.source(
+            config.data.name, shift_pixels=config.data.shift_pixels, **config.data.options
         )
     except ValueError as error:
         raise RunError(f"data.options: {error}") from error
