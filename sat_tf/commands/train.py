@@ -95,7 +95,7 @@ def train(config: Config, folder: RunFolder, console: Console) -> bool:
         return True
     console.print(results.table(config.name))
     console.print(f"Run folder: {folder.path}", highlight=False, soft_wrap=True)
-    return results.codes_differing == 0
+    return not results.codes_differing
 
 
 def _seed(text: str) -> int:

@@ -11,8 +11,9 @@ class Results:
     """The outcome of a run.
 
     Attributes:
-        float_top1: held-out top-1 of the float model with clamped weights, in [0, 1].
-        quantized_top1: the same of the quantized model; after a deploy tail, before that.
+        float_top1: held-out top-1 of the float model, in [0, 1].
+        quantized_top1: the same of the quantized model; after a deploy tail, before that. This and
+            all that is said of the TFLite file is None where the run ends with the float model.
         deployed_top1: the same of the deployed model after a deploy tail; None without one.
         tflite_top1: the same of the TFLite file in LiteRT, on the images it was verified with.
         held_out_images: how many images the first two are about.
@@ -28,18 +29,18 @@ class Results:
     """
 
     float_top1: float
-    quantized_top1: float
-    tflite_top1: float
     held_out_images: int
-    verified_images: int
     parameters: int
-    file_bytes: int
-    gzip_bytes: int
-    codes_compared: int
-    codes_differing: int
-    trained_differing: float
     seconds: float
+    quantized_top1: float | None = None
     deployed_top1: float | None = None
+    tflite_top1: float | None = None
+    verified_images: int | None = None
+    file_bytes: int | None = None
+    gzip_bytes: int | None = None
+    codes_compared: int | None = None
+    codes_differing: int | None = None
+    trained_differing: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -53,22 +54,19 @@ class Results:
         held_out = f"held-out top-1 ({self.held_out_images} images)"
         verified = f"held-out top-1 ({self.verified_images} images)"
         differing = "green" if self.codes_differing == 0 else "bold red"
-        models = {"float": self.float_top1, "quantized": self.quantized_top1}
-        if self.deployed_top1 is not None:
-            models["deployed"] = self.deployed_top1
-        for row in (
-            *(
-                (f"{name} model, {held_out}", f"{100 * top1:.2f} %")
-                for name, top1 in models.items()
-            ),
-            (f"TFLite in LiteRT, {verified}", f"{100 * self.tflite_top1:.2f} %"),
-            ("parameters", f"{self.parameters:,}"),
-            ("TFLite file, bytes", f"{self.file_bytes:,}"),
-            ("TFLite file after gzip, bytes", f"{self.gzip_bytes:,}"),
-            ("codes compared", f"{self.codes_compared:,}"),
-            ("codes that differ", f"[{differing}]{self.codes_differing:,}[/]"),
-            ("codes of Keras that differ", f"{100 * self.trained_differing:.4f} %"),
-            ("seconds", f"{self.seconds:.0f}"),
+        for label, value, shown in (
+            (f"float model, {held_out}", self.float_top1, "{:.2%}"),
+            (f"quantized model, {held_out}", self.quantized_top1, "{:.2%}"),
+            (f"deployed model, {held_out}", self.deployed_top1, "{:.2%}"),
+            (f"TFLite in LiteRT, {verified}", self.tflite_top1, "{:.2%}"),
+            ("parameters", self.parameters, "{:,}"),
+            ("TFLite file, bytes", self.file_bytes, "{:,}"),
+            ("TFLite file after gzip, bytes", self.gzip_bytes, "{:,}"),
+            ("codes compared", self.codes_compared, "{:,}"),
+            ("codes that differ", self.codes_differing, f"[{differing}]{{:,}}[/]"),
+            ("codes of Keras that differ", self.trained_differing, "{:.4%}"),
+            ("seconds", self.seconds, "{:.0f}"),
         ):
-            table.add_row(*row)
+            if value is not None:
+                table.add_row(label, shown.format(value).replace("%", " %"))
         return table

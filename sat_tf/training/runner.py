@@ -197,6 +197,17 @@ def _train(
 
     run = Run(config=config, images=images, folder=folder, strategy=strategy, console=console)
     clamped, float_top1 = run_stage(run, "float", clamped, run_folder.FLOAT_MODEL)
+    if config.stages.quantized is None:
+        with written_whole(folder.file(run_folder.CURVES)) as temporary:
+            draw_curves(run.rows, config.name, temporary)
+        results = Results(
+            float_top1=float_top1,
+            held_out_images=len(images.test_labels),
+            parameters=plain.count_params(),
+            seconds=time.perf_counter() - start,
+        )
+        folder.write_json(run_folder.RESULTS, results.to_dict())
+        return results
     quantized = sat_tf.requantize(clamped, config.policy)
     if config.calibration.num_images:
         calibrate(run, quantized, clipping_levels=config.calibration.clipping_levels)
