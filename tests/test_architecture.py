@@ -19,7 +19,8 @@ MAY_IMPORT = {
     "models": set(),
     "data": set(),
     "training": {"qat", "models", "data", "export"},
-    "commands": {"training", "qat", "models", "data", "export"},
+    "paper": {"training", "qat", "models", "data"},
+    "commands": {"paper", "training", "qat", "models", "data", "export"},
 }
 # Modules that all parts share, and those at the top that may use everything.
 SHARED = {"arguments", "messages", "progress_bar", "version", "wholefile"}

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--run_dir", metavar="DIR", help="where the files go; default: runs/<name in the config>"
     )
-    parser.add_argument("--seed", type=_seed, help="wins over the seed in the config")
+    parser.add_argument("--seed", type=seed, help="wins over the seed in the config")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:
@@ -98,7 +98,8 @@ def train(config: Config, folder: RunFolder, console: Console) -> bool:
     return not results.codes_differing
 
 
-def _seed(text: str) -> int:
+def seed(text: str) -> int:
+    """A seed on the command line; raises `argparse.ArgumentTypeError` for what is none."""
     if text.isdecimal() and int(text) < SEED_LIMIT:
         return int(text)
     raise argparse.ArgumentTypeError(f"{text!r}: expected an integer in [0, {SEED_LIMIT})")
