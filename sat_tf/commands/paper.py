@@ -17,6 +17,7 @@ from sat_tf.paper.run import run as run_jobs
 from sat_tf.paper.table import markdown, show, update
 from sat_tf.training.config_file import config_text
 from sat_tf.training.errors import RunError
+from sat_tf.training.interruption import Stopped
 
 SUMMARY = "list and run the experiments of the paper"
 DESCRIPTION = (
@@ -90,7 +91,8 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
 
 def _list(arguments: argparse.Namespace, console: Console) -> bool:
     outcomes = read_outcomes(pathlib.Path(arguments.results))
-    console.print(show(_found(arguments.rows), outcomes))
+    for table in show(_found(arguments.rows), outcomes):
+        console.print(table)
     console.print("Data sets for --data:", highlight=False)
     for name, data in data_sets().items():
         console.print(f"  {name:13} {data.about}", highlight=False, soft_wrap=True)
@@ -107,7 +109,15 @@ def _run(arguments: argparse.Namespace, console: Console) -> bool:
     )
     folder, results = pathlib.Path(arguments.run_dir), pathlib.Path(arguments.results)
     quiet_tensorflow()
-    return run_jobs(jobs, folder, results, console)
+    try:
+        return run_jobs(jobs, folder, results, console)
+    except Stopped:
+        console.print(
+            f"Stopped as asked; all is saved in {folder}: the same command goes on from here.",
+            highlight=False,
+            soft_wrap=True,
+        )
+        return True
 
 
 def _show(arguments: argparse.Namespace, console: Console) -> bool:

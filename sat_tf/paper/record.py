@@ -67,8 +67,10 @@ def outcome_of(
     data: str,
     changes: Iterable[str],
     run: str,
-    results: dict[str, Any],
-    environment: dict[str, Any],
+    *,
+    results: Mapping[str, Any],
+    stages: Mapping[str, Mapping[str, float]],
+    environment: Mapping[str, Any],
 ) -> Outcome:
     """The outcome in the files of a finished run.
 
@@ -78,16 +80,17 @@ def outcome_of(
         changes: what else was asked for.
         run: name of the run.
         results: its results.json; shares in [0, 1].
+        stages: held-out metrics of each of its stages, shares in [0, 1].
         environment: its environment.json.
     """
-    kind = "float" if results["quantized_top1"] is None else "quantized"
+    measured = stages.get("quantized") or stages["float"]
     return Outcome(
         row=row,
         data=data,
         seed=environment["seed"],
         changes="; ".join(changes),
-        top1=100 * results[f"{kind}_top1"],
-        top5=_percent(results.get(f"{kind}_top5")),
+        top1=100 * measured["top1"],
+        top5=_percent(measured.get("top5")),
         tflite_top1=_percent(results["tflite_top1"]),
         codes_differing=results["codes_differing"],
         images=results["held_out_images"],

@@ -18,12 +18,7 @@ _FLOAT_FIELDS = ("rescale", "weight_range", "detach_max", "input_max", "unsuppor
 _NO_MATTER: IncEx = {
     "name": True,
     "distribution": True,
-    "training": {
-        "float_model": True,
-        "checkpoint_minutes": True,
-        "checkpoint_steps": True,
-        "keep_checkpoints": True,
-    },
+    "training": {"float_model", "checkpoint_minutes", "checkpoint_steps", "keep_checkpoints"},
 }
 
 

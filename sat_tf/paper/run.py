@@ -1,10 +1,8 @@
 """Runs rows: each float model once, each training once, and every outcome recorded."""
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from rich.console import Console
 
@@ -16,6 +14,7 @@ from sat_tf.training import run_folder
 from sat_tf.training.config import Config
 from sat_tf.training.errors import RunError
 from sat_tf.training.run_folder import RunFolder
+from sat_tf.training.run_state import RunState
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,8 +121,9 @@ def run(jobs: Sequence[Job], folder: pathlib.Path, results: pathlib.Path, consol
             job.data,
             job.changes,
             config.name,
-            _read_json(finished, run_folder.RESULTS),
-            _read_json(finished, run_folder.ENVIRONMENT),
+            results=finished.read_json(run_folder.RESULTS),
+            stages=RunState.read(finished).stages,
+            environment=finished.read_json(run_folder.ENVIRONMENT),
         )
         add_outcomes(results, [outcome])
         same = same and not outcome.codes_differing
@@ -176,15 +176,3 @@ def _finish(config: Config, folder: pathlib.Path, console: Console) -> RunFolder
 
 def _has_finished(folder: RunFolder) -> bool:
     return folder.file(run_folder.RESULTS).is_file()
-
-
-def _read_json(folder: RunFolder, name: str) -> dict[str, Any]:
-    path = folder.file(name)
-    try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(
-            f"{path}: {error}; expected what a finished run writes; remove its folder to run it "
-            "again."
-        ) from error
-    return values

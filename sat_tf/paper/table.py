@@ -1,10 +1,11 @@
 """Tables of rows: what the paper prints beside what came out here."""
 
+import itertools
 import pathlib
 import re
 import shlex
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import rich.box
 from rich.table import Table
@@ -24,33 +25,29 @@ _BLOCK = re.compile(
 )
 
 
-def show(rows: Iterable[Entry], outcomes: Sequence[Outcome]) -> Table:
-    """The rows for the terminal."""
+def show(rows: Iterable[Entry], outcomes: Sequence[Outcome]) -> Iterator[Table]:
+    """The rows for the terminal: a table for each table or figure of the paper."""
     columns = _data_of(outcomes)
-    table = Table(box=rich.box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("row", no_wrap=True)
-    table.add_column("method")
-    table.add_column("paper\ntop-1", justify="right")
-    table.add_column("paper\ntop-5", justify="right")
-    for name in columns:
-        table.add_column(f"{name}\ntop-1", justify="right")
-    source = None
-    for entry in rows:
-        if entry.source != source:
-            table.add_section()
-            table.add_row(f"[bold]{entry.source}[/]", f"[italic]{entry.caption}[/]")
-            source = entry.source
-        printed = entry.row.printed
-        table.add_row(
-            entry.id,
-            entry.row.method
-            if printed.kappa_0 is None
-            else f"{entry.row.method}, κ₀ {printed.kappa_0:g}",
-            _number(printed.top1),
-            _number(printed.top5),
-            *(summary(entry.id, name, outcomes) for name in columns),
+    for (source, caption), group in itertools.groupby(rows, lambda row: (row.source, row.caption)):
+        table = Table(
+            title=f"[bold]{source}[/]: {caption}",
+            title_style="",
+            title_justify="left",
+            box=rich.box.SIMPLE_HEAD,
+            pad_edge=False,
         )
-    return table
+        table.add_column("row", no_wrap=True)
+        table.add_column("method")
+        for name in ("paper,\ntop-1 / top-5", *(f"{name},\ntop-1" for name in columns)):
+            table.add_column(name, justify="right")
+        for entry in group:
+            table.add_row(
+                entry.id,
+                entry.row.method,
+                _printed(entry),
+                *(summary(entry.id, name, outcomes) for name in columns),
+            )
+        yield table
 
 
 def markdown(rows: Sequence[Entry], outcomes: Sequence[Outcome]) -> str:
@@ -61,7 +58,7 @@ def markdown(rows: Sequence[Entry], outcomes: Sequence[Outcome]) -> str:
     """
     chosen = {entry.id for entry in rows}
     columns = _data_of([outcome for outcome in outcomes if outcome.row in chosen])
-    in_paper = any(entry.row.printed.top1 is not None for entry in rows)
+    in_paper = any(_printed(entry) for entry in rows)
     paper = ["paper, top-1 / top-5"] if in_paper else []
     if in_paper and "imagenet2012" not in columns:
         columns.insert(0, "imagenet2012")
@@ -70,13 +67,11 @@ def markdown(rows: Sequence[Entry], outcomes: Sequence[Outcome]) -> str:
         ["---", "---", *("---:" for _ in (*paper, *columns))],
     ]
     for entry in rows:
-        printed = entry.row.printed
-        both = [_number(printed.top1), _number(printed.top5)]
         lines.append(
             [
                 f"`{entry.id}`",
                 entry.row.method,
-                *([" / ".join(text for text in both if text)] if in_paper else []),
+                *([_printed(entry)] if in_paper else []),
                 *(summary(entry.id, name, outcomes) for name in columns),
             ]
         )
@@ -154,5 +149,11 @@ def _data_of(outcomes: Iterable[Outcome]) -> list[str]:
     return sorted(run_on & set(data_sets()), key=lambda name: (name != "imagenet2012", name))
 
 
-def _number(percent: float | None) -> str:
-    return "" if percent is None else f"{percent:.1f}"
+def _printed(entry: Entry) -> str:
+    """What the paper prints of a row: "top-1 / top-5" in percent, or kappa_0."""
+    printed = entry.row.printed
+    if printed.kappa_0 is not None:
+        return f"κ₀ {printed.kappa_0:g}"
+    return " / ".join(
+        f"{percent:.1f}" for percent in (printed.top1, printed.top5) if percent is not None
+    )
