@@ -124,10 +124,12 @@ def _place(path: pathlib.Path) -> tuple[bool, bool, bool, str]:
     return not (is_table or is_figure), "_s" in path.stem, is_figure, path.stem
 
 
-def _hint(pattern: str, known: Mapping[str, Entry]) -> str:
-    guess = did_you_mean(pattern, known)
-    if guess.startswith("Did"):
+def _hint(pattern: str, known: Iterable[str]) -> str:
+    first = pattern.split("/")[0]
+    of_first = [name for name in known if name.startswith(f"{first}/")]
+    guess = did_you_mean(pattern, of_first or known)
+    if of_first or guess.startswith("Did"):
         return guess
-    # A name like no other, or a pattern: the first words of all rows, not eighty names.
-    guess = did_you_mean(pattern.split("/")[0], {name.split("/")[0] for name in known})
+    # A name like no other: the first words of all rows, not eighty names.
+    guess = did_you_mean(first, {name.split("/")[0] for name in known})
     return f"{guess} `sat-tf paper list` shows all rows."

@@ -89,7 +89,7 @@ def outcome_of(
         data=data,
         seed=environment["seed"],
         changes="; ".join(changes),
-        top1=100 * measured["top1"],
+        top1=round(100 * measured["top1"], 3),
         top5=_percent(measured.get("top5")),
         tflite_top1=_percent(results["tflite_top1"]),
         codes_differing=results["codes_differing"],
@@ -173,4 +173,4 @@ def _read(line: dict[str, str]) -> Outcome:
 
 
 def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share
+    return None if share is None else round(100 * share, 3)

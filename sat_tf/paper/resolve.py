@@ -5,8 +5,6 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydantic.main import IncEx
-
 from sat_tf.paper.library import Entry, base_text, data_sets
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.config import CalibrationConfig, Config, ExportConfig
@@ -15,7 +13,7 @@ from sat_tf.training.config_file import parse_config
 # What a policy says that matters where nothing is rounded or clipped.
 _FLOAT_FIELDS = ("rescale", "weight_range", "detach_max", "input_max", "unsupported")
 # What two runs with the same outcome may differ in.
-_NO_MATTER: IncEx = {
+_NO_MATTER: dict[str, Any] = {
     "name": True,
     "distribution": True,
     "training": {"float_model", "checkpoint_minutes", "checkpoint_steps", "keep_checkpoints"},

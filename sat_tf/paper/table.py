@@ -60,7 +60,7 @@ def markdown(rows: Sequence[Entry], outcomes: Sequence[Outcome]) -> str:
     columns = _data_of([outcome for outcome in outcomes if outcome.row in chosen])
     in_paper = any(_printed(entry) for entry in rows)
     paper = ["paper, top-1 / top-5"] if in_paper else []
-    if in_paper and "imagenet2012" not in columns:
+    if "imagenet2012" not in columns and any(entry.data == "imagenet2012" for entry in rows):
         columns.insert(0, "imagenet2012")
     lines = [
         ["row", "method", *paper, *(f"{name}, top-1" for name in columns)],
