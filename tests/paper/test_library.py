@@ -121,7 +121,7 @@ def test_a_pattern_finds_rows_once_and_in_order():
         ("table1/mobilnet_v2/4bits", "Did you mean table1/mobilenet_v2/4bits?"),
         ("tabel4/*", "Did you mean table4?"),
         ("imagenet", "Known: figure2b, figure3,"),
-        ("table4/*/3bits/*", "Did you mean table4"),
+        ("table4/*/3bits/*", "Known: table4/mobilenet_v1/4bits/pact, table4/"),
     ],
 )
 def test_a_row_that_is_not_there_is_answered_with_the_nearest(pattern, hint):
