@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -128,4 +129,6 @@ def _named(config: Config) -> Config:
     else:
         words.append(f"float_{config.policy.rescale}")
     words += [f"seed{config.seed}", digest(config)]
-    return config.model_copy(update={"name": "_".join(str(word) for word in words)})
+    # Names of builders may have slashes and colons, those of runs are names of folders.
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", "_".join(str(word) for word in words))
+    return config.model_copy(update={"name": name})

@@ -23,7 +23,7 @@ class Job:
 
     Attributes:
         row: name of the row.
-        data: name of the data set.
+        data: name of the data set, with that of its folder where the images are one's own.
         changes: what else was asked for.
         config: of its run.
         float_config: of the run whose float model it starts from; None where there is no such run,
@@ -135,10 +135,14 @@ def _job(
     row: Entry, data: str | None, data_dir: str | None, changes: tuple[str, ...], seed: int | None
 ) -> Job:
     config = resolve(row, data=data, data_dir=data_dir, changes=changes, seed=seed)
+    name = data or row.data
+    if data_sets()[name].data_dir == "required":
+        # Which images these are, the folder says.
+        name = f"{name} {pathlib.Path(str(data_dir)).name}"
     alone = config.stages.quantized is None or config.training.float_model is not None
     return Job(
         row=row.id,
-        data=data or row.data,
+        data=name,
         changes=changes,
         config=config,
         float_config=None if alone else float_part(config),

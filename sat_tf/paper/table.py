@@ -11,7 +11,7 @@ import rich.box
 from rich.table import Table
 
 from sat_tf.messages import list_problems
-from sat_tf.paper.library import Entry, data_sets, find
+from sat_tf.paper.library import Entry, find
 from sat_tf.paper.record import Outcome
 from sat_tf.training.errors import RunError
 from sat_tf.wholefile import written_whole
@@ -146,7 +146,7 @@ def update(path: pathlib.Path, outcomes: Sequence[Outcome]) -> None:
 def _data_of(outcomes: Iterable[Outcome]) -> list[str]:
     """The data sets that something was run on, ImageNet first."""
     run_on = {outcome.data for outcome in outcomes if not outcome.changes}
-    return sorted(run_on & set(data_sets()), key=lambda name: (name != "imagenet2012", name))
+    return sorted(run_on, key=lambda name: (name != "imagenet2012", name))
 
 
 def _printed(entry: Entry) -> str:

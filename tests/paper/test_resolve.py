@@ -153,6 +153,13 @@ def test_names_say_what_was_trained():
     assert "_vanilla_" in _resolve("glyphs/float/vanilla").name
 
 
+def test_the_name_of_a_run_is_that_of_a_folder_whatever_the_data_is_called():
+    config = _resolve("glyphs/4bits/pact")
+    data = config.data.model_copy(update={"options": {"builder": "imagenet_resized/64x64:0.1.0"}})
+    name = float_part(config.model_copy(update={"data": data})).name
+    assert name.startswith("mobilenet_v2_small_imagenet_resized-64x64-0.1.0_float_none_seed0_")
+
+
 def test_settings_without_an_influence_on_the_outcome_are_not_in_the_digest():
     config = _resolve("glyphs/4bits/pact")
     for change in ("distribution=none", "training.checkpoint_minutes=1.5", "name=other"):

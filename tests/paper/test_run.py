@@ -50,6 +50,13 @@ def test_rows_are_planned_seed_by_seed_with_the_float_model_they_start_from():
     assert jobs[3].float_config is None
 
 
+def test_images_of_ones_own_are_called_by_their_folder():
+    pytest.importorskip("sat_tf.data.class_folders")
+    (job,) = plan(["table1/mobilenet_v1/4bits"], data="folder", data_dir="/data/birds")
+    assert job.data == "folder birds"
+    assert job.config.data.options == {"image_size": 224, "data_dir": "/data/birds"}
+
+
 def test_a_given_float_model_takes_the_place_of_the_float_run():
     (job,) = plan(["glyphs/4bits/pact"], changes=["training.float_model=mine.keras"])
     assert job.float_config is None
