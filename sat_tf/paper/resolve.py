@@ -17,7 +17,7 @@ _FLOAT_FIELDS = ("rescale", "weight_range", "detach_max", "input_max", "unsuppor
 _NO_MATTER: dict[str, Any] = {
     "name": True,
     "distribution": True,
-    "training": {"float_model", "checkpoint_minutes", "checkpoint_steps", "keep_checkpoints"},
+    "training": {"checkpoint_minutes", "checkpoint_steps", "keep_checkpoints"},
 }
 
 

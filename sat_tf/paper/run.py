@@ -102,6 +102,7 @@ def run(jobs: Sequence[Job], folder: pathlib.Path, results: pathlib.Path, consol
     RunFolder(folder).check_writable()
     read_outcomes(results)
     same = True
+    done: set[str] = set()
     for number, job in enumerate(jobs, start=1):
         console.print(
             f"[bold]{number}/{len(jobs)}[/] {job.row} on {job.data}, seed {job.config.seed}",
@@ -109,11 +110,11 @@ def run(jobs: Sequence[Job], folder: pathlib.Path, results: pathlib.Path, consol
         )
         config = job.config
         if job.float_config is not None:
-            float_folder = _finish(job.float_config, folder, console)
-            file = str((float_folder.file(run_folder.FLOAT_MODEL)).absolute())
+            start = _finish(job.float_config, folder, console, done)
+            file = str(start.file(run_folder.FLOAT_MODEL).absolute())
             training = config.training.model_copy(update={"float_model": file})
             config = config.model_copy(update={"training": training})
-        finished = _finish(config, folder, console)
+        finished = _finish(config, folder, console, done)
         if not _has_finished(finished):
             continue  # the files are with another worker
         outcome = outcome_of(
@@ -166,15 +167,24 @@ def _data_dir_problems(names: Iterable[str], data_dir: str | None) -> list[str]:
     return problems
 
 
-def _finish(config: Config, folder: pathlib.Path, console: Console) -> RunFolder:
-    """The folder of a run, which is trained unless it has been."""
-    own = RunFolder(folder / config.name)
-    if _has_finished(own):
-        console.print(f"{config.name}: finished before", highlight=False)
-        return own
-    from sat_tf.training import runner
+def _finish(config: Config, folder: pathlib.Path, console: Console, done: set[str]) -> RunFolder:
+    """The folder of a run, which is trained unless it has been; `done` are those of this process.
 
-    runner.train(config, own, console)
+    Processes that train together have to agree on what is left to do, and the files of a run that
+    has just ended may not be there yet for all of them.
+    """
+    own = RunFolder(folder / config.name)
+    if config.name in done or _has_finished(own):
+        console.print(f"{config.name}: finished before", highlight=False)
+    else:
+        import tf_keras as keras
+
+        from sat_tf.training import runner
+
+        # Frees the former run's memory; layers are named as in a process of their own.
+        keras.backend.clear_session()
+        runner.train(config, own, console)
+    done.add(config.name)
     return own
 
 
