@@ -72,6 +72,12 @@ class _Layers(pydantic.BaseModel):
 def _verdict(results: Results | None) -> str:
     if results is None:
         return '<p class="verdict">Not finished</p><p>What follows is how far the run has come.</p>'
+    if results.tflite_top1 is None:
+        return (
+            f'<p class="verdict">{100 * results.float_top1:.2f} % top-1</p>\n<p>The float model on '
+            f"{results.held_out_images:,} held-out images; this run ends with it. Trained in "
+            f"{_duration(results.seconds)}.</p>"
+        )
     exact = results.codes_differing == 0
     gained = 100 * (results.tflite_top1 - results.float_top1)
     return (
@@ -97,17 +103,13 @@ def _accuracy(results: Results) -> str:
 
 def _sizes(results: Results) -> str:
     as_floats = _FLOAT_BYTES * results.parameters
-    share = as_floats / results.file_bytes
-    return facts(
-        {
-            "Parameters": f"{results.parameters:,}",
-            "As float32": f"{as_floats:,} bytes",
-            "TFLite file": f"{results.file_bytes:,} bytes, {share:.1f} times smaller"
-            if share >= 1
-            else f"{results.file_bytes:,} bytes",
-            "After gzip": f"{results.gzip_bytes:,} bytes",
-        }
-    )
+    sizes = {"Parameters": f"{results.parameters:,}", "As float32": f"{as_floats:,} bytes"}
+    if results.file_bytes is not None:
+        share = as_floats / results.file_bytes
+        smaller = f", {share:.1f} times smaller" if share >= 1 else ""
+        sizes["TFLite file"] = f"{results.file_bytes:,} bytes{smaller}"
+        sizes["After gzip"] = f"{results.gzip_bytes:,} bytes"
+    return facts(sizes)
 
 
 def _layers(layers: Sequence[LayerRow]) -> str:

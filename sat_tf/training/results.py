@@ -19,8 +19,9 @@ class Results:
     """The outcome of a run.
 
     Attributes:
-        float_top1: held-out top-1 of the float model with clamped weights, in [0, 1].
-        quantized_top1: the same of the quantized model; after a deploy tail, before that.
+        float_top1: held-out top-1 of the float model, in [0, 1].
+        quantized_top1: the same of the quantized model; after a deploy tail, before that. This and
+            all that is said of the TFLite file is None where the run ends with the float model.
         deployed_top1: the same of the deployed model after a deploy tail; None without one.
         tflite_top1: the same of the TFLite file in LiteRT, on the images it was verified with.
         held_out_images: how many images the first two are about.
@@ -40,22 +41,22 @@ class Results:
     """
 
     float_top1: float
-    quantized_top1: float
-    tflite_top1: float
     held_out_images: int
-    verified_images: int
     parameters: int
-    file_bytes: int
-    gzip_bytes: int
-    codes_compared: int
-    codes_differing: int
-    trained_differing: float
     seconds: float
+    quantized_top1: float | None = None
     deployed_top1: float | None = None
     float_top5: float | None = None
     quantized_top5: float | None = None
     deployed_top5: float | None = None
     tflite_top5: float | None = None
+    tflite_top1: float | None = None
+    verified_images: int | None = None
+    file_bytes: int | None = None
+    gzip_bytes: int | None = None
+    codes_compared: int | None = None
+    codes_differing: int | None = None
+    trained_differing: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -85,19 +86,24 @@ class Results:
         held_out = f"held-out top-1 ({self.held_out_images} images)"
         verified = f"held-out top-1 ({self.verified_images} images)"
         differing = "green" if self.codes_differing == 0 else "bold red"
-        for row in (
-            *(
-                (f"{title}, {verified if name == 'tflite' else held_out}", text)
-                for name, title in MODELS.items()
-                if (text := self.accuracy(name))
-            ),
-            ("parameters", f"{self.parameters:,}"),
-            ("TFLite file, bytes", f"{self.file_bytes:,}"),
-            ("TFLite file after gzip, bytes", f"{self.gzip_bytes:,}"),
-            ("codes compared", f"{self.codes_compared:,}"),
-            ("codes that differ", f"[{differing}]{self.codes_differing:,}[/]"),
-            ("codes of Keras that differ", f"{100 * self.trained_differing:.4f} %"),
-            ("seconds", f"{self.seconds:.0f}"),
+        accuracies = [
+            (f"{title}, {verified if name == 'tflite' else held_out}", self.accuracy(name), "{}")
+            for name, title in MODELS.items()
+        ]
+        for label, value, shown in (
+            *accuracies,
+            ("parameters", self.parameters, "{:,}"),
+            ("TFLite file, bytes", self.file_bytes, "{:,}"),
+            ("TFLite file after gzip, bytes", self.gzip_bytes, "{:,}"),
+            ("codes compared", self.codes_compared, "{:,}"),
+            ("codes that differ", self.codes_differing, f"[{differing}]{{:,}}[/]"),
+            ("codes of Keras that differ", _percent(self.trained_differing), "{}"),
+            ("seconds", self.seconds, "{:.0f}"),
         ):
-            table.add_row(*row)
+            if value not in (None, ""):
+                table.add_row(label, shown.format(value))
         return table
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.4f} %"

@@ -13,7 +13,6 @@ from rich.console import Console
 
 import sat_tf
 from sat_tf import data, models
-from sat_tf.analysis.layers import layer_rows
 from sat_tf.data.source import ImageSource
 from sat_tf.export.deployed import DeployedModel, deployed_model
 from sat_tf.messages import list_problems
@@ -22,24 +21,19 @@ from sat_tf.qat.layout import inner_layer
 from sat_tf.training import run_folder
 from sat_tf.training.config import Config
 from sat_tf.training.config_file import config_text
-from sat_tf.training.curves import draw_curves
 from sat_tf.training.deploy_tail import train_deploy_tail
-from sat_tf.training.deployment import deploy
 from sat_tf.training.distribution import from_first_worker, make_strategy, writes_files
 from sat_tf.training.environment import describe_environment
 from sat_tf.training.errors import RunError
 from sat_tf.training.history import EpochMetrics, from_csv
 from sat_tf.training.interruption import Interruption
-from sat_tf.training.report import write_layers, write_report
+from sat_tf.training.outcome import conclude
 from sat_tf.training.results import Results
 from sat_tf.training.run_folder import RunFolder
 from sat_tf.training.run_state import RunState, expect_same_config
 from sat_tf.training.stage import Run, batch_size_problems, held_out_metrics, train_stage
 from sat_tf.training.start import float_start, is_ordinary, quantized_start, trained_float_model
 from sat_tf.wholefile import written_whole
-
-# Training images on which activations are looked at for the report.
-_SAMPLE = 64
 
 
 def load_source(config: Config) -> ImageSource:
@@ -238,6 +232,8 @@ def _train(run: Run, *, anew: bool) -> Results | None:
         run_folder.FLOAT_MODEL,
         lambda: _float(run, start_model),
     )
+    if config.stages.quantized is None:
+        return _results(run, state, None, start_model, start)
     quantized = stage_model(
         run, state, "quantized", run_folder.QUANTIZED_MODEL, lambda: _quantized(run, trained)
     )
@@ -251,10 +247,16 @@ def _train(run: Run, *, anew: bool) -> Results | None:
             lambda: train_deploy_tail(run, quantized),
         )
         measured = deployed_model(tuned, float_head=config.export.float_head)
+    return _results(run, state, measured, start_model, start)
+
+
+def _results(
+    run: Run, state: RunState, model: keras.Model | None, float_model: keras.Model, start: float
+) -> Results | None:
     if not run.writes:
         return None
-    parameters = sum(inner_layer(layer).count_params() for layer in start_model.layers)
-    return _deploy(run, state, measured, parameters, start)
+    parameters = sum(inner_layer(layer).count_params() for layer in float_model.layers)
+    return conclude(run, state, model, parameters=parameters, start=start)
 
 
 def _prepare_folder(run: Run, *, anew: bool) -> None:
@@ -289,46 +291,3 @@ def _quantized(run: Run, trained: keras.Model) -> keras.Model:
     if calibration.num_images:
         calibrate(run, quantized, clipping_levels=calibration.clipping_levels)
     return finished(run, "quantized", train_stage(run, "quantized", quantized))
-
-
-def _deploy(
-    run: Run, state: RunState, model: keras.Model, parameters: int, start: float
-) -> Results:
-    """Draws the curves, exports and verifies, and writes results and report."""
-    quantized = model.quantized if isinstance(model, DeployedModel) else model
-    config, folder = run.config, run.folder
-    with written_whole(folder.file(run_folder.CURVES)) as temporary:
-        draw_curves(run.rows, config.name, temporary)
-    report, certificate = deploy(
-        model,
-        run.source,
-        folder,
-        float_head=config.export.float_head,
-        verify_images=config.export.verify_images,
-    )
-    for warning in report.warnings:
-        run.console.print(f"Note: {warning}", highlight=False, soft_wrap=True)
-    results = Results(
-        float_top1=state.stages["float"]["top1"],
-        float_top5=state.stages["float"]["top5"],
-        quantized_top1=state.stages["quantized"]["top1"],
-        quantized_top5=state.stages["quantized"]["top5"],
-        deployed_top1=state.stages.get("deploy_tail", {}).get("top1"),
-        deployed_top5=state.stages.get("deploy_tail", {}).get("top5"),
-        tflite_top1=certificate.top1["tflite"],
-        held_out_images=run.source.num_test,
-        verified_images=min(config.export.verify_images, run.source.num_test),
-        parameters=parameters,
-        file_bytes=report.bytes,
-        gzip_bytes=report.gzip_bytes,
-        codes_compared=certificate.codes_compared,
-        codes_differing=certificate.codes_differing,
-        trained_differing=certificate.trained_differing,
-        seconds=time.perf_counter() - start,
-    )
-    folder.write_json(run_folder.RESULTS, results.to_dict())
-    sample = run.source.training_sample(_SAMPLE, seed=config.seed)
-    write_layers(folder, layer_rows(quantized, sample))
-    write_report(folder)
-    shutil.rmtree(folder.file(run_folder.CHECKPOINTS), ignore_errors=True)
-    return results

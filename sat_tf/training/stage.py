@@ -29,7 +29,7 @@ from sat_tf.training.watching import watched
 
 _HELD_OUT_BATCH_SIZE = 256
 # Training images on which activations are looked at.
-_SAMPLE = 64
+SAMPLE = 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -177,7 +177,7 @@ def _fit(
         trained,
         run.records or run.folder,
         rows=run.rows,
-        sample=run.source.training_sample(_SAMPLE, seed=run.config.seed),
+        sample=run.source.training_sample(SAMPLE, seed=run.config.seed),
         console=run.console,
     )
     with watching as watchers, run.interruption.deferred():
