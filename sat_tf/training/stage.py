@@ -24,7 +24,7 @@ from sat_tf.training.stage_plan import StagePlan
 from sat_tf.training.top1 import accuracy_metrics
 from sat_tf.training.watching import watched
 
-_SAMPLE = 64
+_SAMPLE = 32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
