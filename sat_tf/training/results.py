@@ -61,6 +61,11 @@ class Results:
         """Plain values, for JSON."""
         return dataclasses.asdict(self)
 
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Results":
+        """The results that `to_dict` gave."""
+        return cls(**values)
+
     def accuracy(self, name: str) -> str:
         """Top-1 of one of `MODELS` in words, with top-5 where it is known; "" without either.
 

@@ -13,6 +13,7 @@ from sat_tf.wholefile import written_whole
 CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"
 METRICS = "metrics.csv"
+OSCILLATIONS = "oscillations.csv"
 STEPS = "steps.csv"
 TENSORBOARD = "tensorboard"  # a folder
 CURVES = "curves.png"
@@ -22,6 +23,9 @@ TFLITE_MODEL = "model.tflite"
 CERTIFICATE = "certificate.json"
 CERTIFICATE_PAGE = "certificate.html"
 RESULTS = "results.json"
+# How far the run has come, and what it takes to go on within a stage.
+STATE = "state.json"
+CHECKPOINTS = "checkpoints"
 LAYERS = "layers.json"
 REPORT = "report.html"
 
@@ -29,6 +33,7 @@ FILES = (
     CONFIG,
     ENVIRONMENT,
     METRICS,
+    OSCILLATIONS,
     STEPS,
     TENSORBOARD,
     CURVES,
@@ -38,6 +43,8 @@ FILES = (
     CERTIFICATE,
     CERTIFICATE_PAGE,
     RESULTS,
+    STATE,
+    CHECKPOINTS,
     LAYERS,
     REPORT,
 )
@@ -62,6 +69,24 @@ class RunFolder:
         with written_whole(self.file(name)) as temporary:
             temporary.write_text(text, encoding="utf-8")
 
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Reads one of `FILES` that is JSON; nothing where it is not there.
+
+        Raises:
+            RunError: it is no JSON.
+        """
+        file = self.file(name)
+        try:
+            values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise RunError(
+                f"{file}: received a damaged file ({error}), expected JSON that a run wrote; start "
+                "anew with --no-resume."
+            ) from error
+        return values
+
     def write_json(self, name: str, values: dict[str, Any]) -> None:
         """Writes one of `FILES` as JSON, whole or not at all."""
         self.write_text(name, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
@@ -84,14 +109,30 @@ class RunFolder:
         except OSError as error:
             raise self._refused(error) from error
 
-    def start(self) -> None:
-        """Makes the folder; the files of a run that is there already move to `earlier-1`, ...
+    @property
+    def holds_run(self) -> bool:
+        """Whether a run has been started here."""
+        return self.file(CONFIG).is_file()
+
+    def make(self) -> None:
+        """Makes the folder where it is not there yet.
 
         Raises:
             RunError: the file system refuses.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._refused(error) from error
+
+    def start(self) -> None:
+        """Makes the folder; the files of a run that is there already move to `earlier-1`, ...
+
+        Raises:
+            RunError: the file system refuses.
+        """
+        self.make()
+        try:
             former = [self.file(name) for name in FILES if self.file(name).exists()]
             if former:
                 number = 1
