@@ -237,7 +237,8 @@ def _number(value: float) -> str:
 
 STYLE = """
 svg.chart { width: 100%; height: auto; } .chart .line path { fill: none; stroke-width: 1.6;
-  stroke-linejoin: round; } .chart text { font-size: 12.5px; fill: var(--soft); }
+  stroke-linejoin: round; } .chart text { font-size: 11.5px; fill: var(--soft); }
+@media (max-width: 44rem) { .chart text { font-size: 13.5px; } }
 .chart .grid { stroke: var(--line); } .chart .stage { stroke: var(--soft); stroke-dasharray: 2 3; }
 .legend { list-style: none; margin: .2rem 0 0; padding: 0; display: flex; flex-wrap: wrap;
   gap: .1rem 1rem; font-size: .9em; color: var(--soft); }

@@ -39,6 +39,7 @@ class ProgressBar(StepCallback):
             BarColumn(bar_width=max(4, min(console.width - _WIDTH_OF_WORDS, 40))),
             TextColumn("{task.fields[metrics]}", markup=False),
             console=console,
+            refresh_per_second=1.0 / _SECONDS_BETWEEN_READINGS,
             transient=True,
             disable=not console.is_terminal,
         )

@@ -218,7 +218,7 @@ def _used(used: int | None, of: int | None) -> str:
 def _duration(seconds: float) -> str:
     """In words.
 
-    >>> _duration(59.6), _duration(119.7), _duration(7230)
+    >>> _duration(59.6), _duration(119.7), _duration(7260)
     ('60 seconds', '2 minutes', '2 h 1 min')
     """
     if seconds < 60:

@@ -29,7 +29,7 @@ from sat_tf.training.watching import watched
 
 _HELD_OUT_BATCH_SIZE = 256
 # Training images on which activations are looked at.
-SAMPLE = 64
+SAMPLE = 32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,8 @@ from sat_tf.wholefile import renamed_when_done
 
 _AT_EPOCHS = {"val_loss": "held_out/loss", "val_top1": "held_out/top1", "val_top5": "held_out/top5"}
 
+_SCALAR = 1  # TensorBoard's name of the class, DATA_CLASS_SCALAR, is not part of TensorFlow
+
 
 class Summaries(StepCallback):
     """Writes scalars for TensorBoard; to be entered as a context.
@@ -94,10 +96,22 @@ class Summaries(StepCallback):
         return values if kappa is None else {**values, "kappa_0": kappa}
 
     def _write(self, values: Mapping[str, float]) -> None:
-        step = self.plan.step_of_run(self.step)
         with self._writer.as_default():
-            for tag, value in values.items():
-                tf.summary.scalar(tag, value, step=step)
+            step = self.plan.step_of_run(self.step)
+            tf.summary.experimental.write_raw_pb(_scalars(values), step=step)
+
+
+def _scalars(values: Mapping[str, float]) -> bytes:
+    """All values in one event, as `tf.summary.scalar` would write each in one of its own.
+
+    A network has dozens of clipping levels, and every call of it takes half a millisecond.
+    """
+    summary = tf.compat.v1.Summary()
+    for tag, value in values.items():
+        entry = summary.value.add(tag=tag, tensor=tf.make_tensor_proto(value, tf.float32))
+        entry.metadata.plugin_data.plugin_name = "scalars"
+        entry.metadata.data_class = _SCALAR
+    return bytes(summary.SerializeToString())
 
 
 def drop_events_after(folder: pathlib.Path, step_of_run: int) -> None:

@@ -125,6 +125,20 @@ def test_a_stage_leaves_metrics_steps_and_events(tmp_path, model):
         assert found[f"clipped/{name}", 124] == pytest.approx([use.clipped], rel=1e-5)
 
 
+def test_tensorboard_reads_the_events_as_scalars(tmp_path, model):
+    event_accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="TensorBoard is missing"
+    )
+    train(model, RunFolder(tmp_path), epochs=1)
+    found = event_accumulator.EventAccumulator(str(tmp_path / TENSORBOARD)).Reload()
+    assert "train/loss" in found.Tags()["tensors"]
+    assert found.SummaryMetadata("train/loss").plugin_data.plugin_name == "scalars"
+    (row, _) = recorded_steps(RunFolder(tmp_path), 1000)
+    event = found.Tensors("train/loss")[0]
+    assert event.step == 5
+    assert float(tf.make_ndarray(event.tensor_proto)) == pytest.approx(row.loss, rel=1e-5)
+
+
 def test_values_of_steps_are_means_over_the_steps_between(tmp_path, model):
     rows = train(model, RunFolder(tmp_path), every=3)
     steps = recorded_steps(RunFolder(tmp_path), 1000)
