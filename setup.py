@@ -20,6 +20,7 @@ setuptools.setup(
     install_requires=[
         "tensorflow>=2.21,<2.22",
         "tf_keras>=2.21,<2.22",
+        "tensorflow-datasets>=4.9,<5",
         "tensorflow-model-optimization>=0.8,<0.9",
         "ai-edge-litert>=2.3,<2.4",
         "numpy>=1.26,<3",

@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "commands": {"paper", "training", "qat", "models", "data", "export", "analysis"},
 }
 # Modules that all parts share, and those at the top that may use everything.
-SHARED = {"arguments", "messages", "progress_bar", "version", "wholefile"}
+SHARED = {"arguments", "messages", "page", "progress_bar", "version", "wholefile"}
 TOP = {"__init__", "__main__", "cli"}
 
 # All that the arithmetic needs besides Python itself.

@@ -47,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
         action=argparse.BooleanOptionalAction,
-        help="go on with the run in the folder, or start anew and keep its files aside; default: go "
-        "on where there is one",
+        help="go on with the run in the folder, or start anew and keep its files aside; default: "
+        "go on where there is one",
     )
     parser.add_argument("--seed", type=seed, help="wins over the seed in the config")
 

@@ -5,6 +5,14 @@ from typing import Any
 
 from rich.table import Table
 
+# What a run measures, by the start of the names of its results.
+MODELS = {
+    "float": "float model",
+    "quantized": "quantized model",
+    "deployed": "deployed model",
+    "tflite": "TFLite in LiteRT",
+}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Results:
@@ -26,6 +34,10 @@ class Results:
         trained_differing: share of the Keras model's own codes that differ from the simulation,
             in [0, 1]; after a deploy tail, of the deployed model's.
         seconds: of the whole run.
+        float_top5: top-5 on the images of float_top1; None where it was not measured.
+        quantized_top5: the same for quantized_top1.
+        deployed_top5: the same for deployed_top1.
+        tflite_top5: the same for tflite_top1.
     """
 
     float_top1: float
@@ -34,6 +46,10 @@ class Results:
     seconds: float
     quantized_top1: float | None = None
     deployed_top1: float | None = None
+    float_top5: float | None = None
+    quantized_top5: float | None = None
+    deployed_top5: float | None = None
+    tflite_top5: float | None = None
     tflite_top1: float | None = None
     verified_images: int | None = None
     file_bytes: int | None = None
@@ -51,6 +67,17 @@ class Results:
         """The results that `to_dict` gave."""
         return cls(**values)
 
+    def accuracy(self, name: str) -> str:
+        """Top-1 of one of `MODELS` in words, with top-5 where it is known; "" without either.
+
+        Args:
+            name: a key of `MODELS`.
+        """
+        top1, top5 = (getattr(self, f"{name}_{metric}") for metric in ("top1", "top5"))
+        if top1 is None:
+            return ""
+        return f"{100 * top1:.2f} %" + ("" if top5 is None else f" (top-5 {100 * top5:.2f} %)")
+
     def table(self, title: str) -> Table:
         """The table that ends a run."""
         table = Table(title=title, show_header=False, title_justify="left")
@@ -59,19 +86,24 @@ class Results:
         held_out = f"held-out top-1 ({self.held_out_images} images)"
         verified = f"held-out top-1 ({self.verified_images} images)"
         differing = "green" if self.codes_differing == 0 else "bold red"
+        accuracies = [
+            (f"{title}, {verified if name == 'tflite' else held_out}", self.accuracy(name), "{}")
+            for name, title in MODELS.items()
+        ]
         for label, value, shown in (
-            (f"float model, {held_out}", self.float_top1, "{:.2%}"),
-            (f"quantized model, {held_out}", self.quantized_top1, "{:.2%}"),
-            (f"deployed model, {held_out}", self.deployed_top1, "{:.2%}"),
-            (f"TFLite in LiteRT, {verified}", self.tflite_top1, "{:.2%}"),
+            *accuracies,
             ("parameters", self.parameters, "{:,}"),
             ("TFLite file, bytes", self.file_bytes, "{:,}"),
             ("TFLite file after gzip, bytes", self.gzip_bytes, "{:,}"),
             ("codes compared", self.codes_compared, "{:,}"),
             ("codes that differ", self.codes_differing, f"[{differing}]{{:,}}[/]"),
-            ("codes of Keras that differ", self.trained_differing, "{:.4%}"),
+            ("codes of Keras that differ", _percent(self.trained_differing), "{}"),
             ("seconds", self.seconds, "{:.0f}"),
         ):
-            if value is not None:
-                table.add_row(label, shown.format(value).replace("%", " %"))
+            if value not in (None, ""):
+                table.add_row(label, shown.format(value))
         return table
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.4f} %"
