@@ -180,7 +180,7 @@ def _fit(
         sample=run.source.training_sample(SAMPLE, seed=run.config.seed),
         console=run.console,
     )
-    with watching as watchers, run.interruption.deferred():
+    with watching as watchers:
         callbacks = [
             *refreshers,
             *of_recipes,
