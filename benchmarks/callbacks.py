@@ -25,7 +25,7 @@ from sat_tf.training.stage_plan import StagePlan
 from sat_tf.training.top1 import accuracy_metrics
 from sat_tf.training.watching import watched
 
-_PAIRS = 12
+_PAIRS = 8
 _IMAGES = 32
 
 
@@ -33,7 +33,7 @@ def main() -> None:
     """Prints the cost of the callbacks a step, in percent, and of what comes once an epoch."""
     config = load_config()
     source = load_source(config)
-    model = sat_tf.quantize_model(float_model(config, source), config.policy)
+    model = sat_tf.requantize(float_model(config, source), config.policy)
     stage = config.stages.quantized
     steps = source.num_train // stage.batch_size
     batches = source.training_batches(batch_size=stage.batch_size, seed=0).map(
