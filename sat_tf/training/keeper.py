@@ -1,6 +1,7 @@
 """A Keras callback that saves a stage in training, and stops it when asked to."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import tf_keras as keras
@@ -8,6 +9,7 @@ import tf_keras as keras
 from sat_tf.training.checkpoints import Checkpoints, Position
 from sat_tf.training.interruption import Interruption, Stopped
 from sat_tf.training.learner import Learner
+from sat_tf.training.step_callback import StepCallback
 from sat_tf.training.training_config import TrainingConfig
 
 
@@ -44,6 +46,11 @@ class Keeper(keras.callbacks.Callback):
         self._position = Position()
         self._wanted: set[str] = set()
         self._metrics: list[Any] | None = None
+        self._flushed_first: Sequence[StepCallback] = ()
+
+    def flush_first(self, callbacks: Sequence[StepCallback]) -> None:
+        """Says what to write out before a checkpoint, so that going on from it leaves no gap."""
+        self._flushed_first = callbacks
 
     def start_at(self, position: Position) -> None:
         """Says where training goes on; metrics of an epoch that has begun are kept.
@@ -94,6 +101,8 @@ class Keeper(keras.callbacks.Callback):
         return time.monotonic() - self._saved >= self._seconds
 
     def _act(self) -> None:
+        for callback in self._flushed_first:
+            callback.flush()
         self._checkpoints.save(self._position)
         self._saved, self._since = time.monotonic(), 0
         stops = "stop" in self._wanted

@@ -181,6 +181,7 @@ def _fit(
         console=run.console,
     )
     with watching as watchers:
+        keeper.flush_first(watchers)
         callbacks = [
             *refreshers,
             *of_recipes,

@@ -5,6 +5,8 @@ import signal
 import numpy as np
 import pytest
 
+from sat_tf.training.run_folder import RunFolder
+from sat_tf.training.step_recorder import recorded_steps
 from tests.training import processes
 
 # 33 images do not divide evenly between two; 96 give two steps an epoch.
@@ -53,6 +55,8 @@ def test_a_killed_run_goes_on_bit_for_bit(alone, tmp_path):
     processes.finish(running, status=-signal.SIGKILL)
     (rest,) = processes.finish(processes.start(tmp_path, *UNEVEN))
     losses, weights = alone
+    rows = recorded_steps(RunFolder(tmp_path), 20)
+    assert [row.step for row in rows] == [10, 20]  # neither a gap nor a step twice
     assert 1 < min(rest) <= KILLED_AT + 2
     assert rest == {step: loss for step, loss in losses.items() if step in rest}
     expect_equal(processes.weights(tmp_path), weights)
