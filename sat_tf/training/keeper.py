@@ -23,7 +23,6 @@ class Keeper(keras.callbacks.Callback):
         checkpoints: where to.
         interruption: whether to stop.
         config: how often.
-        steps_per_epoch: of a whole epoch.
     """
 
     def __init__(
@@ -31,8 +30,6 @@ class Keeper(keras.callbacks.Callback):
         checkpoints: Checkpoints,
         interruption: Interruption,
         config: TrainingConfig,
-        *,
-        steps_per_epoch: int,
     ) -> None:
         super().__init__()
         self._supports_tf_logs = True
@@ -40,9 +37,9 @@ class Keeper(keras.callbacks.Callback):
         self._interruption = interruption
         self._seconds = 60 * config.checkpoint_minutes
         self._every = config.checkpoint_steps
-        self._steps_per_epoch = steps_per_epoch
         self._saved = time.monotonic()
         self._since = 0
+        self._last_step = 0
         self._position = Position()
         self._wanted: set[str] = set()
         self._metrics: list[Any] | None = None
@@ -52,13 +49,15 @@ class Keeper(keras.callbacks.Callback):
         """Says what to write out before a checkpoint, so that going on from it leaves no gap."""
         self._flushed_first = callbacks
 
-    def start_at(self, position: Position) -> None:
+    def start_at(self, position: Position, steps: int) -> None:
         """Says where training goes on; metrics of an epoch that has begun are kept.
 
         Args:
             position: the step that comes next.
+            steps: how many follow in its epoch, and in those after it.
         """
         self._position = position
+        self._last_step = position.step + steps
         learner: Learner = self.model
         values = [
             variable.read_value() for metric in learner.metrics for variable in metric.weights
@@ -81,7 +80,7 @@ class Keeper(keras.callbacks.Callback):
         self._position = Position(self._position.epoch, step)
         self._since += 1
         self._wanted = {name for name in ("stop", "save") if float(logs[name]) > 0}
-        if self._wanted and step < self._steps_per_epoch:
+        if self._wanted and step < self._last_step:
             self._act()
         if self._interruption.requested:
             self.model.signal("stop")
