@@ -72,12 +72,11 @@ def _read_policy(fields: Any) -> BitPolicy:
         policy = BitPolicy(**{name: fields[name] for name in fields if name not in unknown})
     except ValueError as error:
         problems += [line.removeprefix("  - ") for line in str(error).splitlines()[1:]]
-    problems += [
-        f"{name}=None: expected an integer from 1 to 8; a run ends in an integer TFLite file, and "
-        "its float stage leaves bits out by itself."
-        for name in ("weight_bits", "activation_bits")
-        if fields.get(name, 0) is None
-    ]
+    if fields.get("weight_bits", 0) is None:
+        problems.append(
+            "weight_bits=None: expected an integer from 1 to 8; the float stage leaves bits out by "
+            "itself. For a run without a quantized one, set stages.quantized to null."
+        )
     if problems:
         raise ValueError("\n".join(problems))
     return policy

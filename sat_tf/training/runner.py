@@ -3,6 +3,7 @@
 import contextlib
 import pathlib
 import shutil
+import tempfile
 import time
 from collections.abc import Callable
 
@@ -12,7 +13,6 @@ from rich.console import Console
 
 import sat_tf
 from sat_tf import data, models
-from sat_tf.data.arrays import ArraySource
 from sat_tf.data.source import ImageSource
 from sat_tf.export.deployed import DeployedModel, deployed_model
 from sat_tf.messages import list_problems
@@ -21,14 +21,13 @@ from sat_tf.qat.layout import inner_layer
 from sat_tf.training import run_folder
 from sat_tf.training.config import Config
 from sat_tf.training.config_file import config_text
-from sat_tf.training.curves import draw_curves
 from sat_tf.training.deploy_tail import train_deploy_tail
-from sat_tf.training.deployment import deploy
 from sat_tf.training.distribution import from_first_worker, make_strategy, writes_files
 from sat_tf.training.environment import describe_environment
 from sat_tf.training.errors import RunError
 from sat_tf.training.history import EpochMetrics, from_csv
 from sat_tf.training.interruption import Interruption
+from sat_tf.training.outcome import conclude
 from sat_tf.training.results import Results
 from sat_tf.training.run_folder import RunFolder
 from sat_tf.training.run_state import RunState, expect_same_config
@@ -44,9 +43,8 @@ def load_source(config: Config) -> ImageSource:
         RunError: an option is out of its range, or a batch is larger than the data set.
     """
     try:
-        source = ArraySource(
-            data.load(config.data.name, **config.data.options),
-            shift_pixels=config.data.shift_pixels,
+        source = data.source(
+            config.data.name, shift_pixels=config.data.shift_pixels, **config.data.options
         )
     except ValueError as error:
         raise RunError(f"data.options: {error}") from error
@@ -194,7 +192,7 @@ def train(
             console.print("This run is finished; these are its results.", highlight=False)
             return Results.from_dict(results)
     interruption = Interruption()
-    with interruption.watched():
+    with interruption.watched(), tempfile.TemporaryDirectory() as elsewhere:
         if config.training.deterministic_ops:
             tf.config.experimental.enable_op_determinism()
         # Dropout then draws from variables, which checkpoints hold.
@@ -209,6 +207,8 @@ def train(
             strategy=strategy,
             console=console if writes else Console(quiet=True),
             writes=writes,
+            # All workers record alike, because what one reads of a model, all do; one is kept.
+            records=folder if writes else RunFolder(pathlib.Path(elsewhere)),
             interruption=interruption,
         )
         return _train(run, anew=resume is False)
@@ -232,6 +232,8 @@ def _train(run: Run, *, anew: bool) -> Results | None:
         run_folder.FLOAT_MODEL,
         lambda: _float(run, start_model),
     )
+    if config.stages.quantized is None:
+        return _results(run, state, None, start_model, start)
     quantized = stage_model(
         run, state, "quantized", run_folder.QUANTIZED_MODEL, lambda: _quantized(run, trained)
     )
@@ -245,10 +247,16 @@ def _train(run: Run, *, anew: bool) -> Results | None:
             lambda: train_deploy_tail(run, quantized),
         )
         measured = deployed_model(tuned, float_head=config.export.float_head)
+    return _results(run, state, measured, start_model, start)
+
+
+def _results(
+    run: Run, state: RunState, model: keras.Model | None, float_model: keras.Model, start: float
+) -> Results | None:
     if not run.writes:
         return None
-    parameters = sum(inner_layer(layer).count_params() for layer in start_model.layers)
-    return _deploy(run, state, measured, parameters, start)
+    parameters = sum(inner_layer(layer).count_params() for layer in float_model.layers)
+    return conclude(run, state, model, parameters=parameters, start=start)
 
 
 def _prepare_folder(run: Run, *, anew: bool) -> None:
@@ -267,7 +275,7 @@ def _rows(folder: RunFolder) -> list[EpochMetrics]:
         return []
     try:
         return from_csv(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, UnicodeDecodeError, RunError) as error:
         raise RunError(f"{file}: {error}\nStart anew with --no-resume.") from error
 
 
@@ -283,38 +291,3 @@ def _quantized(run: Run, trained: keras.Model) -> keras.Model:
     if calibration.num_images:
         calibrate(run, quantized, clipping_levels=calibration.clipping_levels)
     return finished(run, "quantized", train_stage(run, "quantized", quantized))
-
-
-def _deploy(
-    run: Run, state: RunState, model: keras.Model, parameters: int, start: float
-) -> Results:
-    """Draws the curves, exports and verifies, and writes the results."""
-    config, folder = run.config, run.folder
-    with written_whole(folder.file(run_folder.CURVES)) as temporary:
-        draw_curves(run.rows, config.name, temporary)
-    report, certificate = deploy(
-        model,
-        run.source,
-        folder,
-        float_head=config.export.float_head,
-        verify_images=config.export.verify_images,
-    )
-    for warning in report.warnings:
-        run.console.print(f"Note: {warning}", highlight=False, soft_wrap=True)
-    results = Results(
-        float_top1=state.stages["float"]["top1"],
-        quantized_top1=state.stages["quantized"]["top1"],
-        deployed_top1=state.stages.get("deploy_tail", {}).get("top1"),
-        tflite_top1=certificate.top1["tflite"],
-        held_out_images=run.source.num_test,
-        verified_images=min(config.export.verify_images, run.source.num_test),
-        parameters=parameters,
-        file_bytes=report.bytes,
-        gzip_bytes=report.gzip_bytes,
-        codes_compared=certificate.codes_compared,
-        codes_differing=certificate.codes_differing,
-        trained_differing=certificate.trained_differing,
-        seconds=time.perf_counter() - start,
-    )
-    folder.write_json(run_folder.RESULTS, results.to_dict())
-    return results
