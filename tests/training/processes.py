@@ -74,3 +74,23 @@ def _cluster(addresses, index):
         return {}
     task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
     return {"TF_CONFIG": json.dumps(task)}
+
+
+def train_together(config, run_dir, *, workers):
+    """Runs `sat-tf train` in several processes at once; gives what each has printed."""
+    addresses = [f"localhost:{port}" for port in free_ports(workers)]
+    command = ["train", "--config", str(config), "--run_dir", str(run_dir)]
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-m", "sat_tf", *command],
+            cwd=ROOT,
+            env={**os.environ, **_cluster(addresses, index)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for index in range(workers)
+    ]
+    outputs = [process.communicate(timeout=900)[0] for process in running]
+    assert [process.returncode for process in running] == [0] * workers, "\n".join(outputs)
+    return outputs

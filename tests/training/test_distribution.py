@@ -1,13 +1,17 @@
 import json
-import os
-import socket
-import subprocess
-import sys
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
-from sat_tf.training.distribution import make_strategy, writes_files
+from sat_tf.data.arrays import ArraySource
+from sat_tf.data.share import Share
+from sat_tf.training.distribution import make_strategy, share_of, writes_files
+from sat_tf.training.errors import RunError
+from sat_tf.training.stage import train_stage
+from tests.training import processes
+from tests.training.small import small_images, small_quantized_model
+from tests.training.test_stage import make_run
 
 TINY = """
 name: tiny
@@ -19,53 +23,92 @@ calibration: {num_images: 64, final_statistics: true}
 export: {verify_images: 20}
 distribution: multi_worker
 """
+TASK = {"type": "worker", "index": 0}
 
 
-def test_by_default_there_is_one_device_and_this_process_writes():
-    strategy = make_strategy("default")
-    assert strategy is tf.distribute.get_strategy()
-    assert writes_files(strategy)
+def two_replicas():
+    # The default, collective operations, can serve only one strategy a process.
+    return tf.distribute.MirroredStrategy(
+        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
+    )
+
+
+def test_one_device_needs_no_strategy_and_this_process_writes(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.delenv("TPU_NAME", raising=False)
+    for name in ("none", "auto"):  # one GPU, or none
+        if name == "auto" and len(tf.config.list_physical_devices("GPU")) > 1:
+            continue
+        strategy = make_strategy(name)
+        assert strategy is tf.distribute.get_strategy()
+        assert writes_files(strategy)
+        assert share_of(strategy) == Share()
 
 
 def test_a_mirrored_strategy_writes_from_this_process():
     strategy = make_strategy("mirrored")
     assert isinstance(strategy, tf.distribute.MirroredStrategy)
     assert writes_files(strategy)
+    assert share_of(two_replicas()) == Share(replicas=2)
 
 
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("localhost", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+def test_auto_takes_one_process_in_tf_config_for_no_cluster(monkeypatch):
+    monkeypatch.delenv("TPU_NAME", raising=False)
+    one = {"cluster": {"worker": ["localhost:1"]}, "task": TASK}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(one))
+    assert not isinstance(
+        make_strategy("auto"), tf.distribute.MultiWorkerMirroredStrategy | tf.distribute.TPUStrategy
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        json.dumps({"cluster": {"worker": ["a:1"]}}),
+        json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}),
+        json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": -2}}),
+        json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"type": "chief", "index": 0}}),
+    ],
+)
+def test_a_tf_config_that_describes_no_cluster_is_an_error_that_shows_one(monkeypatch, text):
+    monkeypatch.setenv("TF_CONFIG", text)
+    with pytest.raises(RunError, match=r'expected the cluster and the task .* "first:2222"'):
+        make_strategy("multi_worker")
+
+
+# 33 images do not divide evenly between two, and 96 do not between batches of 33.
+@pytest.mark.parametrize("batch_size", [32, 33])
+def test_two_replicas_train_like_one_device(tmp_path, batch_size):
+    settings = [
+        f"stages.quantized={{batch_size: {batch_size}, steps: 20, base_learning_rate: 0.1}}",
+        "stages.float.batch_size=24",
+    ]
+    rows, weights = [], []
+    for strategy in (None, two_replicas()):
+        source = ArraySource(small_images(), shift_pixels=1)
+        run = make_run(tmp_path / str(len(rows)), *settings, strategy=strategy, source=source)
+        run.folder.make()
+        weights.append(train_stage(run, "quantized", small_quantized_model()).trainable_variables)
+        rows.append([(row.loss, row.train_top1, row.held_out_top1) for row in run.rows])
+    # Sums over the batch are taken in another order, in float32.
+    np.testing.assert_allclose(rows[1], rows[0], rtol=1e-5)
+    levels = [[v for v in found if "clipping_level" in v.name] for found in weights]
+    assert len(levels[0]) > 3
+    for one, two in zip(*levels, strict=True):
+        np.testing.assert_allclose(two, one, rtol=0.0, atol=1e-5)
+    for one, two in zip(*weights, strict=True):
+        np.testing.assert_allclose(two, one, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
 def test_two_workers_train_one_model_and_the_first_one_keeps_the_files(tmp_path):
     config = tmp_path / "tiny.yaml"
     config.write_text(TINY)
-    workers = [f"localhost:{port}" for port in free_ports(2)]
-    processes = []
-    for index in range(2):
-        task = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
-        arguments = ["train", "--config", str(config), "--run_dir", str(tmp_path / f"run{index}")]
-        processes.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "sat_tf", *arguments],
-                env={**os.environ, "TF_CONFIG": json.dumps(task)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
-    outputs = [process.communicate(timeout=900)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
-    assert not (tmp_path / "run1").exists()
-    results = json.loads((tmp_path / "run0" / "results.json").read_text())
+    outputs = processes.train_together(config, tmp_path / "run", workers=2)
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["codes_differing"] == 0
     assert "codes that differ" in outputs[0]
     assert "epoch" not in outputs[1]
