@@ -21,6 +21,7 @@ setuptools.setup(
         "tensorflow>=2.21,<2.22",
         "tf_keras>=2.21,<2.22",
         "tensorflow-datasets>=4.9,<5",
+        "importlib_resources",  # which TensorFlow Datasets needs for builders of one's own
         "tensorflow-model-optimization>=0.8,<0.9",
         "ai-edge-litert>=2.3,<2.4",
         "numpy>=1.26,<3",
@@ -40,6 +41,7 @@ setuptools.setup(
             "hypothesis>=6.100",
             "mypy>=1.11",
             "pytest>=8",
+            "tensorboard>=2.19,<3",
             "ruff>=0.6",
             "types-PyYAML",
         ],
