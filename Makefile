@@ -27,8 +27,8 @@ types: $(VENV)/installed-test ## Check types
 	$(BIN)/mypy
 
 .PHONY: unit
-unit: $(VENV)/installed-test ## Run the fast tests
-	$(BIN)/python -m pytest
+unit: $(VENV)/installed-test ## Run the fast tests, on all cores
+	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 .PHONY: test-slow
 test-slow: $(VENV)/installed-test ## Run the tests that take minutes each

@@ -41,6 +41,7 @@ setuptools.setup(
             "hypothesis>=6.100",
             "mypy>=1.11",
             "pytest>=8",
+            "pytest-xdist>=3.5",
             "tensorboard>=2.19,<3",
             "ruff>=0.6",
             "types-PyYAML",
