@@ -23,16 +23,16 @@ import rich.table
 import tensorflow as tf
 import tf_keras as keras
 from absl import app, flags
+from sat_tf.training.batches import training_batches
 
 import sat_tf
 from sat_tf import data
 from sat_tf.export import deployed_model
 from sat_tf.models import build
-from sat_tf.training.batches import training_batches
 from sat_tf.training.deploy_tail import deploy_tail
 from sat_tf.training.deployment import verification_images
-from sat_tf.training.regularization import with_weight_decay
 from sat_tf.training.schedule import WarmupCosine
+from sat_tf.training.training_copy import training_copy
 from sat_tf.wholefile import written_whole
 
 _MODEL = flags.DEFINE_string("model", "mobilenet_v2", "float model, by name")
@@ -101,7 +101,7 @@ def _step(model: keras.Model, images: tf.Tensor, labels: tf.Tensor) -> Callable[
 
 def _times(plain: keras.Model, quantized: keras.Model, batch: Any, status: Any) -> list[Any]:
     """The rows of the second table."""
-    deployed = deployed_model(with_weight_decay(quantized, 0.0))
+    deployed = deployed_model(training_copy(quantized))
     calls = {
         "float step": _step(plain, *batch),
         "quantized step": _step(quantized, *batch),
@@ -175,7 +175,7 @@ def main(argv: list[str]) -> None:
         sat_tf.calibrate(quantized, images.train_images[chosen], clipping_levels=False)
         status.update("comparing")
         rows = [_comparison("quantized, as trained", quantized, *held_out)]
-        snapped = with_weight_decay(quantized, 0.0)
+        snapped = training_copy(quantized)
         sat_tf.export.snap_biases(snapped)
         rows.append(_comparison("with snapped biases", snapped, *held_out))
         rows.append(_comparison("deployed, not trained", deployed_model(snapped), *held_out))

@@ -27,6 +27,12 @@ _RUN_DIR = flags.DEFINE_string(
     "run_dir", None, "Where the files of the run are; default: runs/<name in the configuration>."
 )
 _MODE = flags.DEFINE_enum("mode", "train", ["train", "evaluate", "export"], "What to do.")
+_RESUME = flags.DEFINE_boolean(
+    "resume",
+    None,
+    "Go on with the run in the folder, or start anew and keep its files aside; default: go on where "
+    "there is one.",
+)
 _SEED = flags.DEFINE_integer("seed", None, "Wins over the seed in the configuration.")
 
 
@@ -34,7 +40,7 @@ def _run() -> bool:
     config = train.load_config(_CONFIG.value, _SET.value, _SEED.value)
     folder = train.choose_folder(config, _RUN_DIR.value)
     if _MODE.value == "train":
-        return train.train(config, folder, Console())
+        return train.train(config, folder, Console(), resume=_RESUME.value)
     _refuse_settings()
     if _MODE.value == "evaluate":
         evaluate.evaluate(folder, Console())

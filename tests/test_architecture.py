@@ -18,8 +18,9 @@ MAY_IMPORT = {
     "export": {"core", "qat"},
     "models": set(),
     "data": set(),
-    "training": {"qat", "models", "data", "export"},
-    "commands": {"training", "qat", "models", "data", "export"},
+    "analysis": {"core", "qat"},
+    "training": {"qat", "models", "data", "export", "analysis"},
+    "commands": {"training", "qat", "models", "data", "export", "analysis"},
 }
 # Modules that all parts share, and those at the top that may use everything.
 SHARED = {"arguments", "messages", "progress_bar", "version", "wholefile"}

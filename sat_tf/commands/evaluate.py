@@ -76,16 +76,16 @@ def evaluate(folder: RunFolder, console: Console) -> None:
     config = read_config(folder.file(CONFIG))
     quiet_tensorflow()
     from sat_tf.export import deployed_model
-    from sat_tf.training.runner import load_images
-    from sat_tf.training.stage import held_out_top1
+    from sat_tf.training.runner import load_source
+    from sat_tf.training.stage import held_out_metrics
 
     model = load_model(folder.file(QUANTIZED_MODEL))
-    images = load_images(config)
+    source = load_source(config)
     if config.stages.deploy_tail is not None:
         model = deployed_model(model, float_head=config.export.float_head)
-    share = held_out_top1(model, images)
+    share = held_out_metrics(model, source)["top1"]
     console.print(
-        f"{config.name}: held-out top-1 {100 * share:.2f} % ({len(images.test_labels)} images)",
+        f"{config.name}: held-out top-1 {100 * share:.2f} % ({source.num_test} images)",
         highlight=False,
     )
 

@@ -12,7 +12,9 @@ from sat_tf.training.config import Config
 from sat_tf.training.config_file import parse_config, read_config
 from sat_tf.training.demo import DEMO
 from sat_tf.training.errors import RunError
+from sat_tf.training.interruption import Stopped
 from sat_tf.training.run_folder import RunFolder
+from sat_tf.training.run_state import expect_same_config
 
 SUMMARY = "train a float and a quantized model, export and verify"
 DESCRIPTION = (
@@ -42,13 +44,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--run_dir", metavar="DIR", help="where the files go; default: runs/<name in the config>"
     )
+    parser.add_argument(
+        "--resume",
+        action=argparse.BooleanOptionalAction,
+        help="go on with the run in the folder, or start anew and keep its files aside; default: go "
+        "on where there is one",
+    )
     parser.add_argument("--seed", type=_seed, help="wins over the seed in the config")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:
     """Does what the arguments ask for."""
     config = load_config(arguments.config, arguments.overrides, arguments.seed)
-    return train(config, choose_folder(config, arguments.run_dir), console)
+    folder = choose_folder(config, arguments.run_dir)
+    return train(config, folder, console, resume=arguments.resume)
 
 
 def load_config(
@@ -77,20 +86,40 @@ def choose_folder(config: Config, run_dir: str | None) -> RunFolder:
     return RunFolder(pathlib.Path(run_dir))
 
 
-def train(config: Config, folder: RunFolder, console: Console) -> bool:
-    """Trains, exports and verifies; prints the table of results.
+def train(
+    config: Config, folder: RunFolder, console: Console, *, resume: bool | None = None
+) -> bool:
+    """Trains, exports and verifies, or does what is left of it; prints the table of results.
+
+    A run that is asked to stop by SIGTERM saves a checkpoint first.
+
+    Args:
+        config: what to do.
+        folder: where the files go.
+        console: where to show progress.
+        resume: see `sat_tf.training.runner.train`.
 
     Returns:
-        Whether LiteRT computes the integers that were trained.
+        Whether LiteRT computes the integers that were trained, as far as the run has come.
 
     Raises:
         RunError: the run cannot start or go on.
     """
     folder.check_writable()
+    if resume is not False:
+        expect_same_config(folder, config)
     quiet_tensorflow()
     from sat_tf.training import runner
 
-    results = runner.train(config, folder, console)
+    try:
+        results = runner.train(config, folder, console, resume=resume)
+    except Stopped:
+        console.print(
+            f"Stopped as asked; all is saved in {folder.path}: the same command goes on from here.",
+            highlight=False,
+            soft_wrap=True,
+        )
+        return True
     if results is None:
         return True
     console.print(results.table(config.name))

@@ -194,11 +194,10 @@ def _pixels(
         return pixels
     config = read_config(target.folder.file(CONFIG))
     quiet_tensorflow()
-    from sat_tf.training.deployment import verification_images
-    from sat_tf.training.runner import load_images
+    from sat_tf.training.runner import load_source
 
     most = choice.num_images or config.export.verify_images
-    images, labels = verification_images(load_images(config), most)
+    images, labels = load_source(config).held_out_sample(most)
     return Pixels(images, labels, ImagesFrom(f"held-out images of {config.data.name}"))
 
 

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import io
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,3 +53,23 @@ def to_csv(rows: list[EpochMetrics]) -> str:
             for value in dataclasses.astuple(row)
         )
     return text.getvalue()
+
+
+def from_csv(text: str) -> list[EpochMetrics]:
+    """Reads back what `to_csv` wrote.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    kinds = {field.name: field.type for field in dataclasses.fields(EpochMetrics)}
+    rows = list(csv.DictReader(io.StringIO(text)))
+    if any(set(row) != set(COLUMNS) or None in row.values() for row in rows):
+        raise ValueError(f"received a table of other columns, expected {', '.join(COLUMNS)}.")
+    return [
+        EpochMetrics(**{name: _read(kinds[name], value) for name, value in row.items()})
+        for row in rows
+    ]
+
+
+def _read(kind: Any, value: str) -> Any:
+    return {str: str, int: int}.get(kind, float)(value)

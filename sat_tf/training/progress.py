@@ -1,52 +1,52 @@
-"""A Keras callback that shows how training goes: a bar for the epoch, a line for each one done."""
+"""A Keras callback that shows how training goes: a bar for the stage, a line for each epoch."""
 
+import datetime
 import time
 from typing import Any
 
-import tf_keras as keras
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
+
+from sat_tf.training.stage_plan import StagePlan
+from sat_tf.training.step_callback import StepCallback
+
+_SECONDS_BETWEEN_READINGS = 0.2
+_SECONDS_BETWEEN_LINES = 60.0
 
 
-class ProgressBar(keras.callbacks.Callback):
-    """Shows stage, epoch, images a second, loss and top-1; to be entered as a context.
+class ProgressBar(StepCallback):
+    """Shows stage, epoch, images a second, loss, top-1 and the time the rest of the stage takes.
 
-    Where the output is no terminal, it prints the lines alone.
+    To be entered as a context. Losses are read five times a second at most, because reading waits
+    for the device. Where the output is no terminal there are lines alone: one an epoch, and in long
+    epochs one a minute.
+
+    The time left is that of all steps still to do, at the pace of this process so far, held-out
+    images included; its first step, in which TensorFlow compiles, is left out of all figures.
 
     Args:
-        stage: name of the stage.
-        epochs: how many it has.
-        steps_per_epoch: how many training batches an epoch has.
-        batch_size: images a step.
+        plan: the steps of the stage.
         console: where to show it.
     """
 
-    def __init__(
-        self,
-        stage: str,
-        *,
-        epochs: int,
-        steps_per_epoch: int,
-        batch_size: int,
-        console: Console,
-    ) -> None:
-        super().__init__()
-        self.stage = stage
-        self.epochs = epochs
-        self.steps_per_epoch = steps_per_epoch
-        self.batch_size = batch_size
+    def __init__(self, plan: StagePlan, *, console: Console) -> None:
+        super().__init__(plan)
         self.console = console
         self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[metrics]}"),
-            TimeRemainingColumn(),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=16),
+            TextColumn("{task.fields[metrics]}", markup=False),
             console=console,
             transient=True,
             disable=not console.is_terminal,
         )
-        self._task: TaskID | None = None
-        self._started = 0.0
+        self._task = self._bar.add_task(
+            self._title(self.step + 1), total=plan.total_steps, completed=self.step, metrics=""
+        )
+        # Step and time from which on the pace counts: of the process, and of the epoch.
+        self._started: tuple[int, float] | None = None
+        self._epoch_started: tuple[int, float] | None = None
+        self._last_reading = self._last_line = 0.0
         self._images_per_second = 0.0
 
     def __enter__(self) -> "ProgressBar":
@@ -57,34 +57,65 @@ class ProgressBar(keras.callbacks.Callback):
         self._bar.stop()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Starts the epoch's bar."""
-        del logs
-        if self._task is not None:
-            self._bar.remove_task(self._task)
-        self._task = self._bar.add_task(self._title(epoch), total=self.steps_per_epoch, metrics="")
-        self._started = time.perf_counter()
+        """Starts the epoch's clock."""
+        del epoch, logs
+        self._last_line = time.perf_counter()
+        self._epoch_started = (self.step, self._last_line) if self._started else None
+        self._bar.update(self._task, description=self._title(self.step + 1))
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_step(self, before: int, logs: Any) -> None:
         """Moves the bar on."""
-        if self._task is None:
+        del before
+        now = time.perf_counter()
+        if self._epoch_started is None:
+            self._epoch_started = self._started = (self.step, now)
+        if now - self._last_reading < _SECONDS_BETWEEN_READINGS:
             return
-        images = (batch + 1) * self.batch_size
-        self._images_per_second = images / (time.perf_counter() - self._started)
-        self._bar.update(self._task, completed=batch + 1, metrics=self._metrics(logs))
+        self._last_reading = now
+        self._measure(now)
+        if self.console.is_terminal:
+            metrics = f"{self._metrics(logs)}  {self._time_left(now)}"
+            self._bar.update(self._task, completed=self.step, metrics=metrics)
+        elif now - self._last_line >= _SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            steps = f"step {self.step}/{self.plan.total_steps}"
+            self._print(f"{steps}  {self._metrics(logs)}  {self._time_left(now)}")
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Stops the epoch's clock: held-out images are no training images."""
+        del logs
+        self._measure(time.perf_counter())
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Prints the epoch's line."""
-        held_out = f"  held out {100 * logs['val_top1']:5.1f} %"
-        self.console.print(
-            f"{self._title(epoch)}  {self._metrics(logs)}{held_out}", highlight=False
-        )
+        del epoch
+        held_out = f"held out {100 * float(logs['val_top1']):5.1f} %"
+        left = self._time_left(time.perf_counter())
+        self._print(f"{self._metrics(logs)}  {held_out}  {left}")
 
-    def _title(self, epoch: int) -> str:
-        width = len(str(self.epochs))
-        return f"{self.stage:9}  epoch {epoch + 1:{width}}/{self.epochs}"
+    def _measure(self, now: float) -> None:
+        step, start = self._epoch_started or (self.step, now)
+        if self.step > step and now > start:
+            self._images_per_second = (self.step - step) * self.plan.batch_size / (now - start)
+
+    def _time_left(self, now: float) -> str:
+        remaining = self.plan.total_steps - self.step
+        step, start = self._started or (self.step, now)
+        if remaining > 0 and self.step == step:
+            return "left   ?"
+        pace = (now - start) / max(self.step - step, 1)
+        return f"left {datetime.timedelta(seconds=round(max(remaining, 0) * pace))}"
+
+    def _print(self, text: str) -> None:
+        self.console.print(f"{self._title(self.step)}  {text}", highlight=False, markup=False)
+
+    def _title(self, step: int) -> str:
+        epochs = self.plan.epochs
+        epoch = min(self.plan.epoch_of(step), epochs)
+        return f"{self.plan.stage:9}  epoch {epoch:{len(str(epochs))}}/{epochs}"
 
     def _metrics(self, logs: Any) -> str:
         return (
-            f"{self._images_per_second:6.0f} images/s  loss {logs['loss']:.4f}  "
-            f"top-1 {100 * logs['top1']:5.1f} %"
+            f"{self._images_per_second:6.0f} images/s  loss {float(logs['loss']):.4f}  "
+            f"top-1 {100 * float(logs['top1']):5.1f} %"
         )

@@ -6,9 +6,15 @@ from typing import Any
 
 import tf_keras as keras
 
+from sat_tf.data.source import ImageSource
+from sat_tf.training.checkpoints import Checkpoints
+from sat_tf.training.diagnosis import describe_break
 from sat_tf.training.errors import RunError
 from sat_tf.training.history import EpochMetrics, to_csv
+from sat_tf.training.learner import Learner
 from sat_tf.training.run_folder import METRICS, RunFolder
+
+_PROBED_IMAGES = 16
 
 
 class Recorder(keras.callbacks.Callback):
@@ -17,10 +23,10 @@ class Recorder(keras.callbacks.Callback):
     Args:
         stage: name of the stage.
         rows: the rows of the stages before; the new ones are appended.
-        folder: where the file goes.
+        folder: where the file goes; None writes none.
     """
 
-    def __init__(self, stage: str, rows: list[EpochMetrics], folder: RunFolder) -> None:
+    def __init__(self, stage: str, rows: list[EpochMetrics], folder: RunFolder | None) -> None:
         super().__init__()
         self.stage = stage
         self.rows = rows
@@ -46,7 +52,8 @@ class Recorder(keras.callbacks.Callback):
                 seconds=time.perf_counter() - self._started,
             )
         )
-        self.folder.write_text(METRICS, to_csv(self.rows))
+        if self.folder is not None:
+            self.folder.write_text(METRICS, to_csv(self.rows))
 
 
 class StopWhenNotFinite(keras.callbacks.Callback):
@@ -54,11 +61,16 @@ class StopWhenNotFinite(keras.callbacks.Callback):
 
     Args:
         stage: name of the stage, for the message.
+        source: the data set, whose images tell which layer broke.
+        checkpoints: whose last good one is named.
     """
 
-    def __init__(self, stage: str) -> None:
+    def __init__(self, stage: str, source: ImageSource, checkpoints: Checkpoints) -> None:
         super().__init__()
+        self._supports_tf_logs = True
         self.stage = stage
+        self.source = source
+        self.checkpoints = checkpoints
         self._epoch = 0
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -68,20 +80,26 @@ class StopWhenNotFinite(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Checks what training reports."""
-        self._check(logs, f"step {batch + 1}")
+        del batch
+        # The running mean stays NaN in every batch after; the first one is what is to be named.
+        self._check(logs, {"batch_loss": "the loss", "top1": "a logit"}, "")
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         """Checks what the held-out images report."""
         del batch
-        self._check(logs, "held-out images")
+        self._check(logs, {"loss": "the loss", "top1": "a logit"}, "held-out images, after ")
 
-    def _check(self, logs: Any, where: str) -> None:
-        broken = {"loss": "the loss", "top1": "a logit"}
-        for name, what in broken.items():
-            if not math.isfinite((logs or {}).get(name, 0.0)):
+    def _check(self, logs: Any, kinds: dict[str, str], where: str) -> None:
+        for name, what in kinds.items():
+            if not math.isfinite(float(logs[name])):
+                learner: Learner = self.model
+                step = int(learner.optimizer.iterations)
+                images = self.source.training_sample(_PROBED_IMAGES, seed=0)
+                latest = self.checkpoints.latest
                 raise RunError(
-                    f"{self.stage} stage, epoch {self._epoch}, {where}: {what} is NaN or "
-                    f"infinite, expected finite values; lower "
-                    f"stages.{self.stage}.base_learning_rate, lengthen its warmup_epochs, or start "
-                    "from lower clipping levels."
+                    f"{self.stage} stage, epoch {self._epoch}, {where}step {step}: {what} is NaN "
+                    f"or infinite ({describe_break(learner.student, images)}), expected finite "
+                    f"values; lower stages.{self.stage}.base_learning_rate, lengthen its "
+                    "warmup_epochs, or start from lower clipping levels. The last good checkpoint "
+                    f"is {latest or 'none: there is none yet'}."
                 )

@@ -45,6 +45,11 @@ class Results:
         """Plain values, for JSON."""
         return dataclasses.asdict(self)
 
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Results":
+        """The results that `to_dict` gave."""
+        return cls(**values)
+
     def table(self, title: str) -> Table:
         """The table that ends a run."""
         table = Table(title=title, show_header=False, title_justify="left")

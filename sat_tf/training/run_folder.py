@@ -20,6 +20,9 @@ TFLITE_MODEL = "model.tflite"
 CERTIFICATE = "certificate.json"
 CERTIFICATE_PAGE = "certificate.html"
 RESULTS = "results.json"
+# How far the run has come, and what it takes to go on within a stage.
+STATE = "state.json"
+CHECKPOINTS = "checkpoints"
 
 FILES = (
     CONFIG,
@@ -32,6 +35,8 @@ FILES = (
     CERTIFICATE,
     CERTIFICATE_PAGE,
     RESULTS,
+    STATE,
+    CHECKPOINTS,
 )
 
 
@@ -53,6 +58,24 @@ class RunFolder:
         """Writes one of `FILES`, whole or not at all."""
         with written_whole(self.file(name)) as temporary:
             temporary.write_text(text, encoding="utf-8")
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Reads one of `FILES` that is JSON; nothing where it is not there.
+
+        Raises:
+            RunError: it is no JSON.
+        """
+        file = self.file(name)
+        try:
+            values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise RunError(
+                f"{file}: received a damaged file ({error}), expected JSON that a run wrote; start "
+                "anew with --no-resume."
+            ) from error
+        return values
 
     def write_json(self, name: str, values: dict[str, Any]) -> None:
         """Writes one of `FILES` as JSON, whole or not at all."""
@@ -76,14 +99,30 @@ class RunFolder:
         except OSError as error:
             raise self._refused(error) from error
 
-    def start(self) -> None:
-        """Makes the folder; the files of a run that is there already move to `earlier-1`, ...
+    @property
+    def holds_run(self) -> bool:
+        """Whether a run has been started here."""
+        return self.file(CONFIG).is_file()
+
+    def make(self) -> None:
+        """Makes the folder where it is not there yet.
 
         Raises:
             RunError: the file system refuses.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._refused(error) from error
+
+    def start(self) -> None:
+        """Makes the folder; the files of a run that is there already move to `earlier-1`, ...
+
+        Raises:
+            RunError: the file system refuses.
+        """
+        self.make()
+        try:
             former = [self.file(name) for name in FILES if self.file(name).exists()]
             if former:
                 number = 1

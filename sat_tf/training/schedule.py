@@ -51,7 +51,7 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
     @classmethod
     def of_stage(cls, stage: StageConfig, steps_per_epoch: int) -> "WarmupCosine":
         """The schedule of one stage of a run."""
-        total_steps = stage.epochs * steps_per_epoch
+        total_steps = stage.total_steps(steps_per_epoch)
         return cls(
             first_learning_rate=stage.first_learning_rate,
             peak_learning_rate=stage.peak_learning_rate,

@@ -1,25 +1,30 @@
 """One stage of training: compile, fit, and hand back a plain model."""
 
 import dataclasses
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 import tf_keras as keras
 from rich.console import Console
 
-from sat_tf.data import ImageSet
-from sat_tf.training.batches import held_out_batches, training_batches
+from sat_tf.data.source import ImageSource
+from sat_tf.training.checkpoints import Checkpoints, Position, steps_left
 from sat_tf.training.config import Config
+from sat_tf.training.distribution import distributed, from_first_worker
 from sat_tf.training.errors import RunError
 from sat_tf.training.history import EpochMetrics
+from sat_tf.training.interruption import Interruption
+from sat_tf.training.keeper import Keeper
+from sat_tf.training.learner import Learner
 from sat_tf.training.progress import ProgressBar
 from sat_tf.training.recorder import Recorder, StopWhenNotFinite
-from sat_tf.training.regularization import with_weight_decay
-from sat_tf.training.run_folder import RunFolder
+from sat_tf.training.run_folder import CHECKPOINTS, RunFolder
 from sat_tf.training.schedule import WarmupCosine
 from sat_tf.training.stage_config import StageConfig
-from sat_tf.training.top1 import Top1
+from sat_tf.training.stage_plan import StagePlan
+from sat_tf.training.training_copy import training_copy
+
+_HELD_OUT_BATCH_SIZE = 256
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,42 +33,48 @@ class Run:
 
     Attributes:
         config: the whole configuration.
-        images: the data set.
-        folder: where the metrics go.
+        source: the data set.
+        folder: where the files go.
         strategy: under which strategy to train.
         console: where to show progress.
+        writes: whether this process keeps the folder.
+        interruption: whether the run has been asked to stop.
         rows: the metrics so far; every epoch appends one.
     """
 
     config: Config
-    images: ImageSet
+    source: ImageSource
     folder: RunFolder
     strategy: tf.distribute.Strategy
     console: Console
+    writes: bool = True
+    interruption: Interruption = dataclasses.field(default_factory=Interruption)
     rows: list[EpochMetrics] = dataclasses.field(default_factory=list)
 
 
-def compile_stage(model: keras.Model, stage: StageConfig, steps_per_epoch: int) -> None:
-    """Gives a model the optimizer, loss and metric of a stage.
+def make_optimizer(
+    stage: StageConfig, steps_per_epoch: int, *, precision: str = "float32"
+) -> keras.optimizers.Optimizer:
+    """The optimizer of a stage.
 
     SGD with Nesterov momentum μ: v <- μ v - η g, W <- W + μ v - η g, with the learning rate η of
-    `WarmupCosine` and g the gradient of the loss, weight decay included where
-    `with_weight_decay` put it.
+    `WarmupCosine` and g the gradient of the loss, weight decay included where `training_copy` put
+    it. In mixed_float16 the loss is multiplied before, and the gradient divided after, so that
+    small gradients are not lost; a step whose gradients overflow is left out.
 
     Args:
-        model: with logits as its output.
         stage: its settings.
         steps_per_epoch: how many batches an epoch has.
+        precision: name of the dtype policy that the model computes by.
     """
-    model.compile(
-        optimizer=keras.optimizers.SGD(
-            WarmupCosine.of_stage(stage, steps_per_epoch),
-            momentum=stage.momentum,
-            nesterov=stage.nesterov,
-        ),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=[Top1()],
+    optimizer = keras.optimizers.SGD(
+        WarmupCosine.of_stage(stage, steps_per_epoch),
+        momentum=stage.momentum,
+        nesterov=stage.nesterov,
     )
+    if precision == "mixed_float16":
+        return keras.mixed_precision.LossScaleOptimizer(optimizer)
+    return optimizer
 
 
 def train_stage(
@@ -72,7 +83,7 @@ def train_stage(
     model: keras.Model,
     view: Callable[[keras.Model], keras.Model] = lambda model: model,
 ) -> keras.Model:
-    """Trains a model through one stage.
+    """Trains a model through one stage, or through what is left of it after an interruption.
 
     Args:
         run: what it is a stage of.
@@ -84,68 +95,164 @@ def train_stage(
         The trained model, neither compiled nor bound to the strategy.
 
     Raises:
-        RunError: the loss or a logit is not finite.
+        RunError: the loss or a logit is not finite, or a checkpoint cannot be written or read.
+        Stopped: the run has been asked to stop, and a checkpoint is written.
     """
-    stage: StageConfig = getattr(run.config.stages, name)
-    steps_per_epoch = len(run.images.train_labels) // stage.batch_size
-    batches = training_batches(
-        run.images,
-        batch_size=stage.batch_size,
-        shift_pixels=run.config.data.shift_pixels,
-        seed=run.config.seed,
-    )
+    config, stage = run.config.training, getattr(run.config.stages, name)
+    steps_per_epoch = run.source.num_train // stage.batch_size
+    # The tail trains on integers, which half precision does not hold.
+    precision = "float32" if name == "deploy_tail" else config.precision
+    # Every worker has prepared its start by itself; they must not differ by a rounding.
+    weights = from_first_worker(run.strategy, model.get_weights())
     with run.strategy.scope():
-        trained = with_weight_decay(model, stage.weight_decay)
-        fitted = view(trained)
-        compile_stage(fitted, stage, steps_per_epoch)
+        trained = training_copy(
+            model,
+            weight_decay=stage.weight_decay,
+            precision=precision,
+            synchronized=config.synchronized_batch_normalization
+            and run.strategy.num_replicas_in_sync > 1,
+        )
+        trained.set_weights(weights)
+        learner = Learner(view(trained), batch_size=stage.batch_size)
+        optimizer = make_optimizer(stage, steps_per_epoch, precision=precision)
+        learner.compile(optimizer=optimizer, jit_compile=config.jit_compile)
+        learner.optimizer.build(learner.student.trainable_variables)
+        checkpoints = Checkpoints(
+            run.folder.path / CHECKPOINTS / name,
+            learner,
+            keep=config.keep_checkpoints,
+            writes=run.writes,
+        )
+    _fit(run, name, learner, checkpoints, steps_per_epoch)
+    return training_copy(trained)
+
+
+def _fit(
+    run: Run, name: str, learner: Learner, checkpoints: Checkpoints, steps_per_epoch: int
+) -> None:
+    stage: StageConfig = getattr(run.config.stages, name)
+    start = checkpoints.restore() or Position()
+    _expect_agreement(run, checkpoints, start)
+    run.rows[:] = [row for row in run.rows if row.stage != name or row.epoch <= start.epoch]
+    keeper = Keeper(
+        checkpoints, run.interruption, run.config.training, steps_per_epoch=steps_per_epoch
+    )
     progress = ProgressBar(
-        name,
-        epochs=stage.epochs,
-        steps_per_epoch=steps_per_epoch,
-        batch_size=stage.batch_size,
+        stage_plan(run, name, start),
         console=run.console,
     )
-    with progress:
-        fitted.fit(
-            batches,
-            epochs=stage.epochs,
-            validation_data=held_out_batches(run.images),
-            callbacks=[
-                StopWhenNotFinite(name),
-                Recorder(name, run.rows, run.folder),
-                progress,
-            ],
-            verbose=0,
+    callbacks: Sequence[keras.callbacks.Callback] = [
+        StopWhenNotFinite(name, run.source, checkpoints),
+        Recorder(name, run.rows, run.folder if run.writes else None),
+        progress,
+        keeper,  # last, because it may stop the run
+    ]
+    held_out = distributed(
+        run.strategy,
+        lambda share: run.source.held_out_batches(batch_size=_HELD_OUT_BATCH_SIZE, share=share),
+    )
+    parts = steps_left(
+        start, total_steps=stage.total_steps(steps_per_epoch), steps_per_epoch=steps_per_epoch
+    )
+    with progress, run.interruption.deferred():
+        for position, epochs, steps in parts:
+            keeper.set_model(learner)
+            keeper.start_at(position)
+            learner.fit(
+                _training_batches(run, stage, position),
+                initial_epoch=position.epoch,
+                epochs=position.epoch + epochs,
+                steps_per_epoch=steps,
+                validation_data=held_out,
+                validation_steps=-(-run.source.num_test // _HELD_OUT_BATCH_SIZE),
+                callbacks=callbacks,
+                verbose=0,
+            )
+
+
+def stage_plan(run: Run, name: str, start: Position) -> StagePlan:
+    """The steps of a stage, of which those before some position are done."""
+    stages = run.config.stages.by_name()
+    per_epoch = {key: run.source.num_train // stage.batch_size for key, stage in stages.items()}
+    before = list(stages)[: list(stages).index(name)]
+    return StagePlan(
+        stage=name,
+        batch_size=stages[name].batch_size,
+        steps_per_epoch=per_epoch[name],
+        total_steps=stages[name].total_steps(per_epoch[name]),
+        first_step=start.epoch * per_epoch[name] + start.step,
+        steps_before=sum(stages[key].total_steps(per_epoch[key]) for key in before),
+        metric_steps=start.step,
+    )
+
+
+def _training_batches(run: Run, stage: StageConfig, position: Position) -> tf.data.Dataset:
+    return distributed(
+        run.strategy,
+        lambda share: run.source.training_batches(
+            batch_size=stage.batch_size,
+            seed=run.config.seed,
+            first_epoch=position.epoch,
+            first_step=position.step,
+            share=share,
+        ),
+    )
+
+
+def _expect_agreement(run: Run, checkpoints: Checkpoints, start: Position) -> None:
+    """Raises an error where workers have read different checkpoints."""
+    own = [start.epoch, start.step]
+    first = [int(number) for number in from_first_worker(run.strategy, own)]
+    if first != own:
+        raise RunError(
+            f"{checkpoints.folder}: this machine would go on at epoch {own[0] + 1}, step {own[1]}, "
+            f"the first one at epoch {first[0] + 1}, step {first[1]}; expected one run folder for "
+            "all; put it on a file system that they share."
         )
-    return with_weight_decay(trained, stage.weight_decay)
 
 
-def held_out_top1(model: keras.Model, images: ImageSet) -> float:
-    """Share of the held-out images that a model classifies rightly, in [0, 1]; compiles it.
+def held_out_metrics(model: keras.Model, source: ImageSource) -> dict[str, float]:
+    """What a model achieves on the held-out images, on this machine alone.
+
+    Args:
+        model: with logits as its output.
+        source: the data set.
+
+    Returns:
+        Shares in [0, 1], by the names of the metrics, and the loss.
 
     Raises:
         RunError: a logit is not finite.
     """
-    model.compile(metrics=[Top1()])
-    metrics = model.evaluate(held_out_batches(images), verbose=0, return_dict=True)
-    share = float(metrics["top1"])
-    if not math.isfinite(share):
+    learner = Learner(model, batch_size=_HELD_OUT_BATCH_SIZE)
+    learner.compile()
+    batches = source.held_out_batches(batch_size=_HELD_OUT_BATCH_SIZE)
+    found = learner.evaluate(batches, verbose=0, return_dict=True)
+    metrics = {name: float(value) for name, value in found.items()}
+    if not all(value == value for value in metrics.values()):  # NaN is not equal to itself
         raise RunError(
             f"model {model.name!r}: gives NaN or infinite logits for held-out images, expected "
             "finite ones; train it again."
         )
-    return share
+    return metrics
 
 
-def batch_size_problems(config: Config, images: ImageSet) -> list[str]:
-    """What is wrong with the batch sizes, which only the data can tell."""
-    count = len(images.train_labels)
-    sizes = {
-        f"stages.{name}.batch_size": stage.batch_size
-        for name, stage in config.stages.by_name().items()
-    }
-    return [
-        f"{key}={size}: expected at most {count}, the number of training images; lower it."
-        for key, size in sizes.items()
-        if size > count
-    ]
+def batch_size_problems(config: Config, source: ImageSource) -> list[str]:
+    """What is wrong with batch sizes and steps, which only the data can tell."""
+    problems = []
+    for name, stage in config.stages.by_name().items():
+        if stage.batch_size > source.num_train:
+            problems.append(
+                f"stages.{name}.batch_size={stage.batch_size}: expected at most "
+                f"{source.num_train}, the number of training images; lower it."
+            )
+            continue
+        steps_per_epoch = source.num_train // stage.batch_size
+        total = stage.total_steps(steps_per_epoch)
+        if stage.warmup_epochs * steps_per_epoch >= total:
+            problems.append(
+                f"stages.{name}.warmup_epochs={stage.warmup_epochs:g}: "
+                f"{stage.warmup_epochs * steps_per_epoch:g} steps of {total}; expected a warm-up "
+                "shorter than the stage; lower it."
+            )
+    return problems

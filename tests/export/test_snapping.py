@@ -9,12 +9,12 @@ from sat_tf.export.graph import Linear
 from sat_tf.export.pipeline import deployed_graph, trained_graph
 from sat_tf.export.simulator import simulate
 from sat_tf.export.trained import TrainedModel
-from sat_tf.training.regularization import with_weight_decay
+from sat_tf.training.training_copy import training_copy
 from tests.training.small import small_float_model, small_images, small_quantized_model
 
 
 def trained_model():
-    model = with_weight_decay(small_quantized_model(), 0.0)
+    model = training_copy(small_quantized_model())
     model.get_layer("quant_classifier").layer.bias.assign([0.11, -0.07, 0.02])
     return model
 

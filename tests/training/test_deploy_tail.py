@@ -12,8 +12,8 @@ from sat_tf.export.deployed import DeployedModel
 from sat_tf.training.config_file import parse_config
 from sat_tf.training.deploy_tail import deploy_tail, train_deploy_tail
 from sat_tf.training.errors import RunError
-from sat_tf.training.regularization import with_weight_decay
 from sat_tf.training.stage import held_out_top1
+from sat_tf.training.training_copy import training_copy
 from tests.training.small import small_float_model, small_images, small_quantized_model
 from tests.training.test_stage import make_run
 
@@ -33,7 +33,7 @@ export: {verify_images: 300}
 
 
 def copy_of(model):
-    return with_weight_decay(model, 0.0)
+    return training_copy(model)
 
 
 def batches(images, size=16):

@@ -6,9 +6,9 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.qat.layout import inner_layer
-from sat_tf.training.regularization import with_weight_decay
 from sat_tf.training.stage import compile_stage
 from sat_tf.training.stage_config import StageConfig
+from sat_tf.training.training_copy import training_copy
 from tests.training.small import small_images, small_quantized_model
 
 STAGE = StageConfig(
@@ -46,8 +46,8 @@ def cross_entropy_gradients(model, images, labels):
 def test_two_steps_are_those_of_the_formula_for_every_variable(nesterov):
     stage = STAGE.model_copy(update={"nesterov": nesterov})
     start = small_quantized_model()
-    plain = with_weight_decay(start, 0.0)  # follows step by step, and tells the gradients
-    trained = with_weight_decay(start, stage.weight_decay)
+    plain = training_copy(start)  # follows step by step, and tells the gradients
+    trained = training_copy(start, weight_decay=stage.weight_decay)
     compile_stage(trained, stage, STEPS_PER_EPOCH)
 
     kernels = {
@@ -77,7 +77,7 @@ def test_two_steps_are_those_of_the_formula_for_every_variable(nesterov):
 
 
 def test_a_model_that_is_compiled_for_a_stage_has_sgd_with_its_schedule():
-    model = with_weight_decay(small_quantized_model(), 0.0)
+    model = training_copy(small_quantized_model())
     compile_stage(model, STAGE, STEPS_PER_EPOCH)
     assert isinstance(model.optimizer, keras.optimizers.SGD)
     config = model.optimizer.get_config()

@@ -9,9 +9,9 @@ from rich.console import Console
 from sat_tf.qat.layout import inner_layer
 from sat_tf.training.config_file import parse_config
 from sat_tf.training.errors import RunError
-from sat_tf.training.regularization import with_weight_decay
 from sat_tf.training.run_folder import METRICS, RunFolder
 from sat_tf.training.stage import Run, batch_size_problems, held_out_top1, train_stage
+from sat_tf.training.training_copy import training_copy
 from tests.training.small import small_images, small_quantized_model
 
 CONFIG = """
@@ -63,7 +63,7 @@ def test_the_same_seed_gives_the_same_metrics_and_weights(tmp_path):
 
 def test_two_replicas_train_like_one_device(tmp_path):
     # Frozen, because statistics of half a batch on each device are not those of the whole one.
-    start = with_weight_decay(small_quantized_model(), 0.0)
+    start = training_copy(small_quantized_model())
     for layer in start.layers:
         if isinstance(inner_layer(layer), keras.layers.BatchNormalization):
             layer.trainable = False
@@ -90,7 +90,7 @@ def test_a_learning_rate_that_blows_up_is_an_error_that_names_stage_and_fix(tmp_
 
 
 def test_the_top1_of_a_model_with_nan_logits_is_an_error():
-    model = with_weight_decay(small_quantized_model(), 0.0)
+    model = training_copy(small_quantized_model())
     bias = model.get_layer("quant_classifier").layer.bias
     bias.assign([np.nan, 0.0, 0.0])
     with pytest.raises(RunError, match="gives NaN or infinite logits for held-out images"):
@@ -98,7 +98,7 @@ def test_the_top1_of_a_model_with_nan_logits_is_an_error():
 
 
 def test_top1_counts_the_held_out_images():
-    model, images = with_weight_decay(small_quantized_model(), 0.0), small_images()
+    model, images = training_copy(small_quantized_model()), small_images()
     logits = model(images.test_images.astype(np.float32), training=False).numpy()
     expected = np.mean(np.argmax(logits, axis=1) == images.test_labels)
     assert held_out_top1(model, images) == pytest.approx(expected)

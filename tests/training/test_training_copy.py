@@ -4,7 +4,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.qat.layout import inner_layer
-from sat_tf.training.regularization import with_weight_decay
+from sat_tf.training.training_copy import training_copy
 from tests.training.small import small_float_model, small_images, small_quantized_model
 
 DECAYING = ("stem", "pointwise", "classifier")
@@ -16,7 +16,7 @@ def inner(model):
 
 @pytest.mark.parametrize("make", [small_float_model, small_quantized_model])
 def test_the_loss_holds_half_the_decay_times_the_squares_of_conv_and_dense_kernels_once(make):
-    model = with_weight_decay(make(), 0.3)
+    model = training_copy(make(), weight_decay=0.3)
     model(small_images().train_images[:2].astype(np.float32), training=True)
     kernels = [inner(model)[name].kernel.numpy().astype(np.float64) for name in DECAYING]
     expected = 0.15 * sum(np.sum(np.square(kernel)) for kernel in kernels)
@@ -25,7 +25,7 @@ def test_the_loss_holds_half_the_decay_times_the_squares_of_conv_and_dense_kerne
 
 
 def test_only_conv_and_dense_kernels_get_a_gradient_from_the_decay_and_it_is_decay_times_weight():
-    model = with_weight_decay(small_quantized_model(), 0.3)
+    model = training_copy(small_quantized_model(), weight_decay=0.3)
     with tf.GradientTape() as tape:
         decay = tf.add_n(model.losses)
     gradients = tape.gradient(decay, model.trainable_variables)
@@ -43,7 +43,7 @@ def test_only_conv_and_dense_kernels_get_a_gradient_from_the_decay_and_it_is_dec
 def test_separable_convolutions_decay_in_their_pointwise_part_alone():
     images = keras.Input((8, 8, 3))
     model = keras.Model(images, keras.layers.SeparableConv2D(4, 3, name="separable")(images))
-    decaying = with_weight_decay(model, 0.2)
+    decaying = training_copy(model, weight_decay=0.2)
     kernel = decaying.get_layer("separable").pointwise_kernel.numpy()
     assert len(decaying.losses) == 1
     assert float(decaying.losses[0]) == pytest.approx(0.1 * np.sum(np.square(kernel)), rel=1e-6)
@@ -51,7 +51,7 @@ def test_separable_convolutions_decay_in_their_pointwise_part_alone():
 
 def test_the_copy_computes_the_same_and_the_original_is_left_alone():
     model = small_quantized_model()
-    copy = with_weight_decay(model, 0.1)
+    copy = training_copy(model, weight_decay=0.1)
     images = small_images().test_images.astype(np.float32)
     np.testing.assert_array_equal(copy(images, training=False), model(images, training=False))
     assert not model.losses
@@ -64,14 +64,14 @@ def test_the_copy_computes_the_same_and_the_original_is_left_alone():
 
 
 def test_another_decay_replaces_the_one_before():
-    model = with_weight_decay(small_quantized_model(), 0.1)
-    assert not with_weight_decay(model, 0.0).losses
-    doubled = with_weight_decay(model, 0.2)
+    model = training_copy(small_quantized_model(), weight_decay=0.1)
+    assert not training_copy(model).losses
+    doubled = training_copy(model, weight_decay=0.2)
     assert float(tf.add_n(doubled.losses)) == pytest.approx(2 * float(tf.add_n(model.losses)))
 
 
 def test_the_decay_is_saved_and_loaded_with_the_model(tmp_path):
-    model = with_weight_decay(small_quantized_model(), 0.1)
+    model = training_copy(small_quantized_model(), weight_decay=0.1)
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     assert float(tf.add_n(loaded.losses)) == pytest.approx(float(tf.add_n(model.losses)))

@@ -1,0 +1,126 @@
+"""What quantized activations do: how much of them is clipped, and which codes they use."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.core import grid as grids
+from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.network import Network, Node, call_in_inference
+from sat_tf.qat.quantizers import PactQuantizer, StreamQuantizer
+from sat_tf.qat.wrapper import QuantizedLayer
+
+
+@dataclasses.dataclass(frozen=True)
+class ActivationUse:
+    """How one quantizer treats the images it was measured on.
+
+    Attributes:
+        clipped: share of the tensor's values at or beyond the clipping level, in [0, 1].
+        code_counts: how often each code occurs, from the lowest on: 2^b codes, or 2^b - 1 where
+            the tensor can be negative.
+    """
+
+    clipped: float
+    code_counts: tuple[int, ...]
+
+    @property
+    def codes_used(self) -> int:
+        """How many different codes occur."""
+        return sum(count > 0 for count in self.code_counts)
+
+
+def clipping_levels(model: keras.Model) -> dict[str, tf.Variable]:
+    """The trainable clipping levels of a model, by the name of the user's layer, in graph order.
+
+    Empty for a model that is not quantized.
+
+    Raises:
+        ValueError: the model is no graph.
+    """
+    return {
+        _name(node): node.layer.output_variables["clipping_level"]
+        for node in Network(model)
+        if _clips(node)
+    }
+
+
+class ActivationProbe:
+    """Measures all clipping quantizers of a model on the same images each time it is called.
+
+    A call costs about one forward pass over the images in inference; the first one compiles it.
+
+    Args:
+        model: a model quantized by sat-tf; others have nothing to measure. Its variables are read
+            when the probe is called.
+        images: as many as one forward pass takes, (n, rows, columns, channels).
+
+    Raises:
+        ValueError: the model is no graph of single calls.
+    """
+
+    def __init__(self, model: keras.Model, images: np.ndarray) -> None:
+        self._network = Network(model)
+        self._network.refuse_problems()
+        self._images = tf.cast(images, tf.float32)
+        self._needed = {
+            name
+            for node in self._network
+            if _clips(node)
+            for name in (node.name, *self._network.before(node.name))
+        }
+        self._measure = tf.function(self._run, autograph=False)
+
+    def __call__(self) -> dict[str, ActivationUse]:
+        """What each quantizer does now, by the name of the user's layer, in graph order."""
+        if not self._needed:
+            return {}
+        return {
+            name: ActivationUse(float(clipped), tuple(counts.numpy().tolist()))
+            for name, (clipped, counts) in self._measure(self._images).items()
+        }
+
+    def _run(self, images: tf.Tensor) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
+        tensors: dict[str, Any] = {self._network.input: images}
+        found = {}
+        for node in self._network:
+            if node.name in tensors or node.name not in self._needed:
+                continue
+            inputs = [tensors[name] for name in node.inputs]
+            tensors[node.name] = call_in_inference(node, node.layer, inputs)
+            if _clips(node):
+                # Computed a second time on paper only: TensorFlow joins equal operations.
+                before = node.layer.before_quantization(inputs[0])
+                found[_name(node)] = _measured(node.layer, before, tensors[node.name])
+        return found
+
+
+def _name(node: Node) -> str:
+    return str(inner_layer(node.layer).name)
+
+
+def _clips(node: Node) -> bool:
+    return isinstance(node.layer, QuantizedLayer) and isinstance(
+        node.layer.quantize_config.output, PactQuantizer | StreamQuantizer
+    )
+
+
+def _measured(
+    layer: QuantizedLayer, before: tf.Tensor, after: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Share of `before` that is clipped, and counts of the codes of `after`."""
+    quantizer = layer.quantize_config.output
+    level = tf.convert_to_tensor(layer.output_variables["clipping_level"])
+    steps = grids.levels(quantizer.num_bits, "narrow" if quantizer.signed else "dorefa")
+    lowest = -(steps // 2) if quantizer.signed else 0
+    step = (2.0 * level if quantizer.signed else level) / float(steps)
+    before, after = tf.cast(before, tf.float32), tf.cast(after, tf.float32)
+    beyond = (tf.abs(before) if quantizer.signed else before) >= level
+    codes = tf.clip_by_value(tf.cast(tf.round(after / step), tf.int32) - lowest, 0, steps)
+    # A sum in float32 would stop counting at 2^24.
+    share = tf.reduce_sum(tf.cast(beyond, tf.float64)) / tf.cast(tf.size(beyond), tf.float64)
+    counts = tf.math.bincount(tf.reshape(codes, [-1]), minlength=steps + 1, maxlength=steps + 1)
+    return share, counts

@@ -1,0 +1,102 @@
+"""A Keras callback that saves a stage in training, and stops it when asked to."""
+
+import time
+from typing import Any
+
+import tf_keras as keras
+
+from sat_tf.training.checkpoints import Checkpoints, Position
+from sat_tf.training.interruption import Interruption, Stopped
+from sat_tf.training.learner import Learner
+from sat_tf.training.training_config import TrainingConfig
+
+
+class Keeper(keras.callbacks.Callback):
+    """Saves a checkpoint now and then, and once more when the run is asked to stop.
+
+    What any process asks for, all of them do after the same step. At the end of an epoch they do
+    it when the held-out images have been measured, so that no row of the metrics is lost.
+
+    Args:
+        checkpoints: where to.
+        interruption: whether to stop.
+        config: how often.
+        steps_per_epoch: of a whole epoch.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        interruption: Interruption,
+        config: TrainingConfig,
+        *,
+        steps_per_epoch: int,
+    ) -> None:
+        super().__init__()
+        self._supports_tf_logs = True
+        self._checkpoints = checkpoints
+        self._interruption = interruption
+        self._seconds = 60 * config.checkpoint_minutes
+        self._every = config.checkpoint_steps
+        self._steps_per_epoch = steps_per_epoch
+        self._saved = time.monotonic()
+        self._since = 0
+        self._position = Position()
+        self._wanted: set[str] = set()
+        self._metrics: list[Any] | None = None
+
+    def start_at(self, position: Position) -> None:
+        """Says where training goes on; metrics of an epoch that has begun are kept.
+
+        Args:
+            position: the step that comes next.
+        """
+        self._position = position
+        learner: Learner = self.model
+        values = [
+            variable.read_value() for metric in learner.metrics for variable in metric.weights
+        ]
+        self._metrics = values if position.step else None
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Puts the metrics of an epoch that had begun back, which `fit` has reset."""
+        del epoch, logs
+        if self._metrics is not None:
+            variables = [variable for metric in self.model.metrics for variable in metric.weights]
+            for variable, value in zip(variables, self._metrics, strict=True):
+                variable.assign(value)
+            self._metrics = None
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Saves or stops where it is time to."""
+        del batch
+        step = self._position.step + 1
+        self._position = Position(self._position.epoch, step)
+        self._since += 1
+        self._wanted = {name for name in ("stop", "save") if float(logs[name]) > 0}
+        if self._wanted and step < self._steps_per_epoch:
+            self._act()
+        if self._interruption.requested:
+            self.model.signal("stop")
+        elif self._is_time():
+            self.model.signal("save")
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Does what the last step of the epoch has asked for."""
+        del logs
+        self._position = Position(epoch + 1)
+        if self._wanted:
+            self._act()
+
+    def _is_time(self) -> bool:
+        if self._every is not None and self._since >= self._every - 1:
+            return True
+        return time.monotonic() - self._saved >= self._seconds
+
+    def _act(self) -> None:
+        self._checkpoints.save(self._position)
+        self._saved, self._since = time.monotonic(), 0
+        stops = "stop" in self._wanted
+        self._wanted = set()
+        if stops:
+            raise Stopped
