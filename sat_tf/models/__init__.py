@@ -7,6 +7,7 @@ from typing import Any
 from sat_tf.arguments import call_by_name
 from sat_tf.models.mobilenet_v1 import mobilenet_v1
 from sat_tf.models.mobilenet_v2 import mobilenet_v2
+from sat_tf.models.mobilenet_v2_small import mobilenet_v2_small
 from sat_tf.models.preresnet import preresnet50
 from sat_tf.models.resnet import resnet18, resnet50
 from sat_tf.models.vgg import vgg16, vgg16_bn
@@ -16,6 +17,7 @@ __all__ = [
     "build",
     "mobilenet_v1",
     "mobilenet_v2",
+    "mobilenet_v2_small",
     "preresnet50",
     "resnet18",
     "resnet50",
@@ -27,6 +29,7 @@ MODELS: Mapping[str, Callable[..., Any]] = types.MappingProxyType(
     {
         "mobilenet_v1": mobilenet_v1,
         "mobilenet_v2": mobilenet_v2,
+        "mobilenet_v2_small": mobilenet_v2_small,
         "resnet18": resnet18,
         "resnet50": resnet50,
         "preresnet50": preresnet50,
@@ -55,6 +58,7 @@ def build(name: str, **arguments: Any) -> Any:
         >>> build("mobilenet_v3")
         Traceback (most recent call last):
         ValueError: unknown model 'mobilenet_v3'; did you mean 'mobilenet_v2'? \
-Expected one of: mobilenet_v1, mobilenet_v2, resnet18, resnet50, preresnet50, vgg16, vgg16_bn.
+Expected one of: mobilenet_v1, mobilenet_v2, mobilenet_v2_small, resnet18, resnet50, preresnet50, \
+vgg16, vgg16_bn.
     """
     return call_by_name("model", MODELS, name, arguments)

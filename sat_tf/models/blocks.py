@@ -145,7 +145,7 @@ class LayerBuilder:
             kernel_initializer=self._rectified_initializer(f"{name}_dense"),
             name=f"{name}_dense",
         )
-        return self._drop(self.rectify(layer(inputs), name), f"{name}_dropout", dropout)
+        return self.drop(self.rectify(layer(inputs), name), f"{name}_dropout", dropout)
 
     def classifier(self, inputs: Any, *, num_classes: int, dropout: float) -> Any:
         """Global average pooling, dropout where it is above 0, and the logits' dense layer.
@@ -159,26 +159,41 @@ class LayerBuilder:
             Logits: Keras tensor (batch, num_classes).
         """
         features = keras.layers.GlobalAveragePooling2D(name="pool")(inputs)
-        return self.logits(self._drop(features, "dropout", dropout), num_classes=num_classes)
+        return self.logits(self.drop(features, "dropout", dropout), num_classes=num_classes)
 
-    def logits(self, inputs: Any, *, num_classes: int) -> Any:
+    def logits(self, inputs: Any, *, num_classes: int, stddev: float | None = None) -> Any:
         """The last dense layer, named `classifier`.
 
         Args:
             inputs: Keras tensor (batch, features).
             num_classes: number of logits.
+            stddev: standard deviation of its initial weights; None for sqrt(1 / num_classes).
 
         Returns:
             Logits: Keras tensor (batch, num_classes).
         """
-        initializer = keras.initializers.VarianceScaling(
-            1.0, "fan_out", "untruncated_normal", seed=self._seed("classifier")
-        )
+        seed = self._seed("classifier")
+        if stddev is None:
+            initializer = keras.initializers.VarianceScaling(
+                1.0, "fan_out", "untruncated_normal", seed=seed
+            )
+        else:
+            initializer = keras.initializers.RandomNormal(stddev=stddev, seed=seed)
         return keras.layers.Dense(num_classes, kernel_initializer=initializer, name="classifier")(
             inputs
         )
 
-    def _drop(self, inputs: Any, name: str, share: float) -> Any:
+    def drop(self, inputs: Any, name: str, share: float) -> Any:
+        """Dropout where it is above 0.
+
+        Args:
+            inputs: Keras tensor of any shape.
+            name: of the layer.
+            share: share of the values to drop in training.
+
+        Returns:
+            Keras tensor of the same shape.
+        """
         if share == 0:
             return inputs
         return keras.layers.Dropout(share, seed=self._seed(name), name=name)(inputs)

@@ -78,6 +78,21 @@ OPTIONS: Mapping[str, Option] = types.MappingProxyType(
             "a positive integer",
             "pass 4096 for the published width, 512 for images of about 32 pixels",
         ),
+        "head": Option(
+            lambda value: isinstance(value, str) and value in ("gap", "pool_first"),
+            "'gap' or 'pool_first'",
+            "pass 'gap' for the pool behind the last convolution, 'pool_first' for in front of it",
+        ),
+        "rectified_inputs": Option(
+            lambda value: isinstance(value, bool),
+            "True or False",
+            "pass True for a rectifier in front of every linear layer, False for fewer",
+        ),
+        "classifier_stddev": Option(
+            lambda value: value is None or is_between(value, 0, math.inf),
+            "a finite positive number or None",
+            "pass a standard deviation such as 0.01, None for sqrt(1 / num_classes)",
+        ),
         "rectifier_max": Option(
             lambda value: value is None or is_between(value, 0, math.inf),
             "a finite positive number or None",

@@ -23,6 +23,14 @@ MODEL_OPTIONS: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
     {
         "mobilenet_v1": ("width_multiplier", "stem_stride", "rectifier_max", "dropout"),
         "mobilenet_v2": ("width_multiplier", "stem_stride", "rectifier_max", "dropout"),
+        "mobilenet_v2_small": (
+            "width_multiplier",
+            "head",
+            "rectified_inputs",
+            "classifier_stddev",
+            "rectifier_max",
+            "dropout",
+        ),
         "resnet18": _RESIDUAL_OPTIONS,
         "resnet50": _RESIDUAL_OPTIONS,
         "preresnet50": _RESIDUAL_OPTIONS,

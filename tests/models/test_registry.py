@@ -7,6 +7,7 @@ def test_the_table_names_every_family():
     assert dict(models.MODELS) == {
         "mobilenet_v1": models.mobilenet_v1,
         "mobilenet_v2": models.mobilenet_v2,
+        "mobilenet_v2_small": models.mobilenet_v2_small,
         "resnet18": models.resnet18,
         "resnet50": models.resnet50,
         "preresnet50": models.preresnet50,
