@@ -1,14 +1,13 @@
 """TFMOT's part of `benchmarks/peers.py`: its default 8-bit scheme, and its experimental n-bit one.
 
-Both keep the model's function and start from ranges of [-6, 6], which follow the data as moving
-averages in training; TFMOT has no calibration.
+Both start from ranges of [-6, 6], which follow the data as moving averages in training; TFMOT has
+no calibration. The n-bit scheme has one number of bits for all layers: a layer annotated with
+another does not go together with the normalization behind it.
 """
 
 import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 from tensorflow_model_optimization.python.core.quantization.keras.experimental import default_n_bit
-
-_CONFIGS = default_n_bit.default_n_bit_quantize_configs
 
 
 def eight_bits(model: keras.Model) -> keras.Model:
@@ -16,41 +15,11 @@ def eight_bits(model: keras.Model) -> keras.Model:
     return tfmot.quantization.keras.quantize_model(model)
 
 
-def n_bits(model: keras.Model, bits: int, *, first_last_bits: int | None = None) -> keras.Model:
-    """The model by the experimental n-bit scheme.
-
-    Args:
-        model: the float one.
-        bits: of weights and of every tensor.
-        first_last_bits: of the weights of first and last layer; None: the same.
-    """
+def n_bits(model: keras.Model, bits: int) -> keras.Model:
+    """The model by the experimental scheme: weights and every tensor of so many bits."""
     scheme = default_n_bit.default_n_bit_quantize_scheme.DefaultNBitQuantizeScheme(
         num_bits_weight=bits, num_bits_activation=bits
     )
-    linear = (keras.layers.Conv2D, keras.layers.Dense)
-    ends = [layer.name for layer in model.layers if isinstance(layer, linear)]
-    ends = [ends[0], ends[-1]] if first_last_bits else []
-
-    def annotate(layer: keras.layers.Layer) -> keras.layers.Layer:
-        config = None
-        if layer.name in ends:
-            kind = (
-                _CONFIGS.DefaultNBitConvQuantizeConfig
-                if isinstance(layer, keras.layers.Conv2D)
-                else _CONFIGS.DefaultNBitQuantizeConfig
-            )
-            config = kind(
-                ["kernel"], ["activation"], False,
-                num_bits_weight=first_last_bits, num_bits_activation=bits,
-            )
-        return tfmot.quantization.keras.quantize_annotate_layer(layer, config)
-
-    annotated = keras.models.clone_model(
-        model,
-        clone_function=lambda layer: layer
-        if isinstance(layer, keras.layers.InputLayer)
-        else annotate(type(layer).from_config(layer.get_config())),
-    )
-    annotated.set_weights(model.get_weights())
+    annotated = tfmot.quantization.keras.quantize_annotate_model(model)
     with tfmot.quantization.keras.quantize_scope():
         return tfmot.quantization.keras.quantize_apply(annotated, scheme)

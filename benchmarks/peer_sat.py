@@ -1,0 +1,2 @@
+def run(start, work, bits, seed, overrides):
+    raise NotImplementedError
