@@ -134,7 +134,7 @@ _MOBILE = "everything; streams and what convolutions read of them at 8 bits"
 _QKERAS_BEST: Mapping[int, tuple[tuple[str, ...], dict[str, Any]]] = {
     4: ((), {"peak_learning_rate": 0.1}),
     3: ((), {"peak_learning_rate": 0.1}),
-    2: (("--ternary",), {"peak_learning_rate": 0.3}),
+    2: (("--ternary",), {"peak_learning_rate": 0.1}),
 }
 METHODS: dict[str, Method] = {
     "float": Method(run=_float, bits=(32,), quantizes="nothing; 1000 steps"),
@@ -143,8 +143,8 @@ METHODS: dict[str, Method] = {
     ),
     "TFMOT n-bit": Method(run=_tfmot(peer_tfmot.n_bits), quantizes="everything, at the same bits"),
     "QKeras": Method(run=_qkeras(), quantizes=_RECTIFIED),
-    "QKeras, distilled": Method(run=_qkeras(distillation=0.5), quantizes=_RECTIFIED),
-    "sat-tf, not distilled": Method(
+    "QKeras; distilled": Method(run=_qkeras(distillation=0.5), quantizes=_RECTIFIED),
+    "sat-tf; not distilled": Method(
         run=_sat("recipes.distillation=null"), quantizes=_MOBILE
     ),
     "sat-tf": Method(run=_sat(), quantizes=_MOBILE),
