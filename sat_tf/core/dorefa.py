@@ -54,7 +54,7 @@ def clamp_weights(
 
 def quantize_weights(
     kernel: tf.Tensor,
-    num_bits: int,
+    num_bits: grids.Bits,
     grid: str = "auto",
     detach_max: bool = False,
     *,
@@ -72,7 +72,7 @@ def quantize_weights(
 
     Args:
         kernel: latent weights, any shape; float32, float16 or bfloat16.
-        num_bits: 1 to 8.
+        num_bits: 1 to 8; see `grid.Bits`.
         grid: a name of `grid.GRIDS`, or "auto".
         detach_max: see `clamp_weights`.
         range_axes: see `clamp_weights`.
@@ -86,16 +86,14 @@ def quantize_weights(
     >>> print(quantize_weights(tf.constant([-2.0, -0.1, 0.1, 2.0]), 2).numpy())
     [-1.         -0.33333334  0.33333334  1.        ]
     """
-    row = grids.find_grid(grid, num_bits)
+    half = grids.divisor(num_bits, grid) / 2.0
     kernel = tf.convert_to_tensor(kernel)
-
-    half = row.divisor(num_bits) / 2.0
 
     @tf.custom_gradient
     def quantize(latent: tf.Tensor) -> tuple[tf.Tensor, _Gradient]:
         squash = _Squash(latent, range_axes)
         # Subtracting first is exact, so that opposite codes are opposite numbers.
-        quantized = (_units(squash, row, num_bits) - half) * (1.0 / half)
+        quantized = (_units(squash, num_bits, grid) - half) * (1.0 / half)
         return quantized, functools.partial(squash.gradient, detach_max)
 
     return tf.cast(quantize(tf.cast(kernel, tf.float32)), kernel.dtype)
@@ -130,10 +128,93 @@ def weight_codes(
     [-3, -1, 1, 3]
     """
     row = grids.find_grid(grid, num_bits)
-    units = _units(_Squash(tf.cast(kernel, tf.float32), range_axes), row, num_bits)
+    units = weight_units(kernel, num_bits, grid, range_axes=range_axes)
     units = tf.debugging.check_numerics(units, "weight_codes: NaN has no integer code")
     units = tf.cast(units, tf.int32)
     return row.codes_per_unit * units - row.code_offset(num_bits)
+
+
+def weight_units(
+    kernel: tf.Tensor,
+    num_bits: int,
+    grid: str = "auto",
+    *,
+    range_axes: tuple[int, ...] = (),
+) -> tf.Tensor:
+    """The integers n = 0..top of the quantized weights: Q = 2 n / d - 1.
+
+    Args:
+        kernel: latent weights, any shape.
+        num_bits: 1 to 8.
+        grid: a name of `grid.GRIDS`, or "auto".
+        range_axes: see `clamp_weights`.
+
+    Returns:
+        float32, shaped like `kernel`; NaN where a weight is.
+
+    Raises:
+        ValueError: as in `quantize_weights`.
+
+    >>> weight_units(tf.constant([-2.0, -0.1, 0.1, 2.0]), 2).numpy().tolist()
+    [0.0, 1.0, 2.0, 3.0]
+    """
+    return _units(_Squash(tf.cast(kernel, tf.float32), range_axes), num_bits, grid)
+
+
+def held_weights(
+    kernel: tf.Tensor,
+    units: tf.Tensor,
+    held: tf.Tensor,
+    num_bits: int,
+    grid: str = "auto",
+    *,
+    range_axes: tuple[int, ...] = (),
+) -> tf.Tensor:
+    """Latent weights of which some stay at given codes, whatever the others do.
+
+    A held weight becomes W = atanh(m (2 u - 1)), where m = max |tanh| over the weights of its range
+    that are not held, and u is the middle of the part of the unit interval that rounds to its n. It
+    is therefore never the largest of its range, its clamped value is 2 u - 1 wherever m moves, and
+    so it is quantized to n, far from any tie. The other weights stay what they are.
+
+    Where a range has no weight above zero that is not held, its held weights stay as they are too.
+
+    Args:
+        kernel: latent weights, float32, any shape.
+        units: n = 0..top for each of them, any number type; see `weight_units`.
+        held: which of them to hold, boolean.
+        num_bits: 1 to 8.
+        grid: a name of `grid.GRIDS`, or "auto".
+        range_axes: see `clamp_weights`.
+
+    Returns:
+        Latent weights, shaped like `kernel`.
+
+    >>> kernel = tf.constant([1.0, 0.1, -0.5])
+    >>> held = held_weights(kernel, tf.constant([3, 3, 0]), tf.constant([False, True, False]), 2)
+    >>> weight_units(held, 2).numpy().tolist()
+    [3.0, 3.0, 1.0]
+    """
+    row = grids.find_grid(grid, num_bits)
+    divisor, top = float(row.divisor(num_bits)), float(row.top(num_bits))
+    units = tf.cast(units, tf.float32)
+    below = 0.5 if row.rounding is grids.round_half_up else 0.0
+    lowest = tf.maximum(units - below, 0.0)
+    highest = tf.where(units < top, units + (1.0 - below), divisor)
+    middle = (lowest + highest) / divisor - 1.0
+    free = _Squash(tf.where(held, 0.0, kernel), range_axes)
+    there_is_one = tf.reduce_any(free.values != 0.0, free.reduced, keepdims=True)
+    return tf.where(held & there_is_one, tf.atanh(free.maximum * middle), kernel)
+
+
+def largest_weights(kernel: tf.Tensor, *, range_axes: tuple[int, ...] = ()) -> tf.Tensor:
+    """Which latent weights are the largest of their range in magnitude, a boolean for each.
+
+    >>> largest_weights(tf.constant([0.5, -2.0, 1.0])).numpy().tolist()
+    [False, True, False]
+    """
+    squash = _Squash(kernel, range_axes)
+    return tf.abs(squash.values) >= squash.maximum
 
 
 class _Squash:
@@ -144,8 +225,8 @@ class _Squash:
 
     def __init__(self, latent: tf.Tensor, range_axes: tuple[int, ...]) -> None:
         rank = latent.shape.rank
-        self._reduced = sorted(set(range(rank)) - {axis % rank for axis in range_axes})
-        self._one_range = len(self._reduced) == rank
+        self.reduced = sorted(set(range(rank)) - {axis % rank for axis in range_axes})
+        self._one_range = len(self.reduced) == rank
         self.values = tf.tanh(latent)
         largest = self._largest()
         self.maximum = tf.where(largest >= _SMALLEST_MAXIMUM, largest, 1.0)
@@ -153,8 +234,8 @@ class _Squash:
     def _largest(self) -> tf.Tensor:
         def of(values: tf.Tensor) -> tf.Tensor:
             # Without |t| in memory.
-            highest = tf.reduce_max(values, axis=self._reduced, keepdims=True)
-            lowest = tf.reduce_min(values, axis=self._reduced, keepdims=True)
+            highest = tf.reduce_max(values, axis=self.reduced, keepdims=True)
+            lowest = tf.reduce_min(values, axis=self.reduced, keepdims=True)
             return tf.maximum(highest, -lowest)
 
         if compiles_with_xla():  # its maximum of NaN may be a number
@@ -191,23 +272,24 @@ class _Squash:
 
         def without_nan() -> tf.Tensor:
             products = tf.where(tf.math.is_nan(self.values), 0.0, a * b)
-            return tf.reduce_sum(products, self._reduced, keepdims=True)
+            return tf.reduce_sum(products, self.reduced, keepdims=True)
 
         if not self._one_range or compiles_with_xla():
             return without_nan()
-        total = tf.reshape(one_pass.dot(a, b), [1] * len(self._reduced))
+        total = tf.reshape(one_pass.dot(a, b), [1] * len(self.reduced))
         return tf.cond(tf.reduce_any(tf.math.is_nan(total)), without_nan, lambda: total)
 
 
-def _units(squash: _Squash, row: grids.Grid, num_bits: int) -> tf.Tensor:
+def _units(squash: _Squash, num_bits: grids.Bits, grid: str) -> tf.Tensor:
     """Integers n = 0..top, as float32, of clamped weights."""
-    half = row.divisor(num_bits) / 2.0
+    half, top = grids.divisor(num_bits, grid) / 2.0, grids.levels(num_bits, grid)
+    rounding = grids.rounding(num_bits, grid)
     position = squash.values * (half / squash.maximum) + half
-    top = row.top(num_bits)
-    if row.rounding is grids.round_half_up and num_bits >= 2 and not compiles_with_xla():
+    fixed = not tf.is_tensor(num_bits)
+    if fixed and rounding is grids.round_half_up and num_bits >= 2 and not compiles_with_xla():
         # On a range as long as it has steps the FakeQuant kernel's step is exactly 1: it clips and
         # rounds to integers in one pass over memory.
         return tf.quantization.fake_quant_with_min_max_vars(
             position, 0.0, float(top), num_bits, narrow_range=top == 2**num_bits - 2
         )
-    return tf.clip_by_value(row.rounding(position), 0.0, float(top))
+    return tf.clip_by_value(rounding(position), 0.0, float(top) if fixed else top)

@@ -16,10 +16,15 @@ their stored integer (their *code*) is the smallest integer multiple that repres
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
 from sat_tf.messages import did_you_mean
+
+# A number of bits; or an integer scalar tensor of it, so that it can change while a graph stays.
+# Tensors are not checked: their value is known too late.
+Bits = int | tf.Tensor
 
 
 def round_half_up(x: tf.Tensor) -> tf.Tensor:
@@ -137,23 +142,50 @@ def find_grid(grid: str, num_bits: int) -> Grid:
     return row
 
 
-def levels(num_bits: int, grid: str = "dorefa") -> int:
+def levels(num_bits: Bits, grid: str = "dorefa") -> Any:
     """Number of steps a of a grid: a = 2^b - 1 (DoReFa), 2^b - 2 (narrow).
 
     Args:
-        num_bits: bits b, 1 to 8.
+        num_bits: bits b, 1 to 8; see `Bits`.
         grid: "dorefa", "narrow", "rounded", "modified", or "auto" (see `find_grid`).
 
     Returns:
-        The number of steps between the lowest and the highest value of the grid.
+        The number of steps between the lowest and the highest value of the grid: an integer, or a
+        float32 scalar where the bits are a tensor.
 
     Raises:
         ValueError: bits out of range, unknown grid, or a grid without a step at these bits.
 
     >>> levels(4), levels(4, "narrow"), levels(8, "auto")
     (15, 14, 254)
+    >>> float(levels(tf.constant(4)))
+    15.0
     """
-    return find_grid(grid, num_bits).top(num_bits)
+    return _look_up(num_bits, grid, lambda row, bits: row.top(bits))
+
+
+def divisor(num_bits: Bits, grid: str = "dorefa") -> Any:
+    """Number of steps in the unit interval, from bits and grid as in `levels`.
+
+    >>> divisor(2, "rounded"), levels(2, "rounded")
+    (4, 3)
+    """
+    return _look_up(num_bits, grid, lambda row, bits: row.divisor(bits))
+
+
+def rounding(num_bits: Bits, grid: str = "dorefa") -> Callable[[tf.Tensor], tf.Tensor]:
+    """How a grid rounds, from bits and grid as in `levels`."""
+    return find_grid(grid, 8 if tf.is_tensor(num_bits) else num_bits).rounding
+
+
+def _look_up(num_bits: Bits, grid: str, number: Callable[[Grid, int], int]) -> Any:
+    if not tf.is_tensor(num_bits):
+        return number(find_grid(grid, num_bits), num_bits)
+    fewest = 1 if grid == "auto" else find_grid(grid, 8).fewest_bits
+    # From a table, because powers of tensors are not exact everywhere.
+    table = [max(bits, fewest) for bits in range(9)]
+    numbers = [float(number(find_grid(grid, bits), bits)) for bits in table]
+    return tf.gather(tf.constant(numbers), num_bits)
 
 
 def check_bits(num_bits: int) -> None:

@@ -1,6 +1,7 @@
 """Activations with a trainable clipping level: PACT, and its calibrated gradient (Eq. 9 to 13)."""
 
 from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
@@ -21,7 +22,7 @@ _JUST_ABOVE_ZERO = 2.0**-126
 def quantize_activation(
     x: tf.Tensor,
     clipping_level: tf.Tensor,
-    num_bits: int,
+    num_bits: grids.Bits,
     gradient: str = "calibrated",
 ) -> tf.Tensor:
     """Rectifies, clips and quantizes an activation (Eq. 9 to 13): CG-PACT.
@@ -39,7 +40,7 @@ def quantize_activation(
     Args:
         x: pre-activations, any shape; float32, float16 or bfloat16.
         clipping_level: α > 0, a scalar tensor or variable.
-        num_bits: bits b of the codes n = 0..2^b - 1; 1 to 8.
+        num_bits: bits b of the codes n = 0..2^b - 1; 1 to 8; see `grid.Bits`.
         gradient: "calibrated" or "pact".
 
     Returns:
@@ -56,7 +57,7 @@ def quantize_activation(
 
     @tf.custom_gradient
     def quantize(x: tf.Tensor, alpha: tf.Tensor) -> tuple[tf.Tensor, _Gradient]:
-        if num_bits == 1 or compiles_with_xla():
+        if tf.is_tensor(num_bits) or num_bits == 1 or compiles_with_xla():
             quantized = round_on_range(x, alpha, steps)
         else:
             quantized = tf.quantization.fake_quant_with_min_max_vars(x, 0.0, alpha, num_bits)
@@ -76,7 +77,7 @@ def quantize_activation(
 def quantize_stream(
     x: tf.Tensor,
     clipping_level: tf.Tensor,
-    num_bits: int,
+    num_bits: grids.Bits,
     gradient: str = "calibrated",
 ) -> tf.Tensor:
     """Clips and quantizes a tensor that can be negative, on the narrow grid that holds zero.
@@ -91,7 +92,8 @@ def quantize_stream(
     Args:
         x: any shape; float32, float16 or bfloat16.
         clipping_level: r > 0, a scalar tensor or variable; the range is [-r, r].
-        num_bits: bits b of the codes n = -(2^(b-1) - 1)..2^(b-1) - 1; 2 to 8.
+        num_bits: bits b of the codes n = -(2^(b-1) - 1)..2^(b-1) - 1; 2 to 8; see
+            `grid.Bits`.
         gradient: "calibrated" or "pact".
 
     Returns:
@@ -108,7 +110,7 @@ def quantize_stream(
 
     @tf.custom_gradient
     def quantize(x: tf.Tensor, limit: tf.Tensor) -> tuple[tf.Tensor, _Gradient]:
-        if compiles_with_xla():
+        if tf.is_tensor(num_bits) or compiles_with_xla():
             quantized = round_on_range(x, limit, steps, signed=True)
         else:
             quantized = tf.quantization.fake_quant_with_min_max_vars(
@@ -127,12 +129,13 @@ def quantize_stream(
 
 
 def round_on_range(
-    x: tf.Tensor, clipping_level: tf.Tensor, steps: int, signed: bool = False
+    x: tf.Tensor, clipping_level: tf.Tensor, steps: Any, signed: bool = False
 ) -> tf.Tensor:
     """The forward arithmetic from elementary operations: what the FakeQuant kernel computes.
 
-    It serves 1 bit, which the kernel does not know, and XLA, whose own FakeQuant turns NaN into a
-    number and 0 into nearly 0; and it pins the kernel's bits in the tests.
+    It serves bits in a tensor and 1 bit, which the kernel does not take, and XLA, whose own
+    FakeQuant turns NaN into a number and 0 into nearly 0; and it pins the kernel's bits in the
+    tests.
 
     Forward: step · round_half_up((clip(x) - low) / step - zero), with step = range / steps,
     zero = 0 (half of the steps where `signed`) and low = -zero · step. It has no gradient.
@@ -140,17 +143,17 @@ def round_on_range(
     Args:
         x: float32, any shape.
         clipping_level: upper end of the range, a float32 scalar.
-        steps: number of steps between the ends; even where `signed`.
+        steps: number of steps between the ends, a number or a float32 scalar; even where `signed`.
         signed: the range is [-clipping_level, clipping_level] instead of [0, clipping_level].
 
     Returns:
         A tensor like `x`.
     """
-    zero = steps // 2 if signed else 0
-    step = (clipping_level + clipping_level if signed else clipping_level) / float(steps)
-    low, high = -step * float(zero), step * float(steps - zero)
+    zero = steps / 2 if signed else 0.0
+    step = (clipping_level + clipping_level if signed else clipping_level) / steps
+    low, high = -step * zero, step * (steps - zero)
     above_low = tf.maximum(tf.minimum(x, high), low) - low
-    return grids.round_half_up(above_low / step - float(zero)) * step
+    return grids.round_half_up(above_low / step - zero) * step
 
 
 def _in_float32(

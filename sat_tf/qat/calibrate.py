@@ -73,15 +73,45 @@ def calibrate(
     network = quantized_network(model, when="first")
     images = _gather(dataset, num_images, network)
     _check_range(images, network)
-    batches = [images[i : i + _BATCH_SIZE] for i in range(0, len(images), _BATCH_SIZE)]
-    if len(batches) > 1 and len(batches[-1]) < _BATCH_SIZE // 2:
-        batches[-2:] = [np.concatenate(batches[-2:])]
+    batches = _in_batches(images)
     if clipping_levels:
         _set_clipping_levels(network, batches, batch_normalization)
     if batch_normalization:
         _estimate_statistics(network, batches)
     _observe_ranges(network, batches)
     return model
+
+
+def estimate_statistics(
+    model: keras.Model, dataset: Any, *, num_images: int = 512
+) -> keras.Model:
+    """Re-estimates the moving statistics of BatchNormalization, as `calibrate` does.
+
+    They become the mean over batches of the weights as they are, and forget the weights of earlier
+    steps that moving averages still hold.
+
+    Args:
+        model: a float model, or one quantized by sat-tf; it is changed in place.
+        dataset: as in `calibrate`.
+        num_images: how many to use at most; 64 and more give usable statistics.
+
+    Returns:
+        The model itself.
+
+    Raises:
+        ValueError: the model is no graph of single calls, or the images do not fit its input.
+    """
+    network = Network(model)
+    network.refuse_problems()
+    _estimate_statistics(network, _in_batches(_gather(dataset, num_images, network)))
+    return model
+
+
+def _in_batches(images: np.ndarray) -> list[np.ndarray]:
+    batches = [images[i : i + _BATCH_SIZE] for i in range(0, len(images), _BATCH_SIZE)]
+    if len(batches) > 1 and len(batches[-1]) < _BATCH_SIZE // 2:
+        batches[-2:] = [np.concatenate(batches[-2:])]
+    return batches
 
 
 def _gather(dataset: Any, num_images: int, network: Network) -> np.ndarray:

@@ -13,6 +13,8 @@ from sat_tf.core import dorefa, pact, rescale
 _register = keras.utils.register_keras_serializable(package="sat_tf")
 
 SMALLEST_CLIPPING_LEVEL = 1e-3
+# Among the variables a quantizer is called with, where its layer has a floor under its bits.
+BIT_FLOOR = "bit_floor"
 
 
 @_register
@@ -114,8 +116,9 @@ class DorefaQuantizer(SatQuantizer):
         if self.num_bits is None:
             values = self.clamp(inputs)
         else:
+            bits = _at_least(self.num_bits, weights)
             values = dorefa.quantize_weights(
-                inputs, self.num_bits, self.grid, self.detach_max, range_axes=self.range_axes
+                inputs, bits, self.grid, self.detach_max, range_axes=self.range_axes
             )
         if self.rescale is None:
             return values
@@ -203,8 +206,8 @@ class PactQuantizer(_ClippingQuantizer):
     ) -> tf.Tensor:
         """The quantized tensor, in the type of `inputs`."""
         del training, kwargs
-        level = weights["clipping_level"]
-        return pact.quantize_activation(inputs, level, self.num_bits, self.gradient)
+        level, bits = weights["clipping_level"], _at_least(self.num_bits, weights)
+        return pact.quantize_activation(inputs, level, bits, self.gradient)
 
     def float_twin(self, inputs: tf.Tensor) -> tf.Tensor:
         """What it would be without rounding and with no clipping but the rectifier's own."""
@@ -225,8 +228,8 @@ class StreamQuantizer(_ClippingQuantizer):
     ) -> tf.Tensor:
         """The quantized tensor, in the type of `inputs`."""
         del training, kwargs
-        level = weights["clipping_level"]
-        return pact.quantize_stream(inputs, level, self.num_bits, self.gradient)
+        level, bits = weights["clipping_level"], _at_least(self.num_bits, weights)
+        return pact.quantize_stream(inputs, level, bits, self.gradient)
 
     def float_twin(self, inputs: tf.Tensor) -> tf.Tensor:
         """What it would be without clipping and rounding: its input."""
@@ -328,6 +331,14 @@ class RangeObserver(SatQuantizer):
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
         return {"momentum": self.momentum}
+
+
+def _at_least(num_bits: int, weights: dict[str, Any]) -> Any:
+    """The bits of a quantizer; a tensor where there is a floor that comes down in training."""
+    floor = weights.get(BIT_FLOOR)
+    if floor is None or num_bits == 8:  # nothing is above
+        return num_bits
+    return tf.maximum(tf.convert_to_tensor(floor), num_bits)
 
 
 def _add_scalar(

@@ -11,6 +11,7 @@ import tf_keras as keras
 
 from sat_tf.qat import registry
 from sat_tf.qat.configs import PlacedConfig
+from sat_tf.qat.quantizers import BIT_FLOOR
 
 
 @keras.utils.register_keras_serializable(package="sat_tf")
@@ -39,6 +40,7 @@ class QuantizedLayer(keras.layers.Wrapper):
         self.quantize_config = quantize_config
         # Past Keras' own __setattr__, which would track it, and then could not be copied.
         object.__setattr__(self, "_one_call_at_a_time", threading.RLock())
+        object.__setattr__(self, "_bit_floor", None)
 
     def build(self, input_shape: Any) -> None:
         """Makes the variables of the layer, where it has none yet, and of the quantizers."""
@@ -69,7 +71,7 @@ class QuantizedLayer(keras.layers.Wrapper):
             quantizer = self.quantize_config.output
             if quantizer is None:
                 return tensor
-            return quantizer(tensor, observes, weights=self.output_variables)
+            return quantizer(tensor, observes, weights=self._with_floor(self.output_variables))
 
         return self._run(inputs, training, quantize)
 
@@ -89,17 +91,36 @@ class QuantizedLayer(keras.layers.Wrapper):
         with self._one_call_at_a_time:
             pairs = self.quantize_config.get_weights_and_quantizers(self.layer)
         for kernel, quantizer in pairs:
-            return quantizer(tf.convert_to_tensor(kernel), training, weights=self.kernel_variables)
+            variables = self._with_floor(self.kernel_variables)
+            return quantizer(tf.convert_to_tensor(kernel), training, weights=variables)
         return None
+
+    def keep_bits_above(self, floor: tf.Variable | None) -> None:
+        """Quantizes kernel and output to no fewer bits than a variable says, from the next call on.
+
+        The floor is no weight of the layer: copies of it and saved models know nothing of it.
+
+        Args:
+            floor: an int64 scalar, 1 to 8; 0 or None where the layer has its own bits.
+        """
+        object.__setattr__(self, "_bit_floor", floor)
+
+    def _with_floor(self, variables: dict[str, tf.Variable]) -> dict[str, tf.Variable]:
+        return {**variables, BIT_FLOOR: self._bit_floor}
 
     def _run(self, inputs: Any, training: Any, quantize: Callable[[Any], Any]) -> Any:
         if self.quantize_config.replaces(self.layer):
             return quantize(inputs)
         takes_training = "training" in inspect.signature(self.layer.call).parameters
+        arguments = {"training": training} if takes_training else {}
+        if self.quantize_config.weights is None and not hasattr(self.layer, "activation"):
+            # Nothing to stand in for, and no turns: synchronized BatchNormalization waits in here
+            # for the thread of another replica.
+            return quantize(self.layer(inputs, **arguments))
         with self._one_call_at_a_time:
             follows = bool(self.quantize_config.get_output_quantizers(self.layer))
             with self._stand_ins(training, quantize):
-                outputs = self.layer(inputs, **({"training": training} if takes_training else {}))
+                outputs = self.layer(inputs, **arguments)
         return quantize(outputs) if follows else outputs
 
     @contextlib.contextmanager

@@ -10,6 +10,7 @@ from sat_tf.messages import did_you_mean
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.data_config import DataConfig
 from sat_tf.training.model_config import ModelConfig
+from sat_tf.training.recipe_config import RecipesConfig
 from sat_tf.training.section import Section
 from sat_tf.training.stage_config import StagesConfig
 from sat_tf.training.training_config import TrainingConfig
@@ -108,6 +109,7 @@ class Config(Section):
     calibration: CalibrationConfig = Field(default=CalibrationConfig(), description="a mapping")
     export: ExportConfig = Field(default=ExportConfig(), description="a mapping")
     training: TrainingConfig = Field(default=TrainingConfig(), description="a mapping")
+    recipes: RecipesConfig = Field(default=RecipesConfig(), description="a mapping")
     distribution: Literal["auto", "none", "mirrored", "multi_worker", "tpu"] = Field(
         default="auto", description="one of auto, none, mirrored, multi_worker, tpu"
     )

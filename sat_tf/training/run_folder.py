@@ -13,6 +13,7 @@ from sat_tf.wholefile import written_whole
 CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"
 METRICS = "metrics.csv"
+OSCILLATIONS = "oscillations.csv"
 CURVES = "curves.png"
 FLOAT_MODEL = "float.keras"
 QUANTIZED_MODEL = "quantized.keras"
@@ -28,6 +29,7 @@ FILES = (
     CONFIG,
     ENVIRONMENT,
     METRICS,
+    OSCILLATIONS,
     CURVES,
     FLOAT_MODEL,
     QUANTIZED_MODEL,

@@ -17,6 +17,7 @@ from sat_tf.training.interruption import Interruption
 from sat_tf.training.keeper import Keeper
 from sat_tf.training.learner import Learner
 from sat_tf.training.progress import ProgressBar
+from sat_tf.training.recipes import stage_recipes, stage_teacher
 from sat_tf.training.recorder import Recorder, StopWhenNotFinite
 from sat_tf.training.run_folder import CHECKPOINTS, RunFolder
 from sat_tf.training.schedule import WarmupCosine
@@ -113,7 +114,20 @@ def train_stage(
             and run.strategy.num_replicas_in_sync > 1,
         )
         trained.set_weights(weights)
-        learner = Learner(view(trained), batch_size=stage.batch_size)
+        recipes = stage_recipes(
+            run.config.recipes,
+            name,
+            trained,
+            total_steps=stage.total_steps(steps_per_epoch),
+            teacher=stage_teacher(run.config, name, run.source, run.folder),
+            folder=run.folder if run.writes else None,
+        )
+        learner = Learner(
+            view(trained),
+            batch_size=stage.batch_size,
+            image_loss=recipes.image_loss,
+            after_step=recipes.after_step,
+        )
         optimizer = make_optimizer(stage, steps_per_epoch, precision=precision)
         learner.compile(optimizer=optimizer, jit_compile=config.jit_compile)
         learner.optimizer.build(learner.student.trainable_variables)
@@ -123,12 +137,18 @@ def train_stage(
             keep=config.keep_checkpoints,
             writes=run.writes,
         )
-    _fit(run, name, learner, checkpoints, steps_per_epoch)
+    _fit(run, name, learner, checkpoints, steps_per_epoch, recipes.callbacks)
+    recipes.finish()
     return training_copy(trained)
 
 
 def _fit(
-    run: Run, name: str, learner: Learner, checkpoints: Checkpoints, steps_per_epoch: int
+    run: Run,
+    name: str,
+    learner: Learner,
+    checkpoints: Checkpoints,
+    steps_per_epoch: int,
+    of_recipes: Sequence[keras.callbacks.Callback],
 ) -> None:
     stage: StageConfig = getattr(run.config.stages, name)
     start = checkpoints.restore() or Position()
@@ -142,6 +162,7 @@ def _fit(
         console=run.console,
     )
     callbacks: Sequence[keras.callbacks.Callback] = [
+        *of_recipes,
         StopWhenNotFinite(name, run.source, checkpoints),
         Recorder(name, run.rows, run.folder if run.writes else None),
         progress,

@@ -30,7 +30,8 @@ def differentiated(
             tape.watch(tensors)
             value = function(*tensors)
         seed = None if upstream is None else tf.cast(upstream, value.dtype)
-        return [value, *tape.gradient(value, tensors, seed)]
+        gradients = tape.gradient(value, tensors, seed)
+        return [value, *(gradient for gradient in gradients if gradient is not None)]
 
     def run_on_arrays(inputs: Sequence[Any], upstream: Any = None) -> list[np.ndarray]:
         tensors = [tf.convert_to_tensor(value) for value in inputs]

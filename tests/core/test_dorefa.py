@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 from sat_tf.core import dorefa, one_pass
 from sat_tf.core import grid as grids
 from tests import reference
-from tests.core.execution import MODES, value_and_gradients
+from tests.core.execution import MODES, differentiated, value_and_gradients
 
 ROWS = [(name, b) for name, row in grids.GRIDS.items() for b in range(row.fewest_bits, 9)]
 FEW_ROWS = [("dorefa", 1), ("dorefa", 2), ("dorefa", 7), ("narrow", 8), ("rounded", 4)]
@@ -363,3 +363,30 @@ def test_bits_and_grids_are_checked_before_anything_is_computed():
             function([0.5], 8, "narow")
         with pytest.raises(ValueError, match="at least 2 bits"):
             function([0.5], 1, "narrow")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ["auto", *grids.GRIDS])
+def test_bits_in_a_tensor_give_what_the_same_bits_give_as_a_number(name, mode):
+    latent, upstream = _kernel((3, 3, 8, 16)), _kernel((3, 3, 8, 16), seed=1)
+    fewest = 1 if name == "auto" else grids.GRIDS[name].fewest_bits
+    floating = differentiated(lambda w, bits: dorefa.quantize_weights(w, bits, name), mode)
+    for bits in range(fewest, 9):
+        fixed = value_and_gradients(
+            lambda w, bits=bits: dorefa.quantize_weights(w, bits, name),
+            [latent],
+            upstream,
+            mode=mode,
+        )
+        value, gradient = floating([latent, np.int64(bits)], upstream)
+        assert np.array_equal(value, fixed[0])
+        assert np.array_equal(gradient, fixed[1])
+
+
+def test_units_are_what_codes_are_made_of():
+    latent = _kernel()
+    for name, bits in ROWS:
+        row = grids.GRIDS[name]
+        units = dorefa.weight_units(latent, bits, name).numpy()
+        codes = row.codes_per_unit * units - row.code_offset(bits)
+        assert np.array_equal(codes, dorefa.weight_codes(latent, bits, name))

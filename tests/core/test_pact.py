@@ -397,3 +397,28 @@ def test_bad_settings_are_refused(kind):
 def test_a_stream_needs_two_bits():
     with pytest.raises(ValueError, match="at least 2 bits"):
         pact.quantize_stream([0.5], 1.0, 1)
+
+
+@pytest.mark.parametrize("gradient", pact.GRADIENTS)
+@pytest.mark.parametrize("kind", QUANTIZERS)
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_bits_in_a_tensor_give_what_the_same_bits_give_as_a_number(kind, gradient, mode):
+    x, upstream = _draw((8, 16, 16, 8)), _draw((8, 16, 16, 8), seed=1)
+    floating = differentiated(
+        lambda x, level, bits: QUANTIZERS[kind](x, level, bits, gradient), mode
+    )
+    for bits in range(1 if kind == "activation" else 2, 9):
+        for level in (np.float32(0.7), np.float32(3.1)):
+            fixed = _run(kind, x, level, bits, gradient, upstream, mode)
+            of_tensor = floating([x, level, np.int64(bits)], upstream)
+            assert all(np.array_equal(*pair) for pair in zip(fixed, of_tensor, strict=True))
+
+
+@pytest.mark.parametrize("kind", QUANTIZERS)
+def test_bits_in_a_tensor_compile_with_xla(kind):
+    x = _draw()
+    for bits in (2, 5):
+        fixed = _run(kind, x, 3.0, bits, mode="xla")
+        floating = differentiated(lambda x, level, bits: QUANTIZERS[kind](x, level, bits), "xla")
+        of_tensor = floating([x, np.float32(3.0), np.int64(bits)])
+        np.testing.assert_allclose(of_tensor[0], fixed[0], atol=3.0 * XLA)

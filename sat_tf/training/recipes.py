@@ -1,0 +1,133 @@
+"""The recipes of one stage, put together as its learner takes them."""
+
+import dataclasses
+from collections.abc import Callable
+
+import tf_keras as keras
+
+from sat_tf.data.source import ImageSource
+from sat_tf.training.classifier_file import read_classifier, read_weights
+from sat_tf.training.config import Config
+from sat_tf.training.distillation import distilled
+from sat_tf.training.label_smoothing import smoothed_cross_entropy
+from sat_tf.training.learner import ImageLoss, cross_entropy
+from sat_tf.training.oscillation import Oscillation
+from sat_tf.training.oscillation_log import OscillationLog
+from sat_tf.training.progressive_bits import ProgressiveBits
+from sat_tf.training.recipe_config import FLOAT_STAGE, DistillationConfig, RecipesConfig
+from sat_tf.training.run_folder import FLOAT_MODEL, RunFolder
+from sat_tf.training.training_copy import training_copy
+from sat_tf.training.weight_average import AverageMeasured, WeightAverage
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StageRecipes:
+    """What the recipes of a configuration add to one stage.
+
+    Attributes:
+        image_loss: the loss of each image.
+        after_step: what happens after every step of the optimizer.
+        callbacks: what happens around epochs and measuring; to come before all others.
+        average: whose weights the stage ends with; None for those of the last step.
+    """
+
+    image_loss: ImageLoss = cross_entropy
+    after_step: tuple[Callable[[], None], ...] = ()
+    callbacks: tuple[keras.callbacks.Callback, ...] = ()
+    average: WeightAverage | None = None
+
+    def finish(self) -> None:
+        """Gives the trained model the weights that the stage ends with."""
+        if self.average is not None:
+            self.average.keep()
+
+
+def stage_recipes(
+    config: RecipesConfig,
+    stage: str,
+    model: keras.Model,
+    *,
+    total_steps: int,
+    teacher: keras.Model | None = None,
+    folder: RunFolder | None = None,
+) -> StageRecipes:
+    """Makes the recipes of one stage, under the strategy that is in scope.
+
+    Args:
+        config: of the recipes.
+        stage: its name.
+        model: the one that is trained.
+        total_steps: how many the stage has.
+        teacher: see `stage_teacher`.
+        folder: where counts go; None writes none.
+    """
+    quantized = stage == "quantized"
+    after_step: list[Callable[[], None]] = []
+    callbacks: list[keras.callbacks.Callback] = []
+    if quantized and config.progressive_bits is not None:
+        plan = config.progressive_bits
+        after_step.append(
+            ProgressiveBits(model, bits=plan.bits, shares=plan.shares, total_steps=total_steps)
+        )
+    if quantized and config.oscillation is not None:
+        oscillation = Oscillation(
+            model, total_steps=total_steps, **config.oscillation.model_dump()
+        )
+        after_step.append(oscillation)
+        callbacks.append(OscillationLog(oscillation, folder))
+    average = None
+    if config.weight_average is not None and stage in config.weight_average.stages:
+        # After the others, so that it takes in what they have made of the weights.
+        average = WeightAverage(model, decay=config.weight_average.decay)
+        after_step.append(average)
+        callbacks.append(AverageMeasured(average))
+    return StageRecipes(
+        image_loss=_image_loss(config, stage, teacher),
+        after_step=tuple(after_step),
+        callbacks=tuple(callbacks),
+        average=average,
+    )
+
+
+def _image_loss(config: RecipesConfig, stage: str, teacher: keras.Model | None) -> ImageLoss:
+    loss: ImageLoss = cross_entropy
+    if config.label_smoothing is not None and stage in config.label_smoothing.stages:
+        loss = smoothed_cross_entropy(config.label_smoothing.amount)
+    if config.distillation is not None and teacher is not None:
+        plan = config.distillation
+        loss = distilled(loss, teacher, temperature=plan.temperature, weight=plan.weight)
+    return loss
+
+
+def stage_teacher(
+    config: Config, stage: str, source: ImageSource, folder: RunFolder
+) -> keras.Model | None:
+    """The teacher of a stage, under the strategy that is in scope; None where it has none.
+
+    Args:
+        config: of the run.
+        stage: its name.
+        source: the data set, which the teacher has to fit.
+        folder: of the run, with its trained float model.
+
+    Raises:
+        RunError: the file of the teacher is missing, or holds something else.
+    """
+    plan = config.recipes.distillation
+    if plan is None or stage not in plan.stages:
+        return None
+    # A copy without regularizers, whose variables are where the student's are.
+    return training_copy(_read_teacher(plan, source, folder))
+
+
+def _read_teacher(
+    plan: DistillationConfig, source: ImageSource, folder: RunFolder
+) -> keras.Model:
+    key = "recipes.distillation.teacher"
+    fit = {"image_size": source.image_size, "num_classes": source.num_classes}
+    if plan.teacher == FLOAT_STAGE:
+        return read_classifier(folder.file(FLOAT_MODEL), key=key, **fit)
+    if plan.model is not None:
+        name, options = plan.model.name, plan.model.options
+        return read_weights(plan.teacher, name=name, options=options, key=key, **fit)
+    return read_classifier(plan.teacher, key=key, **fit)

@@ -1,0 +1,81 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import sat_tf
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.training.progressive_bits import ProgressiveBits
+from sat_tf.training.training_copy import training_copy
+from tests.training.recipes import fitted, units_of
+from tests.training.small import small_float_model, small_images
+
+LAYERS = ("stem", "depthwise", "pointwise", "classifier")
+
+
+def _model(bits=2):
+    model = sat_tf.quantize_model(small_float_model(), BitPolicy.mobile(bits))
+    return sat_tf.calibrate(model, small_images().train_images)
+
+
+def _recipe(model):
+    return ProgressiveBits(model, bits=[8, 6, 4], shares=[0.2, 0.2, 0.4], total_steps=10)
+
+
+def _images():
+    return tf.constant(small_images().test_images, tf.float32)
+
+
+def test_each_floor_lasts_for_its_share_of_the_steps():
+    recipe, floors = _recipe(training_copy(_model())), []
+    for _ in range(12):
+        floors.append(int(recipe.floor))
+        recipe()
+    assert floors == [8, 8, 6, 6, 4, 4, 4, 4, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("floor", [8, 6, 4, 0])
+def test_a_model_with_a_floor_is_the_model_of_so_many_bits(floor):
+    model = training_copy(_model())
+    recipe = _recipe(model)
+    recipe.floor.assign(floor)
+    other = sat_tf.requantize(_model(), BitPolicy.mobile(floor or 2))
+    # The same levels as with fixed bits, and the same sums.
+    assert np.array_equal(model(_images()), other(_images()))
+
+
+def test_it_ends_with_the_codes_of_the_policy(replicas):
+    start = _model()
+    with replicas.scope():
+        model = training_copy(start, synchronized=True)
+    floors = []
+    learner, losses = fitted(
+        model, _recipe, replicas, steps=10, after=lambda recipe: floors.append(int(recipe.floor))
+    )
+    assert floors == [8, 6, 6, 4, 4, 4, 4, 0, 0, 0]
+    assert np.isfinite(losses).all()
+    trained = training_copy(learner.student)
+    eight_bits = sat_tf.requantize(trained, BitPolicy.mobile(8))
+    target = sat_tf.requantize(eight_bits, BitPolicy.mobile(2))
+    for name in LAYERS:
+        assert np.array_equal(units_of(trained, name), units_of(target, name))
+    for layer in trained.layers:
+        if isinstance(layer, QuantizedLayer) and layer.quantize_config.weights is not None:
+            twin = target.get_layer(layer.name)
+            assert np.array_equal(layer.effective_kernel(), twin.effective_kernel())
+
+
+def test_a_run_that_is_restored_goes_on_at_the_same_bits(tmp_path):
+    learner, losses = fitted(training_copy(_model()), _recipe, tf.distribute.get_strategy(), steps=5)
+    path = tf.train.Checkpoint(learner=learner).save(str(tmp_path / "step"))
+    again, _ = fitted(training_copy(_model()), _recipe, tf.distribute.get_strategy(), steps=0)
+    tf.train.Checkpoint(learner=again).restore(path).assert_existing_objects_matched()
+    assert int(again.after_step[0].floor) == int(learner.after_step[0].floor) == 4
+    assert int(again.after_step[0].steps) == 5
+    assert np.array_equal(again.student(_images()), learner.student(_images()))
+
+
+def test_copies_have_no_floor():
+    model = training_copy(_model())
+    _recipe(model)
+    assert np.array_equal(training_copy(model)(_images()), _model()(_images()))
