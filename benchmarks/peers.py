@@ -123,7 +123,11 @@ def _qkeras(**recipe: Any) -> Callable[[Case], Result]:
 
 def _sat(*overrides: str) -> Callable[[Case], Result]:
     def run(case: Case) -> Result:
-        return peer_sat.run(case.start, case.work, case.bits, case.seed, overrides)
+        _, test = peer_task.read(str(case.data))
+        folder = case.work / f"sat_{case.bits}_bits_{case.seed}"
+        return peer_sat.run(
+            case.start, folder, test, bits=case.bits, seed=case.seed, overrides=overrides
+        )
 
     return run
 
