@@ -16,10 +16,11 @@ setuptools.setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=setuptools.find_packages(include=["sat_tf", "sat_tf.*"]),
-    package_data={"sat_tf": ["py.typed"]},
+    package_data={"sat_tf": ["py.typed", "paper/configs/**/*.yaml"]},
     install_requires=[
         "tensorflow>=2.21,<2.22",
         "tf_keras>=2.21,<2.22",
+        "tensorflow-datasets>=4.9,<5",
         "tensorflow-model-optimization>=0.8,<0.9",
         "ai-edge-litert>=2.3,<2.4",
         "numpy>=1.26,<3",

@@ -30,8 +30,8 @@ _MODE = flags.DEFINE_enum("mode", "train", ["train", "evaluate", "export"], "Wha
 _RESUME = flags.DEFINE_boolean(
     "resume",
     None,
-    "Go on with the run in the folder, or start anew and keep its files aside; default: go on where "
-    "there is one.",
+    "Go on with the run in the folder, or start anew and keep its files aside; default: go on "
+    "where there is one.",
 )
 _SEED = flags.DEFINE_integer("seed", None, "Wins over the seed in the configuration.")
 

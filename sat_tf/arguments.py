@@ -34,7 +34,7 @@ def call_by_name(
         arguments: what to call it with, by keyword.
 
     Raises:
-        ValueError: an unknown name or argument; lists all of them.
+        ValueError: an unknown name or argument, or one that is missing; lists all of them.
 
     Example:
         >>> call_by_name("number", {"one": lambda: 1}, "on", {})
@@ -47,7 +47,25 @@ def call_by_name(
     unknown = [f"  {_with_nearest(word, known)}" for word in arguments if word not in known]
     if unknown:
         raise ValueError("\n".join([f"{name} does not take these arguments:", *unknown]))
+    missing = [word for word in required_arguments(table[name]) if word not in arguments]
+    if missing:
+        raise ValueError(f"{name} needs {', '.join(missing)}; received no value; pass one.")
     return table[name](**arguments)
+
+
+def required_arguments(function: Callable[..., Any]) -> list[str]:
+    """Names of the arguments that have no default.
+
+    Example:
+        >>> required_arguments(lambda size, *, seed=0: None)
+        ['size']
+    """
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [
+        name
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind in kinds and parameter.default is inspect.Parameter.empty
+    ]
 
 
 def _with_nearest(word: str, known: list[str]) -> str:

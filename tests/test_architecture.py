@@ -20,10 +20,11 @@ MAY_IMPORT = {
     "data": set(),
     "analysis": {"core", "qat"},
     "training": {"qat", "models", "data", "export", "analysis"},
-    "commands": {"training", "qat", "models", "data", "export", "analysis"},
+    "paper": {"training", "qat", "models", "data"},
+    "commands": {"paper", "training", "qat", "models", "data", "export", "analysis"},
 }
 # Modules that all parts share, and those at the top that may use everything.
-SHARED = {"arguments", "messages", "progress_bar", "version", "wholefile"}
+SHARED = {"arguments", "messages", "page", "progress_bar", "version", "wholefile"}
 TOP = {"__init__", "__main__", "cli"}
 
 # All that the arithmetic needs besides Python itself.

@@ -93,7 +93,7 @@ class ActivationProbe:
             tensors[node.name] = call_in_inference(node, node.layer, inputs)
             if _clips(node):
                 # Computed a second time on paper only: TensorFlow joins equal operations.
-                before = node.layer.before_quantization(inputs[0])
+                before = node.layer.before_quantization(inputs if node.takes_list else inputs[0])
                 found[_name(node)] = _measured(node.layer, before, tensors[node.name])
         return found
 
@@ -103,16 +103,20 @@ def _name(node: Node) -> str:
 
 
 def _clips(node: Node) -> bool:
-    return isinstance(node.layer, QuantizedLayer) and isinstance(
-        node.layer.quantize_config.output, PactQuantizer | StreamQuantizer
-    )
+    return isinstance(node.layer, QuantizedLayer) and clipping_quantizer(node.layer) is not None
+
+
+def clipping_quantizer(layer: QuantizedLayer) -> PactQuantizer | StreamQuantizer | None:
+    """The quantizer of a layer's output, if it is one with a clipping level."""
+    quantizer = layer.quantize_config.output
+    return quantizer if isinstance(quantizer, PactQuantizer | StreamQuantizer) else None
 
 
 def _measured(
     layer: QuantizedLayer, before: tf.Tensor, after: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Share of `before` that is clipped, and counts of the codes of `after`."""
-    quantizer = layer.quantize_config.output
+    quantizer: Any = clipping_quantizer(layer)
     level = tf.convert_to_tensor(layer.output_variables["clipping_level"])
     steps = grids.levels(quantizer.num_bits, "narrow" if quantizer.signed else "dorefa")
     lowest = -(steps // 2) if quantizer.signed else 0

@@ -70,7 +70,7 @@ def _output_channels(node: Node) -> int:
 
 
 def _back_to_linear(network: Network, name: str) -> list[Node]:
-    """The nodes from `name` backwards to the first that mixes channels, or reads several tensors."""
+    """The nodes from `name` backwards to the first that mixes channels or reads several tensors."""
     found = [network[name]]
     while not _mixes(found[-1]) and len(found[-1].inputs) == 1:
         found.append(network[found[-1].inputs[0]])

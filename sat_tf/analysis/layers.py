@@ -1,4 +1,4 @@
-"""The layers of a quantized model in a table: bits, clipping levels, codes used, rescaling."""
+"""The table of a model's layers: bits, clipping levels, codes used, rescaling."""
 
 import dataclasses
 
@@ -6,55 +6,18 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.analysis.activations import ActivationProbe, ActivationUse
+from sat_tf.analysis.activations import ActivationProbe, ActivationUse, clipping_quantizer
+from sat_tf.analysis.layer_row import LayerRow
 from sat_tf.core import dorefa
 from sat_tf.core import grid as grids
 from sat_tf.qat import registry
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.network import Network
-from sat_tf.qat.quantizers import DorefaQuantizer, PactQuantizer, StreamQuantizer
+from sat_tf.qat.quantizers import DorefaQuantizer
 from sat_tf.qat.wrapper import QuantizedLayer
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LayerFacts:
-    """One layer; what it does not have is None.
-
-    Attributes:
-        name: of the user's layer, or of a quantizer that was put between two.
-        kind: class of the layer; "quantizer" for one that was put between two.
-        parameters: how many the layer has, clipping levels and the like left out.
-        weight_bits: bits of its kernel.
-        weight_grid: name of the grid of the kernel's codes.
-        weight_codes: how many codes that grid has.
-        weight_codes_used: how many of them occur in the kernel.
-        rescale: SAT's rescaling of the kernel, by name.
-        rescale_constant: what the kernel is multiplied by, gain included; where channels have
-            gains of their own, the mean over them.
-        activation_bits: bits of the tensor the layer makes.
-        clipping_level: of that tensor; of one that can be negative, both ways.
-        activation_codes: how many codes its grid has.
-        activation_codes_used: how many of them occurred in the images it was measured on.
-        clipped: share of its values there that were clipped at the top, or at both ends.
-    """
-
-    name: str
-    kind: str
-    parameters: int
-    weight_bits: int | None = None
-    weight_grid: str | None = None
-    weight_codes: int | None = None
-    weight_codes_used: int | None = None
-    rescale: str | None = None
-    rescale_constant: float | None = None
-    activation_bits: int | None = None
-    clipping_level: float | None = None
-    activation_codes: int | None = None
-    activation_codes_used: int | None = None
-    clipped: float | None = None
-
-
-def layer_facts(model: keras.Model, images: np.ndarray) -> list[LayerFacts]:
+def layer_rows(model: keras.Model, images: np.ndarray) -> list[LayerRow]:
     """A row for every layer with parameters or quantizers, in graph order.
 
     Args:
@@ -69,7 +32,7 @@ def layer_facts(model: keras.Model, images: np.ndarray) -> list[LayerFacts]:
     for node in Network(model):
         layer, inner = node.layer, inner_layer(node.layer)
         quantized = isinstance(layer, QuantizedLayer)
-        row = LayerFacts(
+        row = LayerRow(
             name=inner.name,
             kind="quantizer" if quantized and layer.quantize_config.inserted else _kind(inner),
             parameters=inner.count_params(),
@@ -86,7 +49,7 @@ def _kind(layer: keras.layers.Layer) -> str:
     return type(layer).__name__
 
 
-def _with_weights(row: LayerFacts, layer: QuantizedLayer) -> LayerFacts:
+def _with_weights(row: LayerRow, layer: QuantizedLayer) -> LayerRow:
     quantizer = layer.quantize_config.weights
     if not isinstance(quantizer, DorefaQuantizer):
         return row
@@ -112,11 +75,9 @@ def _with_weights(row: LayerFacts, layer: QuantizedLayer) -> LayerFacts:
     return dataclasses.replace(row, rescale=quantizer.rescale, rescale_constant=constant)
 
 
-def _with_activation(
-    row: LayerFacts, layer: QuantizedLayer, use: ActivationUse | None
-) -> LayerFacts:
-    quantizer = layer.quantize_config.output
-    if not isinstance(quantizer, PactQuantizer | StreamQuantizer) or use is None:
+def _with_activation(row: LayerRow, layer: QuantizedLayer, use: ActivationUse | None) -> LayerRow:
+    quantizer = clipping_quantizer(layer)
+    if quantizer is None or use is None:
         return row
     return dataclasses.replace(
         row,

@@ -8,7 +8,7 @@ import pathlib
 
 import numpy as np
 
-from sat_tf.data import DATA_SETS, load
+from sat_tf.data import DATA_SETS, source
 from sat_tf.data.choice import spread_evenly
 from sat_tf.data.folder import load_folder, resized
 from sat_tf.export.certificate import ImagesFrom
@@ -49,12 +49,14 @@ class Choice:
         dataset: a name of `DATA_SETS`.
         num_images: how many at most, spread evenly; None takes the usual number.
         usual: of a folder or a data set; None takes all.
+        data_dir: where the data set is, for those that are not made here.
     """
 
     images: str | None = None
     dataset: str | None = None
     num_images: int | None = None
     usual: int | None = USUAL_IMAGES
+    data_dir: str | None = None
 
     @property
     def is_given(self) -> bool:
@@ -77,6 +79,14 @@ class Choice:
             raise RunError(
                 f"--dataset: received {self.dataset!r}, expected the name of a data set. "
                 f"{did_you_mean(self.dataset, DATA_SETS)}"
+            )
+        takes = (
+            () if self.dataset is None else inspect.signature(DATA_SETS[self.dataset]).parameters
+        )
+        if self.data_dir is not None and "data_dir" not in takes:
+            raise RunError(
+                f"--data_dir: received {self.data_dir!r} for {self.dataset or 'no data set'}, "
+                "expected it with a --dataset that is not made here; leave it out."
             )
 
     def load(self, shape: tuple[int, ...], num_classes: int) -> Pixels:
@@ -124,18 +134,20 @@ class Choice:
 
     def _of_dataset(self, name: str, shape: tuple[int, ...], num_classes: int) -> Pixels:
         known = inspect.signature(DATA_SETS[name]).parameters
+        place = {} if self.data_dir is None else {"data_dir": self.data_dir}
         options = {"image_size": shape[0] if shape else 0, "num_classes": num_classes}
         try:
-            found = load(name, **{key: value for key, value in options.items() if key in known})
+            found = source(
+                name, **place, **{key: value for key, value in options.items() if key in known}
+            )
         except ValueError:  # of another size than the set is made in: it is resized
-            found = load(name)
-        chosen = spread_evenly(len(found.test_labels), self.num_images or self.usual)
-        images = resized(found.test_images[chosen], shape)
-        return Pixels(images, found.test_labels[chosen], ImagesFrom(f"held-out images of {name}"))
+            found = source(name, **place)
+        images, labels = found.held_out_sample(self.num_images or self.usual or found.num_test)
+        return Pixels(resized(images, shape), labels, ImagesFrom(f"held-out images of {name}"))
 
 
 def add_image_arguments(parser: argparse.ArgumentParser, *, default: str, usual: str) -> None:
-    """Adds --images, --dataset and --num_images.
+    """Adds --images, --dataset, --data_dir and --num_images.
 
     Args:
         parser: of the command.
@@ -149,7 +161,10 @@ def add_image_arguments(parser: argparse.ArgumentParser, *, default: str, usual:
         f"the input; or uint8 images (n, rows, columns, channels) as .npy; default: {default}",
     )
     parser.add_argument(
-        "--dataset", metavar="NAME", help=f"held-out images of {' or '.join(DATA_SETS)}"
+        "--dataset", metavar="NAME", help=f"held-out images of {', '.join(DATA_SETS)}"
+    )
+    parser.add_argument(
+        "--data_dir", metavar="DIR", help="where that data set is: for folder, tfds and tfrecords"
     )
     parser.add_argument(
         "--num_images",
@@ -160,8 +175,13 @@ def add_image_arguments(parser: argparse.ArgumentParser, *, default: str, usual:
 
 
 def choice_of(arguments: argparse.Namespace) -> Choice:
-    """What --images, --dataset and --num_images say."""
-    return Choice(arguments.images, arguments.dataset, arguments.num_images)
+    """What --images, --dataset, --data_dir and --num_images say."""
+    return Choice(
+        arguments.images,
+        arguments.dataset,
+        arguments.num_images,
+        data_dir=arguments.data_dir,
+    )
 
 
 def read_array(path: str) -> np.ndarray:

@@ -47,10 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
         action=argparse.BooleanOptionalAction,
-        help="go on with the run in the folder, or start anew and keep its files aside; default: go "
-        "on where there is one",
+        help="go on with the run in the folder, or start anew and keep its files aside; default: "
+        "go on where there is one",
     )
-    parser.add_argument("--seed", type=_seed, help="wins over the seed in the config")
+    parser.add_argument("--seed", type=seed, help="wins over the seed in the config")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:
@@ -124,10 +124,11 @@ def train(
         return True
     console.print(results.table(config.name))
     console.print(f"Run folder: {folder.path}", highlight=False, soft_wrap=True)
-    return results.codes_differing == 0
+    return not results.codes_differing
 
 
-def _seed(text: str) -> int:
+def seed(text: str) -> int:
+    """A seed on the command line; raises `argparse.ArgumentTypeError` for what is none."""
     if text.isdecimal() and int(text) < SEED_LIMIT:
         return int(text)
     raise argparse.ArgumentTypeError(f"{text!r}: expected an integer in [0, {SEED_LIMIT})")

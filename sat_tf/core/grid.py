@@ -16,7 +16,7 @@ their stored integer (their *code*) is the smallest integer multiple that repres
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -24,7 +24,7 @@ from sat_tf.messages import did_you_mean
 
 # A number of bits; or an integer scalar tensor of it, so that it can change while a graph stays.
 # Tensors are not checked: their value is known too late.
-Bits = int | tf.Tensor
+Bits: TypeAlias = int | tf.Tensor
 
 
 def round_half_up(x: tf.Tensor) -> tf.Tensor:

@@ -136,17 +136,7 @@ def in_pieces(spans: tf.data.Dataset, *, batch_size: int, share: Share) -> tf.da
     sizes = [size for _, size in share.pieces(batch_size)]
     if len(sizes) == 1:
         return spans
-    if len(set(sizes)) == 1:
-        return spans.unbatch().batch(sizes[0], drop_remainder=True)
-    begins = [sum(sizes[:number]) for number in range(len(sizes))]
-    table = tf.data.Dataset.from_tensor_slices((begins, sizes))
-
-    def pieces(*tensors: tf.Tensor) -> tf.data.Dataset:
-        return table.map(
-            lambda begin, size: tuple(tensor[begin : begin + size] for tensor in tensors)
-        )
-
-    return spans.flat_map(pieces)
+    return spans.rebatch(sizes[0] if len(set(sizes)) == 1 else sizes, drop_remainder=True)
 
 
 def as_given(dataset: tf.data.Dataset, *, deterministic: bool = True) -> tf.data.Dataset:

@@ -1,13 +1,12 @@
 """The certificate as a page to read: one file, without scripts and without anything to load."""
 
-import html
 import math
 import os
 import pathlib
-from collections.abc import Iterable
 
 from sat_tf.export.certificate import Certificate, RuntimeCount, TensorCodes, TensorCount
 from sat_tf.export.histogram import histogram
+from sat_tf.page import facts, page, row, table, text
 from sat_tf.wholefile import check_writable, written_whole
 
 RUNTIME_TITLES = {
@@ -24,13 +23,13 @@ def check_certificate_path(path: str | os.PathLike[str]) -> tuple[pathlib.Path, 
         ValueError: they cannot be written there.
     """
     path = check_writable(path)
-    page = path.with_suffix(".html")
-    if page == path:
+    beside = path.with_suffix(".html")
+    if beside == path:
         raise ValueError(
             f"{path}: received the name of a page, expected that of a JSON file; the page goes "
             "beside it: end the name with .json."
         )
-    return path, check_writable(page)
+    return path, check_writable(beside)
 
 
 def write_both(certificate: Certificate, path: str | os.PathLike[str]) -> None:
@@ -39,21 +38,17 @@ def write_both(certificate: Certificate, path: str | os.PathLike[str]) -> None:
     Raises:
         ValueError: a path cannot be written.
     """
-    path, page = check_certificate_path(path)
+    path, beside = check_certificate_path(path)
     certificate.write(path)
-    with written_whole(page) as temporary:
+    with written_whole(beside) as temporary:
         temporary.write_text(certificate_page(certificate), encoding="utf-8")
 
 
 def certificate_page(certificate: Certificate) -> str:
     """HTML that shows all of a certificate."""
-    title = f"Certificate of {_text(certificate.file)}"
-    return "\n".join(
+    return page(
+        f"Certificate of {certificate.file}",
         [
-            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{title}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>",
-            f"<h1>{title}</h1>",
             _verdict(certificate),
             _facts(certificate),
             "<h2>Runtimes</h2>",
@@ -62,8 +57,7 @@ def certificate_page(certificate: Certificate) -> str:
             "<h2>Tensors</h2>",
             f"<p>{_CAPTION}</p>",
             _tensors(certificate),
-            "</main>\n</body>\n</html>\n",
-        ]
+        ],
     )
 
 
@@ -87,11 +81,11 @@ def _verdict(certificate: Certificate) -> str:
         "<p>LiteRT with XNNPACK against the integer simulation of "
         + ("the trained model" if certificate.trained else "the file")
         + f", {len(certificate.codes)} tensors, {certificate.num_images:,} images "
-        f"({_text(certificate.images_from.description)}).",
+        f"({text(certificate.images_from.description)}).",
     ]
     first = certificate.runtimes["xnnpack"].first_differing
     if first is not None:
-        lines.append(f"The first tensor that differs is <b>{_text(first)}</b>.")
+        lines.append(f"The first tensor that differs is <b>{text(first)}</b>.")
     if certificate.trained:
         share = 100 * certificate.trained_differing
         lines.append(f"Of the codes that Keras itself computes, {share:.4f} % differ.")
@@ -120,8 +114,7 @@ def _facts(certificate: Certificate) -> str:
         ),
         "Notes": "; ".join(certificate.warnings),
     }
-    lines = [f"<dt>{name}</dt><dd>{_text(text)}</dd>" for name, text in rows.items() if text]
-    return "\n".join(["<dl>", *lines, "</dl>"])
+    return facts(rows)
 
 
 def _runtimes(certificate: Certificate) -> str:
@@ -137,10 +130,10 @@ def _runtimes(certificate: Certificate) -> str:
     rows = [_runtime(name, count) for name, count in certificate.runtimes.items()]
     rows += [
         f'<tr><td>{RUNTIME_TITLES[name]}</td><td colspan="6">does not run the file: '
-        f"{_text(reason)}</td></tr>"
+        f"{text(reason)}</td></tr>"
         for name, reason in certificate.refused.items()
     ]
-    return _table(head, rows)
+    return table(head, rows, label="Runtimes")
 
 
 def _runtime(name: str, count: RuntimeCount) -> str:
@@ -149,13 +142,13 @@ def _runtime(name: str, count: RuntimeCount) -> str:
     cells = (
         RUNTIME_TITLES[name],
         f"{_count(name, count.codes_differing)} of {count.codes_compared:,}",
-        _text(count.first_differing or "none"),
+        text(count.first_differing or "none"),
         "" if count.top1 is None else f"{100 * count.top1:.2f} %",
         f"{100 * count.agreement:.2f} %",
         f"{count.largest_output_difference:.4g}",
         f"{pieces} piece{'s' if delegation.partitions != 1 else ''}",
     )
-    return _row(cells)
+    return row(cells)
 
 
 def _tensors(certificate: Certificate) -> str:
@@ -170,16 +163,16 @@ def _tensors(certificate: Certificate) -> str:
             _count(name, found[tensor.name].codes_differing) if tensor.name in found else ""
             for name, found in counts.items()
         ]
-        rows.append(_row(_tensor(tensor), differing))
-    return _table((*head, *numbers), rows, right=len(numbers))
+        rows.append(row(_tensor(tensor), differing))
+    return table((*head, *numbers), rows, label="Tensors", right=len(numbers))
 
 
 def _tensor(tensor: TensorCodes) -> tuple[str, ...]:
     first = tensor.lowest - tensor.zero_point
     last = first + len(tensor.counts) - 1
     return (
-        f"<b>{_text(tensor.name)}</b>",
-        _text(tensor.operator.replace("_2D", "")),
+        f"<b>{text(tensor.name)}</b>",
+        text(tensor.operator.replace("_2D", "")),
         "×".join(map(str, tensor.shape)),
         str(tensor.bits),
         f"{tensor.codes_used} of {len(tensor.counts)}",
@@ -204,59 +197,5 @@ def _by_name(tensors: list[TensorCount]) -> dict[str, TensorCount]:
 
 def _count(runtime: str, differing: int) -> str:
     """A number that is marked where it should be 0."""
-    text = f"{differing:,}"
-    return f'<span class="bad">{text}</span>' if differing and runtime == "xnnpack" else text
-
-
-def _table(head: tuple[str, ...], rows: Iterable[str], right: int = 0) -> str:
-    """A table whose last so many columns are numbers."""
-    left = len(head) - right
-    names = "".join(
-        f"<th>{name}</th>" if index < left else f'<th class="number">{name}</th>'
-        for index, name in enumerate(head)
-    )
-    body = "\n".join(rows)
-    return (
-        f'<div class="wide"><table>\n<thead><tr>{names}</tr></thead>\n'
-        f"<tbody>\n{body}\n</tbody>\n</table></div>"
-    )
-
-
-def _row(cells: Iterable[str], numbers: Iterable[str] = ()) -> str:
-    left = "".join(f"<td>{cell}</td>" for cell in cells)
-    right = "".join(f'<td class="number">{number}</td>' for number in numbers)
-    return f"<tr>{left}{right}</tr>"
-
-
-def _text(text: str) -> str:
-    return html.escape(text)
-
-
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1c1f23; --paper: #fff; --soft: #667; --line: #d9dce1;
-  --bars: #2f6fb0; --good: #137a3d; --bad: #b3261e; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e4e6e9; --paper: #16181b; --soft: #9aa3ad;
-  --line: #363b41; --bars: #7db4ea; --good: #5fce8b; --bad: #ff8a80; } }
-body { margin: 0; background: var(--paper); color: var(--ink);
-  font: 14px/1.45 system-ui, sans-serif; }
-main { max-width: 84rem; margin: 0 auto; padding: 1.5rem; }
-h1 { font-size: 1.1rem; margin: 0; } h2 { font-size: 1rem; margin: 1.5rem 0 .4rem; }
-p { margin: .3rem 0; }
-.verdict { font-size: 2rem; font-weight: 650; } .good { color: var(--good); }
-.bad { color: var(--bad); font-weight: 650; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; margin: 1rem 0 0; }
-dt, th { color: var(--soft); font-weight: 500; } dd { margin: 0; overflow-wrap: anywhere; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: .12rem .7rem .12rem 0; border-bottom: 1px solid var(--line);
-  vertical-align: middle; }
-th { font-size: .85em; vertical-align: bottom; }
-th:last-child, td:last-child { padding-right: 0; }
-svg { display: block; color: var(--bars); } .number { text-align: right; }
-@page { size: A4 landscape; margin: 10mm; }
-@media print { :root { --ink: #000; --paper: #fff; --soft: #555; --line: #bbb; --bars: #2f6fb0;
-  --good: #137a3d; --bad: #b3261e; } body { font-size: 8.5px; }
-  main { padding: 0; max-width: none; } svg { height: 12px; width: 90px; }
-  .wide { overflow: visible; } thead { display: table-header-group; } tr { break-inside: avoid; }
-  * { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
-"""
+    number = f"{differing:,}"
+    return f'<span class="bad">{number}</span>' if differing and runtime == "xnnpack" else number

@@ -82,9 +82,7 @@ def calibrate(
     return model
 
 
-def estimate_statistics(
-    model: keras.Model, dataset: Any, *, num_images: int = 512
-) -> keras.Model:
+def estimate_statistics(model: keras.Model, dataset: Any, *, num_images: int = 512) -> keras.Model:
     """Re-estimates the moving statistics of BatchNormalization, as `calibrate` does.
 
     They become the mean over batches of the weights as they are, and forget the weights of earlier

@@ -9,7 +9,7 @@ from sat_tf.qat.quantizers import DorefaQuantizer
 def units(quantizer: DorefaQuantizer, kernel: tf.Tensor) -> tf.Tensor:
     """The integers n = 0..top that a quantizer makes of latent weights; `dorefa.weight_units`."""
     return dorefa.weight_units(
-        kernel, quantizer.num_bits, quantizer.grid, range_axes=quantizer.range_axes
+        kernel, _bits(quantizer), quantizer.grid, range_axes=quantizer.range_axes
     )
 
 
@@ -21,7 +21,7 @@ def hold(
         kernel,
         units,
         held,
-        quantizer.num_bits,
+        _bits(quantizer),
         quantizer.grid,
         range_axes=quantizer.range_axes,
     )
@@ -30,3 +30,9 @@ def hold(
 def can_be_held(quantizer: DorefaQuantizer, kernel: tf.Tensor) -> tf.Tensor:
     """Which weights may be held: not those that give their range its size."""
     return ~dorefa.largest_weights(kernel, range_axes=quantizer.range_axes)
+
+
+def _bits(quantizer: DorefaQuantizer) -> int:
+    if quantizer.num_bits is None:
+        raise ValueError(f"{quantizer!r}: received a quantizer that does not round; give it bits.")
+    return quantizer.num_bits

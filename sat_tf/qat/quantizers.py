@@ -330,10 +330,13 @@ class RangeObserver(SatQuantizer):
     def observe(self, inputs: tf.Tensor, weights: dict[str, Any]) -> tf.Tensor:
         """Takes one batch into the range; returns how many there were before."""
         values = tf.cast(tf.stop_gradient(inputs), tf.float32)
-        batch = {
-            "lowest": tf.minimum(tf.reduce_min(values), 0.0),
-            "highest": tf.maximum(tf.reduce_max(values), 0.0),
-        }
+        lowest, highest = tf.reduce_min(values), tf.reduce_max(values)
+        context = tf.distribute.get_replica_context()
+        if context is not None and context.num_replicas_in_sync > 1:
+            # The range of the whole batch, so that it does not depend on the number of devices.
+            pieces = context.all_gather(tf.stack([lowest, highest])[None], axis=0)
+            lowest, highest = tf.reduce_min(pieces[:, 0]), tf.reduce_max(pieces[:, 1])
+        batch = {"lowest": tf.minimum(lowest, 0.0), "highest": tf.maximum(highest, 0.0)}
         finite = tf.reduce_all([tf.math.is_finite(value) for value in batch.values()])
         seen = tf.convert_to_tensor(weights["observations"])
         share = tf.where(finite, tf.maximum(1.0 / (seen + 1.0), 1.0 - self.momentum), 0.0)

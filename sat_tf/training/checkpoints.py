@@ -5,9 +5,12 @@ import math
 import pathlib
 import tempfile
 import warnings
+from typing import Any
 
 import tensorflow as tf
+import tf_keras as keras
 
+from sat_tf.qat.layout import inner_layer
 from sat_tf.training.diagnosis import all_finite
 from sat_tf.training.errors import RunError
 from sat_tf.training.learner import Learner
@@ -49,7 +52,11 @@ class Checkpoints:
         self._epoch = tf.Variable(0, trainable=False, dtype=tf.int64)
         self._step = tf.Variable(0, trainable=False, dtype=tf.int64)
         self._checkpoint = tf.train.Checkpoint(
-            learner=learner, optimizer=learner.optimizer, epoch=self._epoch, step=self._step
+            learner=learner,
+            optimizer=learner.optimizer,
+            draws=_generators(learner.student),
+            epoch=self._epoch,
+            step=self._step,
         )
         # Others write where nobody reads.
         self._elsewhere = None if writes else tempfile.TemporaryDirectory()
@@ -115,6 +122,13 @@ class Checkpoints:
 
     def _left(self) -> str:
         return f"the last good one is {self.latest}" if self.latest else "there is none before it"
+
+
+def _generators(model: keras.Model) -> list[Any]:
+    """What the layers of a model draw at random from; Keras leaves it out of checkpoints."""
+    # By a private name, because there is no other way to it.
+    found = [getattr(inner_layer(layer), "_random_generator", None) for layer in model.layers]
+    return [generator for generator in found if generator is not None]
 
 
 def steps_left(

@@ -16,17 +16,6 @@ from sat_tf.qat.quantizers import PactQuantizer, StreamQuantizer
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.training.errors import RunError
 
-# What Keras raises of files that hold something else.
-_UNREADABLE = (
-    OSError,
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-    ImportError,
-    RuntimeError,
-)
-
 
 def read_classifier(
     path: str | os.PathLike[str], *, image_size: int, num_classes: int, key: str
@@ -50,7 +39,7 @@ def read_classifier(
     path = _expect_file(path, key)
     try:
         model = keras.models.load_model(path, compile=False)
-    except _UNREADABLE as error:
+    except Exception as error:  # Keras raises many types on files that are none of its own.
         raise RunError(
             f"{key}={str(path)!r}: {_first_line(error)}; expected a model saved by tf_keras as "
             ".keras or .h5, with no layers of its own; save it with model.save(...)."
@@ -111,7 +100,7 @@ def read_weights(
     try:
         model = models.build(name, image_size=image_size, num_classes=num_classes, **options)
         model.load_weights(path)
-    except _UNREADABLE as error:
+    except Exception as error:  # Keras raises many types on files that are none of its own.
         raise RunError(
             f"{key}={str(path)!r}: {_first_line(error)}; expected the weights of {name} for "
             f"{num_classes} classes, as its save_weights(...) writes them."

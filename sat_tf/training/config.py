@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainSerializer, PlainValidator, field_validator
+from pydantic import Field, PlainSerializer, PlainValidator, field_validator, model_validator
 
 from sat_tf.arguments import SEED_LIMIT
 from sat_tf.messages import did_you_mean
@@ -72,12 +72,11 @@ def _read_policy(fields: Any) -> BitPolicy:
         policy = BitPolicy(**{name: fields[name] for name in fields if name not in unknown})
     except ValueError as error:
         problems += [line.removeprefix("  - ") for line in str(error).splitlines()[1:]]
-    problems += [
-        f"{name}=None: expected an integer from 1 to 8; a run ends in an integer TFLite file, and "
-        "its float stage leaves bits out by itself."
-        for name in ("weight_bits", "activation_bits")
-        if fields.get(name, 0) is None
-    ]
+    if fields.get("weight_bits", 0) is None:
+        problems.append(
+            "weight_bits=None: expected an integer from 1 to 8; the float stage leaves bits out by "
+            "itself. For a run without a quantized one, set stages.quantized to null."
+        )
     if problems:
         raise ValueError("\n".join(problems))
     return policy
@@ -118,3 +117,9 @@ class Config(Section):
     @classmethod
     def _each_follows_the_one_before(cls, stages: StagesConfig) -> StagesConfig:
         return stages.inherited()
+
+    @model_validator(mode="after")
+    def _recipes_have_their_stages(self) -> "Config":
+        if problems := self.recipes.problems(self.stages.by_name()):
+            raise ValueError("\n".join(problems))
+        return self

@@ -59,7 +59,7 @@ def parse_config(
       - model.name='mobilenet_v3': expected the name of a model. Did you mean mobilenet_v2?
     """
     try:
-        values = _load(text)
+        values = load_yaml(text)
     except ValueError as error:
         raise RunError(f"{subject}: not valid YAML; {error}") from error
     if not isinstance(values, dict):
@@ -114,8 +114,12 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _load(text: str) -> Any:
-    """The values of a YAML text; raises ValueError with one line on what is wrong with it."""
+def load_yaml(text: str) -> Any:
+    """The values of a YAML text, in which no key may stand twice.
+
+    Raises:
+        ValueError: one line on what is wrong with it.
+    """
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
@@ -138,7 +142,7 @@ def _apply(values: dict[str, Any], override: str) -> list[str]:
     if not equals or not all(parts):
         return [f"{override!r}: expected key=value, such as stages.float.epochs=3."]
     try:
-        value = _load(text)
+        value = load_yaml(text)
     except ValueError as error:
         return [f"{override!r}: the value is not valid YAML; {error}"]
     section = values

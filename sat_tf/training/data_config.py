@@ -5,7 +5,8 @@ from typing import Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from sat_tf.data import DATA_SETS
+from sat_tf.arguments import required_arguments
+from sat_tf.data import DATA_SETS, is_in_memory
 from sat_tf.training.section import Section, known_name, known_options
 
 
@@ -14,7 +15,9 @@ class DataConfig(Section):
 
     name: str = Field(description="the name of a data set")
     options: dict[str, Any] = Field(
-        default_factory=dict, description="a mapping of options to their values"
+        default_factory=dict,
+        validate_default=True,
+        description="a mapping of options to their values",
     )
     shift_pixels: int = Field(
         default=0,
@@ -33,4 +36,21 @@ class DataConfig(Section):
         name = info.data.get("name")
         if name is None:  # reported already
             return options
-        return known_options(options, list(inspect.signature(DATA_SETS[name]).parameters), {})
+        known_options(options, list(inspect.signature(DATA_SETS[name]).parameters), {})
+        missing = [word for word in required_arguments(DATA_SETS[name]) if word not in options]
+        if missing:
+            raise ValueError(
+                f": expected {', '.join(missing)} too, which {name} cannot do without."
+            )
+        return options
+
+    @field_validator("shift_pixels")
+    @classmethod
+    def _are_of_images_in_memory(cls, shift_pixels: int, info: ValidationInfo) -> int:
+        name = info.data.get("name")
+        if shift_pixels and name is not None and not is_in_memory(name):
+            raise ValueError(
+                f"={shift_pixels}: expected 0 for {name}, which takes random crops; only images "
+                "held in memory are shifted."
+            )
+        return shift_pixels

@@ -13,7 +13,7 @@ from sat_tf.export.deployed import DeployedModel, deployed_model
 from sat_tf.training.errors import RunError
 from sat_tf.training.schedule import WarmupCosine
 from sat_tf.training.stage import Run, train_stage
-from sat_tf.training.top1 import Top1
+from sat_tf.training.top1 import accuracy_metrics
 
 
 def deploy_tail(
@@ -99,7 +99,7 @@ def deploy_tail(
         deployed.compile(
             optimizer=keras.optimizers.SGD(schedule, momentum=momentum, nesterov=momentum > 0),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=[Top1()],
+            metrics=accuracy_metrics(),
         )
     deployed.fit(
         dataset,

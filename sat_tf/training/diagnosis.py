@@ -79,7 +79,7 @@ def _first_broken_output(model: keras.Model, images: np.ndarray) -> str | None:
 
 def _described(layer: keras.layers.Layer) -> str:
     level = layer.output_variables.get("clipping_level") if _is_quantized(layer) else None
-    return layer.name if level is None else f"{layer.name} (clipping level {float(level):.3g})"
+    return layer.name if level is None else f"{layer.name} (clipping level {level.numpy():.3g})"
 
 
 def _is_quantized(layer: keras.layers.Layer) -> bool:

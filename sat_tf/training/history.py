@@ -3,7 +3,8 @@
 import csv
 import dataclasses
 import io
-from typing import Any
+
+from sat_tf.training.errors import RunError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -13,36 +14,44 @@ class EpochMetrics:
     Attributes:
         stage: "float", "quantized" or "deploy_tail".
         epoch: counted from 1 in each stage.
+        step: steps of the stage at the end of the epoch.
         learning_rate: at the last step of the epoch.
         loss: mean over the epoch's training batches, weight decay included.
         train_top1: share of training images classified rightly, in [0, 1], while weights change.
-        held_out_top1: the same of the held-out images, after the epoch.
+        train_top5: share of training images whose class is among the five likeliest; None where it
+            is not measured.
+        held_out_loss: mean over the held-out images, after the epoch; None where not measured.
+        held_out_top1: top-1 of the held-out images, after the epoch.
+        held_out_top5: the same for top-5.
         seconds: wall-clock time of the epoch, held-out images included.
     """
 
     stage: str
     epoch: int
+    step: int
     learning_rate: float
     loss: float
     train_top1: float
+    train_top5: float | None = None
+    held_out_loss: float | None = None
     held_out_top1: float
+    held_out_top5: float | None = None
     seconds: float
 
 
 COLUMNS = tuple(field.name for field in dataclasses.fields(EpochMetrics))
+_INTEGERS = ("epoch", "step")
 
 
 def to_csv(rows: list[EpochMetrics]) -> str:
-    """The rows as a CSV file with a header line.
+    """The rows as a CSV file with a header line; what is None is left empty.
 
     >>> row = EpochMetrics(
-    ...     stage="float", epoch=1, learning_rate=0.1, loss=2.5, train_top1=0.25,
+    ...     stage="float", epoch=1, step=9, learning_rate=0.1, loss=2.5, train_top1=0.25,
     ...     held_out_top1=0.5, seconds=1.25,
     ... )
-    >>> print(to_csv([row]))
-    stage,epoch,learning_rate,loss,train_top1,held_out_top1,seconds
-    float,1,0.1,2.5,0.25,0.5,1.25
-    <BLANKLINE>
+    >>> print(to_csv([row]).splitlines()[1])
+    float,1,9,0.1,2.5,0.25,,,0.5,,1.25
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -56,20 +65,24 @@ def to_csv(rows: list[EpochMetrics]) -> str:
 
 
 def from_csv(text: str) -> list[EpochMetrics]:
-    """Reads back what `to_csv` wrote.
+    """The rows that `to_csv` wrote, to the digits that it keeps.
 
     Raises:
-        ValueError: it is something else.
+        RunError: it is no such file.
     """
-    kinds = {field.name: field.type for field in dataclasses.fields(EpochMetrics)}
-    rows = list(csv.DictReader(io.StringIO(text)))
-    if any(set(row) != set(COLUMNS) or None in row.values() for row in rows):
-        raise ValueError(f"received a table of other columns, expected {', '.join(COLUMNS)}.")
-    return [
-        EpochMetrics(**{name: _read(kinds[name], value) for name, value in row.items()})
-        for row in rows
-    ]
+    try:
+        return [_row(values) for values in csv.DictReader(io.StringIO(text), strict=True)]
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        raise RunError(
+            f"metrics: received a file that cannot be read ({error!r}), expected the columns "
+            f"{', '.join(COLUMNS)}; it comes from another version, or was changed by hand."
+        ) from error
 
 
-def _read(kind: Any, value: str) -> Any:
-    return {str: str, int: int}.get(kind, float)(value)
+def _row(values: dict[str, str]) -> EpochMetrics:
+    numbers = {
+        name: int(values[name]) if name in _INTEGERS else float(values[name])
+        for name in COLUMNS[1:]
+        if values[name]
+    }
+    return EpochMetrics(stage=values["stage"], **numbers)  # type: ignore[arg-type]

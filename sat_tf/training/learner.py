@@ -31,7 +31,7 @@ class Learner(keras.Model):
     reaches the variables any more.
 
     Its logs are `loss` (mean over the images of the epoch so far, regularization included), `top1`
-    and `top5`; in training also `batch_loss` (of the last batch alone, without regularization), and
+    and `top5`; in training also `batch_loss` (of the last batch alone), and
     how many processes have raised the signals `stop` and `save`, the same on all of them.
 
     Args:
@@ -99,7 +99,7 @@ class Learner(keras.Model):
         self._measure(labels, logits, losses + penalty)
         return {
             **self._results(),
-            "batch_loss": shared[0],
+            "batch_loss": shared[0] + penalty,
             **{name: shared[1 + index] for index, name in enumerate(_SIGNALS)},
         }
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Iterator
 
 import tensorflow as tf
 import tf_keras as keras
@@ -113,7 +114,9 @@ class Oscillation(tf.Module):
         self._total_steps = total_steps
         self.steps = replica_variable(0, "steps", dtype=tf.int64)
         self.kernels = [
-            _Kernel(layer) for layer in model.layers if _is_followed(layer, most_bits)
+            _Kernel(layer.layer, quantizer, quantizer.num_bits)
+            for layer, quantizer in _quantized_kernels(model)
+            if quantizer.num_bits is not None and quantizer.num_bits <= most_bits
         ]
 
     def __call__(self) -> None:
@@ -146,12 +149,13 @@ class _Kernel(tf.Module):
     Integers and directions are small, and kept in a byte each.
     """
 
-    def __init__(self, layer: QuantizedLayer) -> None:
+    def __init__(self, layer: keras.layers.Layer, quantizer: DorefaQuantizer, bits: int) -> None:
         super().__init__(name="kernel")
-        variable = getattr(layer.layer, registry.kernel_name(layer.layer))
-        # Functions keep them from being saved twice.
-        self._layer, self._variable = lambda: layer, lambda: variable
-        units = held_weights.units(self._quantizer, self._latent())
+        variable = getattr(layer, registry.kernel_name(layer))
+        self._variable = lambda: variable  # a function keeps it from being saved twice
+        self._quantizer = quantizer
+        self._layer_name, self._bits = layer.name, bits
+        units = held_weights.units(quantizer, self._latent())
         self.units = replica_variable(tf.cast(units, tf.uint8), "units")
         self.direction = replica_variable(tf.zeros(units.shape, tf.int8), "direction")
         self.frequency = replica_variable(tf.zeros(units.shape), "frequency")
@@ -163,16 +167,10 @@ class _Kernel(tf.Module):
         """The latent weights."""
         return self._variable()
 
-    @property
-    def _quantizer(self) -> DorefaQuantizer:
-        return self._layer().quantize_config.weights
-
     def _latent(self) -> tf.Tensor:
         return tf.convert_to_tensor(self.variable)
 
-    def follow(
-        self, begun: tf.Tensor, momentum: float, threshold: tf.Tensor | None
-    ) -> tf.Tensor:
+    def follow(self, begun: tf.Tensor, momentum: float, threshold: tf.Tensor | None) -> tf.Tensor:
         """Takes in a step; returns the latent weights with those in place that are frozen.
 
         Args:
@@ -209,16 +207,17 @@ class _Kernel(tf.Module):
         """How many of its weights oscillate or are frozen."""
         frozen = self.frozen.numpy()
         return OscillationCount(
-            layer=self._layer().layer.name,
-            bits=self._quantizer.num_bits,
+            layer=self._layer_name,
+            bits=self._bits,
             weights=frozen.size,
             oscillating=int(((self.frequency.numpy() > OSCILLATING) & ~frozen).sum()),
             frozen=int(frozen.sum()),
         )
 
 
-def _is_followed(layer: keras.layers.Layer, most_bits: int) -> bool:
-    if not isinstance(layer, QuantizedLayer) or layer.quantize_config.weights is None:
-        return False
-    bits = layer.quantize_config.weights.num_bits
-    return bits is not None and bits <= most_bits
+def _quantized_kernels(
+    model: keras.Model,
+) -> Iterator[tuple[QuantizedLayer, DorefaQuantizer]]:
+    for layer in model.layers:
+        if isinstance(layer, QuantizedLayer) and layer.quantize_config.weights is not None:
+            yield layer, layer.quantize_config.weights

@@ -12,6 +12,7 @@ from sat_tf.training.step_callback import StepCallback
 
 _SECONDS_BETWEEN_READINGS = 0.2
 _SECONDS_BETWEEN_LINES = 60.0
+_WIDTH_OF_WORDS = 74
 
 
 class ProgressBar(StepCallback):
@@ -34,14 +35,16 @@ class ProgressBar(StepCallback):
         self.console = console
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=16),
+            # What the words leave of the line.
+            BarColumn(bar_width=max(4, min(console.width - _WIDTH_OF_WORDS, 40))),
             TextColumn("{task.fields[metrics]}", markup=False),
             console=console,
+            refresh_per_second=1.0 / _SECONDS_BETWEEN_READINGS,
             transient=True,
             disable=not console.is_terminal,
         )
         self._task = self._bar.add_task(
-            self._title(self.step + 1), total=plan.total_steps, completed=self.step, metrics=""
+            self._short_title(), total=plan.total_steps, completed=self.step, metrics=""
         )
         # Step and time from which on the pace counts: of the process, and of the epoch.
         self._started: tuple[int, float] | None = None
@@ -61,7 +64,7 @@ class ProgressBar(StepCallback):
         del epoch, logs
         self._last_line = time.perf_counter()
         self._epoch_started = (self.step, self._last_line) if self._started else None
-        self._bar.update(self._task, description=self._title(self.step + 1))
+        self._bar.update(self._task, description=self._short_title())
 
     def on_step(self, before: int, logs: Any) -> None:
         """Moves the bar on."""
@@ -89,9 +92,10 @@ class ProgressBar(StepCallback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Prints the epoch's line."""
         del epoch
-        held_out = f"held out {100 * float(logs['val_top1']):5.1f} %"
-        left = self._time_left(time.perf_counter())
-        self._print(f"{self._metrics(logs)}  {held_out}  {left}")
+        metrics = self._metrics(logs)
+        if "val_top1" in logs:
+            metrics += f"  held out {100 * float(logs['val_top1']):5.1f} %"
+        self._print(f"{metrics}  {self._time_left(time.perf_counter())}")
 
     def _measure(self, now: float) -> None:
         step, start = self._epoch_started or (self.step, now)
@@ -107,12 +111,13 @@ class ProgressBar(StepCallback):
         return f"left {datetime.timedelta(seconds=round(max(remaining, 0) * pace))}"
 
     def _print(self, text: str) -> None:
-        self.console.print(f"{self._title(self.step)}  {text}", highlight=False, markup=False)
+        epoch, epochs = self.plan.epoch_of(self.step), self.plan.epochs
+        title = f"{self.plan.stage:9}  epoch {epoch:{len(str(epochs))}}/{epochs}"
+        self.console.print(f"{title}  {text}", highlight=False, markup=False, soft_wrap=True)
 
-    def _title(self, step: int) -> str:
-        epochs = self.plan.epochs
-        epoch = min(self.plan.epoch_of(step), epochs)
-        return f"{self.plan.stage:9}  epoch {epoch:{len(str(epochs))}}/{epochs}"
+    def _short_title(self) -> str:
+        epoch = min(self.plan.epoch_of(self.step + 1), self.plan.epochs)
+        return f"{self.plan.stage} {epoch}/{self.plan.epochs}"
 
     def _metrics(self, logs: Any) -> str:
         return (

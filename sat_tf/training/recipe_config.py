@@ -1,5 +1,6 @@
 """The part of a configuration that says which recipes beyond the paper a run uses."""
 
+from collections.abc import Collection
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -177,6 +178,22 @@ class RecipesConfig(Section):
     label_smoothing: LabelSmoothingConfig | None = Field(
         default=None, description="a mapping, or null (off)"
     )
+
+    def problems(self, stages: Collection[str]) -> list[str]:
+        """What is wrong with them, given the stages that a run has."""
+        recipes = {
+            "distillation": self.distillation,
+            "weight_average": self.weight_average,
+            "label_smoothing": self.label_smoothing,
+        }
+        return [
+            f"recipes.{name}.stages={list(recipe.stages)}: the run has no stage {stage}; give it "
+            f"one in stages.{stage}, or leave it out here."
+            for name, recipe in recipes.items()
+            if recipe is not None
+            for stage in recipe.stages
+            if stage not in stages
+        ]
 
     @field_validator("*", mode="before")
     @classmethod

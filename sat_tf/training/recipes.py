@@ -70,9 +70,7 @@ def stage_recipes(
             ProgressiveBits(model, bits=plan.bits, shares=plan.shares, total_steps=total_steps)
         )
     if quantized and config.oscillation is not None:
-        oscillation = Oscillation(
-            model, total_steps=total_steps, **config.oscillation.model_dump()
-        )
+        oscillation = Oscillation(model, total_steps=total_steps, **config.oscillation.model_dump())
         after_step.append(oscillation)
         callbacks.append(OscillationLog(oscillation, folder))
     average = None
@@ -120,9 +118,7 @@ def stage_teacher(
     return training_copy(_read_teacher(plan, source, folder))
 
 
-def _read_teacher(
-    plan: DistillationConfig, source: ImageSource, folder: RunFolder
-) -> keras.Model:
+def _read_teacher(plan: DistillationConfig, source: ImageSource, folder: RunFolder) -> keras.Model:
     key = "recipes.distillation.teacher"
     fit = {"image_size": source.image_size, "num_classes": source.num_classes}
     if plan.teacher == FLOAT_STAGE:

@@ -13,22 +13,33 @@ from sat_tf.training.errors import RunError
 from sat_tf.training.history import EpochMetrics, to_csv
 from sat_tf.training.learner import Learner
 from sat_tf.training.run_folder import METRICS, RunFolder
+from sat_tf.training.stage_plan import StagePlan
+from sat_tf.training.step_callback import StepCallback, current_learning_rate
+
+# What Keras logs at the end of an epoch, by what it is called in the metrics file.
+_MEASURED = {
+    "loss": "loss",
+    "train_top1": "top1",
+    "train_top5": "top5",
+    "held_out_loss": "val_loss",
+    "held_out_top1": "val_top1",
+    "held_out_top5": "val_top5",
+}
 
 _PROBED_IMAGES = 16
 
 
-class Recorder(keras.callbacks.Callback):
+class Recorder(StepCallback):
     """Adds a row an epoch to the run's metrics, and to their file.
 
     Args:
-        stage: name of the stage.
-        rows: the rows of the stages before; the new ones are appended.
-        folder: where the file goes; None writes none.
+        plan: the steps of the stage.
+        rows: the rows so far; the new ones are appended.
+        folder: where the file goes.
     """
 
-    def __init__(self, stage: str, rows: list[EpochMetrics], folder: RunFolder | None) -> None:
-        super().__init__()
-        self.stage = stage
+    def __init__(self, plan: StagePlan, rows: list[EpochMetrics], folder: RunFolder) -> None:
+        super().__init__(plan)
         self.rows = rows
         self.folder = folder
         self._started = 0.0
@@ -38,22 +49,24 @@ class Recorder(keras.callbacks.Callback):
         del epoch, logs
         self._started = time.perf_counter()
 
+    def on_step(self, before: int, logs: Any) -> None:
+        """Does nothing: the step is counted."""
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Writes the row."""
-        rate = self.model.optimizer.learning_rate
+        del epoch
+        measured = {name: float(logs[key]) for name, key in _MEASURED.items() if key in logs}
         self.rows.append(
             EpochMetrics(
-                stage=self.stage,
-                epoch=epoch + 1,
-                learning_rate=float(keras.backend.get_value(rate)),
-                loss=float(logs["loss"]),
-                train_top1=float(logs["top1"]),
-                held_out_top1=float(logs["val_top1"]),
+                stage=self.plan.stage,
+                epoch=self.plan.epoch_of(self.step),
+                step=self.step,
+                learning_rate=current_learning_rate(self.model),
                 seconds=time.perf_counter() - self._started,
+                **measured,
             )
         )
-        if self.folder is not None:
-            self.folder.write_text(METRICS, to_csv(self.rows))
+        self.folder.write_text(METRICS, to_csv(self.rows))
 
 
 class StopWhenNotFinite(keras.callbacks.Callback):
@@ -93,7 +106,7 @@ class StopWhenNotFinite(keras.callbacks.Callback):
         for name, what in kinds.items():
             if not math.isfinite(float(logs[name])):
                 learner: Learner = self.model
-                step = int(learner.optimizer.iterations)
+                step = int(learner.optimizer.iterations.numpy())
                 images = self.source.training_sample(_PROBED_IMAGES, seed=0)
                 latest = self.checkpoints.latest
                 raise RunError(

@@ -5,14 +5,23 @@ from typing import Any
 
 from rich.table import Table
 
+# What a run measures, by the start of the names of its results.
+MODELS = {
+    "float": "float model",
+    "quantized": "quantized model",
+    "deployed": "deployed model",
+    "tflite": "TFLite in LiteRT",
+}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Results:
     """The outcome of a run.
 
     Attributes:
-        float_top1: held-out top-1 of the float model with clamped weights, in [0, 1].
-        quantized_top1: the same of the quantized model; after a deploy tail, before that.
+        float_top1: held-out top-1 of the float model, in [0, 1].
+        quantized_top1: the same of the quantized model; after a deploy tail, before that. This and
+            all that is said of the TFLite file is None where the run ends with the float model.
         deployed_top1: the same of the deployed model after a deploy tail; None without one.
         tflite_top1: the same of the TFLite file in LiteRT, on the images it was verified with.
         held_out_images: how many images the first two are about.
@@ -25,21 +34,29 @@ class Results:
         trained_differing: share of the Keras model's own codes that differ from the simulation,
             in [0, 1]; after a deploy tail, of the deployed model's.
         seconds: of the whole run.
+        float_top5: top-5 on the images of float_top1; None where it was not measured.
+        quantized_top5: the same for quantized_top1.
+        deployed_top5: the same for deployed_top1.
+        tflite_top5: the same for tflite_top1.
     """
 
     float_top1: float
-    quantized_top1: float
-    tflite_top1: float
     held_out_images: int
-    verified_images: int
     parameters: int
-    file_bytes: int
-    gzip_bytes: int
-    codes_compared: int
-    codes_differing: int
-    trained_differing: float
     seconds: float
+    quantized_top1: float | None = None
     deployed_top1: float | None = None
+    float_top5: float | None = None
+    quantized_top5: float | None = None
+    deployed_top5: float | None = None
+    tflite_top5: float | None = None
+    tflite_top1: float | None = None
+    verified_images: int | None = None
+    file_bytes: int | None = None
+    gzip_bytes: int | None = None
+    codes_compared: int | None = None
+    codes_differing: int | None = None
+    trained_differing: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -50,6 +67,17 @@ class Results:
         """The results that `to_dict` gave."""
         return cls(**values)
 
+    def accuracy(self, name: str) -> str:
+        """Top-1 of one of `MODELS` in words, with top-5 where it is known; "" without either.
+
+        Args:
+            name: a key of `MODELS`.
+        """
+        top1, top5 = (getattr(self, f"{name}_{metric}") for metric in ("top1", "top5"))
+        if top1 is None:
+            return ""
+        return f"{100 * top1:.2f} %" + ("" if top5 is None else f" (top-5 {100 * top5:.2f} %)")
+
     def table(self, title: str) -> Table:
         """The table that ends a run."""
         table = Table(title=title, show_header=False, title_justify="left")
@@ -58,22 +86,24 @@ class Results:
         held_out = f"held-out top-1 ({self.held_out_images} images)"
         verified = f"held-out top-1 ({self.verified_images} images)"
         differing = "green" if self.codes_differing == 0 else "bold red"
-        models = {"float": self.float_top1, "quantized": self.quantized_top1}
-        if self.deployed_top1 is not None:
-            models["deployed"] = self.deployed_top1
-        for row in (
-            *(
-                (f"{name} model, {held_out}", f"{100 * top1:.2f} %")
-                for name, top1 in models.items()
-            ),
-            (f"TFLite in LiteRT, {verified}", f"{100 * self.tflite_top1:.2f} %"),
-            ("parameters", f"{self.parameters:,}"),
-            ("TFLite file, bytes", f"{self.file_bytes:,}"),
-            ("TFLite file after gzip, bytes", f"{self.gzip_bytes:,}"),
-            ("codes compared", f"{self.codes_compared:,}"),
-            ("codes that differ", f"[{differing}]{self.codes_differing:,}[/]"),
-            ("codes of Keras that differ", f"{100 * self.trained_differing:.4f} %"),
-            ("seconds", f"{self.seconds:.0f}"),
+        accuracies = [
+            (f"{title}, {verified if name == 'tflite' else held_out}", self.accuracy(name), "{}")
+            for name, title in MODELS.items()
+        ]
+        for label, value, shown in (
+            *accuracies,
+            ("parameters", self.parameters, "{:,}"),
+            ("TFLite file, bytes", self.file_bytes, "{:,}"),
+            ("TFLite file after gzip, bytes", self.gzip_bytes, "{:,}"),
+            ("codes compared", self.codes_compared, "{:,}"),
+            ("codes that differ", self.codes_differing, f"[{differing}]{{:,}}[/]"),
+            ("codes of Keras that differ", _percent(self.trained_differing), "{}"),
+            ("seconds", self.seconds, "{:.0f}"),
         ):
-            table.add_row(*row)
+            if value not in (None, ""):
+                table.add_row(label, shown.format(value))
         return table
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.4f} %"

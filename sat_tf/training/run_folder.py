@@ -14,6 +14,8 @@ CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"
 METRICS = "metrics.csv"
 OSCILLATIONS = "oscillations.csv"
+STEPS = "steps.csv"
+TENSORBOARD = "tensorboard"  # a folder
 CURVES = "curves.png"
 FLOAT_MODEL = "float.keras"
 QUANTIZED_MODEL = "quantized.keras"
@@ -24,12 +26,16 @@ RESULTS = "results.json"
 # How far the run has come, and what it takes to go on within a stage.
 STATE = "state.json"
 CHECKPOINTS = "checkpoints"
+LAYERS = "layers.json"
+REPORT = "report.html"
 
 FILES = (
     CONFIG,
     ENVIRONMENT,
     METRICS,
     OSCILLATIONS,
+    STEPS,
+    TENSORBOARD,
     CURVES,
     FLOAT_MODEL,
     QUANTIZED_MODEL,
@@ -39,6 +45,8 @@ FILES = (
     RESULTS,
     STATE,
     CHECKPOINTS,
+    LAYERS,
+    REPORT,
 )
 
 

@@ -1,9 +1,9 @@
 """A whole run: data, float stage, quantized stage, deploy tail, TFLite file, certificate."""
 
 import contextlib
-import dataclasses
 import pathlib
 import shutil
+import tempfile
 import time
 from collections.abc import Callable
 
@@ -13,45 +13,27 @@ from rich.console import Console
 
 import sat_tf
 from sat_tf import data, models
-from sat_tf.data.arrays import ArraySource
 from sat_tf.data.source import ImageSource
 from sat_tf.export.deployed import DeployedModel, deployed_model
 from sat_tf.messages import list_problems
-from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.calibrate import estimate_statistics
+from sat_tf.qat.layout import inner_layer
 from sat_tf.training import run_folder
 from sat_tf.training.config import Config
 from sat_tf.training.config_file import config_text
-from sat_tf.training.curves import draw_curves
 from sat_tf.training.deploy_tail import train_deploy_tail
-from sat_tf.training.deployment import deploy
 from sat_tf.training.distribution import from_first_worker, make_strategy, writes_files
 from sat_tf.training.environment import describe_environment
 from sat_tf.training.errors import RunError
 from sat_tf.training.history import EpochMetrics, from_csv
 from sat_tf.training.interruption import Interruption
+from sat_tf.training.outcome import conclude
 from sat_tf.training.results import Results
 from sat_tf.training.run_folder import RunFolder
 from sat_tf.training.run_state import RunState, expect_same_config
 from sat_tf.training.stage import Run, batch_size_problems, held_out_metrics, train_stage
+from sat_tf.training.start import float_start, is_ordinary, quantized_start, trained_float_model
 from sat_tf.wholefile import written_whole
-
-# What a policy says of bits, all of which the float stage leaves out.
-_BITS = ("weight_bits", "activation_bits", "stream_bits")
-
-
-def float_policy(policy: BitPolicy) -> BitPolicy:
-    """The policy of the float stage: the same variant of the method, nothing rounded or clipped.
-
-    Weights are clamped and rescaled from the start, so that quantization later changes as little
-    as it can (the paper's float model).
-    """
-    overrides = {
-        pattern: {name: value for name, value in fields.items() if name not in _BITS}
-        for pattern, fields in policy.overrides.items()
-    }
-    return dataclasses.replace(
-        policy, weight_bits=None, activation_bits=None, latent_start="as_is", overrides=overrides
-    )
 
 
 def load_source(config: Config) -> ImageSource:
@@ -61,9 +43,8 @@ def load_source(config: Config) -> ImageSource:
         RunError: an option is out of its range, or a batch is larger than the data set.
     """
     try:
-        source = ArraySource(
-            data.load(config.data.name, **config.data.options),
-            shift_pixels=config.data.shift_pixels,
+        source = data.source(
+            config.data.name, shift_pixels=config.data.shift_pixels, **config.data.options
         )
     except ValueError as error:
         raise RunError(f"data.options: {error}") from error
@@ -73,32 +54,37 @@ def load_source(config: Config) -> ImageSource:
     return source
 
 
-def build_models(config: Config, source: ImageSource) -> tuple[keras.Model, keras.Model]:
-    """Builds the float model of a run, plain and with clamped weights.
+def float_model(config: Config, source: ImageSource) -> keras.Model:
+    """The float model that a run starts from: trained, where a file is given, or to be trained.
 
-    Both stages are tried out, so that a policy that does not fit the model is an error before the
-    training and not after half of it.
+    The quantized stage is tried out as well, so that a policy that does not fit the model is an
+    error before the training and not after half of it.
 
     Raises:
-        RunError: an option is out of its range, or the policy does not fit.
+        RunError: an option is out of its range, the file holds something else, or the policy does
+            not fit.
     """
-    try:
-        plain = models.build(
-            config.model.name,
-            image_size=source.image_size,
-            num_classes=source.num_classes,
-            seed=config.seed,
-            **config.model.options,
-        )
-        clamped = sat_tf.quantize_model(plain, float_policy(config.policy))
-        sat_tf.requantize(clamped, config.policy)
-    except ValueError as error:
-        raise RunError(str(error)) from error
-    return plain, clamped
+    model = trained_float_model(config, source)
+    if model is None:
+        try:
+            plain = models.build(
+                config.model.name,
+                image_size=source.image_size,
+                num_classes=source.num_classes,
+                seed=config.seed,
+                **config.model.options,
+            )
+        except ValueError as error:
+            raise RunError(str(error)) from error
+        model = float_start(config, plain)
+    quantized_start(config, model)
+    return model
 
 
 def calibrate(run: Run, model: keras.Model, *, clipping_levels: bool) -> None:
     """Calibrates a model in place, on images of the training set drawn with the run's seed.
+
+    Of an ordinary float model it estimates the statistics of BatchNormalization.
 
     Raises:
         RunError: it met activations that are not finite.
@@ -106,7 +92,10 @@ def calibrate(run: Run, model: keras.Model, *, clipping_levels: bool) -> None:
     count = min(run.config.calibration.num_images, run.source.num_train)
     pixels = run.source.training_sample(count, seed=run.config.seed)
     try:
-        sat_tf.calibrate(model, pixels, num_images=count, clipping_levels=clipping_levels)
+        if is_ordinary(model):
+            estimate_statistics(model, pixels, num_images=count)
+        else:
+            sat_tf.calibrate(model, pixels, num_images=count, clipping_levels=clipping_levels)
     except ValueError as error:
         raise RunError(str(error)) from error
 
@@ -203,7 +192,7 @@ def train(
             console.print("This run is finished; these are its results.", highlight=False)
             return Results.from_dict(results)
     interruption = Interruption()
-    with interruption.watched():
+    with interruption.watched(), tempfile.TemporaryDirectory() as elsewhere:
         if config.training.deterministic_ops:
             tf.config.experimental.enable_op_determinism()
         # Dropout then draws from variables, which checkpoints hold.
@@ -218,6 +207,8 @@ def train(
             strategy=strategy,
             console=console if writes else Console(quiet=True),
             writes=writes,
+            # All workers record alike, because what one reads of a model, all do; one is kept.
+            records=folder if writes else RunFolder(pathlib.Path(elsewhere)),
             interruption=interruption,
         )
         return _train(run, anew=resume is False)
@@ -226,7 +217,7 @@ def train(
 def _train(run: Run, *, anew: bool) -> Results | None:
     start = time.perf_counter()
     config, folder = run.config, run.folder
-    plain, clamped = build_models(config, run.source)
+    start_model = float_model(config, run.source)
     if run.writes:
         _prepare_folder(run, anew=anew)
     # The others read what the first worker has prepared.
@@ -239,8 +230,10 @@ def _train(run: Run, *, anew: bool) -> Results | None:
         state,
         "float",
         run_folder.FLOAT_MODEL,
-        lambda: finished(run, "float", train_stage(run, "float", clamped)),
+        lambda: _float(run, start_model),
     )
+    if config.stages.quantized is None:
+        return _results(run, state, None, start_model, start)
     quantized = stage_model(
         run, state, "quantized", run_folder.QUANTIZED_MODEL, lambda: _quantized(run, trained)
     )
@@ -254,9 +247,16 @@ def _train(run: Run, *, anew: bool) -> Results | None:
             lambda: train_deploy_tail(run, quantized),
         )
         measured = deployed_model(tuned, float_head=config.export.float_head)
+    return _results(run, state, measured, start_model, start)
+
+
+def _results(
+    run: Run, state: RunState, model: keras.Model | None, float_model: keras.Model, start: float
+) -> Results | None:
     if not run.writes:
         return None
-    return _deploy(run, state, measured, plain.count_params(), start)
+    parameters = sum(inner_layer(layer).count_params() for layer in float_model.layers)
+    return conclude(run, state, model, parameters=parameters, start=start)
 
 
 def _prepare_folder(run: Run, *, anew: bool) -> None:
@@ -275,48 +275,19 @@ def _rows(folder: RunFolder) -> list[EpochMetrics]:
         return []
     try:
         return from_csv(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, UnicodeDecodeError, RunError) as error:
         raise RunError(f"{file}: {error}\nStart anew with --no-resume.") from error
+
+
+def _float(run: Run, start: keras.Model) -> keras.Model:
+    if run.config.training.float_model is not None:
+        return start
+    return finished(run, "float", train_stage(run, "float", start))
 
 
 def _quantized(run: Run, trained: keras.Model) -> keras.Model:
     calibration = run.config.calibration
-    quantized = sat_tf.requantize(trained, run.config.policy)
+    quantized = quantized_start(run.config, trained)
     if calibration.num_images:
         calibrate(run, quantized, clipping_levels=calibration.clipping_levels)
     return finished(run, "quantized", train_stage(run, "quantized", quantized))
-
-
-def _deploy(
-    run: Run, state: RunState, model: keras.Model, parameters: int, start: float
-) -> Results:
-    """Draws the curves, exports and verifies, and writes the results."""
-    config, folder = run.config, run.folder
-    with written_whole(folder.file(run_folder.CURVES)) as temporary:
-        draw_curves(run.rows, config.name, temporary)
-    report, certificate = deploy(
-        model,
-        run.source,
-        folder,
-        float_head=config.export.float_head,
-        verify_images=config.export.verify_images,
-    )
-    for warning in report.warnings:
-        run.console.print(f"Note: {warning}", highlight=False, soft_wrap=True)
-    results = Results(
-        float_top1=state.stages["float"]["top1"],
-        quantized_top1=state.stages["quantized"]["top1"],
-        deployed_top1=state.stages.get("deploy_tail", {}).get("top1"),
-        tflite_top1=certificate.top1["tflite"],
-        held_out_images=run.source.num_test,
-        verified_images=min(config.export.verify_images, run.source.num_test),
-        parameters=parameters,
-        file_bytes=report.bytes,
-        gzip_bytes=report.gzip_bytes,
-        codes_compared=certificate.codes_compared,
-        codes_differing=certificate.codes_differing,
-        trained_differing=certificate.trained_differing,
-        seconds=time.perf_counter() - start,
-    )
-    folder.write_json(run_folder.RESULTS, results.to_dict())
-    return results

@@ -8,6 +8,7 @@ import tf_keras as keras
 from rich.console import Console
 
 from sat_tf.data.source import ImageSource
+from sat_tf.export.deployed import DeployedModel
 from sat_tf.training.checkpoints import Checkpoints, Position, steps_left
 from sat_tf.training.config import Config
 from sat_tf.training.distribution import distributed, from_first_worker
@@ -16,16 +17,19 @@ from sat_tf.training.history import EpochMetrics
 from sat_tf.training.interruption import Interruption
 from sat_tf.training.keeper import Keeper
 from sat_tf.training.learner import Learner
-from sat_tf.training.progress import ProgressBar
 from sat_tf.training.recipes import stage_recipes, stage_teacher
-from sat_tf.training.recorder import Recorder, StopWhenNotFinite
+from sat_tf.training.recorder import StopWhenNotFinite
+from sat_tf.training.refresher import Refresher
 from sat_tf.training.run_folder import CHECKPOINTS, RunFolder
 from sat_tf.training.schedule import WarmupCosine
 from sat_tf.training.stage_config import StageConfig
 from sat_tf.training.stage_plan import StagePlan
 from sat_tf.training.training_copy import training_copy
+from sat_tf.training.watching import watched
 
 _HELD_OUT_BATCH_SIZE = 256
+# Training images on which activations are looked at.
+SAMPLE = 32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,6 +43,7 @@ class Run:
         strategy: under which strategy to train.
         console: where to show progress.
         writes: whether this process keeps the folder.
+        records: where this process writes metrics and curves; None is the folder.
         interruption: whether the run has been asked to stop.
         rows: the metrics so far; every epoch appends one.
     """
@@ -49,6 +54,7 @@ class Run:
     strategy: tf.distribute.Strategy
     console: Console
     writes: bool = True
+    records: RunFolder | None = None
     interruption: Interruption = dataclasses.field(default_factory=Interruption)
     rows: list[EpochMetrics] = dataclasses.field(default_factory=list)
 
@@ -137,7 +143,7 @@ def train_stage(
             keep=config.keep_checkpoints,
             writes=run.writes,
         )
-    _fit(run, name, learner, checkpoints, steps_per_epoch, recipes.callbacks)
+    _fit(run, name, trained, learner, checkpoints, recipes.callbacks)
     recipes.finish()
     return training_copy(trained)
 
@@ -145,29 +151,20 @@ def train_stage(
 def _fit(
     run: Run,
     name: str,
+    trained: keras.Model,
     learner: Learner,
     checkpoints: Checkpoints,
-    steps_per_epoch: int,
     of_recipes: Sequence[keras.callbacks.Callback],
 ) -> None:
     stage: StageConfig = getattr(run.config.stages, name)
+    steps_per_epoch = run.source.num_train // stage.batch_size
     start = checkpoints.restore() or Position()
     _expect_agreement(run, checkpoints, start)
     run.rows[:] = [row for row in run.rows if row.stage != name or row.epoch <= start.epoch]
     keeper = Keeper(
         checkpoints, run.interruption, run.config.training, steps_per_epoch=steps_per_epoch
     )
-    progress = ProgressBar(
-        stage_plan(run, name, start),
-        console=run.console,
-    )
-    callbacks: Sequence[keras.callbacks.Callback] = [
-        *of_recipes,
-        StopWhenNotFinite(name, run.source, checkpoints),
-        Recorder(name, run.rows, run.folder if run.writes else None),
-        progress,
-        keeper,  # last, because it may stop the run
-    ]
+    refreshers = [Refresher(learner.student)] if isinstance(learner.student, DeployedModel) else []
     held_out = distributed(
         run.strategy,
         lambda share: run.source.held_out_batches(batch_size=_HELD_OUT_BATCH_SIZE, share=share),
@@ -175,7 +172,22 @@ def _fit(
     parts = steps_left(
         start, total_steps=stage.total_steps(steps_per_epoch), steps_per_epoch=steps_per_epoch
     )
-    with progress, run.interruption.deferred():
+    watching = watched(
+        stage_plan(run, name, start),
+        trained,
+        run.records or run.folder,
+        rows=run.rows,
+        sample=run.source.training_sample(SAMPLE, seed=run.config.seed),
+        console=run.console,
+    )
+    with watching as watchers, run.interruption.deferred():
+        callbacks = [
+            *refreshers,
+            *of_recipes,
+            StopWhenNotFinite(name, run.source, checkpoints),
+            *watchers,
+            keeper,  # last, because it may stop the run
+        ]
         for position, epochs, steps in parts:
             keeper.set_model(learner)
             keeper.start_at(position)

@@ -78,9 +78,10 @@ class StagesConfig(Section):
     """
 
     float: StageConfig = Field(default=StageConfig(), description="a mapping")
-    quantized: StageConfig = Field(
+    quantized: StageConfig | None = Field(
         default=StageConfig(),
-        description="a mapping; what it leaves out is as in the float stage",
+        description="a mapping, in which what it leaves out is as in the float stage, or null (the "
+        "run ends with the float model)",
     )
     deploy_tail: StageConfig | None = Field(
         default=None,
@@ -90,8 +91,9 @@ class StagesConfig(Section):
 
     def by_name(self) -> dict[str, StageConfig]:
         """The stages there are, in order."""
-        stages = {"float": self.float, "quantized": self.quantized}
-        return stages if self.deploy_tail is None else {**stages, "deploy_tail": self.deploy_tail}
+        stages = {"quantized": self.quantized, "deploy_tail": self.deploy_tail}
+        asked_for = {name: stage for name, stage in stages.items() if stage is not None}
+        return {"float": self.float, **asked_for}
 
     def inherited(self) -> "StagesConfig":
         """The same with every setting a stage leaves out taken from the stage before.
@@ -110,6 +112,11 @@ class StagesConfig(Section):
             # Inherited ones are reported once.
             problems += [f"{name}.{problem}" for problem in found if problem not in inherited]
             inherited = found
+        if self.quantized is None and self.deploy_tail is not None:
+            problems.append(
+                "deploy_tail is given and quantized=null: expected a quantized stage for it to go "
+                "on from; set deploy_tail to null."
+            )
         if problems:
             raise ValueError("\n".join(problems))
         return self.model_copy(update=resolved)

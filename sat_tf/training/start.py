@@ -66,6 +66,11 @@ def trained_float_model(config: Config, source: ImageSource) -> keras.Model | No
     )
 
 
+def is_ordinary(model: keras.Model) -> bool:
+    """Whether sat-tf has changed nothing about a model: neither clamped nor quantized it."""
+    return not any(isinstance(layer, QuantizedLayer) for layer in model.layers)
+
+
 def quantized_start(config: Config, float_model: keras.Model) -> keras.Model:
     """The model that the quantized stage trains, still to be calibrated.
 
@@ -83,7 +88,7 @@ def quantized_start(config: Config, float_model: keras.Model) -> keras.Model:
         RunError: the policy does not fit the model; lists every problem.
     """
     try:
-        if any(isinstance(layer, QuantizedLayer) for layer in float_model.layers):
+        if not is_ordinary(float_model):
             return sat_tf.requantize(float_model, config.policy)
         policy = dataclasses.replace(config.policy, latent_start="keep_function")
         return sat_tf.quantize_model(float_model, policy)

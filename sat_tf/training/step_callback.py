@@ -46,3 +46,8 @@ class StepCallback(keras.callbacks.Callback, abc.ABC):
             before: `step` before it; less by one, unless Keras takes several batches at once.
             logs: running means over the epoch by name; reading one waits for the device.
         """
+
+
+def current_learning_rate(model: keras.Model) -> float:
+    """The learning rate of a compiled model's last step; before the first one, of that."""
+    return float(keras.backend.get_value(model.optimizer.learning_rate))

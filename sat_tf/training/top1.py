@@ -69,7 +69,7 @@ def accuracy_metrics() -> list[TopK]:
 
 
 def _rank(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """How many logits (batch, classes) are larger than the label's; the largest integer for no class."""
+    """How many logits (batch, classes) are larger than the label's; no end of them for no class."""
     classes = tf.range(tf.shape(logits)[-1])[None]
     own = classes == labels[:, None]
     of_label = tf.reduce_sum(tf.where(own, logits, tf.zeros_like(logits)), axis=-1, keepdims=True)

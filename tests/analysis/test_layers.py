@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 import sat_tf
-from sat_tf.analysis.layers import layer_facts
+from sat_tf.analysis.layers import layer_rows
 from sat_tf.qat.policy import BitPolicy
 from tests.training.small import small_float_model, small_images, small_quantized_model
 
@@ -11,7 +11,7 @@ IMAGES = small_images().train_images[:24]
 
 @pytest.fixture(scope="module")
 def rows():
-    return {row.name: row for row in layer_facts(small_quantized_model(), IMAGES)}
+    return {row.name: row for row in layer_rows(small_quantized_model(), IMAGES)}
 
 
 def test_every_layer_with_parameters_or_quantizers_has_a_row_in_graph_order(rows):
@@ -55,11 +55,11 @@ def test_an_activation_has_level_codes_and_the_share_that_is_clipped(rows):
 def test_channels_of_their_own_and_clamped_weights_have_rows_too():
     policy = BitPolicy.mobile(4, weight_range="channel")
     model = sat_tf.quantize_model(small_float_model(), policy)
-    facts = {row.name: row for row in layer_facts(model, IMAGES)}
+    facts = {row.name: row for row in layer_rows(model, IMAGES)}
     assert np.isfinite(facts["classifier"].rescale_constant)
     policy = BitPolicy(weight_bits=None, activation_bits=None)
     clamped = sat_tf.quantize_model(small_float_model(), policy)
-    facts = {row.name: row for row in layer_facts(clamped, IMAGES)}
+    facts = {row.name: row for row in layer_rows(clamped, IMAGES)}
     assert facts["classifier"].weight_bits is None
     assert facts["classifier"].rescale == "constant"
     assert facts["classifier"].activation_bits is None

@@ -22,11 +22,11 @@ def assert_same(one, other):
         np.testing.assert_array_equal(mine[1], theirs[1])
 
 
-def assert_resumes_exactly(source, *, batch_size, steps):
+def assert_resumes_exactly(source, *, batch_size, starts):
     """Batches from (epoch, step) on are those of a run that came there."""
     per_epoch = source.num_train // batch_size
-    whole = pieces(source.training_batches(batch_size=batch_size, seed=3), steps + 3)
-    for start in range(steps):
+    whole = pieces(source.training_batches(batch_size=batch_size, seed=3), max(starts) + 3)
+    for start in starts:
         epoch, step = divmod(start, per_epoch)
         resumed = source.training_batches(
             batch_size=batch_size, seed=3, first_epoch=epoch, first_step=step

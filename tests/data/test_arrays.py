@@ -65,7 +65,7 @@ def test_images_stay_with_their_labels():
 
 @pytest.mark.parametrize("batch_size", [13, 16])
 def test_a_run_resumes_exactly_at_any_step(batch_size):
-    contract.assert_resumes_exactly(SHIFTED, batch_size=batch_size, steps=11)
+    contract.assert_resumes_exactly(SHIFTED, batch_size=batch_size, starts=range(11))
 
 
 def test_the_step_after_the_last_one_starts_the_next_epoch():

@@ -9,7 +9,41 @@ from sat_tf import data
 
 
 def test_the_table_names_every_data_set():
-    assert dict(data.DATA_SETS) == {"digits": data.load_digits, "glyphs": data.load_glyphs}
+    assert dict(data.DATA_SETS) == {
+        "digits": data.load_digits,
+        "glyphs": data.load_glyphs,
+        "folder": data.load_folder_tree,
+        "tfds": data.load_tfds,
+        "tfrecords": data.load_tfrecords,
+    }
+    assert [name for name in data.DATA_SETS if data.is_in_memory(name)] == ["digits", "glyphs"]
+
+
+def test_a_set_in_memory_is_a_source_with_shifts():
+    source = data.source("digits", image_size=8, shift_pixels=1)
+    assert (source.name, source.image_size, source.shift_pixels) == ("digits", 8, 1)
+    np.testing.assert_array_equal(
+        source.held_out_sample(10_000)[0], data.load_digits(8).test_images
+    )
+
+
+@pytest.mark.parametrize("name", ["folder", "tfds", "tfrecords"])
+def test_sets_that_are_not_in_memory_are_neither_loaded_nor_shifted(name):
+    with pytest.raises(ValueError, match=f"'{name}', which is not held in memory; expected one of"):
+        data.load(name)
+    with pytest.raises(ValueError, match=f"shift_pixels: received 2 for {name}; expected 0"):
+        data.source(name, shift_pixels=2)
+
+
+def test_an_option_that_is_missing_is_named():
+    with pytest.raises(ValueError, match="folder needs data_dir"):
+        data.source("folder")
+
+
+def test_the_function_source_is_not_hidden_by_the_module_of_that_name():
+    import sat_tf.data.source
+
+    assert callable(sat_tf.data.source)
 
 
 def test_a_data_set_is_loaded_with_the_options_given():
@@ -26,7 +60,7 @@ def test_a_misspelt_data_set_is_answered_with_its_nearest_name():
 
 
 def test_a_data_set_like_no_other_is_answered_with_all_names():
-    with pytest.raises(ValueError, match="Expected one of: digits, glyphs") as error:
+    with pytest.raises(ValueError, match="Expected one of: digits, glyphs, folder") as error:
         data.load("cifar10")
     assert "did you mean" not in str(error.value)
 

@@ -1,5 +1,6 @@
 """A few steps of training with a recipe, and what it makes of the weights."""
 
+import pytest
 import tensorflow as tf
 import tf_keras as keras
 
@@ -9,6 +10,11 @@ from sat_tf.training.learner import Learner, cross_entropy
 from tests.training.small import small_images
 
 BATCH_SIZE = 16
+
+# What holds on one replica is tried on two as well, which takes longer to trace.
+on_each_number_of_replicas = pytest.mark.parametrize(
+    "replicas", [1, pytest.param(2, marks=pytest.mark.slow)], indirect=True
+)
 
 
 def fitted(
@@ -48,7 +54,7 @@ def fitted(
     for _ in range(steps):
         losses.append(float(step(next(batches))))
         after(made)
-    assert step.experimental_get_tracing_count() == 1
+    assert step.experimental_get_tracing_count() == min(steps, 1)
     return learner, losses
 
 

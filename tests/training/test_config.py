@@ -132,6 +132,18 @@ def test_a_bad_value_is_answered_with_what_was_received_and_expected(override, e
     assert expected in found[0]
 
 
+def test_a_run_may_end_with_the_float_model():
+    config = parse_config(SMALLEST, ["stages.quantized=null"])
+    assert list(config.stages.by_name()) == ["float"]
+    assert parse_config(config_text(config)) == config
+    (problem,) = problems("stages={quantized: null, deploy_tail: {epochs: 2, warmup_epochs: 0}}")
+    assert "stages.deploy_tail is given and quantized=null" in problem
+
+
+def test_activations_may_stay_float():
+    assert parse_config(SMALLEST, ["policy.activation_bits=null"]).policy.activation_bits is None
+
+
 def test_missing_sections_are_named():
     with pytest.raises(RunError) as error:
         parse_config("{name: small, data: {}}")

@@ -2,6 +2,7 @@ import pathlib
 
 import pytest
 
+from sat_tf.data import DATA_SETS
 from sat_tf.training.config_file import parse_config, read_config
 from sat_tf.training.demo import DEMO
 from sat_tf.training.errors import RunError
@@ -10,9 +11,14 @@ CONFIGS = pathlib.Path(__file__).parents[2] / "configs"
 SMALLEST = "{name: small, data: {name: digits}, model: {name: mobilenet_v2}}"
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.yaml")), ids=lambda path: path.stem)
+# Those in configs/paper are no configurations but rows made of them.
+SHIPPED = sorted(path for path in CONFIGS.glob("*/*.yaml") if path.parent.name != "paper")
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_config_is_valid_and_named_after_its_file(path):
-    assert read_config(path).name == f"{path.parent.name}_{path.stem}"
+    changes = [] if "tfds" in DATA_SETS else ["data={name: digits}"]
+    assert read_config(path, changes).name == f"{path.parent.name}_{path.stem}"
 
 
 def test_the_demo_is_the_shipped_config_of_its_name():

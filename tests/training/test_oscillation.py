@@ -8,7 +8,7 @@ from sat_tf.core import grid as grids
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.oscillation import Motion, Oscillation
 from sat_tf.training.training_copy import training_copy
-from tests.training.recipes import fitted, latent_kernels, units_of
+from tests.training.recipes import fitted, latent_kernels, on_each_number_of_replicas, units_of
 from tests.training.small import small_float_model
 
 ROWS = [("dorefa", 1), ("dorefa", 2), ("dorefa", 4), ("narrow", 3), ("rounded", 2), ("modified", 3)]
@@ -111,6 +111,7 @@ def test_the_threshold_goes_down_on_half_a_cosine_from_the_start_on():
         assert float(oscillation._threshold(tf.constant(float(step)))) == pytest.approx(expected)
 
 
+@on_each_number_of_replicas
 def test_in_training_frozen_weights_keep_their_codes(replicas):
     def recipe(model):
         return Oscillation(

@@ -7,7 +7,7 @@ from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.training.progressive_bits import ProgressiveBits
 from sat_tf.training.training_copy import training_copy
-from tests.training.recipes import fitted, units_of
+from tests.training.recipes import fitted, on_each_number_of_replicas, units_of
 from tests.training.small import small_float_model, small_images
 
 LAYERS = ("stem", "depthwise", "pointwise", "classifier")
@@ -44,13 +44,18 @@ def test_a_model_with_a_floor_is_the_model_of_so_many_bits(floor):
     assert np.array_equal(model(_images()), other(_images()))
 
 
+@on_each_number_of_replicas
 def test_it_ends_with_the_codes_of_the_policy(replicas):
     start = _model()
     with replicas.scope():
         model = training_copy(start, synchronized=True)
     floors = []
     learner, losses = fitted(
-        model, _recipe, replicas, steps=10, after=lambda recipe: floors.append(int(recipe.floor))
+        model,
+        _recipe,
+        replicas,
+        steps=10,
+        after=lambda recipe: floors.append(int(recipe.floor.numpy())),
     )
     assert floors == [8, 6, 6, 4, 4, 4, 4, 0, 0, 0]
     assert np.isfinite(losses).all()
@@ -66,9 +71,10 @@ def test_it_ends_with_the_codes_of_the_policy(replicas):
 
 
 def test_a_run_that_is_restored_goes_on_at_the_same_bits(tmp_path):
-    learner, losses = fitted(training_copy(_model()), _recipe, tf.distribute.get_strategy(), steps=5)
+    one_device = tf.distribute.get_strategy()
+    learner, _ = fitted(training_copy(_model()), _recipe, one_device, steps=5)
     path = tf.train.Checkpoint(learner=learner).save(str(tmp_path / "step"))
-    again, _ = fitted(training_copy(_model()), _recipe, tf.distribute.get_strategy(), steps=0)
+    again, _ = fitted(training_copy(_model()), _recipe, one_device, steps=0)
     tf.train.Checkpoint(learner=again).restore(path).assert_existing_objects_matched()
     assert int(again.after_step[0].floor) == int(learner.after_step[0].floor) == 4
     assert int(again.after_step[0].steps) == 5

@@ -53,6 +53,7 @@ def without_recipes(tmp_path_factory):
     return trained(make_run(tmp_path_factory.mktemp("without"))).get_weights()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_each_recipe_changes_what_a_stage_learns(name, tmp_path, without_recipes):
     run = make_run(tmp_path, f"recipes.{name}={RECIPES[name]}")
@@ -64,6 +65,7 @@ def test_each_recipe_changes_what_a_stage_learns(name, tmp_path, without_recipes
     assert held_out_metrics(model, run.source)["top1"] == run.rows[-1].held_out_top1
 
 
+@pytest.mark.slow
 def test_a_recipe_stays_out_of_other_stages(tmp_path, without_recipes):
     run = make_run(tmp_path, "recipes.distillation.teacher=missing.keras", *ALL[1:4])
     config = run.config.recipes
@@ -74,6 +76,7 @@ def test_a_recipe_stays_out_of_other_stages(tmp_path, without_recipes):
     )
 
 
+@pytest.mark.slow
 def test_oscillating_and_frozen_weights_are_listed_by_epoch_and_layer(tmp_path):
     trained(make_run(tmp_path, "recipes.oscillation=true"))
     rows = list(csv.DictReader((tmp_path / OSCILLATIONS).open()))
@@ -94,6 +97,7 @@ def test_a_stage_with_every_recipe_goes_on_bit_for_bit_where_it_was_stopped(tmp_
     assert all(np.array_equal(*pair) for pair in zip(whole, again, strict=True))
 
 
+@pytest.mark.parametrize("replicas", [2], indirect=True)
 def test_every_recipe_works_on_two_replicas(tmp_path, replicas):
     run = make_run(tmp_path, *ALL, strategy=replicas)
     model = trained(run)

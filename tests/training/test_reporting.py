@@ -11,13 +11,16 @@ from rich.console import Console
 from sat_tf.training.curves import draw_curves
 from sat_tf.training.environment import describe_environment
 from sat_tf.training.errors import RunError
-from sat_tf.training.history import COLUMNS, EpochMetrics, to_csv
-from sat_tf.training.progress import ProgressBar
+from sat_tf.training.history import COLUMNS, EpochMetrics, from_csv, to_csv
 from sat_tf.training.recorder import Recorder, StopWhenNotFinite
 from sat_tf.training.results import Results
 from sat_tf.training.run_folder import METRICS, RunFolder
+from sat_tf.training.stage_plan import StagePlan
 
-LOGS = {"loss": 0.5, "top1": 0.9, "val_loss": 0.6, "val_top1": 0.8}
+LOGS = {"loss": 0.5, "top1": 0.9, "val_loss": 0.6, "val_top1": 0.8, "top5": 0.99, "val_top5": 0.95}
+PLAN = StagePlan(
+    stage="quantized", batch_size=8, steps_per_epoch=3, total_steps=6, first_step=0, steps_before=9
+)
 RESULTS = Results(
     float_top1=0.98765,
     quantized_top1=0.9825,
@@ -39,9 +42,11 @@ def rows():
         EpochMetrics(
             stage=stage,
             epoch=epoch,
+            step=7 * epoch,
             learning_rate=0.1 / epoch,
             loss=2.0 / epoch,
             train_top1=0.4 + 0.1 * epoch,
+            train_top5=0.9 if stage == "float" else None,
             held_out_top1=0.5,
             seconds=1.5,
         )
@@ -62,18 +67,34 @@ def test_the_metrics_file_has_a_header_and_a_row_an_epoch():
 
 def test_the_metrics_file_is_complete_after_every_epoch(tmp_path):
     all_rows = rows()[:3]
-    recorder = Recorder("quantized", all_rows, RunFolder(tmp_path))
+    recorder = Recorder(PLAN, all_rows, RunFolder(tmp_path))
     optimizer = types.SimpleNamespace(learning_rate=0.25)
     recorder.set_model(types.SimpleNamespace(optimizer=optimizer))
     for epoch in (0, 1):
         recorder.on_epoch_begin(epoch)
+        for batch in range(3):
+            recorder.on_train_batch_begin(batch)
+            recorder.on_train_batch_end(batch, LOGS)
         recorder.on_epoch_end(epoch, LOGS)
         assert (tmp_path / METRICS).read_text() == to_csv(all_rows)
     assert [path.name for path in tmp_path.iterdir()] == [METRICS]
     last = all_rows[-1]
     assert len(all_rows) == 5
-    assert (last.stage, last.epoch, last.learning_rate) == ("quantized", 2, 0.25)
+    assert (last.stage, last.epoch, last.step, last.learning_rate) == ("quantized", 2, 6, 0.25)
     assert (last.loss, last.train_top1, last.held_out_top1) == (0.5, 0.9, 0.8)
+    assert (last.held_out_loss, last.train_top5, last.held_out_top5) == (0.6, 0.99, 0.95)
+
+
+def test_the_metrics_file_reads_back():
+    assert from_csv(to_csv(rows()))[0] == rows()[0]
+    assert to_csv(from_csv(to_csv(rows()))) == to_csv(rows())
+    assert from_csv("") == []
+
+
+@pytest.mark.parametrize("text", ["stage,epoch\nfloat,1\n", "stage,epoch\nfloat,one\n"])
+def test_a_metrics_file_of_another_version_is_named(text):
+    with pytest.raises(RunError, match=r"metrics: received a file that cannot be read .* expected"):
+        from_csv(text)
 
 
 @pytest.mark.parametrize("count", [1, 6])
@@ -82,40 +103,6 @@ def test_the_curves_are_a_picture(tmp_path, count):
     picture = matplotlib.image.imread(tmp_path / "curves.png")
     assert picture.shape[:2] == (600, 1350)
     assert picture.std() > 0
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_progress_shows_stage_epoch_speed_loss_and_top1(terminal):
-    text = io.StringIO()
-    console = Console(file=text, force_terminal=terminal, width=120)
-    with ProgressBar(
-        "float", epochs=12, steps_per_epoch=2, batch_size=32, console=console
-    ) as progress:
-        for epoch in (0, 1):
-            progress.on_epoch_begin(epoch)
-            progress.on_train_batch_end(0, LOGS)
-            progress.on_train_batch_end(1, LOGS)
-            progress.on_epoch_end(epoch, LOGS)
-    lines = [line for line in text.getvalue().splitlines() if "held out" in line]
-    assert len(lines) == 2
-    for part in ("float", "epoch  1/12", "images/s", "loss 0.5000", "top-1  90.0 %", "80.0 %"):
-        assert part in lines[0]
-
-
-def test_a_broken_stage_still_gives_the_terminal_back():
-    text = io.StringIO()
-    console = Console(file=text, force_terminal=True)
-    progress = ProgressBar("float", epochs=1, steps_per_epoch=1, batch_size=1, console=console)
-
-    def break_down():
-        with progress:
-            progress.on_epoch_begin(0)
-            raise RunError("stop")
-
-    with pytest.raises(RunError, match="stop"):
-        break_down()
-    # The sequence that shows the cursor again is the last thing a bar writes.
-    assert "\x1b[?25h" in text.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -155,6 +142,15 @@ def test_the_table_holds_every_number_of_a_run(differing):
         "120",
     ):
         assert part in text.getvalue()
+
+
+def test_the_table_has_top5_where_it_is_known():
+    text = io.StringIO()
+    results = Results(**{**RESULTS.to_dict(), "quantized_top5": 0.999, "deployed_top1": 0.97})
+    Console(file=text, width=100).print(results.table("a run"))
+    assert "98.25 % (top-5 99.90 %)" in text.getvalue()
+    assert text.getvalue().count("top-5") == 1
+    assert "deployed model" in text.getvalue()
 
 
 def test_the_environment_names_seed_versions_and_devices():

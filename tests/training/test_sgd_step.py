@@ -6,7 +6,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.qat.layout import inner_layer
-from sat_tf.training.stage import compile_stage
+from sat_tf.training.learner import Learner
+from sat_tf.training.stage import make_optimizer
 from sat_tf.training.stage_config import StageConfig
 from sat_tf.training.training_copy import training_copy
 from tests.training.small import small_images, small_quantized_model
@@ -48,7 +49,8 @@ def test_two_steps_are_those_of_the_formula_for_every_variable(nesterov):
     start = small_quantized_model()
     plain = training_copy(start)  # follows step by step, and tells the gradients
     trained = training_copy(start, weight_decay=stage.weight_decay)
-    compile_stage(trained, stage, STEPS_PER_EPOCH)
+    learner = Learner(trained, batch_size=32)
+    learner.compile(optimizer=make_optimizer(stage, STEPS_PER_EPOCH))
 
     kernels = {
         id(inner_layer(layer).kernel)
@@ -60,7 +62,7 @@ def test_two_steps_are_those_of_the_formula_for_every_variable(nesterov):
     velocities = [np.zeros(variable.shape) for variable in plain.trainable_variables]
     for (images, labels), rate in zip(batches(), LEARNING_RATES, strict=True):
         gradients = cross_entropy_gradients(plain, images, labels)
-        trained.train_on_batch(images, labels)
+        learner.train_on_batch(images, labels)
         for index, variable in enumerate(plain.trainable_variables):
             weights = variable.numpy().astype(np.float64)
             step = gradients[index] + decays[index] * weights
@@ -76,10 +78,9 @@ def test_two_steps_are_those_of_the_formula_for_every_variable(nesterov):
             variable.assign(received)
 
 
-def test_a_model_that_is_compiled_for_a_stage_has_sgd_with_its_schedule():
-    model = training_copy(small_quantized_model())
-    compile_stage(model, STAGE, STEPS_PER_EPOCH)
-    assert isinstance(model.optimizer, keras.optimizers.SGD)
-    config = model.optimizer.get_config()
+def test_the_optimizer_of_a_stage_is_sgd_with_its_schedule():
+    optimizer = make_optimizer(STAGE, STEPS_PER_EPOCH)
+    assert isinstance(optimizer, keras.optimizers.SGD)
+    config = optimizer.get_config()
     assert (config["momentum"], config["nesterov"], config["weight_decay"]) == (0.9, True, None)
     assert config["learning_rate"]["config"]["total_steps"] == 8

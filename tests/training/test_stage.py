@@ -3,20 +3,19 @@ import io
 import numpy as np
 import pytest
 import tensorflow as tf
-import tf_keras as keras
 from rich.console import Console
 
-from sat_tf.qat.layout import inner_layer
+from sat_tf.data.arrays import ArraySource
 from sat_tf.training.config_file import parse_config
 from sat_tf.training.errors import RunError
 from sat_tf.training.run_folder import METRICS, RunFolder
-from sat_tf.training.stage import Run, batch_size_problems, held_out_top1, train_stage
+from sat_tf.training.stage import Run, batch_size_problems, held_out_metrics, train_stage
 from sat_tf.training.training_copy import training_copy
 from tests.training.small import small_images, small_quantized_model
 
 CONFIG = """
 name: small
-data: {name: digits, shift_pixels: 1}
+data: {name: digits}
 model: {name: mobilenet_v1}
 stages:
   float: {epochs: 2, batch_size: 32, base_learning_rate: 0.8, warmup_epochs: 1}
@@ -24,10 +23,10 @@ stages:
 """
 
 
-def make_run(folder, *overrides, strategy=None, images=None):
+def make_run(folder, *overrides, strategy=None, source=None):
     return Run(
         config=parse_config(CONFIG, overrides),
-        images=images or small_images(),
+        source=source or ArraySource(small_images(), shift_pixels=1),
         folder=RunFolder(folder),
         strategy=strategy or tf.distribute.get_strategy(),
         console=Console(file=io.StringIO()),
@@ -46,7 +45,7 @@ def test_a_stage_learns_and_leaves_its_start_alone(tmp_path):
     assert [(row.stage, row.epoch) for row in run.rows] == [("float", epoch) for epoch in (1, 2)]
     assert run.rows[-1].loss < run.rows[0].loss
     assert run.rows[-1].learning_rate < run.rows[0].learning_rate
-    assert held_out_top1(model, run.images) == run.rows[-1].held_out_top1
+    assert held_out_metrics(model, run.source)["top1"] == run.rows[-1].held_out_top1
     assert all(np.array_equal(*pair) for pair in zip(before, start.get_weights(), strict=True))
     assert len((tmp_path / METRICS).read_text().splitlines()) == 3
 
@@ -61,55 +60,51 @@ def test_the_same_seed_gives_the_same_metrics_and_weights(tmp_path):
     assert all(np.array_equal(*pair) for pair in zip(*weights, strict=True))
 
 
-def test_two_replicas_train_like_one_device(tmp_path):
-    # Frozen, because statistics of half a batch on each device are not those of the whole one.
-    start = training_copy(small_quantized_model())
-    for layer in start.layers:
-        if isinstance(inner_layer(layer), keras.layers.BatchNormalization):
-            layer.trainable = False
-    runs, weights = [], []
-    # The default, collective operations, can serve only one strategy a process.
-    mirrored = tf.distribute.MirroredStrategy(
-        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
-    )
-    for strategy in (None, mirrored):
-        run = make_run(tmp_path, strategy=strategy)
-        weights.append(train_stage(run, "quantized", start).trainable_weights)
-        runs.append(run.rows)
-    one, two = ([(row.loss, row.train_top1, row.held_out_top1) for row in rows] for rows in runs)
-    # Sums over the batch are taken in another order, in float32.
-    np.testing.assert_allclose(two, one, rtol=1e-5)
-    for of_one, of_two in zip(*weights, strict=True):
-        np.testing.assert_allclose(of_two, of_one, rtol=1e-4, atol=1e-5)
+def test_a_stage_can_have_a_number_of_steps_that_ends_within_an_epoch(tmp_path):
+    run = make_run(tmp_path, "stages.float.steps=4", "stages.float.warmup_epochs=0.5")
+    train_stage(run, "float", small_quantized_model())
+    assert [row.epoch for row in run.rows] == [1, 2]
+    # Two steps of warm-up and two of cooling, of which the last one is halfway down.
+    assert run.rows[-1].learning_rate == pytest.approx(0.05)
 
 
-def test_a_learning_rate_that_blows_up_is_an_error_that_names_stage_and_fix(tmp_path):
+def test_a_learning_rate_that_blows_up_is_an_error_that_names_stage_step_layer_and_fix(tmp_path):
     run = make_run(tmp_path, "stages.quantized.base_learning_rate=1e30")
-    with pytest.raises(RunError, match=r"quantized stage, epoch 1, .* NaN or infinite, expected"):
+    with pytest.raises(RunError) as error:
         train_stage(run, "quantized", small_quantized_model())
+    text = str(error.value)
+    assert text.startswith("quantized stage, epoch 1, step 2: the loss is NaN or infinite (")
+    assert "quant_" in text
+    assert "stages.quantized.base_learning_rate" in text
+    assert "none yet" in text
 
 
 def test_the_top1_of_a_model_with_nan_logits_is_an_error():
     model = training_copy(small_quantized_model())
-    bias = model.get_layer("quant_classifier").layer.bias
-    bias.assign([np.nan, 0.0, 0.0])
-    with pytest.raises(RunError, match="gives NaN or infinite logits for held-out images"):
-        held_out_top1(model, small_images())
+    model.layers[-1].layer.kernel.assign(tf.fill(model.layers[-1].layer.kernel.shape, np.nan))
+    with pytest.raises(RunError, match="NaN or infinite logits for held-out images"):
+        held_out_metrics(model, ArraySource(small_images()))
 
 
-def test_top1_counts_the_held_out_images():
+def test_top1_counts_every_held_out_image_once():
     model, images = training_copy(small_quantized_model()), small_images()
     logits = model(images.test_images.astype(np.float32), training=False).numpy()
-    expected = np.mean(np.argmax(logits, axis=1) == images.test_labels)
-    assert held_out_top1(model, images) == pytest.approx(expected)
+    hits = np.argmax(logits, axis=1) == images.test_labels
+    found = held_out_metrics(model, ArraySource(images))
+    assert found["top1"] == pytest.approx(np.mean(hits), abs=1e-7)
+    assert found["top5"] == 1.0  # of three classes
 
 
-def test_batches_larger_than_the_data_set_are_problems_of_both_stages():
-    images = small_images(train=30)
-    found = batch_size_problems(parse_config(CONFIG), images)
-    assert found == [
-        f"stages.{stage}.batch_size=32: expected at most 30, the number of training images; lower "
-        "it."
-        for stage in ("float", "quantized")
+def test_batches_larger_than_the_data_and_warm_ups_longer_than_the_stage_are_problems():
+    source = ArraySource(small_images(train=30))
+    config = parse_config(CONFIG, ["stages.quantized.batch_size=16"])
+    assert batch_size_problems(config, source) == [
+        "stages.float.batch_size=32: expected at most 30, the number of training images; lower it."
     ]
-    assert batch_size_problems(parse_config(CONFIG, ["stages.float.batch_size=30"]), images) == []
+    config = parse_config(
+        CONFIG, ["stages.float.steps=3", "stages.float.batch_size=10", "stages.quantized.steps=9"]
+    )
+    assert batch_size_problems(config, source) == [
+        "stages.float.warmup_epochs=1: 3 steps of 3; expected a warm-up shorter than the stage; "
+        "lower it."
+    ]

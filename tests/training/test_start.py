@@ -121,9 +121,7 @@ def test_files_that_do_not_fit_are_refused_with_every_reason(tmp_path):
             trained_float_model(config(f"training.float_model={path}"), SOURCE)
         return str(error.value).replace(str(path), "FILE")
 
-    assert refused() == (
-        "training.float_model='FILE': no such file; expected one of tf_keras."
-    )
+    assert refused() == ("training.float_model='FILE': no such file; expected one of tf_keras.")
     path.write_bytes(b"no model")
     assert refused().startswith("training.float_model='FILE': ")
     assert "expected a model saved by tf_keras" in refused()

@@ -4,7 +4,7 @@ import tensorflow as tf
 from sat_tf.training.learner import Learner
 from sat_tf.training.training_copy import training_copy
 from sat_tf.training.weight_average import AverageMeasured, WeightAverage
-from tests.training.recipes import fitted
+from tests.training.recipes import fitted, on_each_number_of_replicas
 from tests.training.small import small_images, small_quantized_model
 
 DECAY = 0.5
@@ -14,7 +14,8 @@ def _recipe(model):
     return WeightAverage(model, decay=DECAY)
 
 
-def test_the_average_is_that_of_the_formula(replicas):
+@on_each_number_of_replicas
+def test_the_average_is_that_of_the_formula_and_can_take_the_place_of_the_weights(replicas):
     start = small_quantized_model()
     with replicas.scope():
         model = training_copy(start, synchronized=True)
@@ -33,17 +34,9 @@ def test_the_average_is_that_of_the_formula(replicas):
     learner, _ = fitted(model, _recipe, replicas, steps=8, after=follow)
     average = learner.after_step[0]
     assert len(average.averages) == len(expected)  # clipping levels and statistics too
-    for found, wanted in zip(average.averages, expected, strict=True):
-        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
-
-
-def test_swapping_twice_changes_nothing_and_keeping_leaves_the_average(replicas):
-    start = small_quantized_model()
-    with replicas.scope():
-        model = training_copy(start, synchronized=True)
-    learner, _ = fitted(model, _recipe, replicas, steps=3)
-    average = learner.after_step[0]
     weights, averages = model.get_weights(), [value.numpy() for value in average.averages]
+    for found, wanted in zip(averages, expected, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
     average.swap()
     assert all(np.array_equal(*pair) for pair in zip(model.get_weights(), averages, strict=True))
     average.swap()
@@ -75,7 +68,9 @@ def test_it_is_part_of_checkpoints_once(tmp_path):
     path = tf.train.Checkpoint(learner=learner).save(str(tmp_path / "step"))
     tf.train.Checkpoint(learner=again).restore(path).assert_existing_objects_matched()
     assert int(again.after_step[0].steps) == 4
-    for one, other in zip(learner.after_step[0].averages, again.after_step[0].averages, strict=True):
+    for one, other in zip(
+        learner.after_step[0].averages, again.after_step[0].averages, strict=True
+    ):
         assert np.array_equal(one, other)
     saved = [name for name, _ in tf.train.list_variables(path) if "OPTIMIZER_SLOT" not in name]
     assert len([name for name in saved if "after_step" in name]) == len(learner.student.weights) + 1

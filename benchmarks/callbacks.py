@@ -1,0 +1,131 @@
+"""What it costs to watch a stage: steps with all callbacks and without, in turns.
+
+    python benchmarks/callbacks.py
+
+The digits demo in its quantized stage, batch 32. CPU seconds of the whole process a step, because
+they do not depend on what else the machine does; the two kinds of epoch take turns, and the median
+of their ratios counts. What comes once an epoch (clip rates, kappa_0, files) is measured apart.
+"""
+
+import io
+import pathlib
+import statistics
+import tempfile
+import time
+
+import tensorflow as tf
+import tf_keras as keras
+from rich.console import Console
+
+import sat_tf
+from sat_tf.commands.train import load_config
+from sat_tf.training.batches import training_batches
+from sat_tf.training.run_folder import RunFolder
+from sat_tf.training.runner import build_models, load_images
+from sat_tf.training.stage import compile_stage, sample_of
+from sat_tf.training.stage_plan import StagePlan
+from sat_tf.training.watching import watched
+
+_PAIRS = 12
+
+
+def main() -> None:
+    """Prints the cost of the callbacks a step, in percent, and of what comes once an epoch."""
+    config = load_config()
+    images = load_images(config)
+    _, clamped = build_models(config, images)
+    model = sat_tf.requantize(clamped, config.policy)
+    stage = config.stages.quantized
+    steps = len(images.train_labels) // stage.batch_size
+    batches = training_batches(images, batch_size=stage.batch_size, shift_pixels=2, seed=0)
+    compile_stage(model, stage, steps)
+    plan = StagePlan(
+        stage="quantized",
+        batch_size=stage.batch_size,
+        steps_per_epoch=steps,
+        total_steps=(_PAIRS + 1) * steps,
+    )
+    console = Console(file=io.StringIO(), force_terminal=True)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        watched(
+            plan,
+            model,
+            RunFolder(pathlib.Path(folder)),
+            rows=[],
+            sample=sample_of(images),
+            console=console,
+        ) as callbacks,
+    ):
+        watching = _Timed(callbacks)
+        _epoch(model, batches, [])
+        _epoch(model, batches, [watching])
+        watching.begun.clear()
+        watching.ended.clear()
+        ratios = []
+        for _ in range(_PAIRS):
+            plain = _epoch(model, batches, [])
+            ratios.append((_epoch(model, batches, [watching]), plain))
+    a_step = statistics.median(plain for _, plain in ratios) / steps
+    cost = statistics.median(watched / plain - 1 for watched, plain in ratios)
+    at_ends = statistics.median(watching.ended)
+    in_steps = statistics.fmean(watching.steps)
+    print(f"{tf.config.list_physical_devices()}")
+    print(f"a step without callbacks: {1000 * a_step:.1f} ms of CPU time")
+    print(f"inside the callbacks: {1000 * in_steps:.3f} ms a step, {100 * in_steps / a_step:.2f} %")
+    print(f"end of an epoch: {1000 * at_ends:.0f} ms, {100 * at_ends / a_step / steps:.2f} %")
+    print(f"epochs with and without in turns, difference: {100 * cost:+.1f} %")
+
+
+class _Timed(keras.callbacks.Callback):
+    """Calls other callbacks, and notes the CPU time they take."""
+
+    _supports_tf_logs = True
+
+    def __init__(self, callbacks: list[keras.callbacks.Callback]) -> None:
+        super().__init__()
+        self._list = keras.callbacks.CallbackList(callbacks)
+        self.begun: list[float] = []
+        self.ended: list[float] = []
+        self.steps: list[float] = []
+
+    def set_model(self, model: keras.Model) -> None:
+        """As Keras does."""
+        super().set_model(model)
+        self._list.set_model(model)
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        """Passes it on."""
+        start = time.process_time()
+        self._list.on_epoch_begin(epoch, logs)
+        self.begun.append(time.process_time() - start)
+
+    def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
+        """Passes it on."""
+        self._list.on_train_batch_begin(batch, logs)
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        """Passes it on."""
+        start = time.process_time()
+        self._list.on_train_batch_end(batch, logs)
+        self.steps.append(time.process_time() - start)
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        """Passes it on, with held-out figures in which nothing depends on the values."""
+        start = time.process_time()
+        held_out = {f"val_{name}": value for name, value in (logs or {}).items()}
+        self._list.on_epoch_end(epoch, {**(logs or {}), **held_out})
+        self.ended.append(time.process_time() - start)
+
+
+def _epoch(
+    model: keras.Model, batches: tf.data.Dataset, callbacks: list[keras.callbacks.Callback]
+) -> float:
+    """CPU seconds of an epoch."""
+    start = time.process_time()
+    model.fit(batches, callbacks=callbacks, verbose=0)
+    return time.process_time() - start
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""`sat-tf paper`."""
+
+import argparse
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+
+from sat_tf.commands.models import quiet_tensorflow
+from sat_tf.commands.train import seed
+from sat_tf.messages import list_problems
+from sat_tf.paper.library import Entry, data_sets, find
+from sat_tf.paper.record import read_outcomes
+from sat_tf.paper.run import plan
+from sat_tf.paper.run import run as run_jobs
+from sat_tf.paper.table import markdown, show, update
+from sat_tf.training.config_file import config_text
+from sat_tf.training.errors import RunError
+from sat_tf.training.interruption import Stopped
+
+SUMMARY = "list and run the experiments of the paper"
+DESCRIPTION = (
+    "Lists the rows of the paper's tables and figures with the figures printed, and runs them, on "
+    "ImageNet as they are or on other data. `sat-tf paper ACTION --help` explains an action."
+)
+EXAMPLES = """\
+examples:
+  sat-tf paper list 'table1/*'
+  sat-tf paper run table1/mobilenet_v2/4bits --data imagenet2012 --data_dir ~/tensorflow_datasets
+  sat-tf paper run 'table4/*' --data glyphs              in miniature: minutes a row, no download
+  sat-tf paper run 'glyphs/*' --seeds 0,1,2
+  sat-tf paper show table1/mobilenet_v2/4bits --data folder --data_dir photos > mine.yaml
+  sat-tf paper table 'table4/*'                          Markdown: the paper's figures beside ours
+"""
+
+_RUN_DIR = "runs/paper"
+_RESULTS = "runs/paper/results.csv"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
+
+    action = _action(actions, "list", _list, "show rows with the figures printed in the paper")
+    _add_patterns(action, "*")
+    _add_results(action)
+
+    action = _action(actions, "run", _run, "train rows, and record what comes out")
+    _add_patterns(action, "+")
+    _add_settings(action)
+    action.add_argument(
+        "--seeds",
+        metavar="N,N,...",
+        type=_seeds,
+        default=(None,),
+        help="run every row with each of these seeds; default: 0",
+    )
+    action.add_argument(
+        "--run_dir",
+        metavar="DIR",
+        default=_RUN_DIR,
+        help=f"where each run has a folder of its own; default: {_RUN_DIR}",
+    )
+    _add_results(action)
+
+    action = _action(actions, "show", _show, "print the whole configuration of a row as YAML")
+    _add_patterns(action, "+")
+    _add_settings(action)
+    action.add_argument(
+        "--seeds", metavar="N", type=_seeds, default=(None,), help="the seed; default: 0"
+    )
+
+    action = _action(actions, "table", _table, "print rows as Markdown, or write them into a file")
+    _add_patterns(action, "*")
+    _add_results(action)
+    action.add_argument(
+        "--write",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="a Markdown file whose tables, between lines <!-- sat-tf paper table PATTERN... --> "
+        "and <!-- end of sat-tf paper table -->, to write anew; can be given several times",
+    )
+
+
+def run(arguments: argparse.Namespace, console: Console) -> bool:
+    """Does what the arguments ask for."""
+    return bool(arguments.action(arguments, console))
+
+
+def _list(arguments: argparse.Namespace, console: Console) -> bool:
+    outcomes = read_outcomes(pathlib.Path(arguments.results))
+    for table in show(_found(arguments.rows), outcomes):
+        console.print(table)
+    console.print("Data sets for --data:", highlight=False)
+    for name, data in data_sets().items():
+        console.print(f"  {name:13} {data.about}", highlight=False, soft_wrap=True)
+    return True
+
+
+def _run(arguments: argparse.Namespace, console: Console) -> bool:
+    jobs = plan(
+        arguments.rows,
+        data=arguments.data,
+        data_dir=arguments.data_dir,
+        changes=arguments.overrides,
+        seeds=arguments.seeds,
+    )
+    folder, results = pathlib.Path(arguments.run_dir), pathlib.Path(arguments.results)
+    quiet_tensorflow()
+    try:
+        return run_jobs(jobs, folder, results, console)
+    except Stopped:
+        console.print(
+            f"Stopped as asked; all is saved in {folder}: the same command goes on from here.",
+            highlight=False,
+            soft_wrap=True,
+        )
+        return True
+
+
+def _show(arguments: argparse.Namespace, console: Console) -> bool:
+    jobs = plan(
+        arguments.rows,
+        data=arguments.data,
+        data_dir=arguments.data_dir,
+        changes=arguments.overrides,
+        seeds=arguments.seeds,
+    )
+    if len(jobs) > 1:
+        raise RunError(
+            f"sat-tf paper show: received {len(jobs)} rows, expected one; name one of: "
+            f"{', '.join(job.row for job in jobs)}."
+        )
+    console.print(
+        config_text(jobs[0].config), end="", highlight=False, markup=False, soft_wrap=True
+    )
+    return True
+
+
+def _table(arguments: argparse.Namespace, console: Console) -> bool:
+    outcomes = read_outcomes(pathlib.Path(arguments.results))
+    if not arguments.write:
+        text = markdown(_found(arguments.rows), outcomes)
+        console.print(text, end="", highlight=False, markup=False, soft_wrap=True)
+        return True
+    if arguments.rows:
+        raise RunError(
+            f"sat-tf paper table: received {' '.join(arguments.rows)} with --write, expected no "
+            "rows; the file says which rows each of its tables has."
+        )
+    for name in arguments.write:
+        update(pathlib.Path(name), outcomes)
+    return True
+
+
+def _found(patterns: list[str]) -> list[Entry]:
+    rows, problems = find(patterns or ["*"])
+    if problems:
+        raise RunError(list_problems("sat-tf paper", problems))
+    return rows
+
+
+def _action(
+    actions: Any, name: str, do: Callable[..., bool], summary: str
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = actions.add_parser(name, help=summary, description=summary)
+    parser.set_defaults(action=do)
+    return parser
+
+
+def _add_patterns(parser: argparse.ArgumentParser, count: str) -> None:
+    parser.add_argument(
+        "rows",
+        metavar="ROW",
+        nargs=count,
+        help="name of a row, or a pattern in quotes such as 'table4/*'",
+    )
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--data",
+        metavar="NAME",
+        help="what to train on; `sat-tf paper list` names all; default: imagenet2012, and glyphs "
+        "for glyphs/*",
+    )
+    parser.add_argument("--data_dir", metavar="DIR", help="folder of the images")
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        dest="overrides",
+        help="change one setting, with a dotted key; can be given several times",
+    )
+
+
+def _add_results(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--results",
+        metavar="FILE",
+        default=_RESULTS,
+        help=f"CSV to which outcomes are added; default: {_RESULTS}",
+    )
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(seed(word.strip()) for word in text.split(",")))

@@ -1,0 +1,197 @@
+"""The usual tree of an image data set: train/<class>/<picture> and val/<class>/<picture>."""
+
+import os
+import pathlib
+from typing import NamedTuple
+
+from sat_tf.arguments import check
+from sat_tf.data.picture_options import picture_rules
+from sat_tf.data.source import ImageSource
+from sat_tf.messages import list_problems
+
+TRAIN = "train"
+# In this order, because a folder "test" often has no labels.
+HELD_OUT = ("val", "validation", "test")
+SUFFIXES = frozenset(
+    {".jpeg", ".jpg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".jpe", ".jfif"}
+)
+_MOST_NAMED = 5
+
+
+class Part(NamedTuple):
+    """One part of the set.
+
+    Attributes:
+        paths: of all pictures, class by class, each in the order of their names.
+        labels: number of the class of each.
+    """
+
+    paths: list[str]
+    labels: list[int]
+
+
+class Tree(NamedTuple):
+    """What a folder holds.
+
+    Attributes:
+        class_names: names of the classes, sorted; their places are the labels.
+        train: the part to train on.
+        held_out: the part to measure with.
+    """
+
+    class_names: list[str]
+    train: Part
+    held_out: Part
+
+
+def load_folder_tree(
+    data_dir: str | os.PathLike[str],
+    *,
+    image_size: int = 224,
+    max_corrupt: float = 0.001,
+    deterministic: bool = True,
+) -> ImageSource:
+    """A folder of pictures: train/<class>/<picture>, and the same under val, validation or test.
+
+    Training takes random crops of 8 to 100 % of a picture's area with aspects from 3/4 to 4/3, and
+    mirrors every other one. Held-out pictures are resized so that their shorter side is 256/224 of
+    `image_size`, and cropped to their centre. EXIF orientation is left alone.
+
+    JPEG, PNG, GIF, BMP, WebP and TIFF are read, whatever the name says. A picture that nothing
+    decodes is corrupt, and so is a JPEG of which more than 5 % of the rows are missing. Training
+    takes the next good one in its place; held-out it is left out.
+
+    Args:
+        data_dir: the folder.
+        image_size: height and width of what training and measuring see, in pixels.
+        max_corrupt: more corrupt pictures than this share of all (but 5 at least, unless it is 0)
+            are an error.
+        deterministic: whether batches hold the same pictures in the same order whenever they are
+            read; otherwise the fastest come first.
+
+    Raises:
+        ValueError: an argument is out of its range, or the folder is none of this kind; lists
+            everything.
+    """
+    check("folder", picture_rules(image_size, max_corrupt, deterministic))
+    tree = read_tree(data_dir)
+    # Imported here: naming a data set needs no TensorFlow.
+    from sat_tf.data.folder_source import FolderSource
+
+    return FolderSource(
+        tree,
+        name=pathlib.Path(data_dir).resolve().name,
+        image_size=image_size,
+        max_corrupt=max_corrupt,
+        deterministic=deterministic,
+    )
+
+
+def read_tree(data_dir: str | os.PathLike[str]) -> Tree:
+    """Lists the pictures of a folder; opens none.
+
+    Hidden files and files of other kinds are passed over; folders in those of the classes are not.
+
+    Args:
+        data_dir: the folder.
+
+    Raises:
+        ValueError: it is no folder of this kind; lists everything that is wrong.
+    """
+    if not isinstance(data_dir, str | os.PathLike):
+        raise ValueError(f"data_dir: received {data_dir!r}; expected the path of a folder.")
+    root = pathlib.Path(data_dir).expanduser()
+    if not root.is_dir():
+        raise ValueError(
+            f"data_dir: received {root}, which is no folder; expected one that holds "
+            f"{TRAIN}/<class>/*.JPEG and {HELD_OUT[0]}/<class>/*.JPEG."
+        )
+    names = {entry.name for entry in root.iterdir() if entry.is_dir()}
+    held_out = next((name for name in HELD_OUT if name in names), None)
+    problems = []
+    if TRAIN not in names:
+        problems.append(_missing(TRAIN, names))
+    if held_out is None:
+        problems.append(_missing(" or ".join(HELD_OUT), names))
+    if held_out is None or problems:
+        raise ValueError(list_problems(str(root), problems))
+    classes = _classes(root / TRAIN)
+    problems += _differences(held_out, classes, _classes(root / held_out))
+    if not classes:
+        problems.append(f"{TRAIN}: received no folders in it; expected one for each class.")
+    parts = {name: _part(root / name, classes) for name in (TRAIN, held_out)}
+    problems += _empty(TRAIN, classes, parts[TRAIN])
+    if classes and not parts[held_out].paths:
+        problems.append(
+            f"{held_out}: received no pictures; expected at least one ({_kinds()}) in a folder of "
+            "a class."
+        )
+    if problems:
+        raise ValueError(list_problems(str(root), problems))
+    return Tree(classes, parts[TRAIN], parts[held_out])
+
+
+def _missing(expected: str, names: set[str]) -> str:
+    found = ", ".join(sorted(names)[:_MOST_NAMED]) or "none"
+    return f"received the folders {found}; expected {expected} with a folder for each class."
+
+
+def _classes(folder: pathlib.Path) -> list[str]:
+    return sorted(e.name for e in os.scandir(folder) if e.is_dir() and e.name[0] != ".")
+
+
+def _differences(held_out: str, train: list[str], others: list[str]) -> list[str]:
+    """Classes that only one of the parts has; a part without folders has no classes at all."""
+    if train and not others:
+        return [
+            f"{held_out}: received no folders of classes; expected those of {TRAIN}; move each "
+            "picture into the folder of its class."
+        ]
+    problems = []
+    for name, mine, other, part in (
+        (TRAIN, train, others, held_out),
+        (held_out, others, train, TRAIN),
+    ):
+        only = sorted(set(mine) - set(other))
+        if train and only:
+            problems.append(
+                f"{name}: received {len(only)} classes that {part} does not have "
+                f"({_some(only)}); expected the same in both; move or rename them."
+            )
+    return problems
+
+
+def _empty(name: str, classes: list[str], part: Part) -> list[str]:
+    empty = sorted(set(range(len(classes))) - set(part.labels))
+    if not empty:
+        return []
+    return [
+        f"{name}: received {len(empty)} classes without pictures "
+        f"({_some([classes[label] for label in empty])}); expected at least one each ({_kinds()})."
+    ]
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _kinds() -> str:
+    return ", ".join(sorted(SUFFIXES))
+
+
+def _part(folder: pathlib.Path, classes: list[str]) -> Part:
+    paths: list[str] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        found = []
+        for place, folders, files in os.walk(folder / name):
+            folders[:] = [inner for inner in folders if inner[0] != "."]
+            found += [
+                os.path.join(place, file)
+                for file in files
+                if file[0] != "." and os.path.splitext(file)[1].lower() in SUFFIXES
+            ]
+        paths += sorted(found)
+        labels += [label] * len(found)
+    return Part(paths, labels)

@@ -1,0 +1,201 @@
+"""From an encoded picture to the square of pixels that a model sees.
+
+JPEGs, which most pictures are, are decoded no further than their crop needs. Everything else that
+TensorFlow decodes is decoded whole and then cropped. EXIF orientation is left alone, as in the
+usual ImageNet pipelines.
+"""
+
+import math
+
+import tensorflow as tf
+
+from sat_tf.data.order import RANDOM
+
+# The random-resized crop of the Inception and ResNet papers.
+SMALLEST_AREA = 0.08
+WIDEST_ASPECT = 4 / 3
+TRIES = 10
+# What is resized to 256 is then cropped to 224, or any other size in this proportion.
+RESIZED = 256
+CROPPED = 224
+
+# How much libjpeg can reduce a picture while it decodes it, by averaging.
+_REDUCTIONS = (1, 2, 4, 8)
+# Pixels decoded around the held-out crop: libjpeg interpolates colour across three of them.
+_MARGIN = 4
+# Bytes at the end of a file in which its end marker is looked for; some programs fill files up.
+TAIL = 32
+
+
+def training_crop(encoded: tf.Tensor, seed: tf.Tensor, image_size: int) -> tf.Tensor:
+    """A random crop of a picture, resized, and mirrored every other time.
+
+    Crops at least twice as large as the result are reduced by libjpeg, which averages; what is left
+    to bilinear interpolation is less than a factor of 2, in which it skips no pixels. A filter with
+    antialiasing would take longer than everything else together.
+
+    Args:
+        encoded: the bytes of a JPEG, PNG, GIF or WebP file.
+        seed: (2,), integers; the same seed gives the same crop.
+        image_size: height and width of the result.
+
+    Returns:
+        (image_size, image_size, 3), uint8.
+
+    Raises:
+        tf.errors.InvalidArgumentError: the file cannot be decoded, or breaks off.
+    """
+    return tf.cond(
+        tf.io.is_jpeg(encoded),
+        lambda: _training_crop_of_jpeg(encoded, seed, image_size),
+        lambda: training_crop_of_pixels(_decoded(encoded), seed, image_size),
+    )
+
+
+def training_crop_of_pixels(pixels: tf.Tensor, seed: tf.Tensor, image_size: int) -> tf.Tensor:
+    """What `training_crop` does, for a picture (height, width, 3), uint8, that is decoded."""
+    window, is_mirrored = _training_window(tf.shape(pixels), seed)
+    top, left, height, width = tf.unstack(window)
+    crop = pixels[top : top + height, left : left + width]
+    return _mirrored(_resized(crop, image_size), is_mirrored)
+
+
+def held_out_crop(encoded: tf.Tensor, image_size: int) -> tf.Tensor:
+    """The centre of a picture whose shorter side is resized to 256/224 of the result's.
+
+    Resized bilinearly with antialiasing, as Pillow does it: photographs of several thousand pixels
+    would otherwise be measured by every tenth pixel.
+
+    Args:
+        encoded: the bytes of a JPEG, PNG, GIF or WebP file.
+        image_size: height and width of the result.
+
+    Returns:
+        (image_size, image_size, 3), uint8.
+
+    Raises:
+        tf.errors.InvalidArgumentError: the file cannot be decoded, or breaks off.
+    """
+    return tf.cond(
+        tf.io.is_jpeg(encoded),
+        lambda: _held_out_crop_of_jpeg(encoded, image_size),
+        lambda: held_out_crop_of_pixels(_decoded(encoded), image_size),
+    )
+
+
+def held_out_crop_of_pixels(pixels: tf.Tensor, image_size: int) -> tf.Tensor:
+    """What `held_out_crop` does, for a picture (height, width, 3), uint8, that is decoded."""
+    shape = tf.shape(pixels)
+    window = _held_out_window(shape, image_size)
+    top, left, height, width = tf.unstack(window)
+    crop = pixels[top : top + height, left : left + width]
+    return _centre(crop, shape, window, image_size)
+
+
+def _training_crop_of_jpeg(encoded: tf.Tensor, seed: tf.Tensor, image_size: int) -> tf.Tensor:
+    _expect_whole(encoded)
+    window, is_mirrored = _training_window(tf.io.extract_jpeg_shape(encoded), seed)
+    shorter = tf.minimum(window[2], window[3])
+    halvings = tf.reduce_sum(
+        tf.cast(shorter >= [image_size * ratio for ratio in _REDUCTIONS[1:]], tf.int32)
+    )
+
+    def reduced(ratio: int) -> tf.Tensor:
+        return tf.raw_ops.DecodeAndCropJpeg(
+            contents=encoded, crop_window=window // ratio, channels=3, ratio=ratio
+        )
+
+    crop = tf.switch_case(halvings, [lambda ratio=ratio: reduced(ratio) for ratio in _REDUCTIONS])
+    return _mirrored(_resized(crop, image_size), is_mirrored)
+
+
+def _held_out_crop_of_jpeg(encoded: tf.Tensor, image_size: int) -> tf.Tensor:
+    _expect_whole(encoded)
+    shape = tf.io.extract_jpeg_shape(encoded)
+    window = _held_out_window(shape, image_size)
+    crop = tf.io.decode_and_crop_jpeg(encoded, window, channels=3)
+    return _centre(crop, shape, window, image_size)
+
+
+def _decoded(encoded: tf.Tensor) -> tf.Tensor:
+    # TensorFlow takes the numbers of colours in the palette of a BMP file for shades of grey.
+    is_bmp = tf.strings.substr(encoded, 0, 2) == b"BM"
+    tf.debugging.Assert(~is_bmp, ["a BMP file, which may have a palette"])
+    return tf.ensure_shape(
+        tf.io.decode_image(encoded, channels=3, expand_animations=False), (None, None, 3)
+    )
+
+
+def _expect_whole(encoded: tf.Tensor) -> None:
+    """Raises where a JPEG breaks off, even where the crop lies in front of the break."""
+    length = tf.strings.length(encoded)
+    tail = tf.io.decode_raw(
+        tf.strings.substr(encoded, tf.maximum(length - TAIL, 0), TAIL), tf.uint8
+    )
+    is_end = tf.reduce_any((tail[:-1] == 0xFF) & (tail[1:] == 0xD9))
+    tf.debugging.Assert(is_end, ["a JPEG without its end"])
+
+
+def _training_window(shape: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Top, left, height and width of a random crop, and whether to mirror it."""
+    # All draws at once: each operation costs as much as the arithmetic in it.
+    draws = tf.random.stateless_uniform((2 * TRIES + 3,), seed, alg=RANDOM)
+    sides = tf.cast(shape[:2], tf.float32)
+    area = sides[0] * sides[1] * (SMALLEST_AREA + (1 - SMALLEST_AREA) * draws[:TRIES])
+    aspect = tf.exp(math.log(WIDEST_ASPECT) * (2 * draws[TRIES : 2 * TRIES] - 1))
+    sizes = tf.round(tf.stack([tf.sqrt(area / aspect), tf.sqrt(area * aspect)], axis=1))
+    fits = tf.reduce_all((sizes >= 1) & (sizes <= sides), axis=1)
+    # Where no try fits: as much of the centre as the aspects allow.
+    centre = tf.minimum(sides, tf.round(sides[::-1] * WIDEST_ASPECT))
+    any_fits = tf.reduce_any(fits)
+    size = tf.where(any_fits, sizes[tf.argmax(fits)], centre)
+    room = sides - size
+    begin = tf.where(
+        any_fits,
+        tf.minimum(tf.floor(draws[2 * TRIES : 2 * TRIES + 2] * (room + 1)), room),
+        tf.floor(room / 2),
+    )
+    return tf.cast(tf.concat([begin, size], 0), tf.int32), draws[-1] < 0.5
+
+
+def _resized(crop: tf.Tensor, image_size: int) -> tf.Tensor:
+    resized = tf.image.resize(crop, (image_size, image_size))
+    return tf.ensure_shape(tf.cast(tf.round(resized), tf.uint8), (image_size, image_size, 3))
+
+
+def _mirrored(pixels: tf.Tensor, is_mirrored: tf.Tensor) -> tf.Tensor:
+    return tf.cond(is_mirrored, lambda: tf.reverse(pixels, [1]), lambda: pixels)
+
+
+def _held_out_geometry(shape: tf.Tensor, image_size: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Factor by which height and width are resized, and the corner of the crop after that."""
+    shorter = round(image_size * RESIZED / CROPPED)
+    sides = tf.cast(shape[:2], tf.float32)
+    resized = tf.floor(sides * shorter / tf.reduce_min(sides) + 1e-3)
+    return resized / sides, tf.round((resized - image_size) / 2)
+
+
+def _held_out_window(shape: tf.Tensor, image_size: int) -> tf.Tensor:
+    """Top, left, height and width of all pixels that the held-out crop depends on."""
+    factors, corner = _held_out_geometry(shape, image_size)
+    # The triangle of the filter reaches one pixel of the smaller picture to either side.
+    reach = tf.maximum(1 / factors, 1) + _MARGIN
+    begin = tf.maximum(tf.cast(tf.floor(corner / factors - reach), tf.int32), 0)
+    end = tf.cast(tf.math.ceil((corner + image_size) / factors + reach), tf.int32)
+    end = tf.minimum(end, shape[:2])
+    return tf.concat([begin, end - begin], 0)
+
+
+def _centre(crop: tf.Tensor, shape: tf.Tensor, window: tf.Tensor, image_size: int) -> tf.Tensor:
+    """Resizes the window of a picture so that it is a part of the whole picture resized."""
+    factors, corner = _held_out_geometry(shape, image_size)
+    resized = tf.raw_ops.ScaleAndTranslate(
+        images=crop[None],
+        size=(image_size, image_size),
+        scale=factors,
+        translation=factors * tf.cast(window[:2], tf.float32) - corner,
+        kernel_type="triangle",
+        antialias=True,
+    )[0]
+    whole = tf.cast(tf.clip_by_value(tf.round(resized), 0, 255), tf.uint8)
+    return tf.ensure_shape(whole, (image_size, image_size, 3))

@@ -1,0 +1,183 @@
+"""A tree of pictures as a source of batches."""
+
+import pathlib
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from sat_tf.data.choice import spread_evenly
+from sat_tf.data.class_folders import Part, Tree
+from sat_tf.data.crops import (
+    held_out_crop,
+    held_out_crop_of_pixels,
+    training_crop,
+    training_crop_of_pixels,
+)
+from sat_tf.data.guarded import Fast, Slow, decoded
+from sat_tf.data.odd_pictures import CorruptPictures, Encoded, first_good
+from sat_tf.data.order import (
+    RANDOM,
+    as_given,
+    check_batches,
+    held_out_spans,
+    in_pieces,
+    shuffled_spans,
+)
+from sat_tf.data.share import Share
+from sat_tf.data.source import NO_LABEL, ImageSource
+
+_SAMPLED_AT_ONCE = 64
+
+
+class FolderSource(ImageSource):
+    """Batches of the pictures of a `Tree`; see `load_folder_tree` for how they are prepared.
+
+    Args:
+        tree: paths and labels.
+        name: what the set is called.
+        image_size: height and width of the images.
+        max_corrupt: see `CorruptPictures`.
+        deterministic: whether pictures keep their order.
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        *,
+        name: str,
+        image_size: int,
+        max_corrupt: float,
+        deterministic: bool,
+    ) -> None:
+        self.name = name
+        self.image_size = image_size
+        self.num_classes = len(tree.class_names)
+        self.class_names = tuple(tree.class_names)
+        self.num_train = len(tree.train.paths)
+        self.num_test = len(tree.held_out.paths)
+        self.corrupt = CorruptPictures(name, self.num_train + self.num_test, max_corrupt)
+        self._tree = tree
+        self._deterministic = deterministic
+
+    def training_batches(
+        self,
+        *,
+        batch_size: int,
+        seed: int,
+        first_epoch: int = 0,
+        first_step: int = 0,
+        share: Share | None = None,
+    ) -> tf.data.Dataset:
+        """The training batches from some step on, without end; see `ImageSource`."""
+        share = share or Share()
+        order = {"seed": seed, "first_epoch": first_epoch, "first_step": first_step}
+        check_batches(
+            self.name, batch_size=batch_size, num_train=self.num_train, share=share, **order
+        )
+        paths, labels = _tensors(self._tree.train)
+
+        def seed_of(epoch: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+            # The crop of a picture does not depend on the batch it is in.
+            return tf.random.experimental.stateless_fold_in(
+                tf.stack([tf.constant(seed, tf.int64), epoch]), index, alg=RANDOM
+            )
+
+        def fast(epoch: tf.Tensor, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            encoded = tf.io.read_file(paths[index])
+            return training_crop(encoded, seed_of(epoch, index), self.image_size), labels[index]
+
+        def slow(epoch: np.int64, index: np.int64) -> tuple[npt.NDArray[np.uint8], int]:
+            pixels, label = first_good(self._from(self._tree.train, int(index)), self.corrupt)
+            crop = training_crop_of_pixels(pixels, seed_of(epoch, index), self.image_size)
+            return crop.numpy(), label
+
+        spans = shuffled_spans(self.num_train, batch_size=batch_size, share=share, **order).map(
+            lambda epoch, indices: (tf.fill(tf.shape(indices), epoch), indices)
+        )
+        return self._batches(in_pieces(spans, batch_size=batch_size, share=share), fast, slow)
+
+    def held_out_batches(
+        self, *, batch_size: int = 256, share: Share | None = None
+    ) -> tf.data.Dataset:
+        """Every held-out image once, in order; see `ImageSource`.
+
+        A corrupt picture leaves a black image with `NO_LABEL` in its place.
+        """
+        share = share or Share()
+        check_batches(self.name, batch_size=batch_size, num_train=None, share=share)
+        spans = held_out_spans(self.num_test, batch_size=batch_size, share=share)
+        return self._prepared(
+            self._tree.held_out, in_pieces(spans, batch_size=batch_size, share=share)
+        )
+
+    def training_sample(self, count: int, *, seed: int) -> npt.NDArray[np.uint8]:
+        """So many training images, or all there are, prepared as the held-out ones are.
+
+        Corrupt pictures are left out, and others drawn in their place while there are any.
+        """
+        # RandomState, because its streams are the ones NumPy promises never to change.
+        chosen = np.random.RandomState(seed).permutation(self.num_train)
+        return self._sample(self._tree.train, chosen, count)[0]
+
+    def held_out_sample(self, most: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+        """At most so many held-out images, spread evenly, and their labels; no corrupt ones."""
+        return self._sample(self._tree.held_out, spread_evenly(self.num_test, most), most)
+
+    def _sample(
+        self, part: Part, chosen: npt.NDArray[np.int64], most: int
+    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+        pieces = tf.data.Dataset.from_tensor_slices(chosen.astype(np.int64))
+        batches = self._prepared(part, pieces.batch(min(_SAMPLED_AT_ONCE, most)))
+        good = batches.unbatch().filter(lambda _, label: label != NO_LABEL).take(most)
+        images, labels = zip(*good.as_numpy_iterator(), strict=True)
+        return np.stack(images), np.array(labels, np.int32)
+
+    def _prepared(self, part: Part, pieces: tf.data.Dataset) -> tf.data.Dataset:
+        """Pictures by their numbers, as the held-out ones are prepared; black beyond the last."""
+        paths, labels = _tensors(part)
+        count = len(part.paths)
+        nothing = np.zeros((self.image_size, self.image_size, 3), np.uint8), NO_LABEL
+
+        def fast(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return tf.cond(
+                index < count,
+                lambda: (
+                    held_out_crop(tf.io.read_file(paths[index]), self.image_size),
+                    labels[index],
+                ),
+                lambda: (tf.constant(nothing[0]), tf.constant(nothing[1])),
+            )
+
+        def slow(index: np.int64) -> tuple[npt.NDArray[np.uint8], int]:
+            alone = [next(self._from(part, int(index)))]
+            try:
+                pixels, label = first_good(iter(alone), self.corrupt)
+            except LookupError:
+                return nothing
+            return held_out_crop_of_pixels(pixels, self.image_size).numpy(), label
+
+        return self._batches(pieces, fast, slow)
+
+    def _from(self, part: Part, index: int) -> Iterator[Encoded]:
+        """All pictures of a part, from one on and round to it."""
+        count = len(part.paths)
+        for number in range(index, index + count):
+            path = pathlib.Path(part.paths[number % count])
+            yield Encoded(str(path), path.read_bytes, part.labels[number % count])
+
+    def _batches(self, pieces: tf.data.Dataset, fast: Fast, slow: Slow) -> tf.data.Dataset:
+        batches = decoded(
+            pieces,
+            fast,
+            slow,
+            image_size=self.image_size,
+            deterministic=self._deterministic,
+        )
+        return as_given(batches, deterministic=self._deterministic)
+
+
+def _tensors(part: Part) -> tuple[tf.Tensor, tf.Tensor]:
+    with tf.device("CPU"):
+        return tf.constant(part.paths), tf.constant(part.labels, tf.int32)

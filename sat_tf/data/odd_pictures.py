@@ -1,0 +1,180 @@
+"""The few pictures that the fast path refuses: another way to decode them, and their count."""
+
+import io
+import logging
+import threading
+import warnings
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from sat_tf.data.crops import TAIL
+
+_JPEG, _JPEG_END, _BMP = b"\xff\xd8\xff", b"\xff\xd9", b"BM"
+_LOG = logging.getLogger(__name__)
+
+# Share of its rows that must still be readable in a JPEG which breaks off; the rest is filled up
+# with grey, and more of it would be a bar across the picture. Rows are read in blocks of up to 16
+# and two more: a picture of less than about 320 rows has to be whole.
+SMALLEST_SHARE = 0.95
+# So many corrupt pictures are borne by sets so small that their share of them would be less.
+ALWAYS_BORNE = 5
+
+
+def decode_slowly(encoded: bytes) -> npt.NDArray[np.uint8]:
+    """The pixels of a picture, by whatever reads it: TensorFlow, then Pillow.
+
+    Transparency is dropped, of animations the first frame is taken, 16-bit values lose their lower
+    half, and EXIF orientation is left alone.
+
+    Args:
+        encoded: the bytes of the file.
+
+    Returns:
+        (height, width, 3), uint8.
+
+    Raises:
+        ValueError: nothing reads it, or of a JPEG more than 5 % of the rows are missing.
+    """
+    if not encoded:
+        raise ValueError("it is empty")
+    if encoded.startswith(_JPEG):
+        # Zeros, which a full disk leaves behind, are valid codes to libjpeg: it would draw them.
+        encoded = encoded.rstrip(b"\0")
+    breaks_off = encoded.startswith(_JPEG) and _JPEG_END not in encoded[-TAIL:]
+    for decode in (_by_tensorflow, _of_broken_jpeg if breaks_off else _by_pillow):
+        try:
+            return decode(encoded)
+        except tf.errors.OpError:
+            continue
+    raise ValueError("it breaks off")
+
+
+def _by_tensorflow(encoded: bytes) -> npt.NDArray[np.uint8]:
+    if encoded.startswith(_BMP):
+        # It takes the numbers of colours in a palette for shades of grey.
+        raise tf.errors.InvalidArgumentError(None, None, "a BMP file, which may have a palette")
+    pixels = tf.io.decode_image(encoded, channels=3, expand_animations=False).numpy()
+    if pixels.ndim != 3 or not pixels.size:
+        raise tf.errors.InvalidArgumentError(None, None, "no picture")
+    return pixels
+
+
+def _of_broken_jpeg(encoded: bytes) -> npt.NDArray[np.uint8]:
+    height, width, _ = tf.io.extract_jpeg_shape(encoded).numpy()
+    # libjpeg fills up what is missing and does not tell how much: strict decoding of the rows that
+    # must be there does.
+    rows = int(np.ceil(SMALLEST_SHARE * height))
+    tf.io.decode_and_crop_jpeg(encoded, [0, 0, rows, width], channels=3)
+    return tf.io.decode_jpeg(
+        encoded, channels=3, try_recover_truncated=True, acceptable_fraction=SMALLEST_SHARE
+    ).numpy()
+
+
+def _by_pillow(encoded: bytes) -> npt.NDArray[np.uint8]:
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings(), Image.open(io.BytesIO(encoded)) as opened:
+            # Of odd metadata, and of very large pictures, which it refuses beyond that.
+            warnings.simplefilter("ignore")
+            if opened.mode.startswith("I"):
+                values = np.asarray(opened).astype(np.int64)
+                return np.repeat(_eight_bits(values)[..., None], 3, axis=2)
+            return np.asarray(opened.convert("RGB"), np.uint8)
+    except Exception as error:  # Pillow's readers raise many types on damaged files.
+        raise ValueError(f"nothing decodes it ({type(error).__name__})") from error
+
+
+def _eight_bits(values: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    """The upper half of 16-bit values; what needs 8 bits only stays as it is."""
+    return (values if values.max(initial=0) < 256 else values >> 8).clip(0, 255).astype(np.uint8)
+
+
+class Encoded(NamedTuple):
+    """A picture that has not been decoded.
+
+    Attributes:
+        name: what to call it in messages.
+        read: gives its bytes.
+        label: number of its class.
+    """
+
+    name: str
+    read: Callable[[], bytes]
+    label: int
+
+
+class CorruptPictures:
+    """Counts pictures that nothing decodes, and names each in the log once.
+
+    Args:
+        subject: name of the data set, for messages.
+        count: how many pictures it has.
+        max_corrupt: largest share of them that may be corrupt; 0 allows none. Unless it is 0, 5
+            pictures may always be.
+    """
+
+    def __init__(self, subject: str, count: int, max_corrupt: float) -> None:
+        self._subject = subject
+        self._count = count
+        self._max_corrupt = max_corrupt
+        self._most = max(int(max_corrupt * count), ALWAYS_BORNE) if max_corrupt else 0
+        self._names: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The corrupt pictures that have been met so far, in this order."""
+        return tuple(self._names)
+
+    def add(self, name: str, reason: str) -> None:
+        """Counts a picture.
+
+        Raises:
+            ValueError: there are too many of them now.
+        """
+        with self._lock:
+            if name not in self._names:
+                self._names[name] = reason
+                _LOG.warning(
+                    "%s: corrupt picture %s: %s; skipped (%d so far)",
+                    self._subject,
+                    name,
+                    reason,
+                    len(self._names),
+                )
+            if len(self._names) > self._most:
+                raise ValueError(self._too_many())
+
+    def _too_many(self) -> str:
+        named = "; ".join(f"{name}: {why}" for name, why in list(self._names.items())[-3:])
+        return (
+            f"{self._subject}: received {len(self._names)} corrupt pictures, expected at most "
+            f"{self._most} of {self._count} (max_corrupt={self._max_corrupt}); the last ones are "
+            f"{named}; mend or delete them, or raise max_corrupt."
+        )
+
+
+def first_good(
+    pictures: Iterable[Encoded], corrupt: CorruptPictures
+) -> tuple[npt.NDArray[np.uint8], int]:
+    """The pixels and the label of the first picture that can be decoded.
+
+    Args:
+        pictures: in the order in which to try them.
+        corrupt: counts those before it.
+
+    Raises:
+        ValueError: there are too many corrupt pictures.
+        LookupError: none can be decoded.
+    """
+    for picture in pictures:
+        try:
+            return decode_slowly(picture.read()), picture.label
+        except (ValueError, OSError) as error:
+            corrupt.add(picture.name, str(error))
+    raise LookupError("none of the pictures can be decoded")

@@ -1,0 +1,227 @@
+"""Folders of TFRecord files of the usual ImageNet form."""
+
+import hashlib
+import json
+import os
+import pathlib
+import struct
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sat_tf.arguments import Rule, check, is_integer
+from sat_tf.data.cache import cache_folder, load_or_make
+from sat_tf.data.picture_options import buffer_rule, picture_rules
+from sat_tf.data.source import ImageSource
+from sat_tf.messages import list_problems
+
+if TYPE_CHECKING:
+    from sat_tf.data.records import RecordFiles
+
+TRAIN = "train"
+HELD_OUT = ("validation", "val", "test")
+# Length, its checksum, and behind the data another checksum.
+_HEADER, _FOOTER = 12, 4
+
+
+def load_tfrecords(
+    data_dir: str | os.PathLike[str],
+    *,
+    image_size: int = 224,
+    num_classes: int = 1000,
+    first_label: int = 1,
+    image_key: str = "image/encoded",
+    label_key: str = "image/class/label",
+    num_train: int | None = None,
+    num_test: int | None = None,
+    shuffle_buffer: int = 10_000,
+    max_corrupt: float = 0.001,
+    deterministic: bool = True,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> ImageSource:
+    """A folder of TFRecord files train-* and validation-* (or val-*, test-*) of encoded pictures.
+
+    Pictures are prepared as in `load_folder_tree`. Each worker reads files of its own.
+
+    Args:
+        data_dir: the folder.
+        image_size: height and width of what training and measuring see, in pixels.
+        num_classes: number of classes.
+        first_label: what the files call the first class: 1 in the usual conversion of ImageNet,
+            which keeps 0 for a background.
+        image_key: feature that holds the bytes of the picture.
+        label_key: feature that holds the class, an integer.
+        num_train: number of training images; by default the records are counted, once.
+        num_test: number of held-out images, likewise.
+        shuffle_buffer: how many encoded pictures training draws from; 10,000 of ImageNet take
+            1.1 GB.
+        max_corrupt: more corrupt pictures than this share of all (but 5 at least, unless it is 0)
+            are an error.
+        deterministic: whether batches hold the same pictures in the same order whenever they are
+            read; otherwise the fastest files and pictures come first.
+        cache_dir: where counts are kept; by default the environment variable SAT_TF_CACHE, or
+            ~/.cache/sat_tf.
+
+    Raises:
+        ValueError: an argument is out of its range, or there are no such files; lists everything.
+    """
+    check(
+        "tfrecords",
+        [
+            *picture_rules(image_size, max_corrupt, deterministic),
+            buffer_rule(shuffle_buffer),
+            Rule(
+                "num_classes",
+                num_classes,
+                is_integer(num_classes, lowest=1),
+                "a positive integer",
+                "count the classes",
+            ),
+            Rule("first_label", first_label, is_integer(first_label), "an integer", "pass 0 or 1"),
+            *(
+                Rule(
+                    name,
+                    value,
+                    value is None or is_integer(value, lowest=1),
+                    "a positive integer or None",
+                    "pass None",
+                )
+                for name, value in (("num_train", num_train), ("num_test", num_test))
+            ),
+            *(
+                Rule(name, value, isinstance(value, str), "the name of a feature", "pass a word")
+                for name, value in (("image_key", image_key), ("label_key", label_key))
+            ),
+        ],
+    )
+    train, held_out = find_files(data_dir)
+    # Imported here: naming a data set needs no TensorFlow.
+    from sat_tf.data.records import RecordSource
+
+    features = {"image_key": image_key, "label_key": label_key, "first_label": first_label}
+    cache = cache_folder(cache_dir)
+    return RecordSource(
+        name=pathlib.Path(data_dir).resolve().name,
+        train=_part(train, num_train, cache, **features),
+        held_out=_part(held_out, num_test, cache, **features),
+        num_classes=num_classes,
+        image_size=image_size,
+        shuffle_buffer=shuffle_buffer,
+        max_corrupt=max_corrupt,
+        deterministic=deterministic,
+    )
+
+
+def find_files(
+    data_dir: str | os.PathLike[str],
+) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
+    """The files of both parts, in the order of their names.
+
+    Raises:
+        ValueError: no such folder, or no such files in it.
+    """
+    if not isinstance(data_dir, str | os.PathLike):
+        raise ValueError(f"data_dir: received {data_dir!r}; expected the path of a folder.")
+    root = pathlib.Path(data_dir).expanduser()
+    if not root.is_dir():
+        raise ValueError(
+            f"data_dir: received {root}, which is no folder; expected one that holds "
+            f"{TRAIN}-* and {HELD_OUT[0]}-*."
+        )
+    found = {name: _files(root, name) for name in (TRAIN, *HELD_OUT)}
+    held_out = next((found[name] for name in HELD_OUT if found[name]), [])
+    problems = [
+        f"received no files {expected}-* in it or in its folders; expected TFRecord files."
+        for expected, files in ((TRAIN, found[TRAIN]), ("-*, ".join(HELD_OUT), held_out))
+        if not files
+    ]
+    if problems:
+        raise ValueError(list_problems(str(root), problems))
+    return found[TRAIN], held_out
+
+
+def _files(root: pathlib.Path, name: str) -> list[pathlib.Path]:
+    """Files such as train-00000-of-01024, in the folder or in one of that name in it."""
+    places = (root, root / name)
+    return sorted(path for place in places for path in place.glob(f"{name}-*") if path.is_file())
+
+
+def _part(
+    files: list[pathlib.Path],
+    count: int | None,
+    cache: pathlib.Path,
+    *,
+    image_key: str,
+    label_key: str,
+    first_label: int,
+) -> "RecordFiles":
+    import tensorflow as tf
+
+    from sat_tf.data.records import RecordFiles
+
+    counts = count_records(files, cache) if count is None else _spread(count, len(files))
+    with tf.device("CPU"):
+        paths = tf.constant([str(path) for path in files])
+    keys = {
+        image_key: tf.io.FixedLenFeature((), tf.string),
+        label_key: tf.io.FixedLenFeature((), tf.int64),
+    }
+
+    def parse(serialized: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        found = tf.io.parse_single_example(serialized, keys)
+        return found[image_key], found[label_key] - first_label
+
+    return RecordFiles(
+        names=[path.name for path in files],
+        counts=counts,
+        read=lambda file: tf.data.TFRecordDataset(tf.gather(paths, file)).map(
+            lambda serialized: (serialized,)
+        ),
+        parse=parse,
+    )
+
+
+def _spread(count: int, files: int) -> list[int]:
+    """So many records in so many files, as evenly as can be: the total is what was asked for."""
+    each, more = divmod(count, files)
+    return [each + (number < more) for number in range(files)]
+
+
+def count_records(files: list[pathlib.Path], cache: pathlib.Path) -> list[int]:
+    """How many records each file holds; counted once, and again when a file has changed.
+
+    Args:
+        files: TFRecord files, not compressed.
+        cache: folder where counts are kept.
+
+    Raises:
+        ValueError: a file is none, or breaks off.
+    """
+    facts = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+    arrays = load_or_make(
+        cache / f"records-{key}.npz",
+        lambda: {"counts": np.array([_count(path) for path in files])},
+        names=("counts",),
+    )
+    return [int(count) for count in arrays["counts"]]
+
+
+def _count(path: pathlib.Path) -> int:
+    """Records of a file, by going from one length to the next."""
+    size = path.stat().st_size
+    count = place = 0
+    with path.open("rb") as file:
+        while place < size:
+            file.seek(place)
+            header = file.read(_HEADER)
+            if len(header) < _HEADER:
+                break
+            place += _HEADER + struct.unpack("<Q", header[:8])[0] + _FOOTER
+            count += 1
+    if place != size:
+        raise ValueError(
+            f"{path}: received a file that breaks off in record {max(count - 1, 0)} or holds no "
+            "TFRecords; expected a whole, uncompressed TFRecord file; write it again."
+        )
+    return count

@@ -1,0 +1,320 @@
+"""Pictures in files of records, which can only be read from their beginning, as batches."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from sat_tf.data.crops import (
+    held_out_crop,
+    held_out_crop_of_pixels,
+    training_crop,
+    training_crop_of_pixels,
+)
+from sat_tf.data.guarded import Fast, Slow, decoded
+from sat_tf.data.odd_pictures import CorruptPictures, Encoded, first_good
+from sat_tf.data.order import RANDOM, as_given, check_batches, in_pieces
+from sat_tf.data.share import Share
+from sat_tf.data.source import NO_LABEL, ImageSource
+
+# Files read at a time; their records take turns.
+_FILES_AT_ONCE = 16
+# Keeps the draws of the records apart from those of the files, which have the same seed.
+_RECORDS = 2
+_SAMPLED_AT_ONCE = 64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecordFiles:
+    """One part of a set: files of records, and how to read them.
+
+    Attributes:
+        names: of the files, for messages.
+        counts: how many records each has.
+        read: gives the dataset of the records of a file, by its number (a scalar, int64); a record
+            is a tuple of tensors.
+        parse: takes a record and gives the bytes of its picture and its label, int64.
+    """
+
+    names: Sequence[str]
+    counts: Sequence[int]
+    read: Callable[[tf.Tensor], tf.data.Dataset]
+    parse: Callable[..., tuple[tf.Tensor, tf.Tensor]]
+
+    @property
+    def count(self) -> int:
+        """How many records there are in all files."""
+        return sum(self.counts)
+
+
+class RecordSource(ImageSource):
+    """Batches of the pictures in files of records.
+
+    Every epoch, the files are put in another order and dealt out to the workers, each of which
+    reads several of its own at a time and draws from a buffer. So each worker reads its own files
+    only; which images a batch holds then depends on the number of workers as well. Where a worker
+    has fewer images than its part of an epoch, it begins again; where there are fewer files than
+    workers, each reads all files and takes every so manieth record.
+
+    A run that starts in the middle of an epoch reads that epoch from its beginning, but decodes
+    nothing of what it has seen.
+
+    Args:
+        name: what the set is called.
+        train: the part to train on.
+        held_out: the part to measure with.
+        num_classes: number of classes.
+        image_size: height and width of the images.
+        shuffle_buffer: how many encoded pictures to draw from.
+        max_corrupt: see `CorruptPictures`.
+        deterministic: whether files and pictures keep their order.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        train: RecordFiles,
+        held_out: RecordFiles,
+        num_classes: int,
+        image_size: int,
+        shuffle_buffer: int,
+        max_corrupt: float,
+        deterministic: bool,
+    ) -> None:
+        self.name = name
+        self.image_size = image_size
+        self.num_classes = num_classes
+        self.num_train = train.count
+        self.num_test = held_out.count
+        self.corrupt = CorruptPictures(name, self.num_train + self.num_test, max_corrupt)
+        self._train = train
+        self._held_out = held_out
+        self._shuffle_buffer = shuffle_buffer
+        self._deterministic = deterministic
+
+    def training_batches(
+        self,
+        *,
+        batch_size: int,
+        seed: int,
+        first_epoch: int = 0,
+        first_step: int = 0,
+        share: Share | None = None,
+    ) -> tf.data.Dataset:
+        """The training batches from some step on, without end; see `ImageSource`."""
+        share = share or Share()
+        check_batches(
+            self.name,
+            batch_size=batch_size,
+            num_train=self.num_train,
+            share=share,
+            seed=seed,
+            first_epoch=first_epoch,
+            first_step=first_step,
+        )
+        steps = self.num_train // batch_size
+        _, span = share.span(batch_size)
+
+        def of_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
+            seeds = tf.stack([tf.constant(seed, tf.int64), epoch])
+            files = tf.random.experimental.stateless_shuffle(
+                tf.range(len(self._train.names), dtype=tf.int64), seeds, alg=RANDOM
+            )
+            draw = tf.random.stateless_uniform(
+                (),
+                tf.random.experimental.stateless_fold_in(seeds, _RECORDS, alg=RANDOM),
+                1,
+                tf.int32.max,
+                tf.int32,
+                alg=RANDOM,
+            )
+            records = self._records(self._train, files, share).shuffle(
+                self._shuffle_buffer,
+                seed=tf.cast(draw, tf.int64),
+                reshuffle_each_iteration=False,
+            )
+            first = tf.where(epoch == first_epoch, tf.constant(first_step, tf.int64), 0)
+            part = records.repeat().take(steps * span).skip(first * span)
+            return part.map(lambda *row: (epoch, *row)).batch(span, drop_remainder=True)
+
+        def seed_of(epoch: tf.Tensor, file: tf.Tensor, record: tf.Tensor) -> tf.Tensor:
+            # The crop of a picture does not depend on the batch it is in.
+            key = tf.stack([tf.constant(seed, tf.int64), epoch])
+            for number in (file, record):
+                key = tf.random.experimental.stateless_fold_in(key, number, alg=RANDOM)
+            return key
+
+        def fast(
+            epoch: tf.Tensor, file: tf.Tensor, record: tf.Tensor, *content: tf.Tensor
+        ) -> tuple[tf.Tensor, tf.Tensor]:
+            encoded, label = self._train.parse(*content)
+            crop = training_crop(encoded, seed_of(epoch, file, record), self.image_size)
+            return crop, self._expected(label)
+
+        def slow(
+            epoch: np.int64, file: np.int64, record: np.int64, *content: Any
+        ) -> tuple[npt.NDArray[np.uint8], int]:
+            following = self._from(self._train, int(file), int(record), content)
+            pixels, label = first_good(following, self.corrupt)
+            crop = training_crop_of_pixels(pixels, seed_of(epoch, file, record), self.image_size)
+            return crop.numpy(), label
+
+        spans = tf.data.Dataset.range(first_epoch, tf.int64.max).flat_map(of_epoch)
+        return self._batches(in_pieces(spans, batch_size=batch_size, share=share), fast, slow)
+
+    def held_out_batches(
+        self, *, batch_size: int = 256, share: Share | None = None
+    ) -> tf.data.Dataset:
+        """Every held-out image once; see `ImageSource`.
+
+        One process gets them in the order of the files; several get their own files each. A corrupt
+        picture leaves a black image with `NO_LABEL` in its place.
+        """
+        share = share or Share()
+        check_batches(self.name, batch_size=batch_size, num_train=None, share=share)
+        steps = max(
+            -(-self._share_count(other) // other.span(batch_size)[1])
+            for other in (dataclasses.replace(share, worker=w) for w in range(share.workers))
+        )
+        _, span = share.span(batch_size)
+        files = tf.range(len(self._held_out.names), dtype=tf.int64)
+        records = self._records(self._held_out, files, share, at_once=1)
+        spans = records.concatenate(self._padding(records)).take(steps * span)
+        spans = spans.batch(span, drop_remainder=True)
+        return self._prepared(self._held_out, in_pieces(spans, batch_size=batch_size, share=share))
+
+    def training_sample(self, count: int, *, seed: int) -> npt.NDArray[np.uint8]:
+        """So many training images, or all there are, prepared as the held-out ones are.
+
+        Drawn from the buffer over the files in a random order; no corrupt ones.
+        """
+        random = np.random.RandomState(seed)
+        files = tf.constant(random.permutation(len(self._train.names)), tf.int64)
+        records = self._records(self._train, files, Share()).shuffle(
+            max(self._shuffle_buffer, count), seed=int(random.randint(1, 2**31 - 1))
+        )
+        return self._sample(self._train, records, count)[0]
+
+    def held_out_sample(self, most: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+        """At most so many held-out images, spread evenly, and their labels; no corrupt ones."""
+        # Spread like `spread_evenly`, in a stream.
+        most = min(most, self.num_test)
+        chosen = np.zeros(self.num_test, bool)
+        chosen[np.linspace(0, self.num_test - 1, most).round().astype(int)] = True
+        is_chosen = tf.data.Dataset.from_tensor_slices(chosen)
+        files = tf.range(len(self._held_out.names), dtype=tf.int64)
+        records = self._records(self._held_out, files, Share(), at_once=1)
+        marked = tf.data.Dataset.zip((is_chosen, records)).filter(lambda mark, _: mark)
+        return self._sample(self._held_out, marked.map(lambda _, record: record), most)
+
+    def _sample(
+        self, part: RecordFiles, records: tf.data.Dataset, most: int
+    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+        batches = self._prepared(part, records.batch(min(_SAMPLED_AT_ONCE, most)))
+        good = batches.unbatch().filter(lambda _, label: label != NO_LABEL).take(most)
+        images, labels = zip(*good.as_numpy_iterator(), strict=True)
+        return np.stack(images), np.array(labels, np.int32)
+
+    def _records(
+        self, part: RecordFiles, files: tf.Tensor, share: Share, *, at_once: int = _FILES_AT_ONCE
+    ) -> tf.data.Dataset:
+        """The number of the file, the number in the file and the content of each record."""
+        is_dealt = len(part.names) >= share.workers
+        if is_dealt:
+            files = files[share.worker :: share.workers]
+
+        def of_file(file: tf.Tensor) -> tf.data.Dataset:
+            records = part.read(file).enumerate()
+            return records.map(lambda number, content: (file, number, *content))
+
+        records = tf.data.Dataset.from_tensor_slices(files).interleave(
+            of_file,
+            cycle_length=at_once,
+            num_parallel_calls=tf.data.AUTOTUNE,
+            deterministic=self._deterministic,
+        )
+        return records if is_dealt else records.shard(share.workers, share.worker)
+
+    def _share_count(self, share: Share) -> int:
+        """How many held-out images fall to a process."""
+        counts = self._held_out.counts
+        if len(counts) >= share.workers:
+            return sum(counts[share.worker :: share.workers])
+        return len(range(share.worker, self._held_out.count, share.workers))
+
+    def _padding(self, records: tf.data.Dataset) -> tf.data.Dataset:
+        """Without end, records of a file that does not exist."""
+        _, _, *content = records.element_spec
+        nothing = (tf.zeros(spec.shape, spec.dtype) for spec in content)
+        absent = tf.constant(-1, tf.int64)
+        return tf.data.Dataset.from_tensors((absent, absent, *nothing)).repeat()
+
+    def _prepared(self, part: RecordFiles, pieces: tf.data.Dataset) -> tf.data.Dataset:
+        """Pictures as the held-out ones are prepared; black where there is no file."""
+        nothing = np.zeros((self.image_size, self.image_size, 3), np.uint8), np.int32(NO_LABEL)
+
+        def fast(file: tf.Tensor, _: tf.Tensor, *content: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            def picture() -> tuple[tf.Tensor, tf.Tensor]:
+                encoded, label = part.parse(*content)
+                return held_out_crop(encoded, self.image_size), self._expected(label)
+
+            return tf.cond(file >= 0, picture, lambda: tuple(map(tf.constant, nothing)))
+
+        def slow(
+            file: np.int64, record: np.int64, *content: Any
+        ) -> tuple[npt.NDArray[np.uint8], int]:
+            alone = itertools.islice(self._from(part, int(file), int(record), content), 1)
+            try:
+                pixels, label = first_good(alone, self.corrupt)
+            except LookupError:
+                return nothing
+            return held_out_crop_of_pixels(pixels, self.image_size).numpy(), label
+
+        return self._batches(pieces, fast, slow)
+
+    def _from(
+        self, part: RecordFiles, file: int, record: int, content: tuple[Any, ...]
+    ) -> Iterator[Encoded]:
+        """All pictures of a file, from one on and round to it."""
+        yield self._encoded(part, file, record, content)
+        whole = part.read(tf.constant(file, tf.int64)).enumerate()
+        for number, following in whole.skip(record + 1).concatenate(whole.take(record)):
+            yield self._encoded(part, file, int(number), following)
+
+    def _encoded(
+        self, part: RecordFiles, file: int, record: int, content: tuple[Any, ...]
+    ) -> Encoded:
+        name = f"{part.names[file]}, record {record}"
+        try:
+            encoded, label = (tensor.numpy() for tensor in part.parse(*content))
+        except tf.errors.OpError as error:
+            raise ValueError(
+                f"{name}: received a record without the picture or the label ({error.message}); "
+                "expected both; correct image_key or label_key."
+            ) from error
+        if not 0 <= label < self.num_classes:
+            raise ValueError(
+                f"{name}: received the label {label}, expected 0 to {self.num_classes - 1}; "
+                "correct first_label or num_classes."
+            )
+        return Encoded(name, lambda: encoded, int(label))
+
+    def _expected(self, label: tf.Tensor) -> tf.Tensor:
+        """The label; an error sends the record to the slow path, which explains it."""
+        tf.debugging.Assert((label >= 0) & (label < self.num_classes), [label])
+        return tf.cast(label, tf.int32)
+
+    def _batches(self, pieces: tf.data.Dataset, fast: Fast, slow: Slow) -> tf.data.Dataset:
+        batches = decoded(
+            pieces,
+            fast,
+            slow,
+            image_size=self.image_size,
+            deterministic=self._deterministic,
+        )
+        return as_given(batches, deterministic=self._deterministic)

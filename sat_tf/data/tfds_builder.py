@@ -1,0 +1,245 @@
+"""Image classification sets of TensorFlow Datasets, read without being decoded."""
+
+import difflib
+import os
+import pathlib
+from typing import TYPE_CHECKING, Any
+
+from sat_tf.arguments import Rule, check
+from sat_tf.data.picture_options import buffer_rule, picture_rules
+from sat_tf.data.source import ImageSource
+
+if TYPE_CHECKING:
+    from sat_tf.data.records import RecordFiles
+
+# In this order, because the test split of ImageNet has no labels.
+_HELD_OUT = ("validation", "test")
+_IMAGENET_FILES = "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar"
+
+
+def load_tfds(
+    builder: str = "imagenet2012",
+    *,
+    data_dir: str | os.PathLike[str] | None = None,
+    image_size: int = 224,
+    train_split: str = "train",
+    held_out_split: str | None = None,
+    shuffle_buffer: int = 10_000,
+    max_corrupt: float = 0.001,
+    deterministic: bool = True,
+) -> ImageSource:
+    """A prepared image classification set of TensorFlow Datasets; nothing is downloaded.
+
+    Pictures are prepared as in `load_folder_tree`. Each worker reads files of its own.
+
+    Args:
+        builder: its name, with a configuration and a version where there are several:
+            "imagenet2012", "imagenet_resized/64x64:0.1.0".
+        data_dir: where it has been prepared; by default the environment variable TFDS_DATA_DIR, or
+            ~/tensorflow_datasets.
+        image_size: height and width of what training and measuring see, in pixels.
+        train_split: what to train on, also a part such as "train[:90%]".
+        held_out_split: what to measure with; by default validation, or test where there is none.
+        shuffle_buffer: how many encoded pictures training draws from; 10,000 of ImageNet take
+            1.1 GB.
+        max_corrupt: more corrupt pictures than this share of all (but 5 at least, unless it is 0)
+            are an error.
+        deterministic: whether batches hold the same pictures in the same order whenever they are
+            read; otherwise the fastest files and pictures come first.
+
+    Raises:
+        ValueError: an argument is out of its range, there is no such builder, it is no image
+            classification, or it has not been prepared.
+        ImportError: tensorflow-datasets is not installed.
+    """
+    texts = {"builder": builder, "train_split": train_split, "held_out_split": held_out_split}
+    check(
+        "tfds",
+        [
+            *picture_rules(image_size, max_corrupt, deterministic),
+            buffer_rule(shuffle_buffer),
+            *(
+                Rule(
+                    name,
+                    value,
+                    isinstance(value, str) or (value is None and name == "held_out_split"),
+                    "a name",
+                    "pass a word",
+                )
+                for name, value in texts.items()
+            ),
+        ],
+    )
+    made = _make(builder, data_dir)
+    image_key, label_key = _image_and_label(made)
+    held_out = held_out_split or _held_out(made)
+    # Imported here: naming a data set needs no TensorFlow.
+    from sat_tf.data.records import RecordSource
+
+    return RecordSource(
+        name=made.name,
+        train=_part(made, train_split, image_key, label_key),
+        held_out=_part(made, held_out, image_key, label_key),
+        num_classes=made.info.features[label_key].num_classes,
+        image_size=image_size,
+        shuffle_buffer=shuffle_buffer,
+        max_corrupt=max_corrupt,
+        deterministic=deterministic,
+    )
+
+
+def _make(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
+    try:
+        import tensorflow_datasets as tfds
+    except ImportError as error:
+        raise ImportError(
+            "tfds: received no module tensorflow_datasets; expected it to be installed; run "
+            "`pip install tensorflow-datasets`."
+        ) from error
+    try:
+        return tfds.builder(name, data_dir=None if data_dir is None else os.fspath(data_dir))
+    except tfds.core.registered.DatasetNotFoundError as error:
+        known = tfds.list_builders(with_community_datasets=False)
+        nearest = difflib.get_close_matches(name.split("/")[0].split(":")[0], known, n=1)
+        hint = f"did you mean {nearest[0]!r}?" if nearest else "see tfds.list_builders()."
+        raise ValueError(
+            f"builder: received {name!r}; expected one of TensorFlow Datasets {tfds.__version__}; "
+            f"{hint}"
+        ) from error
+    except (AssertionError, ValueError, RuntimeError) as error:  # no such configuration or version
+        raise ValueError(f"builder: received {name!r}; {error}") from error
+
+
+def _image_and_label(builder: Any) -> tuple[str, str]:
+    """Names of the features that hold the picture and the class."""
+    import tensorflow_datasets as tfds
+
+    features = builder.info.features
+    items = dict(features.items()) if isinstance(features, tfds.features.FeaturesDict) else {}
+    images = [name for name, kind in items.items() if isinstance(kind, tfds.features.Image)]
+    labels = [name for name, kind in items.items() if isinstance(kind, tfds.features.ClassLabel)]
+    supervised = builder.info.supervised_keys
+    if supervised and len(supervised) == 2 and supervised[0] in images and supervised[1] in labels:
+        return supervised
+    if len(images) != 1 or len(labels) != 1:
+        found = ", ".join(f"{name} ({type(kind).__name__})" for name, kind in items.items())
+        raise ValueError(
+            f"builder: received {builder.name!r} with the features {found or features}; expected "
+            "an image classification with one Image and one ClassLabel; choose another."
+        )
+    return images[0], labels[0]
+
+
+def _held_out(builder: Any) -> str:
+    splits = list(builder.info.splits or {})
+    # Where nothing has been prepared, the usual name: what is missing is said when it is read.
+    name = next((name for name in _HELD_OUT if name in splits), None if splits else _HELD_OUT[0])
+    if name is None:
+        raise ValueError(
+            f"held_out_split: received none, and {builder.name!r} has the splits "
+            f"{', '.join(splits)}; expected {' or '.join(_HELD_OUT)}; name another split, or a "
+            "part of one such as held_out_split='train[90%:]' with train_split='train[:90%]'."
+        )
+    return name
+
+
+def _part(builder: Any, split: str, image_key: str, label_key: str) -> "RecordFiles":
+    return _of_files(builder, split, image_key, label_key) or _of_dataset(
+        builder, split, image_key, label_key
+    )
+
+
+def _of_files(builder: Any, split: str, image_key: str, label_key: str) -> "RecordFiles | None":
+    """A whole split in TFRecord files, read directly, so that their order can change by epoch."""
+    import tensorflow as tf
+    import tensorflow_datasets as tfds
+
+    from sat_tf.data.records import RecordFiles
+
+    if split not in (builder.info.splits or {}):
+        return None
+    info = builder.info.splits[split]
+    files = [str(path) for path in info.filepaths]
+    if builder.info.file_format.value != "tfrecord" or not all(map(os.path.exists, files)):
+        return None
+    with tf.device("CPU"):
+        paths = tf.constant(files)
+    features = builder.info.features
+
+    def parse(serialized: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        found = features.deserialize_example(
+            serialized, decoders={image_key: tfds.decode.SkipDecoding()}
+        )
+        return found[image_key], tf.cast(found[label_key], tf.int64)
+
+    return RecordFiles(
+        names=[pathlib.Path(path).name for path in files],
+        counts=info.shard_lengths,
+        read=lambda file: tf.data.TFRecordDataset(tf.gather(paths, file)).map(
+            lambda serialized: (serialized,)
+        ),
+        parse=parse,
+    )
+
+
+def _of_dataset(builder: Any, split: str, image_key: str, label_key: str) -> "RecordFiles":
+    """Parts of splits, and other formats than TFRecord: in the order that the builder gives."""
+    import tensorflow as tf
+    import tensorflow_datasets as tfds
+
+    from sat_tf.data.records import RecordFiles
+
+    try:
+        dataset = builder.as_dataset(
+            split=split,
+            decoders={image_key: tfds.decode.SkipDecoding()},
+            shuffle_files=False,
+            read_config=tfds.ReadConfig(try_autocache=False),
+        )
+    except AssertionError as error:
+        raise ValueError(_not_prepared(builder)) from error
+    except ValueError as error:
+        known = ", ".join(builder.info.splits or {})
+        raise ValueError(
+            f"split: received {split!r}; expected one of {known}, or a part of one; {error}"
+        ) from error
+    count = int(dataset.cardinality())
+    if count < 1:
+        raise ValueError(
+            f"split: received {split!r} of {builder.name!r} with no images; expected at least one."
+        )
+    pairs = dataset.map(lambda row: (row[image_key], tf.cast(row[label_key], tf.int64)))
+    return RecordFiles(
+        names=[f"{builder.name} {split}"],
+        counts=[count],
+        read=lambda _: pairs,
+        parse=lambda encoded, label: (encoded, label),
+    )
+
+
+def _not_prepared(builder: Any) -> str:
+    """What to do about a set that is not there."""
+    root = pathlib.Path(str(builder.data_dir))
+    # The folder of all sets lies above those of the version, the configuration and the builder.
+    root = next((place.parent for place in root.parents if place.name == builder.name), root)
+    found = (
+        f"tfds: received {builder.name!r}, which is not in {builder.data_dir}; expected a prepared "
+        "data set"
+    )
+    command = f"tfds build {builder.name} --data_dir={root}"
+    if builder.name == "imagenet2012":
+        return (
+            f"{found}; ImageNet has to be downloaded by hand:\n"
+            f"  1. Get {_IMAGENET_FILES} from https://image-net.org/download-images (log in, "
+            "ILSVRC2012).\n"
+            f"  2. Put both, as they are, into {root / 'downloads' / 'manual'}\n"
+            f"  3. Run `{command}` once; it takes hours and 300 GB.\n"
+            "Or name the folder that holds imagenet2012/ in data_dir."
+        )
+    if builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
+        manual = " ".join(builder.MANUAL_DOWNLOAD_INSTRUCTIONS.split())
+        return (
+            f"{found}; it has to be downloaded by hand into {root / 'downloads' / 'manual'}: "
+            f"{manual}\nThen run `{command}`."
+        )
+    return f"{found}; run `{command}`, or name the folder that holds {builder.name}/ in data_dir."

@@ -1,0 +1,1 @@
+"""Every experiment of the paper as data: its rows, where they can run, and what came out."""

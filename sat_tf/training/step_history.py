@@ -1,0 +1,90 @@
+"""The fine curves of a run: what it measured every so many steps, and their CSV file."""
+
+import csv
+import dataclasses
+import io
+from collections.abc import Sequence
+
+from sat_tf.training.errors import RunError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StepMetrics:
+    """One row of the steps file.
+
+    Attributes:
+        stage: name of the stage.
+        step: counted from 1 in each stage.
+        step_of_run: the same counted from the start of the run.
+        learning_rate: at this step.
+        loss: mean over the steps since the row before, weight decay included.
+        top1: share of training images classified rightly, over the same steps, in [0, 1].
+        top5: share whose class is among the five likeliest; None where it is not measured.
+        clipping_levels: by the name of the layer that makes the tensor.
+    """
+
+    stage: str
+    step: int
+    step_of_run: int
+    learning_rate: float
+    loss: float
+    top1: float
+    top5: float | None = None
+    clipping_levels: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+_COLUMNS = tuple(field.name for field in dataclasses.fields(StepMetrics))[:-1]
+_INTEGERS = ("step", "step_of_run")
+_LEVEL = "clipping_level/"
+
+
+def to_csv(rows: Sequence[StepMetrics]) -> str:
+    """The rows as a CSV file: a column for every clipping level of any stage, empty elsewhere.
+
+    >>> row = StepMetrics(
+    ...     stage="float", step=10, step_of_run=10, learning_rate=0.1, loss=2.5, top1=0.25,
+    ...     clipping_levels={"relu": 8.0},
+    ... )
+    >>> print(to_csv([row]))
+    stage,step,step_of_run,learning_rate,loss,top1,top5,clipping_level/relu
+    float,10,10,0.1,2.5,0.25,,8
+    <BLANKLINE>
+    """
+    names = list(dict.fromkeys(name for row in rows for name in row.clipping_levels))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*_COLUMNS, *(_LEVEL + name for name in names)])
+    for row in rows:
+        values = [getattr(row, name) for name in _COLUMNS]
+        values += [row.clipping_levels.get(name) for name in names]
+        writer.writerow(f"{value:.6g}" if isinstance(value, float) else value for value in values)
+    return text.getvalue()
+
+
+def from_csv(text: str) -> list[StepMetrics]:
+    """The rows that `to_csv` wrote, to the digits that it keeps.
+
+    Raises:
+        RunError: it is no such file.
+    """
+    try:
+        return [_row(values) for values in csv.DictReader(io.StringIO(text), strict=True)]
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        raise RunError(
+            f"steps: received a file that cannot be read ({error!r}), expected the columns "
+            f"{', '.join(_COLUMNS)}; it comes from another version, or was changed by hand."
+        ) from error
+
+
+def _row(values: dict[str, str]) -> StepMetrics:
+    numbers = {
+        name: int(values[name]) if name in _INTEGERS else float(values[name])
+        for name in _COLUMNS[1:]
+        if values[name]
+    }
+    levels = {
+        name.removeprefix(_LEVEL): float(value)
+        for name, value in values.items()
+        if name.startswith(_LEVEL) and value
+    }
+    return StepMetrics(stage=values["stage"], clipping_levels=levels, **numbers)  # type: ignore[arg-type]

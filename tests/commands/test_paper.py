@@ -1,0 +1,103 @@
+import subprocess
+import sys
+
+import pytest
+
+from sat_tf import cli
+from sat_tf.paper.record import add_outcomes, read_outcomes
+from sat_tf.training import runner
+from sat_tf.training.config_file import parse_config
+from tests.paper.fake import FakeRunner, outcome
+
+# Runs the command line in a process of its own, and says whether it loaded TensorFlow.
+PROBE = """
+import sys
+from sat_tf import cli
+try:
+    status = cli.main(sys.argv[1:])
+except SystemExit as end:
+    status = end.code
+print("loaded" if "tensorflow" in sys.modules else "not loaded")
+sys.exit(status)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    # Without --run_dir and --results, files go to the working directory.
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (["paper", "--help"], 0, "sat-tf paper run "),
+        (["paper", "list", "table1/*"], 0, "71.1 / 90.0"),
+        (["paper", "run", "table1/mobilenet_v2/4bit"], 2, "Did you mean table1/mobilenet_v2/4bit"),
+        (
+            ["paper", "run", "table1/*", "--data", "digits", "--set", "sed=3"],
+            2,
+            "Did you mean seed",
+        ),
+        (["paper", "run", "table1/*", "--data", "glyps"], 2, "Did you mean glyphs?"),
+        (["paper", "run", "table1/*", "--data", "glyphs", "--seeds", "x"], 2, "'x': expected"),
+        (["paper", "run"], 2, "the following arguments are required: ROW"),
+        (["paper", "show", "glyphs/4bits/pact"], 0, "clipping_gradient: pact"),
+        (["paper", "table", "table4/*/4bits/pact"], 0, "| PACT | 70.3 / 89.2 |  |"),
+    ],
+)
+def test_what_needs_no_training_loads_no_tensorflow(arguments, status, text):
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == status, done.stderr
+    assert text in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout.endswith("not loaded\n")
+
+
+def test_rows_are_run_and_recorded_in_the_working_directory(tmp_path, monkeypatch, capsys):
+    runs = FakeRunner()
+    monkeypatch.setattr(runner, "train", runs.train)
+    assert cli.main(["paper", "run", "glyphs/float/clamp*", "--seeds", "0,1,1"]) == 0
+    assert "6/6 glyphs/float/clamp_stddev on glyphs, seed 1" in capsys.readouterr().out
+    assert len(runs.configs) == 6
+    found = read_outcomes(tmp_path / "runs" / "paper" / "results.csv")
+    assert [outcome.seed for outcome in found] == [0, 0, 0, 1, 1, 1]
+    assert cli.main(["paper", "table", "glyphs/float/clamp"]) == 0
+    # 50 % and 53 %: mean 51.5, deviation 3 / sqrt(2).
+    assert "| `glyphs/float/clamp` | clamp | 51.5 ± 2.1 (2) |" in capsys.readouterr().out
+
+
+def test_codes_that_differ_are_exit_status_1(monkeypatch):
+    monkeypatch.setattr(runner, "train", FakeRunner(codes_differing=1).train)
+    assert cli.main(["paper", "run", "glyphs/4bits/pact"]) == 1
+
+
+def test_what_is_shown_is_a_whole_configuration(capsys):
+    assert cli.main(["paper", "show", "table1/mobilenet_v1/4bits", "--data", "digits"]) == 0
+    config = parse_config(capsys.readouterr().out)
+    assert config.data.name == "digits"
+    assert (config.policy.weight_bits, config.model.name) == (4, "mobilenet_v1")
+
+
+def test_one_row_is_shown_at_a_time(capsys):
+    assert cli.main(["paper", "show", "glyphs/4bits/pact*"]) == 2
+    assert "received 4 rows, expected one" in capsys.readouterr().err
+
+
+def test_the_tables_of_a_page_are_written(tmp_path, capsys):
+    results, page = tmp_path / "some.csv", tmp_path / "page.md"
+    add_outcomes(results, [outcome(top1=64.04)])
+    page.write_text(
+        "<!-- sat-tf paper table table1/mobilenet_v2/4bits -->\n<!-- end of sat-tf paper table -->"
+    )
+    arguments = ["paper", "table", "--results", str(results), "--write", str(page)]
+    assert cli.main(arguments) == 0
+    assert "71.1 / 90.0 |  | 64.0 |" in page.read_text()
+    assert cli.main([*arguments, "table1/*"]) == 2
+    assert "expected no rows" in capsys.readouterr().err

@@ -1,0 +1,69 @@
+"""Pictures with the detail of photographs, and files as odd as those of ImageNet."""
+
+import io
+
+import numpy as np
+from PIL import Image
+
+
+def photograph(height=60, width=80, seed=0):
+    """Smooth patches of all sizes, and a little grain: JPEGs of it are as large as photographs."""
+    generator = np.random.RandomState(seed)
+    pixels = np.full((height, width, 3), 128, np.float32)
+    for size, amount in ((3, 70), (7, 50), (15, 30), (40, 15)):
+        patches = generator.normal(0, amount, (size, size, 3)).astype(np.float32)
+        for channel in range(3):
+            patch = Image.fromarray(patches[..., channel])
+            pixels[..., channel] += patch.resize((width, height), Image.Resampling.BICUBIC)
+    pixels += generator.normal(0, 3, (height, width, 1))
+    return pixels.clip(0, 255).astype(np.uint8)
+
+
+def encoded(image, kind="JPEG", **options):
+    """The bytes of a file."""
+    if isinstance(image, np.ndarray):
+        image = Image.fromarray(image)
+    file = io.BytesIO()
+    image.save(file, kind, **({"quality": 90} if kind == "JPEG" else {}), **options)
+    return file.getvalue()
+
+
+def odd_files():
+    """Files that can be decoded, by what is odd about them; all show the same photograph."""
+    image = Image.fromarray(photograph())
+    jpeg = encoded(image)
+    exif = image.getexif()
+    exif[0x0112] = 6  # to be turned clockwise
+    return {
+        "cmyk": encoded(image.convert("CMYK")),
+        "grey": encoded(image.convert("L")),
+        "progressive": encoded(image, progressive=True),
+        "turned": encoded(image, exif=exif),
+        "filled_up": jpeg + bytes(500),
+        "png": encoded(image, "PNG"),
+        "palette": encoded(image.convert("P"), "PNG"),
+        "transparent": encoded(image.convert("RGBA"), "PNG"),
+        "grey_transparent": encoded(image.convert("LA"), "PNG"),
+        "16_bits": encoded(np.asarray(image.convert("L")).astype(np.uint16) * 257, "PNG"),
+        "16_bits_tiff": encoded(np.asarray(image.convert("L")).astype(np.uint16) * 257, "TIFF"),
+        "bmp": encoded(image, "BMP"),
+        "bmp_palette": encoded(image.convert("P"), "BMP"),
+        "gif": encoded(image.convert("P"), "GIF"),
+        "webp": encoded(image, "WEBP"),
+        "tiff": encoded(image, "TIFF"),
+    }
+
+
+def corrupt_files():
+    """Files that are no pictures, or no whole ones."""
+    jpeg, png = encoded(photograph()), encoded(photograph(), "PNG")
+    return {
+        "empty": b"",
+        "text": b"<html>404 Not Found</html>",
+        "half": jpeg[: len(jpeg) // 2],
+        "four_fifths": jpeg[: len(jpeg) * 4 // 5],
+        "half_of_zeros": jpeg[: len(jpeg) // 2] + bytes(len(jpeg) // 2),
+        "header_only": jpeg[:300],
+        "no_tables": jpeg[:20] + jpeg[-200:],
+        "half_png": png[: len(png) // 2],
+    }

@@ -1,0 +1,89 @@
+import pytest
+
+from sat_tf.data.class_folders import load_folder_tree, read_tree
+
+
+def touch(root, *names):
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    return root
+
+
+def test_classes_are_numbered_in_the_order_of_their_names(tmp_path):
+    touch(
+        tmp_path, "train/b/2.JPEG", "train/a/1.jpg", "train/b/1.png", "val/a/1.JPEG", "val/b/x.bmp"
+    )
+    tree = read_tree(tmp_path)
+    assert tree.class_names == ["a", "b"]
+    assert [path[len(str(tmp_path)) :] for path in tree.train.paths] == [
+        "/train/a/1.jpg",
+        "/train/b/1.png",
+        "/train/b/2.JPEG",
+    ]
+    assert tree.train.labels == [0, 1, 1]
+    assert tree.held_out.labels == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["val", "validation", "test"])
+def test_the_held_out_part_has_one_of_three_names(tmp_path, name):
+    touch(tmp_path, "train/a/1.jpg", f"{name}/a/1.jpg")
+    assert len(read_tree(tmp_path).held_out.paths) == 1
+
+
+def test_a_test_folder_beside_val_is_passed_over(tmp_path):
+    touch(tmp_path, "train/a/1.jpg", "val/a/1.jpg", "test/1.jpg", "test/2.jpg")
+    assert read_tree(tmp_path).held_out.paths == [str(tmp_path / "val/a/1.jpg")]
+
+
+def test_hidden_and_other_files_are_passed_over_and_inner_folders_are_not(tmp_path):
+    touch(
+        tmp_path, "train/a/images/1.jpg", "train/a/.1.jpg", "train/a/boxes.txt", "train/notes.txt"
+    )
+    touch(tmp_path, "train/.git/1.jpg", "val/a/1.jpg")
+    tree = read_tree(str(tmp_path))
+    assert tree.train.paths == [str(tmp_path / "train/a/images/1.jpg")]
+
+
+def test_a_folder_that_is_not_there_or_of_another_kind_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"nowhere, which is no folder; expected one that holds"):
+        read_tree(tmp_path / "nowhere")
+    touch(tmp_path, "images/1.jpg")
+    with pytest.raises(ValueError, match="2 problems") as error:
+        read_tree(tmp_path)
+    assert "received the folders images; expected train with a folder" in str(error.value)
+    assert "expected val or validation or test with a folder" in str(error.value)
+    with pytest.raises(ValueError, match="received 3; expected the path of a folder"):
+        read_tree(3)
+
+
+def test_classes_of_one_part_only_are_named(tmp_path):
+    touch(tmp_path, "train/a/1.jpg", "train/b/1.jpg", "val/a/1.jpg", "val/c/1.jpg")
+    with pytest.raises(ValueError, match="2 problems") as error:
+        read_tree(tmp_path)
+    assert "train: received 1 classes that val does not have (b)" in str(error.value)
+    assert "val: received 1 classes that train does not have (c)" in str(error.value)
+
+
+def test_parts_without_classes_or_pictures_are_named(tmp_path):
+    touch(tmp_path, "train/a/1.jpg", "val/1.jpg")
+    with pytest.raises(ValueError, match=r"val: received no folders of classes; expected those of"):
+        read_tree(tmp_path)
+    touch(tmp_path, "val/a/notes.txt", "train/b/notes.txt", "val/b/1.txt")
+    with pytest.raises(ValueError, match="2 problems") as error:
+        read_tree(tmp_path)
+    assert "train: received 1 classes without pictures (b)" in str(error.value)
+    assert "val: received no pictures" in str(error.value)
+
+
+def test_a_train_folder_without_folders_is_named(tmp_path):
+    touch(tmp_path, "train/1.jpg", "val/1.jpg")
+    with pytest.raises(ValueError, match="train: received no folders in it; expected one for each"):
+        read_tree(tmp_path)
+
+
+def test_all_wrong_options_are_named_at_once(tmp_path):
+    with pytest.raises(ValueError, match="folder does not accept these arguments") as error:
+        load_folder_tree(tmp_path, image_size=0, max_corrupt=1, deterministic="no")
+    for name in ("image_size: received 0", "max_corrupt: received 1;", "deterministic: received"):
+        assert name in str(error.value)

@@ -1,0 +1,83 @@
+"""A process that trains a small model through a stage; run by tests that kill it or start two.
+
+    python -m tests.training.one_process FOLDER KEY=VALUE...
+
+It prints the number of every step that is done and its loss, as JSON, and leaves the weights and
+clipping levels in FOLDER/worker0.npz, ...
+"""
+
+import io
+import json
+import pathlib
+import sys
+
+import numpy as np
+import tf_keras as keras
+from rich.console import Console
+
+from sat_tf.data.arrays import ArraySource
+from sat_tf.training.config_file import parse_config
+from sat_tf.training.distribution import make_strategy, share_of, writes_files
+from sat_tf.training.errors import RunError
+from sat_tf.training.interruption import Interruption, Stopped
+from sat_tf.training.learner import Learner
+from sat_tf.training.run_folder import RunFolder
+from sat_tf.training.stage import Run, train_stage
+from tests.training.small import small_images, small_quantized_model
+
+CONFIG = """
+name: small
+data: {name: digits}
+model: {name: mobilenet_v1}
+stages:
+  float: {epochs: 8, batch_size: 32, base_learning_rate: 0.4, warmup_epochs: 1}
+training: {checkpoint_steps: 3}
+"""
+
+
+class Reporter(keras.callbacks.Callback):
+    """Prints every step."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        del batch
+        step = int(self.model.optimizer.iterations.numpy())
+        print(json.dumps({"step": step, "loss": float(logs["batch_loss"])}), flush=True)
+
+
+def main(folder, overrides):
+    config = parse_config(CONFIG, overrides)
+    strategy = make_strategy(config.distribution)
+    keras.utils.set_random_seed(0)
+    keras.backend.experimental.enable_tf_random_generator()
+    interruption = Interruption()
+    run = Run(
+        config=config,
+        source=ArraySource(small_images(), shift_pixels=1),
+        folder=RunFolder(folder),
+        strategy=strategy,
+        console=Console(file=io.StringIO()),
+        writes=writes_files(strategy),
+        interruption=interruption,
+    )
+    fit = Learner.fit
+
+    def reporting(self, *arguments, callbacks, **options):
+        return fit(self, *arguments, callbacks=[Reporter(), *callbacks], **options)
+
+    Learner.fit = reporting
+    try:
+        with interruption.watched():
+            model = train_stage(run, "float", small_quantized_model())
+    except Stopped:
+        print("stopped", flush=True)
+        return 0
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    weights = {f"{index:03}": array for index, array in enumerate(model.get_weights())}
+    np.savez(folder / f"worker{share_of(strategy).worker}.npz", **weights)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(pathlib.Path(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,76 @@
+"""Starts, watches and kills the processes of `one_process`."""
+
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def start(folder, *overrides, workers=1):
+    """Starts one process, or several that train together."""
+    folder.mkdir(exist_ok=True)
+    addresses = [f"localhost:{port}" for port in free_ports(workers)] if workers > 1 else []
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.training.one_process", str(folder), *overrides],
+            cwd=ROOT,
+            env={**os.environ, **_cluster(addresses, index)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(workers)
+    ]
+
+
+def finish(processes, *, status=0):
+    """Waits for all; gives the losses by step that each has printed."""
+    outputs = [process.communicate(timeout=600) for process in processes]
+    for process, (out, err) in zip(processes, outputs, strict=True):
+        assert process.returncode == status, out[-2000:] + err[-4000:]
+    return [losses(out.splitlines()) for out, _ in outputs]
+
+
+def until_step(process, step):
+    """Reads what a process prints until it has done so many steps."""
+    for line in process.stdout:
+        if line.startswith("{") and json.loads(line)["step"] >= step:
+            return
+    raise AssertionError(process.stderr.read()[-4000:])
+
+
+def losses(lines):
+    """The losses by step."""
+    found = [json.loads(line) for line in lines if line.startswith("{")]
+    return {row["step"]: row["loss"] for row in found}
+
+
+def weights(folder, worker=0):
+    """The weights that a process has left."""
+    with np.load(folder / f"worker{worker}.npz") as arrays:
+        return [arrays[name] for name in sorted(arrays)]
+
+
+def free_ports(count):
+    """Numbers of ports that nobody listens on."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("localhost", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def _cluster(addresses, index):
+    if not addresses:
+        return {}
+    task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+    return {"TF_CONFIG": json.dumps(task)}

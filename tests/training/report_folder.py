@@ -1,0 +1,130 @@
+"""A run folder as a run leaves it, made up in a moment."""
+
+import math
+
+from sat_tf.analysis.layer_row import LayerRow
+from sat_tf.training import history, run_folder, step_history
+from sat_tf.training.config_file import config_text, parse_config
+from sat_tf.training.history import EpochMetrics
+from sat_tf.training.report import write_layers
+from sat_tf.training.results import Results
+from sat_tf.training.run_folder import RunFolder
+from sat_tf.training.step_history import StepMetrics
+
+HOSTILE = "<script>document.title='hostile'</script>"
+STAGES = {"float": 60, "quantized": 60, "deploy_tail": 20}
+_STEPS_PER_EPOCH = 20
+
+
+def fill(folder: RunFolder, *, layer: str = "block_{}_relu", codes_differing: int = 0) -> RunFolder:
+    """Writes the files that a report is made of."""
+    names = [layer.format(index) for index in range(12)]
+    epochs, steps, before = [], [], 0
+    for stage, total in STAGES.items():
+        for step in range(5, total + 1, 5):
+            steps.append(
+                StepMetrics(
+                    stage=stage,
+                    step=step,
+                    step_of_run=before + step,
+                    learning_rate=0.1 * (1 + math.cos(math.pi * step / total)) / 2,
+                    loss=2.5 * math.exp(-(before + step - 5) / 40),
+                    top1=1 - math.exp(-(before + step) / 30),
+                    top5=1 - math.exp(-(before + step) / 10),
+                    clipping_levels={}
+                    if stage == "float"
+                    else {name: 2 + i + step / 50 for i, name in enumerate(names)},
+                )
+            )
+        for step in range(_STEPS_PER_EPOCH, total + 1, _STEPS_PER_EPOCH):
+            epochs.append(
+                EpochMetrics(
+                    stage=stage,
+                    epoch=step // _STEPS_PER_EPOCH,
+                    step=step,
+                    learning_rate=0.01,
+                    loss=2.0 * math.exp(-(before + step) / 40),
+                    train_top1=0.9,
+                    train_top5=0.99,
+                    held_out_loss=2.2 * math.exp(-(before + step) / 45),
+                    held_out_top1=1 - math.exp(-(before + step) / 35),
+                    held_out_top5=0.999,
+                    seconds=1.5,
+                )
+            )
+        before += total
+    folder.write_text(run_folder.METRICS, history.to_csv(epochs))
+    folder.write_text(run_folder.STEPS, step_history.to_csv(steps))
+    config = parse_config("name: demo", ["data.name=digits", "model.name=mobilenet_v2"])
+    folder.write_text(run_folder.CONFIG, config_text(config))
+    folder.write_json(
+        run_folder.ENVIRONMENT,
+        {"seed": 3, "tensorflow": "2.21.0", "commit": None, "devices": ["CPU: one", "CPU: two"]},
+    )
+    results = Results(
+        float_top1=0.9759,
+        float_top5=1.0,
+        quantized_top1=0.968,
+        quantized_top5=0.999,
+        deployed_top1=0.9703,
+        tflite_top1=0.9703,
+        held_out_images=539,
+        verified_images=539,
+        parameters=423018,
+        file_bytes=636432,
+        gzip_bytes=296109,
+        codes_compared=54379166,
+        codes_differing=codes_differing,
+        trained_differing=0.0,
+        seconds=119.7,
+    )
+    folder.write_json(run_folder.RESULTS, results.to_dict())
+    counts = {"codes_compared": 54379166, "codes_differing": codes_differing}
+    folder.write_json(
+        run_folder.CERTIFICATE,
+        {
+            **counts,
+            "sha256": "ab" * 32,
+            "num_images": 539,
+            "runtimes": {"xnnpack": counts, "builtin": {**counts, "codes_differing": 1234}},
+            "float_operators": [],
+            "islands": [layer] if layer == HOSTILE else [],
+            "warnings": [],
+        },
+    )
+    write_layers(folder, list(_layers(names)))
+    return folder
+
+
+def _layers(names):
+    for name in names:
+        yield LayerRow(
+            name=name.replace("relu", "expand"),
+            kind="Conv2D",
+            parameters=12345,
+            weight_bits=4,
+            weight_grid="dorefa",
+            weight_codes=16,
+            weight_codes_used=15,
+        )
+        yield LayerRow(
+            name=name,
+            kind="ReLU",
+            parameters=0,
+            activation_bits=4,
+            clipping_level=2.5,
+            activation_codes=16,
+            activation_codes_used=16,
+            clipped=0.0123,
+        )
+    yield LayerRow(
+        name="classifier",
+        kind="Dense",
+        parameters=12810,
+        weight_bits=8,
+        weight_grid="narrow",
+        weight_codes=255,
+        weight_codes_used=201,
+        rescale="constant",
+        rescale_constant=0.316,
+    )

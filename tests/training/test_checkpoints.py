@@ -1,0 +1,124 @@
+import contextlib
+import resource
+import signal
+
+import numpy as np
+import pytest
+import tf_keras as keras
+
+from sat_tf.training.checkpoints import Checkpoints, Position, steps_left
+from sat_tf.training.errors import RunError
+from sat_tf.training.learner import Learner
+from sat_tf.training.training_copy import training_copy
+from tests.training.small import small_images, small_quantized_model
+
+IMAGES = small_images()
+
+
+def make(folder, *, keep=2):
+    learner = Learner(training_copy(small_quantized_model()), batch_size=8)
+    learner.compile(optimizer=keras.optimizers.SGD(0.05, momentum=0.9))
+    learner.optimizer.build(learner.student.trainable_variables)
+    return learner, Checkpoints(folder, learner, keep=keep)
+
+
+def step(learner):
+    return learner.train_on_batch(
+        IMAGES.train_images[:8], IMAGES.train_labels[:8], return_dict=True
+    )
+
+
+@contextlib.contextmanager
+def no_room(size):
+    """No file may grow beyond so many bytes: the file system's refusal is a real one."""
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+
+
+def test_weights_momentum_metrics_and_position_come_back(tmp_path):
+    learner, checkpoints = make(tmp_path)
+    assert checkpoints.restore() is None
+    step(learner)
+    checkpoints.save(Position(3, 7))
+    expected = step(learner)
+    other, again = make(tmp_path)
+    assert again.restore() == Position(3, 7)
+    assert step(other) == expected
+    for one, two in zip(learner.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_the_oldest_go_and_the_latest_stay(tmp_path):
+    learner, checkpoints = make(tmp_path, keep=2)
+    for number in range(4):
+        step(learner)
+        checkpoints.save(Position(0, number))
+    assert len(list(tmp_path.glob("*.index"))) == 2
+    assert make(tmp_path)[1].restore() == Position(0, 3)
+
+
+def test_a_full_disk_leaves_the_last_good_checkpoint_and_names_it(tmp_path):
+    learner, checkpoints = make(tmp_path)
+    step(learner)
+    checkpoints.save(Position(0, 1))
+    good = [array.copy() for array in learner.get_weights()]
+    step(learner)
+    with no_room(512), pytest.raises(RunError, match=r"the last good one is .*ckpt-1; free some"):
+        checkpoints.save(Position(0, 2))
+    other, again = make(tmp_path)
+    assert again.restore() == Position(0, 1)
+    for one, two in zip(good, other.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, two)
+    # With room again, the same run goes on.
+    checkpoints.save(Position(0, 2))
+    assert make(tmp_path)[1].restore() == Position(0, 2)
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path):
+    learner, checkpoints = make(tmp_path)
+    for number in (1, 2):
+        step(learner)
+        checkpoints.save(Position(0, number))
+    (tmp_path / "ckpt-2.index").write_bytes(b"damaged")
+    _, again = make(tmp_path)
+    with pytest.warns(UserWarning, match="ckpt-2: cannot be read"):
+        assert again.restore() == Position(0, 1)
+    (tmp_path / "ckpt-1.index").write_bytes(b"damaged")
+    with (
+        pytest.warns(UserWarning, match="cannot be read"),
+        pytest.raises(RunError, match="none can be read, expected one of this run"),
+    ):
+        make(tmp_path)[1].restore()
+
+
+def test_a_model_that_broke_is_not_saved(tmp_path):
+    learner, checkpoints = make(tmp_path)
+    checkpoints.save(Position(0, 1))
+    bias = learner.student.get_layer("quant_classifier").layer.bias
+    bias.assign(np.full(bias.shape, np.nan))
+    checkpoints.save(Position(0, 2))
+    assert make(tmp_path)[1].restore() == Position(0, 1)
+
+
+@pytest.mark.parametrize("start", [Position(0), Position(0, 2), Position(1), Position(2, 1)])
+@pytest.mark.parametrize("total_steps", [7, 8, 12])
+def test_the_parts_of_what_is_left_are_all_steps_once(start, total_steps):
+    steps_per_epoch = 4
+    done = start.epoch * steps_per_epoch + start.step
+    if done >= total_steps:
+        pytest.skip("such a stage is over")
+    found = []
+    for position, epochs, steps in steps_left(
+        start, total_steps=total_steps, steps_per_epoch=steps_per_epoch
+    ):
+        assert epochs == 1 or (position.step == 0 and steps == steps_per_epoch)
+        for epoch in range(epochs):
+            first = (position.epoch + epoch) * steps_per_epoch + position.step
+            found += range(first, first + steps)
+    assert found == list(range(done, total_steps))

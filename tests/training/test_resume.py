@@ -1,0 +1,88 @@
+"""Runs that are killed, stopped, or spread over processes end like one that is left alone."""
+
+import signal
+
+import numpy as np
+import pytest
+
+from tests.training import processes
+
+# 33 images do not divide evenly between two; 96 give two steps an epoch.
+UNEVEN = ("stages.float.batch_size=33", "stages.float.steps=20")
+WORKERS = ("distribution=multi_worker", *UNEVEN)
+KILLED_AT = int(np.random.RandomState(0).randint(5, 17))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The losses and weights of one process that nothing happens to."""
+    folder = tmp_path_factory.mktemp("alone")
+    (losses,) = processes.finish(processes.start(folder, *UNEVEN))
+    assert sorted(losses) == list(range(1, 21))
+    return losses, processes.weights(folder)
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    """The losses and weights of two processes that nothing happens to."""
+    folder = tmp_path_factory.mktemp("together")
+    losses = processes.finish(processes.start(folder, *WORKERS, workers=2))
+    assert losses[0] == losses[1]
+    expect_equal(processes.weights(folder, 0), processes.weights(folder, 1))
+    return losses[0], processes.weights(folder)
+
+
+def expect_equal(one, other):
+    for left, right in zip(one, other, strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+def kill(running, signal_number):
+    processes.until_step(running[0], KILLED_AT)
+    for process in running:
+        process.send_signal(signal_number)
+
+
+def test_a_killed_run_goes_on_bit_for_bit(alone, tmp_path):
+    running = processes.start(tmp_path, *UNEVEN)
+    kill(running, signal.SIGKILL)
+    processes.finish(running, status=-signal.SIGKILL)
+    (rest,) = processes.finish(processes.start(tmp_path, *UNEVEN))
+    losses, weights = alone
+    assert 1 < min(rest) <= KILLED_AT + 2
+    assert rest == {step: loss for step, loss in losses.items() if step in rest}
+    expect_equal(processes.weights(tmp_path), weights)
+
+
+def test_a_run_that_is_asked_to_stop_saves_after_that_very_step_and_goes_on(alone, tmp_path):
+    running = processes.start(tmp_path, *UNEVEN, "training.checkpoint_steps=null")
+    kill(running, signal.SIGTERM)
+    (first,) = processes.finish(running)
+    assert not (tmp_path / "worker0.npz").exists()
+    (rest,) = processes.finish(processes.start(tmp_path, *UNEVEN, "training.checkpoint_steps=null"))
+    losses, weights = alone
+    assert min(rest) >= KILLED_AT + 1
+    assert {**first, **rest}.keys() <= losses.keys()
+    assert rest == {step: losses[step] for step in range(min(rest), 21)}
+    expect_equal(processes.weights(tmp_path), weights)
+
+
+def test_two_processes_train_like_one(alone, together):
+    # float32 sums over the batch are taken in another order.
+    for step, loss in alone[0].items():
+        assert together[0][step] == pytest.approx(loss, rel=1e-5)
+    levels = [[array for array in weights if array.shape == ()] for _, weights in (alone, together)]
+    assert len(levels[0]) > 3
+    for one, two in zip(*levels, strict=True):
+        np.testing.assert_allclose(two, one, rtol=1e-5)
+
+
+def test_two_killed_processes_go_on_bit_for_bit(together, tmp_path):
+    running = processes.start(tmp_path, *WORKERS, workers=2)
+    kill(running, signal.SIGKILL)
+    processes.finish(running, status=-signal.SIGKILL)
+    rests = processes.finish(processes.start(tmp_path, *WORKERS, workers=2))
+    losses, weights = together
+    assert 1 < min(rests[0]) <= KILLED_AT + 2
+    assert rests[0] == rests[1] == {step: losses[step] for step in rests[0]}
+    expect_equal(processes.weights(tmp_path), weights)
