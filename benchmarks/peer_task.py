@@ -137,9 +137,7 @@ def train(
 def measure_statistics(model: keras.Model, images: Images, seed: int) -> None:
     """Sets the moving statistics of every normalization to their mean over training batches."""
     norms = [
-        layer
-        for layer in model.submodules
-        if isinstance(layer, keras.layers.BatchNormalization)
+        layer for layer in model.submodules if isinstance(layer, keras.layers.BatchNormalization)
     ]
     momenta = [norm.momentum for norm in norms]
     for index, (pixels, _) in enumerate(batches(images, STATISTICS_IMAGES // BATCH_SIZE, seed + 1)):
