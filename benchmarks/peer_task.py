@@ -32,8 +32,9 @@ class Recipe:
         peak_learning_rate: where the warm-up of 25 steps ends, before the cosine.
         weight_decay: coupled L2 on normal kernels and the classifier.
         label_smoothing: share of the label that is spread over all classes.
-        distillation: weight of the cross-entropy with the float model's probabilities; the label's
-            has the rest. The teacher's forward passes are extra cost: a fifth of a step or so.
+        distillation: weight w of what the float model says, as in `sat_tf.training.distillation`;
+            the label has the rest. The teacher's forward passes are extra cost.
+        temperature: T of the distillation.
         statistics: normalization statistics are measured anew at the end, on training images.
     """
 
@@ -42,6 +43,7 @@ class Recipe:
     weight_decay: float = WEIGHT_DECAY
     label_smoothing: float = 0.0
     distillation: float = 0.0
+    temperature: float = 1.0
     statistics: bool = False
 
 
@@ -113,10 +115,13 @@ def train(
             wanted = tf.one_hot(labels, classes)
             if recipe.label_smoothing:
                 wanted = (1.0 - recipe.label_smoothing) * wanted + recipe.label_smoothing / classes
+            losses = tf.nn.softmax_cross_entropy_with_logits(wanted, logits)
             if recipe.distillation:
-                taught = tf.nn.softmax(teacher(pixels, training=False))
-                wanted = (1.0 - recipe.distillation) * wanted + recipe.distillation * taught
-            loss = tf.reduce_mean(tf.nn.softmax_cross_entropy_with_logits(wanted, logits))
+                taught = tf.nn.softmax(teacher(pixels, training=False) / recipe.temperature)
+                soft = tf.nn.softmax_cross_entropy_with_logits(taught, logits / recipe.temperature)
+                weight = recipe.distillation
+                losses = (1.0 - weight) * losses + weight * recipe.temperature**2 * soft
+            loss = tf.reduce_mean(losses)
             decay = tf.add_n([tf.nn.l2_loss(variable) for variable in decaying])
             total = loss + recipe.weight_decay * decay
         optimizer.apply_gradients(zip(tape.gradient(total, variables), variables, strict=True))

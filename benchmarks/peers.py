@@ -147,7 +147,7 @@ METHODS: dict[str, Method] = {
     ),
     "TFMOT n-bit": Method(run=_tfmot(peer_tfmot.n_bits), quantizes="everything, at the same bits"),
     "QKeras": Method(run=_qkeras(), quantizes=_RECTIFIED),
-    "QKeras; distilled": Method(run=_qkeras(distillation=0.5), quantizes=_RECTIFIED),
+    "QKeras; distilled": Method(run=_qkeras(distillation=0.5, temperature=2.0), quantizes=_RECTIFIED),
     "sat-tf; not distilled": Method(run=_sat("recipes.distillation=null"), quantizes=_MOBILE),
     "sat-tf": Method(run=_sat(), quantizes=_MOBILE),
 }
