@@ -19,26 +19,31 @@ from rich.console import Console
 
 import sat_tf
 from sat_tf.commands.train import load_config
-from sat_tf.training.batches import training_batches
 from sat_tf.training.run_folder import RunFolder
-from sat_tf.training.runner import build_models, load_images
-from sat_tf.training.stage import compile_stage, sample_of
+from sat_tf.training.runner import float_model, load_source
 from sat_tf.training.stage_plan import StagePlan
+from sat_tf.training.top1 import accuracy_metrics
 from sat_tf.training.watching import watched
 
-_PAIRS = 12
+_PAIRS = 8
+_IMAGES = 32
 
 
 def main() -> None:
     """Prints the cost of the callbacks a step, in percent, and of what comes once an epoch."""
     config = load_config()
-    images = load_images(config)
-    _, clamped = build_models(config, images)
-    model = sat_tf.requantize(clamped, config.policy)
+    source = load_source(config)
+    model = sat_tf.requantize(float_model(config, source), config.policy)
     stage = config.stages.quantized
-    steps = len(images.train_labels) // stage.batch_size
-    batches = training_batches(images, batch_size=stage.batch_size, shift_pixels=2, seed=0)
-    compile_stage(model, stage, steps)
+    steps = source.num_train // stage.batch_size
+    batches = source.training_batches(batch_size=stage.batch_size, seed=0).map(
+        lambda images, labels: (tf.cast(images, tf.float32), labels)
+    )
+    model.compile(
+        keras.optimizers.SGD(0.01, momentum=0.9, nesterov=True),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=accuracy_metrics(),
+    )
     plan = StagePlan(
         stage="quantized",
         batch_size=stage.batch_size,
@@ -53,19 +58,19 @@ def main() -> None:
             model,
             RunFolder(pathlib.Path(folder)),
             rows=[],
-            sample=sample_of(images),
+            sample=source.training_sample(_IMAGES, seed=0),
             console=console,
         ) as callbacks,
     ):
         watching = _Timed(callbacks)
-        _epoch(model, batches, [])
-        _epoch(model, batches, [watching])
-        watching.begun.clear()
+        _epoch(model, batches, steps, [])
+        _epoch(model, batches, steps, [watching])
+        watching.steps.clear()
         watching.ended.clear()
         ratios = []
         for _ in range(_PAIRS):
-            plain = _epoch(model, batches, [])
-            ratios.append((_epoch(model, batches, [watching]), plain))
+            plain = _epoch(model, batches, steps, [])
+            ratios.append((_epoch(model, batches, steps, [watching]), plain))
     a_step = statistics.median(plain for _, plain in ratios) / steps
     cost = statistics.median(watched / plain - 1 for watched, plain in ratios)
     at_ends = statistics.median(watching.ended)
@@ -85,7 +90,6 @@ class _Timed(keras.callbacks.Callback):
     def __init__(self, callbacks: list[keras.callbacks.Callback]) -> None:
         super().__init__()
         self._list = keras.callbacks.CallbackList(callbacks)
-        self.begun: list[float] = []
         self.ended: list[float] = []
         self.steps: list[float] = []
 
@@ -94,11 +98,13 @@ class _Timed(keras.callbacks.Callback):
         super().set_model(model)
         self._list.set_model(model)
 
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        """Passes it on."""
+        self._list.on_train_begin(logs)
+
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         """Passes it on."""
-        start = time.process_time()
         self._list.on_epoch_begin(epoch, logs)
-        self.begun.append(time.process_time() - start)
 
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
         """Passes it on."""
@@ -119,11 +125,14 @@ class _Timed(keras.callbacks.Callback):
 
 
 def _epoch(
-    model: keras.Model, batches: tf.data.Dataset, callbacks: list[keras.callbacks.Callback]
+    model: keras.Model,
+    batches: tf.data.Dataset,
+    steps: int,
+    callbacks: list[keras.callbacks.Callback],
 ) -> float:
     """CPU seconds of an epoch."""
     start = time.process_time()
-    model.fit(batches, callbacks=callbacks, verbose=0)
+    model.fit(batches, steps_per_epoch=steps, callbacks=callbacks, verbose=0)
     return time.process_time() - start
 
 

@@ -1,8 +1,8 @@
 """Images a second from a folder of JPEGs: ours, the plain pipeline, and decoding alone.
 
-Writes a folder of synthesised photographs, always the same ones, and reads it in turns: ours, plain,
-decode only, ours, ... so that what else the machine does meets all of them alike. Ratios are what
-counts; images a second say something about one machine only.
+Writes a folder of synthesised photographs, always the same ones, and reads it in turns: ours,
+plain, decode only, ours, ... so that what else the machine does meets all of them alike. Ratios are
+what counts; images a second say something about one machine only.
 
 "plain" is what one writes first: read, tf.io.decode_jpeg, random crop, tf.image.resize, flip.
 "decode only" reads and decodes whole pictures and does nothing else. Ours can be faster than that:
@@ -32,8 +32,10 @@ _PICTURES = flags.DEFINE_integer("pictures", 256, "pictures in the folder")
 _HEIGHT = flags.DEFINE_integer("height", 375, "their rows")
 _WIDTH = flags.DEFINE_integer("width", 500, "their columns")
 _IMAGE_SIZE = flags.DEFINE_integer("image_size", 224, "rows and columns of the result")
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 64, "images a batch")
-_ROUNDS = flags.DEFINE_integer("rounds", 15, "timed rounds of every pipeline")
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "images a batch")
+_BATCHES = flags.DEFINE_integer("batches", 16, "timed batches of a round")
+_WARM_UP = flags.DEFINE_integer("warm_up", 12, "batches before them, which empty the buffers")
+_ROUNDS = flags.DEFINE_integer("rounds", 10, "timed rounds of every pipeline")
 _THREADS = flags.DEFINE_integer("threads", 2, "threads of tf.data")
 _OUTPUT = flags.DEFINE_string(
     "output", "benchmarks/results/input_pipeline.csv", "where to write rows"
@@ -130,7 +132,6 @@ def main(argv: list[str]) -> None:
         root = pathlib.Path(folder)
         with console.status("writing pictures"):
             size = write_folder(root, _PICTURES.value, _HEIGHT.value, _WIDTH.value)
-        batches = max(_PICTURES.value // _BATCH_SIZE.value, 1)
         made = {
             name: _limited(make(root, _BATCH_SIZE.value, _IMAGE_SIZE.value))
             for name, make in _PIPELINES.items()
@@ -139,8 +140,8 @@ def main(argv: list[str]) -> None:
         with console.status("timing"):
             for round_number in range(_ROUNDS.value + 1):
                 for name, dataset in made.items():
-                    seconds[name].measure(dataset, batches, keep=round_number > 0)
-    images = batches * _BATCH_SIZE.value
+                    seconds[name].measure(dataset, keep=round_number > 0)
+    images = _BATCHES.value * _BATCH_SIZE.value
     found = [_row(name, times, seconds[_LIMIT], images, size) for name, times in seconds.items()]
     title = (
         f"JPEGs of {_WIDTH.value}x{_HEIGHT.value} ({size:,} bytes) to {_IMAGE_SIZE.value}x"
@@ -159,12 +160,13 @@ class _Times:
         self.clock: list[float] = []
         self.cores: list[float] = []
 
-    def measure(self, dataset: tf.data.Dataset, batches: int, *, keep: bool) -> None:
-        """Reads so many batches after the first one, which waits for the pipeline to start."""
+    def measure(self, dataset: tf.data.Dataset, *, keep: bool) -> None:
+        """Reads batches, in a state in which each waits for its making."""
         iterator = iter(dataset)
-        next(iterator)
+        for _ in range(_WARM_UP.value):
+            next(iterator)
         clock, cores = time.perf_counter(), sum(os.times()[:2])
-        for _ in range(batches):
+        for _ in range(_BATCHES.value):
             next(iterator)
         if keep:
             self.clock.append(time.perf_counter() - clock)

@@ -5,6 +5,7 @@ import dataclasses
 import inspect
 import os
 import pathlib
+from typing import Any
 
 import numpy as np
 
@@ -134,7 +135,7 @@ class Choice:
 
     def _of_dataset(self, name: str, shape: tuple[int, ...], num_classes: int) -> Pixels:
         known = inspect.signature(DATA_SETS[name]).parameters
-        place = {} if self.data_dir is None else {"data_dir": self.data_dir}
+        place: dict[str, Any] = {} if self.data_dir is None else {"data_dir": self.data_dir}
         options = {"image_size": shape[0] if shape else 0, "num_classes": num_classes}
         try:
             found = source(

@@ -47,7 +47,7 @@ def training_crop(encoded: tf.Tensor, seed: tf.Tensor, image_size: int) -> tf.Te
     """
     return tf.cond(
         tf.io.is_jpeg(encoded),
-        lambda: _training_crop_of_jpeg(encoded, seed, image_size),
+        lambda: training_crop_of_jpeg(encoded, seed, image_size),
         lambda: training_crop_of_pixels(_decoded(encoded), seed, image_size),
     )
 
@@ -78,7 +78,7 @@ def held_out_crop(encoded: tf.Tensor, image_size: int) -> tf.Tensor:
     """
     return tf.cond(
         tf.io.is_jpeg(encoded),
-        lambda: _held_out_crop_of_jpeg(encoded, image_size),
+        lambda: held_out_crop_of_jpeg(encoded, image_size),
         lambda: held_out_crop_of_pixels(_decoded(encoded), image_size),
     )
 
@@ -92,7 +92,8 @@ def held_out_crop_of_pixels(pixels: tf.Tensor, image_size: int) -> tf.Tensor:
     return _centre(crop, shape, window, image_size)
 
 
-def _training_crop_of_jpeg(encoded: tf.Tensor, seed: tf.Tensor, image_size: int) -> tf.Tensor:
+def training_crop_of_jpeg(encoded: tf.Tensor, seed: tf.Tensor, image_size: int) -> tf.Tensor:
+    """What `training_crop` does, for JPEGs only: asking every file for its kind takes time."""
     _expect_whole(encoded)
     window, is_mirrored = _training_window(tf.io.extract_jpeg_shape(encoded), seed)
     shorter = tf.minimum(window[2], window[3])
@@ -109,7 +110,8 @@ def _training_crop_of_jpeg(encoded: tf.Tensor, seed: tf.Tensor, image_size: int)
     return _mirrored(_resized(crop, image_size), is_mirrored)
 
 
-def _held_out_crop_of_jpeg(encoded: tf.Tensor, image_size: int) -> tf.Tensor:
+def held_out_crop_of_jpeg(encoded: tf.Tensor, image_size: int) -> tf.Tensor:
+    """What `held_out_crop` does, for JPEGs only."""
     _expect_whole(encoded)
     shape = tf.io.extract_jpeg_shape(encoded)
     window = _held_out_window(shape, image_size)
@@ -164,7 +166,9 @@ def _resized(crop: tf.Tensor, image_size: int) -> tf.Tensor:
 
 
 def _mirrored(pixels: tf.Tensor, is_mirrored: tf.Tensor) -> tf.Tensor:
-    return tf.cond(is_mirrored, lambda: tf.reverse(pixels, [1]), lambda: pixels)
+    # Faster than a branch for every picture.
+    step = tf.where(is_mirrored, -1, 1)
+    return tf.ensure_shape(pixels[:, ::step], pixels.shape)
 
 
 def _held_out_geometry(shape: tf.Tensor, image_size: int) -> tuple[tf.Tensor, tf.Tensor]:

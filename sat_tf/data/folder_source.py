@@ -11,8 +11,10 @@ from sat_tf.data.choice import spread_evenly
 from sat_tf.data.class_folders import Part, Tree
 from sat_tf.data.crops import (
     held_out_crop,
+    held_out_crop_of_jpeg,
     held_out_crop_of_pixels,
     training_crop,
+    training_crop_of_jpeg,
     training_crop_of_pixels,
 )
 from sat_tf.data.guarded import Fast, Slow, decoded
@@ -29,6 +31,7 @@ from sat_tf.data.share import Share
 from sat_tf.data.source import NO_LABEL, ImageSource
 
 _SAMPLED_AT_ONCE = 64
+_NAMES_READ = 1000
 
 
 class FolderSource(ImageSource):
@@ -77,6 +80,7 @@ class FolderSource(ImageSource):
             self.name, batch_size=batch_size, num_train=self.num_train, share=share, **order
         )
         paths, labels = _tensors(self._tree.train)
+        crop_of = training_crop_of_jpeg if _are_jpegs(self._tree.train) else training_crop
 
         def seed_of(epoch: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
             # The crop of a picture does not depend on the batch it is in.
@@ -86,7 +90,7 @@ class FolderSource(ImageSource):
 
         def fast(epoch: tf.Tensor, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             encoded = tf.io.read_file(paths[index])
-            return training_crop(encoded, seed_of(epoch, index), self.image_size), labels[index]
+            return crop_of(encoded, seed_of(epoch, index), self.image_size), labels[index]
 
         def slow(epoch: np.int64, index: np.int64) -> tuple[npt.NDArray[np.uint8], int]:
             pixels, label = first_good(self._from(self._tree.train, int(index)), self.corrupt)
@@ -138,13 +142,14 @@ class FolderSource(ImageSource):
         """Pictures by their numbers, as the held-out ones are prepared; black beyond the last."""
         paths, labels = _tensors(part)
         count = len(part.paths)
+        crop_of = held_out_crop_of_jpeg if _are_jpegs(part) else held_out_crop
         nothing = np.zeros((self.image_size, self.image_size, 3), np.uint8), NO_LABEL
 
         def fast(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             return tf.cond(
                 index < count,
                 lambda: (
-                    held_out_crop(tf.io.read_file(paths[index]), self.image_size),
+                    crop_of(tf.io.read_file(paths[index]), self.image_size),
                     labels[index],
                 ),
                 lambda: (tf.constant(nothing[0]), tf.constant(nothing[1])),
@@ -176,6 +181,12 @@ class FolderSource(ImageSource):
             deterministic=self._deterministic,
         )
         return as_given(batches, deterministic=self._deterministic)
+
+
+def _are_jpegs(part: Part) -> bool:
+    """Whether most pictures are JPEGs, by the names of the first ones: others then are odd."""
+    first = [path.lower() for path in part.paths[:_NAMES_READ]]
+    return 2 * sum(path.endswith((".jpeg", ".jpg")) for path in first) > len(first)
 
 
 def _tensors(part: Part) -> tuple[tf.Tensor, tf.Tensor]:

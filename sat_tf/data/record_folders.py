@@ -5,7 +5,7 @@ import json
 import os
 import pathlib
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -98,7 +98,11 @@ def load_tfrecords(
     # Imported here: naming a data set needs no TensorFlow.
     from sat_tf.data.records import RecordSource
 
-    features = {"image_key": image_key, "label_key": label_key, "first_label": first_label}
+    features: dict[str, Any] = {
+        "image_key": image_key,
+        "label_key": label_key,
+        "first_label": first_label,
+    }
     cache = cache_folder(cache_dir)
     return RecordSource(
         name=pathlib.Path(data_dir).resolve().name,

@@ -11,8 +11,10 @@ import tensorflow as tf
 
 from sat_tf.data.crops import (
     held_out_crop,
+    held_out_crop_of_jpeg,
     held_out_crop_of_pixels,
     training_crop,
+    training_crop_of_jpeg,
     training_crop_of_pixels,
 )
 from sat_tf.data.guarded import Fast, Slow, decoded
@@ -38,12 +40,14 @@ class RecordFiles:
         read: gives the dataset of the records of a file, by its number (a scalar, int64); a record
             is a tuple of tensors.
         parse: takes a record and gives the bytes of its picture and its label, int64.
+        are_jpegs: whether most pictures are JPEGs; others then are read, but slowly.
     """
 
     names: Sequence[str]
     counts: Sequence[int]
     read: Callable[[tf.Tensor], tf.data.Dataset]
     parse: Callable[..., tuple[tf.Tensor, tf.Tensor]]
+    are_jpegs: bool = True
 
     @property
     def count(self) -> int:
@@ -58,7 +62,7 @@ class RecordSource(ImageSource):
     reads several of its own at a time and draws from a buffer. So each worker reads its own files
     only; which images a batch holds then depends on the number of workers as well. Where a worker
     has fewer images than its part of an epoch, it begins again; where there are fewer files than
-    workers, each reads all files and takes every so manieth record.
+    workers, each reads all files and takes every third record, say.
 
     A run that starts in the middle of an epoch reads that epoch from its beginning, but decodes
     nothing of what it has seen.
@@ -119,6 +123,7 @@ class RecordSource(ImageSource):
         )
         steps = self.num_train // batch_size
         _, span = share.span(batch_size)
+        crop_of = training_crop_of_jpeg if self._train.are_jpegs else training_crop
 
         def of_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
             seeds = tf.stack([tf.constant(seed, tf.int64), epoch])
@@ -133,6 +138,9 @@ class RecordSource(ImageSource):
                 tf.int32,
                 alg=RANDOM,
             )
+            # `shuffle` mixes its seed with the global one, on which nothing here may depend. This
+            # sets that of the function being traced, and of nothing else.
+            tf.compat.v1.set_random_seed(1)
             records = self._records(self._train, files, share).shuffle(
                 self._shuffle_buffer,
                 seed=tf.cast(draw, tf.int64),
@@ -153,7 +161,7 @@ class RecordSource(ImageSource):
             epoch: tf.Tensor, file: tf.Tensor, record: tf.Tensor, *content: tf.Tensor
         ) -> tuple[tf.Tensor, tf.Tensor]:
             encoded, label = self._train.parse(*content)
-            crop = training_crop(encoded, seed_of(epoch, file, record), self.image_size)
+            crop = crop_of(encoded, seed_of(epoch, file, record), self.image_size)
             return crop, self._expected(label)
 
         def slow(
@@ -256,14 +264,17 @@ class RecordSource(ImageSource):
 
     def _prepared(self, part: RecordFiles, pieces: tf.data.Dataset) -> tf.data.Dataset:
         """Pictures as the held-out ones are prepared; black where there is no file."""
-        nothing = np.zeros((self.image_size, self.image_size, 3), np.uint8), np.int32(NO_LABEL)
+        crop_of = held_out_crop_of_jpeg if part.are_jpegs else held_out_crop
+        nothing = np.zeros((self.image_size, self.image_size, 3), np.uint8), NO_LABEL
 
         def fast(file: tf.Tensor, _: tf.Tensor, *content: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             def picture() -> tuple[tf.Tensor, tf.Tensor]:
                 encoded, label = part.parse(*content)
-                return held_out_crop(encoded, self.image_size), self._expected(label)
+                return crop_of(encoded, self.image_size), self._expected(label)
 
-            return tf.cond(file >= 0, picture, lambda: tuple(map(tf.constant, nothing)))
+            return tf.cond(
+                file >= 0, picture, lambda: (tf.constant(nothing[0]), tf.constant(NO_LABEL))
+            )
 
         def slow(
             file: np.int64, record: np.int64, *content: Any

@@ -179,6 +179,7 @@ def _of_files(builder: Any, split: str, image_key: str, label_key: str) -> "Reco
             lambda serialized: (serialized,)
         ),
         parse=parse,
+        are_jpegs=_are_jpegs(builder, image_key),
     )
 
 
@@ -214,7 +215,14 @@ def _of_dataset(builder: Any, split: str, image_key: str, label_key: str) -> "Re
         counts=[count],
         read=lambda _: pairs,
         parse=lambda encoded, label: (encoded, label),
+        are_jpegs=_are_jpegs(builder, image_key),
     )
+
+
+def _are_jpegs(builder: Any, image_key: str) -> bool:
+    """Whether the pictures are stored as JPEGs; a set that does not say may hold any kind."""
+    # What `tfds.features.Image` was made with is in no public attribute but its configuration.
+    return bool(builder.info.features[image_key].to_json_content().encoding_format == "jpeg")
 
 
 def _not_prepared(builder: Any) -> str:

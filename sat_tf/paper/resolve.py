@@ -92,6 +92,7 @@ def float_part(config: Config) -> Config:
                 "stages": stages,
                 "calibration": calibration,
                 "export": ExportConfig(),
+                "recipes": config.recipes.in_stages(["float"]),
                 "training": config.training.model_copy(update={"float_model": None}),
             }
         )

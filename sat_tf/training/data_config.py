@@ -39,9 +39,7 @@ class DataConfig(Section):
         known_options(options, list(inspect.signature(DATA_SETS[name]).parameters), {})
         missing = [word for word in required_arguments(DATA_SETS[name]) if word not in options]
         if missing:
-            raise ValueError(
-                f": expected {', '.join(missing)} too, which {name} cannot do without."
-            )
+            raise ValueError(f"={options}: expected {', '.join(missing)} too; {name} needs it.")
         return options
 
     @field_validator("shift_pixels")

@@ -1,6 +1,7 @@
 """A Keras callback that saves a stage in training, and stops it when asked to."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import tf_keras as keras
@@ -8,6 +9,7 @@ import tf_keras as keras
 from sat_tf.training.checkpoints import Checkpoints, Position
 from sat_tf.training.interruption import Interruption, Stopped
 from sat_tf.training.learner import Learner
+from sat_tf.training.step_callback import StepCallback
 from sat_tf.training.training_config import TrainingConfig
 
 
@@ -21,7 +23,6 @@ class Keeper(keras.callbacks.Callback):
         checkpoints: where to.
         interruption: whether to stop.
         config: how often.
-        steps_per_epoch: of a whole epoch.
     """
 
     def __init__(
@@ -29,8 +30,6 @@ class Keeper(keras.callbacks.Callback):
         checkpoints: Checkpoints,
         interruption: Interruption,
         config: TrainingConfig,
-        *,
-        steps_per_epoch: int,
     ) -> None:
         super().__init__()
         self._supports_tf_logs = True
@@ -38,20 +37,27 @@ class Keeper(keras.callbacks.Callback):
         self._interruption = interruption
         self._seconds = 60 * config.checkpoint_minutes
         self._every = config.checkpoint_steps
-        self._steps_per_epoch = steps_per_epoch
         self._saved = time.monotonic()
         self._since = 0
+        self._last_step = 0
         self._position = Position()
         self._wanted: set[str] = set()
         self._metrics: list[Any] | None = None
+        self._flushed_first: Sequence[StepCallback] = ()
 
-    def start_at(self, position: Position) -> None:
+    def flush_first(self, callbacks: Sequence[StepCallback]) -> None:
+        """Says what to write out before a checkpoint, so that going on from it leaves no gap."""
+        self._flushed_first = callbacks
+
+    def start_at(self, position: Position, steps: int) -> None:
         """Says where training goes on; metrics of an epoch that has begun are kept.
 
         Args:
             position: the step that comes next.
+            steps: how many follow in its epoch, and in those after it.
         """
         self._position = position
+        self._last_step = position.step + steps
         learner: Learner = self.model
         values = [
             variable.read_value() for metric in learner.metrics for variable in metric.weights
@@ -74,7 +80,7 @@ class Keeper(keras.callbacks.Callback):
         self._position = Position(self._position.epoch, step)
         self._since += 1
         self._wanted = {name for name in ("stop", "save") if float(logs[name]) > 0}
-        if self._wanted and step < self._steps_per_epoch:
+        if self._wanted and step < self._last_step:
             self._act()
         if self._interruption.requested:
             self.model.signal("stop")
@@ -94,6 +100,8 @@ class Keeper(keras.callbacks.Callback):
         return time.monotonic() - self._saved >= self._seconds
 
     def _act(self) -> None:
+        for callback in self._flushed_first:
+            callback.flush()
         self._checkpoints.save(self._position)
         self._saved, self._since = time.monotonic(), 0
         stops = "stop" in self._wanted

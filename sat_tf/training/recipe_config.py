@@ -1,7 +1,7 @@
 """The part of a configuration that says which recipes beyond the paper a run uses."""
 
 from collections.abc import Collection
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -194,6 +194,19 @@ class RecipesConfig(Section):
             for stage in recipe.stages
             if stage not in stages
         ]
+
+    def in_stages(self, kept: Collection[str]) -> "RecipesConfig":
+        """The same recipes where they act in some stages; those that then act in none are off."""
+        changed: dict[str, Any] = {}
+        for name in type(self).model_fields:
+            recipe = getattr(self, name)
+            # Those that know no stages are about bits, and act in the quantized one.
+            stages = getattr(recipe, "stages", ["quantized"])
+            left = [stage for stage in stages if stage in kept]
+            if recipe is None or left == list(stages):
+                continue
+            changed[name] = recipe.model_copy(update={"stages": left}) if left else None
+        return self.model_copy(update=changed)
 
     @field_validator("*", mode="before")
     @classmethod

@@ -135,16 +135,18 @@ def stage_model(
     """
     if name in state.stages:
         return loaded(run.folder.file(file))
-    model = make()
-    saved = model.quantized if isinstance(model, DeployedModel) else model
-    if run.writes:
-        metrics = held_out_metrics(model, run.source)
-        with written_whole(run.folder.file(file)) as temporary:
-            saved.save(temporary)
-        state.finish(name, metrics)
-        shutil.rmtree(run.folder.file(run_folder.CHECKPOINTS) / name, ignore_errors=True)
-        top1 = 100 * metrics["top1"]
-        run.console.print(f"{name:9}  done: held-out top-1 {top1:.2f} %", highlight=False)
+    # A request to stop waits: within the stage for its next step, after it for the saved model.
+    with run.interruption.deferred():
+        model = make()
+        saved = model.quantized if isinstance(model, DeployedModel) else model
+        if run.writes:
+            metrics = held_out_metrics(model, run.source)
+            with written_whole(run.folder.file(file)) as temporary:
+                saved.save(temporary)
+            state.finish(name, metrics)
+            shutil.rmtree(run.folder.file(run_folder.CHECKPOINTS) / name, ignore_errors=True)
+            top1 = 100 * metrics["top1"]
+            run.console.print(f"{name:9}  done: held-out top-1 {top1:.2f} %", highlight=False)
     return saved
 
 

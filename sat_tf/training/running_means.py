@@ -12,8 +12,6 @@ class RunningMeans:
 
     Args:
         names: of the logged values.
-        metric_steps: over how many steps the running means go at the start; the first reading then
-            is a mean over these as well.
 
     >>> means = RunningMeans(["loss"])
     >>> means.advance(2); means.take({"loss": 3.0})
@@ -22,12 +20,22 @@ class RunningMeans:
     {'loss': 1.0}
     """
 
-    def __init__(self, names: list[str], metric_steps: int = 0) -> None:
-        self._steps = metric_steps
+    def __init__(self, names: list[str]) -> None:
+        self._steps = 0
         self._read_steps = 0
         self._read = dict.fromkeys(names, 0.0)
         self._left_steps = 0
         self._left = dict.fromkeys(names, 0.0)
+
+    def go_on(self, steps: int, logs: Mapping[str, Any]) -> None:
+        """Starts within an epoch: readings begin with the next step.
+
+        Args:
+            steps: over how many steps the running means go already.
+            logs: what they are.
+        """
+        self._steps = steps
+        self.take(logs)
 
     def advance(self, steps: int) -> None:
         """Counts steps that the running means have taken in."""

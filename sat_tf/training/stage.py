@@ -161,9 +161,7 @@ def _fit(
     start = checkpoints.restore() or Position()
     _expect_agreement(run, checkpoints, start)
     run.rows[:] = [row for row in run.rows if row.stage != name or row.epoch <= start.epoch]
-    keeper = Keeper(
-        checkpoints, run.interruption, run.config.training, steps_per_epoch=steps_per_epoch
-    )
+    keeper = Keeper(checkpoints, run.interruption, run.config.training)
     refreshers = [Refresher(learner.student)] if isinstance(learner.student, DeployedModel) else []
     held_out = distributed(
         run.strategy,
@@ -180,7 +178,8 @@ def _fit(
         sample=run.source.training_sample(SAMPLE, seed=run.config.seed),
         console=run.console,
     )
-    with watching as watchers, run.interruption.deferred():
+    with watching as watchers:
+        keeper.flush_first(watchers)
         callbacks = [
             *refreshers,
             *of_recipes,
@@ -190,7 +189,7 @@ def _fit(
         ]
         for position, epochs, steps in parts:
             keeper.set_model(learner)
-            keeper.start_at(position)
+            keeper.start_at(position, steps)
             learner.fit(
                 _training_batches(run, stage, position),
                 initial_epoch=position.epoch,

@@ -38,6 +38,9 @@ class StepCallback(keras.callbacks.Callback, abc.ABC):
         self.step += batch - self._first_batch + 1
         self.on_step(before, logs)
 
+    def flush(self) -> None:
+        """Writes out what is still in memory; called before a checkpoint."""
+
     @abc.abstractmethod
     def on_step(self, before: int, logs: Any) -> None:
         """Called after a step.

@@ -33,8 +33,9 @@ def default_interval(total_steps: int) -> int:
 class StepRecorder(StepCallback):
     """Adds a row every so many steps to the steps file of the run.
 
-    The file is rewritten whole, so often that it takes a hundredth of the time at most; `flush`
-    writes it at once, and is due before a checkpoint from which a run is to go on without a gap.
+    The file is rewritten whole, so often that it takes a hundredth of the time at most, and before
+    a checkpoint (`flush`), so that a run that goes on from there has no gap. The first row of a run
+    that goes on is about the steps since then.
 
     Args:
         plan: the steps of the stage.
@@ -58,9 +59,18 @@ class StepRecorder(StepCallback):
         self.folder = folder
         self.every = every
         self._levels = dict(clipping_levels)
-        self._means = RunningMeans(["loss", "top1", "top5"], plan.metric_steps)
+        self._means = RunningMeans(["loss", "top1", "top5"])
+        self._goes_on = plan.metric_steps > 0
         self._written = len(rows)
         self._write_after = 0.0
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Before the first step, takes in what running means out of a checkpoint start from."""
+        super().on_train_batch_begin(batch, logs)
+        if self._goes_on:
+            restored = {metric.name: metric.result() for metric in self.model.metrics}
+            self._means.go_on(self.plan.metric_steps, restored)
+            self._goes_on = False
 
     def on_step(self, before: int, logs: Any) -> None:
         """Adds a row where one is due, and writes the file where that is."""

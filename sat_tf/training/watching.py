@@ -13,6 +13,7 @@ from sat_tf.training.progress import ProgressBar
 from sat_tf.training.recorder import Recorder
 from sat_tf.training.run_folder import TENSORBOARD, RunFolder
 from sat_tf.training.stage_plan import StagePlan
+from sat_tf.training.step_callback import StepCallback
 from sat_tf.training.step_recorder import StepRecorder, default_interval, recorded_steps
 from sat_tf.training.summaries import Summaries, drop_events_after
 
@@ -27,7 +28,7 @@ def watched(
     sample: np.ndarray,
     console: Console,
     every: int | None = None,
-) -> Iterator[list[keras.callbacks.Callback]]:
+) -> Iterator[list[StepCallback]]:
     """Callbacks for `fit` that record a stage and show its progress, for as long as it trains.
 
         with watched(plan, model, folder, rows=rows, sample=sample, console=console) as callbacks:

@@ -20,6 +20,7 @@ COUNTS = {
     "figure_s4": 2,
     "figure_s5": 2,
     "glyphs": 20,
+    "glyphs_recipes": 7,
 }
 
 

@@ -16,10 +16,10 @@ TWO_STEPS = (
     "stages.quantized={steps: 2}",
     "export.verify_images=1",
 )
-# One with weights and activations quantized, one with weights alone.
+# One that starts from a float model of its own, and one that ends with an ordinary one.
 REPRESENTATIVE = (
     "table1/mobilenet_v2/4bits",
-    "figure_s5/preresnet50/classifier",
+    "figure2b/mobilenet_v2/vanilla",
 )
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sat_tf
-from sat_tf.qat.calibrate import best_clipping_level
+from sat_tf.qat.calibrate import best_clipping_level, estimate_statistics
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.policy import BitPolicy
 from tests import reference
@@ -384,3 +384,19 @@ def test_images_on_the_grid_are_not_warned_of(input_max):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sat_tf.calibrate(quantized, float_models.images(64) * np.float32(input_max / 255.0))
+
+
+def test_statistics_of_a_float_model_become_the_mean_over_batches(digits, digits_model):
+    model = keras.models.clone_model(digits_model)
+    model.set_weights(digits_model.get_weights())
+    images = digits.train_images[:128].astype(np.float32)
+    norm = model.get_layer("stem_bn")
+    norm.moving_mean.assign(tf.ones_like(norm.moving_mean))
+    assert estimate_statistics(model, images, num_images=128) is model
+    seen = model.get_layer("stem")(images).numpy()
+    batches = np.split(seen, 2)
+    np.testing.assert_allclose(
+        norm.moving_mean, np.mean([b.mean(axis=(0, 1, 2)) for b in batches], axis=0), rtol=1e-4
+    )
+    kernel, before = (of.get_layer("stem").kernel for of in (model, digits_model))
+    assert np.array_equal(kernel, before)

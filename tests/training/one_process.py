@@ -66,7 +66,7 @@ def main(folder, overrides):
 
     Learner.fit = reporting
     try:
-        with interruption.watched():
+        with interruption.watched(), interruption.deferred():
             model = train_stage(run, "float", small_quantized_model())
     except Stopped:
         print("stopped", flush=True)

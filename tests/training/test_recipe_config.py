@@ -5,6 +5,7 @@ import pytest
 
 from sat_tf.training.config_file import config_text, parse_config
 from sat_tf.training.errors import RunError
+from sat_tf.training.recipe_config import RecipesConfig
 
 SMALLEST = "{name: small, data: {name: digits}, model: {name: mobilenet_v2}}"
 RECIPES = (
@@ -93,3 +94,13 @@ def test_errors_do_not_wait_for_tensorflow():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
+
+
+def test_recipes_can_be_cut_down_to_those_of_some_stages():
+    recipes = RecipesConfig.model_validate(
+        {"distillation": {}, "oscillation": {}, "weight_average": None, "label_smoothing": {}}
+    )
+    of_float = recipes.in_stages(["float"])
+    assert (of_float.distillation, of_float.oscillation, of_float.weight_average) == (None,) * 3
+    assert of_float.label_smoothing.stages == ["float"]
+    assert recipes.in_stages(["float", "quantized"]) == recipes

@@ -6,8 +6,10 @@ import types
 
 import matplotlib.image
 import pytest
+import tensorflow as tf
 from rich.console import Console
 
+from sat_tf.data.arrays import ArraySource
 from sat_tf.training.curves import draw_curves
 from sat_tf.training.environment import describe_environment
 from sat_tf.training.errors import RunError
@@ -16,6 +18,7 @@ from sat_tf.training.recorder import Recorder, StopWhenNotFinite
 from sat_tf.training.results import Results
 from sat_tf.training.run_folder import METRICS, RunFolder
 from sat_tf.training.stage_plan import StagePlan
+from tests.training.small import small_images, small_quantized_model
 
 LOGS = {"loss": 0.5, "top1": 0.9, "val_loss": 0.6, "val_top1": 0.8, "top5": 0.99, "val_top5": 0.95}
 PLAN = StagePlan(
@@ -108,18 +111,21 @@ def test_the_curves_are_a_picture(tmp_path, count):
 @pytest.mark.parametrize(
     ("logs", "what"),
     [
-        ({"loss": float("nan"), "top1": 0.5}, "the loss"),
-        ({"loss": float("inf"), "top1": 0.5}, "the loss"),
-        ({"loss": 0.5, "top1": float("nan")}, "a logit"),
+        ({"loss": float("nan"), "batch_loss": float("nan"), "top1": 0.5}, "the loss"),
+        ({"loss": float("inf"), "batch_loss": float("inf"), "top1": 0.5}, "the loss"),
+        ({"loss": 0.5, "batch_loss": 0.5, "top1": float("nan")}, "a logit"),
     ],
 )
-def test_a_loss_or_logit_that_is_not_finite_stops_the_stage(logs, what):
-    stop = StopWhenNotFinite("quantized")
+def test_a_loss_or_logit_that_is_not_finite_stops_the_stage_and_names_the_checkpoint(logs, what):
+    checkpoints = types.SimpleNamespace(latest="run/checkpoints/quantized/ckpt-3")
+    stop = StopWhenNotFinite("quantized", ArraySource(small_images()), checkpoints)
+    optimizer = types.SimpleNamespace(iterations=tf.Variable(8))
+    stop.set_model(types.SimpleNamespace(student=small_quantized_model(), optimizer=optimizer))
     stop.on_epoch_begin(2)
-    stop.on_train_batch_end(6, LOGS)
+    stop.on_train_batch_end(6, {**LOGS, "batch_loss": 0.5})
     with pytest.raises(RunError, match=f"quantized stage, epoch 3, step 8: {what} is NaN or inf"):
         stop.on_train_batch_end(7, logs)
-    with pytest.raises(RunError, match=r"held-out images.*stages\.quantized\.base_learning_rate"):
+    with pytest.raises(RunError, match=r"held-out images.*step 8.*\.base_learning_rate.*/ckpt-3"):
         stop.on_test_batch_end(0, logs)
 
 

@@ -3,13 +3,22 @@ import io
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras as keras
 from rich.console import Console
 
+import sat_tf
 from sat_tf.data.arrays import ArraySource
 from sat_tf.training.config_file import parse_config
 from sat_tf.training.errors import RunError
+from sat_tf.training.learner import Learner
 from sat_tf.training.run_folder import METRICS, RunFolder
-from sat_tf.training.stage import Run, batch_size_problems, held_out_metrics, train_stage
+from sat_tf.training.stage import (
+    Run,
+    batch_size_problems,
+    held_out_metrics,
+    make_optimizer,
+    train_stage,
+)
 from sat_tf.training.training_copy import training_copy
 from tests.training.small import small_images, small_quantized_model
 
@@ -108,3 +117,42 @@ def test_batches_larger_than_the_data_and_warm_ups_longer_than_the_stage_are_pro
         "stages.float.warmup_epochs=1: 3 steps of 3; expected a warm-up shorter than the stage; "
         "lower it."
     ]
+
+
+@pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16"])
+def test_mixed_precision_trains_float32_variables_and_exports_exactly(tmp_path, precision):
+    run = make_run(tmp_path, f"training.precision={precision}", "stages.quantized.epochs=4")
+    seen = {}
+
+    def view(trained):
+        seen["dtypes"] = {variable.dtype for variable in trained.variables}
+        seen["computes"] = trained.get_layer("quant_stem").layer.compute_dtype
+        return trained
+
+    model = train_stage(run, "quantized", small_quantized_model(), view)
+    assert seen == {"dtypes": {tf.float32}, "computes": precision.removeprefix("mixed_")}
+    assert run.rows[-1].loss < run.rows[0].loss
+    # What is handed back computes in float32, and so does its file, in integers.
+    assert model.get_layer("quant_stem").layer.compute_dtype == "float32"
+    sat_tf.export_tflite(model, tmp_path / "model.tflite")
+    pixels = run.source.images.test_images
+    assert sat_tf.verify_tflite(model, tmp_path / "model.tflite", pixels).codes_differing == 0
+
+
+def test_mixed_float16_scales_the_loss_so_that_small_gradients_are_not_lost():
+    stage = parse_config(CONFIG).stages.float
+    optimizer = make_optimizer(stage, 3, precision="mixed_float16")
+    assert isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer)
+    assert optimizer.dynamic
+    images = small_images()
+    changes = []
+    for precision in ("float32", "mixed_float16"):
+        model = training_copy(small_quantized_model(), precision=precision)
+        before = model.get_layer("quant_classifier").layer.kernel.numpy()
+        learner = Learner(model, batch_size=32)
+        learner.compile(optimizer=make_optimizer(stage, 3, precision=precision))
+        learner.train_on_batch(images.train_images[:32], images.train_labels[:32])
+        changes.append(model.get_layer("quant_classifier").layer.kernel.numpy() - before)
+    # Half precision keeps eleven binary digits, and codes flip where it rounds.
+    scatter = np.linalg.norm(changes[1] - changes[0]) / np.linalg.norm(changes[0])
+    assert scatter < 0.05

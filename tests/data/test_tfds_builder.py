@@ -1,0 +1,124 @@
+import numpy as np
+import pytest
+
+from sat_tf import data
+from tests.data import contract
+from tests.data.contract import pieces
+from tests.data.photographs import photograph
+
+tfds = pytest.importorskip("tensorflow_datasets")
+
+
+class Snapshots(tfds.core.GeneratorBasedBuilder):
+    """Twelve and five pictures, as JPEG or as PNG; every one has a class of its own."""
+
+    # By itself it is found with importlib_resources, which need not be installed.
+    code_path = tfds.core.Path(__file__)
+    VERSION = tfds.core.Version("1.0.0")
+    BUILDER_CONFIGS = [  # noqa: RUF012 - as TensorFlow Datasets wants it
+        tfds.core.BuilderConfig(name="jpeg"),
+        tfds.core.BuilderConfig(name="png"),
+    ]
+
+    def _info(self):
+        image = tfds.features.Image(shape=(None, None, 3), encoding_format=self.builder_config.name)
+        features = {"image": image, "label": tfds.features.ClassLabel(num_classes=17)}
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+    def _split_generators(self, dl_manager):
+        del dl_manager
+        return {"train": self._generate_examples(0, 12), "test": self._generate_examples(12, 17)}
+
+    def _generate_examples(self, first, end):
+        for number in range(first, end):
+            yield number, {"image": photograph(40, 50, seed=number), "label": number}
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tfds")
+    for config in ("jpeg", "png"):
+        Snapshots(config=config, data_dir=folder).download_and_prepare()
+    return folder
+
+
+def open_snapshots(data_dir, config="jpeg", **options):
+    return data.source(
+        "tfds", builder=f"snapshots/{config}", data_dir=data_dir, image_size=16, **options
+    )
+
+
+def labels_of(source, count, **options):
+    batches = source.training_batches(**{"batch_size": 4, "seed": 0, **options})
+    return np.concatenate([labels for _, labels in pieces(batches, count)])
+
+
+@pytest.mark.parametrize("config", ["jpeg", "png"])
+def test_a_prepared_set_is_read_without_its_decoder(data_dir, config):
+    source = open_snapshots(data_dir, config)
+    assert (source.name, source.num_classes) == ("snapshots", 17)
+    assert (source.num_train, source.num_test) == (12, 5)
+    epochs = labels_of(source, 6).reshape(2, 12)
+    assert [sorted(labels) for labels in epochs] == [list(range(12))] * 2
+    assert not np.array_equal(*epochs)
+    _, labels = contract.assert_held_out_is_padded(source, batch_size=4)
+    assert sorted(labels) == list(range(12, 17))
+
+
+def test_a_run_resumes_exactly_at_any_step(data_dir):
+    contract.assert_resumes_exactly(open_snapshots(data_dir), batch_size=5, starts=[1, 3])
+
+
+def test_parts_of_splits_can_be_named(data_dir):
+    source = open_snapshots(data_dir, train_split="train[:8]", held_out_split="train[8:]")
+    assert (source.num_train, source.num_test) == (8, 4)
+    train, held_out = set(labels_of(source, 2)), set(source.held_out_sample(10)[1])
+    assert train | held_out == set(range(12))
+    with pytest.raises(ValueError, match=r"split: received 'trian'; expected one of train, test"):
+        open_snapshots(data_dir, train_split="trian")
+
+
+# The pictures of the first are JPEGs, those of the second PNGs of one channel.
+@pytest.mark.parametrize("builder", ["imagenet2012", "mnist"])
+def test_mocked_builders_are_read_like_real_ones(builder):
+    with tfds.testing.mock_data(num_examples=9, policy=tfds.testing.MockPolicy.USE_CODE):
+        source = data.source("tfds", builder=builder, image_size=16)
+        assert (source.num_train, source.num_test) == (9, 9)
+        assert source.num_classes == {"imagenet2012": 1000, "mnist": 10}[builder]
+        assert labels_of(source, 2).max() < source.num_classes
+        images, labels = source.held_out_sample(9)
+    assert images.shape == (9, 16, 16, 3)
+    assert labels.max() < source.num_classes
+
+
+def test_an_unknown_builder_is_answered_with_its_nearest_name():
+    with pytest.raises(ValueError, match=r"received 'imagnet2012'.*did you mean 'imagenet2012'\?"):
+        data.source("tfds", builder="imagnet2012")
+
+
+def test_a_builder_of_another_kind_is_named_with_what_it_holds(tmp_path):
+    with pytest.raises(ValueError, match=r"text \(Text\), label \(ClassLabel\); expected an image"):
+        data.source("tfds", builder="imdb_reviews", data_dir=tmp_path)
+
+
+def test_missing_imagenet_is_answered_with_the_way_to_get_it(tmp_path):
+    with pytest.raises(ValueError, match="ImageNet has to be downloaded by hand") as error:
+        data.source("tfds", data_dir=tmp_path)
+    for text in (
+        "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar",
+        str(tmp_path / "downloads" / "manual"),
+        f"tfds build imagenet2012 --data_dir={tmp_path}",
+    ):
+        assert text in str(error.value)
+
+
+def test_other_sets_that_are_missing_are_answered_with_the_command(tmp_path):
+    with pytest.raises(ValueError, match=f"run `tfds build mnist --data_dir={tmp_path}`"):
+        data.source("tfds", builder="mnist", data_dir=tmp_path)
+
+
+def test_all_wrong_options_are_named_at_once():
+    with pytest.raises(ValueError, match="tfds does not accept these arguments") as error:
+        data.source("tfds", builder=3, image_size=0, shuffle_buffer=0)
+    for name in ("builder: received 3", "image_size: received 0", "shuffle_buffer: received 0"):
+        assert name in str(error.value)
