@@ -39,7 +39,7 @@ def run(
         f"policy.weight_bits={bits}",
         f"policy.activation_bits={bits}",
         f"training.float_model={start}",
-        "export.verify_images=256",
+        "export.verify_images=64",
     ]
     config = read_config(CONFIG, [*fixed, *overrides], seed=seed)
     shutil.rmtree(folder, ignore_errors=True)

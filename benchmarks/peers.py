@@ -2,7 +2,11 @@
 
 All start from the same float model: a small MobileNet-V2 on a thousand printed characters, trained
 for 1000 steps of 64 images. All then have 400 steps of 64 images. `METHODS` says what each of them
-quantizes; README says what the peers were given besides.
+quantizes. sat-tf has one configuration, the same for all bits but the bits. The best peer, QKeras,
+has settings of its own for each number of bits (`_QKERAS_BEST`), scales for each channel of a
+depthwise kernel, ranges measured in each rectifier, and the same two aids as sat-tf: normalization
+statistics measured anew at the end, and, where it says distilled, the float model as a teacher,
+whose forward passes are the only thing that comes on top of the budget.
 
     python benchmarks/peers.py --qkeras_python=/tmp/qkeras/bin/python
 
@@ -124,7 +128,8 @@ def _qkeras(**recipe: Any) -> Callable[[Case], Result]:
 def _sat(*overrides: str) -> Callable[[Case], Result]:
     def run(case: Case) -> Result:
         _, test = peer_task.read(str(case.data))
-        folder = case.work / f"sat_{case.bits}_bits_{case.seed}"
+        kind = "plain" if overrides else "distilled"
+        folder = case.work / f"sat_{kind}_{case.bits}_bits_{case.seed}"
         return peer_sat.run(
             case.start, folder, test, bits=case.bits, seed=case.seed, overrides=overrides
         )
@@ -140,6 +145,8 @@ _QKERAS_BEST: Mapping[int, tuple[tuple[str, ...], dict[str, Any]]] = {
     3: ((), {"peak_learning_rate": 0.1}),
     2: (("--ternary",), {"peak_learning_rate": 0.1}),
 }
+# As in the configuration of sat-tf.
+_DISTILLED = {"distillation": 0.5, "temperature": 2.0}
 METHODS: dict[str, Method] = {
     "float": Method(run=_float, bits=(32,), quantizes="nothing; 1000 steps"),
     "TFMOT 8-bit": Method(
@@ -147,7 +154,7 @@ METHODS: dict[str, Method] = {
     ),
     "TFMOT n-bit": Method(run=_tfmot(peer_tfmot.n_bits), quantizes="everything, at the same bits"),
     "QKeras": Method(run=_qkeras(), quantizes=_RECTIFIED),
-    "QKeras; distilled": Method(run=_qkeras(distillation=0.5, temperature=2.0), quantizes=_RECTIFIED),
+    "QKeras; distilled": Method(run=_qkeras(**_DISTILLED), quantizes=_RECTIFIED),
     "sat-tf; not distilled": Method(run=_sat("recipes.distillation=null"), quantizes=_MOBILE),
     "sat-tf": Method(run=_sat(), quantizes=_MOBILE),
 }
