@@ -128,6 +128,30 @@ def quantize_stream(
     return _in_float32(quantize, x, clipping_level)
 
 
+def learning_at_rate(clipping_level: tf.Tensor, rate: float) -> tf.Tensor:
+    """The clipping level itself, with another gradient: dα = rate · upstream.
+
+    A clipping level gets gradient from every element of its tensor, many more than a weight does;
+    at the learning rate of the weights it jumps about.
+
+    Args:
+        clipping_level: a scalar tensor or variable.
+        rate: above 0.
+
+    >>> level = tf.Variable(3.0)
+    >>> with tf.GradientTape() as tape:
+    ...     doubled = 2.0 * learning_at_rate(level, 0.25)
+    >>> float(doubled), float(tape.gradient(doubled, level))
+    (6.0, 0.5)
+    """
+
+    @tf.custom_gradient
+    def identity(level: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        return tf.identity(level), lambda upstream: upstream * rate
+
+    return identity(tf.convert_to_tensor(clipping_level))
+
+
 def round_on_range(
     x: tf.Tensor, clipping_level: tf.Tensor, steps: Any, signed: bool = False
 ) -> tf.Tensor:

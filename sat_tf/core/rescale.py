@@ -56,7 +56,12 @@ def fan_out(kernel_shape: Sequence[int], layer_kind: str) -> int:
 
 
 def rescale_factor(
-    weights: tf.Tensor, fan_out: int, method: str = "constant", latent: tf.Tensor | None = None
+    weights: tf.Tensor,
+    fan_out: int,
+    method: str = "constant",
+    latent: tf.Tensor | None = None,
+    *,
+    range_axes: tuple[int, ...] = (),
 ) -> tf.Tensor:
     """The constant c by which `rescale_weights` multiplies.
 
@@ -64,14 +69,19 @@ def rescale_factor(
     Eq. 18) or 1 ("none"). It is positive and finite whatever the weights are: the means leave NaN
     and infinite weights out, and where a mean is 0, c is 1.
 
+    Where channels have maxima of their own, "stddev" has means of their own as well: the clamp
+    takes the size of each channel away, and this is what gives it back.
+
     Args:
         weights: quantized or clamped weights Q, any shape.
         fan_out: the layer's n̂ (see `fan_out`).
         method: "constant", "stddev" or "none".
         latent: the latent weights W, for "stddev" only.
+        range_axes: the axes whose entries have a maximum of their own (see `dorefa.clamp_weights`).
 
     Returns:
-        A float32 scalar that carries no gradient.
+        A float32 scalar that carries no gradient; of "stddev" with `range_axes` a tensor that keeps
+        these axes, with length 1 along the others.
 
     Raises:
         ValueError: as in `rescale_weights`.
@@ -82,16 +92,15 @@ def rescale_factor(
         return tf.constant(1.0)
     if fan_out < 1:
         raise ValueError(f"fan_out={fan_out!r}: expected the layer's number of output neurons.")
-    mean_square = _mean_square(weights)
     if method == "constant":
-        factor = tf.math.rsqrt(float(fan_out) * mean_square)
+        factor = tf.math.rsqrt(float(fan_out) * _mean_square(weights))
     else:
         if latent is None:
             raise ValueError(
                 "method='stddev' compares with the latent weights: pass latent=..., "
                 "or use method='constant'."
             )
-        factor = tf.sqrt(_mean_square(latent) / mean_square)
+        factor = tf.sqrt(_mean_square(latent, range_axes) / _mean_square(weights, range_axes))
     usable = tf.math.is_finite(factor) & (factor > 0.0)
     return tf.stop_gradient(tf.where(usable, factor, 1.0))
 
@@ -128,8 +137,13 @@ def rescale_weights(
     return tf.cast(tf.cast(weights, tf.float32) * factor, weights.dtype)
 
 
-def _mean_square(values: tf.Tensor) -> tf.Tensor:
+def _mean_square(values: tf.Tensor, keep: tuple[int, ...] = ()) -> tf.Tensor:
     squares = tf.square(tf.cast(values, tf.float32))
     finite = tf.math.is_finite(squares)
-    count = tf.reduce_sum(tf.cast(finite, tf.float32))
-    return tf.reduce_sum(tf.where(finite, squares, 0.0)) / tf.maximum(count, 1.0)
+    rank = squares.shape.rank
+    axes = [axis for axis in range(rank) if axis not in {kept % rank for kept in keep}]
+    count, total = (
+        tf.reduce_sum(terms, axes, keepdims=bool(keep))
+        for terms in (tf.cast(finite, tf.float32), tf.where(finite, squares, 0.0))
+    )
+    return total / tf.maximum(count, 1.0)

@@ -372,6 +372,7 @@ class _Placer:
             "num_bits": bits,
             "initial_clipping_level": level,
             "gradient": policy.clipping_gradient,
+            "rate": policy.clipping_level_rate,
             "ceiling": self._ceiling(name),
         }
         return StreamQuantizer(**settings) if negative else PactQuantizer(**settings)

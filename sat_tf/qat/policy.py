@@ -75,6 +75,9 @@ _FIELDS: dict[str, _Field] = {
     "detach_max": _Field(lambda value: isinstance(value, bool), "True or False", per_layer=True),
     "rescale": _one_of("constant", "stddev", "none"),
     "clipping_gradient": _one_of("calibrated", "pact"),
+    "clipping_level_rate": _Field(
+        _is_positive, "a positive number: 1 is the learning rate of the weights"
+    ),
     "initial_clipping_level": _Field(_is_positive, "a positive number", per_layer=True),
     "initial_classifier_clipping_level": _Field(_is_positive, "a positive number"),
     "input_max": _Field(_is_positive, "a positive number: the real value of a pixel of 255"),
@@ -174,6 +177,8 @@ class BitPolicy:
         rescale: "constant" (SAT, Eq. 8), "stddev" (Eq. 18) or "none", on linear layers without
             BatchNormalization right behind them.
         clipping_gradient: "calibrated" (CG-PACT, Eq. 13) or "pact".
+        clipping_level_rate: factor on the gradient of clipping levels. 1 is the paper; less keeps
+            calibrated ones from jumping about at high learning rates.
         initial_clipping_level: where clipping levels start; a rectifier's own max_value caps it.
         initial_classifier_clipping_level: the same for what enters the last linear layer.
         input_max: real value of a pixel of 255; 255.0 for raw uint8 images, 1.0 for pixels / 255.
@@ -196,6 +201,7 @@ class BitPolicy:
     detach_max: bool = False
     rescale: str = "constant"
     clipping_gradient: str = "calibrated"
+    clipping_level_rate: float = 1.0
     initial_clipping_level: float = 8.0
     initial_classifier_clipping_level: float = 10.0
     input_max: float = 255.0

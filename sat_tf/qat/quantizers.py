@@ -130,7 +130,13 @@ class DorefaQuantizer(SatQuantizer):
 
     def factor(self, values: tf.Tensor, latent: tf.Tensor) -> tf.Tensor:
         """The rescaling constant c of these clamped or quantized weights; 1 without rescaling."""
-        return rescale.rescale_factor(values, self.fan_out, self.rescale or "none", latent=latent)
+        return rescale.rescale_factor(
+            values,
+            self.fan_out,
+            self.rescale or "none",
+            latent=latent,
+            range_axes=self.range_axes,
+        )
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
@@ -155,6 +161,7 @@ class _ClippingQuantizer(SatQuantizer):
         initial_clipping_level: float = 8.0,
         gradient: str = "calibrated",
         ceiling: float | None = None,
+        rate: float = 1.0,
     ) -> None:
         """See the subclasses.
 
@@ -164,11 +171,13 @@ class _ClippingQuantizer(SatQuantizer):
             gradient: "calibrated" or "pact".
             ceiling: max_value of the rectifier it replaces; no clipping level taken from data or
                 from a policy starts above it.
+            rate: factor on the gradient of the clipping level, above 0.
         """
         self.num_bits = num_bits
         self.initial_clipping_level = initial_clipping_level
         self.gradient = gradient
         self.ceiling = ceiling
+        self.rate = rate
 
     def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
         """Makes the trainable scalar `clipping_level`, at least 1e-3 and without weight decay."""
@@ -192,7 +201,13 @@ class _ClippingQuantizer(SatQuantizer):
             "initial_clipping_level": self.initial_clipping_level,
             "gradient": self.gradient,
             "ceiling": self.ceiling,
+            "rate": self.rate,
         }
+
+    def level(self, weights: dict[str, Any]) -> tf.Tensor:
+        """The clipping level, which learns at its own rate."""
+        level = weights["clipping_level"]
+        return level if self.rate == 1.0 else pact.learning_at_rate(level, self.rate)
 
 
 @_register
@@ -206,7 +221,7 @@ class PactQuantizer(_ClippingQuantizer):
     ) -> tf.Tensor:
         """The quantized tensor, in the type of `inputs`."""
         del training, kwargs
-        level, bits = weights["clipping_level"], _at_least(self.num_bits, weights)
+        level, bits = self.level(weights), _at_least(self.num_bits, weights)
         return pact.quantize_activation(inputs, level, bits, self.gradient)
 
     def float_twin(self, inputs: tf.Tensor) -> tf.Tensor:
@@ -228,7 +243,7 @@ class StreamQuantizer(_ClippingQuantizer):
     ) -> tf.Tensor:
         """The quantized tensor, in the type of `inputs`."""
         del training, kwargs
-        level, bits = weights["clipping_level"], _at_least(self.num_bits, weights)
+        level, bits = self.level(weights), _at_least(self.num_bits, weights)
         return pact.quantize_stream(inputs, level, bits, self.gradient)
 
     def float_twin(self, inputs: tf.Tensor) -> tf.Tensor:

@@ -56,6 +56,29 @@ def test_rescaled_weights_worked_by_hand():
     assert rescale.rescale_factor(weights, 5, "none").numpy() == 1.0
 
 
+@pytest.mark.parametrize("axes", [(3,), (-1,), (2, 3)])
+def test_channels_with_maxima_of_their_own_get_their_own_size_back(axes):
+    draw = np.random.default_rng(0)
+    weights, latent = (draw.normal(size=(3, 3, 4, 5)).astype(np.float32) for _ in range(2))
+    factor = rescale.rescale_factor(weights, 9, "stddev", latent, range_axes=axes).numpy()
+    for channel in np.ndindex(factor.shape):
+        part = tuple(
+            channel[axis] if axis in {kept % 4 for kept in axes} else slice(None)
+            for axis in range(4)
+        )
+        expected = reference.rescale_factor(weights[part], 9, "stddev", latent[part])
+        assert factor[channel] == pytest.approx(expected, rel=1e-6)
+    # Eq. 8 is about the whole layer.
+    constant = rescale.rescale_factor(weights, 9, "constant", range_axes=axes)
+    assert constant.numpy() == rescale.rescale_factor(weights, 9, "constant").numpy()
+
+
+def test_a_channel_without_weights_keeps_its_size():
+    weights = np.array([[1.0, 0.0], [1.0, 0.0]], np.float32)
+    factor = rescale.rescale_factor(weights, 2, "stddev", 2.0 * weights, range_axes=(1,))
+    assert factor.numpy().tolist() == [[2.0, 1.0]]
+
+
 @pytest.mark.parametrize("bits", range(1, 9))
 @settings(max_examples=20)
 @given(seed=st.integers(0, 2**32 - 1), fan_out=st.integers(1, 5000))

@@ -59,10 +59,13 @@ def test_a_range_for_every_channel_keeps_the_function_as_well(name):
     assert _difference(quantized(inputs), model(inputs).numpy()) < 1e-4
 
 
+@pytest.mark.parametrize("weight_range", ["layer", "channel"])
 @pytest.mark.parametrize("rescale", ["stddev", "none"])
-def test_every_rescaling_keeps_the_function(rescale):
+def test_every_rescaling_keeps_the_function(rescale, weight_range):
     model = float_models.build("without_normalization")
-    policy = BitPolicy(weight_bits=None, activation_bits=None, rescale=rescale)
+    policy = BitPolicy(
+        weight_bits=None, activation_bits=None, rescale=rescale, weight_range=weight_range
+    )
     inputs = float_models.images()
     quantized = sat_tf.quantize_model(model, policy)
     assert _difference(quantized(inputs), model(inputs).numpy()) < 1e-4

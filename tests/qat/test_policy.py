@@ -54,6 +54,7 @@ def test_one_error_names_every_bad_field():
         detach_max=1,
         rescale="std",
         clipping_gradient="cgpact",
+        clipping_level_rate=0.0,
         initial_clipping_level=0,
         initial_classifier_clipping_level=float("nan"),
         input_max=-1.0,

@@ -33,8 +33,8 @@ EXAMPLES = [
         initial_gain=2.5,
     ),
     DorefaQuantizer(num_bits=None),
-    PactQuantizer(num_bits=2, initial_clipping_level=3.0, gradient="pact", ceiling=6.0),
-    StreamQuantizer(num_bits=5, initial_clipping_level=3.0, gradient="pact", ceiling=6.0),
+    PactQuantizer(num_bits=2, initial_clipping_level=3.0, gradient="pact", ceiling=6.0, rate=0.1),
+    StreamQuantizer(num_bits=5, initial_clipping_level=3.0, gradient="pact", ceiling=6.0, rate=0.1),
     ImageQuantizer(image_max=1.0),
     RangeObserver(momentum=0.5),
 ]
@@ -68,7 +68,8 @@ def test_quantizers_differ_where_an_argument_does(quantizer):
 
 def test_a_quantizer_shows_its_settings():
     assert repr(PactQuantizer(num_bits=4)) == (
-        "PactQuantizer(num_bits=4, initial_clipping_level=8.0, gradient='calibrated', ceiling=None)"
+        "PactQuantizer(num_bits=4, initial_clipping_level=8.0, gradient='calibrated', "
+        "ceiling=None, rate=1.0)"
     )
 
 
@@ -132,6 +133,22 @@ def test_a_clipping_quantizer_is_its_function_with_a_trainable_level(kind, funct
             expected = function(x, level, 3, gradient)
         np.testing.assert_array_equal(value, expected)
         np.testing.assert_array_equal(found, tape.gradient(expected, level))
+
+
+@pytest.mark.parametrize("kind", [PactQuantizer, StreamQuantizer])
+def test_the_rate_is_a_factor_on_the_gradient_of_the_level_alone(kind):
+    x = tf.constant(np.random.default_rng(0).normal(0, 3, (2, 4, 4, 3)).astype(np.float32))
+    values, gradients = [], []
+    for rate in (1.0, 0.25):  # a power of two: the product is exact
+        quantizer = kind(num_bits=3, initial_clipping_level=2.5, rate=rate)
+        _, weights = _built(quantizer)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            values.append(quantizer(x, training=False, weights=weights))
+        gradients.append(tape.gradient(values[-1], [x, weights["clipping_level"]]))
+    np.testing.assert_array_equal(*values)
+    np.testing.assert_array_equal(gradients[0][0], gradients[1][0])
+    assert gradients[1][1].numpy() == 0.25 * gradients[0][1].numpy()
 
 
 @pytest.mark.parametrize(

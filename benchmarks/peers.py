@@ -1,0 +1,238 @@
+"""Top-1 of sat-tf beside the other ways to few bits in TensorFlow, at the same budget.
+
+All start from the same float model: a small MobileNet-V2 on a thousand printed characters, trained
+for 1000 steps of 64 images. All then have 400 steps of 64 images. `METHODS` says what each of them
+quantizes. sat-tf has one configuration, the same for all bits but the bits. The best peer, QKeras,
+has settings of its own for each number of bits (`_QKERAS_BEST`), scales for each channel of a
+depthwise kernel, ranges measured in each rectifier, and the same two aids as sat-tf: normalization
+statistics measured anew at the end, and, where it says distilled, the float model as a teacher,
+whose forward passes are the only thing that comes on top of the budget.
+
+    python benchmarks/peers.py --qkeras_python=/tmp/qkeras/bin/python
+
+QKeras runs in an environment of its own, which `peer_qkeras.py` says how to make; without
+--qkeras_python its rows are left out. Rows that are in the CSV already are not run again.
+"""
+
+import csv
+import dataclasses
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import peer_sat
+import peer_task
+import peer_tfmot
+import rich.console
+import tf_keras as keras
+from absl import app, flags
+from rows import as_table, write_csv
+
+from sat_tf import data, models
+from sat_tf.wholefile import written_whole
+
+_SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "of weights and of the order of the images")
+_METHODS = flags.DEFINE_list("methods", [], "which of them; all where none is named")
+_QKERAS = flags.DEFINE_string("qkeras_python", None, "Python of an environment with QKeras")
+_WORK = flags.DEFINE_string("work", "runs/peers", "folder for data, float models and runs")
+_OUTPUT = flags.DEFINE_string("output", "benchmarks/results/peers.csv", "where to write rows")
+
+# Top-1 in percent: on all held-out images, the half that settings were chosen on, and the other.
+_MEASURED = ("top1", "chosen_on", "not_chosen_on", "seconds")
+_FLOAT_STEPS = 1000
+_STEPS = 400
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """One row to run: how many bits, which seed, and where files are."""
+
+    bits: int
+    seed: int
+    work: pathlib.Path
+
+    @property
+    def data(self) -> pathlib.Path:
+        """The images and labels."""
+        return self.work / "glyphs.npz"
+
+    @property
+    def start(self) -> pathlib.Path:
+        """The float model that all methods start from."""
+        return self.work / f"float_{self.seed}.keras"
+
+
+Result = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Method:
+    """One way to train a quantized model.
+
+    Attributes:
+        run: trains and measures one case.
+        bits: of weights and activations, for which it is run.
+        quantizes: what it quantizes, for the table.
+    """
+
+    run: Callable[[Case], Result]
+    bits: tuple[int, ...] = (4, 3, 2)
+    quantizes: str
+
+
+def _float(case: Case) -> Result:
+    train, test = peer_task.read(str(case.data))
+    recipe = peer_task.Recipe(steps=_FLOAT_STEPS)
+    model = models.build(
+        "mobilenet_v2_small",
+        image_size=train[0].shape[1],
+        num_classes=1000,
+        head="pool_first",
+        rectifier_max=None,
+        seed=case.seed,
+    )
+    result = peer_task.train_and_measure(model, train, test, recipe, seed=case.seed)
+    with written_whole(case.start) as temporary:
+        model.save(temporary)
+    return result
+
+
+def _tfmot(make: Callable[[keras.Model, int], keras.Model]) -> Callable[[Case], Result]:
+    def run(case: Case) -> Result:
+        train, test = peer_task.read(str(case.data))
+        start = keras.models.load_model(case.start, compile=False)
+        recipe = peer_task.Recipe(steps=_STEPS)
+        model = make(start, case.bits)
+        return peer_task.train_and_measure(model, train, test, recipe, seed=case.seed)
+
+    return run
+
+
+def _qkeras(**recipe: Any) -> Callable[[Case], Result]:
+    def run(case: Case) -> Result:
+        options, best = _QKERAS_BEST[case.bits]
+        command = [_QKERAS.value, str(pathlib.Path(__file__).with_name("peer_qkeras.py"))]
+        command += [f"--data={case.data}", f"--start={case.start}", f"--bits={case.bits}"]
+        command += [f"--seed={case.seed}", *options]
+        command += ["--recipe", json.dumps({"steps": _STEPS, "statistics": True, **best, **recipe})]
+        environment = {**os.environ, "TF_USE_LEGACY_KERAS": "1", "PYTHONPATH": ""}
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run
+
+
+def _sat(*overrides: str) -> Callable[[Case], Result]:
+    def run(case: Case) -> Result:
+        _, test = peer_task.read(str(case.data))
+        kind = "plain" if overrides else "distilled"
+        folder = case.work / f"sat_{kind}_{case.bits}_bits_{case.seed}"
+        return peer_sat.run(
+            case.start, folder, test, bits=case.bits, seed=case.seed, overrides=overrides
+        )
+
+    return run
+
+
+_RECTIFIED = "weights, outputs of rectifiers; the rest is float"
+_MOBILE = "everything; streams and what convolutions read of them at 8 bits"
+# Found best for QKeras on half of the held-out images, for each number of bits by itself.
+_QKERAS_BEST: Mapping[int, tuple[tuple[str, ...], dict[str, Any]]] = {
+    4: ((), {"peak_learning_rate": 0.1}),
+    3: ((), {"peak_learning_rate": 0.1}),
+    2: (("--ternary",), {"peak_learning_rate": 0.1}),
+}
+# As in the configuration of sat-tf.
+_DISTILLED = {"distillation": 0.5, "temperature": 2.0}
+METHODS: dict[str, Method] = {
+    "float": Method(run=_float, bits=(32,), quantizes="nothing; 1000 steps"),
+    "TFMOT 8-bit": Method(
+        run=_tfmot(lambda model, bits: peer_tfmot.eight_bits(model)), bits=(8,), quantizes="all"
+    ),
+    "TFMOT n-bit": Method(run=_tfmot(peer_tfmot.n_bits), quantizes="everything, at the same bits"),
+    "QKeras": Method(run=_qkeras(), quantizes=_RECTIFIED),
+    "QKeras; distilled": Method(run=_qkeras(**_DISTILLED), quantizes=_RECTIFIED),
+    "sat-tf; not distilled": Method(run=_sat("recipes.distillation=null"), quantizes=_MOBILE),
+    "sat-tf": Method(run=_sat(), quantizes=_MOBILE),
+}
+
+
+def _read(path: pathlib.Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _cases(names: Iterable[str], work: pathlib.Path) -> Iterable[tuple[str, Case]]:
+    for seed in map(int, _SEEDS.value):
+        for name in names:
+            for bits in METHODS[name].bits:
+                yield name, Case(bits=bits, seed=seed, work=work)
+
+
+def _summary(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """A line for each method: at each number of bits the mean over seeds, and lowest to highest."""
+    found = {(row["method"], int(row["bits"])) for row in rows}
+    lines = []
+    for name, method in METHODS.items():
+        cells = {}
+        for bits in (32, 8, 4, 3, 2):
+            values = [
+                float(row["top1"])
+                for row in rows
+                if (row["method"], int(row["bits"])) == (name, bits)
+            ]
+            spread = f" ({min(values):.1f} to {max(values):.1f})" if values else ""
+            cells[f"{bits} bits"] = f"{statistics.mean(values):.1f}{spread}" if values else ""
+        if any((name, bits) in found for bits in method.bits):
+            lines.append({"method": name, **cells, "quantized": method.quantizes})
+    return lines
+
+
+def _write_data(path: pathlib.Path) -> None:
+    if path.is_file():
+        return
+    images = data.load_glyphs(progress=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    names = ("train_images", "train_labels", "test_images", "test_labels")
+    with written_whole(path) as temporary, temporary.open("wb") as file:
+        np.savez(file, **{name: getattr(images, name) for name in names})
+
+
+def main(argv: list[str]) -> None:
+    """Runs what is missing, writing the CSV after each row; prints a table."""
+    if len(argv) > 1:
+        raise app.UsageError(f"received {argv[1:]}, expected flags only.")
+    unknown = [name for name in _METHODS.value if name not in METHODS]
+    if unknown:
+        raise app.UsageError(f"--methods: received {unknown}, expected {', '.join(METHODS)}.")
+    peer_task.one_thread()
+    work, output = pathlib.Path(_WORK.value), pathlib.Path(_OUTPUT.value)
+    _write_data(work / "glyphs.npz")
+    console = rich.console.Console()
+    rows = _read(output)
+    names = _METHODS.value or [
+        name for name in METHODS if _QKERAS.value or not name.startswith("QKeras")
+    ]
+    for name, case in _cases(names, work):
+        key = (name, str(case.bits), str(case.seed))
+        if key in {(row["method"], str(row["bits"]), str(row["seed"])) for row in rows}:
+            continue
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(case.seed)
+        result = METHODS[name].run(case)
+        numbers = {field: f"{result[field]:.2f}" for field in _MEASURED}
+        rows.append({"method": name, "bits": case.bits, "seed": case.seed, **numbers})
+        write_csv(rows, output)
+        console.print(f"{name}, {case.bits} bits, seed {case.seed}: {numbers}")
+    console.print(as_table(_summary(rows), "glyphs, 1000 classes: top-1 in percent"))
+
+
+if __name__ == "__main__":
+    app.run(main)
