@@ -135,7 +135,8 @@ def _expect_whole(encoded: tf.Tensor) -> None:
         tf.strings.substr(encoded, tf.maximum(length - TAIL, 0), TAIL), tf.uint8
     )
     is_end = tf.reduce_any((tail[:-1] == 0xFF) & (tail[1:] == 0xD9))
-    tf.debugging.Assert(is_end, ["a JPEG without its end"])
+    # Without the branch that `tf.debugging.Assert` puts around it.
+    tf.raw_ops.Assert(condition=is_end, data=["a JPEG without its end"])
 
 
 def _training_window(shape: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -161,14 +162,18 @@ def _training_window(shape: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.T
 
 
 def _resized(crop: tf.Tensor, image_size: int) -> tf.Tensor:
-    resized = tf.image.resize(crop, (image_size, image_size))
+    # The kernel for float32 is vectorised and that for uint8 is not: half the time, the same values.
+    resized = tf.raw_ops.ResizeBilinear(
+        images=tf.cast(crop, tf.float32)[None],
+        size=(image_size, image_size),
+        half_pixel_centers=True,
+    )[0]
     return tf.ensure_shape(tf.cast(tf.round(resized), tf.uint8), (image_size, image_size, 3))
 
 
 def _mirrored(pixels: tf.Tensor, is_mirrored: tf.Tensor) -> tf.Tensor:
-    # Faster than a branch for every picture.
-    step = tf.where(is_mirrored, -1, 1)
-    return tf.ensure_shape(pixels[:, ::step], pixels.shape)
+    # `reverse` moves whole pixels; slices with a negative step move bytes, in 20 times the time.
+    return tf.cond(is_mirrored, lambda: tf.reverse(pixels, [1]), lambda: pixels)
 
 
 def _held_out_geometry(shape: tf.Tensor, image_size: int) -> tuple[tf.Tensor, tf.Tensor]:
