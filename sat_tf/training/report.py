@@ -79,12 +79,17 @@ def _verdict(results: Results | None) -> str:
             f"{_duration(results.seconds)}.</p>"
         )
     exact = results.codes_differing == 0
-    gained = 100 * (results.tflite_top1 - results.float_top1)
+    # Top-1 of fewer images than the float model was measured on would not compare with its.
+    on_all = results.verified_images == results.held_out_images
+    trained = results.quantized_top1 if results.deployed_top1 is None else results.deployed_top1
+    top1 = results.tflite_top1 if on_all or trained is None else trained
+    what = "TFLite file" if top1 is results.tflite_top1 else "trained model"
+    gained = 100 * (top1 - results.float_top1)
     return (
-        f'<p class="verdict">{100 * results.tflite_top1:.2f} % top-1 in {results.file_bytes:,} '
-        f"bytes</p>\n<p>The TFLite file on {results.verified_images:,} held-out images; "
-        f"the float model has {100 * results.float_top1:.2f} % ({gained:+.2f} points) on "
-        f'{results.held_out_images:,}. <span class="{"good" if exact else "bad"}">'
+        f'<p class="verdict">{100 * top1:.2f} % top-1 in {results.file_bytes:,} '
+        f"bytes</p>\n<p>The {what} on {results.held_out_images:,} held-out images; "
+        f"the float model has {100 * results.float_top1:.2f} % ({gained:+.2f} points). "
+        f'<span class="{"good" if exact else "bad"}">'
         f"{results.codes_differing:,} of {results.codes_compared:,} codes differ</span> between "
         f"LiteRT and the trained integers. Trained in {_duration(results.seconds)}.</p>"
     )
@@ -268,7 +273,8 @@ _STYLE = """
 section { margin-top: 1.8rem; } .few { max-width: 40rem; } a { color: var(--bars); }
 pre { overflow-x: auto; font-size: .85em; line-height: 1.35; border: 1px solid var(--line);
   padding: .7rem; margin: 0; } summary { cursor: pointer; }
-.wide { font-size: .92em; } .wide:focus-visible { outline: 2px solid var(--bars); }
+.wide { font-size: .86em; } .wide th, .wide td { padding-right: .5rem; }
+.wide:focus-visible { outline: 2px solid var(--bars); }
 td.number { white-space: nowrap; }
 @media (max-width: 40rem) { main { padding: 1rem; } .verdict { font-size: 1.5rem; }
   td, th { white-space: nowrap; } dl { grid-template-columns: 1fr; gap: 0; }

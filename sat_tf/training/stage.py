@@ -207,6 +207,8 @@ def stage_plan(run: Run, name: str, start: Position) -> StagePlan:
     stages = run.config.stages.by_name()
     per_epoch = {key: run.source.num_train // stage.batch_size for key, stage in stages.items()}
     before = list(stages)[: list(stages).index(name)]
+    if run.config.training.float_model is not None and "float" in before:
+        before.remove("float")  # it is not trained
     return StagePlan(
         stage=name,
         batch_size=stages[name].batch_size,
