@@ -117,22 +117,25 @@ class QuantizedLayer(keras.layers.Wrapper):
             # Nothing to stand in for, and no turns: synchronized BatchNormalization waits in here
             # for the thread of another replica.
             return quantize(self.layer(inputs, **arguments))
+        config = self.quantize_config
         with self._one_call_at_a_time:
-            follows = bool(self.quantize_config.get_output_quantizers(self.layer))
-            with self._stand_ins(training, quantize):
+            follows = bool(config.get_output_quantizers(self.layer))
+            pairs = config.get_activations_and_quantizers(self.layer)
+            # Logits are observed in front of a softmax, and after the turn: an observer waits for
+            # other replicas, whose threads wait for theirs.
+            softmax = [function for function, _ in pairs] if registry.is_softmax(self.layer) else []
+            with self._stand_ins(training, tf.identity if softmax else quantize):
                 outputs = self.layer(inputs, **arguments)
+        for activation in softmax:
+            return activation(quantize(outputs))
         return quantize(outputs) if follows else outputs
 
     @contextlib.contextmanager
-    def _stand_ins(self, training: Any, quantize: Callable[[Any], Any]) -> Iterator[None]:
-        """Effective weights for the kernel, and the quantizer for the activation, for one call."""
+    def _stand_ins(self, training: Any, stand_in: Callable[[Any], Any]) -> Iterator[None]:
+        """Effective weights for the kernel, and another activation, for one call."""
         config, layer = self.quantize_config, self.layer
         kernels = [kernel for kernel, _ in config.get_weights_and_quantizers(layer)]
         activations = [function for function, _ in config.get_activations_and_quantizers(layer)]
-        if activations and registry.is_softmax(layer):
-            stand_in = lambda tensor: activations[0](quantize(tensor))  # noqa: E731
-        else:
-            stand_in = quantize
         effective = self.effective_kernel(training)
         try:
             if kernels:

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
+import sat_tf
 from sat_tf.core import dorefa, pact
 from sat_tf.qat.quantizers import (
     QUANTIZERS,
@@ -271,3 +272,24 @@ def test_the_clamp_of_a_quantizer_is_that_of_the_core():
     np.testing.assert_array_equal(
         quantizer.clamp(latent), dorefa.clamp_weights(latent, range_axes=(1,))
     )
+
+
+@pytest.mark.parametrize("activation", [None, "softmax"])
+def test_two_replicas_observe_the_range_of_the_whole_batch(activation):
+    images = keras.Input((4,))
+    model = keras.Model(images, keras.layers.Dense(3, activation=activation)(images))
+    batch = np.random.RandomState(0).uniform(0, 255, (8, 4)).astype(np.float32)
+    found = []
+    for count in (1, 2):
+        strategy = tf.distribute.MirroredStrategy(
+            [f"CPU:{index}" for index in range(count)],
+            cross_device_ops=tf.distribute.ReductionToOneDevice(),
+        )
+        with strategy.scope():
+            quantized = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(4))
+            quantized.compile(keras.optimizers.SGD(0.0), "mse")
+        quantized.fit(batch, np.zeros((8, 3), np.float32), batch_size=8, verbose=0)
+        variables = quantized.layers[-1].output_variables
+        found.append([variables[name].numpy() for name in ("lowest", "highest", "observations")])
+    assert found[0][0] < 0.0 < found[0][1]
+    np.testing.assert_array_equal(*found)
