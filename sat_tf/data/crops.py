@@ -162,7 +162,7 @@ def _training_window(shape: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.T
 
 
 def _resized(crop: tf.Tensor, image_size: int) -> tf.Tensor:
-    # The kernel for float32 is vectorised and that for uint8 is not: half the time, the same values.
+    # The kernel for float32 is vectorised, that for uint8 is not: half the time, the same values.
     resized = tf.raw_ops.ResizeBilinear(
         images=tf.cast(crop, tf.float32)[None],
         size=(image_size, image_size),
