@@ -15,6 +15,7 @@ import time
 
 import tensorflow as tf
 import tf_keras as keras
+from absl import app
 from rich.console import Console
 
 import sat_tf
@@ -29,8 +30,10 @@ _PAIRS = 8
 _IMAGES = 32
 
 
-def main() -> None:
+def main(argv: list[str]) -> None:
     """Prints the cost of the callbacks a step, in percent, and of what comes once an epoch."""
+    if len(argv) > 1:
+        raise app.UsageError(f"received {argv[1:]}, expected no arguments.")
     config = load_config()
     source = load_source(config)
     model = sat_tf.requantize(float_model(config, source), config.policy)
@@ -137,4 +140,4 @@ def _epoch(
 
 
 if __name__ == "__main__":
-    main()
+    app.run(main)

@@ -23,14 +23,13 @@ import rich.table
 import tensorflow as tf
 import tf_keras as keras
 from absl import app, flags
-from sat_tf.training.batches import training_batches
 
 import sat_tf
 from sat_tf import data
+from sat_tf.data.arrays import ArraySource
 from sat_tf.export import deployed_model
 from sat_tf.models import build
 from sat_tf.training.deploy_tail import deploy_tail
-from sat_tf.training.deployment import verification_images
 from sat_tf.training.schedule import WarmupCosine
 from sat_tf.training.training_copy import training_copy
 from sat_tf.wholefile import written_whole
@@ -54,16 +53,23 @@ _SEED = 0
 _LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
+def _batches(source: ArraySource, epochs: int) -> tf.data.Dataset:
+    """The batches of so many epochs, each in another order."""
+    batches = source.training_batches(batch_size=_BATCH_SIZE.value, seed=_SEED)
+    steps = source.num_train // _BATCH_SIZE.value
+    return batches.take(epochs * steps).map(lambda x, label: (tf.cast(x, tf.float32), label))
+
+
 def _train(model: keras.Model, batches: tf.data.Dataset) -> None:
     steps = int(batches.cardinality())
     schedule = WarmupCosine(
         first_learning_rate=_LEARNING_RATE / 5,
         peak_learning_rate=_LEARNING_RATE,
-        warmup_steps=steps,
-        total_steps=_EPOCHS.value * steps,
+        warmup_steps=steps // _EPOCHS.value,
+        total_steps=steps,
     )
     model.compile(keras.optimizers.SGD(schedule, momentum=0.9, nesterov=True), _LOSS)
-    model.fit(batches, epochs=_EPOCHS.value, verbose=0)
+    model.fit(batches, verbose=0)
 
 
 def _comparison(state: str, model: keras.Model, images: np.ndarray, labels: np.ndarray) -> Any:
@@ -154,8 +160,8 @@ def main(argv: list[str]) -> None:
     keras.utils.set_random_seed(_SEED)
     console = rich.console.Console()
     images = data.load("digits", image_size=32, test_fraction=0.3)
-    batches = training_batches(images, batch_size=_BATCH_SIZE.value, shift_pixels=2, seed=_SEED)
-    held_out = verification_images(images, _IMAGES.value)
+    source = ArraySource(images, shift_pixels=2)
+    held_out = source.held_out_sample(_IMAGES.value)
     plain = build(
         _MODEL.value,
         image_size=images.image_size,
@@ -165,13 +171,13 @@ def main(argv: list[str]) -> None:
         seed=_SEED,
     )
     with console.status("float training") as status:
-        _train(plain, batches)
+        _train(plain, _batches(source, _EPOCHS.value))
         quantized = sat_tf.quantize_model(plain, sat_tf.BitPolicy.mobile(_BITS.value))
         # At random, because the set is in the order of its writers.
         chosen = np.random.default_rng(_SEED).permutation(len(images.train_images))[:512]
         sat_tf.calibrate(quantized, images.train_images[chosen])
         status.update("quantized training")
-        _train(quantized, batches)
+        _train(quantized, _batches(source, _EPOCHS.value))
         sat_tf.calibrate(quantized, images.train_images[chosen], clipping_levels=False)
         status.update("comparing")
         rows = [_comparison("quantized, as trained", quantized, *held_out)]
@@ -181,10 +187,10 @@ def main(argv: list[str]) -> None:
         rows.append(_comparison("deployed, not trained", deployed_model(snapped), *held_out))
         status.update("deploy tail")
         tail = deploy_tail(
-            snapped, batches, epochs=_TAIL_EPOCHS.value, learning_rate=_TAIL_LEARNING_RATE
+            snapped, _batches(source, _TAIL_EPOCHS.value), learning_rate=_TAIL_LEARNING_RATE
         )
         rows.append(_comparison("deployed, after the tail", tail, *held_out))
-        batch = next(iter(batches))
+        batch = next(iter(_batches(source, 1)))
         times = _times(plain, quantized, batch, status.update)
     subject = f"{_MODEL.value} {_WIDTH.value:g}, w{_BITS.value}a{_BITS.value}, 32x32"
     title = f"{subject}, {len(held_out[0])} held-out digits"

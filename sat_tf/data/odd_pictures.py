@@ -124,6 +124,7 @@ class CorruptPictures:
         self._max_corrupt = max_corrupt
         self._most = max(int(max_corrupt * count), ALWAYS_BORNE) if max_corrupt else 0
         self._names: dict[str, str] = {}
+        self._error: str | None = None
         self._lock = threading.Lock()
 
     @property
@@ -135,10 +136,11 @@ class CorruptPictures:
         """Counts a picture.
 
         Raises:
-            ValueError: there are too many of them now.
+            ValueError: there are too many of them; always the first one's message, because other
+                threads go on for a while.
         """
         with self._lock:
-            if name not in self._names:
+            if self._error is None and name not in self._names:
                 self._names[name] = reason
                 _LOG.warning(
                     "%s: corrupt picture %s: %s; skipped (%d so far)",
@@ -147,8 +149,10 @@ class CorruptPictures:
                     reason,
                     len(self._names),
                 )
-            if len(self._names) > self._most:
-                raise ValueError(self._too_many())
+                if len(self._names) > self._most:
+                    self._error = self._too_many()
+            if self._error is not None:
+                raise ValueError(self._error)
 
     def _too_many(self) -> str:
         named = "; ".join(f"{name}: {why}" for name, why in list(self._names.items())[-3:])

@@ -93,6 +93,7 @@ def shuffled_spans(
     steps = count // batch_size
     begin, size = share.span(batch_size)
 
+    @tf.autograph.experimental.do_not_convert
     def epoch_spans(epoch: tf.Tensor) -> tf.data.Dataset:
         order = tf.random.experimental.stateless_shuffle(
             tf.range(count, dtype=tf.int64), tf.stack([seed, epoch]), alg=RANDOM

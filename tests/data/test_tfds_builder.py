@@ -53,7 +53,7 @@ def labels_of(source, count, **options):
     return np.concatenate([labels for _, labels in pieces(batches, count)])
 
 
-@pytest.mark.parametrize("config", ["jpeg", "png"])
+@pytest.mark.parametrize("config", [pytest.param("jpeg", marks=pytest.mark.slow), "png"])
 def test_a_prepared_set_is_read_without_its_decoder(data_dir, config):
     source = open_snapshots(data_dir, config)
     assert (source.name, source.num_classes) == ("snapshots", 17)
@@ -65,6 +65,7 @@ def test_a_prepared_set_is_read_without_its_decoder(data_dir, config):
     assert sorted(labels) == list(range(12, 17))
 
 
+@pytest.mark.slow
 def test_a_run_resumes_exactly_at_any_step(data_dir):
     contract.assert_resumes_exactly(open_snapshots(data_dir), batch_size=5, starts=[1, 3])
 
@@ -79,7 +80,7 @@ def test_parts_of_splits_can_be_named(data_dir):
 
 
 # The pictures of the first are JPEGs, those of the second PNGs of one channel.
-@pytest.mark.parametrize("builder", ["imagenet2012", "mnist"])
+@pytest.mark.parametrize("builder", ["imagenet2012", pytest.param("mnist", marks=pytest.mark.slow)])
 def test_mocked_builders_are_read_like_real_ones(builder):
     with tfds.testing.mock_data(num_examples=9, policy=tfds.testing.MockPolicy.USE_CODE):
         source = data.source("tfds", builder=builder, image_size=16)
