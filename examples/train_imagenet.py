@@ -1,11 +1,12 @@
 r"""Trains, evaluates or exports a low-bit image model from a YAML configuration.
 
 Without flags it trains on scikit-learn's handwritten digits, which takes minutes and downloads
-nothing. What else it can train on stands under `data.name` in the configurations: so far digits and
-glyphs.
+nothing. What else it can train on stands under `data.name` in the configurations: digits, glyphs,
+folder, tfds (ImageNet by default) and tfrecords. A run that was stopped goes on.
 
     python examples/train_imagenet.py
     python examples/train_imagenet.py --config=configs/digits/mobilenet_v2_w2a2.yaml --seed=1
+    python examples/train_imagenet.py --config=configs/imagenet/mobilenet_v2.yaml
     python examples/train_imagenet.py --set=stages.float.epochs=3 --set=data.shift_pixels=0
     python examples/train_imagenet.py --mode=evaluate --run_dir=runs/digits_mobilenet_v2_w4a4
 """

@@ -139,6 +139,23 @@ def test_a_run_leaves_every_file_and_no_other(tiny_run):
     )
 
 
+def test_a_finished_run_is_not_run_again(tiny_run, capsys):
+    before = {path: path.stat().st_mtime_ns for path in tiny_run.iterdir()}
+    config = str(tiny_run.parent / "tiny.yaml")
+    assert cli.main(["train", "--config", config, "--run_dir", str(tiny_run)]) == 0
+    printed = capsys.readouterr().out
+    assert "This run is finished" in printed
+    assert "codes that differ" in printed
+    assert {path: path.stat().st_mtime_ns for path in tiny_run.iterdir()} == before
+
+
+def test_a_folder_with_a_run_of_another_config_is_refused_with_the_difference(tiny_run, capsys):
+    config = str(tiny_run.parent / "tiny.yaml")
+    command = ["train", "--config", config, "--run_dir", str(tiny_run), "--set", "seed=7"]
+    assert cli.main(command) == 2
+    assert "seed: 0 in the folder, 7 asked for" in " ".join(capsys.readouterr().err.split())
+
+
 def test_the_config_in_the_run_folder_is_the_resolved_one(tiny_run):
     config = read_config(tiny_run / "config.yaml")
     assert config == read_config(tiny_run.parent / "tiny.yaml")

@@ -1,0 +1,65 @@
+import pytest
+
+from sat_tf.training import run_folder
+from sat_tf.training.config_file import config_text, parse_config
+from sat_tf.training.errors import RunError
+from sat_tf.training.run_folder import RunFolder
+from sat_tf.training.run_state import RunState, expect_same_config
+
+SMALLEST = "{name: small, data: {name: digits}, model: {name: mobilenet_v2}}"
+
+
+def started(path, *overrides):
+    folder = RunFolder(path)
+    folder.write_text(run_folder.CONFIG, config_text(parse_config(SMALLEST, overrides)))
+    return folder
+
+
+def test_a_folder_without_a_run_takes_any_configuration(tmp_path):
+    expect_same_config(RunFolder(tmp_path / "new"), parse_config(SMALLEST))
+    expect_same_config(RunFolder(tmp_path), parse_config(SMALLEST))
+
+
+def test_the_same_configuration_goes_on_however_it_was_said(tmp_path):
+    folder = started(tmp_path)
+    expect_same_config(folder, parse_config(SMALLEST, ["stages.float.epochs=150", "seed=0"]))
+
+
+def test_another_configuration_is_refused_with_every_difference(tmp_path):
+    folder = started(tmp_path, "policy.weight_bits=3")
+    other = parse_config(SMALLEST, ["stages.float.epochs=20", "recipes.label_smoothing={}"])
+    with pytest.raises(RunError) as error:
+        expect_same_config(folder, other)
+    lines = str(error.value).splitlines()
+    assert lines[0] == f"run folder {tmp_path}, which holds a run of another config: 4 problems"
+    assert "  - policy.weight_bits: 3 in the folder, 4 asked for" in lines
+    assert "  - stages.float.epochs: 150 in the folder, 20 asked for" in lines
+    # The quantized stage takes over what the float stage says.
+    assert "  - stages.quantized.epochs: 150 in the folder, 20 asked for" in lines
+    assert any(line.startswith("  - recipes.label_smoothing: None in the") for line in lines)
+    assert "--no-resume" in lines[-1]
+    assert "--run_dir" in lines[-1]
+
+
+def test_a_configuration_that_cannot_be_read_is_no_run_to_go_on_with(tmp_path):
+    (tmp_path / run_folder.CONFIG).write_text("stages: {float: {epoch: 3}}")
+    with pytest.raises(RunError, match=r"Did you mean epochs\?[\s\S]*start anew with --no-resume"):
+        expect_same_config(RunFolder(tmp_path), parse_config(SMALLEST))
+
+
+def test_what_is_done_reads_back_in_order(tmp_path):
+    folder = RunFolder(tmp_path)
+    state = RunState.read(folder)
+    assert state.stages == {}
+    state.finish("float", {"top1": 0.5})
+    state.finish("quantized", {"top1": 0.25})
+    assert list(RunState.read(folder).stages.items()) == [
+        ("float", {"top1": 0.5}),
+        ("quantized", {"top1": 0.25}),
+    ]
+
+
+def test_a_damaged_state_is_an_error_that_says_what_to_do(tmp_path):
+    (tmp_path / run_folder.STATE).write_text("{")
+    with pytest.raises(RunError, match=r"state\.json: received a damaged file .* --no-resume"):
+        RunState.read(RunFolder(tmp_path))
