@@ -1,9 +1,9 @@
 """QKeras's part of `benchmarks/peers.py`, to run in an environment of its own.
 
-    python -m venv /tmp/qkeras
-    /tmp/qkeras/bin/pip install "tensorflow==2.21.*" "tf_keras==2.21.*" "qkeras==0.9.*" \
+    python -m venv ~/qkeras
+    ~/qkeras/bin/pip install "tensorflow==2.21.*" "tf_keras==2.21.*" "qkeras==0.9.*" \
         pyparsing networkx keras-tuner
-    TF_USE_LEGACY_KERAS=1 /tmp/qkeras/bin/python benchmarks/peer_qkeras.py --help
+    TF_USE_LEGACY_KERAS=1 ~/qkeras/bin/python benchmarks/peer_qkeras.py --help
 
 `peers.py` calls it; it reads a float model and the data from files, and prints one line of JSON.
 """

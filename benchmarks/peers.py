@@ -8,7 +8,7 @@ depthwise kernel, ranges measured in each rectifier, and the same two aids as sa
 statistics measured anew at the end, and, where it says distilled, the float model as a teacher,
 whose forward passes are the only thing that comes on top of the budget.
 
-    python benchmarks/peers.py --qkeras_python=/tmp/qkeras/bin/python
+    python benchmarks/peers.py --qkeras_python=~/qkeras/bin/python
 
 QKeras runs in an environment of its own, which `peer_qkeras.py` says how to make; without
 --qkeras_python its rows are left out. Rows that are in the CSV already are not run again.
