@@ -75,7 +75,7 @@ def test_auto_takes_one_process_in_tf_config_for_no_cluster(monkeypatch):
 )
 def test_a_tf_config_that_describes_no_cluster_is_an_error_that_shows_one(monkeypatch, text):
     monkeypatch.setenv("TF_CONFIG", text)
-    with pytest.raises(RunError, match=r'expected the cluster and the task .* "first:2222"'):
+    with pytest.raises(RunError, match=r'expected the cluster and the task .*"first:2222"'):
         make_strategy("multi_worker")
 
 
