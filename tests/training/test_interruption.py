@@ -20,23 +20,29 @@ def test_a_request_takes_effect_at_once_where_nothing_is_at_stake():
 
 def test_a_deferred_request_waits_for_the_end_of_the_block():
     interruption, seen = Interruption(), []
-    with pytest.raises(Stopped), interruption.watched():
-        with interruption.deferred():
-            ask_to_stop()
-            seen.append(interruption.requested)
-        seen.append("never")
+
+    def work():
+        with interruption.watched():
+            with interruption.deferred():
+                ask_to_stop()
+                seen.append(interruption.requested)
+            seen.append("never")
+
+    with pytest.raises(Stopped):
+        work()
     assert seen == [True]
 
 
 def test_an_error_in_the_block_is_not_replaced_by_the_request():
     interruption = Interruption()
-    with (
-        pytest.raises(ValueError, match="broke"),
-        interruption.watched(),
-        interruption.deferred(),
-    ):
-        ask_to_stop()
-        raise ValueError("broke")
+
+    def work():
+        with interruption.watched(), interruption.deferred():
+            ask_to_stop()
+            raise ValueError("broke")
+
+    with pytest.raises(ValueError, match="broke"):
+        work()
 
 
 def test_a_stop_is_no_error_that_others_handle():
