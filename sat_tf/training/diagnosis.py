@@ -78,9 +78,6 @@ def _first_broken_output(model: keras.Model, images: np.ndarray) -> str | None:
 
 
 def _described(layer: keras.layers.Layer) -> str:
-    level = layer.output_variables.get("clipping_level") if _is_quantized(layer) else None
+    quantized = isinstance(layer, QuantizedLayer)
+    level = layer.output_variables.get("clipping_level") if quantized else None
     return layer.name if level is None else f"{layer.name} (clipping level {level.numpy():.3g})"
-
-
-def _is_quantized(layer: keras.layers.Layer) -> bool:
-    return isinstance(layer, QuantizedLayer)

@@ -1,10 +1,8 @@
 """The metrics of a run, epoch by epoch, and their CSV file."""
 
-import csv
 import dataclasses
-import io
 
-from sat_tf.training.errors import RunError
+from sat_tf.training.csv_table import numbers, read_table, write_table
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,15 +51,7 @@ def to_csv(rows: list[EpochMetrics]) -> str:
     >>> print(to_csv([row]).splitlines()[1])
     float,1,9,0.1,2.5,0.25,,,0.5,,1.25
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for row in rows:
-        writer.writerow(
-            f"{value:.6g}" if isinstance(value, float) else value
-            for value in dataclasses.astuple(row)
-        )
-    return text.getvalue()
+    return write_table(COLUMNS, map(dataclasses.astuple, rows))
 
 
 def from_csv(text: str) -> list[EpochMetrics]:
@@ -70,19 +60,8 @@ def from_csv(text: str) -> list[EpochMetrics]:
     Raises:
         RunError: it is no such file.
     """
-    try:
-        return [_row(values) for values in csv.DictReader(io.StringIO(text), strict=True)]
-    except (KeyError, TypeError, ValueError, csv.Error) as error:
-        raise RunError(
-            f"metrics: received a file that cannot be read ({error!r}), expected the columns "
-            f"{', '.join(COLUMNS)}; it comes from another version, or was changed by hand."
-        ) from error
+    return read_table(text, _row, name="metrics", columns=COLUMNS)
 
 
 def _row(values: dict[str, str]) -> EpochMetrics:
-    numbers = {
-        name: int(values[name]) if name in _INTEGERS else float(values[name])
-        for name in COLUMNS[1:]
-        if values[name]
-    }
-    return EpochMetrics(stage=values["stage"], **numbers)  # type: ignore[arg-type]
+    return EpochMetrics(stage=values["stage"], **numbers(values, COLUMNS[1:], _INTEGERS))

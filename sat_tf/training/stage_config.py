@@ -51,10 +51,6 @@ class StageConfig(Section):
         """How many batches the stage has, given how many an epoch has."""
         return self.steps or self.epochs * steps_per_epoch
 
-    def total_epochs(self, steps_per_epoch: int) -> int:
-        """How many epochs the stage has; the last one may be shorter."""
-        return -(-self.total_steps(steps_per_epoch) // steps_per_epoch)
-
     def problems(self) -> list[str]:
         """Settings that are fine each for itself, but not together."""
         found = []

@@ -1,11 +1,9 @@
 """The fine curves of a run: what it measured every so many steps, and their CSV file."""
 
-import csv
 import dataclasses
-import io
 from collections.abc import Sequence
 
-from sat_tf.training.errors import RunError
+from sat_tf.training.csv_table import numbers, read_table, write_table
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,14 +49,14 @@ def to_csv(rows: Sequence[StepMetrics]) -> str:
     <BLANKLINE>
     """
     names = list(dict.fromkeys(name for row in rows for name in row.clipping_levels))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*_COLUMNS, *(_LEVEL + name for name in names)])
-    for row in rows:
-        values = [getattr(row, name) for name in _COLUMNS]
-        values += [row.clipping_levels.get(name) for name in names]
-        writer.writerow(f"{value:.6g}" if isinstance(value, float) else value for value in values)
-    return text.getvalue()
+    values = (
+        [
+            *(getattr(row, name) for name in _COLUMNS),
+            *(row.clipping_levels.get(name) for name in names),
+        ]
+        for row in rows
+    )
+    return write_table([*_COLUMNS, *(_LEVEL + name for name in names)], values)
 
 
 def from_csv(text: str) -> list[StepMetrics]:
@@ -67,24 +65,17 @@ def from_csv(text: str) -> list[StepMetrics]:
     Raises:
         RunError: it is no such file.
     """
-    try:
-        return [_row(values) for values in csv.DictReader(io.StringIO(text), strict=True)]
-    except (KeyError, TypeError, ValueError, csv.Error) as error:
-        raise RunError(
-            f"steps: received a file that cannot be read ({error!r}), expected the columns "
-            f"{', '.join(_COLUMNS)}; it comes from another version, or was changed by hand."
-        ) from error
+    return read_table(text, _row, name="steps", columns=_COLUMNS)
 
 
 def _row(values: dict[str, str]) -> StepMetrics:
-    numbers = {
-        name: int(values[name]) if name in _INTEGERS else float(values[name])
-        for name in _COLUMNS[1:]
-        if values[name]
-    }
     levels = {
         name.removeprefix(_LEVEL): float(value)
         for name, value in values.items()
         if name.startswith(_LEVEL) and value
     }
-    return StepMetrics(stage=values["stage"], clipping_levels=levels, **numbers)  # type: ignore[arg-type]
+    return StepMetrics(
+        stage=values["stage"],
+        clipping_levels=levels,
+        **numbers(values, _COLUMNS[1:], _INTEGERS),
+    )
