@@ -1,22 +1,26 @@
-"""Time of one training step beside the float model and TFMOT's 8-bit model, in one process.
+"""Time and memory of one training step beside the float model and TFMOT's 8-bit model.
 
-Every row is a median over steps that are interleaved: float, ours, TFMOT, float, ours, TFMOT, ...
-so that what else the machine does meets all of them alike. Ratios are what counts; seconds say
-something about one machine only.
+Every time is a median over steps that are interleaved in one process: float, ours, TFMOT, float,
+ours, TFMOT, ... so that what else the machine does meets all of them alike. Ratios are what counts;
+seconds say something about one machine only.
+
+Memory is by how much two steps raise the peak of a process of their own that has built the model:
+activations, gradients, momentum and what tracing leaves, without TensorFlow itself. Linux only.
 
     python benchmarks/step_time.py
-    python benchmarks/step_time.py --image_size=224 --batch_size=8 --steps=10
+    python benchmarks/step_time.py --image_size=224 --steps=10
 """
 
-import csv
-import pathlib
+import concurrent.futures
+import multiprocessing
+import resource
 import statistics
 import time
 from collections.abc import Callable
 
 import numpy as np
 import rich.console
-import rich.table
+import rows
 import tensorflow as tf
 import tensorflow_model_optimization as tfmot
 import tf_keras as keras
@@ -24,7 +28,6 @@ from absl import app, flags
 
 import sat_tf
 from sat_tf.models import build
-from sat_tf.wholefile import written_whole
 
 _MODEL = flags.DEFINE_string("model", "mobilenet_v2", "float model, by name")
 _IMAGE_SIZE = flags.DEFINE_integer("image_size", 96, "rows and columns of the images")
@@ -46,10 +49,16 @@ _CONTENDERS: dict[str, Callable[[keras.Model], keras.Model]] = {
 }
 
 
-def _trainer(name: str, images: tf.Tensor, labels: tf.Tensor) -> Callable[[], None]:
+def _trainer(
+    contender: str, model_name: str, image_size: int, batch_size: int
+) -> Callable[[], None]:
     """One training step of a contender, as a call."""
     keras.utils.set_random_seed(0)
-    model = _CONTENDERS[name](build(_MODEL.value, image_size=_IMAGE_SIZE.value, num_classes=1000))
+    rng = np.random.default_rng(0)
+    shape = (batch_size, image_size, image_size, 3)
+    images = tf.constant(rng.integers(0, 256, shape), tf.float32)
+    labels = tf.constant(rng.integers(0, 1000, batch_size))
+    model = _CONTENDERS[contender](build(model_name, image_size=image_size, num_classes=1000))
     model.compile(
         keras.optimizers.SGD(0.01, momentum=0.9, nesterov=True),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -64,20 +73,38 @@ def _trainer(name: str, images: tf.Tensor, labels: tf.Tensor) -> Callable[[], No
     return run
 
 
+def _mebibytes(contender: str, model_name: str, image_size: int, batch_size: int) -> float:
+    """By how much two steps raise the peak of this process."""
+    step = _trainer(contender, model_name, image_size, batch_size)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step()
+    step()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+def _mebibytes_alone(contender: str, model_name: str, image_size: int, batch_size: int) -> float:
+    """The same in a new process, where nothing of another contender is left."""
+    with concurrent.futures.ProcessPoolExecutor(
+        max_workers=1, mp_context=multiprocessing.get_context("spawn")
+    ) as pool:
+        return pool.submit(_mebibytes, contender, model_name, image_size, batch_size).result()
+
+
 def main(argv: list[str]) -> None:
     """Times all contenders, prints a table and writes a CSV."""
     if len(argv) > 1:
         raise app.UsageError(f"received {argv[1:]}, expected flags only.")
     tf.config.threading.set_intra_op_parallelism_threads(_THREADS.value)
-    rng = np.random.default_rng(0)
-    shape = (_BATCH_SIZE.value, _IMAGE_SIZE.value, _IMAGE_SIZE.value, 3)
-    images = tf.constant(rng.integers(0, 256, shape), tf.float32)
-    labels = tf.constant(rng.integers(0, 1000, _BATCH_SIZE.value))
     console = rich.console.Console()
+    task = _MODEL.value, _IMAGE_SIZE.value, _BATCH_SIZE.value
+    mebibytes: dict[str, float] = {}
+    for name in _CONTENDERS:
+        with console.status(f"memory of {name}"):
+            mebibytes[name] = _mebibytes_alone(name, *task)
     steps: dict[str, Callable[[], None]] = {}
     for name in _CONTENDERS:
         with console.status(f"building {name}"):
-            steps[name] = _trainer(name, images, labels)
+            steps[name] = _trainer(name, *task)
             for _ in range(_WARM_UP.value):
                 steps[name]()
     seconds: dict[str, list[float]] = {name: [] for name in steps}
@@ -87,25 +114,22 @@ def main(argv: list[str]) -> None:
                 start = time.perf_counter()
                 step()
                 seconds[name].append(time.perf_counter() - start)
-    rows = [_row(name, seconds[name], seconds["float"]) for name in steps]
+    results = [
+        _row(name, seconds[name], seconds["float"], mebibytes[name], mebibytes["float"])
+        for name in steps
+    ]
     title = (
         f"{_MODEL.value}, {_IMAGE_SIZE.value}x{_IMAGE_SIZE.value}, batch {_BATCH_SIZE.value}, "
         f"median of {_STEPS.value} interleaved steps, {_THREADS.value} threads"
     )
-    table = rich.table.Table(*rows[0], title=title)
-    for row in rows:
-        table.add_row(*map(str, row.values()))
-    console.print(table)
-    output = pathlib.Path(_OUTPUT.value)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(output) as temporary, temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
-    console.print(f"wrote {output}")
+    console.print(rows.as_table(results, title))
+    rows.write_csv(results, _OUTPUT.value)
+    console.print(f"wrote {_OUTPUT.value}")
 
 
-def _row(name: str, mine: list[float], floats: list[float]) -> dict[str, str]:
+def _row(
+    name: str, mine: list[float], floats: list[float], mebibytes: float, of_float: float
+) -> dict[str, str]:
     # Ratios step by step: neighbours in time share what else the machine does.
     ratios = [own / reference for own, reference in zip(mine, floats, strict=True)]
     low, _, high = statistics.quantiles(ratios, n=4)
@@ -114,6 +138,8 @@ def _row(name: str, mine: list[float], floats: list[float]) -> dict[str, str]:
         "seconds": f"{statistics.median(mine):.4f}",
         "times float": f"{statistics.median(mine) / statistics.median(floats):.3f}",
         "quartiles": f"{low:.3f} to {high:.3f}",
+        "mebibytes": f"{mebibytes:.0f}",
+        "times float's memory": f"{mebibytes / of_float:.2f}",
     }
 
 

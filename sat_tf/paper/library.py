@@ -121,7 +121,8 @@ def read(path: pathlib.Path, kind: type[_Read]) -> _Read:
 def _place(path: pathlib.Path) -> tuple[bool, bool, bool, str]:
     """The paper first, its supplement next, then what is not in it; tables before figures."""
     is_table, is_figure = (path.stem.startswith(word) for word in ("table", "figure"))
-    return not (is_table or is_figure), "_s" in path.stem, is_figure, path.stem
+    of_paper = is_table or is_figure
+    return not of_paper, of_paper and "_s" in path.stem, is_figure, path.stem
 
 
 def _hint(pattern: str, known: Iterable[str]) -> str:

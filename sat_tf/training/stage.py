@@ -28,6 +28,7 @@ from sat_tf.training.training_copy import training_copy
 from sat_tf.training.watching import watched
 
 _HELD_OUT_BATCH_SIZE = 256
+_FROM_THE_START = Position()
 # Training images on which activations are looked at.
 SAMPLE = 32
 
@@ -106,7 +107,7 @@ def train_stage(
         Stopped: the run has been asked to stop, and a checkpoint is written.
     """
     config, stage = run.config.training, getattr(run.config.stages, name)
-    steps_per_epoch = run.source.num_train // stage.batch_size
+    plan = stage_plan(run, name)
     # The tail trains on integers, which half precision does not hold.
     precision = "float32" if name == "deploy_tail" else config.precision
     # Every worker has prepared its start by itself; they must not differ by a rounding.
@@ -124,7 +125,7 @@ def train_stage(
             run.config.recipes,
             name,
             trained,
-            total_steps=stage.total_steps(steps_per_epoch),
+            total_steps=plan.total_steps,
             teacher=stage_teacher(run.config, name, run.source, run.folder),
             folder=run.folder if run.writes else None,
         )
@@ -134,7 +135,7 @@ def train_stage(
             image_loss=recipes.image_loss,
             after_step=recipes.after_step,
         )
-        optimizer = make_optimizer(stage, steps_per_epoch, precision=precision)
+        optimizer = make_optimizer(stage, plan.steps_per_epoch, precision=precision)
         learner.compile(optimizer=optimizer, jit_compile=config.jit_compile)
         learner.optimizer.build(learner.student.trainable_variables)
         checkpoints = Checkpoints(
@@ -157,9 +158,9 @@ def _fit(
     of_recipes: Sequence[keras.callbacks.Callback],
 ) -> None:
     stage: StageConfig = getattr(run.config.stages, name)
-    steps_per_epoch = run.source.num_train // stage.batch_size
     start = checkpoints.restore() or Position()
     _expect_agreement(run, checkpoints, start)
+    plan = stage_plan(run, name, start)
     run.rows[:] = [row for row in run.rows if row.stage != name or row.epoch <= start.epoch]
     keeper = Keeper(checkpoints, run.interruption, run.config.training)
     refreshers = [Refresher(learner.student)] if isinstance(learner.student, DeployedModel) else []
@@ -167,11 +168,9 @@ def _fit(
         run.strategy,
         lambda share: run.source.held_out_batches(batch_size=_HELD_OUT_BATCH_SIZE, share=share),
     )
-    parts = steps_left(
-        start, total_steps=stage.total_steps(steps_per_epoch), steps_per_epoch=steps_per_epoch
-    )
+    parts = steps_left(start, total_steps=plan.total_steps, steps_per_epoch=plan.steps_per_epoch)
     watching = watched(
-        stage_plan(run, name, start),
+        plan,
         trained,
         run.records or run.folder,
         rows=run.rows,
@@ -202,10 +201,10 @@ def _fit(
             )
 
 
-def stage_plan(run: Run, name: str, start: Position) -> StagePlan:
+def stage_plan(run: Run, name: str, start: Position = _FROM_THE_START) -> StagePlan:
     """The steps of a stage, of which those before some position are done."""
     stages = run.config.stages.by_name()
-    per_epoch = {key: run.source.num_train // stage.batch_size for key, stage in stages.items()}
+    per_epoch = {key: stage.steps_per_epoch(run.source.num_train) for key, stage in stages.items()}
     before = list(stages)[: list(stages).index(name)]
     if run.config.training.float_model is not None and "float" in before:
         before.remove("float")  # it is not trained
@@ -281,7 +280,7 @@ def batch_size_problems(config: Config, source: ImageSource) -> list[str]:
                 f"{source.num_train}, the number of training images; lower it."
             )
             continue
-        steps_per_epoch = source.num_train // stage.batch_size
+        steps_per_epoch = stage.steps_per_epoch(source.num_train)
         total = stage.total_steps(steps_per_epoch)
         if stage.warmup_epochs * steps_per_epoch >= total:
             problems.append(

@@ -47,6 +47,10 @@ class StageConfig(Section):
             return self.warmup_learning_rate
         return min(self.base_learning_rate, self.peak_learning_rate)
 
+    def steps_per_epoch(self, num_images: int) -> int:
+        """How many full batches the given number of training images make."""
+        return num_images // self.batch_size
+
     def total_steps(self, steps_per_epoch: int) -> int:
         """How many batches the stage has, given how many an epoch has."""
         return self.steps or self.epochs * steps_per_epoch

@@ -21,6 +21,8 @@ COUNTS = {
     "figure_s5": 2,
     "glyphs": 20,
     "glyphs_recipes": 7,
+    "glyphs_starts": 12,
+    "glyphs_through_max": 11,
 }
 
 
