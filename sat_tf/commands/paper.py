@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from sat_tf.commands.models import quiet_tensorflow
+from sat_tf.commands.stopping import stoppable
 from sat_tf.commands.train import seed
 from sat_tf.messages import list_problems
 from sat_tf.paper.library import Entry, data_sets, find
@@ -17,7 +18,6 @@ from sat_tf.paper.run import run as run_jobs
 from sat_tf.paper.table import markdown, show, update
 from sat_tf.training.config_file import config_text
 from sat_tf.training.errors import RunError
-from sat_tf.training.interruption import Stopped
 
 SUMMARY = "list and run the experiments of the paper"
 DESCRIPTION = (
@@ -108,16 +108,11 @@ def _run(arguments: argparse.Namespace, console: Console) -> bool:
         seeds=arguments.seeds,
     )
     folder, results = pathlib.Path(arguments.run_dir), pathlib.Path(arguments.results)
-    quiet_tensorflow()
-    try:
-        return run_jobs(jobs, folder, results, console)
-    except Stopped:
-        console.print(
-            f"Stopped as asked; all is saved in {folder}: the same command goes on from here.",
-            highlight=False,
-            soft_wrap=True,
-        )
-        return True
+    same = True
+    with stoppable(folder, console):
+        quiet_tensorflow()
+        same = run_jobs(jobs, folder, results, console)
+    return same
 
 
 def _show(arguments: argparse.Namespace, console: Console) -> bool:

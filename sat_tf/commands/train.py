@@ -8,11 +8,11 @@ from rich.console import Console
 
 from sat_tf.arguments import SEED_LIMIT
 from sat_tf.commands.models import quiet_tensorflow
+from sat_tf.commands.stopping import stoppable
 from sat_tf.training.config import Config
 from sat_tf.training.config_file import parse_config, read_config
 from sat_tf.training.demo import DEMO
 from sat_tf.training.errors import RunError
-from sat_tf.training.interruption import Stopped
 from sat_tf.training.run_folder import RunFolder
 from sat_tf.training.run_state import expect_same_config
 
@@ -108,22 +108,16 @@ def train(
     folder.check_writable()
     if resume is not False:
         expect_same_config(folder, config)
-    quiet_tensorflow()
-    from sat_tf.training import runner
+    results = None
+    with stoppable(folder.path, console):
+        quiet_tensorflow()
+        from sat_tf.training import runner
 
-    try:
         results = runner.train(config, folder, console, resume=resume)
-    except Stopped:
-        console.print(
-            f"Stopped as asked; all is saved in {folder.path}: the same command goes on from here.",
-            highlight=False,
-            soft_wrap=True,
-        )
-        return True
     if results is None:
         return True
     console.print(results.table(config.name))
-    console.print(f"Run folder: {folder.path}", highlight=False, soft_wrap=True)
+    console.print(f"Run folder: {folder.path}", highlight=False, markup=False, soft_wrap=True)
     return not results.codes_differing
 
 

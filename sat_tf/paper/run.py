@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console
+from rich.markup import escape
 
 from sat_tf.messages import did_you_mean, list_problems
 from sat_tf.paper.library import Entry, data_sets, find
@@ -104,10 +105,8 @@ def run(jobs: Sequence[Job], folder: pathlib.Path, results: pathlib.Path, consol
     same = True
     done: set[str] = set()
     for number, job in enumerate(jobs, start=1):
-        console.print(
-            f"[bold]{number}/{len(jobs)}[/] {job.row} on {job.data}, seed {job.config.seed}",
-            highlight=False,
-        )
+        what = escape(f"{job.row} on {job.data}, seed {job.config.seed}")
+        console.print(f"[bold]{number}/{len(jobs)}[/] {what}", highlight=False)
         config = job.config
         if job.float_config is not None:
             start = _finish(job.float_config, folder, console, done)
@@ -139,7 +138,7 @@ def _job(
     name = data or row.data
     if data_sets()[name].data_dir == "required":
         # Which images these are, the folder says.
-        name = f"{name} {pathlib.Path(str(data_dir)).name}"
+        name = f"{name} {pathlib.Path(str(data_dir)).expanduser().resolve().name}"
     alone = config.stages.quantized is None or config.training.float_model is not None
     return Job(
         row=row.id,
@@ -183,10 +182,10 @@ def _finish(config: Config, folder: pathlib.Path, console: Console, done: set[st
 
         # Frees the former run's memory; layers are named as in a process of their own.
         keras.backend.clear_session()
-        runner.train(config, own, console)
+        runner.train(config, own, console, wait=True)
     done.add(config.name)
     return own
 
 
 def _has_finished(folder: RunFolder) -> bool:
-    return folder.file(run_folder.RESULTS).is_file()
+    return folder.is_finished

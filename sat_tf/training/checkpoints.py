@@ -5,15 +5,14 @@ import math
 import pathlib
 import tempfile
 import warnings
-from typing import Any
 
 import tensorflow as tf
-import tf_keras as keras
 
-from sat_tf.qat.layout import inner_layer
 from sat_tf.training.diagnosis import all_finite
 from sat_tf.training.errors import RunError
 from sat_tf.training.learner import Learner
+
+_INDEX = "checkpoint"  # TensorFlow's name for its list
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -54,20 +53,20 @@ class Checkpoints:
         self._checkpoint = tf.train.Checkpoint(
             learner=learner,
             optimizer=learner.optimizer,
-            draws=_generators(learner.student),
             epoch=self._epoch,
             step=self._step,
         )
         # Others write where nobody reads.
         self._elsewhere = None if writes else tempfile.TemporaryDirectory()
         own = folder if self._elsewhere is None else pathlib.Path(self._elsewhere.name)
+        if writes:
+            _mend_index(folder)
         self._manager = tf.train.CheckpointManager(self._checkpoint, str(own), max_to_keep=keep)
 
     @property
     def latest(self) -> str | None:
         """The last good checkpoint, or None."""
-        latest: str | None = tf.train.latest_checkpoint(str(self.folder))
-        return latest
+        return next(iter(_paths(self.folder)), None)
 
     def restore(self) -> Position | None:
         """Puts the learner back to where the last checkpoint that can be read was made.
@@ -78,8 +77,7 @@ class Checkpoints:
         Raises:
             RunError: there are checkpoints, but none that can be read.
         """
-        state = tf.train.get_checkpoint_state(str(self.folder))
-        paths = list(reversed(state.all_model_checkpoint_paths)) if state else []
+        paths = _paths(self.folder)
         for path in paths:
             try:
                 self._checkpoint.restore(path).assert_existing_objects_matched()
@@ -124,11 +122,33 @@ class Checkpoints:
         return f"the last good one is {self.latest}" if self.latest else "there is none before it"
 
 
-def _generators(model: keras.Model) -> list[Any]:
-    """What the layers of a model draw at random from; Keras leaves it out of checkpoints."""
-    # By a private name, because there is no other way to it.
-    found = [getattr(inner_layer(layer), "_random_generator", None) for layer in model.layers]
-    return [generator for generator in found if generator is not None]
+def _paths(folder: pathlib.Path) -> list[str]:
+    """The checkpoints in a folder, the latest first, by the list that TensorFlow keeps of them.
+
+    Where that list is damaged, by their own names.
+    """
+    try:
+        state = tf.train.get_checkpoint_state(str(folder))
+    except ValueError:  # an empty list
+        state = None
+    listed = list(reversed(state.all_model_checkpoint_paths)) if state else []
+    found = [path.with_suffix("") for path in folder.glob("ckpt-*.index")]
+    by_number = sorted(found, key=lambda path: int(path.name.split("-")[1]), reverse=True)
+    return listed or [str(path) for path in by_number]
+
+
+def _mend_index(folder: pathlib.Path) -> None:
+    """Writes TensorFlow's list of checkpoints anew where it is damaged."""
+    paths = list(reversed(_paths(folder)))
+    if not paths:
+        (folder / _INDEX).unlink(missing_ok=True)
+        return
+    try:
+        if tf.train.get_checkpoint_state(str(folder)) is not None:
+            return
+    except ValueError:
+        pass
+    tf.compat.v1.train.update_checkpoint_state(str(folder), paths[-1], paths)
 
 
 def steps_left(

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.training.draws import Draws
 from sat_tf.training.top1 import accuracy_metrics
 
 # From images (batch, rows, columns, 3), labels (batch,) and float32 logits (batch, classes) to a
@@ -60,6 +61,7 @@ class Learner(keras.Model):
         self.distribute_reduction_method = "first"
         self._loss = keras.metrics.Mean("loss")
         self._accuracy = accuracy_metrics()
+        self._draws = Draws(student)
         self._signals = tf.Variable(
             tf.zeros(len(_SIGNALS)),
             trainable=False,
@@ -77,6 +79,7 @@ class Learner(keras.Model):
         """One step on this replica's images and labels."""
         images, labels = data
         context = tf.distribute.get_replica_context()
+        self._draws.start_step(tf.convert_to_tensor(self.optimizer.iterations))
         with tf.GradientTape() as tape:
             logits = self(images, training=True)
             losses = _of_labelled(labels, self.image_loss(images, labels, logits))

@@ -1,10 +1,10 @@
 """The end of a run: export, proof, results, curves and report."""
 
 import shutil
-import time
 from typing import Any
 
 import tf_keras as keras
+from rich.markup import escape
 
 from sat_tf.analysis.layers import layer_rows
 from sat_tf.export.deployed import DeployedModel
@@ -15,12 +15,9 @@ from sat_tf.training.report import write_layers, write_report
 from sat_tf.training.results import Results
 from sat_tf.training.run_state import RunState
 from sat_tf.training.stage import SAMPLE, Run
-from sat_tf.wholefile import written_whole
 
 
-def conclude(
-    run: Run, state: RunState, model: keras.Model | None, *, parameters: int, start: float
-) -> Results:
+def conclude(run: Run, state: RunState, model: keras.Model | None, *, parameters: int) -> Results:
     """Exports and verifies the model of a run, and writes its results, curves and report.
 
     Args:
@@ -28,13 +25,15 @@ def conclude(
         state: what they have achieved.
         model: the quantized model, or its deployed one; None where the run ends in floats.
         parameters: of the float model.
-        start: when the run started, or went on, by `time.perf_counter`.
 
     Raises:
         RunError: the model has no integer form.
     """
     folder = run.folder
-    with written_whole(folder.file(run_folder.CURVES)) as temporary:
+    tuned = folder.file(run_folder.TUNED_MODEL)
+    if tuned.is_file():
+        tuned.replace(folder.file(run_folder.QUANTIZED_MODEL))
+    with folder.written(run_folder.CURVES) as temporary:
         draw_curves(run.rows, run.config.name, temporary)
     accuracies: dict[str, Any] = {
         f"{name}_{metric}": state.stages[stage][metric]
@@ -51,7 +50,7 @@ def conclude(
         parameters=parameters,
         **accuracies,
         **({} if model is None else _of_file(run, model)),
-        seconds=time.perf_counter() - start,
+        seconds=state.seconds_so_far(),
     )
     folder.write_json(run_folder.RESULTS, results.to_dict())
     if model is not None:
@@ -74,7 +73,7 @@ def _of_file(run: Run, model: keras.Model) -> dict[str, Any]:
         verify_images=config.verify_images,
     )
     for warning in report.warnings:
-        run.console.print(f"Note: {warning}", highlight=False, soft_wrap=True)
+        run.console.print(f"Note: {escape(warning)}", highlight=False, soft_wrap=True)
     return {
         "tflite_top1": certificate.top1["tflite"],
         "verified_images": min(config.verify_images, run.source.num_test),

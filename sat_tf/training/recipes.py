@@ -1,6 +1,7 @@
 """The recipes of one stage, put together as its learner takes them."""
 
 import dataclasses
+import pathlib
 from collections.abc import Callable
 
 import tf_keras as keras
@@ -116,6 +117,17 @@ def stage_teacher(
         return None
     # A copy without regularizers, whose variables are where the student's are.
     return training_copy(_read_teacher(plan, source, folder))
+
+
+def check_teacher(config: Config, source: ImageSource) -> None:
+    """Raises an error where the file of a teacher does not fit.
+
+    Raises:
+        RunError: as in `stage_teacher`.
+    """
+    plan = config.recipes.distillation
+    if plan is not None and plan.teacher != FLOAT_STAGE:
+        _read_teacher(plan, source, RunFolder(pathlib.Path()))
 
 
 def _read_teacher(plan: DistillationConfig, source: ImageSource, folder: RunFolder) -> keras.Model:

@@ -5,6 +5,10 @@ from typing import Any
 
 from rich.table import Table
 
+from sat_tf.training import run_folder
+from sat_tf.training.errors import RunError
+from sat_tf.training.run_folder import RunFolder
+
 # What a run measures, by the start of the names of its results.
 MODELS = {
     "float": "float model",
@@ -61,6 +65,22 @@ class Results:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         return dataclasses.asdict(self)
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> "Results":
+        """The results of the finished run in a folder.
+
+        Raises:
+            RunError: the file is missing, or holds something else.
+        """
+        folder.require(run_folder.RESULTS)
+        try:
+            return cls.from_dict(folder.read_json(run_folder.RESULTS))
+        except TypeError as error:
+            raise RunError(
+                f"{folder.file(run_folder.RESULTS)}: received a damaged file ({error}), expected "
+                "the results of a run; start anew with --no-resume."
+            ) from error
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Results":

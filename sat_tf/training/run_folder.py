@@ -1,10 +1,13 @@
 """The folder of a run: what is in it, and that each file in it is a whole one."""
 
+import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import pathlib
 import tempfile
+from collections.abc import Iterator
 from typing import Any
 
 from sat_tf.training.errors import RunError
@@ -19,6 +22,7 @@ TENSORBOARD = "tensorboard"  # a folder
 CURVES = "curves.png"
 FLOAT_MODEL = "float.keras"
 QUANTIZED_MODEL = "quantized.keras"
+TUNED_MODEL = "tuned.keras"  # of the deploy tail; at the end of a run it becomes the quantized one
 TFLITE_MODEL = "model.tflite"
 CERTIFICATE = "certificate.json"
 CERTIFICATE_PAGE = "certificate.html"
@@ -28,6 +32,8 @@ STATE = "state.json"
 CHECKPOINTS = "checkpoints"
 LAYERS = "layers.json"
 REPORT = "report.html"
+
+_LOCK = ".lock"
 
 FILES = (
     CONFIG,
@@ -39,6 +45,7 @@ FILES = (
     CURVES,
     FLOAT_MODEL,
     QUANTIZED_MODEL,
+    TUNED_MODEL,
     TFLITE_MODEL,
     CERTIFICATE,
     CERTIFICATE_PAGE,
@@ -64,9 +71,26 @@ class RunFolder:
         """The path of one of `FILES`."""
         return self.path / name
 
+    @contextlib.contextmanager
+    def written(self, name: str) -> Iterator[pathlib.Path]:
+        """A temporary name that becomes one of `FILES`, whole or not at all.
+
+        Raises:
+            RunError: the file cannot be written.
+        """
+        try:
+            with written_whole(self.file(name)) as temporary:
+                yield temporary
+        except ValueError as error:
+            if not isinstance(error.__cause__, OSError) and self.path.is_dir():
+                raise  # it comes from the block
+            raise RunError(
+                f"{error}\nWhat was written before is there: the same command goes on from it."
+            ) from error
+
     def write_text(self, name: str, text: str) -> None:
-        """Writes one of `FILES`, whole or not at all."""
-        with written_whole(self.file(name)) as temporary:
+        """Writes one of `FILES`, whole or not at all; see `written`."""
+        with self.written(name) as temporary:
             temporary.write_text(text, encoding="utf-8")
 
     def read_json(self, name: str) -> dict[str, Any]:
@@ -113,6 +137,34 @@ class RunFolder:
     def holds_run(self) -> bool:
         """Whether a run has been started here."""
         return self.file(CONFIG).is_file()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether a run has ended here; the report is the last of its files."""
+        return all(self.file(name).is_file() for name in (CONFIG, RESULTS, REPORT))
+
+    @contextlib.contextmanager
+    def held(self, *, wait: bool = False) -> Iterator[None]:
+        """In the block no other process holds this folder, which is made where it is not there.
+
+        Args:
+            wait: for another process to let go of it; otherwise that is an error.
+
+        Raises:
+            RunError: another process trains in this folder.
+        """
+        self.make()
+        with self.file(_LOCK).open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise RunError(
+                    f"run folder {self.path}: another process trains in it, expected one that is "
+                    "free; wait for it, or choose another one with --run_dir."
+                ) from error
+            except OSError:
+                pass  # a file system that knows no locks
+            yield
 
     def make(self) -> None:
         """Makes the folder where it is not there yet.

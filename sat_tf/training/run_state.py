@@ -1,8 +1,12 @@
 """How far a run has come, and whether it is the run that is asked for."""
 
+import contextlib
 import dataclasses
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sat_tf.messages import list_problems
 from sat_tf.training import run_folder
@@ -10,6 +14,20 @@ from sat_tf.training.config import Config
 from sat_tf.training.config_file import read_config
 from sat_tf.training.errors import RunError
 from sat_tf.training.run_folder import RunFolder
+
+# How often a run saves may change while it goes on.
+_NO_MATTER = {
+    f"training.{name}" for name in ("checkpoint_minutes", "checkpoint_steps", "keep_checkpoints")
+}
+
+
+class _Metrics(BaseModel):
+    """Of the model that a stage has saved, on held-out images."""
+
+    model_config = ConfigDict(extra="forbid")
+    loss: float
+    top1: float
+    top5: float
 
 
 @dataclasses.dataclass
@@ -19,20 +37,61 @@ class RunState:
     Attributes:
         folder: of the run.
         stages: held-out metrics of the model that each stage has saved.
+        seconds: how long the processes before this one have taken.
     """
 
     folder: RunFolder
     stages: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0
+    _started: float = dataclasses.field(default_factory=time.perf_counter)
 
     @classmethod
     def read(cls, folder: RunFolder) -> "RunState":
-        """The state of the run in a folder; nothing is done where there is none."""
-        return cls(folder, folder.read_json(run_folder.STATE).get("stages", {}))
+        """The state of the run in a folder; nothing is done where there is none.
+
+        Raises:
+            RunError: the file holds something else.
+        """
+        values = folder.read_json(run_folder.STATE)
+        try:
+            return cls(folder, **_Values.model_validate(values).model_dump())
+        except ValidationError as error:
+            raise RunError(
+                f"{folder.file(run_folder.STATE)}: received a damaged file "
+                f"({error.error_count()} of its values are none that a run wrote), expected stages "
+                "with their metrics; start anew with --no-resume."
+            ) from error
 
     def finish(self, stage: str, metrics: dict[str, float]) -> None:
         """Notes that a stage has saved its model."""
         self.stages[stage] = metrics
-        self.folder.write_json(run_folder.STATE, {"stages": self.stages})
+        self._write()
+
+    def seconds_so_far(self) -> float:
+        """How long the run has taken, in all its processes that could still note it."""
+        return self.seconds + time.perf_counter() - self._started
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """Notes after the block, however it ends, how long the run has taken."""
+        try:
+            yield
+        finally:
+            # What ends the block is what is to be heard of.
+            with contextlib.suppress(RunError):
+                self._write()
+
+    def _write(self) -> None:
+        values = {"stages": self.stages, "seconds": round(self.seconds_so_far(), 1)}
+        self.folder.write_json(run_folder.STATE, values)
+
+
+class _Values(BaseModel):
+    """What the file holds."""
+
+    model_config = ConfigDict(extra="forbid")
+    stages: dict[str, _Metrics] = {}
+    seconds: float = 0.0
 
 
 def expect_same_config(folder: RunFolder, config: Config) -> None:
@@ -54,6 +113,7 @@ def expect_same_config(folder: RunFolder, config: Config) -> None:
     problems = [
         f"{key}: {old!r} in the folder, {new!r} asked for"
         for key, old, new in _differences(there.model_dump(), config.model_dump())
+        if key not in _NO_MATTER
     ]
     if problems:
         raise RunError(

@@ -4,7 +4,6 @@ import contextlib
 import pathlib
 import shutil
 import tempfile
-import time
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -28,16 +27,20 @@ from sat_tf.training.errors import RunError
 from sat_tf.training.history import EpochMetrics, from_csv
 from sat_tf.training.interruption import Interruption
 from sat_tf.training.outcome import conclude
+from sat_tf.training.recipes import check_teacher
 from sat_tf.training.results import Results
 from sat_tf.training.run_folder import RunFolder
 from sat_tf.training.run_state import RunState, expect_same_config
 from sat_tf.training.stage import Run, batch_size_problems, held_out_metrics, train_stage
 from sat_tf.training.start import float_start, is_ordinary, quantized_start, trained_float_model
-from sat_tf.wholefile import written_whole
 
 
-def load_source(config: Config) -> ImageSource:
+def load_source(config: Config, *, replicas: int = 1) -> ImageSource:
     """Opens the data set of a run.
+
+    Args:
+        config: of the run.
+        replicas: how many share a batch.
 
     Raises:
         RunError: an option is out of its range, or a batch is larger than the data set.
@@ -48,7 +51,7 @@ def load_source(config: Config) -> ImageSource:
         )
     except ValueError as error:
         raise RunError(f"data.options: {error}") from error
-    problems = batch_size_problems(config, source)
+    problems = batch_size_problems(config, source, replicas)
     if problems:
         raise RunError(list_problems("config", problems))
     return source
@@ -57,8 +60,8 @@ def load_source(config: Config) -> ImageSource:
 def float_model(config: Config, source: ImageSource) -> keras.Model:
     """The float model that a run starts from: trained, where a file is given, or to be trained.
 
-    The quantized stage is tried out as well, so that a policy that does not fit the model is an
-    error before the training and not after half of it.
+    The quantized stage is tried out as well, and the file of a teacher read, so that what does not
+    fit is an error before the training and not after half of it.
 
     Raises:
         RunError: an option is out of its range, the file holds something else, or the policy does
@@ -78,6 +81,7 @@ def float_model(config: Config, source: ImageSource) -> keras.Model:
             raise RunError(str(error)) from error
         model = float_start(config, plain)
     quantized_start(config, model)
+    check_teacher(config, source)
     return model
 
 
@@ -134,14 +138,16 @@ def stage_model(
         make: trains and finishes the model.
     """
     if name in state.stages:
-        return loaded(run.folder.file(file))
+        path = run.folder.file(file)
+        # The end of a run has given the model of the tail the name of the quantized one.
+        return loaded(path if path.is_file() else run.folder.file(run_folder.QUANTIZED_MODEL))
     # A request to stop waits: within the stage for its next step, after it for the saved model.
     with run.interruption.deferred():
         model = make()
         saved = model.quantized if isinstance(model, DeployedModel) else model
         if run.writes:
             metrics = held_out_metrics(model, run.source)
-            with written_whole(run.folder.file(file)) as temporary:
+            with run.folder.written(file) as temporary:
                 saved.save(temporary)
             state.finish(name, metrics)
             shutil.rmtree(run.folder.file(run_folder.CHECKPOINTS) / name, ignore_errors=True)
@@ -167,7 +173,12 @@ def loaded(path: pathlib.Path) -> keras.Model:
 
 
 def train(
-    config: Config, folder: RunFolder, console: Console, *, resume: bool | None = None
+    config: Config,
+    folder: RunFolder,
+    console: Console,
+    *,
+    resume: bool | None = None,
+    wait: bool = False,
 ) -> Results | None:
     """Runs everything, or what is left of it, and fills the run folder as it goes.
 
@@ -177,6 +188,7 @@ def train(
         console: where to show progress.
         resume: go on with the run in the folder (True), start anew and keep the old files aside
             (False), or go on where there is one (None).
+        wait: for another process that trains in this folder, and take over what it leaves.
 
     Returns:
         The results, or None where another worker has them.
@@ -190,21 +202,21 @@ def train(
         expect_same_config(folder, config)
         if resume and not folder.holds_run:
             folder.require(run_folder.CONFIG)
-        if results := folder.read_json(run_folder.RESULTS):
+        if folder.is_finished:
             console.print("This run is finished; these are its results.", highlight=False)
-            return Results.from_dict(results)
+            return Results.read(folder)
     interruption = Interruption()
     with interruption.watched(), tempfile.TemporaryDirectory() as elsewhere:
         if config.training.deterministic_ops:
             tf.config.experimental.enable_op_determinism()
-        # Dropout then draws from variables, which checkpoints hold.
+        # Dropout then draws from generators that every step can set.
         keras.backend.experimental.enable_tf_random_generator()
         strategy = make_strategy(config.distribution)
         keras.utils.set_random_seed(config.seed)
         writes = writes_files(strategy)
         run = Run(
             config=config,
-            source=load_source(config),
+            source=load_source(config, replicas=strategy.num_replicas_in_sync),
             folder=folder,
             strategy=strategy,
             console=console if writes else Console(quiet=True),
@@ -213,18 +225,19 @@ def train(
             records=folder if writes else RunFolder(pathlib.Path(elsewhere)),
             interruption=interruption,
         )
-        return _train(run, anew=resume is False)
+        start_model = float_model(config, run.source)
+        with folder.held(wait=wait) if writes else contextlib.nullcontext():
+            if writes:
+                _prepare_folder(run, anew=resume is False)
+            # The others read what the first worker has prepared.
+            from_first_worker(strategy, [0])
+            state = RunState.read(folder)
+            with state.timed() if writes else contextlib.nullcontext():
+                return _train(run, state, start_model)
 
 
-def _train(run: Run, *, anew: bool) -> Results | None:
-    start = time.perf_counter()
+def _train(run: Run, state: RunState, start_model: keras.Model) -> Results | None:
     config, folder = run.config, run.folder
-    start_model = float_model(config, run.source)
-    if run.writes:
-        _prepare_folder(run, anew=anew)
-    # The others read what the first worker has prepared.
-    from_first_worker(run.strategy, [0])
-    state = RunState.read(folder)
     run.rows[:] = _rows(folder)
 
     trained = stage_model(
@@ -235,7 +248,7 @@ def _train(run: Run, *, anew: bool) -> Results | None:
         lambda: _float(run, start_model),
     )
     if config.stages.quantized is None:
-        return _results(run, state, None, start_model, start)
+        return _results(run, state, None, start_model)
     quantized = stage_model(
         run, state, "quantized", run_folder.QUANTIZED_MODEL, lambda: _quantized(run, trained)
     )
@@ -245,25 +258,27 @@ def _train(run: Run, *, anew: bool) -> Results | None:
             run,
             state,
             "deploy_tail",
-            run_folder.QUANTIZED_MODEL,
+            run_folder.TUNED_MODEL,
             lambda: train_deploy_tail(run, quantized),
         )
         measured = deployed_model(tuned, float_head=config.export.float_head)
-    return _results(run, state, measured, start_model, start)
+    return _results(run, state, measured, start_model)
 
 
 def _results(
-    run: Run, state: RunState, model: keras.Model | None, float_model: keras.Model, start: float
+    run: Run, state: RunState, model: keras.Model | None, float_model: keras.Model
 ) -> Results | None:
     if not run.writes:
         return None
     parameters = sum(inner_layer(layer).count_params() for layer in float_model.layers)
-    return conclude(run, state, model, parameters=parameters, start=start)
+    return conclude(run, state, model, parameters=parameters)
 
 
 def _prepare_folder(run: Run, *, anew: bool) -> None:
     if run.folder.holds_run and not anew:
-        run.console.print(f"Going on with the run in {run.folder.path}.", highlight=False)
+        run.console.print(
+            f"Going on with the run in {run.folder.path}.", highlight=False, markup=False
+        )
         return
     run.folder.start()
     run.folder.write_json(run_folder.ENVIRONMENT, describe_environment(run.config.seed))

@@ -1,6 +1,7 @@
 """One stage of training: compile, fit, and hand back a plain model."""
 
 import dataclasses
+import zlib
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -112,6 +113,8 @@ def train_stage(
     precision = "float32" if name == "deploy_tail" else config.precision
     # Every worker has prepared its start by itself; they must not differ by a rounding.
     weights = from_first_worker(run.strategy, model.get_weights())
+    # Layers without a seed of their own take one here, whatever ran before in this process.
+    keras.utils.set_random_seed(zlib.crc32(f"{run.config.seed} {name}".encode()))
     with run.strategy.scope():
         trained = training_copy(
             model,
@@ -270,8 +273,8 @@ def held_out_metrics(model: keras.Model, source: ImageSource) -> dict[str, float
     return metrics
 
 
-def batch_size_problems(config: Config, source: ImageSource) -> list[str]:
-    """What is wrong with batch sizes and steps, which only the data can tell."""
+def batch_size_problems(config: Config, source: ImageSource, replicas: int = 1) -> list[str]:
+    """What is wrong with batch sizes and steps, which only data and devices can tell."""
     problems = []
     for name, stage in config.stages.by_name().items():
         if stage.batch_size > source.num_train:
@@ -280,6 +283,11 @@ def batch_size_problems(config: Config, source: ImageSource) -> list[str]:
                 f"{source.num_train}, the number of training images; lower it."
             )
             continue
+        if stage.batch_size < replicas:
+            problems.append(
+                f"stages.{name}.batch_size={stage.batch_size}: expected at least {replicas}, the "
+                "number of devices that share a batch; raise it, or train on fewer."
+            )
         steps_per_epoch = stage.steps_per_epoch(source.num_train)
         total = stage.total_steps(steps_per_epoch)
         if stage.warmup_epochs * steps_per_epoch >= total:

@@ -106,6 +106,8 @@ class StagesConfig(Section):
         inherited: list[str] = []
         for name, stage in self.by_name().items():
             own = {field: getattr(stage, field) for field in stage.model_fields_set}
+            if "epochs" in own:
+                own.setdefault("steps", None)  # steps would win over them
             before = list(resolved.values())
             resolved[name] = before[-1].model_copy(update=own) if before else stage
             found = resolved[name].problems()

@@ -122,3 +122,17 @@ def test_the_parts_of_what_is_left_are_all_steps_once(start, total_steps):
             first = (position.epoch + epoch) * steps_per_epoch + position.step
             found += range(first, first + steps)
     assert found == list(range(done, total_steps))
+
+
+@pytest.mark.parametrize("text", ["", "damaged", 'model_checkpoint_path: "ckpt-9"'])
+def test_a_damaged_list_of_checkpoints_loses_none_of_them(tmp_path, text):
+    learner, checkpoints = make(tmp_path)
+    for number in (1, 2):
+        step(learner)
+        checkpoints.save(Position(0, number))
+    (tmp_path / "checkpoint").write_text(text)
+    other, again = make(tmp_path)
+    assert again.restore() == Position(0, 2)
+    step(other)
+    again.save(Position(0, 3))
+    assert make(tmp_path)[1].restore() == Position(0, 3)

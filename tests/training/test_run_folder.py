@@ -1,4 +1,6 @@
+import errno
 import json
+import os
 import pathlib
 
 import pytest
@@ -75,3 +77,42 @@ def test_all_missing_files_are_named_at_once(tmp_path):
     folder.write_text(run_folder.CONFIG, "")
     with pytest.raises(RunError, match=r"has no quantized\.keras, model\.tflite; expected"):
         folder.require(run_folder.CONFIG, run_folder.QUANTIZED_MODEL, run_folder.TFLITE_MODEL)
+
+
+def test_a_full_disk_is_an_error_that_says_how_to_go_on(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.write_text(run_folder.STATE, "old")
+    with (
+        pytest.raises(RunError, match=r"(?s)No space left.* the same command goes on"),
+        folder.written(run_folder.STATE),
+    ):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert folder.file(run_folder.STATE).read_text() == "old"
+
+
+def test_what_goes_wrong_while_a_file_is_made_is_told_as_it_is(tmp_path):
+    with pytest.raises(ValueError, match="of its own"), RunFolder(tmp_path).written("state.json"):
+        raise ValueError("of its own")
+
+
+def test_a_folder_is_held_by_one_process_at_a_time(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    with (
+        folder.held(),
+        pytest.raises(RunError, match="another process trains in it, expected one that is free"),
+        folder.held(),
+    ):
+        pass
+    with folder.held(), pytest.raises(RunError):
+        # A second one that does not wait is told at once, and leaves the first its hold.
+        folder.held().__enter__()
+    with folder.held(wait=True):
+        assert folder.path.is_dir()
+
+
+def test_a_run_is_finished_when_its_last_file_is_there(tmp_path):
+    folder = RunFolder(tmp_path)
+    for name in (run_folder.CONFIG, run_folder.RESULTS, run_folder.REPORT):
+        assert not folder.is_finished
+        folder.write_text(name, "")
+    assert folder.is_finished

@@ -1,3 +1,5 @@
+import contextlib
+
 import pytest
 
 from sat_tf.training import run_folder
@@ -51,15 +53,34 @@ def test_what_is_done_reads_back_in_order(tmp_path):
     folder = RunFolder(tmp_path)
     state = RunState.read(folder)
     assert state.stages == {}
-    state.finish("float", {"top1": 0.5})
-    state.finish("quantized", {"top1": 0.25})
+    of_float, of_quantized = ({"loss": 1.0, "top1": top1, "top5": 0.9} for top1 in (0.5, 0.25))
+    state.finish("float", of_float)
+    state.finish("quantized", of_quantized)
     assert list(RunState.read(folder).stages.items()) == [
-        ("float", {"top1": 0.5}),
-        ("quantized", {"top1": 0.25}),
+        ("float", of_float),
+        ("quantized", of_quantized),
     ]
 
 
-def test_a_damaged_state_is_an_error_that_says_what_to_do(tmp_path):
-    (tmp_path / run_folder.STATE).write_text("{")
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"stages": ["float"]}', '{"stages": {"float": {}}}', '{"stage": {}}']
+)
+def test_a_damaged_state_is_an_error_that_says_what_to_do(tmp_path, text):
+    (tmp_path / run_folder.STATE).write_text(text)
     with pytest.raises(RunError, match=r"state\.json: received a damaged file .* --no-resume"):
         RunState.read(RunFolder(tmp_path))
+
+
+def test_a_run_may_save_more_or_less_often_when_it_goes_on(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.write_text(run_folder.CONFIG, config_text(parse_config(SMALLEST)))
+    expect_same_config(folder, parse_config(SMALLEST, ["training.checkpoint_minutes=1"]))
+
+
+def test_the_seconds_of_all_processes_of_a_run_count(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.write_json(run_folder.STATE, {"stages": {}, "seconds": 100.0})
+    state = RunState.read(folder)
+    with contextlib.suppress(KeyError), state.timed():
+        raise KeyError
+    assert 100.0 <= RunState.read(folder).seconds == pytest.approx(state.seconds_so_far(), abs=5.0)
