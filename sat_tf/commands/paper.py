@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from sat_tf.commands.models import quiet_tensorflow
-from sat_tf.commands.stopping import stoppable
+from sat_tf.commands.stopping import unless_stopped
 from sat_tf.commands.train import seed
 from sat_tf.messages import list_problems
 from sat_tf.paper.library import Entry, data_sets, find
@@ -108,11 +108,12 @@ def _run(arguments: argparse.Namespace, console: Console) -> bool:
         seeds=arguments.seeds,
     )
     folder, results = pathlib.Path(arguments.run_dir), pathlib.Path(arguments.results)
-    same = True
-    with stoppable(folder, console):
+
+    def work() -> bool:
         quiet_tensorflow()
-        same = run_jobs(jobs, folder, results, console)
-    return same
+        return run_jobs(jobs, folder, results, console)
+
+    return unless_stopped(work, folder, console) is not False
 
 
 def _show(arguments: argparse.Namespace, console: Console) -> bool:

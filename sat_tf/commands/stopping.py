@@ -1,25 +1,29 @@
 """How a command that trains ends when it is asked to."""
 
-import contextlib
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import TypeVar
 
 from rich.console import Console
 
 from sat_tf.training.interruption import Interruption, Stopped
 
+_Result = TypeVar("_Result")
 
-@contextlib.contextmanager
-def stoppable(folder: pathlib.Path, console: Console) -> Iterator[None]:
-    """In the block SIGTERM ends what is done there, also while it is still starting; says so.
+
+def unless_stopped(
+    work: Callable[[], _Result], folder: pathlib.Path, console: Console
+) -> _Result | None:
+    """What `work` returns; None, and a line that says so, where SIGTERM has ended it.
 
     Args:
+        work: may be ended at any moment, also while it is still starting.
         folder: of the run.
         console: where to say it.
     """
     try:
         with Interruption().watched():
-            yield
+            return work()
     except Stopped:
         console.print(
             f"Stopped as asked; all is saved in {folder}: the same command goes on from here.",
@@ -27,3 +31,4 @@ def stoppable(folder: pathlib.Path, console: Console) -> Iterator[None]:
             markup=False,
             soft_wrap=True,
         )
+        return None

@@ -8,11 +8,12 @@ from rich.console import Console
 
 from sat_tf.arguments import SEED_LIMIT
 from sat_tf.commands.models import quiet_tensorflow
-from sat_tf.commands.stopping import stoppable
+from sat_tf.commands.stopping import unless_stopped
 from sat_tf.training.config import Config
 from sat_tf.training.config_file import parse_config, read_config
 from sat_tf.training.demo import DEMO
 from sat_tf.training.errors import RunError
+from sat_tf.training.results import Results
 from sat_tf.training.run_folder import RunFolder
 from sat_tf.training.run_state import expect_same_config
 
@@ -108,12 +109,14 @@ def train(
     folder.check_writable()
     if resume is not False:
         expect_same_config(folder, config)
-    results = None
-    with stoppable(folder.path, console):
+
+    def work() -> Results | None:
         quiet_tensorflow()
         from sat_tf.training import runner
 
-        results = runner.train(config, folder, console, resume=resume)
+        return runner.train(config, folder, console, resume=resume)
+
+    results = unless_stopped(work, folder.path, console)
     if results is None:
         return True
     console.print(results.table(config.name))

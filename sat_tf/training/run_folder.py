@@ -33,8 +33,6 @@ CHECKPOINTS = "checkpoints"
 LAYERS = "layers.json"
 REPORT = "report.html"
 
-_LOCK = ".lock"
-
 FILES = (
     CONFIG,
     ENVIRONMENT,
@@ -154,9 +152,11 @@ class RunFolder:
             RunError: another process trains in this folder.
         """
         self.make()
-        with self.file(_LOCK).open("w") as file:
+        # The folder itself is locked, which leaves no file behind.
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise RunError(
                     f"run folder {self.path}: another process trains in it, expected one that is "
@@ -165,6 +165,8 @@ class RunFolder:
             except OSError:
                 pass  # a file system that knows no locks
             yield
+        finally:
+            os.close(handle)
 
     def make(self) -> None:
         """Makes the folder where it is not there yet.

@@ -168,3 +168,10 @@ def test_a_resolved_config_reads_back_as_itself():
     )
     assert parse_config(config_text(config)) == config
     assert config.policy.overrides == {"block_1_*": {"weight_bits": 8}}
+
+
+def test_epochs_of_a_stage_win_over_the_steps_of_the_stage_before():
+    config = parse_config(SMALLEST, ["stages={float: {steps: 100}, quantized: {epochs: 9}}"])
+    assert config.stages.quantized.total_steps(30) == 270
+    config = parse_config(SMALLEST, ["stages={float: {steps: 100}, quantized: {}}"])
+    assert config.stages.quantized.total_steps(30) == 100

@@ -3,7 +3,7 @@ import pathlib
 import pytest
 
 from sat_tf.data import DATA_SETS
-from sat_tf.training.config_file import parse_config, read_config
+from sat_tf.training.config_file import config_text, parse_config, read_config
 from sat_tf.training.demo import DEMO
 from sat_tf.training.errors import RunError
 
@@ -107,3 +107,9 @@ def test_values_that_yaml_cannot_make_are_errors(text, expected):
     key, _, value = text.partition(": ")
     with pytest.raises(RunError, match="the value is not valid YAML"):
         parse_config(DEMO, [f"{key}={value}"])
+
+
+@pytest.mark.parametrize("name", ["1e5", "5E-8", "0x1f", "1_000", "yes", "null"])
+def test_words_that_look_like_values_read_back_as_words(name):
+    config = parse_config(SMALLEST).model_copy(update={"name": name})
+    assert parse_config(config_text(config)) == config

@@ -5,13 +5,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tf_keras as keras
+from rich.console import Console
 
 import sat_tf
 from sat_tf import cli, models
 from sat_tf.export.deployed import DeployedModel
+from sat_tf.training import runner
 from sat_tf.training.config_file import parse_config
 from sat_tf.training.deploy_tail import deploy_tail, train_deploy_tail
 from sat_tf.training.errors import RunError
+from sat_tf.training.run_folder import QUANTIZED_MODEL, RunFolder
+from sat_tf.training.run_state import RunState
 from sat_tf.training.stage import held_out_metrics
 from sat_tf.training.training_copy import training_copy
 from tests.training.small import small_float_model, small_images, small_quantized_model
@@ -180,3 +184,25 @@ def test_a_run_with_a_tail_reports_what_the_file_computes(tmp_path, monkeypatch,
     assert report.sha256 == certificate["sha256"]
     assert cli.main(["evaluate", str(folder)]) == 0
     assert f"top-1 {100 * results['deployed_top1']:.2f} %" in capsys.readouterr().out
+
+
+def test_a_tail_that_dies_before_it_is_noted_starts_from_the_quantized_model_again(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(
+        models, "build", lambda *_, num_classes, **__: small_float_model(num_classes)
+    )
+    folder = RunFolder(tmp_path / "run")
+    finish, quantized = RunState.finish, []
+
+    def dying(self, stage, metrics):
+        if stage == "deploy_tail":
+            quantized.append(folder.file(QUANTIZED_MODEL).read_bytes())
+            raise KeyboardInterrupt
+        finish(self, stage, metrics)
+        quantized.append(folder.file(QUANTIZED_MODEL).read_bytes() if stage != "float" else b"")
+
+    monkeypatch.setattr(RunState, "finish", dying)
+    with pytest.raises(KeyboardInterrupt):
+        runner.train(parse_config(TINY), folder, Console(quiet=True))
+    assert quantized[1] == quantized[2] != b""

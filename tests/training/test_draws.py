@@ -69,11 +69,11 @@ def test_replicas_with_unequal_shares_draw_the_same_again_after_a_resume(replica
         step = learner.make_train_function()
         return [float(step(shares)["batch_loss"]) for _ in range(count)]
 
-    learner, checkpoints = learner_of_two(replicas, tmp_path)
+    learner, checkpoints = learner_of(replicas, tmp_path)
     losses(learner, 0, 2)
     checkpoints.save(Position(0, 2))
     rest = losses(learner, 2, 2)
-    other, again = learner_of_two(replicas, tmp_path)
+    other, again = learner_of(replicas, tmp_path)
     assert again.restore() == Position(0, 2)
     assert losses(other, 2, 2) == rest
 

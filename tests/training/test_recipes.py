@@ -10,6 +10,7 @@ from sat_tf.data.arrays import ArraySource
 from sat_tf.training.config_file import parse_config
 from sat_tf.training.errors import RunError
 from sat_tf.training.interruption import Interruption, Stopped
+from sat_tf.training.recipes import check_teacher
 from sat_tf.training.run_folder import FLOAT_MODEL, OSCILLATIONS, RunFolder
 from sat_tf.training.stage import Run, held_out_metrics, train_stage
 from tests.training.small import small_float_model, small_images, small_quantized_model
@@ -109,3 +110,11 @@ def test_a_missing_teacher_is_an_error_that_names_its_key(tmp_path):
     run = make_run(tmp_path, "recipes.distillation.teacher=nowhere.keras")
     with pytest.raises(RunError, match=r"^recipes.distillation.teacher='nowhere.keras': no such"):
         trained(run)
+
+
+def test_a_teacher_that_is_missing_is_an_error_before_any_training():
+    source = ArraySource(small_images())
+    config = parse_config(CONFIG, ["recipes.distillation={teacher: nowhere.keras}"])
+    with pytest.raises(RunError, match=r"teacher='nowhere\.keras': no such file"):
+        check_teacher(config, source)
+    check_teacher(parse_config(CONFIG, ["recipes.distillation={}"]), source)

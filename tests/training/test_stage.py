@@ -117,6 +117,11 @@ def test_batches_larger_than_the_data_and_warm_ups_longer_than_the_stage_are_pro
         "stages.float.warmup_epochs=1: 3 steps of 3; expected a warm-up shorter than the stage; "
         "lower it."
     ]
+    config = parse_config(CONFIG, ["stages.float.batch_size=1", "stages.quantized.batch_size=2"])
+    assert batch_size_problems(config, source, replicas=2) == [
+        "stages.float.batch_size=1: expected at least 2, the number of devices that share a batch; "
+        "raise it, or train on fewer."
+    ]
 
 
 @pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16"])
