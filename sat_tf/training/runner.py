@@ -28,12 +28,15 @@ from sat_tf.training.errors import RunError
 from sat_tf.training.history import EpochMetrics, from_csv
 from sat_tf.training.interruption import Interruption
 from sat_tf.training.outcome import conclude
+from sat_tf.training.reading_errors import reading_errors_told
 from sat_tf.training.results import Results
 from sat_tf.training.run_folder import RunFolder
 from sat_tf.training.run_state import RunState, expect_same_config
 from sat_tf.training.stage import Run, batch_size_problems, held_out_metrics, train_stage
 from sat_tf.training.start import float_start, is_ordinary, quantized_start, trained_float_model
 from sat_tf.wholefile import written_whole
+
+_GO_ON = "\nWhen the files are mended, the same command goes on with the run."
 
 
 def load_source(config: Config) -> ImageSource:
@@ -183,7 +186,8 @@ def train(
 
     Raises:
         RunError: the configuration does not fit the data or the model, the folder cannot be
-            written, holds a run of another configuration, or training broke.
+            written, holds a run of another configuration, the data cannot be read, or training
+            broke.
         Stopped: the run has been asked to stop, and can go on later.
     """
     if resume is not False:
@@ -213,7 +217,8 @@ def train(
             records=folder if writes else RunFolder(pathlib.Path(elsewhere)),
             interruption=interruption,
         )
-        return _train(run, anew=resume is False)
+        with reading_errors_told(run.source, advice=_GO_ON):
+            return _train(run, anew=resume is False)
 
 
 def _train(run: Run, *, anew: bool) -> Results | None:

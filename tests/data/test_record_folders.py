@@ -61,8 +61,14 @@ def test_records_are_counted_once(root, source, monkeypatch):
     assert len(list((root / "cache").glob("records-*.npz"))) == 2
     monkeypatch.setattr("sat_tf.data.record_folders._count", None)
     assert open_records(root).num_train == 22
-    monkeypatch.setattr("sat_tf.data.record_folders.count_records", None)
+
+
+def test_other_numbers_than_those_expected_are_named(root):
     assert open_records(root, num_train=22, num_test=7).num_train == 22
+    with pytest.raises(ValueError, match="2 problems") as error:
+        open_records(root, num_train=100, num_test=5)
+    assert "num_train: received 100, and train-* hold 22 records" in str(error.value)
+    assert "num_test: received 5, and validation-*, val-*, test-* hold 7" in str(error.value)
 
 
 def test_an_epoch_sees_every_picture_once_in_another_order_each_time(source):
