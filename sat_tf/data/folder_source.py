@@ -19,7 +19,7 @@ from sat_tf.data.crops import (
     training_crop_of_pixels,
 )
 from sat_tf.data.guarded import Fast, Slow, decoded
-from sat_tf.data.odd_pictures import CorruptPictures, Encoded, NoGoodPicture, first_good
+from sat_tf.data.odd_pictures import CorruptPictures, Encoded, NoGoodPictureError, first_good
 from sat_tf.data.order import (
     RANDOM,
     as_given,
@@ -173,7 +173,7 @@ class FolderSource(ImageSource):
             alone = [next(self._from(part, int(index)))]
             try:
                 pixels, label = first_good(iter(alone), self.corrupt)
-            except NoGoodPicture:
+            except NoGoodPictureError:
                 return nothing
             return held_out_crop_of_pixels(pixels, self.image_size).numpy(), label
 
@@ -208,4 +208,6 @@ def _are_jpegs(part: Part) -> bool:
 def _tensors(part: Part) -> tuple[tf.Tensor, tf.Tensor]:
     with tf.device("CPU"):
         # As bytes, because names need not be UTF-8.
-        return tf.constant([os.fsencode(path) for path in part.paths]), tf.constant(part.labels, tf.int32)
+        return tf.constant([os.fsencode(path) for path in part.paths]), tf.constant(
+            part.labels, tf.int32
+        )

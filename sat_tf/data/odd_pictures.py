@@ -95,7 +95,7 @@ def _eight_bits(values: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
     return (values if values.max(initial=0) < 256 else values >> 8).clip(0, 255).astype(np.uint8)
 
 
-class NoGoodPicture(ReadingError):
+class NoGoodPictureError(ReadingError):
     """None of some pictures can be decoded."""
 
 
@@ -189,11 +189,11 @@ def first_good(
 
     Raises:
         ReadingError: there are too many corrupt pictures.
-        NoGoodPicture: none can be decoded.
+        NoGoodPictureError: none can be decoded.
     """
     for picture in pictures:
         try:
             return decode_slowly(picture.read()), picture.label
         except (ValueError, OSError) as error:
             corrupt.add(picture.name, str(error))
-    raise NoGoodPicture(corrupt.none_is_good())
+    raise NoGoodPictureError(corrupt.none_is_good())

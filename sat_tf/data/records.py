@@ -16,7 +16,7 @@ from sat_tf.data.crops import (
     training_crop_of_pixels,
 )
 from sat_tf.data.guarded import Fast, Slow, decoded
-from sat_tf.data.odd_pictures import CorruptPictures, NoGoodPicture, first_good
+from sat_tf.data.odd_pictures import CorruptPictures, NoGoodPictureError, first_good
 from sat_tf.data.order import RANDOM, as_given, check_batches, in_pieces
 from sat_tf.data.reading import FirstError, ReadingError
 from sat_tf.data.record_files import RecordFiles
@@ -279,7 +279,7 @@ class RecordSource(ImageSource):
             alone = part.encoded(int(file), int(record), content)
             try:
                 pixels, label = first_good([alone], self.corrupt)
-            except NoGoodPicture:
+            except NoGoodPictureError:
                 return nothing
             return held_out_crop_of_pixels(pixels, self.image_size).numpy(), label
 

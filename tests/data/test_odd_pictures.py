@@ -6,7 +6,7 @@ import pytest
 from sat_tf.data.odd_pictures import (
     CorruptPictures,
     Encoded,
-    NoGoodPicture,
+    NoGoodPictureError,
     decode_slowly,
     first_good,
 )
@@ -78,5 +78,7 @@ def test_the_first_good_picture_is_taken():
     corrupt = CorruptPictures("cats", 10, 0.1)
     assert first_good(pictures, corrupt)[1] == 1
     assert corrupt.names == ("a",)
-    with pytest.raises(NoGoodPicture, match=r"1 corrupt pictures and no good one.*a: it is empty"):
+    with pytest.raises(
+        NoGoodPictureError, match=r"1 corrupt pictures and no good one.*a: it is empty"
+    ):
         first_good(pictures[:1], corrupt)

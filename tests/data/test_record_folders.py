@@ -230,7 +230,7 @@ def test_a_set_without_a_good_picture_is_named(tmp_path):
         labels_of(source, 1, batch_size=2)
     assert "2 corrupt pictures and no good one" in str(source.reading_error)
     assert "train-00000, record 1: it is empty" in str(source.reading_error)
-    with pytest.raises(ReadingError, match="no good one.*mend or replace them"):
+    with pytest.raises(ReadingError, match=r"no good one.*mend or replace them"):
         source.held_out_sample(5)
 
 
@@ -262,7 +262,9 @@ def test_workers_get_uneven_held_out_files_whole(tmp_path):
     found = []
     for worker in range(2):
         share = Share(worker=worker, workers=2)
-        found += [labels for _, labels in pieces(source.held_out_batches(batch_size=4, share=share))]
+        found += [
+            labels for _, labels in pieces(source.held_out_batches(batch_size=4, share=share))
+        ]
     labels = np.concatenate(found)
     assert sorted(labels[labels >= 0]) == list(range(1, 11))
 
