@@ -7,6 +7,7 @@ from types import ModuleType
 from rich.console import Console
 
 from sat_tf.commands import evaluate, export, paper, train, verify
+from sat_tf.data.reading import ReadingError
 from sat_tf.training.errors import RunError
 from sat_tf.version import __version__
 
@@ -50,7 +51,7 @@ def report_errors(command: Callable[[], bool | None]) -> int:
     try:
         return _FAILED if command() is False else 0
     # An OSError is a full disk, or a folder that vanished.
-    except (RunError, OSError) as error:
+    except (RunError, ReadingError, OSError) as error:
         errors.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         return _BAD_INPUT
     except KeyboardInterrupt:

@@ -90,7 +90,8 @@ def load_folder_tree(
 def read_tree(data_dir: str | os.PathLike[str]) -> Tree:
     """Lists the pictures of a folder; opens none.
 
-    Hidden files and files of other kinds are passed over; folders in those of the classes are not.
+    Hidden files and files of other kinds are passed over; folders in those of the classes are not,
+    nor are links to folders.
 
     Args:
         data_dir: the folder.
@@ -115,17 +116,23 @@ def read_tree(data_dir: str | os.PathLike[str]) -> Tree:
         problems.append(_missing(" or ".join(HELD_OUT), names))
     if held_out is None or problems:
         raise ValueError(list_problems(str(root), problems))
-    classes = _classes(root / TRAIN)
-    problems += _differences(held_out, classes, _classes(root / held_out))
+    unreadable: list[OSError] = []
+    classes, others = (_classes(root / name, unreadable) for name in (TRAIN, held_out))
+    parts = {name: _part(root / name, classes, unreadable) for name in (TRAIN, held_out)}
+    if unreadable:  # what is missing may be in there
+        raise ValueError(list_problems(str(root), _refused(unreadable)))
+    problems += _differences(held_out, classes, others)
     if not classes:
         problems.append(f"{TRAIN}: received no folders in it; expected one for each class.")
-    parts = {name: _part(root / name, classes) for name in (TRAIN, held_out)}
     problems += _empty(TRAIN, classes, parts[TRAIN])
     if classes and not parts[held_out].paths:
         problems.append(
             f"{held_out}: received no pictures; expected at least one ({_kinds()}) in a folder of "
             "a class."
         )
+    elif others:
+        both = [name for name in classes if name in set(others)]
+        problems += _empty(held_out, classes, parts[held_out], among=both)
     if problems:
         raise ValueError(list_problems(str(root), problems))
     return Tree(classes, parts[TRAIN], parts[held_out])
@@ -136,8 +143,23 @@ def _missing(expected: str, names: set[str]) -> str:
     return f"received the folders {found}; expected {expected} with a folder for each class."
 
 
-def _classes(folder: pathlib.Path) -> list[str]:
-    return sorted(e.name for e in os.scandir(folder) if e.is_dir() and e.name[0] != ".")
+def _classes(folder: pathlib.Path, unreadable: list[OSError]) -> list[str]:
+    try:
+        return sorted(e.name for e in os.scandir(folder) if e.is_dir() and e.name[0] != ".")
+    except OSError as error:
+        unreadable.append(error)
+        return []
+
+
+def _refused(errors: list[OSError]) -> list[str]:
+    problems = [
+        f"{error.filename}: received a folder that cannot be read ({error.strerror}); expected to "
+        "read all of them; allow it, or take the folder away."
+        for error in errors[:_MOST_NAMED]
+    ]
+    if len(errors) > _MOST_NAMED:
+        problems.append(f"{len(errors) - _MOST_NAMED} more folders cannot be read.")
+    return problems
 
 
 def _differences(held_out: str, train: list[str], others: list[str]) -> list[str]:
@@ -161,13 +183,17 @@ def _differences(held_out: str, train: list[str], others: list[str]) -> list[str
     return problems
 
 
-def _empty(name: str, classes: list[str], part: Part) -> list[str]:
-    empty = sorted(set(range(len(classes))) - set(part.labels))
+def _empty(
+    name: str, classes: list[str], part: Part, *, among: list[str] | None = None
+) -> list[str]:
+    """Classes without pictures; those that the part does not have are named elsewhere."""
+    filled = {classes[label] for label in set(part.labels)}
+    empty = [found for found in (classes if among is None else among) if found not in filled]
     if not empty:
         return []
     return [
         f"{name}: received {len(empty)} classes without pictures "
-        f"({_some([classes[label] for label in empty])}); expected at least one each ({_kinds()})."
+        f"({_some(empty)}); expected at least one each ({_kinds()})."
     ]
 
 
@@ -180,13 +206,24 @@ def _kinds() -> str:
     return ", ".join(sorted(SUFFIXES))
 
 
-def _part(folder: pathlib.Path, classes: list[str]) -> Part:
+def _part(folder: pathlib.Path, classes: list[str], unreadable: list[OSError]) -> Part:
     paths: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
+        if not (folder / name).is_dir():
+            continue
         found = []
-        for place, folders, files in os.walk(folder / name):
-            folders[:] = [inner for inner in folders if inner[0] != "."]
+        # Links may lead round in circles.
+        seen = {os.path.realpath(folder / name)}
+        walk = os.walk(folder / name, onerror=unreadable.append, followlinks=True)
+        for place, folders, files in walk:
+            inner = sorted(other for other in folders if other[0] != ".")
+            targets = {other: os.path.realpath(os.path.join(place, other)) for other in inner}
+            folders[:] = []
+            for other, target in targets.items():
+                if target not in seen:
+                    seen.add(target)
+                    folders.append(other)
             found += [
                 os.path.join(place, file)
                 for file in files

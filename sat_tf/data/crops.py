@@ -23,6 +23,8 @@ CROPPED = 224
 _REDUCTIONS = (1, 2, 4, 8)
 # Pixels decoded around the held-out crop: libjpeg interpolates colour across three of them.
 _MARGIN = 4
+# What JPEGs begin with.
+JPEG = b"\xff\xd8\xff"
 # Bytes at the end of a file in which its end marker is looked for; some programs fill files up.
 TAIL = 32
 
@@ -30,9 +32,9 @@ TAIL = 32
 def training_crop(encoded: tf.Tensor, seed: tf.Tensor, image_size: int) -> tf.Tensor:
     """A random crop of a picture, resized, and mirrored every other time.
 
-    Crops at least twice as large as the result are reduced by libjpeg, which averages; what is left
-    to bilinear interpolation is less than a factor of 2, in which it skips no pixels. A filter with
-    antialiasing would take longer than everything else together.
+    Crops at least twice as large as the result are reduced by averaging, which libjpeg does while
+    it decodes; what is left to bilinear interpolation is less than a factor of 2, in which it skips
+    no pixels. A filter with antialiasing would take longer than everything else together.
 
     Args:
         encoded: the bytes of a JPEG, PNG, GIF or WebP file.
@@ -57,6 +59,13 @@ def training_crop_of_pixels(pixels: tf.Tensor, seed: tf.Tensor, image_size: int)
     window, is_mirrored = _training_window(tf.shape(pixels), seed)
     top, left, height, width = tf.unstack(window)
     crop = pixels[top : top + height, left : left + width]
+
+    def reduced(ratio: int) -> tf.Tensor:
+        # The last rows and columns that fill no square are dropped, as for JPEGs.
+        return tf.nn.avg_pool2d(tf.cast(crop, tf.float32)[None], ratio, ratio, "VALID")[0]
+
+    halvings = _halvings(window, image_size)
+    crop = tf.switch_case(halvings, [lambda ratio=ratio: reduced(ratio) for ratio in _REDUCTIONS])
     return _mirrored(_resized(crop, image_size), is_mirrored)
 
 
@@ -94,25 +103,22 @@ def held_out_crop_of_pixels(pixels: tf.Tensor, image_size: int) -> tf.Tensor:
 
 def training_crop_of_jpeg(encoded: tf.Tensor, seed: tf.Tensor, image_size: int) -> tf.Tensor:
     """What `training_crop` does, for JPEGs only: asking every file for its kind takes time."""
-    _expect_whole(encoded)
+    encoded = _whole_jpeg(encoded)
     window, is_mirrored = _training_window(tf.io.extract_jpeg_shape(encoded), seed)
-    shorter = tf.minimum(window[2], window[3])
-    halvings = tf.reduce_sum(
-        tf.cast(shorter >= [image_size * ratio for ratio in _REDUCTIONS[1:]], tf.int32)
-    )
 
     def reduced(ratio: int) -> tf.Tensor:
         return tf.raw_ops.DecodeAndCropJpeg(
             contents=encoded, crop_window=window // ratio, channels=3, ratio=ratio
         )
 
+    halvings = _halvings(window, image_size)
     crop = tf.switch_case(halvings, [lambda ratio=ratio: reduced(ratio) for ratio in _REDUCTIONS])
     return _mirrored(_resized(crop, image_size), is_mirrored)
 
 
 def held_out_crop_of_jpeg(encoded: tf.Tensor, image_size: int) -> tf.Tensor:
     """What `held_out_crop` does, for JPEGs only."""
-    _expect_whole(encoded)
+    encoded = _whole_jpeg(encoded)
     shape = tf.io.extract_jpeg_shape(encoded)
     window = _held_out_window(shape, image_size)
     crop = tf.io.decode_and_crop_jpeg(encoded, window, channels=3)
@@ -128,15 +134,25 @@ def _decoded(encoded: tf.Tensor) -> tf.Tensor:
     )
 
 
-def _expect_whole(encoded: tf.Tensor) -> None:
-    """Raises where a JPEG breaks off, even where the crop lies in front of the break."""
+def _whole_jpeg(encoded: tf.Tensor) -> tf.Tensor:
+    """The same; raises for what is no JPEG, and for one that breaks off behind the crop as well."""
     length = tf.strings.length(encoded)
     tail = tf.io.decode_raw(
         tf.strings.substr(encoded, tf.maximum(length - TAIL, 0), TAIL), tf.uint8
     )
     is_end = tf.reduce_any((tail[:-1] == 0xFF) & (tail[1:] == 0xD9))
+    is_begin = tf.strings.substr(encoded, 0, len(JPEG)) == JPEG
     # Without the branch that `tf.debugging.Assert` puts around it.
-    tf.raw_ops.Assert(condition=is_end, data=["a JPEG without its end"])
+    check = tf.raw_ops.Assert(condition=is_begin & is_end, data=["a JPEG without its ends"])
+    # First, because libjpeg prints a line to the console for every file that is no JPEG.
+    with tf.control_dependencies([] if check is None else [check]):
+        return tf.identity(encoded)
+
+
+def _halvings(window: tf.Tensor, image_size: int) -> tf.Tensor:
+    """How often a crop can be halved and still be as large as the result; 3 times at most."""
+    limits = [image_size * ratio for ratio in _REDUCTIONS[1:]]
+    return tf.reduce_sum(tf.cast(tf.minimum(window[2], window[3]) >= limits, tf.int32))
 
 
 def _training_window(shape: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -1,5 +1,6 @@
 """A tree of pictures as a source of batches."""
 
+import os
 import pathlib
 from collections.abc import Iterator
 
@@ -18,7 +19,7 @@ from sat_tf.data.crops import (
     training_crop_of_pixels,
 )
 from sat_tf.data.guarded import Fast, Slow, decoded
-from sat_tf.data.odd_pictures import CorruptPictures, Encoded, first_good
+from sat_tf.data.odd_pictures import CorruptPictures, Encoded, NoGoodPictureError, first_good
 from sat_tf.data.order import (
     RANDOM,
     as_given,
@@ -27,8 +28,9 @@ from sat_tf.data.order import (
     in_pieces,
     shuffled_spans,
 )
+from sat_tf.data.reading import FirstError, ReadingError
 from sat_tf.data.share import Share
-from sat_tf.data.source import NO_LABEL, ImageSource
+from sat_tf.data.source import NO_LABEL, ImageSource, expect_images
 
 _SAMPLED_AT_ONCE = 64
 _NAMES_READ = 1000
@@ -61,8 +63,14 @@ class FolderSource(ImageSource):
         self.num_train = len(tree.train.paths)
         self.num_test = len(tree.held_out.paths)
         self.corrupt = CorruptPictures(name, self.num_train + self.num_test, max_corrupt)
+        self._first_error = FirstError()
         self._tree = tree
         self._deterministic = deterministic
+
+    @property
+    def reading_error(self) -> ReadingError | None:
+        """What reading met first; see `ImageSource`."""
+        return self._first_error.error
 
     def training_batches(
         self,
@@ -121,12 +129,14 @@ class FolderSource(ImageSource):
 
         Corrupt pictures are left out, and others drawn in their place while there are any.
         """
+        expect_images(self.name, count)
         # RandomState, because its streams are the ones NumPy promises never to change.
         chosen = np.random.RandomState(seed).permutation(self.num_train)
         return self._sample(self._tree.train, chosen, count)[0]
 
     def held_out_sample(self, most: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
         """At most so many held-out images, spread evenly, and their labels; no corrupt ones."""
+        expect_images(self.name, most)
         return self._sample(self._tree.held_out, spread_evenly(self.num_test, most), most)
 
     def _sample(
@@ -135,7 +145,11 @@ class FolderSource(ImageSource):
         pieces = tf.data.Dataset.from_tensor_slices(chosen.astype(np.int64))
         batches = self._prepared(part, pieces.batch(min(_SAMPLED_AT_ONCE, most)))
         good = batches.unbatch().filter(lambda _, label: label != NO_LABEL).take(most)
-        images, labels = zip(*good.as_numpy_iterator(), strict=True)
+        with self._first_error.told():
+            found = list(good.as_numpy_iterator())
+        if not found:
+            raise ReadingError(self.corrupt.none_is_good())
+        images, labels = zip(*found, strict=True)
         return np.stack(images), np.array(labels, np.int32)
 
     def _prepared(self, part: Part, pieces: tf.data.Dataset) -> tf.data.Dataset:
@@ -159,7 +173,7 @@ class FolderSource(ImageSource):
             alone = [next(self._from(part, int(index)))]
             try:
                 pixels, label = first_good(iter(alone), self.corrupt)
-            except LookupError:
+            except NoGoodPictureError:
                 return nothing
             return held_out_crop_of_pixels(pixels, self.image_size).numpy(), label
 
@@ -170,7 +184,8 @@ class FolderSource(ImageSource):
         count = len(part.paths)
         for number in range(index, index + count):
             path = pathlib.Path(part.paths[number % count])
-            yield Encoded(str(path), path.read_bytes, part.labels[number % count])
+            name = os.fsencode(path).decode("utf-8", "backslashreplace")
+            yield Encoded(name, path.read_bytes, part.labels[number % count])
 
     def _batches(self, pieces: tf.data.Dataset, fast: Fast, slow: Slow) -> tf.data.Dataset:
         batches = decoded(
@@ -178,6 +193,7 @@ class FolderSource(ImageSource):
             fast,
             slow,
             image_size=self.image_size,
+            first_error=self._first_error,
             deterministic=self._deterministic,
         )
         return as_given(batches, deterministic=self._deterministic)
@@ -191,4 +207,7 @@ def _are_jpegs(part: Part) -> bool:
 
 def _tensors(part: Part) -> tuple[tf.Tensor, tf.Tensor]:
     with tf.device("CPU"):
-        return tf.constant(part.paths), tf.constant(part.labels, tf.int32)
+        # As bytes, because names need not be UTF-8.
+        return tf.constant([os.fsencode(path) for path in part.paths]), tf.constant(
+            part.labels, tf.int32
+        )

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from sat_tf.data.reading import FirstError
+
 # Of one picture: image and label. The slow one is given arrays, and no tensors.
 Fast = Callable[..., tuple[tf.Tensor, tf.Tensor]]
 Slow = Callable[..., tuple[npt.NDArray[np.uint8], int]]
@@ -19,6 +21,7 @@ def decoded(
     slow: Slow,
     *,
     image_size: int,
+    first_error: FirstError,
     deterministic: bool = True,
 ) -> tf.data.Dataset:
     """Decodes every picture of every piece, on all cores.
@@ -31,6 +34,7 @@ def decoded(
         fast: makes an image (image_size, image_size, 3), uint8, and a label, int32, from a row.
         slow: the same from arrays; what it raises ends the iteration.
         image_size: height and width of the images.
+        first_error: keeps what the slow path raises.
         deterministic: whether pieces, and the pictures in each, keep their order.
 
     Returns:
@@ -54,7 +58,8 @@ def decoded(
         all_labels = np.empty(count, np.int32)
         all_images[numbers], all_labels[numbers] = images, labels
         for number in sorted(set(range(count)) - set(numbers.tolist())):
-            all_images[number], all_labels[number] = slow(*(row[number] for row in rows))
+            with first_error.kept():
+                all_images[number], all_labels[number] = slow(*(row[number] for row in rows))
         return all_images, all_labels
 
     # There is nothing for AutoGraph to convert here, nor in what is called: it takes longer than
@@ -91,8 +96,10 @@ def decoded(
             tf.ensure_shape(tensor, shape) for tensor, shape in zip(found, shapes, strict=True)
         )
 
+    # Pieces of different sizes have to keep their places, or batches would have other sizes.
+    keeps_order = deterministic or size is None
     # Enough pieces at a time that the last pictures of one do not leave cores without work.
     at_once = 2 if size is None else 2 + 2 * cores // size
     return pieces.interleave(
-        piece, cycle_length=at_once, num_parallel_calls=at_once, deterministic=deterministic
+        piece, cycle_length=at_once, num_parallel_calls=at_once, deterministic=keeps_order
     )

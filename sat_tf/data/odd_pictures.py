@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from sat_tf.data.crops import TAIL
+from sat_tf.data.crops import JPEG, TAIL
+from sat_tf.data.reading import ReadingError
 
-_JPEG, _JPEG_END, _BMP = b"\xff\xd8\xff", b"\xff\xd9", b"BM"
+_JPEG_END, _BMP = b"\xff\xd9", b"BM"
 _LOG = logging.getLogger(__name__)
 
 # Share of its rows that must still be readable in a JPEG which breaks off; the rest is filled up
@@ -41,10 +42,10 @@ def decode_slowly(encoded: bytes) -> npt.NDArray[np.uint8]:
     """
     if not encoded:
         raise ValueError("it is empty")
-    if encoded.startswith(_JPEG):
+    if encoded.startswith(JPEG):
         # Zeros, which a full disk leaves behind, are valid codes to libjpeg: it would draw them.
         encoded = encoded.rstrip(b"\0")
-    breaks_off = encoded.startswith(_JPEG) and _JPEG_END not in encoded[-TAIL:]
+    breaks_off = encoded.startswith(JPEG) and _JPEG_END not in encoded[-TAIL:]
     for decode in (_by_tensorflow, _of_broken_jpeg if breaks_off else _by_pillow):
         try:
             return decode(encoded)
@@ -94,6 +95,10 @@ def _eight_bits(values: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
     return (values if values.max(initial=0) < 256 else values >> 8).clip(0, 255).astype(np.uint8)
 
 
+class NoGoodPictureError(ReadingError):
+    """None of some pictures can be decoded."""
+
+
 class Encoded(NamedTuple):
     """A picture that has not been decoded.
 
@@ -136,7 +141,7 @@ class CorruptPictures:
         """Counts a picture.
 
         Raises:
-            ValueError: there are too many of them; always the first one's message, because other
+            ReadingError: there are too many of them; always the first one's message, because other
                 threads go on for a while.
         """
         with self._lock:
@@ -152,15 +157,25 @@ class CorruptPictures:
                 if len(self._names) > self._most:
                     self._error = self._too_many()
             if self._error is not None:
-                raise ValueError(self._error)
+                raise ReadingError(self._error)
+
+    def none_is_good(self) -> str:
+        """What to say where all pictures that were asked for are corrupt."""
+        return (
+            f"{self._subject}: received {len(self._names)} corrupt pictures and no good one, "
+            f"expected at least one; {self._last_ones()}; mend or replace them."
+        )
 
     def _too_many(self) -> str:
-        named = "; ".join(f"{name}: {why}" for name, why in list(self._names.items())[-3:])
         return (
             f"{self._subject}: received {len(self._names)} corrupt pictures, expected at most "
-            f"{self._most} of {self._count} (max_corrupt={self._max_corrupt}); the last ones are "
-            f"{named}; mend or delete them, or raise max_corrupt."
+            f"{self._most} of {self._count} (max_corrupt={self._max_corrupt}); "
+            f"{self._last_ones()}; mend or delete them, or raise max_corrupt."
         )
+
+    def _last_ones(self) -> str:
+        named = "; ".join(f"{name}: {why}" for name, why in list(self._names.items())[-3:])
+        return f"the last ones are {named}"
 
 
 def first_good(
@@ -173,12 +188,12 @@ def first_good(
         corrupt: counts those before it.
 
     Raises:
-        ValueError: there are too many corrupt pictures.
-        LookupError: none can be decoded.
+        ReadingError: there are too many corrupt pictures.
+        NoGoodPictureError: none can be decoded.
     """
     for picture in pictures:
         try:
             return decode_slowly(picture.read()), picture.label
         except (ValueError, OSError) as error:
             corrupt.add(picture.name, str(error))
-    raise LookupError("none of the pictures can be decoded")
+    raise NoGoodPictureError(corrupt.none_is_good())

@@ -1,5 +1,6 @@
 """The options that every set of encoded pictures takes."""
 
+import os
 from typing import Any
 
 from sat_tf.arguments import Rule, is_between, is_integer
@@ -44,3 +45,9 @@ def buffer_rule(shuffle_buffer: Any) -> Rule:
         "a positive integer",
         "pass 10000",
     )
+
+
+def path_rule(name: str, path: Any) -> Rule:
+    """The rule for a folder that need not be named."""
+    is_valid = path is None or isinstance(path, str | os.PathLike)
+    return Rule(name, path, is_valid, "the path of a folder, or None", "pass a path")

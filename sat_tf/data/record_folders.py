@@ -11,17 +11,19 @@ import numpy as np
 
 from sat_tf.arguments import Rule, check, is_integer
 from sat_tf.data.cache import cache_folder, load_or_make
-from sat_tf.data.picture_options import buffer_rule, picture_rules
+from sat_tf.data.picture_options import buffer_rule, path_rule, picture_rules
 from sat_tf.data.source import ImageSource
 from sat_tf.messages import list_problems
 
 if TYPE_CHECKING:
-    from sat_tf.data.records import RecordFiles
+    from sat_tf.data.record_files import RecordFiles
 
 TRAIN = "train"
 HELD_OUT = ("validation", "val", "test")
 # Length, its checksum, and behind the data another checksum.
 _HEADER, _FOOTER = 12, 4
+# Bytes that a record takes besides its content.
+RECORD_FRAME = _HEADER + _FOOTER
 
 
 def load_tfrecords(
@@ -51,7 +53,8 @@ def load_tfrecords(
             which keeps 0 for a background.
         image_key: feature that holds the bytes of the picture.
         label_key: feature that holds the class, an integer.
-        num_train: number of training images; by default the records are counted, once.
+        num_train: number of training images that are expected: the records are counted, once, and
+            another number of them is an error.
         num_test: number of held-out images, likewise.
         shuffle_buffer: how many encoded pictures training draws from; 10,000 of ImageNet take
             1.1 GB.
@@ -92,28 +95,51 @@ def load_tfrecords(
                 Rule(name, value, isinstance(value, str), "the name of a feature", "pass a word")
                 for name, value in (("image_key", image_key), ("label_key", label_key))
             ),
+            path_rule("cache_dir", cache_dir),
         ],
     )
     train, held_out = find_files(data_dir)
     # Imported here: naming a data set needs no TensorFlow.
     from sat_tf.data.records import RecordSource
 
+    cache = cache_folder(cache_dir)
+    counts = count_records(train, cache), count_records(held_out, cache)
+    _expect_records(str(data_dir), counts, (num_train, num_test))
     features: dict[str, Any] = {
         "image_key": image_key,
         "label_key": label_key,
         "first_label": first_label,
+        "num_classes": num_classes,
     }
-    cache = cache_folder(cache_dir)
     return RecordSource(
         name=pathlib.Path(data_dir).resolve().name,
-        train=_part(train, num_train, cache, **features),
-        held_out=_part(held_out, num_test, cache, **features),
-        num_classes=num_classes,
+        train=_part(train, counts[0], **features),
+        held_out=_part(held_out, counts[1], **features),
         image_size=image_size,
         shuffle_buffer=shuffle_buffer,
         max_corrupt=max_corrupt,
         deterministic=deterministic,
     )
+
+
+def _expect_records(
+    subject: str,
+    counts: tuple[list[int], list[int]],
+    expected: tuple[int | None, int | None],
+) -> None:
+    """Raises an error where there are no records, or others than were expected."""
+    problems = []
+    for name, found, number in zip(("train", "test"), map(sum, counts), expected, strict=True):
+        files = f"{TRAIN}-*" if name == "train" else "-*, ".join(HELD_OUT) + "-*"
+        if not found:
+            problems.append(f"received no records in {files}; expected pictures; write them again.")
+        elif number not in (None, found):
+            problems.append(
+                f"num_{name}: received {number}, and {files} hold {found} records; expected the "
+                "same; write missing files again, or leave it out."
+            )
+    if problems:
+        raise ValueError(list_problems(subject, problems))
 
 
 def find_files(
@@ -152,20 +178,17 @@ def _files(root: pathlib.Path, name: str) -> list[pathlib.Path]:
 
 def _part(
     files: list[pathlib.Path],
-    count: int | None,
-    cache: pathlib.Path,
+    counts: list[int],
     *,
     image_key: str,
     label_key: str,
     first_label: int,
+    num_classes: int,
 ) -> "RecordFiles":
     import tensorflow as tf
 
-    from sat_tf.data.records import RecordFiles
+    from sat_tf.data.record_files import tfrecord_files
 
-    counts = count_records(files, cache) if count is None else _spread(count, len(files))
-    with tf.device("CPU"):
-        paths = tf.constant([str(path) for path in files])
     keys = {
         image_key: tf.io.FixedLenFeature((), tf.string),
         label_key: tf.io.FixedLenFeature((), tf.int64),
@@ -175,20 +198,14 @@ def _part(
         found = tf.io.parse_single_example(serialized, keys)
         return found[image_key], found[label_key] - first_label
 
-    return RecordFiles(
-        names=[path.name for path in files],
-        counts=counts,
-        read=lambda file: tf.data.TFRecordDataset(tf.gather(paths, file)).map(
-            lambda serialized: (serialized,)
-        ),
-        parse=parse,
+    return tfrecord_files(
+        [str(path) for path in files],
+        counts,
+        parse,
+        num_classes=num_classes,
+        fix_of_features="correct image_key or label_key",
+        fix_of_labels="correct first_label or num_classes",
     )
-
-
-def _spread(count: int, files: int) -> list[int]:
-    """So many records in so many files, as evenly as can be: the total is what was asked for."""
-    each, more = divmod(count, files)
-    return [each + (number < more) for number in range(files)]
 
 
 def count_records(files: list[pathlib.Path], cache: pathlib.Path) -> list[int]:

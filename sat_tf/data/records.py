@@ -1,8 +1,6 @@
 """Pictures in files of records, which can only be read from their beginning, as batches."""
 
 import dataclasses
-import itertools
-from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,41 +16,18 @@ from sat_tf.data.crops import (
     training_crop_of_pixels,
 )
 from sat_tf.data.guarded import Fast, Slow, decoded
-from sat_tf.data.odd_pictures import CorruptPictures, Encoded, first_good
+from sat_tf.data.odd_pictures import CorruptPictures, NoGoodPictureError, first_good
 from sat_tf.data.order import RANDOM, as_given, check_batches, in_pieces
+from sat_tf.data.reading import FirstError, ReadingError
+from sat_tf.data.record_files import RecordFiles
 from sat_tf.data.share import Share
-from sat_tf.data.source import NO_LABEL, ImageSource
+from sat_tf.data.source import NO_LABEL, ImageSource, expect_images
 
 # Files read at a time; their records take turns.
 _FILES_AT_ONCE = 16
 # Keeps the draws of the records apart from those of the files, which have the same seed.
 _RECORDS = 2
 _SAMPLED_AT_ONCE = 64
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RecordFiles:
-    """One part of a set: files of records, and how to read them.
-
-    Attributes:
-        names: of the files, for messages.
-        counts: how many records each has.
-        read: gives the dataset of the records of a file, by its number (a scalar, int64); a record
-            is a tuple of tensors.
-        parse: takes a record and gives the bytes of its picture and its label, int64.
-        are_jpegs: whether most pictures are JPEGs; others then are read, but slowly.
-    """
-
-    names: Sequence[str]
-    counts: Sequence[int]
-    read: Callable[[tf.Tensor], tf.data.Dataset]
-    parse: Callable[..., tuple[tf.Tensor, tf.Tensor]]
-    are_jpegs: bool = True
-
-    @property
-    def count(self) -> int:
-        """How many records there are in all files."""
-        return sum(self.counts)
 
 
 class RecordSource(ImageSource):
@@ -71,7 +46,6 @@ class RecordSource(ImageSource):
         name: what the set is called.
         train: the part to train on.
         held_out: the part to measure with.
-        num_classes: number of classes.
         image_size: height and width of the images.
         shuffle_buffer: how many encoded pictures to draw from.
         max_corrupt: see `CorruptPictures`.
@@ -84,7 +58,6 @@ class RecordSource(ImageSource):
         name: str,
         train: RecordFiles,
         held_out: RecordFiles,
-        num_classes: int,
         image_size: int,
         shuffle_buffer: int,
         max_corrupt: float,
@@ -92,14 +65,20 @@ class RecordSource(ImageSource):
     ) -> None:
         self.name = name
         self.image_size = image_size
-        self.num_classes = num_classes
+        self.num_classes = train.num_classes
         self.num_train = train.count
         self.num_test = held_out.count
         self.corrupt = CorruptPictures(name, self.num_train + self.num_test, max_corrupt)
+        self._first_error = FirstError()
         self._train = train
         self._held_out = held_out
         self._shuffle_buffer = shuffle_buffer
         self._deterministic = deterministic
+
+    @property
+    def reading_error(self) -> ReadingError | None:
+        """What reading met first; see `ImageSource`."""
+        return self._first_error.error
 
     def training_batches(
         self,
@@ -139,13 +118,10 @@ class RecordSource(ImageSource):
                 tf.int32,
                 alg=RANDOM,
             )
-            # `shuffle` mixes its seed with the global one, on which nothing here may depend. This
-            # sets that of the function being traced, and of nothing else.
-            tf.compat.v1.set_random_seed(1)
-            records = self._records(self._train, files, share).shuffle(
+            records = _shuffled(
+                self._records(self._train, files, share),
                 self._shuffle_buffer,
-                seed=tf.cast(draw, tf.int64),
-                reshuffle_each_iteration=False,
+                tf.cast(draw, tf.int64),
             )
             first = tf.where(epoch == first_epoch, tf.constant(first_step, tf.int64), 0)
             part = records.repeat().take(steps * span).skip(first * span)
@@ -168,7 +144,7 @@ class RecordSource(ImageSource):
         def slow(
             epoch: np.int64, file: np.int64, record: np.int64, *content: Any
         ) -> tuple[npt.NDArray[np.uint8], int]:
-            following = self._from(self._train, int(file), int(record), content)
+            following = self._train.following(int(file), int(record), content)
             pixels, label = first_good(following, self.corrupt)
             crop = training_crop_of_pixels(pixels, seed_of(epoch, file, record), self.image_size)
             return crop.numpy(), label
@@ -202,15 +178,23 @@ class RecordSource(ImageSource):
 
         Drawn from the buffer over the files in a random order; no corrupt ones.
         """
+        expect_images(self.name, count)
         random = np.random.RandomState(seed)
-        files = tf.constant(random.permutation(len(self._train.names)), tf.int64)
-        records = self._records(self._train, files, Share()).shuffle(
-            max(self._shuffle_buffer, count), seed=int(random.randint(1, 2**31 - 1))
-        )
+        files = random.permutation(len(self._train.names))
+        draw = int(random.randint(1, 2**31 - 1))
+
+        @tf.autograph.experimental.do_not_convert
+        def shuffled(files: tf.Tensor) -> tf.data.Dataset:
+            records = self._records(self._train, files, Share())
+            return _shuffled(records, max(self._shuffle_buffer, count), draw)
+
+        # Within a function, for `_shuffled`.
+        records = tf.data.Dataset.from_tensors(tf.constant(files, tf.int64)).flat_map(shuffled)
         return self._sample(self._train, records, count)[0]
 
     def held_out_sample(self, most: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
         """At most so many held-out images, spread evenly, and their labels; no corrupt ones."""
+        expect_images(self.name, most)
         # Spread like `spread_evenly`, in a stream.
         most = min(most, self.num_test)
         chosen = np.zeros(self.num_test, bool)
@@ -226,7 +210,11 @@ class RecordSource(ImageSource):
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
         batches = self._prepared(part, records.batch(min(_SAMPLED_AT_ONCE, most)))
         good = batches.unbatch().filter(lambda _, label: label != NO_LABEL).take(most)
-        images, labels = zip(*good.as_numpy_iterator(), strict=True)
+        with self._first_error.told():
+            found = list(good.as_numpy_iterator())
+        if not found:
+            raise ReadingError(self.corrupt.none_is_good())
+        images, labels = zip(*found, strict=True)
         return np.stack(images), np.array(labels, np.int32)
 
     def _records(
@@ -237,7 +225,14 @@ class RecordSource(ImageSource):
         if is_dealt:
             files = files[share.worker :: share.workers]
 
+        def expect_readable(file: np.int64) -> np.int64:
+            with self._first_error.kept():
+                part.expect_readable(int(file))
+            return file
+
         def of_file(file: tf.Tensor) -> tf.data.Dataset:
+            (file,) = tf.numpy_function(expect_readable, (file,), (tf.int64,))
+            file = tf.ensure_shape(file, ())
             records = part.read(file).enumerate()
             return records.map(lambda number, content: (file, number, *content))
 
@@ -245,7 +240,8 @@ class RecordSource(ImageSource):
             of_file,
             cycle_length=at_once,
             num_parallel_calls=tf.data.AUTOTUNE,
-            deterministic=self._deterministic,
+            # Workers that take turns at the same records have to meet them in the same order.
+            deterministic=self._deterministic or not is_dealt,
         )
         return records if is_dealt else records.shard(share.workers, share.worker)
 
@@ -280,41 +276,14 @@ class RecordSource(ImageSource):
         def slow(
             file: np.int64, record: np.int64, *content: Any
         ) -> tuple[npt.NDArray[np.uint8], int]:
-            alone = itertools.islice(self._from(part, int(file), int(record), content), 1)
+            alone = part.encoded(int(file), int(record), content)
             try:
-                pixels, label = first_good(alone, self.corrupt)
-            except LookupError:
+                pixels, label = first_good([alone], self.corrupt)
+            except NoGoodPictureError:
                 return nothing
             return held_out_crop_of_pixels(pixels, self.image_size).numpy(), label
 
         return self._batches(pieces, fast, slow)
-
-    def _from(
-        self, part: RecordFiles, file: int, record: int, content: tuple[Any, ...]
-    ) -> Iterator[Encoded]:
-        """All pictures of a file, from one on and round to it."""
-        yield self._encoded(part, file, record, content)
-        whole = part.read(tf.constant(file, tf.int64)).enumerate()
-        for number, following in whole.skip(record + 1).concatenate(whole.take(record)):
-            yield self._encoded(part, file, int(number), following)
-
-    def _encoded(
-        self, part: RecordFiles, file: int, record: int, content: tuple[Any, ...]
-    ) -> Encoded:
-        name = f"{part.names[file]}, record {record}"
-        try:
-            encoded, label = (tensor.numpy() for tensor in part.parse(*content))
-        except tf.errors.OpError as error:
-            raise ValueError(
-                f"{name}: received a record without the picture or the label ({error.message}); "
-                "expected both; correct image_key or label_key."
-            ) from error
-        if not 0 <= label < self.num_classes:
-            raise ValueError(
-                f"{name}: received the label {label}, expected 0 to {self.num_classes - 1}; "
-                "correct first_label or num_classes."
-            )
-        return Encoded(name, lambda: encoded, int(label))
 
     def _expected(self, label: tf.Tensor) -> tf.Tensor:
         """The label; an error sends the record to the slow path, which explains it."""
@@ -327,6 +296,15 @@ class RecordSource(ImageSource):
             fast,
             slow,
             image_size=self.image_size,
+            first_error=self._first_error,
             deterministic=self._deterministic,
         )
         return as_given(batches, deterministic=self._deterministic)
+
+
+def _shuffled(records: tf.data.Dataset, buffer: int, seed: Any) -> tf.data.Dataset:
+    """Shuffled by the seed alone; to be called in a function that is being traced."""
+    # `shuffle` mixes its seed with the global one, on which nothing here may depend. This sets that
+    # of the function being traced, and of nothing else.
+    tf.compat.v1.set_random_seed(1)
+    return records.shuffle(buffer, seed=seed, reshuffle_each_iteration=False)

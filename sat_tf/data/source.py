@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sat_tf.arguments import Rule, check, is_integer
+from sat_tf.data.reading import ReadingError
 from sat_tf.data.share import Share
 
 # The label of what only fills up the last held-out batch; losses and metrics leave it out.
@@ -30,6 +32,11 @@ class ImageSource(abc.ABC):
     num_classes: int
     num_train: int
     num_test: int
+
+    @property
+    def reading_error(self) -> ReadingError | None:
+        """What reading met first, where TensorFlow has raised an error of its own instead."""
+        return None
 
     @abc.abstractmethod
     def training_batches(
@@ -76,8 +83,30 @@ class ImageSource(abc.ABC):
 
     @abc.abstractmethod
     def training_sample(self, count: int, *, seed: int) -> npt.NDArray[np.uint8]:
-        """So many training images, drawn at random, prepared as the held-out ones are."""
+        """So many training images, drawn at random, prepared as the held-out ones are.
+
+        Raises:
+            ReadingError: the images cannot be read, or none of them.
+        """
 
     @abc.abstractmethod
     def held_out_sample(self, most: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        """At most so many held-out images, spread evenly over the set, and their labels."""
+        """At most so many held-out images, spread evenly over the set, and their labels.
+
+        Raises:
+            ReadingError: the images cannot be read, or none of them.
+        """
+
+
+def expect_images(owner: str, count: int) -> None:
+    """Checks how many images a sample is asked for.
+
+    Args:
+        owner: name of the data set, for the message.
+        count: what was asked for.
+
+    Raises:
+        ValueError: it is no positive integer.
+    """
+    is_valid = is_integer(count, lowest=1)
+    check(owner, [Rule("count", count, is_valid, "a positive integer", "pass 1 or more")])

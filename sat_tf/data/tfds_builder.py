@@ -6,14 +6,19 @@ import pathlib
 from typing import TYPE_CHECKING, Any
 
 from sat_tf.arguments import Rule, check
-from sat_tf.data.picture_options import buffer_rule, picture_rules
+from sat_tf.data.cache import cache_folder
+from sat_tf.data.picture_options import buffer_rule, path_rule, picture_rules
+from sat_tf.data.record_folders import RECORD_FRAME, count_records
 from sat_tf.data.source import ImageSource
+from sat_tf.messages import list_problems
 
 if TYPE_CHECKING:
-    from sat_tf.data.records import RecordFiles
+    from sat_tf.data.record_files import RecordFiles
 
 # In this order, because the test split of ImageNet has no labels.
 _HELD_OUT = ("validation", "test")
+_MOST_NAMED = 5
+_OTHER_SPLIT = "choose another split, or build the set again"
 _IMAGENET_FILES = "ILSVRC2012_img_train.tar and ILSVRC2012_img_val.tar"
 
 
@@ -58,6 +63,7 @@ def load_tfds(
         [
             *picture_rules(image_size, max_corrupt, deterministic),
             buffer_rule(shuffle_buffer),
+            path_rule("data_dir", data_dir),
             *(
                 Rule(
                     name,
@@ -80,7 +86,6 @@ def load_tfds(
         name=made.name,
         train=_part(made, train_split, image_key, label_key),
         held_out=_part(made, held_out, image_key, label_key),
-        num_classes=made.info.features[label_key].num_classes,
         image_size=image_size,
         shuffle_buffer=shuffle_buffer,
         max_corrupt=max_corrupt,
@@ -97,7 +102,8 @@ def _make(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
             "`pip install tensorflow-datasets`."
         ) from error
     try:
-        return tfds.builder(name, data_dir=None if data_dir is None else os.fspath(data_dir))
+        folder = None if data_dir is None else os.path.expanduser(os.fspath(data_dir))
+        return tfds.builder(name, data_dir=folder)
     except tfds.core.registered.DatasetNotFoundError as error:
         known = tfds.list_builders(with_community_datasets=False)
         nearest = difflib.get_close_matches(name.split("/")[0].split(":")[0], known, n=1)
@@ -150,20 +156,27 @@ def _part(builder: Any, split: str, image_key: str, label_key: str) -> "RecordFi
 
 
 def _of_files(builder: Any, split: str, image_key: str, label_key: str) -> "RecordFiles | None":
-    """A whole split in TFRecord files, read directly, so that their order can change by epoch."""
+    """A split, or parts of some, read directly, so that the order of files can change by epoch.
+
+    None where it is not in TFRecord files on this machine, or there is no such split.
+
+    Raises:
+        ValueError: a file is missing, or breaks off.
+    """
     import tensorflow as tf
     import tensorflow_datasets as tfds
 
-    from sat_tf.data.records import RecordFiles
+    from sat_tf.data.record_files import tfrecord_files
 
-    if split not in (builder.info.splits or {}):
+    if builder.info.file_format.value != "tfrecord" or not os.path.isdir(builder.data_dir):
         return None
-    info = builder.info.splits[split]
-    files = [str(path) for path in info.filepaths]
-    if builder.info.file_format.value != "tfrecord" or not all(map(os.path.exists, files)):
+    try:
+        spans = builder.info.splits[split].file_instructions
+    except (KeyError, ValueError, AssertionError):  # `_of_dataset` says what is wrong with it
         return None
-    with tf.device("CPU"):
-        paths = tf.constant(files)
+    if not spans:
+        return None
+    _expect_whole(builder, {str(span.filename): span.examples_in_shard for span in spans})
     features = builder.info.features
 
     def parse(serialized: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -172,23 +185,54 @@ def _of_files(builder: Any, split: str, image_key: str, label_key: str) -> "Reco
         )
         return found[image_key], tf.cast(found[label_key], tf.int64)
 
-    return RecordFiles(
-        names=[pathlib.Path(path).name for path in files],
-        counts=info.shard_lengths,
-        read=lambda file: tf.data.TFRecordDataset(tf.gather(paths, file)).map(
-            lambda serialized: (serialized,)
-        ),
-        parse=parse,
-        are_jpegs=_are_jpegs(builder, image_key),
+    return tfrecord_files(
+        [str(span.filename) for span in spans],
+        [span.examples_in_shard - span.skip if span.take < 0 else span.take for span in spans],
+        parse,
+        begins=[span.skip for span in spans],
+        num_classes=features[label_key].num_classes,
+        fix_of_features=_OTHER_SPLIT,
+        fix_of_labels=_OTHER_SPLIT,
     )
 
 
+def _expect_whole(builder: Any, counts: dict[str, int]) -> None:
+    """Raises an error where files are missing, or hold others than so many records."""
+    missing = [path for path in counts if not os.path.exists(path)]
+    problems = [f"{path}: received no such file; expected it." for path in missing[:_MOST_NAMED]]
+    if len(missing) > _MOST_NAMED:
+        problems.append(f"and {len(missing) - _MOST_NAMED} more files are missing.")
+    # To count records takes a read for each; as many bytes as were written tell the same.
+    if not problems and not _has_all_bytes(builder, set(counts)):
+        found = count_records([pathlib.Path(path) for path in counts], cache_folder())
+        problems = [
+            f"{path}: received {number} records, expected {expected}."
+            for number, (path, expected) in zip(found, counts.items(), strict=True)
+            if number != expected
+        ][:_MOST_NAMED]
+    if problems:
+        problems.append(f"Copy these files again, or delete {builder.data_dir} and build it again.")
+        raise ValueError(list_problems(builder.name, problems))
+
+
+def _has_all_bytes(builder: Any, paths: set[str]) -> bool:
+    """Whether the splits that hold some files are as large as they were written."""
+    for split in builder.info.splits.values():
+        files = [str(path) for path in split.filepaths]
+        if paths.isdisjoint(files):
+            continue
+        sizes = [os.path.getsize(path) if os.path.exists(path) else 0 for path in files]
+        if sum(sizes) != split.num_bytes + RECORD_FRAME * split.num_examples:
+            return False
+    return True
+
+
 def _of_dataset(builder: Any, split: str, image_key: str, label_key: str) -> "RecordFiles":
-    """Parts of splits, and other formats than TFRecord: in the order that the builder gives."""
+    """Other formats than TFRecord, and other machines: in the order that the builder gives."""
     import tensorflow as tf
     import tensorflow_datasets as tfds
 
-    from sat_tf.data.records import RecordFiles
+    from sat_tf.data.record_files import RecordFiles
 
     try:
         dataset = builder.as_dataset(
@@ -215,6 +259,9 @@ def _of_dataset(builder: Any, split: str, image_key: str, label_key: str) -> "Re
         counts=[count],
         read=lambda _: pairs,
         parse=lambda encoded, label: (encoded, label),
+        num_classes=builder.info.features[label_key].num_classes,
+        fix_of_features=_OTHER_SPLIT,
+        fix_of_labels=_OTHER_SPLIT,
         are_jpegs=_are_jpegs(builder, image_key),
     )
 

@@ -27,12 +27,15 @@ from sat_tf.training.errors import RunError
 from sat_tf.training.history import EpochMetrics, from_csv
 from sat_tf.training.interruption import Interruption
 from sat_tf.training.outcome import conclude
+from sat_tf.training.reading_errors import reading_errors_told
 from sat_tf.training.recipes import check_teacher
 from sat_tf.training.results import Results
 from sat_tf.training.run_folder import RunFolder
 from sat_tf.training.run_state import RunState, expect_same_config
 from sat_tf.training.stage import Run, batch_size_problems, held_out_metrics, train_stage
 from sat_tf.training.start import float_start, is_ordinary, quantized_start, trained_float_model
+
+_GO_ON = "\nWhen the files are mended, the same command goes on with the run."
 
 
 def load_source(config: Config, *, replicas: int = 1) -> ImageSource:
@@ -195,7 +198,8 @@ def train(
 
     Raises:
         RunError: the configuration does not fit the data or the model, the folder cannot be
-            written, holds a run of another configuration, or training broke.
+            written, holds a run of another configuration, the data cannot be read, or training
+            broke.
         Stopped: the run has been asked to stop, and can go on later.
     """
     if resume is not False:
@@ -226,7 +230,10 @@ def train(
             interruption=interruption,
         )
         start_model = float_model(config, run.source)
-        with folder.held(wait=wait) if writes else contextlib.nullcontext():
+        with (
+            folder.held(wait=wait) if writes else contextlib.nullcontext(),
+            reading_errors_told(run.source, advice=_GO_ON),
+        ):
             if writes:
                 _prepare_folder(run, anew=resume is False)
             # The others read what the first worker has prepared.

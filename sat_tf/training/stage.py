@@ -18,6 +18,7 @@ from sat_tf.training.history import EpochMetrics
 from sat_tf.training.interruption import Interruption
 from sat_tf.training.keeper import Keeper
 from sat_tf.training.learner import Learner
+from sat_tf.training.reading_errors import reading_errors_told
 from sat_tf.training.recipes import stage_recipes, stage_teacher
 from sat_tf.training.recorder import StopWhenNotFinite
 from sat_tf.training.refresher import Refresher
@@ -258,12 +259,13 @@ def held_out_metrics(model: keras.Model, source: ImageSource) -> dict[str, float
         Shares in [0, 1], by the names of the metrics, and the loss.
 
     Raises:
-        RunError: a logit is not finite.
+        RunError: a logit is not finite, or the images cannot be read.
     """
     learner = Learner(model, batch_size=_HELD_OUT_BATCH_SIZE)
     learner.compile()
     batches = source.held_out_batches(batch_size=_HELD_OUT_BATCH_SIZE)
-    found = learner.evaluate(batches, verbose=0, return_dict=True)
+    with reading_errors_told(source):
+        found = learner.evaluate(batches, verbose=0, return_dict=True)
     metrics = {name: float(value) for name, value in found.items()}
     if not all(value == value for value in metrics.values()):  # NaN is not equal to itself
         raise RunError(

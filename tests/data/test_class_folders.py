@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from sat_tf.data.class_folders import load_folder_tree, read_tree
@@ -87,3 +89,34 @@ def test_all_wrong_options_are_named_at_once(tmp_path):
         load_folder_tree(tmp_path, image_size=0, max_corrupt=1, deterministic="no")
     for name in ("image_size: received 0", "max_corrupt: received 1;", "deterministic: received"):
         assert name in str(error.value)
+
+
+def test_folders_that_cannot_be_read_are_named(tmp_path, monkeypatch):
+    touch(tmp_path, "train/a/1.jpg", "train/a/more/2.jpg", "val/a/1.jpg")
+    scan = os.scandir
+
+    def guarded(place):
+        if str(place).endswith("more"):
+            raise PermissionError(13, "Permission denied", str(place))
+        return scan(place)
+
+    monkeypatch.setattr(os, "scandir", guarded)
+    with pytest.raises(ValueError, match=r"a/more: received a folder that cannot be read \(Perm"):
+        read_tree(tmp_path)
+
+
+def test_links_to_folders_are_followed_once(tmp_path):
+    touch(tmp_path, "elsewhere/2.jpg", "train/a/1.jpg", "val/a/1.jpg")
+    (tmp_path / "train/a/more").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere/back").symlink_to(tmp_path / "train/a")
+    (tmp_path / "elsewhere/round").symlink_to(tmp_path / "elsewhere")
+    assert read_tree(tmp_path).train.paths == [
+        str(tmp_path / "train/a/1.jpg"),
+        str(tmp_path / "train/a/more/2.jpg"),
+    ]
+
+
+def test_held_out_classes_without_pictures_are_named(tmp_path):
+    touch(tmp_path, "train/a/1.jpg", "train/b/1.jpg", "val/a/1.jpg", "val/b/notes.txt")
+    with pytest.raises(ValueError, match=r"val: received 1 classes without pictures \(b\)"):
+        read_tree(tmp_path)

@@ -124,3 +124,25 @@ def test_a_jpeg_that_breaks_off_is_refused_whatever_the_crop():
             crops.training_crop(tf.constant(jpeg[:-200]), [number, 0], 16)
     with pytest.raises(tf.errors.InvalidArgumentError):
         crops.held_out_crop(tf.constant(jpeg[:-200]), 16)
+
+
+def test_large_crops_of_any_format_are_averaged():
+    # Stripes of one pixel; without averaging most crops would show black and white.
+    pixels = np.zeros((512, 512, 3), np.uint8)
+    pixels[:, ::2] = 255
+    for number in range(10):
+        seed = tf.constant([number, 0], tf.int64)
+        crop = crops.training_crop_of_pixels(tf.constant(pixels), seed, 16).numpy()
+        # The rest of a crop that is no multiple of 8 shifts squares by a stripe at most.
+        assert np.abs(crop.astype(int) - 128).max() <= 32
+
+
+def test_a_file_of_another_kind_never_reaches_libjpeg(capfd):
+    png = tf.constant(encoded(photograph(20, 20), "PNG") + b"\xff\xd9")
+    for crop in (
+        tf.function(lambda encoded: crops.training_crop_of_jpeg(encoded, [0, 0], 16)),
+        tf.function(lambda encoded: crops.held_out_crop_of_jpeg(encoded, 16)),
+    ):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="a JPEG without its ends"):
+            crop(png)
+    assert "Not a JPEG" not in capfd.readouterr().err

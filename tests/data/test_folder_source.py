@@ -1,10 +1,13 @@
 import logging
+import os
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from sat_tf import data
+from sat_tf.data.reading import ReadingError
+from sat_tf.data.share import Share
 from tests.data import contract
 from tests.data.contract import pieces
 from tests.data.photographs import corrupt_files, encoded, odd_files, photograph
@@ -184,3 +187,35 @@ def test_the_order_is_open_only_where_that_is_asked_for(tree, source):
     assert batches.options().deterministic is False
     assert [len(labels) for _, labels in pieces(batches, 3)] == [7] * 3
     assert source.training_batches(batch_size=7, seed=0).options().deterministic is True
+
+
+def test_a_sample_without_a_good_picture_is_named(own_tree):
+    for path in (own_tree / "val").rglob("*.JPEG"):
+        if path.name != "000.JPEG":
+            path.unlink()
+        else:
+            path.write_bytes(b"")
+    source = data.source("folder", data_dir=own_tree, image_size=32)
+    with pytest.raises(ReadingError, match=r"received 3 corrupt pictures and no good one.*mend"):
+        source.held_out_sample(5)
+    for sample in (lambda: source.training_sample(0, seed=0), lambda: source.held_out_sample(0)):
+        with pytest.raises(ValueError, match="count: received 0; expected a positive integer"):
+            sample()
+
+
+def test_names_that_are_not_in_utf_8_are_read(own_tree):
+    folder = os.fsencode(own_tree / "val" / "ant")
+    os.rename(os.path.join(folder, b"000.JPEG"), os.path.join(folder, b"caf\xe9.JPEG"))
+    with open(os.path.join(folder, b"bad\xe9.JPEG"), "wb"):
+        pass
+    source = data.source("folder", data_dir=own_tree, image_size=32)
+    assert source.held_out_sample(16)[1].tolist() == [0] * 5 + [1] * 5 + [2] * 5
+    assert [name[-12:] for name in source.corrupt.names] == [r"bad\xe9.JPEG"]
+
+
+def test_pieces_of_different_sizes_keep_their_places(own_tree):
+    # A picture that takes long to decode would otherwise let the next piece pass.
+    (own_tree / "val" / "ant" / "000.JPEG").write_bytes(encoded(photograph(2000, 2000), "PNG"))
+    source = data.source("folder", data_dir=own_tree, image_size=32, deterministic=False)
+    batches = source.held_out_batches(batch_size=5, share=Share(replicas=2))
+    assert [len(labels) for _, labels in pieces(batches)] == [3, 2] * 3

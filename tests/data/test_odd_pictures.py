@@ -3,7 +3,13 @@ import logging
 import numpy as np
 import pytest
 
-from sat_tf.data.odd_pictures import CorruptPictures, Encoded, decode_slowly, first_good
+from sat_tf.data.odd_pictures import (
+    CorruptPictures,
+    Encoded,
+    NoGoodPictureError,
+    decode_slowly,
+    first_good,
+)
 from tests.data.photographs import corrupt_files, encoded, odd_files, photograph
 
 ODD, CORRUPT = odd_files(), corrupt_files()
@@ -72,5 +78,7 @@ def test_the_first_good_picture_is_taken():
     corrupt = CorruptPictures("cats", 10, 0.1)
     assert first_good(pictures, corrupt)[1] == 1
     assert corrupt.names == ("a",)
-    with pytest.raises(LookupError):
+    with pytest.raises(
+        NoGoodPictureError, match=r"1 corrupt pictures and no good one.*a: it is empty"
+    ):
         first_good(pictures[:1], corrupt)

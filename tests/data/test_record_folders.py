@@ -3,6 +3,7 @@ import pytest
 import tensorflow as tf
 
 from sat_tf import data
+from sat_tf.data.reading import ReadingError
 from sat_tf.data.record_folders import count_records, find_files
 from sat_tf.data.share import Share
 from tests.data import contract
@@ -61,8 +62,14 @@ def test_records_are_counted_once(root, source, monkeypatch):
     assert len(list((root / "cache").glob("records-*.npz"))) == 2
     monkeypatch.setattr("sat_tf.data.record_folders._count", None)
     assert open_records(root).num_train == 22
-    monkeypatch.setattr("sat_tf.data.record_folders.count_records", None)
+
+
+def test_other_numbers_than_those_expected_are_named(root):
     assert open_records(root, num_train=22, num_test=7).num_train == 22
+    with pytest.raises(ValueError, match="2 problems") as error:
+        open_records(root, num_train=100, num_test=5)
+    assert "num_train: received 100, and train-* hold 22 records" in str(error.value)
+    assert "num_test: received 5, and validation-*, val-*, test-* hold 7" in str(error.value)
 
 
 def test_an_epoch_sees_every_picture_once_in_another_order_each_time(source):
@@ -184,3 +191,121 @@ def test_all_wrong_options_are_named_at_once(root):
         open_records(root, image_size=0, num_classes=0, shuffle_buffer=0, num_train=0)
     for name in ("image_size", "num_classes", "shuffle_buffer", "num_train"):
         assert f"{name}: received 0" in str(error.value)
+
+
+def write_file(path, labels, replaced=None):
+    """A file of records; the classes begin with 0."""
+    path.parent.mkdir(exist_ok=True)
+    with tf.io.TFRecordWriter(str(path)) as writer:
+        for label in labels:
+            writer.write(example((replaced or {}).get(label, JPEGS[label % 29]), label + 1))
+
+
+def write_set(root, train, held_out, **options):
+    """Files with so many records, whose classes are counted through all of them."""
+    ends = np.cumsum([0, *train, *held_out])
+    for number in range(len(train) + len(held_out)):
+        part = "train" if number < len(train) else "validation"
+        labels = range(ends[number], ends[number + 1])
+        write_file(root / f"{part}-{number:05}", labels, **options)
+    return root
+
+
+def flip_bit(path, share):
+    content = bytearray(path.read_bytes())
+    content[int(share * len(content))] ^= 1
+    path.write_bytes(content)
+
+
+def test_the_next_file_stands_in_for_one_without_a_good_record(tmp_path):
+    root = write_set(tmp_path / "set", (1, 2), (1,), replaced={0: b""})
+    source = open_records(root, num_classes=4)
+    assert set(labels_of(source, 1, batch_size=3).tolist()) == {1, 2}
+
+
+def test_a_set_without_a_good_picture_is_named(tmp_path):
+    root = write_set(tmp_path / "set", (2,), (1,), replaced=dict.fromkeys(range(3), b""))
+    source = open_records(root, num_classes=3)
+    with pytest.raises(tf.errors.OpError):
+        labels_of(source, 1, batch_size=2)
+    assert "2 corrupt pictures and no good one" in str(source.reading_error)
+    assert "train-00000, record 1: it is empty" in str(source.reading_error)
+    with pytest.raises(ReadingError, match=r"no good one.*mend or replace them"):
+        source.held_out_sample(5)
+
+
+def test_samples_of_no_images_are_refused(source):
+    for sample in (lambda: source.training_sample(0, seed=0), lambda: source.held_out_sample(0)):
+        with pytest.raises(ValueError, match="count: received 0; expected a positive integer"):
+            sample()
+
+
+def test_records_from_a_damaged_one_on_are_corrupt(tmp_path):
+    root = write_set(tmp_path / "set", (2, 5), (1,))
+    flip_bit(root / "train-00001", 0.5)
+    source = open_records(root, num_classes=8, deterministic=False)
+    labels = labels_of(source, 1, batch_size=7)
+    assert set(labels.tolist()) == {0, 1, 2, 3}
+    assert sorted(source.corrupt.names) == [f"train-00001, record {n}" for n in (2, 3, 4)]
+
+
+def test_a_file_that_disappears_is_named(tmp_path):
+    root = write_set(tmp_path / "set", (2, 2), (1,))
+    source = open_records(root, num_classes=5)
+    (root / "train-00001").unlink()
+    with pytest.raises(ReadingError, match=r"train-00001: received a file that cannot be opened"):
+        source.training_sample(4, seed=0)
+
+
+def test_workers_get_uneven_held_out_files_whole(tmp_path):
+    source = open_records(write_set(tmp_path / "set", (1,), (7, 3)), num_test=10)
+    found = []
+    for worker in range(2):
+        share = Share(worker=worker, workers=2)
+        found += [
+            labels for _, labels in pieces(source.held_out_batches(batch_size=4, share=share))
+        ]
+    labels = np.concatenate(found)
+    assert sorted(labels[labels >= 0]) == list(range(1, 11))
+
+
+def test_files_without_records_are_dealt_to_nobody(tmp_path):
+    root = write_set(tmp_path / "set", (2, 0, 2), (1,))
+    shares = [Share(worker=worker, workers=2) for worker in range(2)]
+    source = open_records(root)
+    seen = [set(labels_of(source, 1, batch_size=4, share=share).tolist()) for share in shares]
+    assert sorted(map(sorted, seen)) == [[0, 1], [2, 3]]
+
+
+def test_a_part_without_records_is_named(tmp_path):
+    root = write_set(tmp_path / "set", (1,), (0,))
+    with pytest.raises(ValueError, match=r"received no records in validation-\*"):
+        open_records(root)
+
+
+def test_workers_that_share_files_share_pictures_in_any_order(tmp_path):
+    root = write_set(tmp_path / "set", (14, 7), (1,))
+    source = open_records(root, deterministic=False)
+    shares = [Share(worker=worker, workers=3) for worker in range(3)]
+    labels = [labels_of(source, 7, batch_size=3, share=share) for share in shares]
+    assert sorted(np.concatenate(labels)) == list(range(21))
+
+
+def test_a_sample_does_not_depend_on_the_global_seed(source):
+    found = []
+    for seed in (0, 7):
+        tf.random.set_seed(seed)
+        found.append(source.training_sample(3, seed=1))
+    np.testing.assert_array_equal(*found)
+
+
+def test_records_of_other_pictures_are_read_without_the_slow_path(tmp_path, monkeypatch):
+    pngs = {label: encoded(photograph(20, 20, seed=label), "PNG") for label in range(3)}
+    source = open_records(write_set(tmp_path / "set", (2,), (1,), replaced=pngs), num_classes=3)
+    monkeypatch.setattr("sat_tf.data.records.first_good", None)
+    assert sorted(labels_of(source, 1, batch_size=2)) == [0, 1]
+
+
+def test_the_folder_of_counts_is_a_path(root):
+    with pytest.raises(ValueError, match="cache_dir: received 5; expected the path of a folder"):
+        data.source("tfrecords", data_dir=root, cache_dir=5)

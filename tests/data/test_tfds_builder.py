@@ -1,10 +1,15 @@
+import io
+import shutil
+
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from sat_tf import data
+from sat_tf.data.reading import ReadingError
 from tests.data import contract
 from tests.data.contract import pieces
-from tests.data.photographs import photograph
+from tests.data.photographs import encoded, photograph
 
 tfds = pytest.importorskip("tensorflow_datasets")
 
@@ -18,10 +23,13 @@ class Snapshots(tfds.core.GeneratorBasedBuilder):
     BUILDER_CONFIGS = [  # noqa: RUF012 - as TensorFlow Datasets wants it
         tfds.core.BuilderConfig(name="jpeg"),
         tfds.core.BuilderConfig(name="png"),
+        # One of the pictures is a PNG after all, and the first held-out one has no label.
+        tfds.core.BuilderConfig(name="odd"),
     ]
 
     def _info(self):
-        image = tfds.features.Image(shape=(None, None, 3), encoding_format=self.builder_config.name)
+        kind = "png" if self.builder_config.name == "png" else "jpeg"
+        image = tfds.features.Image(shape=(None, None, 3), encoding_format=kind)
         features = {"image": image, "label": tfds.features.ClassLabel(num_classes=17)}
         return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
 
@@ -31,13 +39,17 @@ class Snapshots(tfds.core.GeneratorBasedBuilder):
 
     def _generate_examples(self, first, end):
         for number in range(first, end):
-            yield number, {"image": photograph(40, 50, seed=number), "label": number}
+            image, label = photograph(40, 50, seed=number), number
+            if self.builder_config.name == "odd":
+                image = io.BytesIO(encoded(image, "PNG" if number == 3 else "JPEG"))
+                label = -1 if number == 12 else number
+            yield number, {"image": image, "label": label}
 
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tfds")
-    for config in ("jpeg", "png"):
+    for config in ("jpeg", "png", "odd"):
         Snapshots(config=config, data_dir=folder).download_and_prepare()
     return folder
 
@@ -123,3 +135,70 @@ def test_all_wrong_options_are_named_at_once():
         data.source("tfds", builder=3, image_size=0, shuffle_buffer=0)
     for name in ("builder: received 3", "image_size: received 0", "shuffle_buffer: received 0"):
         assert name in str(error.value)
+
+
+@pytest.mark.parametrize("split", ["train[:12]", "train[:5]+train[5:]"])
+def test_odd_pictures_in_parts_of_splits_are_read(data_dir, split):
+    source = open_snapshots(data_dir, "odd", train_split=split)
+    assert sorted(labels_of(source, 1, batch_size=12)) == list(range(12))
+    assert source.corrupt.names == ()
+
+
+def test_odd_pictures_are_read_through_other_readers_too(data_dir, monkeypatch):
+    monkeypatch.setattr("sat_tf.data.tfds_builder._of_files", lambda *_: None)
+    source = open_snapshots(data_dir, "odd", train_split="train[:12]")
+    assert sorted(labels_of(source, 1, batch_size=12)) == list(range(12))
+
+
+def test_labels_out_of_range_are_answered_with_another_split(data_dir):
+    source = open_snapshots(data_dir, "odd")
+    with pytest.raises(ReadingError, match="received the label -1, expected 0 to 16; choose anoth"):
+        source.held_out_sample(5)
+
+
+@pytest.fixture
+def own_files(data_dir, tmp_path):
+    """Of the training and the test split, which a test may damage."""
+    shutil.copytree(data_dir / "snapshots" / "jpeg", tmp_path / "snapshots" / "jpeg")
+    folder = tmp_path / "snapshots" / "jpeg" / "1.0.0"
+    return [next(folder.glob(f"*-{part}.*")) for part in ("train", "test")]
+
+
+def test_files_that_are_missing_or_break_off_are_named(own_files, tmp_path, monkeypatch):
+    monkeypatch.setenv("SAT_TF_CACHE", str(tmp_path / "cache"))
+    train, test = own_files
+    monkeypatch.setattr("sat_tf.data.tfds_builder.count_records", None)
+    assert open_snapshots(tmp_path).num_train == 12
+    monkeypatch.undo()
+    content = test.read_bytes()
+    test.unlink()
+    with pytest.raises(ValueError, match=f"{test.name}: received no such file"):
+        open_snapshots(tmp_path)
+    test.write_bytes(content)
+    train.write_bytes(train.read_bytes()[:-300])
+    with pytest.raises(ValueError, match=f"{train.name}: received a file that breaks off in rec"):
+        open_snapshots(tmp_path)
+    with tf.io.TFRecordWriter(str(train)) as writer:
+        writer.write(b"")
+    with pytest.raises(ValueError, match=f"{train.name}: received 1 records, expected 12"):
+        open_snapshots(tmp_path)
+
+
+def test_a_damaged_record_and_those_behind_it_are_corrupt(own_files, tmp_path, monkeypatch):
+    monkeypatch.setenv("SAT_TF_CACHE", str(tmp_path / "cache"))
+    content = bytearray(own_files[0].read_bytes())
+    content[int(0.9 * len(content))] ^= 1
+    own_files[0].write_bytes(content)
+    source = open_snapshots(tmp_path)
+    assert len(labels_of(source, 1, batch_size=12)) == 12
+    assert source.corrupt.names
+
+
+def test_the_home_folder_may_be_written_as_usual(data_dir, monkeypatch):
+    monkeypatch.setenv("HOME", str(data_dir))
+    assert open_snapshots("~").num_train == 12
+
+
+def test_the_folder_is_a_path():
+    with pytest.raises(ValueError, match="data_dir: received 5; expected the path of a folder"):
+        data.source("tfds", builder="mnist", data_dir=5)
