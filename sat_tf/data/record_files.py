@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import pathlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from sat_tf.data.odd_pictures import Encoded
 from sat_tf.data.reading import ReadingError
 from sat_tf.data.source import NO_LABEL
 
+# What TensorFlow puts around its messages.
+_AROUND = re.compile(r"\{\{.*?\}\} ?| ?\[Op:.*", re.DOTALL)
 # Pictures by which the kind of most is told.
 _LOOKED_AT = 16
 
@@ -102,8 +105,9 @@ class RecordFiles:
             # Lists and scalars of Python come from some formats, arrays and tensors from others.
             picture, label = (tf.convert_to_tensor(found) for found in self.parse(*tensors))
         except tf.errors.OpError as error:
+            reason = _AROUND.sub("", error.message)
             raise ReadingError(
-                f"{name}: received a record without the picture or the label ({error.message}); "
+                f"{name}: received a record without the picture or the label ({reason}); "
                 f"expected both; {self.fix_of_features}."
             ) from error
         if not 0 <= int(label) < self.num_classes:

@@ -95,6 +95,13 @@ def load_tfrecords(
                 Rule(name, value, isinstance(value, str), "the name of a feature", "pass a word")
                 for name, value in (("image_key", image_key), ("label_key", label_key))
             ),
+            Rule(
+                "label_key",
+                label_key,
+                label_key != image_key,
+                "another feature than image_key",
+                "name the feature that holds the class",
+            ),
             path_rule("cache_dir", cache_dir),
         ],
     )

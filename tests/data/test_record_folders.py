@@ -158,8 +158,13 @@ def test_labels_out_of_range_are_named_with_the_fix(root, options):
 
 
 def test_records_without_the_picture_are_named_with_the_fix(root):
+    source = open_records(root, image_key="image")
     with pytest.raises(tf.errors.OpError, match="correct image_key or label_key"):
-        labels_of(open_records(root, image_key="image"), 1)
+        labels_of(source, 1)
+    assert "Feature: image (data type: string) is required" in str(source.reading_error)
+    assert "{{" not in str(source.reading_error)
+    with pytest.raises(ValueError, match="label_key: received 'image'; expected another feature"):
+        open_records(root, image_key="image", label_key="image")
 
 
 def test_files_that_are_missing_or_broken_are_named(tmp_path):
