@@ -148,7 +148,7 @@ _QKERAS_BEST: Mapping[int, tuple[tuple[str, ...], dict[str, Any]]] = {
     2: (("--ternary",), {"peak_learning_rate": 0.1}),
 }
 # As in the configuration of sat-tf.
-_DISTILLED = {"distillation": 0.5, "temperature": 2.0}
+_DISTILLED = {"distillation": 0.5, "temperature": 4.0}
 METHODS: dict[str, Method] = {
     "float": Method(run=_float, bits=(32,), quantizes="nothing; 1000 steps"),
     "TFMOT 8-bit": Method(
