@@ -32,6 +32,7 @@ from sat_tf.training.results import Results
 from sat_tf.training.run_folder import RunFolder
 from sat_tf.training.run_state import RunState, expect_same_config
 from sat_tf.training.stage import Run, batch_size_problems, held_out_metrics, train_stage
+from sat_tf.training.stage_plan import Listener
 from sat_tf.training.start import float_start, is_ordinary, quantized_start, trained_float_model
 from sat_tf.wholefile import written_whole
 
@@ -167,7 +168,12 @@ def loaded(path: pathlib.Path) -> keras.Model:
 
 
 def train(
-    config: Config, folder: RunFolder, console: Console, *, resume: bool | None = None
+    config: Config,
+    folder: RunFolder,
+    console: Console,
+    *,
+    resume: bool | None = None,
+    listener: Listener | None = None,
 ) -> Results | None:
     """Runs everything, or what is left of it, and fills the run folder as it goes.
 
@@ -177,6 +183,7 @@ def train(
         console: where to show progress.
         resume: go on with the run in the folder (True), start anew and keep the old files aside
             (False), or go on where there is one (None).
+        listener: called after every step, for who shows the progress of several runs.
 
     Returns:
         The results, or None where another worker has them.
@@ -212,6 +219,7 @@ def train(
             # All workers record alike, because what one reads of a model, all do; one is kept.
             records=folder if writes else RunFolder(pathlib.Path(elsewhere)),
             interruption=interruption,
+            listener=listener,
         )
         return _train(run, anew=resume is False)
 
