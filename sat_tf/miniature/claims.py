@@ -21,11 +21,13 @@ class Chapter:
         title: in plain text.
         about: a sentence or two on them.
         claims: in order.
+        of_paper: whether they are the paper's, in the setting that was chosen.
     """
 
     title: str
     about: str
     claims: tuple[Claim, ...]
+    of_paper: bool = False
 
 
 def _of(bits: int, method: str) -> str:
@@ -73,6 +75,7 @@ CHAPTERS = (
                 high=_POINTS,
             ),
         ),
+        of_paper=True,
     ),
     Chapter(
         "4 bits: the ablation",
@@ -123,6 +126,7 @@ CHAPTERS = (
                 minus=(f"{_FLOAT}/clamp_constant",),
             ),
         ),
+        of_paper=True,
     ),
     Chapter(
         "2 bits: the calibrated gradient",
@@ -162,6 +166,7 @@ CHAPTERS = (
                 printed="no number at 2 bits",
                 plus=(_of(2, "pact_sat"),),
                 minus=(_of(2, "pact"),),
+                low=_POINTS,
             ),
             Claim(
                 text="The calibrated gradient gains more at 2 bits than at 4",
@@ -169,8 +174,10 @@ CHAPTERS = (
                 printed="learning curves only",
                 plus=(_of(2, "pact_sat_cg"), _of(4, "pact_sat")),
                 minus=(_of(2, "pact_sat"), _of(4, "pact_sat_cg")),
+                low=_POINTS,
             ),
         ),
+        of_paper=True,
     ),
     Chapter(
         "How much of SAT is the float model it starts from",
@@ -186,6 +193,7 @@ CHAPTERS = (
                     printed="",
                     plus=(f"glyphs_common_start/{bits}bits/pact_from_sat",),
                     minus=(_of(bits, "pact"),),
+                    low=_POINTS,
                 ),
                 Claim(
                     text=f"{bits} bits: SAT helps from its own float model, PACT having the same",
@@ -193,6 +201,7 @@ CHAPTERS = (
                     printed="",
                     plus=(_of(bits, "pact_sat"),),
                     minus=(f"glyphs_common_start/{bits}bits/pact_from_sat",),
+                    low=_POINTS,
                 ),
                 Claim(
                     text=f"{bits} bits: SAT helps from the clamped float model, as PACT has it",
@@ -200,6 +209,7 @@ CHAPTERS = (
                     printed="",
                     plus=(f"glyphs_common_start/{bits}bits/sat_from_clamp",),
                     minus=(_of(bits, "pact"),),
+                    low=_POINTS,
                 ),
             )
         ),

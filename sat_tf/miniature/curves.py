@@ -97,7 +97,8 @@ LEVELS = tuple(
             2,
             "The original gradient takes values below the clipping level for exact, and so does "
             "not see that each step grows with the level: levels drift upwards, and with 3 steps "
-            "in the range small values are lost. The calibrated gradient knows what rounding costs.",
+            "in the range small values are lost. The calibrated gradient knows what rounding "
+            "costs. Each seed has a line; the legend gives the means of the first and last points.",
         ),
         (4, "With 15 steps in the range there is less rounding to know about."),
     )
@@ -115,12 +116,8 @@ LEARNING = (
         _top1,
         from_zero=True,
     ),
-    Picture(
-        "Top-1 in training, 2 bits (%)", "As in Figure 3, left.", _gradients(2), _top1, True
-    ),
-    Picture(
-        "Top-1 in training, 4 bits (%)", "As in Figure 3, right.", _gradients(4), _top1, True
-    ),
+    Picture("Top-1 in training, 2 bits (%)", "As in Figure 3, left.", _gradients(2), _top1, True),
+    Picture("Top-1 in training, 4 bits (%)", "As in Figure 3, right.", _gradients(4), _top1, True),
 )
 
 
@@ -190,6 +187,4 @@ def _points(folder: RunFolder, value: Value) -> list[Point]:
     if not file.is_file():
         return []
     rows = from_csv(file.read_text(encoding="utf-8"))
-    return [
-        (float(row.step_of_run), found) for row in rows if (found := value(row)) is not None
-    ]
+    return [(float(row.step_of_run), found) for row in rows if (found := value(row)) is not None]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from sat_tf.page import text
 
 _WIDTH, _ROW = 480.0, 24.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 190.0, 62.0, 6.0, 24.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 176.0, 48.0, 6.0, 40.0
 
 
 def dots(rows: Sequence[tuple[str, Mapping[int, float]]], *, title: str) -> str:
@@ -33,9 +33,13 @@ def dots(rows: Sequence[tuple[str, Mapping[int, float]]], *, title: str) -> str:
         value = low + step * tick
         parts.append(
             f'<path d="M{across(value):.1f} {_TOP:g}V{bottom:g}" class="grid"/>'
-            f'<text x="{across(value):.1f}" y="{height - 8:g}" text-anchor="middle">{value:g}</text>'
+            f'<text x="{across(value):.1f}" y="{bottom + 16:g}" text-anchor="middle">'
+            f"{value:g}</text>"
         )
-    parts.append(f'<text x="{_WIDTH - _RIGHT + 8:g}" y="{height - 8:g}">% top-1</text>')
+    centre = (_LEFT + _WIDTH - _RIGHT) / 2
+    parts.append(
+        f'<text x="{centre:g}" y="{height - 6:g}" text-anchor="middle">held-out top-1, %</text>'
+    )
     for index, (label, by_seed) in enumerate(rows):
         middle = _TOP + _ROW * (index + 0.5)
         parts.append(

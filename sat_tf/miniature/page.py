@@ -2,15 +2,14 @@
 
 import pathlib
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from sat_tf import page as pages
 from sat_tf.miniature import curves, dots
-from sat_tf.miniature.claim import Claim, Judged, Verdict, by_row, judge
+from sat_tf.miniature.claim import Claim, Judged, Top1, Verdict, by_row, judge
 from sat_tf.miniature.claims import CHAPTERS
 from sat_tf.miniature.groups import GROUPS, Group
 from sat_tf.page import text
-from sat_tf.paper.library import entries
 from sat_tf.paper.record import COLUMNS, Outcome
 from sat_tf.training import chart, report_curves
 from sat_tf.version import __version__
@@ -89,9 +88,8 @@ def to_html(outcomes: Sequence[Outcome], folder: pathlib.Path, changes: str = ""
     top1 = by_row(ours, changes)
     levels = _figures(curves.LEVELS, ours, folder)
     learning = _figures(curves.LEARNING, ours, folder)
-    judged = [judge(claim, top1) for chapter in CHAPTERS for claim in chapter.claims]
     body = [
-        _verdict(judged, ours, changes),
+        _verdict(top1, ours, changes),
         _ABOUT,
         "<section><h2>Clipping levels: the calibrated gradient at work</h2>",
         levels or "<p>Nothing is recorded yet.</p>",
@@ -119,14 +117,12 @@ _LEGEND = (
 )
 
 
-def _verdict(judged: Sequence[Judged], outcomes: Sequence[Outcome], changes: str) -> str:
-    count = {verdict: sum(one.verdict is verdict for one in judged) for verdict in Verdict}
-    measured = count[Verdict.SHOWS] + count[Verdict.DOES_NOT_SHOW]
+def _verdict(top1: Top1, outcomes: Sequence[Outcome], changes: str) -> str:
+    """How many claims show: of the paper in this setting, and chapter by chapter."""
+    of_paper = [claim for chapter in CHAPTERS if chapter.of_paper for claim in chapter.claims]
     seeds = sorted({outcome.seed for outcome in outcomes})
-    minutes = sum({outcome.run: outcome.seconds for outcome in outcomes}.values()) / 60
-    words = f"{count[Verdict.SHOWS]} of {measured} claims show"
-    wrong = f"{count[Verdict.DOES_NOT_SHOW]} do not, {count[Verdict.NOT_RUN]} were not run. "
-    runs = f"{len({outcome.run for outcome in outcomes})} trainings, {minutes:.0f} minutes in all"
+    seconds = {outcome.run: outcome.seconds for outcome in outcomes}
+    runs = f"{len(seconds)} trainings, {sum(seconds.values()) / 60:.0f} minutes in all"
     listed = f"; seeds {', '.join(map(str, seeds))}" if seeds else ""
     changed = (
         f'<p class="bad">These runs have other settings than the page describes: {text(changes)}.'
@@ -134,7 +130,23 @@ def _verdict(judged: Sequence[Judged], outcomes: Sequence[Outcome], changes: str
         if changes
         else ""
     )
-    return f'<p class="verdict">{words}</p><p>{wrong}{runs}{listed}.</p>{changed}'
+    counts = {chapter.title: _count(chapter.claims, top1) for chapter in CHAPTERS}
+    return (
+        f'<p class="verdict">{_count(of_paper, top1)}</p><p>Claims of the paper, in one setting '
+        f"that was chosen for them; below, what was measured of each. {runs}{listed}.</p>"
+        f"{changed}{pages.facts(counts)}"
+    )
+
+
+def _count(claims: Sequence[Claim], top1: Top1) -> str:
+    """How many claims show, in words."""
+    verdicts = [judge(claim, top1).verdict for claim in claims]
+    shown, missing = (verdicts.count(kind) for kind in (Verdict.SHOWS, Verdict.NOT_RUN))
+    run = len(verdicts) - missing
+    if not run:
+        return "not run"
+    rest = f", {missing} not run" if missing else ""
+    return f"{shown} of {run} show{rest}"
 
 
 def _figures(
@@ -144,8 +156,8 @@ def _figures(
     return f'<div class="curves">{drawn}</div>' if drawn else ""
 
 
-def _chapters(top1: Mapping[str, Mapping[int, float]]) -> Iterable[str]:
-    head = ["claim", "in the paper", "rows compared", "asked", "measured", "verdict"]
+def _chapters(top1: Top1) -> Iterable[str]:
+    head = ["claim", "verdict", "measured", "asked", "in the paper", "rows compared"]
     for chapter in CHAPTERS:
         rows = [_claim(judge(claim, top1)) for claim in chapter.claims]
         yield f"<h3>{text(chapter.title)}</h3><p>{text(chapter.about)}</p>"
@@ -165,11 +177,11 @@ def _claim(judged: Judged) -> str:
     return pages.row(
         [
             f"<b>{text(claim.text)}</b>" if claim.checked else text(claim.text),
+            f'<span class="{_CLASS[verdict]}">{_SIGN[verdict]} {verdict.value}</span>',
+            measured,
+            text(claim.asks),
             paper,
             _compared(claim),
-            text(claim.asks),
-            measured,
-            f'<span class="{_CLASS[verdict]}">{_SIGN[verdict]} {verdict.value}</span>',
         ]
     )
 
@@ -184,14 +196,12 @@ def _compared(claim: Claim) -> str:
     return f"<small>{plus} − {minus}</small>"
 
 
-def _group(
-    group: Group, outcomes: Sequence[Outcome], top1: Mapping[str, Mapping[int, float]]
-) -> str:
+def _group(group: Group, outcomes: Sequence[Outcome], top1: Top1) -> str:
     """A drawing and a table of the rows of a group; only what was run."""
     run = [row for row in group.rows if row in top1]
     if not run:
         return ""
-    drawing = dots.dots([(_label(row), top1[row]) for row in run], title=group.title)
+    drawing = dots.dots([(group.rows[row], top1[row]) for row in run], title=group.title)
     lines = []
     for row in run:
         values = top1[row]
@@ -210,15 +220,6 @@ def _group(
         f"<figure><figcaption>{text(group.title)}</figcaption><p>{text(group.about)}</p>"
         f"{drawing}{table}</figure>"
     )
-
-
-def _label(row: str) -> str:
-    """How a row is called in its group's drawing: short."""
-    words = row.split("/")
-    name = words[-1].replace("_", " ")
-    if words[0] == "glyphs":
-        return entries()[row].row.method
-    return f"{name}, {words[1].replace('bits', ' bits').replace('_', ' ')}"
 
 
 def _spread(values: Sequence[float]) -> str:
@@ -246,10 +247,14 @@ section { margin-top: 2rem; } h3 { font-size: .95rem; margin: 1.2rem 0 .2rem; }
 ul { margin: .3rem 0; padding-left: 1.2rem; } li { margin: .25rem 0; } code { font-size: .92em; }
 p, li { max-width: 62rem; } small { color: var(--soft); } .unknown { color: var(--soft); }
 .claims td { vertical-align: top; padding-top: .25rem; padding-bottom: .25rem; }
-.claims td:first-child { min-width: 15rem; } .claims td:nth-child(2) { min-width: 9rem; }
-.claims td:nth-child(4), .claims td:nth-child(5), .claims td:nth-child(6) { white-space: nowrap; }
+.claims td:first-child { min-width: 8rem; width: 30%; }
+.claims td:nth-child(2), .claims td:nth-child(3), .claims td:nth-child(4) { white-space: nowrap; }
+.claims td:nth-child(5), .claims td:nth-child(6) { min-width: 10rem; }
+.curves .wide { font-size: .86em; } td.number { white-space: nowrap; }
 figure > p { color: var(--soft); } figure { margin-bottom: 1rem; }
 details .wide { font-size: .8em; } summary { cursor: pointer; }
 footer { margin-top: 2rem; color: var(--soft); }
-@media (max-width: 40rem) { main { padding: 1rem; } .verdict { font-size: 1.5rem; } }
+@media (max-width: 40rem) { main { padding: 1rem; } .verdict { font-size: 1.5rem; }
+  dl { grid-template-columns: 1fr; gap: 0; } dd { margin: 0 0 .4rem; }
+  .claims small { white-space: normal; } }
 """

@@ -1,7 +1,6 @@
 """Runs the miniature: every training that is left, each recorded, and the page after each."""
 
 import pathlib
-import warnings
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -10,6 +9,7 @@ from sat_tf.messages import list_problems
 from sat_tf.miniature.bar import OverallBar
 from sat_tf.miniature.claim import Judged, Verdict, by_row, judge
 from sat_tf.miniature.claims import CLAIMS
+from sat_tf.miniature.groups import grids_as_they_are
 from sat_tf.miniature.page import write_page
 from sat_tf.miniature.work import trainings
 from sat_tf.paper import run as paper_run
@@ -62,10 +62,8 @@ def run(
     with (
         (folder / LOG).open("a", encoding="utf-8") as log,
         OverallBar(jobs, to_do, console) as bar,
-        warnings.catch_warnings(),
+        grids_as_they_are(),
     ):
-        # Grids that train badly are in the rows for that very reason.
-        warnings.filterwarnings("ignore", message="weight_grid=")
         for number, job in enumerate(jobs, start=1):
             bar.start(number)
             try:
