@@ -21,7 +21,8 @@ MAY_IMPORT = {
     "analysis": {"core", "qat"},
     "training": {"qat", "models", "data", "export", "analysis"},
     "paper": {"training", "qat", "models", "data"},
-    "commands": {"paper", "training", "qat", "models", "data", "export", "analysis"},
+    "figures": {"core", "qat", "analysis", "models", "data", "training"},
+    "commands": {"figures", "paper", "training", "qat", "models", "data", "export", "analysis"},
 }
 # Modules that all parts share, and those at the top that may use everything.
 SHARED = {"arguments", "messages", "page", "progress_bar", "version", "wholefile"}
