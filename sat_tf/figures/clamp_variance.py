@@ -13,7 +13,7 @@ from sat_tf.figures.variances import Spread, clamping_ratio
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
 
-NEURONS = (16, 32, 64, 128, 256, 512, 1000, 1024, 2048, 4096)
+NEURONS = (16, 32, 64, 128, 256, 512, 1000, 2048, 4096)
 SAMPLES = 100
 COLUMNS = ("neurons", "samples", "seed", "ratio_mean", "ratio_std", "ratio_min", "ratio_max")
 # What Table S1 prints for clamped models over what it prints for vanilla ones, n = 1000.
@@ -76,7 +76,7 @@ def draw(table: Table) -> "Picture":
     )
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    palette.plain_ticks(axes.xaxis, [16, 64, 256, 1024, 4096])
+    palette.plain_ticks(axes.xaxis, [16, 64, 256, 1000, 4096])
     palette.plain_ticks(axes.yaxis, [2, 5, 10, 20, 50, 100, 200])
     axes.set_xlabel("number of neurons n (layer of n × n weights)")
     axes.set_ylabel("VAR[clamped] / VAR[original]")
@@ -96,6 +96,7 @@ def compare(table: Table) -> list[Claim]:
     large = table["ratio_mean"][table["neurons"] >= 512]
     at_1000 = table.row(neurons=1000)
     mean, deviation = at_1000["ratio_mean"], at_1000["ratio_std"]
+    smallest, largest = at_1000["ratio_min"], at_1000["ratio_max"]
     return [
         Claim(
             about="the variance for large neuron numbers (512 and more)",
@@ -105,9 +106,9 @@ def compare(table: Table) -> list[Claim]:
         ),
         Claim(
             about="ratio for a layer of 1000 neurons",
-            paper=f"{IMPLIED_RATIO:g} (Table S1, clamped over vanilla)",
-            ours=f"{mean:.3g} ± {deviation:.2g}",
-            holds=abs(mean - IMPLIED_RATIO) <= 3.0 * deviation,
-            reason="the paper draws one sample, and so may be 3 standard deviations away",
+            paper=f"{IMPLIED_RATIO:g} (Table S1, κ₀ clamped over vanilla)",
+            ours=f"{mean:.3g} ± {deviation:.2g}, {smallest:.3g} to {largest:.3g}",
+            holds=smallest <= IMPLIED_RATIO <= largest,
+            reason="the paper draws one sample: the smallest and the largest of ours; see Table S1",
         ),
     ]

@@ -21,7 +21,7 @@ BATCH_SIZE = 64
 MEASURED_IMAGES = 128
 PEAK_RATE = 0.1
 COLUMNS = ("step", "seed", "quantity", "layer", "value")
-FIRST = "stem_conv"
+FIRST, SHORTCUT = "stem_conv", "shortcut"
 
 
 def measure(seed: int, advance: Advance) -> Table:
@@ -117,9 +117,7 @@ def _batches(
 
 def draw(table: Table) -> "Picture":
     """κ₀ on the left; on the right κ₁ of every convolution, coloured by its depth."""
-    import matplotlib
     from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
 
     picture, (left, right) = palette.canvas(1, 2, size=(10.2, 4.2))
     classifier = table.where(quantity="kappa_0")
@@ -129,25 +127,28 @@ def draw(table: Table) -> "Picture":
     left.axhline(1.0, color=palette.VERMILION, linestyle="--", linewidth=1.2)
     left.text(0, 1.1, "saturating above 1", va="bottom", color=palette.VERMILION)
     left.text(0, 0.085, "rule I: below 0.1", va="top", color=palette.GREY)
-    left.set_ylabel(r"$\kappa_0$")
+    left.set_ylabel(r"$\kappa_0$", fontsize=16)
 
     flow = table.where(quantity="kappa_1")
     layers = flow.distinct("layer")
-    colours = matplotlib.colormaps["viridis"]
-    depth = Normalize(1, len(layers))
+    colours, depth = palette.depths(len(layers))
     for number, layer in enumerate(layers, start=1):
         line = flow.where(layer=layer)
-        style: dict[str, Any] = {"color": colours(depth(number)), "linewidth": 1.3}
+        style: dict[str, Any] = {"color": colours(depth(number)), "linewidth": 1.5}
         if layer == FIRST:
             style = {"color": palette.VERMILION, "linestyle": "--", "label": "first layer"}
+        elif SHORTCUT in str(layer):
+            style |= {"linestyle": ":", "linewidth": 2.2}
         right.plot(line["step"], line["value"], **style)
     right.axhline(1.0, color=palette.GREY, linewidth=1)
     right.set_ylim(min(0.09, 0.8 * flow["value"].min()), max(11.0, 1.25 * flow["value"].max()))
-    right.set_ylabel(r"$\kappa_1$")
+    right.set_ylabel(r"$\kappa_1$", fontsize=16)
     if FIRST in layers:
         right.legend(loc="upper right")
+    right.text(0.02, 0.97, "dotted: shortcuts", transform=right.transAxes, va="top")
     bar = picture.colorbar(ScalarMappable(depth, colours), ax=right)
     bar.set_label("convolution, from the image on")
+    bar.set_ticks([1, *range(5, len(layers) + 1, 5)])
     bar.ax.invert_yaxis()
     for axes in (left, right):
         axes.set_yscale("log")

@@ -59,7 +59,7 @@ def level_gradients(x: np.ndarray, level: float, bits: int, gradient: str) -> np
 
 def draw(table: Table) -> "Picture":
     """A panel for each number of bits."""
-    picture, panels = palette.canvas(1, 3, size=(10.2, 3.7))
+    picture, panels = palette.canvas(1, 3, size=(10.2, 3.9), sharey=True)
     for axes, bits in zip(panels, table.distinct("bits"), strict=True):
         line = table.where(bits=bits)
         x = line["x_over_level"]
@@ -71,7 +71,9 @@ def draw(table: Table) -> "Picture":
         axes.set_ylim(-0.25, 1.1)
         axes.set_xlabel("x / α")
     panels[0].set_ylabel("∂q / ∂α")
-    panels[0].legend(loc="upper left", fontsize=11, handlelength=1.6, borderaxespad=0.1)
+    picture.legend(
+        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2
+    )
     return picture
 
 

@@ -48,19 +48,38 @@ def styled() -> Iterator[None]:
         yield
 
 
-def canvas(rows: int = 1, columns: int = 1, *, size: tuple[float, float] = (6.4, 4.2)) -> Any:
+def canvas(
+    rows: int = 1,
+    columns: int = 1,
+    *,
+    size: tuple[float, float] = (6.4, 4.2),
+    sharex: bool = False,
+    sharey: bool = False,
+) -> Any:
     """An empty picture and its axes.
 
     Args:
         rows: of axes.
         columns: of axes.
         size: width and height in inches.
+        sharex: whether axes above each other have the same marks, written once.
+        sharey: the same for axes beside each other.
     """
     # Not through pyplot, whose pictures stay in memory until somebody closes them.
     from matplotlib.figure import Figure as Picture
 
     picture = Picture(figsize=size)
-    return picture, picture.subplots(rows, columns)
+    return picture, picture.subplots(rows, columns, sharex=sharex, sharey=sharey)
+
+
+def depths(count: int) -> Any:
+    """A colour for each of 1 to `count`, from dark to light, and what makes its number of it."""
+    import matplotlib
+    from matplotlib.colors import ListedColormap, Normalize
+
+    # The lightest end of the colour map cannot be seen on white.
+    shades = [matplotlib.colormaps["viridis"](0.9 * index / 255) for index in range(256)]
+    return ListedColormap(shades), Normalize(1, count)
 
 
 def plain_ticks(axis: Any, marks: list[float]) -> None:

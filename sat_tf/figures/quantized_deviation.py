@@ -50,7 +50,7 @@ def measure(
 
 def draw(table: Table) -> "Picture":
     """A panel for each grid, a line for each number of channels."""
-    picture, panels = palette.canvas(2, 2, size=(8.4, 6.6))
+    picture, panels = palette.canvas(2, 2, size=(8.4, 6.2), sharex=True, sharey=True)
     for axes, grid in zip(panels.flat, table.distinct("grid"), strict=True):
         for size, style in zip(table.distinct("channels"), palette.SERIES, strict=False):
             line = table.where(grid=grid, channels=size)
@@ -60,6 +60,7 @@ def draw(table: Table) -> "Picture":
         axes.set_ylim(0.45, 6.5)
         palette.plain_ticks(axes.yaxis, [0.5, 1, 2, 5])
         axes.set_xticks(range(1, 9))
+        axes.set_xlim(0.7, 8.3)
         axes.axhline(1.0, color=palette.GREY, linewidth=1)
     panels[0, 0].legend()
     picture.supxlabel("bits", fontsize=13)
