@@ -192,11 +192,11 @@ def compare(table: Table) -> list[Claim]:
                 holds=sizes == expected,
             )
         )
-        for column, about, value, reason in (
-            ("vanilla", "vanilla", printed.vanilla, ""),
-            ("clamp", "clamped", printed.clamp, "; the largest of n_L · 1000 weights"),
+        for column, about, value, digits, reason in (
+            ("vanilla", "vanilla", printed.vanilla, 5, ""),
+            ("clamp", "clamped", printed.clamp, 2, "; the largest of n_L · 1000 weights"),
             (
-                *("one_ratio", "clamped, by one ratio", printed.clamp),
+                *("one_ratio", "clamped, by one ratio", printed.clamp, 2),
                 "; vanilla times the ratio of 100 000 weights",
             ),
         ):
@@ -205,7 +205,7 @@ def compare(table: Table) -> list[Claim]:
                 Claim(
                     about=f"{printed.title}: κ₀ {about}",
                     paper=value,
-                    ours=f"{row[f'{column}_mean']:.3g} ± {row[f'{column}_std']:.1g}",
+                    ours=f"{row[f'{column}_mean']:.{digits}f} ± {row[f'{column}_std']:.{digits}f}",
                     holds=share >= FEWEST_DRAWS,
                     reason=f"{share:.0%} of the draws round to it{reason}",
                 )

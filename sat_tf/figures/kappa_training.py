@@ -41,9 +41,7 @@ def measure(seed: int, advance: Advance) -> Table:
     model = models.resnet18(
         images.image_size, images.num_classes, width_multiplier=0.25, seed=seed, **small
     )
-    return record(
-        model, images, seed, lambda share: advance(0.9 * share), steps=STEPS, every=EVERY
-    )
+    return record(model, images, seed, lambda share: advance(0.9 * share), steps=STEPS, every=EVERY)
 
 
 def record(
@@ -103,9 +101,7 @@ def record(
     return Table(COLUMNS, tuple(rows))
 
 
-def _batches(
-    images: "ImageSet", size: int, seed: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _batches(images: "ImageSet", size: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Batches without end, in a new order every epoch."""
     order = np.random.RandomState([seed, 0])
     while True:

@@ -64,16 +64,12 @@ def draw(table: Table) -> "Picture":
         line = table.where(bits=bits)
         x = line["x_over_level"]
         axes.plot(x, line["calibrated"], color=palette.BLUE, label="calibrated (CG-PACT)")
-        axes.plot(
-            *(x, line["pact"]), color=palette.ORANGE, linestyle="--", label="original (PACT)"
-        )
+        axes.plot(*(x, line["pact"]), color=palette.ORANGE, linestyle="--", label="original (PACT)")
         axes.set_title(f"{bits} bits")
         axes.set_ylim(-0.25, 1.1)
         axes.set_xlabel("x / α")
     panels[0].set_ylabel("∂q / ∂α")
-    picture.legend(
-        *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2
-    )
+    picture.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return picture
 
 
@@ -82,8 +78,7 @@ def compare(table: Table) -> list[Claim]:
     x, original, calibrated = table["x_over_level"], table["pact"], table["calibrated"]
     inside = (x > 0.0) & (x < 1.0)
     largest = {
-        bits: float(np.abs(table.where(bits=bits)["calibrated"][inside[table["bits"] == bits]]).max())
-        for bits in BITS
+        bits: float(np.abs(calibrated[inside & (table["bits"] == bits)]).max()) for bits in BITS
     }
     return [
         Claim(

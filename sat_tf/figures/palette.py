@@ -1,4 +1,4 @@
-"""How all pictures look: colours that the colour-blind can tell apart, letters for half the size."""
+"""How pictures look: colours that the colour-blind can tell apart, letters for half the size."""
 
 import contextlib
 from collections.abc import Iterator
