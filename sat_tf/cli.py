@@ -6,7 +6,7 @@ from types import ModuleType
 
 from rich.console import Console
 
-from sat_tf.commands import evaluate, export, miniature, paper, train, verify
+from sat_tf.commands import evaluate, export, figures, miniature, paper, train, verify
 from sat_tf.training.errors import RunError
 from sat_tf.version import __version__
 
@@ -20,6 +20,7 @@ _COMMANDS: dict[str, ModuleType] = {
     "export": export,
     "verify": verify,
     "paper": paper,
+    "figures": figures,
     "miniature": miniature,
 }
 

@@ -21,8 +21,19 @@ MAY_IMPORT = {
     "analysis": {"core", "qat"},
     "training": {"qat", "models", "data", "export", "analysis"},
     "paper": {"training", "qat", "models", "data"},
-    "miniature": {"paper", "training"},
-    "commands": {"miniature", "paper", "training", "qat", "models", "data", "export", "analysis"},
+    "figures": {"core", "qat", "analysis", "models", "data", "training"},
+    "miniature": {"figures", "paper", "training"},
+    "commands": {
+        "figures",
+        "miniature",
+        "paper",
+        "training",
+        "qat",
+        "models",
+        "data",
+        "export",
+        "analysis",
+    },
 }
 # Modules that all parts share, and those at the top that may use everything.
 SHARED = {"arguments", "messages", "page", "progress_bar", "version", "wholefile"}
