@@ -14,6 +14,7 @@ from sat_tf.miniature.groups import jobs
 from sat_tf.miniature.page import write_page
 from sat_tf.miniature.run import judged, not_shown
 from sat_tf.miniature.run import run as run_jobs
+from sat_tf.miniature.untrained import missing
 from sat_tf.paper.record import Outcome, read_outcomes
 from sat_tf.training.errors import RunError
 from sat_tf.training.interruption import Stopped
@@ -71,6 +72,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--page_only", action="store_true", help="write the page from what is recorded, and no more"
     )
     parser.add_argument(
+        "--no_figures",
+        action="store_true",
+        help="leave out the figures of `sat-tf figures`, which take about 4 minutes once",
+    )
+    parser.add_argument(
         "--set",
         metavar="KEY=VALUE",
         action="append",
@@ -95,7 +101,8 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         planned = jobs(full=arguments.full, seeds=arguments.seeds, changes=arguments.overrides)
         quiet_tensorflow()
         try:
-            same = run_jobs(planned, folder, results, page, console)
+            figures = [] if arguments.no_figures else missing(folder)
+            same = run_jobs(planned, figures, folder, results, page, console)
         except Stopped:
             console.print(
                 f"Stopped as asked; all is saved in {folder}: the same command goes on from here.",

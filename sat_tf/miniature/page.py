@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from sat_tf import page as pages
-from sat_tf.miniature import curves, dots
+from sat_tf.miniature import curves, dots, untrained
 from sat_tf.miniature.claim import Claim, Judged, Top1, Verdict, by_row, judge
 from sat_tf.miniature.claims import CHAPTERS
 from sat_tf.miniature.groups import GROUPS, Group
@@ -65,7 +65,7 @@ def write_page(
     Args:
         path: the file.
         outcomes: of all rows, as recorded.
-        folder: in which each run has a folder of its own; curves come from there.
+        folder: in which each run has a folder of its own; curves and figures come from there.
         changes: look at runs with these settings besides the row, and no others.
 
     Raises:
@@ -88,6 +88,7 @@ def to_html(outcomes: Sequence[Outcome], folder: pathlib.Path, changes: str = ""
     top1 = by_row(ours, changes)
     levels = _figures(curves.LEVELS, ours, folder)
     learning = _figures(curves.LEARNING, ours, folder)
+    figures = untrained.drawn(folder)
     body = [
         _verdict(top1, ours, changes),
         _ABOUT,
@@ -102,11 +103,12 @@ def to_html(outcomes: Sequence[Outcome], folder: pathlib.Path, changes: str = ""
         f'<div class="curves">{"".join(_group(group, ours, top1) for group in GROUPS)}</div>',
         "</section>",
         f"<section><h2>Learning curves</h2>{learning}</section>" if learning else "",
+        f"<section><h2>Without training of its own</h2>{figures}</section>" if figures else "",
         "<section><h2>All runs</h2>",
         _runs(ours),
         f"</section><footer>sat-tf {text(__version__)}</footer>",
     ]
-    style = f"{report_curves.STYLE}{chart.STYLE}{dots.STYLE}{_STYLE}"
+    style = f"{report_curves.STYLE}{chart.STYLE}{dots.STYLE}{untrained.STYLE}{_STYLE}"
     return pages.page(TITLE, filter(None, body), style)
 
 

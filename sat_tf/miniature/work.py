@@ -1,21 +1,22 @@
-"""What there is to train, in units of time, and how much of it is left."""
+"""What there is to do, in units of time, and how much of it is left."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from sat_tf.figures.figure import Figure
 from sat_tf.paper.run import Job
 from sat_tf.training.config import Config
 
-# How long things take, in float steps: fake quantization makes a step dearer, and what follows the
-# steps is evaluation, and of a quantized model its file and certificate.
+# A unit is a float step. Fake quantization makes a step dearer; what follows the steps is
+# evaluation, and of a quantized model its file and certificate.
 _UNITS_A_STEP = {"float": 1.0, "quantized": 1.6}
 _UNITS_AFTER = {"float": 200.0, "quantized": 500.0}
+# A first guess of the seconds a unit takes, and how many units of measured time it counts for: as
+# many as drawing the pictures takes.
+_SECONDS_A_UNIT = 0.03
+_GUESS_UNITS = 300.0
 # Training images of the printed characters, for stages that are given in epochs.
 _NUM_TRAIN = 64000
-# A first guess, which what is measured soon outweighs: drawing the pictures takes as long as this
-# many steps, of so many seconds.
-_GUESS_UNITS = 300.0
-_GUESS_SECONDS_A_UNIT = 0.03
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +57,11 @@ def configs_of(job: Job) -> Sequence[Config]:
     return (job.config,) if job.float_config is None else (job.float_config, job.config)
 
 
+def figure_units(figure: Figure) -> float:
+    """How long a figure takes."""
+    return figure.seconds / _SECONDS_A_UNIT
+
+
 def _training(config: Config) -> Training:
     name = "float" if config.stages.quantized is None else "quantized"
     stage = config.stages.by_name()[name]
@@ -63,42 +69,41 @@ def _training(config: Config) -> Training:
 
 
 class Work:
-    """Counts what is done of some trainings.
+    """Counts how much is done.
 
     Args:
-        to_do: the trainings that have not finished.
+        to_do: units of each part, by its name.
     """
 
-    def __init__(self, to_do: Iterable[Training]) -> None:
-        self._to_do = {training.name: training for training in to_do}
+    def __init__(self, to_do: Mapping[str, float]) -> None:
+        self._to_do = dict(to_do)
         self._done: dict[str, float] = {}
 
     @property
     def total(self) -> float:
         """Units of all that was to do."""
-        return sum(training.units for training in self._to_do.values())
+        return sum(self._to_do.values())
 
     @property
     def done(self) -> float:
         """Units that are done."""
         return sum(self._done.values())
 
-    def advance(self, name: str, steps: int) -> None:
-        """Notes that a training has come to a step."""
+    def advance(self, name: str, units: float) -> None:
+        """Notes that so many units of a part are done; a part that was not to do does not count."""
         if name in self._to_do:
-            self._done[name] = self._to_do[name].units_after(steps)
+            self._done[name] = min(units, self._to_do[name])
 
     def finish(self, names: Iterable[str]) -> None:
-        """Notes that trainings have come to their end; those that were not to do do not count."""
+        """Notes that parts have come to their end."""
         for name in names:
-            if name in self._to_do:
-                self._done[name] = self._to_do[name].units
+            self.advance(name, self._to_do.get(name, 0.0))
 
     def seconds_left(self, elapsed: float) -> float:
         """How long the rest takes at the pace so far.
 
         Args:
-            elapsed: seconds since the first training started.
+            elapsed: seconds since the first part was started.
         """
-        guessed = _GUESS_UNITS * _GUESS_SECONDS_A_UNIT
-        return (self.total - self.done) * (elapsed + guessed) / (self.done + _GUESS_UNITS)
+        pace = (elapsed + _GUESS_UNITS * _SECONDS_A_UNIT) / (self.done + _GUESS_UNITS)
+        return (self.total - self.done) * pace

@@ -110,10 +110,10 @@ def test_the_command_trains_and_reports(tmp_path, monkeypatch, capsys):
     runs = FakeRunner()
     monkeypatch.setattr(runner, "train", runs.train)
     # Each run of the fake is a point better than the one before: too little for 8 points.
-    assert cli.main(["miniature", "--results", "mine.csv"]) == 1
+    assert cli.main(["miniature", "--no_figures", "--results", "mine.csv"]) == 1
     assert len(runs.configs) == 6
     assert "of 5 claims show" in capsys.readouterr().out
     assert (tmp_path / "mine.csv").is_file()
     assert (tmp_path / "runs" / "miniature" / "index.html").is_file()
-    assert cli.main(["miniature", "--results", "mine.csv"]) == 1
+    assert cli.main(["miniature", "--no_figures", "--results", "mine.csv"]) == 1
     assert len(runs.configs) == 6

@@ -3,39 +3,41 @@ import io
 from rich.console import Console
 
 from sat_tf.miniature.bar import OverallBar
-from sat_tf.miniature.groups import jobs
-from sat_tf.miniature.work import trainings
+from sat_tf.miniature.work import Work
+
+TITLES = ("float", "4 bits", "2 bits")
 
 
-def _bar(console, seconds):
-    planned = jobs(full=False)
-    return OverallBar(planned, trainings(planned), console, clock=lambda: seconds[0])
+def _bar(console, work, seconds):
+    return OverallBar(TITLES, work, console, clock=lambda: seconds[0])
 
 
 def test_lines_say_what_came_out_and_how_long_the_rest_takes():
-    seconds, output = [0.0], io.StringIO()
-    with _bar(Console(file=output, width=200), seconds) as bar:
-        for number in range(1, 7):
-            bar.start(number)
-            bar.on_step("float" if number < 3 else "quantized", 100)
-            seconds[0] += 60.0
-            bar.finish(number, "top-1 50.0 %")
-    lines = output.getvalue().splitlines()
-    assert lines[0].startswith("1/6  glyphs/float/clamp, seed 0: top-1 50.0 %")
-    assert lines[0].endswith("min left")
-    assert lines[-1] == "6/6  glyphs/2bits/pact_sat_cg, seed 0: top-1 50.0 %"
-    # Two float models of 1000 steps and 200 units after them, four of 400 · 1.6 + 500: after four
-    # jobs, half of the latter are left, at a minute for each 1200 or 1140.
-    assert "4 min left" not in lines[3]
-    assert "2 min left" in lines[3]
+    seconds, output = [5.0], io.StringIO()
+    work = Work(dict.fromkeys(TITLES, 100_000.0))
+    with _bar(Console(file=output, width=200), work, seconds) as bar:
+        for title in TITLES:
+            bar.start()
+            bar.show("step 1")
+            seconds[0] += 600.0
+            work.finish([title])
+            bar.finish("top-1 50.0 %")
+    # A third took ten minutes, so the rest takes twenty.
+    assert output.getvalue().splitlines() == [
+        "1/3  float: top-1 50.0 %  20 min left",
+        "2/3  4 bits: top-1 50.0 %  10 min left",
+        "3/3  2 bits: top-1 50.0 %",
+    ]
 
 
-def test_the_bar_follows_the_steps_of_the_running_job():
+def test_the_bar_says_what_is_being_done_and_the_time_left():
     seconds, output = [0.0], io.StringIO()
-    console = Console(file=output, width=200, force_terminal=True)
-    with _bar(console, seconds) as bar:
-        bar.start(3)
-        bar.on_step("quantized", 120)
+    work = Work(dict.fromkeys(TITLES, 100_000.0))
+    with _bar(Console(file=output, width=200, force_terminal=True), work, seconds) as bar:
+        bar.start()
+        work.advance("float", 100_000.0)
+        seconds[0] = 60.0
+        bar.show("quantized 120/400")
         bar._bar.refresh()
-    assert "3/6 glyphs/2bits/pact, seed 0" in output.getvalue()
-    assert "quantized 120/400" in output.getvalue()
+    assert "1/3 float  quantized 120/400" in output.getvalue()
+    assert "2 min left" in output.getvalue()

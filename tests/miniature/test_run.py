@@ -3,8 +3,10 @@ import io
 import pytest
 from rich.console import Console
 
+from sat_tf.figures.library import FIGURES
 from sat_tf.miniature.groups import SHORT, jobs
 from sat_tf.miniature.run import LOG, judged, not_shown, run
+from sat_tf.miniature.untrained import missing
 from sat_tf.paper.record import read_outcomes
 from sat_tf.training import runner
 from sat_tf.training.errors import RunError
@@ -19,10 +21,10 @@ def fake(monkeypatch):
     return runs
 
 
-def _run(planned, folder):
+def _run(planned, folder, figures=()):
     output = io.StringIO()
-    paths = (folder / "results.csv", folder / "index.html")
-    same = run(planned, folder, *paths, Console(file=output, width=200))
+    paths = (folder, folder / "results.csv", folder / "index.html")
+    same = run(planned, figures, *paths, Console(file=output, width=200))
     return same, output.getvalue()
 
 
@@ -56,6 +58,20 @@ def test_what_was_stopped_goes_on_where_it_was(monkeypatch, tmp_path):
     assert len({config.name for config in runs.configs}) == len(runs.configs) == 6
     _run(jobs(full=False), tmp_path)
     assert len(runs.configs) == 6
+
+
+def test_figures_that_are_missing_are_drawn_and_shown(tmp_path):
+    figures = [FIGURES["figure_s1"], FIGURES["equation13"]]
+    same, output = _run([], tmp_path, figures)
+    assert same
+    assert "1/2  Figure S1: " in output
+    assert "2/2  Equation 13: " in output
+    page = (tmp_path / "index.html").read_text()
+    assert page.count('<img src="data:image/svg+xml;base64,') == 2
+    assert "✓ agrees" in page
+    assert [figure.name for figure in missing(tmp_path)] == [
+        name for name in FIGURES if name not in ("figure_s1", "equation13")
+    ]
 
 
 def test_a_training_that_breaks_does_not_stop_the_others(monkeypatch, tmp_path):

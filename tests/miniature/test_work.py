@@ -24,30 +24,35 @@ def test_stages_in_epochs_are_counted_in_steps():
     assert 200 in steps
 
 
+def test_what_follows_the_steps_counts_too():
+    assert FLOAT.units_after(500) == 500.0
+    assert FLOAT.units_after(2000) == FLOAT.units_after(1000) < FLOAT.units
+    # A quantized step is dearer than a float one.
+    assert QUANTIZED.units_after(100) > FLOAT.units_after(100)
+
+
 def test_all_work_is_done_when_all_has_finished():
-    work = Work([FLOAT, QUANTIZED])
-    assert (work.done, work.total) == (0.0, FLOAT.units + QUANTIZED.units)
-    work.advance("a", 500)
-    assert work.done == 500.0
-    work.finish(["a", "of another run"])
-    assert work.done == FLOAT.units
-    work.advance("b", 400)
-    assert FLOAT.units < work.done < work.total
-    work.finish(["b"])
+    work = Work({"a": 1000.0, "b": 500.0})
+    assert (work.done, work.total) == (0.0, 1500.0)
+    work.advance("a", 400.0)
+    assert work.done == 400.0
+    work.advance("a", 2000.0)
+    assert work.done == 1000.0
+    work.finish(["a", "b"])
     assert work.done == work.total
     assert work.seconds_left(100.0) == 0.0
 
 
 def test_work_done_before_does_not_count():
-    work = Work([QUANTIZED])
-    work.advance("a", 500)
+    work = Work({"b": 500.0})
+    work.advance("a", 300.0)
     work.finish(["a"])
     assert work.done == 0.0
 
 
 def test_the_pace_so_far_gives_the_time_left():
-    work = Work([Training(str(number), "float", 100_000) for number in range(10)])
+    work = Work({str(number): 100_000.0 for number in range(10)})
     work.finish(map(str, range(5)))
     # Half is done in an hour; the first guess weighs nothing against it.
     assert work.seconds_left(3600.0) == pytest.approx(3600.0, rel=0.01)
-    assert 0.0 < Work([FLOAT]).seconds_left(0.0) < 120.0
+    assert 0.0 < Work({"a": 1200.0}).seconds_left(0.0) < 120.0
