@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from sat_tf import page as pages
-from sat_tf.miniature import curves, dots, untrained
+from sat_tf.miniature import curves, dots, kappa, untrained
 from sat_tf.miniature.claim import Claim, Judged, Top1, Verdict, by_row, judge
 from sat_tf.miniature.claims import CHAPTERS
 from sat_tf.miniature.groups import GROUPS, Group
@@ -44,8 +44,8 @@ nothing divides the variance of the logits. With the head of MobileNet-V2 and a 
 rescaling helps some settings and harms others; see the counter-examples.</li>
 <li><b>Learning rate</b>: the peak is 0.3, high enough for weights that are too large to hurt.</li>
 <li><b>No gradient through the maximum</b> of the weights (<code>policy.detach_max</code>). The
-authors' code has one, and in so short a training it alone heals a clamped classifier; see the
-counter-examples.</li>
+authors' code has one, and in so short a training a clamped model is better with it than a rescaled
+one; see the counter-examples.</li>
 <li><b>Rectifiers</b> stand in front of every linear layer, in float as well, so that quantization
 changes nothing but the rounding.</li>
 <li><b>Clipping levels</b> start at 8, at 2 bits at 2.5: 400 steps cannot bring 8 down, and no
@@ -54,6 +54,15 @@ method trains from there at 2 bits.</li>
 one to two points. A seed changes the first weights and the order and distortions of the images;
 characters and typefaces stay.</li>
 </ul>
+"""
+
+_KAPPA = """
+<p>κ₀ is the variance of the classifier's effective weights times the number of their inputs, over
+the area of the pooling behind it; rule I wants it far below 1. Before training it is as the paper
+says: clamping multiplies it, rescaling brings it back to that of the ordinary model. Constant
+rescaling then holds it there. The other classifiers change it by themselves, those of the first
+head to much the same value, whether they are clamped or not and whether or not there is a gradient
+through the maximum: where it ends does not tell who has trained well.</p>
 """
 
 
@@ -89,6 +98,7 @@ def to_html(outcomes: Sequence[Outcome], folder: pathlib.Path, changes: str = ""
     levels = _figures(curves.LEVELS, ours, folder)
     learning = _figures(curves.LEARNING, ours, folder)
     figures = untrained.drawn(folder)
+    kappas = kappa.table(ours, folder)
     body = [
         _verdict(top1, ours, changes),
         _ABOUT,
@@ -102,6 +112,7 @@ def to_html(outcomes: Sequence[Outcome], folder: pathlib.Path, changes: str = ""
         "</section><section><h2>Accuracies</h2>",
         f'<div class="curves">{"".join(_group(group, ours, top1) for group in GROUPS)}</div>',
         "</section>",
+        f"<section><h2>Rule I in numbers</h2>{_KAPPA}{kappas}</section>" if kappas else "",
         f"<section><h2>Learning curves</h2>{learning}</section>" if learning else "",
         f"<section><h2>Without training of its own</h2>{figures}</section>" if figures else "",
         "<section><h2>All runs</h2>",

@@ -9,7 +9,7 @@ from rich.console import Console
 from sat_tf.figures.figure import Figure
 from sat_tf.figures.folder import open_folder, write_figure
 from sat_tf.messages import list_problems
-from sat_tf.miniature import untrained
+from sat_tf.miniature import kappa, untrained
 from sat_tf.miniature.bar import OverallBar
 from sat_tf.miniature.claim import Judged, Verdict, by_row, judge
 from sat_tf.miniature.claims import CLAIMS
@@ -91,6 +91,9 @@ def run(
                     Console(file=log, width=120),
                     listener=_Steps(job, to_do, work, bar),
                 )
+                for config in configs_of(job):
+                    if config.stages.quantized is None:
+                        kappa.note(folder, config.name)
                 words = _top1(job, read_outcomes(results))
             except RunError as error:
                 broken.append(f"{_title(job)}: {error}")
