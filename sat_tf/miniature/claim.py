@@ -4,7 +4,7 @@ import dataclasses
 import enum
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from sat_tf.paper.record import Outcome
 
@@ -24,9 +24,10 @@ class Verdict(enum.Enum):
 class Claim:
     """An ordering of rows.
 
-    The difference is the sum of top-1 over the rows `plus`, less that over the rows `minus`. The
-    claim shows where it lies in [`low`, `high`] for every seed; 0 itself is not enough where `low`
-    is 0.
+    The difference is the sum of top-1 over the rows `plus`, less that over the rows `minus`. That
+    something is better (`low` is 0 or more) shows where the mean over the seeds lies in
+    [`low`, `high`], and each seed is above 0. That two are alike (`low` is negative) shows where
+    each seed lies in that range: seeds that contradict each other agree on nothing.
 
     Attributes:
         text: what is claimed, as a sentence.
@@ -116,14 +117,14 @@ def judge(claim: Claim, top1: Top1) -> Judged:
     }
     if not differences:
         return Judged(claim, {}, Verdict.NOT_RUN)
-    shows = all(_holds(claim, difference) for difference in differences.values())
+    shows = _shows(claim, list(differences.values()))
     return Judged(claim, differences, Verdict.SHOWS if shows else Verdict.DOES_NOT_SHOW)
 
 
-def _holds(claim: Claim, difference: float) -> bool:
-    if claim.low == 0 and difference == 0:
-        return False
-    return claim.low <= difference <= claim.high
+def _shows(claim: Claim, differences: Sequence[float]) -> bool:
+    if claim.low < 0:
+        return all(claim.low <= difference <= claim.high for difference in differences)
+    return claim.low <= statistics.fmean(differences) <= claim.high and min(differences) > 0
 
 
 def by_row(outcomes: Iterable[Outcome], changes: str = "") -> dict[str, dict[int, float]]:

@@ -125,8 +125,9 @@ def to_html(outcomes: Sequence[Outcome], folder: pathlib.Path, changes: str = ""
 
 _LEGEND = (
     "Measured is the difference of top-1 in points: the mean over the seeds ± their standard "
-    "deviation, and below it seed by seed. A claim shows where every seed gives what is asked. "
-    "Those in bold are checked by the command that made this page."
+    "deviation, and below it seed by seed. That something is better shows where the mean is what "
+    "is asked and every seed has that sign; that two are alike, where every seed is in the range. "
+    "Claims in bold are checked by the command that made this page."
 )
 
 

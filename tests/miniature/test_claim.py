@@ -17,8 +17,10 @@ ABOVE = dataclasses.replace(BETTER, low=0.0)
         (BETTER, {"a": {0: 51.9}, "b": {0: 50.0}}, Verdict.DOES_NOT_SHOW),
         (BETTER, {"a": {0: 47.0}, "b": {0: 50.0}}, Verdict.DOES_NOT_SHOW),
         (BETTER, {"a": {0: 60.0, 1: 53.0}, "b": {0: 50.0, 1: 50.0}}, Verdict.SHOWS),
-        # A large mean does not make up for a seed that says otherwise.
-        (BETTER, {"a": {0: 90.0, 1: 51.0}, "b": {0: 50.0, 1: 50.0}}, Verdict.DOES_NOT_SHOW),
+        # The margin is asked of the mean, the sign of every seed.
+        (BETTER, {"a": {0: 60.0, 1: 51.0}, "b": {0: 50.0, 1: 50.0}}, Verdict.SHOWS),
+        (BETTER, {"a": {0: 90.0, 1: 49.0}, "b": {0: 50.0, 1: 50.0}}, Verdict.DOES_NOT_SHOW),
+        (BETTER, {"a": {0: 52.5, 1: 51.0}, "b": {0: 50.0, 1: 50.0}}, Verdict.DOES_NOT_SHOW),
         (ALIKE, {"a": {0: 52.0, 1: 48.0}, "b": {0: 50.0, 1: 50.0}}, Verdict.SHOWS),
         (ALIKE, {"a": {0: 52.1}, "b": {0: 50.0}}, Verdict.DOES_NOT_SHOW),
         (ALIKE, {"a": {0: 55.0, 1: 45.0}, "b": {0: 50.0, 1: 50.0}}, Verdict.DOES_NOT_SHOW),
@@ -26,7 +28,7 @@ ABOVE = dataclasses.replace(BETTER, low=0.0)
         (ABOVE, {"a": {0: 50.0}, "b": {0: 50.0}}, Verdict.DOES_NOT_SHOW),
     ],
 )
-def test_a_claim_shows_where_every_seed_gives_what_is_asked(claim, top1, verdict):
+def test_what_is_better_is_so_on_average_and_what_is_alike_is_so_for_every_seed(claim, top1, verdict):
     assert judge(claim, top1).verdict is verdict
 
 
