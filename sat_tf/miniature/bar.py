@@ -32,8 +32,10 @@ class OverallBar:
         self._work = work
         self._console = console
         self._clock = clock
-        self._started: float | None = None
         self._number = 0
+        # Seconds of the tasks before that had something to do, and where this one started.
+        self._seconds = 0.0
+        self._since, self._done_before = clock(), work.done
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
@@ -53,9 +55,8 @@ class OverallBar:
 
     def start(self) -> None:
         """Goes on to the next task."""
-        if self._started is None:
-            self._started = self._clock()
         self._number += 1
+        self._since, self._done_before = self._clock(), self._work.done
         self.show()
 
     def show(self, words: str = "") -> None:
@@ -73,6 +74,8 @@ class OverallBar:
         Args:
             words: what came out.
         """
+        self._seconds = self._elapsed()
+        self._since, self._done_before = self._clock(), self._work.done
         left = f"  {self._left()}" if self._number < len(self._titles) else ""
         self._console.print(
             f"{self._count}  {self._title}: {words}{left}",
@@ -91,8 +94,12 @@ class OverallBar:
         return self._titles[self._number - 1]
 
     def _left(self) -> str:
-        elapsed = 0.0 if self._started is None else self._clock() - self._started
-        return f"{duration(self._work.seconds_left(elapsed))} left"
+        return f"{duration(self._work.seconds_left(self._elapsed()))} left"
+
+    def _elapsed(self) -> float:
+        """Seconds in which something was done: what had finished before does not count."""
+        works = self._work.done > self._done_before
+        return self._seconds + (self._clock() - self._since if works else 0.0)
 
 
 def duration(seconds: float) -> str:

@@ -100,10 +100,12 @@ def _float_rows(rows: Mapping[str, str]) -> dict[str, str]:
 def _recorded(folder: RunFolder) -> list[float]:
     """κ₀ in the order in which a run has written it for TensorBoard."""
     import tensorflow as tf
+    from tensorflow.core.util import event_pb2
 
     found: dict[int, float] = {}
     for file in sorted(folder.file(run_folder.TENSORBOARD).glob("events.*")):
-        for event in tf.compat.v1.train.summary_iterator(str(file)):
+        for record in tf.data.TFRecordDataset(str(file)):
+            event = event_pb2.Event.FromString(record.numpy())
             for value in event.summary.value:
                 if value.tag == "kappa_0":
                     found[event.step] = float(tf.make_ndarray(value.tensor))

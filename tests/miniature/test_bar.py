@@ -41,3 +41,16 @@ def test_the_bar_says_what_is_being_done_and_the_time_left():
         bar._bar.refresh()
     assert "1/3 float  quantized 120/400" in output.getvalue()
     assert "2 min left" in output.getvalue()
+
+
+def test_what_had_finished_before_says_nothing_of_the_pace():
+    seconds, output = [0.0], io.StringIO()
+    work = Work(dict.fromkeys(TITLES[1:], 100_000.0))
+    with _bar(Console(file=output, width=200), work, seconds) as bar:
+        for title in TITLES:
+            bar.start()
+            seconds[0] += 600.0
+            work.finish([title])
+            bar.finish("")
+    lines = output.getvalue().splitlines()
+    assert lines[1].endswith("10 min left")

@@ -28,7 +28,9 @@ ABOVE = dataclasses.replace(BETTER, low=0.0)
         (ABOVE, {"a": {0: 50.0}, "b": {0: 50.0}}, Verdict.DOES_NOT_SHOW),
     ],
 )
-def test_what_is_better_is_so_on_average_and_what_is_alike_is_so_for_every_seed(claim, top1, verdict):
+def test_what_is_better_is_so_on_average_and_what_is_alike_is_so_for_every_seed(
+    claim, top1, verdict
+):
     assert judge(claim, top1).verdict is verdict
 
 
