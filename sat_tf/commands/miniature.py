@@ -10,6 +10,7 @@ from sat_tf.commands.models import quiet_tensorflow
 from sat_tf.commands.train import seed
 from sat_tf.messages import list_problems
 from sat_tf.miniature.claim import Verdict
+from sat_tf.miniature.claims import CHAPTERS
 from sat_tf.miniature.groups import jobs
 from sat_tf.miniature.page import write_page
 from sat_tf.miniature.run import judged, not_shown
@@ -117,18 +118,23 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
 
 def _report(outcomes: list[Outcome], changes: str, console: Console) -> bool:
     """Prints what was measured of each claim; returns whether all that are checked show."""
-    found = judged(outcomes, changes)
-    for one in found:
-        if one.verdict is not Verdict.NOT_RUN:
+    found = {one.claim: one for one in judged(outcomes, changes)}
+    for chapter in CHAPTERS:
+        run_at_all = [
+            found[claim] for claim in chapter.claims if found[claim].verdict is not Verdict.NOT_RUN
+        ]
+        if run_at_all:
+            console.print(f"[bold]{chapter.title}[/]", highlight=False, soft_wrap=True)
+        for one in run_at_all:
             colour = "green" if one.verdict is Verdict.SHOWS else "red"
-            console.print(f"[{colour}]{one.verdict.value:14}[/]", end="")
+            console.print(f"  [{colour}]{one.verdict.value:13}[/]", end=" ")
             console.print(
                 f"{one.measured:22} {one.claim.text}", highlight=False, markup=False, soft_wrap=True
             )
-    shown = sum(one.verdict is Verdict.SHOWS for one in found)
-    run_at_all = sum(one.verdict is not Verdict.NOT_RUN for one in found)
-    console.print(f"{shown} of {run_at_all} claims show, {len(found) - run_at_all} were not run.")
-    return not not_shown(found)
+    verdicts = [one.verdict for one in found.values()]
+    shown, missing = (verdicts.count(kind) for kind in (Verdict.SHOWS, Verdict.NOT_RUN))
+    console.print(f"{shown} of {len(verdicts) - missing} claims show, {missing} were not run.")
+    return not not_shown(list(found.values()))
 
 
 def _recorded(results: pathlib.Path) -> list[Outcome]:

@@ -42,17 +42,18 @@ nothing within 300 steps.</li>
 <li><b>Head</b>: the average is taken in front of the last convolution, as in MobileNet-V3, so that
 nothing divides the variance of the logits. With the head of MobileNet-V2 and a learning rate of 0.1
 rescaling helps some settings and harms others; see the counter-examples.</li>
-<li><b>Learning rate</b>: the peak is 0.3, high enough for weights that are too large to hurt.</li>
+<li><b>Learning rate</b>: the peak is 0.3. At 0.1 rescaling lost to clamping in the same
+network.</li>
 <li><b>No gradient through the maximum</b> of the weights (<code>policy.detach_max</code>). The
 authors' code has one, and in so short a training a clamped model is better with it than a rescaled
-one; see the counter-examples.</li>
+one, so it was left out when SAT did not show; see the counter-examples.</li>
 <li><b>Rectifiers</b> stand in front of every linear layer, in float as well, so that quantization
 changes nothing but the rounding.</li>
 <li><b>Clipping levels</b> start at 8, at 2 bits at 2.5: 400 steps cannot bring 8 down, and no
-method trains from there at 2 bits.</li>
+method trains well from there at 2 bits.</li>
 <li><b>Errors</b>: top-1 of 8000 images has a standard error of half a point, and seeds differ by
-one to two points. A seed changes the first weights and the order and distortions of the images;
-characters and typefaces stay.</li>
+more than that, at 2 bits by up to ten points. A seed changes the first weights and the order and
+distortions of the images; characters and typefaces stay.</li>
 </ul>
 """
 
@@ -146,21 +147,22 @@ def _verdict(top1: Top1, outcomes: Sequence[Outcome], changes: str) -> str:
     )
     counts = {chapter.title: _count(chapter.claims, top1) for chapter in CHAPTERS}
     return (
-        f'<p class="verdict">{_count(of_paper, top1)}</p><p>Claims of the paper, in one setting '
-        f"that was chosen for them; below, what was measured of each. {runs}{listed}.</p>"
+        f'<p class="verdict">{_count(of_paper, top1, " claims of the paper")}</p>'
+        "<p>In one setting, which was chosen for them; claim by claim further below. "
+        f"{runs}{listed}.</p>"
         f"{changed}{pages.facts(counts)}"
     )
 
 
-def _count(claims: Sequence[Claim], top1: Top1) -> str:
-    """How many claims show, in words."""
+def _count(claims: Sequence[Claim], top1: Top1, what: str = "") -> str:
+    """How many claims show, in words; `what` they are."""
     verdicts = [judge(claim, top1).verdict for claim in claims]
     shown, missing = (verdicts.count(kind) for kind in (Verdict.SHOWS, Verdict.NOT_RUN))
     run = len(verdicts) - missing
     if not run:
         return "not run"
     rest = f", {missing} not run" if missing else ""
-    return f"{shown} of {run} show{rest}"
+    return f"{shown} of {run}{what} show{rest}"
 
 
 def _figures(

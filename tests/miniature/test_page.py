@@ -48,7 +48,7 @@ def test_every_claim_is_there_with_its_verdict(results, tmp_path):
     assert page.count("✓ shows") == 5
     assert page.count("· not run") == len(CLAIMS) - 5
     assert "✗ does not show" not in page
-    assert '<p class="verdict">5 of 5 show, 10 not run</p>' in page
+    assert '<p class="verdict">5 of 5 claims of the paper show, 10 not run</p>' in page
     assert "+23.7 ± 0.0 (2 seeds)" in page
 
 
@@ -57,7 +57,7 @@ def test_what_does_not_show_is_said(tmp_path):
     page = to_html([outcome(row=row, top1=value) for row, value in top1.items()], tmp_path)
     assert "✗ does not show" in page
     assert "−10.0 (1 seed)" in page
-    assert '<p class="verdict">0 of 1 show, 14 not run</p>' in page
+    assert '<p class="verdict">0 of 1 claims of the paper show, 14 not run</p>' in page
 
 
 def test_how_the_setting_was_chosen_is_said(tmp_path):
