@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from sat_tf import page as pages
-from sat_tf.miniature import curves, dots, kappa, untrained
+from sat_tf.miniature import curves, dots, kappa, pictures
 from sat_tf.miniature.claim import Claim, Judged, Top1, Verdict, by_row, judge
 from sat_tf.miniature.claims import CHAPTERS
 from sat_tf.miniature.groups import GROUPS, Group
@@ -61,9 +61,9 @@ _KAPPA = """
 <p>κ₀ is the variance of the classifier's effective weights times the number of their inputs, over
 the area of the pooling behind it; rule I wants it far below 1. Before training it is as the paper
 says: clamping multiplies it, rescaling brings it back to that of the ordinary model. Constant
-rescaling then holds it there. The other classifiers change it by themselves, those of the first
-head to much the same value, whether they are clamped or not and whether or not there is a gradient
-through the maximum: where it ends does not tell who has trained well.</p>
+rescaling then holds it there. The other classifiers change it by themselves; in the full run those
+of the first head end near the same value, clamped or not, with a gradient through the maximum or
+without: where it ends does not tell who has trained well.</p>
 """
 
 
@@ -98,7 +98,7 @@ def to_html(outcomes: Sequence[Outcome], folder: pathlib.Path, changes: str = ""
     top1 = by_row(ours, changes)
     levels = _figures(curves.LEVELS, ours, folder)
     learning = _figures(curves.LEARNING, ours, folder)
-    figures = untrained.drawn(folder)
+    figures = pictures.drawn(folder)
     kappas = kappa.table(ours, folder)
     body = [
         _verdict(top1, ours, changes),
@@ -115,12 +115,12 @@ def to_html(outcomes: Sequence[Outcome], folder: pathlib.Path, changes: str = ""
         "</section>",
         f"<section><h2>Rule I in numbers</h2>{_KAPPA}{kappas}</section>" if kappas else "",
         f"<section><h2>Learning curves</h2>{learning}</section>" if learning else "",
-        f"<section><h2>Without training of its own</h2>{figures}</section>" if figures else "",
+        f"<section><h2>Figures of the paper, recomputed</h2>{figures}</section>" if figures else "",
         "<section><h2>All runs</h2>",
         _runs(ours),
         f"</section><footer>sat-tf {text(__version__)}</footer>",
     ]
-    style = f"{report_curves.STYLE}{chart.STYLE}{dots.STYLE}{untrained.STYLE}{_STYLE}"
+    style = f"{report_curves.STYLE}{chart.STYLE}{dots.STYLE}{pictures.STYLE}{_STYLE}"
     return pages.page(TITLE, filter(None, body), style)
 
 

@@ -5,8 +5,8 @@ from rich.console import Console
 
 from sat_tf.figures.library import FIGURES
 from sat_tf.miniature.groups import SHORT, jobs
+from sat_tf.miniature.pictures import missing
 from sat_tf.miniature.run import LOG, judged, not_shown, run
-from sat_tf.miniature.untrained import missing
 from sat_tf.paper.record import read_outcomes
 from sat_tf.training import runner
 from sat_tf.training.errors import RunError

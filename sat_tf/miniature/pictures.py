@@ -1,4 +1,4 @@
-"""The figures that need no training of the miniature's own, for its page."""
+"""The figures of the paper that `sat-tf figures` recomputes, for the page of the miniature."""
 
 import base64
 import pathlib
@@ -35,7 +35,7 @@ def drawn(folder: pathlib.Path) -> str:
         for figure, numbers in made.items()
         if numbers is not None
     ]
-    return f'<div class="curves untrained">{"".join(parts)}</div>' if parts else ""
+    return f'<div class="curves pictures">{"".join(parts)}</div>' if parts else ""
 
 
 def _figure(folder: pathlib.Path, figure: Figure, claims: Sequence[Claim]) -> str:
@@ -64,7 +64,7 @@ def _figure(folder: pathlib.Path, figure: Figure, claims: Sequence[Claim]) -> st
 
 
 STYLE = """
-.untrained img { display: block; max-width: 100%; height: auto; background: #fff; padding: .4rem;
+.pictures img { display: block; max-width: 100%; height: auto; background: #fff; padding: .4rem;
   border-radius: 4px; box-sizing: border-box; }
-.untrained td { vertical-align: top; } .untrained .good, .untrained .bad { white-space: nowrap; }
+.pictures td { vertical-align: top; } .pictures .good, .pictures .bad { white-space: nowrap; }
 """
