@@ -58,21 +58,31 @@ def test_numbers_that_were_changed_are_an_error_with_the_fix(tmp_path):
 
 
 def test_a_folder_is_made_with_those_around_it(tmp_path):
-    assert open_folder(tmp_path / "a" / "b").is_dir()
-    assert open_folder(str(tmp_path / "a")) == tmp_path / "a"
+    with open_folder(str(tmp_path / "a" / "b")) as folder:
+        assert folder == tmp_path / "a" / "b"
+        write_text(folder / "index.html", "")
+    assert (tmp_path / "a" / "b" / "index.html").is_file()
+
+
+def test_a_folder_that_stays_empty_goes_again_if_it_was_made(tmp_path):
+    (tmp_path / "old").mkdir()
+    for name in ("old", "new"):
+        with pytest.raises(KeyboardInterrupt), open_folder(tmp_path / name):
+            raise KeyboardInterrupt
+    assert os.listdir(tmp_path) == ["old"]
 
 
 @pytest.mark.parametrize("name", ["file", "file/inside"])
 def test_a_file_is_no_folder(tmp_path, name):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="--out: received .*file"):
-        open_folder(tmp_path / name)
+    with pytest.raises(RunError, match=r"--out: received .*file"):
+        open_folder(tmp_path / name).__enter__()
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(RunError, match="not writable; expected a folder that is"):
-        open_folder(tmp_path)
+        open_folder(tmp_path).__enter__()
 
 
 def test_a_text_that_cannot_be_written_is_an_error_of_the_run(tmp_path):

@@ -29,18 +29,21 @@ def test_the_table_is_that_of_float64(monkeypatch):
         assert row["clamp_std"] == pytest.approx(np.std(clamp, ddof=1), rel=1e-4)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_the_printed_table_is_within_sampling_error(seed):
+@pytest.mark.parametrize(
+    ("seed", "samples"), [(0, 25), pytest.param(1, 100, marks=pytest.mark.slow)]
+)
+def test_the_printed_table_is_within_sampling_error(seed, samples):
     # The vanilla values have next to none, and round to what is printed. Clamped ones depend on the
     # largest of many weights: a tenth from draw to draw. With the ratio of 100 000 weights for all
-    # models every printed value is within it; with the layer's own the largest layers stay below,
-    # and MobileNet-V2, which is printed to two digits, is out of reach.
-    verdicts = {claim.about: claim.holds for claim in kappa_table.compare(kappa_0_table(seed))}
+    # models every printed value is within it. The ratios of the layers themselves are lower the
+    # more weights they have: MobileNet-V2's, which is printed to two digits, may be out of reach.
+    table = kappa_0_table(seed, samples)
+    verdicts = {claim.about: claim.holds for claim in kappa_table.compare(table)}
     assert verdicts.pop("MobileNet-V2: κ₀ clamped") in (False, True)
     assert len(verdicts) == 15
     assert all(verdicts.values()), verdicts
     for name, printed in PRINTED.items():
-        row = kappa_0_table(seed).row(model=name)
+        row = table.row(model=name)
         assert abs(row["one_ratio_mean"] - float(printed.clamp)) < row["one_ratio_std"]
         # Of the paper's order also with the layer's own ratio.
         assert 0.75 < row["clamp_mean"] / float(printed.clamp) < 1.0
