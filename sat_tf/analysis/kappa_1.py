@@ -25,6 +25,7 @@ import tf_keras as keras
 from sat_tf.analysis.labelled_images import LabelledImages, class_shares, labelled_images
 from sat_tf.analysis.linear_steps import Step, linear_steps
 from sat_tf.analysis.taps import key_of, tapped
+from sat_tf.analysis.variance import variance
 from sat_tf.analysis.wiring import Wiring
 from sat_tf.qat import registry
 
@@ -217,8 +218,8 @@ class GradientProbe:
             found = [gradient for gradient in gradients[key] if gradient is not None]
             gradient = tf.add_n(found) if found else None
             variances[step.name] = (
-                _variance(kernel),
-                tf.constant(np.nan, tf.float64) if gradient is None else _variance(gradient),
+                variance(kernel),
+                tf.constant(np.nan, tf.float64) if gradient is None else variance(gradient),
             )
         zero = tf.constant(0.0)
         spread = tf.reduce_mean(tf.math.reduce_variance(logits, axis=-1))
@@ -291,8 +292,3 @@ def _check_logits(wiring: Wiring) -> None:
 
 def _is_softmax(layer: keras.layers.Layer) -> bool:
     return registry.is_softmax(layer) or "softmax" in str(getattr(layer, "symbol", ""))
-
-
-def _variance(tensor: tf.Tensor) -> tf.Tensor:
-    # Gradients of 1e-20 squared vanish in float32.
-    return tf.math.reduce_variance(tf.cast(tensor, tf.float64))

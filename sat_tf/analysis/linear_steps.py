@@ -39,6 +39,11 @@ class Step:
         return type(self.layer).__name__
 
     @property
+    def is_last_part(self) -> bool:
+        """Whether the layer's output is that of this multiplication."""
+        return self.part is linear_parts(self.layer)[-1]
+
+    @property
     def fan_in(self) -> int:
         """Inputs of one output, n."""
         return self.part.fan_in(self._shape, groups(self.layer))
