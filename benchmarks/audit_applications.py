@@ -17,7 +17,7 @@ import sys
 import time
 from typing import Any
 
-from benchmarks.rows import write_csv
+from rows import write_csv
 
 _RESULTS = pathlib.Path(__file__).parent / "results" / "audit_applications.csv"
 _IMAGE_SIZE = 96
@@ -42,6 +42,7 @@ def audit_one(name: str, image_size: int, num_images: int) -> dict[str, Any]:
     import tf_keras as keras
 
     import sat_tf
+    from sat_tf.analysis.findings import Verdict
 
     keras.utils.set_random_seed(0)
     start = time.perf_counter()
@@ -56,9 +57,8 @@ def audit_one(name: str, image_size: int, num_images: int) -> dict[str, Any]:
     looked = time.perf_counter()
     found = sat_tf.audit(model, (images, labels), num_images=num_images)
     done = time.perf_counter()
-    counted = collections.Counter(
-        f.rule for _, f in found.findings() if f.verdict.value == "broken"
-    )
+    findings = [finding for _, finding in found.findings()]
+    counted = collections.Counter(f.rule for f in findings if f.verdict is Verdict.BROKEN)
     kappas = [layer.kappa for layer in found.layers if layer.kappa and not layer.reads_image]
     logarithms = np.log(kappas) if kappas else np.array([np.nan])
     return {
@@ -100,11 +100,10 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for name in arguments.models or application_names():
         run = subprocess.run(
-            [sys.executable, "-m", "benchmarks.audit_applications", "--one", name],
+            [sys.executable, __file__, "--one", name],
             capture_output=True,
             text=True,
             timeout=_SECONDS_AT_MOST,
-            cwd=pathlib.Path(__file__).parents[1],
         )
         if run.returncode:
             print(f"{name}: {run.stderr[-1500:]}")

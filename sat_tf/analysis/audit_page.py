@@ -48,8 +48,8 @@ def audit_page(audit: Audit) -> str:
 
 _ON_LAYERS = (
     "n: inputs of one output. n̂: outputs of one input. W: latent weights; Ŵ: clamped; Q: quantized"
-    "; Ξ: effective, what the layer multiplies by. VAR: variance over the kernel. κ₁ (normalization "
-    "right behind) and κ₂ (none) are the constants of the gradient-flowing law between a layer and "
+    "; Ξ: effective, what the layer multiplies by. VAR: variance over the kernel. κ₁ "
+    "(normalization right behind) and κ₂ (none) are the constants of the gradient-flowing law between a layer and "
     "those that follow it; κ₀ is the classifier's."
 )
 
@@ -98,19 +98,24 @@ def _charts(audit: Audit) -> list[DotChart]:
     ]
     if not audit.activations:
         return of_layers
-    clipped = rules.CLIPPED.value
     return [
         *of_layers,
         DotChart(
-            title="Activations: clipped, and codes used",
+            title="Activations: clipped",
             x_label="quantized activation, in graph order",
-            y_label="share",
+            y_label="share of values",
             names=[row.name for row in audit.activations],
-            dots=[
-                Dots("share of values clipped", [row.clipped for row in audit.activations]),
-                Dots("share of codes used", [_used(row) for row in audit.activations]),
-            ],
-            wanted=(0.0, clipped),
+            dots=[Dots("clipped", [row.clipped for row in audit.activations])],
+            wanted=(0.0, rules.CLIPPED.value),
+            is_share=True,
+        ),
+        DotChart(
+            title="Activations: codes used",
+            x_label="quantized activation, in graph order",
+            y_label="share of codes",
+            names=[row.name for row in audit.activations],
+            dots=[Dots("codes used", [_used(row) for row in audit.activations])],
+            wanted=(rules.CODES_USED.value, 1.0),
             is_share=True,
         ),
     ]

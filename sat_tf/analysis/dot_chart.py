@@ -159,5 +159,5 @@ svg.dots { width: 100%; max-width: 60rem; height: auto; } .legend svg.dots { wid
 .kind1 { fill: var(--kind1); } .kind2 { fill: var(--kind2); } .kind3 { fill: var(--kind3); }
 .legend { list-style: none; margin: .2rem 0 0; padding: 0; display: flex; flex-wrap: wrap;
   gap: .1rem 1rem; color: var(--soft); } .legend li { display: flex; align-items: center;
-  gap: .4rem; } .watch { font-weight: 650; }
+  gap: .4rem; } .watch { font-weight: 650; } td.number { white-space: nowrap; }
 """
