@@ -47,10 +47,10 @@ def audit_page(audit: Audit) -> str:
 
 
 _ON_LAYERS = (
-    "n: inputs of one output. n̂: outputs of one input. W: latent weights; Ŵ: clamped; Q: quantized"
-    "; Ξ: effective, what the layer multiplies by. VAR: variance over the kernel. κ₁ "
-    "(normalization right behind) and κ₂ (none) are the constants of the gradient-flowing law between a layer and "
-    "those that follow it; κ₀ is the classifier's."
+    "n: inputs of one output. n̂: outputs of one input. W: latent weights; Ŵ: clamped; Q: "
+    "quantized; Ξ: effective, what the layer multiplies by. VAR: variance over the kernel. κ₁ "
+    "(normalization right behind) and κ₂ (none) are the constants of the gradient-flowing law "
+    "between a layer and those that follow it; κ₀ is the classifier's."
 )
 
 
