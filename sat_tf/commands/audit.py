@@ -13,8 +13,8 @@ from rich.console import Console
 from sat_tf.commands.models import quiet_tensorflow
 from sat_tf.commands.pixels import Choice, add_image_arguments, choice_of
 from sat_tf.messages import did_you_mean
-from sat_tf.models import MODELS, build
 from sat_tf.training.errors import RunError
+from sat_tf.training.model_config import MODEL_OPTIONS
 from sat_tf.training.run_folder import CONFIG, QUANTIZED_MODEL, RunFolder
 from sat_tf.wholefile import check_writable
 
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "model",
         metavar="MODEL",
         help="a Keras file (.keras, .h5) or SavedModel; the folder of a finished run; the name of "
-        f"a model, with random weights: {', '.join(MODELS)}, or {_APPLICATIONS}NAME",
+        f"a model, with random weights: {', '.join(MODEL_OPTIONS)}, or {_APPLICATIONS}NAME",
     )
     add_image_arguments(
         parser, default="none; for a run, its held-out images", usual=str(_USUAL_IMAGES)
@@ -120,8 +120,8 @@ def _maker(arguments: argparse.Namespace) -> Callable[[], "keras.Model"]:
     }
     if name.startswith(_APPLICATIONS):
         return lambda: _application(name.removeprefix(_APPLICATIONS), sizes)
-    if name in MODELS and not path.exists():
-        return lambda: build(name, **{"image_size": 224, "num_classes": 1000, **sizes})
+    if name in MODEL_OPTIONS and not path.exists():
+        return lambda: _built(name, sizes)
     if sizes:
         raise RunError(
             f"{name}: received {' and '.join(f'--{key}' for key in sizes)} for a saved model, "
@@ -137,8 +137,14 @@ def _maker(arguments: argparse.Namespace) -> Callable[[], "keras.Model"]:
         raise RunError(f"{name}: not found; expected a Keras model, or the folder of a run.")
     raise RunError(
         f"{name}: received neither a file nor the name of a model, expected one of them. "
-        f"{did_you_mean(name, MODELS)}"
+        f"{did_you_mean(name, MODEL_OPTIONS)}"
     )
+
+
+def _built(name: str, sizes: dict[str, int]) -> "keras.Model":
+    from sat_tf import models
+
+    return models.build(name, **{"image_size": 224, "num_classes": 1000, **sizes})
 
 
 def _application(name: str, sizes: dict[str, int]) -> "keras.Model":
