@@ -5,11 +5,11 @@ effective weights and L the loss, neighbouring linear layers l and l + 1 are rel
 
     VAR[∂L/∂Ξ_l] = κ₁ · 1/k² · n̂_{l+1} VAR[Ξ_{l+1}] / (n_l VAR[Ξ_l]) · VAR[∂L/∂Ξ_{l+1}]
 
-where BatchNormalization is right behind layer l (Eq. 1 of the paper), and otherwise by
+where BatchNormalization is right behind layer l (Eq. 3 of the paper), and otherwise by
 
     VAR[∂L/∂Ξ_l] = κ₂ · 1/k⁴ · n̂_{l+1} VAR[Ξ_{l+1}] · VAR[∂L/∂Ξ_{l+1}]
 
-(Eq. 2), with k² the area of an average pooling between them. Where gradients flow as they should,
+(Eq. 4), with k² the area of an average pooling between them. Where gradients flow as they should,
 κ₁ and κ₂ are of order 1. Both are solved for here, as the paper does for its Figure of ResNet-18.
 Variances are centred, and over a whole kernel.
 """

@@ -49,7 +49,7 @@ def dense_network(x, y, kernels, gammas, epsilon):
 
 
 def kappas(kernels, gradients):
-    """κ₁ and κ₂ of Dense layers in a row: solved for in the paper's Eq. 1 and 2."""
+    """κ₁ and κ₂ of Dense layers in a row: solved for in the paper's Eq. 3 and 4."""
     found = []
     for index in range(len(kernels) - 1):
         n = kernels[index].shape[0]
