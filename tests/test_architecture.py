@@ -19,6 +19,7 @@ MAY_IMPORT = {
     "models": set(),
     "data": set(),
     "analysis": {"core", "qat"},
+    "callbacks": {"core", "qat", "analysis"},
     "training": {"qat", "models", "data", "export", "analysis"},
     "paper": {"training", "qat", "models", "data"},
     "figures": {"core", "qat", "analysis", "models", "data", "training"},

@@ -5,11 +5,11 @@ effective weights and L the loss, neighbouring linear layers l and l + 1 are rel
 
     VAR[∂L/∂Ξ_l] = κ₁ · 1/k² · n̂_{l+1} VAR[Ξ_{l+1}] / (n_l VAR[Ξ_l]) · VAR[∂L/∂Ξ_{l+1}]
 
-where BatchNormalization is right behind layer l (Eq. 1 of the paper), and otherwise by
+where BatchNormalization is right behind layer l (Eq. 3 of the paper), and otherwise by
 
     VAR[∂L/∂Ξ_l] = κ₂ · 1/k⁴ · n̂_{l+1} VAR[Ξ_{l+1}] · VAR[∂L/∂Ξ_{l+1}]
 
-(Eq. 2), with k² the area of an average pooling between them. Where gradients flow as they should,
+(Eq. 4), with k² the area of an average pooling between them. Where gradients flow as they should,
 κ₁ and κ₂ are of order 1. Both are solved for here, as the paper does for its Figure of ResNet-18.
 Variances are centred, and over a whole kernel.
 """
@@ -23,9 +23,10 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.analysis.labelled_images import LabelledImages, class_shares, labelled_images
-from sat_tf.analysis.linear_parts import LinearPart, groups, kernel_of, linear_parts
+from sat_tf.analysis.linear_steps import Step, linear_steps
 from sat_tf.analysis.taps import key_of, tapped
-from sat_tf.analysis.wiring import Call, Wiring
+from sat_tf.analysis.variance import variance
+from sat_tf.analysis.wiring import Wiring
 from sat_tf.qat import registry
 
 
@@ -60,8 +61,8 @@ def gradient_flow_constants(
         following: each layer l + 1, with the area k² of the average pooling between, or 1.
 
     Returns:
-        κ₁, which supposes BatchNormalization behind the layer, and κ₂, which supposes none; infinite
-        or NaN where no gradient comes back.
+        κ₁, which supposes BatchNormalization behind the layer, and κ₂, which supposes none; both
+        infinite or NaN where no gradient comes back.
 
     >>> a = Flow(fan_in=4, fan_out=8, weight_variance=0.5, gradient_variance=3.0)
     >>> b = Flow(fan_in=8, fan_out=2, weight_variance=0.25, gradient_variance=6.0)
@@ -124,12 +125,14 @@ class GradientFlow:
     Attributes:
         layers: one for each multiplication by a kernel, in graph order.
         loss: cross entropy, the mean over the images, in nats.
+        logit_variance: variance of the logits over classes, its mean over the images.
         level_gradients: gradient of the loss with respect to each clipping level, by the name of
             the user's layer.
     """
 
     layers: tuple[LayerFlow, ...]
     loss: float
+    logit_variance: float
     level_gradients: dict[str, float]
 
 
@@ -176,20 +179,23 @@ class GradientProbe:
         self._model = model
         self._images = tf.cast(sample.images, model.inputs[0].dtype)
         self._shares = tf.constant(class_shares(sample.labels, model.output_shape[-1]))
-        self._plan = _plan(wiring)
+        self._steps = linear_steps(wiring)
         self._in_inference = [call.layer for call in wiring if call.in_inference]
-        self._compiled = compiled
         self._measure = tf.function(self._run, autograph=False) if compiled else self._run
 
     def __call__(self) -> GradientFlow:
         """What the law says now."""
-        variances, loss, levels = tf.nest.map_structure(
+        variances, loss, logits, levels = tf.nest.map_structure(
             lambda tensor: tensor.numpy(), self._measure(self._images, self._shares)
         )
         named = {name: _Variances(*map(float, pair)) for name, pair in variances.items()}
-        layers = tuple(step.flow(named) for step in self._plan)
+        flows = [_flow(step, self._steps, named) for step in self._steps.values()]
+        layers = tuple(flow for flow in flows if flow is not None)
         return GradientFlow(
-            layers, float(loss), {name: float(value) for name, value in levels.items()}
+            layers,
+            float(loss),
+            float(logits),
+            {name: float(value) for name, value in levels.items()},
         )
 
     def _run(self, images: tf.Tensor, shares: tf.Tensor) -> Any:
@@ -203,18 +209,22 @@ class GradientProbe:
             loss = tf.reduce_mean(losses)
         gradients, levels = tape.gradient(loss, (taps.kernels, taps.levels))
         variances = {}
-        for step in self._plan:
-            key = key_of(step.call.layer, step.part.kernel)
+        for step in self._steps.values():
+            key = key_of(step.layer, step.part.kernel)
+            if key not in taps.kernels:
+                continue  # a layer inside another that does not call it
             kernel = taps.kernels[key][0]
             # A layer called twice has the sum of both calls' gradients.
             found = [gradient for gradient in gradients[key] if gradient is not None]
             gradient = tf.add_n(found) if found else None
             variances[step.name] = (
-                _variance(kernel),
-                tf.constant(np.nan, tf.float64) if gradient is None else _variance(gradient),
+                variance(kernel),
+                tf.constant(np.nan, tf.float64) if gradient is None else variance(gradient),
             )
         zero = tf.constant(0.0)
-        return variances, loss, {k: zero if v is None else v for k, v in levels.items()}
+        spread = tf.reduce_mean(tf.math.reduce_variance(logits, axis=-1))
+        slopes = {name: zero if level is None else level for name, level in levels.items()}
+        return variances, loss, spread, slopes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,107 +233,41 @@ class _Variances:
     gradient: float
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Step:
-    """One multiplication of the model, and those that follow it."""
-
-    name: str
-    call: Call
-    part: LinearPart
-    normalization: str | None
-    reads_image: bool
-    following: tuple[tuple[str, int | None], ...]
-    unknown: str
-    steps: dict[str, "_Step"]
-
-    def flow(self, variances: dict[str, _Variances]) -> LayerFlow:
-        own = variances[self.name]
-        reaches = not np.isnan(own.gradient)
-        result = LayerFlow(
-            name=self.name,
-            kind=type(self.call.layer).__name__,
-            fan_in=self.counts[0],
-            fan_out=self.counts[1],
-            normalization=self.normalization,
-            reads_image=self.reads_image,
-            weight_variance=own.weight,
-            gradient_variance=own.gradient if reaches else None,
-            following=tuple(name for name, _ in self.following),
-            unknown=self.unknown,
-        )
-        if self.unknown:
-            return result
-        following = [
-            (self.steps[name]._measured(variances), area or 1) for name, area in self.following
-        ]
-        constants = gradient_flow_constants(self._measured(variances), following)
-        if not np.isfinite(constants).all():
-            return dataclasses.replace(result, unknown="no gradient comes back to it")
-        kappa_1, kappa_2 = constants
-        return dataclasses.replace(result, kappa_1=kappa_1, kappa_2=kappa_2)
-
-    @property
-    def counts(self) -> tuple[int, int]:
-        shape = tuple(kernel_of(self.call.layer, self.part).shape)
-        in_groups = groups(self.call.layer)
-        return self.part.fan_in(shape, in_groups), self.part.fan_out(shape, in_groups)
-
-    def _measured(self, variances: dict[str, _Variances]) -> Flow:
-        own = variances[self.name]
-        fan_in, fan_out = self.counts
-        return Flow(
-            fan_in=fan_in,
-            fan_out=fan_out,
-            weight_variance=own.weight,
-            gradient_variance=own.gradient,
-        )
+def _flow(step: Step, steps: dict[str, Step], variances: dict[str, _Variances]) -> LayerFlow | None:
+    """The law at one step; None where the step was not taken."""
+    if step.name not in variances:
+        return None
+    own = variances[step.name]
+    result = LayerFlow(
+        name=step.name,
+        kind=step.kind,
+        fan_in=step.fan_in,
+        fan_out=step.fan_out,
+        normalization=step.normalization,
+        reads_image=step.reads_image,
+        weight_variance=own.weight,
+        gradient_variance=None if np.isnan(own.gradient) else own.gradient,
+        following=tuple(name for name, _ in step.following),
+        unknown=step.unknown,
+    )
+    if step.unknown:
+        return result
+    following = [
+        (_measured(steps[name], variances[name]), area or 1) for name, area in step.following
+    ]
+    constants = gradient_flow_constants(_measured(step, own), following)
+    if not np.isfinite(constants).all():
+        return dataclasses.replace(result, unknown="no gradient comes back to it")
+    return dataclasses.replace(result, kappa_1=constants[0], kappa_2=constants[1])
 
 
-def _plan(wiring: Wiring) -> list[_Step]:
-    calls = wiring.linear()
-    times = [call.layer for call in calls]
-    steps: dict[str, _Step] = {}
-    for call in calls:
-        parts = linear_parts(call.layer)
-        for part, behind in zip(parts, (*parts[1:], None), strict=True):
-            name = part.name(call.name)
-            if name in steps:
-                continue  # called before
-            if behind is not None:
-                following: list[tuple[str, int | None]] = [(behind.name(call.name), 1)]
-                unknown = ""
-            else:
-                found = wiring.neighbours(call)
-                following = [
-                    (next(iter(linear_parts(to.call.layer))).name(to.call.name), to.pooled_area)
-                    for to in found
-                    if to.call.is_linear
-                ]
-                strange = [to.call.name for to in found if not to.call.is_linear]
-                unknown = _unknown(following, strange)
-            if times.count(call.layer) > 1:
-                unknown = "the layer is called more than once"
-            steps[name] = _Step(
-                name=name,
-                call=call,
-                part=part,
-                normalization=wiring.normalization_behind(call) if behind is None else None,
-                reads_image=wiring.reads_image(call) and part is parts[0],
-                following=tuple(following),
-                unknown=unknown,
-                steps=steps,
-            )
-    return list(steps.values())
-
-
-def _unknown(following: list[tuple[str, int | None]], strange: list[str]) -> str:
-    if strange:
-        return f"it is followed by layers that are not known: {', '.join(strange)}"
-    if not following:
-        return "no linear layer follows"
-    if any(area is None for _, area in following):
-        return "how much is averaged behind it is not known"
-    return ""
+def _measured(step: Step, variances: _Variances) -> Flow:
+    return Flow(
+        fan_in=step.fan_in,
+        fan_out=step.fan_out,
+        weight_variance=variances.weight,
+        gradient_variance=variances.gradient,
+    )
 
 
 def _check_logits(wiring: Wiring) -> None:
@@ -348,8 +292,3 @@ def _check_logits(wiring: Wiring) -> None:
 
 def _is_softmax(layer: keras.layers.Layer) -> bool:
     return registry.is_softmax(layer) or "softmax" in str(getattr(layer, "symbol", ""))
-
-
-def _variance(tensor: tf.Tensor) -> tf.Tensor:
-    # Gradients of 1e-20 squared vanish in float32.
-    return tf.math.reduce_variance(tf.cast(tensor, tf.float64))

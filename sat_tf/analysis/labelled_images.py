@@ -137,7 +137,8 @@ def _gathered(dataset: Any, most: int) -> tuple[Any, Any]:
         raise ValueError("dataset: received no images, expected at least one; it is empty.")
     if any(labels is None for _, labels in parts):
         return np.concatenate([images for images, _ in parts]), None
-    return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    images, labels = zip(*parts, strict=True)
+    return np.concatenate(images), np.concatenate(labels)
 
 
 def _holds_single_images(dataset: Any) -> bool | None:

@@ -64,9 +64,8 @@ def tapped(
                 stack.enter_context(_tapped_levels(layer, tape, taps))
             elif linear_parts(layer):
                 stack.enter_context(_tapped_kernels(layer, tape, taps))
-            elif isinstance(layer, keras.layers.BatchNormalization):
-                if layer.trainable and id(layer) not in frozen:
-                    stack.enter_context(_replaced(layer, "call", _by_batch(layer)))
+            elif _normalizes_by_batch(layer) and id(layer) not in frozen:
+                stack.enter_context(_replaced(layer, "call", _by_batch(layer)))
         for layer in without_softmax:
             stack.enter_context(_without_softmax(layer))
         yield taps
@@ -102,6 +101,11 @@ def _tapped_levels(layer: QuantizedLayer, tape: tf.GradientTape, taps: Taps) -> 
     taps.levels[layer.layer.name] = level
     with _replaced(layer, "output_variables", {**variables, "clipping_level": level}):
         yield
+
+
+def _normalizes_by_batch(layer: keras.layers.Layer) -> bool:
+    # Frozen layers use the statistics they have.
+    return isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
 
 
 def _by_batch(layer: keras.layers.BatchNormalization) -> Any:

@@ -250,9 +250,7 @@ class Wiring:
         return found
 
     def classifier(self) -> Call | None:
-        """The linear layer whose output is the model's, but for a softmax, a change of shape or
-        type, and dropout.
-        """
+        """The linear layer that makes the output, but for softmax, reshaping and dropout."""
         *behind, last = self.tail()
         if not last.is_linear or not all(_passes_logits(call.layer) for call in behind):
             return None

@@ -9,7 +9,7 @@ from sat_tf.commands.models import quiet_tensorflow
 from sat_tf.commands.train import seed
 from sat_tf.figures.figure import Claim, Figure
 from sat_tf.figures.folder import open_folder
-from sat_tf.figures.library import FIGURES, find
+from sat_tf.figures.library import find
 from sat_tf.figures.run import run as make
 from sat_tf.messages import list_problems
 from sat_tf.training.errors import RunError
@@ -54,15 +54,15 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     if arguments.list:
         _list(figures, console)
         return True
-    folder = open_folder(arguments.out)
     quiet_tensorflow()
-    page = make(
-        figures,
-        folder,
-        seed=arguments.seed,
-        done=lambda figure, claims, seconds: _show(figure, claims, seconds, console),
-    )
-    console.print(f"All of {', '.join(FIGURES)} that are there: {page}", soft_wrap=True)
+    with open_folder(arguments.out) as folder:
+        page = make(
+            figures,
+            folder,
+            seed=arguments.seed,
+            done=lambda figure, claims, seconds: _show(figure, claims, seconds, console),
+        )
+    console.print(f"Page: {page}", highlight=False, markup=False, soft_wrap=True)
     return True
 
 

@@ -1,7 +1,9 @@
 """The files of figures: each whole, or not there."""
 
+import contextlib
 import os
 import pathlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sat_tf.figures import palette
@@ -17,13 +19,15 @@ PICTURES = (".png", ".svg")
 INDEX = "index.html"
 
 
-def open_folder(path: str | os.PathLike[str]) -> pathlib.Path:
-    """The folder, made where it is not there.
+@contextlib.contextmanager
+def open_folder(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+    """The folder, made where it is not there; one that was made and stays empty goes again.
 
     Raises:
         RunError: it is a file, or cannot be made or written.
     """
     folder = pathlib.Path(path)
+    is_new = not folder.exists()
     if folder.exists() and not folder.is_dir():
         raise RunError(f"--out: received {folder}, which is a file; expected a folder; name one.")
     try:
@@ -38,7 +42,12 @@ def open_folder(path: str | os.PathLike[str]) -> pathlib.Path:
             f"--out: received {folder}, which is not writable; expected a folder that is; choose "
             "another, or change its permissions."
         )
-    return folder
+    try:
+        yield folder
+    finally:
+        if is_new:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 def write_figure(folder: pathlib.Path, figure: Figure, table: Table) -> None:

@@ -156,7 +156,7 @@ def draw(table: Table) -> "Picture":
             color=color,
             marker=marker,
         )
-    for column, label in (("vanilla_printed", "printed"), ("clamp_printed", None)):
+    for column, label in (("vanilla_printed", "printed"), ("clamp_printed", "_nolegend_")):
         axes.plot(
             *(places, table[column]),
             linestyle="",

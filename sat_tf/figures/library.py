@@ -20,7 +20,7 @@ FIGURES: dict[str, Figure] = {
             title="variance of clamped over original weights, by the number of neurons",
             caption="Square layers of n × n weights from N(0, 1/n), 100 of each size, clamped by "
             "tanh and its maximum.",
-            seconds=60.0,
+            seconds=35.0,
             columns=clamp_variance.COLUMNS,
             measure=clamp_variance.measure,
             draw=clamp_variance.draw,
@@ -45,7 +45,7 @@ FIGURES: dict[str, Figure] = {
             "bars are the standard deviation of one draw. “By one ratio”: vanilla times the ratio "
             "of variances of 100 000 weights, the same for all models, as the printed values have "
             "it.",
-            seconds=40.0,
+            seconds=20.0,
             columns=kappa_table.COLUMNS,
             measure=kappa_table.measure,
             draw=kappa_table.draw,
@@ -58,7 +58,7 @@ FIGURES: dict[str, Figure] = {
             caption="ResNet-18 with a quarter of the channels, 1000 printed characters of 24 × 24 "
             "pixels, 320 steps of 64 images, SGD with Nesterov momentum, peak rate 0.1 and cosine; "
             "gradients of 128 training images. The paper trains on ImageNet to the end.",
-            seconds=90.0,
+            seconds=55.0,
             columns=kappa_training.COLUMNS,
             measure=kappa_training.measure,
             draw=kappa_training.draw,
@@ -70,7 +70,7 @@ FIGURES: dict[str, Figure] = {
             title="standard deviation of quantized over clamped weights, by bits",
             caption="Square layers of n × n weights from N(0, 1/n) for n channels, 10 of each "
             "size, on every grid of sat-tf.",
-            seconds=40.0,
+            seconds=6.0,
             columns=quantized_deviation.COLUMNS,
             measure=quantized_deviation.measure,
             draw=quantized_deviation.draw,
@@ -81,7 +81,7 @@ FIGURES: dict[str, Figure] = {
             place="Equation 13",
             title="gradient of the clipping level, original and calibrated",
             caption="What one activation x adds to the gradient of the clipping level α.",
-            seconds=3.0,
+            seconds=2.0,
             columns=level_gradient.COLUMNS,
             measure=level_gradient.measure,
             draw=level_gradient.draw,

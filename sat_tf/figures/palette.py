@@ -78,7 +78,7 @@ def depths(count: int) -> Any:
     from matplotlib.colors import ListedColormap, Normalize
 
     # The lightest end of the colour map cannot be seen on white.
-    shades = [matplotlib.colormaps["viridis"](0.9 * index / 255) for index in range(256)]
+    shades = [matplotlib.colormaps["viridis"](0.78 * index / 255) for index in range(256)]
     return ListedColormap(shades), Normalize(1, count)
 
 

@@ -72,10 +72,14 @@ class Table:
         Raises:
             ValueError: it is no table with these columns.
         """
-        header, *rows = csv.reader(io.StringIO(text), strict=True)
-        if header != list(columns) or not rows or any(len(row) != len(header) for row in rows):
+        try:
+            lines = list(csv.reader(io.StringIO(text), strict=True))
+        except csv.Error:
+            lines = []
+        whole = all(len(line) == len(columns) for line in lines)
+        if len(lines) < 2 or lines[0] != list(columns) or not whole:
             raise ValueError(f"expected rows of {', '.join(columns)}")
-        return cls(tuple(columns), tuple(tuple(map(_value, row)) for row in rows))
+        return cls(tuple(columns), tuple(tuple(map(_value, row)) for row in lines[1:]))
 
 
 def _value(word: str) -> Value:

@@ -48,7 +48,7 @@ def clamping_ratio(weights: npt.NDArray[np.float32]) -> float:
     >>> round(clamping_ratio(np.array([0.5, -0.5], np.float32)), 3)
     4.0
     """
-    return float(_clamping_ratio()(weights))
+    return float(_clamping_ratio()(weights.reshape(-1)))
 
 
 def quantization_ratios(
@@ -65,7 +65,7 @@ def quantization_ratios(
         The standard deviation of Q over that of Ŵ, and the same for the root of the mean square,
         which is another number where a grid shifts the mean.
     """
-    deviation, root_mean_square = _quantization_ratios(num_bits, grid)(weights)
+    deviation, root_mean_square = _quantization_ratios(num_bits, grid)(weights.reshape(-1))
     return float(deviation), float(root_mean_square)
 
 
@@ -75,7 +75,7 @@ def _clamping_ratio() -> "Callable[[npt.NDArray[np.float32]], tf.Tensor]":
 
     from sat_tf.core import dorefa
 
-    @tf.function(autograph=False, reduce_retracing=True)
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None])])
     def ratio(weights: tf.Tensor) -> tf.Tensor:
         clamped = dorefa.clamp_weights(weights)
         return tf.reduce_mean(tf.square(clamped)) / tf.reduce_mean(tf.square(weights))
@@ -91,7 +91,7 @@ def _quantization_ratios(
 
     from sat_tf.core import dorefa
 
-    @tf.function(autograph=False, reduce_retracing=True)
+    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None])])
     def ratios(weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         clamped = dorefa.clamp_weights(weights)
         quantized = dorefa.quantize_weights(weights, num_bits, grid)
