@@ -13,7 +13,7 @@ from sat_tf.miniature.claim import Verdict
 from sat_tf.miniature.claims import CHAPTERS
 from sat_tf.miniature.groups import jobs
 from sat_tf.miniature.page import write_page
-from sat_tf.miniature.pictures import missing
+from sat_tf.miniature.paper_figures import missing
 from sat_tf.miniature.run import judged, not_shown
 from sat_tf.miniature.run import run as run_jobs
 from sat_tf.paper.record import Outcome, read_outcomes

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from sat_tf import page as pages
-from sat_tf.miniature import curves, dots, kappa, pictures
+from sat_tf.miniature import curves, dots, kappa, paper_figures
 from sat_tf.miniature.claim import Claim, Judged, Top1, Verdict, by_row, judge
 from sat_tf.miniature.claims import CHAPTERS
 from sat_tf.miniature.groups import GROUPS, Group
@@ -98,7 +98,7 @@ def to_html(outcomes: Sequence[Outcome], folder: pathlib.Path, changes: str = ""
     top1 = by_row(ours, changes)
     levels = _figures(curves.LEVELS, ours, folder)
     learning = _figures(curves.LEARNING, ours, folder)
-    figures = pictures.drawn(folder)
+    figures = paper_figures.drawn(folder)
     kappas = kappa.table(ours, folder)
     body = [
         _verdict(top1, ours, changes),
@@ -120,7 +120,7 @@ def to_html(outcomes: Sequence[Outcome], folder: pathlib.Path, changes: str = ""
         _runs(ours),
         f"</section><footer>sat-tf {text(__version__)}</footer>",
     ]
-    style = f"{report_curves.STYLE}{chart.STYLE}{dots.STYLE}{pictures.STYLE}{_STYLE}"
+    style = f"{report_curves.STYLE}{chart.STYLE}{dots.STYLE}{paper_figures.STYLE}{_STYLE}"
     return pages.page(TITLE, filter(None, body), style)
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from sat_tf.figures.figure import Figure
 from sat_tf.figures.folder import open_folder, write_figure
 from sat_tf.messages import list_problems
-from sat_tf.miniature import kappa, pictures
+from sat_tf.miniature import kappa, paper_figures
 from sat_tf.miniature.bar import OverallBar
 from sat_tf.miniature.claim import Judged, Verdict, by_row, judge
 from sat_tf.miniature.claims import CLAIMS
@@ -43,7 +43,7 @@ def run(
 
     Args:
         jobs: see `sat_tf.miniature.groups.jobs`.
-        figures: those to make; see `sat_tf.miniature.pictures.missing`.
+        figures: those to make; see `sat_tf.miniature.paper_figures.missing`.
         folder: in which each run has a folder of its own, and the figures one together.
         results: the file that outcomes are added to.
         page: the file to write.
@@ -145,7 +145,7 @@ def _make(figure: Figure, folder: pathlib.Path, work: Work, bar: OverallBar) -> 
         work.advance(figure.name, sum(shares) * figure_units(figure))
         bar.show()
 
-    place = open_folder(folder / pictures.FOLDER)
+    place = open_folder(folder / paper_figures.FOLDER)
     write_figure(place, figure, figure.measure(_SEED, advance))
     work.finish([figure.name])
 

@@ -5,7 +5,7 @@ from rich.console import Console
 
 from sat_tf.figures.library import FIGURES
 from sat_tf.miniature.groups import SHORT, jobs
-from sat_tf.miniature.pictures import missing
+from sat_tf.miniature.paper_figures import missing
 from sat_tf.miniature.run import LOG, judged, not_shown, run
 from sat_tf.paper.record import read_outcomes
 from sat_tf.training import runner
