@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from sat_tf.figures.figure import Figure
-from sat_tf.figures.folder import open_folder, write_figure
+from sat_tf.figures.folder import write_figure
 from sat_tf.messages import list_problems
 from sat_tf.miniature import kappa, paper_figures
 from sat_tf.miniature.bar import OverallBar
@@ -145,8 +145,10 @@ def _make(figure: Figure, folder: pathlib.Path, work: Work, bar: OverallBar) -> 
         work.advance(figure.name, sum(shares) * figure_units(figure))
         bar.show()
 
-    place = open_folder(folder / paper_figures.FOLDER)
-    write_figure(place, figure, figure.measure(_SEED, advance))
+    table = figure.measure(_SEED, advance)
+    place = folder / paper_figures.FOLDER
+    place.mkdir(exist_ok=True)
+    write_figure(place, figure, table)
     work.finish([figure.name])
 
 
