@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import wrapt
 
-from sat_tf.version import __version__
+from sat_tf.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from sat_tf import callbacks as callbacks
     from sat_tf import export as export
+    from sat_tf.analysis.audit import audit as audit
     from sat_tf.export.file import export_tflite as export_tflite
     from sat_tf.export.verification import verify_tflite as verify_tflite
     from sat_tf.qat import configs as configs
@@ -29,7 +31,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "BitPolicy": "sat_tf.qat.policy",
     "SatQuantizeScheme": "sat_tf.qat.scheme",
+    "audit": "sat_tf.analysis.audit",
     "calibrate": "sat_tf.qat.calibrate",
+    "callbacks": "sat_tf",
     "configs": "sat_tf.qat",
     "export": "sat_tf",
     "export_tflite": "sat_tf.export.file",
@@ -39,13 +43,13 @@ _HOMES = {
     "verify_tflite": "sat_tf.export.verification",
 }
 
-__all__ = [*_HOMES, "__version__"]
+__all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    if name in ("configs", "export"):
+    if name in ("callbacks", "configs", "export"):
         return importlib.import_module(f"{_HOMES[name]}.{name}")
     return getattr(importlib.import_module(_HOMES[name]), name)
 

@@ -6,7 +6,7 @@ from types import ModuleType
 
 from rich.console import Console
 
-from sat_tf.commands import evaluate, export, paper, train, verify
+from sat_tf.commands import audit, evaluate, export, figures, miniature, paper, train, verify
 from sat_tf.data.reading import ReadingError
 from sat_tf.training.errors import RunError
 from sat_tf.version import __version__
@@ -20,7 +20,10 @@ _COMMANDS: dict[str, ModuleType] = {
     "evaluate": evaluate,
     "export": export,
     "verify": verify,
+    "audit": audit,
     "paper": paper,
+    "figures": figures,
+    "miniature": miniature,
 }
 
 
@@ -31,8 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: words of the command line after the program's name; by default those given.
 
     Returns:
-        The exit status: 0 when all went well, 1 where LiteRT and the model differ, 2 where the
-        input is wrong or a run broke, 130 after Ctrl-C.
+        The exit status: 0 when all went well, 1 where LiteRT and the model differ or a strict audit
+        finds a broken rule, 2 where the input is wrong or a run broke, 130 after Ctrl-C.
     """
     parsed = _parser().parse_args(arguments)
     return report_errors(lambda: parsed.command(parsed, Console()))
@@ -42,7 +45,7 @@ def report_errors(command: Callable[[], bool | None]) -> int:
     """Runs a command; says what its user can mend in plain words, without a traceback.
 
     Args:
-        command: returns False where it found a difference.
+        command: returns False where it found a difference or a broken rule.
 
     Returns:
         The exit status; see `main`.

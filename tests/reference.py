@@ -27,7 +27,7 @@ def round_half_up(x: np.ndarray) -> np.ndarray:
 
 
 def clamp(latent: np.ndarray, range_axes: Sequence[int] = ()) -> np.ndarray:
-    """Eq. 3 and 4: tanh(W) / max|tanh(W)|."""
+    """Eq. 5 and 6: tanh(W) / max|tanh(W)|."""
     squashed, maximum, _ = _squash(latent, range_axes)
     return squashed / maximum
 
@@ -73,7 +73,7 @@ def weight_units(
 def quantize_weights(
     latent: np.ndarray, bits: int, grid: str, range_axes: Sequence[int] = ()
 ) -> np.ndarray:
-    """Eq. 7: Q = 2 n / divisor - 1."""
+    """Eq. 9: Q = 2 n / divisor - 1."""
     divisor, _, _, _ = GRIDS[grid]
     return 2.0 * weight_units(latent, bits, grid, range_axes) / divisor(bits) - 1.0
 
@@ -117,7 +117,7 @@ def fan_out(kernel_shape: Sequence[int], kind: str) -> int:
 def rescale_factor(
     weights: np.ndarray, n: int, method: str = "constant", latent: np.ndarray | None = None
 ) -> float:
-    """Eq. 5 and 8, 1/sqrt(n̂ mean(Q²)), or Eq. 18, sqrt(mean(W²)/mean(Q²))."""
+    """Eq. 7 and 10, 1/sqrt(n̂ mean(Q²)), or Eq. S23, sqrt(mean(W²)/mean(Q²))."""
     mean_square = float(np.mean(np.square(np.asarray(weights, np.float64))))
     if method == "none" or mean_square == 0.0:
         return 1.0
@@ -130,7 +130,7 @@ def rescale_factor(
 
 
 def quantize_activation(x: np.ndarray, level: float, bits: int) -> np.ndarray:
-    """Eq. 9 to 12: α round(a clip(x, 0, α) / α) / a, a = 2^b - 1."""
+    """Eq. 11 and 12: α round(a clip(x, 0, α) / α) / a, a = 2^b - 1."""
     steps = 2**bits - 1
     clipped = np.clip(np.asarray(x, np.float64), 0.0, level)
     return level * round_half_up(steps * clipped / level) / steps

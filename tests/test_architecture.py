@@ -19,9 +19,22 @@ MAY_IMPORT = {
     "models": set(),
     "data": set(),
     "analysis": {"core", "qat"},
+    "callbacks": {"core", "qat", "analysis"},
     "training": {"qat", "models", "data", "export", "analysis"},
     "paper": {"training", "qat", "models", "data"},
-    "commands": {"paper", "training", "qat", "models", "data", "export", "analysis"},
+    "figures": {"core", "qat", "analysis", "models", "data", "training"},
+    "miniature": {"figures", "paper", "training"},
+    "commands": {
+        "figures",
+        "miniature",
+        "paper",
+        "training",
+        "qat",
+        "models",
+        "data",
+        "export",
+        "analysis",
+    },
 }
 # Modules that all parts share, and those at the top that may use everything.
 SHARED = {"arguments", "messages", "page", "progress_bar", "version", "wholefile"}

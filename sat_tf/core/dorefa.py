@@ -1,4 +1,4 @@
-"""DoReFa weights: clamp by tanh over its maximum, then round to a grid (Eq. 3 to 7)."""
+"""DoReFa weights: clamp by tanh over its maximum, then round to a grid (Eq. 5 to 9)."""
 
 import functools
 from collections.abc import Callable
@@ -18,7 +18,7 @@ _SMALLEST_MAXIMUM = 2.0**-63
 def clamp_weights(
     kernel: tf.Tensor, detach_max: bool = False, *, range_axes: tuple[int, ...] = ()
 ) -> tf.Tensor:
-    """Clamps latent weights to [-1, 1] (Eq. 3 and 4).
+    """Clamps latent weights to [-1, 1] (Eq. 5 and 6).
 
     Forward: Ŵ = t / m with t = tanh(W), m = max |t|.
     Backward, g the upstream gradient: dW = (1 - t²) (g / m - [|t| = m] sign(t) Σ(g Ŵ) / (m ties)),
@@ -60,7 +60,7 @@ def quantize_weights(
     *,
     range_axes: tuple[int, ...] = (),
 ) -> tf.Tensor:
-    """Clamps and quantizes latent weights (Eq. 7).
+    """Clamps and quantizes latent weights (Eq. 9).
 
     Forward: Q = 2 n / d - 1 with n = min(round_half_up(d (Ŵ + 1) / 2), top); on the DoReFa grid
     d = top = a = 2^b - 1, which is the paper's Q = 2 q_k((Ŵ + 1) / 2) - 1. Backward: the rounding

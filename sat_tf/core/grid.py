@@ -30,7 +30,7 @@ Bits: TypeAlias = int | tf.Tensor
 def round_half_up(x: tf.Tensor) -> tf.Tensor:
     """Rounds to the nearest integer, ties upwards: floor(x + 1/2).
 
-    The only rounding of the package (Eq. 6 of the paper writes the bracket), and that of
+    The only rounding of the package (Eq. 8 of the paper writes the bracket), and that of
     TensorFlow's FakeQuant kernels; `tf.round` sends ties to even numbers instead.
 
     Args:
@@ -195,7 +195,7 @@ def check_bits(num_bits: int) -> None:
 
 
 def quantize_unit(x: tf.Tensor, levels: int) -> tf.Tensor:
-    """The paper's q_k: rounds the unit interval to n / a, straight-through (Eq. 6 and 12).
+    """The paper's q_k: rounds the unit interval to n / a, straight-through (Eq. 8 and 12).
 
     Forward: q = round_half_up(a x) / a. Backward: dq/dx = 1.
 

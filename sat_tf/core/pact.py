@@ -1,4 +1,4 @@
-"""Activations with a trainable clipping level: PACT, and its calibrated gradient (Eq. 9 to 13)."""
+"""Activations with a trainable clipping level: PACT, and its calibrated gradient (Eq. 11 to 13)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,7 @@ def quantize_activation(
     num_bits: grids.Bits,
     gradient: str = "calibrated",
 ) -> tf.Tensor:
-    """Rectifies, clips and quantizes an activation (Eq. 9 to 13): CG-PACT.
+    """Rectifies, clips and quantizes an activation (Eq. 11 to 13): CG-PACT.
 
     Forward, with a = 2^b - 1 and the step α/a:  q = α · round(a · clip(x, 0, α) / α) / a.
     Backward:  dq/dx = 1 where 0 < x < α, else 0;

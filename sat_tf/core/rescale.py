@@ -1,4 +1,4 @@
-"""Rescaling of quantized weights, so that the network stays trainable (Eq. 5, 8 and 18)."""
+"""Rescaling of quantized weights, so that the network stays trainable (Eq. 7, 10 and S23)."""
 
 import math
 from collections.abc import Sequence
@@ -65,8 +65,8 @@ def rescale_factor(
 ) -> tf.Tensor:
     """The constant c by which `rescale_weights` multiplies.
 
-    c = 1 / sqrt(n̂ mean(Q²)) ("constant", Eq. 5 and 8), sqrt(mean(W²) / mean(Q²)) ("stddev",
-    Eq. 18) or 1 ("none"). It is positive and finite whatever the weights are: the means leave NaN
+    c = 1 / sqrt(n̂ mean(Q²)) ("constant", Eq. 7 and 10), sqrt(mean(W²) / mean(Q²)) ("stddev",
+    Eq. S23) or 1 ("none"). It is positive and finite whatever the weights are: the means leave NaN
     and infinite weights out, and where a mean is 0, c is 1.
 
     Where channels have maxima of their own, "stddev" has means of their own as well: the clamp
@@ -108,10 +108,10 @@ def rescale_factor(
 def rescale_weights(
     weights: tf.Tensor, fan_out: int, method: str = "constant", latent: tf.Tensor | None = None
 ) -> tf.Tensor:
-    """Brings quantized weights back to a trainable size: SAT's constant rescaling (Eq. 8).
+    """Brings quantized weights back to a trainable size: SAT's constant rescaling (Eq. 10).
 
-    Forward: Q* = c Q with c = 1 / sqrt(n̂ mean(Q²)) ("constant", Eq. 5 and 8),
-    c = sqrt(mean(W²) / mean(Q²)) ("stddev", Eq. 18), or c = 1 ("none"); means over the whole
+    Forward: Q* = c Q with c = 1 / sqrt(n̂ mean(Q²)) ("constant", Eq. 7 and 10),
+    c = sqrt(mean(W²) / mean(Q²)) ("stddev", Eq. S23), or c = 1 ("none"); means over the whole
     layer, not centred. Backward: dQ = c dQ*; c carries no gradient.
 
     Computed in float32, returned in the type of `weights`. All-zero weights keep c = 1. NaN and

@@ -35,6 +35,11 @@ class Row(Section):
     set: dict[str, Any] = Field(
         default_factory=dict, description="a mapping of dotted keys to their values"
     )
+    start: dict[str, Any] = Field(
+        default_factory=dict,
+        description="what the run of the float model changes besides, where it is another one than "
+        "that of the row's own method",
+    )
     printed: Printed = Field(default=Printed(), description="a mapping")
     others: dict[str, Other] = Field(
         default_factory=dict, description="a mapping of methods to what is printed of them"

@@ -54,7 +54,7 @@ class Outcome:
         return self.row, self.data, self.seed, self.changes
 
 
-_FIELDS = tuple(field.name for field in dataclasses.fields(Outcome))
+COLUMNS = tuple(field.name for field in dataclasses.fields(Outcome))
 _TYPES: Mapping[str, Callable[[str], Any]] = {
     **dict.fromkeys(("seed", "images", "codes_differing"), int),
     **dict.fromkeys(("top1", "top5", "tflite_top1", "seconds"), float),
@@ -112,12 +112,12 @@ def read_outcomes(path: pathlib.Path) -> list[Outcome]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
-            if tuple(reader.fieldnames or ()) != _FIELDS:
+            if tuple(reader.fieldnames or ()) != COLUMNS:
                 raise ValueError(f"received the columns {', '.join(reader.fieldnames or ())}")
             return [_read(line) for line in reader]
     except (OSError, ValueError, TypeError) as error:
         raise RunError(
-            f"{path}: {error}; expected a file with the columns {', '.join(_FIELDS)}; choose "
+            f"{path}: {error}; expected a file with the columns {', '.join(COLUMNS)}; choose "
             "another one with --results."
         ) from error
 
@@ -147,7 +147,7 @@ def _write(path: pathlib.Path, outcomes: Iterable[Outcome]) -> None:
         written_whole(path) as temporary,
         temporary.open("w", newline="", encoding="utf-8") as file,
     ):
-        writer = csv.DictWriter(file, _FIELDS, lineterminator="\n")
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(dataclasses.asdict(outcome) for outcome in outcomes)
 
@@ -163,7 +163,7 @@ def _locked(path: pathlib.Path) -> Iterator[None]:
 
 def _read(line: dict[str, str]) -> Outcome:
     values: dict[str, Any] = {}
-    for name in _FIELDS:
+    for name in COLUMNS:
         text = line[name]
         if text == "" and name in _MAY_LACK:
             values[name] = None

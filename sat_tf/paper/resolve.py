@@ -10,6 +10,7 @@ from sat_tf.paper.library import Entry, base_text, data_sets
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.config import CalibrationConfig, Config, ExportConfig
 from sat_tf.training.config_file import parse_config
+from sat_tf.training.run_folder import FLOAT_MODEL
 
 # What a policy says that matters where nothing is rounded or clipped.
 _FLOAT_FIELDS = ("rescale", "weight_range", "detach_max", "input_max", "unsupported")
@@ -44,11 +45,60 @@ def resolve(
     Returns:
         A configuration whose name says the network, the data, the bits, the seed, and eight digits
         that follow from everything its outcome depends on: rows that ask for the same training
-        have the same one.
+        have the same one. Where the row starts from the float model of another run, see
+        `other_start`, that is named as a file in the folder in which all runs have theirs.
 
     Raises:
         RunError: it does not describe a run; lists every problem.
     """
+    config = _config(entry, data, data_dir, tuple(changes), seed, {})
+    if entry.row.measures == "float":
+        return _named(float_part(config))
+    start = other_start(entry, data=data, data_dir=data_dir, changes=changes, seed=seed)
+    if start is not None:
+        training = config.training.model_copy(update={"float_model": f"{start.name}/{FLOAT_MODEL}"})
+        config = config.model_copy(update={"training": training})
+    return _named(config)
+
+
+def other_start(
+    entry: Entry,
+    *,
+    data: str | None = None,
+    data_dir: str | None = None,
+    changes: Iterable[str] = (),
+    seed: int | None = None,
+) -> Config | None:
+    """The run of the float model that a row starts from, where it is not that of its own method.
+
+    Args:
+        entry: the row.
+        data: see `resolve`.
+        data_dir: see `resolve`.
+        changes: see `resolve`.
+        seed: see `resolve`.
+
+    Returns:
+        Its configuration; None where the row names no other start, or `changes` name a file.
+
+    Raises:
+        RunError: it does not describe a run; lists every problem.
+    """
+    if not entry.row.start:
+        return None
+    config = _config(entry, data, data_dir, tuple(changes), seed, entry.row.start)
+    return None if config.training.float_model is not None else float_part(config)
+
+
+def _config(
+    entry: Entry,
+    data: str | None,
+    data_dir: str | None,
+    changes: tuple[str, ...],
+    seed: int | None,
+    start: Mapping[str, Any],
+) -> Config:
+    """What a row asks for, still without a name; `start` comes after the row."""
     chosen = data_sets()[data or entry.data]
     row = entry.row
     bits = row.set.get("policy.activation_bits", 0)
@@ -58,9 +108,10 @@ def resolve(
         chosen.models.get(row.base, {}),
         chosen.activation_bits.get(bits, {}),
         row.set,
+        start,
         {} if data_dir is None else {"data.options.data_dir": data_dir},
     ]
-    config = parse_config(
+    return parse_config(
         base_text(row.base),
         # JSON is YAML on one line.
         [
@@ -70,7 +121,6 @@ def resolve(
         seed=seed,
         subject=entry.id,
     )
-    return _named(float_part(config) if row.measures == "float" else config)
 
 
 def float_part(config: Config) -> Config:

@@ -10,12 +10,13 @@ from rich.markup import escape
 from sat_tf.messages import did_you_mean, list_problems
 from sat_tf.paper.library import Entry, data_sets, find
 from sat_tf.paper.record import add_outcomes, outcome_of, read_outcomes
-from sat_tf.paper.resolve import float_part, resolve
+from sat_tf.paper.resolve import float_part, other_start, resolve
 from sat_tf.training import run_folder
 from sat_tf.training.config import Config
 from sat_tf.training.errors import RunError
 from sat_tf.training.run_folder import RunFolder
 from sat_tf.training.run_state import RunState
+from sat_tf.training.stage_plan import Listener
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,7 +83,14 @@ def plan(
     return jobs
 
 
-def run(jobs: Sequence[Job], folder: pathlib.Path, results: pathlib.Path, console: Console) -> bool:
+def run(
+    jobs: Sequence[Job],
+    folder: pathlib.Path,
+    results: pathlib.Path,
+    console: Console,
+    *,
+    listener: Listener | None = None,
+) -> bool:
     """Runs jobs one after the other, and records each outcome when it is there.
 
     A run that has finished in this folder is not run again, and one that has been interrupted goes
@@ -93,6 +101,7 @@ def run(jobs: Sequence[Job], folder: pathlib.Path, results: pathlib.Path, consol
         folder: in which each run has a folder of its own.
         results: the file that outcomes are added to.
         console: where to show progress.
+        listener: called after every step of a training.
 
     Returns:
         Whether LiteRT computes the integers that were trained, in all of them.
@@ -109,11 +118,11 @@ def run(jobs: Sequence[Job], folder: pathlib.Path, results: pathlib.Path, consol
         console.print(f"[bold]{number}/{len(jobs)}[/] {what}", highlight=False)
         config = job.config
         if job.float_config is not None:
-            start = _finish(job.float_config, folder, console, done)
+            start = _finish(job.float_config, folder, console, done, listener)
             file = str(start.file(run_folder.FLOAT_MODEL).absolute())
             training = config.training.model_copy(update={"float_model": file})
             config = config.model_copy(update={"training": training})
-        finished = _finish(config, folder, console, done)
+        finished = _finish(config, folder, console, done, listener)
         if not _has_finished(finished):
             continue  # the files are with another worker
         outcome = outcome_of(
@@ -139,14 +148,10 @@ def _job(
     if data_sets()[name].data_dir == "required":
         # Which images these are, the folder says.
         name = f"{name} {pathlib.Path(str(data_dir)).expanduser().resolve().name}"
-    alone = config.stages.quantized is None or config.training.float_model is not None
-    return Job(
-        row=row.id,
-        data=name,
-        changes=changes,
-        config=config,
-        float_config=None if alone else float_part(config),
-    )
+    start = other_start(row, data=data, data_dir=data_dir, changes=changes, seed=seed)
+    if start is None and config.stages.quantized and config.training.float_model is None:
+        start = float_part(config)
+    return Job(row=row.id, data=name, changes=changes, config=config, float_config=start)
 
 
 def _data_dir_problems(names: Iterable[str], data_dir: str | None) -> list[str]:
@@ -166,7 +171,13 @@ def _data_dir_problems(names: Iterable[str], data_dir: str | None) -> list[str]:
     return problems
 
 
-def _finish(config: Config, folder: pathlib.Path, console: Console, done: set[str]) -> RunFolder:
+def _finish(
+    config: Config,
+    folder: pathlib.Path,
+    console: Console,
+    done: set[str],
+    listener: Listener | None,
+) -> RunFolder:
     """The folder of a run, which is trained unless it has been; `done` are those of this process.
 
     Processes that train together have to agree on what is left to do, and the files of a run that
@@ -182,7 +193,7 @@ def _finish(config: Config, folder: pathlib.Path, console: Console, done: set[st
 
         # Frees the former run's memory; layers are named as in a process of their own.
         keras.backend.clear_session()
-        runner.train(config, own, console, wait=True)
+        runner.train(config, own, console, wait=True, listener=listener)
     done.add(config.name)
     return own
 

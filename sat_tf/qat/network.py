@@ -67,7 +67,7 @@ class Network:
         Raises:
             ValueError: the model has no graph at all; says why and what to do.
         """
-        _check_model(model)
+        check_model(model)
         self.name: str = model.name
         self.problems: dict[str, str] = {}
         self._nodes: dict[str, Node] = {}
@@ -145,7 +145,7 @@ class Network:
         return found
 
 
-def _check_model(model: Any) -> None:
+def check_model(model: Any) -> None:
     """Raises ValueError, with the fix, unless `model` is a built Functional or Sequential model."""
     if not isinstance(model, keras.Model):
         raise ValueError(_not_a_model(model))

@@ -174,7 +174,7 @@ class BitPolicy:
         weight_range: "layer" divides weights by the maximum of the layer (the paper), "channel" by
             the maximum of the output channel.
         detach_max: no gradient through that maximum.
-        rescale: "constant" (SAT, Eq. 8), "stddev" (Eq. 18) or "none", on linear layers without
+        rescale: "constant" (SAT, Eq. 10), "stddev" (Eq. S23) or "none", on linear layers without
             BatchNormalization right behind them.
         clipping_gradient: "calibrated" (CG-PACT, Eq. 13) or "pact".
         clipping_level_rate: factor on the gradient of clipping levels. 1 is the paper; less keeps

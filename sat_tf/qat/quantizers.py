@@ -55,7 +55,7 @@ class SatQuantizer(tfmot.quantization.keras.quantizers.Quantizer):
 
 @_register
 class DorefaQuantizer(SatQuantizer):
-    """Latent weights to effective weights: clamp, quantize, rescale (Eq. 3 to 8).
+    """Latent weights to effective weights: clamp, quantize, rescale (Eq. 5 to 10).
 
     Forward: Ξ = gain · c · Q, with Q from `dorefa.quantize_weights` (Ŵ where `num_bits` is None)
     and c from `rescale.rescale_factor`; Ξ = Q where `rescale` is None, for layers with
@@ -212,7 +212,7 @@ class _ClippingQuantizer(SatQuantizer):
 
 @_register
 class PactQuantizer(_ClippingQuantizer):
-    """Rectifies, clips and quantizes to codes 0..2^b - 1: `pact.quantize_activation` (Eq. 9-13)."""
+    """Rectifies, clips and quantizes to 0..2^b - 1: `pact.quantize_activation` (Eq. 11 to 13)."""
 
     signed = False
 

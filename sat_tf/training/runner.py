@@ -33,6 +33,7 @@ from sat_tf.training.results import Results
 from sat_tf.training.run_folder import RunFolder
 from sat_tf.training.run_state import RunState, expect_same_config
 from sat_tf.training.stage import Run, batch_size_problems, held_out_metrics, train_stage
+from sat_tf.training.stage_plan import Listener
 from sat_tf.training.start import float_start, is_ordinary, quantized_start, trained_float_model
 
 _GO_ON = "\nWhen the files are mended, the same command goes on with the run."
@@ -182,6 +183,7 @@ def train(
     *,
     resume: bool | None = None,
     wait: bool = False,
+    listener: Listener | None = None,
 ) -> Results | None:
     """Runs everything, or what is left of it, and fills the run folder as it goes.
 
@@ -192,6 +194,7 @@ def train(
         resume: go on with the run in the folder (True), start anew and keep the old files aside
             (False), or go on where there is one (None).
         wait: for another process that trains in this folder, and take over what it leaves.
+        listener: called after every step, for who shows the progress of several runs.
 
     Returns:
         The results, or None where another worker has them.
@@ -228,6 +231,7 @@ def train(
             # All workers record alike, because what one reads of a model, all do; one is kept.
             records=folder if writes else RunFolder(pathlib.Path(elsewhere)),
             interruption=interruption,
+            listener=listener,
         )
         start_model = float_model(config, run.source)
         with (

@@ -18,6 +18,7 @@ from sat_tf.training.history import EpochMetrics
 from sat_tf.training.interruption import Interruption
 from sat_tf.training.keeper import Keeper
 from sat_tf.training.learner import Learner
+from sat_tf.training.listener import Telling
 from sat_tf.training.reading_errors import reading_errors_told
 from sat_tf.training.recipes import stage_recipes, stage_teacher
 from sat_tf.training.recorder import StopWhenNotFinite
@@ -25,7 +26,7 @@ from sat_tf.training.refresher import Refresher
 from sat_tf.training.run_folder import CHECKPOINTS, RunFolder
 from sat_tf.training.schedule import WarmupCosine
 from sat_tf.training.stage_config import StageConfig
-from sat_tf.training.stage_plan import StagePlan
+from sat_tf.training.stage_plan import Listener, StagePlan
 from sat_tf.training.training_copy import training_copy
 from sat_tf.training.watching import watched
 
@@ -48,6 +49,7 @@ class Run:
         writes: whether this process keeps the folder.
         records: where this process writes metrics and curves; None is the folder.
         interruption: whether the run has been asked to stop.
+        listener: told of every step.
         rows: the metrics so far; every epoch appends one.
     """
 
@@ -59,6 +61,7 @@ class Run:
     writes: bool = True
     records: RunFolder | None = None
     interruption: Interruption = dataclasses.field(default_factory=Interruption)
+    listener: Listener | None = None
     rows: list[EpochMetrics] = dataclasses.field(default_factory=list)
 
 
@@ -188,6 +191,7 @@ def _fit(
             *of_recipes,
             StopWhenNotFinite(name, run.source, checkpoints),
             *watchers,
+            *([Telling(plan, run.listener)] if run.listener else []),
             keeper,  # last, because it may stop the run
         ]
         for position, epochs, steps in parts:

@@ -1,6 +1,10 @@
 """Which steps a stage has, and where they lie in the whole run."""
 
 import dataclasses
+from collections.abc import Callable
+
+# Called after every step with the name of the stage and how many of its steps are done.
+Listener = Callable[[str, int], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

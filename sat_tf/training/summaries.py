@@ -10,14 +10,13 @@ import tf_keras as keras
 
 from sat_tf.analysis.activations import ActivationProbe
 from sat_tf.analysis.kappa import kappa_0
+from sat_tf.analysis.scalar_events import scalar_events
 from sat_tf.training.stage_plan import StagePlan
 from sat_tf.training.step_callback import StepCallback
 from sat_tf.training.step_history import StepMetrics
 from sat_tf.wholefile import renamed_when_done
 
 _AT_EPOCHS = {"val_loss": "held_out/loss", "val_top1": "held_out/top1", "val_top5": "held_out/top5"}
-
-_SCALAR = 1  # TensorBoard's name of the class, DATA_CLASS_SCALAR, is not part of TensorFlow
 
 
 class Summaries(StepCallback):
@@ -98,20 +97,7 @@ class Summaries(StepCallback):
     def _write(self, values: Mapping[str, float]) -> None:
         with self._writer.as_default():
             step = self.plan.step_of_run(self.step)
-            tf.summary.experimental.write_raw_pb(_scalars(values), step=step)
-
-
-def _scalars(values: Mapping[str, float]) -> bytes:
-    """All values in one event, as `tf.summary.scalar` would write each in one of its own.
-
-    A network has dozens of clipping levels, and every call of it takes half a millisecond.
-    """
-    summary = tf.compat.v1.Summary()
-    for tag, value in values.items():
-        entry = summary.value.add(tag=tag, tensor=tf.make_tensor_proto(value, tf.float32))
-        entry.metadata.plugin_data.plugin_name = "scalars"
-        entry.metadata.data_class = _SCALAR
-    return bytes(summary.SerializeToString())
+            tf.summary.experimental.write_raw_pb(scalar_events(values), step=step)
 
 
 def drop_events_after(folder: pathlib.Path, step_of_run: int) -> None:

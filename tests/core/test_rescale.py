@@ -68,7 +68,7 @@ def test_channels_with_maxima_of_their_own_get_their_own_size_back(axes):
         )
         expected = reference.rescale_factor(weights[part], 9, "stddev", latent[part])
         assert factor[channel] == pytest.approx(expected, rel=1e-6)
-    # Eq. 8 is about the whole layer.
+    # Eq. 10 is about the whole layer.
     constant = rescale.rescale_factor(weights, 9, "constant", range_axes=axes)
     assert constant.numpy() == rescale.rescale_factor(weights, 9, "constant").numpy()
 

@@ -20,8 +20,12 @@ COUNTS = {
     "figure_s4": 2,
     "figure_s5": 2,
     "glyphs": 20,
+    "glyphs_common_start": 4,
+    "glyphs_gap_head": 9,
+    "glyphs_grids": 6,
     "glyphs_recipes": 7,
     "glyphs_starts": 12,
+    "glyphs_streams": 2,
     "glyphs_through_max": 11,
 }
 

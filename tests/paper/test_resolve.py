@@ -6,7 +6,7 @@ import pytest
 
 from sat_tf.data import DATA_SETS
 from sat_tf.paper.library import base_text, data_sets, entries
-from sat_tf.paper.resolve import digest, float_part, resolve
+from sat_tf.paper.resolve import digest, float_part, other_start, resolve
 from sat_tf.training.config_file import config_text, parse_config
 from sat_tf.training.errors import RunError
 
@@ -22,6 +22,7 @@ def _policy(row, **options):
     return _resolve(row, **options).policy
 
 
+@pytest.mark.filterwarnings("ignore:weight_grid=")  # rows of grids that train badly
 @pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize("row", entries())
 def test_every_row_is_a_configuration_that_reads_back_as_itself(row, data):
@@ -173,6 +174,25 @@ def test_runs_share_the_float_model_of_their_rescale_alone():
     assert start("glyphs/4bits/pact_sat") == _resolve("glyphs/float/clamp_constant").name
     assert start("glyphs/4bits/pact") != start("glyphs/4bits/pact_sat")
     assert start("table3/preresnet50/2bits_weights") == _resolve("table3/preresnet50/float").name
+
+
+def test_a_row_can_start_from_the_float_model_of_another_method():
+    for bits in ("4bits", "2bits"):
+        entry = entries()[f"glyphs_common_start/{bits}/pact_from_sat"]
+        start = other_start(entry)
+        assert start == _resolve("glyphs/float/clamp_constant")
+        config = resolve(entry)
+        assert config.policy == _policy(f"glyphs/{bits}/pact")
+        assert config.training.float_model == f"{start.name}/float.keras"
+        assert config.name != _resolve(f"glyphs/{bits}/pact").name
+
+
+def test_a_file_that_is_asked_for_takes_the_place_of_the_start_of_a_row():
+    entry = entries()["glyphs_common_start/4bits/pact_from_sat"]
+    changes = ["training.float_model=mine.keras"]
+    assert other_start(entry, changes=changes) is None
+    assert resolve(entry, changes=changes).training.float_model == "mine.keras"
+    assert other_start(entries()["glyphs/4bits/pact"]) is None
 
 
 def test_a_float_model_depends_on_its_own_recipe_and_not_on_the_quantized_one():

@@ -36,8 +36,8 @@ def run_dir(tmp_path_factory):
     return tmp_path_factory.mktemp("paper")
 
 
-def _run(jobs, folder):
-    return run(jobs, folder, folder / "results.csv", Console(quiet=True))
+def _run(jobs, folder, listener=None):
+    return run(jobs, folder, folder / "results.csv", Console(quiet=True), listener=listener)
 
 
 def test_rows_are_planned_seed_by_seed_with_the_float_model_they_start_from():
@@ -61,6 +61,12 @@ def test_a_given_float_model_takes_the_place_of_the_float_run():
     (job,) = plan(["glyphs/4bits/pact"], changes=["training.float_model=mine.keras"])
     assert job.float_config is None
     assert job.config.training.float_model == "mine.keras"
+
+
+def test_a_row_is_planned_with_the_other_start_that_it_names():
+    swapped, own = plan(["glyphs_common_start/4bits/sat_from_clamp", "glyphs/float/clamp"])
+    assert swapped.float_config.name == own.config.name
+    assert swapped.config.policy.rescale == "constant"
 
 
 def test_all_that_is_wrong_with_rows_and_data_is_said_at_once():
@@ -165,6 +171,14 @@ def _train(row, folder):
 @pytest.mark.parametrize("row", REPRESENTATIVE)
 def test_a_row_of_every_kind_trains_for_two_steps(row, run_dir):
     _train(row, run_dir)
+
+
+def test_a_listener_is_told_of_every_step(run_dir):
+    told = []
+    changes = [*TWO_STEPS, "seed=1"]
+    jobs = plan(["table1/mobilenet_v2/4bits"], data="digits", changes=changes)
+    _run(jobs, run_dir, listener=lambda stage, step: told.append((stage, step)))
+    assert told == [("float", 1), ("float", 2), ("quantized", 1), ("quantized", 2)]
 
 
 @pytest.mark.slow

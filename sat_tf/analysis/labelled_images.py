@@ -1,0 +1,172 @@
+"""Images and labels to measure gradients with, from whatever holds them."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+USUAL_IMAGES = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelledImages:
+    """One batch.
+
+    Attributes:
+        images: (n, rows, columns, channels), in any type that the model takes.
+        labels: class numbers (n,) or shares of classes (n, classes); None where there are none.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray | None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+def labelled_images(dataset: Any, *, most: int = USUAL_IMAGES) -> LabelledImages:
+    """The first images of a data set.
+
+    Args:
+        dataset: a pair (images, labels) of arrays; a `tf.data.Dataset`, or another iterable, of
+            batches or single images with their labels; images alone; a data set of `sat_tf.data`,
+            whose held-out images are taken. Labels are class numbers, of which negative ones mean
+            no label, or one number for each class.
+        most: how many images at most.
+
+    Raises:
+        ValueError: it holds none of these, or no image; images and labels differ in number.
+    """
+    if most < 1:
+        raise ValueError(f"num_images: received {most}, expected 1 or more.")
+    if isinstance(dataset, LabelledImages):
+        images, labels = dataset.images, dataset.labels
+    elif hasattr(dataset, "held_out_sample"):
+        images, labels = dataset.held_out_sample(most)
+    elif hasattr(dataset, "test_images"):
+        images, labels = dataset.test_images, dataset.test_labels
+    elif isinstance(dataset, np.ndarray | tf.Tensor):
+        images, labels = dataset, None
+    elif isinstance(dataset, tuple | list) and len(dataset) == 2 and _are_arrays(dataset):
+        images, labels = dataset
+    elif hasattr(dataset, "__iter__") and not isinstance(dataset, str | bytes | dict):
+        images, labels = _gathered(dataset, most)
+    else:
+        raise ValueError(
+            f"dataset: received {type(dataset).__name__}, expected a pair (images, labels), a "
+            "tf.data.Dataset of such pairs, or images alone."
+        )
+    images = np.asarray(images)
+    labels = None if labels is None else np.asarray(labels)
+    _check(images, labels)
+    if labels is None:
+        return LabelledImages(images[:most], None)
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
+    if labels.ndim == 1:
+        kept = np.flatnonzero(labels >= 0)[:most]
+        if not len(kept):
+            raise ValueError("dataset: received no label of 0 or more, expected class numbers.")
+        return LabelledImages(images[kept], labels[kept])
+    return LabelledImages(images[:most], labels[:most])
+
+
+def class_shares(labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """Labels as float32 shares (n, num_classes) that the cross entropy is taken with.
+
+    Raises:
+        ValueError: they are no labels of so many classes.
+
+    >>> class_shares(np.array([1, 0]), 3).tolist()
+    [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
+    """
+    if labels.ndim == 1:
+        if not np.array_equal(labels, np.round(labels)):
+            raise ValueError(
+                f"dataset: received labels such as {labels[0]!r}, expected class numbers: the "
+                "rules are about classifiers."
+            )
+        if labels.max() >= num_classes:
+            raise ValueError(
+                f"dataset: received the label {int(labels.max())}, expected 0 to {num_classes - 1}:"
+                f" the model has {num_classes} outputs."
+            )
+        return np.eye(num_classes, dtype=np.float32)[labels.astype(np.int64)]
+    shares = labels.astype(np.float32)
+    if shares.shape[1:] != (num_classes,):
+        raise ValueError(
+            f"dataset: received labels of shape {labels.shape}, expected (n,) or (n, {num_classes})"
+            f": the model has {num_classes} outputs."
+        )
+    if (shares < 0).any() or not np.allclose(shares.sum(axis=1), 1.0, atol=1e-3):
+        raise ValueError(
+            "dataset: received rows of labels that are no shares of one image, expected numbers "
+            "from 0 to 1 whose sum is 1; several labels for one image are no classification."
+        )
+    return shares
+
+
+def _are_arrays(pair: Any) -> bool:
+    images, labels = pair
+    of_images = np.ndim(images) > 1 or isinstance(images, np.ndarray | tf.Tensor)
+    return of_images and (labels is None or isinstance(labels, np.ndarray | tf.Tensor | list))
+
+
+def _gathered(dataset: Any, most: int) -> tuple[Any, Any]:
+    """Batches or single images, put together until there are enough."""
+    parts: list[tuple[np.ndarray, np.ndarray | None]] = []
+    count = 0
+    single = _holds_single_images(dataset)
+    for element in dataset:
+        if isinstance(element, dict):
+            raise ValueError(
+                f"dataset: received elements with the keys {', '.join(map(str, element))}, expected"
+                " pairs (images, labels); map them to pairs."
+            )
+        images, labels = element[:2] if isinstance(element, tuple | list) else (element, None)
+        images = np.asarray(images)
+        single = images.ndim == 3 if single is None else single
+        if single:
+            images, labels = images[None], None if labels is None else np.asarray(labels)[None]
+        parts.append((images, None if labels is None else np.asarray(labels)))
+        count += len(images)
+        if count >= most:
+            break
+    if not parts:
+        raise ValueError("dataset: received no images, expected at least one; it is empty.")
+    if any(labels is None for _, labels in parts):
+        return np.concatenate([images for images, _ in parts]), None
+    images, labels = zip(*parts, strict=True)
+    return np.concatenate(images), np.concatenate(labels)
+
+
+def _holds_single_images(dataset: Any) -> bool | None:
+    """Whether a `tf.data.Dataset` is unbatched; None for what does not say."""
+    spec = getattr(dataset, "element_spec", None)
+    first = spec[0] if isinstance(spec, tuple | list) else spec
+    shape = getattr(first, "shape", None)
+    return None if shape is None or shape.rank is None else shape.rank == 3
+
+
+def _check(images: np.ndarray, labels: np.ndarray | None) -> None:
+    if images.dtype.kind not in "uifb" or images.ndim < 2:
+        raise ValueError(
+            f"dataset: received images of shape {images.shape} and type {images.dtype}, expected "
+            "numbers (n, rows, columns, channels)."
+        )
+    if not len(images):
+        raise ValueError("dataset: received no images, expected at least one.")
+    if not np.isfinite(images).all():
+        raise ValueError("dataset: received images with NaN or infinite values; leave them out.")
+    if labels is None:
+        return
+    if labels.dtype.kind not in "uifb" or labels.ndim not in (1, 2):
+        raise ValueError(
+            f"dataset: received labels of shape {labels.shape} and type {labels.dtype}, expected "
+            "class numbers (n,), or one number for each class (n, classes)."
+        )
+    if len(labels) != len(images):
+        raise ValueError(
+            f"dataset: received {len(images)} images and {len(labels)} labels, expected as many."
+        )

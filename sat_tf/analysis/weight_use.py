@@ -1,0 +1,148 @@
+"""What quantization makes of a kernel: its variances from latent to effective, and its codes."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.analysis.linear_parts import kernel_of
+from sat_tf.analysis.linear_steps import Step
+from sat_tf.analysis.variance import variance
+from sat_tf.core import dorefa
+from sat_tf.core import grid as grids
+from sat_tf.qat import held_weights
+from sat_tf.qat.quantizers import DorefaQuantizer
+from sat_tf.qat.wrapper import QuantizedLayer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WeightUse:
+    """One kernel; what it does not have is None. Variances are centred, over the whole kernel.
+
+    Attributes:
+        weights: how many there are.
+        bits: of the codes.
+        rescale: name of SAT's rescaling.
+        latent: VAR[W], of the variable that the optimizer updates.
+        clamped: VAR[Ŵ].
+        quantized: VAR[Q].
+        effective: VAR[Ξ], of what the layer multiplies by.
+        codes: how many codes the grid has.
+        codes_used: how many of them occur.
+    """
+
+    weights: int
+    bits: int | None = None
+    rescale: str | None = None
+    latent: float | None = None
+    clamped: float | None = None
+    quantized: float | None = None
+    effective: float | None = None
+    codes: int | None = None
+    codes_used: int | None = None
+
+
+_VARIANCES = ("latent", "clamped", "quantized", "effective")
+
+
+class WeightProbe:
+    """Measures kernels, each time it is called.
+
+    Args:
+        steps: where they are used.
+        compiled: make a graph of the measurement, which pays from a few calls on.
+    """
+
+    def __init__(self, steps: Sequence[Step], *, compiled: bool = False) -> None:
+        self._steps = steps
+        self._measure = tf.function(self._run, autograph=False) if compiled else self._run
+
+    def __call__(self) -> dict[str, WeightUse]:
+        """What the kernels are now, by the names of the steps."""
+        measured = self._measure()
+        return {step.name: _use(step, measured[step.name]) for step in self._steps}
+
+    def codes(self) -> dict[str, tf.Tensor]:
+        """The integers n = 0..top of every kernel that has codes, as uint8."""
+        return {
+            step.name: tf.cast(held_weights.units(quantizer, _latent(step)), tf.uint8)
+            for step in self._steps
+            if (quantizer := quantizer_of(step)) is not None and quantizer.num_bits is not None
+        }
+
+    def _run(self) -> dict[str, dict[str, tf.Tensor]]:
+        return {step.name: _measured(step) for step in self._steps}
+
+
+def quantizer_of(step: Step) -> DorefaQuantizer | None:
+    """The quantizer of a step's kernel, if sat-tf quantizes it."""
+    outer = step.outer
+    if not isinstance(outer, QuantizedLayer) or outer.layer is not step.layer:
+        return None
+    return outer.quantize_config.weights
+
+
+def _measured(step: Step) -> dict[str, tf.Tensor]:
+    latent, quantizer = _latent(step), quantizer_of(step)
+    if latent is None:
+        return {}
+    if quantizer is None:
+        own = {"latent": variance(latent)}
+        # What other wrappers make of a kernel is seen only while they run.
+        return (
+            own
+            if isinstance(step.outer, keras.layers.Wrapper)
+            else {**own, "effective": own["latent"]}
+        )
+    found = {
+        "latent": variance(latent),
+        "clamped": variance(quantizer.clamp(latent)),
+        "effective": variance(step.outer.effective_kernel()),
+    }
+    if quantizer.num_bits is not None:
+        axes = quantizer.range_axes
+        found["quantized"] = variance(
+            dorefa.quantize_weights(latent, quantizer.num_bits, quantizer.grid, range_axes=axes)
+        )
+        units = tf.cast(held_weights.units(quantizer, latent), tf.int32)
+        counts = tf.math.bincount(tf.reshape(units, [-1]), minlength=256, maxlength=256)
+        found["codes_used"] = tf.math.count_nonzero(counts)
+    return found
+
+
+def _latent(step: Step) -> tf.Tensor | None:
+    """The variable that is trained; None where a wrapper has hidden it."""
+    kernel: Any = kernel_of(step.layer, step.part)
+    if not hasattr(kernel, "assign"):
+        same = [
+            weight
+            for weight in step.outer.trainable_weights
+            if weight.shape == kernel.shape and step.part.kernel in weight.name
+        ]
+        if len(same) != 1:
+            return None
+        kernel = same[0]
+    return tf.cast(tf.convert_to_tensor(kernel), tf.float32)
+
+
+def _use(step: Step, measured: dict[str, tf.Tensor]) -> WeightUse:
+    shape = kernel_of(step.layer, step.part).shape
+    quantizer = quantizer_of(step)
+    variances: dict[str, Any] = {
+        name: float(measured[name]) for name in _VARIANCES if name in measured
+    }
+    use = WeightUse(weights=shape.num_elements(), **variances)
+    if quantizer is None:
+        return use
+    use = dataclasses.replace(use, rescale=quantizer.rescale)
+    if quantizer.num_bits is None:
+        return use
+    bits = quantizer.num_bits
+    return dataclasses.replace(
+        use,
+        bits=bits,
+        codes=grids.find_grid(quantizer.grid, bits).top(bits) + 1,
+        codes_used=int(measured["codes_used"]),
+    )

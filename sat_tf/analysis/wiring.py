@@ -1,0 +1,288 @@
+"""Which linear layer follows which: the calls of a model, nested models and shared layers included.
+
+`sat_tf.qat.network` reads models that can be quantized; what is measured here may also hold models
+inside models, layers called twice, and operations on tensors.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.analysis.linear_parts import holds_matrices, linear_parts, unwrapped
+from sat_tf.qat import registry
+from sat_tf.qat.network import check_model
+
+_NORMALIZATIONS = (
+    keras.layers.BatchNormalization,
+    keras.layers.LayerNormalization,
+    keras.layers.GroupNormalization,
+)
+_AVERAGES = (
+    keras.layers.GlobalAveragePooling1D,
+    keras.layers.GlobalAveragePooling2D,
+    keras.layers.GlobalAveragePooling3D,
+)
+_POOLS = (
+    keras.layers.AveragePooling1D,
+    keras.layers.AveragePooling2D,
+    keras.layers.AveragePooling3D,
+)
+# They change how many values there are, and average none of them; maxima do not count, as in the
+# paper.
+_MOVES = (
+    keras.layers.MaxPooling1D,
+    keras.layers.MaxPooling2D,
+    keras.layers.MaxPooling3D,
+    keras.layers.GlobalMaxPooling1D,
+    keras.layers.GlobalMaxPooling2D,
+    keras.layers.GlobalMaxPooling3D,
+    keras.layers.ZeroPadding1D,
+    keras.layers.ZeroPadding2D,
+    keras.layers.ZeroPadding3D,
+    keras.layers.Cropping1D,
+    keras.layers.Cropping2D,
+    keras.layers.Cropping3D,
+    keras.layers.UpSampling1D,
+    keras.layers.UpSampling2D,
+    keras.layers.UpSampling3D,
+    keras.layers.Resizing,
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Call:
+    """One call of a layer.
+
+    Attributes:
+        name: of the user's layer; behind the name of the model it is in, where that is nested.
+        layer: that computes, out of its wrappers.
+        outer: the layer of the model's graph: `layer`, or its wrapper.
+        inputs: the calls whose outputs it reads.
+        shape: of its output without the batch dimension; None where unknown.
+        in_inference: it is called with training=False whatever goes on around it.
+    """
+
+    name: str
+    layer: keras.layers.Layer
+    outer: keras.layers.Layer
+    inputs: tuple["Call", ...]
+    shape: tuple[int | None, ...]
+    in_inference: bool
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether it multiplies by a kernel that can be measured."""
+        return bool(linear_parts(self.layer))
+
+    @property
+    def mixes(self) -> bool:
+        """Whether it is linear, or may be in a way that is not known."""
+        if self.is_linear:
+            return True
+        known = registry.find_support(self.layer) is not None
+        return not known and not isinstance(self.layer, _NORMALIZATIONS) and self._has_matrices
+
+    @property
+    def _has_matrices(self) -> bool:
+        # The shapes of a PReLU's slopes are a matrix's; it is none.
+        return holds_matrices(self.layer) and not isinstance(self.layer, keras.layers.PReLU)
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether it divides by a deviation that it measures."""
+        return isinstance(self.layer, _NORMALIZATIONS)
+
+    @property
+    def gates(self) -> bool:
+        """Whether it multiplies tensors, so that no input of it passes by the others."""
+        if isinstance(self.layer, keras.layers.Multiply):
+            return True
+        return "mul" in str(getattr(self.layer, "symbol", "")).lower()
+
+    @property
+    def pooled_area(self) -> int | None:
+        """Over how many places it averages, 1 where it does not; None where that is not known."""
+        layer = self.layer
+        if isinstance(layer, _POOLS):
+            return math.prod(layer.pool_size)
+        before, after = (_size(shape) for shape in (self.inputs[0].shape, self.shape))
+        averages = "mean" in str(getattr(layer, "symbol", ""))
+        if isinstance(layer, _AVERAGES) or averages:
+            return before // after if before and after else None
+        if before == after or len(self.inputs) > 1 or isinstance(layer, _MOVES):
+            return 1
+        return 1 if registry.find_support(layer) is not None else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Neighbour:
+    """A linear layer that follows another one.
+
+    Attributes:
+        call: of the one that follows.
+        pooled_area: k²_pool between the two: over how many places is averaged; None where that is
+            not known.
+    """
+
+    call: Call
+    pooled_area: int | None
+
+
+class Wiring:
+    """The calls of a built Functional or Sequential model with one input and one output.
+
+    Iterating yields the calls, producers before consumers.
+
+    Raises:
+        ValueError: the model has no graph, or several inputs or outputs; with the fix.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        check_model(model)
+        self.name: str = model.name
+        self._calls: list[Call] = []
+        (self.output,) = self._read(model, None, "")
+        self._readers: dict[Call, list[Call]] = {call: [] for call in self._calls}
+        for call in self._calls:
+            for producer in dict.fromkeys(call.inputs):
+                self._readers[producer].append(call)
+
+    def __iter__(self) -> Iterator[Call]:
+        return iter(self._calls)
+
+    def linear(self) -> list[Call]:
+        """The calls of linear layers."""
+        return [call for call in self if call.is_linear]
+
+    def _read(self, model: keras.Model, inputs: list[Call] | None, prefix: str) -> list[Call]:
+        """Adds a model's calls; returns those that make its outputs."""
+        made: dict[int, Call] = {}
+        if inputs is not None:
+            made = {id(tensor): call for tensor, call in zip(model.inputs, inputs, strict=True)}
+        # Keras has no public view of which of a layer's calls belong to which model.
+        for depth in sorted(model._nodes_by_depth, reverse=True):
+            for node in model._nodes_by_depth[depth]:
+                if not (node.is_input and inputs is not None):
+                    self._add(node, made, prefix)
+        return [made[id(tensor)] for tensor in model.outputs]
+
+    def _add(self, node: Any, made: dict[int, Call], prefix: str) -> None:
+        reads = [made[id(tensor)] for tensor in node.keras_inputs]
+        outputs = tf.nest.flatten(node.outputs)
+        outer = node.layer
+        if isinstance(outer, keras.Model) and getattr(outer, "_is_graph_network", False):
+            found = self._read(outer, reads, f"{prefix}{outer.name}/")
+            made.update({id(tensor): call for tensor, call in zip(outputs, found, strict=True)})
+            return
+        layer = unwrapped(outer)
+        call = Call(
+            name=prefix + layer.name,
+            layer=layer,
+            outer=outer,
+            inputs=tuple(reads),
+            shape=tuple(outputs[0].shape[1:]),
+            in_inference=not node.is_input and node.call_kwargs.get("training") is False,
+        )
+        self._calls.append(call)
+        made.update({id(tensor): call for tensor in outputs})
+
+    def normalization_behind(self, call: Call) -> str | None:
+        """Class of the normalization right behind a linear layer, if nothing else reads it."""
+        readers = self._readers[call]
+        plain = registry.activation_name(call.layer) == "linear"
+        if call is self.output or not plain or not readers:
+            return None
+        if not all(reader.normalizes for reader in readers):
+            return None
+        return type(readers[0].layer).__name__
+
+    def neighbours(self, call: Call) -> list[Neighbour]:
+        """The linear layers that follow another one, nearest along the graph.
+
+        A layer follows where a path leads to it on which no other linear layer lies. A path ends
+        at a sum or a concatenation that also takes in a layer found before: it has passed by that
+        layer, and comes to others as its predecessor too. It goes on where tensors are multiplied,
+        because no input of a product passes by the others.
+
+        Args:
+            call: of a linear layer.
+        """
+        areas: dict[Call, int | None] = {call: 1}
+        behind_found: set[Call] = set()
+        found = []
+        for reader in self._calls[self._calls.index(call) + 1 :]:
+            reached = [areas[producer] for producer in reader.inputs if producer in areas]
+            follows_found = any(producer in behind_found for producer in reader.inputs)
+            if follows_found:
+                behind_found.add(reader)
+            if not reached:
+                continue
+            area = None if None in reached else min(filter(None, reached))
+            if reader.mixes:
+                found.append(Neighbour(reader, area))
+                behind_found.add(reader)
+            elif not follows_found or reader.gates:
+                own = reader.pooled_area
+                areas[reader] = None if area is None or own is None else area * own
+        return found
+
+    def reads_image(self, call: Call) -> bool:
+        """Whether no linear layer comes before this one."""
+        waiting, seen = list(call.inputs), set(call.inputs)
+        while waiting:
+            producer = waiting.pop()
+            if producer.mixes:
+                return False
+            new = [before for before in producer.inputs if before not in seen]
+            seen.update(new)
+            waiting.extend(new)
+        return True
+
+    def tail(self) -> list[Call]:
+        """The calls from the output back to the first that is linear or reads several tensors."""
+        found = [self.output]
+        while not found[-1].mixes and len(found[-1].inputs) == 1:
+            found.append(found[-1].inputs[0])
+        return found
+
+    def classifier(self) -> Call | None:
+        """The linear layer that makes the output, but for softmax, reshaping and dropout."""
+        *behind, last = self.tail()
+        if not last.is_linear or not all(_passes_logits(call.layer) for call in behind):
+            return None
+        return last
+
+    def pooled_area_before(self, call: Call) -> int | None:
+        """k²_pool: over how many places is averaged between the linear layers before and a call.
+
+        Where paths meet, the smallest area counts: through it the largest values come. None where
+        it is not known.
+        """
+        areas: dict[Call, int | None] = {}
+        for producer in self._calls[: self._calls.index(call)]:
+            if producer.mixes or not producer.inputs:
+                areas[producer] = 1
+                continue
+            before = [areas[source] for source in producer.inputs]
+            own = producer.pooled_area
+            known = None not in before and own is not None
+            areas[producer] = min(filter(None, before)) * own if known and own else None
+        return areas[call.inputs[0]]
+
+
+def _passes_logits(layer: keras.layers.Layer) -> bool:
+    """Whether what comes out are the logits that go in, or their softmax."""
+    if "softmax" in str(getattr(layer, "symbol", "")):
+        return True
+    kinds = (keras.layers.Softmax, keras.layers.Flatten, keras.layers.Reshape, keras.layers.Dropout)
+    if type(layer) is keras.layers.Activation:
+        return registry.activation_name(layer) in ("linear", "softmax")
+    return type(layer) in kinds
+
+
+def _size(shape: tuple[int | None, ...]) -> int | None:
+    return None if None in shape else math.prod(size for size in shape if size is not None)

@@ -1,0 +1,83 @@
+"""`sat-tf figures`."""
+
+import argparse
+
+from rich.console import Console
+from rich.table import Table
+
+from sat_tf.commands.models import quiet_tensorflow
+from sat_tf.commands.train import seed
+from sat_tf.figures.figure import Claim, Figure
+from sat_tf.figures.folder import open_folder
+from sat_tf.figures.library import find
+from sat_tf.figures.run import run as make
+from sat_tf.messages import list_problems
+from sat_tf.training.errors import RunError
+
+SUMMARY = "draw the paper's figures anew, beside what it prints"
+DESCRIPTION = (
+    "Computes the paper's figures and tables that need no ImageNet, and writes of each its numbers "
+    "(CSV) and its picture (PNG and SVG), and index.html, which shows all beside what the paper "
+    "prints. A few minutes on two cores."
+)
+EXAMPLES = """\
+examples:
+  sat-tf figures --out figures
+  sat-tf figures table_s1 figure2a --out figures         only these
+  sat-tf figures --list
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument(
+        "names", metavar="NAME", nargs="*", help="a figure; --list shows all; default: all"
+    )
+    parser.add_argument("--out", metavar="DIR", help="folder for the files, which may be new")
+    parser.add_argument(
+        "--seed",
+        metavar="N",
+        type=seed,
+        default=0,
+        help="of everything that is drawn at random; default: 0",
+    )
+    parser.add_argument("--list", action="store_true", help="show the names, and make nothing")
+
+
+def run(arguments: argparse.Namespace, console: Console) -> bool:
+    """Does what the arguments ask for."""
+    figures, problems = find(arguments.names)
+    if arguments.out is None and not arguments.list:
+        problems.append("received no --out, expected a folder for the files; add --out DIR.")
+    if problems:
+        raise RunError(list_problems("sat-tf figures", problems))
+    if arguments.list:
+        _list(figures, console)
+        return True
+    quiet_tensorflow()
+    with open_folder(arguments.out) as folder:
+        page = make(
+            figures,
+            folder,
+            seed=arguments.seed,
+            done=lambda figure, claims, seconds: _show(figure, claims, seconds, console),
+        )
+    console.print(f"Page: {page}", highlight=False, markup=False, soft_wrap=True)
+    return True
+
+
+def _list(figures: list[Figure], console: Console) -> None:
+    table = Table("name", "in the paper", "what", "seconds, about", box=None)
+    for figure in figures:
+        table.add_row(figure.name, figure.place, figure.title, f"{figure.seconds:.0f}")
+    console.print(table)
+
+
+def _show(figure: Figure, claims: list[Claim], seconds: float, console: Console) -> None:
+    table = Table("", "paper", "here", "", box=None, pad_edge=False)
+    for claim in claims:
+        verdict = "agrees" if claim.holds else "[red]differs[/red]"
+        table.add_row(claim.about, claim.paper, claim.ours, verdict)
+    title = f"{figure.place}: {figure.title} ({seconds:.0f} s)"
+    console.print(title, style="bold", highlight=False, markup=False, soft_wrap=True)
+    console.print(table)

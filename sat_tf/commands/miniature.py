@@ -1,0 +1,173 @@
+"""`sat-tf miniature`."""
+
+import argparse
+import os
+import pathlib
+
+from rich.console import Console
+
+from sat_tf.commands.models import quiet_tensorflow
+from sat_tf.commands.train import seed
+from sat_tf.messages import list_problems
+from sat_tf.miniature.claim import Verdict
+from sat_tf.miniature.claims import CHAPTERS
+from sat_tf.miniature.groups import jobs
+from sat_tf.miniature.page import write_page
+from sat_tf.miniature.paper_figures import missing
+from sat_tf.miniature.run import judged, not_shown
+from sat_tf.miniature.run import run as run_jobs
+from sat_tf.paper.record import Outcome, read_outcomes
+from sat_tf.training.errors import RunError
+from sat_tf.training.interruption import Stopped
+from sat_tf.wholefile import check_writable
+
+SUMMARY = "re-create the paper's ablation in minutes, claim by claim"
+DESCRIPTION = (
+    "Trains the paper's ablation on a thousand printed characters, which are drawn on the spot, "
+    "and writes a page that sets each claim of the paper beside what was measured. Run again after "
+    "it was stopped, it goes on where it was."
+)
+EXAMPLES = """\
+examples:
+  sat-tf miniature                      about 5 minutes on two cores: 2 bits, one seed
+  sat-tf miniature --full               about 45 minutes: also 4 bits, the common start, grids,
+                                        counter-examples; three seeds
+  sat-tf miniature --seeds 0,1,2        the short run with three seeds
+  sat-tf miniature --page_only          writes the page anew from what is recorded
+
+Exit status 1: an ordering that is checked (in bold on the page) does not show, or LiteRT and a
+model differ.
+"""
+
+_RUN_DIR = "runs/miniature"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument(
+        "--full", action="store_true", help="all groups of trainings, with seeds 0, 1 and 2"
+    )
+    parser.add_argument(
+        "--seeds",
+        metavar="N,N,...",
+        type=_seeds,
+        default=(),
+        help="other seeds; rows that --full runs once have the first of them",
+    )
+    parser.add_argument(
+        "--run_dir",
+        metavar="DIR",
+        default=_RUN_DIR,
+        help=f"where each run has a folder of its own; default: {_RUN_DIR}. Runs of `sat-tf paper` "
+        "there are not repeated",
+    )
+    parser.add_argument(
+        "--results",
+        metavar="FILE",
+        help="CSV to which outcomes are added; default: results.csv in --run_dir",
+    )
+    parser.add_argument(
+        "--page", metavar="FILE", help="the page to write; default: index.html in --run_dir"
+    )
+    parser.add_argument(
+        "--page_only", action="store_true", help="write the page from what is recorded, and no more"
+    )
+    parser.add_argument(
+        "--no_figures",
+        action="store_true",
+        help="leave out the figures of `sat-tf figures`, which take about 4 minutes once",
+    )
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        dest="overrides",
+        help="change one setting of all trainings, with a dotted key, to try things out; the page "
+        "says so, and nothing is checked",
+    )
+
+
+def run(arguments: argparse.Namespace, console: Console) -> bool:
+    """Trains what is left, or nothing with `--page_only`, and says which claims show."""
+    folder = pathlib.Path(arguments.run_dir)
+    results = pathlib.Path(arguments.results or folder / "results.csv")
+    page = pathlib.Path(arguments.page or folder / "index.html")
+    _check(arguments, folder, page)
+    changes = "; ".join(arguments.overrides)
+    same = True
+    if arguments.page_only:
+        write_page(page, _recorded(results), folder, changes)
+    else:
+        planned = jobs(full=arguments.full, seeds=arguments.seeds, changes=arguments.overrides)
+        quiet_tensorflow()
+        try:
+            figures = [] if arguments.no_figures else missing(folder)
+            same = run_jobs(planned, figures, folder, results, page, console)
+        except Stopped:
+            console.print(
+                f"Stopped as asked; all is saved in {folder}: the same command goes on from here.",
+                highlight=False,
+                soft_wrap=True,
+            )
+            return True
+    holds = _report(read_outcomes(results), changes, console)
+    console.print(f"Page: {page}", highlight=False, soft_wrap=True)
+    return same and (holds or bool(changes))
+
+
+def _report(outcomes: list[Outcome], changes: str, console: Console) -> bool:
+    """Prints what was measured of each claim; returns whether all that are checked show."""
+    found = {one.claim: one for one in judged(outcomes, changes)}
+    for chapter in CHAPTERS:
+        run_at_all = [
+            found[claim] for claim in chapter.claims if found[claim].verdict is not Verdict.NOT_RUN
+        ]
+        if run_at_all:
+            console.print(f"[bold]{chapter.title}[/]", highlight=False, soft_wrap=True)
+        for one in run_at_all:
+            colour = "green" if one.verdict is Verdict.SHOWS else "red"
+            console.print(f"  [{colour}]{one.verdict.value:13}[/]", end=" ")
+            console.print(
+                f"{one.measured:22} {one.claim.text}", highlight=False, markup=False, soft_wrap=True
+            )
+    verdicts = [one.verdict for one in found.values()]
+    shown, missing = (verdicts.count(kind) for kind in (Verdict.SHOWS, Verdict.NOT_RUN))
+    console.print(f"{shown} of {len(verdicts) - missing} claims show, {missing} were not run.")
+    return not not_shown(list(found.values()))
+
+
+def _recorded(results: pathlib.Path) -> list[Outcome]:
+    if not results.exists():
+        raise RunError(
+            f"{results}: there is no such file; expected the outcomes of an earlier run; leave out "
+            "--page_only, or name them with --results."
+        )
+    return read_outcomes(results)
+
+
+def _check(arguments: argparse.Namespace, folder: pathlib.Path, page: pathlib.Path) -> None:
+    """Raises an error that lists all that is wrong with what was asked for."""
+    problems = []
+    if arguments.page_only and (arguments.full or arguments.seeds):
+        problems.append(
+            "--page_only with --full or --seeds: expected it alone; the page shows all that is "
+            "recorded; leave them out."
+        )
+    if not arguments.run_dir.strip():
+        problems.append("--run_dir: received an empty name, expected a folder; or leave it out.")
+    elif folder.exists() and not folder.is_dir():
+        problems.append(f"--run_dir {folder}: received a file, expected a folder; choose another.")
+    elif arguments.page is not None:
+        try:
+            check_writable(page)
+        except ValueError as error:
+            problems.append(f"--page {error}")
+    elif folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
+        problems.append(f"--run_dir {folder}: not writable; choose another folder.")
+    if problems:
+        raise RunError(list_problems("sat-tf miniature", problems))
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(seed(word.strip()) for word in text.split(",")))

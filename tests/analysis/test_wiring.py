@@ -1,0 +1,162 @@
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf import models
+from sat_tf.analysis.wiring import Wiring
+
+L = keras.layers
+
+
+@pytest.fixture
+def image():
+    return keras.Input((8, 8, 3), name="image")
+
+
+def conv(name, channels=4, kernel=3, **options):
+    return L.Conv2D(channels, kernel, padding="same", name=name, **options)
+
+
+def following(outputs, image):
+    wiring = Wiring(keras.Model(image, outputs))
+    return {
+        call.name: {to.call.name: to.pooled_area for to in wiring.neighbours(call)}
+        for call in wiring.linear()
+    }
+
+
+def test_layers_in_a_row_follow_one_another(image):
+    x = conv("a")(image)
+    x = L.ReLU()(L.BatchNormalization()(x))
+    x = conv("b")(x)
+    assert following(L.Dense(3, name="c")(L.Flatten()(x)), image) == {
+        "a": {"b": 1},
+        "b": {"c": 1},
+        "c": {},
+    }
+
+
+def test_branches_both_follow_what_they_read(image):
+    x = conv("a")(image)
+    y = L.Add()([conv("left")(x), conv("right", kernel=1)(x)])
+    assert following(conv("end")(y), image) == {
+        "a": {"left": 1, "right": 1},
+        "left": {"end": 1},
+        "right": {"end": 1},
+        "end": {},
+    }
+
+
+def test_a_path_ends_at_the_sum_behind_a_layer_it_passed_by(image):
+    # a -> add1 -> b -> add2 -> c, with add1 also going to add2 by itself.
+    x = L.Add(name="add1")([conv("skip")(image), conv("a")(image)])
+    y = L.Add(name="add2")([x, conv("b")(x)])
+    found = following(conv("c")(y), image)
+    assert found["a"] == found["skip"] == {"b": 1}
+    assert found["b"] == {"c": 1}
+
+
+def test_in_a_dense_block_the_next_layer_follows(image):
+    x = conv("a")(image)
+    y = L.Concatenate()([x, conv("b")(x)])
+    z = L.Concatenate()([y, conv("c")(y)])
+    found = following(conv("d")(z), image)
+    assert found["a"] == {"b": 1}
+    assert found["b"] == {"c": 1}
+    assert found["c"] == {"d": 1}
+
+
+def test_a_gate_lets_both_of_its_inputs_through(image):
+    # Squeeze and excitation: what is gated goes on to the layer behind.
+    x = conv("a")(image)
+    gate = L.Dense(4, activation="sigmoid", name="gate")(L.GlobalAveragePooling2D()(x))
+    y = conv("b")(L.Multiply()([x, L.Reshape((1, 1, 4))(gate)]))
+    found = following(y, image)
+    assert found["a"] == {"gate": 64, "b": 1}
+    assert found["gate"] == {"b": 1}
+
+
+@pytest.mark.parametrize(
+    ("pool", "area"),
+    [
+        (L.AveragePooling2D(2), 4),
+        (L.GlobalAveragePooling2D(keepdims=True), 64),
+        (L.MaxPooling2D(2), 1),
+        (L.ZeroPadding2D(1), 1),
+        (L.Lambda(lambda x: tf.reduce_mean(x, [1, 2], keepdims=True)), None),
+    ],
+)
+def test_averages_between_two_layers_are_counted(pool, area, image):
+    assert following(conv("b")(pool(conv("a")(image))), image)["a"] == {"b": area}
+
+
+def test_operations_on_tensors_are_followed(image):
+    x = conv("a")(image)
+    x = x * tf.nn.relu6(x + 3.0) / 6.0
+    x = tf.reduce_mean(x, [1, 2])
+    assert following(L.Dense(3, name="b")(x), image)["a"] == {"b": 64}
+
+
+def test_models_inside_models_are_followed(image):
+    inner_image = keras.Input((8, 8, 3))
+    inner = keras.Model(inner_image, conv("b")(L.ReLU()(inner_image)), name="inner")
+    outer = following(conv("c")(inner(conv("a", 3)(image))), image)
+    assert outer == {"a": {"inner/b": 1}, "inner/b": {"c": 1}, "c": {}}
+
+
+def test_a_rectifier_that_is_called_twice_is_followed_at_each_call(image):
+    relu = L.ReLU()
+    x = conv("b")(relu(conv("a")(image)))
+    assert following(conv("c")(relu(x)), image) == {"a": {"b": 1}, "b": {"c": 1}, "c": {}}
+
+
+def behind(outputs, image):
+    wiring = Wiring(keras.Model(image, outputs))
+    return {call.name: wiring.normalization_behind(call) for call in wiring.linear()}
+
+
+def test_only_a_normalization_right_behind_counts(image):
+    x = L.BatchNormalization()(conv("a")(image))
+    x = L.LayerNormalization()(conv("b")(x))
+    y = conv("rectified", activation="relu")(x)
+    y = L.BatchNormalization()(y)
+    z = conv("read_twice")(y)
+    z = L.Add()([z, L.BatchNormalization()(z)])
+    assert behind(conv("end")(z), image) == {
+        "a": "BatchNormalization",
+        "b": "LayerNormalization",
+        "rectified": None,
+        "read_twice": None,
+        "end": None,
+    }
+
+
+def test_a_preactivation_network_has_sums_behind_its_last_layers():
+    wiring = Wiring(models.build("preresnet50", image_size=32, num_classes=10, seed=0))
+    found = {call.name: wiring.normalization_behind(call) for call in wiring.linear()}
+    assert found["block_3_reduce_conv"] == found["block_3_spatial_conv"] == "BatchNormalization"
+    assert found["block_3_expand_conv"] is None
+
+
+@pytest.mark.parametrize(
+    ("tail", "name"),
+    [
+        ([L.Softmax()], "logits"),
+        ([L.Dropout(0.1), L.Activation("softmax")], "logits"),
+        ([L.ReLU()], None),
+        ([L.Dense(3, activation="softmax", name="other")], "other"),
+    ],
+)
+def test_the_classifier_is_what_makes_the_output(tail, name, image):
+    x = L.Dense(3, name="logits")(L.Flatten()(image))
+    for layer in tail:
+        x = layer(x)
+    classifier = Wiring(keras.Model(image, x)).classifier()
+    assert (classifier.name if classifier else None) == name
+
+
+def test_the_smallest_area_of_paths_that_meet_counts(image):
+    x = conv("a")(image)
+    x = L.Add()([L.GlobalAveragePooling2D()(x), L.GlobalMaxPooling2D()(x)])
+    wiring = Wiring(keras.Model(image, L.Dense(3)(x)))
+    assert wiring.pooled_area_before(wiring.classifier()) == 1
