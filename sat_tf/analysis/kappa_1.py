@@ -89,7 +89,8 @@ class LayerFlow:
         kind: class of the layer.
         fan_in: n, inputs of one output, the kernel's area included.
         fan_out: n̂, outputs of one input, the kernel's area included.
-        normalization: class of the normalization right behind it; None where there is none.
+        normalization: class of the normalization right behind it; None where there is none. That
+            behind a separable convolution counts for both its multiplications.
         reads_image: no linear layer comes before it; the law does not hold there.
         weight_variance: VAR[Ξ].
         gradient_variance: VAR[∂L/∂Ξ]; None where the loss does not depend on it.
