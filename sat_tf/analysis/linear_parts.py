@@ -57,6 +57,13 @@ def unwrapped(layer: keras.layers.Layer) -> keras.layers.Layer:
     return layer
 
 
+def activation_name(layer: keras.layers.Layer) -> str:
+    """Name of the layer's activation function, also where TFMOT's own wrapper stands for it."""
+    activation = getattr(layer, "activation", None)
+    inner = getattr(activation, "activation", activation)
+    return "linear" if inner is None else getattr(inner, "__name__", str(inner))
+
+
 def groups(layer: keras.layers.Layer) -> int:
     """In how many groups a convolution's channels fall."""
     return int(getattr(layer, "groups", 1) or 1)
