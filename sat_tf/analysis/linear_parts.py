@@ -61,7 +61,10 @@ def activation_name(layer: keras.layers.Layer) -> str:
     """Name of the layer's activation function, also where TFMOT's own wrapper stands for it."""
     activation = getattr(layer, "activation", None)
     inner = getattr(activation, "activation", activation)
-    return "linear" if inner is None else getattr(inner, "__name__", str(inner))
+    # TFMOT has an activation that does nothing, in front of BatchNormalization.
+    if inner is None or type(inner).__name__ == "NoOpActivation":
+        return "linear"
+    return getattr(inner, "__name__", type(inner).__name__)
 
 
 def groups(layer: keras.layers.Layer) -> int:
