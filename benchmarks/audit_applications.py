@@ -4,11 +4,14 @@
     python benchmarks/audit_applications.py --models ResNet50 VGG16
 
 Each model is built in a process of its own for small images, so that the large ones fit into
-memory; a row says how long building and auditing took and which layers break which rule.
+memory; a row says how long building and auditing took, and how many layers break which rule. The
+map that is averaged before the classifier is smaller than with the usual images, and kappa_0 larger
+by as much. Models that have a row already are left out.
 """
 
 import argparse
 import collections
+import csv
 import inspect
 import json
 import pathlib
@@ -71,6 +74,7 @@ def audit_one(name: str, image_size: int, num_images: int) -> dict[str, Any]:
         "gradients_seconds": round(done - looked, 2),
         "verdict": found.verdict.value,
         "verdict_of_weights": weights_only.verdict.value,
+        "pooled_area": found.layers[-1].pooled_area,
         "kappa_0": _short(found.kappa_0),
         "kappa_median": _short(float(np.exp(np.median(logarithms)))),
         "kappa_lowest": _short(float(np.exp(logarithms.min()))),
@@ -92,13 +96,20 @@ def main() -> None:
     """Audits the models, and rewrites the table after each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="*", metavar="NAME", help="default: all")
+    parser.add_argument("--again", action="store_true", help="leave out none that has a row")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
         print(json.dumps(audit_one(arguments.one, _IMAGE_SIZE, _NUM_IMAGES)))
         return
     rows: list[dict[str, Any]] = []
+    if _RESULTS.exists() and not arguments.again:
+        with _RESULTS.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+    done = {row["model"] for row in rows}
     for name in arguments.models or application_names():
+        if name in done:
+            continue
         run = subprocess.run(
             [sys.executable, __file__, "--one", name],
             capture_output=True,

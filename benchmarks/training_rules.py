@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import rich
 import tensorflow as tf
 import tf_keras as keras
 from rows import as_table, write_csv
@@ -26,21 +27,21 @@ from sat_tf.callbacks import TrainingRules
 _RESULTS = pathlib.Path(__file__).parent / "results" / "training_rules.csv"
 _EVERY = 100
 _MEASURED_EVERY = 6
-_STEPS = 60
+_STEPS = 30
 _CASES: tuple[tuple[str, int, int, int, bool], ...] = (
     # family, image size, classes, batch size, quantized
     ("mobilenet_v2_small", 24, 1000, 64, True),
-    ("mobilenet_v2", 96, 1000, 64, True),
     ("resnet18", 32, 100, 128, False),
+    ("mobilenet_v2", 96, 1000, 64, True),
 )
 
 
 def main() -> None:
     """Prints and writes a row for each case."""
-    rows = [_row(*case) for case in _CASES]
-    write_csv(rows, _RESULTS)
-    import rich
-
+    rows = []
+    for case in _CASES:
+        rows.append(_row(*case))
+        write_csv(rows, _RESULTS)
     rich.print(as_table(rows, "TrainingRules"))
 
 

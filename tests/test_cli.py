@@ -64,6 +64,7 @@ def run_alone(*arguments):
         (["export", "--help"], "--float_head"),
         (["export", "--help"], "--pack none|int4"),
         (["verify", "--help"], "Exit status 1 if any differs with XNNPACK"),
+        (["audit", "--help"], "sat-tf audit model.keras"),
         (["--version"], "sat-tf 0."),
     ],
 )
@@ -86,6 +87,8 @@ def test_help_and_version_load_no_tensorflow(arguments, expected):
         (["train", "--seed", "-1"], 2, "expected an integer in [0, 4294967296)"),
         (["evaluate", "nowhere"], 2, "nowhere: has no config.yaml, quantized.keras; expected"),
         (["export", "nowhere"], 2, "nowhere: has no quantized.keras, config.yaml; expected"),
+        (["audit", "nowhere.keras"], 2, "nowhere.keras: not found; expected a Keras model"),
+        (["audit", "resnet19"], 2, "Did you mean resnet18?"),
         (["verify", "nowhere.keras"], 2, "nowhere.keras: not found; expected"),
         (["verify", "."], 2, "has no quantized.keras, model.tflite, config.yaml; expected"),
         (["verify", __file__, "--dataset", "digit"], 2, "Did you mean digits?"),

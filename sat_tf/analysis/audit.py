@@ -90,7 +90,7 @@ class Auditor:
         self._gradients: GradientProbe | None = None
         self._activations: ActivationProbe | None = None
         self._quantizers = _clipping(model)
-        self._notes = _notes(self._wiring, sample)
+        self._notes = _notes(self._wiring, sample, clips=bool(self._quantizers))
         if sample is None:
             return
         _check_images(model, sample)
@@ -208,7 +208,11 @@ def _clipping(model: keras.Model) -> dict[str, QuantizedLayer]:
     return {name: wrapped[name] for name in clipping_levels(model)}
 
 
-def _notes(wiring: Wiring, sample: LabelledImages | None) -> tuple[str, ...]:
+def _has_statistics(layer: keras.layers.BatchNormalization) -> bool:
+    return bool(np.any(layer.moving_mean.numpy() != 0.0))
+
+
+def _notes(wiring: Wiring, sample: LabelledImages | None, *, clips: bool) -> tuple[str, ...]:
     """What cannot be measured of a model with these images."""
     notes = []
     classifier = wiring.classifier()
@@ -229,6 +233,18 @@ def _notes(wiring: Wiring, sample: LabelledImages | None) -> tuple[str, ...]:
     ]
     if strange:
         notes.append(f"These layers hold matrices and are not known: {', '.join(strange)}.")
+    untrained = [
+        call
+        for call in wiring
+        if isinstance(call.layer, keras.layers.BatchNormalization)
+        and not _has_statistics(call.layer)
+    ]
+    if sample is not None and untrained and clips:
+        notes.append(
+            f"The statistics of {len(untrained)} normalizations, such as {untrained[0].name}, are "
+            "those they start with: what is clipped, and which codes occur, says nothing before "
+            "some training."
+        )
     if sample is not None and sample.labels is None:
         notes.append("The data have no labels, so there are no gradients, kappa_1 and kappa_2.")
     elif sample is not None and len(sample) < rules.FEW_IMAGES.value:

@@ -23,11 +23,12 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.analysis.labelled_images import LabelledImages, class_shares, labelled_images
+from sat_tf.analysis.linear_parts import activation_name
 from sat_tf.analysis.linear_steps import Step, linear_steps
 from sat_tf.analysis.taps import key_of, tapped
 from sat_tf.analysis.variance import variance
 from sat_tf.analysis.wiring import Wiring
-from sat_tf.qat import registry
+from sat_tf.qat.wrapper import QuantizedLayer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,8 @@ class LayerFlow:
         kind: class of the layer.
         fan_in: n, inputs of one output, the kernel's area included.
         fan_out: n̂, outputs of one input, the kernel's area included.
-        normalization: class of the normalization right behind it; None where there is none.
+        normalization: class of the normalization right behind it; None where there is none. That
+            behind a separable convolution counts for both its multiplications.
         reads_image: no linear layer comes before it; the law does not hold there.
         weight_variance: VAR[Ξ].
         gradient_variance: VAR[∂L/∂Ξ]; None where the loss does not depend on it.
@@ -174,6 +176,7 @@ class GradientProbe:
         wiring = Wiring(model)
         self._tail = wiring.tail()
         _check_logits(wiring)
+        _refuse_hidden_softmax(wiring)
         if sample.labels is None:
             raise ValueError("dataset: received no labels, expected them: gradients need a loss.")
         self._model = model
@@ -279,7 +282,7 @@ def _check_logits(wiring: Wiring) -> None:
             "logits (classes,) of two classes or more; measure without labels, or add a classifier."
         )
     odd = {
-        registry.activation_name(call.layer)
+        activation_name(call.layer)
         for call in wiring.tail()
         if call.is_linear or type(call.layer) is keras.layers.Activation
     } - {"linear", "softmax"}
@@ -290,5 +293,19 @@ def _check_logits(wiring: Wiring) -> None:
         )
 
 
+def _refuse_hidden_softmax(wiring: Wiring) -> None:
+    """Raises ValueError where another scheme's wrapper puts a softmax back at every call."""
+    for call in wiring.tail():
+        foreign = call.outer is not call.layer and not isinstance(call.outer, QuantizedLayer)
+        if foreign and _is_softmax(call.layer):
+            raise ValueError(
+                f"model {wiring.name!r}: received a softmax inside {call.outer.name} "
+                f"({type(call.outer).__name__}), which cannot be taken off to get at the logits; "
+                "let it give logits."
+            )
+
+
 def _is_softmax(layer: keras.layers.Layer) -> bool:
-    return registry.is_softmax(layer) or "softmax" in str(getattr(layer, "symbol", ""))
+    if type(layer) is keras.layers.Softmax or activation_name(layer) == "softmax":
+        return True
+    return "softmax" in str(getattr(layer, "symbol", ""))

@@ -57,6 +57,16 @@ def unwrapped(layer: keras.layers.Layer) -> keras.layers.Layer:
     return layer
 
 
+def activation_name(layer: keras.layers.Layer) -> str:
+    """Name of the layer's activation function, also where TFMOT's own wrapper stands for it."""
+    activation = getattr(layer, "activation", None)
+    inner = getattr(activation, "activation", activation)
+    # TFMOT has an activation that does nothing, in front of BatchNormalization.
+    if inner is None or type(inner).__name__ == "NoOpActivation":
+        return "linear"
+    return getattr(inner, "__name__", type(inner).__name__)
+
+
 def groups(layer: keras.layers.Layer) -> int:
     """In how many groups a convolution's channels fall."""
     return int(getattr(layer, "groups", 1) or 1)

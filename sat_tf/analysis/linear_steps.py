@@ -77,7 +77,9 @@ def linear_steps(wiring: Wiring) -> dict[str, Step]:
                 call.layer,
                 call.outer,
                 part,
-                normalization=wiring.normalization_behind(call) if behind is None else None,
+                # Nothing bends between the two parts of a separable convolution: what divides the
+                # second's output by its deviation takes the size of both kernels out.
+                normalization=wiring.normalization_behind(call),
                 reads_image=wiring.reads_image(call) and part is parts[0],
                 following=following,
                 unknown=unknown,

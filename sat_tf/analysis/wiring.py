@@ -12,7 +12,12 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.analysis.linear_parts import holds_matrices, linear_parts, unwrapped
+from sat_tf.analysis.linear_parts import (
+    activation_name,
+    holds_matrices,
+    linear_parts,
+    unwrapped,
+)
 from sat_tf.qat import registry
 from sat_tf.qat.network import check_model
 
@@ -193,7 +198,7 @@ class Wiring:
     def normalization_behind(self, call: Call) -> str | None:
         """Class of the normalization right behind a linear layer, if nothing else reads it."""
         readers = self._readers[call]
-        plain = registry.activation_name(call.layer) == "linear"
+        plain = activation_name(call.layer) == "linear"
         if call is self.output or not plain or not readers:
             return None
         if not all(reader.normalizes for reader in readers):
@@ -280,7 +285,7 @@ def _passes_logits(layer: keras.layers.Layer) -> bool:
         return True
     kinds = (keras.layers.Softmax, keras.layers.Flatten, keras.layers.Reshape, keras.layers.Dropout)
     if type(layer) is keras.layers.Activation:
-        return registry.activation_name(layer) in ("linear", "softmax")
+        return activation_name(layer) in ("linear", "softmax")
     return type(layer) in kinds
 
 

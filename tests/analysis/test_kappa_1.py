@@ -196,7 +196,7 @@ def test_a_separable_convolution_is_two_layers():
     model = keras.Model(image, layers.Dense(3, name="end")(layers.GlobalAveragePooling2D()(x)))
     found = gradient_flow(model, IMAGES, LABELS).layers
     assert [(layer.name, layer.following, layer.normalization) for layer in found] == [
-        ("both/depthwise", ("both/pointwise",), None),
+        ("both/depthwise", ("both/pointwise",), "BatchNormalization"),
         ("both/pointwise", ("end",), "BatchNormalization"),
         ("end", (), None),
     ]

@@ -1,0 +1,82 @@
+import csv
+
+import pytest
+
+from sat_tf import cli
+from tests.training.small import small_float_model, small_quantized_model
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    small_quantized_model().save(folder / "quantized.keras")
+    small_float_model().save(folder / "float.h5")
+    return folder
+
+
+def said(capsys):
+    captured = capsys.readouterr()
+    return " ".join((captured.out + captured.err).split())
+
+
+@pytest.mark.parametrize("name", ["quantized.keras", "float.h5"])
+def test_a_saved_model_is_audited(name, files, capsys):
+    assert cli.main(["audit", str(files / name)]) == 0
+    words = said(capsys)
+    assert "small: " in words
+    assert "classifier" in words
+
+
+def test_images_give_gradients_and_the_files_that_are_asked_for(files, tmp_path, capsys):
+    page, table = tmp_path / "audit.html", tmp_path / "audit.csv"
+    words = ["audit", str(files / "quantized.keras"), "--dataset", "digits", "--num_images", "16"]
+    # The digits have ten classes, the model three.
+    assert cli.main([*words, "--page", str(page)]) == 2
+    assert "expected 0 to 2" in said(capsys)
+    assert not page.exists()
+    words = ["audit", "mobilenet_v2_small", "--image_size", "16", "--num_classes", "10"]
+    words += ["--data", "digits", "--num_images", "8", "--csv", str(table), "--page", str(page)]
+    assert cli.main(words) == 0
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    with table.open(encoding="utf-8") as file:
+        assert all(row["gradient_variance"] for row in csv.DictReader(file))
+
+
+def test_strict_fails_where_a_rule_is_broken(tmp_path, capsys):
+    model = small_float_model()
+    weights = model.get_weights()
+    kernel = model.get_layer("classifier").kernel
+    try:
+        kernel.assign(kernel * 100.0)
+        model.save(tmp_path / "broken.keras")
+    finally:
+        model.set_weights(weights)
+    assert cli.main(["audit", str(tmp_path / "broken.keras")]) == 0
+    assert cli.main(["audit", str(tmp_path / "broken.keras"), "--strict"]) == 1
+    assert "rule I" in said(capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["resnet19"], "Did you mean resnet18?"),
+        (["nowhere.keras"], "nowhere.keras: not found"),
+        (["keras.applications:resnet50"], "Did you mean ResNet50?"),
+        (["resnet18", "--page", "nowhere/audit.html"], "which does not exist"),
+        (["resnet18", "--dataset", "digit"], "Did you mean digits?"),
+        ([__file__], "expected a model that tf_keras (Keras 2) has saved"),
+        ([__file__, "--image_size", "8"], "received --image_size for a saved model"),
+        (["."], "has no quantized.keras, config.yaml"),
+    ],
+)
+def test_what_cannot_be_audited_is_said_plainly(words, expected, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["audit", *words]) == 2
+    words = said(capsys)
+    assert expected in words
+    assert "Traceback" not in words
+
+
+def test_only_findings_leaves_out_what_is_well(capsys, files):
+    cli.main(["audit", str(files / "float.h5"), "--only_findings"])
+    assert "depthwise" not in said(capsys)
