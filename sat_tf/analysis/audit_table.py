@@ -23,7 +23,7 @@ def print_audit(audit: Audit, console: Console, *, only_findings: bool = False) 
     console.print(_verdict(audit), highlight=False, soft_wrap=True)
     layers = [row for row in audit.layers if not only_findings or row.findings]
     if layers:
-        console.print(_layers(layers, measured=audit.loss is not None))
+        console.print(_layers(layers, wide=console.width >= _WIDE))
     activations = [row for row in audit.activations if not only_findings or row.findings]
     if activations:
         console.print(_activations(activations))
@@ -97,34 +97,40 @@ def _verdict(audit: Audit) -> Text:
     )
 
 
-def _layers(rows: list[LayerAudit], *, measured: bool) -> Table:
+# What a terminal of 80 columns has no room for; the page and the CSV have it.
+_WIDE = 120
+_FOR_WIDE = ("kind", "VAR W", "VAR Ŵ", "VAR Q", "codes")
+
+
+def _layers(rows: list[LayerAudit], *, wide: bool) -> Table:
+    columns: dict[str, list[str]] = {
+        "kind": [row.kind for row in rows],
+        "behind": [SHORT.get(row.normalization or "", row.normalization or _NONE) for row in rows],
+        "n": [str(row.fan_in) for row in rows],
+        "n̂": [str(row.fan_out) for row in rows],
+        "bits": [_NONE if row.weight_bits is None else str(row.weight_bits) for row in rows],
+        "VAR W": [number(row.latent_variance) for row in rows],
+        "VAR Ŵ": [number(row.clamped_variance) for row in rows],
+        "VAR Q": [number(row.quantized_variance) for row in rows],
+        "VAR Ξ": [number(row.effective_variance) for row in rows],
+        "codes": [share(row.weight_codes_used, row.weight_codes) for row in rows],
+        "VAR ∂Ξ": [number(row.gradient_variance) for row in rows],
+        "κ": [kappa_cell(row) for row in rows],
+    }
+    shown = {
+        title: cells
+        for title, cells in columns.items()
+        if (wide or title not in _FOR_WIDE) and set(cells) != {_NONE}
+    }
     table = Table(title="linear layers", title_justify="left")
-    table.add_column("layer", overflow="fold")
-    table.add_column("kind")
-    table.add_column("behind")
-    for name in ("n", "n̂", "bits", "VAR W", "VAR Ŵ", "VAR Q", "VAR Ξ", "codes"):
-        table.add_column(name, justify="right")
-    if measured:
-        table.add_column("VAR ∂Ξ", justify="right")
-        table.add_column("κ", justify="right")
+    table.add_column("layer", no_wrap=True)
+    for title in shown:
+        words = title in ("kind", "behind")
+        table.add_column(title, justify="left" if words else "right", no_wrap=True)
     table.add_column("verdict")
-    for row in rows:
-        cells = [
-            row.name,
-            row.kind,
-            SHORT.get(row.normalization or "", row.normalization or _NONE),
-            str(row.fan_in),
-            str(row.fan_out),
-            _NONE if row.weight_bits is None else str(row.weight_bits),
-            number(row.latent_variance),
-            number(row.clamped_variance),
-            number(row.quantized_variance),
-            number(row.effective_variance),
-            share(row.weight_codes_used, row.weight_codes),
-        ]
-        if measured:
-            cells += [number(row.gradient_variance), kappa_cell(row)]
-        table.add_row(*cells, _judged(row))
+    for index, row in enumerate(rows):
+        cells = [column[index] for column in shown.values()]
+        table.add_row(row.name, *cells, _judged(row))
     return table
 
 
@@ -145,7 +151,7 @@ def kappa_cell(row: LayerAudit) -> str:
 
 def _activations(rows: list[ActivationAudit]) -> Table:
     table = Table(title="quantized activations", title_justify="left")
-    table.add_column("made by", overflow="fold")
+    table.add_column("made by", no_wrap=True)
     for name in ("bits", "clipping level", "clipped %", "codes", "∂L/∂level"):
         table.add_column(name, justify="right")
     table.add_column("verdict")
