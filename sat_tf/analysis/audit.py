@@ -56,7 +56,7 @@ def audit(model: keras.Model, dataset: Any = None, *, num_images: int = USUAL_IM
         >>> from sat_tf import models
         >>> found = audit(models.build("resnet18", image_size=32, num_classes=10, seed=0))
         >>> found.layers[-1].fan_in, found.layers[-1].pooled_area, found.verdict.value
-        (512, 1, 'watch')
+        (512, 1, 'broken')
     """
     sample = None if dataset is None else labelled_images(dataset, most=num_images)
     return Auditor(model, sample)()
