@@ -20,7 +20,7 @@ name: small
 data: {name: digits, shift_pixels: 1}
 model: {name: mobilenet_v1}
 stages:
-  float: {epochs: 2, batch_size: 32, base_learning_rate: 0.8, warmup_epochs: 0}
+  float: {epochs: 8, batch_size: 32, base_learning_rate: 1.6, warmup_epochs: 0}
 """
 RECIPES = {
     "distillation": "{temperature: 2.0}",
@@ -82,7 +82,7 @@ def test_oscillating_and_frozen_weights_are_listed_by_epoch_and_layer(tmp_path):
     trained(make_run(tmp_path, "recipes.oscillation=true"))
     rows = list(csv.DictReader((tmp_path / OSCILLATIONS).open()))
     assert [(row["epoch"], row["layer"], row["bits"]) for row in rows] == [
-        (epoch, layer, "4") for epoch in "12" for layer in ("depthwise", "pointwise")
+        (epoch, layer, "4") for epoch in "12345678" for layer in ("depthwise", "pointwise")
     ]
     assert all(int(row["oscillating"]) + int(row["frozen"]) <= int(row["weights"]) for row in rows)
 
