@@ -56,8 +56,10 @@ _LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 def _batches(source: ArraySource, epochs: int) -> tf.data.Dataset:
     """The batches of so many epochs, each in another order."""
     batches = source.training_batches(batch_size=_BATCH_SIZE.value, seed=_SEED)
-    steps = source.num_train // _BATCH_SIZE.value
-    return batches.take(epochs * steps).map(lambda x, label: (tf.cast(x, tf.float32), label))
+    steps = epochs * (source.num_train // _BATCH_SIZE.value)
+    # The source has no end, and does not know how many batches are left of it.
+    batches = batches.take(steps).apply(tf.data.experimental.assert_cardinality(steps))
+    return batches.map(lambda x, label: (tf.cast(x, tf.float32), label))
 
 
 def _train(model: keras.Model, batches: tf.data.Dataset) -> None:
