@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sat_tf.commands.models import quiet_tensorflow
-from sat_tf.commands.train import seed
+from sat_tf.commands.options import seed
 from sat_tf.figures.figure import Claim, Figure
 from sat_tf.figures.folder import open_folder
 from sat_tf.figures.library import find

@@ -7,7 +7,8 @@ import pathlib
 from rich.console import Console
 
 from sat_tf.commands.models import quiet_tensorflow
-from sat_tf.commands.train import seed
+from sat_tf.commands.options import add_overrides, seeds
+from sat_tf.commands.stopping import unless_stopped
 from sat_tf.messages import list_problems
 from sat_tf.miniature.claim import Verdict
 from sat_tf.miniature.claims import CHAPTERS
@@ -18,7 +19,6 @@ from sat_tf.miniature.run import judged, not_shown
 from sat_tf.miniature.run import run as run_jobs
 from sat_tf.paper.record import Outcome, read_outcomes
 from sat_tf.training.errors import RunError
-from sat_tf.training.interruption import Stopped
 from sat_tf.wholefile import check_writable
 
 SUMMARY = "re-create the paper's ablation in minutes, claim by claim"
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seeds",
         metavar="N,N,...",
-        type=_seeds,
+        type=seeds,
         default=(),
         help="other seeds; rows that --full runs once have the first of them",
     )
@@ -77,14 +77,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="leave out the figures of `sat-tf figures`, which take about 4 minutes once",
     )
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        dest="overrides",
-        help="change one setting of all trainings, with a dotted key, to try things out; the page "
-        "says so, and nothing is checked",
+    add_overrides(
+        parser,
+        "change one setting of all trainings, with a dotted key, to try things out; the page says "
+        "so, and nothing is checked",
     )
 
 
@@ -100,17 +96,16 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         write_page(page, _recorded(results), folder, changes)
     else:
         planned = jobs(full=arguments.full, seeds=arguments.seeds, changes=arguments.overrides)
-        quiet_tensorflow()
-        try:
+
+        def work() -> bool:
+            quiet_tensorflow()
             figures = [] if arguments.no_figures else missing(folder)
-            same = run_jobs(planned, figures, folder, results, page, console)
-        except Stopped:
-            console.print(
-                f"Stopped as asked; all is saved in {folder}: the same command goes on from here.",
-                highlight=False,
-                soft_wrap=True,
-            )
+            return run_jobs(planned, figures, folder, results, page, console)
+
+        ended = unless_stopped(work, folder, console)
+        if ended is None:
             return True
+        same = ended
     holds = _report(read_outcomes(results), changes, console)
     console.print(f"Page: {page}", highlight=False, soft_wrap=True)
     return same and (holds or bool(changes))
@@ -167,7 +162,3 @@ def _check(arguments: argparse.Namespace, folder: pathlib.Path, page: pathlib.Pa
         problems.append(f"--run_dir {folder}: not writable; choose another folder.")
     if problems:
         raise RunError(list_problems("sat-tf miniature", problems))
-
-
-def _seeds(text: str) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(seed(word.strip()) for word in text.split(",")))

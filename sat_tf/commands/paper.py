@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 
 from sat_tf.commands.models import quiet_tensorflow
+from sat_tf.commands.options import add_overrides, seeds
 from sat_tf.commands.stopping import unless_stopped
-from sat_tf.commands.train import seed
 from sat_tf.messages import list_problems
 from sat_tf.paper.library import Entry, data_sets, find
 from sat_tf.paper.record import read_outcomes
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     action.add_argument(
         "--seeds",
         metavar="N,N,...",
-        type=_seeds,
+        type=seeds,
         default=(None,),
         help="run every row with each of these seeds; default: 0",
     )
@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_patterns(action, "+")
     _add_settings(action)
     action.add_argument(
-        "--seeds", metavar="N", type=_seeds, default=(None,), help="the seed; default: 0"
+        "--seeds", metavar="N", type=seeds, default=(None,), help="the seed; default: 0"
     )
 
     action = _action(actions, "table", _table, "print rows as Markdown, or write them into a file")
@@ -183,14 +183,7 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         "for glyphs/*",
     )
     parser.add_argument("--data_dir", metavar="DIR", help="folder of the images")
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        dest="overrides",
-        help="change one setting, with a dotted key; can be given several times",
-    )
+    add_overrides(parser, "change one setting, with a dotted key; can be given several times")
 
 
 def _add_results(parser: argparse.ArgumentParser) -> None:
@@ -200,7 +193,3 @@ def _add_results(parser: argparse.ArgumentParser) -> None:
         default=_RESULTS,
         help=f"CSV to which outcomes are added; default: {_RESULTS}",
     )
-
-
-def _seeds(text: str) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(seed(word.strip()) for word in text.split(",")))

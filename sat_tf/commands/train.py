@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from rich.console import Console
 
-from sat_tf.arguments import SEED_LIMIT
 from sat_tf.commands.models import quiet_tensorflow
+from sat_tf.commands.options import add_overrides, seed
 from sat_tf.commands.stopping import unless_stopped
 from sat_tf.training.config import Config
 from sat_tf.training.config_file import parse_config, read_config
@@ -34,14 +34,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument("--config", metavar="FILE", help="YAML file; default: the digits demo")
-    parser.add_argument(
-        "--set",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        dest="overrides",
-        help="change one setting, with a dotted key; can be given several times",
-    )
+    add_overrides(parser, "change one setting, with a dotted key; can be given several times")
     parser.add_argument(
         "--run_dir", metavar="DIR", help="where the files go; default: runs/<name in the config>"
     )
@@ -122,10 +115,3 @@ def train(
     console.print(results.table(config.name))
     console.print(f"Run folder: {folder.path}", highlight=False, markup=False, soft_wrap=True)
     return not results.codes_differing
-
-
-def seed(text: str) -> int:
-    """A seed on the command line; raises `argparse.ArgumentTypeError` for what is none."""
-    if text.isdecimal() and int(text) < SEED_LIMIT:
-        return int(text)
-    raise argparse.ArgumentTypeError(f"{text!r}: expected an integer in [0, {SEED_LIMIT})")

@@ -19,7 +19,6 @@ from sat_tf.miniature.work import Training, Work, configs_of, figure_units, trai
 from sat_tf.paper import run as paper_run
 from sat_tf.paper.record import Outcome, read_outcomes
 from sat_tf.paper.run import Job
-from sat_tf.training import run_folder
 from sat_tf.training.errors import RunError
 from sat_tf.training.run_folder import RunFolder
 
@@ -63,7 +62,7 @@ def run(
     to_do = {
         name: training
         for name, training in trainings(jobs).items()
-        if not RunFolder(folder / name).file(run_folder.RESULTS).is_file()
+        if not RunFolder(folder / name).is_finished
     }
     work = Work(
         {

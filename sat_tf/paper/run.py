@@ -123,7 +123,7 @@ def run(
             training = config.training.model_copy(update={"float_model": file})
             config = config.model_copy(update={"training": training})
         finished = _finish(config, folder, console, done, listener)
-        if not _has_finished(finished):
+        if not finished.is_finished:
             continue  # the files are with another worker
         outcome = outcome_of(
             job.row,
@@ -184,7 +184,7 @@ def _finish(
     has just ended may not be there yet for all of them.
     """
     own = RunFolder(folder / config.name)
-    if config.name in done or _has_finished(own):
+    if config.name in done or own.is_finished:
         console.print(f"{config.name}: finished before", highlight=False)
     else:
         import tf_keras as keras
@@ -196,7 +196,3 @@ def _finish(
         runner.train(config, own, console, wait=True, listener=listener)
     done.add(config.name)
     return own
-
-
-def _has_finished(folder: RunFolder) -> bool:
-    return folder.is_finished

@@ -127,28 +127,29 @@ def _paths(folder: pathlib.Path) -> list[str]:
 
     Where that list is damaged, by their own names.
     """
+    found = [path.with_suffix("") for path in folder.glob("ckpt-*.index")]
+    by_number = sorted(found, key=lambda path: int(path.name.split("-")[1]), reverse=True)
+    return _listed(folder) or [str(path) for path in by_number]
+
+
+def _listed(folder: pathlib.Path) -> list[str]:
+    """What TensorFlow's own list names, the latest first; nothing where it is damaged."""
     try:
         state = tf.train.get_checkpoint_state(str(folder))
     except ValueError:  # an empty list
         state = None
-    listed = list(reversed(state.all_model_checkpoint_paths)) if state else []
-    found = [path.with_suffix("") for path in folder.glob("ckpt-*.index")]
-    by_number = sorted(found, key=lambda path: int(path.name.split("-")[1]), reverse=True)
-    return listed or [str(path) for path in by_number]
+    return list(reversed(state.all_model_checkpoint_paths)) if state else []
 
 
 def _mend_index(folder: pathlib.Path) -> None:
     """Writes TensorFlow's list of checkpoints anew where it is damaged."""
-    paths = list(reversed(_paths(folder)))
-    if not paths:
-        (folder / _INDEX).unlink(missing_ok=True)
+    if _listed(folder):
         return
-    try:
-        if tf.train.get_checkpoint_state(str(folder)) is not None:
-            return
-    except ValueError:
-        pass
-    tf.compat.v1.train.update_checkpoint_state(str(folder), paths[-1], paths)
+    paths = _paths(folder)
+    if paths:
+        tf.compat.v1.train.update_checkpoint_state(str(folder), paths[0], paths[::-1])
+    else:
+        (folder / _INDEX).unlink(missing_ok=True)
 
 
 def steps_left(

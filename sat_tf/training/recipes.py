@@ -1,7 +1,7 @@
 """The recipes of one stage, put together as its learner takes them."""
 
 import dataclasses
-import pathlib
+import os
 from collections.abc import Callable
 
 import tf_keras as keras
@@ -115,8 +115,9 @@ def stage_teacher(
     plan = config.recipes.distillation
     if plan is None or stage not in plan.stages:
         return None
+    file = folder.file(FLOAT_MODEL) if plan.teacher == FLOAT_STAGE else plan.teacher
     # A copy without regularizers, whose variables are where the student's are.
-    return training_copy(_read_teacher(plan, source, folder))
+    return training_copy(_read_teacher(file, plan, source))
 
 
 def check_teacher(config: Config, source: ImageSource) -> None:
@@ -127,15 +128,15 @@ def check_teacher(config: Config, source: ImageSource) -> None:
     """
     plan = config.recipes.distillation
     if plan is not None and plan.teacher != FLOAT_STAGE:
-        _read_teacher(plan, source, RunFolder(pathlib.Path()))
+        _read_teacher(plan.teacher, plan, source)
 
 
-def _read_teacher(plan: DistillationConfig, source: ImageSource, folder: RunFolder) -> keras.Model:
+def _read_teacher(
+    file: str | os.PathLike[str], plan: DistillationConfig, source: ImageSource
+) -> keras.Model:
     key = "recipes.distillation.teacher"
     fit = {"image_size": source.image_size, "num_classes": source.num_classes}
-    if plan.teacher == FLOAT_STAGE:
-        return read_classifier(folder.file(FLOAT_MODEL), key=key, **fit)
     if plan.model is not None:
         name, options = plan.model.name, plan.model.options
-        return read_weights(plan.teacher, name=name, options=options, key=key, **fit)
-    return read_classifier(plan.teacher, key=key, **fit)
+        return read_weights(file, name=name, options=options, key=key, **fit)
+    return read_classifier(file, key=key, **fit)

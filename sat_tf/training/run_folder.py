@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sat_tf.training.errors import RunError
-from sat_tf.wholefile import written_whole
+from sat_tf.wholefile import renamed_when_done
 
 CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"
@@ -77,13 +77,13 @@ class RunFolder:
             RunError: the file cannot be written.
         """
         try:
-            with written_whole(self.file(name)) as temporary:
+            with renamed_when_done(self.file(name)) as temporary:
                 yield temporary
-        except ValueError as error:
-            if not isinstance(error.__cause__, OSError) and self.path.is_dir():
-                raise  # it comes from the block
+        except OSError as error:
             raise RunError(
-                f"{error}\nWhat was written before is there: the same command goes on from it."
+                f"{self.file(name)}: received a file that cannot be written ({error.strerror}), "
+                "expected one that can; free some space, or see to its folder.\n"
+                "What was written before is there: the same command goes on from it."
             ) from error
 
     def write_text(self, name: str, text: str) -> None:

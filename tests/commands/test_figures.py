@@ -1,21 +1,7 @@
-import subprocess
-import sys
-
 import pytest
 
 from sat_tf import cli
-
-# Runs the command line in a process of its own, and says what it loaded.
-PROBE = """
-import sys
-from sat_tf import cli
-try:
-    status = cli.main(sys.argv[1:])
-except SystemExit as end:
-    status = end.code
-print("loaded", *(name for name in ("tensorflow", "matplotlib") if name in sys.modules))
-sys.exit(status)
-"""
+from tests.commands.light import told_without_tensorflow
 
 
 @pytest.mark.parametrize(
@@ -38,19 +24,9 @@ sys.exit(status)
 )
 def test_what_draws_nothing_loads_no_tensorflow(arguments, status, texts, tmp_path):
     (tmp_path / "taken").write_text("")
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE, "figures", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        cwd=tmp_path,
-    )
-    assert done.returncode == status, done.stderr
+    told = told_without_tensorflow("figures", *arguments, status=status, cwd=tmp_path)
     for text in texts:
-        assert text in done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout.endswith("loaded\n")
+        assert text in told
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 

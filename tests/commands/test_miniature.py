@@ -1,13 +1,10 @@
-import subprocess
-import sys
-
 import pytest
 
 from sat_tf import cli
 from sat_tf.miniature.groups import SHORT
 from sat_tf.paper.record import add_outcomes
 from sat_tf.training import runner
-from tests.commands.test_paper import PROBE
+from tests.commands.light import told_without_tensorflow
 from tests.paper.fake import FakeRunner, outcome
 
 SHOWS = dict(zip(SHORT, (58.0, 74.0, 20.0, 28.0, 36.0, 43.0), strict=True))
@@ -35,17 +32,7 @@ def _record(folder, top1, **fields):
     ],
 )
 def test_what_needs_no_training_loads_no_tensorflow(arguments, status, text):
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE, "miniature", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == status, done.stderr
-    assert text in done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout.endswith("not loaded\n")
+    assert text in told_without_tensorflow("miniature", *arguments, status=status, plots=True)
 
 
 @pytest.mark.parametrize(

@@ -1,25 +1,11 @@
-import subprocess
-import sys
-
 import pytest
 
 from sat_tf import cli
 from sat_tf.paper.record import add_outcomes, read_outcomes
 from sat_tf.training import runner
 from sat_tf.training.config_file import parse_config
+from tests.commands.light import told_without_tensorflow
 from tests.paper.fake import FakeRunner, outcome
-
-# Runs the command line in a process of its own, and says whether it loaded TensorFlow.
-PROBE = """
-import sys
-from sat_tf import cli
-try:
-    status = cli.main(sys.argv[1:])
-except SystemExit as end:
-    status = end.code
-print("loaded" if "tensorflow" in sys.modules else "not loaded")
-sys.exit(status)
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -47,17 +33,7 @@ def _elsewhere(tmp_path, monkeypatch):
     ],
 )
 def test_what_needs_no_training_loads_no_tensorflow(arguments, status, text):
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == status, done.stderr
-    assert text in done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout.endswith("not loaded\n")
+    assert text in told_without_tensorflow(*arguments, status=status, plots=True)
 
 
 def test_rows_are_run_and_recorded_in_the_working_directory(tmp_path, monkeypatch, capsys):
