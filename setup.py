@@ -25,6 +25,7 @@ setuptools.setup(
         "tensorflow-model-optimization>=0.8,<0.9",
         "ai-edge-litert>=2.3,<2.4",
         "numpy>=1.26,<3",
+        "pandas>=2.2,<4",
         "absl-py>=1.4,<3",
         "flatbuffers>=24.3,<26",
         "matplotlib>=3.8,<4",

@@ -38,7 +38,7 @@ try:
     status = cli.main(sys.argv[1:])
 except SystemExit as end:
     status = end.code
-heavy = {"tensorflow", "tf_keras", "matplotlib", "sklearn"}
+heavy = {"tensorflow", "tf_keras", "matplotlib", "sklearn", "pandas"}
 print(*sorted(heavy & set(sys.modules)), file=sys.stderr)
 print("loaded above", file=sys.stderr)
 sys.exit(status)

@@ -14,7 +14,7 @@ FRESH = """
 import sys
 import sat_tf
 heavy = {"tensorflow", "tf_keras", "keras", "tensorflow_model_optimization", "matplotlib", "PIL",
-         "sklearn", "ai_edge_litert", "numpy"}
+         "sklearn", "ai_edge_litert", "numpy", "pandas"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 assert dir(sat_tf) == sorted(sat_tf.__all__)
 try:

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.analysis.as_graph import as_graph
 from sat_tf.core import grid as grids
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.network import Network, Node, call_in_inference
@@ -72,7 +73,7 @@ class ActivationProbe:
             if _clips(node)
             for name in (node.name, *self._network.before(node.name))
         }
-        self._measure = tf.function(self._run, autograph=False)
+        self._measure = as_graph(self._run)
 
     def __call__(self) -> dict[str, ActivationUse]:
         """What each quantizer does now, by the name of the user's layer, in graph order."""

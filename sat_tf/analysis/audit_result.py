@@ -1,15 +1,17 @@
 """What an audit has found: of every linear layer, of every quantized activation, of the model."""
 
 import dataclasses
-import importlib
 import io
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rich.console
 
 from sat_tf.analysis.findings import Finding, Verdict, worst
+
+if TYPE_CHECKING:
+    import pandas
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -156,19 +158,10 @@ class Audit:
             *(_row("activation", activation) for activation in self.activations),
         ]
 
-    def to_frame(self) -> Any:
-        """The rows as a pandas data frame.
+    def to_frame(self) -> "pandas.DataFrame":
+        """The rows as a data frame: NaN or None where something was not measured."""
+        import pandas
 
-        Raises:
-            ImportError: pandas, which sat-tf does not need otherwise, is not installed.
-        """
-        try:
-            pandas = importlib.import_module("pandas")
-        except ImportError as error:
-            raise ImportError(
-                "to_frame: pandas is not installed, expected it for data frames; install it with "
-                "`pip install pandas`, or use to_rows() or write_csv(path)."
-            ) from error
         return pandas.DataFrame(self.to_rows(), columns=list(COLUMNS))
 
     def table(self, *, width: int | None = None) -> str:

@@ -2,6 +2,7 @@
 
 import tensorflow as tf
 
+from sat_tf.analysis.as_graph import as_graph
 from sat_tf.analysis.weight_use import WeightProbe
 
 
@@ -13,8 +14,8 @@ class CodeFlips:
     """
 
     def __init__(self, weights: WeightProbe) -> None:
-        self._codes = tf.function(weights.codes, autograph=False)
-        self._share = tf.function(_shares, autograph=False)
+        self._codes = as_graph(weights.codes)
+        self._share = as_graph(_shares)
         self._before: dict[str, tf.Tensor] = {}
         self._at_last_measurement: dict[str, tf.Tensor] = {}
 

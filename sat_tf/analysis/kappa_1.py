@@ -22,6 +22,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.analysis.as_graph import as_graph
 from sat_tf.analysis.labelled_images import LabelledImages, class_shares, labelled_images
 from sat_tf.analysis.linear_parts import activation_name
 from sat_tf.analysis.linear_steps import Step, linear_steps
@@ -184,7 +185,7 @@ class GradientProbe:
         self._shares = tf.constant(class_shares(sample.labels, model.output_shape[-1]))
         self._steps = linear_steps(wiring)
         self._in_inference = [call.layer for call in wiring if call.in_inference]
-        self._measure = tf.function(self._run, autograph=False) if compiled else self._run
+        self._measure = as_graph(self._run) if compiled else self._run
 
     def __call__(self) -> GradientFlow:
         """What the law says now."""

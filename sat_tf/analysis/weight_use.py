@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.analysis.as_graph import as_graph
 from sat_tf.analysis.linear_parts import kernel_of
 from sat_tf.analysis.linear_steps import Step
 from sat_tf.analysis.variance import variance
@@ -57,7 +58,7 @@ class WeightProbe:
 
     def __init__(self, steps: Sequence[Step], *, compiled: bool = False) -> None:
         self._steps = steps
-        self._measure = tf.function(self._run, autograph=False) if compiled else self._run
+        self._measure = as_graph(self._run) if compiled else self._run
 
     def __call__(self) -> dict[str, WeightUse]:
         """What the kernels are now, by the names of the steps."""
