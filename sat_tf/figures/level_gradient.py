@@ -40,9 +40,9 @@ def level_gradients(x: np.ndarray, level: float, bits: int, gradient: str) -> np
     """
     import tensorflow as tf
 
+    from sat_tf.analysis.as_graph import as_graph
     from sat_tf.core import pact
 
-    @tf.function(autograph=False)
     def each(values: tf.Tensor) -> tf.Tensor:
         alpha = tf.constant(level)
 
@@ -54,7 +54,7 @@ def level_gradients(x: np.ndarray, level: float, bits: int, gradient: str) -> np
 
         return tf.map_fn(of_one, values)
 
-    return np.asarray(each(tf.constant(x, tf.float32)))
+    return np.asarray(as_graph(each)(tf.constant(x, tf.float32)))
 
 
 def draw(table: Table) -> "Picture":

@@ -73,14 +73,14 @@ def quantization_ratios(
 def _clamping_ratio() -> "Callable[[npt.NDArray[np.float32]], tf.Tensor]":
     import tensorflow as tf
 
+    from sat_tf.analysis.as_graph import as_graph
     from sat_tf.core import dorefa
 
-    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None])])
     def ratio(weights: tf.Tensor) -> tf.Tensor:
         clamped = dorefa.clamp_weights(weights)
         return tf.reduce_mean(tf.square(clamped)) / tf.reduce_mean(tf.square(weights))
 
-    return ratio
+    return as_graph(ratio, tf.TensorSpec([None]))
 
 
 @functools.cache
@@ -89,9 +89,9 @@ def _quantization_ratios(
 ) -> "Callable[[npt.NDArray[np.float32]], tuple[tf.Tensor, tf.Tensor]]":
     import tensorflow as tf
 
+    from sat_tf.analysis.as_graph import as_graph
     from sat_tf.core import dorefa
 
-    @tf.function(autograph=False, input_signature=[tf.TensorSpec([None])])
     def ratios(weights: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         clamped = dorefa.clamp_weights(weights)
         quantized = dorefa.quantize_weights(weights, num_bits, grid)
@@ -99,4 +99,4 @@ def _quantization_ratios(
         squares = [tf.reduce_mean(tf.square(values)) for values in (quantized, clamped)]
         return deviation, tf.sqrt(squares[0] / squares[1])
 
-    return ratios
+    return as_graph(ratios, tf.TensorSpec([None]))
