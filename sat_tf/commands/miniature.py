@@ -6,7 +6,7 @@ import pathlib
 
 from rich.console import Console
 
-from sat_tf.commands.models import quiet_tensorflow
+from sat_tf.commands.models import compute_on_one_thread, quiet_tensorflow
 from sat_tf.commands.options import add_overrides, seeds
 from sat_tf.commands.stopping import unless_stopped
 from sat_tf.messages import list_problems
@@ -25,12 +25,14 @@ SUMMARY = "re-create the paper's ablation in minutes, claim by claim"
 DESCRIPTION = (
     "Trains the paper's ablation on a thousand printed characters, which are drawn on the spot, "
     "and writes a page that sets each claim of the paper beside what was measured. Run again after "
-    "it was stopped, it goes on where it was."
+    "it was stopped, it goes on where it was. Each operation is computed on one thread, so that "
+    "processors with the same instructions give the same numbers, however many they are; "
+    "TF_NUM_INTRAOP_THREADS sets another number."
 )
 EXAMPLES = """\
 examples:
   sat-tf miniature                      about 5 minutes on two cores: 2 bits, one seed
-  sat-tf miniature --full               about 45 minutes: also 4 bits, the common start, grids,
+  sat-tf miniature --full               about an hour: also 4 bits, the common start, grids,
                                         counter-examples; three seeds
   sat-tf miniature --seeds 0,1,2        the short run with three seeds
   sat-tf miniature --page_only          writes the page anew from what is recorded
@@ -99,6 +101,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
 
         def work() -> bool:
             quiet_tensorflow()
+            compute_on_one_thread()
             figures = [] if arguments.no_figures else missing(folder)
             return run_jobs(planned, figures, folder, results, page, console)
 

@@ -32,3 +32,12 @@ def quiet_tensorflow() -> None:
     # Read by TensorFlow when it is loaded: no hardware notes on top of the progress bar. Whoever
     # wants them sets the variable.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+
+def compute_on_one_thread() -> None:
+    """Has TensorFlow compute each operation on one thread; to be called before it is loaded.
+
+    Sums are then added in one order, whatever the number of processors. For networks so small that
+    more threads gain nothing, and whose training makes a last digit grow.
+    """
+    os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")

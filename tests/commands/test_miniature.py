@@ -27,7 +27,7 @@ def _record(folder, top1, **fields):
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [
-        (["--help"], 0, "about 45 minutes"),
+        (["--help"], 0, "about an hour"),
         (["--set", "stages.float.step=3"], 2, "Did you mean steps?"),
     ],
 )
