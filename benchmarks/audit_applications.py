@@ -2,11 +2,12 @@
 
     python benchmarks/audit_applications.py
     python benchmarks/audit_applications.py --models ResNet50 VGG16
+    python benchmarks/audit_applications.py --write docs/audit.md
 
-Each model is built in a process of its own for small images, so that the large ones fit into
-memory; a row says how long building and auditing took, and how many layers break which rule. The
-map that is averaged before the classifier is smaller than with the usual images, and kappa_0 larger
-by as much. Models that have a row already are left out.
+Each model is looked at in a process of its own: its weights, and with them rule I, as it is built
+for images of the usual size; its gradients, and with them rule II, as it is built for small images,
+so that the largest fit into memory. A row says how long each took, and which rule is broken. Models
+that have a row already are left out. `--write` puts the table into a Markdown file.
 """
 
 import argparse
@@ -18,14 +19,19 @@ import pathlib
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rows import write_csv
+
+from sat_tf.wholefile import written_whole
 
 _RESULTS = pathlib.Path(__file__).parent / "results" / "audit_applications.csv"
 _IMAGE_SIZE = 96
 _NUM_IMAGES = 8
 _SECONDS_AT_MOST = 1800
+_BEGIN = "<!-- audit_applications -->\n"
+_END = "<!-- end of audit_applications -->"
 
 
 def application_names() -> list[str]:
@@ -47,21 +53,26 @@ def audit_one(name: str, image_size: int, num_images: int) -> dict[str, Any]:
     import sat_tf
     from sat_tf.analysis.findings import Verdict
 
+    build = getattr(keras.applications, name)
+    keras.utils.set_random_seed(0)
+    model = build(weights=None)
+    usual_size = model.input_shape[1]
+    start = time.perf_counter()
+    weights = sat_tf.audit(model)
+    weights_seconds = time.perf_counter() - start
+
     keras.utils.set_random_seed(0)
     start = time.perf_counter()
-    build = getattr(keras.applications, name)
-    options: dict[str, Any] = {"weights": None, "input_shape": (image_size, image_size, 3)}
-    model = build(**options)
-    built = time.perf_counter()
+    model = build(weights=None, input_shape=(image_size, image_size, 3))
+    build_seconds = time.perf_counter() - start
     generator = np.random.RandomState(0)
     images = generator.randint(0, 256, (num_images, image_size, image_size, 3)).astype(np.float32)
-    labels = np.arange(num_images)
-    weights_only = sat_tf.audit(model)
-    looked = time.perf_counter()
-    found = sat_tf.audit(model, (images, labels), num_images=num_images)
-    done = time.perf_counter()
-    findings = [finding for _, finding in found.findings()]
-    counted = collections.Counter(f.rule for f in findings if f.verdict is Verdict.BROKEN)
+    start = time.perf_counter()
+    found = sat_tf.audit(model, (images, np.arange(num_images)), num_images=num_images)
+    seconds = time.perf_counter() - start
+    broken = collections.Counter(
+        finding.rule for _, finding in found.findings() if finding.verdict is Verdict.BROKEN
+    )
     kappas = [layer.kappa for layer in found.layers if layer.kappa and not layer.reads_image]
     logarithms = np.log(kappas) if kappas else np.array([np.nan])
     return {
@@ -69,23 +80,59 @@ def audit_one(name: str, image_size: int, num_images: int) -> dict[str, Any]:
         "parameters": model.count_params(),
         "linear_layers": len(found.layers),
         "without_normalization": sum(layer.normalization is None for layer in found.layers),
-        "build_seconds": round(built - start, 2),
-        "weights_seconds": round(looked - built, 2),
-        "gradients_seconds": round(done - looked, 2),
-        "verdict": found.verdict.value,
-        "verdict_of_weights": weights_only.verdict.value,
-        "pooled_area": found.layers[-1].pooled_area,
-        "kappa_0": _short(found.kappa_0),
+        "usual_size": usual_size,
+        "pooled_area": weights.layers[-1].pooled_area,
+        "kappa_0": _short(weights.kappa_0),
+        "rule_1": _worst(weights, "rule I"),
+        "rule_2_of_weights": _worst(weights, "rule II"),
         "kappa_median": _short(float(np.exp(np.median(logarithms)))),
         "kappa_lowest": _short(float(np.exp(logarithms.min()))),
         "kappa_highest": _short(float(np.exp(logarithms.max()))),
         "without_kappa": sum(layer.kappa is None for layer in found.layers),
+        "rule_2": _worst(found, "rule II"),
+        "rule_2_broken": broken["rule II"],
+        "no_gradient": broken["gradient"],
         "loss": _short(found.loss),
-        "rule_1_broken": counted["rule I"],
-        "rule_2_broken": counted["rule II"],
-        "no_gradient": counted["gradient"],
+        "build_seconds": round(build_seconds, 2),
+        "weights_seconds": round(weights_seconds, 2),
+        "gradients_seconds": round(seconds, 2),
         "notes": " ".join(found.notes),
     }
+
+
+def _worst(audit: Any, rule: str) -> str:
+    """The worst verdict by one rule."""
+    found = {finding.verdict.value for _, finding in audit.findings() if finding.rule == rule}
+    return next((verdict for verdict in ("broken", "watch") if verdict in found), "ok")
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows as a Markdown table."""
+    lines = [
+        "| model | linear layers | κ₀ | rule I | κ₁, κ₂: median (lowest to highest) | rule II "
+        "| seconds |",
+        "| --- | ---: | ---: | --- | ---: | --- | ---: |",
+    ]
+    for row in rows:
+        rule_2 = row["rule_2"]
+        if int(row["rule_2_broken"]):
+            rule_2 += f", {row['rule_2_broken']} layers"
+        lines.append(
+            f"| {row['model']} | {row['linear_layers']} | {row['kappa_0']} | {row['rule_1']} "
+            f"| {row['kappa_median']} ({row['kappa_lowest']} to {row['kappa_highest']}) | {rule_2} "
+            f"| {row['weights_seconds']}, {row['gradients_seconds']} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def write_table(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
+    """Puts the table between the marks in a Markdown file."""
+    text = path.read_text(encoding="utf-8")
+    before, rest = text.split(_BEGIN)
+    with written_whole(path) as temporary:
+        temporary.write_text(
+            f"{before}{_BEGIN}\n{markdown(rows)}\n{_END}{rest.split(_END)[1]}", encoding="utf-8"
+        )
 
 
 def _short(value: float | None) -> str:
@@ -97,6 +144,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="*", metavar="NAME", help="default: all")
     parser.add_argument("--again", action="store_true", help="leave out none that has a row")
+    parser.add_argument("--write", metavar="FILE", type=pathlib.Path, help="only write the table")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
@@ -106,6 +154,9 @@ def main() -> None:
     if _RESULTS.exists() and not arguments.again:
         with _RESULTS.open(newline="") as file:
             rows = list(csv.DictReader(file))
+    if arguments.write:
+        write_table(rows, arguments.write)
+        return
     done = {row["model"] for row in rows}
     for name in arguments.models or application_names():
         if name in done:
@@ -120,7 +171,8 @@ def main() -> None:
             print(f"{name}: {run.stderr[-1500:]}")
             continue
         rows.append(json.loads(run.stdout.splitlines()[-1]))
-        print(rows[-1], flush=True)
+        rows.sort(key=lambda row: str(row["model"]))
+        print(run.stdout.splitlines()[-1], flush=True)
         write_csv(rows, _RESULTS)
 
 
