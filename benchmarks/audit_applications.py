@@ -116,7 +116,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         rule_2 = row["rule_2"]
         if int(row["rule_2_broken"]):
-            rule_2 += f", {row['rule_2_broken']} layers"
+            rule_2 += f", {row['rule_2_broken']} of {row['linear_layers']}"
         lines.append(
             f"| {row['model']} | {row['linear_layers']} | {row['kappa_0']} | {row['rule_1']} "
             f"| {row['kappa_median']} ({row['kappa_lowest']} to {row['kappa_highest']}) | {rule_2} "

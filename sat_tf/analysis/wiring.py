@@ -211,7 +211,8 @@ class Wiring:
         A layer follows where a path leads to it on which no other linear layer lies. A path ends
         at a sum or a concatenation that also takes in a layer found before: it has passed by that
         layer, and comes to others as its predecessor too. It goes on where tensors are multiplied,
-        because no input of a product passes by the others.
+        because no input of a product passes by the others; what is behind the product is on the
+        path, also in a sum.
 
         Args:
             call: of a linear layer.
@@ -221,8 +222,8 @@ class Wiring:
         found = []
         for reader in self._calls[self._calls.index(call) + 1 :]:
             reached = [areas[producer] for producer in reader.inputs if producer in areas]
-            follows_found = any(producer in behind_found for producer in reader.inputs)
-            if follows_found:
+            behind = [producer for producer in reader.inputs if producer in behind_found]
+            if behind:
                 behind_found.add(reader)
             if not reached:
                 continue
@@ -230,7 +231,7 @@ class Wiring:
             if reader.mixes:
                 found.append(Neighbour(reader, area))
                 behind_found.add(reader)
-            elif not follows_found or reader.gates:
+            elif reader.gates or all(producer in areas for producer in behind):
                 own = reader.pooled_area
                 areas[reader] = None if area is None or own is None else area * own
         return found

@@ -76,6 +76,20 @@ def test_a_gate_lets_both_of_its_inputs_through(image):
     assert found["gate"] == {"b": 1}
 
 
+def test_a_gated_branch_goes_on_behind_the_sum_that_it_enters(image):
+    # A residual block with squeeze and excitation.
+    shortcut = conv("first")(image)
+    x = conv("a")(shortcut)
+    gate = L.Dense(4, activation="sigmoid", name="gate")(L.GlobalAveragePooling2D()(x))
+    x = L.Multiply()([x, L.Reshape((1, 1, 4))(gate)])
+    y = L.ReLU()(L.Add()([shortcut, x]))
+    found = following(conv("c")(L.Add()([y, conv("b")(y)])), image)
+    assert found["first"] == {"a": 1}
+    assert found["a"] == {"gate": 64, "b": 1}
+    assert found["gate"] == {"b": 1}
+    assert found["b"] == {"c": 1}
+
+
 @pytest.mark.parametrize(
     ("pool", "area"),
     [
