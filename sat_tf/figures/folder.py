@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sat_tf.figures import palette
+from sat_tf import palette
 from sat_tf.figures.figure import Figure
 from sat_tf.figures.table import Table
 from sat_tf.training.errors import RunError

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sat_tf.figures import palette
+from sat_tf import palette
 from sat_tf.figures.draws import gaussian
 from sat_tf.figures.figure import Advance, Claim
 from sat_tf.figures.table import Table, Value

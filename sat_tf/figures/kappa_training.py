@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sat_tf.figures import palette
+from sat_tf import palette
 from sat_tf.figures.figure import Advance, Claim
 from sat_tf.figures.table import Table, Value
 

@@ -43,7 +43,7 @@ def test_a_disk_that_is_full_leaves_the_older_file(tmp_path, monkeypatch):
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("sat_tf.figures.palette.save", no_space)
+    monkeypatch.setattr("sat_tf.palette.save", no_space)
     with pytest.raises(RunError, match=r"figure_s1.png: received .* \(No space left on device\)"):
         write_figure(tmp_path, FIGURE, tables()["figure_s1"])
     assert os.listdir(tmp_path) == ["figure_s1.png"]

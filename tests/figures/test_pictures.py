@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sat_tf.figures import palette
+from sat_tf import palette
 from sat_tf.figures.library import FIGURES
 from tests.figures.small import tables
 
