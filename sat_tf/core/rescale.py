@@ -14,23 +14,26 @@ _FAN_OUT_AXES: dict[str, tuple[int, ...]] = {
     "conv": (0, 1, 3),
     "conv2d": (0, 1, 3),
     "conv1d": (0, 2),
+    "conv2dtranspose": (0, 1, 2),
     "depthwise": (0, 1, 3),
     "depthwiseconv2d": (0, 1, 3),
     "dense": (1,),
 }
 
 
-def fan_out(kernel_shape: Sequence[int], layer_kind: str) -> int:
-    """Number of output neurons n̂ of a linear layer.
+def fan_out(kernel_shape: Sequence[int], layer_kind: str, groups: int = 1) -> int:
+    """Number of output neurons n̂ of a linear layer: how many outputs one input reaches.
 
-    kernel_h · kernel_w · out_channels (Conv2D), kernel · out_channels (Conv1D), units (Dense),
-    kernel_h · kernel_w · depth_multiplier (DepthwiseConv2D).
+    kernel_h · kernel_w · out_channels (Conv2D, Conv2DTranspose), kernel · out_channels (Conv1D),
+    units (Dense), kernel_h · kernel_w · depth_multiplier (DepthwiseConv2D). Of the output channels
+    of a grouped convolution, an input reaches those of its own group.
 
     Args:
-        kernel_shape: shape of the Keras kernel: (kh, kw, in, out), (k, in, out), (in, units) or
-            (kh, kw, channels, depth_multiplier).
-        layer_kind: "Conv2D", "Conv1D", "Dense" or "DepthwiseConv2D"; "conv", "depthwise" and
-            "dense" do as well.
+        kernel_shape: shape of the Keras kernel: (kh, kw, in, out), (k, in, out), (in, units),
+            (kh, kw, channels, depth_multiplier), or (kh, kw, out, in) of a Conv2DTranspose.
+        layer_kind: "Conv2D", "Conv1D", "Conv2DTranspose", "Dense" or "DepthwiseConv2D"; "conv",
+            "depthwise" and "dense" do as well.
+        groups: in how many groups the channels of a Conv1D or Conv2D fall.
 
     Returns:
         n̂, at least 1.
@@ -40,19 +43,20 @@ def fan_out(kernel_shape: Sequence[int], layer_kind: str) -> int:
 
     >>> fan_out((3, 3, 16, 32), "Conv2D"), fan_out((1280, 1000), "Dense")
     (288, 1000)
-    >>> fan_out((3, 3, 96, 1), "DepthwiseConv2D")
-    9
+    >>> fan_out((3, 3, 96, 1), "DepthwiseConv2D"), fan_out((3, 3, 4, 32), "Conv2D", groups=4)
+    (9, 72)
     """
     axes = _FAN_OUT_AXES.get(str(layer_kind).lower().replace("_", ""))
     if axes is None:
-        hint = did_you_mean(str(layer_kind), ["Conv1D", "Conv2D", "DepthwiseConv2D", "Dense"])
+        kinds = ["Conv1D", "Conv2D", "Conv2DTranspose", "DepthwiseConv2D", "Dense"]
+        hint = did_you_mean(str(layer_kind), kinds)
         raise ValueError(f"layer_kind={layer_kind!r} is not a linear layer. {hint}")
     rank = 4 if len(axes) == 3 else len(axes) + 1
     if len(kernel_shape) != rank:
         raise ValueError(
             f"kernel_shape={tuple(kernel_shape)}: a {layer_kind} kernel has {rank} dimensions."
         )
-    return math.prod(int(kernel_shape[axis]) for axis in axes)
+    return math.prod(int(kernel_shape[axis]) for axis in axes) // groups
 
 
 def rescale_factor(

@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras as keras
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -10,10 +11,13 @@ from sat_tf.core import dorefa, rescale
 from tests import reference
 from tests.core.execution import value_and_gradients
 
+L = keras.layers
+
 
 @pytest.mark.parametrize(
     ("shape", "kind", "expected"),
     [
+        ((3, 2, 8, 5), "Conv2DTranspose", 48),  # (kernel_h, kernel_w, out, in)
         ((3, 3, 3, 32), "Conv2D", 288),  # the stem of MobileNet: 3·3·32
         ((1, 1, 64, 128), "Conv2D", 128),
         ((1, 7, 5, 2), "Conv2D", 14),
@@ -30,6 +34,36 @@ def test_fan_out_counts_the_outputs_of_one_input(shape, kind, expected):
     assert rescale.fan_out(shape, kind) == expected
     long_name = {"conv": "Conv2D", "depthwise": "DepthwiseConv2D", "dense": "Dense"}
     assert reference.fan_out(shape, long_name.get(kind, kind)) == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups", "expected"), [((3, 3, 4, 32), 4, 72), ((1, 1, 1, 6), 6, 1)]
+)
+def test_an_input_of_a_grouped_convolution_reaches_the_outputs_of_its_group(
+    shape, groups, expected
+):
+    assert rescale.fan_out(shape, "Conv2D", groups) == expected
+    assert reference.fan_out(shape, "Conv2D", groups) == expected
+
+
+@pytest.mark.parametrize(
+    ("layer", "inputs"),
+    [
+        (L.Conv1D(6, 3), (9, 4)),
+        (L.Conv2D(8, (3, 2), groups=2), (7, 7, 4)),
+        (L.Conv2DTranspose(5, 3, 2), (4, 4, 3)),
+        (L.DepthwiseConv2D(3, depth_multiplier=2), (7, 7, 4)),
+    ],
+)
+def test_fan_out_is_what_a_lone_input_reaches(layer, inputs):
+    # A one in the middle of zeros, with stride 1: every output it reaches is not zero.
+    layer = type(layer).from_config({**layer.get_config(), "strides": 1, "padding": "same"})
+    image = np.zeros((1, *inputs), np.float32)
+    image[(0, *(size // 2 for size in inputs[:-1]), 1)] = 1.0
+    reached = int(np.count_nonzero(layer(image)))
+    kernel = layer.weights[0].shape
+    kind, groups = type(layer).__name__, getattr(layer, "groups", 1)
+    assert rescale.fan_out(kernel, kind, groups) == reached
 
 
 def test_an_unknown_kind_of_layer_is_answered_with_the_nearest():
