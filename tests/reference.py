@@ -107,11 +107,14 @@ def _squash(
 # -- rescaling ---------------------------------------------------------------------------------
 
 
-def fan_out(kernel_shape: Sequence[int], kind: str) -> int:
+def fan_out(kernel_shape: Sequence[int], kind: str, groups: int = 1) -> int:
     """n̂: how many outputs one input value reaches through the kernel."""
     *spatial, inputs, outputs = kernel_shape
     assert inputs > 0
-    return math.prod(spatial) * outputs if kind != "Dense" else outputs
+    if kind == "Conv2DTranspose":  # (kernel_h, kernel_w, outputs, inputs)
+        outputs = inputs
+    # Every input is in one group, and reaches that group's share of the outputs.
+    return math.prod(spatial) * (outputs // groups)
 
 
 def rescale_factor(
@@ -176,3 +179,38 @@ def stream_gradients(
 def stream_position(x: np.ndarray, level: float, bits: int) -> np.ndarray:
     """Where clipped values lie between the codes, before rounding."""
     return np.clip(np.asarray(x, np.float64), -level, level) * (2**bits - 2) / (2.0 * level)
+
+
+def offset_grid(level: float, bits: int, lowest: float, share: float) -> tuple[float, float]:
+    """LSQ+ with a known offset: the step ((1 + ρ) α + ℓ) / a, and round((ℓ + ρ α) / step)."""
+    step = ((1.0 + share) * level - lowest) / (2**bits - 1)
+    return step, float(round_half_up((share * level - lowest) / step))
+
+
+def quantize_offset(
+    x: np.ndarray, level: float, bits: int, lowest: float, share: float
+) -> np.ndarray:
+    """s · clip(round(x / s), -z, a - z)."""
+    step, zero = offset_grid(level, bits, lowest, share)
+    codes = round_half_up(np.asarray(x, np.float64) / step)
+    return step * np.clip(codes, -zero, 2**bits - 1 - zero)
+
+
+def offset_gradients(
+    x: np.ndarray,
+    level: float,
+    bits: int,
+    upstream: np.ndarray,
+    lowest: float,
+    share: float,
+    gradient: str = "calibrated",
+) -> tuple[np.ndarray, float]:
+    """dx, and dα = (1 + ρ)/a · ds: the code where clipped, else (q - x)/s, or 0 ("pact")."""
+    x = np.asarray(x, np.float64)
+    step, zero = offset_grid(level, bits, lowest, share)
+    quantized = quantize_offset(x, level, bits, lowest, share)
+    inside = (x > -zero * step) & (x < (2**bits - 1 - zero) * step)
+    between = (quantized - x) / step if gradient == "calibrated" else np.zeros_like(x)
+    slope = np.where(inside, between, quantized / step)
+    by_level = float(np.sum(upstream * slope)) * (1.0 + share) / (2**bits - 1)
+    return np.where(inside, upstream, 0.0), by_level

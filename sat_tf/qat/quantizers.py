@@ -9,28 +9,13 @@ import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
 from sat_tf.core import dorefa, pact, rescale
+from sat_tf.qat.constraints import AtLeast
 
 _register = keras.utils.register_keras_serializable(package="sat_tf")
 
 SMALLEST_CLIPPING_LEVEL = 1e-3
 # Among the variables a quantizer is called with, where its layer has a floor under its bits.
 BIT_FLOOR = "bit_floor"
-
-
-@_register
-class AtLeast(keras.constraints.Constraint):
-    """Keeps a variable at or above a value; clipping levels must stay positive."""
-
-    def __init__(self, minimum: float) -> None:
-        self.minimum = minimum
-
-    def __call__(self, w: tf.Tensor) -> tf.Tensor:
-        """The values of `w`, none below the minimum."""
-        return tf.maximum(w, tf.cast(self.minimum, w.dtype))
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {"minimum": self.minimum}
 
 
 class SatQuantizer(tfmot.quantization.keras.quantizers.Quantizer):
@@ -116,7 +101,7 @@ class DorefaQuantizer(SatQuantizer):
         if self.num_bits is None:
             values = self.clamp(inputs)
         else:
-            bits = _at_least(self.num_bits, weights)
+            bits = bits_of(self.num_bits, weights)
             values = dorefa.quantize_weights(
                 inputs, bits, self.grid, self.detach_max, range_axes=self.range_axes
             )
@@ -151,8 +136,14 @@ class DorefaQuantizer(SatQuantizer):
         }
 
 
-class _ClippingQuantizer(SatQuantizer):
-    """A quantizer with a trainable clipping level."""
+class ClippingQuantizer(SatQuantizer):
+    """A quantizer with a trainable clipping level.
+
+    Attributes:
+        signed: whether what it quantizes can be negative.
+    """
+
+    signed: bool
 
     def __init__(
         self,
@@ -204,6 +195,10 @@ class _ClippingQuantizer(SatQuantizer):
             "rate": self.rate,
         }
 
+    @abc.abstractmethod
+    def float_twin(self, inputs: tf.Tensor) -> tf.Tensor:
+        """What the tensor would be without rounding, and with no clipping to the level."""
+
     def level(self, weights: dict[str, Any]) -> tf.Tensor:
         """The clipping level, which learns at its own rate."""
         level = weights["clipping_level"]
@@ -211,7 +206,7 @@ class _ClippingQuantizer(SatQuantizer):
 
 
 @_register
-class PactQuantizer(_ClippingQuantizer):
+class PactQuantizer(ClippingQuantizer):
     """Rectifies, clips and quantizes to 0..2^b - 1: `pact.quantize_activation` (Eq. 11 to 13)."""
 
     signed = False
@@ -221,7 +216,7 @@ class PactQuantizer(_ClippingQuantizer):
     ) -> tf.Tensor:
         """The quantized tensor, in the type of `inputs`."""
         del training, kwargs
-        level, bits = self.level(weights), _at_least(self.num_bits, weights)
+        level, bits = self.level(weights), bits_of(self.num_bits, weights)
         return pact.quantize_activation(inputs, level, bits, self.gradient)
 
     def float_twin(self, inputs: tf.Tensor) -> tf.Tensor:
@@ -233,7 +228,7 @@ class PactQuantizer(_ClippingQuantizer):
 
 
 @_register
-class StreamQuantizer(_ClippingQuantizer):
+class StreamQuantizer(ClippingQuantizer):
     """Clips and quantizes a tensor that can be negative: `pact.quantize_stream`."""
 
     signed = True
@@ -243,7 +238,7 @@ class StreamQuantizer(_ClippingQuantizer):
     ) -> tf.Tensor:
         """The quantized tensor, in the type of `inputs`."""
         del training, kwargs
-        level, bits = self.level(weights), _at_least(self.num_bits, weights)
+        level, bits = self.level(weights), bits_of(self.num_bits, weights)
         return pact.quantize_stream(inputs, level, bits, self.gradient)
 
     def float_twin(self, inputs: tf.Tensor) -> tf.Tensor:
@@ -351,7 +346,7 @@ class RangeObserver(SatQuantizer):
         return {"momentum": self.momentum}
 
 
-def _at_least(num_bits: int, weights: dict[str, Any]) -> Any:
+def bits_of(num_bits: int, weights: dict[str, Any]) -> Any:
     """The bits of a quantizer; a tensor where there is a floor that comes down in training."""
     floor = weights.get(BIT_FLOOR)
     if floor is None or num_bits == 8:  # nothing is above

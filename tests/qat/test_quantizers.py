@@ -8,10 +8,11 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.core import dorefa, pact
+from sat_tf.qat.constraints import AtLeast
+from sat_tf.qat.function_quantizers import OffsetQuantizer, UnitQuantizer
 from sat_tf.qat.quantizers import (
     QUANTIZERS,
     SMALLEST_CLIPPING_LEVEL,
-    AtLeast,
     DorefaQuantizer,
     ImageQuantizer,
     PactQuantizer,
@@ -38,6 +39,8 @@ EXAMPLES = [
     StreamQuantizer(num_bits=5, initial_clipping_level=3.0, gradient="pact", ceiling=6.0, rate=0.1),
     ImageQuantizer(image_max=1.0),
     RangeObserver(momentum=0.5),
+    UnitQuantizer(num_bits=3, signed=True),
+    OffsetQuantizer(num_bits=3, initial_clipping_level=3.0, rate=0.1, lowest=-0.3, share=0.2),
 ]
 
 

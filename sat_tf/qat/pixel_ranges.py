@@ -1,0 +1,49 @@
+"""What values a tensor can have that is the image itself, moved or preprocessed."""
+
+import numpy as np
+
+from sat_tf.qat import registry
+from sat_tf.qat.network import Network
+from sat_tf.qat.preprocessing import is_plain_factor, slope_and_offset
+from sat_tf.qat.registry import Role
+
+
+class PixelRanges:
+    """The smallest and the largest value of every tensor that is made of pixels alone.
+
+    Args:
+        network: the float model.
+        input_max: real value of a pixel of 255.
+    """
+
+    def __init__(self, network: Network, input_max: float) -> None:
+        self._ranges: dict[str, tuple[float, float]] = {}
+        self._counts: set[str] = set()
+        for node in network:
+            if node.name in network.inputs:
+                self._ranges[node.name] = 0.0, input_max
+                self._counts.add(node.name)
+                continue
+            alone = len(node.inputs) == 1 and self.reads(node.inputs[0])
+            if not alone or registry.unsupported_problem(node.layer) is not None:
+                continue
+            moved = registry.role_of(node.layer) is Role.MOVEMENT or is_plain_factor(node.layer)
+            if moved and self.are_counts(node.inputs[0]):
+                self._counts.add(node.name)
+            if registry.role_of(node.layer) is Role.MOVEMENT:
+                self._ranges[node.name] = self[node.inputs[0]]
+            elif registry.role_of(node.layer) is Role.AFFINE:
+                slope, offset = slope_and_offset(node.layer)
+                ends = [slope * end + offset for end in self[node.inputs[0]]]
+                self._ranges[node.name] = float(np.min(ends)), float(np.max(ends))
+
+    def reads(self, name: str) -> bool:
+        """Whether a tensor is made of pixels alone."""
+        return name in self._ranges
+
+    def are_counts(self, name: str) -> bool:
+        """Whether a tensor is a positive number times the integers of the image, without offset."""
+        return name in self._counts
+
+    def __getitem__(self, name: str) -> tuple[float, float]:
+        return self._ranges[name]
