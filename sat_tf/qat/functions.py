@@ -1,0 +1,106 @@
+"""The table of functions that are computed as they are, between what is quantized: their ranges."""
+
+import dataclasses
+
+import tf_keras as keras
+
+
+@dataclasses.dataclass(frozen=True)
+class Reach:
+    """Which values a function gives.
+
+    Attributes:
+        lowest: the smallest one, at most 0; None where nothing is known of it.
+        share: what `lowest` leaves out: the smallest one is lower by this share of the largest.
+        highest: the largest one, where the function has one; else None.
+    """
+
+    lowest: float | None = None
+    share: float = 0.0
+    highest: float | None = None
+
+    @property
+    def is_negative(self) -> bool:
+        """Whether some values can be below 0."""
+        return self.lowest != 0.0 or self.share > 0.0
+
+
+_UNIT = Reach(0.0, highest=1.0)
+_SIGNED_UNIT = Reach(-1.0, highest=1.0)
+_POSITIVE = Reach(0.0)
+UNKNOWN = Reach()
+
+# By the name of the function. Smallest values to the next 1e-4 below.
+_REACHES: dict[str, Reach] = {
+    "sigmoid": _UNIT,
+    "hard_sigmoid": _UNIT,
+    "relu6_sigmoid": _UNIT,
+    "tanh": _SIGNED_UNIT,
+    "hard_tanh": _SIGNED_UNIT,
+    "softsign": _SIGNED_UNIT,
+    "softplus": _POSITIVE,
+    "exponential": _POSITIVE,
+    "squareplus": _POSITIVE,
+    "elu": Reach(-1.0),
+    "celu": Reach(-1.0),
+    "selu": Reach(-1.7582),
+    "swish": Reach(-0.2785),
+    "silu": Reach(-0.2785),
+    "hard_swish": Reach(-0.375),
+    "hard_silu": Reach(-0.375),
+    "gelu": Reach(-0.1701),
+    "gelu_by_tanh": Reach(-0.1701),
+    "mish": Reach(-0.3089),
+    "leaky_relu": Reach(0.0, share=0.2),
+    "log_sigmoid": UNKNOWN,
+    "hard_shrink": UNKNOWN,
+    "soft_shrink": UNKNOWN,
+    "tanh_shrink": UNKNOWN,
+}
+
+
+def function_names() -> list[str]:
+    """Names of the functions in the table."""
+    return sorted(_REACHES)
+
+
+def is_known(name: str) -> bool:
+    """Whether the table has a function of this name."""
+    return name in _REACHES
+
+
+def reach(layer: keras.layers.Layer) -> Reach:
+    """Which values a layer that computes a function gives."""
+    if isinstance(layer, keras.layers.Softmax):
+        return _UNIT
+    if isinstance(layer, keras.layers.ELU):
+        return Reach(-abs(float(layer.alpha)))
+    if isinstance(layer, keras.layers.LeakyReLU):
+        return _leaky(float(layer.alpha))
+    if isinstance(layer, keras.layers.ReLU):
+        if float(layer.negative_slope) != 0.0 and float(layer.threshold) != 0.0:
+            return UNKNOWN  # below the threshold it is slope · (x - threshold)
+        return _leaky(float(layer.negative_slope))
+    if isinstance(layer, keras.layers.Activation):
+        name = getattr(layer.activation, "__name__", "")
+        return _UNIT if name == "softmax" else _REACHES.get(name, UNKNOWN)
+    return UNKNOWN
+
+
+def works_on_each_value(layer: keras.layers.Layer) -> bool:
+    """Whether each value the layer gives follows from one value alone, and the same everywhere."""
+    if isinstance(layer, keras.layers.Activation):
+        return is_known(getattr(layer.activation, "__name__", ""))
+    return isinstance(layer, keras.layers.ELU | keras.layers.LeakyReLU | keras.layers.ReLU)
+
+
+def _leaky(slope: float) -> Reach:
+    # With a slope below 0 nothing is negative: the negative part turns up.
+    return Reach(0.0, share=max(slope, 0.0)) if slope <= 1.0 else UNKNOWN
+
+
+def keeps_range(layer: keras.layers.Layer) -> bool:
+    """Whether all that the layer gives lies between values of its input, as a resized image."""
+    if isinstance(layer, keras.layers.Resizing | keras.layers.UpSampling2D):
+        return layer.interpolation in ("nearest", "bilinear", "area")
+    return False

@@ -1,0 +1,212 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.qat import registry
+from sat_tf.qat.operations import with_layers_for_operations
+
+L = keras.layers
+
+# What users write between layers, on x of shape (8, 8, 4) and y like it, and the layers it becomes.
+OPERATIONS = {
+    "sum": (lambda x, y: x + y, [L.Add]),
+    "sum_by_name": (lambda x, y: tf.add(x, y), [L.Add]),
+    "sum_of_three": (lambda x, y: tf.add_n([x, y, x]), [L.Add]),
+    "difference": (lambda x, y: x - y, [L.Subtract]),
+    "product": (lambda x, y: x * y, [L.Multiply]),
+    "product_by_name": (lambda x, y: tf.multiply(x, y), [L.Multiply]),
+    "square": (lambda x, y: x * x, [L.Multiply]),
+    "largest": (lambda x, y: tf.maximum(x, y), [L.Maximum]),
+    "smallest": (lambda x, y: tf.minimum(x, y), [L.Minimum]),
+    "doubled": (lambda x, y: x * 2, ["Scaling"]),
+    "doubled_from_the_left": (lambda x, y: 2 * x, ["Scaling"]),
+    "tenth": (lambda x, y: x * 0.1, ["Scaling"]),
+    "sixth": (lambda x, y: x / 6, ["Scaling"]),
+    "plus": (lambda x, y: x + 3.0, ["Scaling"]),
+    "minus": (lambda x, y: x - 1.7, ["Scaling"]),
+    "from_one": (lambda x, y: 1 - x, ["Scaling"]),
+    "negative": (lambda x, y: -x, ["Scaling"]),
+    "mean_subtracted": (lambda x, y: x - np.float32([1, 2, 3, 4]), ["Scaling"]),
+    "relu": (lambda x, y: tf.nn.relu(x), [L.ReLU]),
+    "relu6": (lambda x, y: tf.nn.relu6(x), [L.ReLU]),
+    "relu_as_maximum": (lambda x, y: tf.maximum(x, 0.0), [L.ReLU]),
+    "clipped": (lambda x, y: tf.clip_by_value(x, 0.0, 3.0), [L.ReLU]),
+    "leaky": (lambda x, y: tf.nn.leaky_relu(x, 0.1), [L.LeakyReLU]),
+    "swish": (lambda x, y: tf.nn.swish(x), [L.Activation]),
+    "sigmoid": (lambda x, y: tf.sigmoid(x), [L.Activation]),
+    "tanh": (lambda x, y: tf.tanh(x), [L.Activation]),
+    "gelu": (lambda x, y: tf.nn.gelu(x), [L.Activation]),
+    "gelu_by_tanh": (lambda x, y: tf.nn.gelu(x, approximate=True), [L.Activation]),
+    "elu": (lambda x, y: tf.nn.elu(x), [L.Activation]),
+    "softplus": (lambda x, y: tf.nn.softplus(x), [L.Activation]),
+    "softmax": (lambda x, y: tf.nn.softmax(x), [L.Softmax]),
+    "hard_sigmoid": (
+        lambda x, y: keras.activations.hard_sigmoid(x),
+        ["Scaling", "Scaling", L.ReLU],
+    ),
+    "reshaped": (lambda x, y: tf.reshape(x, [-1, 64, 4]), [L.Reshape]),
+    "reshaped_by_its_shape": (lambda x, y: tf.reshape(x, [tf.shape(x)[0], 16, 16]), [L.Reshape]),
+    "expanded": (lambda x, y: tf.expand_dims(x, 1), [L.Reshape]),
+    "squeezed": (lambda x, y: tf.squeeze(x[:, :1], 1), ["Slice", L.Reshape]),
+    "transposed": (lambda x, y: tf.transpose(x, [0, 2, 1, 3]), [L.Permute]),
+    "padded": (lambda x, y: tf.pad(x, [[0, 0], [1, 2], [0, 1], [0, 0]]), [L.ZeroPadding2D]),
+    "joined": (lambda x, y: tf.concat([x, y], -1), [L.Concatenate]),
+    "pooled": (lambda x, y: tf.reduce_mean(x, [1, 2]), [L.GlobalAveragePooling2D]),
+    "pooled_keeping": (
+        lambda x, y: tf.reduce_mean(x, axis=(1, 2), keepdims=True),
+        [L.GlobalAveragePooling2D],
+    ),
+    "largest_pixel": (lambda x, y: tf.reduce_max(x, [1, 2]), [L.GlobalMaxPooling2D]),
+    "resized": (lambda x, y: tf.image.resize(x, (12, 20)), [L.Resizing]),
+    "enlarged": (lambda x, y: tf.image.resize(x, (16, 24), "nearest"), [L.UpSampling2D]),
+    "sliced": (lambda x, y: x[:, 1:-1, ::2], ["Slice"]),
+    "sliced_channels": (lambda x, y: x[..., 1:3], ["Slice"]),
+    "one_row": (lambda x, y: x[:, 2], ["Slice"]),
+    "last_channel": (lambda x, y: x[..., -1], ["Slice"]),
+    "cast_to_what_it_is": (lambda x, y: tf.cast(x, tf.float32), [L.Activation]),
+}
+
+
+def _model(operation):
+    image = keras.Input((8, 8, 4), name="image")
+    x = L.Conv2D(4, 3, padding="same", name="x")(image)
+    y = L.Conv2D(4, 3, padding="same", name="y")(image)
+    return keras.Model(image, operation(x, y), name="written")
+
+
+def _images(shape=(8, 8, 4), count=3):
+    draw = np.random.default_rng(3)
+    return draw.normal(0.0, 3.0, (count, *shape)).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_operation_becomes_layers_with_the_same_outputs_and_names(name):
+    operation, expected = OPERATIONS[name]
+    model = _model(operation)
+    rewritten = with_layers_for_operations(model)
+    new = [layer for layer in rewritten.layers if layer.name not in ("image", "x", "y")]
+    names = [kind if isinstance(kind, str) else kind.__name__ for kind in expected]
+    assert [type(layer).__name__ for layer in new] == names
+    assert {layer.name for layer in new} <= {layer.name for layer in model.layers}
+    assert all(registry.unsupported_problem(layer) is None for layer in new)
+    images = _images()
+    np.testing.assert_array_equal(rewritten(images), model(images))
+
+
+def test_a_model_of_layers_is_returned_as_it_is():
+    model = _model(lambda x, y: L.Add()([x, y]))
+    assert with_layers_for_operations(model) is model
+
+
+OTHERS = {
+    "truediv": lambda x, y: x / y,
+    "sin": lambda x, y: tf.math.sin(x),
+    "reduce_mean": lambda x, y: tf.reduce_mean(x, [3]),
+    "getitem": lambda x, y: x[:, ::-1, ..., 1:],
+    "multiply": lambda x, y: x * 0.0,
+    "concat": lambda x, y: tf.concat([x, x[:, :1]], 1)[::1],
+    "clip_by_value": lambda x, y: tf.clip_by_value(x, -1.0, 1.0),
+    "subtract": lambda x, y: x - np.float32([[[1.0]], [[2.0]]])[0],
+    "einsum": lambda x, y: tf.einsum("bhwc,cd->bhwd", x, np.eye(4, 3, dtype=np.float32)),
+    "gather": lambda x, y: tf.gather(x, np.int64([3, 1]), axis=-1),
+    "cast": lambda x, y: tf.cast(x, tf.float64),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_operations_without_a_layer_are_left_to_tensorflow(name, tmp_path):
+    model = _model(OTHERS[name])
+    rewritten = with_layers_for_operations(model)
+    np.testing.assert_array_equal(rewritten(_images()), model(_images()))
+    rewritten.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded(_images()), model(_images()))
+
+
+def test_an_operation_without_a_layer_is_refused_by_its_name_or_left_float():
+    model = _model(lambda x, y: L.Dense(3, name="dense")(L.Flatten()(tf.math.sin(x) + y)))
+    with pytest.raises(ValueError, match=r"received tf\.math\.sin, which sat-tf does not"):
+        sat_tf.quantize_model(model)
+    policy = sat_tf.BitPolicy(unsupported="float")
+    quantized = sat_tf.quantize_model(model, policy)
+    assert np.all(np.isfinite(quantized(_images())))
+
+
+@pytest.mark.parametrize(
+    ("operation", "fix"),
+    [
+        (lambda x, y: x[:, ::-1], "slices of positive steps behind the batch"),
+        (lambda x, y: tf.reshape(x, [-1, 4, 8, 4]), "leave each image its values"),
+        (lambda x, y: tf.nn.avg_pool2d(x, 2, 2, "SAME"), "use keras.layers.AveragePooling2D"),
+        (lambda x, y: tf.square(x), r"write x \* x"),
+        (lambda x, y: tf.split(x, 2, -1)[0], r"received tf\.split .*x\[\.\.\., :4\]"),
+    ],
+)
+def test_an_operation_in_another_form_is_refused_with_the_form_that_is_taken(operation, fix):
+    with pytest.raises(ValueError, match=fix):
+        sat_tf.quantize_model(_model(operation))
+
+
+def test_what_no_file_could_hold_stays_what_it_is():
+    model = _model(lambda x, y: tf.split(x, 2, -1)[0])
+    assert with_layers_for_operations(model) is model
+
+
+LAYERS = {
+    "separable": ((8, 8, 4), L.SeparableConv2D(6, 3, strides=2, depth_multiplier=2, name="it")),
+    "separable_relu": ((8, 8, 4), L.SeparableConv2D(6, 3, activation="relu", name="it")),
+    "separable_swish": ((8, 8, 4), L.SeparableConv2D(6, 3, activation="swish", name="it")),
+    "causal": ((9, 4), L.Conv1D(6, 3, padding="causal", dilation_rate=2, name="it")),
+    "swish_inside": ((8, 8, 4), L.Conv2D(6, 3, activation="swish", name="it")),
+    "tanh_inside": ((8,), L.Dense(6, activation="tanh", name="it")),
+    "max_1d": ((9, 4), L.MaxPooling1D(2, padding="same", name="it")),
+    "average_1d": ((9, 4), L.AveragePooling1D(3, 2, name="it")),
+    "global_max_1d": ((9, 4), L.GlobalMaxPooling1D(name="it")),
+    "global_average_1d": ((9, 4), L.GlobalAveragePooling1D(keepdims=True, name="it")),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_of_several_parts_are_taken_apart(name):
+    shape, layer = LAYERS[name]
+    layer = type(layer).from_config(layer.get_config())
+    image = keras.Input(shape, name="image")
+    model = keras.Model(image, layer(image))
+    if layer.weights:
+        draw = np.random.default_rng(1)
+        layer.set_weights([draw.normal(size=value.shape) for value in layer.get_weights()])
+    rewritten = with_layers_for_operations(model)
+    assert "it" in {layer.name for layer in rewritten.layers}
+    assert all(registry.unsupported_problem(layer) is None for layer in rewritten.layers)
+    images = _images(shape)
+    np.testing.assert_array_equal(rewritten(images), model(images))
+
+
+def test_a_softmax_at_the_end_stays_in_its_layer():
+    model = keras.Sequential([L.Input((8,)), L.Dense(3, activation="softmax")])
+    assert with_layers_for_operations(model) is model
+
+
+def test_a_layer_that_is_called_twice_stays_one_layer():
+    image = keras.Input((8,))
+    dense = L.Dense(8, activation="tanh", name="shared")
+    model = keras.Model(image, dense(dense(image)))
+    rewritten = with_layers_for_operations(model)
+    assert len(rewritten.get_layer("shared").inbound_nodes) == 2
+    np.testing.assert_array_equal(rewritten(_images((8,))), model(_images((8,))))
+
+
+def test_inputs_outputs_and_what_is_frozen_stay_as_they_are():
+    first, second = keras.Input((8,), name="first"), keras.Input((8,), name="second")
+    frozen = L.Dense(4, activation="sigmoid", name="frozen", trainable=False)
+    outputs = {"sum": frozen(first) + frozen(second), "one": frozen(first)}
+    model = keras.Model({"first": first, "second": second}, outputs)
+    rewritten = with_layers_for_operations(model)
+    assert not rewritten.get_layer("frozen").trainable
+    assert rewritten.input_names == model.input_names
+    images = {"first": _images((8,)), "second": _images((8,)) + 1.0}
+    expected, found = model(images), rewritten(images)
+    for name in outputs:
+        np.testing.assert_array_equal(found[name], expected[name])
