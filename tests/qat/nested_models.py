@@ -1,0 +1,101 @@
+"""Small models that nest, share, freeze and branch, as users bring them."""
+
+import numpy as np
+import tf_keras as keras
+
+from tests.qat import float_models
+
+L = keras.layers
+
+
+def _conv_norm_relu(tensor, filters, name):
+    tensor = L.Conv2D(filters, 3, padding="same", use_bias=False, name=name)(tensor)
+    return L.ReLU(name=f"{name}_relu")(L.BatchNormalization(name=f"{name}_bn")(tensor))
+
+
+def backbone():
+    """A Functional model with a Sequential one inside."""
+    pixels = keras.Input((8, 8, 3), name="pixels")
+    block = keras.Sequential(
+        [L.Conv2D(4, 1, name="conv"), L.BatchNormalization(name="bn"), L.ReLU(name="relu")],
+        name="block",
+    )
+    return keras.Model(pixels, block(_conv_norm_relu(pixels, 4, "conv")), name="backbone")
+
+
+def nested(frozen=False, training=None):
+    """A backbone inside a model with layers of the same names."""
+    inner = backbone()
+    inner.trainable = not frozen
+    image = keras.Input((8, 8, 3), name="image")
+    tensor = inner(image) if training is None else inner(image, training=training)
+    tensor = _conv_norm_relu(tensor, 4, "conv")
+    tensor = L.GlobalAveragePooling2D(name="pool")(tensor)
+    return _ready(keras.Model(image, L.Dense(3, name="classifier")(tensor), name="nested"))
+
+
+def nested_in_a_sequential():
+    """Sequential models, three deep."""
+    inner = keras.Sequential([L.Conv2D(4, 3, name="conv"), L.ReLU(name="relu")], name="inner")
+    middle = keras.Sequential([inner, L.Conv2D(4, 3, name="conv")], name="middle")
+    layers = [middle, L.Flatten(name="flatten"), L.Dense(3, name="classifier")]
+    model = keras.Sequential(layers, name="outer")
+    model.build((None, 8, 8, 3))
+    return _ready(model)
+
+
+def shared():
+    """Weights with two uses: of convolutions with and without normalizations, and of a stem."""
+    image = keras.Input((8, 8, 3), name="image")
+    stem = L.Conv2D(4, 3, padding="same", activation="relu", name="stem")(image)
+    conv = L.Conv2D(4, 3, padding="same", use_bias=False, name="conv")
+    norm, relu = L.BatchNormalization(name="norm"), L.ReLU(name="relu")
+    mix = L.Conv2D(4, 1, activation="relu6", name="mix")
+    plain = L.Conv2D(4, 1, name="plain")
+    once = relu(norm(conv(stem)))
+    twice = relu(norm(conv(once)))
+    total = L.Add(name="add")([mix(once), mix(twice)])
+    tensor = L.GlobalAveragePooling2D(name="pool")(plain(plain(total)))
+    return _ready(keras.Model(image, L.Dense(3, name="classifier")(tensor), name="shared"))
+
+
+def partly_normalized():
+    """One convolution, with a normalization of its own behind the first of two uses."""
+    image = keras.Input((8, 8, 3), name="image")
+    stem = L.Conv2D(4, 3, padding="same", activation="relu", name="stem")(image)
+    conv = L.Conv2D(4, 3, padding="same", name="conv")
+    one = L.ReLU(name="one")(L.BatchNormalization(name="norm")(conv(stem)))
+    two = L.ReLU(name="two")(conv(one))
+    tensor = L.GlobalAveragePooling2D(name="pool")(L.Add(name="add")([one, two]))
+    return _ready(keras.Model(image, L.Dense(3, name="classifier")(tensor), name="partly"))
+
+
+def shared_backbone():
+    """A whole model with two uses."""
+    inner = backbone()
+    image = keras.Input((8, 8, 3), name="image")
+    other = L.Conv2D(3, 3, padding="same", activation="relu", name="other")(image)
+    total = L.Concatenate(name="both")([inner(image), inner(other)])
+    tensor = L.GlobalAveragePooling2D(name="pool")(total)
+    return _ready(keras.Model(image, L.Dense(3, name="classifier")(tensor), name="two_uses"))
+
+
+def _ready(model):
+    """With weights and statistics that are no initial ones."""
+    rng = np.random.default_rng(5)
+    for layer in model._flatten_layers(include_self=False, recursive=True):
+        if isinstance(layer, keras.layers.BatchNormalization):
+            channels = layer.moving_mean.shape
+            layer.gamma.assign(rng.normal(1.0, 0.3, channels))
+            layer.beta.assign(rng.normal(0.0, 0.3, channels))
+            layer.moving_mean.assign(rng.normal(0.0, 0.3, channels))
+            layer.moving_variance.assign(rng.uniform(0.5, 2.0, channels))
+    return model
+
+
+MODELS = {
+    build.__name__: build
+    for build in (nested, nested_in_a_sequential, shared, partly_normalized, shared_backbone)
+}
+
+images = float_models.images
