@@ -1,0 +1,152 @@
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_model_optimization as tfmot
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.core import dorefa
+from sat_tf.qat.policy import BitPolicy
+from tests.qat import float_models
+
+L = keras.layers
+
+
+def _pruned():
+    model = float_models.build("without_normalization")
+    schedule = tfmot.sparsity.keras.ConstantSparsity(0.5, 0, frequency=1)
+    return tfmot.sparsity.keras.prune_low_magnitude(model, pruning_schedule=schedule)
+
+
+def _clustered():
+    return tfmot.clustering.keras.cluster_weights(
+        float_models.build("without_normalization"),
+        number_of_clusters=4,
+        cluster_centroids_init=tfmot.clustering.keras.CentroidInitialization.LINEAR,
+    )
+
+
+def _quantized():
+    return tfmot.quantization.keras.quantize_model(float_models.build("without_normalization"))
+
+
+WRAPPED = {
+    "PruneLowMagnitude": (_pruned, r"call model = tfmot\.sparsity\.keras\.strip_pruning\(model\)"),
+    "ClusterWeights": (_clustered, r"tfmot\.clustering\.keras\.strip_clustering\(model\)"),
+    "QuantizeWrapperV2": (_quantized, "give the float model that was given to TFMOT's"),
+}
+
+ENTRIES = {
+    "quantize_model": sat_tf.quantize_model,
+    "requantize": lambda model: sat_tf.requantize(model, BitPolicy()),
+    "calibrate": lambda model: sat_tf.calibrate(model, float_models.images(32)),
+    "audit": sat_tf.audit,
+    "sensitivity": lambda model: sat_tf.sensitivity(model, float_models.images(32)),
+    "export_tflite": lambda model: sat_tf.export_tflite(model, "model.tflite"),
+}
+
+
+@pytest.fixture(scope="module", params=WRAPPED)
+def wrapped(request):
+    make, fix = WRAPPED[request.param]
+    model = make()
+    names = [layer.name for layer in model.layers if type(layer).__name__ == request.param]
+    return model, names, fix
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_layers_of_tfmots_own_tools_are_named_with_the_fix(entry, wrapped):
+    model, names, fix = wrapped
+    if (entry, fix) == ("audit", WRAPPED["QuantizeWrapperV2"][1]):
+        assert sat_tf.audit(model).layers  # which reads them as they compute
+        return
+    with pytest.raises(ValueError, match=fix) as error:
+        ENTRIES[entry](model)
+    assert names[0] in str(error.value)
+
+
+def test_wrapped_layers_inside_an_inner_model_are_found():
+    image = keras.Input((8, 8, 3), name="image")
+    model = keras.Model(image, _pruned()(image))
+    with pytest.raises(ValueError, match="strip_pruning"):
+        sat_tf.audit(model)
+
+
+def test_an_annotated_model_is_no_wrapped_one():
+    annotated = tfmot.quantization.keras.quantize_annotate_model(float_models.build("plain"))
+    scheme = sat_tf.SatQuantizeScheme(BitPolicy())
+    assert tfmot.quantization.keras.quantize_apply(annotated, scheme=scheme)
+
+
+# -- prune, then quantize ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stripped():
+    pruned = _pruned()
+    pruned.compile(keras.optimizers.SGD(0.0), "mse")  # as if training had ended
+    pruned.fit(
+        float_models.images(8),
+        np.zeros((8, 5)),
+        verbose=0,
+        callbacks=[tfmot.sparsity.keras.UpdatePruningStep()],
+    )
+    model = tfmot.sparsity.keras.strip_pruning(pruned)
+    assert np.mean(model.get_layer("b").kernel.numpy() == 0.0) == 0.5
+    return model
+
+
+def _codes(layer):
+    quantizer = layer.quantize_config.weights
+    units = dorefa.weight_units(
+        layer.layer.kernel, quantizer.num_bits, quantizer.grid, range_axes=quantizer.range_axes
+    )
+    levels = 2**quantizer.num_bits - 2
+    return units.numpy() - levels // 2
+
+
+@pytest.mark.parametrize(("bits", "weight_range"), [(4, "layer"), (4, "channel"), (8, "layer")])
+def test_pruned_weights_have_code_0_on_the_narrow_grid(bits, weight_range, stripped):
+    policy = BitPolicy.mobile(bits, weight_grid="narrow", weight_range=weight_range)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        quantized = sat_tf.quantize_model(stripped, policy)
+    for name in ("a", "b", "classifier"):
+        kernel, layer = (
+            stripped.get_layer(name).kernel.numpy(),
+            quantized.get_layer(f"quant_{name}"),
+        )
+        assert np.all(_codes(layer)[kernel == 0.0] == 0)
+        assert np.all(layer.effective_kernel().numpy()[kernel == 0.0] == 0.0)
+
+
+def test_pruned_weights_stay_at_code_0_while_a_mask_is_kept(stripped):
+    quantized = sat_tf.quantize_model(
+        stripped, BitPolicy.mobile(4, weight_grid="narrow", input_max=1.0)
+    )
+    layers = [quantized.get_layer(f"quant_{name}") for name in ("a", "b", "classifier")]
+    kernels = [layer.layer.kernel for layer in layers]
+    masks = [tf.cast(kernel != 0.0, tf.float32) for kernel in kernels]
+
+    class KeepZeros(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            for kernel, mask in zip(kernels, masks, strict=True):
+                kernel.assign(kernel * mask)
+
+    quantized.compile(keras.optimizers.SGD(0.01, momentum=0.9), "mse")
+    before = [kernel.numpy() for kernel in kernels]
+    images, targets = float_models.images(32) / 255.0, np.ones((32, 5))
+    quantized.fit(images, targets, batch_size=8, verbose=0, callbacks=[KeepZeros()])
+    for layer, mask, old in zip(layers, masks, before, strict=True):
+        assert np.all(_codes(layer)[mask.numpy() == 0.0] == 0)
+        assert not np.array_equal(layer.layer.kernel, old)
+    # Without the mask gradients reach them like all others.
+    quantized.fit(images, targets, batch_size=8, verbose=0)
+    assert np.any(kernels[1].numpy()[masks[1].numpy() == 0.0] != 0.0)
+
+
+def test_zeros_that_the_grid_does_not_have_are_warned_of(stripped):
+    with pytest.warns(UserWarning, match=r"b \(50 % zeros\).*weight_grid='narrow'"):
+        sat_tf.quantize_model(stripped, BitPolicy.mobile(4))
