@@ -9,6 +9,7 @@ import tf_keras as keras
 
 from sat_tf.messages import did_you_mean, list_problems
 from sat_tf.qat import registry
+from sat_tf.qat.function_quantizers import UnitQuantizer
 from sat_tf.qat.policy import PER_LAYER_FIELDS, BitPolicy, check_fields, plain_numbers, warn_of
 from sat_tf.qat.quantizers import (
     DorefaQuantizer,
@@ -114,7 +115,7 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
         weights: quantizer of the kernel, or None.
         output: quantizer or observer of the tensor the layer makes, or None. Where the layer ends
             in a rectifier, a `PactQuantizer` takes the rectifier's place; where it ends in a
-            softmax, the quantizer stands before it.
+            softmax, the quantizer stands before it, unless it is one for probabilities.
         annotation: the fields of the `LayerConfig` the user gave, to be kept by `requantize`.
         inserted: the layer is not the user's; it exists to hold `output`.
     """
@@ -165,13 +166,15 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
 
     def replaces(self, layer: keras.layers.Layer) -> bool:
         """Whether `output` takes the place of the whole layer: a quantizer for a rectifier."""
-        return type(layer) is keras.layers.ReLU and isinstance(self.output, PactQuantizer)
+        plain = type(layer) is keras.layers.ReLU and registry.rectifies(layer)
+        return plain and isinstance(self.output, PactQuantizer)
 
     def _at_activation(self, layer: keras.layers.Layer) -> bool:
         if not hasattr(layer, "activation"):
             return False
-        takes_place = registry.rectifies(layer) and isinstance(self.output, PactQuantizer)
-        return takes_place or registry.is_softmax(layer)
+        if registry.is_softmax(layer):
+            return not isinstance(self.output, UnitQuantizer)  # that one quantizes probabilities
+        return registry.rectifies(layer) and isinstance(self.output, PactQuantizer)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor as plain values."""

@@ -13,6 +13,8 @@ import numpy as np
 # Latent weights then span the range (-1, 1) that usual initializers and weight decay are made for:
 # tanh is close to linear there, and its slope at the ends is still 1 - 0.76² = 0.42.
 TANH_RANGE = 0.76
+# Of BatchNormalization in cuDNN.
+_SMALLEST_EPSILON = 1.001e-5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,15 +58,18 @@ def latent_kernel(
 def divided_statistics(norm: NormStatistics, divisor: np.ndarray) -> NormStatistics:
     """Statistics that give the old output when the input arrives divided by `divisor`.
 
-    γ (x/m - μ') / sqrt(σ'² + ε) equals γ (x - μ) / sqrt(σ² + ε) with μ' = μ / m and
-    σ'² = (σ² + ε) / m² - ε. Where that is negative (m > 1 and hardly any variance), σ'² is 0 and γ
-    takes the rest: γ' = γ m sqrt(ε / (σ² + ε)).
+    γ (x/m - μ') / sqrt(σ'² + ε') equals γ (x - μ) / sqrt(σ² + ε) with μ' = μ / m, ε' = ε / m² and
+    σ'² = σ² / m², the variance of the divided input: on batch statistics it computes the same too.
+    Where channels have an m each, ε' is that of the largest, and σ'² = (σ² + ε) / m² - ε'. ε' is at
+    least the smallest that GPUs take, 1.001e-5; where σ'² would be negative because of that, it is
+    0 and γ takes the rest.
 
     Args:
         norm: the float layer's parameters.
         divisor: m > 0, broadcastable to the channels.
     """
     total = (norm.variance + norm.epsilon) / divisor**2
-    variance = np.maximum(total - norm.epsilon, 0.0)
-    gamma = norm.gamma * np.sqrt((variance + norm.epsilon) / total)
-    return NormStatistics(gamma, norm.mean / divisor, variance, norm.epsilon)
+    epsilon = max(norm.epsilon / float(np.max(divisor)) ** 2, min(norm.epsilon, _SMALLEST_EPSILON))
+    variance = np.maximum(total - epsilon, 0.0)
+    gamma = norm.gamma * np.sqrt((variance + epsilon) / total)
+    return NormStatistics(gamma, norm.mean / divisor, variance, epsilon)

@@ -9,8 +9,11 @@ import tf_keras as keras
 
 from sat_tf.messages import list_problems
 from sat_tf.qat import latent, registry
-from sat_tf.qat.network import Network
-from sat_tf.qat.placement import Insertion, Placement, place
+from sat_tf.qat.assembly import assemble
+from sat_tf.qat.decisions import Placement
+from sat_tf.qat.flatten import copied_weights, flattened
+from sat_tf.qat.network import Network, Node
+from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer
 
@@ -48,8 +51,11 @@ def quantized_model(
 ) -> keras.Model:
     """Builds the quantized model from a float one; the layers of the float one are not reused.
 
+    A layer that is frozen stays so, and with it the clipping level of its own output; one in a
+    layer of its own is frozen where the layer in front of it and all that read it are.
+
     Args:
-        model: the float model.
+        model: the float model; one that nests or shares layers is flattened first.
         annotations: for every layer to quantize, its `LayerConfig` or None.
         policy: what the annotations leave open.
         keep_function: give the latent weights, statistics and gains that keep the function.
@@ -57,21 +63,24 @@ def quantized_model(
     Raises:
         ValueError: the model cannot be quantized; lists every problem.
     """
-    network = Network(model)
+    flat = flattened(model)
+    network = Network(flat.model)
+    annotations = {
+        name: annotations[origin] for name, origin in flat.origins.items() if origin in annotations
+    }
     placement = place(network, annotations, policy)
-    problems = _non_finite_weights(network)
+    problems = non_finite_weights(network)
     if problems:
         raise ValueError(list_problems(f"model {model.name!r}", problems))
-    built = _build(network, placement)
+    built, layers = assemble(network, placement)
     for node in network:
         if node.layer.weights:
-            inner_layer(built.get_layer(_name_of(node.name, placement))).set_weights(
-                node.layer.get_weights()
-            )
+            copied_weights(node.layer, inner_layer(layers[node.layer.name]))
     if keep_function:
         for name, config in placement.configs.items():
-            if config.weights is not None:
-                _keep_function(built, name, placement)
+            # Once for all calls of a layer.
+            if config.weights is not None and name == network[name].layer.name:
+                _keep_function(layers, name, placement)
     return built
 
 
@@ -83,7 +92,7 @@ def quantized_network(model: keras.Model, *, when: str) -> Network:
         when: "first" or "instead": when an unquantized one is to be quantized, for the message.
 
     Raises:
-        ValueError: it is not quantized, or is no graph of single calls.
+        ValueError: it is not quantized, or is no graph of calls.
     """
     network = Network(model)
     network.refuse_problems()
@@ -100,13 +109,17 @@ def inner_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
     return layer.layer if isinstance(layer, QuantizedLayer) else layer
 
 
-def _name_of(name: str, placement: Placement) -> str:
-    return f"quant_{name}" if name in placement.configs else name
+def call_name(node: Node) -> str:
+    """The name of the user's layer, with the number of the call from the second one on."""
+    return str(inner_layer(node.layer).name) + node.name.removeprefix(node.layer.name)
 
 
-def _non_finite_weights(network: Network) -> list[str]:
+def non_finite_weights(network: Network) -> list[str]:
+    """What is wrong with the values of the weights, one line a variable, with the fix."""
     problems = []
     for node in network:
+        if node.name != node.layer.name:  # another call of the same layer
+            continue
         for variable, bad, size in node.non_finite():
             name = variable.split("/")[-1].split(":")[0]
             problems.append(
@@ -116,32 +129,11 @@ def _non_finite_weights(network: Network) -> list[str]:
     return problems
 
 
-def _build(network: Network, placement: Placement) -> keras.Model:
-    insertions: dict[str, list[Insertion]] = {}
-    for insertion in placement.insertions:
-        insertions.setdefault(insertion.tensor, []).append(insertion)
-    made: dict[tuple[str, str | None], Any] = {}
-    for node in network:
-        fresh = type(node.layer).from_config(node.layer.get_config())
-        if isinstance(fresh, keras.layers.InputLayer):
-            tensor = fresh.output
-        else:
-            if node.name in placement.configs:
-                fresh = QuantizedLayer(fresh, placement.configs[node.name])
-            tensors = [made.get((name, node.name), made[name, None]) for name in node.inputs]
-            tensor = node.call(fresh, tensors)
-        made[node.name, None] = tensor
-        for insertion in insertions.get(node.name, []):
-            identity = keras.layers.Activation("linear", name=insertion.name)
-            quantized = QuantizedLayer(identity, insertion.config)(tensor)
-            made.update({(node.name, reader): quantized for reader in insertion.readers})
-    inputs, outputs = made[network.input, None], made[network.output, None]
-    return keras.Model(inputs, outputs, name=network.name)
-
-
-def _keep_function(model: keras.Model, name: str, placement: Placement) -> None:
+def _keep_function(
+    layers: Mapping[str, keras.layers.Layer], name: str, placement: Placement
+) -> None:
     """Gives one linear layer the latent weights, and what stands behind it the factor they cost."""
-    wrapper = model.get_layer(f"quant_{name}")
+    wrapper = layers[name]
     layer, config = wrapper.layer, wrapper.quantize_config
     variable = getattr(layer, registry.kernel_name(layer))
     kernel = variable.numpy()
@@ -153,8 +145,8 @@ def _keep_function(model: keras.Model, name: str, placement: Placement) -> None:
         factor = config.weights.factor(clamped, variable).numpy()
         gain.assign(np.reshape(maximum / factor, gain.shape))
         return
-    norms = [model.get_layer(_name_of(norm, placement)) for norm in placement.norms_behind[name]]
-    divide_output(layer, maximum, [inner_layer(norm) for norm in norms])
+    norms = [inner_layer(layers[norm]) for norm in placement.norms_behind[name]]
+    divide_output(layer, maximum, norms)
 
 
 def divide_output(
@@ -169,11 +161,8 @@ def divide_output(
         divisor: above 0, broadcastable to the kernel, equal along all but its channel axes.
         norms: the normalizations that read the layer's output; they give the old output again.
     """
-    # In the order of the layer's output channels: the kernel's last axes are its channels.
     shape = getattr(layer, registry.kernel_name(layer)).shape
-    channels = shape[-2:] if isinstance(layer, keras.layers.DepthwiseConv2D) else shape[-1:]
-    divisor = np.broadcast_to(divisor.reshape(divisor.shape[-len(channels) :]), channels)
-    divisor = divisor.reshape(-1)
+    divisor = registry.along_channels(layer, divisor, shape)
     if getattr(layer, "bias", None) is not None:
         layer.bias.assign(layer.bias.numpy() / divisor)
     for norm in norms:
@@ -192,8 +181,9 @@ def _divide_statistics(norm: keras.layers.BatchNormalization, divisor: np.ndarra
     variance = new.variance
     if norm.gamma is None:
         # No γ to take what does not fit: the variance goes below zero, by less than ε.
-        variance = (old.variance + old.epsilon) / divisor**2 - old.epsilon
+        variance = (old.variance + old.epsilon) / divisor**2 - new.epsilon
     else:
         norm.gamma.assign(new.gamma)
+    norm.epsilon = new.epsilon
     norm.moving_mean.assign(new.mean)
     norm.moving_variance.assign(variance)

@@ -1,8 +1,16 @@
-"""A read-only view of a Keras model as a graph: which layer reads which layer's output."""
+"""A read-only view of a Keras model as a graph: which layer reads which layer's output.
 
+A layer that is called several times has a node for every call, and one set of weights. The first
+node has the layer's name; the others have it with the number of the call behind, as in `conv@2`,
+which no layer can be called. Calls are counted along the arguments, from the model's outputs back
+to its inputs: quantizers that stand between the layers do not change the count.
+"""
+
+import copy
 import dataclasses
 import inspect
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,16 +18,18 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.messages import list_problems
+from sat_tf.qat.operation_forms import fix_of
+from sat_tf.qat.tfmot_wrappers import refuse_wrapped
 
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """One layer of the graph.
+    """One call of a layer.
 
     Attributes:
-        name: the layer's name.
+        name: the layer's name, with the number of the call from the second one on.
         layer: the Keras layer.
-        inputs: names of the layers whose outputs it reads, in the order of its arguments.
+        inputs: names of the nodes whose outputs it reads, in the order of its arguments.
         takes_list: the layer is called with a list of tensors, even if with one.
         arguments: what else it is called with, such as training=False.
         shape: its output's shape without the batch dimension; None where unknown.
@@ -53,7 +63,7 @@ def call_in_inference(node: Node, layer: keras.layers.Layer, tensors: list[Any])
 
 
 class Network:
-    """The graph of a built Sequential or Functional model with one input and one output.
+    """The graph of a built Sequential or Functional model.
 
     Iterating yields the nodes, producers before consumers.
     """
@@ -61,64 +71,134 @@ class Network:
     def __init__(self, model: keras.Model) -> None:
         """Reads the graph of `model`.
 
-        What cannot be expressed as a graph of single calls is collected in `problems`, by layer,
-        so that whoever reads the network can report it together with what else is wrong.
+        What cannot be expressed as a graph of calls is collected in `problems`, by layer, so that
+        whoever reads the network can report it together with what else is wrong.
 
         Raises:
             ValueError: the model has no graph at all; says why and what to do.
         """
         check_model(model)
+        refuse_wrapped(model)
         self.name: str = model.name
         self.problems: dict[str, str] = {}
         self._nodes: dict[str, Node] = {}
-        made_by: dict[int, str] = {}
-        # Keras has no public view of which of a layer's calls belong to which model.
-        for depth in sorted(model._nodes_by_depth, reverse=True):
-            for node in model._nodes_by_depth[depth]:
-                self._add(node, made_by)
-        self.input: str = made_by[id(model.inputs[0])]
-        self.output: str = made_by[id(model.outputs[0])]
-        self._consumers: dict[str, list[str]] = {name: [] for name in self._nodes}
-        for node in self:
-            for producer in node.inputs:
-                self._consumers[producer].append(node.name)
-
-    def _add(self, node: Any, made_by: dict[int, str]) -> None:
-        layer, outputs = node.layer, tf.nest.flatten(node.outputs)
-        made_by.update({id(tensor): layer.name for tensor in outputs})
-        if layer.name in self._nodes:
-            self.problems[layer.name] = (
-                "received a layer that is called more than once, expected one call a layer; give "
-                "every call a layer of its own"
+        # Keras has no public view of the structure that a model is called with.
+        self._structures = model._nested_inputs, model._nested_outputs
+        names, made_by = _names_of_calls(model), {}
+        for call in keras_calls(model):
+            made_by.update(
+                {id(tensor): names[id(call)] for tensor in tf.nest.flatten(call.outputs)}
             )
-            return
-        first = node.call_args[0] if node.call_args else None
-        inputs = tuple(made_by[id(tensor)] for tensor in node.keras_inputs)
-        arguments = {} if node.is_input else dict(node.call_kwargs)
+            self._add(names[id(call)], call, made_by)
+        self.inputs: tuple[str, ...] = tuple(made_by[id(tensor)] for tensor in model.inputs)
+        self.outputs: tuple[str, ...] = tuple(made_by[id(tensor)] for tensor in model.outputs)
+        self._connect()
+
+    def _add(self, name: str, call: Any, made_by: Mapping[int, str]) -> None:
+        layer, outputs = call.layer, tf.nest.flatten(call.outputs)
+        first = call.call_args[0] if call.call_args else None
+        inputs = tuple(made_by[id(tensor)] for tensor in call.keras_inputs)
+        arguments = {} if call.is_input else dict(call.call_kwargs)
         if isinstance(layer, keras.Model):
             self.problems[layer.name] = (
-                "received a model inside the model, expected layers only; call its layers one by "
-                "one on the outer model's tensors"
+                "received a model inside the model, expected layers only; use what "
+                "sat_tf.qat.flatten.flatten(model) returns, or call sat_tf.quantize_model(model, "
+                "policy), which flattens a float one"
             )
-        elif not node.is_input and (
-            len(node.call_args) != 1
+        elif not call.is_input and (
+            len(call.call_args) != 1
             or len(tf.nest.flatten(first)) != len(inputs)
             or len(outputs) != 1
         ):
+            symbol = getattr(layer, "symbol", None)  # of a TensorFlow function
+            what = f"tf.{symbol}" if symbol else f"a {type(layer).__name__}"
+            fix = fix_of(symbol or "") or "; use a Keras layer for the operation"
             self.problems[layer.name] = (
-                f"received a {type(layer).__name__} called with values beside its input tensors, "
-                "or with several outputs, expected layer(tensor) or layer([tensors]); use a Keras "
-                "layer for the operation"
+                f"received {what} called with values beside its input tensors, "
+                f"or with several outputs, expected layer(tensor) or layer([tensors]){fix}"
             )
         shape = tuple(outputs[0].shape[1:])
         takes_list = isinstance(first, list | tuple)
-        self._nodes[layer.name] = Node(layer.name, layer, inputs, takes_list, arguments, shape)
+        self._nodes[name] = Node(name, layer, inputs, takes_list, arguments, shape)
 
     def refuse_problems(self) -> None:
         """Raises ValueError, with all `problems`, where there are any."""
         if self.problems:
             problems = [f"{name}: {text}." for name, text in self.problems.items()]
             raise ValueError(list_problems(f"model {self.name!r}", problems))
+
+    @property
+    def input(self) -> str:
+        """The only input.
+
+        Raises:
+            ValueError: there are several.
+        """
+        return self._only("input", self.inputs)
+
+    @property
+    def output(self) -> str:
+        """The only output.
+
+        Raises:
+            ValueError: there are several.
+        """
+        return self._only("output", self.outputs)
+
+    def _only(self, role: str, names: tuple[str, ...]) -> str:
+        if len(names) != 1:
+            raise ValueError(
+                f"model {self.name!r}: received {len(names)} {role}s ({', '.join(names)}), "
+                f"expected one; keep only one {role} in keras.Model(inputs, outputs)."
+            )
+        return names[0]
+
+    def pack(self, made: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Other tensors in the structure of the model's inputs, and of its outputs.
+
+        Args:
+            made: what stands for the output of each node that is an input or an output.
+        """
+        inputs, outputs = (
+            tf.nest.pack_sequence_as(structure, [made[node] for node in nodes])
+            for structure, nodes in zip(self._structures, (self.inputs, self.outputs), strict=True)
+        )
+        return inputs, outputs
+
+    def in_order(self, given: Any) -> list[Any]:
+        """What a model with several inputs is called with, in the order of its inputs.
+
+        Args:
+            given: a list or tuple in that order, or a dictionary by the keys of the model's inputs
+                or by their names.
+
+        Raises:
+            ValueError: it has something else than one value for each input.
+        """
+        structure, names = self._structures[0], list(self.inputs)
+        if isinstance(given, Mapping):
+            keys = sorted(structure) if isinstance(structure, Mapping) else names
+            if set(keys) <= set(given):
+                return [given[key] for key in keys]
+            if set(names) <= set(given):
+                return [given[name] for name in names]
+        elif isinstance(given, list | tuple) and len(given) == len(names):
+            return list(given)
+        found = list(given) if isinstance(given, Mapping) else type(given).__name__
+        raise ValueError(
+            f"model {self.name!r}: received {found} for the inputs {', '.join(names)}, expected a "
+            "list or a dictionary with one for each."
+        )
+
+    def assemble(self, made: Mapping[str, Any], name: str | None = None) -> keras.Model:
+        """A model of other tensors, called with the same structure of inputs and outputs.
+
+        Args:
+            made: see `pack`.
+            name: of the model; the same where it is left out.
+        """
+        inputs, outputs = self.pack(made)
+        return keras.Model(inputs, outputs, name=name or self.name)
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self._nodes.values())
@@ -133,6 +213,14 @@ class Network:
         """The nodes that read the output of `name`."""
         return [self._nodes[consumer] for consumer in self._consumers[name]]
 
+    def calls(self, name: str) -> list[Node]:
+        """All calls of the layer that `name` is a call of."""
+        return self._calls[id(self._nodes[name].layer)]
+
+    def is_shared(self, name: str) -> bool:
+        """Whether the layer of `name` is called several times."""
+        return len(self.calls(name)) > 1
+
     def before(self, name: str) -> set[str]:
         """Names of all nodes from which `name` can be reached."""
         found: set[str] = set()
@@ -143,6 +231,61 @@ class Network:
                 found.add(producer)
                 waiting.extend(self._nodes[producer].inputs)
         return found
+
+    def rearranged(self, nodes: Iterable[Node], renamed: Mapping[str, str]) -> "Network":
+        """This network with other nodes.
+
+        Args:
+            nodes: producers before consumers.
+            renamed: the new names of those that have other names than before.
+        """
+        other = copy.copy(self)
+        other._nodes = {node.name: node for node in nodes}
+        other.inputs = tuple(renamed.get(name, name) for name in self.inputs)
+        other.outputs = tuple(renamed.get(name, name) for name in self.outputs)
+        other.problems = {renamed.get(name, name): text for name, text in self.problems.items()}
+        other._connect()
+        return other
+
+    def _connect(self) -> None:
+        """Finds who reads what, and which calls are of the same layer."""
+        self._consumers: dict[str, list[str]] = {name: [] for name in self._nodes}
+        self._calls: dict[int, list[Node]] = {}
+        for node in self:
+            self._calls.setdefault(id(node.layer), []).append(node)
+            for producer in node.inputs:
+                self._consumers[producer].append(node.name)
+
+
+def keras_calls(model: keras.Model) -> list[Any]:
+    """Keras' own records of the calls that a model consists of, producers before consumers."""
+    # Keras has no public view of which of a layer's calls belong to which model.
+    depths = sorted(model._nodes_by_depth, reverse=True)
+    return [call for depth in depths for call in model._nodes_by_depth[depth]]
+
+
+def _names_of_calls(model: keras.Model) -> dict[int, str]:
+    """Names for Keras' records of calls, by their identity."""
+    counts: dict[str, int] = {}
+    names: dict[int, str] = {}
+    for call in _along_arguments(model.outputs):
+        count = counts[call.layer.name] = counts.get(call.layer.name, 0) + 1
+        names[id(call)] = call.layer.name if count == 1 else f"{call.layer.name}@{count}"
+    return names
+
+
+def _along_arguments(tensors: Iterable[Any]) -> Iterator[Any]:
+    """The calls that lead to tensors: each after those that it reads, in the arguments' order."""
+    seen: set[int] = set()
+    waiting = [(tensor.node, False) for tensor in reversed(list(tensors))]
+    while waiting:
+        call, is_ready = waiting.pop()
+        if is_ready:
+            yield call
+        elif id(call) not in seen:
+            seen.add(id(call))
+            waiting.append((call, True))
+            waiting += [(read.node, False) for read in reversed(call.keras_inputs)]
 
 
 def check_model(model: Any) -> None:
@@ -162,6 +305,10 @@ def check_model(model: Any) -> None:
             "layers only its Python code connects; expected a Functional or Sequential model: "
             "build the same layers with outputs = layer(inputs) and keras.Model(inputs, outputs)."
         )
+
+
+def check_one_of_each(model: keras.Model) -> None:
+    """Raises ValueError, with the fix, where a model has several inputs or outputs."""
     for role, tensors in (("input", model.inputs), ("output", model.outputs)):
         if len(tensors) != 1:
             raise ValueError(
@@ -175,6 +322,11 @@ def _not_a_model(received: Any) -> str:
     if any(base.__module__.split(".")[0] == "keras" for base in type(received).__mro__):
         return (
             f"received a Keras 3 model ({kind}), expected a Keras 2 one: TFMOT works on tf_keras; "
-            "build the model with `import tf_keras as keras` instead of tf.keras or keras."
+            "convert it with sat_tf.from_keras3(model)."
+        )
+    if isinstance(received, str | os.PathLike):
+        return (
+            f"received {os.fspath(received)!r}, expected a tf_keras model; load the file first: "
+            "tf_keras.models.load_model(path), or sat_tf.from_keras3(path) where Keras 3 saved it."
         )
     return f"received {kind}, expected a tf_keras model."

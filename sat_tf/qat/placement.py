@@ -2,17 +2,21 @@
 
 Rules, in the words of the glossary:
 - A tensor is *absorbed* where it has no integers of its own: a linear layer's output that only a
-  BatchNormalization or a rectifier reads, a normalization's, sum's or concatenation's that only a
-  rectifier reads, and what only a quantized concatenation reads, which has one grid for all its
+  BatchNormalization, a number's product or sum, or a rectifier reads, a normalization's, sum's,
+  product's or concatenation's that only a rectifier reads, and what only a quantized concatenation
+  (or the largest or smallest value of several tensors) reads, which has one grid for all its
   parts. Every other tensor is a *root*: data movement passes its codes on.
+- A function that is no rectifier is computed on the codes of a stream: what it gives is quantized
+  on its range. At the end of the model it is computed on the logits.
 - A root that only linear layers read gets their activation bits. One that anything else reads is a
   stream, at stream bits; linear layers then read it through an inserted quantizer, unless its grid
   is as coarse as they ask already. So does a sum, mean or concatenation that can be negative:
-  integer kernels for these saturate at 8 bits only.
-- The model's output is observed, not quantized.
+  integer kernels saturate at 8 bits only.
+- The model's outputs are observed, not quantized.
+- A layer with several calls has one quantizer of its weights: it is first or last where one of its
+  calls is, and rescaled unless all have normalization right behind.
 """
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,9 +24,12 @@ import tf_keras as keras
 
 from sat_tf.core.rescale import fan_out
 from sat_tf.messages import list_problems
-from sat_tf.qat import registry
+from sat_tf.qat import functions, registry
 from sat_tf.qat.configs import LayerConfig, PlacedConfig
+from sat_tf.qat.decisions import Demand, Insertion, Placement, PlacementError, Reasons
+from sat_tf.qat.function_quantizers import OffsetQuantizer, function_quantizer
 from sat_tf.qat.network import Network, Node
+from sat_tf.qat.pixel_ranges import PixelRanges
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.quantizers import (
     DorefaQuantizer,
@@ -33,51 +40,11 @@ from sat_tf.qat.quantizers import (
     StreamQuantizer,
 )
 from sat_tf.qat.registry import Role
+from sat_tf.qat.value_ranges import ValueRanges
 
-_BEFORE_RECTIFIERS = (Role.NORM, Role.SUM, Role.CONCATENATION)
-_SATURATE_AT_8_BITS = (Role.SUM, Role.CONCATENATION, Role.MEAN)
-
-
-@dataclasses.dataclass(frozen=True)
-class Insertion:
-    """A quantizer that gets a layer of its own, between a tensor and some of its readers.
-
-    Attributes:
-        name: name of the new layer.
-        tensor: the layer whose output it reads.
-        readers: the layers that read it instead.
-        config: its quantizer.
-    """
-
-    name: str
-    tensor: str
-    readers: frozenset[str]
-    config: PlacedConfig
-
-
-@dataclasses.dataclass(frozen=True)
-class Placement:
-    """What is decided for a model.
-
-    Attributes:
-        configs: for every annotated layer, its quantizers.
-        insertions: quantizers with layers of their own.
-        norms_behind: for every linear layer with nothing but BatchNormalization right behind it,
-            these layers; the others are rescaled.
-    """
-
-    configs: dict[str, PlacedConfig]
-    insertions: tuple[Insertion, ...]
-    norms_behind: dict[str, tuple[str, ...]]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Demand:
-    """What a reader asks of a root: `bits` for linear layers, a grid for others."""
-
-    reader: str | None
-    kind: str  # "linear", "stream", "output", "float", "island" (a layer that is left float)
-    bits: int | None = None
+_AFFINE = (Role.NORM, Role.SCALING, Role.AFFINE)
+_BEFORE_RECTIFIERS = (Role.NORM, Role.SCALING, Role.SUM, Role.PRODUCT, Role.CONCATENATION)
+_SATURATE_AT_8_BITS = (Role.SUM, Role.PRODUCT, Role.CONCATENATION, Role.MEAN)
 
 
 def place(network: Network, annotations: Mapping[str, Any], policy: BitPolicy) -> Placement:
@@ -89,7 +56,7 @@ def place(network: Network, annotations: Mapping[str, Any], policy: BitPolicy) -
         policy: what the annotations leave open.
 
     Raises:
-        ValueError: the model cannot be quantized as asked; lists every problem.
+        PlacementError: the model cannot be quantized as asked; lists every problem.
     """
     return _Placer(network, annotations, policy).place()
 
@@ -99,10 +66,18 @@ class _Placer:
         self.network = network
         self.policy = policy
         self.problems: list[str] = [f"{name}: {text}." for name, text in network.problems.items()]
-        self.annotations = {name: self._fields(name, given) for name, given in annotations.items()}
-        self.policies = {node.name: self._policy_at(node.name) for node in network}
+        self.annotations = {
+            node.name: self._fields(node.layer.name, annotations[node.layer.name])
+            for node in network
+            if node.layer.name in annotations
+        }
+        self.policies = {node.name: self._policy_at(node) for node in network}
         self.unsupported = False
+        self.streams: set[str] = set()
+        self.pixels = PixelRanges(network, policy.input_max)
         self.roles = {node.name: self._role(node) for node in network}
+        self.ranges = ValueRanges(network, self.roles, self.pixels)
+        self._tell_functions_apart()
         self.linear = [name for name, role in self.roles.items() if role is Role.LINEAR]
         upstream = {name: network.before(name) & set(self.linear) for name in self.linear}
         followed = set().union(*upstream.values()) if upstream else set()
@@ -127,9 +102,21 @@ class _Placer:
                 annotation=self.annotations[name] or None,
             )
         self._raise_problems()
-        norms = {name: self._norms_behind(name) for name in self.linear}
-        behind = {name: found for name, found in norms.items() if found}
-        return Placement(configs, insertions, behind)
+        behind = {name: found for name in self.linear if (found := self._norms_behind(name))}
+        return Placement(configs, insertions, behind, self._reasons())
+
+    def _reasons(self) -> Reasons:
+        names = [node.name for node in self.network]
+        absorbed = [name for name in names if self._absorbed(name)]
+        return Reasons(
+            roles=self.roles,
+            absorbed_by={name: self.network.consumers(name)[0].name for name in absorbed},
+            demands={name: tuple(self._demands(name)) for name in names},
+            first=frozenset(self.first),
+            last=frozenset(self.last),
+            streams=frozenset(self.streams),
+            quantizes_activations=self.quantizes_activations,
+        )
 
     def _refuse(self, problem: str) -> None:
         if problem not in self.problems:  # a tensor is looked at more than once
@@ -144,7 +131,7 @@ class _Placer:
                 f"\nsat-tf quantizes {', '.join(registry.supported_names())}. Replace others, "
                 "leave them out of the annotation, or pass unsupported='float'."
             )
-        raise ValueError(message)
+        raise PlacementError(message, self.problems)
 
     # -- what the graph says -------------------------------------------------------------------
 
@@ -153,29 +140,42 @@ class _Placer:
             return {}
         if isinstance(given, LayerConfig):
             return given.fields
-        self.problems.append(
+        self._refuse(
             f"{name}: received a {type(given).__name__} annotation, expected "
             "sat_tf.configs.LayerConfig; annotate the layer with one, or with none."
         )
         return {}
 
-    def _policy_at(self, name: str) -> BitPolicy:
+    def _policy_at(self, node: Node) -> BitPolicy:
+        name = node.layer.name
         try:
-            return self.policy.at(name, self.annotations.get(name))
+            return self.policy.at(name, self.annotations.get(node.name))
         except ValueError as error:  # fields that are right alone and wrong together
-            self.problems += [f"{name}: {line[4:]}" for line in str(error).splitlines()[1:]]
+            for line in str(error).splitlines()[1:]:
+                self._refuse(f"{name}: {line[4:]}")
             return self.policy
 
     def _role(self, node: Node) -> Role:
         role, problem = registry.role_of(node.layer), registry.unsupported_problem(node.layer)
+        if role is Role.AFFINE and self.pixels.are_counts(node.name):
+            role = Role.MOVEMENT  # of codes that mean something else then
         if node.name not in self.annotations:
-            return Role.OPAQUE if problem or role is Role.LINEAR else role
+            left_float = (Role.LINEAR, Role.FUNCTION)
+            return Role.OPAQUE if problem or role in left_float else role
         if problem and self.policy.unsupported == "float":
             return Role.OPAQUE
-        if problem and node.name not in self.network.problems:
-            self.problems.append(f"{node.name}: {problem}.")
+        if problem and node.layer.name not in self.network.problems:
+            self._refuse(f"{node.layer.name}: {problem}.")
             self.unsupported |= registry.find_support(node.layer) is None
         return role
+
+    def _tell_functions_apart(self) -> None:
+        """A function at the end is part of the output, as a softmax is; a softmax inside is not."""
+        for node in reversed(list(self.network)):
+            if self.roles[node.name] in (Role.FUNCTION, Role.SOFTMAX):
+                last = all(demand.kind == "output" for demand in self._demands(node.name))
+                inside = Role.FUNCTION if node.name in self.annotations else Role.OPAQUE
+                self.roles[node.name] = Role.SOFTMAX if last else inside
 
     def _check(self) -> None:
         if not self.linear:
@@ -183,7 +183,11 @@ class _Placer:
                 "received no annotated linear layer, expected at least one Conv2D, "
                 "DepthwiseConv2D or Dense; annotate them with quantize_annotate_model."
             )
-        named = [name for name, role in self.roles.items() if role is not Role.INPUT]
+        named = [
+            node.name
+            for node in self.network
+            if node.name == node.layer.name and self.roles[node.name] is not Role.INPUT
+        ]
         self.problems += [
             f"overrides[{pattern!r}] matches no layer; the layers are {', '.join(named)}."
             for pattern in self.policy.unmatched_overrides(named)
@@ -202,32 +206,43 @@ class _Placer:
         return role in (Role.SOFTMAX, Role.LINEAR) and registry.is_softmax(node.layer)
 
     def _norms_behind(self, name: str) -> tuple[str, ...]:
-        """The normalizations right behind a linear layer, if nothing else reads it."""
-        readers = self.network.consumers(name)
+        """The normalizations right behind a linear layer, if nothing else reads it.
+
+        Behind every call of it, where there are several; and they read no other layer.
+        """
+        calls = self.network.calls(name)
+        readers = [reader for call in calls for reader in self.network.consumers(call.name)]
         plain = registry.activation_name(self.network[name].layer) == "linear"
-        if name == self.network.output or not plain or not readers:
+        read = all(self.network.consumers(call.name) for call in calls)
+        if not plain or not read or any(call.name in self.network.outputs for call in calls):
             return ()
-        if any(self.roles[reader.name] is not Role.NORM for reader in readers):
+        norms = [call for reader in readers for call in self.network.calls(reader.name)]
+        own = {call.name for call in calls}
+        if any(self.roles[n.name] is not Role.NORM or not own.issuperset(n.inputs) for n in norms):
             return ()
-        return tuple(reader.name for reader in readers)
+        return tuple(dict.fromkeys(reader.layer.name for reader in readers))
 
     def _absorbed(self, name: str) -> bool:
         readers = self.network.consumers(name)
-        if len(readers) != 1 or name == self.network.output:
+        if len(readers) != 1 or name in self.network.outputs:
             return False
         role, reader = self.roles[name], self.roles[readers[0].name]
+        if role is Role.AFFINE:
+            return reader in (Role.AFFINE, Role.NORM, Role.RECTIFIER)
         if reader is Role.CONCATENATION:
             return self._is_part(name, readers[0])
         if role is Role.LINEAR:
             plain = registry.activation_name(self.network[name].layer) == "linear"
-            return plain and reader in (Role.NORM, Role.RECTIFIER)
+            return plain and reader in (*_AFFINE, Role.RECTIFIER)
+        if role in _AFFINE and reader in _AFFINE:
+            return Role.SCALING in (role, reader)
         return role in _BEFORE_RECTIFIERS and reader is Role.RECTIFIER
 
     def _is_part(self, name: str, reader: Node) -> bool:
         """Whether a tensor takes the grid of the concatenation that reads it."""
         movable = (Role.MOVEMENT, Role.SOFTMAX, Role.OPAQUE, Role.INPUT)
         # Clipped at its own ceiling and at the clipping level, it would need two grids.
-        if self.roles[name] in movable or name not in self.annotations or self._ceiling(name):
+        if self.roles[name] in movable or name not in self.annotations or self.ranges.ceiling(name):
             return False
         if self._ends_in_softmax(self.network[name]):
             return False
@@ -247,43 +262,21 @@ class _Placer:
             return self._is_opaque(self.network[name].inputs[0])
         return self.roles[name] is Role.OPAQUE
 
-    def _negative(self, name: str) -> bool:
-        """Whether the layer's output can be negative."""
-        node, role = self.network[name], self.roles[name]
-        if role in (Role.INPUT, Role.RECTIFIER, Role.SOFTMAX):
-            return False
-        if role is Role.LINEAR:
-            return not (registry.rectifies(node.layer) or registry.is_softmax(node.layer))
-        if role in (Role.SUM, Role.CONCATENATION, Role.MEAN, Role.MOVEMENT):
-            return any(self._negative(producer) for producer in node.inputs)
-        return True
-
-    def _ceiling(self, name: str) -> float | None:
-        """What the layer's output cannot exceed by its own definition, or None."""
-        node, role = self.network[name], self.roles[name]
-        if role is Role.INPUT:
-            return self.policy.input_max
-        if role in (Role.RECTIFIER, Role.LINEAR):
-            return registry.rectifier_ceiling(node.layer)
-        if role in (Role.MEAN, Role.MOVEMENT):
-            return self._ceiling(node.inputs[0])
-        return None
-
-    def _demands(self, name: str) -> Iterator[_Demand]:
+    def _demands(self, name: str) -> Iterator[Demand]:
         """What is asked of the output of `name`, also from behind data movement."""
-        if name == self.network.output:
-            yield _Demand(None, "output")
+        if name in self.network.outputs:
+            yield Demand(None, "output")
         for reader in self.network.consumers(name):
             role = self.roles[reader.name]
             if role in (Role.MOVEMENT, Role.SOFTMAX):
                 yield from self._demands(reader.name)
             elif role is Role.LINEAR:
                 bits = self.policies[reader.name].activation_bits
-                yield _Demand(reader.name, "float" if bits is None else "linear", bits)
+                yield Demand(reader.name, "float" if bits is None else "linear", bits)
             elif role is Role.OPAQUE:
-                yield _Demand(reader.name, "island")
+                yield Demand(reader.name, "island")
             else:
-                yield _Demand(reader.name, "stream")
+                yield Demand(reader.name, "stream")
 
     # -- what is decided -----------------------------------------------------------------------
 
@@ -299,8 +292,10 @@ class _Placer:
             return None
         demands = list(self._demands(name))
         kinds = {demand.kind for demand in demands}
+        if role is Role.AFFINE and self.pixels.reads(name) and kinds & {"linear", "stream"}:
+            return self._quantizer(name, 8, demands)
         bits = [demand.bits for demand in demands if demand.bits is not None]
-        saturates_at_8_bits = role in _SATURATE_AT_8_BITS and self._negative(name)
+        saturates_at_8_bits = role in _SATURATE_AT_8_BITS and self.ranges.is_negative(name)
         if "linear" in kinds and kinds <= {"linear"} and not saturates_at_8_bits:
             return self._quantizer(name, max(bits), demands)
         floats = kinds & {"float", "island"}
@@ -308,6 +303,7 @@ class _Placer:
             float_streams = bool(floats) or self.policy.activation_bits is None
             stream_bits = self.policies[name].stream_bits
             if stream_bits is not None and not float_streams:
+                self.streams.add(name)
                 return self._quantizer(name, stream_bits, demands)
             # It stays float here; the export needs its range where integer kernels compute it.
             return RangeObserver() if self._is_linear_kernel(node) else None
@@ -316,7 +312,7 @@ class _Placer:
 
     def _is_linear_kernel(self, node: Node) -> bool:
         """Whether integer kernels compute the layer even where its output stays float."""
-        if self.roles[node.name] in (Role.LINEAR, Role.NORM, Role.RECTIFIER):
+        if self.roles[node.name] in (Role.LINEAR, *_AFFINE, Role.RECTIFIER):
             return True
         return isinstance(node.layer, keras.layers.AveragePooling2D)
 
@@ -324,12 +320,14 @@ class _Placer:
         plain_pixels = self.policy.input_max == 255.0  # what a model without a mark reads
         if plain_pixels and not self.quantizes_activations:
             return
-        readers = frozenset(node.name for node in self.network.consumers(self.network.input))
-        image = PlacedConfig(output=ImageQuantizer(image_max=self.policy.input_max), inserted=True)
-        yield Insertion(f"{self.network.input}_image", self.network.input, readers, image)
+        for name in self.network.inputs:
+            readers = frozenset(node.name for node in self.network.consumers(name))
+            quantizer = ImageQuantizer(image_max=self.policy.input_max)
+            image = PlacedConfig(output=quantizer, inserted=True)
+            yield Insertion(f"{name}_image", name, readers, image)
         if not self.quantizes_activations:
             return
-        carried: dict[str, int | None] = {self.network.input: 8}
+        carried: dict[str, int | None] = dict.fromkeys(self.network.inputs, 8)
         for node in self.network:
             if self.roles[node.name] is Role.MOVEMENT:
                 carried[node.name] = carried[node.inputs[0]]
@@ -338,51 +336,57 @@ class _Placer:
             yield from self._in_front_of_readers(node.name, carried[node.name])
 
     def _in_front_of_readers(self, name: str, carried: int | None) -> Iterator[Insertion]:
-        if name == self.network.input or self._reads_image(name):
+        if self.pixels.reads(name):
             return
-        wanted: dict[int, list[_Demand]] = {}
+        wanted: dict[int, list[Demand]] = {}
         for reader in self.network.consumers(name):
             bits = self.policies[reader.name].activation_bits
             if self.roles[reader.name] is Role.LINEAR and bits is not None:
-                wanted.setdefault(bits, []).append(_Demand(reader.name, "linear", bits))
+                wanted.setdefault(bits, []).append(Demand(reader.name, "linear", bits))
         for bits, demands in wanted.items():
             if carried is None or carried > bits:
-                config = PlacedConfig(output=self._quantizer(name, bits, demands), inserted=True)
+                quantizer = self._quantizer(name, bits, demands, behind_layer=False)
+                config = PlacedConfig(output=quantizer, inserted=True)
                 readers = frozenset(demand.reader for demand in demands if demand.reader)
-                yield Insertion(f"{name}_to_{bits}_bits", name, readers, config)
+                name_of_call = name.replace("@", "_call_")
+                yield Insertion(f"{name_of_call}_to_{bits}_bits", name, readers, config)
 
-    def _reads_image(self, name: str) -> bool:
-        """Whether the tensor is the image itself, moved."""
-        while self.roles[name] is Role.MOVEMENT:
-            name = self.network[name].inputs[0]
-        return name == self.network.input
-
-    def _quantizer(self, name: str, bits: int, demands: list[_Demand]) -> SatQuantizer:
-        policy, negative = self.policies[name], self._negative(name)
-        if negative and bits < 2:
-            self._refuse(
-                f"{name}: received activation_bits={bits} for a tensor that can be negative, "
-                "expected at least 2 (-1, 0, 1); put a rectifier in front of its readers, or "
-                "override their activation_bits."
-            )
+    def _quantizer(
+        self, name: str, bits: int, demands: list[Demand], *, behind_layer: bool = True
+    ) -> SatQuantizer:
+        policy, negative = self.policies[name], self.ranges.is_negative(name)
         level = policy.initial_clipping_level
         if {demand.reader for demand in demands} <= self.last:
             level = policy.initial_classifier_clipping_level
+        if self.roles[name] is Role.AFFINE and self.pixels.reads(name):
+            level = max(map(abs, self.pixels[name])) or level
         settings: dict[str, Any] = {
             "num_bits": bits,
             "initial_clipping_level": level,
             "gradient": policy.clipping_gradient,
             "rate": policy.clipping_level_rate,
-            "ceiling": self._ceiling(name),
+            "ceiling": self.ranges.ceiling(name),
         }
-        return StreamQuantizer(**settings) if negative else PactQuantizer(**settings)
+        quantizer: SatQuantizer = (StreamQuantizer if negative else PactQuantizer)(**settings)
+        layer = self.network[name].layer
+        function = self.roles[name] is Role.FUNCTION and not functions.keeps_range(layer)
+        if function and behind_layer:
+            quantizer = function_quantizer(functions.reach(layer), settings)
+        if bits < 2 and negative and not isinstance(quantizer, OffsetQuantizer):
+            self._refuse(
+                f"{name}: received activation_bits={bits} for a tensor that can be negative, "
+                "expected at least 2 (-1, 0, 1); put a rectifier in front of its readers, or "
+                "override their activation_bits."
+            )
+        return quantizer
 
     def _weights(self, name: str) -> DorefaQuantizer:
         layer, policy = self.network[name].layer, self.policies[name]
         support = registry.find_support(layer)
         kernel = getattr(layer, registry.kernel_name(layer))
         bits = policy.weight_bits
-        if name in self.first | self.last and bits is not None:
+        ends = self.first | self.last
+        if bits is not None and any(call.name in ends for call in self.network.calls(name)):
             bits = policy.first_last_weight_bits or bits
         channel_axes = support.channel_axes if support else ()
         return DorefaQuantizer(
@@ -391,5 +395,5 @@ class _Placer:
             range_axes=channel_axes if policy.weight_range == "channel" else (),
             detach_max=policy.detach_max,
             rescale=None if self._norms_behind(name) else policy.rescale,
-            fan_out=fan_out(kernel.shape, type(layer).__name__),
+            fan_out=fan_out(kernel.shape, type(layer).__name__, getattr(layer, "groups", 1)),
         )

@@ -2,9 +2,15 @@
 
 import dataclasses
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import tf_keras as keras
+
+from sat_tf.qat import functions
+from sat_tf.qat.operation_forms import fix_of
+from sat_tf.qat.operation_layers import Operation, Scaling, Slice
+from sat_tf.qat.preprocessing import affine_problem
 
 
 class Role(enum.Enum):
@@ -13,10 +19,14 @@ class Role(enum.Enum):
     INPUT = "input"
     LINEAR = "linear layer"
     NORM = "normalization"
+    AFFINE = "preprocessing"
     RECTIFIER = "rectifier"
+    SCALING = "multiplication by a number, or sum with one"
     SUM = "sum"
-    CONCATENATION = "concatenation"
+    PRODUCT = "product"
+    CONCATENATION = "tensors on one grid"  # also the largest or the smallest value of several
     MEAN = "mean"
+    FUNCTION = "function"
     MOVEMENT = "data movement"
     SOFTMAX = "softmax"
     OPAQUE = "left float"
@@ -58,10 +68,27 @@ def kernel_name(layer: keras.layers.Layer) -> str:
     return support.kernel if support else ""
 
 
+def along_channels(
+    layer: keras.layers.Layer, values: np.ndarray, kernel_shape: Sequence[int]
+) -> np.ndarray:
+    """One value for each output channel of a linear layer, in their order.
+
+    Args:
+        layer: the linear layer.
+        values: broadcastable to its kernel, and equal along all axes but those of its channels.
+        kernel_shape: of its kernel.
+    """
+    support = find_support(layer)
+    axes = support.channel_axes if support else (len(kernel_shape) - 1,)
+    channels = [kernel_shape[axis] for axis in axes]
+    values = np.reshape(values, [values.shape[axis] for axis in axes])
+    return np.broadcast_to(values, channels).reshape(-1)
+
+
 def rectifies(layer: keras.layers.Layer) -> bool:
     """Whether the layer ends in a rectifier: it is one, or has one as its activation."""
     if type(layer) is keras.layers.ReLU:
-        return True
+        return _rectifier_role(layer) is Role.RECTIFIER
     return activation_name(layer) in _RECTIFIERS
 
 
@@ -87,6 +114,9 @@ def unsupported_problem(layer: keras.layers.Layer) -> str | None:
     """Why this layer cannot be quantized, and what to do; None where it can."""
     support = find_support(layer)
     if support is None:
+        if isinstance(layer, Operation):
+            function = layer.function
+            return f"received tf.{function}, which sat-tf does not quantize{fix_of(function)}"
         return f"received {type(layer).__name__}, which sat-tf does not quantize"
     return support.refuse(layer)
 
@@ -101,27 +131,69 @@ def supported_names() -> list[str]:
 def _activation_role(layer: keras.layers.Layer) -> Role:
     if rectifies(layer):
         return Role.RECTIFIER
+    if functions.is_known(activation_name(layer)):
+        return Role.FUNCTION
     return Role.SOFTMAX if is_softmax(layer) else Role.MOVEMENT
 
 
+def _rectifier_role(layer: keras.layers.Layer) -> Role:
+    plain = float(layer.negative_slope) == 0.0 and float(layer.threshold) == 0.0
+    return Role.RECTIFIER if plain else Role.FUNCTION
+
+
+def _upsampling_role(layer: keras.layers.Layer) -> Role:
+    return Role.MOVEMENT if layer.interpolation == "nearest" else Role.FUNCTION
+
+
 def _refuse_convolution(layer: keras.layers.Layer) -> str | None:
+    return _refuse_channels_first(layer) or _refuse_activation_inside(layer)
+
+
+def _refuse_convolution_1d(layer: keras.layers.Layer) -> str | None:
+    if layer.padding == "causal":
+        return (
+            "received padding='causal', expected 'same' or 'valid'; put a ZeroPadding1D in front, "
+            "as sat_tf.quantize_model does"
+        )
+    return _refuse_convolution(layer)
+
+
+def _refuse_transposed(layer: keras.layers.Layer) -> str | None:
+    if tuple(layer.dilation_rate) != (1, 1):
+        return f"received dilation_rate={tuple(layer.dilation_rate)}, expected (1, 1)"
+    if layer.output_padding is not None:
+        return f"received output_padding={layer.output_padding}, expected None"
+    return _refuse_convolution(layer)
+
+
+def _refuse_channels_first(layer: keras.layers.Layer) -> str | None:
     if layer.data_format != "channels_last":
         return f"received data_format={layer.data_format!r}, expected 'channels_last'"
-    if getattr(layer, "groups", 1) != 1 and not isinstance(layer, keras.layers.DepthwiseConv2D):
+    return None
+
+
+def _refuse_activation_inside(layer: keras.layers.Layer) -> str | None:
+    """What is wrong with the activation of a linear layer."""
+    name = activation_name(layer)
+    if name in ("linear", "softmax", *_RECTIFIERS):
+        return None
+    if functions.is_known(name):
         return (
-            f"received groups={layer.groups}, expected 1; use DepthwiseConv2D where every channel "
-            "is a group of its own"
+            f"received activation={name!r} inside a linear layer, expected one of linear, relu, "
+            "relu6, or softmax at the end; give the activation a layer of its own, as "
+            "sat_tf.quantize_model does"
         )
     return _refuse_activation(layer)
 
 
 def _refuse_activation(layer: keras.layers.Layer) -> str | None:
     name = activation_name(layer)
-    if name in ("linear", "softmax", *_RECTIFIERS):
+    if name in ("linear", "softmax", *_RECTIFIERS) or functions.is_known(name):
         return None
+    names = ", ".join(["linear", "softmax", *_RECTIFIERS, *functions.function_names()])
     return (
-        f"received activation={name!r}, expected one of linear, relu, relu6, or softmax at the "
-        "end; use a rectifier, or unsupported='float'"
+        f"received activation={name!r}, expected one of {names}; use one of these, or "
+        "unsupported='float'"
     )
 
 
@@ -135,19 +207,17 @@ def _refuse_batch_normalization(layer: keras.layers.Layer) -> str | None:
     return None
 
 
-def _refuse_rectifier(layer: keras.layers.Layer) -> str | None:
-    if float(layer.negative_slope) != 0.0 or float(layer.threshold) != 0.0:
-        return (
-            f"received negative_slope={float(layer.negative_slope)}, "
-            f"threshold={float(layer.threshold)}, expected 0 and 0; use a plain ReLU, or "
-            "unsupported='float'"
-        )
+def _refuse_normalization_of_layers(layer: keras.layers.Layer) -> str | None:
+    axes = [layer.axis] if isinstance(layer.axis, int) else list(layer.axis)
+    if 0 in axes:
+        return f"received axis={axes}, with the batch, expected others; use axis=-1"
     return None
 
 
-def _refuse_pooling(layer: keras.layers.Layer) -> str | None:
-    if layer.data_format != "channels_last":
-        return f"received data_format={layer.data_format!r}, expected 'channels_last'"
+def _refuse_softmax(layer: keras.layers.Layer) -> str | None:
+    axes = [layer.axis] if isinstance(layer.axis, int) else list(layer.axis)
+    if 0 in axes:
+        return f"received axis={layer.axis!r}, the batch, expected another one; use axis=-1"
     return None
 
 
@@ -161,22 +231,47 @@ _RECTIFIERS: dict[str, float | None] = {"relu": None, "relu6": 6.0}
 
 _SUPPORT: dict[type, Support] = {
     keras.layers.InputLayer: Support(Role.INPUT),
+    keras.layers.Conv1D: Support(Role.LINEAR, "kernel", (2,), _refuse_convolution_1d),
     keras.layers.Conv2D: Support(Role.LINEAR, "kernel", (3,), _refuse_convolution),
+    keras.layers.Conv2DTranspose: Support(Role.LINEAR, "kernel", (2,), _refuse_transposed),
     keras.layers.DepthwiseConv2D: Support(
         Role.LINEAR, "depthwise_kernel", (2, 3), _refuse_convolution
     ),
-    keras.layers.Dense: Support(Role.LINEAR, "kernel", (1,), _refuse_activation),
+    keras.layers.Dense: Support(Role.LINEAR, "kernel", (1,), _refuse_activation_inside),
     keras.layers.BatchNormalization: Support(Role.NORM, refuse=_refuse_batch_normalization),
-    keras.layers.ReLU: Support(Role.RECTIFIER, refuse=_refuse_rectifier),
+    keras.layers.ReLU: Support(_rectifier_role),
     keras.layers.Activation: Support(_activation_role, refuse=_refuse_activation),
+    keras.layers.LeakyReLU: Support(Role.FUNCTION),
+    keras.layers.PReLU: Support(Role.FUNCTION),
+    keras.layers.ELU: Support(Role.FUNCTION),
+    keras.layers.LayerNormalization: Support(Role.FUNCTION, refuse=_refuse_normalization_of_layers),
+    Scaling: Support(Role.SCALING),
     keras.layers.Add: Support(Role.SUM),
+    keras.layers.Subtract: Support(Role.SUM),
+    keras.layers.Average: Support(Role.SUM),
+    keras.layers.Multiply: Support(Role.PRODUCT),
+    keras.layers.Maximum: Support(Role.CONCATENATION),
+    keras.layers.Minimum: Support(Role.CONCATENATION),
     keras.layers.Concatenate: Support(Role.CONCATENATION, refuse=_refuse_concatenation),
-    keras.layers.GlobalAveragePooling2D: Support(Role.MEAN, refuse=_refuse_pooling),
-    keras.layers.AveragePooling2D: Support(Role.MEAN, refuse=_refuse_pooling),
-    keras.layers.MaxPooling2D: Support(Role.MOVEMENT, refuse=_refuse_pooling),
-    keras.layers.ZeroPadding2D: Support(Role.MOVEMENT, refuse=_refuse_pooling),
+    keras.layers.GlobalAveragePooling2D: Support(Role.MEAN, refuse=_refuse_channels_first),
+    keras.layers.AveragePooling2D: Support(Role.MEAN, refuse=_refuse_channels_first),
+    keras.layers.GlobalMaxPooling2D: Support(Role.MOVEMENT, refuse=_refuse_channels_first),
+    keras.layers.MaxPooling2D: Support(Role.MOVEMENT, refuse=_refuse_channels_first),
+    keras.layers.ZeroPadding2D: Support(Role.MOVEMENT, refuse=_refuse_channels_first),
+    keras.layers.ZeroPadding1D: Support(Role.MOVEMENT),
+    keras.layers.Cropping2D: Support(Role.MOVEMENT, refuse=_refuse_channels_first),
+    keras.layers.Cropping1D: Support(Role.MOVEMENT),
+    keras.layers.UpSampling2D: Support(_upsampling_role, refuse=_refuse_channels_first),
+    keras.layers.UpSampling1D: Support(Role.MOVEMENT),
+    keras.layers.Resizing: Support(Role.FUNCTION),
+    keras.layers.Permute: Support(Role.MOVEMENT),
+    Slice: Support(Role.MOVEMENT),
     keras.layers.Flatten: Support(Role.MOVEMENT),
     keras.layers.Reshape: Support(Role.MOVEMENT),
     keras.layers.Dropout: Support(Role.MOVEMENT),
-    keras.layers.Softmax: Support(Role.SOFTMAX),
+    keras.layers.SpatialDropout1D: Support(Role.MOVEMENT),
+    keras.layers.SpatialDropout2D: Support(Role.MOVEMENT),
+    keras.layers.Softmax: Support(Role.SOFTMAX, refuse=_refuse_softmax),
+    keras.layers.Rescaling: Support(Role.AFFINE, refuse=affine_problem),
+    keras.layers.Normalization: Support(Role.AFFINE, refuse=affine_problem),
 }

@@ -9,6 +9,7 @@ import tf_keras as keras
 
 from sat_tf.qat import registry
 from sat_tf.qat.configs import LayerConfig
+from sat_tf.qat.flatten import copied_weights
 from sat_tf.qat.layout import (
     divide_output,
     inner_layer,
@@ -44,23 +45,29 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
         ValueError: the model is not quantized by sat-tf, or cannot be quantized as asked.
     """
     expect_policy(policy)
-    float_model, annotations = _without_quantizers(model)
+    float_model, annotations = without_quantizers(model)
     requantized = quantized_model(float_model, annotations, policy, keep_function=False)
     old, network = _by_place(model), Network(requantized)
+    carried: set[int] = set()
     for place, layer in _by_place(requantized).items():
-        if place in old:
-            _carry(old[place], layer)
-            if policy.latent_start == "keep_function":
-                readers = [inner_layer(reader.layer) for reader in network.consumers(layer.name)]
-                _keep_function(old[place], layer, readers)
+        if place not in old or id(layer) in carried:
+            continue
+        carried.add(id(layer))
+        _carry(old[place], layer)
+        if policy.latent_start == "keep_function":
+            calls = network.calls(layer.name)
+            readers = [reader.layer for call in calls for reader in network.consumers(call.name)]
+            norms = {id(reader): inner_layer(reader) for reader in readers}
+            _keep_function(old[place], layer, list(norms.values()))
     return requantized
 
 
-def _without_quantizers(model: keras.Model) -> tuple[keras.Model, dict[str, Any]]:
+def without_quantizers(model: keras.Model) -> tuple[keras.Model, dict[str, Any]]:
     """The user's layers with latent weights, and how each of them was annotated."""
     network = quantized_network(model, when="instead")
     annotations: dict[str, Any] = {}
     made: dict[str, Any] = {}
+    layers: dict[int, keras.layers.Layer] = {}
     for node in network:
         layer = node.layer
         if isinstance(layer, keras.layers.InputLayer):
@@ -74,11 +81,11 @@ def _without_quantizers(model: keras.Model) -> tuple[keras.Model, dict[str, Any]
             annotation = layer.quantize_config.annotation
             annotations[layer.layer.name] = LayerConfig(**annotation) if annotation else None
             layer = layer.layer
-        fresh = type(layer).from_config(layer.get_config())
-        made[node.name] = node.call(fresh, tensors)
-        fresh.set_weights(layer.get_weights())
-    inputs, outputs = made[network.input], made[network.output]
-    return keras.Model(inputs, outputs, name=network.name), annotations
+        if id(layer) not in layers:
+            layers[id(layer)] = type(layer).from_config(layer.get_config())
+        made[node.name] = node.call(layers[id(layer)], tensors)
+        copied_weights(layer, layers[id(layer)])
+    return network.assemble(made), annotations
 
 
 def _by_place(model: keras.Model) -> dict[tuple[str, ...], QuantizedLayer]:
@@ -90,8 +97,7 @@ def _by_place(model: keras.Model) -> dict[tuple[str, ...], QuantizedLayer]:
             if node.layer.quantize_config.inserted:
                 for reader in network.consumers(node.name):
                     places[(*node.inputs, reader.name)] = node.layer
-            else:
-                places[node.name,] = node.layer
+            places[node.name,] = node.layer
     return places
 
 

@@ -5,11 +5,21 @@ from typing import Any
 import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
-from sat_tf.qat import configs, quantizers, registry
-from sat_tf.qat.layout import SatLayoutTransform
-from sat_tf.qat.network import Network
+from sat_tf.qat import (
+    configs,
+    constraints,
+    function_quantizers,
+    operation_layers,
+    quantizers,
+    registry,
+)
+from sat_tf.qat.flatten import flatten
+from sat_tf.qat.layout import SatLayoutTransform, quantized_model
+from sat_tf.qat.network import Network, check_model
+from sat_tf.qat.operations import with_layers_for_operations
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy, expect_policy
+from sat_tf.qat.tfmot_wrappers import is_annotated, refuse_wrapped, warn_of_lost_zeros
 from sat_tf.qat.wrapper import QuantizedLayer
 
 
@@ -62,13 +72,23 @@ class SatQuantizeRegistry(tfmot.quantization.keras.QuantizeRegistry):
 
 
 def quantize_model(model: keras.Model, policy: BitPolicy | None = None) -> keras.Model:
-    """Quantizes a float Keras model: annotates every layer, and applies the scheme.
+    """Quantizes a float Keras model, as if every layer were annotated and the scheme applied.
 
     The model itself is not changed. The quantized model starts with its weights, and, unless the
-    policy says otherwise, with its function.
+    policy says otherwise, with its function. Models inside the model are flattened: a layer of them
+    is called by the names on the way to it, `quant_backbone/conv1`, and `overrides` of the policy
+    can name it `backbone/conv1`. A layer that is called several times keeps one set of weights;
+    its calls get quantizers of their own. What is frozen (trainable=False) stays frozen, with the
+    clipping levels of its outputs.
+
+    A pruned model (after `tfmot.sparsity.keras.strip_pruning`) keeps its zeros where the grid has a
+    0: with weight_grid="narrow", a weight of 0 has code 0, and the effective kernel as many zeros
+    as the float one. The DoReFa grid has none, which is warned of. Training moves weights of 0 like
+    all others; multiply the kernels by their mask after each step to keep them.
 
     Args:
-        model: a built Functional or Sequential tf_keras model with one input and one output.
+        model: a built Functional or Sequential tf_keras model. Inputs and outputs keep their order
+            and structure; an output in a list has the name of its quantized layer.
         policy: see `BitPolicy`.
 
     Returns:
@@ -78,19 +98,31 @@ def quantize_model(model: keras.Model, policy: BitPolicy | None = None) -> keras
         ValueError: the model cannot be quantized; lists every problem with its fix.
     """
     scheme = SatQuantizeScheme(policy)
+    check_model(model)
+    refuse_wrapped(model)
+    model = with_layers_for_operations(flatten(model))
     network = Network(model)
     if any(isinstance(node.layer, QuantizedLayer) for node in network):
         raise ValueError(
             f"model {model.name!r}: received a model that is quantized already, expected a float "
             "one; call sat_tf.requantize(model, policy) to give it another policy."
         )
-    if network.problems or any(isinstance(n.layer, keras.layers.Lambda) for n in network):
-        # TFMOT refuses some of these itself, one at a time, and passes over Lambda layers with a
-        # warning; the placement names all.
-        annotations = {node.name: None for node in network}
-        place(network, annotations, scheme.policy)
-    annotated = tfmot.quantization.keras.quantize_annotate_model(model)
-    return tfmot.quantization.keras.quantize_apply(annotated, scheme=scheme)
+    if is_annotated(model):
+        if network.problems:
+            # TFMOT refuses some of these itself, one at a time; the placement names all.
+            place(network, {node.name: None for node in network}, scheme.policy)
+        annotated = tfmot.quantization.keras.quantize_annotate_model(model)
+        quantized = tfmot.quantization.keras.quantize_apply(annotated, scheme=scheme)
+    else:
+        # What TFMOT would do by way of two more copies of the model, the first of which it cannot
+        # make of models in mixed precision while the global policy is another.
+        # Like TFMOT it leaves Lambda layers, whose code a wrapper could not be saved with, alone.
+        left = keras.layers.Lambda if scheme.policy.unsupported == "float" else ()
+        annotations = {node.name: None for node in network if not isinstance(node.layer, left)}
+        keep_function = scheme.policy.latent_start == "keep_function"
+        quantized = quantized_model(model, annotations, scheme.policy, keep_function=keep_function)
+    warn_of_lost_zeros(quantized)
+    return quantized
 
 
 def quantize_scope(*objects: dict[str, Any]) -> Any:
@@ -108,12 +140,17 @@ def quantize_scope(*objects: dict[str, Any]) -> Any:
             QuantizedLayer,
             configs.LayerConfig,
             configs.PlacedConfig,
-            quantizers.AtLeast,
+            constraints.AtLeast,
             quantizers.DorefaQuantizer,
             quantizers.ImageQuantizer,
             quantizers.PactQuantizer,
             quantizers.RangeObserver,
             quantizers.StreamQuantizer,
+            function_quantizers.OffsetQuantizer,
+            function_quantizers.UnitQuantizer,
+            operation_layers.Operation,
+            operation_layers.Scaling,
+            operation_layers.Slice,
         )
     }
     return tfmot.quantization.keras.quantize_scope(ours, *objects)

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.qat import registry
+from sat_tf.qat import registry, saved_format
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.quantizers import BIT_FLOOR
 
@@ -41,6 +41,10 @@ class QuantizedLayer(keras.layers.Wrapper):
         # Past Keras' own __setattr__, which would track it, and then could not be copied.
         object.__setattr__(self, "_one_call_at_a_time", threading.RLock())
         object.__setattr__(self, "_bit_floor", None)
+
+    # Else a SavedModel whose configuration cannot be read would come back as something else without
+    # a word: as a layer that only replays what was traced.
+    _must_restore_from_config = True
 
     def build(self, input_shape: Any) -> None:
         """Makes the variables of the layer, where it has none yet, and of the quantizers."""
@@ -177,15 +181,19 @@ class QuantizedLayer(keras.layers.Wrapper):
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
-        return {**super().get_config(), "quantize_config": self.quantize_config.get_config()}
+        config = {**super().get_config(), "quantize_config": self.quantize_config.get_config()}
+        return saved_format.marked(config)
 
     @classmethod
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> "QuantizedLayer":
         """Reads back what `get_config` wrote, after any trip through JSON."""
-        config = dict(config)
-        wrapped = config.pop("layer")
+        config = saved_format.unmarked(config)
+        wrapped = dict(config.pop("layer"))
+        # HDF5 files and SavedModels are read by Keras' older rules, which know a registered class
+        # by its full name alone; the newer ones take it too.
+        wrapped["class_name"] = wrapped.get("registered_name") or wrapped["class_name"]
         layer = keras.layers.deserialize(
             wrapped, custom_objects=custom_objects, use_legacy_format="module" not in wrapped
         )

@@ -45,3 +45,15 @@ def test_divided_statistics_give_the_old_output(divisor, variance, gamma):
     np.testing.assert_allclose(
         _normalize(divided, x / divisor), _normalize(norm, x), rtol=1e-9, atol=1e-9
     )
+
+
+@pytest.mark.parametrize("divisor", [0.01, 0.3, 1.0, 5.0])
+def test_on_batch_statistics_the_divided_input_gives_the_old_output_too(divisor):
+    x = np.random.default_rng(0).normal(0.3, 0.02, 1000)  # of a variance less than ε
+    norm = latent.NormStatistics(
+        gamma=np.array([1.5]), mean=np.mean(x), variance=np.var(x), epsilon=1e-3
+    )
+    divided = latent.divided_statistics(norm, np.array([divisor]))
+    np.testing.assert_allclose(divided.mean, np.mean(x / divisor))
+    np.testing.assert_allclose(divided.variance, np.var(x / divisor), rtol=1e-9)
+    np.testing.assert_allclose(divided.gamma, norm.gamma)

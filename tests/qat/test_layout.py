@@ -142,7 +142,11 @@ def test_layer_settings_survive():
     model = keras.Model(image, L.Dense(3, name="last")(L.Flatten()(norm(layer(image)))))
     quantized = sat_tf.quantize_model(model)
     assert inner_layer(quantized.get_layer("quant_a")).get_config() == layer.get_config()
-    assert inner_layer(quantized.get_layer("quant_a_bn")).get_config() == norm.get_config()
+    # Its input arrives divided by the largest weight, and ε with it.
+    epsilon = 1e-5 / float(np.max(np.abs(layer.kernel.numpy()))) ** 2
+    found = inner_layer(quantized.get_layer("quant_a_bn")).get_config()
+    assert found.pop("epsilon") == pytest.approx(epsilon, rel=1e-5)
+    assert found == {key: value for key, value in norm.get_config().items() if key != "epsilon"}
     # The regularizer speaks of the latent weights.
     latent = inner_layer(quantized.get_layer("quant_a")).kernel
     (loss,) = quantized.losses

@@ -64,6 +64,42 @@ def test_layers_that_are_read_from_inside_a_larger_model_are_not_seen(image):
     assert [node.name for node in _of(hidden, image)] == ["image", "a"]
 
 
+def test_a_layer_called_twice_has_two_nodes(image):
+    layer = L.Conv2D(3, 3, padding="same", name="twice")
+    network = _of(layer(layer(image)), image)
+    assert [node.name for node in network] == ["image", "twice", "twice@2"]
+    assert network["twice@2"].inputs == ("twice",)
+    assert [call.name for call in network.calls("twice@2")] == ["twice", "twice@2"]
+    assert network.is_shared("twice")
+    assert not network.is_shared("image")
+    assert not network.problems
+
+
+def test_calls_are_counted_along_the_arguments_whatever_stands_between(image):
+    layer, relu = L.Conv2D(3, 1, name="twice"), L.ReLU(name="relu")
+    # The second summand is as deep as the first, or deeper.
+    for second in (relu(image), relu(L.ReLU(name="more")(image))):
+        network = _of(L.Add(name="add")([layer(image), layer(second)]), image)
+        assert network["add"].inputs == ("twice", "twice@2")
+
+
+def test_several_inputs_and_outputs_keep_their_order_and_structure(image):
+    other = keras.Input((8, 8, 3), name="other")
+    total = L.Add(name="add")([image, other])
+    model = keras.Model([other, image], {"b": total, "a": [L.Flatten(name="flat")(total), total]})
+    network = Network(model)
+    assert network.inputs == ("other", "image")
+    assert network.outputs == ("flat", "add", "add")
+    again = network.assemble({node.name: node.layer.output for node in network}, name="again")
+    assert again.name == "again"
+    assert [tensor.name for tensor in again.inputs] == ["other", "image"]
+    assert set(again.output) == {"a", "b"}
+    with pytest.raises(ValueError, match=r"received 2 inputs \(other, image\), expected one"):
+        _ = network.input
+    with pytest.raises(ValueError, match=r"received 3 outputs \(flat, add, add\), expected one"):
+        _ = network.output
+
+
 # -- what cannot be read -----------------------------------------------------------------------
 
 
@@ -71,11 +107,6 @@ def _problem(outputs, image, name):
     problems = _of(outputs, image).problems
     assert list(problems) == [name]
     return problems[name]
-
-
-def test_a_layer_called_twice_is_a_problem(image):
-    layer = L.Conv2D(3, 3, padding="same", name="twice")
-    assert "called more than once" in _problem(layer(layer(image)), image, "twice")
 
 
 def test_a_model_inside_a_model_is_a_problem(image):
@@ -95,14 +126,16 @@ def test_an_operation_on_one_tensor_is_none(image):
 
 
 def test_problems_can_be_refused_all_at_once(image):
-    layer = L.Conv2D(3, 3, padding="same", name="twice")
-    inner = keras.Sequential([L.Conv2D(4, 3, input_shape=(8, 8, 3))], name="inner")
-    network = _of(inner(layer(layer(image))), image)
+    models = [
+        keras.Sequential([L.Conv2D(3, 3, input_shape=(8, 8, 3), padding="same")], name=name)
+        for name in ("inner", "outer")
+    ]
+    network = _of(models[1](models[0](image)), image)
     with pytest.raises(ValueError, match="model 'custom': 2 problems") as error:
         network.refuse_problems()
     assert [line.split(":")[0] for line in str(error.value).splitlines()[1:]] == [
-        "  - twice",
         "  - inner",
+        "  - outer",
     ]
     Network(float_models.dense_only()).refuse_problems()
 
@@ -129,19 +162,14 @@ def test_a_subclassed_model_is_refused():
     assert "keras.Model(inputs, outputs)" in message
 
 
-def test_several_inputs_or_outputs_are_refused(image):
-    other = keras.Input((8, 8, 3))
-    two_inputs = keras.Model([image, other], L.Add()([image, other]))
-    assert "received 2 inputs, expected one" in _error(two_inputs)
-    hidden = L.Conv2D(4, 3)(image)
-    assert "received 2 outputs, expected one" in _error(
-        keras.Model(image, [hidden, L.Flatten()(hidden)])
-    )
-
-
 @pytest.mark.parametrize("received", [None, "model", 3, L.Dense])
 def test_something_else_than_a_model_is_refused(received):
     assert "expected a tf_keras model" in _error(received)
+
+
+def test_a_path_is_refused_with_how_to_load_it():
+    assert "received 'model.keras'" in _error("model.keras")
+    assert "tf_keras.models.load_model(path)" in _error("model.keras")
 
 
 def test_a_model_of_keras_3_is_refused_with_the_reason():
@@ -149,4 +177,4 @@ def test_a_model_of_keras_3_is_refused_with_the_reason():
     model = keras_3.Sequential([keras_3.layers.Input((3,)), keras_3.layers.Dense(2)])
     message = _error(model)
     assert message.startswith("received a Keras 3 model")
-    assert "import tf_keras as keras" in message
+    assert "convert it with sat_tf.from_keras3(model)" in message

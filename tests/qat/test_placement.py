@@ -4,7 +4,9 @@ import pytest
 import tf_keras as keras
 
 from sat_tf.qat.configs import LayerConfig
+from sat_tf.qat.function_quantizers import UnitQuantizer
 from sat_tf.qat.network import Network
+from sat_tf.qat.operation_layers import Scaling
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.quantizers import (
@@ -14,6 +16,7 @@ from sat_tf.qat.quantizers import (
     RangeObserver,
     StreamQuantizer,
 )
+from tests import reference
 from tests.qat import float_models
 from tests.qat.placements import MOBILE, PAPER
 
@@ -260,6 +263,61 @@ def test_nothing_is_assumed_of_a_float_layer_the_table_does_not_hold(layer):
     sketch = _sketch(place(network, {"a": None, "b": None}, BitPolicy()))
     # What it makes may be negative, and has no grid.
     assert sketch == {"image > a": "image", "a": "w8* o", "odd > b": "s4", "b": "w8* o"}
+
+
+def test_functions_are_quantized_on_the_range_they_have():
+    network = _model(
+        L.Conv2D(4, 3, name="a"),
+        L.Activation("swish", name="swish"),
+        L.Conv2D(4, 3, name="b"),
+        L.Activation("sigmoid", name="sigmoid"),
+        L.Conv2D(4, 3, name="c"),
+        L.Softmax(name="softmax"),
+        L.Conv2D(4, 1, name="d"),
+        L.LayerNormalization(name="normalized"),
+        L.Conv2D(4, 1, name="e"),
+        L.Activation("tanh", name="tanh"),
+    )
+    configs = _place(network, BitPolicy.mobile(4)).configs
+    # What a function reads is a stream; what only a linear layer reads has its bits.
+    for name in "abcd":
+        assert configs[name].output.num_bits == 8
+    assert (configs["swish"].output.num_bits, configs["swish"].output.lowest) == (4, -0.2785)
+    assert configs["sigmoid"].output == UnitQuantizer(num_bits=4)
+    assert configs["softmax"].output == UnitQuantizer(num_bits=4)
+    assert isinstance(configs["normalized"].output, StreamQuantizer)
+    # The last one is part of the output: its input is observed, as logits are.
+    assert isinstance(configs["e"].output, RangeObserver)
+    assert configs["tanh"].output is None
+
+
+def test_numbers_go_into_the_layers_around_them():
+    network = _model(
+        L.Conv2D(4, 3, name="a"),
+        Scaling("x * c", 2.0, name="twice"),
+        Scaling("x + c", 1.0, name="plus"),
+        L.ReLU(6.0, name="relu"),
+        Scaling("x / c", 6.0, name="sixth"),
+        L.Conv2D(4, 3, name="b"),
+    )
+    configs = _place(network, BitPolicy.mobile(4)).configs
+    assert [configs[name].output for name in ("a", "twice", "plus")] == [None, None, None]
+    assert isinstance(configs["relu"].output, PactQuantizer)
+    assert isinstance(configs["sixth"].output, PactQuantizer)
+    assert configs["a"].weights.rescale == "constant"  # a number is no normalization
+
+
+def test_an_input_of_a_group_counts_the_outputs_of_its_group():
+    network = _model(
+        L.Conv2D(8, 3, groups=1, name="a"),
+        L.Conv2D(12, 3, groups=4, name="grouped"),
+        L.Conv2DTranspose(5, (3, 2), name="up"),
+    )
+    configs = _place(network, BitPolicy.mobile(4)).configs
+    assert configs["grouped"].weights.fan_out == 3 * 3 * 12 // 4
+    assert configs["up"].weights.fan_out == 3 * 2 * 5
+    assert reference.fan_out((3, 3, 2, 12), "Conv2D", 4) == configs["grouped"].weights.fan_out
+    assert reference.fan_out((3, 2, 5, 12), "Conv2DTranspose") == configs["up"].weights.fan_out
 
 
 def test_refused_layers_stay_float_where_the_policy_says_so():

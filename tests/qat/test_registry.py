@@ -3,6 +3,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.qat import registry
+from sat_tf.qat.operation_layers import Scaling, Slice
 from sat_tf.qat.registry import Role
 
 L = keras.layers
@@ -30,6 +31,27 @@ L = keras.layers
         (L.Flatten(), Role.MOVEMENT),
         (L.Reshape((4,)), Role.MOVEMENT),
         (L.Dropout(0.5), Role.MOVEMENT),
+        (L.Conv1D(2, 3), Role.LINEAR),
+        (L.Conv2D(4, 3, groups=2), Role.LINEAR),
+        (L.Conv2DTranspose(2, 3), Role.LINEAR),
+        (L.Subtract(), Role.SUM),
+        (L.Average(), Role.SUM),
+        (L.Multiply(), Role.PRODUCT),
+        (L.Maximum(), Role.CONCATENATION),
+        (L.Minimum(), Role.CONCATENATION),
+        (Scaling("x * c", 2.0), Role.SCALING),
+        (L.UpSampling2D(), Role.MOVEMENT),
+        (L.UpSampling2D(interpolation="bilinear"), Role.FUNCTION),
+        (L.Cropping2D(), Role.MOVEMENT),
+        (L.Permute((2, 1)), Role.MOVEMENT),
+        (L.GlobalMaxPooling2D(), Role.MOVEMENT),
+        (Slice([[1, None, None]]), Role.MOVEMENT),
+        (L.Activation("sigmoid"), Role.FUNCTION),
+        (L.ReLU(negative_slope=0.1), Role.FUNCTION),
+        (L.LeakyReLU(), Role.FUNCTION),
+        (L.PReLU(), Role.FUNCTION),
+        (L.LayerNormalization(), Role.FUNCTION),
+        (L.Resizing(4, 4), Role.FUNCTION),
     ],
 )
 def test_every_supported_layer_has_a_role(layer, role):
@@ -50,15 +72,19 @@ def test_a_subclass_may_do_anything_and_is_not_known():
     ("layer", "problem"),
     [
         (L.LSTM(3), "received LSTM, which sat-tf does not quantize"),
-        (L.Conv2D(4, 3, groups=2), "received groups=2, expected 1"),
+        (L.Conv2DTranspose(4, 3, dilation_rate=2), "received dilation_rate=(2, 2)"),
+        (L.Conv2DTranspose(4, 3, 2, output_padding=1), "expected None"),
+        (L.Conv2DTranspose(4, 3, data_format="channels_first"), "expected 'channels_last'"),
+        (L.Conv1D(4, 3, padding="causal"), "put a ZeroPadding1D in front"),
         (L.Conv2D(4, 3, data_format="channels_first"), "expected 'channels_last'"),
         (L.DepthwiseConv2D(3, data_format="channels_first"), "expected 'channels_last'"),
         (L.Conv2D(4, 3, activation="gelu"), "received activation='gelu'"),
         (L.Dense(4, activation="tanh"), "received activation='tanh'"),
-        (L.Activation("sigmoid"), "received activation='sigmoid'"),
+        (L.Dense(4, activation=tf.sin), "received activation='sin', expected one of linear,"),
         (L.Activation(lambda x: x), "received activation='<lambda>'"),
-        (L.ReLU(negative_slope=0.1), "expected 0 and 0"),
-        (L.ReLU(threshold=1.0), "expected 0 and 0"),
+        (L.LayerNormalization(axis=[0, 1]), "expected others"),
+        (L.Softmax(axis=0), "the batch"),
+        (L.UpSampling2D(data_format="channels_first"), "expected 'channels_last'"),
         (L.BatchNormalization(axis=1), "received axis=[1]"),
         (L.BatchNormalization(axis=[1, 2]), "received axis=[1, 2]"),
         (L.BatchNormalization(renorm=True), "expected plain BatchNormalization"),

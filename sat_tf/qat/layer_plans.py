@@ -1,0 +1,240 @@
+"""Which layers take the place of a call, so that each of them can be quantized."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import tf_keras as keras
+
+from sat_tf.qat import functions, registry
+from sat_tf.qat.registry import Role
+
+L = keras.layers
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One call of a layer.
+
+    Attributes:
+        node: its Keras node.
+        nodes: all of the model.
+    """
+
+    node: Any
+    nodes: tuple[Any, ...] = dataclasses.field(repr=False)
+
+    @property
+    def layer(self) -> keras.layers.Layer:
+        """The layer."""
+        return self.node.layer
+
+    @property
+    def symbol(self) -> str:
+        """Name of the TensorFlow function that the layer stands for; "" where it has none."""
+        return getattr(self.layer, "symbol", None) or ""
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """Of the output, without the batch."""
+        return tuple(self.node.outputs.shape)[1:]
+
+    @property
+    def dtype(self) -> Any:
+        """What the layers in its place compute in."""
+        return self.node.outputs.dtype if self.symbol else self.layer.dtype_policy
+
+    def argument(self, position: int, name: str, default: Any = None) -> Any:
+        """An argument of the function, however it was passed."""
+        if position < len(self.node.call_args):
+            return self.node.call_args[position]
+        return self.node.call_kwargs.get(name, default)
+
+    def readers(self) -> Iterator[keras.layers.Layer]:
+        """The layers that read what it makes."""
+        for node in self.nodes:
+            if any(tensor is self.node.outputs for tensor in node.keras_inputs):
+                yield node.layer
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One layer of a plan.
+
+    Attributes:
+        layer: makes it, given its name and dtype.
+        suffix: of its name; "" for the name of the layer in whose place it is.
+        weights: of the layer, in Keras's order.
+    """
+
+    layer: Callable[..., keras.layers.Layer]
+    suffix: str = ""
+    weights: Sequence[Any] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Layers one behind the other.
+
+    Attributes:
+        sources: the tensors that the first one reads.
+        steps: the layers.
+        takes_list: the first one is called with a list.
+    """
+
+    sources: list[Any]
+    steps: list[Step]
+    takes_list: bool = False
+
+
+def step(layer: Callable[..., Any], *args: Any, suffix: str = "", **settings: Any) -> Step:
+    """A layer without weights."""
+    return Step(lambda **options: layer(*args, **settings, **options), suffix)
+
+
+def plan_of(call: Call) -> Plan | None:
+    """What takes the place of a call; None where it stays what it is."""
+    from sat_tf.qat.operation_plans import plan_of_operation  # which makes plans
+
+    if call.symbol:
+        return plan_of_operation(call)
+    if call.node.is_input or type(call.layer) not in _PLANS:
+        return None
+    steps = _PLANS[type(call.layer)](call)
+    return Plan([call.node.call_args[0]], steps) if steps else None
+
+
+def _linear(call: Call) -> list[Step] | None:
+    """A linear layer, and its activation where that has to be a layer of its own."""
+    layer, name = call.layer, registry.activation_name(call.layer)
+    steps = _padding(call)
+    apart = functions.is_known(name) or (registry.is_softmax(layer) and _is_read_inside(call))
+    if not steps and not apart:
+        return None
+    settings = _settings(layer)
+    if steps:
+        settings["padding"] = "valid"
+    if apart:
+        settings["activation"] = "linear"
+    steps.append(Step(_maker(type(layer), settings), weights=layer.get_weights()))
+    if apart:
+        steps.append(step(L.Activation, layer.activation, suffix=name))
+    return steps
+
+
+def _padding(call: Call) -> list[Step]:
+    """The margin of a causal convolution."""
+    layer = call.layer
+    if getattr(layer, "padding", "") != "causal" or layer.data_format != "channels_last":
+        return []
+    margin = layer.dilation_rate[0] * (layer.kernel_size[0] - 1)
+    return [step(L.ZeroPadding1D, (margin, 0), suffix="padding")]
+
+
+def _separable(call: Call) -> list[Step] | None:
+    """A depthwise convolution, and one of single pixels with everything else."""
+    layer, name = call.layer, registry.activation_name(call.layer)
+    if layer.data_format != "channels_last":
+        return None
+    shared = ("depthwise_initializer", "depthwise_regularizer", "depthwise_constraint")
+    settings = layer.get_config()
+    depthwise = {
+        key: settings[key]
+        for key in ("kernel_size", "strides", "padding", "dilation_rate", "depth_multiplier")
+    }
+    depthwise |= {key: settings[key] for key in shared}
+    depthwise["use_bias"] = False
+    pointwise = {
+        key: settings[key]
+        for key in ("filters", "use_bias", "bias_initializer", "bias_regularizer")
+    }
+    pointwise |= {
+        "kernel_size": 1,
+        "bias_constraint": settings["bias_constraint"],
+        "kernel_initializer": settings["pointwise_initializer"],
+        "kernel_regularizer": settings["pointwise_regularizer"],
+        "kernel_constraint": settings["pointwise_constraint"],
+        "activity_regularizer": settings["activity_regularizer"],
+    }
+    apart = functions.is_known(name) or (registry.is_softmax(layer) and _is_read_inside(call))
+    pointwise["activation"] = "linear" if apart else layer.activation
+    first, *others = layer.get_weights()
+    steps = [
+        Step(_maker(L.DepthwiseConv2D, depthwise), "depthwise", [first]),
+        Step(_maker(L.Conv2D, pointwise), weights=others),
+    ]
+    return steps + ([step(L.Activation, layer.activation, suffix=name)] if apart else [])
+
+
+def _is_read_inside(call: Call) -> bool:
+    """Whether something but data movement to the output reads the layer."""
+    return any(
+        registry.role_of(reader) not in (Role.MOVEMENT, Role.SOFTMAX) for reader in call.readers()
+    )
+
+
+def _pool(two_dimensional: Any) -> Callable[[Call], list[Step] | None]:
+    """The same pooling of images with one row."""
+
+    def plan(call: Call) -> list[Step] | None:
+        layer = call.layer
+        if layer.data_format != "channels_last":
+            return None
+        length, channels = call.node.call_args[0].shape[1:]
+        pool = step(
+            two_dimensional,
+            (1, *layer.pool_size),
+            (1, *layer.strides),
+            layer.padding,
+            suffix="pool",
+        )
+        return [
+            step(L.Reshape, (1, length or -1, channels), suffix="image"),
+            pool,
+            step(L.Reshape, (call.shape[0] or -1, channels)),
+        ]
+
+    return plan
+
+
+def _global_pool(two_dimensional: Any) -> Callable[[Call], list[Step] | None]:
+    """The same pooling of images with one row."""
+
+    def plan(call: Call) -> list[Step] | None:
+        if (
+            call.layer.data_format != "channels_last"
+            or call.node.call_kwargs.get("mask") is not None
+        ):
+            return None
+        length, channels = call.node.call_args[0].shape[1:]
+        steps = [step(L.Reshape, (1, length or -1, channels), suffix="image")]
+        if not call.layer.keepdims:
+            return [*steps, step(two_dimensional)]
+        return [*steps, step(two_dimensional, suffix="pool"), step(L.Reshape, (1, channels))]
+
+    return plan
+
+
+def _settings(layer: keras.layers.Layer) -> dict[str, Any]:
+    settings = layer.get_config()
+    for name in ("name", "dtype", "trainable", "batch_input_shape"):
+        settings.pop(name, None)
+    return settings
+
+
+def _maker(layer_class: Any, settings: dict[str, Any]) -> Callable[..., keras.layers.Layer]:
+    return lambda **options: layer_class.from_config({**settings, **options})
+
+
+_PLANS: dict[type, Callable[[Call], list[Step] | None]] = {
+    L.Dense: _linear,
+    L.Conv1D: _linear,
+    L.Conv2D: _linear,
+    L.Conv2DTranspose: _linear,
+    L.DepthwiseConv2D: _linear,
+    L.SeparableConv2D: _separable,
+    L.MaxPooling1D: _pool(L.MaxPooling2D),
+    L.AveragePooling1D: _pool(L.AveragePooling2D),
+    L.GlobalMaxPooling1D: _global_pool(L.GlobalMaxPooling2D),
+    L.GlobalAveragePooling1D: _global_pool(L.GlobalAveragePooling2D),
+}
