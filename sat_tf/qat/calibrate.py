@@ -1,39 +1,29 @@
 """Calibration: clipping levels, normalization statistics and output ranges taken from data."""
 
 import contextlib
-import dataclasses
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.core import grid as grids
+from sat_tf.qat.best_levels import Sample
+from sat_tf.qat.calibration_images import Images, check_pixels, gather, in_batches
+from sat_tf.qat.float_weights import float_weights
 from sat_tf.qat.layout import inner_layer, quantized_network
 from sat_tf.qat.network import Network, Node
-from sat_tf.qat.quantizers import (
-    SMALLEST_CLIPPING_LEVEL,
-    ImageQuantizer,
-    PactQuantizer,
-    RangeObserver,
-    StreamQuantizer,
+from sat_tf.qat.norm_statistics import (
+    STALE,
+    StaleStatisticsWarning,
+    assign_statistics,
+    best_statistics,
+    mean_deviation,
+    read_statistics,
 )
+from sat_tf.qat.quantizers import SMALLEST_CLIPPING_LEVEL, ClippingQuantizer, RangeObserver
 from sat_tf.qat.wrapper import QuantizedLayer
-
-_BATCH_SIZE = 64
-_VALUES_PER_BATCH = 16_384
-_FEW_IMAGES = 32
-
-
-@dataclasses.dataclass
-class _Sample:
-    """What was seen of one tensor: some of its values, and its largest magnitude."""
-
-    values: list[np.ndarray]
-    largest: float
 
 
 def calibrate(
@@ -46,22 +36,30 @@ def calibrate(
 ) -> keras.Model:
     """Fits a quantized model to data without training it.
 
-    Three passes over the images, all with quantized weights. The first leaves activations float
-    and sets every clipping level to the one with the smallest mean square error,
+    Passes over the images, all with quantized weights. The first leaves activations float and sets
+    every clipping level to the one with the smallest mean square error,
     argmin_α E[(q(x; α) - x)²] over x and the quantizer's grid. The second, now with quantized
-    activations, re-estimates the moving statistics of BatchNormalization as the mean over batches.
-    The third observes the range of the logits. In the first two, BatchNormalization works on
-    batch statistics, so that stale ones do no harm; but where it is frozen (trainable=False) or
-    called with training=False, or with batch_normalization=False, it works on its moving statistics
-    and keeps them.
+    activations, measures the moving statistics of BatchNormalization as the mean over batches. The
+    last observes the range of the logits. In the first two, BatchNormalization works on batch
+    statistics, so that stale ones do no harm; but where it is frozen (trainable=False) or called
+    with training=False, or with batch_normalization=False, it works on its moving statistics and
+    keeps them.
+
+    Without training, a few batches know less of the statistics than the float model does: a
+    hundred images leave every channel some percent off, and at 8 bits that costs more than the
+    rounding. Statistics that are those of the network before rounding, by a pass without any, are
+    therefore moved by what rounding does to those of these images, and not replaced by them. Stale
+    ones are replaced, which is warned of: the function of the model changes. So are all where
+    clipping_levels=False, as after training.
 
     Args:
         model: a model quantized by sat-tf; it is changed in place.
         dataset: images (n, h, w, c), or anything that yields batches of images or of (images,
-            labels), like a tf.data.Dataset. Use training images.
+            labels), like a tf.data.Dataset. Use training images. For a model with several inputs,
+            the images of a batch are a list or a dictionary, as the model is called.
         num_images: how many to use at most; 64 and more give usable statistics.
         clipping_levels: set the clipping levels.
-        batch_normalization: re-estimate the statistics of BatchNormalization.
+        batch_normalization: fit the statistics of BatchNormalization.
 
     Returns:
         The model itself.
@@ -71,13 +69,15 @@ def calibrate(
             not finite, or an activation is NaN or infinite.
     """
     network = quantized_network(model, when="first")
-    images = _gather(dataset, num_images, network)
-    _check_range(images, network)
-    batches = _in_batches(images)
+    images = gather(dataset, num_images, network)
+    check_pixels(images, network)
+    batches = in_batches(images)
     if clipping_levels:
         _set_clipping_levels(network, batches, batch_normalization)
-    if batch_normalization:
-        _estimate_statistics(network, batches)
+    if batch_normalization and clipping_levels:
+        _fit_statistics(network, batches)
+    elif batch_normalization:
+        _estimate_statistics(network, batches, _call)
     _observe_ranges(network, batches)
     return model
 
@@ -101,87 +101,19 @@ def estimate_statistics(model: keras.Model, dataset: Any, *, num_images: int = 5
     """
     network = Network(model)
     network.refuse_problems()
-    _estimate_statistics(network, _in_batches(_gather(dataset, num_images, network)))
+    _estimate_statistics(network, in_batches(gather(dataset, num_images, network)), _call)
     return model
-
-
-def _in_batches(images: np.ndarray) -> list[np.ndarray]:
-    batches = [images[i : i + _BATCH_SIZE] for i in range(0, len(images), _BATCH_SIZE)]
-    if len(batches) > 1 and len(batches[-1]) < _BATCH_SIZE // 2:
-        batches[-2:] = [np.concatenate(batches[-2:])]
-    return batches
-
-
-def _gather(dataset: Any, num_images: int, network: Network) -> np.ndarray:
-    shape = network[network.input].shape
-    if isinstance(dataset, np.ndarray | tf.Tensor | tuple):
-        dataset = [dataset]  # one batch, of images or of (images, labels)
-    if isinstance(num_images, bool) or not isinstance(num_images, int) or num_images < 1:
-        raise ValueError(f"num_images={num_images!r}: expected an integer of at least 1.")
-    if not isinstance(dataset, Iterable):
-        raise ValueError(
-            f"dataset: received {type(dataset).__name__}, expected images (n, h, w, c) or batches "
-            "of them; pass an array or a tf.data.Dataset."
-        )
-    found: list[np.ndarray] = []
-    count = 0
-    for element in dataset:
-        batch = np.asarray(element[0] if isinstance(element, tuple | list) else element)
-        fits = batch.ndim == len(shape) + 1 and all(
-            wanted in (None, got) for wanted, got in zip(shape, batch.shape[1:], strict=True)
-        )
-        if not fits:
-            raise ValueError(
-                f"dataset: received a batch of shape {batch.shape}, expected (n, "
-                f"{', '.join(str(size) for size in shape)}); batch and resize the images first."
-            )
-        if not np.all(np.isfinite(batch)):
-            raise ValueError(
-                "dataset: received images with NaN or infinite values, expected finite ones; check "
-                "how they are read and scaled."
-            )
-        found.append(batch[: num_images - count])
-        count += len(found[-1])
-        if count >= num_images:
-            break
-    if not count:
-        raise ValueError("dataset: received no images, expected some; 64 and more are usable.")
-    if count < _FEW_IMAGES:
-        warnings.warn(
-            f"calibrate: {count} images give unreliable statistics; use 64 or more.", stacklevel=3
-        )
-    return np.concatenate(found)
-
-
-def _check_range(images: np.ndarray, network: Network) -> None:
-    for node in network:
-        if isinstance(node.layer, QuantizedLayer):
-            quantizer = node.layer.quantize_config.output
-            if isinstance(quantizer, ImageQuantizer):
-                highest, lowest = float(np.max(images)), float(np.min(images))
-                step = quantizer.image_max / 255.0
-                off_grid = np.abs(images / step - np.round(images / step)).max() > 1e-3
-                if lowest < 0 or highest > quantizer.image_max * 1.001 or highest <= 4 * step:
-                    problem = f"span {lowest:g} to {highest:g}"
-                elif off_grid:
-                    problem = "lie between the values a uint8 pixel can have"
-                else:
-                    return
-                warnings.warn(
-                    f"calibrate: the images {problem}, but the policy's input_max says that pixels "
-                    f"0 to 255 stand for 0 to {quantizer.image_max:g}; an exported model reads "
-                    "uint8 images that way. Set BitPolicy(input_max=1.0) for images / 255.",
-                    stacklevel=3,
-                )
 
 
 def _run(
     network: Network,
-    images: np.ndarray,
+    images: Images,
     call: Callable[[Node, Any], tf.Tensor],
-) -> tf.Tensor:
+) -> None:
     """Runs the model layer by layer, each by `call(node, inputs)`."""
-    tensors: dict[str, Any] = {network.input: tf.cast(images, tf.float32)}
+    tensors: dict[str, Any] = {
+        name: tf.cast(array, tf.float32) for name, array in zip(network.inputs, images, strict=True)
+    }
     readers = {node.name: len(network.consumers(node.name)) for node in network}
     for node in network:
         if node.name in tensors:
@@ -190,108 +122,101 @@ def _run(
         tensors[node.name] = call(node, inputs if node.takes_list else inputs[0])
         for name in node.inputs:
             readers[name] -= 1
-            if not readers[name] and name != network.output:
+            if not readers[name]:
                 del tensors[name]
-    return tensors[network.output]
 
 
 def _set_clipping_levels(
-    network: Network, batches: list[np.ndarray], on_batch_statistics: bool
+    network: Network, batches: list[Images], on_batch_statistics: bool
 ) -> None:
-    samples: dict[str, _Sample] = {}
+    samples: dict[str, Sample] = {}
 
     def call(node: Node, inputs: Any) -> tf.Tensor:
+        tensor = _call_unrounded(node, inputs, on_batch_statistics)
         layer = node.layer
-        arguments = _arguments(node, on_batch_statistics)
-        if not isinstance(layer, QuantizedLayer):
-            return layer(inputs, **arguments)
-        before = layer.before_quantization(inputs, arguments.get("training", False))
-        quantizer = layer.quantize_config.output
-        if not isinstance(quantizer, PactQuantizer | StreamQuantizer):
-            return before
-        twin = quantizer.float_twin(before)
-        _take(samples.setdefault(node.name, _Sample([], 0.0)), twin, node.name)
-        return twin
+        if isinstance(layer, QuantizedLayer) and isinstance(
+            layer.quantize_config.output, ClippingQuantizer
+        ):
+            samples.setdefault(node.name, Sample(node.name)).take(tensor)
+        return tensor
 
     with _kept_statistics(network):
         for images in batches:
             _run(network, images, call)
     for name, sample in samples.items():
-        layer = network[name].layer
         if sample.largest > 0.0:
-            level = best_clipping_level(
-                np.concatenate(sample.values),
-                sample.largest,
-                layer.quantize_config.output.num_bits,
-                signed=layer.quantize_config.output.signed,
-            )
+            layer = network[name].layer
+            level = sample.best_level(layer.quantize_config.output)
             layer.output_variables["clipping_level"].assign(max(level, SMALLEST_CLIPPING_LEVEL))
 
 
-def best_clipping_level(
-    values: np.ndarray, largest: float, num_bits: int, *, signed: bool
-) -> float:
-    """The clipping level with the smallest mean square quantization error.
-
-    Searched on 100 levels up to the largest magnitude, evenly spaced.
-
-    Args:
-        values: a sample of the tensor, any shape.
-        largest: largest magnitude in the whole tensor; above 0.
-        num_bits: bits of the quantizer.
-        signed: whether the quantizer is `pact.quantize_stream` or `pact.quantize_activation`.
-
-    >>> best_clipping_level(np.array([0.0, 1.0, 2.0, 3.0]), 3.0, 2, signed=False)
-    3.0
-    """
-    steps = grids.levels(num_bits, "narrow" if signed else "dorefa")
-    values = np.asarray(values, np.float32).reshape(-1)
-    magnitudes = np.abs(values) if signed else values
-    best, smallest = largest, np.inf
-    for level in np.arange(100, 0, -1) / 100.0 * largest:
-        step = np.float32((2.0 if signed else 1.0) * level / steps)
-        quantized = np.floor(np.minimum(magnitudes, np.float32(level)) / step + 0.5) * step
-        error = float(np.mean(np.square(quantized - magnitudes)))
-        if error < smallest:
-            best, smallest = float(level), error
-    return best
+def _call(node: Node, inputs: Any, on_batch_statistics: bool) -> tf.Tensor:
+    return node.layer(inputs, **_arguments(node, on_batch_statistics))
 
 
-def _take(sample: _Sample, tensor: tf.Tensor, name: str) -> None:
-    values = tensor.numpy().astype(np.float32).reshape(-1)
-    largest = float(np.max(np.abs(values), initial=0.0))
-    if not np.isfinite(largest):
-        raise ValueError(
-            f"{name}: received NaN or infinite activations, expected finite ones; check the "
-            "images, and the weights and statistics of the layers before it."
+def _call_unrounded(node: Node, inputs: Any, on_batch_statistics: bool) -> tf.Tensor:
+    """What a layer gives before its output is clipped and rounded."""
+    layer = node.layer
+    arguments = _arguments(node, on_batch_statistics)
+    if not isinstance(layer, QuantizedLayer):
+        return layer(inputs, **arguments)
+    before = layer.before_quantization(inputs, arguments.get("training", False))
+    quantizer = layer.quantize_config.output
+    return quantizer.float_twin(before) if isinstance(quantizer, ClippingQuantizer) else before
+
+
+def _norms(network: Network) -> list[keras.layers.BatchNormalization]:
+    """The normalizations, each once."""
+    found = {id(node.layer): inner_layer(node.layer) for node in network if _is_norm(node)}
+    return list(found.values())
+
+
+def _fit_statistics(network: Network, batches: list[Images]) -> None:
+    """Statistics for the quantized network: see `best_statistics`."""
+    norms = _norms(network)
+    own = read_statistics(norms)
+    with float_weights(node.layer for node in network):
+        _estimate_statistics(network, batches, _call_unrounded)
+    unrounded = read_statistics(norms)
+    _estimate_statistics(network, batches, _call)
+    quantized = read_statistics(norms)
+    off = min(mean_deviation(own, measured) for measured in (unrounded, quantized))
+    if off > STALE:
+        warnings.warn(
+            "calibrate: the statistics of BatchNormalization are not those of these images (off by "
+            f"{off:.1g} standard deviations in the mean), and were replaced, with which the model's"
+            " function changes. Train it, or check how the images are scaled; to keep the function,"
+            " pass batch_normalization=False.",
+            StaleStatisticsWarning,
+            stacklevel=3,
         )
-    if values.size > _VALUES_PER_BATCH:
-        # At random: an even stride would meet some channels again and again, and others never.
-        chosen = np.random.default_rng(len(sample.values)).integers(
-            0, values.size, _VALUES_PER_BATCH
-        )
-        values = values[chosen]
-    sample.values.append(values)
-    sample.largest = max(sample.largest, largest)
+    assign_statistics(norms, best_statistics(own, unrounded, quantized))
 
 
-def _estimate_statistics(network: Network, batches: list[np.ndarray]) -> None:
-    def call(node: Node, inputs: Any) -> tf.Tensor:
-        return node.layer(inputs, **_arguments(node, on_batch_statistics=True))
+def _estimate_statistics(
+    network: Network, batches: list[Images], call: Callable[[Node, Any, bool], tf.Tensor]
+) -> None:
+    norms = {id(node.layer): inner_layer(node.layer) for node in network if _is_norm(node)}
+    momenta = {key: norm.momentum for key, norm in norms.items()}
+    calls = dict.fromkeys(norms, 0)
 
-    norms = [inner_layer(node.layer) for node in network if _is_norm(node)]
-    momenta = [norm.momentum for norm in norms]
+    def counted(node: Node, inputs: Any) -> tf.Tensor:
+        if id(node.layer) in norms:
+            count = calls[id(node.layer)]
+            calls[id(node.layer)] += 1
+            # The moving average is then the mean over batches, and over calls of a shared layer.
+            norms[id(node.layer)].momentum = count / (count + 1.0)
+        return call(node, inputs, True)
+
     try:
-        for index, images in enumerate(batches):
-            for norm in norms:
-                norm.momentum = index / (index + 1.0)  # the moving average is then the mean
-            _run(network, images, call)
+        for images in batches:
+            _run(network, images, counted)
     finally:
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
+        for key, norm in norms.items():
+            norm.momentum = momenta[key]
 
 
-def _observe_ranges(network: Network, batches: list[np.ndarray]) -> None:
+def _observe_ranges(network: Network, batches: list[Images]) -> None:
     ranges: dict[str, list[float]] = {}
 
     def call(node: Node, inputs: Any) -> tf.Tensor:

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sat_tf
-from sat_tf.qat.calibrate import best_clipping_level, estimate_statistics
+from sat_tf.qat.best_levels import best_clipping_level
+from sat_tf.qat.calibrate import estimate_statistics
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.policy import BitPolicy
 from tests import reference
@@ -67,7 +68,12 @@ def test_the_sample_of_a_large_tensor_holds_all_channels():
     sat_tf.calibrate(model, images)
     (found,) = _levels(model).values()
     best = best_clipping_level(images, images.max(), 4, signed=False)
-    assert found == pytest.approx(best, rel=0.03)
+
+    def error(level):
+        return np.mean((reference.quantize_activation(images, level, 4) - images) ** 2)
+
+    # The optimum is flat: levels some percent apart are as good.
+    assert error(found) <= 1.005 * error(best)
 
 
 # -- what it does ------------------------------------------------------------------------------
@@ -112,7 +118,7 @@ def test_every_clipping_level_is_the_best_for_what_its_quantizer_sees(digits, di
         return np.mean((reference.quantize_activation(rectified, level, 8) - rectified) ** 2)
 
     least = min(error(level) for level in rectified.max() * np.arange(1, 101) / 100)
-    # The search looks at a sample of the values.
+    # The search looks at a sample of the values, among them the largest.
     assert error(found) <= 1.05 * least
 
 
@@ -380,7 +386,7 @@ def test_images_unlike_those_the_phone_will_see_are_warned_of(policy, images, wa
 @pytest.mark.parametrize("input_max", [255.0, 1.0, 2.0])
 def test_images_on_the_grid_are_not_warned_of(input_max):
     policy = dataclasses.replace(BitPolicy(), input_max=input_max)
-    quantized = sat_tf.quantize_model(float_models.build("dropout"), policy)
+    quantized = sat_tf.quantize_model(float_models.build("without_normalization"), policy)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         sat_tf.calibrate(quantized, float_models.images(64) * np.float32(input_max / 255.0))

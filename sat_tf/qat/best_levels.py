@@ -1,0 +1,126 @@
+"""Clipping levels with the smallest quantization error on a sample of a tensor."""
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+from sat_tf.core import grid as grids
+from sat_tf.core.offset import step_and_zero
+from sat_tf.qat.function_quantizers import OffsetQuantizer
+from sat_tf.qat.quantizers import SMALLEST_CLIPPING_LEVEL, ClippingQuantizer
+
+# Of the values of a batch, so many at random, and about so many of the largest, which decide what
+# clipping costs: among values at random there are too few of them.
+_AT_RANDOM = 8192
+_LARGEST = 2048
+
+
+@dataclasses.dataclass
+class Sample:
+    """What was seen of one tensor: some values, how many each stands for, the largest magnitude."""
+
+    name: str
+    values: list[np.ndarray] = dataclasses.field(default_factory=list)
+    counts: list[np.ndarray] = dataclasses.field(default_factory=list)
+    largest: float = 0.0
+
+    def take(self, tensor: tf.Tensor) -> None:
+        """Looks at one batch of it.
+
+        Raises:
+            ValueError: some of it is NaN or infinite.
+        """
+        values = tensor.numpy().astype(np.float32).reshape(-1)
+        magnitudes = np.abs(values)
+        largest = float(np.max(magnitudes, initial=0.0))
+        if not np.isfinite(largest):
+            raise ValueError(
+                f"{self.name}: received NaN or infinite activations, expected finite ones; check "
+                "the images, and the weights and statistics of the layers before it."
+            )
+        self.largest = max(self.largest, largest)
+        if values.size <= _AT_RANDOM + _LARGEST:
+            self._add(values, 1.0)
+            return
+        # At random: an even stride would meet some channels again and again, others never.
+        chosen = np.random.default_rng(len(self.values)).integers(0, values.size, _AT_RANDOM)
+        place = max(1, round(_AT_RANDOM * _LARGEST / values.size))
+        bound = np.partition(magnitudes[chosen], -place)[-place]
+        tail = values[magnitudes > bound]
+        others = values[chosen[magnitudes[chosen] <= bound]]
+        self._add(tail, 1.0)
+        self._add(others, (values.size - tail.size) / others.size)
+
+    def _add(self, values: np.ndarray, count: float) -> None:
+        self.values.append(values)
+        self.counts.append(np.full(values.size, count))
+
+    def best_level(self, quantizer: ClippingQuantizer) -> float:
+        """The clipping level with the smallest mean square error; the tensor must not be all 0."""
+        values, counts = np.concatenate(self.values), np.concatenate(self.counts)
+        if isinstance(quantizer, OffsetQuantizer):
+            return best_offset_level(values, quantizer, counts)
+        return best_clipping_level(
+            values, self.largest, quantizer.num_bits, signed=quantizer.signed, counts=counts
+        )
+
+
+def best_clipping_level(
+    values: np.ndarray,
+    largest: float,
+    num_bits: int,
+    *,
+    signed: bool,
+    counts: np.ndarray | None = None,
+) -> float:
+    """The clipping level with the smallest mean square quantization error.
+
+    Searched on 100 levels up to the largest magnitude, evenly spaced.
+
+    Args:
+        values: a sample of the tensor, any shape.
+        largest: largest magnitude in the whole tensor; above 0.
+        num_bits: bits of the quantizer.
+        signed: whether the quantizer is `pact.quantize_stream` or `pact.quantize_activation`.
+        counts: how many values each stands for; None is 1 for all.
+
+    >>> best_clipping_level(np.array([0.0, 1.0, 2.0, 3.0]), 3.0, 2, signed=False)
+    3.0
+    """
+    steps = grids.levels(num_bits, "narrow" if signed else "dorefa")
+    values = np.asarray(values, np.float32).reshape(-1)
+    magnitudes = np.abs(values) if signed else values
+    best, smallest = largest, np.inf
+    for level in np.arange(100, 0, -1) / 100.0 * largest:
+        step = np.float32((2.0 if signed else 1.0) * level / steps)
+        quantized = np.floor(np.minimum(magnitudes, np.float32(level)) / step + 0.5) * step
+        error = float(np.average(np.square(quantized - magnitudes), weights=counts))
+        if error < smallest:
+            best, smallest = float(level), error
+    return best
+
+
+def best_offset_level(
+    values: np.ndarray, quantizer: OffsetQuantizer, counts: np.ndarray | None = None
+) -> float:
+    """The clipping level with the smallest mean square error of `offset.quantize_offset`.
+
+    Searched like `best_clipping_level`, on levels up to the largest value.
+
+    Args:
+        values: a sample of the tensor, any shape.
+        quantizer: whose level it is.
+        counts: how many values each stands for; None is 1 for all.
+    """
+    values = np.asarray(values, np.float32).reshape(-1)
+    largest = max(float(np.max(values)), SMALLEST_CLIPPING_LEVEL)
+    steps = grids.levels(quantizer.num_bits)
+    best, smallest = largest, np.inf
+    for level in np.arange(100, 0, -1) / 100.0 * largest:
+        step, zero = step_and_zero(level, steps, quantizer.lowest, quantizer.share, np.floor)
+        codes = np.clip(np.floor(values / np.float32(step) + np.float32(0.5)), -zero, steps - zero)
+        error = float(np.average(np.square(codes * np.float32(step) - values), weights=counts))
+        if error < smallest:
+            best, smallest = float(level), error
+    return best

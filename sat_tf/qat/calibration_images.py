@@ -1,0 +1,125 @@
+"""Images to calibrate with: gathered from a data set, checked, in batches."""
+
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sat_tf.qat.network import Network
+from sat_tf.qat.quantizers import ImageQuantizer
+from sat_tf.qat.wrapper import QuantizedLayer
+
+_BATCH_SIZE = 64
+_FEW_IMAGES = 32
+
+# An array for each input.
+Images = tuple[np.ndarray, ...]
+
+
+def in_batches(images: Images) -> list[Images]:
+    """Batches of up to 64 images; a last one of less than half is left out."""
+    count = len(images[0])
+    starts = list(range(0, count, _BATCH_SIZE))
+    if len(starts) > 1 and count - starts[-1] < _BATCH_SIZE // 2:
+        del starts[-1]
+    ends = [*starts[1:], count]
+    return [
+        tuple(array[start:end] for array in images) for start, end in zip(starts, ends, strict=True)
+    ]
+
+
+def gather(dataset: Any, num_images: int, network: Network) -> Images:
+    """The images of a data set, at most `num_images`, an array for each input.
+
+    Raises:
+        ValueError: there are none, or they do not fit the model's inputs or are not finite.
+    """
+    if isinstance(dataset, np.ndarray | tf.Tensor | tuple | dict) or _is_list_of_inputs(
+        dataset, network
+    ):
+        dataset = [dataset]  # one batch, of images or of (images, labels)
+    if isinstance(num_images, bool) or not isinstance(num_images, int) or num_images < 1:
+        raise ValueError(f"num_images={num_images!r}: expected an integer of at least 1.")
+    if not isinstance(dataset, Iterable):
+        raise ValueError(
+            f"dataset: received {type(dataset).__name__}, expected images (n, h, w, c) or batches "
+            "of them; pass an array or a tf.data.Dataset."
+        )
+    found: list[Images] = []
+    count = 0
+    for element in dataset:
+        batch = _checked_batch(element, network)
+        found.append(tuple(array[: num_images - count] for array in batch))
+        count += len(found[-1][0])
+        if count >= num_images:
+            break
+    if not count:
+        raise ValueError("dataset: received no images, expected some; 64 and more are usable.")
+    if count < _FEW_IMAGES:
+        warnings.warn(
+            f"calibrate: {count} images give unreliable statistics; use 64 or more.", stacklevel=3
+        )
+    return tuple(np.concatenate(arrays) for arrays in zip(*found, strict=True))
+
+
+def _is_list_of_inputs(dataset: Any, network: Network) -> bool:
+    """Whether it is one batch of a model with several inputs."""
+    return (
+        isinstance(dataset, list)
+        and len(dataset) == len(network.inputs) > 1
+        and all(isinstance(array, np.ndarray | tf.Tensor) for array in dataset)
+    )
+
+
+def _checked_batch(element: Any, network: Network) -> Images:
+    """The images of one batch, for each input."""
+    several = len(network.inputs) > 1
+    # As Keras has it: (images, labels), and a list or a dictionary of images.
+    if isinstance(element, tuple) or (isinstance(element, list) and not several):
+        element = element[0]
+    arrays = [np.asarray(array) for array in (network.in_order(element) if several else [element])]
+    for name, array in zip(network.inputs, arrays, strict=True):
+        shape, where = network[name].shape, f" for {name}" if several else ""
+        fits = array.ndim == len(shape) + 1 and all(
+            wanted in (None, got) for wanted, got in zip(shape, array.shape[1:], strict=True)
+        )
+        if not fits:
+            raise ValueError(
+                f"dataset: received a batch of shape {array.shape}{where}, expected (n, "
+                f"{', '.join(str(size) for size in shape)}); batch and resize the images first."
+            )
+        if not np.all(np.isfinite(array)):
+            raise ValueError(
+                f"dataset: received images with NaN or infinite values{where}, expected finite "
+                "ones; check how they are read and scaled."
+            )
+    if len({len(array) for array in arrays}) > 1:
+        counts = ", ".join(str(len(array)) for array in arrays)
+        raise ValueError(f"dataset: received {counts} images, expected as many for each input.")
+    return tuple(arrays)
+
+
+def check_pixels(several: Images, network: Network) -> None:
+    """Warns of images whose values are not those of the pixels that an exported model reads."""
+    for node in network:
+        if isinstance(node.layer, QuantizedLayer):
+            quantizer = node.layer.quantize_config.output
+            if isinstance(quantizer, ImageQuantizer):
+                images = several[network.inputs.index(node.inputs[0])]
+                highest, lowest = float(np.max(images)), float(np.min(images))
+                step = quantizer.image_max / 255.0
+                off_grid = np.abs(images / step - np.round(images / step)).max() > 1e-3
+                if lowest < 0 or highest > quantizer.image_max * 1.001 or highest <= 4 * step:
+                    problem = f"span {lowest:g} to {highest:g}"
+                elif off_grid:
+                    problem = "lie between the values a uint8 pixel can have"
+                else:
+                    continue
+                warnings.warn(
+                    f"calibrate: the images {problem}, but the policy's input_max says that pixels "
+                    f"0 to 255 stand for 0 to {quantizer.image_max:g}; an exported model reads "
+                    "uint8 images that way. Set BitPolicy(input_max=1.0) for images / 255.",
+                    stacklevel=3,
+                )
