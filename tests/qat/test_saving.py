@@ -80,6 +80,24 @@ def test_a_loaded_model_trains_calibrates_and_requantizes(form, tmp_path):
     assert np.isfinite(fewer(images)).all()
 
 
+# SavedModels hold no optimizer in Keras: one that is loaded starts anew.
+@pytest.mark.parametrize("form", ["keras", "h5"])
+def test_training_goes_on_after_loading_as_if_it_had_never_stopped(form, tmp_path):
+    images, targets = float_models.images(16) / 255.0, np.ones((16, 5))
+    model = _with_unequal_levels("plain", BitPolicy.mobile(4, input_max=1.0))
+    # Moments of its own for every variable, and an update that depends on how many there were.
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    options = {"batch_size": 8, "shuffle": False, "verbose": 0}
+    model.fit(images, targets, **options)
+    model.save(tmp_path / FORMATS[form])
+    loaded = keras.models.load_model(tmp_path / FORMATS[form])
+    for each in (model, loaded):
+        each.fit(images, targets, **options)
+    assert int(loaded.optimizer.iterations) == 4
+    for one, other in zip(model.weights, loaded.weights, strict=True):
+        np.testing.assert_array_equal(one, other, err_msg=one.name)
+
+
 def test_a_saved_model_can_be_served_without_keras(tmp_path):
     model = _with_unequal_levels("dropout", BitPolicy.mobile(4))
     images = float_models.images()
