@@ -1,11 +1,17 @@
 """Forms: layers whose result is not a tensor yet, because the quantizer behind is still to come."""
 
 import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sat_tf.export.fold import ChannelCodes
 from sat_tf.export.graph import WHOLE, Codes, LinearKind, Window
+from sat_tf.export.pairs import PairKind
+
+if TYPE_CHECKING:
+    from sat_tf.qat.network import Node  # which loads TensorFlow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +67,36 @@ class LinearForm(_OfOneTensor):
 
 @dataclasses.dataclass(frozen=True)
 class SumForm:
-    """The sum of tensors."""
+    """The sum of tensors, or their mean.
+
+    Attributes:
+        sources: the tensors it is made of.
+        divisor: what the sum is divided by.
+    """
 
     sources: tuple[str, ...]
+    divisor: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class PairForm:
+    """The difference of two tensors, or the product of several."""
+
+    sources: tuple[str, ...]
+    kind: PairKind
+
+
+@dataclasses.dataclass(frozen=True)
+class FunctionForm(_OfOneTensor):
+    """A function that is no rectifier.
+
+    Attributes:
+        node: the layer that computes it.
+        function: the same on single values, where it works on each of them alone.
+    """
+
+    node: "Node"
+    function: Callable[[np.ndarray], np.ndarray] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,10 +141,17 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class ConcatenationForm:
-    """Parts behind each other along an axis, counted without the batch dimension."""
+    """Parts on one grid: behind each other, or the largest or smallest values of them.
+
+    Attributes:
+        parts: what they are.
+        axis: along which they lie, counted without the batch dimension.
+        kind: which values are picked, where that is what is done.
+    """
 
     parts: tuple[Part, ...]
-    axis: int
+    axis: int = 0
+    kind: PairKind | None = None
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -125,7 +165,15 @@ class TensorForm(_OfOneTensor):
 
 
 Form = (
-    LinearForm | SumForm | MeanForm | AverageForm | RectifiedForm | ConcatenationForm | TensorForm
+    LinearForm
+    | SumForm
+    | PairForm
+    | FunctionForm
+    | MeanForm
+    | AverageForm
+    | RectifiedForm
+    | ConcatenationForm
+    | TensorForm
 )
 
 

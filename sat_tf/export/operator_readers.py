@@ -8,25 +8,28 @@ import numpy as np
 from sat_tf.export import graph as ir
 from sat_tf.export.contents import NotUnderstoodError, StoredTensor
 from sat_tf.export.graph import Codes, LinearKind, Pointwise, Storage
+from sat_tf.export.movement_readers import MOVEMENT_READERS, Made, moved_codes
 from sat_tf.export.operator_view import OperatorView
+from sat_tf.export.pairs import Pair, PairKind
 
 _IMAGE_ZERO_POINT = -128
 
-# What an operator becomes: the operation, and the codes of its tensor.
-_Made = tuple[ir.Operation, Codes | None]
 
-
-def _linear(operator: OperatorView) -> _Made:
+def _linear(operator: OperatorView) -> Made:
     kind = LinearKind(operator.stored.name)
-    source, codes = operator.source(), operator.fused_codes()
+    codes = operator.fused_codes()
     real = codes is None
+    transposed = kind is LinearKind.TRANSPOSED
+    if transposed:
+        operator = operator.like_a_convolution()
+    source = operator.source()
     kernel, steps = _kernel(operator, kind, real=real)
     bias = operator.constant(2, "FLOAT32" if real else "INT32")
     if bias.shape != steps.shape:
         raise NotUnderstoodError(f"its bias is not one of {steps.size} channels")
     window = ir.WHOLE
     if kind is not LinearKind.FULLY_CONNECTED:
-        window = operator.window(dilation=operator.dilation())
+        window = operator.window(dilation=(1, 1) if transposed else operator.dilation())
     if not real and not _has_unit(operator, steps):
         raise NotUnderstoodError("the steps of its bias are not input step · weight step")
     operation = ir.Linear(
@@ -89,12 +92,13 @@ _KERNEL_TYPES = ("INT8", "INT4", "INT2")
 # How many dimensions a kernel has in the file, and which of them are the output channels.
 _KERNEL_LAYOUTS = {
     LinearKind.CONVOLUTION: (4, 0),
+    LinearKind.TRANSPOSED: (4, 0),
     LinearKind.DEPTHWISE: (4, 3),
     LinearKind.FULLY_CONNECTED: (2, 0),
 }
 
 
-def _add(operator: OperatorView) -> _Made:
+def _add(operator: OperatorView) -> Made:
     if operator.is_constant(1):
         return _with_constant(operator)
     codes = operator.fused_codes()
@@ -104,7 +108,28 @@ def _add(operator: OperatorView) -> _Made:
     return ir.Add(names, operator.output.name), codes
 
 
-def _with_constant(operator: OperatorView) -> _Made:
+def _pair(operator: OperatorView) -> Made:
+    if operator.is_constant(1):
+        return _with_constant(operator)
+    kind = PairKind(operator.stored.name)
+    codes = operator.codes() if kind.keeps_grid else operator.fused_codes()
+    names = (operator.source(0), operator.source(1))
+    inputs = [operator.source_codes(index) for index in (0, 1)]
+    if any((found is None) != (codes is None) for found in inputs):
+        raise NotUnderstoodError("it combines codes and float values")
+    if kind.keeps_grid and codes is not None:
+        known = [found for found in inputs if found]
+        if any((c.step, c.zero_point) != (codes.step, codes.zero_point) for c in known):
+            raise NotUnderstoodError("its parts have other steps or zero points than it")
+        codes = dataclasses.replace(
+            codes,
+            lowest=min(found.lowest for found in known),
+            highest=max(found.highest for found in known),
+        )
+    return Pair(names, operator.output.name, kind), codes
+
+
+def _with_constant(operator: OperatorView) -> Made:
     kind = Pointwise(operator.stored.name)
     if operator.codes() is not None:
         raise NotUnderstoodError("it changes codes by a constant")
@@ -114,7 +139,7 @@ def _with_constant(operator: OperatorView) -> _Made:
     return ir.WithConstant((operator.source(),), operator.output.name, kind, constant), None
 
 
-def _mean(operator: OperatorView) -> _Made:
+def _mean(operator: OperatorView) -> Made:
     axes = operator.constant(1, "INT32")
     if not np.array_equal(axes, [1, 2]):
         raise NotUnderstoodError(f"its axes are {axes}, expected rows and columns")
@@ -126,7 +151,7 @@ def _mean(operator: OperatorView) -> _Made:
     return ir.Mean((operator.source(),), operator.output.name, keep_dims=keep), codes
 
 
-def _concatenation(operator: OperatorView) -> _Made:
+def _concatenation(operator: OperatorView) -> Made:
     operator.expect(fusedActivationFunction=0, otherwise="it fuses an activation:")
     names = [operator.source(index) for index in range(len(operator.stored.inputs))]
     codes = operator.codes()
@@ -145,7 +170,7 @@ def _concatenation(operator: OperatorView) -> _Made:
     return ir.Concatenate(tuple(names), operator.output.name, axis - 1), codes
 
 
-def _pool(operator: OperatorView) -> _Made:
+def _pool(operator: OperatorView) -> Made:
     operator.expect(fusedActivationFunction=0, otherwise="it fuses an activation:")
     operation = _POOLINGS[operator.stored.name](
         (operator.source(),),
@@ -153,44 +178,36 @@ def _pool(operator: OperatorView) -> _Made:
         size=(operator.option("filterHeight"), operator.option("filterWidth")),
         window=operator.window(),
     )
-    return operation, _moved(operator)
+    return operation, moved_codes(operator)
 
 
 _POOLINGS = {"MAX_POOL_2D": ir.MaxPool, "AVERAGE_POOL_2D": ir.AveragePool}
 
 
-def _pad(operator: OperatorView) -> _Made:
+def _pad(operator: OperatorView) -> Made:
     margins = operator.constant(1, "INT32")
     if margins.shape != (4, 2) or np.any(margins[[0, 3]]) or np.min(margins) < 0:
         raise NotUnderstoodError("its margins are not those of rows and columns")
     (top, bottom), (left, right) = margins[1:3].tolist()
     operation = ir.Pad((operator.source(),), operator.output.name, ((top, bottom), (left, right)))
-    return operation, _moved(operator)
+    return operation, moved_codes(operator)
 
 
-def _reshape(operator: OperatorView) -> _Made:
+def _reshape(operator: OperatorView) -> Made:
     source = operator.tensor(0)
     if source.shape[:1] != operator.output.shape[:1] or (
         np.prod(source.shape[1:]) != np.prod(operator.output.shape[1:])
     ):
         raise NotUnderstoodError(f"it makes {operator.output.shape} of {source.shape}")
-    return ir.Reshape((operator.source(),), operator.output.name), _moved(operator)
+    return ir.Reshape((operator.source(),), operator.output.name), moved_codes(operator)
 
 
-def _moved(operator: OperatorView) -> Codes | None:
-    """The codes of the input, which the output shares."""
-    codes, source = operator.codes(), operator.source_codes()
-    if (codes and (codes.step, codes.zero_point)) != (source and (source.step, source.zero_point)):
-        raise NotUnderstoodError("it changes the step or the zero point")
-    return source
-
-
-def _quantize(operator: OperatorView) -> _Made:
+def _quantize(operator: OperatorView) -> Made:
     source, codes = operator.source(), operator.codes()
     if codes is None:
         raise NotUnderstoodError("its tensor is float")
-    image = operator.progress.image
-    if source == image.name:
+    image = operator.progress.image(source)
+    if image is not None:
         if (codes.step, codes.zero_point) != (image.steps[0], _IMAGE_ZERO_POINT):
             raise NotUnderstoodError("it does not store pixels as pixel - 128")
         return ir.ShiftImage((source,), operator.output.name), codes
@@ -216,27 +233,30 @@ def _bounded(codes: Codes, source: str, operations: list[ir.Operation]) -> Codes
     return codes
 
 
-def _dequantize(operator: OperatorView) -> _Made:
+def _dequantize(operator: OperatorView) -> Made:
     if operator.source_codes() is None or operator.codes() is not None:
         raise NotUnderstoodError("it does not make float values of codes")
     return ir.Dequantize((operator.source(),), operator.output.name), None
 
 
-def _softmax(operator: OperatorView) -> _Made:
+def _softmax(operator: OperatorView) -> Made:
     operator.expect(beta=1.0, otherwise="it is scaled:")
     if operator.source_codes() is not None or operator.codes() is not None:
         raise NotUnderstoodError("it reads or makes codes")
     return ir.Softmax((operator.source(),), operator.output.name), None
 
 
-READERS: dict[str, Callable[[OperatorView], _Made]] = {
+READERS: dict[str, Callable[[OperatorView], Made]] = {
     "CONV_2D": _linear,
     "DEPTHWISE_CONV_2D": _linear,
     "FULLY_CONNECTED": _linear,
     "ADD": _add,
-    "MUL": _with_constant,
-    "MAXIMUM": _with_constant,
-    "MINIMUM": _with_constant,
+    "TRANSPOSE_CONV": _linear,
+    "SUB": _pair,
+    "MUL": _pair,
+    "MAXIMUM": _pair,
+    "MINIMUM": _pair,
+    **MOVEMENT_READERS,
     "MEAN": _mean,
     "MAX_POOL_2D": _pool,
     "AVERAGE_POOL_2D": _pool,

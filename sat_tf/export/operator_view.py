@@ -1,6 +1,7 @@
 """One operator of a file, seen with what the operators before it have made."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,28 +20,35 @@ class Progress:
     """What has been read so far.
 
     Attributes:
-        image: the input of the file.
+        images: the inputs of the file.
         tensors: by name, without the image.
         operations: those that make them.
         islands: layers that are left float, by the tensors that they make.
         real_kernels: kernels of integers by the name of the float tensor that is made of them.
+        places: tensors of codes by the name of the int32 tensor that is made of them, and how much
+            was added to them.
     """
 
-    image: StoredTensor
-    islands: frozenset[str] = frozenset()
+    images: tuple[StoredTensor, ...]
+    islands: Mapping[str, str] = dataclasses.field(default_factory=dict)
     tensors: dict[str, Tensor] = dataclasses.field(default_factory=dict)
     operations: list[ir.Operation] = dataclasses.field(default_factory=list)
     real_kernels: dict[str, StoredTensor] = dataclasses.field(default_factory=dict)
+    places: dict[str, tuple[str, int]] = dataclasses.field(default_factory=dict)
 
     def island(self, operator: StoredOperator) -> str | None:
-        """The layer left float that an operator belongs to, if it belongs to one."""
+        """The tensor of the layer left float that an operator belongs to, if it does to one."""
         names = {tensor.name.rsplit("/island_", 1)[0] for tensor in operator.outputs}
-        return next(iter(names)) if len(names) == 1 and names <= self.islands else None
+        return next(iter(names)) if len(names) == 1 and names <= self.islands.keys() else None
 
     @property
     def known(self) -> set[str]:
         """The tensors that an operator may read."""
-        return {self.image.name, *self.tensors}
+        return {*(image.name for image in self.images), *self.tensors}
+
+    def image(self, name: str) -> StoredTensor | None:
+        """The input of that name; None where there is none."""
+        return next((image for image in self.images if image.name == name), None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +76,14 @@ class OperatorView:
         if tensor is None:
             raise NotUnderstoodError(f"it has no input {index}")
         return tensor
+
+    def like_a_convolution(self) -> "OperatorView":
+        """The same with input, kernel and bias where those of a convolution are."""
+        if len(self.stored.inputs) != 4:
+            raise NotUnderstoodError("it has no bias, or no shape")
+        _, weights, source, bias = self.stored.inputs
+        stored = dataclasses.replace(self.stored, inputs=(source, weights, bias))
+        return dataclasses.replace(self, stored=stored)
 
     def constant(self, index: int, *types: str) -> np.ndarray:
         """An input that is a constant of one of some types."""
@@ -100,7 +116,7 @@ class OperatorView:
     def source_codes(self, index: int = 0) -> Codes | None:
         """How an input is stored; None where it is float."""
         name = self.source(index)
-        if name == self.progress.image.name:
+        if self.progress.image(name) is not None:
             raise NotUnderstoodError("it reads pixels, which have to become int8 first")
         return self.progress.tensors[name].codes
 

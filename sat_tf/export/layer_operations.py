@@ -1,0 +1,159 @@
+"""Which operations stand for a Keras layer: of linear layers, and of those that move codes."""
+
+import functools
+
+import numpy as np
+import tf_keras as keras
+
+from sat_tf.export import graph as ir
+from sat_tf.export import movements
+from sat_tf.export.builder import GraphBuilder
+from sat_tf.export.graph import WHOLE, LinearKind, Window
+from sat_tf.qat.operation_layers import Slice
+
+
+def linear_operation(
+    layer: keras.layers.Layer, codes: np.ndarray, *, flat: bool
+) -> tuple[LinearKind, np.ndarray, Window]:
+    """The operation of a linear layer, its codes with the output channels last, and its window.
+
+    Args:
+        layer: the layer.
+        codes: shaped like its kernel.
+        flat: whether its input has no axes beside the channels.
+    """
+    if isinstance(layer, keras.layers.Dense):
+        if flat:
+            return LinearKind.FULLY_CONNECTED, codes, WHOLE
+        return LinearKind.CONVOLUTION, codes[np.newaxis, np.newaxis], WHOLE
+    sizes = [tuple(layer.strides), tuple(layer.dilation_rate)]
+    if isinstance(layer, keras.layers.Conv1D):  # an image with one row
+        sizes, codes = [(1, *size) for size in sizes], codes[np.newaxis]
+    window = Window(sizes[0], layer.padding.upper(), sizes[1])
+    # A transposed convolution is a convolution to Keras's classes.
+    if isinstance(layer, keras.layers.Conv2DTranspose):
+        return LinearKind.TRANSPOSED, np.swapaxes(codes, 2, 3), window
+    if isinstance(layer, keras.layers.DepthwiseConv2D):
+        return LinearKind.DEPTHWISE, codes.reshape(*codes.shape[:2], -1), window
+    return LinearKind.CONVOLUTION, codes, window
+
+
+@functools.singledispatch
+def moved(
+    layer: keras.layers.Layer, builder: GraphBuilder, source: str, shape: tuple[int, ...]
+) -> str:
+    """Adds what a layer of data movement does; returns its tensor's name.
+
+    Args:
+        layer: the layer; one without an operation of its own gives the values another shape.
+        builder: where the operations go.
+        source: the tensor it reads.
+        shape: of what it makes, without the batch dimension.
+    """
+    return builder.move(ir.Reshape((source,), layer.name), shape)
+
+
+@moved.register
+def _(
+    layer: keras.layers.MaxPooling2D, builder: GraphBuilder, source: str, shape: tuple[int, ...]
+) -> str:
+    window = Window(tuple(layer.strides), layer.padding.upper())
+    return builder.move(ir.MaxPool((source,), layer.name, tuple(layer.pool_size), window), shape)
+
+
+@moved.register
+def _(
+    layer: keras.layers.GlobalMaxPooling2D,
+    builder: GraphBuilder,
+    source: str,
+    shape: tuple[int, ...],
+) -> str:
+    rows, columns, channels = builder.tensors[source].shape
+    name = layer.name if layer.keepdims else builder.between(f"{layer.name}_pixel")
+    largest = ir.MaxPool((source,), name, (rows, columns), WHOLE)
+    pixel = builder.move(largest, (1, 1, channels))
+    return pixel if layer.keepdims else builder.move(ir.Reshape((pixel,), layer.name), shape)
+
+
+@moved.register
+def _(
+    layer: keras.layers.ZeroPadding2D, builder: GraphBuilder, source: str, shape: tuple[int, ...]
+) -> str:
+    rows, columns = layer.padding
+    return builder.move(ir.Pad((source,), layer.name, (tuple(rows), tuple(columns))), shape)
+
+
+@moved.register
+def _(
+    layer: keras.layers.ZeroPadding1D, builder: GraphBuilder, source: str, shape: tuple[int, ...]
+) -> str:
+    length, channels = builder.tensors[source].shape
+    image = builder.between(f"{layer.name}_input")
+    builder.move(ir.Reshape((source,), image), (1, length, channels))
+    padded = builder.between(f"{layer.name}_image")
+    builder.move(ir.Pad((image,), padded, ((0, 0), tuple(layer.padding))), (1, *shape))
+    return builder.move(ir.Reshape((padded,), layer.name), shape)
+
+
+@moved.register
+def _(
+    layer: keras.layers.Cropping2D, builder: GraphBuilder, source: str, shape: tuple[int, ...]
+) -> str:
+    rows, columns = (_without(*margin) for margin in layer.cropping)
+    kept = (rows, columns, (None, None, None))
+    return builder.move(movements.Slice((source,), layer.name, kept), shape)
+
+
+@moved.register
+def _(
+    layer: keras.layers.Cropping1D, builder: GraphBuilder, source: str, shape: tuple[int, ...]
+) -> str:
+    kept = (_without(*layer.cropping), (None, None, None))
+    return builder.move(movements.Slice((source,), layer.name, kept), shape)
+
+
+@moved.register
+def _(layer: Slice, builder: GraphBuilder, source: str, shape: tuple[int, ...]) -> str:
+    kept = tuple((first, stop, step) for first, stop, step in layer.slices)
+    if not layer.dropped:
+        return builder.move(movements.Slice((source,), layer.name, kept), shape)
+    part = builder.between(f"{layer.name}_part")
+    sizes = [range(size)[slice(*k)] for size, k in zip(_shape(builder, source), kept, strict=True)]
+    builder.move(movements.Slice((source,), part, kept), tuple(map(len, sizes)))
+    return builder.move(ir.Reshape((part,), layer.name), shape)
+
+
+@moved.register
+def _(
+    layer: keras.layers.Permute, builder: GraphBuilder, source: str, shape: tuple[int, ...]
+) -> str:
+    return builder.move(movements.Transpose((source,), layer.name, tuple(layer.dims)), shape)
+
+
+@moved.register
+def _(
+    layer: keras.layers.UpSampling2D, builder: GraphBuilder, source: str, shape: tuple[int, ...]
+) -> str:
+    rows, columns = layer.size
+    return builder.move(movements.Enlarge((source,), layer.name, (rows, columns)), shape)
+
+
+@moved.register
+def _(
+    layer: keras.layers.UpSampling1D, builder: GraphBuilder, source: str, shape: tuple[int, ...]
+) -> str:
+    length, channels = _shape(builder, source)
+    image = builder.between(f"{layer.name}_input")
+    builder.move(ir.Reshape((source,), image), (1, length, channels))
+    made = builder.between(f"{layer.name}_image")
+    builder.move(movements.Enlarge((image,), made, (1, int(layer.size))), (1, *shape))
+    return builder.move(ir.Reshape((made,), layer.name), shape)
+
+
+def _shape(builder: GraphBuilder, source: str) -> tuple[int, ...]:
+    return builder.tensors[source].shape
+
+
+def _without(first: int, last: int) -> tuple[int | None, int | None, None]:
+    """A slice without so many values at its ends."""
+    return (first or None, -last or None, None)

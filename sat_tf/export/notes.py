@@ -1,0 +1,41 @@
+"""What to know about an exported graph: what is not integer, and what it asks of its readers."""
+
+from collections.abc import Iterable, Iterator
+
+from sat_tf.export import queries
+from sat_tf.export.graph import Island, Linear, LinearKind, Operation
+from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.network import Network
+from sat_tf.qat.quantizers import ImageQuantizer
+
+
+def float_activations(network: Network) -> str:
+    """Of a model that quantizes its weights only."""
+    quantizers = [queries.output_quantizer(node) for node in network]
+    marks = [found.image_max for found in quantizers if isinstance(found, ImageQuantizer)]
+    return (
+        "no activations are quantized: it computes in float32, with weights stored as codes, "
+        f"on pixels from 0 to {marks[0] if marks else 255:g}"
+    )
+
+
+def one_image_only(operations: Iterable[Operation]) -> Iterator[str]:
+    """Of transposed convolutions."""
+    linear = [operation for operation in operations if isinstance(operation, Linear)]
+    names = [found.output for found in linear if found.kind is LinearKind.TRANSPOSED]
+    if names:
+        yield (
+            f"{', '.join(names)}: TRANSPOSE_CONV has the shape of its output in the file, a "
+            "batch of 1 included, so that LiteRT runs one image at a time"
+        )
+
+
+def float_functions(operations: Iterable[Operation]) -> Iterator[str]:
+    """Of functions that have no table, or no codes to look up."""
+    for operation in operations:
+        if isinstance(operation, Island) and queries.is_function(operation.node):
+            layer = inner_layer(operation.node.layer)
+            yield (
+                f"{layer.name}: this {type(layer).__name__} is computed in float32, and is "
+                "what TensorFlow's converter makes of it"
+            )

@@ -1,0 +1,87 @@
+"""Tensors of stored int8 codes, and the images they are made of."""
+
+import dataclasses
+import enum
+
+import numpy as np
+
+
+class Activation(enum.Enum):
+    """The fused activation that makes a kernel clip where the quantizer does."""
+
+    NONE = "NONE"
+    RELU = "RELU"
+    UNIT = "RELU_N1_TO_1"
+
+
+@dataclasses.dataclass(frozen=True)
+class Codes:
+    """How a tensor stores real values as int8.
+
+    Attributes:
+        step: real value of one code in the units of the file; float32.
+        zero_point: the stored integer of real 0.
+        lowest: smallest stored integer.
+        highest: largest stored integer.
+        unit: real value of 1 in the units of the file.
+    """
+
+    step: np.float32
+    zero_point: int
+    lowest: int = -128
+    highest: int = 127
+    unit: float = 1.0
+
+    @property
+    def activation(self) -> Activation:
+        """What a kernel must fuse, beside int8 saturation, to clip to lowest..highest."""
+        if (self.lowest, self.highest) == (-128, 127):
+            return Activation.NONE
+        if self.highest == 127 and self.lowest == self.zero_point:
+            return Activation.RELU
+        return Activation.UNIT
+
+    def rectified(self) -> "Codes":
+        """The same grid without what is below real 0."""
+        return dataclasses.replace(self, lowest=max(self.lowest, self.zero_point))
+
+    @property
+    def real_step(self) -> float:
+        """Real value of one code."""
+        return float(self.step) * self.unit
+
+    @property
+    def real_range(self) -> tuple[float, float]:
+        """Real values of the smallest and the largest stored integer."""
+        low, high = self.lowest - self.zero_point, self.highest - self.zero_point
+        return low * self.real_step, high * self.real_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """An activation.
+
+    Attributes:
+        name: its name in the file.
+        shape: without the batch dimension.
+        codes: how it is stored; None for float32.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    codes: Codes | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Image:
+    """An input: uint8 pixels.
+
+    Attributes:
+        name: its name in the file.
+        shape: rows, columns and channels, or whatever shape the model's input has.
+        step: real value of one unit of a pixel.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    step: np.float32
