@@ -3,7 +3,8 @@
 The stages, in order: trace (with the folding of BatchNormalization), pack, upscale,
 settle_constants, floor_steps, snap_biases; then simulate, write and verify. `to_keras` gives the
 same graph to TensorFlow's own converter; `snap_biases` moves a trained model's biases to those of
-its file; `deployed_model` is that file in Keras, to be evaluated and trained.
+its file; `deployed_model` is that file in Keras, to be evaluated and trained; `with_image_size`
+fixes the size of a model of images of any size.
 
 A file needs no model any more: `read_graph` reads it back, `simulate` runs it in NumPy,
 `verify_file` compares LiteRT with that, and `evaluate_tflite` counts right images on all cores.
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from sat_tf.export.deployed import deployed_model as deployed_model
     from sat_tf.export.evaluate import evaluate_simulator as evaluate_simulator
     from sat_tf.export.evaluate import evaluate_tflite as evaluate_tflite
+    from sat_tf.export.image_size import with_image_size as with_image_size
     from sat_tf.export.reader import read_graph as read_graph
     from sat_tf.export.simulator import simulate as simulate
     from sat_tf.export.snapping import snap_biases as snap_biases
@@ -33,6 +35,7 @@ _HOMES = {
     "snap_biases": "sat_tf.export.snapping",
     "to_keras": "sat_tf.export.converter",
     "verify_file": "sat_tf.export.standalone",
+    "with_image_size": "sat_tf.export.image_size",
 }
 
 __all__ = [*_HOMES]

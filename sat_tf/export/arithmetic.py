@@ -26,7 +26,7 @@ def requantize(sums: np.ndarray, multipliers: np.ndarray, codes: Codes) -> np.nd
         codes: of the output.
     """
     product = sums.astype(np.float32) * multipliers.astype(np.float32)
-    return _stored(np.rint(product), codes)
+    return stored_codes(np.rint(product), codes)
 
 
 def requantize_builtin(sums: np.ndarray, multipliers: np.ndarray, codes: Codes) -> np.ndarray:
@@ -49,13 +49,14 @@ def requantize_builtin(sums: np.ndarray, multipliers: np.ndarray, codes: Codes) 
     left, right = (np.maximum(shifts, 0).astype(np.int64) for shifts in (exponents, -exponents))
     products = (sums.astype(np.int64) << left) * mantissas
     rounded = (products + (1 << (_MANTISSA_BITS - 1))) >> _MANTISSA_BITS
-    return _stored((rounded + ((1 << right) >> 1)) >> right, codes)
+    return stored_codes((rounded + ((1 << right) >> 1)) >> right, codes)
 
 
 REQUANTIZE = {Kernels.XNNPACK: requantize, Kernels.BUILTIN: requantize_builtin}
 
 
-def _stored(rounded: np.ndarray, codes: Codes) -> np.ndarray:
+def stored_codes(rounded: np.ndarray, codes: Codes) -> np.ndarray:
+    """Rounded codes as stored integers, clipped."""
     low, high = codes.lowest - codes.zero_point, codes.highest - codes.zero_point
     return np.clip(rounded, low, high).astype(np.int32) + codes.zero_point
 
@@ -69,7 +70,7 @@ def add(
     total = np.full(first.shape, 1 << (shift - 1), np.int64)
     for stored, codes, multiplier in zip((first, second), summands, multipliers, strict=True):
         total = total + (stored.astype(np.int64) - codes.zero_point) * multiplier
-    return _stored(total >> shift, output)
+    return stored_codes(total >> shift, output)
 
 
 def summand_multipliers(summands: Sequence[Codes], output: Codes) -> tuple[np.ndarray, int]:
@@ -129,7 +130,15 @@ def products(
     """Σ kernel · value of a linear layer, in the type that both have."""
     if kind is LinearKind.DEPTHWISE:
         return _depthwise_products(values, kernel, window)
+    if kind is LinearKind.TRANSPOSED:
+        return _transposed_products(values, kernel, window)
     if kind is LinearKind.CONVOLUTION:
+        groups = values.shape[-1] // kernel.shape[-1]
+        if groups > 1:
+            parts = zip(
+                np.split(values, groups, axis=-1), np.split(kernel, groups, axis=0), strict=True
+            )
+            return np.concatenate([products(*part, kind, window) for part in parts], axis=-1)
         values = _patches(values, kernel.shape[1:3], window)
     return np.asarray(values @ kernel.reshape(kernel.shape[0], -1).T)
 
@@ -171,6 +180,36 @@ def _depthwise_products(values: np.ndarray, kernel: np.ndarray, window: Window) 
     if total is None:
         raise ValueError("received an empty kernel, expected at least one weight.")
     return total
+
+
+def _transposed_products(values: np.ndarray, kernel: np.ndarray, window: Window) -> np.ndarray:
+    """Every pixel puts its multiple of the kernel into the output, strides apart."""
+    sizes = values.shape[1:3]
+    full = [
+        (size - 1) * stride + length
+        for size, stride, length in zip(sizes, window.strides, kernel.shape[1:3], strict=True)
+    ]
+    wanted = transposed_size(sizes, kernel.shape[1:3], window)
+    total = np.zeros((len(values), *map(max, full, wanted), len(kernel)), values.dtype)
+    for row in range(kernel.shape[1]):
+        for column in range(kernel.shape[2]):
+            places = tuple(
+                slice(start, start + (size - 1) * stride + 1, stride)
+                for start, size, stride in zip((row, column), sizes, window.strides, strict=True)
+            )
+            total[(slice(None), *places)] += values @ kernel[:, row, column].T
+    # What SAME leaves out at the ends, as for the convolution that this one is the transpose of.
+    rows, columns = (max(a - b, 0) // 2 for a, b in zip(full, wanted, strict=True))
+    return total[:, rows : rows + wanted[0], columns : columns + wanted[1]]
+
+
+def transposed_size(sizes: Sequence[int], kernel: Sequence[int], window: Window) -> tuple[int, ...]:
+    """Rows and columns that a transposed convolution makes of an image: Keras's rule."""
+    extra = [max(length - stride, 0) for length, stride in zip(kernel, window.strides, strict=True)]
+    return tuple(
+        size * stride + (more if window.padding == "VALID" else 0)
+        for size, stride, more in zip(sizes, window.strides, extra, strict=True)
+    )
 
 
 def _patches(values: np.ndarray, size: tuple[int, ...], window: Window) -> np.ndarray:

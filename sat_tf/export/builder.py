@@ -11,15 +11,20 @@ from sat_tf.export.forms import (
     AverageForm,
     ConcatenationForm,
     Form,
+    FunctionForm,
     LinearForm,
     MeanForm,
+    PairForm,
     Part,
     RectifiedForm,
+    SumForm,
     TensorForm,
     identity,
     window_mean,
 )
 from sat_tf.export.graph import WHOLE, Codes, LinearKind, Pointwise, Tensor
+from sat_tf.export.lookup import Lookup, table_of
+from sat_tf.export.pairs import Pair, PairKind
 from sat_tf.export.storage import range_codes
 
 # XNNPACK leaves a sum to other kernels, with another rounding, where a step of what it adds is
@@ -67,12 +72,14 @@ class GraphBuilder:
         # QUANTIZE cannot make codes with a unit, which no part alone has either.
         if isinstance(form, ConcatenationForm) and not (some_float and codes.unit != 1.0):
             parts = tuple(self._part(part, codes) for part in form.parts)
-            return self.add(ir.Concatenate(parts, name, form.axis), shape, codes)
+            return self._joined(form, parts, name, shape, codes)
         if isinstance(form, RectifiedForm) and form.ceiling is None:
             return self.materialize(form.form, codes.rectified(), name, shape)
         if some_float:
             real = self.as_float(form, self.between(f"{name}_float"), shape)
             return self._quantize(real, codes, name, shape)
+        if isinstance(form, FunctionForm):
+            return self._function(form, codes, name, shape)
         if isinstance(form, AverageForm):
             form = TensorForm(self._average(form, name, shape))
         if isinstance(form, TensorForm):
@@ -83,6 +90,17 @@ class GraphBuilder:
             return self._linear(form, codes, name, shape)
         if isinstance(form, MeanForm):
             return self.add(ir.Mean(form.sources, name, form.keep_dims), shape, codes)
+        if isinstance(form, PairForm):
+            return self._pair(form, codes, name, shape)
+        if isinstance(form, SumForm) and form.divisor > 1:
+            # The sum on steps as much larger, whose codes are then those of the mean.
+            larger = dataclasses.replace(codes, step=np.float32(codes.step * form.divisor))
+            sums = self.between(f"{name}_sum")
+            total = self.materialize(SumForm(form.sources), larger, sums, shape)
+            mean = identity(total, shape[-1])
+            steps = mean.channels.steps / form.divisor
+            channels = dataclasses.replace(mean.channels, steps=steps)
+            return self._linear(dataclasses.replace(mean, channels=channels), codes, name, shape)
         first, second = self._two_summands(form.sources, name)
         summands = (self._summand(first, codes), self._summand(second, codes))
         return self.add(ir.Add(summands, name), shape, codes)
@@ -93,7 +111,7 @@ class GraphBuilder:
             return self.dequantized(form.source)
         if isinstance(form, ConcatenationForm):
             parts = tuple(self.as_float(part.form, part.name, part.shape) for part in form.parts)
-            return self.add(ir.Concatenate(parts, name, form.axis), shape, None)
+            return self._joined(form, parts, name, shape, None)
         if isinstance(form, RectifiedForm):
             return self._float_rectifier(form, name, shape)
         if isinstance(form, LinearForm) and not form.is_pointwise:
@@ -105,6 +123,13 @@ class GraphBuilder:
             return self.add(ir.AveragePool(sources, name, form.size, form.window), shape, None)
         if isinstance(form, MeanForm):
             return self.add(ir.Mean(sources, name, form.keep_dims), shape, None)
+        if isinstance(form, FunctionForm):
+            return self.add(ir.Island(sources, name, form.node), shape, None)
+        if isinstance(form, PairForm):
+            return self._pair(dataclasses.replace(form, sources=sources), None, name, shape)
+        if form.divisor > 1:
+            total = self.as_float(SumForm(sources), self.between(f"{name}_sum"), shape)
+            return self._with_constant(total, Pointwise.PRODUCT, 1.0 / form.divisor, name, shape)
         first, second = self._two_summands(sources, name)
         return self.add(ir.Add((first, second), name), shape, None)
 
@@ -113,14 +138,73 @@ class GraphBuilder:
         if self.tensors[source].codes is None:
             return source
         if source not in self._floats:
+            shape, codes = self.tensors[source].shape, self.tensors[source].codes
             dequantize = ir.Dequantize((source,), self.between(f"{source}_float"))
-            self._floats[source] = self.add(dequantize, self.tensors[source].shape, None)
+            self._floats[source] = self.add(dequantize, shape, None)
+            if codes is not None and codes.unit != 1.0:
+                name = self.between(f"{source}_real")
+                self._floats[source] = self._with_constant(
+                    self._floats[source], Pointwise.PRODUCT, codes.unit, name, shape
+                )
         return self._floats[source]
+
+    def drop_unread_images(self) -> None:
+        """Leaves out the codes of images that only others of the same image stand for."""
+        read = {name for operation in self.operations for name in operation.inputs}
+        for operation in list(self.operations):
+            if isinstance(operation, ir.ShiftImage) and operation.output not in read:
+                self.operations.remove(operation)
+                del self.tensors[operation.output]
 
     def softmax(self, source: str) -> str:
         """The probabilities over the last axis of `source`, in float; returns their tensor."""
         name = self.between(f"{source}_probabilities")
         return self.add(ir.Softmax((self.dequantized(source),), name), self._shape(source), None)
+
+    def _joined(
+        self,
+        form: ConcatenationForm,
+        parts: tuple[str, ...],
+        name: str,
+        shape: tuple[int, ...],
+        codes: Codes | None,
+    ) -> str:
+        """Parts that are tensors of one grid, as one tensor."""
+        if form.kind is None:
+            return self.add(ir.Concatenate(parts, name, form.axis), shape, codes)
+        picked, *others = parts
+        for index, part in enumerate(others, start=1):
+            last = index == len(others)
+            made = name if last else self.between(f"{name}_partial")
+            sizes = np.broadcast_shapes(self._shape(picked), self._shape(part))
+            picked = self.add(Pair((picked, part), made, form.kind), sizes, codes)
+        return picked
+
+    def _pair(self, form: PairForm, codes: Codes | None, name: str, shape: tuple[int, ...]) -> str:
+        """A difference, or a product of two tensors at a time."""
+        first, *others, last = form.sources
+        for other in others:
+            one, two = self.tensors[first], self.tensors[other]
+            sizes = np.broadcast_shapes(one.shape, two.shape)
+            between = None
+            if one.codes is not None and two.codes is not None:
+                ends = np.outer(one.codes.real_range, two.codes.real_range)
+                between = range_codes(float(np.min(ends)), float(np.max(ends)))
+            partial = Pair((first, other), self.between(f"{name}_partial"), form.kind)
+            first = self.add(partial, sizes, between)
+        inputs = (first, last)
+        if codes is not None and form.kind is PairKind.DIFFERENCE:
+            inputs = (self._summand(first, codes), self._summand(last, codes))
+        return self.add(Pair(inputs, name, form.kind), shape, codes)
+
+    def _function(self, form: FunctionForm, codes: Codes, name: str, shape: tuple[int, ...]) -> str:
+        """A function of codes: a table, or what TensorFlow's converter makes of it."""
+        source = self.tensors[form.source].codes
+        if form.function is None or source is None:
+            real = self.as_float(form, self.between(f"{name}_float"), shape)
+            return self._quantize(real, codes, name, shape)
+        table = table_of(form.function, source, codes)
+        return self.add(Lookup((form.source,), name, table), shape, codes)
 
     def _part(self, part: Part, codes: Codes) -> str:
         """A part of a concatenation with the grid of the whole; returns its tensor's name."""

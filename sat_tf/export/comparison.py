@@ -10,6 +10,7 @@ import numpy as np
 from sat_tf.export.certificate import RuntimeCount, TensorCodes, TensorCount
 from sat_tf.export.graph import Graph, Linear
 from sat_tf.export.runtime import Runtime
+from sat_tf.export.several import Pixels
 from sat_tf.export.shares import class_agreement, largest_difference, top1
 from sat_tf.export.weights import weight_counts
 
@@ -53,7 +54,7 @@ class RuntimeCounter:
         """What a phone gives for all images so far."""
         return np.concatenate(self._outputs)
 
-    def run(self, images: np.ndarray) -> dict[str, np.ndarray]:
+    def run(self, images: Pixels) -> dict[str, np.ndarray]:
         """Runs a batch; returns what it makes of the layers that are left float."""
         output = self._plain.run(images)
         kept = self._keeping.run(images)
@@ -94,7 +95,7 @@ class Trained(Protocol):
     def names(self) -> list[str]:
         """The tensors it shows."""
 
-    def run(self, images: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    def run(self, images: Pixels) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """The stored integers by tensor, and the model's output."""
 
 
@@ -116,7 +117,7 @@ class TrainedCounter:
         """What the model gives for all images so far."""
         return np.concatenate(self._outputs)
 
-    def add(self, images: np.ndarray, simulated: dict[str, np.ndarray]) -> None:
+    def add(self, images: Pixels, simulated: dict[str, np.ndarray]) -> None:
         """Runs and counts a batch."""
         codes, output = self._trained.run(images)
         self._outputs.append(output)

@@ -11,8 +11,12 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.export import graph as ir
-from sat_tf.export.exact import POINTWISE
+from sat_tf.export.arithmetic import transposed_size
+from sat_tf.export.exact import PAIRS, POINTWISE
 from sat_tf.export.graph import Activation, Codes, Graph, LinearKind, Window
+from sat_tf.export.lookup import FIRST, Lookup
+from sat_tf.export.movements import Movement
+from sat_tf.export.pairs import Pair
 from sat_tf.export.pipeline import deployed_graph
 from sat_tf.messages import list_problems
 from sat_tf.qat.layout import inner_layer
@@ -60,18 +64,21 @@ def keras_of_graph(graph: Graph) -> keras.Model:
             for name in streams
         ]
         raise ValueError(list_problems(f"model {graph.name!r}", problems))
-    image = keras.Input(graph.image_shape, name=graph.image)
-    tensors: dict[str, Any] = {graph.image: image}
+    images = [keras.Input(image.shape, name=image.name) for image in graph.images]
+    tensors: dict[str, Any] = {tensor.name: tensor for tensor in images}
     for operation in _told_apart(graph.operations):
         inputs = [tensors[name] for name in operation.inputs]
         step = _Step(_function(operation, graph), name=operation.output)
         tensors[operation.output] = step(inputs)
-    return keras.Model(image, tensors[graph.output], name=graph.name)
+    outputs = [tensors[name] for name in graph.outputs]
+    if len(images) == len(outputs) == 1:
+        return keras.Model(images[0], outputs[0], name=graph.name)
+    return keras.Model(images, outputs, name=graph.name)
 
 
 def _float_streams(graph: Graph) -> Iterator[str]:
     """The float tensors that come from codes alone, and are more than one of their tensors."""
-    combining = (ir.Add, ir.Mean, ir.AveragePool, ir.Concatenate)
+    combining = (ir.Add, Pair, ir.Mean, ir.AveragePool, ir.Concatenate)
     behind_islands: set[str] = set()
     for operation in graph.operations:
         if not graph.is_float(operation):
@@ -188,6 +195,14 @@ def _depthwise(x: tf.Tensor, kernel: np.ndarray, ends: np.ndarray, window: Windo
     )
 
 
+def _transposed(x: tf.Tensor, kernel: np.ndarray, ends: np.ndarray, window: Window) -> tf.Tensor:
+    # The FakeQuant has its channels last, where the operation does not want them.
+    weights = tf.transpose(_on_channels(np.moveaxis(kernel, 0, -1), ends), (0, 1, 3, 2))
+    size = transposed_size(x.shape[1:3], kernel.shape[1:3], window)
+    shape = tf.stack([tf.shape(x)[0], *size, kernel.shape[0]])
+    return tf.nn.conv2d_transpose(x, weights, shape, window.strides, window.padding)
+
+
 def _matrix(x: tf.Tensor, kernel: np.ndarray, ends: np.ndarray, window: Window) -> tf.Tensor:
     if np.any(ends != ends[0]):
         # The converter takes one step only for a matrix, so that it is a convolution of one pixel.
@@ -209,6 +224,7 @@ def _on_channels(kernel: np.ndarray, ends: np.ndarray) -> tf.Tensor:
 
 _PRODUCTS = {
     LinearKind.CONVOLUTION: _convolution,
+    LinearKind.TRANSPOSED: _transposed,
     LinearKind.DEPTHWISE: _depthwise,
     LinearKind.FULLY_CONNECTED: _matrix,
 }
@@ -218,6 +234,31 @@ _PRODUCTS = {
 def _(operation: ir.Add, graph: Graph) -> Callable[..., tf.Tensor]:
     codes = graph.tensors[operation.output].codes
     return lambda first, second: _stored_as(codes, _fused(codes, first + second))
+
+
+@_function.register
+def _(operation: Pair, graph: Graph) -> Callable[..., tf.Tensor]:
+    codes, function = graph.tensors[operation.output].codes, PAIRS[operation.kind]
+    if operation.kind.keeps_grid:
+        return function
+    return lambda first, second: _stored_as(codes, _fused(codes, function(first, second)))
+
+
+@_function.register
+def _(operation: Movement, graph: Graph) -> Callable[..., tf.Tensor]:
+    return operation.on_tensor
+
+
+@_function.register
+def _(operation: Lookup, graph: Graph) -> Callable[..., tf.Tensor]:
+    source, output = graph.codes(operation.inputs[0]), graph.codes(operation.output)
+    values = (operation.table.astype(np.float32) - output.zero_point) * output.step
+
+    def look_up(tensor: tf.Tensor) -> tf.Tensor:
+        places = tf.cast(tf.round(tensor / source.step), tf.int32) + (source.zero_point + FIRST)
+        return _stored_as(output, tf.gather(tf.constant(values), places))
+
+    return look_up
 
 
 @_function.register

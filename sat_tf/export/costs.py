@@ -38,16 +38,16 @@ class StorageCost:
 
 
 def storage_costs(
-    contents: Mapping[str, bytes], image_shape: tuple[int, ...], *, measure_speed: bool
+    contents: Mapping[str, bytes], *image_shapes: tuple[int, ...], measure_speed: bool
 ) -> list[StorageCost]:
     """The cost of each file of a model.
 
     Args:
         contents: files by their choice of `pack`.
-        image_shape: of one image.
+        *image_shapes: of one image, for each input.
         measure_speed: run them.
     """
-    latencies = median_milliseconds(contents, image_shape) if measure_speed else {}
+    latencies = median_milliseconds(contents, *image_shapes) if measure_speed else {}
     return [
         StorageCost(pack, len(content), gzip_size(content), latencies.get(pack))
         for pack, content in contents.items()
@@ -55,14 +55,14 @@ def storage_costs(
 
 
 def median_milliseconds(
-    contents: Mapping[str, bytes], image_shape: tuple[int, ...]
+    contents: Mapping[str, bytes], *image_shapes: tuple[int, ...]
 ) -> dict[str, float]:
     """Time for one image, by the names of files: medians of runs that take turns.
 
     Whatever else the machine does slows all files alike.
     """
     runtimes = {name: Runtime(content, keep_tensors=False) for name, content in contents.items()}
-    image = np.zeros((1, *image_shape), np.uint8)
+    image = tuple(np.zeros((1, *shape), np.uint8) for shape in image_shapes)
     taken: dict[str, list[float]] = {name: [] for name in runtimes}
     start = time.perf_counter()
     for _ in range(_WARM_UP + _RUNS):

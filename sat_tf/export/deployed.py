@@ -14,6 +14,7 @@ from sat_tf.export.lattice import KernelTensors, kernel_tensors
 from sat_tf.export.parts import Part, check_same_operations, parts_of
 from sat_tf.export.pipeline import deployed_graph
 from sat_tf.export.queries import is_island, role_of
+from sat_tf.export.several import Pixels, arrays_of, joined
 from sat_tf.qat.network import Network
 from sat_tf.qat.registry import Role
 
@@ -67,10 +68,10 @@ class DeployedModel(keras.Model):
 
     def __init__(self, quantized: keras.Model, graph: Graph, *, float_head: bool) -> None:
         network, parts = Network(quantized), parts_of(graph)
-        image = keras.Input(graph.image_shape, name=graph.image)
-        real, tensors, layers = {graph.image: image}, {graph.image: image}, {}
+        images = {image.name: keras.Input(image.shape, name=image.name) for image in graph.images}
+        real, tensors, layers = dict(images), dict(images), {}
         for node in network:
-            if node.name == network.input:
+            if node.name in images:
                 continue
             part = parts.get(node.name, Part())
             layers[node.name] = DeployedLayer(node, part, graph)
@@ -82,9 +83,10 @@ class DeployedModel(keras.Model):
             )
             real[node.name] = made["real"]
             tensors |= made["tensors"]
-        super().__init__(image, real[network.output], name=f"{network.name}_deployed")
+        inputs, outputs = network.pack(real)
+        super().__init__(inputs, outputs, name=f"{network.name}_deployed")
         integers = {name: tensors[name] for name in graph.integer_tensors}
-        output = real[network.output]
+        output = [real[name] for name in network.outputs]
         # In one object, because Keras would track models and dictionaries that are attributes.
         self._view = _View(
             quantized=quantized,
@@ -92,7 +94,7 @@ class DeployedModel(keras.Model):
             graph=graph,
             layers=layers,
             kernels=_kernels_of(network),
-            computed=keras.Model(image, {"codes": integers, "output": output}),
+            computed=keras.Model(list(images.values()), {"codes": integers, "output": output}),
         )
 
     @property
@@ -140,19 +142,23 @@ class DeployedModel(keras.Model):
                 layer.assign(graph, parts.get(name, Part()), everything=everything)
         self._view.graph = graph
 
-    def run(self, images: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    def run(self, images: Pixels) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """The stored integers of every integer tensor by name, and the model's output.
 
         Args:
-            images: uint8 (n, rows, columns, channels); few enough for all tensors at once.
+            images: uint8 (n, rows, columns, channels); few enough for all tensors at once; a
+                tuple of arrays for several inputs.
         """
-        pixels = tf.constant(images.astype(np.float32) * self._view.graph.image_step)
+        pixels = [
+            tf.constant(pixels.astype(np.float32) * image.step)
+            for pixels, image in zip(arrays_of(images), self._view.graph.images, strict=True)
+        ]
         made = self._view.computed(pixels, training=False)
         stored = {
             name: codes.numpy().astype(np.int32) + self._view.graph.codes(name).zero_point
             for name, codes in made["codes"].items()
         }
-        return stored, made["output"].numpy()
+        return stored, joined([output.numpy() for output in made["output"]])
 
     @property
     def names(self) -> list[str]:

@@ -10,7 +10,7 @@ import tf_keras as keras
 from sat_tf.export import exact
 from sat_tf.export.graph import Graph
 from sat_tf.export.parts import Part
-from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.layout import call_name
 from sat_tf.qat.network import Node, call_in_inference
 
 
@@ -43,7 +43,7 @@ class DeployedLayer(keras.layers.Layer):
     """
 
     def __init__(self, node: Node, part: Part, graph: Graph) -> None:
-        name = f"deployed_{inner_layer(node.layer).name}"
+        name = f"deployed_{call_name(node)}".replace("@", "_call_")
         super().__init__(name=name, dtype="float32", autocast=False)
         self.layer = node.layer
         self.part = part

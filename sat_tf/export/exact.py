@@ -6,7 +6,7 @@ gets the same as tensors, so that they can change under a traced function.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,11 @@ import tensorflow as tf
 
 from sat_tf.export import arithmetic
 from sat_tf.export import graph as ir
-from sat_tf.export.graph import Codes, Graph, LinearKind, Pointwise, Window
+from sat_tf.export.graph import Codes, Graph, LinearKind, Pointwise
+from sat_tf.export.lookup import FIRST, Lookup
+from sat_tf.export.movements import Movement
+from sat_tf.export.pairs import Pair, PairKind, product_multiplier
+from sat_tf.export.products import SUMS
 from sat_tf.export.steps import largest_sums, requantization_multipliers
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.network import call_in_inference
@@ -92,6 +96,8 @@ def _(operation: ir.Linear, graph: Graph) -> Numbers:
 def _as_tensorflow(kernel: np.ndarray, kind: LinearKind, channels: int) -> np.ndarray:
     if kind is LinearKind.DEPTHWISE:
         return kernel.reshape(*kernel.shape[:2], channels, -1)
+    if kind is LinearKind.TRANSPOSED:
+        return np.moveaxis(kernel, 0, 2)
     return np.moveaxis(kernel, 0, -1)
 
 
@@ -107,13 +113,13 @@ def _width(graph: Graph, operation: ir.Linear, factors: np.ndarray) -> int:
 @compute.register
 def _(operation: ir.Linear, graph: Graph, constants: Constants, source: tf.Tensor) -> tf.Tensor:
     if operation.real:
-        products = _SUMS[operation.kind](source, constants["kernel"], operation.window)
+        products = SUMS[operation.kind](source, constants["kernel"], operation.window)
         return products + constants["bias"]
 
     def accumulators(sum_type: tf.DType, bias_type: tf.DType) -> tf.Tensor:
         """Σ code · input code + bias as the nearest float32."""
         kernel = tf.cast(constants["kernel"], sum_type)
-        sums = _SUMS[operation.kind](tf.cast(source, sum_type), kernel, operation.window)
+        sums = SUMS[operation.kind](tf.cast(source, sum_type), kernel, operation.window)
         factors = tf.cast(constants["factors"], bias_type)
         bias = tf.cast(constants["bias"], bias_type)
         return tf.cast(tf.cast(sums, bias_type) * factors + bias, tf.float32)
@@ -121,40 +127,6 @@ def _(operation: ir.Linear, graph: Graph, constants: Constants, source: tf.Tenso
     widths = [functools.partial(accumulators, *types) for types in _WIDTHS]
     product = tf.switch_case(constants["width"], widths) * constants["multipliers"]
     return _clipped(tf.round(product), constants)
-
-
-def _convolution(codes: tf.Tensor, kernel: tf.Tensor, window: Window) -> tf.Tensor:
-    return tf.nn.conv2d(codes, kernel, window.strides, window.padding, dilations=window.dilation)
-
-
-def _depthwise(codes: tf.Tensor, kernel: tf.Tensor, window: Window) -> tf.Tensor:
-    rows, columns = window.strides
-    if rows == columns:
-        return tf.nn.depthwise_conv2d(
-            codes, kernel, [1, rows, columns, 1], window.padding, dilations=window.dilation
-        )
-    # There is no kernel for such strides: all windows, of which some are taken.
-    margins = [
-        arithmetic.placement(*axis, window.padding)[0]
-        for axis in zip(
-            codes.shape[1:3], kernel.shape[:2], window.strides, window.dilation, strict=True
-        )
-    ]
-    padded = tf.pad(codes, [(0, 0), *margins, (0, 0)])
-    every = tf.nn.depthwise_conv2d(padded, kernel, [1, 1, 1, 1], "VALID", dilations=window.dilation)
-    return every[:, ::rows, ::columns]
-
-
-def _matrix(codes: tf.Tensor, kernel: tf.Tensor, window: Window) -> tf.Tensor:
-    del window
-    return tf.matmul(codes, kernel)
-
-
-_SUMS = {
-    LinearKind.CONVOLUTION: _convolution,
-    LinearKind.DEPTHWISE: _depthwise,
-    LinearKind.FULLY_CONNECTED: _matrix,
-}
 
 
 # -- sums and means ------------------------------------------------------------------------------
@@ -175,11 +147,47 @@ def _(operation: ir.Add, graph: Graph) -> Numbers:
 def _(operation: ir.Add, graph: Graph, constants: Constants, *summands: tf.Tensor) -> tf.Tensor:
     if graph.is_float(operation):
         return tf.add_n(summands)
+    return _rounded_sum(constants, summands)
+
+
+def _rounded_sum(constants: Constants, summands: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Σ multiplier · code, rounded half up and clipped."""
     multipliers = tf.unstack(constants["multipliers"], len(summands))
     total = tf.constant(0.5, tf.float64)
     for codes, multiplier in zip(summands, multipliers, strict=True):
         total += tf.cast(codes, tf.float64) * multiplier
     return _clipped(tf.cast(tf.floor(total), tf.float32), constants)
+
+
+@constants_of.register
+def _(operation: Pair, graph: Graph) -> Numbers:
+    if graph.is_float(operation) or operation.kind.keeps_grid:
+        return {}
+    output = graph.codes(operation.output)
+    one, other = (graph.codes(name) for name in operation.inputs)
+    if operation.kind is PairKind.PRODUCT:
+        return {"multiplier": product_multiplier((one, other), output), **_ends(output)}
+    multipliers, shift = arithmetic.summand_multipliers((one, other), output)
+    multipliers = np.ldexp(multipliers.astype(np.float64), -shift)
+    return {"multipliers": multipliers * [1.0, -1.0], **_ends(output)}
+
+
+@compute.register
+def _(operation: Pair, graph: Graph, constants: Constants, *inputs: tf.Tensor) -> tf.Tensor:
+    if graph.is_float(operation) or operation.kind.keeps_grid:
+        return PAIRS[operation.kind](*inputs)
+    if operation.kind is PairKind.PRODUCT:
+        product = inputs[0] * inputs[1] * constants["multiplier"]
+        return _clipped(tf.round(product), constants)
+    return _rounded_sum(constants, inputs)
+
+
+PAIRS = {
+    PairKind.DIFFERENCE: tf.subtract,
+    PairKind.PRODUCT: tf.multiply,
+    PairKind.MAXIMUM: tf.maximum,
+    PairKind.MINIMUM: tf.minimum,
+}
 
 
 @constants_of.register
@@ -244,6 +252,7 @@ def _(
 @constants_of.register(ir.Concatenate)
 @constants_of.register(ir.Island)
 @constants_of.register(ir.MaxPool)
+@constants_of.register(Movement)
 @constants_of.register(ir.Pad)
 @constants_of.register(ir.Reshape)
 @constants_of.register(ir.Softmax)
@@ -273,6 +282,23 @@ def _(operation: ir.Pad, graph: Graph, constants: Constants, source: tf.Tensor) 
 @compute.register
 def _(operation: ir.Reshape, graph: Graph, constants: Constants, source: tf.Tensor) -> tf.Tensor:
     return tf.reshape(source, [-1, *graph.tensors[operation.output].shape])
+
+
+@compute.register
+def _(operation: Movement, graph: Graph, constants: Constants, source: tf.Tensor) -> tf.Tensor:
+    return operation.on_tensor(source)
+
+
+@constants_of.register
+def _(operation: Lookup, graph: Graph) -> Numbers:
+    source, output = graph.codes(operation.inputs[0]), graph.codes(operation.output)
+    codes = operation.table.astype(np.float32) - np.float32(output.zero_point)
+    return {"codes": codes, "first": np.int32(FIRST + source.zero_point)}
+
+
+@compute.register
+def _(operation: Lookup, graph: Graph, constants: Constants, source: tf.Tensor) -> tf.Tensor:
+    return tf.gather(constants["codes"], tf.cast(source, tf.int32) + constants["first"])
 
 
 # -- between codes and real values ---------------------------------------------------------------

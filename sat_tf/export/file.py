@@ -14,6 +14,7 @@ from sat_tf.export.costs import StorageCost, storage_costs
 from sat_tf.export.deployed import DeployedModel
 from sat_tf.export.flatbuffer import serialize
 from sat_tf.export.graph import Graph
+from sat_tf.export.image_size import with_image_size
 from sat_tf.export.loading import check_loading
 from sat_tf.export.metadata import (
     METADATA_NAME,
@@ -111,11 +112,15 @@ def export_tflite(
     description: str | None = None,
     route: str = "direct",
     compare_storage: bool = False,
+    image_size: tuple[int, int] | None = None,
 ) -> ExportReport:
     """Writes a quantized Keras model as an integer TFLite file.
 
     Input: one uint8 image (1, rows, columns, channels). Output: what the Keras model gives,
-    float32. Between them all tensors are int8, with the trained codes as their
+    float32. Several inputs and outputs are in the order of `model.inputs` and `model.outputs`,
+    which for dictionaries is that of the sorted keys; in the file's signature they are named after
+    the Keras inputs, and after the tensors of the layers. Between them all tensors are int8, with
+    the trained codes as their
     integers: weights keep their lattice, BatchNormalization is folded into steps and int32 biases,
     activations are clipped by int8 saturation where their clipping level is. Only the last
     DEQUANTIZE is float, and with it what the policy keeps float: the sums of float streams, and a
@@ -150,6 +155,7 @@ def export_tflite(
             operations (`sat_tf.export.to_keras`): a second opinion, which is not certified.
         compare_storage: also build the files of the other choices of `pack`, and time them all on
             this machine. Of a large model this takes longer than the export.
+        image_size: rows and columns, for a model of images of any size: a file has one.
 
     Returns:
         An `ExportReport`.
@@ -163,6 +169,8 @@ def export_tflite(
     path = check_writable(path)
     if isinstance(model, DeployedModel):
         model, float_head = model.quantized, model.float_head or float_head
+    if image_size is not None:
+        model = with_image_size(model, image_size)
     settings = FileSettings(float_head=float_head, pack=pack, softmax=softmax, resizable=resizable)
     metadata, problems = checked_metadata(description, labels)
     problems += route_problems(route, settings)
@@ -174,20 +182,21 @@ def export_tflite(
     if problems:
         raise ValueError(list_problems("export_tflite", problems))
     graph = file_graph(model, settings)
+    if metadata:
+        graph.expect_one_of_each("export_tflite with labels or a description")
     problem = count_problem(metadata, graph)
     if problem:
         raise ValueError(list_problems("export_tflite", [f"{problem}."]))
     direct = route == "direct"
     content = file_content(graph, settings, metadata) if direct else converted(graph)
     structure = read_structure(content, str(path))
+    shapes = [image.shape for image in graph.images]
     with written_whole(path) as temporary:
         temporary.write_bytes(content)
-        check_loading(temporary.read_bytes(), graph.image_shape)
+        check_loading(temporary.read_bytes(), *shapes)
     compared = compare_storage and direct
     others = _alternatives(model, settings, metadata) if compared else {}
-    costs = storage_costs(
-        {pack: content, **others}, graph.image_shape, measure_speed=compare_storage
-    )
+    costs = storage_costs({pack: content, **others}, *shapes, measure_speed=compare_storage)
     return ExportReport(
         path=str(path),
         bytes=len(content),
@@ -196,7 +205,7 @@ def export_tflite(
         operators=structure.operator_counts(),
         float_operators=structure.float_operators(),
         route=route,
-        islands=list(graph.islands),
+        islands=list(graph.float_layers),
         certified=list(graph.integer_tensors) if direct else [],
         storage=costs,
         warnings=[*graph.warnings, *([ROUTES[route]] if ROUTES[route] else [])],

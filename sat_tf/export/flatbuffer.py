@@ -11,7 +11,16 @@ from ai_edge_litert import schema_py_generated as tfl
 from sat_tf.export import graph as ir
 from sat_tf.export.graph import Activation, Codes, Graph, LinearKind, Storage, Window
 from sat_tf.export.island import float_operators, splice
+from sat_tf.export.lookup import FIRST, Lookup
+from sat_tf.export.movements import Movement
+from sat_tf.export.operator_table import (
+    FULLY_CONNECTED_PER_CHANNEL,
+    OPERATORS,
+    PACKED,
+    TRANSPOSED_AND_FUSED,
+)
 from sat_tf.export.packing import packed_bytes
+from sat_tf.export.pairs import Pair
 from sat_tf.version import __version__
 
 _FILE_IDENTIFIER = b"TFL3"
@@ -27,33 +36,6 @@ _STORAGE_TYPES = {
     Storage.INT8: tfl.TensorType.INT8,
     Storage.INT4: tfl.TensorType.INT4,
     Storage.INT2: tfl.TensorType.INT2,
-}
-
-# The version of each operator that reads these types; older runtimes then refuse the file instead
-# of misreading it.
-_VERSIONS = {
-    "CONV_2D": 3,
-    "DEPTHWISE_CONV_2D": 3,
-    "FULLY_CONNECTED": 4,
-    "ADD": 2,
-    "MEAN": 2,
-    "MAX_POOL_2D": 2,
-    "AVERAGE_POOL_2D": 2,
-    "CONCATENATION": 2,
-    "PAD": 2,
-    "RESHAPE": 1,
-    "QUANTIZE": 2,
-    "DEQUANTIZE": 2,
-    "MAXIMUM": 2,
-    "MINIMUM": 2,
-    "MUL": 1,
-    "SOFTMAX": 1,
-}
-_FULLY_CONNECTED_PER_CHANNEL = 12
-_PACKED = {
-    LinearKind.CONVOLUTION: 7,
-    LinearKind.DEPTHWISE: 7,
-    LinearKind.FULLY_CONNECTED: 10,
 }
 
 
@@ -81,9 +63,11 @@ class _Writer:
         self.model.buffers = [tfl.BufferT()]  # buffer 0 stands for "no data"
         self.model.operatorCodes = []
         self.indices: dict[str, int] = {}
-        self.names = {graph.image, *graph.tensors}
-        image_codes = Codes(graph.image_step, zero_point=0)
-        self._activation(graph.image, graph.image_shape, np.dtype(np.uint8), image_codes)
+        self.kernel_buffers: dict[bytes, int] = {}
+        self.names = {*(image.name for image in graph.images), *graph.tensors}
+        for image in graph.images:
+            codes = Codes(image.step, zero_point=0)
+            self._activation(image.name, image.shape, np.dtype(np.uint8), codes)
 
     def finish(self, metadata: Mapping[str, bytes]) -> bytes:
         for operation in self.graph.operations:
@@ -91,8 +75,8 @@ class _Writer:
             dtype = np.dtype(np.float32 if tensor.codes is None else np.int8)
             self._activation(tensor.name, tensor.shape, dtype, tensor.codes)
             _write(operation, self)
-        self.subgraph.inputs = [self.indices[self.graph.image]]
-        self.subgraph.outputs = [self.indices[self.graph.output]]
+        self.subgraph.inputs = [self.indices[image.name] for image in self.graph.images]
+        self.subgraph.outputs = [self.indices[name] for name in self.graph.outputs]
         self.subgraph.name = "main"
         self.model.version = _SCHEMA_VERSION
         self.model.description = f"sat-tf {__version__}"
@@ -118,32 +102,48 @@ class _Writer:
         self, name: str, inputs: list[int], output: int, version: int | None = None, **options: Any
     ) -> None:
         operator = tfl.OperatorT()
-        operator.opcodeIndex = self._code(name, version or _VERSIONS[name])
+        operator.opcodeIndex = self._code(name, version or OPERATORS[name].version)
         operator.inputs, operator.outputs = inputs, [output]
-        kind = _OPTIONS[name]
+        kind = OPERATORS[name].options
         operator.builtinOptionsType = getattr(tfl.BuiltinOptions, kind)
         operator.builtinOptions = getattr(tfl, f"{kind}T")()
         for option, value in options.items():
             setattr(operator.builtinOptions, option, value)
         self.subgraph.operators.append(operator)
 
-    def constant(self, name: str, values: np.ndarray, steps: Any = None) -> int:
+    def places(self, name: str, shape: tuple[int, ...]) -> int:
+        """Adds a tensor of int32 that no other operation reads; returns its index."""
+        name = self.unused(name)
+        self._activation(name, shape, np.dtype(np.int32), None)
+        return self.indices[name]
+
+    def constant(
+        self, name: str, values: np.ndarray, steps: Any = None, zero_point: int = 0
+    ) -> int:
         """Adds a constant tensor, with a step for all its values or one for each of them."""
         data = np.frombuffer(values.tobytes(), np.uint8)
-        quantization = None if steps is None else _quantization(np.atleast_1d(steps), 0, 0)
-        return self._constant(name, values.shape, _TYPES[values.dtype], data, quantization)
+        quantization = None
+        if steps is not None:
+            quantization = _quantization(np.atleast_1d(steps), zero_point, 0)
+        buffer = self._buffer(data)
+        return self._constant(name, values.shape, _TYPES[values.dtype], buffer, quantization)
 
     def kernel(self, name: str, codes: np.ndarray, storage: Storage, steps: Any, axis: int) -> int:
         """Adds the kernel of a linear layer, with a step for each index of `axis`, or for all."""
         data, quantization = packed_bytes(codes, storage), _quantization(steps, 0, axis)
-        return self._constant(name, codes.shape, _STORAGE_TYPES[storage], data, quantization)
+        # Weights with several uses are in the file once.
+        content = data.tobytes()
+        if content not in self.kernel_buffers:
+            self.kernel_buffers[content] = self._buffer(data)
+        buffer = self.kernel_buffers[content]
+        return self._constant(name, codes.shape, _STORAGE_TYPES[storage], buffer, quantization)
 
     def _constant(
-        self, name: str, shape: tuple[int, ...], kind: int, data: np.ndarray, quantization: Any
+        self, name: str, shape: tuple[int, ...], kind: int, buffer: int, quantization: Any
     ) -> int:
         tensor = tfl.TensorT()
         tensor.name, tensor.shape, tensor.type = self.unused(name), list(shape), kind
-        tensor.buffer, tensor.quantization = self._buffer(data), quantization
+        tensor.buffer, tensor.quantization = buffer, quantization
         self.subgraph.tensors.append(tensor)
         return len(self.subgraph.tensors) - 1
 
@@ -193,32 +193,15 @@ class _Writer:
         signature = tfl.SignatureDefT()
         signature.signatureKey = "serving_default"
         signature.subgraphIndex = 0
-        for role in ("inputs", "outputs"):
-            entry = tfl.TensorMapT()
-            entry.tensorIndex = getattr(self.subgraph, role)[0]
-            entry.name = self.graph.image if role == "inputs" else self.graph.output
-            setattr(signature, role, [entry])
+        images = [image.name for image in self.graph.images]
+        for role, names in (("inputs", images), ("outputs", dict.fromkeys(self.graph.outputs))):
+            setattr(signature, role, [self._entry(name) for name in names])
         return signature
 
-
-_OPTIONS = {
-    "CONV_2D": "Conv2DOptions",
-    "DEPTHWISE_CONV_2D": "DepthwiseConv2DOptions",
-    "FULLY_CONNECTED": "FullyConnectedOptions",
-    "ADD": "AddOptions",
-    "MEAN": "ReducerOptions",
-    "MAX_POOL_2D": "Pool2DOptions",
-    "AVERAGE_POOL_2D": "Pool2DOptions",
-    "CONCATENATION": "ConcatenationOptions",
-    "PAD": "PadOptions",
-    "RESHAPE": "ReshapeOptions",
-    "QUANTIZE": "QuantizeOptions",
-    "DEQUANTIZE": "DequantizeOptions",
-    "MAXIMUM": "MaximumMinimumOptions",
-    "MINIMUM": "MaximumMinimumOptions",
-    "MUL": "MulOptions",
-    "SOFTMAX": "SoftmaxOptions",
-}
+    def _entry(self, name: str) -> Any:
+        entry = tfl.TensorMapT()
+        entry.name, entry.tensorIndex = name, self.indices[name]
+        return entry
 
 
 def _quantization(steps: np.ndarray, zero_point: int, axis: int) -> Any:
@@ -263,9 +246,7 @@ def _(operation: ir.Linear, writer: _Writer) -> None:
         steps = steps[:1]
     axis = operation.channel_axis + (operation.kind is LinearKind.DEPTHWISE)
     weights = writer.kernel(f"{operation.output}/kernel", kernel, storage, steps, axis)
-    options: dict[str, Any] = (
-        {} if storage is Storage.INT8 else {"version": _PACKED[operation.kind]}
-    )
+    options: dict[str, Any] = {} if storage is Storage.INT8 else {"version": PACKED[operation.kind]}
     if operation.real:
         bias = writer.constant(f"{operation.output}/bias", operation.bias.astype(np.float32))
         weights = _dequantized(writer, weights, f"{operation.output}/real_kernel", kernel.shape)
@@ -278,15 +259,32 @@ def _(operation: ir.Linear, writer: _Writer) -> None:
             f"{operation.output}/bias", operation.bias.astype(np.int32), bias_steps
         )
         options["fusedActivationFunction"] = _fused(output)
+    if operation.kind is LinearKind.TRANSPOSED:
+        options |= _placement(operation.window)
+        _write_transposed(writer, operation, [weights, bias], options)
+        return
     if dense:
         if steps.size > 1 and not operation.real:
-            options["version"] = _FULLY_CONNECTED_PER_CHANNEL
+            options["version"] = FULLY_CONNECTED_PER_CHANNEL
     else:
         options |= {**_placement(operation.window), **_dilation(operation.window)}
     if operation.kind is LinearKind.DEPTHWISE:
         inputs = writer.graph.tensors[operation.inputs[0]].shape[-1]
         options["depthMultiplier"] = kernel.shape[-1] // inputs
     writer.operator(operation.kind.value, operation, [weights, bias], **options)
+
+
+def _write_transposed(
+    writer: _Writer, operation: ir.Linear, constants: list[int], options: dict[str, Any]
+) -> None:
+    """The operator reads the shape of its output first, and its input third."""
+    shape = np.array([1, *writer.graph.tensors[operation.output].shape], np.int32)
+    size = writer.constant(f"{operation.output}/shape", shape)
+    if options.get("fusedActivationFunction"):
+        options["version"] = TRANSPOSED_AND_FUSED
+    weights, bias = constants
+    inputs = [size, weights, writer.indices[operation.inputs[0]], bias]
+    writer.add_operator("TRANSPOSE_CONV", inputs, writer.indices[operation.output], **options)
 
 
 def _dequantized(writer: _Writer, weights: int, name: str, shape: tuple[int, ...]) -> int:
@@ -300,9 +298,37 @@ def _dequantized(writer: _Writer, weights: int, name: str, shape: tuple[int, ...
 
 
 @_write.register
-def _(operation: ir.Add, writer: _Writer) -> None:
-    codes = writer.graph.tensors[operation.output].codes
-    writer.operator("ADD", operation, fusedActivationFunction=_fused(codes))
+def _(operation: ir.Add | Pair, writer: _Writer) -> None:
+    picks = isinstance(operation, Pair) and operation.kind.keeps_grid
+    fused = _fused(writer.graph.tensors[operation.output].codes)
+    options = {} if picks else {"fusedActivationFunction": fused}
+    writer.operator(
+        "ADD" if isinstance(operation, ir.Add) else operation.kind.value, operation, **options
+    )
+
+
+@_write.register
+def _(operation: Movement, writer: _Writer) -> None:
+    shape = writer.graph.tensors[operation.inputs[0]].shape
+    constants = [
+        writer.constant(f"{operation.output}/{name}", np.ascontiguousarray(values))
+        for name, values in operation.constants(shape).items()
+    ]
+    writer.operator(operation.operator, operation, constants, **operation.options)
+
+
+@_write.register
+def _(operation: Lookup, writer: _Writer) -> None:
+    """Integers can be places in a table once they are int32."""
+    name, shape = operation.output, writer.graph.tensors[operation.output].shape
+    codes = writer.graph.codes(name)
+    table = writer.constant(f"{name}/table", operation.table, codes.step, codes.zero_point)
+    first = writer.constant(f"{name}/first", np.array(FIRST, np.int32))
+    number, place = (writer.places(f"{name}/{part}", shape) for part in ("number", "place"))
+    types = {"inDataType": tfl.TensorType.INT8, "outDataType": tfl.TensorType.INT32}
+    writer.add_operator("CAST", [writer.indices[operation.inputs[0]]], number, **types)
+    writer.add_operator("ADD", [number, first], place, version=1)
+    writer.add_operator("GATHER", [table, place], writer.indices[name], axis=0)
 
 
 @_write.register
@@ -347,13 +373,9 @@ def _write_reshape(writer: _Writer, source: int, output: str) -> None:
 
 
 @_write.register
-def _(operation: ir.ShiftImage | ir.Quantize, writer: _Writer) -> None:
-    writer.operator("QUANTIZE", operation)
-
-
-@_write.register
-def _(operation: ir.Dequantize, writer: _Writer) -> None:
-    writer.operator("DEQUANTIZE", operation)
+def _(operation: ir.ShiftImage | ir.Quantize | ir.Dequantize, writer: _Writer) -> None:
+    is_back = isinstance(operation, ir.Dequantize)
+    writer.operator("DEQUANTIZE" if is_back else "QUANTIZE", operation)
 
 
 @_write.register

@@ -18,6 +18,13 @@ class Affine:
     mean: np.ndarray
     deviation: np.ndarray
 
+    @classmethod
+    def of_constants(cls, slope: np.ndarray, offset: np.ndarray, channels: int) -> "Affine":
+        """One that has seen nothing."""
+        slope = np.array(np.broadcast_to(slope, channels), np.float64)
+        deviation = np.where(slope == 0.0, 0.0, np.inf)
+        return cls(slope, np.array(np.broadcast_to(offset, channels)), 0.0 * slope, deviation)
+
 
 def affine(norm: keras.layers.BatchNormalization) -> Affine:
     """Slope γ / sqrt(σ² + ε), offset β - slope · μ; γ = 1 and β = 0 where it has none."""
@@ -61,6 +68,25 @@ class ChannelCodes:
         return dataclasses.replace(self, center=center, spread=spread)
 
 
+def scaled(linear: ChannelCodes, slope: np.ndarray, offset: np.ndarray) -> ChannelCodes:
+    """The linear layer, multiplied by a number and added to another: y = slope · (Ξ x) + offset.
+
+    Args:
+        linear: the layer.
+        slope: not 0; one number, or one a channel.
+        offset: likewise.
+    """
+    count = linear.steps.size
+    slope, offset = np.broadcast_to(slope, count), np.broadcast_to(offset, count)
+    return ChannelCodes(
+        codes=linear.codes * np.sign(slope).astype(linear.codes.dtype),
+        steps=linear.steps * np.abs(slope),
+        bias=linear.bias * slope + offset,
+        center=linear.center * slope,
+        spread=linear.spread * np.abs(slope),
+    )
+
+
 def fold(linear: ChannelCodes, norm: Affine) -> ChannelCodes:
     """The linear layer and the normalization behind it, as one linear layer.
 
@@ -77,4 +103,5 @@ def fold(linear: ChannelCodes, norm: Affine) -> ChannelCodes:
     steps = np.where(norm.slope == 0.0, 1.0, np.abs(norm.slope)) * linear.steps
     bias = linear.bias * norm.slope + norm.offset
     center = norm.slope * (norm.mean - linear.bias)
-    return ChannelCodes(codes, steps, bias, center, np.abs(norm.slope) * norm.deviation)
+    spread = np.where(norm.slope == 0.0, 0.0, np.abs(norm.slope) * norm.deviation)
+    return ChannelCodes(codes, steps, bias, np.where(np.isinf(spread), 0.0, center), spread)

@@ -18,76 +18,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.console import Console
 
+from sat_tf.export.tensor import Activation as Activation
+from sat_tf.export.tensor import Codes as Codes
+from sat_tf.export.tensor import Image as Image
+from sat_tf.export.tensor import Tensor as Tensor
+
 if TYPE_CHECKING:
     from sat_tf.qat.network import Node  # which loads TensorFlow
 
 _LISTING_WIDTH = 160
-
-
-class Activation(enum.Enum):
-    """The fused activation that makes a kernel clip where the quantizer does."""
-
-    NONE = "NONE"
-    RELU = "RELU"
-    UNIT = "RELU_N1_TO_1"
-
-
-@dataclasses.dataclass(frozen=True)
-class Codes:
-    """How a tensor stores real values as int8.
-
-    Attributes:
-        step: real value of one code in the units of the file; float32.
-        zero_point: the stored integer of real 0.
-        lowest: smallest stored integer.
-        highest: largest stored integer.
-        unit: real value of 1 in the units of the file.
-    """
-
-    step: np.float32
-    zero_point: int
-    lowest: int = -128
-    highest: int = 127
-    unit: float = 1.0
-
-    @property
-    def activation(self) -> Activation:
-        """What a kernel must fuse, beside int8 saturation, to clip to lowest..highest."""
-        if (self.lowest, self.highest) == (-128, 127):
-            return Activation.NONE
-        if self.highest == 127 and self.lowest == self.zero_point:
-            return Activation.RELU
-        return Activation.UNIT
-
-    def rectified(self) -> "Codes":
-        """The same grid without what is below real 0."""
-        return dataclasses.replace(self, lowest=max(self.lowest, self.zero_point))
-
-    @property
-    def real_step(self) -> float:
-        """Real value of one code."""
-        return float(self.step) * self.unit
-
-    @property
-    def real_range(self) -> tuple[float, float]:
-        """Real values of the smallest and the largest stored integer."""
-        low, high = self.lowest - self.zero_point, self.highest - self.zero_point
-        return low * self.real_step, high * self.real_step
-
-
-@dataclasses.dataclass(frozen=True)
-class Tensor:
-    """An activation.
-
-    Attributes:
-        name: its name in the file.
-        shape: without the batch dimension.
-        codes: how it is stored; None for float32.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    codes: Codes | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,9 +56,10 @@ WHOLE = Window()
 
 
 class LinearKind(enum.Enum):
-    """The three linear operations, by how their kernel codes are laid out."""
+    """The linear operations, by how their kernel codes are laid out."""
 
-    CONVOLUTION = "CONV_2D"  # (outputs, rows, columns, inputs)
+    CONVOLUTION = "CONV_2D"  # (outputs, rows, columns, inputs of its group)
+    TRANSPOSED = "TRANSPOSE_CONV"  # (outputs, rows, columns, inputs)
     DEPTHWISE = "DEPTHWISE_CONV_2D"  # (rows, columns, outputs), outputs = inputs · multiplier
     FULLY_CONNECTED = "FULLY_CONNECTED"  # (outputs, inputs)
 
@@ -151,7 +91,7 @@ class Kernels(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Linear(Operation):
-    """Convolution, depthwise convolution or matrix product, with everything folded into it.
+    """A linear operation, with everything folded into it.
 
     In the units of the file, y = steps · input step · (Σ codes · input code) + bias.
 
@@ -225,7 +165,7 @@ class Mean(Operation):
 
 @dataclasses.dataclass(frozen=True)
 class AveragePool(Operation):
-    """Mean of the values in a window, of which padding is none, on the grid of the input."""
+    """Mean of a window without its padding, on the grid of the input."""
 
     size: tuple[int, int]
     window: Window
@@ -274,7 +214,7 @@ class Dequantize(Operation):
 
 @dataclasses.dataclass(frozen=True)
 class Quantize(Operation):
-    """float32 to codes; the values are within the range already or saturate at it."""
+    """float32 to codes; values beyond the range saturate."""
 
 
 class Pointwise(enum.Enum):
@@ -306,13 +246,16 @@ class Softmax(Operation):
 
 @dataclasses.dataclass(frozen=True)
 class Island(Operation):
-    """A Keras layer that is left float: it reads and makes float tensors.
-
-    Attributes:
-        node: the layer, and how it is called.
-    """
+    """A Keras layer, `node`, that is left float: it reads and makes float tensors."""
 
     node: "Node"
+
+    @property
+    def layer(self) -> str:
+        """The name of the layer, and of the call where there are several."""
+        from sat_tf.qat.layout import call_name  # which loads TensorFlow
+
+        return call_name(self.node)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -340,6 +283,8 @@ class Graph:
         output: name of the output tensor.
         warnings: what its user should know.
         layer_outputs: the tensor with the output of each Keras layer that has one, by their names.
+        more_images: the other inputs, where there are several.
+        more_outputs: names of the other output tensors.
     """
 
     name: str
@@ -351,6 +296,27 @@ class Graph:
     output: str
     warnings: tuple[str, ...] = ()
     layer_outputs: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    more_images: tuple[Image, ...] = ()
+    more_outputs: tuple[str, ...] = ()
+
+    @property
+    def images(self) -> tuple[Image, ...]:
+        """All inputs, in the order of the model's."""
+        return Image(self.image, self.image_shape, self.image_step), *self.more_images
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of all output tensors, in the order of the model's."""
+        return self.output, *self.more_outputs
+
+    def expect_one_of_each(self, purpose: str) -> None:
+        """Raises ValueError where there are several inputs or outputs, which `purpose` cannot."""
+        if self.more_images or self.more_outputs:
+            raise ValueError(
+                f"{purpose}: received a model with {len(self.images)} inputs and "
+                f"{len(self.outputs)} outputs, expected one of each; keep one in "
+                "keras.Model(inputs, outputs)."
+            )
 
     def __str__(self) -> str:
         from sat_tf.export.listing import graph_table  # which reads graphs
@@ -367,9 +333,9 @@ class Graph:
         return codes
 
     @property
-    def islands(self) -> tuple[str, ...]:
-        """The tensors that layers left float make, or their operators in a file."""
-        return tuple(op.output for op in self._left_float)
+    def islands(self) -> dict[str, str]:
+        """The layers left float, by the tensors that they make, or their operators in a file."""
+        return {op.output: op.layer for op in self._left_float}
 
     @property
     def _left_float(self) -> list[Island | Foreign]:
@@ -378,8 +344,7 @@ class Graph:
     @property
     def float_layers(self) -> tuple[str, ...]:
         """The layers that are left float, producers first."""
-        made = (op.layer if isinstance(op, Foreign) else op.output for op in self._left_float)
-        return tuple(dict.fromkeys(made))
+        return tuple(dict.fromkeys(self.islands.values()))
 
     @property
     def integer_tensors(self) -> tuple[str, ...]:

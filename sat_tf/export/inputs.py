@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from sat_tf.export.certificate import ImagesFrom
-from sat_tf.export.graph import Graph
+from sat_tf.export.graph import Graph, Linear, LinearKind
+from sat_tf.export.several import Pixels, arrays_of, number_of, some_of
 
 GIVEN = ImagesFrom("given by the caller")
 _VALUES_PER_BATCH = 2**24
@@ -85,13 +86,43 @@ def label_problems(images: np.ndarray, labels: np.ndarray, classes: float) -> li
     return []
 
 
-def images_hash(images: np.ndarray) -> str:
-    """SHA-256 of all pixels."""
-    return hashlib.sha256(np.ascontiguousarray(images).tobytes()).hexdigest()
+def images_hash(images: Pixels) -> str:
+    """SHA-256 of all pixels; of several inputs, one after the other."""
+    digest = hashlib.sha256()
+    for array in arrays_of(images):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
 
 
-def batches(images: np.ndarray, graph: Graph) -> list[np.ndarray]:
-    """The images, so many at a time that the tensors of a graph fit into memory."""
+def several_problems(images: Any, shapes: list[tuple[int, ...]]) -> tuple[Pixels, list[str]]:
+    """Images for each of several inputs as arrays, and what is wrong with them."""
+    if not isinstance(images, list | tuple) or len(images) != len(shapes):
+        count = len(images) if isinstance(images, list | tuple) else 1
+        return np.empty(0), [
+            f"images: received {count} array{'s' if count != 1 else ''} for {len(shapes)} inputs, "
+            "expected a list with one for each, in the order of the model's inputs."
+        ]
+    arrays, problems = [], []
+    for index, (given, shape) in enumerate(zip(images, shapes, strict=True)):
+        array, found = as_array("images", given)
+        found = found or image_problems(array, shape)
+        problems += [problem.replace("images", f"images[{index}]", 1) for problem in found]
+        arrays.append(array)
+    if not problems and len({len(array) for array in arrays}) > 1:
+        counts = ", ".join(str(len(array)) for array in arrays)
+        problems.append(f"images: received {counts} of them, expected as many for each input.")
+    return tuple(arrays), problems
+
+
+def batches(images: Pixels, graph: Graph) -> list[Pixels]:
+    """The images, so many at a time that the tensors of a graph fit into memory.
+
+    One at a time where the file has TRANSPOSE_CONV, which holds the shape of its output.
+    """
     largest = max(int(np.prod(tensor.shape)) for tensor in graph.tensors.values())
     size = int(np.clip(_VALUES_PER_BATCH // (4 * max(largest, 1)), 1, _LARGEST_BATCH))
-    return [images[start : start + size] for start in range(0, len(images), size)]
+    kinds = {op.kind for op in graph.operations if isinstance(op, Linear)}
+    if LinearKind.TRANSPOSED in kinds:
+        size = 1
+    starts = range(0, number_of(images), size)
+    return [some_of(images, start, start + size) for start in starts]

@@ -1,5 +1,6 @@
 """Layers that are left float: what TensorFlow's converter makes of them, inside another file."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -107,4 +108,7 @@ def _number(name: bytes | str) -> int:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0][:200]
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    if lines and lines[0] == "in user code:":  # AutoGraph puts the code in front of what it raised
+        lines = [line for line in lines if re.match(r"\w+(Error|Exception): ", line)] or lines
+    return lines[0][:200] if lines else type(error).__name__

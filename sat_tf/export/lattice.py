@@ -34,6 +34,18 @@ def weight_problem(wrapper: QuantizedLayer) -> str | None:
     return None
 
 
+class KernelOutline(NamedTuple):
+    """Codes and steps that stand for those of a layer where only their number counts.
+
+    Attributes:
+        codes: integers, shaped like the Keras kernel.
+        steps: one an output channel.
+    """
+
+    codes: np.ndarray
+    steps: np.ndarray
+
+
 class KernelTensors(NamedTuple):
     """What TensorFlow computes of a layer's weights.
 
@@ -81,7 +93,7 @@ def _are_the_same(tensors: KernelTensors, steps: np.ndarray) -> bool:
 
 
 def integer_kernel(
-    wrapper: QuantizedLayer, tensors: KernelTensors | None = None
+    wrapper: QuantizedLayer, tensors: KernelTensors | KernelOutline | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Codes and steps of a layer's effective weights: Ξ = code · step.
 
@@ -89,7 +101,8 @@ def integer_kernel(
 
     Args:
         wrapper: a built linear layer without a `weight_problem`.
-        tensors: its `kernel_tensors`, where they have been computed already.
+        tensors: its `kernel_tensors`, where they have been computed already, or what stands for
+            codes and steps.
 
     Returns:
         int32 codes shaped like the Keras kernel, and float64 steps, one an output channel.
@@ -98,6 +111,8 @@ def integer_kernel(
         ArithmeticError: codes and steps do not give the weights the layer computes with, which
             would be a defect of sat-tf.
     """
+    if isinstance(tensors, KernelOutline):
+        return tensors.codes, tensors.steps
     tensors = kernel_tensors(wrapper) if tensors is None else tensors
     (quantizer, num_bits), layer = _quantizer_of(wrapper), wrapper.layer
     codes = tensors.codes.numpy()
@@ -108,8 +123,4 @@ def integer_kernel(
         steps = steps * tensors.factor.numpy().astype(np.float64) * gain
     if not _are_the_same(tensors, steps):
         raise ArithmeticError(f"{layer.name}: codes and steps do not give the effective weights.")
-    support = registry.find_support(layer)
-    axes = support.channel_axes if support else (codes.ndim - 1,)
-    channels = tuple(codes.shape[axis] for axis in axes)
-    steps = np.broadcast_to(np.reshape(steps, steps.shape[-len(channels) :]), channels)
-    return codes, np.array(steps, np.float64).reshape(-1)
+    return codes, np.array(registry.along_channels(layer, steps, codes.shape), np.float64)

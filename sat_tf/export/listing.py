@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sat_tf.export.graph import Codes, Graph, Island, Linear, LinearKind, Operation, WithConstant
+from sat_tf.export.pairs import Pair
 from sat_tf.export.weights import weight_factors
 from sat_tf.qat.layout import inner_layer
 
@@ -18,20 +19,21 @@ def graph_table(graph: Graph) -> Group:
     Codes and weights are ranges of integers; "x8" behind weights means that they are stored
     multiplied by that, on a step as much smaller.
     """
-    table = Table(title=f"{graph.name}: {' x '.join(map(str, graph.image_shape))}, uint8")
+    shapes = " and ".join(" x ".join(map(str, image.shape)) for image in graph.images)
+    table = Table(title=f"{graph.name}: {shapes}, uint8")
     for name, right in (
         *(("", True), ("operation", False), ("makes", False), ("shape", True), ("reads", False)),
         *(("codes", True), ("step", True), ("weights", True), ("multiply-adds", True)),
     ):
         table.add_column(name, justify="right" if right else "left", overflow="fold")
-    numbers = {graph.image: 0}
+    numbers = {image.name: 0 for image in graph.images}
     for number, operation in enumerate(graph.operations, start=1):
         numbers[operation.output] = number
         tensor = graph.tensors[operation.output]
         adds = multiply_adds(graph, operation)
         table.add_row(
             str(number),
-            _operation_name(operation),
+            _operation_name(graph, operation),
             tensor.name,
             " x ".join(map(str, tensor.shape)),
             ", ".join(str(numbers[name]) for name in operation.inputs),
@@ -48,11 +50,13 @@ def multiply_adds(graph: Graph, operation: Operation) -> int:
     """How many products one image takes; 0 for what has no weights."""
     if not isinstance(operation, Linear):
         return 0
-    shape = graph.tensors[operation.output].shape
+    # Each pixel of the output, or of what a transposed convolution reads, meets the whole kernel.
+    transposed = operation.kind is LinearKind.TRANSPOSED
+    shape = graph.tensors[operation.inputs[0] if transposed else operation.output].shape
     return math.prod(shape[:-1]) * operation.kernel.size
 
 
-def _operation_name(operation: Operation) -> str:
+def _operation_name(graph: Graph, operation: Operation) -> str:
     if isinstance(operation, Linear):
         size = operation.kernel.shape[1:3]
         if operation.kind is LinearKind.DEPTHWISE:
@@ -63,6 +67,8 @@ def _operation_name(operation: Operation) -> str:
         return f"{'float ' if operation.real else ''}{operation.kind.value}{places}{strides}"
     if isinstance(operation, Island):
         return f"float {type(inner_layer(operation.node.layer)).__name__}"
+    if isinstance(operation, Pair):
+        return f"{'float ' if graph.is_float(operation) else ''}{operation.kind.value}"
     if isinstance(operation, WithConstant):
         return f"float {operation.kind.value}"
     return type(operation).__name__

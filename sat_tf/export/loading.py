@@ -5,18 +5,18 @@ import numpy as np
 from sat_tf.export.runtime import USUAL_RUNTIMES, Runtime
 
 
-def check_loading(content: bytes, image_shape: tuple[int, ...]) -> None:
+def check_loading(content: bytes, *image_shapes: tuple[int, ...]) -> None:
     """Runs a black image through a file, with and without XNNPACK.
 
     Args:
         content: the file.
-        image_shape: of one image.
+        *image_shapes: of one image, for each input.
 
     Raises:
         ValueError: a runtime does not load it, does not run it, or its output is not finite; names
             the runtime.
     """
-    image = np.zeros((1, *image_shape), np.uint8)
+    image = tuple(np.zeros((1, *shape), np.uint8) for shape in image_shapes)
     for name in USUAL_RUNTIMES:
         try:
             output = Runtime(content, name, keep_tensors=False).run(image)

@@ -53,7 +53,7 @@ def pack_graph(graph: Graph, pack: str) -> Graph:
     operations = []
     for operation in graph.operations:
         if isinstance(operation, Linear) and _is_trained(operation):
-            storage, reasons = _storage(operation, choices[operation.kind])
+            storage, reasons = _storage(operation, _choices(graph, operation, choices))
             if storage is Storage.INT8:
                 left.append(f"{operation.output} ({reasons})")
             else:
@@ -105,10 +105,21 @@ def _is_trained(linear: Linear) -> bool:
     return bool(np.any(np.ptp(linear.kernel, axis=linear.inner_axes) > 0))
 
 
+def _choices(
+    graph: Graph, linear: Linear, choices: Mapping[LinearKind, tuple[Storage, ...]]
+) -> tuple[Storage, ...]:
+    """How a kernel may be stored, as far as it depends on the operation."""
+    channels = graph.tensors[linear.inputs[0]].shape[-1]
+    grouped = linear.kind is LinearKind.CONVOLUTION and linear.kernel.shape[-1] != channels
+    return () if grouped else choices.get(linear.kind, ())
+
+
 def _storage(linear: Linear, choices: tuple[Storage, ...]) -> tuple[Storage, str]:
     """The first choice that a kernel fits, or INT8 and why it fits none."""
     if linear.real:
         return Storage.INT8, "it computes in float32"
+    if not choices:
+        return Storage.INT8, "transposed and grouped convolutions read int8 only"
     low, high = int(np.min(linear.kernel)), int(np.max(linear.kernel))
     for storage in choices:
         if storage.lowest <= low and high <= storage.highest and _runs_on_xnnpack(linear, storage):

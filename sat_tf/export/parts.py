@@ -28,7 +28,7 @@ class Part:
 def parts_of(graph: Graph) -> dict[str, Part]:
     """What the graph has in the place of each layer that has an output there, by its name."""
     makers = {operation.output: operation for operation in graph.operations}
-    known = {graph.image}
+    known = {image.name for image in graph.images}
     parts: dict[str, Part] = {}
     for name, tensor in graph.layer_outputs.items():
         operations = list(_needed(tensor, makers, known))

@@ -12,6 +12,7 @@ def with_softmax(graph: Graph) -> Graph:
     """
     if any(isinstance(operation, Softmax) for operation in graph.operations):
         return graph
+    graph.expect_one_of_each("softmax=True")
     name = f"{graph.output}_probabilities"
     while name in graph.tensors or name == graph.image:
         name += "_"

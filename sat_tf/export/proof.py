@@ -21,6 +21,7 @@ from sat_tf.export.file_size import gzip_size
 from sat_tf.export.graph import Graph
 from sat_tf.export.inputs import batches, images_hash
 from sat_tf.export.runtime import RUNTIMES, USUAL_RUNTIMES
+from sat_tf.export.several import Pixels, number_of, outputs_of
 from sat_tf.export.shares import class_agreement, top1
 from sat_tf.export.simulator import simulate
 from sat_tf.export.structure import Structure
@@ -64,7 +65,7 @@ class Subject:
 
 def prove(
     subject: Subject,
-    images: np.ndarray,
+    images: Pixels,
     labels: np.ndarray | None,
     *,
     images_from: ImagesFrom,
@@ -76,7 +77,7 @@ def prove(
 
     Args:
         subject: the file and its graph.
-        images: uint8 (n, *image_shape), at least one.
+        images: uint8 (n, *image_shape), at least one; a tuple of arrays for several inputs.
         labels: integers (n,), or None.
         images_from: where the images come from.
         runtimes: names of `RUNTIMES`; "xnnpack" always takes part.
@@ -92,12 +93,12 @@ def prove(
     recorder = CodesRecorder(graph, makers)
     keras = TrainedCounter(trained, graph) if trained else None
     simulated_outputs = []
-    with image_bar(subject.path.name, len(images), shown=progress) as advance:
+    with image_bar(subject.path.name, number_of(images), shown=progress) as advance:
         for batch in batches(images, graph):
             # What stands behind a float layer follows from what XNNPACK has made of that.
             given = counters["xnnpack"].run(batch)
             simulated = simulate(graph, batch, given)
-            simulated_outputs.append(simulated[graph.output])
+            simulated_outputs.append(outputs_of(simulated, graph))
             recorder.add(simulated)
             for name, counter in counters.items():
                 if name == "xnnpack":
@@ -107,7 +108,7 @@ def prove(
                     counter.count(simulate(graph, batch, own) if graph.islands else simulated)
             if keras:
                 keras.add(batch, simulated)
-            advance(len(batch))
+            advance(number_of(batch))
     outputs = {"simulation": np.concatenate(simulated_outputs)}
     expected = outputs["simulation"]
     if keras:
@@ -124,7 +125,7 @@ def prove(
         float_operators=subject.structure.float_operators(),
         islands=list(graph.float_layers),
         versions=_versions(),
-        num_images=len(images),
+        num_images=number_of(images),
         images_sha256=images_hash(images),
         images_from=images_from,
         reference="keras" if keras else "simulation",

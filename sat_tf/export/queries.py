@@ -2,14 +2,16 @@
 
 import tf_keras as keras
 
-from sat_tf.qat import registry
+from sat_tf.qat import functions, registry
+from sat_tf.qat.function_quantizers import UnitQuantizer
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.network import Network, Node
 from sat_tf.qat.quantizers import ImageQuantizer, RangeObserver, SatQuantizer
 from sat_tf.qat.registry import Role
 from sat_tf.qat.wrapper import QuantizedLayer
 
-_NATURAL_READERS = (Role.SUM, Role.CONCATENATION, Role.MEAN, Role.SOFTMAX, Role.OPAQUE)
+_KERNELS_OF_8_BITS = (Role.SUM, Role.PRODUCT, Role.CONCATENATION, Role.MEAN)
+_NATURAL_READERS = (*_KERNELS_OF_8_BITS, Role.SOFTMAX, Role.OPAQUE)
 
 
 def role_of(node: Node) -> Role:
@@ -46,19 +48,30 @@ def clips(node: Node) -> bool:
     return "clipping_level" in getattr(node.layer, "output_variables", {})
 
 
+def is_float_function(node: Node) -> bool:
+    """Whether the layer computes a function that has no table of codes."""
+    layer = inner_layer(node.layer)
+    return role_of(node) is Role.FUNCTION and not functions.works_on_each_value(layer)
+
+
+def has_codes(node: Node) -> bool:
+    """Whether the layer's output is on a grid that its quantizer says."""
+    return clips(node) or isinstance(output_quantizer(node), UnitQuantizer)
+
+
 def is_unit_free(network: Network, node: Node) -> bool:
     """Whether the layer's codes can be stored on [-1, 1]: linear kernels make and read them."""
-    if role_of(node) in (Role.SUM, Role.CONCATENATION, Role.MEAN):
+    if role_of(node) in _KERNELS_OF_8_BITS:
         return False
     return _has_linear_readers_only(network, node.name)
 
 
 def _has_linear_readers_only(network: Network, name: str) -> bool:
     """Whether all that read a layer's codes can take its clipping level into their steps."""
-    if name == network.output:
+    if name in network.outputs:
         return False
     for reader in network.consumers(name):
-        if role_of(reader) in _NATURAL_READERS:
+        if role_of(reader) in _NATURAL_READERS or is_float_function(reader):
             return False
         moves = role_of(reader) is Role.MOVEMENT and not clips(reader)
         if moves and not _has_linear_readers_only(network, reader.name):
@@ -79,6 +92,8 @@ def pads(network: Network, node: Node) -> bool:
 
 def find_head(network: Network) -> str | None:
     """The Dense layer whose result, moved or not, is the model's output; None if none is."""
+    if len(network.outputs) != 1:
+        return None
     node = network[network.output]
     while role_of(node) in (Role.MOVEMENT, Role.SOFTMAX):
         node = network[node.inputs[0]]
@@ -86,3 +101,8 @@ def find_head(network: Network) -> str | None:
     dense = isinstance(layer, keras.layers.Dense) and not registry.rectifies(layer)
     observed = isinstance(output_quantizer(node), RangeObserver)
     return node.name if dense and observed and len(node.shape) == 1 else None
+
+
+def is_function(node: Node) -> bool:
+    """Whether the layer computes a function that no kernel does; also a softmax inside."""
+    return role_of(node) is Role.FUNCTION or isinstance(output_quantizer(node), UnitQuantizer)

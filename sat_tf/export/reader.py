@@ -13,6 +13,7 @@ from sat_tf.export.contents import (
     unpacked,
 )
 from sat_tf.export.graph import Graph, Tensor
+from sat_tf.export.movement_readers import read_places
 from sat_tf.export.operator_readers import READERS
 from sat_tf.export.operator_view import OperatorView, Progress
 from sat_tf.export.simulator import run_operation
@@ -37,8 +38,11 @@ def read_graph(content: bytes, name: str) -> Graph:
     """
     try:
         with unpacked(content, name) as model:
-            islands = (read_settings(model) or {}).get("islands", ())
-            return _graph(read_contents(model), name, frozenset(map(str, islands)))
+            islands = (read_settings(model) or {}).get("islands", {})
+            if not isinstance(islands, dict):  # a list of what are layers and tensors
+                islands = {tensor: tensor for tensor in islands}
+            layers = {str(tensor): str(layer) for tensor, layer in islands.items()}
+            return _graph(read_contents(model), name, layers)
     except NotUnderstoodError as error:
         raise ValueError(
             f"{name}: received a file that sat_tf.export_tflite did not write ({error}), expected "
@@ -46,30 +50,37 @@ def read_graph(content: bytes, name: str) -> Graph:
         ) from error
 
 
-def _graph(contents: Contents, name: str, islands: frozenset[str]) -> Graph:
-    if len(contents.inputs) != 1 or len(contents.outputs) != 1:
+def _graph(contents: Contents, name: str, islands: dict[str, str]) -> Graph:
+    if not contents.inputs or not contents.outputs:
         raise NotUnderstoodError(
             f"it has {len(contents.inputs)} inputs and {len(contents.outputs)} outputs, expected "
-            "one of each"
+            "at least one of each"
         )
-    (image,), (end,) = contents.inputs, contents.outputs
-    if image.type != "UINT8" or image.steps.size != 1 or any(image.zero_points):
-        raise NotUnderstoodError(
-            f"its input is {image.type}, expected UINT8 with one step and zero point 0"
-        )
-    progress = Progress(image, islands=islands)
+    for image in contents.inputs:
+        if image.type != "UINT8" or image.steps.size != 1 or any(image.zero_points):
+            raise NotUnderstoodError(
+                f"its input is {image.type}, expected UINT8 with one step and zero point 0"
+            )
+    progress = Progress(tuple(contents.inputs), islands=islands)
     for index, operator in enumerate(contents.operators):
         _read(index, operator, progress)
-    if end.name not in progress.tensors:
-        raise NotUnderstoodError(f"nothing makes its output {end.name}")
+    for end in contents.outputs:
+        if end.name not in progress.tensors:
+            raise NotUnderstoodError(f"nothing makes its output {end.name}")
+    first, *images = (
+        ir.Image(found.name, found.shape[1:], found.steps[0]) for found in contents.inputs
+    )
+    output, *outputs = (end.name for end in contents.outputs)
     return Graph(
         name=name,
         tensors=progress.tensors,
         operations=tuple(progress.operations),
-        image_shape=image.shape[1:],
-        image_step=image.steps[0],
-        image=image.name,
-        output=end.name,
+        image_shape=first.shape,
+        image_step=first.step,
+        image=first.name,
+        output=output,
+        more_images=tuple(images),
+        more_outputs=tuple(outputs),
     )
 
 
@@ -79,7 +90,7 @@ def _read(index: int, operator: StoredOperator, progress: Progress) -> None:
     if island is not None:
         _read_island(island, operator, progress)
         return
-    if operator.name not in READERS:
+    if operator.name not in (*READERS, "CAST"):
         raise NotUnderstoodError(f"{where}: no operator of sat-tf")
     if len(operator.outputs) != 1 or not operator.inputs:
         raise NotUnderstoodError(f"{where}: it makes {len(operator.outputs)} tensors")
@@ -90,6 +101,10 @@ def _read(index: int, operator: StoredOperator, progress: Progress) -> None:
         if operator.name == "DEQUANTIZE" and first is not None and first.values is not None:
             progress.real_kernels[output.name] = first
             return
+        places = read_places(OperatorView(operator, progress))
+        if places is not None:
+            progress.places[output.name] = places
+            return
         operation, codes = READERS[operator.name](OperatorView(operator, progress))
         progress.operations.append(operation)
         progress.tensors[output.name] = Tensor(output.name, output.shape[1:], codes)
@@ -98,7 +113,7 @@ def _read(index: int, operator: StoredOperator, progress: Progress) -> None:
         raise NotUnderstoodError(f"{where} {output.name}: {error}") from error
 
 
-def _read_island(layer: str, operator: StoredOperator, progress: Progress) -> None:
+def _read_island(island: str, operator: StoredOperator, progress: Progress) -> None:
     """An operator of a layer that is left float: whatever it does, no integers are part of it."""
     given = [tensor for tensor in operator.inputs if tensor is not None and tensor.values is None]
     where = f"{operator.name} {operator.outputs[0].name}"
@@ -110,13 +125,13 @@ def _read_island(layer: str, operator: StoredOperator, progress: Progress) -> No
     for output in operator.outputs:
         if output.name in progress.known:
             raise NotUnderstoodError(f"{where}: its tensors are not in order")
-        progress.operations.append(ir.Foreign(names, output.name, layer))
+        progress.operations.append(ir.Foreign(names, output.name, progress.islands[island]))
         progress.tensors[output.name] = Tensor(output.name, output.shape[1:], None)
 
 
 def _check_shape(operation: ir.Operation, progress: Progress) -> None:
     """Runs the operation on no image at all, which costs nothing and gives its shape."""
-    shapes = {progress.image.name: progress.image.shape[1:]}
+    shapes = {image.name: image.shape[1:] for image in progress.images}
     shapes |= {name: tensor.shape for name, tensor in progress.tensors.items()}
     graph = dataclasses.replace(_EMPTY, tensors=progress.tensors)
     inputs = [np.zeros((0, *shapes[name]), np.int32) for name in operation.inputs]

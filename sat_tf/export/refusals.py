@@ -1,5 +1,6 @@
 """What has no integer form, or none that is exact: found before anything is built."""
 
+import collections
 import functools
 from collections.abc import Iterator
 
@@ -7,7 +8,7 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.export import lattice, queries, storage
-from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.layout import call_name, inner_layer
 from sat_tf.qat.network import Network, Node
 from sat_tf.qat.registry import Role
 from sat_tf.qat.wrapper import QuantizedLayer
@@ -29,16 +30,38 @@ def find_problems(network: Network, *, float_head: bool) -> list[str]:
     if problem:
         return [problem]
     problems = []
+    names = collections.Counter(call_name(node) for node in network)
+    problems += [
+        f"{name}: received {count} layers of this name inside their quantizers, expected names "
+        "that differ; quantize the whole model at once."
+        for name, count in names.items()
+        if count > 1
+    ]
     for node in network:
-        name = inner_layer(node.layer).name
+        name = call_name(node)
         problems += [f"{name}: {problem}." for problem in _layer_problems(network, node)]
+        if node.name != node.layer.name:  # another call of the same layer
+            continue
         problems += _non_finite(node)
-    shape = network[network.input].shape
-    if None in shape:
-        problems.append(
-            f"{network.input}: received the input shape {shape}, expected fixed sizes; build the "
-            "model for one image size and requantize it."
-        )
+        if network.is_shared(node.name) and queries.output_quantizer(node) is not None:
+            problems.append(
+                f"{name}: received a layer that is called more than once with one quantizer for "
+                "all outputs, expected one for each; share the layer in the float model, and "
+                "quantize that."
+            )
+    for name in network.inputs:
+        shape = network[name].shape
+        if None in shape:
+            problems.append(
+                f"{name}: received the input shape {shape}, expected fixed sizes; call "
+                "sat_tf.export_tflite(model, path, image_size=(rows, columns)), or use "
+                "sat_tf.export.with_image_size(model, (rows, columns))."
+            )
+        if name in network.outputs:
+            problems.append(
+                f"{name}: received an input that is an output as well, expected outputs of layers; "
+                "leave it out of keras.Model(inputs, outputs)."
+            )
     if float_head and queries.find_head(network) is None:
         problems.append(
             "float_head=True: received a model that does not end in a Dense layer of integers, "
@@ -77,10 +100,12 @@ def _layer_problems(network: Network, node: Node) -> Iterator[str]:
 
 
 def _linear_problems(network: Network, node: Node) -> Iterator[str]:
-    rank = len(network[node.inputs[0]].shape)
-    if rank != 3 and not isinstance(inner_layer(node.layer), keras.layers.Dense):
+    rank, layer = len(network[node.inputs[0]].shape), inner_layer(node.layer)
+    expected = 2 if isinstance(layer, keras.layers.Conv1D) else 3
+    if rank != expected and not isinstance(layer, keras.layers.Dense):
         yield (
-            f"received inputs with {rank} axes beside the batch, expected 3; put a Reshape in front"
+            f"received inputs with {rank} axes beside the batch, expected {expected}; put a "
+            "Reshape in front"
         )
     problem = lattice.weight_problem(node.layer)
     if problem:

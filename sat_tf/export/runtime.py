@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
+from sat_tf.export.several import Pixels, arrays_of, joined, number_of, some_of
+
 # XNNPACK is what LiteRT uses by itself; the builtin kernels round twice, where it rounds once. The
 # reference kernels are what the builtin ones have to give, without any haste.
 RUNTIMES = {
@@ -64,46 +66,70 @@ class Runtime:
         self._indices = {
             detail["name"]: detail["index"] for detail in self._interpreter.get_tensor_details()
         }
-        with _explained("load"):
-            (self._input,) = self._interpreter.get_input_details()
-            (self._output,) = self._interpreter.get_output_details()
+        self._inputs = self._interpreter.get_input_details()
+        self._outputs = self._interpreter.get_output_details()
+
+    @property
+    def _takes_one_image(self) -> bool:
+        """Whether an operator has the shape of its output in the file, the batch included."""
+        # LiteRT has no public view of its execution plan.
+        nodes: list[dict[str, Any]] = self._interpreter._get_ops_details()
+        return any(node["op_name"] == "TRANSPOSE_CONV" for node in nodes)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of an image, without the batch dimension."""
-        return tuple(int(size) for size in self._input["shape"][1:])
+        """Shape of an image, without the batch dimension; of the first input."""
+        return self.input_shapes[0]
+
+    @property
+    def input_shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of the images of all inputs."""
+        return [tuple(int(size) for size in found["shape"][1:]) for found in self._inputs]
+
+    @property
+    def num_inputs_and_outputs(self) -> tuple[int, int]:
+        """How many there are."""
+        return len(self._inputs), len(self._outputs)
 
     @property
     def input_type(self) -> np.dtype:
         """Type of an image's values."""
-        return np.dtype(self._input["dtype"])
+        return np.dtype(self._inputs[0]["dtype"])
 
     @property
     def num_outputs(self) -> int:
         """Values that the file gives for an image."""
-        return int(np.prod(self._output["shape"][1:]))
+        return sum(int(np.prod(found["shape"][1:])) for found in self._outputs)
 
-    def run(self, images: np.ndarray) -> np.ndarray:
-        """The file's output for a batch of images.
+    def run(self, images: Pixels) -> np.ndarray:
+        """The file's output for a batch of images; see `several.joined` for several outputs.
 
         Raises:
             ValueError: LiteRT does not run the file on them.
         """
+        if self._takes_one_image and number_of(images) > 1:
+            starts = range(number_of(images))
+            return np.concatenate([self.run(some_of(images, i, i + 1)) for i in starts])
         with _explained("run"):
-            self._make_room(len(images), images.shape[1:])
-            self._interpreter.set_tensor(self._input["index"], images)
+            arrays = arrays_of(images)
+            self._make_room([array.shape for array in arrays])
+            for details, array in zip(self._inputs, arrays, strict=True):
+                self._interpreter.set_tensor(details["index"], array)
             self._interpreter.invoke()
-            return np.array(self._interpreter.get_tensor(self._output["index"]))
+            outputs = [details["index"] for details in self._outputs]
+            return joined([np.array(self._interpreter.get_tensor(index)) for index in outputs])
 
     def rehearse(self) -> None:
-        """Runs one image of zeros, and makes room for two.
+        """Runs one image of zeros, and makes room for two where the file can take them.
 
         Raises:
             ValueError: LiteRT does not run the file.
         """
-        self.run(np.zeros((1, *self.input_shape), self.input_type))
+        self.run(tuple(np.zeros((1, *shape), self.input_type) for shape in self.input_shapes))
+        if self._takes_one_image:
+            return
         with _explained("run"):
-            self._make_room(2, self.input_shape)
+            self._make_room([(2, *shape) for shape in self.input_shapes])
 
     def tensors(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         """Tensors of the last run, by name; needs `keep_tensors`."""
@@ -128,10 +154,11 @@ class Runtime:
                 waiting.extend(operators[makers[index]]["inputs"])
         return Delegation(len(delegates), len(inside), len(operators))
 
-    def _make_room(self, count: int, shape: tuple[int, ...]) -> None:
-        (details,) = self._interpreter.get_input_details()
-        if details["shape"][0] != count:
-            self._interpreter.resize_tensor_input(self._input["index"], (count, *shape))
+    def _make_room(self, shapes: list[tuple[int, ...]]) -> None:
+        found = self._interpreter.get_input_details()
+        if any(one["shape"][0] != shape[0] for one, shape in zip(found, shapes, strict=True)):
+            for details, shape in zip(found, shapes, strict=True):
+                self._interpreter.resize_tensor_input(details["index"], shape)
             self._interpreter.allocate_tensors()
 
 

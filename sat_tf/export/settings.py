@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from sat_tf.export.packing import packing_problem
@@ -44,9 +44,13 @@ class FileSettings:
         if problems:
             raise ValueError(list_problems("export_tflite", problems))
 
-    def to_json(self, islands: Sequence[str]) -> bytes:
-        """What the file says of how it was made, and which of its layers are left float."""
-        values = {"version": __version__, **dataclasses.asdict(self), "islands": list(islands)}
+    def to_json(self, islands: Mapping[str, str]) -> bytes:
+        """What the file says of how it was made.
+
+        Args:
+            islands: the layers that are left float, by the tensors that they make.
+        """
+        values = {"version": __version__, **dataclasses.asdict(self), "islands": dict(islands)}
         return json.dumps(values, sort_keys=True).encode()
 
     @classmethod

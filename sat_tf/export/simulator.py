@@ -5,20 +5,23 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from sat_tf.export import arithmetic
+from sat_tf.export import arithmetic, pairs
 from sat_tf.export import graph as ir
 from sat_tf.export.graph import Graph, LinearKind, Pointwise
+from sat_tf.export.lookup import Lookup
+from sat_tf.export.movements import Movement
+from sat_tf.export.several import Pixels, by_name
 from sat_tf.export.steps import requantization_multipliers
 
 
 def simulate(
-    graph: Graph, images: np.ndarray, given: Mapping[str, np.ndarray] | None = None
+    graph: Graph, images: Pixels, given: Mapping[str, np.ndarray] | None = None
 ) -> dict[str, np.ndarray]:
     """Every tensor of a deployed graph for a batch of images.
 
     Args:
         graph: a graph from `deployed_graph`.
-        images: uint8, (n, *graph.image_shape).
+        images: uint8, (n, *graph.image_shape); a tuple of arrays for several inputs.
         given: tensors that the operations behind them read instead of those simulated here, such
             as what a runtime has made of the layers that are left float.
 
@@ -26,7 +29,7 @@ def simulate(
         By tensor name: int32 arrays of stored integers in -128..127, and float32 arrays for
         tensors that the graph keeps float. Integer tensors are exact.
     """
-    given = {graph.image: images, **(given or {})}
+    given = {**by_name(images, graph), **(given or {})}
     tensors: dict[str, np.ndarray] = {}
     for operation in graph.operations:
         if isinstance(operation, ir.Foreign) and operation.output in given:
@@ -66,6 +69,20 @@ def _(operation: ir.Add, graph: Graph, first: np.ndarray, second: np.ndarray) ->
         return np.asarray(first + second, np.float32)
     first_codes, second_codes = (graph.codes(name) for name in operation.inputs)
     return arithmetic.add(first, second, first_codes, second_codes, graph.codes(operation.output))
+
+
+@run_operation.register
+def _(operation: pairs.Pair, graph: Graph, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    if graph.tensors[operation.output].codes is None:
+        return pairs.on_floats(operation.kind, first, second).astype(np.float32)
+    one, other = (graph.codes(name) for name in operation.inputs)
+    output = graph.codes(operation.output)
+    return pairs.on_codes(operation.kind, first, second, (one, other), output)
+
+
+@run_operation.register
+def _(operation: Lookup | Movement, graph: Graph, source: np.ndarray) -> np.ndarray:
+    return operation.on_array(source)
 
 
 @run_operation.register

@@ -13,8 +13,9 @@ import tf_keras as keras
 
 from sat_tf.export import pipeline, queries
 from sat_tf.export.graph import Graph, Linear, Reshape
-from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.layout import call_name, inner_layer
 from sat_tf.qat.network import Network, Node
+from sat_tf.qat.operation_layers import Scaling
 
 
 def snap_biases(model: keras.Model, *, pack: str = "none") -> None:
@@ -22,7 +23,8 @@ def snap_biases(model: keras.Model, *, pack: str = "none") -> None:
 
     Call it when training is done, before the top-1 is measured. What moves is β of the
     BatchNormalization behind a linear layer, or the layer's own bias where there is none; layers
-    with neither stay as they are. Where the file gives a channel another step, γ follows it:
+    with neither stay as they are, and so do layers that are called several times, whose uses have
+    grids of their own. Where the file gives a channel another step, γ follows it:
 
         γ <- ratio · γ,   β <- bias' - ratio · (bias - β),   ratio = step' / step
 
@@ -41,7 +43,7 @@ def snap_biases(model: keras.Model, *, pack: str = "none") -> None:
     trained = pipeline.trained_graph(model, pack=pack)
     deployed = pipeline.rounded(trained)
     network = Network(model)
-    nodes = {inner_layer(node.layer).name: node for node in network}
+    nodes = {call_name(node): node for node in network}
     shaped = {
         operation.inputs[0]: operation.output
         for operation in trained.operations
@@ -87,10 +89,14 @@ def _bias_holder(network: Network, node: Node) -> keras.layers.Layer | None:
     """The layer whose β or bias adds to a tensor directly: the last one before its quantizer."""
     while True:
         layer = inner_layer(node.layer)
+        if network.is_shared(node.name):
+            return None
         if isinstance(layer, keras.layers.BatchNormalization):
             return layer if layer.beta is not None else None
         if getattr(layer, "bias", None) is not None:
             return layer
+        if isinstance(layer, Scaling):  # the bias before it counts otherwise
+            return None
         # Only a rectifier may stand between the sum and the tensor, and nothing that has codes.
         if layer.weights or len(node.inputs) != 1:
             return None

@@ -227,6 +227,7 @@ def checked_inputs(
     Raises:
         ValueError: they do not fit the graph; lists every problem with its fix.
     """
+    graph.expect_one_of_each(caller)
     images, found = as_array("images", images)
     problems = found or image_problems(images, graph.image_shape)
     if labels is not None:

@@ -8,6 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from sat_tf.export.graph import Add, Graph, Kernels, Linear, Operation
+from sat_tf.export.pairs import Pair, PairKind, product_multiplier
 from sat_tf.messages import list_problems
 
 _Operation = TypeVar("_Operation", bound=Operation)
@@ -22,6 +23,7 @@ _LARGEST_MULTIPLIER = 255.0
 _SMALLEST_MULTIPLIER = 2.0**-32
 # XNNPACK leaves other sums to kernels with another rounding.
 _LARGEST_SUMMAND = 256.0
+_SMALLEST_PRODUCT = 2.0**-16
 _INT32 = 2**31 - 1
 # Weights of a network whose file has megabytes.
 _LARGE_NETWORK = 2**20
@@ -91,6 +93,7 @@ def snap_biases(graph: Graph) -> Graph:
     """
     _check(graph, Linear, _beyond_float32)
     _check(graph, Add, _beyond_20_bits)
+    _check(graph, Pair, _beyond_pairs)
     snapped = graph.map_linear(_snapped)
     _check(snapped, Linear, _beyond_int32)
     _check(snapped, Linear, _beyond_products)
@@ -160,7 +163,23 @@ def _beyond_float32(graph: Graph, linear: Linear) -> str | None:
     )
 
 
-def _beyond_20_bits(graph: Graph, add: Add) -> str | None:
+def _beyond_pairs(graph: Graph, pair: Pair) -> str | None:
+    if pair.kind is PairKind.DIFFERENCE:
+        return _beyond_20_bits(graph, pair)
+    if pair.kind is not PairKind.PRODUCT:
+        return None
+    one, other = (graph.codes(name) for name in pair.inputs)
+    multiplier = float(product_multiplier((one, other), graph.codes(pair.output)))
+    if _SMALLEST_PRODUCT <= multiplier < _LARGEST_SUMMAND:
+        return None
+    return (
+        f"received a product whose codes are worth {multiplier:.4g} output codes, expected at "
+        f"least {_SMALLEST_PRODUCT:.4g} and less than {_LARGEST_SUMMAND:g}; a clipping level is "
+        "far from its values: call sat_tf.calibrate, or train longer."
+    )
+
+
+def _beyond_20_bits(graph: Graph, add: Add | Pair) -> str | None:
     output = graph.codes(add.output)
     largest = max(float(graph.codes(name).step / output.step) for name in add.inputs)
     if largest < _LARGEST_SUMMAND:

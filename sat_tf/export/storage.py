@@ -2,7 +2,9 @@
 
 import numpy as np
 
+from sat_tf.core.offset import step_and_zero
 from sat_tf.export.graph import Codes
+from sat_tf.qat.function_quantizers import OffsetQuantizer, UnitQuantizer
 from sat_tf.qat.quantizers import PactQuantizer, RangeObserver, StreamQuantizer
 from sat_tf.qat.wrapper import QuantizedLayer
 
@@ -44,6 +46,30 @@ def signed_codes(clipping_level: float, num_bits: int, *, unit_free: bool) -> Co
     return Codes(np.float32(clipping_level / largest), 0)
 
 
+def offset_codes(quantizer: OffsetQuantizer, clipping_level: float) -> Codes:
+    """Codes -z..a - z of `offset.quantize_offset`, the largest stored as 127.
+
+    Kernels do not clip at the smallest one; what makes these codes is a table, or a QUANTIZE.
+    """
+    levels = 2**quantizer.num_bits - 1
+    step, zero = step_and_zero(
+        np.float32(clipping_level),
+        np.float32(levels),
+        quantizer.lowest,
+        quantizer.share,
+        np.floor,
+    )
+    return Codes(np.float32(step), 127 - levels + int(zero), lowest=127 - levels)
+
+
+def unit_codes(quantizer: UnitQuantizer) -> Codes:
+    """Codes for real values from 0 to 1, or from -1 to 1."""
+    if not quantizer.signed:
+        return unsigned_codes(1.0, quantizer.num_bits)
+    largest = 2 ** (quantizer.num_bits - 1) - 1
+    return Codes(np.float32(1.0 / largest), 0, -largest, largest)
+
+
 def range_codes(lowest: float, highest: float) -> Codes:
     """256 codes for an observed range; zero has a code of its own.
 
@@ -62,7 +88,11 @@ def range_codes(lowest: float, highest: float) -> Codes:
 def quantizer_codes(wrapper: QuantizedLayer, *, unit_free: bool) -> Codes:
     """Storage of the tensor that a layer's clipping quantizer makes."""
     quantizer = wrapper.quantize_config.output
+    if isinstance(quantizer, UnitQuantizer):
+        return unit_codes(quantizer)
     level = float(wrapper.output_variables["clipping_level"].numpy())
+    if isinstance(quantizer, OffsetQuantizer):
+        return offset_codes(quantizer, level)
     if isinstance(quantizer, PactQuantizer):
         return unsigned_codes(level, quantizer.num_bits)
     if isinstance(quantizer, StreamQuantizer):

@@ -62,6 +62,12 @@ class TfliteTask(Task):
     def start(self) -> Interface:
         """Loads the file."""
         runtime = self._runtime = Runtime(self._content, self._name, keep_tensors=False)
+        if runtime.num_inputs_and_outputs != (1, 1):
+            raise ValueError(
+                f"received a file with {runtime.num_inputs_and_outputs[0]} inputs and "
+                f"{runtime.num_inputs_and_outputs[1]} outputs, expected one of each, of images and "
+                "of classes; keep one in keras.Model(inputs, outputs)."
+            )
         return Interface(runtime.input_shape, runtime.input_type, runtime.num_outputs)
 
     def run(self, images: np.ndarray) -> np.ndarray:
@@ -83,6 +89,7 @@ class SimulatorTask(Task):
 
     def start(self) -> Interface:
         """Nothing to load."""
+        self._graph.expect_one_of_each("evaluate")
         outputs = int(np.prod(self._graph.tensors[self._graph.output].shape))
         return Interface(self._graph.image_shape, np.dtype(np.uint8), outputs)
 

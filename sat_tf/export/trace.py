@@ -7,15 +7,18 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.export import graph as ir
-from sat_tf.export import lattice, queries, storage
+from sat_tf.export import lattice, notes, queries, storage
 from sat_tf.export.builder import GraphBuilder
-from sat_tf.export.fold import ChannelCodes, affine, fold
+from sat_tf.export.fold import Affine, ChannelCodes, affine, fold, scaled
+from sat_tf.export.form_ranges import worst_range
 from sat_tf.export.forms import (
     AverageForm,
     ConcatenationForm,
     Form,
+    FunctionForm,
     LinearForm,
     MeanForm,
+    PairForm,
     Part,
     RectifiedForm,
     SumForm,
@@ -23,13 +26,16 @@ from sat_tf.export.forms import (
     identity,
     window_mean,
 )
-from sat_tf.export.graph import WHOLE, Graph, LinearKind, Window
+from sat_tf.export.graph import Graph, Window
+from sat_tf.export.layer_operations import linear_operation, moved
+from sat_tf.export.pairs import PairKind
 from sat_tf.export.refusals import find_problems
 from sat_tf.messages import list_problems
-from sat_tf.qat import registry
-from sat_tf.qat.layout import inner_layer
+from sat_tf.qat import functions, registry
+from sat_tf.qat.layout import call_name, inner_layer
 from sat_tf.qat.network import Network, Node
-from sat_tf.qat.quantizers import ImageQuantizer, RangeObserver
+from sat_tf.qat.preprocessing import is_plain_factor, slope_and_offset
+from sat_tf.qat.quantizers import RangeObserver
 from sat_tf.qat.registry import Role
 
 
@@ -54,8 +60,24 @@ def trace(
     problems = find_problems(network, float_head=float_head) if kernels is None else []
     if problems:
         raise ValueError(list_problems(f"model {network.name!r}", problems))
+    return trace_network(network, float_head=float_head, kernels=kernels or {})
+
+
+def trace_network(
+    network: Network,
+    *,
+    float_head: bool = False,
+    kernels: Mapping[str, lattice.KernelTensors | lattice.KernelOutline],
+) -> Graph:
+    """The same for a network without problems; see `trace`."""
     head = queries.find_head(network) if float_head else None
-    return _Tracer(network, head, kernels or {}).trace()
+    return _Tracer(network, head, kernels).trace()
+
+
+_PICKING = {
+    PairKind.MAXIMUM: keras.layers.Maximum,
+    PairKind.MINIMUM: keras.layers.Minimum,
+}
 
 
 class _Tracer:
@@ -63,46 +85,59 @@ class _Tracer:
         self,
         network: Network,
         float_head: str | None,
-        kernels: Mapping[str, lattice.KernelTensors],
+        kernels: Mapping[str, lattice.KernelTensors | lattice.KernelOutline],
     ) -> None:
         self.network = network
         self.float_head = float_head
         self.kernels = kernels
-        self.builder = GraphBuilder([inner_layer(node.layer).name for node in network])
+        self.builder = GraphBuilder([call_name(node) for node in network])
         self.forms: dict[str, Form] = {}
         self.warnings: list[str] = []
-        self.image_step = np.float32(1.0)
+        # The step of each image, and the tensors of codes that are images, with the image.
+        self.image_steps = dict.fromkeys(network.inputs, np.float32(1.0))
+        self.pixels: dict[str, str] = {}
 
     def trace(self) -> Graph:
         if not any(queries.is_image(node) for node in self.network):
-            self.forms[self.network.input] = self._float_image()
+            self.forms |= {name: self._float_image(name) for name in self.network.inputs}
         if not any(queries.quantizes(node) for node in self.network):
-            self.warnings.append(self._float_activations())
+            self.warnings.append(notes.float_activations(self.network))
         for node in self.network:
-            if node.name == self.network.input:
+            if node.name in self.network.inputs:
                 continue
             if queries.is_island(node):
                 self.forms[node.name] = self._island(node)
                 continue
             self.forms[node.name] = self._quantized(node, self._form(node))
-            if registry.is_softmax(inner_layer(node.layer)):
+            if registry.is_softmax(inner_layer(node.layer)) and not queries.is_function(node):
                 tensor = self._tensor(node.name)
                 self.forms[node.name] = TensorForm(self.builder.softmax(tensor))
-        output = self.builder.dequantized(self._tensor(self.network.output))
+        outputs = [self.builder.dequantized(self._tensor(name)) for name in self.network.outputs]
+        self.builder.drop_unread_images()
+        image, *images = (
+            ir.Image(name, _shape(self.network[name]), step)
+            for name, step in self.image_steps.items()
+        )
+        operations = self.builder.operations
+        self.warnings += [*notes.float_functions(operations), *notes.one_image_only(operations)]
         return Graph(
             name=self.network.name,
             tensors=self.builder.tensors,
             operations=tuple(self.builder.operations),
-            image_shape=_shape(self.network[self.network.input]),
-            image_step=self.image_step,
-            image=self.network.input,
-            output=output,
+            image_shape=image.shape,
+            image_step=image.step,
+            image=image.name,
+            output=outputs[0],
             warnings=tuple(self.warnings),
             layer_outputs={
                 name: form.source
                 for name, form in self.forms.items()
-                if isinstance(form, TensorForm) and name != self.network.input
+                if isinstance(form, TensorForm)
+                and name not in self.network.inputs
+                and form.source in self.builder.tensors
             },
+            more_images=tuple(images),
+            more_outputs=tuple(outputs[1:]),
         )
 
     # -- what a layer computes -----------------------------------------------------------------
@@ -114,39 +149,43 @@ class _Tracer:
         if role is Role.LINEAR:
             return self._linear(node)
         if role is Role.NORM:
-            return self._norm(node)
-        if role is Role.SUM:
-            return SumForm(tuple(self._tensor(name) for name in node.inputs))
+            return self._pointwise(node, affine(inner_layer(node.layer)))
+        if role is Role.AFFINE:
+            return self._preprocessing(node)
+        if role is Role.SCALING:
+            return self._scaling(node)
+        if role in (Role.SUM, Role.PRODUCT):
+            return self._combination(node)
         if role is Role.CONCATENATION:
             return self._concatenation(node)
         if role is Role.MEAN:
             return self._mean(node)
         if role is Role.MOVEMENT:
             return self._movement(node)
+        if queries.is_function(node):
+            return self._function(node)
         return self.forms[node.inputs[0]]  # a rectifier: its quantizer does it
 
     def _image(self, node: Node) -> Form:
         quantizer = node.layer.quantize_config.output
-        self.image_step = np.float32(quantizer.image_max / 255.0)
-        codes = storage.image_codes(float(self.image_step))
-        shift = ir.ShiftImage((self.network.input,), node.layer.layer.name)
-        return TensorForm(self.builder.add(shift, _shape(node), codes))
+        (image,) = node.inputs
+        self.image_steps[image] = np.float32(quantizer.image_max / 255.0)
+        return self._pixels(image, node, 1.0)
 
-    def _float_image(self) -> Form:
+    def _pixels(self, image: str, node: Node, factor: float) -> Form:
+        """The codes of an image, whose real values are multiplied by a factor."""
+        codes = storage.image_codes(float(self.image_steps[image]))
+        shift = ir.ShiftImage((image,), call_name(node))
+        tensor = self.builder.add(shift, _shape(node), dataclasses.replace(codes, unit=factor))
+        self.pixels[tensor] = image
+        return TensorForm(tensor)
+
+    def _float_image(self, name: str) -> Form:
         """The pixels themselves, for a model that quantizes no activations."""
-        name, shape = self.network.input, _shape(self.network[self.network.input])
+        shape = _shape(self.network[name])
         shift = ir.ShiftImage((name,), self.builder.between(f"{name}_pixels"))
         codes = self.builder.add(shift, shape, storage.image_codes(1.0))
         return TensorForm(self.builder.dequantized(codes))
-
-    def _float_activations(self) -> str:
-        """What to know about a model that quantizes its weights only."""
-        quantizers = [queries.output_quantizer(node) for node in self.network]
-        marks = [found.image_max for found in quantizers if isinstance(found, ImageQuantizer)]
-        return (
-            "no activations are quantized: it computes in float32, with weights stored as codes, "
-            f"on pixels from 0 to {marks[0] if marks else 255:g}"
-        )
 
     def _island(self, node: Node) -> Form:
         """A layer that is left float, between what is dequantized and what is quantized again."""
@@ -157,7 +196,7 @@ class _Tracer:
             "converter makes of it"
         )
         return TensorForm(
-            self.builder.add(ir.Island(sources, layer.name, node), _shape(node), None)
+            self.builder.add(ir.Island(sources, call_name(node), node), _shape(node), None)
         )
 
     def _linear(self, node: Node) -> Form:
@@ -165,29 +204,58 @@ class _Tracer:
         source = self._tensor(node.inputs[0])
         codes, steps = lattice.integer_kernel(node.layer, self.kernels.get(node.name))
         bias = np.zeros(steps.size) if layer.bias is None else layer.bias.numpy()
-        window = WHOLE
-        if isinstance(layer, keras.layers.Dense):
-            flat = len(self.builder.tensors[source].shape) == 1
-            kind = LinearKind.FULLY_CONNECTED if flat else LinearKind.CONVOLUTION
-            codes = codes if flat else codes[np.newaxis, np.newaxis]
-        else:
-            depthwise = isinstance(layer, keras.layers.DepthwiseConv2D)
-            kind = LinearKind.DEPTHWISE if depthwise else LinearKind.CONVOLUTION
-            codes = codes.reshape(*codes.shape[:2], -1) if depthwise else codes
-            window = Window(tuple(layer.strides), layer.padding.upper(), tuple(layer.dilation_rate))
+        flat = len(self.builder.tensors[source].shape) == 1
+        kind, codes, window = linear_operation(layer, codes, flat=flat)
         channels = ChannelCodes.unseen(codes, steps, bias.astype(np.float64))
         return LinearForm(source, kind, channels, window)
 
-    def _norm(self, node: Node) -> Form:
+    def _pointwise(self, node: Node, behind: Affine) -> Form:
         form = self.forms[node.inputs[0]]
         if not isinstance(form, LinearForm):
             form = identity(self._tensor(node.inputs[0]), _shape(node)[-1])
-        channels = fold(form.channels, affine(inner_layer(node.layer)))
+        channels = fold(form.channels, behind)
         return LinearForm(form.source, form.kind, channels, form.window)
+
+    def _preprocessing(self, node: Node) -> Form:
+        layer = inner_layer(node.layer)
+        slope, offset = slope_and_offset(layer)
+        form = self.forms[node.inputs[0]]
+        keeps_codes = is_plain_factor(layer) and queries.output_quantizer(node) is None
+        if isinstance(form, TensorForm) and form.source in self.pixels and keeps_codes:
+            factor = self._codes(form.source).unit * float(slope.flat[0])
+            return self._pixels(self.pixels[form.source], node, factor)
+        channels = _shape(node)[-1]
+        return self._pointwise(node, Affine.of_constants(slope, offset, channels))
+
+    def _scaling(self, node: Node) -> Form:
+        form = self.forms[node.inputs[0]]
+        if not isinstance(form, LinearForm):
+            form = identity(self._tensor(node.inputs[0]), _shape(node)[-1])
+        channels = scaled(form.channels, *inner_layer(node.layer).affine())
+        return LinearForm(form.source, form.kind, channels, form.window)
+
+    def _combination(self, node: Node) -> Form:
+        layer, sources = inner_layer(node.layer), tuple(map(self._natural, node.inputs))
+        if isinstance(layer, keras.layers.Multiply):
+            return PairForm(sources, PairKind.PRODUCT)
+        if isinstance(layer, keras.layers.Subtract):
+            return PairForm(sources, PairKind.DIFFERENCE)
+        mean = isinstance(layer, keras.layers.Average)
+        return SumForm(sources, len(sources) if mean else 1)
+
+    def _function(self, node: Node) -> Form:
+        layer, source = inner_layer(node.layer), self._natural(node.inputs[0])
+        each = functions.works_on_each_value(layer)
+
+        # Keras layers take whole images; the values of a table are one of these.
+        def function(values: np.ndarray) -> np.ndarray:
+            return np.asarray(layer(values[np.newaxis, :]))[0]
+
+        return FunctionForm(source, node, function if each else None)
 
     def _mean(self, node: Node) -> Form:
         layer = inner_layer(node.layer)
-        source = self._tensor(node.inputs[0])
+        source = self._natural(node.inputs[0])
         if isinstance(layer, keras.layers.GlobalAveragePooling2D):
             return MeanForm(source, bool(layer.keepdims))
         window = Window(tuple(layer.strides), layer.padding.upper())
@@ -204,27 +272,22 @@ class _Tracer:
             # What nothing else reads may get its codes from the quantizer of the concatenation.
             alone = len(self.network.consumers(name)) == 1
             form = self.forms[name] if alone else TensorForm(self._tensor(name))
-            parts.append(Part(form, inner_layer(made.layer).name, _shape(made)))
-        axis = inner_layer(node.layer).axis
-        return ConcatenationForm(tuple(parts), axis % (len(node.shape) + 1) - 1)
+            parts.append(Part(form, call_name(made), _shape(made)))
+        layer = inner_layer(node.layer)
+        for kind, picking in _PICKING.items():
+            if isinstance(layer, picking):
+                return ConcatenationForm(tuple(parts), kind=kind)
+        return ConcatenationForm(tuple(parts), layer.axis % (len(node.shape) + 1) - 1)
 
     def _movement(self, node: Node) -> Form:
         layer = inner_layer(node.layer)
         if isinstance(layer, keras.layers.Dropout | keras.layers.Activation):
             form = self.forms[node.inputs[0]]
             # A sum that no quantizer of its own follows is a float stream, and stays one.
-            return TensorForm(self._tensor(node.inputs[0])) if isinstance(form, SumForm) else form
-        source, name = self._tensor(node.inputs[0]), layer.name
-        operation: ir.Operation
-        if isinstance(layer, keras.layers.MaxPooling2D):
-            window = Window(tuple(layer.strides), layer.padding.upper())
-            operation = ir.MaxPool((source,), name, tuple(layer.pool_size), window)
-        elif isinstance(layer, keras.layers.ZeroPadding2D):
-            rows, columns = layer.padding
-            operation = ir.Pad((source,), name, (tuple(rows), tuple(columns)))
-        else:
-            operation = ir.Reshape((source,), name)
-        return TensorForm(self.builder.move(operation, _shape(node)))
+            stays = isinstance(form, SumForm | PairForm | FunctionForm)
+            return TensorForm(self._tensor(node.inputs[0])) if stays else form
+        source = self._tensor(node.inputs[0])
+        return TensorForm(moved(layer, self.builder, source, _shape(node)))
 
     # -- where it becomes a tensor -------------------------------------------------------------
 
@@ -234,7 +297,7 @@ class _Tracer:
             return form
         if queries.output_quantizer(node) is None and node.name != self.float_head:
             return self._rectified(node, form)
-        wrapper, name = node.layer, node.layer.layer.name
+        wrapper, name = node.layer, call_name(node)
         if node.name == self.float_head and isinstance(form, LinearForm):
             return TensorForm(self.builder.as_float(form, name, _shape(node)))
         if isinstance(wrapper.quantize_config.output, RangeObserver):
@@ -245,7 +308,7 @@ class _Tracer:
             if isinstance(form, LinearForm):
                 channels = form.channels.seen_within(low, high)
                 form = dataclasses.replace(form, channels=channels)
-        elif queries.clips(node):
+        elif queries.has_codes(node):
             codes = storage.quantizer_codes(
                 wrapper, unit_free=queries.is_unit_free(self.network, node)
             )
@@ -262,13 +325,13 @@ class _Tracer:
 
     def _stays_float(self, node: Node, form: Form) -> bool:
         """Whether no integer kernel computes an observed layer, and no one asks for its codes."""
-        averages = isinstance(form, AverageForm) and node.name != self.network.output
+        averages = isinstance(form, AverageForm) and node.name not in self.network.outputs
         return averages and self.builder.tensors[form.sources[0]].codes is None
 
     def _range(self, node: Node, form: Form) -> tuple[float, float]:
         observed = storage.observed_range(node.layer)
         if observed is None:
-            observed = self._worst_range(form)
+            observed = worst_range(form, self._codes)
             self.warnings.append(
                 f"{inner_layer(node.layer).name}: its range was never observed, so its codes span "
                 f"the worst case, {observed[0]:.4g} to {observed[1]:.4g}; train the model, or call "
@@ -278,20 +341,6 @@ class _Tracer:
             ceiling = registry.rectifier_ceiling(inner_layer(node.layer))
             return 0.0, observed[1] if ceiling is None else min(observed[1], ceiling)
         return observed
-
-    def _worst_range(self, form: Form) -> tuple[float, float]:
-        if isinstance(form, LinearForm):
-            return form.worst_range(self._codes(form.source))
-        if isinstance(form, RectifiedForm):
-            return 0.0, max(self._worst_range(form.form)[1], 0.0)
-        if isinstance(form, ConcatenationForm):
-            low, high = zip(*(self._worst_range(part.form) for part in form.parts), strict=True)
-            return min(low), max(high)
-        if isinstance(form, SumForm):
-            ranges = np.array([self._codes(source).real_range for source in form.sources])
-            low, high = ranges.sum(axis=0)
-            return float(low), float(high)
-        return self._codes(form.source).real_range
 
     def _codes(self, name: str) -> ir.Codes:
         codes = self.builder.tensors[name].codes
@@ -307,10 +356,21 @@ class _Tracer:
         form = self.forms[node_name]
         if isinstance(form, TensorForm):
             return form.source
-        name = inner_layer(self.network[node_name].layer).name
+        name = call_name(self.network[node_name])
         tensor = self.builder.as_float(form, name, _shape(self.network[node_name]))
         self.forms[node_name] = TensorForm(tensor)
         return tensor
+
+    def _natural(self, node_name: str) -> str:
+        """The same, in real units: kernels that read several tensors know no others."""
+        name, form = self._tensor(node_name), self.forms[node_name]
+        codes = self.builder.tensors[name].codes
+        if codes is None or codes.unit == 1.0:
+            return name
+        made = self.builder.between(f"{name}_natural")
+        low, high = codes.real_range
+        shape = _shape(self.network[node_name])
+        return self.builder.materialize(form, storage.range_codes(low, high), made, shape)
 
 
 def _shape(node: Node) -> tuple[int, ...]:

@@ -6,8 +6,9 @@ import tf_keras as keras
 
 from sat_tf.export.deployed import DeployedModel
 from sat_tf.export.graph import Codes, Graph
+from sat_tf.export.several import Pixels, arrays_of, joined
 from sat_tf.qat import registry
-from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.layout import call_name, inner_layer
 from sat_tf.qat.network import Network
 
 
@@ -23,7 +24,7 @@ class TrainedModel:
         self._graph = graph
         self._network = Network(model)
         layers = {
-            inner_layer(node.layer).name: node.name
+            call_name(node): node.name
             for node in self._network
             # Of a softmax the file has the logits as codes, and Keras only the probabilities.
             if not registry.is_softmax(inner_layer(node.layer))
@@ -39,15 +40,18 @@ class TrainedModel:
         """The tensors that a layer makes, and that are integers in the file."""
         return list(self._layers)
 
-    def run(self, images: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    def run(self, images: Pixels) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """The stored integers by tensor, and the model's output.
 
         Args:
-            images: uint8 (n, rows, columns, channels).
+            images: uint8 (n, rows, columns, channels); a tuple of arrays for several inputs.
         """
-        pixels = tf.constant(images.astype(np.float32) * self._graph.image_step)
         # Layer by layer: TFMOT leaves layers in two models, so that Keras cannot make a third.
-        made = {self._network.input: pixels}
+        given = zip(self._network.inputs, arrays_of(images), self._graph.images, strict=True)
+        made = {
+            name: tf.constant(pixels.astype(np.float32) * image.step)
+            for name, pixels, image in given
+        }
         for node in self._network:
             if node.name not in made:
                 made[node.name] = node.call(node.layer, [made[name] for name in node.inputs])
@@ -55,7 +59,7 @@ class TrainedModel:
             name: stored_codes(made[layer].numpy(), self._graph.codes(name))
             for name, layer in self._layers.items()
         }
-        return codes, made[self._network.output].numpy()
+        return codes, joined([np.asarray(made[name]) for name in self._network.outputs])
 
 
 def trained_model(model: keras.Model, graph: Graph) -> TrainedModel | DeployedModel:

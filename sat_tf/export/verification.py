@@ -12,21 +12,30 @@ from sat_tf.export.certificate import Certificate, ImagesFrom
 from sat_tf.export.certificate_page import check_certificate_path, write_both
 from sat_tf.export.deployed import DeployedModel
 from sat_tf.export.file import file_content, file_graph
-from sat_tf.export.inputs import GIVEN, as_array, image_problems, label_problems
+from sat_tf.export.image_size import is_sized, with_image_size
+from sat_tf.export.inputs import (
+    GIVEN,
+    as_array,
+    image_problems,
+    label_problems,
+    several_problems,
+)
 from sat_tf.export.proof import Subject, prove
 from sat_tf.export.runtime import USUAL_RUNTIMES
 from sat_tf.export.settings import FileSettings
+from sat_tf.export.several import Pixels, arrays_of
 from sat_tf.export.standalone import file_problems
 from sat_tf.export.structure import differences, read_structure
 from sat_tf.export.trained import trained_model
 from sat_tf.messages import list_problems
+from sat_tf.qat.network import check_model
 from sat_tf.wholefile import expect_path
 
 
 def verify_tflite(
     model: keras.Model,
     path: str | os.PathLike[str],
-    images: np.ndarray,
+    images: Any,
     labels: np.ndarray | None = None,
     *,
     certificate_path: str | os.PathLike[str] | None = None,
@@ -45,8 +54,11 @@ def verify_tflite(
         model: the quantized Keras model that was exported, or its `DeployedModel`, whose codes are
             then counted as those of Keras.
         path: the TFLite file.
-        images: uint8 (n, rows, columns, channels): the pixels as they are.
-        labels: integers (n,), each below the number of classes, to count top-1 too.
+        images: uint8 (n, rows, columns, channels): the pixels as they are. For several inputs, a
+            list with such an array for each, in the order of `model.inputs`. A model of images of
+            any size is verified for theirs.
+        labels: integers (n,), each below the number of classes, to count top-1 too; for models
+            with one output. The classes of several outputs are compared as if they were one.
         certificate_path: where to write the certificate as JSON, if anywhere; a page to read goes
             beside it, with the suffix .html.
         runtimes: what to compare: "xnnpack", which always takes part, "builtin" and "reference",
@@ -62,6 +74,7 @@ def verify_tflite(
             problem with its fix.
     """
     path = expect_path(path)
+    model = _of_size(model, images)
     images, labels = _checked(model, path, images, labels)
     if certificate_path is not None:
         check_certificate_path(certificate_path)
@@ -80,18 +93,38 @@ def verify_tflite(
     return certificate
 
 
+def _of_size(model: keras.Model, images: Any) -> keras.Model:
+    """The model for images of the size given, where it is for any."""
+    first = images[0] if isinstance(images, list | tuple) and len(images) else images
+    if not isinstance(model, keras.Model) or is_sized(model) or np.ndim(first) != 4:
+        return model
+    rows, columns = np.shape(first)[1:3]
+    return with_image_size(model, (rows, columns))
+
+
 def _checked(
     model: keras.Model, path: pathlib.Path, images: Any, labels: Any
-) -> tuple[np.ndarray, np.ndarray | None]:
+) -> tuple[Pixels, np.ndarray | None]:
     """Images and labels as arrays; raises unless they fit the model."""
+    if not isinstance(model, keras.Model):
+        check_model(model)  # says what it is instead
     problems = file_problems(path)
-    is_model = isinstance(model, keras.Model)
-    images, found = as_array("images", images)
-    problems += found or image_problems(images, tuple(model.input_shape[1:]) if is_model else None)
-    if labels is not None:
+    shapes = [tuple(tensor.shape[1:]) for tensor in model.inputs]
+    if len(shapes) > 1:
+        images, found = several_problems(images, shapes)
+        problems += found
+    else:
+        images, found = as_array("images", images)
+        problems += found or image_problems(images, shapes[0])
+    if labels is not None and len(model.outputs) != 1:
+        problems.append(
+            f"labels: received some for a model with {len(model.outputs)} outputs, expected one "
+            "output, of classes; leave them out."
+        )
+    elif labels is not None:
         labels, found = as_array("labels", labels)
-        classes = np.prod(model.output_shape[1:]) if is_model else np.inf
-        problems += found or label_problems(images, labels, classes)
+        classes = np.prod(model.output_shape[1:])
+        problems += found or label_problems(arrays_of(images)[0], labels, classes)
     if problems:
         raise ValueError(list_problems("verify_tflite", problems))
     return images, labels

@@ -9,7 +9,7 @@ from sat_tf.export.graph import Codes, Graph, Linear, Operation, Reshape
 from sat_tf.export.simulator import run_operation
 from sat_tf.export.steps import requantization_multipliers
 from sat_tf.qat import registry
-from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.layout import call_name, inner_layer
 from sat_tf.qat.network import Network
 
 
@@ -106,7 +106,7 @@ def keras_tensors(model: keras.Model, images: np.ndarray) -> dict[str, np.ndarra
             inputs = [tensors[name] for name in node.inputs]
             tensors[node.name] = node.call(node.layer, inputs)
     return {
-        inner_layer(node.layer).name: np.asarray(tensors[node.name])
+        call_name(node): np.asarray(tensors[node.name])
         for node in network
         if not registry.is_softmax(inner_layer(node.layer))
     }

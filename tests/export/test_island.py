@@ -31,14 +31,35 @@ from tests.export.zoo import (
 POLICY = BitPolicy.mobile(4, unsupported="float")
 
 
+def _unknown(layer_class: type) -> type:
+    """A subclass, of which nothing is assumed: it is left float."""
+    subclass = type(f"Own{layer_class.__name__}", (layer_class,), {})
+    return keras.utils.register_keras_serializable(package="tests")(subclass)
+
+
+UpSampling2D, LeakyReLU, Subtract, Multiply, Conv2D, Activation, Pixels, Rescaling = map(
+    _unknown,
+    (
+        layers.UpSampling2D,
+        layers.LeakyReLU,
+        layers.Subtract,
+        layers.Multiply,
+        layers.Conv2D,
+        layers.Activation,
+        layers.Dense,
+        layers.Rescaling,
+    ),
+)
+
+
 def upsampled() -> keras.Model:
     """A resized image, and an activation that is no rectifier."""
     return chain(
         (8, 8, 3),
         *block(convolution(8)),
-        layers.UpSampling2D(interpolation="bilinear", name="up"),
+        UpSampling2D(interpolation="bilinear", name="up"),
         *block(convolution(6)),
-        layers.LeakyReLU(name="leaky"),
+        LeakyReLU(name="leaky"),
         *block(convolution(5, 1)),
         *head(),
     )
@@ -48,14 +69,14 @@ def two_inputs() -> keras.Model:
     """A layer whose inputs are not interchangeable, and one behind it."""
     image = layers.Input((8, 8, 3))
     x = ReLU()(normalization()(convolution(6)(image)))
-    y = layers.Subtract(name="subtract")([convolution(6)(x), x])
-    y = layers.Multiply(name="multiply")([y, x])
+    y = Subtract(name="subtract")([convolution(6)(x), x])
+    y = Multiply(name="multiply")([y, x])
     return keras.Model(image, Dense(4)(layers.GlobalAveragePooling2D()(y)))
 
 
 def scaled_image() -> keras.Model:
     return chain(
-        (8, 8, 3), layers.Rescaling(1 / 127.5, -1.0, name="scale"), *block(convolution(8)), *head()
+        (8, 8, 3), Rescaling(1 / 127.5, -1.0, name="scale"), *block(convolution(8)), *head()
     )
 
 
@@ -63,8 +84,8 @@ def grouped() -> keras.Model:
     return chain(
         (8, 8, 4),
         *block(convolution(8)),
-        layers.Conv2D(8, 3, groups=2, name="groups"),
-        layers.Activation("swish", name="swish"),
+        Conv2D(8, 3, groups=2, name="groups"),
+        Activation("swish", name="swish"),
         convolution(4),
         layers.Flatten(),
         Dense(3),
@@ -106,7 +127,7 @@ def nothing_in_inference() -> keras.Model:
 def tensors_without_axes() -> keras.Model:
     """A Dense layer that asks for the batch size, of which LiteRT makes scalars."""
     return chain(
-        (8, 8, 3), *block(convolution(6)), Dense(6, activation="swish", name="pixels"), *head()
+        (8, 8, 3), *block(convolution(6)), Pixels(6, activation="swish", name="pixels"), *head()
     )
 
 
@@ -301,4 +322,16 @@ def test_routes_that_do_not_exist_are_refused(settings, expected, tmp_path):
     model = Specimen(lambda: chain((8, 8, 3), *block(convolution(4)), *head()), {}).quantized()
     with pytest.raises(ValueError, match=expected):
         sat_tf.export_tflite(model, tmp_path / "model.tflite", **settings)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_the_converter_does_not_take_is_said_in_the_words_of_the_error(tmp_path):
+    image = layers.Input((8, 8, 3))
+    x = convolution(4)(image)
+    chosen = tf.where(x > 0.5, x, 2.0 * x)  # of truth values, which are no float tensor
+    model = keras.Model(image, Dense(2)(layers.GlobalAveragePooling2D()(chosen)))
+    quantized = sat_tf.quantize_model(model, BitPolicy.mobile(8, unsupported="float"))
+    with pytest.raises(ValueError, match=r"tf\.where.*: .* \(\w+Error: ") as error:
+        sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
+    assert "in user code" not in str(error.value)
     assert not list(tmp_path.iterdir())

@@ -9,7 +9,7 @@ OTHER = FileSettings(float_head=True, pack="int4", softmax=True, resizable=True)
 
 @pytest.mark.parametrize("settings", [FileSettings(), OTHER])
 def test_a_file_gives_back_its_settings(settings):
-    assert FileSettings.of_file(json.loads(settings.to_json([])), "model.tflite") == settings
+    assert FileSettings.of_file(json.loads(settings.to_json({})), "model.tflite") == settings
 
 
 def test_what_a_file_does_not_say_is_as_by_default():

@@ -1,0 +1,165 @@
+"""Models of the layers beside the usual ones, many of a kind in each, and what their files hold."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+import tf_keras as keras
+
+L = keras.layers
+
+
+def _block(tensor: Any, name: str, filters: int = 6, **settings: Any) -> Any:
+    settings = {"padding": "same", "use_bias": False, **settings}
+    tensor = L.Conv2D(filters, 3, name=name, **settings)(tensor)
+    return L.ReLU(name=f"{name}_relu")(L.BatchNormalization(name=f"{name}_bn")(tensor))
+
+
+def _classifier(tensor: Any) -> Any:
+    pooled = L.GlobalAveragePooling2D(name="pool")(tensor)
+    return L.Dense(4, name="classifier")(pooled)
+
+
+def _movement(image: Any) -> Any:
+    tensor = _block(image, "stem")
+    tensor = L.Cropping2D(((1, 0), (2, 1)), name="crop")(tensor)
+    tensor = L.Permute((2, 1, 3), name="turn")(tensor)
+    tensor = L.UpSampling2D((2, 3), name="enlarge")(_block(tensor, "a"))
+    tensor = _block(tensor[:, 1:-1, ::2, :5], "b")
+    stream = L.Conv2D(6, 1, name="stream")(tensor)
+    tensor = _block(L.UpSampling2D(name="enlarge_stream")(stream[:, :, 1:]), "c")
+    return L.Dense(4, name="classifier")(L.GlobalMaxPooling2D(name="largest")(tensor))
+
+
+def _rows(image: Any) -> Any:
+    tensor = L.Reshape((64, 6), name="row")(_block(image, "stem"))
+    tensor = L.Conv1D(6, 3, 2, activation="relu", name="a")(tensor)
+    tensor = L.Conv1D(8, 3, padding="causal", dilation_rate=2, use_bias=False, name="b")(tensor)
+    tensor = L.ReLU(name="b_relu")(L.BatchNormalization(name="b_bn")(tensor))
+    tensor = L.MaxPooling1D(2, name="pool_max")(tensor)
+    tensor = L.UpSampling1D(2, name="twice")(L.Cropping1D((1, 2), name="crop")(tensor))
+    tensor = L.ZeroPadding1D(1, name="pad")(tensor)
+    tensor = L.AveragePooling1D(3, name="pool_mean")(L.Conv1D(6, 2, name="c")(tensor))
+    return L.Dense(4, name="classifier")(L.GlobalAveragePooling1D(name="mean")(tensor))
+
+
+def _pairs(image: Any) -> Any:
+    one, other = _block(image, "one"), L.Conv2D(6, 3, padding="same", name="other")(image)
+    third = L.Conv2D(6, 1, name="third")(image)
+    difference = _block(L.Subtract(name="difference")([one, other]), "a")
+    mean = _block(L.Average(name="mean")([one, other, third]), "b")
+    product = _block(L.Multiply(name="product")([other, third, one]), "c")
+    largest = _block(L.Maximum(name="largest")([one, other, third]), "d")
+    smallest = L.Minimum(name="smallest")([L.Conv2D(6, 1, name="fourth")(one), third])
+    rectified = L.ReLU(name="rectified")(L.Multiply(name="square")([other, other]))
+    joined = L.Concatenate(name="join")([difference, mean, product, largest])
+    return _classifier(L.Add(name="sum")([_block(joined, "e"), _block(smallest, "f"), rectified]))
+
+
+def _linear(image: Any) -> Any:
+    tensor = L.SeparableConv2D(8, 3, depth_multiplier=2, name="separable")(image)
+    tensor = L.ReLU(name="separable_relu")(L.BatchNormalization(name="separable_bn")(tensor))
+    tensor = _block(tensor, "grouped", 12, groups=4)
+    tensor = L.Conv2DTranspose(8, 3, 2, padding="same", use_bias=False, name="up")(tensor)
+    tensor = L.ReLU(name="up_relu")(L.BatchNormalization(name="up_bn")(tensor))
+    tensor = L.Conv2DTranspose(5, 2, 2, activation="relu", name="up_again")(tensor)
+    stream = L.Conv2DTranspose(6, (4, 3), (3, 1), name="up_stream")(tensor)
+    return _classifier(L.Conv2D(6, 1, groups=3, activation="relu", name="last")(stream))
+
+
+def _functions(image: Any) -> Any:
+    tensor = L.Conv2D(6, 3, activation="swish", name="swish")(image)
+    tensor = L.BatchNormalization(name="bn")(L.Conv2D(6, 3, name="conv")(tensor))
+    tensor = L.Add(name="sum")([tensor, L.Activation("gelu", name="gelu")(tensor)])
+    tensor = L.Conv2D(6, 1, activation="tanh", name="tanh")(tensor)
+    tensor = L.LeakyReLU(0.1, name="leaky")(L.Conv2D(6, 1, name="before_leaky")(tensor))
+    pooled = L.Concatenate(name="join")(
+        [
+            L.ELU(name="elu")(L.Conv2D(3, 1, name="before_elu")(tensor)),
+            L.Conv2D(3, 1, activation="softplus", name="softplus")(tensor),
+        ]
+    )
+    return _classifier(L.MaxPooling2D(name="pool_max")(pooled))
+
+
+def _squeeze_and_excitation(image: Any) -> Any:
+    tensor = _block(image, "stem", 8)
+    squeezed = L.GlobalAveragePooling2D(keepdims=True, name="squeeze")(tensor)
+    squeezed = L.Conv2D(4, 1, activation="relu", name="reduce")(squeezed)
+    gate = L.Conv2D(8, 1, activation="sigmoid", name="expand")(squeezed)
+    tensor = _block(L.Multiply(name="excite")([tensor, gate]), "a", 8)
+    squeezed = L.Reshape((1, 1, 8), name="again")(L.GlobalAveragePooling2D(name="mean")(tensor))
+    squeezed = L.Dense(4, activation="relu", name="reduce_again")(squeezed)
+    gate = L.Activation("hard_sigmoid", name="gate")(L.Dense(8, name="expand_again")(squeezed))
+    stream = L.BatchNormalization(name="b_bn")(L.Conv2D(8, 1, name="b")(tensor))
+    return _classifier(_block(L.Multiply(name="excite_again")([gate, stream]), "c"))
+
+
+def _operations(image: Any) -> Any:
+    x = L.BatchNormalization(name="bn")(L.Conv2D(6, 3, padding="same", name="conv")(image))
+    hard_swish = x * (tf.nn.relu6(x + 3.0) / 6.0)
+    tensor = L.Conv2D(6, 1, name="a")(hard_swish)
+    tensor = tf.concat([tf.nn.relu(tensor * 2.0 - 1.0), tf.nn.relu6(1.0 - tensor)], -1)
+    tensor = L.Conv2D(6, 1, name="b")(tensor[:, 1:, :, 2:]) + tf.nn.swish(x)[:, 1:]
+    pooled = tf.reduce_mean(tf.nn.relu(-tensor), [1, 2])
+    return L.Dense(4, name="classifier")(tf.reshape(pooled, [-1, 6]))
+
+
+def _floats(image: Any) -> Any:
+    tensor = L.LayerNormalization(name="normalized")(L.Conv2D(6, 3, name="a")(image))
+    tensor = L.PReLU(shared_axes=[1, 2], name="prelu")(L.Conv2D(6, 3, name="b")(tensor))
+    tensor = tf.image.resize(L.ReLU(name="relu")(L.Conv2D(6, 1, name="c")(tensor)), (7, 9))
+    weights = L.Conv2D(6, 1, activation="softmax", name="attention")(tensor)
+    tensor = L.Multiply(name="attended")([tensor, weights])
+    return L.Activation("sigmoid", name="probabilities")(_classifier(tensor))
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerModel:
+    """A model, and what is special in its file.
+
+    Attributes:
+        build: its graph.
+        operators: of the kinds that sums and convolutions do not need, how many.
+        functions: the layers that are computed in float32.
+        largest: by how many codes a tensor may differ from Keras's.
+        differing: share of a tensor's codes that may, as biases are integers.
+    """
+
+    build: Callable[[Any], Any]
+    operators: dict[str, int]
+    functions: tuple[str, ...] = ()
+    largest: int = 1
+    differing: float = 0.02
+
+    def model(self) -> keras.Model:
+        """The float model."""
+        keras.utils.set_random_seed(2)
+        image = keras.Input((8, 8, 3), name="image")
+        return keras.Model(image, self.build(image), name="layers")
+
+
+# Of few codes come few values: where one of them is next to a tie, a large share differs.
+MODELS = {
+    "movement": LayerModel(
+        _movement,
+        {"STRIDED_SLICE": 3, "TRANSPOSE": 1, "RESIZE_NEAREST_NEIGHBOR": 2, "MAX_POOL_2D": 1},
+    ),
+    "rows": LayerModel(_rows, {"STRIDED_SLICE": 1, "RESIZE_NEAREST_NEIGHBOR": 1, "PAD": 2}),
+    # The product and the mean of three are rounded after two.
+    "pairs": LayerModel(
+        _pairs, {"SUB": 1, "MUL": 3, "MAXIMUM": 2, "MINIMUM": 1}, largest=4, differing=0.3
+    ),
+    "linear": LayerModel(_linear, {"TRANSPOSE_CONV": 3, "CONV_2D": 3}),
+    "functions": LayerModel(_functions, {"GATHER": 6, "CAST": 6}, differing=0.3),
+    "squeeze_and_excitation": LayerModel(_squeeze_and_excitation, {"GATHER": 2, "MUL": 2}),
+    "operations": LayerModel(
+        _operations, {"GATHER": 1, "MUL": 1, "STRIDED_SLICE": 2}, differing=0.5
+    ),
+    "floats": LayerModel(
+        _floats,
+        {"LOGISTIC": 1, "SOFTMAX": 1, "RESIZE_BILINEAR": 1},
+        ("normalized", "prelu", "tf.image.resize", "attention_softmax", "probabilities"),
+    ),
+}

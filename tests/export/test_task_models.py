@@ -1,0 +1,68 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import sat_tf
+from sat_tf.qat.calibrate import estimate_statistics
+from tests.export.task_models import detector, unet
+
+FLOAT_ENDS = {
+    unet: ["DEQUANTIZE mask_float", "SOFTMAX mask_probabilities"],
+    detector: ["DEQUANTIZE boxes_float", "DEQUANTIZE classes_float", "LOGISTIC probabilities"],
+}
+
+
+@pytest.fixture(scope="module", params=[unet, detector])
+def build(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def images(build):
+    """Smooth pictures, uint8: noise at a quarter of their size, enlarged."""
+    size = build().input_shape[1]
+    noise = np.random.default_rng(5).uniform(0.0, 255.0, (64, size // 4, size // 4, 3))
+    return tf.image.resize(noise, (size, size), "bicubic").numpy().clip(0, 255).astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def model(build, images):
+    tf_keras.utils.set_random_seed(3)
+    made = build()
+    estimate_statistics(made, images.astype(np.float32))
+    return made
+
+
+def calibrated(model, bits, images):
+    quantized = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(bits))
+    return sat_tf.calibrate(quantized, images.astype(np.float32))
+
+
+def test_at_8_bits_it_does_what_the_float_model_does(model, images):
+    quantized = calibrated(model, 8, images)
+    wanted, found = (
+        tf.nest.flatten(each(images.astype(np.float32))) for each in (model, quantized)
+    )
+    for one, other in zip(wanted, found, strict=True):
+        assert np.corrcoef(np.ravel(one), np.ravel(other))[0, 1] > 0.99
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_the_file_is_all_integer_but_its_ends_and_exact(bits, build, model, images, tmp_path):
+    quantized = calibrated(model, bits, images)
+    report = sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
+    assert sorted(report.float_operators) == FLOAT_ENDS[build]
+    found = sat_tf.verify_tflite(quantized, tmp_path / "model.tflite", images[:2])
+    assert found.codes_compared > 1000
+    assert found.codes_differing == 0
+
+
+def test_it_trains(model, images):
+    quantized = calibrated(model, 4, images)
+    pixels = images[:8].astype(np.float32)
+    flipped = pixels[:, :, ::-1]
+    targets = tf.nest.map_structure(lambda tensor: tensor.numpy(), model(flipped))
+    quantized.compile(tf_keras.optimizers.SGD(0.02, momentum=0.9), "mse")
+    history = quantized.fit(pixels, targets, batch_size=8, epochs=8, verbose=0)
+    assert history.history["loss"][-1] < history.history["loss"][0]
