@@ -1,0 +1,168 @@
+"""`sat-tf explain`."""
+
+import argparse
+import pathlib
+from typing import Any
+
+from rich.console import Console
+
+from sat_tf.commands.model_choice import (
+    add_model_argument,
+    is_built_by_name,
+    model_maker,
+    said_plainly,
+)
+from sat_tf.commands.models import quiet_tensorflow
+from sat_tf.messages import did_you_mean, list_problems
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.training.config_file import load_yaml
+from sat_tf.training.errors import RunError
+from sat_tf.training.run_folder import CONFIG
+from sat_tf.wholefile import check_writable
+
+SUMMARY = "say what quantization and export make of a model, layer by layer"
+DESCRIPTION = """\
+A dry run: nothing is trained, quantized or written. For each layer of a model it says
+  how its weights and its output are quantized, with how many bits, and why, or why not
+  which quantizers are put between layers
+  how it gets into the TFLite file: as integers, fused into another, float, or not at all
+  its parameters, multiply-adds, bit operations (BOPs) and bytes
+and, where the model cannot be quantized, every reason with its fix."""
+EXAMPLES = """\
+examples:
+  sat-tf explain model.keras
+  sat-tf explain model.keras --policy weight_bits=2 activation_bits=3
+  sat-tf explain model.h5 --policy policy.yaml unsupported=float --page plan.html
+  sat-tf explain runs/digits_mobilenet_v2_w4a4 --diagram plan.svg
+  sat-tf explain mobilenet_v2 --image_size 96 --csv plan.csv
+  sat-tf explain keras.applications:MobileNetV3Small --policy unsupported=float --diagram plan.png
+
+policy.yaml holds fields of sat_tf.BitPolicy, such as `weight_bits: 4`, or is the configuration of a
+run, which has them under `policy`. Fields that are not given are those of BitPolicy(), or of a run.
+
+exit status: 0; 1 where the model cannot be quantized as asked; 2 where something cannot be read.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    add_model_argument(parser)
+    parser.add_argument(
+        "--policy",
+        nargs="+",
+        default=[],
+        metavar="FILE|KEY=VALUE",
+        help="how to quantize: a YAML file, fields of BitPolicy, or a file and then fields",
+    )
+    parser.add_argument(
+        "--image_size",
+        metavar="N",
+        type=int,
+        help="of a model given by its name (default: 224), or of open image sizes",
+    )
+    parser.add_argument(
+        "--num_classes", metavar="N", type=int, help="of a model given by its name; default: 1000"
+    )
+    parser.add_argument("--page", metavar="FILE", help="write a page with the diagram (HTML)")
+    parser.add_argument("--diagram", metavar="FILE", help="draw the graph (.svg or .png)")
+    parser.add_argument("--csv", metavar="FILE", help="write the table, all columns of it")
+
+
+def run(arguments: argparse.Namespace, console: Console) -> bool:
+    """Does what the arguments ask for; False where the model cannot be quantized as asked."""
+    from sat_tf.planning.diagram import check_diagram_path  # which loads no TensorFlow
+
+    name = arguments.model
+    policy = _policy(arguments.policy, pathlib.Path(name) / CONFIG)
+    size = None
+    if not is_built_by_name(name):
+        size, arguments.image_size = arguments.image_size, None
+    make = model_maker(arguments, "explain")
+    with said_plainly():
+        for path in (arguments.page, arguments.diagram, arguments.csv):
+            if path is not None:
+                check_writable(path)
+        if arguments.diagram is not None:
+            check_diagram_path(arguments.diagram)
+    quiet_tensorflow()
+    from sat_tf.planning.explain import explain
+    from sat_tf.planning.plan_table import print_plan
+
+    with said_plainly():
+        plan = explain(make(), policy, image_size=size)
+        print_plan(plan, console)
+        if arguments.page is not None:
+            plan.write_page(arguments.page)
+        if arguments.diagram is not None:
+            plan.write_diagram(arguments.diagram)
+        if arguments.csv is not None:
+            plan.write_csv(arguments.csv)
+    return not plan.problems
+
+
+def _policy(words: list[str], config: pathlib.Path) -> BitPolicy | None:
+    """The policy that --policy describes, or the run's; None where there is neither.
+
+    Args:
+        words: a file and fields, in any order.
+        config: of the run whose folder is explained, where it is one.
+
+    Raises:
+        RunError: something of it is wrong; lists every problem.
+    """
+    files = [word for word in words if "=" not in word]
+    if len(files) > 1:
+        raise RunError(
+            f"--policy: received the files {' and '.join(files)}, expected one at most; write "
+            "fields as KEY=VALUE."
+        )
+    if not words and not config.is_file():
+        return None
+    fields: dict[str, Any] = {}
+    if files:
+        fields = _fields_in(pathlib.Path(files[0]))
+    elif config.is_file():
+        fields = _fields_in(config)
+    problems = []
+    for word in words:
+        if word in files:
+            continue
+        key, _, text = word.partition("=")
+        try:
+            fields[key.strip()] = load_yaml(text)
+        except ValueError as error:
+            problems.append(f"{word!r}: the value is not valid YAML; {error}")
+    known = BitPolicy.__dataclass_fields__
+    problems += [
+        f"{key} is not a field of BitPolicy. {did_you_mean(str(key), known)}"
+        for key in fields
+        if key not in known
+    ]
+    policy = None
+    try:
+        policy = BitPolicy(**{key: value for key, value in fields.items() if key in known})
+    except ValueError as error:
+        problems += [line.removeprefix("  - ") for line in str(error).splitlines()[1:]]
+    if problems:
+        raise RunError(list_problems("--policy", problems))
+    return policy
+
+
+def _fields_in(path: pathlib.Path) -> dict[str, Any]:
+    """The fields of a policy in a file, or in the configuration of a run."""
+    try:
+        values = load_yaml(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise RunError(
+            f"--policy {path}: {reason}; expected a YAML file with fields of BitPolicy, or "
+            "KEY=VALUE."
+        ) from error
+    if isinstance(values, dict) and isinstance(values.get("policy"), dict):
+        values = values["policy"]
+    if not isinstance(values, dict):
+        raise RunError(
+            f"--policy {path}: received {type(values).__name__}, expected a mapping with fields of "
+            "BitPolicy, such as `weight_bits: 4`."
+        )
+    return {str(key): value for key, value in values.items()}

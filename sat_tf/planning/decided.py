@@ -1,0 +1,170 @@
+"""What a placement decides for each layer, with the reasons that it rests on."""
+
+from sat_tf.core.grid import find_grid
+from sat_tf.planning.layer_plan import ActivationPlan, Fate, WeightPlan
+from sat_tf.qat import registry
+from sat_tf.qat.decisions import Placement
+from sat_tf.qat.network import Network
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.quantizers import DorefaQuantizer, ImageQuantizer, RangeObserver, SatQuantizer
+from sat_tf.qat.registry import Role
+
+_IMAGE_BITS = 8
+
+
+class Decided:
+    """Reads a placement, layer by layer.
+
+    Args:
+        network: the float model.
+        placement: what was decided for it.
+        policy: what it was decided by.
+    """
+
+    def __init__(self, network: Network, placement: Placement, policy: BitPolicy) -> None:
+        self._network, self._placement, self._policy = network, placement, policy
+        self._reasons = placement.reasons
+
+    def fate(self, name: str) -> Fate:
+        """What becomes of a layer."""
+        role = self._reasons.roles[name]
+        config = self._placement.configs.get(name)
+        if role is Role.INPUT:
+            return Fate.INPUT
+        if role is Role.OPAQUE or config is None:
+            return Fate.FLOAT
+        if config.weights is not None or hasattr(config.output, "num_bits"):
+            return Fate.QUANTIZED
+        if name in self._reasons.absorbed_by:
+            return Fate.ABSORBED
+        if role in (Role.MOVEMENT, Role.SOFTMAX):
+            return Fate.MOVES if role is Role.MOVEMENT else Fate.FLOAT
+        return Fate.OBSERVED if isinstance(config.output, RangeObserver) else Fate.FLOAT
+
+    def float_reason(self, name: str) -> str:
+        """Why a layer is left float, where it is."""
+        layer = self._network[name].layer
+        role = self._reasons.roles[name]
+        if self.fate(name) is not Fate.FLOAT:
+            return ""
+        if role is Role.OPAQUE:
+            return registry.unsupported_problem(layer) or "it is not annotated"
+        if name not in self._placement.configs:
+            return "it is not annotated"
+        return self.activation_reason(name)
+
+    def weights(self, name: str) -> WeightPlan | None:
+        """How the kernel of a layer is quantized."""
+        config = self._placement.configs.get(name)
+        quantizer = config.weights if config else None
+        if not isinstance(quantizer, DorefaQuantizer):
+            return None
+        bits = quantizer.num_bits
+        return WeightPlan(
+            bits=bits,
+            grid=quantizer.grid if bits is None else find_grid(quantizer.grid, bits).name,
+            range="channel" if quantizer.range_axes else "layer",
+            rescale=quantizer.rescale if quantizer.rescale != "none" else None,
+            rescale_reason=self._rescale_reason(name, quantizer),
+            bits_reason=self._bits_reason(name, bits),
+        )
+
+    def _rescale_reason(self, name: str, quantizer: DorefaQuantizer) -> str:
+        norms = self._placement.norms_behind.get(name, ())
+        if norms:
+            classes = {type(self._network[norm].layer).__name__ for norm in norms}
+            return f"{' and '.join(sorted(classes))} right behind"
+        if quantizer.rescale == "none":
+            return "rescale='none'"
+        return "no BatchNormalization right behind"
+
+    def _bits_reason(self, name: str, bits: int | None) -> str:
+        if bits is None or bits == self._policy.weight_bits:
+            return ""
+        ends = {"first": self._reasons.first, "last": self._reasons.last}
+        where = " and ".join(end for end, names in ends.items() if name in names)
+        if where and bits == self._policy.first_last_weight_bits:
+            return f"{where} linear layer"
+        return "by an override or annotation"
+
+    def activation(self, name: str) -> ActivationPlan | None:
+        """The quantizer of a layer's output."""
+        config = self._placement.configs.get(name)
+        if config is None or config.output is None:
+            return None
+        return activation_plan(config.output, stream=name in self._reasons.streams)
+
+    def observed(self, name: str) -> bool:
+        """Whether the range of a layer's output is observed."""
+        config = self._placement.configs.get(name)
+        return config is not None and isinstance(config.output, RangeObserver)
+
+    def absorbed_by(self, name: str) -> str:
+        """The reader that absorbs a layer's output; "" where it has integers of its own."""
+        return self._reasons.absorbed_by.get(name, "")
+
+    def activation_reason(self, name: str) -> str:
+        """Why a layer's output has the quantizer it has, or none."""
+        role, reasons = self._reasons.roles[name], self._reasons
+        config = self._placement.configs.get(name)
+        output = config.output if config else None
+        if role is Role.INPUT:
+            return "pixels from 0 to 255 are codes already"
+        if isinstance(output, RangeObserver):
+            end = " before the softmax" if registry.is_softmax(self._network[name].layer) else ""
+            made = "the model's output" if self._is_output(name) else "it stays float"
+            return f"{made}: its range{end} is observed, for the 8-bit codes of the file"
+        if output is not None:
+            return f"read by {self._readers(name)}"
+        if role is Role.OPAQUE or config is None:
+            return "left float"
+        if name in reasons.absorbed_by:
+            return f"absorbed by {reasons.absorbed_by[name]}"
+        if role is Role.MOVEMENT:
+            return f"it passes the codes of {self._moved(name)} on"
+        if role is Role.SOFTMAX:
+            return "probabilities stay float"
+        if not reasons.quantizes_activations:
+            return "activation_bits=None: activations stay float"
+        kinds = {demand.kind for demand in reasons.demands[name]}
+        if kinds & {"float", "island"}:
+            return f"float layers read it: {self._readers(name, 'float', 'island')}"
+        if "stream" in kinds or "linear" in kinds:
+            return "stream_bits=None: streams stay float"
+        return "nothing that reads it asks for codes"
+
+    def _is_output(self, name: str) -> bool:
+        return any(demand.kind == "output" for demand in self._reasons.demands[name])
+
+    def _readers(self, name: str, *kinds: str) -> str:
+        found = [
+            demand.reader or "the output"
+            for demand in self._reasons.demands[name]
+            if not kinds or demand.kind in kinds
+        ]
+        return ", ".join(dict.fromkeys(found)) or "nothing"
+
+    def _moved(self, name: str) -> str:
+        while self._reasons.roles[name] is Role.MOVEMENT:
+            name = self._network[name].inputs[0]
+        return name
+
+
+def activation_plan(quantizer: SatQuantizer, *, stream: bool = False) -> ActivationPlan | None:
+    """A quantizer in plain values; None for one that makes no codes."""
+    if isinstance(quantizer, ImageQuantizer):
+        return ActivationPlan(bits=_IMAGE_BITS, signed=False)
+    bits = getattr(quantizer, "num_bits", None)
+    if bits is None:
+        return None
+    level = getattr(quantizer, "initial_clipping_level", None)
+    ceiling = getattr(quantizer, "ceiling", None)
+    if level is not None and ceiling is not None:
+        level = min(level, ceiling)
+    return ActivationPlan(
+        bits=bits,
+        signed=bool(getattr(quantizer, "signed", False)),
+        clipping_level=level,
+        gradient=getattr(quantizer, "gradient", None),
+        stream=stream,
+    )

@@ -1,0 +1,165 @@
+"""What the export makes of a network: its own refusals, and its own operations."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+from sat_tf.export.graph import Graph, Island, Operation
+from sat_tf.export.refusals import find_problems
+from sat_tf.export.trace import trace_network
+from sat_tf.planning.conversions import not_converted
+from sat_tf.planning.layer_plan import Export
+from sat_tf.planning.operators import operator_names
+from sat_tf.planning.preview import kernel_outlines, user_name
+from sat_tf.planning.problems import by_layer
+from sat_tf.qat.network import Network, Node
+
+
+@dataclasses.dataclass(frozen=True)
+class Deployed:
+    """How one layer gets into the file.
+
+    Attributes:
+        export: in which way.
+        fused_into: the layers in whose operators it is, where it has none of its own.
+        operations: those that it makes.
+        reason: why it is not integer.
+    """
+
+    export: Export
+    fused_into: tuple[str, ...] = ()
+    operations: tuple[Operation, ...] = ()
+    reason: str = ""
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """Names of its operators, as the file calls them."""
+        return tuple(name for operation in self.operations for name in operator_names(operation))
+
+
+@dataclasses.dataclass(frozen=True)
+class Deployment:
+    """How a model gets into a file.
+
+    Attributes:
+        layers: by the names of the user's layers and of inserted quantizers.
+        graph: what the file holds; None where there is none.
+        problems: why it is not exported.
+        linear_layers: which of the layers are quantized linear layers.
+    """
+
+    layers: Mapping[str, Deployed]
+    graph: Graph | None
+    problems: tuple[str, ...]
+    linear_layers: frozenset[str]
+
+
+def deployment(preview: Network, *, tolerant: bool = False) -> Deployment:
+    """How a previewed network is exported.
+
+    Args:
+        preview: the network, with the shapes of one image size where they are open.
+        tolerant: the model cannot be quantized, and its graph may lack what the export needs.
+    """
+    names = {node.name: user_name(node) for node in preview}
+    problems = find_problems(preview, float_head=False)
+    refused = by_layer(problems, names.values())
+    outlines = kernel_outlines(preview)
+    try:
+        graph = trace_network(preview, kernels=outlines)
+    except Exception as error:
+        if not (tolerant or isinstance(error, ValueError) or problems):
+            raise
+        if not problems:
+            lines = str(error).splitlines()
+            listed = [line.removeprefix("  - ") for line in lines if line.startswith("  - ")]
+            problems = listed or lines
+        graph = None
+    if problems and not _sizes_are_known(preview):
+        graph = None
+    layers = {}
+    if graph is not None:
+        layers = _Reading(graph, preview, names).layers()
+        for name, reason in not_converted(graph).items():
+            refused.setdefault(name, []).append(reason)
+            problems.append(reason)
+    for name in names.values():
+        if name in refused:
+            texts = " ".join(refused[name])
+            layers[name] = Deployed(Export.REFUSED, reason=texts)
+        elif name not in layers:
+            layers[name] = Deployed(Export.UNKNOWN)
+    linear = frozenset(names[name] for name in outlines)
+    return Deployment(layers, graph, tuple(problems), linear)
+
+
+def _sizes_are_known(network: Network) -> bool:
+    return all(None not in node.shape for node in network)
+
+
+class _Reading:
+    """Reads off a graph what it has in the place of each layer."""
+
+    def __init__(self, graph: Graph, network: Network, names: Mapping[str, str]) -> None:
+        self.graph, self.network, self.names = graph, network, names
+        self.tensors = {names[name]: tensor for name, tensor in graph.layer_outputs.items()}
+        self.operations = self._by_maker()
+
+    def layers(self) -> dict[str, Deployed]:
+        return {self.names[node.name]: self._deployed(node) for node in self.network}
+
+    def _by_maker(self) -> dict[str, list[Operation]]:
+        """The operations of each layer: up to the one that makes its tensor."""
+        makers: dict[str, str] = {}
+        for layer, tensor in self.tensors.items():
+            makers.setdefault(tensor, layer)
+        makers |= {name: name for name in self.names.values()}
+        found: dict[str, list[Operation]] = {}
+        waiting: list[Operation] = []
+        last = ""
+        for operation in self.graph.operations:
+            waiting.append(operation)
+            if operation.output in makers:
+                last = makers[operation.output]
+                found.setdefault(last, []).extend(waiting)
+                waiting = []
+        found.setdefault(last, []).extend(waiting)  # what turns the output to float
+        return found
+
+    def _deployed(self, node: Node) -> Deployed:
+        name = self.names[node.name]
+        if node.name in self.network.inputs:
+            return Deployed(Export.INTEGER)
+        operations = tuple(self.operations.get(name, ()))
+        if operations:
+            return Deployed(self._way(operations, name), (), operations, self._reason(operations))
+        if node.name in self.graph.layer_outputs:
+            return Deployed(Export.NOTHING, reason="it leaves the codes as they are")
+        into = self._fused_into(node)
+        ways = [self._way(self.operations.get(name, []), name) for name in into]
+        worst = next((way for way in ways if way is not Export.INTEGER), Export.INTEGER)
+        return Deployed(worst if into else Export.NOTHING, into)
+
+    def _fused_into(self, node: Node) -> tuple[str, ...]:
+        """The layers that make the tensors in which this one ends."""
+        found: list[str] = []
+        for reader in self.network.consumers(node.name):
+            name = self.names[reader.name]
+            if name in self.operations:
+                found.append(name)
+            elif reader.name not in self.graph.layer_outputs:
+                found += self._fused_into(reader)
+        return tuple(dict.fromkeys(found))
+
+    def _way(self, operations: Iterable[Operation], name: str) -> Export:
+        """By the operation that makes the layer's tensor, or the last one."""
+        made = list(operations)
+        if any(isinstance(operation, Island) for operation in made):
+            return Export.CONVERTER
+        own = [operation for operation in made if operation.output == name] or made[-1:]
+        floats = any(self.graph.is_float(operation) for operation in own)
+        return Export.FLOAT if floats else Export.INTEGER
+
+    def _reason(self, operations: Iterable[Operation]) -> str:
+        if any(isinstance(operation, Island) for operation in operations):
+            return "left float; it needs builtin TFLite operators"
+        return ""

@@ -1,0 +1,224 @@
+"""The dry run: what `quantize_model` and the export will make of a model."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import tf_keras as keras
+
+from sat_tf.planning.counting import bit_operations, multiply_adds
+from sat_tf.planning.decided import Decided, activation_plan
+from sat_tf.planning.deployment import Deployed, Deployment, deployment
+from sat_tf.planning.detail import detail_of
+from sat_tf.planning.file_bytes import bytes_of, float_bytes, header_bytes
+from sat_tf.planning.image_size import with_image_size
+from sat_tf.planning.layer_plan import Export, Fate, LayerPlan
+from sat_tf.planning.plan import Plan
+from sat_tf.planning.preview import preview, reading_bits, user_name
+from sat_tf.planning.problems import by_layer
+from sat_tf.planning.source import Source, is_quantized, read_source
+from sat_tf.qat.decisions import Insertion, Placement, PlacementError
+from sat_tf.qat.layout import non_finite_weights
+from sat_tf.qat.network import Network, Node
+from sat_tf.qat.placement import place
+from sat_tf.qat.policy import BitPolicy, expect_policy
+
+
+def explain(
+    model: keras.Model,
+    policy: BitPolicy | None = None,
+    *,
+    image_size: int | Sequence[int] | None = None,
+) -> Plan:
+    """Says what becomes of every layer of a model, before anything is built.
+
+    The quantizers are those of the placement that `quantize_model` follows, and the way into the
+    TFLite file is the one that `export_tflite` takes, with its defaults. The model is not changed.
+    What hangs on clipping levels that are still to be learnt is planned for levels that are all
+    different: a file needs no operator between two tensors whose levels come out equal.
+
+    A model that cannot be quantized gives a plan too: its `problems` are those that
+    `quantize_model` raises, and its other layers are planned as if these were left float.
+
+    Args:
+        model: a built Functional or Sequential tf_keras model; or one annotated by TFMOT's
+            `quantize_annotate_model` or `quantize_annotate_layer`; or one quantized by sat-tf, for
+            which the plan is that of `requantize`.
+        policy: as for `quantize_model`, or for `requantize`, which has no default.
+        image_size: rows and columns, or one number for both, for a model of open image sizes;
+            without it, its multiply-adds are unknown.
+
+    Returns:
+        A `Plan`.
+
+    Raises:
+        ValueError: the model has no graph (it is subclassed, or not built); the policy is none,
+            or left out for a quantized model; the model has another image size.
+
+    >>> import tf_keras as keras
+    >>> model = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Conv2D(4, 3, name="conv")])
+    >>> plan = explain(model, BitPolicy.mobile(4))
+    >>> plan["conv"].weights.bits, plan["conv"].multiply_adds, plan.problems
+    (8, 3888, ())
+    """
+    if policy is None and is_quantized(Network(model)):
+        raise ValueError(
+            f"model {model.name!r}: received a quantized model without a policy, expected the one "
+            "to quantize it by; call sat_tf.explain(model, policy)."
+        )
+    policy = BitPolicy() if policy is None else expect_policy(policy)
+    source = read_source(model)
+    with_image_size(source.network, image_size)  # a bad size is said before anything else
+    problems, placement, decided_by = _placed(source, policy)
+    if placement is None:
+        rows = tuple(_undecided(source.network, problems))
+        return Plan(model=model.name, policy=policy, rows=rows, problems=tuple(problems))
+    sized = with_image_size(source.network, image_size)
+    view = preview(sized, placement)
+    deployed = deployment(view, tolerant=bool(problems))
+    rows = tuple(_rows(sized, placement, view, decided_by, deployed, problems))
+    return Plan(
+        model=model.name,
+        policy=policy,
+        rows=rows,
+        problems=tuple(problems),
+        export_problems=deployed.problems,
+        notes=tuple(deployed.graph.warnings) if deployed.graph is not None else (),
+    )
+
+
+def _placed(source: Source, policy: BitPolicy) -> tuple[list[str], Placement | None, BitPolicy]:
+    """The problems, and the placement: without the layers that have some, where there are any."""
+    network, annotations = source.network, source.annotations
+    try:
+        placement = place(network, annotations, policy)
+    except PlacementError as error:
+        problems = list(error.problems)
+    else:
+        return non_finite_weights(network), placement, policy
+    overrides = {
+        pattern: fields
+        for pattern, fields in policy.overrides.items()
+        if not any(problem.startswith(f"overrides[{pattern!r}] ") for problem in problems)
+    }
+    lenient = dataclasses.replace(policy, unsupported="float", overrides=overrides)
+    named = by_layer(problems, [node.name for node in network])
+    without = {name: given for name, given in annotations.items() if name not in named}
+    clear = network.rearranged(network, {})
+    clear.problems = {}
+    for kept in (annotations, without):
+        try:
+            return problems, place(clear, kept, lenient), lenient
+        except Exception:  # the graph may not be all there
+            continue
+    return problems, None, policy
+
+
+def _undecided(network: Network, problems: Sequence[str]) -> Iterator[LayerPlan]:
+    """Rows of a model for which nothing could be decided."""
+    named = by_layer(problems, [node.name for node in network])
+    for node in network:
+        found = tuple(named.get(node.name, ()))
+        yield LayerPlan(
+            name=node.name,
+            kind=type(node.layer).__name__,
+            detail=detail_of(node.layer),
+            reads=node.inputs,
+            shape=node.shape,
+            fate=Fate.PROBLEM if found else Fate.FLOAT,
+            reason="" if found else "nothing is quantized, because of the problems of the model",
+            export=Export.REFUSED,
+            parameters=_parameters(node),
+            multiply_adds=None,
+            bit_operations=None,
+            problems=found,
+        )
+
+
+def _rows(
+    network: Network,
+    placement: Placement,
+    view: Network,
+    policy: BitPolicy,
+    deployed: Deployment,
+    problems: Sequence[str],
+) -> Iterator[LayerPlan]:
+    decided = Decided(network, placement, policy)
+    named = by_layer(problems, [node.name for node in network])
+    sizes = bytes_of(deployed)
+    in_view: dict[str, Node] = {}
+    for node in view:
+        in_view.setdefault(user_name(node), node)
+    insertions: dict[str, list[Insertion]] = {}
+    for insertion in placement.insertions:
+        insertions.setdefault(insertion.tensor, []).append(insertion)
+    header = header_bytes(deployed.graph)
+    for node in network:
+        place_in_file, size = deployed.layers[node.name], sizes.get(node.name)
+        if node.name == network.inputs[0] and size is not None:
+            size += header
+        found = tuple(named.get(node.name, ()))
+        weights = decided.weights(node.name)
+        reads = tuple(user_name(view[name]) for name in in_view[node.name].inputs)
+        products = multiply_adds(node, [network[name].shape for name in node.inputs])
+        read_bits = reading_bits(view, in_view[node.name].name) if weights else None
+        weight_bits = weights.bits if weights else None
+        planned = LayerPlan(
+            name=node.name,
+            kind=type(node.layer).__name__,
+            detail=detail_of(node.layer),
+            reads=reads,
+            shape=node.shape,
+            fate=Fate.PROBLEM if found else decided.fate(node.name),
+            reason=decided.float_reason(node.name),
+            weights=weights,
+            activation=decided.activation(node.name),
+            activation_reason=decided.activation_reason(node.name),
+            observed=decided.observed(node.name),
+            absorbed_by=decided.absorbed_by(node.name),
+            reading_bits=read_bits,
+            parameters=_parameters(node),
+            multiply_adds=products,
+            bit_operations=bit_operations(products, weight_bits, read_bits),
+            bytes=size,
+            float_bytes=float_bytes(network, node),
+            problems=found,
+        )
+        yield _in_file(planned, place_in_file)
+        for insertion in insertions.get(node.name, []):
+            yield _inserted(insertion, node, deployed.layers[insertion.name], sizes)
+
+
+def _inserted(
+    insertion: Insertion, tensor: Node, place_in_file: Deployed, sizes: dict[str, int]
+) -> LayerPlan:
+    quantizer, readers = insertion.config.output, tuple(sorted(insertion.readers))
+    listed = ", ".join(readers)
+    planned = LayerPlan(
+        name=insertion.name,
+        kind=type(quantizer).__name__,
+        reads=(insertion.tensor,),
+        shape=tensor.shape,
+        fate=Fate.INSERTED,
+        activation=activation_plan(quantizer) if quantizer is not None else None,
+        activation_reason=f"between {insertion.tensor} and {listed}",
+        bytes=sizes.get(insertion.name),
+        inserted=True,
+        readers=readers,
+    )
+    return _in_file(planned, place_in_file)
+
+
+def _in_file(row: LayerPlan, deployed: Deployed) -> LayerPlan:
+    return dataclasses.replace(
+        row,
+        export=deployed.export,
+        fused_into=deployed.fused_into,
+        operators=deployed.operators,
+        export_reason=deployed.reason,
+    )
+
+
+def _parameters(node: Node) -> int:
+    # Once for a layer that is called several times.
+    counts = node.layer.built and node.name == node.layer.name
+    return int(node.layer.count_params()) if counts else 0

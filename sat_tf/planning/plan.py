@@ -1,0 +1,227 @@
+"""The plan of a quantization: a row for each layer, and the sums."""
+
+import dataclasses
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from sat_tf.messages import did_you_mean
+from sat_tf.planning.layer_plan import Export, LayerPlan
+from sat_tf.qat.policy import BitPolicy
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What becomes of a model.
+
+    Attributes:
+        model: its name.
+        policy: what it is quantized by.
+        rows: the layers of the model in graph order, each once, and behind each the quantizers
+            that are inserted behind it.
+        problems: why `quantize_model` refuses the model, with the fix, one a line; none where it
+            does not. Rows are then planned as if the layers that have problems were left float.
+        export_problems: the same for `export_tflite`.
+        notes: what the export would say about the file.
+    """
+
+    model: str
+    policy: BitPolicy
+    rows: tuple[LayerPlan, ...]
+    problems: tuple[str, ...] = ()
+    export_problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> LayerPlan:
+        for row in self.rows:
+            if row.name == name:
+                return row
+        hint = did_you_mean(name, [row.name for row in self.rows])
+        raise KeyError(f"{name!r} is no layer of the plan. {hint}")
+
+    @property
+    def layers(self) -> tuple[LayerPlan, ...]:
+        """The layers of the model."""
+        return tuple(row for row in self.rows if not row.inserted)
+
+    @property
+    def insertions(self) -> tuple[LayerPlan, ...]:
+        """The quantizers that get layers of their own."""
+        return tuple(row for row in self.rows if row.inserted)
+
+    @property
+    def float_layers(self) -> tuple[str, ...]:
+        """The layers that TensorFlow's converter has to write."""
+        return tuple(row.name for row in self.rows if row.export is Export.CONVERTER)
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in the weights of the float model."""
+        return sum(row.parameters for row in self.rows)
+
+    @property
+    def multiply_adds(self) -> int | None:
+        """Of one image; None where those of some layer are unknown."""
+        return _total(row.multiply_adds for row in self.rows)
+
+    @property
+    def bit_operations(self) -> int | None:
+        """Of one image; None where those of some layer are unknown."""
+        return _total(row.bit_operations for row in self.rows)
+
+    @property
+    def float_bit_operations(self) -> int | None:
+        """The same of the float model."""
+        total = self.multiply_adds
+        return None if total is None else 32 * 32 * total
+
+    @property
+    def bytes(self) -> int | None:
+        """Of the TFLite file, estimated; None where there is none."""
+        return _total(row.bytes for row in self.rows)
+
+    @property
+    def float_bytes(self) -> int:
+        """Of a float TFLite file of the model, estimated."""
+        return sum(row.float_bytes for row in self.rows)
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """The layers whose multiply-adds are unknown."""
+        return tuple(row.name for row in self.rows if row.multiply_adds is None)
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """The rows as plain values, all with the same keys; None where something is unknown."""
+        return [_plain(row) for row in self.rows]
+
+    def to_frame(self) -> "pandas.DataFrame":
+        """The rows as a data frame."""
+        import pandas
+
+        return pandas.DataFrame(self.to_rows(), columns=list(COLUMNS))
+
+    def table(self, width: int | None = None) -> str:
+        """The plan as text for the terminal.
+
+        Args:
+            width: columns of the terminal; by default what it needs.
+        """
+        from sat_tf.planning.plan_table import plan_text
+
+        return plan_text(self, width)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def write_csv(self, path: str | os.PathLike[str]) -> None:
+        """Writes the rows; the file appears whole, or not at all.
+
+        Raises:
+            ValueError: the path cannot be written.
+        """
+        from sat_tf.analysis.audit_csv import write_rows
+
+        write_rows(self.to_rows(), path, COLUMNS)
+
+    def write_page(self, path: str | os.PathLike[str]) -> None:
+        """Writes a page with the diagram and the table: one file of HTML, with nothing to load.
+
+        Raises:
+            ValueError: the path cannot be written.
+        """
+        from sat_tf.planning.plan_page import write_page
+
+        write_page(self, path)
+
+    def write_diagram(self, path: str | os.PathLike[str]) -> None:
+        """Draws the graph, top to bottom, coloured by bits.
+
+        Args:
+            path: of a .svg or a .png file; it appears whole, or not at all.
+
+        Raises:
+            ValueError: the path has another suffix, or cannot be written.
+        """
+        from sat_tf.planning.diagram import write_diagram
+
+        write_diagram(self, path)
+
+
+def _total(numbers: Iterable[int | None]) -> int | None:
+    found = list(numbers)
+    known = [number for number in found if number is not None]
+    return sum(known) if len(known) == len(found) else None
+
+
+COLUMNS = (
+    "row",
+    "name",
+    "kind",
+    "detail",
+    "reads",
+    "shape",
+    "fate",
+    "reason",
+    "weight_bits",
+    "weight_grid",
+    "weight_range",
+    "rescale",
+    "rescale_reason",
+    "reading_bits",
+    "activation_bits",
+    "activation_signed",
+    "stream",
+    "clipping_level",
+    "clipping_gradient",
+    "activation_reason",
+    "absorbed_by",
+    "export",
+    "fused_into",
+    "operators",
+    "export_reason",
+    "parameters",
+    "multiply_adds",
+    "bit_operations",
+    "bytes",
+    "float_bytes",
+    "problems",
+)
+
+
+def _plain(row: LayerPlan) -> dict[str, Any]:
+    weights, activation = row.weights, row.activation
+    values: dict[str, Any] = {
+        **{name: getattr(row, name, None) for name in COLUMNS},
+        "row": "inserted" if row.inserted else "layer",
+        "shape": shape_text(row.shape),
+        "fate": row.fate.value,
+        "export": row.export.value,
+        "problems": "; ".join(row.problems),
+    }
+    for name in ("reads", "fused_into", "operators"):
+        values[name] = ", ".join(getattr(row, name))
+    if weights is not None:
+        values |= {
+            "weight_bits": weights.bits,
+            "weight_grid": weights.grid,
+            "weight_range": weights.range,
+            "rescale": weights.rescale or "none",
+            "rescale_reason": weights.rescale_reason,
+        }
+    if activation is not None:
+        values |= {
+            "activation_bits": activation.bits,
+            "activation_signed": activation.signed,
+            "stream": activation.stream,
+            "clipping_level": activation.clipping_level,
+            "clipping_gradient": activation.gradient,
+        }
+    return {name: values[name] for name in COLUMNS}
+
+
+def shape_text(shape: tuple[int | None, ...]) -> str:
+    """A shape as people write it; "?" for an open size."""
+    return "x".join("?" if size is None else str(size) for size in shape)

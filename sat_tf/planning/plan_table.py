@@ -1,0 +1,231 @@
+"""A plan as text on the screen."""
+
+import io
+from collections.abc import Iterable
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from sat_tf.planning.layer_plan import Export, Fate, LayerPlan
+from sat_tf.planning.plan import Plan
+from sat_tf.planning.short_kind import short_kind
+
+_WIDTH = 160
+_WIDE = 120
+_NONE = "-"
+_MOST_NAMED = 3
+_STYLES = {
+    Fate.PROBLEM: "red",
+    Fate.FLOAT: "yellow",
+    Fate.INSERTED: "cyan",
+}
+
+
+def plan_text(plan: Plan, width: int | None = None) -> str:
+    """The plan as plain text of this width."""
+    text = io.StringIO()
+    print_plan(plan, Console(file=text, width=width or _WIDTH))
+    return text.getvalue()
+
+
+def print_plan(plan: Plan, console: Console) -> None:
+    """Prints the layers, the sums, and what stands in the way."""
+    console.print(_table(plan, wide=console.width >= _WIDE))
+    color = "red" if plan.problems or plan.export_problems else "green"
+    console.print(Text.assemble(f"{plan.model}: ", (verdict(plan), color)), soft_wrap=True)
+    for line in summary(plan):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    if plan.problems:
+        console.print(Text("cannot be quantized as asked:", style="red"))
+        _print_lines(console, plan.problems)
+        console.print(
+            "The rows above are those without: such layers left float, such overrides left out."
+        )
+    if plan.export_problems:
+        console.print(Text("cannot be exported:", style="red"))
+        _print_lines(console, plan.export_problems)
+    for line in reasons(plan):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    for note in plan.notes:
+        console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
+
+
+def verdict(plan: Plan) -> str:
+    """Whether the model can be quantized and exported, in a few words."""
+    if plan.problems:
+        return f"cannot be quantized as asked: {_count(len(plan.problems), 'problem')}"
+    if plan.export_problems:
+        count = _count(len(plan.export_problems), "problem")
+        return f"can be quantized, but not exported: {count}"
+    islands = plan.float_layers
+    if islands:
+        return f"can be quantized and exported, with {_count(len(islands), 'layer')} left float"
+    return "can be quantized and exported"
+
+
+def summary(plan: Plan) -> list[str]:
+    """The sums, in words."""
+    quantized = sum(row.weights is not None for row in plan.layers)
+    lines = [
+        f"{_count(len(plan.layers), 'layer')}, {quantized} with quantized weights, "
+        f"{_count(len(plan.insertions), 'inserted quantizer')}, "
+        f"{sum(row.fate is Fate.FLOAT for row in plan.layers)} left float; "
+        f"{plan.parameters:,} parameters"
+    ]
+    lines.append(_operations(plan))
+    if plan.bytes is None:
+        lines.append(f"TFLite file: unknown; float: about {plan.float_bytes:,} bytes")
+    else:
+        share = plan.bytes / plan.float_bytes
+        lines.append(
+            f"TFLite file: about {plan.bytes:,} bytes, {share:.2f} of a float one "
+            f"({plan.float_bytes:,})"
+        )
+    return lines
+
+
+def _operations(plan: Plan) -> str:
+    products, bops, whole = plan.multiply_adds, plan.bit_operations, plan.float_bit_operations
+    if products is None or bops is None or whole is None:
+        known = sum(row.multiply_adds or 0 for row in plan.rows)
+        if any(None in row.shape for row in plan.rows):
+            return "multiply-adds: unknown, because image sizes are open; give image_size"
+        return f"multiply-adds: at least {known:,}; unknown for {', '.join(plan.unknown)}"
+    share = f", {bops / whole:.4f} of float32" if whole else ""
+    return f"{products:,} multiply-adds an image, {bops:,} bit operations (BOPs){share}"
+
+
+def _table(plan: Plan, *, wide: bool) -> Table:
+    table = Table(title=f"{plan.model}: what becomes of it", title_justify="left", box=SIMPLE_HEAD)
+    for name in ("layer", "kind", "weights", "output", "in the file"):
+        table.add_column(name, overflow="fold")
+    numbers = ("parameters", "multiply-adds", "BOPs", "bytes") if wide else ("BOPs", "bytes")
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in plan.rows:
+        words = (row.name, _kind(row), _weights(row), _output(row), _file(row))
+        values = (row.parameters, row.multiply_adds, row.bit_operations, row.bytes)
+        cells = [Text(word) for word in words]
+        cells += [Text(number_text(value)) for value in values[-len(numbers) :]]
+        table.add_row(*cells, style=_STYLES.get(row.fate))
+    totals = (plan.parameters, plan.multiply_adds, plan.bit_operations, plan.bytes)
+    table.add_section()
+    table.add_row("in all", "", "", "", "", *map(number_text, totals[-len(numbers) :]))
+    return table
+
+
+def _kind(row: LayerPlan) -> str:
+    return "quantizer" if row.inserted else f"{short_kind(row.kind)} {row.detail}".strip()
+
+
+def _weights(row: LayerPlan) -> str:
+    """How the weights are quantized, in signs."""
+    weights = row.weights
+    if weights is None:
+        return "float" if row.multiply_adds or row.multiply_adds is None else _NONE
+    words = ["clamped" if weights.bits is None else f"{weights.bits} {weights.grid}"]
+    words += ["a channel"] if weights.range == "channel" else []
+    words += ["rescaled"] if weights.rescale else []
+    return " ".join(words)
+
+
+def _output(row: LayerPlan) -> str:
+    """What the output has for a quantizer, in signs."""
+    activation = row.activation
+    if activation is not None:
+        level = activation.clipping_level
+        start = "" if level is None else f" from {level:g}"
+        stream = " stream" if activation.stream else ""
+        return f"{'s' if activation.signed else 'u'}{activation.bits}{stream}{start}"
+    if row.fate is Fate.PROBLEM:
+        return "problem"
+    if row.absorbed_by:
+        return _NONE if row.fused_into else f"absorbed by {row.absorbed_by}"
+    if row.fate in (Fate.MOVES, Fate.INPUT):
+        return "passed on" if row.fate is Fate.MOVES else "pixels"
+    return "observed" if row.observed else "float"
+
+
+def _file(row: LayerPlan) -> str:
+    """How the layer gets into the file, in signs."""
+    if row.export in (Export.REFUSED, Export.UNKNOWN):
+        return row.export.value
+    if row.fused_into:
+        return f"in {', '.join(row.fused_into)}"
+    names = [
+        f"{row.operators.count(name)} {name}" if row.operators.count(name) > 1 else name
+        for name in dict.fromkeys(row.operators)
+    ]
+    is_float = "float: " if row.export is Export.FLOAT else ""
+    return is_float + ", ".join(names) if names else _NONE
+
+
+def reasons(plan: Plan) -> list[str]:
+    """Why layers become what they become, layers with the same reason together."""
+    found: dict[str, list[str]] = {}
+    for row in plan.layers:
+        weights = row.weights
+        if weights is not None:
+            kind = f"{weights.rescale} rescale" if weights.rescale else "no rescale"
+            found.setdefault(f"{kind}: {weights.rescale_reason}", []).append(row.name)
+            if weights.bits_reason:
+                found.setdefault(f"{weights.bits} bits: {weights.bits_reason}", []).append(row.name)
+        if row.observed:
+            found.setdefault(f"observed: {row.activation_reason}", []).append(row.name)
+        if row.fate is Fate.FLOAT:
+            found.setdefault(f"float: {row.reason}", []).append(row.name)
+    return [f"{reason} ({_named(names)})" for reason, names in found.items()]
+
+
+def _named(names: list[str]) -> str:
+    shown = ", ".join(names[:_MOST_NAMED])
+    more = len(names) - _MOST_NAMED
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def weights_text(row: LayerPlan) -> str:
+    """How the weights are quantized, in few words."""
+    return _NONE if row.weights is None else str(row.weights)
+
+
+def output_text(row: LayerPlan) -> str:
+    """What the output has for a quantizer, and why it has none."""
+    if row.problems:
+        return " ".join(row.problems)
+    if row.activation is None:
+        return row.reason or row.activation_reason
+    if row.inserted:
+        return f"{row.activation}; {row.activation_reason}"
+    return str(row.activation)
+
+
+def file_text(row: LayerPlan) -> str:
+    """How the layer gets into the file."""
+    if row.fused_into:
+        return f"{row.export.value}, fused into {', '.join(row.fused_into)}"
+    if row.operators:
+        names = dict.fromkeys(row.operators)
+        listed = ", ".join(
+            f"{row.operators.count(name)} {name}" if row.operators.count(name) > 1 else name
+            for name in names
+        )
+        return f"{row.export.value}: {listed}"
+    if row.export in (Export.REFUSED, Export.NOTHING) and row.export_reason:
+        return f"{row.export.value}: {row.export_reason}"
+    return row.export.value
+
+
+def number_text(value: int | None) -> str:
+    """A number with commas, or that it is unknown."""
+    return "unknown" if value is None else f"{value:,}" if value else _NONE
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _print_lines(console: Console, lines: Iterable[str]) -> None:
+    for line in lines:
+        console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,88 @@
+import csv
+
+import pytest
+
+from sat_tf import cli
+from tests.commands.light import told_without_tensorflow
+from tests.planning.models import with_output_padding
+from tests.training.small import small_float_model, small_quantized_model
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    small_float_model().save(folder / "float.h5")
+    small_quantized_model().save(folder / "quantized.keras")
+    with_output_padding().save(folder / "odd.keras")
+    (folder / "policy.yaml").write_text("weight_bits: 2\nactivation_bits: 3\n")
+    (folder / "config.yaml").write_text("name: a_run\npolicy:\n  weight_bits: 7\n")
+    return folder
+
+
+def said(capsys):
+    captured = capsys.readouterr()
+    return " ".join((captured.out + captured.err).split())
+
+
+def test_a_saved_model_is_explained_and_the_files_are_written(files, tmp_path, capsys):
+    page, drawing, table = (tmp_path / name for name in ("plan.html", "plan.svg", "plan.csv"))
+    words = ["explain", str(files / "float.h5"), "--policy", str(files / "policy.yaml")]
+    words += ["activation_bits=5", "--page", str(page), "--diagram", str(drawing)]
+    assert cli.main([*words, "--csv", str(table)]) == 0
+    assert "can be quantized and exported" in said(capsys)
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert drawing.read_text(encoding="utf-8").startswith("<?xml")
+    with table.open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["weight_bits"] for row in rows} >= {"2", "8"}
+    assert "5" in {row["activation_bits"] for row in rows}
+
+
+def test_a_model_that_cannot_be_quantized_ends_with_status_1(files, capsys):
+    path = str(files / "odd.keras")
+    assert cli.main(["explain", path, "--image_size", "16"]) == 1
+    assert "odd: received output_padding=(1, 1)" in said(capsys)
+    assert cli.main(["explain", path, "--policy", "unsupported=float"]) == 0
+    assert "multiply-adds: unknown" in said(capsys)
+
+
+def test_a_quantized_model_needs_a_policy_and_takes_that_of_a_run(files, capsys):
+    path = str(files / "quantized.keras")
+    assert cli.main(["explain", path]) == 2
+    assert "without a policy" in said(capsys)
+    assert cli.main(["explain", path, "--policy", str(files / "config.yaml")]) == 0
+    assert "7 dorefa" in said(capsys)
+
+
+def test_the_folder_of_a_run_is_explained_by_its_policy(files, capsys):
+    assert cli.main(["explain", str(files)]) == 0
+    assert "7 dorefa" in said(capsys)
+
+
+def test_a_model_is_built_by_its_name(capsys):
+    words = ["explain", "mobilenet_v2_small", "--image_size", "16", "--num_classes", "7"]
+    assert cli.main(words) == 0
+    assert "block_1_depthwise" in said(capsys)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["resnet19"], "Did you mean resnet18?"),
+        (["nowhere.keras"], "nowhere.keras: not found"),
+        (["resnet18", "--policy", "weigth_bits=4"], "Did you mean weight_bits?"),
+        (["resnet18", "--policy", "weight_bits=4", "rescale=std"], "Did you mean stddev?"),
+        (["resnet18", "--policy", "nowhere.yaml"], "No such file"),
+        (["resnet18", "--policy", "a.yaml", "b.yaml"], "expected one at most"),
+        (["resnet18", "--diagram", "plan.pdf"], "expected .svg or .png"),
+        (["resnet18", "--page", "nowhere/plan.html"], "which does not exist"),
+    ],
+)
+def test_what_cannot_be_explained_is_said_without_tensorflow(words, expected, tmp_path):
+    told = told_without_tensorflow("explain", *words, status=2, cwd=tmp_path)
+    assert expected in " ".join(told.split())
+
+
+def test_the_help_has_examples_and_needs_no_tensorflow():
+    told = told_without_tensorflow("explain", "--help", status=0)
+    assert "sat-tf explain model.keras --policy weight_bits=2" in told

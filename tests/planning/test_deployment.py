@@ -1,0 +1,129 @@
+import collections
+
+import numpy as np
+import pytest
+import tf_keras as keras
+
+import sat_tf
+from sat_tf import BitPolicy
+from sat_tf.planning.layer_plan import Export
+from tests.export import zoo
+from tests.planning.models import with_output_padding
+
+L = keras.layers
+
+# The plan is made before training: it knows no float head, and takes all clipping levels to be
+# different and none to be tiny.
+HANGS_ON_LEVELS = ("residual_with_a_branch_next_to_nothing", "densely_connected")
+PLANNED = [
+    name
+    for name, specimen in zoo.ZOO.items()
+    if not specimen.float_head and name not in HANGS_ON_LEVELS
+]
+
+
+def operators_of(plan):
+    return collections.Counter(name for row in plan.rows for name in row.operators)
+
+
+# A few say most; the others are for the long run.
+QUICK = ("preactivation_float_streams", "inception", "residual_rectified")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in PLANNED],
+)
+def test_operators_of_the_zoo_are_those_of_its_files(name):
+    specimen = zoo.ZOO[name]
+    plan = sat_tf.explain(specimen.build(), specimen.policy)
+    expected = {"QUANTIZE": 1, "DEQUANTIZE": 1, **specimen.operators}
+    assert operators_of(plan) == expected
+    assert not plan.problems
+    assert not plan.export_problems
+
+
+def odd_model():
+    """Layers that are left float in the middle and at the end."""
+    image = keras.Input((8, 8, 3), name="image")
+    tensor = L.Conv2D(4, 3, name="conv")(image)
+    tensor = L.UnitNormalization(name="odd")(tensor)
+    tensor = L.ReLU(name="relu")(L.Conv2D(4, 3, name="second")(tensor))
+    tensor = L.Dense(3, name="classifier")(L.GlobalAveragePooling2D(name="pool")(tensor))
+    return keras.Model(image, L.UnitNormalization(name="last")(tensor), name="odd_model")
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        BitPolicy.mobile(4, unsupported="float"),
+        BitPolicy.paper(3, unsupported="float"),
+        pytest.param(BitPolicy(activation_bits=None, unsupported="float"), marks=pytest.mark.slow),
+    ],
+    ids=["mobile", "paper", "weights_only"],
+)
+def test_islands_and_float_operators_are_those_that_the_export_reports(policy, tmp_path):
+    model = odd_model()
+    plan = sat_tf.explain(model, policy)
+    quantized = sat_tf.quantize_model(model, policy)
+    sat_tf.calibrate(quantized, zoo.images_for(model).astype(np.float32))
+    report = sat_tf.export_tflite(quantized, tmp_path / "odd.tflite")
+    assert list(plan.float_layers) == report.islands
+    planned = operators_of(plan)
+    islands = {name: count for name, count in planned.items() if name.startswith("float ")}
+    assert sum(islands.values()) == len(report.islands)
+    for name, count in planned.items():
+        assert name in islands or report.operators[name] >= count
+    assert set(plan.notes) == set(report.warnings)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        BitPolicy(weight_bits=None),
+        BitPolicy.mobile(8, weight_grid="dorefa"),
+        BitPolicy.mobile(4, stream_bits=4),
+    ],
+    ids=["no_codes", "codes_beyond_int8", "narrow_streams"],
+)
+def test_refusals_are_those_of_the_export(policy, tmp_path):
+    model = zoo.ZOO["residual"].build()
+    plan = sat_tf.explain(model, policy)
+    quantized = sat_tf.quantize_model(model, policy)
+    with pytest.raises(ValueError, match="problem") as error:
+        sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
+    lines = [line[4:] for line in str(error.value).splitlines() if line.startswith("  - ")]
+    assert list(plan.export_problems) == lines
+    refused = [row.name for row in plan.rows if row.export is Export.REFUSED]
+    assert refused == list(dict.fromkeys(line.split(":")[0] for line in lines))
+
+
+def test_an_open_image_size_is_refused_unless_one_is_given(tmp_path):
+    policy = BitPolicy.mobile(4, unsupported="float")
+    quantized = sat_tf.quantize_model(with_output_padding(), policy)
+    with pytest.raises(ValueError, match="fixed sizes") as error:
+        sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
+    assert sat_tf.explain(with_output_padding(), policy).export_problems[0] in str(error.value)
+    plan = sat_tf.explain(with_output_padding(), policy, image_size=16)
+    assert plan.export_problems == ()
+    assert plan.bytes > 0
+
+
+def test_layers_are_fused_into_those_that_make_the_tensors():
+    plan = sat_tf.explain(zoo.ZOO["residual"].build(), BitPolicy.mobile(4))
+    for row in plan.rows:
+        for name in row.fused_into:
+            assert plan[name].operators
+            assert not row.operators
+
+
+def test_float_layers_that_do_not_convert_are_refused_before_training():
+    image = keras.Input((8, 8, 3), name="image")
+    tensor = L.Conv2D(4, 3, activation="relu", name="conv")(image)
+    rows = L.Reshape((6, 24), name="rows")(tensor)
+    tensor = L.Dense(3, name="classifier")(L.LSTM(4, name="lstm")(rows))
+    plan = sat_tf.explain(keras.Model(image, tensor), BitPolicy.mobile(8, unsupported="float"))
+    assert not plan.problems
+    (problem,) = plan.export_problems
+    assert problem.startswith("lstm: received a LSTM that is left float")
+    assert plan["lstm"].export is Export.REFUSED

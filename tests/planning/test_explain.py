@@ -1,0 +1,313 @@
+import numpy as np
+import pytest
+import tensorflow_model_optimization as tfmot
+import tf_keras as keras
+
+import sat_tf
+from sat_tf import BitPolicy, models
+from sat_tf.planning.layer_plan import Export, Fate
+from sat_tf.qat.layout import inner_layer
+from tests.planning.following import assert_followed
+from tests.planning.models import convolutions, residual, with_output_padding
+from tests.qat import float_models
+
+L = keras.layers
+annotate = tfmot.quantization.keras.quantize_annotate_layer
+
+
+def numbers(plan, *names):
+    rows = [plan[name] for name in names]
+    return [(row.parameters, row.multiply_adds, row.bit_operations) for row in rows]
+
+
+def test_numbers_of_convolutions_are_those_worked_out_by_hand():
+    plan = sat_tf.explain(convolutions(), BitPolicy.mobile(4))
+    assert numbers(plan, "conv", "bn", "relu", "depthwise", "relu6", "pool", "classifier") == [
+        # 8 x 8 places of 3 x 3 x 3 x 4 weights of 8 bits, on pixels of 8 bits
+        (108, 64 * 108, 64 * 108 * 8 * 8),
+        (16, 0, 0),
+        (0, 0, 0),
+        # 4 x 4 places of 3 x 3 x 4 weights and a bias, at 4 bits on 4 bits
+        (36 + 4, 16 * 36, 16 * 36 * 4 * 4),
+        (0, 0, 0),
+        (0, 0, 0),
+        # the last layer has weights of 8 bits, and reads 4 bits
+        (20 + 5, 20, 20 * 8 * 4),
+    ]
+
+
+def test_numbers_of_a_residual_are_those_worked_out_by_hand():
+    plan = sat_tf.explain(residual(), BitPolicy.mobile(2))
+    assert numbers(plan, "stem", "branch", "classifier") == [
+        (8 + 4, 16 * 8, 16 * 8 * 8 * 8),
+        (144 + 4, 16 * 144, 16 * 144 * 2 * 2),
+        (192 + 3, 192, 192 * 8 * 2),
+    ]
+    assert plan.float_bit_operations == (128 + 2304 + 192) * 32 * 32
+
+
+def test_float_layers_count_with_32_bits():
+    policy = BitPolicy.mobile(4, unsupported="float")
+    plan = sat_tf.explain(with_output_padding(), policy, image_size=10)
+    # 8 x 8 places of 3 x 3 x 4 x 4 weights
+    assert plan["odd"].bit_operations == 64 * 144 * 32 * 32
+
+
+@pytest.mark.parametrize("build", [convolutions, residual, with_output_padding])
+@pytest.mark.parametrize("bits", [2, 8])
+def test_totals_are_sums_of_rows(build, bits):
+    plan = sat_tf.explain(build(), BitPolicy.mobile(bits, unsupported="float"), image_size=None)
+    for name in ("parameters", "multiply_adds", "bit_operations", "bytes", "float_bytes"):
+        values = [getattr(row, name) for row in plan.rows]
+        assert getattr(plan, name) == (None if None in values else sum(values))
+    assert plan.parameters == build().count_params()
+
+
+POLICIES = {
+    "mobile": BitPolicy.mobile(4),
+    "paper": BitPolicy.paper(2),
+    "channels": BitPolicy.mobile(8, weight_range="channel", rescale="stddev"),
+    "weights_only": BitPolicy(activation_bits=None),
+    "clamped": BitPolicy(weight_bits=None, clipping_gradient="pact"),
+    "overrides": BitPolicy(overrides={"*a*": {"activation_bits": 8, "weight_grid": "narrow"}}),
+}
+
+
+def follows(name, policy):
+    model = float_models.build(name)
+    plan = sat_tf.explain(model, policy)
+    assert_followed(plan, sat_tf.quantize_model(model, policy))
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [("preactivation", "paper"), ("residual", "mobile")],
+)
+def test_quantize_model_follows_the_plan(name, policy):
+    follows(name, POLICIES[policy])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", float_models.GRAPHS)
+@pytest.mark.parametrize("policy", ["mobile", "paper"])
+def test_quantize_model_follows_the_plan_of_every_graph(name, policy):
+    follows(name, POLICIES[policy])
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "channels",
+        "overrides",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("weights_only", "clamped")),
+    ],
+)
+def test_quantize_model_follows_the_plan_of_every_policy(policy):
+    model = float_models.build("mobile_block")
+    assert_followed(
+        sat_tf.explain(model, POLICIES[policy]), sat_tf.quantize_model(model, POLICIES[policy])
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", models.MODELS)
+@pytest.mark.parametrize("policy", ["mobile", "paper", "channels"])
+def test_quantize_model_follows_the_plan_of_every_family(family, policy):
+    options = {"hidden_units": 32} if "vgg" in family else {}
+    model = models.build(
+        family, image_size=32, num_classes=10, width_multiplier=0.25, seed=0, **options
+    )
+    assert_followed(
+        sat_tf.explain(model, POLICIES[policy]), sat_tf.quantize_model(model, POLICIES[policy])
+    )
+
+
+def annotated_model():
+    image = keras.Input((8, 8, 3), name="image")
+    config = sat_tf.configs.LayerConfig(weight_bits=5, activation_bits=6)
+    tensor = annotate(L.Conv2D(4, 3, name="conv"))(image)
+    tensor = annotate(L.ReLU(name="relu"))(tensor)
+    tensor = annotate(L.Conv2D(4, 3, name="second"), config)(tensor)
+    tensor = L.ReLU(name="plain")(tensor)
+    tensor = L.GlobalAveragePooling2D(name="pool")(tensor)
+    return keras.Model(image, annotate(L.Dense(2, name="classifier"))(tensor))
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_quantize_apply_follows_the_plan_of_an_annotated_model(by_hand):
+    annotated = annotated_model()
+    if not by_hand:
+        plain = float_models.build("plain")
+        annotated = tfmot.quantization.keras.quantize_annotate_model(plain)
+    plan = sat_tf.explain(annotated, BitPolicy.mobile(4))
+    scheme = sat_tf.SatQuantizeScheme(BitPolicy.mobile(4))
+    quantized = tfmot.quantization.keras.quantize_apply(annotated, scheme=scheme)
+    assert_followed(plan, quantized)
+    if by_hand:
+        assert plan["second"].weights.bits == 5
+        assert plan["plain"].reason == "it is not annotated"
+
+
+def test_a_sequential_model_that_is_annotated_keeps_its_names():
+    model = float_models.sequential_built_later()
+    annotated = tfmot.quantization.keras.quantize_annotate_model(model)
+    names = {row.name for row in sat_tf.explain(annotated).rows}
+    scheme = sat_tf.SatQuantizeScheme()
+    quantized = tfmot.quantization.keras.quantize_apply(annotated, scheme=scheme)
+    assert names == {inner_layer(layer).name for layer in quantized.layers} | {
+        name for name in names if name.endswith("_input")
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["residual", *(pytest.param(name, marks=pytest.mark.slow) for name in float_models.GRAPHS)],
+)
+def test_every_layer_of_the_model_is_there_exactly_once(name):
+    model = float_models.build(name)
+    rows = [row.name for row in sat_tf.explain(model).layers]
+    assert sorted(rows) == sorted(layer.name for layer in model.layers)
+
+
+def test_the_model_is_not_changed_and_the_plan_can_be_made_again():
+    model = convolutions()
+    before = model.get_config(), [value.copy() for value in model.get_weights()]
+    first, second = sat_tf.explain(model), sat_tf.explain(model)
+    assert first == second
+    assert model.get_config() == before[0]
+    for old, new in zip(before[1], model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert_followed(first, sat_tf.quantize_model(model))
+
+
+def problem_lines(error):
+    return [line[4:] for line in str(error.value).splitlines() if line.startswith("  - ")]
+
+
+@pytest.mark.parametrize("build", [with_output_padding, float_models.any_image_size])
+def test_problems_are_those_that_quantize_model_raises(build):
+    model, policy = build(), BitPolicy.mobile(1)
+    plan = sat_tf.explain(model, policy)
+    if not plan.problems:
+        sat_tf.quantize_model(model, policy)
+        return
+    with pytest.raises(ValueError, match="problem") as error:
+        sat_tf.quantize_model(model, policy)
+    assert list(plan.problems) == problem_lines(error)
+
+
+def test_problems_stand_with_their_layers_and_the_others_are_planned():
+    plan = sat_tf.explain(with_output_padding(), BitPolicy.mobile(4))
+    assert plan["odd"].fate is Fate.PROBLEM
+    assert f"odd: {plan['odd'].problems[0]}" == plan.problems[0]
+    assert plan["second"].weights.bits == 4
+    assert plan["first"].weights.bits == 8
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        BitPolicy(overrides={"nothing": {"weight_bits": 2}}),
+        BitPolicy.mobile(1),
+    ],
+)
+def test_problems_of_no_layer_are_problems_of_the_plan(policy):
+    model = float_models.build("mobile_block")
+    plan = sat_tf.explain(model, policy)
+    with pytest.raises(ValueError, match="problem") as error:
+        sat_tf.quantize_model(model, policy)
+    assert list(plan.problems) == problem_lines(error)
+    assert len(plan.layers) == len(model.layers)
+
+
+def test_an_override_of_no_layer_leaves_the_other_layers_their_plan():
+    model = float_models.build("mobile_block")
+    policy = BitPolicy(overrides={"nothing": {"weight_bits": 2}})
+    plan, usual = sat_tf.explain(model, policy), sat_tf.explain(model, BitPolicy())
+    assert len(plan.problems) == 1
+    assert plan.rows == usual.rows
+
+
+def test_weights_that_are_not_finite_are_a_problem():
+    model = convolutions()
+    bias = model.get_layer("classifier").bias
+    bias.assign(bias * np.nan)
+    plan = sat_tf.explain(model)
+    with pytest.raises(ValueError, match="NaN") as error:
+        sat_tf.quantize_model(model)
+    assert list(plan.problems) == problem_lines(error)
+    assert plan["classifier"].fate is Fate.PROBLEM
+
+
+def test_a_model_without_linear_layers_has_a_plan_with_a_problem():
+    image = keras.Input((8, 8, 3), name="image")
+    plan = sat_tf.explain(keras.Model(image, L.ReLU(name="relu")(image)))
+    assert "no annotated linear layer" in plan.problems[0]
+    assert [row.name for row in plan.rows] == ["image", "relu"]
+    assert plan["relu"].export is Export.REFUSED
+
+
+def test_open_image_sizes_make_multiply_adds_unknown():
+    model = float_models.any_image_size()
+    plan = sat_tf.explain(model)
+    assert plan.multiply_adds is plan.bit_operations is None
+    assert plan["a"].multiply_adds is None
+    assert "unknown" in plan.table()
+    sized = sat_tf.explain(model, image_size=(6, 8))
+    assert sized["a"].multiply_adds == 48 * 108
+    assert sized["a"].shape == (6, 8, 4)
+
+
+@pytest.mark.parametrize("size", [0, "8", (8,), (8, 9, 3), 2.5, True])
+def test_an_image_size_that_is_none_is_refused(size):
+    with pytest.raises(ValueError, match="image_size"):
+        sat_tf.explain(float_models.any_image_size(), image_size=size)
+
+
+def test_another_image_size_than_the_models_is_refused():
+    with pytest.raises(ValueError, match=r"received a size for a model of inputs \(8, 8, 3\)"):
+        sat_tf.explain(convolutions(), image_size=9)
+    assert sat_tf.explain(convolutions(), image_size=8) == sat_tf.explain(convolutions())
+
+
+@pytest.mark.parametrize("size", [1, 4, 6])
+def test_an_image_size_of_which_a_layer_leaves_nothing_is_refused(size):
+    image = keras.Input((None, None, 3))
+    x = L.Conv2D(4, 3, name="second")(L.Conv2D(4, 5, name="first")(image))
+    with pytest.raises(ValueError, match=rf"image_size={size}: .*too small for (first|second)"):
+        sat_tf.explain(keras.Model(image, x), image_size=size)
+
+
+class Subclassed(keras.Model):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (Subclassed(), "subclassed"),
+        (keras.Sequential([L.Conv2D(3, 3)]), "not built"),
+        (3, "expected a tf_keras model"),
+    ],
+)
+def test_only_models_without_a_graph_are_refused(model, expected):
+    with pytest.raises(ValueError, match=expected):
+        sat_tf.explain(model)
+
+
+def test_a_policy_that_is_none_is_refused():
+    with pytest.raises(ValueError, match=r"write BitPolicy\.mobile\(4\)"):
+        sat_tf.explain(convolutions(), 4)
+
+
+def test_a_quantized_model_is_explained_as_requantize_makes_it():
+    quantized = sat_tf.quantize_model(convolutions(), BitPolicy.mobile(4))
+    with pytest.raises(ValueError, match="without a policy"):
+        sat_tf.explain(quantized)
+    policy = BitPolicy.mobile(2)
+    assert_followed(sat_tf.explain(quantized, policy), sat_tf.requantize(quantized, policy))
+
+
+def test_an_unknown_layer_is_said_with_the_nearest_name():
+    with pytest.raises(KeyError, match="Did you mean conv"):
+        sat_tf.explain(convolutions())["convv"]
