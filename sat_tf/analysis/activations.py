@@ -8,10 +8,10 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.analysis.as_graph import as_graph
-from sat_tf.core import grid as grids
-from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.code_range import code_range
+from sat_tf.qat.layout import call_name
 from sat_tf.qat.network import Network, Node, call_in_inference
-from sat_tf.qat.quantizers import PactQuantizer, StreamQuantizer
+from sat_tf.qat.quantizers import ClippingQuantizer
 from sat_tf.qat.wrapper import QuantizedLayer
 
 
@@ -22,7 +22,7 @@ class ActivationUse:
     Attributes:
         clipped: share of the tensor's values at or beyond the clipping level, in [0, 1].
         code_counts: how often each code occurs, from the lowest on: 2^b codes, or 2^b - 1 where
-            the tensor can be negative.
+            the range is symmetric.
     """
 
     clipped: float
@@ -100,17 +100,17 @@ class ActivationProbe:
 
 
 def _name(node: Node) -> str:
-    return str(inner_layer(node.layer).name)
+    return call_name(node)
 
 
 def _clips(node: Node) -> bool:
     return isinstance(node.layer, QuantizedLayer) and clipping_quantizer(node.layer) is not None
 
 
-def clipping_quantizer(layer: QuantizedLayer) -> PactQuantizer | StreamQuantizer | None:
+def clipping_quantizer(layer: QuantizedLayer) -> ClippingQuantizer | None:
     """The quantizer of a layer's output, if it is one with a clipping level."""
     quantizer = layer.quantize_config.output
-    return quantizer if isinstance(quantizer, PactQuantizer | StreamQuantizer) else None
+    return quantizer if isinstance(quantizer, ClippingQuantizer) else None
 
 
 def _measured(
@@ -119,13 +119,14 @@ def _measured(
     """Share of `before` that is clipped, and counts of the codes of `after`."""
     quantizer: Any = clipping_quantizer(layer)
     level = tf.convert_to_tensor(layer.output_variables["clipping_level"])
-    steps = grids.levels(quantizer.num_bits, "narrow" if quantizer.signed else "dorefa")
-    lowest = -(steps // 2) if quantizer.signed else 0
-    step = (2.0 * level if quantizer.signed else level) / float(steps)
+    codes = code_range(quantizer, level)
+    step, lowest, steps = codes.step, codes.lowest, codes.steps
     before, after = tf.cast(before, tf.float32), tf.cast(after, tf.float32)
-    beyond = (tf.abs(before) if quantizer.signed else before) >= level
-    codes = tf.clip_by_value(tf.cast(tf.round(after / step), tf.int32) - lowest, 0, steps)
+    beyond = before >= (lowest + steps) * step
+    if quantizer.signed:
+        beyond |= before <= lowest * step
+    indices = tf.clip_by_value(tf.cast(tf.round(after / step) - lowest, tf.int32), 0, steps)
     # A sum in float32 would stop counting at 2^24.
     share = tf.reduce_sum(tf.cast(beyond, tf.float64)) / tf.cast(tf.size(beyond), tf.float64)
-    counts = tf.math.bincount(tf.reshape(codes, [-1]), minlength=steps + 1, maxlength=steps + 1)
+    counts = tf.math.bincount(tf.reshape(indices, [-1]), minlength=steps + 1, maxlength=steps + 1)
     return share, counts

@@ -50,6 +50,11 @@ def labelled_images(dataset: Any, *, most: int = USUAL_IMAGES) -> LabelledImages
         images, labels = dataset, None
     elif isinstance(dataset, tuple | list) and len(dataset) == 2 and _are_arrays(dataset):
         images, labels = dataset
+    elif isinstance(dataset, tuple) and not _are_batches(dataset):
+        raise ValueError(
+            f"dataset: received a tuple of {len(dataset)}, expected a pair (images, labels); leave "
+            "weights of images out."
+        )
     elif hasattr(dataset, "__iter__") and not isinstance(dataset, str | bytes | dict):
         images, labels = _gathered(dataset, most)
     else:
@@ -111,6 +116,12 @@ def _are_arrays(pair: Any) -> bool:
     images, labels = pair
     of_images = np.ndim(images) > 1 or isinstance(images, np.ndarray | tf.Tensor)
     return of_images and (labels is None or isinstance(labels, np.ndarray | tf.Tensor | list))
+
+
+def _are_batches(several: tuple[Any, ...]) -> bool:
+    """Whether all may be batches, or pairs of them."""
+    kinds = {np.ndim(part) if isinstance(part, np.ndarray | tf.Tensor) else -1 for part in several}
+    return len(kinds) <= 1
 
 
 def _gathered(dataset: Any, most: int) -> tuple[Any, Any]:

@@ -30,6 +30,8 @@ def layer_rows(model: keras.Model, images: np.ndarray) -> list[LayerRow]:
     uses = ActivationProbe(model, images)()
     rows = []
     for node in Network(model):
+        if node.name != node.layer.name:  # another call of a layer that has its row
+            continue
         layer, inner = node.layer, inner_layer(node.layer)
         quantized = isinstance(layer, QuantizedLayer)
         row = LayerRow(

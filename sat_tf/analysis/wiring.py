@@ -19,7 +19,8 @@ from sat_tf.analysis.linear_parts import (
     unwrapped,
 )
 from sat_tf.qat import registry
-from sat_tf.qat.network import check_model
+from sat_tf.qat.network import check_model, check_one_of_each
+from sat_tf.qat.tfmot_wrappers import refuse_wrapped
 
 _NORMALIZATIONS = (
     keras.layers.BatchNormalization,
@@ -148,6 +149,9 @@ class Wiring:
 
     def __init__(self, model: keras.Model) -> None:
         check_model(model)
+        # Models of TFMOT's own scheme are seen as they compute.
+        refuse_wrapped(model, but=("QuantizeWrapper",))
+        check_one_of_each(model)
         self.name: str = model.name
         self._calls: list[Call] = []
         (self.output,) = self._read(model, None, "")

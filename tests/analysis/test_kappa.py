@@ -72,7 +72,7 @@ def test_a_residual_sum_before_the_pooling_changes_nothing():
     "tail",
     [
         [layers.GlobalAveragePooling2D(), layers.Dense(4), layers.PReLU(), layers.Add()],
-        [layers.GlobalAveragePooling2D(), layers.Reshape((16, 1)), layers.Conv1D(3, 16)],
+        [layers.GlobalAveragePooling2D(), layers.Reshape((16, 1)), layers.SimpleRNN(3)],
     ],
 )
 def test_there_is_none_without_one_known_linear_layer_at_the_end(tail):

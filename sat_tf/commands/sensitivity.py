@@ -1,0 +1,154 @@
+"""`sat-tf sensitivity`."""
+
+import argparse
+import dataclasses
+import pathlib
+
+from rich.console import Console
+
+from sat_tf.commands.model_choice import (
+    add_model_argument,
+    add_model_sizes,
+    model_maker,
+    said_plainly,
+)
+from sat_tf.commands.models import quiet_tensorflow
+from sat_tf.commands.pixels import add_image_arguments, choice_of
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.training.errors import RunError
+from sat_tf.wholefile import check_writable
+
+SUMMARY = "say which layers a float model can least spare bits of"
+DESCRIPTION = """\
+Quantizes one layer of a float model at a time, its kernel and what it reads, keeps others float,
+and measures what is lost: top-1 where the images have labels, the distance of the outputs, and the
+divergence of the class probabilities. Nothing is trained."""
+EXAMPLES = """\
+examples:
+  sat-tf sensitivity model.keras --images photos/ --bits 4
+  sat-tf sensitivity model.keras --dataset digits --bits 3 --csv layers.csv --picture layers.svg
+  sat-tf sensitivity model.keras --images photos/ --bits 3 --average_bits 4
+
+exit status: 0; 2 where something cannot be read or measured.
+"""
+
+_USUAL_IMAGES = 256
+_METRICS = ("top1", "distance", "divergence")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    add_model_argument(parser)
+    add_image_arguments(parser, default="none; one of both is needed", usual=str(_USUAL_IMAGES))
+    add_model_sizes(parser)
+    parser.add_argument(
+        "--bits",
+        metavar="N",
+        type=int,
+        default=4,
+        help="of weights and activations, as in BitPolicy.mobile(N); default: 4",
+    )
+    parser.add_argument(
+        "--first_last_weight_bits",
+        metavar="N",
+        type=int,
+        default=8,
+        help="of the weights of the first and last layer; default: 8",
+    )
+    parser.add_argument(
+        "--input_max",
+        metavar="X",
+        type=float,
+        default=255.0,
+        help="what a pixel of 255 is to the model; 1 for one that takes pixels / 255. Images are "
+        "given to it so; default: 255",
+    )
+    parser.add_argument(
+        "--metric",
+        choices=_METRICS,
+        help="what layers are ranked by; default: top1 with labels, distance without",
+    )
+    parser.add_argument(
+        "--average_bits",
+        metavar="X",
+        type=float,
+        help="suggest overrides of the policy within so many bits in the mean",
+    )
+    parser.add_argument(
+        "--max_drop",
+        metavar="X",
+        type=float,
+        help="suggest layers for 8 bits so that no more is lost; of top-1 a share: 0.01 is a point",
+    )
+    parser.add_argument("--csv", metavar="FILE", help="write the table, all columns of it")
+    parser.add_argument("--picture", metavar="FILE", help="draw it, as .png or .svg")
+
+
+def run(arguments: argparse.Namespace, console: Console) -> None:
+    """Does what the arguments ask for."""
+    choice = dataclasses.replace(choice_of(arguments), usual=_USUAL_IMAGES)
+    choice.check()
+    if not choice.is_given:
+        raise RunError(
+            "received no images, expected --images or --dataset: losses are measured on images."
+        )
+    if arguments.average_bits is not None and arguments.max_drop is not None:
+        raise RunError("received --average_bits and --max_drop, expected one; leave one out.")
+    make = model_maker(arguments, "sensitivity")
+    with said_plainly():
+        policy = BitPolicy.mobile(
+            arguments.bits,
+            first_last_weight_bits=arguments.first_last_weight_bits,
+            input_max=arguments.input_max,
+        )
+        for path in (arguments.csv, arguments.picture):
+            if path is not None:
+                check_writable(path)
+        if arguments.picture is not None:
+            _check_format(arguments.picture)
+    quiet_tensorflow()
+    from sat_tf.analysis.sensitivity import sensitivity
+    from sat_tf.analysis.sensitivity_table import print_sensitivity
+    from sat_tf.qat.network import check_model, check_one_of_each
+
+    with said_plainly():
+        model = make()
+        check_model(model)
+        check_one_of_each(model)
+        shape = tuple(model.input_shape[1:])
+        if None in shape:
+            raise ValueError(
+                f"model {model.name!r}: received a model for images of any size, expected one of a "
+                f"fixed size, not {shape}; build it for one."
+            )
+        pixels = choice.load(shape, model.output_shape[-1])
+        images = pixels.images * (arguments.input_max / 255.0)
+        found = sensitivity(
+            model,
+            (images.astype("float32"), pixels.labels),
+            policy,
+            metric=arguments.metric,
+            num_images=arguments.num_images or _USUAL_IMAGES,
+        )
+        print_sensitivity(found, console)
+        for path, write in (
+            (arguments.csv, found.write_csv),
+            (arguments.picture, found.write_picture),
+        ):
+            if path is not None:
+                write(path)
+        if arguments.average_bits is not None or arguments.max_drop is not None:
+            overrides = found.suggest(
+                max_drop=arguments.max_drop, average_bits=arguments.average_bits
+            )
+            console.print("BitPolicy(overrides=...) suggested:")
+            for name, fields in overrides.items():
+                console.print(f"  {name!r}: {fields}", highlight=False, markup=False)
+            if not overrides:
+                console.print("  none: the policy keeps it as it is", highlight=False)
+
+
+def _check_format(path: str) -> None:
+    from sat_tf.analysis.sensitivity_picture import check_format
+
+    check_format(pathlib.Path(path))
