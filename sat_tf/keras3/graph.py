@@ -1,0 +1,121 @@
+"""A view of a Keras 3 model as a list of calls, in an order in which they can be made."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import keras as keras3
+
+# Set by Keras itself where a tensor carries a mask; tf_keras does the same by its own rules.
+_MASKS = ("mask", "query_mask", "value_mask", "key_mask")
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One call of a layer or operation.
+
+    Attributes:
+        operation: the Keras 3 layer, nested model or operation that is called.
+        node: Keras' record of the call.
+    """
+
+    operation: Any
+    node: Any
+
+    @property
+    def outputs(self) -> list[Any]:
+        """The symbolic tensors it makes."""
+        return list(self.node.outputs)
+
+    @property
+    def constants(self) -> list[Any]:
+        """What it is called with beside symbolic tensors."""
+        args, kwargs = self._arguments({}, lambda value: value)
+        return [value for value in keras3.tree.flatten((args, kwargs)) if value is not None]
+
+    def filled_in(
+        self, values: Mapping[int, Any], constant: Callable[[Any], Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments, with a value for every symbolic tensor.
+
+        Args:
+            values: by the identity of the symbolic tensor.
+            constant: what to make of everything else.
+        """
+        return self._arguments(values, constant)
+
+    def _arguments(
+        self, values: Mapping[int, Any], constant: Callable[[Any], Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        def fill_in(value: Any) -> Any:
+            if isinstance(value, keras3.KerasTensor):
+                return values.get(id(value))
+            return constant(value)
+
+        arguments = self.node.arguments
+        kept = {
+            name: value
+            for name, value in arguments.kwargs.items()
+            if value is not None
+            and name not in _MASKS
+            # In inference Keras 3 overrules it; tf_keras would not.
+            and not (name == "training" and value)
+        }
+        return keras3.tree.map_structure(fill_in, (tuple(arguments.args), kept))
+
+
+class Graph:
+    """The graph of a built Sequential or Functional Keras 3 model."""
+
+    def __init__(self, model: Any) -> None:
+        """Reads a model that `has_graph`."""
+        self.model = model
+        self.name: str = model.name
+        self._functional = functional_of(model)
+        self.inputs: list[Any] = list(self._functional.inputs)
+        self.outputs: list[Any] = list(self._functional.outputs)
+        self.calls: list[Call] = list(self._calls())
+
+    def _calls(self) -> Iterator[Call]:
+        # Keras has no public view of which of a layer's calls belong to which model.
+        by_depth = self._functional._nodes_by_depth
+        nodes = [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
+        calls = [Call(node.operation, node) for node in nodes if not node.is_input]
+        needed = {id(tensor) for tensor in self.outputs}
+        for call in reversed(calls):  # what only makes masks is not needed
+            if any(id(tensor) in needed for tensor in call.outputs):
+                needed |= set(_identities(call))
+        for call in calls:
+            if any(id(tensor) in needed for tensor in call.outputs):
+                yield call
+
+    def input_layer(self, tensor: Any) -> Any:
+        """The input layer that makes one of `inputs`."""
+        return tensor._keras_history.operation
+
+    def pack_inputs(self, flat: list[Any]) -> Any:
+        """Values for `inputs` in the structure that the model is called with."""
+        return keras3.tree.pack_sequence_as(self._functional._inputs_struct, flat)
+
+    def pack_outputs(self, flat: list[Any]) -> Any:
+        """Values for `outputs` in the structure that the model returns."""
+        return keras3.tree.pack_sequence_as(self._functional._outputs_struct, flat)
+
+
+def functional_of(model: Any) -> Any:
+    """The Functional model with the graph of a model; None where it has none."""
+    if isinstance(model, keras3.Sequential):
+        return model._functional
+    return model if hasattr(model, "_nodes_by_depth") else None
+
+
+def _identities(call: Call) -> Iterator[int]:
+    seen: list[int] = []
+
+    class _Recorder(dict):
+        def get(self, key: Any, default: Any = None) -> Any:
+            seen.append(key)
+            return default
+
+    call.filled_in(_Recorder(), lambda value: value)
+    yield from seen

@@ -1,0 +1,180 @@
+"""From Keras 3 to tf_keras: the conversion and its proof."""
+
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sat_tf.keras3.model_file import ModelFile, read_model_file
+from sat_tf.messages import list_problems
+from sat_tf.wholefile import expect_path
+
+if TYPE_CHECKING:
+    import tf_keras as keras
+
+    from sat_tf.keras3.proof import Proof
+
+_HDF5 = (".h5", ".hdf5")
+_OURS = "sat_tf>"
+
+
+class Conversion(NamedTuple):
+    """A converted model, and what its proof found."""
+
+    model: "keras.Model"
+    proof: "Proof"
+
+
+def from_keras3(model: Any, *, custom_layers: Mapping[str, type] | None = None) -> "keras.Model":
+    """Turns a Keras 3 model into the tf_keras (Keras 2) model that TFMOT and sat-tf work on.
+
+    Layers keep their names, settings and weights; nested models stay nested, and layers that are
+    called more than once stay one. Operations such as `x + y` or `keras.ops.mean(x, (1, 2))`
+    become the layer that tf_keras has for them, else an operation of TensorFlow. Initializers that
+    tf_keras does not have are left out, as the weights are there already; seeds of random layers
+    are drawn anew. The model is not compiled.
+
+    What is returned is proved first: on random input, twice, with values in [-1, 1] and in
+    [0, 255], every layer of the tf_keras model, given what the Keras 3 layer reads, gives what
+    that gives, and so do the model's outputs; in inference, to 1e-5 of the largest absolute value
+    of each tensor. Random numbers and dropout are not looked at, nor are gradients.
+
+    Args:
+        model: a built Functional or Sequential Keras 3 model, whatever its backend; or the path of
+            a `.keras` (or HDF5) file that Keras 3 saved. The layers of your own in it must be
+            registered with Keras 3 by then.
+        custom_layers: for layers of your own, the tf_keras class to build, by the name of the
+            Keras 3 class; it is given the settings of `get_config`, and is held to the same proof.
+
+    Returns:
+        A tf_keras model.
+
+    Raises:
+        ValueError: something in the model has no equal in tf_keras (every such layer is named,
+            with what to do), a weight is NaN, or a layer computes something else there (the first
+            one is named, with the difference).
+
+    Example:
+        >>> import keras
+        >>> image = keras.Input((8, 8, 3))
+        >>> x = keras.layers.Conv2D(4, 3, activation="relu", name="conv")(image)
+        >>> x = keras.ops.mean(x, axis=(1, 2))
+        >>> model = keras.Model(image, keras.layers.Dense(2, name="head")(x))
+        >>> converted = from_keras3(model)
+        >>> type(converted).__module__.split(".")[0], converted.get_layer("head").units
+        ('tf_keras', 2)
+    """
+    return convert(model, custom_layers=custom_layers).model
+
+
+def convert(model: Any, *, custom_layers: Mapping[str, type] | None = None) -> Conversion:
+    """What `from_keras3` does, with what its proof found.
+
+    Args:
+        model: see `from_keras3`.
+        custom_layers: see `from_keras3`.
+
+    Raises:
+        ValueError: see `from_keras3`.
+    """
+    own = _expect_layers(custom_layers)
+    if isinstance(model, str | os.PathLike):
+        model = _load(expect_path(model))
+    else:
+        _expect_keras3(model)
+    from sat_tf.keras3.proof import prove
+    from sat_tf.keras3.translator import Translator
+
+    translated = Translator(own).translate(model)
+    return Conversion(translated.model, prove(translated))
+
+
+def _expect_layers(given: Mapping[str, type] | None) -> Mapping[str, type]:
+    if given is None:
+        return {}
+    import tf_keras as keras
+
+    is_mapping = isinstance(given, Mapping)
+    problems = [] if is_mapping else [f"received {type(given).__name__}, expected a dictionary."]
+    for name, made in given.items() if is_mapping else ():
+        if not (isinstance(made, type) and issubclass(made, keras.layers.Layer)):
+            problems.append(
+                f"{name}: received {made!r}, expected a class derived from tf_keras.layers.Layer; "
+                "write the layer with `import tf_keras as keras`."
+            )
+    if problems:
+        raise ValueError(list_problems("custom_layers", problems))
+    return given
+
+
+def _expect_keras3(model: Any) -> None:
+    import keras as keras3
+    import tf_keras as keras
+
+    if isinstance(model, keras3.Model):
+        return
+    kind = f"{type(model).__module__}.{type(model).__qualname__}"
+    if isinstance(model, keras.Model):
+        raise ValueError(
+            f"model {model.name!r}: received a tf_keras model ({kind}), expected a Keras 3 one; it "
+            "needs no conversion: use it as it is."
+        )
+    raise ValueError(
+        f"received {kind}, expected a Keras 3 model, or the path of a .keras file that Keras 3 "
+        "saved."
+    )
+
+
+def _load(path: pathlib.Path) -> Any:
+    if not path.exists():
+        raise ValueError(f"{path}: not found; expected a .keras file that Keras 3 saved.")
+    found = read_model_file(path)
+    if found is not None:
+        _check_file(found)
+    elif path.suffix not in _HDF5:
+        raise ValueError(
+            f"{path}: received no .keras file, expected one that Keras 3 saved; save the model "
+            "with model.save('model.keras')."
+        )
+    import keras as keras3
+
+    try:
+        return keras3.saving.load_model(path, compile=False)
+    except Exception as error:  # Keras wraps what layers of any author raise in any class
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(
+            f"{path}: received a file that Keras {keras3.__version__} does not load ({reason}), "
+            "expected one that it does; load it with the Keras that saved it, and pass the model."
+        ) from error
+
+
+def _check_file(file: ModelFile) -> None:
+    if not file.is_keras3:
+        raise ValueError(
+            f"{file.path}: received a file that Keras {file.version or '2'} saved, expected one of "
+            "Keras 3; it needs no conversion: load it with tf_keras.models.load_model(path)."
+        )
+    import keras as keras3
+
+    problems = []
+    for part in file.parts():
+        if part.registered_name is None or part.module.split(".")[0] == "keras":
+            if part.class_name == "Lambda":
+                problems.append(
+                    f"{part.name}: received a Lambda layer, whose Python code cannot be shown to "
+                    "do the same in tf_keras; write it with keras.ops or with layers."
+                )
+            continue
+        if part.registered_name.startswith(_OURS):
+            problems.append(
+                f"{part.name}: received {part.class_name}, which sat_tf.to_keras3 made; it only "
+                "infers: use the quantized model that it was made of."
+            )
+        elif keras3.saving.get_registered_object(part.registered_name) is None:
+            problems.append(
+                f"{part.name}: received {part.class_name}, a class of your own "
+                f"({part.registered_name}) that Keras 3 does not know yet; import the module that "
+                "registers it, and pass custom_layers={...} with its tf_keras class."
+            )
+    if problems:
+        raise ValueError(list_problems(str(file.path), dict.fromkeys(problems)))

@@ -1,0 +1,218 @@
+"""Operations of quantized networks as Keras 3 layers; like `inference_layers`, on any backend."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras as keras3
+from keras import ops
+
+from sat_tf.qat.call_template import filled_in
+
+_register = keras3.saving.register_keras_serializable(package="sat_tf")
+
+_SCALINGS: dict[str, Callable[[Any, Any], Any]] = {
+    "x + c": lambda x, c: x + c,
+    "x - c": lambda x, c: x - c,
+    "c - x": lambda x, c: c - x,
+    "x * c": lambda x, c: x * c,
+    "x / c": lambda x, c: x / c,
+}
+
+
+@_register
+class Scaling(keras3.layers.Layer):
+    """A tensor and a number, or one number a channel, added to each other or multiplied.
+
+    Args:
+        formula: "x + c", "x - c", "c - x", "x * c" or "x / c".
+        number: c, a number or a list of as many as there are channels.
+        **options: options of any Keras layer.
+    """
+
+    def __init__(self, formula: str, number: float | Sequence[float], **options: Any) -> None:
+        super().__init__(**options)
+        self.formula = formula
+        self.number = number
+
+    def call(self, inputs: Any) -> Any:
+        """The formula."""
+        number = ops.convert_to_tensor(self.number, dtype=inputs.dtype)
+        return _SCALINGS[self.formula](inputs, number)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """That of the input."""
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "formula": self.formula, "number": self.number}
+
+
+@_register
+class Slice(keras3.layers.Layer):
+    """A part of each image, as Python's slices take it.
+
+    Args:
+        slices: for each axis but the batch, [start, stop, step], each an integer or None.
+        dropped: the axes, counted like the slices, that are left out of the result; their slices
+            have length 1.
+        **options: options of any Keras layer.
+    """
+
+    def __init__(
+        self, slices: Sequence[Sequence[int | None]], dropped: Sequence[int] = (), **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self.slices = [list(bounds) for bounds in slices]
+        self.dropped = list(dropped)
+
+    def call(self, inputs: Any) -> Any:
+        """The part."""
+        part = inputs[(slice(None), *(slice(*bounds) for bounds in self.slices))]
+        return ops.squeeze(part, tuple(axis + 1 for axis in self.dropped)) if self.dropped else part
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "slices": self.slices, "dropped": self.dropped}
+
+
+@_register
+class Operation(keras3.layers.Layer):
+    """One of TensorFlow's operations, by what does the same in Keras 3.
+
+    Args:
+        function: its name without "tf.", such as "math.sin"; one that `is_known`.
+        arguments: its arguments and, by name, those that have names, as `template_of` makes them.
+        **options: options of any Keras layer.
+    """
+
+    def __init__(self, function: str, arguments: Sequence[Any], **options: Any) -> None:
+        super().__init__(**options)
+        self.function = function
+        self.arguments = arguments
+
+    def call(self, inputs: Any) -> Any:
+        """What the operation makes of the tensors."""
+        args, options = filled_in(self.arguments, keras3.tree.flatten(inputs))
+        options.pop("name", None)
+        return _OPERATIONS[self.function](*args, **options)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "function": self.function, "arguments": self.arguments}
+
+
+def is_known(function: str) -> bool:
+    """Whether Keras 3 does the same as one of TensorFlow's operations, to the last bit."""
+    return function in _OPERATIONS
+
+
+def known_operations() -> list[str]:
+    """The operations that are known, by their names without "tf."."""
+    return sorted(_OPERATIONS)
+
+
+def _get_item(x: Any, key: Any) -> Any:
+    return x[tuple(key) if isinstance(key, list) else key]
+
+
+def _resize(images: Any, size: Any, method: str = "bilinear", **options: Any) -> Any:
+    return ops.image.resize(images, tuple(size), interpolation=method, **options)
+
+
+def _reduced(function: Callable[..., Any]) -> Callable[..., Any]:
+    def of(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> Any:
+        return function(
+            input_tensor, tuple(axis) if isinstance(axis, list) else axis, keepdims=keepdims
+        )
+
+    return of
+
+
+def _pad(
+    tensor: Any, paddings: Any, mode: str = "CONSTANT", _: Any = None, constant_values: Any = 0
+) -> Any:
+    if mode.upper() == "CONSTANT":
+        return ops.pad(tensor, paddings, constant_values=constant_values)
+    return ops.pad(tensor, paddings, mode=mode.lower())
+
+
+def _squeeze(input: Any, axis: Any = None, *_: Any) -> Any:
+    return ops.squeeze(input, tuple(axis) if isinstance(axis, list) else axis)
+
+
+def _transpose(a: Any, perm: Any = None, conjugate: bool = False) -> Any:
+    del conjugate  # of real numbers
+    return ops.transpose(a, perm)
+
+
+# All take their arguments in TensorFlow's order and by TensorFlow's names.
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "__operators__.add": lambda x, y: x + y,
+    "__operators__.getitem": _get_item,
+    "abs": lambda x: ops.abs(x),
+    "cast": lambda x, dtype: ops.cast(x, dtype),
+    "clip_by_value": lambda t, clip_value_min, clip_value_max: ops.clip(
+        t, clip_value_min, clip_value_max
+    ),
+    "compat.v1.pad": _pad,
+    "compat.v1.squeeze": _squeeze,
+    "compat.v1.transpose": _transpose,
+    "concat": lambda values, axis: ops.concatenate(values, axis=axis),
+    "expand_dims": lambda input, axis: ops.expand_dims(input, axis),
+    "identity": lambda input: input + 0.0,
+    "image.resize": _resize,
+    "math.abs": lambda x: ops.abs(x),
+    "math.add": lambda x, y: x + y,
+    "math.cos": lambda x: ops.cos(x),
+    "math.divide": lambda x, y: x / y,
+    "math.erf": lambda x: ops.erf(x),
+    "math.exp": lambda x: ops.exp(x),
+    "math.log": lambda x: ops.log(x),
+    "math.maximum": lambda x, y: ops.maximum(x, y),
+    "math.minimum": lambda x, y: ops.minimum(x, y),
+    "math.multiply": lambda x, y: x * y,
+    "math.negative": lambda x: -x,
+    "math.pow": lambda x, y: ops.power(x, y),
+    "math.reduce_max": _reduced(ops.max),
+    "math.reduce_mean": _reduced(ops.mean),
+    "math.reduce_min": _reduced(ops.min),
+    "math.reduce_sum": _reduced(ops.sum),
+    "math.rsqrt": lambda x: ops.rsqrt(x),
+    "math.sigmoid": lambda x: ops.sigmoid(x),
+    "math.sign": lambda x: ops.sign(x),
+    "math.sin": lambda x: ops.sin(x),
+    "math.softplus": lambda features: ops.softplus(features),
+    "math.sqrt": lambda x: ops.sqrt(x),
+    "math.square": lambda x: ops.square(x),
+    "math.squared_difference": lambda x, y: ops.square(x - y),
+    "math.subtract": lambda x, y: x - y,
+    "math.tanh": lambda x: ops.tanh(x),
+    "math.truediv": lambda x, y: x / y,
+    "nn.elu": lambda features: ops.elu(features),
+    "nn.gelu": lambda features, approximate=False: ops.gelu(features, approximate),
+    "nn.leaky_relu": lambda features, alpha=0.2: ops.leaky_relu(features, alpha),
+    "nn.relu": lambda features: ops.relu(features),
+    "nn.relu6": lambda features: ops.relu6(features),
+    "nn.selu": lambda features: ops.selu(features),
+    "nn.silu": lambda features: ops.silu(features),
+    "nn.softmax": lambda logits, axis=-1: ops.softmax(logits, axis=-1 if axis is None else axis),
+    "nn.softsign": lambda features: ops.softsign(features),
+    "reshape": lambda tensor, shape: ops.reshape(tensor, tuple(shape)),
+    "squeeze": _squeeze,
+    "stack": lambda values, axis=0: ops.stack(values, axis),
+    "tile": lambda input, multiples: ops.tile(input, multiples),
+    "transpose": _transpose,
+}
+
+
+@_register
+def hard_sigmoid_of_keras2(x: Any) -> Any:
+    """tf_keras' `hard_sigmoid`: clip(0.2 x + 0.5, 0, 1); that of Keras 3 has another slope."""
+    return ops.clip(x * 0.2 + 0.5, 0.0, 1.0)
+
+
+@_register
+def gelu_by_tanh(x: Any) -> Any:
+    """GELU in the form 0.5 x (1 + tanh(sqrt(2/π) (x + 0.044715 x³)))."""
+    return ops.gelu(x, approximate=True)

@@ -1,0 +1,153 @@
+"""The table of tf_keras layers that Keras 3 has too, and the inference layer it makes of each."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras as keras3
+import numpy as np
+import tf_keras as keras
+
+from sat_tf.keras3 import inference_operations, layer_table, weights
+from sat_tf.keras3.activations import keras3_name
+from sat_tf.keras3.inference_layers import FusedBatchNormalization, FusedLayerNormalization
+from sat_tf.messages import did_you_mean
+from sat_tf.qat import operation_layers
+from sat_tf.qat.operation_plans import gelu_by_tanh
+
+_OWN: dict[type, type] = {
+    operation_layers.Operation: inference_operations.Operation,
+    operation_layers.Scaling: inference_operations.Scaling,
+    operation_layers.Slice: inference_operations.Slice,
+}
+# Functions of tf_keras that Keras 3 does not have by a name of its own.
+_FUNCTIONS: dict[Any, Callable[[Any], Any]] = {
+    keras.activations.hard_sigmoid: inference_operations.hard_sigmoid_of_keras2,
+    gelu_by_tanh: inference_operations.gelu_by_tanh,
+}
+
+# Inference needs none of these.
+_OF_TRAINING = ("_initializer", "_regularizer", "_constraint", "rng_type")
+_RENAMED = {("LeakyReLU", "alpha"): "negative_slope"}
+# Settings that Keras 3 does not have, with the value at which tf_keras does as Keras 3 does.
+_NEUTRAL: dict[str, Any] = {
+    "dynamic": False,
+    "groups": 1,
+    "input_length": None,
+    "noise_shape": None,
+    "robust_masking": False,
+    "softmax_robust_masking": False,
+    "sparse": False,
+    "time_major": False,
+}
+
+
+def problem_of(layer: Any) -> str | None:
+    """Why there is no Keras 3 layer for a tf_keras one; None where there is."""
+    name = type(layer).__name__
+    if isinstance(layer, operation_layers.Operation):
+        return operation_problem(layer.function)
+    is_same = type(layer).__module__.split(".")[0] == "tf_keras" and name in layer_table.SAME
+    if not is_same and type(layer) not in _OWN:
+        return f"received {name}, which sat-tf does not know in Keras 3; build the model without it"
+    _, problems = _settings(layer)
+    return "; ".join(problems) or None
+
+
+def operation_problem(function: str) -> str | None:
+    """Why there is no Keras 3 form of one of TensorFlow's operations; None where there is."""
+    if inference_operations.is_known(function):
+        return None
+    hint = did_you_mean(function, inference_operations.known_operations())
+    return (
+        f"received the operation tf.{function}, which sat-tf does not know in Keras 3; build the "
+        f"model with a layer for it. {hint.rstrip('.')}"
+    )
+
+
+def make_layer(layer: Any, name: str, *, activation: bool, kernel: tuple[str, Any] | None) -> Any:
+    """The Keras 3 layer that computes in inference what a built tf_keras layer computes.
+
+    Args:
+        layer: the tf_keras layer, one without a `problem_of`.
+        name: of the Keras 3 layer.
+        activation: keep its activation function; else it has none.
+        kernel: the name of its kernel and the values to take instead; None to take its own.
+    """
+    settings, _ = _settings(layer)
+    if "activation" in settings and not activation:
+        settings["activation"] = "linear"
+    made = _class_of(layer)(**{**settings, "name": name})
+    made.trainable = False
+    return _WithWeights(made, layer, kernel)
+
+
+def _class_of(layer: Any) -> Any:
+    if isinstance(layer, keras.layers.BatchNormalization) and layer.fused:
+        return FusedBatchNormalization
+    if isinstance(layer, keras.layers.LayerNormalization):
+        return FusedLayerNormalization
+    return _OWN.get(type(layer)) or getattr(keras3.layers, type(layer).__name__)
+
+
+class _WithWeights:
+    """A Keras 3 layer that gets its weights when it has been built by its first call."""
+
+    def __init__(self, layer: Any, source: Any, kernel: tuple[str, Any] | None) -> None:
+        self._layer = layer
+        self._source = source
+        self._kernel = kernel
+        self._is_new = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = self._layer(*args, **kwargs)
+        if self._is_new and self._source.weights:
+            self._layer.set_weights(self._arrays())
+        self._is_new = False
+        return outputs
+
+    def _arrays(self) -> list[np.ndarray]:
+        replaced = getattr(self._source, self._kernel[0]) if self._kernel else None
+        arrays = [
+            self._kernel[1].numpy() if self._kernel and variable is replaced else variable.numpy()
+            for variable in self._source.weights
+        ]
+        targets = self._layer.weights
+        return weights.arrange(
+            [variable.name for variable in self._source.weights],
+            arrays,
+            [variable.path for variable in targets],
+            [variable.shape for variable in targets],
+        )
+
+
+def _settings(layer: Any) -> tuple[dict[str, Any], list[str]]:
+    name = type(layer).__name__
+    accepted = layer_table.accepted_names(_class_of(layer))
+    settings: dict[str, Any] = {}
+    problems: list[str] = []
+    for key, value in layer.get_config().items():
+        given = _RENAMED.get((name, key), key)
+        if key.endswith(_OF_TRAINING):
+            continue
+        if key.endswith("activation"):
+            function = getattr(layer, key)
+            value = _FUNCTIONS.get(function) or keras3_name(function)
+            if value is None:
+                problems.append(
+                    f"received {key}={getattr(function, '__name__', key)!r}, which Keras 3 does "
+                    "not have"
+                )
+        if isinstance(layer, keras.layers.BatchNormalization) and key == "axis":
+            axes = np.atleast_1d(value)
+            value = int(axes[0])
+            if len(axes) > 1:
+                problems.append(f"received axis={axes.tolist()}, expected one axis")
+        if key == "dtype":
+            value = layer.dtype_policy.name if hasattr(layer, "dtype_policy") else value
+        if key in ("name", "trainable"):
+            continue
+        if given in accepted or key == "dtype":
+            settings[given] = value.item() if isinstance(value, np.ndarray | np.generic) else value
+        elif key != "batch_input_shape" and (key not in _NEUTRAL or value != _NEUTRAL[key]):
+            problems.append(f"received {key}={value!r}, which Keras 3 does not have")
+    return settings, problems

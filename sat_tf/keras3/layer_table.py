@@ -1,0 +1,170 @@
+"""The table of Keras 3 layers that tf_keras has too, and the layer it makes of each."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tf_keras as keras
+
+from sat_tf.keras3.config_values import OMITTED, translate_value
+
+# Layers with a kernel or a window: of these, tf_keras runs channels_first on GPUs only, and sat-tf
+# quantizes channels_last.
+_WINDOWS = (
+    *(f"Conv{rank}D" for rank in (1, 2, 3)),
+    *(f"Conv{rank}DTranspose" for rank in (1, 2, 3)),
+    *(f"DepthwiseConv{rank}D" for rank in (1, 2)),
+    *(f"SeparableConv{rank}D" for rank in (1, 2)),
+    *(f"{kind}Pooling{rank}D" for kind in ("Average", "Max") for rank in (1, 2, 3)),
+)
+SAME = frozenset(
+    (
+        *_WINDOWS,
+        *(f"Global{kind}Pooling{rank}D" for kind in ("Average", "Max") for rank in (1, 2, 3)),
+        *(f"{kind}{rank}D" for kind in ("Cropping", "UpSampling") for rank in (1, 2, 3)),
+        *(f"{kind}{rank}D" for kind in ("SpatialDropout", "ZeroPadding") for rank in (1, 2, 3)),
+        *("Activation", "ELU", "LeakyReLU", "PReLU", "ReLU", "Softmax"),
+        *("ActivityRegularization", "AlphaDropout", "Dropout", "GaussianDropout", "GaussianNoise"),
+        *("Add", "Average", "Concatenate", "Dot", "Maximum", "Minimum", "Multiply", "Subtract"),
+        *("AdditiveAttention", "Attention", "MultiHeadAttention"),
+        *("BatchNormalization", "GroupNormalization", "LayerNormalization", "UnitNormalization"),
+        *("Bidirectional", "SpectralNormalization", "TimeDistributed"),
+        *("CategoryEncoding", "CenterCrop", "Discretization", "Normalization", "Rescaling"),
+        *("Dense", "EinsumDense", "Embedding", "Flatten", "GRU", "Identity", "LSTM", "Masking"),
+        *("Permute", "RepeatVector", "Reshape", "Resizing", "SimpleRNN"),
+        *("RandomBrightness", "RandomContrast", "RandomCrop", "RandomFlip", "RandomRotation"),
+        *("RandomTranslation", "RandomZoom"),
+    )
+)
+_WRAPPERS = ("SpectralNormalization", "TimeDistributed")
+
+_RENAMED = {("LeakyReLU", "negative_slope"): "alpha"}
+
+# Settings that tf_keras does not have, with the value at which Keras 3 does as tf_keras does.
+_NEUTRAL = {
+    "antialias": False,
+    "data_format": "channels_last",
+    "flash_attention": None,
+    "gptq_unpacked_column_size": None,
+    "lora_alpha": None,
+    "lora_rank": None,
+    "optional": False,
+    "pad_to_aspect_ratio": False,
+    "quantization_config": None,
+    "quantization_mode": None,
+    "renorm": False,
+    "rms_scaling": False,
+    "sliding_window": None,
+    "use_gate": False,
+    "vocabulary_size": None,
+    "zero_output_for_mask": False,
+}
+# Settings that tf_keras does not have, and that change nothing in inference: the draws of training,
+# how one of the settings above does what it then does not do, and how fast.
+_WITHOUT_EFFECT = frozenset(
+    ("fill_mode", "fill_value", "renorm_clipping", "renorm_momentum", "seed", "use_cudnn")
+) | {"value_range"}
+
+
+def is_built_in(layer: Any) -> bool:
+    """Whether a Keras 3 layer is one of Keras itself; subclasses are their authors' own."""
+    return type(layer).__module__.split(".")[0] == "keras"
+
+
+def is_known(layer: Any) -> bool:
+    """Whether the table has a row for this Keras 3 layer."""
+    return is_built_in(layer) and (type(layer).__name__ in SAME or _own_class(layer) is not None)
+
+
+def make_layer(
+    layer: Any, own: Mapping[str, type], inner: Callable[[Any], keras.layers.Layer]
+) -> keras.layers.Layer:
+    """The tf_keras layer with the settings of a Keras 3 layer; not built, without its weights.
+
+    Args:
+        layer: the Keras 3 layer.
+        own: tf_keras classes for classes of the user's own, by their names in Keras 3.
+        inner: makes the layer that a wrapper wraps.
+
+    Raises:
+        ValueError: tf_keras has no such layer or setting; names every setting.
+    """
+    name = type(layer).__name__
+    made = own.get(name) or _own_class(layer) or getattr(keras.layers, name)
+    config = dict(layer.get_config())
+    if name in _WRAPPERS:
+        config["layer"] = inner(layer.layer)
+    elif name == "Bidirectional":
+        config["layer"] = inner(layer.forward_layer)
+        config["backward_layer"] = inner(layer.backward_layer)
+    settings, problems = _settings(name, config, accepted_names(made), name in own)
+    if problems:
+        raise ValueError("; ".join(problems))
+    try:
+        return made(**settings)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"received settings of {name} that tf_keras does not take ({_first_line(error)})"
+        ) from error
+
+
+def _settings(
+    name: str, config: Mapping[str, Any], accepted: set[str], is_own: bool
+) -> tuple[dict[str, Any], list[str]]:
+    settings: dict[str, Any] = {}
+    problems: list[str] = []
+    for key, value in config.items():
+        given = _RENAMED.get((name, key), key)
+        if given not in accepted or (key == "seed" and isinstance(value, dict)):
+            if not _is_without_effect(key, value) or is_own:
+                problems.append(
+                    f"received {key}={value!r}, which {'your' if is_own else 'the tf_keras'} "
+                    f"{name} does not take"
+                )
+            continue
+        if key == "data_format" and name in _WINDOWS and value != "channels_last":
+            problems.append(
+                f"received data_format={value!r}, expected 'channels_last'; build the model with "
+                "it, and copy the weights, which have the same shapes"
+            )
+        try:
+            translated = translate_value(key, value)
+        except ValueError as error:
+            problems.append(str(error))
+            continue
+        if translated is not OMITTED:
+            settings[given] = translated
+    if not settings.get("renorm", True):
+        for key in ("renorm", "renorm_clipping", "renorm_momentum"):
+            settings.pop(key, None)
+    return settings, problems
+
+
+def _is_without_effect(key: str, value: Any) -> bool:
+    return key in _WITHOUT_EFFECT or (key in _NEUTRAL and value == _NEUTRAL[key])
+
+
+def accepted_names(made: type) -> set[str]:
+    """Names of the arguments that a class takes itself, and passes on to its bases."""
+    names: set[str] = set()
+    for base in made.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        parameters = inspect.signature(vars(base)["__init__"]).parameters
+        names.update(parameters)
+        if not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+            break
+    return names | {"activity_regularizer"}
+
+
+def _own_class(layer: Any) -> type | None:
+    """Classes that tf_keras has for its own models, and does not list among its layers."""
+    if type(layer).__module__ != "keras.src.applications.convnext":
+        return None
+    from tf_keras.src.applications import convnext  # tf_keras shows them nowhere else
+
+    return getattr(convnext, type(layer).__name__, None)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

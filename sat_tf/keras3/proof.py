@@ -1,0 +1,234 @@
+"""The proof that a tf_keras model computes what the Keras 3 one computes: on random input.
+
+Every layer is looked at twice. On its own: with the values that the Keras 3 layer reads, does it
+give what that gives? A classifier of random weights ends in nearly equal probabilities, and would
+hide a wrong layer. And in its place: with what the tf_keras layers before it have made.
+Differences are absolute, and told in parts of the largest absolute value of what Keras 3 gives.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import keras as keras3
+import numpy as np
+import tensorflow as tf
+
+from sat_tf.keras3.translator import Translated, to_tf_keras
+
+TOLERANCE = 1e-5
+_BATCH = 2
+UNKNOWN_SIZE = 64  # of an image whose size the model leaves open
+_SEED = 20
+# Values around zero, and pixels as preprocessing layers take them.
+_RANGES = ((-1.0, 1.0), (0.0, 255.0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Proof:
+    """What was found.
+
+    Attributes:
+        difference: the largest of the model's outputs, in parts of its largest value.
+        layer_difference: the largest of a layer on its own.
+        num_calls: of how many layers and operations.
+    """
+
+    difference: float
+    layer_difference: float
+    num_calls: int
+
+
+@dataclasses.dataclass
+class _Found:
+    """What was found while a graph was run: by layer, the difference on its own and in place."""
+
+    alone: dict[str, float] = dataclasses.field(default_factory=dict)
+    in_place: dict[str, float] = dataclasses.field(default_factory=dict)
+    kinds: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def add(self, name: str, kind: str, alone: float, in_place: float) -> None:
+        self.kinds[name] = kind
+        self.alone[name] = max(alone, self.alone.get(name, 0.0))
+        self.in_place[name] = max(in_place, self.in_place.get(name, 0.0))
+
+
+def prove(made: Translated) -> Proof:
+    """Holds both models against each other.
+
+    Raises:
+        ValueError: a layer computes something else in tf_keras; names the first, with the
+            difference.
+    """
+    found, largest = _Found(), 0.0
+    for low, high in _RANGES:
+        inputs = list(_random_inputs(made, low, high))
+        outputs = _run(made, inputs, inputs, found, "")
+        if (low, high) == _RANGES[0]:  # once, because what is called is the graph that was run
+            largest = _whole_difference(made, inputs)
+        largest = max([largest, *map(difference, *outputs)])
+        _refuse(made, found, largest)
+    return Proof(largest, max(found.alone.values(), default=0.0), len(found.alone))
+
+
+def _refuse(made: Translated, found: _Found, largest: float) -> None:
+    wrong = [name for name, difference in found.alone.items() if not difference <= TOLERANCE]
+    how = "alone, on what the Keras 3 layer reads"
+    if not wrong and not largest <= TOLERANCE:
+        wrong = [name for name, other in found.in_place.items() if not other <= TOLERANCE]
+        how = "in its place, where the differences of all layers before it add up"
+    if wrong:
+        name = wrong[0]
+        difference = found.alone[name] if how.startswith("alone") else found.in_place[name]
+        raise ValueError(
+            f"model {made.graph.name!r}: {name}: received a {found.kinds[name]} whose output "
+            f"differs in tf_keras by {difference:.2g} of its largest value ({how}), expected at "
+            f"most {TOLERANCE:g}; it is the first of {len(wrong)} such. Build this layer from "
+            "others, or build the model with tf_keras and load the weights by layer name."
+        )
+    if not largest <= TOLERANCE:
+        raise ValueError(
+            f"model {made.graph.name!r}: received a model whose outputs differ in tf_keras by "
+            f"{largest:.2g} of their largest value though all its layers agree, expected at most "
+            f"{TOLERANCE:g}; its call does something else than its graph: build it as "
+            "keras.Model(inputs, outputs)."
+        )
+
+
+def _run(
+    made: Translated, inputs3: list[Any], inputs: list[Any], found: _Found, prefix: str
+) -> tuple[list[Any], list[Any]]:
+    """Runs both graphs call by call; returns the outputs of both."""
+    values3 = {id(t): v for t, v in zip(made.graph.inputs, inputs3, strict=True)}
+    values = {id(t): v for t, v in zip(made.graph.inputs, inputs, strict=True)}
+    for call, function, nested in made.calls:
+        name = f"{prefix}{call.operation.name}"
+        args3, kwargs3 = call.filled_in(values3, lambda value: value)
+        args, kwargs = call.filled_in(values, to_tf_keras)
+        if nested is not None:
+            flat3, flat = (keras3.tree.flatten(given[0]) for given in (args3, args))
+            outputs3, outputs = _run(nested, flat3, flat, found, f"{name}/")
+        else:
+            outputs3 = keras3.tree.flatten(_call_keras3(name, call.operation, args3, kwargs3))
+            alone_args, alone_kwargs = call.filled_in(values3, to_tf_keras)
+            alone = _call_tf_keras(function, alone_args, alone_kwargs)
+            given = zip(
+                *map(keras3.tree.flatten, ((args, kwargs), (alone_args, alone_kwargs))), strict=True
+            )
+            outputs = alone
+            if not all(one is other for one, other in given):
+                outputs = _call_tf_keras(function, args, kwargs)
+            found.add(
+                name,
+                type(call.operation).__name__,
+                max(map(difference, outputs3, alone), default=0.0),
+                max(map(difference, outputs3, outputs), default=0.0),
+            )
+        for tensor, output3, output in zip(call.outputs, outputs3, outputs, strict=True):
+            # Where both are equal one stands for both, and what reads it is run once.
+            is_equal = difference(output3, output) == 0.0
+            values3[id(tensor)], values[id(tensor)] = output3, output3 if is_equal else output
+    tensors = made.graph.outputs
+    return [values3[id(t)] for t in tensors], [values[id(t)] for t in tensors]
+
+
+def _whole_difference(made: Translated, inputs: list[np.ndarray]) -> float:
+    packed = made.graph.pack_inputs(inputs)
+    outputs3 = keras3.tree.flatten(made.graph.model(packed, training=False))
+    outputs = tf.nest.flatten(made.model(_as_tf(packed), training=False))
+    return max(map(difference, outputs3, outputs))
+
+
+def difference(expected: Any, received: Any) -> float:
+    """The largest absolute difference, in parts of the largest absolute value expected.
+
+    Where both are the same infinity or both NaN there is none; shapes that differ, or only one of
+    them NaN, are infinitely far apart.
+
+    >>> difference(np.array([1.0, -2.0]), np.array([1.0, -2.5]))
+    0.25
+    >>> difference(np.array([1.0, np.nan]), np.array([1.0, 0.0]))
+    inf
+    """
+    one, other = _as_float64(expected), _as_float64(received)
+    if one.shape != other.shape:
+        return float("inf")
+    same = (one == other) | (np.isnan(one) & np.isnan(other))
+    if np.all(same):
+        return 0.0
+    one, other = one[~same], other[~same]
+    if not (np.all(np.isfinite(one)) and np.all(np.isfinite(other))):
+        return float("inf")
+    finite = _as_float64(expected)
+    largest = float(np.max(np.abs(finite[np.isfinite(finite)])))
+    return float(np.max(np.abs(one - other))) / largest if largest > 0.0 else float("inf")
+
+
+def _call_keras3(name: str, operation: Any, args: Any, kwargs: Any) -> Any:
+    if "training" in inspect.signature(operation.call).parameters:
+        kwargs = {**kwargs, "training": False}
+    try:
+        return operation(*args, **kwargs)
+    except Exception as error:  # of any class, by backend
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise ValueError(
+            f"{name}: received a {type(operation).__name__} that Keras 3 itself does not run on "
+            f"random input ({reason}), expected one that it does; call the Keras 3 model on data "
+            "to see why."
+        ) from error
+
+
+def _call_tf_keras(function: Any, args: Any, kwargs: Any) -> list[Any]:
+    # Random layers of tf_keras take part in training unless they are told not to.
+    if "training" in inspect.signature(getattr(function, "call", function)).parameters:
+        kwargs = {**kwargs, "training": False}
+    return list(tf.nest.flatten(function(*_as_tf(args), **_as_tf(kwargs))))
+
+
+def _as_tf(values: Any) -> Any:
+    """Arrays of any backend as TensorFlow's; tensors of TensorFlow keep the masks they carry."""
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, np.ndarray):
+            return tf.convert_to_tensor(value)
+        if not tf.is_tensor(value) and keras3.ops.is_tensor(value):
+            return tf.convert_to_tensor(keras3.ops.convert_to_numpy(value))
+        return value
+
+    return keras3.tree.map_structure(convert, values)
+
+
+def _as_float64(values: Any) -> np.ndarray:
+    if not isinstance(values, np.ndarray):
+        values = values.numpy() if hasattr(values, "numpy") else keras3.ops.convert_to_numpy(values)
+    return np.asarray(values).astype(np.float64)
+
+
+def _random_inputs(made: Translated, low: float, high: float) -> Iterator[np.ndarray]:
+    draws = np.random.default_rng(_SEED)
+    for tensor in made.graph.inputs:
+        batch, *rest = tensor.shape
+        shape = (
+            batch or _BATCH,
+            *(size if size is not None else UNKNOWN_SIZE for size in rest),
+        )
+        dtype = str(tensor.dtype)
+        if dtype == "bool":
+            yield draws.integers(0, 2, shape).astype(bool)
+        elif "int" in dtype:
+            yield draws.integers(0, _largest_index(made), shape).astype(dtype)
+        else:
+            numbers = draws.uniform(low, high, shape).astype(np.float32)
+            yield np.asarray(tf.cast(numbers, dtype))
+
+
+def _largest_index(made: Translated) -> int:
+    """How far integers may go: pixels, or what all tables of embeddings hold."""
+    sizes = [
+        call.operation.input_dim
+        for call, _, _ in made.calls
+        if hasattr(call.operation, "input_dim")
+    ]
+    nested = [_largest_index(inner) for _, _, inner in made.calls if inner is not None]
+    return min([*sizes, *nested, 256])

@@ -1,0 +1,303 @@
+"""Builds the tf_keras model of a Keras 3 one, layer by layer; what it computes is proved after."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras as keras3
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.keras3 import layer_table, operation_table, weights
+from sat_tf.keras3.graph import Call, Graph, functional_of
+from sat_tf.messages import list_problems
+
+
+@dataclasses.dataclass(frozen=True)
+class Translated:
+    """A model of both.
+
+    Attributes:
+        graph: of the Keras 3 model.
+        model: the tf_keras model.
+        calls: every call of the graph, with what makes it in tf_keras, and for a nested model what
+            it was made of.
+    """
+
+    graph: Graph
+    model: keras.Model
+    calls: list[tuple[Call, Any, "Translated | None"]]
+
+
+class Translator:
+    """Translates one model; layers that are called more than once stay one layer.
+
+    Args:
+        own: tf_keras classes for classes of the user's own, by their names in Keras 3.
+    """
+
+    def __init__(self, own: Mapping[str, type]) -> None:
+        self._own = own
+        self._made: dict[int, Any] = {}
+        self._problems: list[str] = []
+
+    def translate(self, model: Any) -> Translated:
+        """Builds the tf_keras model, with the weights.
+
+        Raises:
+            ValueError: it cannot be built; lists everything that is in the way.
+        """
+        self._check_model(model, "")
+        self._raise_problems(model)
+        made = self._model(model)
+        self._copy_weights(made, "")
+        self._raise_problems(model)
+        _copy_trainable(made)
+        return made
+
+    def _raise_problems(self, model: Any) -> None:
+        if self._problems:
+            raise ValueError(list_problems(f"model {model.name!r}", self._problems))
+
+    # -- what is in the way --------------------------------------------------------------------
+
+    def _check_model(self, model: Any, prefix: str) -> None:
+        where = f"{prefix.rstrip('/')}: " if prefix else ""
+        if functional_of(model) is None:
+            self._problems.append(where + _no_graph(model))
+            return
+        graph = Graph(model)
+        for tensor in graph.inputs:
+            layer = graph.input_layer(tensor)
+            if getattr(layer, "optional", False):
+                self._problems.append(
+                    f"{prefix}{layer.name}: received an optional input, expected one that is "
+                    "always there; build the model without it."
+                )
+        seen: set[int] = set()
+        for call in graph.calls:
+            operation = call.operation
+            if any(isinstance(value, keras3.Variable) for value in call.constants):
+                self._problems.append(
+                    f"{prefix}{operation.name}: received a variable that no layer holds; put it "
+                    "into a layer."
+                )
+            if id(operation) in seen or id(operation) in self._made:
+                continue
+            seen.add(id(operation))
+            if isinstance(operation, keras3.Model):
+                self._check_model(operation, f"{prefix}{operation.name}/")
+                continue
+            problem = self._problem(call)
+            if problem:
+                self._problems.append(f"{prefix}{operation.name}: {problem.rstrip('.')}.")
+
+    def _problem(self, call: Call) -> str | None:
+        operation = call.operation
+        try:
+            if not isinstance(operation, keras3.layers.Layer):
+                return self._operation_problem(call)
+            return self._layer_problem(operation)
+        except ValueError as error:
+            return str(error)
+
+    def _operation_problem(self, call: Call) -> str | None:
+        if not operation_table.is_known(call.operation):
+            return (
+                f"received the operation {type(call.operation).__name__}, which sat-tf does not "
+                "know in tf_keras; build the model with a layer for it"
+            )
+        self._function(call)
+        return None
+
+    def _layer_problem(self, layer: Any) -> str | None:
+        kind = type(layer).__name__
+        if kind == "Lambda" and layer_table.is_built_in(layer):
+            return (
+                "received a Lambda layer, whose Python code cannot be shown to do the same in "
+                "tf_keras; write it with keras.ops or with layers"
+            )
+        if type(layer).__module__.startswith("sat_tf."):
+            return (
+                f"received {kind}, which sat_tf.to_keras3 made; it only infers: use the quantized "
+                "model that it was made of"
+            )
+        if kind not in self._own and not layer_table.is_known(layer):
+            if layer_table.is_built_in(layer):
+                return f"received {kind}, which tf_keras does not have; build the model without it"
+            return (
+                f"received {kind}, a layer of your own; write it with tf_keras too, and pass "
+                f"custom_layers={{{kind!r}: ...}}"
+            )
+        if getattr(layer, "quantization_mode", None):
+            return (
+                "received a layer that Keras 3 has quantized, expected a float one; convert the "
+                "model before model.quantize"
+            )
+        self._layer(layer)
+        if not layer.built and not _is_stateless(layer):
+            return "received a layer that is not built; call the model once on data"
+        names, arrays = _weights3(layer)
+        return "; ".join(weights.non_finite(names, arrays)) or None
+
+    # -- what is made --------------------------------------------------------------------------
+
+    def _layer(self, layer: Any) -> Any:
+        if id(layer) not in self._made:
+            if isinstance(layer, keras3.Model):
+                self._model(layer)
+            else:
+                self._made[id(layer)] = layer_table.make_layer(layer, self._own, self._inner)
+        made = self._made[id(layer)]
+        return made.model if isinstance(made, Translated) else made
+
+    def _inner(self, layer: Any) -> Any:
+        """The layer inside a wrapper."""
+        if isinstance(layer, keras3.Model):
+            if functional_of(layer) is None:
+                raise ValueError(f"{layer.name}: {_no_graph(layer)}")
+            self._check_model(layer, f"{layer.name}/")
+            if self._problems:
+                raise ValueError("received a model that does not come over")
+            return self._layer(layer)
+        problem = self._layer_problem(layer)
+        if problem:
+            raise ValueError(f"{layer.name}: {problem}")
+        return self._layer(layer)
+
+    def _function(self, call: Call) -> Callable[..., Any]:
+        key = id(call.node)
+        if key not in self._made:
+            self._made[key] = operation_table.make_function(call.operation, call.node)
+        return self._made[key]
+
+    def _model(self, model: Any) -> Translated:
+        graph = Graph(model)
+        tensors: dict[int, Any] = {}
+        for tensor in graph.inputs:
+            tensors[id(tensor)] = _input_layer(graph.input_layer(tensor)).output
+        inputs = [tensors[id(tensor)] for tensor in graph.inputs]
+        calls = []
+        for call in graph.calls:
+            is_layer = isinstance(call.operation, keras3.layers.Layer)
+            function = self._layer(call.operation) if is_layer else self._function(call)
+            nested = self._made.get(id(call.operation)) if is_layer else None
+            calls.append((call, function, nested if isinstance(nested, Translated) else None))
+            self._call(call, function, tensors)
+        if isinstance(model, keras3.Sequential):
+            # Its layers are built by now, and called once more.
+            start = _input_layer(graph.input_layer(graph.inputs[0]))
+            layers = [self._layer(layer) for layer in model.layers]
+            built = keras.Sequential([start, *layers], name=model.name)
+        else:
+            outputs = [tensors[id(tensor)] for tensor in graph.outputs]
+            built = keras.Model(
+                graph.pack_inputs(inputs), graph.pack_outputs(outputs), name=model.name
+            )
+        translated = Translated(graph, built, calls)
+        self._made[id(model)] = translated
+        return translated
+
+    def _call(self, call: Call, function: Callable[..., Any], tensors: dict[int, Any]) -> None:
+        args, kwargs = call.filled_in(tensors, to_tf_keras)
+        try:
+            outputs = function(*args, **kwargs)
+        except Exception as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            if "root scope name" in reason:
+                raise ValueError(
+                    f"{call.operation.name}: received a layer of a name that TensorFlow does not "
+                    "take, expected letters, digits and ._/>-, and neither of the last five in "
+                    "front but a dot; rename it before it is built: layer.name = ..."
+                ) from error
+            raise ValueError(
+                f"{call.operation.name}: received a {type(call.operation).__name__} that tf_keras "
+                f"cannot call this way ({reason}); use a Keras layer for it."
+            ) from error
+        for symbol, tensor in zip(call.outputs, tf.nest.flatten(outputs), strict=True):
+            tensors[id(symbol)] = tensor
+            if not isinstance(call.operation, keras3.layers.Layer):
+                # Keras names such layers itself, and takes no name.
+                tensor._keras_history.layer._name = call.operation.name
+
+    def _copy_weights(self, made: Translated, prefix: str) -> None:
+        for call, layer, nested in made.calls:
+            operation = call.operation
+            if nested is not None:
+                self._copy_weights(nested, f"{prefix}{operation.name}/")
+                continue
+            if not isinstance(operation, keras3.layers.Layer):
+                continue
+            names, arrays = _weights3(operation)
+            targets = layer.weights
+            try:
+                layer.set_weights(
+                    weights.arrange(
+                        names, arrays, [v.name for v in targets], [v.shape for v in targets]
+                    )
+                )
+            except ValueError as error:
+                problem = f"{prefix}{operation.name}: {error}."
+                self._problems += [] if problem in self._problems else [problem]
+            if hasattr(layer, "finalize_state"):
+                layer.finalize_state()  # statistics are in use from then on
+
+
+def to_tf_keras(value: Any) -> Any:
+    """A constant argument of a Keras 3 call, for tf_keras: arrays of any backend become NumPy's."""
+    if isinstance(value, slice | str | bool | int | float | complex | np.ndarray | type(None)):
+        return value
+    if keras3.ops.is_tensor(value):
+        return keras3.ops.convert_to_numpy(value)
+    return value
+
+
+def _input_layer(layer: Any) -> keras.layers.InputLayer:
+    return keras.layers.InputLayer(
+        batch_input_shape=tuple(layer.batch_shape),
+        dtype=layer.dtype,
+        sparse=bool(getattr(layer, "sparse", False)),
+        ragged=bool(getattr(layer, "ragged", False)),
+        name=layer.name,
+    )
+
+
+def _weights3(layer: Any) -> tuple[list[str], list[np.ndarray]]:
+    found = list(layer.weights)
+    arrays = [np.asarray(keras3.ops.convert_to_numpy(variable)) for variable in found]
+    if isinstance(layer, keras3.layers.Normalization) and found:
+        # It computes with copies that it makes when it adapts, or is loaded.
+        for name in ("mean", "variance"):
+            used = np.asarray(keras3.ops.convert_to_numpy(getattr(layer, name)))
+            for index, variable in enumerate(found):
+                if variable.name == name:
+                    arrays[index] = used.reshape(variable.shape)
+    return [variable.path for variable in found], arrays
+
+
+def _is_stateless(layer: Any) -> bool:
+    return not layer.weights
+
+
+def _copy_trainable(made: Translated) -> None:
+    made.model.trainable = made.graph.model.trainable
+    for call, layer, nested in made.calls:
+        if nested is not None:
+            _copy_trainable(nested)
+        elif isinstance(call.operation, keras3.layers.Layer):
+            layer.trainable = call.operation.trainable
+
+
+def _no_graph(model: Any) -> str:
+    if isinstance(model, keras3.Sequential):
+        return (
+            "received a Sequential model that is not built, expected one with a known input "
+            "shape; call model.build((None, height, width, channels)), or start it with "
+            "keras.Input."
+        )
+    return (
+        f"received a subclassed model ({type(model).__name__}), whose layers only its Python code "
+        "connects; expected a Functional or Sequential model: build the same layers with "
+        "outputs = layer(inputs) and keras.Model(inputs, outputs)."
+    )

@@ -1,0 +1,345 @@
+import keras as keras3
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.keras3.incoming import convert
+from tests.keras3 import models
+
+L = keras3.layers
+
+
+def _images(shape=(3, 8, 8, 3)):
+    return np.random.default_rng(7).uniform(0, 255, shape).astype(np.float32)
+
+
+def _error(model, **options):
+    with pytest.raises(ValueError, match=r".") as caught:
+        sat_tf.from_keras3(model, **options)
+    return str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    """A Keras 3 model, the converted one, and the proof; nothing changes them."""
+    model = models.classifier()
+    return model, *convert(model)
+
+
+def test_a_classifier_comes_over_with_names_weights_and_outputs(classifier):
+    model, converted, proof = classifier
+    assert isinstance(converted, keras.Model)
+    assert [layer.name for layer in converted.layers] == [layer.name for layer in model.layers]
+    assert converted.name == model.name
+    images = _images()
+    expected, received = model.predict(images, verbose=0), converted.predict(images, verbose=0)
+    np.testing.assert_allclose(received, expected, rtol=0, atol=1e-5)
+    assert proof.difference <= 1e-5
+    assert proof.layer_difference <= 1e-5
+    conv = converted.get_layer("conv")
+    assert conv.kernel_regularizer.get_config() == {"l2": pytest.approx(1e-4)}
+    assert isinstance(conv.kernel_initializer, keras.initializers.HeNormal)
+    assert conv.kernel_constraint.max_value == 2.0
+    assert converted.get_layer("bn").momentum == 0.9
+    assert converted.get_layer("dropout").rate == 0.3
+    assert converted.get_layer("leaky").alpha == pytest.approx(0.2)
+
+
+def test_operations_become_layers_where_there_are_some():
+    model = models.operations()
+    converted = sat_tf.from_keras3(model)
+    kinds = {layer.name: type(layer).__name__ for layer in converted.layers}
+    assert kinds["add"] == "Add"
+    assert kinds["relu"] == "ReLU"
+    assert kinds["concatenate"] == "Concatenate"
+    assert kinds["multiply"] == "TFOpLambda"  # by a number
+    images = _images((3, 8, 8, 4))
+    np.testing.assert_allclose(converted(images), model(images), rtol=1e-5)
+
+
+def test_nested_models_and_shared_layers_stay_what_they_are():
+    model = models.structures()
+    converted = sat_tf.from_keras3(model)
+    backbone = converted.get_layer("backbone")
+    assert isinstance(backbone, keras.Model)
+    assert isinstance(converted.get_layer("tail"), keras.Sequential)
+    assert backbone.trainable is False
+    assert converted.get_layer("tail").trainable is True
+    assert converted.count_params() == model.count_params()
+    images = {"left": _images(), "right": _images()[::-1]}
+    expected, received = model(images), converted(images)
+    assert set(received) == {"scores", "features"}
+    for name in received:
+        np.testing.assert_allclose(received[name], expected[name], rtol=1e-5, atol=1e-5)
+
+
+def test_adapted_statistics_come_over_in_a_sequential_model():
+    model = models.normalized()
+    converted = sat_tf.from_keras3(model)
+    assert isinstance(converted, keras.Sequential)
+    images = _images()
+    np.testing.assert_allclose(converted(images), model(images), rtol=1e-4)
+
+
+def test_a_file_of_keras_3_is_read(classifier, tmp_path):
+    model, *_ = classifier
+    model.save(tmp_path / "model.keras")
+    converted = sat_tf.from_keras3(str(tmp_path / "model.keras"))
+    for ours, theirs in zip(converted.get_weights(), model.get_weights(), strict=True):
+        assert ours.shape == theirs.shape
+    np.testing.assert_allclose(converted(_images()), model(_images()), atol=1e-5)
+
+
+def test_the_converted_model_is_saved_and_loaded_by_tf_keras(classifier, tmp_path):
+    _, converted, _ = classifier
+    converted.save(tmp_path / "converted.keras")
+    loaded = keras.models.load_model(tmp_path / "converted.keras")
+    np.testing.assert_array_equal(loaded(_images()), converted(_images()))
+
+
+def test_the_converted_model_can_be_quantized():
+    image = keras3.Input((8, 8, 3), name="image")
+    x = L.Conv2D(4, 3, use_bias=False, name="conv")(image)
+    x = L.ReLU(name="relu")(L.BatchNormalization(name="bn")(x))
+    x = L.Dense(2, name="head")(L.GlobalAveragePooling2D(name="pool")(x))
+    converted = sat_tf.from_keras3(models.pretend_trained(keras3.Model(image, x)))
+    quantized = sat_tf.quantize_model(converted, sat_tf.BitPolicy())
+    assert quantized.get_layer("quant_conv").layer.name == "conv"
+
+
+def test_training_is_kept_where_it_is_off_and_dropped_where_keras_3_overrules_it():
+    image = keras3.Input((4, 4, 2), name="image")
+    x = L.BatchNormalization(name="off")(image, training=False)
+    x = L.BatchNormalization(name="on")(x, training=True)
+    model = models.pretend_trained(keras3.Model(image, x))
+    converted = sat_tf.from_keras3(model)
+    images = _images((5, 4, 4, 2))
+    np.testing.assert_allclose(
+        converted.predict(images, verbose=0), model.predict(images, verbose=0), rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16", "float16"])
+def test_lower_precision_stays(policy):
+    image = keras3.Input((8, 8, 3), name="image")
+    x = L.Conv2D(4, 3, activation="relu", dtype=policy, name="conv")(image)
+    x = L.Dense(2, dtype="float32", name="head")(L.Flatten(name="flatten")(x))
+    converted = sat_tf.from_keras3(models.pretend_trained(keras3.Model(image, x)))
+    assert converted.get_layer("conv").dtype_policy.name == policy
+    assert converted.get_layer("head").dtype_policy.name == "float32"
+
+
+def test_an_open_image_size_stays_open():
+    image = keras3.Input((None, None, 3), name="image")
+    x = L.GlobalMaxPooling2D(name="pool")(L.Conv2D(4, 3, name="conv")(image))
+    converted = sat_tf.from_keras3(keras3.Model(image, x))
+    assert converted.input_shape == (None, None, None, 3)
+
+
+class Twice(L.Layer):
+    """A layer of a user's own."""
+
+    def __init__(self, factor=2.0, **options):
+        super().__init__(**options)
+        self.factor = factor
+
+    def call(self, inputs):
+        return inputs * self.factor
+
+    def get_config(self):
+        return {**super().get_config(), "factor": self.factor}
+
+
+class TwiceInKeras2(keras.layers.Layer):
+    """The same for tf_keras."""
+
+    def __init__(self, factor=2.0, **options):
+        super().__init__(**options)
+        self.factor = factor
+
+    def call(self, inputs):
+        return inputs * self.factor
+
+
+class Thrice(TwiceInKeras2):
+    """Not the same."""
+
+    def call(self, inputs):
+        return inputs * 3.0
+
+
+def _with_own_layers():
+    image = keras3.Input((4,), name="image")
+    x = L.Lambda(lambda x: x + 1, name="plus")(Twice(name="twice")(image))
+    x = keras3.ops.cumsum(L.RMSNormalization(name="rms")(x), axis=-1)
+    return keras3.Model(image, Twice(3.0, name="again")(x), name="own")
+
+
+def test_everything_in_the_way_is_named_at_once():
+    message = _error(_with_own_layers())
+    assert message.startswith("model 'own': 5 problems")
+    assert "twice: received Twice, a layer of your own" in message
+    assert "again: received Twice" in message
+    assert "custom_layers={'Twice': ...}" in message
+    assert "plus: received a Lambda layer" in message
+    assert "rms: received RMSNormalization, which tf_keras does not have" in message
+    assert "cumsum: received the operation Cumsum" in message
+
+
+def test_layers_of_ones_own_come_over_with_their_class():
+    image = keras3.Input((4,), name="image")
+    model = keras3.Model(image, Twice(5.0, name="five")(image), name="own")
+    converted = sat_tf.from_keras3(model, custom_layers={"Twice": TwiceInKeras2})
+    assert converted.get_layer("five").factor == 5.0
+    message = _error(model, custom_layers={"Twice": Thrice})
+    assert "five: received a Twice whose output differs in tf_keras by 0.4 of its" in message
+    assert "expected a class derived from" in _error(model, custom_layers={"Twice": Twice})
+
+
+def test_the_first_layer_that_differs_is_named(monkeypatch):
+    # tf_keras' own hard_sigmoid has another slope: under its name it is another function.
+    from sat_tf.keras3 import activations
+
+    monkeypatch.setitem(activations.ACTIVATIONS, "hard_sigmoid", "hard_sigmoid")
+    message = _error(models.classifier())
+    assert "separable: received a SeparableConv2D whose output differs in tf_keras by" in message
+    assert "it is the first of 1 such" in message
+
+
+def test_a_layer_in_a_nested_model_is_named_with_the_model(monkeypatch):
+    monkeypatch.setattr(keras.layers.BatchNormalization, "call", lambda self, x, training=None: x)
+    assert "backbone/inner_bn: received a BatchNormalization" in _error(models.structures())
+
+
+def test_a_model_whose_call_is_not_its_graph_is_refused():
+    class Doubled(keras3.Model):
+        def call(self, inputs, training=None, mask=None):
+            return 2.0 * super().call(inputs, training=training, mask=mask)
+
+    image = keras3.Input((4,), name="image")
+    model = Doubled(image, L.Dense(2, name="head")(image))
+    assert "though all its layers agree" in _error(model)
+
+
+def test_a_wrong_layer_is_not_hidden_by_a_softmax(monkeypatch):
+    image = keras3.Input((8, 8, 3), name="image")
+    x = L.Conv2D(4, 3, activation="relu", name="conv")(image)
+    x = L.GlobalAveragePooling2D(name="pool")(x)
+    x = L.Dense(3, activation="softmax", kernel_initializer="zeros", name="head")(x)
+    monkeypatch.setattr(
+        keras.layers.GlobalAveragePooling2D, "call", lambda self, x: tf.reduce_max(x, [1, 2])
+    )
+    assert "pool: received a GlobalAveragePooling2D" in _error(keras3.Model(image, x))
+
+
+def test_weights_that_are_not_numbers_are_refused():
+    model = models.classifier()
+    weights = model.get_layer("conv").get_weights()
+    weights[0][0, 0, 0, :2] = np.nan
+    model.get_layer("conv").set_weights(weights)
+    assert "conv: received 2 of 162 values of kernel that are NaN" in _error(model)
+
+
+def test_models_without_a_graph_are_refused_with_the_fix():
+    class Own(keras3.Model):
+        def call(self, inputs):
+            return inputs
+
+    assert "received a subclassed model (Own)" in _error(Own())
+    assert "keras.Model(inputs, outputs)" in _error(Own())
+    assert "call model.build" in _error(keras3.Sequential([L.Dense(3)]))
+    image = keras3.Input((4,), name="image")
+    nested = keras3.Model(image, Own(name="inner")(image), name="outer")
+    assert "inner: received a subclassed model (Own)" in _error(nested)
+
+
+def test_channels_first_is_refused_with_the_fix():
+    image = keras3.Input((3, 8, 8), name="image")
+    x = L.Conv2D(4, 3, data_format="channels_first", name="conv")(image)
+    message = _error(keras3.Model(image, x))
+    assert "conv: received data_format='channels_first', expected 'channels_last'" in message
+
+
+def test_settings_that_tf_keras_does_not_have_are_refused():
+    image = keras3.Input((8, 8, 3), name="image")
+    x = L.Resizing(4, 4, antialias=True, name="resizing")(image)
+    x = L.Dense(4, activation="sparsemax", name="dense")(x)
+    message = _error(keras3.Model(image, x))
+    assert "resizing: received antialias=True, which the tf_keras Resizing does not take" in message
+    assert "dense: received activation='sparsemax', which tf_keras does not have" in message
+
+
+def test_a_model_quantized_by_keras_3_is_refused():
+    image = keras3.Input((4,), name="image")
+    model = keras3.Model(image, L.Dense(2, name="dense")(image))
+    model.quantize("int8")
+    message = _error(model)
+    assert "dense:" in message
+    assert "model.quantize" in message
+
+
+def test_a_name_that_tensorflow_does_not_take_is_refused():
+    image = keras3.Input((4,), name="image")
+    message = _error(keras3.Model(image, L.Dense(2, name="my dense")(image)))
+    assert "my dense: received a layer of a name that TensorFlow does not take" in message
+    assert "layer.name = ..." in message
+
+
+def test_a_model_of_tf_keras_needs_no_conversion(tmp_path):
+    image = keras.Input((4,), name="image")
+    model = keras.Model(image, keras.layers.Dense(2)(image))
+    assert "needs no conversion" in _error(model)
+    model.save(tmp_path / "model.keras")
+    assert "tf_keras.models.load_model" in _error(tmp_path / "model.keras")
+
+
+def test_what_is_no_model_is_refused(tmp_path):
+    assert "not found" in _error(tmp_path / "none.keras")
+    (tmp_path / "text.keras").write_text("no archive")
+    assert "received no .keras file" in _error(tmp_path / "text.keras")
+    assert "received builtins.int, expected a Keras 3 model" in _error(3)
+    assert "received builtins.NoneType" in _error(None)
+
+
+def test_classes_that_a_file_needs_are_named_at_once(tmp_path):
+    @keras3.saving.register_keras_serializable(package="shop")
+    class Own(L.Layer):
+        def call(self, inputs):
+            return inputs
+
+    image = keras3.Input((4,), name="image")
+    x = L.Lambda(lambda x: x, name="lambda", output_shape=(4,))(Own(name="one")(image))
+    keras3.Model(image, Own(name="two")(x)).save(tmp_path / "own.keras")
+    keras3.saving.get_custom_objects().pop("shop>Own")
+    message = _error(tmp_path / "own.keras")
+    assert "3 problems" in message
+    assert "one: received Own, a class of your own (shop>Own)" in message
+    assert "lambda: received a Lambda layer" in message
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "quantize_model",
+        "audit",
+        "calibrate",
+        "export_tflite",
+        "requantize",
+        "verify_tflite",
+        "to_keras3",
+    ],
+)
+def test_every_function_that_takes_a_model_points_here(name, tmp_path):
+    image = keras3.Input((8, 8, 3), name="image")
+    model = keras3.Model(image, L.Dense(2)(L.Flatten()(image)))
+    images = np.zeros((4, 8, 8, 3), np.float32)
+    further = {
+        "calibrate": [images],
+        "export_tflite": [tmp_path / "file.tflite"],
+        "requantize": [sat_tf.BitPolicy()],
+        "verify_tflite": [tmp_path / "file.tflite", images.astype(np.uint8)],
+    }
+    with pytest.raises(ValueError, match=r"convert it with sat_tf\.from_keras3\(model\)"):
+        getattr(sat_tf, name)(model, *further.get(name, []))

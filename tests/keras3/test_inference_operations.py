@@ -1,0 +1,130 @@
+import keras as keras3
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.keras3 import inference_operations
+from sat_tf.keras3.calls import calls_of
+from sat_tf.keras3.outgoing import build
+from sat_tf.qat import operation_layers
+from sat_tf.qat.operation_plans import gelu_by_tanh
+
+VALUES = np.random.default_rng(4).uniform(0.1, 3.0, (3, 8, 8, 4)).astype(np.float32)
+
+# Every row of the table, written as users write it.
+OPERATIONS = [
+    lambda x: x + x[:, :1],
+    lambda x: 1.0 - x,
+    lambda x: 2.0 / x,
+    lambda x: x * [1.0, 2.0, 3.0, 4.0],
+    lambda x: -x,
+    lambda x: x**3,
+    lambda x: x[..., None, 1:3],
+    lambda x: x[:, 0],
+    abs,
+    tf.abs,
+    tf.cos,
+    tf.exp,
+    tf.identity,
+    tf.math.erf,
+    tf.math.log,
+    tf.math.rsqrt,
+    tf.math.sign,
+    tf.math.sin,
+    tf.math.softplus,
+    tf.nn.elu,
+    tf.nn.gelu,
+    tf.nn.leaky_relu,
+    tf.nn.relu,
+    tf.nn.relu6,
+    tf.nn.selu,
+    tf.nn.silu,
+    tf.nn.softmax,
+    tf.nn.softsign,
+    tf.sigmoid,
+    tf.sqrt,
+    tf.square,
+    tf.tanh,
+    lambda x: tf.add(x, 0.3),
+    lambda x: tf.cast(x, "int32"),
+    lambda x: tf.clip_by_value(x, 0.5, 2.0),
+    lambda x: tf.concat([x, x[..., :1]], -1),
+    lambda x: tf.divide(x, 3.0),
+    lambda x: tf.expand_dims(x, 1),
+    lambda x: tf.image.resize(x, (5, 6)),
+    lambda x: tf.image.resize(x, (5, 6), "nearest"),
+    lambda x: tf.image.resize(x, (5, 6), antialias=True),
+    lambda x: tf.math.squared_difference(x, 0.7),
+    lambda x: tf.maximum(x, 1.0),
+    lambda x: tf.minimum(x, x[:, :1]),
+    lambda x: tf.nn.gelu(x, approximate=True),
+    lambda x: tf.nn.leaky_relu(x - 1.0, alpha=0.1),
+    lambda x: tf.nn.softmax(x, axis=1),
+    lambda x: tf.pad(x, [[0, 0], [1, 2], [1, 1], [0, 0]]),
+    lambda x: tf.pad(x, [[0, 0], [1, 2], [1, 1], [0, 0]], constant_values=2.5),
+    lambda x: tf.pad(x, [[0, 0], [1, 2], [1, 1], [0, 0]], "REFLECT"),
+    lambda x: tf.reduce_max(x, [1, 2]),
+    lambda x: tf.reduce_mean(x, axis=[1, 2], keepdims=True),
+    lambda x: tf.reduce_min(x, -1),
+    lambda x: tf.reduce_sum(x, 1),
+    lambda x: tf.reshape(x, [-1, 256]),
+    lambda x: tf.squeeze(x[:, :1], axis=1),
+    lambda x: tf.squeeze(x[:, :1], [1]),
+    lambda x: tf.stack([x, x], 2),
+    lambda x: tf.tile(x, [1, 2, 1, 1]),
+    lambda x: tf.transpose(x, [0, 3, 1, 2]),
+]
+
+
+@pytest.mark.parametrize("function", OPERATIONS)
+def test_operations_are_those_of_tensorflow_bit_for_bit(function):
+    image = keras.Input((8, 8, 4), name="image")
+    model = keras.Model(image, function(image))
+    exported, _ = build(model, list(calls_of(model)))
+    again = keras3.Model.from_config(exported.get_config())
+    expected, received = model(VALUES), again(VALUES)
+    assert received.dtype == expected.dtype
+    np.testing.assert_array_equal(received, expected)
+
+
+def test_every_row_of_the_table_is_tried():
+    tried = set()
+    for function in OPERATIONS:
+        image = keras.Input((8, 8, 4), name="image")
+        for layer in keras.Model(image, function(image)).layers:
+            tried.add(getattr(layer, "symbol", "__operators__.getitem"))
+    # TensorFlow's other names for the same: which of them a model holds depends on its release.
+    aliases = {"math.divide", "squeeze", "transpose", "abs"}
+    assert set(inference_operations.known_operations()) - tried <= aliases
+
+
+@pytest.mark.parametrize("formula", ["x + c", "x - c", "c - x", "x * c", "x / c"])
+def test_scalings_are_those_of_tf_keras(formula):
+    for number in (0.3, [1.7, -2.0, 0.1, 9.0]):
+        expected = operation_layers.Scaling(formula, number)(VALUES)
+        layer = inference_operations.Scaling(formula, number)
+        again = inference_operations.Scaling.from_config(layer.get_config())
+        np.testing.assert_array_equal(again(VALUES), expected)
+
+
+@pytest.mark.parametrize(
+    ("slices", "dropped"),
+    [
+        ([[1, -1, None], [None, None, 3], [0, 2, 1]], []),
+        ([[2, 3, None], [None, None, None], [-1, None, None]], [0, 2]),
+    ],
+)
+def test_slices_are_those_of_tf_keras(slices, dropped):
+    expected = operation_layers.Slice(slices, dropped)(VALUES)
+    layer = inference_operations.Slice(slices, dropped)
+    again = inference_operations.Slice.from_config(layer.get_config())
+    np.testing.assert_array_equal(again(VALUES), expected)
+
+
+def test_functions_of_tf_keras_that_keras_3_has_not_are_those_of_tf_keras():
+    values = tf.constant(VALUES * 3.0 - 4.0)
+    np.testing.assert_array_equal(
+        inference_operations.hard_sigmoid_of_keras2(values), keras.activations.hard_sigmoid(values)
+    )
+    np.testing.assert_array_equal(inference_operations.gelu_by_tanh(values), gelu_by_tanh(values))
