@@ -28,6 +28,7 @@ setuptools.setup(
         "pandas>=2.2,<4",
         "absl-py>=1.4,<3",
         "flatbuffers>=24.3,<26",
+        "h5py>=3.10,<4",
         "matplotlib>=3.8,<4",
         "pillow>=10,<14",
         "pydantic>=2.7,<3",

@@ -18,8 +18,12 @@ if TYPE_CHECKING:
     from sat_tf import callbacks as callbacks
     from sat_tf import export as export
     from sat_tf.analysis.audit import audit as audit
+    from sat_tf.analysis.sensitivity import sensitivity as sensitivity
     from sat_tf.export.file import export_tflite as export_tflite
     from sat_tf.export.verification import verify_tflite as verify_tflite
+    from sat_tf.keras3.incoming import from_keras3 as from_keras3
+    from sat_tf.keras3.outgoing import to_keras3 as to_keras3
+    from sat_tf.planning.explain import explain as explain
     from sat_tf.qat import configs as configs
     from sat_tf.qat.calibrate import calibrate as calibrate
     from sat_tf.qat.policy import BitPolicy as BitPolicy
@@ -35,11 +39,15 @@ _HOMES = {
     "calibrate": "sat_tf.qat.calibrate",
     "callbacks": "sat_tf",
     "configs": "sat_tf.qat",
+    "explain": "sat_tf.planning.explain",
     "export": "sat_tf",
     "export_tflite": "sat_tf.export.file",
+    "from_keras3": "sat_tf.keras3.incoming",
     "quantize_model": "sat_tf.qat.scheme",
     "quantize_scope": "sat_tf.qat.scheme",
     "requantize": "sat_tf.qat.requantize",
+    "sensitivity": "sat_tf.analysis.sensitivity",
+    "to_keras3": "sat_tf.keras3.outgoing",
     "verify_tflite": "sat_tf.export.verification",
 }
 
@@ -67,10 +75,19 @@ def _register_with_keras(module: ModuleType) -> None:
     if module.__name__ == "tf_keras" and "tensorflow_model_optimization" in sys.modules:
         return
     importlib.import_module("sat_tf.qat.wrapper")
+    importlib.import_module("sat_tf.keras3.activations")
 
 
+def _register_with_keras3(_: ModuleType) -> None:
+    """Makes Keras 3 know the layers of `to_keras3`."""
+    importlib.import_module("sat_tf.keras3.inference_layers")
+    importlib.import_module("sat_tf.keras3.inference_operations")
+
+
+wrapt.register_post_import_hook(_register_with_keras3, "keras")
 if "tensorflow" in sys.modules:
     importlib.import_module("sat_tf.qat.wrapper")
+    importlib.import_module("sat_tf.keras3.activations")
 else:
     for _library in ("tf_keras", "tensorflow_model_optimization"):
         wrapt.register_post_import_hook(_register_with_keras, _library)

@@ -6,7 +6,18 @@ from types import ModuleType
 
 from rich.console import Console
 
-from sat_tf.commands import audit, evaluate, export, figures, miniature, paper, train, verify
+from sat_tf.commands import (
+    audit,
+    evaluate,
+    explain,
+    export,
+    figures,
+    miniature,
+    paper,
+    sensitivity,
+    train,
+    verify,
+)
 from sat_tf.data.reading import ReadingError
 from sat_tf.training.errors import RunError
 from sat_tf.version import __version__
@@ -21,6 +32,8 @@ _COMMANDS: dict[str, ModuleType] = {
     "export": export,
     "verify": verify,
     "audit": audit,
+    "explain": explain,
+    "sensitivity": sensitivity,
     "paper": paper,
     "figures": figures,
     "miniature": miniature,
@@ -34,8 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: words of the command line after the program's name; by default those given.
 
     Returns:
-        The exit status: 0 when all went well, 1 where LiteRT and the model differ or a strict audit
-        finds a broken rule, 2 where the input is wrong or a run broke, 130 after Ctrl-C.
+        The exit status: 0 when all went well, 1 where LiteRT and the model differ, a strict audit
+        finds a broken rule, or a model cannot be quantized as asked, 2 where the input is wrong or
+        a run broke, 130 after Ctrl-C.
     """
     parsed = _parser().parse_args(arguments)
     return report_errors(lambda: parsed.command(parsed, Console()))

@@ -65,6 +65,7 @@ def run_alone(*arguments):
         (["export", "--help"], "--pack none|int4"),
         (["verify", "--help"], "Exit status 1 if any differs with XNNPACK"),
         (["audit", "--help"], "sat-tf audit model.keras"),
+        (["explain", "--help"], "sat-tf explain model.keras"),
         (["--version"], "sat-tf 0."),
     ],
 )

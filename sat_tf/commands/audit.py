@@ -1,21 +1,21 @@
 """`sat-tf audit`."""
 
 import argparse
-import contextlib
 import dataclasses
-import inspect
 import pathlib
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from sat_tf.commands.model_choice import (
+    add_model_argument,
+    add_model_sizes,
+    model_maker,
+    said_plainly,
+)
 from sat_tf.commands.models import quiet_tensorflow
 from sat_tf.commands.pixels import Choice, add_image_arguments, choice_of
-from sat_tf.messages import did_you_mean
-from sat_tf.training.errors import RunError
-from sat_tf.training.model_config import MODEL_OPTIONS
-from sat_tf.training.run_folder import CONFIG, QUANTIZED_MODEL, RunFolder
+from sat_tf.training.run_folder import CONFIG
 from sat_tf.wholefile import check_writable
 
 if TYPE_CHECKING:
@@ -41,29 +41,17 @@ examples:
 exit status: 0; with --strict 1 where a rule is broken; 2 where something cannot be read or audited.
 """
 
-_APPLICATIONS = "keras.applications:"
-_FILES = (".keras", ".h5", ".hdf5")
 _USUAL_IMAGES = 32
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help="a Keras file (.keras, .h5) or SavedModel; the folder of a finished run; the name of "
-        f"a model, with random weights: {', '.join(MODEL_OPTIONS)}, or {_APPLICATIONS}NAME",
-    )
+    add_model_argument(parser)
     add_image_arguments(
         parser, default="none; for a run, its held-out images", usual=str(_USUAL_IMAGES)
     )
     parser.add_argument("--data", dest="dataset", help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--image_size", metavar="N", type=int, help="of a model given by its name; default: 224"
-    )
-    parser.add_argument(
-        "--num_classes", metavar="N", type=int, help="of a model given by its name; default: 1000"
-    )
+    add_model_sizes(parser)
     parser.add_argument("--page", metavar="FILE", help="write a page with pictures (HTML)")
     parser.add_argument("--csv", metavar="FILE", help="write the table, all columns of it")
     parser.add_argument(
@@ -78,8 +66,8 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     """Does what the arguments ask for; False where --strict finds a broken rule."""
     choice = dataclasses.replace(choice_of(arguments), usual=_USUAL_IMAGES)
     choice.check()
-    make = _maker(arguments)
-    with _said_plainly():
+    make = model_maker(arguments, "audit")
+    with said_plainly():
         for path in (arguments.page, arguments.csv):
             if path is not None:
                 check_writable(path)
@@ -89,7 +77,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     from sat_tf.analysis.findings import Verdict
     from sat_tf.qat.network import check_model
 
-    with _said_plainly():
+    with said_plainly():
         model = make()
         check_model(model)
         images = _images(arguments, choice, model)
@@ -100,82 +88,6 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         if arguments.csv is not None:
             found.write_csv(arguments.csv)
     return not (arguments.strict and found.verdict is Verdict.BROKEN)
-
-
-@contextlib.contextmanager
-def _said_plainly() -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise RunError(str(error)) from error
-
-
-def _maker(arguments: argparse.Namespace) -> Callable[[], "keras.Model"]:
-    """What makes the model; what is wrong with its name is said before TensorFlow is loaded."""
-    name, path = arguments.model, pathlib.Path(arguments.model)
-    sizes = {
-        key: getattr(arguments, key)
-        for key in ("image_size", "num_classes")
-        if getattr(arguments, key) is not None
-    }
-    if name.startswith(_APPLICATIONS):
-        return lambda: _application(name.removeprefix(_APPLICATIONS), sizes)
-    if name in MODEL_OPTIONS and not path.exists():
-        return lambda: _built(name, sizes)
-    if sizes:
-        raise RunError(
-            f"{name}: received {' and '.join(f'--{key}' for key in sizes)} for a saved model, "
-            "expected it for the name of one; leave it out."
-        )
-    if path.is_dir() and not (path / "saved_model.pb").exists():
-        folder = RunFolder(path)
-        folder.require(QUANTIZED_MODEL, CONFIG)
-        return lambda: _loaded(folder.file(QUANTIZED_MODEL))
-    if path.exists():
-        return lambda: _loaded(path)
-    if path.suffix in _FILES or path.parent != pathlib.Path():
-        raise RunError(f"{name}: not found; expected a Keras model, or the folder of a run.")
-    raise RunError(
-        f"{name}: received neither a file nor the name of a model, expected one of them. "
-        f"{did_you_mean(name, MODEL_OPTIONS)}"
-    )
-
-
-def _built(name: str, sizes: dict[str, int]) -> "keras.Model":
-    from sat_tf import models
-
-    return models.build(name, **{"image_size": 224, "num_classes": 1000, **sizes})
-
-
-def _application(name: str, sizes: dict[str, int]) -> "keras.Model":
-    import tf_keras as keras
-
-    known = {
-        key: make
-        for key, make in vars(keras.applications).items()
-        if inspect.isfunction(make) and "classes" in inspect.signature(make).parameters
-    }
-    if name not in known:
-        raise RunError(
-            f"{_APPLICATIONS}{name}: received no image model. {did_you_mean(name, known)}"
-        )
-    options: dict[str, Any] = {"weights": None, "classes": sizes.get("num_classes", 1000)}
-    if "image_size" in sizes:
-        options["input_shape"] = (sizes["image_size"], sizes["image_size"], 3)
-    return known[name](**options)
-
-
-def _loaded(path: pathlib.Path) -> "keras.Model":
-    import tf_keras as keras
-
-    try:
-        return keras.models.load_model(path, compile=False)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RunError(
-            f"{path}: {reason}; expected a model that tf_keras (Keras 2) has saved. One with layers"
-            " of your own is audited from Python: sat_tf.audit(model, dataset)."
-        ) from error
 
 
 def _images(

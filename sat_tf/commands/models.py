@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import sys
 from typing import TYPE_CHECKING
 
 from sat_tf.training.errors import RunError
@@ -16,15 +17,43 @@ def load_model(path: pathlib.Path) -> "keras.Model":
     Raises:
         RunError: it is none.
     """
-    import tf_keras as keras
-
     try:
-        return keras.models.load_model(path, compile=False)
+        return read_keras_model(path)
+    except RunError:
+        raise
     except (OSError, ValueError, TypeError, KeyError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise RunError(
             f"{path}: {reason}; expected a Keras model that sat-tf has saved; train it again."
         ) from error
+
+
+def read_keras_model(path: pathlib.Path) -> "keras.Model":
+    """A model that any Keras has saved; one of Keras 3 is converted, and a line says so.
+
+    Raises:
+        RunError: Keras 3 saved it, and it cannot be converted; says why.
+        Exception: what tf_keras raises where it cannot load the file.
+    """
+    from sat_tf.keras3.model_file import read_model_file
+
+    found = read_model_file(path)
+    if found is not None and found.is_keras3:
+        from sat_tf.keras3.incoming import convert
+
+        try:
+            converted = convert(path)
+        except ValueError as error:
+            raise RunError(str(error)) from error
+        print(
+            f"{path}: saved by Keras {found.version}; converted to tf_keras with "
+            f"sat_tf.from_keras3, outputs equal to {converted.proof.difference:.1g}.",
+            file=sys.stderr,
+        )
+        return converted.model
+    import tf_keras as keras
+
+    return keras.models.load_model(path, compile=False)
 
 
 def quiet_tensorflow() -> None:

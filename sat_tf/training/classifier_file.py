@@ -10,9 +10,10 @@ import tf_keras as keras
 from sat_tf import models
 from sat_tf.messages import list_problems
 from sat_tf.qat import registry
+from sat_tf.qat.function_quantizers import UnitQuantizer
 from sat_tf.qat.layout import inner_layer
-from sat_tf.qat.network import Network
-from sat_tf.qat.quantizers import PactQuantizer, StreamQuantizer
+from sat_tf.qat.network import Network, check_one_of_each
+from sat_tf.qat.quantizers import ClippingQuantizer
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.training.errors import RunError
 
@@ -122,6 +123,7 @@ def _first_line(error: Exception) -> str:
 def _problems(model: keras.Model, image_size: int, num_classes: int) -> list[str]:
     try:
         network = Network(model)
+        check_one_of_each(model)
     except ValueError as error:
         return [str(error)]
     problems = [f"{name}: {text}." for name, text in network.problems.items()]
@@ -147,7 +149,7 @@ def _rounds(layer: keras.layers.Layer) -> bool:
     if not isinstance(layer, QuantizedLayer):
         return False
     weights, output = layer.quantize_config.weights, layer.quantize_config.output
-    return isinstance(output, PactQuantizer | StreamQuantizer) or (
+    return isinstance(output, ClippingQuantizer | UnitQuantizer) or (
         weights is not None and weights.num_bits is not None
     )
 

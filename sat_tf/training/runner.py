@@ -4,6 +4,7 @@ import contextlib
 import pathlib
 import shutil
 import tempfile
+import warnings
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -17,6 +18,7 @@ from sat_tf.export.deployed import DeployedModel, deployed_model
 from sat_tf.messages import list_problems
 from sat_tf.qat.calibrate import estimate_statistics
 from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.norm_statistics import StaleStatisticsWarning
 from sat_tf.training import run_folder
 from sat_tf.training.config import Config
 from sat_tf.training.config_file import config_text
@@ -100,10 +102,13 @@ def calibrate(run: Run, model: keras.Model, *, clipping_levels: bool) -> None:
     count = min(run.config.calibration.num_images, run.source.num_train)
     pixels = run.source.training_sample(count, seed=run.config.seed)
     try:
-        if is_ordinary(model):
-            estimate_statistics(model, pixels, num_images=count)
-        else:
-            sat_tf.calibrate(model, pixels, num_images=count, clipping_levels=clipping_levels)
+        with warnings.catch_warnings():
+            # Stale statistics are to be replaced: training follows, or was.
+            warnings.simplefilter("ignore", StaleStatisticsWarning)
+            if is_ordinary(model):
+                estimate_statistics(model, pixels, num_images=count)
+            else:
+                sat_tf.calibrate(model, pixels, num_images=count, clipping_levels=clipping_levels)
     except ValueError as error:
         raise RunError(str(error)) from error
 
