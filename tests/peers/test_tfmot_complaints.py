@@ -1,0 +1,261 @@
+"""Models that users of TFMOT bring: which of them it refuses, and what sat-tf does with each.
+
+Numbers are those of issues of tensorflow/model-optimization (mo) and tensorflow/tensorflow (tf).
+"""
+
+import dataclasses
+import re
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tensorflow_model_optimization as tfmot
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.wrapper import QuantizedLayer
+
+L = keras.layers
+_tfmot_quantize = tfmot.quantization.keras.quantize_model
+
+
+@dataclasses.dataclass(frozen=True)
+class Complaint:
+    """A model that users had trouble with.
+
+    Attributes:
+        issues: where they say so.
+        build: makes the model.
+        tfmot: what TFMOT's error says; "" where it takes the model.
+        ours: what our error says; "" where we take the model. It is to name the layer in the way.
+        islands: the layers that our file computes in float32.
+    """
+
+    issues: str
+    build: Callable[[], object]
+    tfmot: str
+    ours: str = ""
+    islands: tuple[str, ...] = ()
+
+
+def _image():
+    return keras.Input((8, 8, 3), name="image")
+
+
+def _classifier(image, tensor):
+    return keras.Model(image, L.Dense(4, name="classifier")(L.Flatten(name="flatten")(tensor)))
+
+
+def _nested():
+    image = _image()
+    inner = keras.Sequential([L.Conv2D(2, 3, name="conv", input_shape=(8, 8, 3))], name="inner")
+    return _classifier(image, inner(image))
+
+
+def _slicing():
+    image = _image()
+    return keras.Model(image, L.Conv2D(2, 3, name="conv")(image[:, 1:]))
+
+
+def _multiplication():
+    image = _image()
+    return keras.Model(image, L.Conv2D(2, 3, name="conv")(image * 2.0))
+
+
+def _lambda():
+    image = _image()
+    scaled = L.Lambda(lambda pixels: pixels / 255.0, name="scaled")(image)
+    return _classifier(image, L.Conv2D(2, 3, name="conv")(scaled))
+
+
+def _conv1d():
+    series = keras.Input((8, 3), name="image")
+    return _classifier(series, L.Conv1D(2, 3, name="conv")(series))
+
+
+def _transposed():
+    image = _image()
+    tensor = L.Conv2DTranspose(2, 3, name="conv")(L.Conv2D(2, 3, name="before")(image))
+    return _classifier(
+        image, L.ReLU(name="relu")(L.BatchNormalization(momentum=0.0, name="bn")(tensor))
+    )
+
+
+def _prelu():
+    image = _image()
+    return _classifier(image, L.PReLU(name="prelu")(L.Conv2D(2, 3, name="conv")(image)))
+
+
+def _rescaling():
+    image = _image()
+    scaled = L.Rescaling(1 / 255.0, name="rescaling")(image)
+    return _classifier(image, L.Conv2D(2, 3, name="conv")(scaled))
+
+
+def _swish():
+    image = _image()
+    return _classifier(image, L.Conv2D(2, 3, activation="swish", name="conv")(image))
+
+
+def _shared():
+    image = _image()
+    twice = L.Conv2D(3, 3, padding="same", name="twice")
+    return _classifier(image, twice(twice(image)))
+
+
+class _Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__(name="subclassed")
+        self.dense = L.Dense(2, name="dense")
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+def _subclassed():
+    model = _Subclassed()
+    model(np.zeros((1, 3), np.float32))
+    return model
+
+
+def _keras_3():
+    import keras as keras_3  # noqa: TID251 - the library the complaint is about
+
+    image = keras_3.Input((8, 8, 3), name="image")
+    tensor = keras_3.layers.Conv2D(2, 3, name="conv")(image)
+    return keras_3.Model(image, keras_3.layers.Flatten()(tensor))
+
+
+COMPLAINTS = {
+    "nested models": Complaint(
+        "mo#957, mo#638, mo#377, tf#57034",
+        _nested,
+        "Quantizing a keras Model inside another keras Model is not supported",
+    ),
+    "slices": Complaint("mo#1139", _slicing, "SlicingOpLambda'> is not supported"),
+    "operators": Complaint("mo#1139", _multiplication, "TFOpLambda'> is not supported"),
+    "Lambda": Complaint(
+        "mo#1139",
+        _lambda,
+        "Requested the deserialization of a Lambda layer",
+        "scaled: received Lambda",
+    ),
+    "Conv1D": Complaint("mo#1031", _conv1d, "Conv1D'> is not supported"),
+    "Conv2DTranspose": Complaint("tf#43939", _transposed, ""),
+    "PReLU": Complaint("mo#602, mo#942", _prelu, "PReLU'> is not supported", islands=("prelu",)),
+    "preprocessing": Complaint("mo#764", _rescaling, "Rescaling'> is not supported"),
+    "swish": Complaint("mo#372, mo#718", _swish, ""),
+    "shared layers": Complaint("mo#756", _shared, ""),
+    "subclassed models": Complaint(
+        "mo#292",
+        _subclassed,
+        "can only either be a keras Sequential or Functional model",
+        "received a subclassed model (_Subclassed), whose layers only its Python code connects",
+    ),
+    "Keras 3": Complaint(
+        "mo#1119, mo#1180, mo#1181, mo#1143",
+        _keras_3,
+        "can only either be a keras Sequential or Functional model",
+        "convert it with sat_tf.from_keras3(model)",
+    ),
+}
+TAKEN = [name for name, row in COMPLAINTS.items() if not row.ours]
+
+
+@pytest.mark.parametrize("name", [name for name, row in COMPLAINTS.items() if row.tfmot])
+def test_tfmot_refuses_what_users_complain_of(name):
+    complaint = COMPLAINTS[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of Lambda layers, before it fails at them
+        with pytest.raises((ValueError, RuntimeError), match=re.escape(complaint.tfmot)):
+            _tfmot_quantize(complaint.build())
+
+
+@pytest.mark.parametrize("name", [name for name, row in COMPLAINTS.items() if row.ours])
+def test_sat_tf_says_what_is_in_the_way(name):
+    complaint = COMPLAINTS[name]
+    with pytest.raises(ValueError, match=re.escape(complaint.ours)):
+        sat_tf.quantize_model(complaint.build())
+
+
+@pytest.fixture(scope="module", params=TAKEN)
+def taken(request):
+    """A model that sat-tf takes, quantized and calibrated, and its images."""
+    keras.utils.set_random_seed(0)
+    complaint = COMPLAINTS[request.param]
+    model = complaint.build()
+    draw = np.random.default_rng(0)
+    images = draw.integers(0, 256, (64, *model.input_shape[1:])).astype(np.float32)
+    model(images, training=True)  # statistics as if it had been trained
+    quantized = sat_tf.calibrate(sat_tf.quantize_model(model, BitPolicy.mobile(8)), images)
+    return complaint, model, quantized, images
+
+
+def test_a_model_that_sat_tf_takes_keeps_its_function_in_8_bits(taken):
+    _, model, quantized, images = taken
+    assert all(isinstance(each, QuantizedLayer | L.InputLayer) for each in quantized.layers)
+    configs = [
+        each.quantize_config for each in quantized.layers if isinstance(each, QuantizedLayer)
+    ]
+    assert {config.weights.num_bits for config in configs if config.weights} == {8}
+    expected, found = (each(images).numpy().ravel() for each in (model, quantized))
+    assert np.corrcoef(expected, found)[0, 1] > 0.99
+
+
+def test_its_file_is_all_integer_and_computes_the_proved_codes(taken, tmp_path):
+    complaint, _, quantized, images = taken
+    report = sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
+    assert report.islands == list(complaint.islands)
+    if not complaint.islands:
+        assert [name.split()[0] for name in report.float_operators] == ["DEQUANTIZE"]
+    proof = sat_tf.verify_tflite(quantized, tmp_path / "model.tflite", images.astype(np.uint8))
+    assert proof.codes_differing == 0
+
+
+def test_sat_tf_lists_all_that_is_in_the_way_at_once():
+    image = _image()
+    tensor = L.Conv2DTranspose(2, 3, 2, output_padding=1, name="conv")(image)
+    tensor = L.Conv2D(2, 3, activation="swish", name="fine")(tensor)
+    tensor = L.Lambda(lambda values: values + 1.0, name="odd")(tensor)
+    with pytest.raises(ValueError, match="2 problems") as error:
+        sat_tf.quantize_model(_classifier(image, tensor))
+    assert set(re.findall(r"- (\w+): ", str(error.value))) == {"conv", "odd"}
+
+
+def test_tfmot_names_one_layer_at_a_time():
+    image = _image()
+    model = keras.Model(image, L.PReLU(name="other")(L.PReLU(name="one")(image)))
+    with pytest.raises(RuntimeError, match="Layer one") as error:
+        _tfmot_quantize(model)
+    assert "other" not in str(error.value)
+
+
+def test_a_lambda_layer_can_be_left_float():
+    policy = BitPolicy.mobile(8, unsupported="float")
+    quantized = sat_tf.quantize_model(_lambda(), policy)
+    assert isinstance(quantized.get_layer("scaled"), L.Lambda)
+
+
+# Complaints that have their tests elsewhere, or none:
+#
+# mo#426, mo#524, mo#751,      saving and copying: test_tfmot_models.py, and for every format and
+#   mo#773, mo#1122, tf#46755  layer of ours tests/qat/test_saving.py
+# tf#59274                     training starts anew after loading: not with weights alone in TFMOT
+#                              0.8.1; tests/qat/test_saving.py, tests/training/test_resume.py
+# mo#1068                      results depend on the replicas: test_tfmot_models.py,
+#                              tests/qat/test_training.py
+# tf#42432                     no conversion after MirroredStrategy: test_tfmot_models.py
+# mo#367, mo#824               float16: test_tfmot_models.py. The time of a step is that of a GPU
+# mo#368, mo#309, mo#974, tf#47068, tf#38845, tf#99072, tf#102943, tf#119412, mo#950, mo#574,
+#   tf#40917, tf#50993, tf#64193, tf#60125, mo#445, mo#552, mo#1131, tf#43882, mo#523, tf#43939
+#                              what is in the file: test_tfmot_files.py
+# mo#439, mo#1086              quantization-aware training ends below post-training quantization,
+#                              or elsewhere in every run: hours of training on one's own data. What
+#                              we do about it: tests/qat/test_calibrate.py,
+#                              tests/qat/test_training.py, tests/training/test_resume.py
+# mo#1064                      asks whether models can be used without TFLite: ours are Keras models
+# mo#1114                      another layer that TFMOT has no row for; ours have theirs in
+#                              tests/qat/test_registry.py
+# qkeras#67, #83, #87, #115    of a library that is not part of the tests
