@@ -10,39 +10,17 @@ so that the largest fit into memory. A row says how long each took, and which ru
 that have a row already are left out. `--write` puts the table into a Markdown file.
 """
 
-import argparse
 import collections
-import csv
-import inspect
-import json
 import pathlib
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rows import write_csv
-
-from sat_tf.wholefile import written_whole
+import each_application
 
 _RESULTS = pathlib.Path(__file__).parent / "results" / "audit_applications.csv"
 _IMAGE_SIZE = 96
 _NUM_IMAGES = 8
-_SECONDS_AT_MOST = 1800
-_BEGIN = "<!-- audit_applications -->\n"
-_END = "<!-- end of audit_applications -->"
-
-
-def application_names() -> list[str]:
-    """The names of the functions in `keras.applications` that build image models."""
-    import tf_keras as keras
-
-    return sorted(
-        name
-        for name, build in vars(keras.applications).items()
-        if inspect.isfunction(build) and "classes" in inspect.signature(build).parameters
-    )
 
 
 def audit_one(name: str, image_size: int, num_images: int) -> dict[str, Any]:
@@ -125,55 +103,19 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_table(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
-    """Puts the table between the marks in a Markdown file."""
-    text = path.read_text(encoding="utf-8")
-    before, rest = text.split(_BEGIN)
-    with written_whole(path) as temporary:
-        temporary.write_text(
-            f"{before}{_BEGIN}\n{markdown(rows)}\n{_END}{rest.split(_END)[1]}", encoding="utf-8"
-        )
-
-
 def _short(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
 def main() -> None:
     """Audits the models, and rewrites the table after each."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="*", metavar="NAME", help="default: all")
-    parser.add_argument("--again", action="store_true", help="leave out none that has a row")
-    parser.add_argument("--write", metavar="FILE", type=pathlib.Path, help="only write the table")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.one:
-        print(json.dumps(audit_one(arguments.one, _IMAGE_SIZE, _NUM_IMAGES)))
-        return
-    rows: list[dict[str, Any]] = []
-    if _RESULTS.exists() and not arguments.again:
-        with _RESULTS.open(newline="") as file:
-            rows = list(csv.DictReader(file))
-    if arguments.write:
-        write_table(rows, arguments.write)
-        return
-    done = {row["model"] for row in rows}
-    for name in arguments.models or application_names():
-        if name in done:
-            continue
-        run = subprocess.run(
-            [sys.executable, __file__, "--one", name],
-            capture_output=True,
-            text=True,
-            timeout=_SECONDS_AT_MOST,
-        )
-        if run.returncode:
-            print(f"{name}: {run.stderr[-1500:]}")
-            continue
-        rows.append(json.loads(run.stdout.splitlines()[-1]))
-        rows.sort(key=lambda row: str(row["model"]))
-        print(run.stdout.splitlines()[-1], flush=True)
-        write_csv(rows, _RESULTS)
+    each_application.main(
+        __file__,
+        __doc__,
+        results=_RESULTS,
+        make_row=lambda name: audit_one(name, _IMAGE_SIZE, _NUM_IMAGES),
+        markdown=markdown,
+    )
 
 
 if __name__ == "__main__":
