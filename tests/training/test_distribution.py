@@ -93,8 +93,8 @@ def test_two_replicas_train_like_one_device(tmp_path, batch_size):
         run.folder.make()
         weights.append(train_stage(run, "quantized", small_quantized_model()).trainable_variables)
         rows.append([(row.loss, row.train_top1, row.held_out_top1) for row in run.rows])
-    # Sums over the batch are taken in another order, in float32: that moves a weight by an ulp, and,
-    # in a later epoch, a code that lies on the boundary between two by a step.
+    # Sums over the batch are taken in another order, in float32: that moves a weight by an ulp,
+    # and, in a later epoch, a code that lies on the boundary between two by a step.
     one, two = (np.array(found) for found in rows)
     np.testing.assert_allclose(two[:3], one[:3], rtol=1e-5)
     np.testing.assert_allclose(two[:, 0], one[:, 0], rtol=2e-3)
