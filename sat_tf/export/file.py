@@ -24,6 +24,7 @@ from sat_tf.export.metadata import (
     count_problem,
     encode,
 )
+from sat_tf.export.notes import islands_of_one_image
 from sat_tf.export.packing import PACKINGS
 from sat_tf.export.pipeline import deployed_graph
 from sat_tf.export.routes import ROUTES, converted, route_problems
@@ -208,7 +209,11 @@ def export_tflite(
         islands=list(graph.float_layers),
         certified=list(graph.integer_tensors) if direct else [],
         storage=costs,
-        warnings=[*graph.warnings, *([ROUTES[route]] if ROUTES[route] else [])],
+        warnings=[
+            *graph.warnings,
+            *islands_of_one_image(graph, content),
+            *([ROUTES[route]] if ROUTES[route] else []),
+        ],
         seconds=time.perf_counter() - start,
     )
 

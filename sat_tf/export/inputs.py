@@ -117,12 +117,13 @@ def several_problems(images: Any, shapes: list[tuple[int, ...]]) -> tuple[Pixels
 def batches(images: Pixels, graph: Graph) -> list[Pixels]:
     """The images, so many at a time that the tensors of a graph fit into memory.
 
-    One at a time where the file has TRANSPOSE_CONV, which holds the shape of its output.
+    One at a time where the file has TRANSPOSE_CONV, which holds the shape of its output, or what
+    TensorFlow's converter makes of a layer that is left float, which may.
     """
     largest = max(int(np.prod(tensor.shape)) for tensor in graph.tensors.values())
     size = int(np.clip(_VALUES_PER_BATCH // (4 * max(largest, 1)), 1, _LARGEST_BATCH))
     kinds = {op.kind for op in graph.operations if isinstance(op, Linear)}
-    if LinearKind.TRANSPOSED in kinds:
+    if LinearKind.TRANSPOSED in kinds or graph.islands:
         size = 1
     starts = range(0, number_of(images), size)
     return [some_of(images, start, start + size) for start in starts]

@@ -4,8 +4,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from ai_edge_litert import schema_py_generated as tfl
+from ai_edge_litert.interpreter import Interpreter
 
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.network import Node, call_in_inference
@@ -21,34 +23,73 @@ def float_operators(node: Node, shapes: Sequence[tuple[int, ...]]) -> bytes:
         shapes: of its inputs, without the batch dimension.
 
     Raises:
-        ValueError: TensorFlow's converter has no builtin operators for the layer.
+        ValueError: TensorFlow's converter has no builtin operators for the layer, LiteRT does not
+            run them, or the layer mixes the images of a batch.
     """
+    try:
+        content = _converted(node, shapes, None)
+        # Of some layers, the converter's file for any batch runs on none.
+        batch = _batch_of_output(content)
+        if batch is None:
+            content = _converted(node, shapes, 1)
+            batch = _batch_of_output(content)
+    except Exception as error:  # The converter raises whatever its passes do.
+        raise ValueError(
+            f"{_received(node)} TensorFlow's converter does not convert ({_first_line(error)}), "
+            "expected a layer with builtin TFLite operators; replace it, or end the model before "
+            "it."
+        ) from error
+    if batch is None:
+        raise ValueError(
+            f"{_received(node)} LiteRT does not run in what TensorFlow's converter makes of it, "
+            "expected a layer that it does; replace it, or end the model before it."
+        )
+    if batch != 1:
+        raise ValueError(
+            f"{_received(node)} makes {batch} of one image, expected a layer that takes each image "
+            "of a batch by itself; replace it, or end the model before it."
+        )
+    parsed = tfl.ModelT.InitFromPackedBuf(content, 0)
+    if len(parsed.subgraphs) != 1 or any(code.customCode for code in parsed.operatorCodes):
+        raise ValueError(
+            f"{_received(node)} becomes more than builtin operators in a row, such as a loop, "
+            "expected a layer that does not; replace it, or end the model before it."
+        )
+    return content
+
+
+def _received(node: Node) -> str:
+    layer = inner_layer(node.layer)
+    return f"{layer.name}: received a {type(layer).__name__} that is left float and that"
+
+
+def _converted(node: Node, shapes: Sequence[tuple[int, ...]], batch: int | None) -> bytes:
     layer = inner_layer(node.layer)
     signature = [
-        tf.TensorSpec([None, *shape], tf.float32, name=f"{_INPUT}{i}")
+        tf.TensorSpec([batch, *shape], tf.float32, name=f"{_INPUT}{i}")
         for i, shape in enumerate(shapes)
     ]
     # A function, and no Keras model, in which the user's layer would be called once more.
     function = tf.function(
         lambda *tensors: call_in_inference(node, layer, list(tensors)), signature
     )
-    try:
-        concrete = [function.get_concrete_function()]
-        content: bytes = tf.lite.TFLiteConverter.from_concrete_functions(concrete, layer).convert()
-    except Exception as error:  # The converter raises whatever its passes do.
-        raise ValueError(
-            f"{layer.name}: received a {type(layer).__name__} that is left float and that "
-            f"TensorFlow's converter does not convert ({_first_line(error)}), expected a layer "
-            "with builtin TFLite operators; replace it, or end the model before it."
-        ) from error
-    parsed = tfl.ModelT.InitFromPackedBuf(content, 0)
-    if len(parsed.subgraphs) != 1 or any(code.customCode for code in parsed.operatorCodes):
-        raise ValueError(
-            f"{layer.name}: received a {type(layer).__name__} that is left float and that becomes "
-            "more than builtin operators in a row, such as a loop, expected a layer that does; "
-            "replace it, or end the model before it."
-        )
+    concrete = [function.get_concrete_function()]
+    content: bytes = tf.lite.TFLiteConverter.from_concrete_functions(concrete, layer).convert()
     return content
+
+
+def _batch_of_output(content: bytes) -> int | None:
+    """How many rows the output for one image has; None where LiteRT does not run the file."""
+    try:
+        interpreter = Interpreter(model_content=content, num_threads=1)
+        interpreter.allocate_tensors()
+        for details in interpreter.get_input_details():
+            interpreter.set_tensor(details["index"], np.zeros(details["shape"], np.float32))
+        interpreter.invoke()
+        (output,) = interpreter.get_output_details()
+        return len(interpreter.get_tensor(output["index"]))
+    except (RuntimeError, ValueError):
+        return None
 
 
 def splice(

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator
 
 from sat_tf.export import queries
-from sat_tf.export.graph import Island, Linear, LinearKind, Operation
+from sat_tf.export.graph import Graph, Island, Linear, LinearKind, Operation
+from sat_tf.export.runtime import Runtime
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.network import Network
 from sat_tf.qat.quantizers import ImageQuantizer
@@ -27,6 +28,16 @@ def one_image_only(operations: Iterable[Operation]) -> Iterator[str]:
         yield (
             f"{', '.join(names)}: TRANSPOSE_CONV has the shape of its output in the file, a "
             "batch of 1 included, so that LiteRT runs one image at a time"
+        )
+
+
+def islands_of_one_image(graph: Graph, content: bytes) -> Iterator[str]:
+    """Of layers left float, of which the converter has made operators for a batch of 1."""
+    known = any(one_image_only(graph.operations))
+    if graph.islands and not known and Runtime(content, keep_tensors=False).takes_one_image:
+        yield (
+            f"{', '.join(graph.float_layers)}: what TensorFlow's converter makes of layers left "
+            "float has a batch of 1 in its shapes, so that LiteRT runs one image at a time"
         )
 
 

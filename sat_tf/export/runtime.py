@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -69,12 +70,20 @@ class Runtime:
         self._inputs = self._interpreter.get_input_details()
         self._outputs = self._interpreter.get_output_details()
 
-    @property
-    def _takes_one_image(self) -> bool:
-        """Whether an operator has the shape of its output in the file, the batch included."""
+    @functools.cached_property
+    def takes_one_image(self) -> bool:
+        """Whether a shape in the file has a batch of 1 in it, so that no batch is larger."""
         # LiteRT has no public view of its execution plan.
         nodes: list[dict[str, Any]] = self._interpreter._get_ops_details()
-        return any(node["op_name"] == "TRANSPOSE_CONV" for node in nodes)
+        # It has the shape of its output in the file, which LiteRT notices when it runs.
+        if any(node["op_name"] == "TRANSPOSE_CONV" for node in nodes):
+            return True
+        try:
+            self._make_room([(2, *shape) for shape in self.input_shapes])
+        except (RuntimeError, ValueError):
+            self._make_room([(1, *shape) for shape in self.input_shapes])
+            return True
+        return False
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -107,7 +116,7 @@ class Runtime:
         Raises:
             ValueError: LiteRT does not run the file on them.
         """
-        if self._takes_one_image and number_of(images) > 1:
+        if number_of(images) > 1 and self.takes_one_image:
             starts = range(number_of(images))
             return np.concatenate([self.run(some_of(images, i, i + 1)) for i in starts])
         with _explained("run"):
@@ -126,10 +135,7 @@ class Runtime:
             ValueError: LiteRT does not run the file.
         """
         self.run(tuple(np.zeros((1, *shape), self.input_type) for shape in self.input_shapes))
-        if self._takes_one_image:
-            return
-        with _explained("run"):
-            self._make_room([(2, *shape) for shape in self.input_shapes])
+        self.takes_one_image  # noqa: B018 - asking makes room
 
     def tensors(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         """Tensors of the last run, by name; needs `keep_tensors`."""

@@ -131,6 +131,17 @@ def tensors_without_axes() -> keras.Model:
     )
 
 
+def normalized_in_groups() -> keras.Model:
+    """A layer whose operators, where the batch is free, LiteRT refuses."""
+    return chain(
+        (8, 8, 3),
+        *block(convolution(6)),
+        layers.GroupNormalization(2, name="groups"),
+        *block(convolution(4)),
+        *head(),
+    )
+
+
 HALVES: dict[str, tuple[Callable[[], keras.Model], list[str]]] = {
     "upsampled": (upsampled, ["up", "leaky"]),
     "two_inputs": (two_inputs, ["subtract", "multiply"]),
@@ -303,6 +314,28 @@ def test_a_layer_that_the_converter_does_not_convert_is_named(tmp_path):
         lambda: chain((8, 8, 3), *block(convolution(4)), Python(name="python"), *head()), {}, POLICY
     ).quantized()
     with pytest.raises(ValueError, match=r"python: received a Python that is left float and"):
+        sat_tf.export_tflite(model, tmp_path / "model.tflite")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_layer_whose_operators_take_one_image_is_named_and_proved(tmp_path):
+    model = Specimen(normalized_in_groups, {}, POLICY).quantized()
+    path, images = tmp_path / "model.tflite", images_for(model)
+    report = sat_tf.export_tflite(model, path)
+    assert report.islands == ["groups"]
+    assert any("groups: " in text and "one image at a time" in text for text in report.warnings)
+    for certificate in (sat_tf.verify_tflite(model, path, images), verify_file(path, images)):
+        assert certificate.codes_differing == 0
+        assert certificate.agreement > 0.9
+
+
+def test_a_layer_that_mixes_the_images_of_a_batch_is_named(tmp_path):
+    image = layers.Input((8, 8, 3))
+    x = ReLU()(normalization()(convolution(4)(image)))
+    x = tf.concat([x, x], axis=0, name="doubled")
+    doubled = keras.Model(image, Dense(3)(layers.GlobalAveragePooling2D()(x)))
+    model = sat_tf.quantize_model(doubled, POLICY)
+    with pytest.raises(ValueError, match=r"concat: .* makes 2 of one image, .* by itself"):
         sat_tf.export_tflite(model, tmp_path / "model.tflite")
     assert not list(tmp_path.iterdir())
 
