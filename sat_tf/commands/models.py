@@ -51,9 +51,17 @@ def read_keras_model(path: pathlib.Path) -> "keras.Model":
             file=sys.stderr,
         )
         return converted.model
+    import tensorflow_model_optimization as tfmot
     import tf_keras as keras
 
-    return keras.models.load_model(path, compile=False)
+    # So that a model that TFMOT has pruned, clustered or quantized is refused as what it is, and
+    # not for a class that nobody knows.
+    with (
+        tfmot.sparsity.keras.prune_scope(),
+        tfmot.clustering.keras.cluster_scope(),
+        tfmot.quantization.keras.quantize_scope(),
+    ):
+        return keras.models.load_model(path, compile=False)
 
 
 def quiet_tensorflow() -> None:

@@ -1,6 +1,7 @@
 import csv
 
 import pytest
+import tensorflow_model_optimization as tfmot
 
 from sat_tf import cli
 from tests.commands.light import told_without_tensorflow
@@ -44,6 +45,13 @@ def test_a_model_that_cannot_be_quantized_ends_with_status_1(files, capsys):
     assert "odd: received output_padding=(1, 1)" in said(capsys)
     assert cli.main(["explain", path, "--policy", "unsupported=float"]) == 0
     assert "multiply-adds: unknown" in said(capsys)
+
+
+@pytest.mark.parametrize("name", ["pruned.h5", "pruned.keras"])
+def test_a_model_that_tfmot_has_pruned_is_named_as_such(name, tmp_path, capsys):
+    tfmot.sparsity.keras.prune_low_magnitude(small_float_model()).save(tmp_path / name)
+    assert cli.main(["explain", str(tmp_path / name)]) == 2
+    assert "strip_pruning(model) first" in said(capsys)
 
 
 def test_a_quantized_model_needs_a_policy_and_takes_that_of_a_run(files, capsys):

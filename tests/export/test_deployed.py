@@ -314,3 +314,11 @@ def test_other_operations_than_before_are_an_error_that_names_them():
     add.output_variables["clipping_level"].assign(1e5)
     with pytest.raises(ValueError, match=r"other operations than before \(.*_coarse.*\), expected"):
         deployed.refresh()
+
+
+def test_a_deployed_view_is_no_model_to_quantize_or_explain():
+    deployed = deployed_model(small())
+    policy = sat_tf.BitPolicy.mobile(4)
+    for use in (sat_tf.quantize_model, sat_tf.explain):
+        with pytest.raises(ValueError, match=r"deployed view .* pass its attribute `quantized`"):
+            use(deployed, policy)
