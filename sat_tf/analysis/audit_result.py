@@ -4,14 +4,12 @@ import dataclasses
 import io
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import rich.console
 
 from sat_tf.analysis.findings import Finding, Verdict, worst
-
-if TYPE_CHECKING:
-    import pandas
+from sat_tf.analysis.row_table import RowTable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,7 +114,7 @@ class ActivationAudit:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Audit:
+class Audit(RowTable):
     """What the rules of efficient training say of a model.
 
     Attributes:
@@ -158,11 +156,8 @@ class Audit:
             *(_row("activation", activation) for activation in self.activations),
         ]
 
-    def to_frame(self) -> "pandas.DataFrame":
-        """The rows as a data frame: NaN or None where something was not measured."""
-        import pandas
-
-        return pandas.DataFrame(self.to_rows(), columns=list(COLUMNS))
+    def _columns(self) -> tuple[str, ...]:
+        return COLUMNS
 
     def table(self, *, width: int | None = None) -> str:
         """The audit as text for the terminal.
@@ -175,16 +170,6 @@ class Audit:
         text = io.StringIO()
         print_audit(self, rich.console.Console(file=text, width=width or 160))
         return text.getvalue()
-
-    def write_csv(self, path: str | os.PathLike[str]) -> None:
-        """Writes the rows; the file appears whole, or not at all.
-
-        Raises:
-            ValueError: the path cannot be written.
-        """
-        from sat_tf.analysis.audit_csv import write_rows
-
-        write_rows(self.to_rows(), path)
 
     def write_page(self, path: str | os.PathLike[str]) -> None:
         """Writes a page with tables and pictures: one file of HTML, without anything to load.

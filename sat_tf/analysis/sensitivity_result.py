@@ -5,7 +5,7 @@ import io
 import math
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import rich.console
 
@@ -17,10 +17,8 @@ from sat_tf.analysis.bit_suggestion import (
     within_drop,
 )
 from sat_tf.analysis.damage import METRICS, Damage
+from sat_tf.analysis.row_table import RowTable
 from sat_tf.qat.policy import BitPolicy
-
-if TYPE_CHECKING:
-    import pandas
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +60,7 @@ class LayerSensitivity:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sensitivity:
+class Sensitivity(RowTable):
     """What a model loses by each of its layers being quantized, and by all of them.
 
     Attributes:
@@ -174,11 +172,8 @@ class Sensitivity:
         """A row for each layer, all with the same keys, in graph order."""
         return [_row(layer) for layer in self.layers]
 
-    def to_frame(self) -> "pandas.DataFrame":
-        """The rows as a data frame: NaN or None where something was not measured."""
-        import pandas
-
-        return pandas.DataFrame(self.to_rows(), columns=list(COLUMNS))
+    def _columns(self) -> tuple[str, ...]:
+        return COLUMNS
 
     def table(self, *, width: int | None = None) -> str:
         """The layers as text for the terminal, the one that loses most first.
@@ -191,16 +186,6 @@ class Sensitivity:
         text = io.StringIO()
         print_sensitivity(self, rich.console.Console(file=text, width=width or 120))
         return text.getvalue()
-
-    def write_csv(self, path: str | os.PathLike[str]) -> None:
-        """Writes the rows; the file appears whole, or not at all.
-
-        Raises:
-            ValueError: the path cannot be written.
-        """
-        from sat_tf.analysis.audit_csv import write_rows
-
-        write_rows(self.to_rows(), path, COLUMNS)
 
     def write_picture(self, path: str | os.PathLike[str]) -> None:
         """Draws what each layer loses; the file appears whole, or not at all.

@@ -6,8 +6,8 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sat_tf.analysis.audit_csv import csv_value
 from sat_tf.analysis.audit_result import COLUMNS
+from sat_tf.analysis.row_table import csv_value
 from sat_tf.wholefile import check_writable, written_whole
 
 _LEFT_OUT = ("remedies",)

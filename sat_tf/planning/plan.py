@@ -3,18 +3,16 @@
 import dataclasses
 import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sat_tf.analysis.row_table import RowTable
 from sat_tf.messages import did_you_mean
 from sat_tf.planning.layer_plan import Export, LayerPlan
 from sat_tf.qat.policy import BitPolicy
 
-if TYPE_CHECKING:
-    import pandas
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(RowTable):
     """What becomes of a model.
 
     Attributes:
@@ -97,11 +95,8 @@ class Plan:
         """The rows as plain values, all with the same keys; None where something is unknown."""
         return [_plain(row) for row in self.rows]
 
-    def to_frame(self) -> "pandas.DataFrame":
-        """The rows as a data frame."""
-        import pandas
-
-        return pandas.DataFrame(self.to_rows(), columns=list(COLUMNS))
+    def _columns(self) -> tuple[str, ...]:
+        return COLUMNS
 
     def table(self, width: int | None = None) -> str:
         """The plan as text for the terminal.
@@ -115,16 +110,6 @@ class Plan:
 
     def __str__(self) -> str:
         return self.table()
-
-    def write_csv(self, path: str | os.PathLike[str]) -> None:
-        """Writes the rows; the file appears whole, or not at all.
-
-        Raises:
-            ValueError: the path cannot be written.
-        """
-        from sat_tf.analysis.audit_csv import write_rows
-
-        write_rows(self.to_rows(), path, COLUMNS)
 
     def write_page(self, path: str | os.PathLike[str]) -> None:
         """Writes a page with the diagram and the table: one file of HTML, with nothing to load.
