@@ -35,11 +35,6 @@ class UnitQuantizer(SatQuantizer):
         self.num_bits = num_bits
         self.signed = signed
 
-    def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
-        """Makes no variables."""
-        del tensor_shape, name, layer
-        return {}
-
     def __call__(
         self, inputs: tf.Tensor, training: Any, weights: dict[str, Any], **kwargs: Any
     ) -> tf.Tensor:

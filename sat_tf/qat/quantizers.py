@@ -21,6 +21,11 @@ BIT_FLOOR = "bit_floor"
 class SatQuantizer(tfmot.quantization.keras.quantizers.Quantizer):
     """What all quantizers of sat-tf share: they are equal when their settings are."""
 
+    def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
+        """Makes no variables."""
+        del tensor_shape, name, layer
+        return {}
+
     @abc.abstractmethod
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
@@ -258,11 +263,6 @@ class ImageQuantizer(SatQuantizer):
 
     def __init__(self, *, image_max: float = 255.0) -> None:
         self.image_max = image_max
-
-    def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
-        """Makes no variables."""
-        del tensor_shape, name, layer
-        return {}
 
     def __call__(
         self, inputs: tf.Tensor, training: Any, weights: dict[str, Any], **kwargs: Any
