@@ -4,11 +4,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from ai_edge_litert import schema_py_generated as tfl
-from ai_edge_litert.interpreter import Interpreter
 
+from sat_tf.export.runtime import Runtime
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.network import Node, call_in_inference
 
@@ -81,14 +80,8 @@ def _converted(node: Node, shapes: Sequence[tuple[int, ...]], batch: int | None)
 def _batch_of_output(content: bytes) -> int | None:
     """How many rows the output for one image has; None where LiteRT does not run the file."""
     try:
-        interpreter = Interpreter(model_content=content, num_threads=1)
-        interpreter.allocate_tensors()
-        for details in interpreter.get_input_details():
-            interpreter.set_tensor(details["index"], np.zeros(details["shape"], np.float32))
-        interpreter.invoke()
-        (output,) = interpreter.get_output_details()
-        return len(interpreter.get_tensor(output["index"]))
-    except (RuntimeError, ValueError):
+        return len(Runtime(content, keep_tensors=False).rehearse())
+    except ValueError:
         return None
 
 

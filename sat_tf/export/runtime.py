@@ -128,14 +128,19 @@ class Runtime:
             outputs = [details["index"] for details in self._outputs]
             return joined([np.array(self._interpreter.get_tensor(index)) for index in outputs])
 
-    def rehearse(self) -> None:
+    def rehearse(self) -> np.ndarray:
         """Runs one image of zeros, and makes room for two where the file can take them.
+
+        Returns:
+            The output for it.
 
         Raises:
             ValueError: LiteRT does not run the file.
         """
-        self.run(tuple(np.zeros((1, *shape), self.input_type) for shape in self.input_shapes))
+        image = tuple(np.zeros((1, *shape), self.input_type) for shape in self.input_shapes)
+        output = self.run(image)
         self.takes_one_image  # noqa: B018 - asking makes room
+        return output
 
     def tensors(self, names: Iterable[str]) -> dict[str, np.ndarray]:
         """Tensors of the last run, by name; needs `keep_tensors`."""
