@@ -1,4 +1,9 @@
-"""Clipping levels with the smallest quantization error on a sample of a tensor."""
+"""Clipping levels with the smallest quantization error on a sample of a tensor.
+
+The error is the mean of |q(x; α) - x|^p. p = 2 up to 7 bits. At 8 bits p = 4, which clips less:
+where rounding is small, what counts is that clipping moves means, which squeeze-and-excitation
+passes on and no BatchNormalization takes back.
+"""
 
 import dataclasses
 
@@ -9,6 +14,10 @@ from sat_tf.core import grid as grids
 from sat_tf.core.offset import step_and_zero
 from sat_tf.qat.function_quantizers import OffsetQuantizer
 from sat_tf.qat.quantizers import SMALLEST_CLIPPING_LEVEL, ClippingQuantizer
+
+# The power p of the error by bit width.
+_POWERS = {8: 4}
+_USUAL_POWER = 2
 
 # Of the values of a batch, so many at random, and about so many of the largest, which decide what
 # clipping costs: among values at random there are too few of them.
@@ -57,7 +66,7 @@ class Sample:
         self.counts.append(np.full(values.size, count))
 
     def best_level(self, quantizer: ClippingQuantizer) -> float:
-        """The clipping level with the smallest mean square error; the tensor must not be all 0."""
+        """The clipping level with the smallest error; the tensor must not be all 0."""
         values, counts = np.concatenate(self.values), np.concatenate(self.counts)
         if isinstance(quantizer, OffsetQuantizer):
             return best_offset_level(values, quantizer, counts)
@@ -74,7 +83,7 @@ def best_clipping_level(
     signed: bool,
     counts: np.ndarray | None = None,
 ) -> float:
-    """The clipping level with the smallest mean square quantization error.
+    """The clipping level with the smallest quantization error.
 
     Searched on 100 levels up to the largest magnitude, evenly spaced.
 
@@ -95,7 +104,7 @@ def best_clipping_level(
     for level in np.arange(100, 0, -1) / 100.0 * largest:
         step = np.float32((2.0 if signed else 1.0) * level / steps)
         quantized = np.floor(np.minimum(magnitudes, np.float32(level)) / step + 0.5) * step
-        error = float(np.average(np.square(quantized - magnitudes), weights=counts))
+        error = _mean_error(quantized - magnitudes, num_bits, counts)
         if error < smallest:
             best, smallest = float(level), error
     return best
@@ -104,7 +113,7 @@ def best_clipping_level(
 def best_offset_level(
     values: np.ndarray, quantizer: OffsetQuantizer, counts: np.ndarray | None = None
 ) -> float:
-    """The clipping level with the smallest mean square error of `offset.quantize_offset`.
+    """The clipping level with the smallest error of `offset.quantize_offset`.
 
     Searched like `best_clipping_level`, on levels up to the largest value.
 
@@ -120,7 +129,12 @@ def best_offset_level(
     for level in np.arange(100, 0, -1) / 100.0 * largest:
         step, zero = step_and_zero(level, steps, quantizer.lowest, quantizer.share, np.floor)
         codes = np.clip(np.floor(values / np.float32(step) + np.float32(0.5)), -zero, steps - zero)
-        error = float(np.average(np.square(codes * np.float32(step) - values), weights=counts))
+        error = _mean_error(codes * np.float32(step) - values, quantizer.num_bits, counts)
         if error < smallest:
             best, smallest = float(level), error
     return best
+
+
+def _mean_error(differences: np.ndarray, num_bits: int, counts: np.ndarray | None) -> float:
+    errors = np.abs(differences.astype(np.float64)) ** _POWERS.get(num_bits, _USUAL_POWER)
+    return float(np.average(errors, weights=counts))

@@ -37,13 +37,13 @@ def calibrate(
     """Fits a quantized model to data without training it.
 
     Passes over the images, all with quantized weights. The first leaves activations float and sets
-    every clipping level to the one with the smallest mean square error,
-    argmin_α E[(q(x; α) - x)²] over x and the quantizer's grid. The second, now with quantized
-    activations, measures the moving statistics of BatchNormalization as the mean over batches. The
-    last observes the range of the logits. In the first two, BatchNormalization works on batch
-    statistics, so that stale ones do no harm; but where it is frozen (trainable=False) or called
-    with training=False, or with batch_normalization=False, it works on its moving statistics and
-    keeps them.
+    every clipping level to the one with the smallest error, argmin_α E|q(x; α) - x|^p over x and
+    the quantizer's grid, p = 2 up to 7 bits and 4 at 8 bits (see `sat_tf.qat.best_levels`). The
+    second, now with quantized activations, measures the moving statistics of BatchNormalization as
+    the mean over batches. The last observes the range of the logits. In the first two,
+    BatchNormalization works on batch statistics, so that stale ones do no harm; but where it is
+    frozen (trainable=False) or called with training=False, or with batch_normalization=False, it
+    works on its moving statistics and keeps them.
 
     Without training, a few batches know less of the statistics than the float model does: a
     hundred images leave every channel some percent off, and at 8 bits that costs more than the

@@ -902,7 +902,7 @@ ZOO: dict[str, Specimen] = {
         densely_connected,
         {
             "CONV_2D": 5,
-            "DEPTHWISE_CONV_2D": 7,
+            "DEPTHWISE_CONV_2D": 6,
             "CONCATENATION": 3,
             "MEAN": 1,
             "FULLY_CONNECTED": 1,
