@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from sat_tf.core import grid as grids
 from sat_tf.core import one_pass
+from sat_tf.core.again import computed_again
 from sat_tf.core.compiler import compiles_with_xla, has_accelerator
 from sat_tf.messages import did_you_mean
 
@@ -62,7 +63,10 @@ def quantize_activation(
         else:
             quantized = tf.quantization.fake_quant_with_min_max_vars(x, 0.0, alpha, num_bits)
 
+        again = computed_again(x)
+
         def backward(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            x = again(upstream)
             inside = one_pass.keep_inside(
                 upstream, x, tf.constant(_JUST_ABOVE_ZERO), alpha * one_pass.JUST_BELOW_ONE
             )
@@ -117,7 +121,10 @@ def quantize_stream(
                 x, -limit, limit, num_bits, narrow_range=True
             )
 
+        again = computed_again(x)
+
         def backward(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            x = again(upstream)
             edge = limit * one_pass.JUST_BELOW_ONE
             inside = one_pass.keep_inside(upstream, x, -edge, edge)
             reference = x if gradient == "calibrated" else quantized

@@ -1,0 +1,57 @@
+"""Tensors that the backward pass computes again, instead of keeping them in memory until then."""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from sat_tf.core.compiler import compiles_with_xla, has_accelerator
+
+
+def computed_again(x: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
+    """How the backward pass gets at the values of a tensor of the forward pass.
+
+    Keeping them costs as much memory as the tensor has. What BatchNormalization puts out is cheap
+    to compute again from what it reads, which its own gradient keeps anyway, and its statistics: in
+    one pass over memory, and bit for bit the same. Then only the quantized tensor stays, as in a
+    float network only the rectified one does. Any other tensor is kept; so are all where XLA or an
+    accelerator runs the graph, whose kernels round in their own way.
+
+    Args:
+        x: a tensor of the forward pass.
+
+    Returns:
+        A function of the gradient that arrives at `x`, or at what is made of it, with the values of
+        `x`. They are computed once that gradient is there, not before.
+    """
+    norm = normalization_of(x)
+    if norm is None:
+        return lambda upstream: x
+    made_by = norm
+
+    def again(upstream: tf.Tensor) -> tf.Tensor:
+        training = made_by.get_attr("is_training")
+        # In training, the statistics of the batch, as the op keeps them for its own gradient.
+        mean, variance = (made_by.outputs if training else made_by.inputs)[3:5]
+        with tf.control_dependencies([upstream]):
+            return tf.raw_ops.FusedBatchNormV3(
+                x=made_by.inputs[0],
+                scale=made_by.inputs[1],
+                offset=made_by.inputs[2],
+                mean=mean,
+                variance=variance,
+                epsilon=made_by.get_attr("epsilon"),
+                data_format=made_by.get_attr("data_format"),
+                is_training=False,
+            ).y
+
+    return again
+
+
+def normalization_of(x: tf.Tensor) -> tf.Operation | None:
+    """The BatchNormalization kernel whose output, in this graph on a CPU, a tensor is; or None."""
+    if not tf.is_symbolic_tensor(x) or compiles_with_xla() or has_accelerator():
+        return None
+    while x.op.type == "Identity":
+        x = x.op.inputs[0]
+    is_output = x.op.type == "FusedBatchNormV3" and x.value_index == 0
+    return x.op if is_output and x.dtype == x.op.inputs[0].dtype == tf.float32 else None
