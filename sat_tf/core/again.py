@@ -1,14 +1,12 @@
 """Tensors that the backward pass computes again, instead of keeping them in memory until then."""
 
-from collections.abc import Callable
-
 import tensorflow as tf
 
 from sat_tf.core.compiler import compiles_with_xla, has_accelerator
 
 
-def computed_again(x: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
-    """How the backward pass gets at the values of a tensor of the forward pass.
+def computed_again(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
+    """The values of a tensor of the forward pass, for the backward pass.
 
     Keeping them costs as much memory as the tensor has. What BatchNormalization puts out is cheap
     to compute again from what it reads, which its own gradient keeps anyway, and its statistics: in
@@ -18,33 +16,28 @@ def computed_again(x: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
 
     Args:
         x: a tensor of the forward pass.
+        upstream: the gradient that arrives at what is made of it; nothing is computed before it is
+            there.
 
     Returns:
-        A function of the gradient that arrives at `x`, or at what is made of it, with the values of
-        `x`. They are computed once that gradient is there, not before.
+        A tensor with the values of `x`, or `x` itself.
     """
     norm = normalization_of(x)
     if norm is None:
-        return lambda upstream: x
-    made_by = norm
-
-    def again(upstream: tf.Tensor) -> tf.Tensor:
-        training = made_by.get_attr("is_training")
-        # In training, the statistics of the batch, as the op keeps them for its own gradient.
-        mean, variance = (made_by.outputs if training else made_by.inputs)[3:5]
-        with tf.control_dependencies([upstream]):
-            return tf.raw_ops.FusedBatchNormV3(
-                x=made_by.inputs[0],
-                scale=made_by.inputs[1],
-                offset=made_by.inputs[2],
-                mean=mean,
-                variance=variance,
-                epsilon=made_by.get_attr("epsilon"),
-                data_format=made_by.get_attr("data_format"),
-                is_training=False,
-            ).y
-
-    return again
+        return x
+    # In training, the statistics of the batch, as the kernel keeps them for its own gradient.
+    mean, variance = (norm.outputs if norm.get_attr("is_training") else norm.inputs)[3:5]
+    with tf.control_dependencies([upstream]):
+        return tf.raw_ops.FusedBatchNormV3(
+            x=norm.inputs[0],
+            scale=norm.inputs[1],
+            offset=norm.inputs[2],
+            mean=mean,
+            variance=variance,
+            epsilon=norm.get_attr("epsilon"),
+            data_format=norm.get_attr("data_format"),
+            is_training=False,
+        ).y
 
 
 def normalization_of(x: tf.Tensor) -> tf.Operation | None:

@@ -9,6 +9,7 @@ from sat_tf.core import grid as grids
 from sat_tf.core import one_pass
 from sat_tf.core.again import computed_again
 from sat_tf.core.compiler import compiles_with_xla, has_accelerator
+from sat_tf.core.parameter_sums import sum_by_normalization, sum_by_readers
 from sat_tf.messages import did_you_mean
 
 GRADIENTS = ("calibrated", "pact")
@@ -63,15 +64,10 @@ def quantize_activation(
         else:
             quantized = tf.quantization.fake_quant_with_min_max_vars(x, 0.0, alpha, num_bits)
 
-        again = computed_again(x)
-
         def backward(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            x = again(upstream)
-            inside = one_pass.keep_inside(
-                upstream, x, tf.constant(_JUST_ABOVE_ZERO), alpha * one_pass.JUST_BELOW_ONE
-            )
-            reference = x if gradient == "calibrated" else quantized
-            return inside, _level_gradient(upstream, quantized, inside, reference) / alpha
+            lowest, highest = tf.constant(_JUST_ABOVE_ZERO), alpha * one_pass.JUST_BELOW_ONE
+            inside, total = _gradients(upstream, x, quantized, lowest, highest, gradient)
+            return inside, total / alpha
 
         return quantized, backward
 
@@ -121,14 +117,10 @@ def quantize_stream(
                 x, -limit, limit, num_bits, narrow_range=True
             )
 
-        again = computed_again(x)
-
         def backward(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            x = again(upstream)
             edge = limit * one_pass.JUST_BELOW_ONE
-            inside = one_pass.keep_inside(upstream, x, -edge, edge)
-            reference = x if gradient == "calibrated" else quantized
-            return inside, _level_gradient(upstream, quantized, inside, reference) / limit
+            inside, total = _gradients(upstream, x, quantized, -edge, edge, gradient)
+            return inside, total / limit
 
         return quantized, backward
 
@@ -195,15 +187,22 @@ def _in_float32(
     return tf.cast(quantize(tf.cast(x, tf.float32), level), x.dtype)
 
 
-def _level_gradient(
-    upstream: tf.Tensor, quantized: tf.Tensor, inside: tf.Tensor, reference: tf.Tensor
-) -> tf.Tensor:
-    """Σ g q - Σ g x over the open range: α times Eq. 13, all its cases in one.
+def _gradients(
+    upstream: tf.Tensor,
+    x: tf.Tensor,
+    quantized: tf.Tensor,
+    lowest: tf.Tensor,
+    highest: tf.Tensor,
+    gradient: str,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """dx, which is g on the open range, and Σ g q - Σ dx x: α times Eq. 13, all its cases in one.
 
     Where x is clipped at the top q is α, so g q / α is g; where it is rectified q is 0; between,
-    (q - x) / α remains. With q itself as the `reference` the last part vanishes: the original PACT.
+    (q - x) / α remains. With q in the place of x the last part vanishes: the original PACT.
     """
-    total = _difference_of_sums(upstream, quantized, inside, reference)
+    values = computed_again(x, upstream)
+    inside = one_pass.keep_inside(upstream, values, lowest, highest)
+    reference = values if gradient == "calibrated" else quantized
 
     def leaving_out_what_is_clipped() -> tf.Tensor:
         # 0 · inf is NaN: where nothing passes, what x is must not matter.
@@ -213,14 +212,17 @@ def _level_gradient(
             - inside * tf.where(finite, reference, 0.0)
         )
 
-    return tf.cond(tf.math.is_finite(total), lambda: total, leaving_out_what_is_clipped)
-
-
-def _difference_of_sums(a: tf.Tensor, b: tf.Tensor, c: tf.Tensor, d: tf.Tensor) -> tf.Tensor:
-    """Σ a b - Σ c d, which nearly cancel."""
     if compiles_with_xla() or has_accelerator():
-        return tf.reduce_sum(a * b - c * d)
-    return one_pass.dot(a, b) - one_pass.dot(c, d)
+        total = tf.reduce_sum(upstream * quantized - inside * reference)
+    else:
+        by_readers = sum_by_readers(quantized, upstream)
+        by_normalization = sum_by_normalization(x, inside) if gradient == "calibrated" else None
+        if by_readers is None:
+            by_readers = one_pass.dot(upstream, quantized)
+        if by_normalization is None:
+            by_normalization = one_pass.dot(inside, reference)
+        total = by_readers - by_normalization
+    return inside, tf.cond(tf.math.is_finite(total), lambda: total, leaving_out_what_is_clipped)
 
 
 def _check_gradient(gradient: str) -> None:
