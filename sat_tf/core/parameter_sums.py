@@ -35,6 +35,9 @@ _KEEPS_THE_SUM = {
 }
 _GRADIENT_INPUTS = dict(_KEEPS_THE_SUM.values())
 _PASSES_ON = ("Identity", "IdentityN")
+# Readers that gradients do not come from: of a function with a custom gradient the copies of its
+# arguments, of an activation the mask of its own gradient.
+_NO_GRADIENT = ("IdentityN", "QuantizeAndDequantizeV4Grad", "Shape", "StopGradient")
 _CONVOLUTIONS = {
     "Conv2DBackpropInput": "Conv2DBackpropFilter",
     "DepthwiseConv2dNativeBackpropInput": "DepthwiseConv2dNativeBackpropFilter",
@@ -90,10 +93,22 @@ def sum_by_normalization(y: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor | None:
         return None
     if not _read_once(norm.outputs[0], y):
         return None
-    parameters = norm.inputs[1:3]
-    # The gradient of its input takes this operation as well: the graph optimizer keeps one of them.
-    gradients = tf.gradients(norm.outputs[0], parameters, grad_ys=upstream)
-    return tf.add_n([one_pass.dot(*pair) for pair in zip(parameters, gradients, strict=True)])
+    # Word for word what the gradient of BatchNormalization will be computed by, which comes next:
+    # the graph optimizer keeps one of the two.
+    first, second = (norm.outputs if norm.get_attr("is_training") else norm.inputs)[3:5]
+    made = tf.raw_ops.FusedBatchNormGradV3(
+        y_backprop=upstream,
+        x=norm.inputs[0],
+        scale=norm.inputs[1],
+        reserve_space_1=first,
+        reserve_space_2=second,
+        reserve_space_3=norm.outputs[5],
+        epsilon=norm.get_attr("epsilon"),
+        data_format=norm.get_attr("data_format"),
+        is_training=norm.get_attr("is_training"),
+    )
+    by_scale = one_pass.dot(norm.inputs[1], made.scale_backprop)
+    return by_scale + one_pass.dot(norm.inputs[2], made.offset_backprop)
 
 
 def _weights_by_their_gradient(
@@ -145,10 +160,11 @@ def _leads_to(tensor: tf.Tensor, y: tf.Tensor, steps: tuple[str, ...]) -> bool:
 
 
 def _read_once(normalized: tf.Tensor, y: tf.Tensor) -> bool:
-    """Whether nothing reads the output of BatchNormalization but what reads y, a copy of it."""
-    while y is not normalized:
-        (source,) = y.op.inputs
-        if [reader for reader in source.consumers() if reader.type != "Shape"] != [y.op]:
+    """Whether all gradient of the output of BatchNormalization comes through y, a copy of it."""
+    while True:
+        readers = [op for op in y.consumers() if op.type not in _NO_GRADIENT]
+        if len(readers) > 1:
             return False
-        y = source
-    return True
+        if y is normalized:
+            return True
+        (y,) = y.op.inputs
