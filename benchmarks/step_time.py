@@ -1,146 +1,197 @@
-"""Time and memory of one training step beside the float model and TFMOT's 8-bit model.
+"""Time and memory of a training step, and time of an evaluation step, beside float and TFMOT.
 
 Every time is a median over steps that are interleaved in one process: float, ours, TFMOT, float,
 ours, TFMOT, ... so that what else the machine does meets all of them alike. Ratios are what counts;
 seconds say something about one machine only.
 
-Memory is by how much two steps raise the peak of a process of their own that has built the model:
-activations, gradients, momentum and what tracing leaves, without TensorFlow itself. Linux only.
+Memory is by how much two training steps raise the peak of a process of their own that has built the
+model: activations, gradients, momentum and what tracing leaves, without TensorFlow itself. Linux
+only.
 
     python benchmarks/step_time.py
-    python benchmarks/step_time.py --image_size=224 --steps=10
+    python benchmarks/step_time.py --models=resnet18,resnet50 --batch_sizes=8,32 --steps=10
+
+Each model, image size and batch size is measured in a process of its own. Its rows replace those
+that the CSV file has of it; the others stay.
 """
 
 import concurrent.futures
+import csv
+import itertools
 import multiprocessing
+import pathlib
 import resource
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
-import numpy as np
 import rich.console
 import rows
-import tensorflow as tf
-import tensorflow_model_optimization as tfmot
-import tf_keras as keras
 from absl import app, flags
 
-import sat_tf
-from sat_tf.models import build
-
-_MODEL = flags.DEFINE_string("model", "mobilenet_v2", "float model, by name")
-_IMAGE_SIZE = flags.DEFINE_integer("image_size", 96, "rows and columns of the images")
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 32, "images a step")
+_MODELS = flags.DEFINE_list("models", ["mobilenet_v2"], "float models, by name")
+_IMAGE_SIZES = flags.DEFINE_list("image_sizes", ["96"], "rows and columns of the images")
+_BATCH_SIZES = flags.DEFINE_list("batch_sizes", ["32"], "images a step")
+_CONTENDERS = flags.DEFINE_list("contenders", None, "which to measure, besides float; default: all")
 _STEPS = flags.DEFINE_integer("steps", 20, "timed steps of every model")
 _WARM_UP = flags.DEFINE_integer("warm_up", 3, "steps before them; the first one traces")
 _THREADS = flags.DEFINE_integer("threads", 2, "threads inside an operation")
 _OUTPUT = flags.DEFINE_string("output", "benchmarks/results/step_time.csv", "where to write rows")
 
-# Each takes the float model and gives the one to train.
-_CONTENDERS: dict[str, Callable[[keras.Model], keras.Model]] = {
-    "float": lambda model: model,
-    "sat-tf clamp only": lambda model: sat_tf.quantize_model(
-        model, sat_tf.BitPolicy(weight_bits=None, activation_bits=None)
-    ),
-    "sat-tf w4a4 mobile": lambda model: sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(4)),
-    "sat-tf w4a4 paper": lambda model: sat_tf.quantize_model(model, sat_tf.BitPolicy.paper(4)),
-    "TFMOT 8-bit": tfmot.quantization.keras.quantize_model,
-}
+_NUM_CLASSES = 1000
+_CASE = ("model", "image size", "batch size")
 
 
-def _trainer(
+def _contenders() -> dict[str, Callable[[Any], Any]]:
+    """Each takes the float model and gives the one to train."""
+    import peer_tfmot
+
+    import sat_tf
+
+    policies = {
+        "sat-tf clamp only": sat_tf.BitPolicy(weight_bits=None, activation_bits=None),
+        "sat-tf w4a4 mobile": sat_tf.BitPolicy.mobile(4),
+        "sat-tf w4a4 paper": sat_tf.BitPolicy.paper(4),
+    }
+    return {
+        "float": lambda model: model,
+        **{
+            name: lambda model, policy=policy: sat_tf.quantize_model(model, policy)
+            for name, policy in policies.items()
+        },
+        "TFMOT 8-bit": peer_tfmot.eight_bits,
+        "TFMOT 4-bit, experimental": lambda model: peer_tfmot.n_bits(model, 4),
+    }
+
+
+def _steps_of(
     contender: str, model_name: str, image_size: int, batch_size: int
-) -> Callable[[], None]:
-    """One training step of a contender, as a call."""
+) -> tuple[Callable[[], None], Callable[[], None]]:
+    """One training step of a contender, and one evaluation step, as calls."""
+    import numpy as np
+    import tensorflow as tf
+    import tf_keras as keras
+
+    from sat_tf.models import build
+
     keras.utils.set_random_seed(0)
     rng = np.random.default_rng(0)
     shape = (batch_size, image_size, image_size, 3)
     images = tf.constant(rng.integers(0, 256, shape), tf.float32)
-    labels = tf.constant(rng.integers(0, 1000, batch_size))
-    model = _CONTENDERS[contender](build(model_name, image_size=image_size, num_classes=1000))
+    labels = tf.constant(rng.integers(0, _NUM_CLASSES, batch_size))
+    float_model = build(model_name, image_size=image_size, num_classes=_NUM_CLASSES)
+    model = _contenders()[contender](float_model)
     model.compile(
         keras.optimizers.SGD(0.01, momentum=0.9, nesterov=True),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
-    step = model.make_train_function()
+    train, evaluate = model.make_train_function(), model.make_test_function()
     batches = iter(tf.data.Dataset.from_tensors((images, labels)).repeat())
-
-    def run() -> None:
-        # Fetching the loss waits for the step.
-        float(step(batches)["loss"])
-
-    return run
+    # Fetching the loss waits for the step.
+    return lambda: float(train(batches)["loss"]), lambda: float(evaluate(batches)["loss"])
 
 
-def _mebibytes(contender: str, model_name: str, image_size: int, batch_size: int) -> float:
+def _mebibytes(contender: str, case: tuple[str, int, int]) -> float:
     """By how much two steps raise the peak of this process."""
-    step = _trainer(contender, model_name, image_size, batch_size)
+    step, _ = _steps_of(contender, *case)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     step()
     step()
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 
 
-def _mebibytes_alone(contender: str, model_name: str, image_size: int, batch_size: int) -> float:
-    """The same in a new process, where nothing of another contender is left."""
+def _durations(
+    contenders: list[str], case: tuple[str, int, int], count: int, warm_up: int, threads: int
+) -> dict[str, tuple[list[float], list[float]]]:
+    """Seconds of each training and each evaluation step, by contender."""
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    both = {name: _steps_of(name, *case) for name in contenders}
+    for steps in both.values():
+        for _ in range(warm_up):
+            for step in steps:
+                step()
+    seconds: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in both}
+    for kind in (0, 1):
+        for _ in range(count):
+            for name, steps in both.items():
+                start = time.perf_counter()
+                steps[kind]()
+                seconds[name][kind].append(time.perf_counter() - start)
+    return seconds
+
+
+def _in_new_process(task: Callable, *arguments: Any) -> Any:
+    """A result of a process in which nothing else has happened."""
     with concurrent.futures.ProcessPoolExecutor(
         max_workers=1, mp_context=multiprocessing.get_context("spawn")
     ) as pool:
-        return pool.submit(_mebibytes, contender, model_name, image_size, batch_size).result()
+        return pool.submit(task, *arguments).result()
 
 
-def main(argv: list[str]) -> None:
-    """Times all contenders, prints a table and writes a CSV."""
-    if len(argv) > 1:
-        raise app.UsageError(f"received {argv[1:]}, expected flags only.")
-    tf.config.threading.set_intra_op_parallelism_threads(_THREADS.value)
-    console = rich.console.Console()
-    task = _MODEL.value, _IMAGE_SIZE.value, _BATCH_SIZE.value
+def _measure(
+    contenders: list[str], case: tuple[str, int, int], console: rich.console.Console
+) -> list[dict[str, str]]:
+    """The rows of one model, image size and batch size."""
     mebibytes: dict[str, float] = {}
-    for name in _CONTENDERS:
+    for name in contenders:
         with console.status(f"memory of {name}"):
-            mebibytes[name] = _mebibytes_alone(name, *task)
-    steps: dict[str, Callable[[], None]] = {}
-    for name in _CONTENDERS:
-        with console.status(f"building {name}"):
-            steps[name] = _trainer(name, *task)
-            for _ in range(_WARM_UP.value):
-                steps[name]()
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
+            try:
+                mebibytes[name] = _in_new_process(_mebibytes, name, case)
+            except (ValueError, RuntimeError) as error:
+                reason = str(error).splitlines()[0][:80]
+                console.print(f"{name} does not take {case[0]}: {reason}")
     with console.status("timing"):
-        for _ in range(_STEPS.value):
-            for name, step in steps.items():
-                start = time.perf_counter()
-                step()
-                seconds[name].append(time.perf_counter() - start)
-    results = [
-        _row(name, seconds[name], seconds["float"], mebibytes[name], mebibytes["float"])
-        for name in steps
+        settings = _STEPS.value, _WARM_UP.value, _THREADS.value
+        seconds = _in_new_process(_durations, list(mebibytes), case, *settings)
+    described = {key: str(value) for key, value in zip(_CASE, case, strict=True)}
+    described["threads"] = str(_THREADS.value)
+    return [
+        {
+            **described,
+            "contender": name,
+            **_times("training", seconds[name][0], seconds["float"][0]),
+            **_times("evaluation", seconds[name][1], seconds["float"][1]),
+            "mebibytes": f"{mebibytes[name]:.0f}",
+            "memory, times float": f"{mebibytes[name] / mebibytes['float']:.2f}",
+        }
+        for name in mebibytes
     ]
-    title = (
-        f"{_MODEL.value}, {_IMAGE_SIZE.value}x{_IMAGE_SIZE.value}, batch {_BATCH_SIZE.value}, "
-        f"median of {_STEPS.value} interleaved steps, {_THREADS.value} threads"
-    )
-    console.print(rows.as_table(results, title))
-    rows.write_csv(results, _OUTPUT.value)
-    console.print(f"wrote {_OUTPUT.value}")
 
 
-def _row(
-    name: str, mine: list[float], floats: list[float], mebibytes: float, of_float: float
-) -> dict[str, str]:
+def _times(step: str, mine: list[float], floats: list[float]) -> dict[str, str]:
     # Ratios step by step: neighbours in time share what else the machine does.
     ratios = [own / reference for own, reference in zip(mine, floats, strict=True)]
     low, _, high = statistics.quantiles(ratios, n=4)
     return {
-        "model": name,
-        "seconds": f"{statistics.median(mine):.4f}",
-        "times float": f"{statistics.median(mine) / statistics.median(floats):.3f}",
-        "quartiles": f"{low:.3f} to {high:.3f}",
-        "mebibytes": f"{mebibytes:.0f}",
-        "times float's memory": f"{mebibytes / of_float:.2f}",
+        f"{step}, seconds": f"{statistics.median(mine):.4f}",
+        f"{step}, times float": f"{statistics.median(mine) / statistics.median(floats):.3f}",
+        f"{step}, quartiles": f"{low:.3f} to {high:.3f}",
     }
+
+
+def main(argv: list[str]) -> None:
+    """Measures all cases, prints a table of each and keeps a CSV."""
+    if len(argv) > 1:
+        raise app.UsageError(f"received {argv[1:]}, expected flags only.")
+    console, output = rich.console.Console(width=150), pathlib.Path(_OUTPUT.value)
+    names = ["float", *(_CONTENDERS.value or [name for name in _contenders() if name != "float"])]
+    results: list[dict[str, str]] = []
+    if output.exists():
+        with output.open(newline="") as file:
+            results = list(csv.DictReader(file))
+    sizes = (map(int, flag.value) for flag in (_IMAGE_SIZES, _BATCH_SIZES))
+    for case in itertools.product(_MODELS.value, *sizes):
+        measured = _measure(names, case, console)
+        title = f"{case[0]}, {case[1]}x{case[1]}, batch {case[2]}, medians of {_STEPS.value} steps"
+        console.print(rows.as_table(measured, title, list(measured[0])[len(_CASE) :]))
+        key = tuple(map(str, case))
+        others = [row for row in results if tuple(row[name] for name in _CASE) != key]
+        results = [*others, *measured]
+        rows.write_csv(results, output)
+    console.print(f"wrote {output}")
 
 
 if __name__ == "__main__":

@@ -228,27 +228,27 @@ class _Squash:
         self.reduced = sorted(set(range(rank)) - {axis % rank for axis in range_axes})
         self._one_range = len(self.reduced) == rank
         self.values = tf.tanh(latent)
-        largest = self._largest()
+        self._numbers, largest = self._numbers_and_largest()
         self.maximum = tf.where(largest >= _SMALLEST_MAXIMUM, largest, 1.0)
 
-    def _largest(self) -> tf.Tensor:
-        def of(values: tf.Tensor) -> tf.Tensor:
+    def _numbers_and_largest(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """The values with 0 in the place of NaN, and their largest magnitude."""
+
+        def largest_of(values: tf.Tensor) -> tf.Tensor:
             # Without |t| in memory.
             highest = tf.reduce_max(values, axis=self.reduced, keepdims=True)
             lowest = tf.reduce_min(values, axis=self.reduced, keepdims=True)
             return tf.maximum(highest, -lowest)
 
-        if compiles_with_xla():  # its maximum of NaN may be a number
-            return of(self._without_nan())
-        largest = of(self.values)
-        return tf.cond(
-            tf.reduce_any(tf.math.is_nan(largest)),
-            lambda: of(self._without_nan()),
-            lambda: largest,
-        )
+        def without_nan() -> tuple[tf.Tensor, tf.Tensor]:
+            numbers = tf.where(tf.math.is_nan(self.values), 0.0, self.values)
+            return numbers, largest_of(numbers)
 
-    def _without_nan(self) -> tf.Tensor:
-        return tf.where(tf.math.is_nan(self.values), 0.0, self.values)
+        if compiles_with_xla():  # its maximum of NaN may be a number
+            return without_nan()
+        largest = largest_of(self.values)
+        there_is_nan = tf.reduce_any(tf.math.is_nan(largest))
+        return tf.cond(there_is_nan, without_nan, lambda: (self.values, largest))
 
     def gradient(self, detach_max: bool, upstream: tf.Tensor) -> tf.Tensor:
         """Gradient of tanh(W) / m with respect to W."""
@@ -257,27 +257,21 @@ class _Squash:
             # t where |t| = m, else 0: the gradient through the maximum is shared by its ties.
             if self._one_range:
                 edge = tf.reshape(self.maximum, []) * one_pass.JUST_BELOW_ONE
-                at_maximum = self.values - one_pass.keep_inside(
-                    self.values, self.values, -edge, edge
+                at_maximum = self._numbers - one_pass.keep_inside(
+                    self._numbers, self._numbers, -edge, edge
                 )
             else:
-                at_maximum = tf.where(tf.abs(self.values) == self.maximum, self.values, 0.0)
-            total = self._sum(through_tanh, self.values)
+                at_maximum = tf.where(tf.abs(self._numbers) == self.maximum, self._numbers, 0.0)
+            total = self._sum(through_tanh, self._numbers)
             squares = self._sum(at_maximum, at_maximum)  # m² a tie
             through_tanh -= at_maximum * tf.math.divide_no_nan(total, squares)
         return tf.raw_ops.TanhGrad(y=self.values, dy=through_tanh)
 
     def _sum(self, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-        """Σ a b over each range, without the products that are NaN."""
-
-        def without_nan() -> tf.Tensor:
-            products = tf.where(tf.math.is_nan(self.values), 0.0, a * b)
-            return tf.reduce_sum(products, self.reduced, keepdims=True)
-
-        if not self._one_range or compiles_with_xla():
-            return without_nan()
-        total = tf.reshape(one_pass.dot(a, b), [1] * len(self.reduced))
-        return tf.cond(tf.reduce_any(tf.math.is_nan(total)), without_nan, lambda: total)
+        """Σ a b over each range."""
+        if self._one_range:
+            return tf.reshape(one_pass.dot(a, b), [1] * len(self.reduced))
+        return tf.reduce_sum(a * b, self.reduced, keepdims=True)
 
 
 def _units(squash: _Squash, num_bits: grids.Bits, grid: str) -> tf.Tensor:
