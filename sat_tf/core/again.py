@@ -48,3 +48,9 @@ def normalization_of(x: tf.Tensor) -> tf.Operation | None:
         x = x.op.inputs[0]
     is_output = x.op.type == "FusedBatchNormV3" and x.value_index == 0
     return x.op if is_output and x.dtype == x.op.inputs[0].dtype == tf.float32 else None
+
+
+def of_batch_statistics(x: tf.Tensor) -> bool:
+    """Whether a tensor is the output of BatchNormalization by the statistics of its batch."""
+    norm = normalization_of(x)
+    return norm is not None and norm.get_attr("is_training")

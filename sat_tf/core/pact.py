@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from sat_tf.core import grid as grids
 from sat_tf.core import one_pass
-from sat_tf.core.again import computed_again
+from sat_tf.core.again import computed_again, of_batch_statistics
 from sat_tf.core.compiler import compiles_with_xla, has_accelerator
 from sat_tf.core.parameter_sums import sum_by_normalization, sum_by_readers
 from sat_tf.messages import did_you_mean
@@ -204,6 +204,21 @@ def _gradients(
     inside = one_pass.keep_inside(upstream, values, lowest, highest)
     reference = values if gradient == "calibrated" else quantized
 
+    if compiles_with_xla() or has_accelerator():
+        total = tf.reduce_sum(upstream * quantized - inside * reference)
+    else:
+        by_readers = sum_by_readers(quantized, upstream)
+        by_normalization = sum_by_normalization(x, inside) if gradient == "calibrated" else None
+        if by_readers is not None and by_normalization is not None and of_batch_statistics(x):
+            # One number that is not finite, and the statistics of the batch are not, nor anything
+            # that is computed from them: there is nothing to leave out.
+            return inside, by_readers - by_normalization
+        if by_readers is None:
+            by_readers = one_pass.dot(upstream, quantized)
+        if by_normalization is None:
+            by_normalization = one_pass.dot(inside, reference)
+        total = by_readers - by_normalization
+
     def leaving_out_what_is_clipped() -> tf.Tensor:
         # 0 · inf is NaN: where nothing passes, what x is must not matter.
         finite = tf.math.is_finite(reference)
@@ -212,16 +227,6 @@ def _gradients(
             - inside * tf.where(finite, reference, 0.0)
         )
 
-    if compiles_with_xla() or has_accelerator():
-        total = tf.reduce_sum(upstream * quantized - inside * reference)
-    else:
-        by_readers = sum_by_readers(quantized, upstream)
-        by_normalization = sum_by_normalization(x, inside) if gradient == "calibrated" else None
-        if by_readers is None:
-            by_readers = one_pass.dot(upstream, quantized)
-        if by_normalization is None:
-            by_normalization = one_pass.dot(inside, reference)
-        total = by_readers - by_normalization
     return inside, tf.cond(tf.math.is_finite(total), lambda: total, leaving_out_what_is_clipped)
 
 
