@@ -102,6 +102,8 @@ def _learn(model: Any) -> None:
     for start in range(0, len(images), _FLOAT_BATCH_SIZE):
         batch = slice(start, start + _FLOAT_BATCH_SIZE)
         model.train_on_batch(images[batch].astype(np.float32), classes[batch])
+    if not norms:
+        return
     twin = with_layers_for_operations(model)
     estimate_statistics(twin, images[:_NUM_CALIBRATED].astype(np.float32))
     for layer in norms:
