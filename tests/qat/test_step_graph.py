@@ -1,0 +1,105 @@
+"""What the graph of a training step and of an evaluation step is made of."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.qat.policy import BitPolicy
+from tests.qat import float_models
+
+_HOST = ("PyFunc", "EagerPyFunc", "Send", "Recv", "_Send", "_Recv", "Print", "PrintV2", "Where")
+
+
+def _compiled(name="mobile_block", **options):
+    model = sat_tf.quantize_model(float_models.build(name), BitPolicy.mobile(4))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.002, momentum=0.9), loss, **options)
+    return model
+
+
+def _data(count, batch_size):
+    labels = np.random.default_rng(3).integers(0, 3, count)
+    data = tf.data.Dataset.from_tensor_slices((float_models.images(count), labels))
+    return data.batch(batch_size)
+
+
+def _operations(graph):
+    """All operations of a graph, and of the functions that it calls."""
+    definition = graph.as_graph_def()
+    functions = [function.node_def for function in definition.library.function]
+    return [node for nodes in (definition.node, *functions) for node in nodes]
+
+
+def _step_graph(model, make):
+    step = make()
+    return step.get_concrete_function(iter(_data(8, 4))).graph
+
+
+@pytest.mark.parametrize("options", [{}, {"jit_compile": True}], ids=["plain", "xla"])
+def test_fifty_steps_with_a_partial_batch_are_traced_like_one(options):
+    model = _compiled(**options)
+    data = _data(49 * 4 + 2, 4)
+    assert len(data) == 50
+    model.fit(data.take(1), verbose=0)
+    first = model.train_function.experimental_get_tracing_count()
+    model.fit(data, verbose=0)
+    assert model.train_function.experimental_get_tracing_count() == first
+    model.evaluate(data, verbose=0)
+    assert model.test_function.experimental_get_tracing_count() == 1
+
+
+def test_nothing_in_a_step_is_in_double_precision_or_runs_on_the_host():
+    quantized, plain = _compiled(), float_models.build("mobile_block")
+    plain.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    for kind in ("train", "test"):
+        ours, floats = (
+            _operations(_step_graph(model, getattr(model, f"make_{kind}_function")))
+            for model in (quantized, plain)
+        )
+        assert not [node.name for node in ours if node.op in _HOST]
+        doubles = [
+            collections.Counter(
+                node.op for node in nodes if tf.float64.as_datatype_enum in _types(node)
+            )
+            for nodes in (ours, floats)
+        ]
+        assert not doubles[0] - doubles[1]
+
+
+def test_a_compiled_step_stays_on_its_device():
+    model = _compiled()
+    images, labels = next(iter(_data(4, 4)))
+
+    @tf.function(jit_compile=True)
+    def step(images, labels):
+        with tf.GradientTape() as tape:
+            loss = model.compiled_loss(labels, model(images, training=True))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    model.optimizer.build(model.trainable_variables)
+    program = step.experimental_get_compiler_ir(images, labels)(stage="optimized_hlo")
+    for forbidden in ("f64[", "infeed(", "outfeed(", "send(", "recv(", "callback"):
+        assert forbidden not in program
+    assert np.isfinite(step(images, labels))
+
+
+def test_evaluation_takes_no_branch_on_the_training_flag():
+    """The flag is a Python value: each step holds what it needs, and no choice."""
+    model = _compiled()
+    evaluation = _operations(_step_graph(model, model.make_test_function))
+    kinds = {node.op for node in evaluation}
+    assert not kinds & {"QuantizeAndDequantizeV4Grad", "TanhGrad", "FusedBatchNormGradV3"}
+    branches = [node for node in evaluation if node.op in ("If", "StatelessIf")]
+    # Only for NaN among the weights, a branch for each kernel.
+    kernels = [v for v in model.trainable_variables if "kernel" in v.name]
+    assert len(branches) <= len(kernels)
+
+
+def _types(node):
+    return [value.type for value in node.attr.values() if value.WhichOneof("value") == "type"]
