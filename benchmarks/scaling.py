@@ -21,6 +21,7 @@ says for more devices than there are here, with a bandwidth to choose.
 
 import concurrent.futures
 import json
+import math
 import multiprocessing
 import os
 import socket
@@ -75,9 +76,10 @@ def _train(worker: int, ports: list[int], case: tuple[str, int, int, int]) -> di
         rng = np.random.default_rng(0)
         images = rng.integers(0, 256, (batch_size, image_size, image_size, 3)).astype(np.float32)
         labels = rng.integers(0, _NUM_CLASSES, batch_size)
-        data = tf.data.Dataset.from_tensors((images, labels)).unbatch().batch(batch_size).repeat()
+        data = tf.data.Dataset.from_tensor_slices((images, labels)).batch(batch_size).repeat()
         options = tf.data.Options()
-        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+        sharding = tf.data.experimental.AutoShardPolicy.DATA
+        options.experimental_distribute.auto_shard_policy = sharding
         batches = iter(strategy.experimental_distribute_dataset(data.with_options(options)))
         step = model.make_train_function()
         for _ in range(2):
@@ -100,20 +102,14 @@ def _train(worker: int, ports: list[int], case: tuple[str, int, int, int]) -> di
 def _reduced_bytes(graph: Any) -> int:
     """Bytes of all tensors that the graph, and the functions it calls, give to all-reduce."""
     definition = graph.as_graph_def(add_shapes=True)
-    return sum(
-        _bytes_of(nodes, node)
-        for nodes in [definition.node, *(each.node_def for each in definition.library.function)]
+    functions = [function.node_def for function in definition.library.function]
+    shapes = [
+        node.attr["_output_shapes"].list.shape[0]
+        for nodes in (definition.node, *functions)
         for node in nodes
         if node.op.startswith("CollectiveReduce")
-    )
-
-
-def _bytes_of(nodes: Any, node: Any) -> int:
-    import math
-
-    del nodes
-    (shape,) = node.attr["_output_shapes"].list.shape
-    return 4 * math.prod(dim.size for dim in shape.dim)
+    ]
+    return sum(4 * math.prod(dimension.size for dimension in shape.dim) for shape in shapes)
 
 
 def _free_ports(count: int) -> list[int]:
@@ -155,7 +151,10 @@ def main(argv: list[str]) -> None:
         parts[name] = images, whole[name]["seconds"] - images * _BATCH_SIZE.value
     for replicas, found in measured.items():
         ours, floats = found["sat-tf w4a4"], found["float"]
-        predicted = [_predicted(parts[name], replicas, found[name]) for name in found]
+        # Of one machine's replicas: all images once, and the weights once each.
+        predicted = [
+            images * _BATCH_SIZE.value + weights * replicas for images, weights in parts.values()
+        ]
         results.append(
             {
                 "replicas": str(replicas),
@@ -173,17 +172,7 @@ def main(argv: list[str]) -> None:
     console.print(f"wrote {_OUTPUT.value}")
 
 
-def _predicted(parts: tuple[float, float], replicas: int, found: dict[str, Any]) -> float:
-    """Seconds of a step where the replicas share the cores of one machine."""
-    images, weights = parts
-    # All replicas together do the images once, and the weights once each.
-    del found
-    return images * _BATCH_SIZE.value + weights * replicas
-
-
-def _extended(
-    parts: dict[str, tuple[float, float]], whole: dict[str, Any]
-) -> list[dict[str, str]]:
+def _extended(parts: dict[str, tuple[float, float]], whole: dict[str, Any]) -> list[dict[str, str]]:
     """Seconds of a step on devices of their own, each with the same number of images."""
     predicted = []
     for devices in _DEVICES:
