@@ -35,8 +35,14 @@ test-slow: $(VENV)/installed-test ## Run the tests that take minutes each
 	$(BIN)/python -m pytest -m slow
 
 .PHONY: bench
-bench: $(VENV)/installed ## Measure the cost of a training step
+bench: $(VENV)/installed ## Measure steps, quantizers, graphs, input, inference and scaling; an hour, on an idle machine
 	$(BIN)/python benchmarks/step_time.py
+	$(BIN)/python benchmarks/quantizer_speed.py
+	$(BIN)/python benchmarks/graph_cost.py
+	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/import_time.py
+	$(BIN)/python benchmarks/input_pipeline.py
+	$(BIN)/python benchmarks/latency.py
 
 .PHONY: clean
 clean: ## Remove the virtual environment and the caches, but no runs
