@@ -35,7 +35,7 @@ def quantize_activation(
                there ("pact", the original); 0 where x <= 0.
 
     It is a rectifier itself: put it in the place of a ReLU, not behind one. Computed in float32,
-    returned in the type of `x`; XLA rounds the step in its own way, to one unit in the last place.
+    returned in the type of `x`, with the same bits under XLA.
     Infinities are clipped like any value and add no NaN to a gradient. NaN stays NaN in its own
     element of q, and has no part in either gradient.
 
@@ -173,7 +173,9 @@ def round_on_range(
         A tensor like `x`.
     """
     zero = steps / 2 if signed else 0.0
-    step = (clipping_level + clipping_level if signed else clipping_level) / steps
+    # Of a quotient by a constant XLA makes a product with its reciprocal, which is rounded twice.
+    divisor = steps + 0.0 * clipping_level
+    step = (clipping_level + clipping_level if signed else clipping_level) / divisor
     low, high = -step * zero, step * (steps - zero)
     above_low = tf.maximum(tf.minimum(x, high), low) - low
     return grids.round_half_up(above_low / step - zero) * step
