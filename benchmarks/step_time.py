@@ -61,7 +61,7 @@ def _contenders() -> dict[str, Callable[[Any], Any]]:
             for name, policy in policies.items()
         },
         "TFMOT 8-bit": peer_tfmot.eight_bits,
-        "TFMOT 4-bit, experimental": lambda model: peer_tfmot.n_bits(model, 4),
+        "TFMOT 4-bit experimental": lambda model: peer_tfmot.n_bits(model, 4),
     }
 
 
@@ -177,7 +177,10 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"received {argv[1:]}, expected flags only.")
     console, output = rich.console.Console(width=150), pathlib.Path(_OUTPUT.value)
-    names = ["float", *(_CONTENDERS.value or [name for name in _contenders() if name != "float"])]
+    names = list(dict.fromkeys(["float", *(_CONTENDERS.value or _contenders())]))
+    unknown = sorted(set(names) - set(_contenders()))
+    if unknown:
+        raise app.UsageError(f"--contenders: received {unknown}, expected {list(_contenders())}.")
     results: list[dict[str, str]] = []
     if output.exists():
         with output.open(newline="") as file:
