@@ -10,9 +10,7 @@ its own. Growth is the exponent e of seconds ~ layers^e between the last two dep
     python benchmarks/graph_cost.py --layers=30,90
 """
 
-import concurrent.futures
 import math
-import multiprocessing
 import pathlib
 import tempfile
 import time
@@ -22,6 +20,7 @@ from typing import Any
 import rich.console
 import rows
 from absl import app, flags
+from new_process import in_new_process
 
 _LAYERS = flags.DEFINE_list("layers", ["10", "50", "150", "500"], "layers of the networks")
 _VERIFIED = flags.DEFINE_integer("verified", 4, "images to verify the file with")
@@ -72,8 +71,7 @@ def _measure(num_layers: int, verified: int) -> dict[str, float]:
         trained.train_on_batch(images, labels)
 
     timed("float: first step", lambda: first_step(model))
-    _network(5)  # what happens only once in a process
-    sat_tf.quantize_model(_network(5))
+    sat_tf.quantize_model(_network(5))  # what happens only once in a process
     policy = sat_tf.BitPolicy.mobile(4)
     quantized = timed("quantize_model", lambda: sat_tf.quantize_model(model, policy))
     timed("first step", lambda: first_step(quantized))
@@ -100,13 +98,8 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(f"received {argv[1:]}, expected flags only.")
     console, measured = rich.console.Console(width=110), []
     for num_layers in map(int, _LAYERS.value):
-        with (
-            console.status(f"{num_layers} layers"),
-            concurrent.futures.ProcessPoolExecutor(
-                max_workers=1, mp_context=multiprocessing.get_context("spawn")
-            ) as pool,
-        ):
-            measured.append(pool.submit(_measure, num_layers, _VERIFIED.value).result())
+        with console.status(f"{num_layers} layers"):
+            measured.append(in_new_process(_measure, num_layers, _VERIFIED.value))
     results = []
     for what in list(measured[0])[1:]:
         row = {"seconds": what}

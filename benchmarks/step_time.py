@@ -15,10 +15,8 @@ Each model, image size and batch size is measured in a process of its own. Its r
 that the CSV file has of it; the others stay.
 """
 
-import concurrent.futures
 import csv
 import itertools
-import multiprocessing
 import pathlib
 import resource
 import statistics
@@ -29,6 +27,7 @@ from typing import Any
 import rich.console
 import rows
 from absl import app, flags
+from new_process import in_new_process
 
 _MODELS = flags.DEFINE_list("models", ["mobilenet_v2"], "float models, by name")
 _IMAGE_SIZES = flags.DEFINE_list("image_sizes", ["96"], "rows and columns of the images")
@@ -123,14 +122,6 @@ def _durations(
     return seconds
 
 
-def _in_new_process(task: Callable, *arguments: Any) -> Any:
-    """A result of a process in which nothing else has happened."""
-    with concurrent.futures.ProcessPoolExecutor(
-        max_workers=1, mp_context=multiprocessing.get_context("spawn")
-    ) as pool:
-        return pool.submit(task, *arguments).result()
-
-
 def _measure(
     contenders: list[str], case: tuple[str, int, int], console: rich.console.Console
 ) -> list[dict[str, str]]:
@@ -139,13 +130,13 @@ def _measure(
     for name in contenders:
         with console.status(f"memory of {name}"):
             try:
-                mebibytes[name] = _in_new_process(_mebibytes, name, case)
+                mebibytes[name] = in_new_process(_mebibytes, name, case)
             except (ValueError, RuntimeError) as error:
                 reason = str(error).splitlines()[0][:80]
                 console.print(f"{name} does not take {case[0]}: {reason}")
     with console.status("timing"):
         settings = _STEPS.value, _WARM_UP.value, _THREADS.value
-        seconds = _in_new_process(_durations, list(mebibytes), case, *settings)
+        seconds = in_new_process(_durations, list(mebibytes), case, *settings)
     described = {key: str(value) for key, value in zip(_CASE, case, strict=True)}
     described["threads"] = str(_THREADS.value)
     return [
