@@ -25,8 +25,7 @@ def computed_again(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
     norm = normalization_of(x)
     if norm is None:
         return x
-    # In training, the statistics of the batch, as the kernel keeps them for its own gradient.
-    mean, variance = (norm.outputs if norm.get_attr("is_training") else norm.inputs)[3:5]
+    mean, variance = statistics_of(norm)
     with tf.control_dependencies([upstream]):
         return tf.raw_ops.FusedBatchNormV3(
             x=norm.inputs[0],
@@ -48,6 +47,14 @@ def normalization_of(x: tf.Tensor) -> tf.Operation | None:
         x = x.op.inputs[0]
     is_output = x.op.type == "FusedBatchNormV3" and x.value_index == 0
     return x.op if is_output and x.dtype == x.op.inputs[0].dtype == tf.float32 else None
+
+
+def statistics_of(norm: tf.Operation) -> list[tf.Tensor]:
+    """Mean and variance that a BatchNormalization kernel works on, as its gradient takes them.
+
+    In training they are those of the batch, which the kernel keeps for its gradient.
+    """
+    return list(norm.outputs if norm.get_attr("is_training") else norm.inputs)[3:5]
 
 
 def of_batch_statistics(x: tf.Tensor) -> bool:

@@ -35,9 +35,9 @@ def quantize_activation(
                there ("pact", the original); 0 where x <= 0.
 
     It is a rectifier itself: put it in the place of a ReLU, not behind one. Computed in float32,
-    returned in the type of `x`, with the same bits under XLA.
-    Infinities are clipped like any value and add no NaN to a gradient. NaN stays NaN in its own
-    element of q, and has no part in either gradient.
+    returned in the type of `x`, with the same bits under XLA. Infinities are clipped like any value
+    and add no NaN to a gradient. NaN stays NaN in its own element of q, and has no part in either
+    gradient.
 
     Args:
         x: pre-activations, any shape; float32, float16 or bfloat16.

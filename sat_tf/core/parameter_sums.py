@@ -22,7 +22,7 @@ taken for another one.
 import tensorflow as tf
 
 from sat_tf.core import one_pass
-from sat_tf.core.again import normalization_of
+from sat_tf.core.again import normalization_of, statistics_of
 
 # What keeps the sum, with the operation that its gradient is made of, and which of that operation's
 # inputs is the gradient that it takes.
@@ -95,13 +95,13 @@ def sum_by_normalization(y: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor | None:
         return None
     # Word for word what the gradient of BatchNormalization will be computed by, which comes next:
     # the graph optimizer keeps one of the two.
-    first, second = (norm.outputs if norm.get_attr("is_training") else norm.inputs)[3:5]
+    mean, variance = statistics_of(norm)
     made = tf.raw_ops.FusedBatchNormGradV3(
         y_backprop=upstream,
         x=norm.inputs[0],
         scale=norm.inputs[1],
-        reserve_space_1=first,
-        reserve_space_2=second,
+        reserve_space_1=mean,
+        reserve_space_2=variance,
         reserve_space_3=norm.outputs[5],
         epsilon=norm.get_attr("epsilon"),
         data_format=norm.get_attr("data_format"),
