@@ -4,6 +4,10 @@ Every time is a median over steps that are interleaved in one process: float, ou
 ours, TFMOT, ... so that what else the machine does meets all of them alike. Ratios are what counts;
 seconds say something about one machine only.
 
+An evaluation step is timed twice: as it is, and inside `sat_tf.constant_weights`, where weights are
+not quantized anew in each step; that is how `sat_tf` itself measures held-out images. Others have
+no such thing, and are timed as they are once more.
+
 Memory is by how much two training steps raise the peak of a process of their own that has built the
 model: activations, gradients, momentum and what tracing leaves, without TensorFlow itself. Linux
 only.
@@ -15,6 +19,7 @@ Each model, image size and batch size is measured in a process of its own. Its r
 that the CSV file has of it; the others stay.
 """
 
+import contextlib
 import csv
 import itertools
 import pathlib
@@ -40,6 +45,8 @@ _OUTPUT = flags.DEFINE_string("output", "benchmarks/results/step_time.csv", "whe
 
 _NUM_CLASSES = 1000
 _CASE = ("model", "image size", "batch size")
+_TRAINING, _EVALUATION, _CONSTANT = "training", "evaluation", "constant weights"
+_KINDS = (_TRAINING, _EVALUATION, _CONSTANT)
 
 
 def _contenders() -> dict[str, Callable[[Any], Any]]:
@@ -64,61 +71,83 @@ def _contenders() -> dict[str, Callable[[Any], Any]]:
     }
 
 
-def _steps_of(
-    contender: str, model_name: str, image_size: int, batch_size: int
-) -> tuple[Callable[[], None], Callable[[], None]]:
-    """One training step of a contender, and one evaluation step, as calls."""
-    import numpy as np
-    import tensorflow as tf
-    import tf_keras as keras
+class _Steps:
+    """A contender's model, compiled, and a batch to step on.
 
-    from sat_tf.models import build
+    Args:
+        contender: its name.
+        model_name: name of the float model.
+        image_size: rows and columns of the images.
+        batch_size: images a step.
+    """
 
-    keras.utils.set_random_seed(0)
-    rng = np.random.default_rng(0)
-    shape = (batch_size, image_size, image_size, 3)
-    images = tf.constant(rng.integers(0, 256, shape), tf.float32)
-    labels = tf.constant(rng.integers(0, _NUM_CLASSES, batch_size))
-    float_model = build(model_name, image_size=image_size, num_classes=_NUM_CLASSES)
-    model = _contenders()[contender](float_model)
-    model.compile(
-        keras.optimizers.SGD(0.01, momentum=0.9, nesterov=True),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-    )
-    train, evaluate = model.make_train_function(), model.make_test_function()
-    batches = iter(tf.data.Dataset.from_tensors((images, labels)).repeat())
+    def __init__(self, contender: str, model_name: str, image_size: int, batch_size: int) -> None:
+        import numpy as np
+        import tensorflow as tf
+        import tf_keras as keras
+
+        from sat_tf.models import build
+
+        keras.utils.set_random_seed(0)
+        rng = np.random.default_rng(0)
+        shape = (batch_size, image_size, image_size, 3)
+        images = tf.constant(rng.integers(0, 256, shape), tf.float32)
+        labels = tf.constant(rng.integers(0, _NUM_CLASSES, batch_size))
+        float_model = build(model_name, image_size=image_size, num_classes=_NUM_CLASSES)
+        self.model = _contenders()[contender](float_model)
+        self.model.compile(
+            keras.optimizers.SGD(0.01, momentum=0.9, nesterov=True),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+        self.has_constant_weights = contender.startswith("sat-tf")
+        self._batches = iter(tf.data.Dataset.from_tensors((images, labels)).repeat())
+
     # Fetching the loss waits for the step.
-    return lambda: float(train(batches)["loss"]), lambda: float(evaluate(batches)["loss"])
+    def train(self) -> None:
+        float(self.model.make_train_function()(self._batches)["loss"])
+
+    def evaluate(self) -> None:
+        float(self.model.make_test_function()(self._batches)["loss"])
 
 
 def _mebibytes(contender: str, case: tuple[str, int, int]) -> float:
     """By how much two steps raise the peak of this process."""
-    step, _ = _steps_of(contender, *case)
+    steps = _Steps(contender, *case)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    step()
-    step()
+    steps.train()
+    steps.train()
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
 
 
 def _durations(
     contenders: list[str], case: tuple[str, int, int], count: int, warm_up: int, threads: int
-) -> dict[str, tuple[list[float], list[float]]]:
-    """Seconds of each training and each evaluation step, by contender."""
+) -> dict[str, dict[str, list[float]]]:
+    """Seconds of each step, by contender and kind."""
     import tensorflow as tf
 
+    import sat_tf
+
     tf.config.threading.set_intra_op_parallelism_threads(threads)
-    both = {name: _steps_of(name, *case) for name in contenders}
-    for steps in both.values():
-        for _ in range(warm_up):
-            for step in steps:
-                step()
-    seconds: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in both}
-    for kind in (0, 1):
-        for _ in range(count):
-            for name, steps in both.items():
-                start = time.perf_counter()
-                steps[kind]()
-                seconds[name][kind].append(time.perf_counter() - start)
+    all_steps = {name: _Steps(name, *case) for name in contenders}
+    seconds: dict[str, dict[str, list[float]]] = {name: {} for name in contenders}
+    with contextlib.ExitStack() as stack:
+        for kind in _KINDS:
+            if kind == _CONSTANT:
+                for steps in all_steps.values():
+                    if steps.has_constant_weights:
+                        stack.enter_context(sat_tf.constant_weights(steps.model))
+            calls = {
+                name: steps.train if kind == _TRAINING else steps.evaluate
+                for name, steps in all_steps.items()
+            }
+            for call in calls.values():
+                for _ in range(warm_up):
+                    call()
+            for _ in range(count):
+                for name, call in calls.items():
+                    start = time.perf_counter()
+                    call()
+                    seconds[name].setdefault(kind, []).append(time.perf_counter() - start)
     return seconds
 
 
@@ -143,8 +172,11 @@ def _measure(
         {
             **described,
             "contender": name,
-            **_times("training", seconds[name][0], seconds["float"][0]),
-            **_times("evaluation", seconds[name][1], seconds["float"][1]),
+            **{
+                key: value
+                for kind in _KINDS
+                for key, value in _times(kind, seconds[name][kind], seconds["float"][kind]).items()
+            },
             "mebibytes": f"{mebibytes[name]:.0f}",
             "memory, times float": f"{mebibytes[name] / mebibytes['float']:.2f}",
         }

@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import math
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,6 +30,9 @@ class QuantizedLayer(keras.layers.Wrapper):
         layer: the layer to quantize.
         quantize_config: its `PlacedConfig`.
         **options: options of any Keras layer.
+
+    Attributes:
+        constant_kernel: the copy that `copy_effective_kernel` made, while it is in use, else None.
     """
 
     def __init__(
@@ -41,6 +45,8 @@ class QuantizedLayer(keras.layers.Wrapper):
         # Past Keras' own __setattr__, which would track it, and then could not be copied.
         object.__setattr__(self, "_one_call_at_a_time", threading.RLock())
         object.__setattr__(self, "_bit_floor", None)
+        object.__setattr__(self, "_copy", None)
+        object.__setattr__(self, "constant_kernel", None)
 
     # Else a SavedModel whose configuration cannot be read would come back as something else without
     # a word: as a layer that only replays what was traced.
@@ -92,6 +98,8 @@ class QuantizedLayer(keras.layers.Wrapper):
 
     def effective_kernel(self, training: Any = False) -> tf.Tensor | None:
         """The kernel the layer computes with, in float32; None where it has none."""
+        if self.constant_kernel is not None and isinstance(training, bool | int) and not training:
+            return tf.convert_to_tensor(self.constant_kernel)
         with self._one_call_at_a_time:
             pairs = self.quantize_config.get_weights_and_quantizers(self.layer)
         for kernel, quantizer in pairs:
@@ -108,6 +116,27 @@ class QuantizedLayer(keras.layers.Wrapper):
             floor: an int64 scalar, 1 to 8; 0 or None where the layer has its own bits.
         """
         object.__setattr__(self, "_bit_floor", floor)
+
+    def copy_effective_kernel(self) -> None:
+        """Makes the effective kernel once, for all calls in inference until `forget_copy`.
+
+        The copy is no weight of the layer. It stays the same variable from time to time, because
+        what was traced while it was in use goes on reading it.
+        """
+        self.forget_copy()
+        effective = self.effective_kernel()
+        if effective is None:
+            return
+        if self._copy is None:
+            object.__setattr__(self, "_copy", tf.Variable(effective, trainable=False, name="copy"))
+        self._copy.assign(effective)
+        object.__setattr__(self, "constant_kernel", self._copy)
+
+    def forget_copy(self) -> None:
+        """The layer makes its effective kernel in every call again; the copy holds NaN."""
+        if self.constant_kernel is not None:
+            self.constant_kernel.assign(tf.fill(self.constant_kernel.shape, math.nan))
+        object.__setattr__(self, "constant_kernel", None)
 
     def _with_floor(self, variables: dict[str, tf.Variable]) -> dict[str, tf.Variable]:
         return {**variables, BIT_FLOOR: self._bit_floor}
@@ -174,7 +203,7 @@ class QuantizedLayer(keras.layers.Wrapper):
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
         del state["_one_call_at_a_time"]
-        return state
+        return {**state, "_copy": None, "constant_kernel": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__({**state, "_one_call_at_a_time": threading.RLock()})

@@ -19,6 +19,7 @@ from sat_tf.training.interruption import Interruption
 from sat_tf.training.keeper import Keeper
 from sat_tf.training.learner import Learner
 from sat_tf.training.listener import Telling
+from sat_tf.training.measuring import constant_while_measured
 from sat_tf.training.reading_errors import reading_errors_told
 from sat_tf.training.recipes import stage_recipes, stage_teacher
 from sat_tf.training.recorder import StopWhenNotFinite
@@ -189,6 +190,7 @@ def _fit(
         callbacks = [
             *refreshers,
             *of_recipes,
+            *constant_while_measured(learner.student),
             StopWhenNotFinite(name, run.source, checkpoints),
             *watchers,
             *([Telling(plan, run.listener)] if run.listener else []),
@@ -269,7 +271,9 @@ def held_out_metrics(model: keras.Model, source: ImageSource) -> dict[str, float
     learner.compile()
     batches = source.held_out_batches(batch_size=_HELD_OUT_BATCH_SIZE)
     with reading_errors_told(source):
-        found = learner.evaluate(batches, verbose=0, return_dict=True)
+        found = learner.evaluate(
+            batches, verbose=0, return_dict=True, callbacks=constant_while_measured(model)
+        )
     metrics = {name: float(value) for name, value in found.items()}
     if not all(value == value for value in metrics.values()):  # NaN is not equal to itself
         raise RunError(
