@@ -24,8 +24,10 @@ import numpy as np
 
 _RESULTS = pathlib.Path(__file__).parent / "results" / "applications.csv"
 _IMAGE_SIZE = 96
-# Steps of the float model in its first lesson, and in a second where 8 bits disturb its logits.
+# Steps of the float model in its first lesson, and in a second where 8 bits disturb its logits: with
+# a falling learning rate, and statistics of more images, so that fewer others are far from them.
 _FLOAT_STEPS = (80, 240)
+_NUM_OF_STATISTICS = (64, 512)
 _UNDISTURBED = 0.99
 _FLOAT_BATCH_SIZE = 16
 _NUM_CALIBRATED = 64
@@ -104,20 +106,22 @@ def _learn(model: Any, lesson: int) -> None:
     from sat_tf.qat.operations import with_layers_for_operations
 
     norms = [x for x in model.layers if isinstance(x, keras.layers.BatchNormalization)]
-    count, seed = _FLOAT_STEPS[lesson] * _FLOAT_BATCH_SIZE, (1, 4)[lesson]
-    images, classes = crops(count, _IMAGE_SIZE, seed)
-    if lesson == 0:
-        model.compile(
-            keras.optimizers.Adam(1e-3 if norms else 1e-4),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        )
-    for start in range(0, count, _FLOAT_BATCH_SIZE):
+    steps, num_of_statistics = _FLOAT_STEPS[lesson], _NUM_OF_STATISTICS[lesson]
+    images, classes = crops(steps * _FLOAT_BATCH_SIZE, _IMAGE_SIZE, seed=(1, 4)[lesson])
+    rate = 1e-3 if norms else 1e-4
+    if lesson:
+        rate = keras.optimizers.schedules.CosineDecay(rate, steps)
+    model.compile(
+        keras.optimizers.Adam(rate), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    )
+    for start in range(0, len(images), _FLOAT_BATCH_SIZE):
         batch = slice(start, start + _FLOAT_BATCH_SIZE)
         model.train_on_batch(images[batch].astype(np.float32), classes[batch])
     if not norms:
         return
     twin = with_layers_for_operations(model)
-    estimate_statistics(twin, images[:_NUM_CALIBRATED].astype(np.float32))
+    seen = images[:num_of_statistics].astype(np.float32)
+    estimate_statistics(twin, seen)
     for layer in norms:
         layer.set_weights(twin.get_layer(layer.name).get_weights())
 

@@ -34,6 +34,7 @@ def constant_weights(model: keras.Model) -> Iterator[None]:
         ValueError: the model has no layer quantized by sat-tf.
         RuntimeError: the model is inside of another `constant_weights`, or is trained in this one.
 
+    >>> import numpy as np, tf_keras as keras, sat_tf
     >>> float_model = keras.Sequential([keras.layers.Dense(2, input_shape=(4,))])
     >>> model = sat_tf.quantize_model(float_model, sat_tf.BitPolicy.paper(4))
     >>> images = np.ones((1, 4), np.float32)
