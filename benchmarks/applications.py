@@ -24,8 +24,8 @@ import numpy as np
 
 _RESULTS = pathlib.Path(__file__).parent / "results" / "applications.csv"
 _IMAGE_SIZE = 96
-# Steps of the float model in its first lesson, and in a second where 8 bits disturb its logits: with
-# a falling learning rate, and statistics of more images, so that fewer others are far from them.
+# Steps of the float model in its first lesson, and in a second where 8 bits disturb its logits: the
+# learning rate falls, and statistics are those of more images, so that fewer are far from them.
 _FLOAT_STEPS = (80, 240)
 _NUM_OF_STATISTICS = (64, 512)
 _UNDISTURBED = 0.99
