@@ -258,9 +258,10 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [
         f"Of {len(rows)} models: {', '.join(f'{count} {what}' for what, count in counts.items())}.",
         "",
-        "| model | quantized | top-1 %: float, ours | correlation: ours, the converter's | trains "
-        "| exported | codes that differ | quantize: ours, TFMOT's | export, converter |",
-        "| --- | --- | ---: | ---: | --- | --- | ---: | ---: | ---: |",
+        "| model | float steps | quantized | top-1 %: float, ours "
+        "| correlation: ours, the converter's | trains | exported | codes that differ "
+        "| quantize: ours, TFMOT's | export, converter |",
+        "| --- | ---: | --- | ---: | ---: | --- | --- | ---: | ---: | ---: |",
     ]
     lines += [_line(row) for row in rows]
     return "\n".join(lines) + "\n"
@@ -276,8 +277,11 @@ def _line(row: Mapping[str, Any]) -> str:
         exported = f"{left} layers in float" if left else "all integer"
         exact = f"{row['differing_codes']} of {int(row['codes']):,}"
     theirs = f"{row['tfmot_seconds']} s" if row["tfmot_seconds"] != "" else "refused"
+    steps = str(row["float_steps"])
+    if int(steps) > _FLOAT_STEPS[0]:
+        steps += f" ({float(row['first_correlation']):.4f} after {_FLOAT_STEPS[0]})"
     return (
-        f"| {row['model']} | {quantized} "
+        f"| {row['model']} | {steps} | {quantized} "
         f"| {row['top1_float']}, {row['top1']} "
         f"| {float(row['correlation']):.4f}, {float(row['converter_correlation']):.4f} "
         f"| {'yes' if _trains(row) else 'no'} | {exported} | {exact} "

@@ -1,12 +1,14 @@
 """Which layers take the place of a call, so that each of them can be quantized."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tf_keras as keras
 
 from sat_tf.qat import functions, registry
+from sat_tf.qat.operation_layers import Scaling
 from sat_tf.qat.registry import Role
 
 L = keras.layers
@@ -80,11 +82,18 @@ class Plan:
         sources: the tensors that the first one reads.
         steps: the layers.
         takes_list: the first one is called with a list.
+        fronts: layers that single sources, by their place, pass before the first one.
     """
 
     sources: list[Any]
     steps: list[Step]
     takes_list: bool = False
+    fronts: Mapping[int, Step] = dataclasses.field(default_factory=dict)
+
+    @property
+    def layers(self) -> list[Step]:
+        """All of them, those of single sources first."""
+        return [*self.fronts.values(), *self.steps]
 
 
 def step(layer: Callable[..., Any], *args: Any, suffix: str = "", **settings: Any) -> Step:
@@ -98,10 +107,28 @@ def plan_of(call: Call) -> Plan | None:
 
     if call.symbol:
         return plan_of_operation(call)
-    if call.node.is_input or type(call.layer) not in _PLANS:
+    if call.node.is_input:
+        return None
+    if _is_weighted_sum(call.layer):
+        return _weighted_sum(call)
+    if type(call.layer) not in _PLANS:
         return None
     steps = _PLANS[type(call.layer)](call)
     return Plan([call.node.call_args[0]], steps) if steps else None
+
+
+def _is_weighted_sum(layer: keras.layers.Layer) -> bool:
+    """Whether it is the layer `x + scale * y` that Keras has in its InceptionResNetV2 alone."""
+    own = keras.applications.InceptionResNetV2.__module__
+    return type(layer).__name__ == "CustomScaleLayer" and type(layer).__module__ == own
+
+
+def _weighted_sum(call: Call) -> Plan | None:
+    scale = float(call.layer.scale)
+    if scale == 0.0 or not math.isfinite(scale):
+        return None
+    front = step(Scaling, "x * c", scale, suffix="scale")
+    return Plan(list(call.node.call_args[0]), [step(L.Add)], takes_list=True, fronts={1: front})
 
 
 def _linear(call: Call) -> list[Step] | None:

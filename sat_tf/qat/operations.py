@@ -18,9 +18,10 @@ def with_layers_for_operations(model: keras.Model) -> keras.Model:
       its name; a causal one gets its padding from a layer `<name>_padding` in front.
     - A linear layer with an activation that is no rectifier keeps its name; the activation gets a
       layer behind it, `<name>_<activation>`.
+    - `x + scale * y`, which is a layer of its own in Keras's InceptionResNetV2, becomes an addition
+      with its name and a scaling `<name>_scale` in front.
     - One-dimensional pooling becomes two-dimensional pooling of images with one row, between
       layers `<name>_image` and `<name>_row`.
-
     - An operation that none of them does becomes an `Operation`, which is never quantized.
 
     Every output stays the same, bit for bit.
@@ -101,8 +102,10 @@ class _Rewriter:
             layers[0].set_weights(call.layer.get_weights())
             return made
         tensors = [self.made[id(source)] for source in plan.sources]
+        for place, layer in zip(plan.fronts, layers, strict=False):
+            tensors[place] = layer(tensors[place])
         made = tensors if plan.takes_list else tensors[0]
-        for layer, step in zip(layers, plan.steps, strict=True):
+        for layer, step in zip(layers[len(plan.fronts) :], plan.steps, strict=True):
             made = layer(made)
             if step.weights:
                 layer.set_weights(step.weights)
@@ -118,7 +121,7 @@ class _Rewriter:
             else:
                 made = [
                     step.layer(name=self._name(step.suffix, call.layer.name), dtype=call.dtype)
-                    for step in plan.steps
+                    for step in plan.layers
                 ]
             for layer in made:
                 layer.trainable = call.layer.trainable

@@ -184,6 +184,48 @@ def test_layers_of_several_parts_are_taken_apart(name):
     np.testing.assert_array_equal(rewritten(images), model(images))
 
 
+def _with_weighted_sum(scale):
+    """A sum as Keras writes it in InceptionResNetV2."""
+    weighted_sum = keras.utils.get_registered_object("Custom>CustomScaleLayer")
+    return _model(lambda x, y: weighted_sum(scale, name="it")([x, y]))
+
+
+@pytest.mark.parametrize("scale", [0.17, 1.0, -2.0])
+def test_a_weighted_sum_becomes_a_scaling_and_an_addition(scale, tmp_path):
+    model = _with_weighted_sum(scale)
+    rewritten = with_layers_for_operations(model)
+    kinds = {layer.name: type(layer).__name__ for layer in rewritten.layers}
+    assert kinds["it"] == "Add"
+    assert kinds["it_scale"] == "Scaling"
+    summands = rewritten.get_layer("it").input
+    assert [tensor.node.layer.name for tensor in summands] == ["x", "it_scale"]
+    images = _images()
+    np.testing.assert_array_equal(rewritten(images), model(images))
+    quantized = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(8))
+    sat_tf.calibrate(quantized, np.abs(images) * 20.0)
+    sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
+    pixels = np.random.default_rng(0).integers(0, 256, images.shape).astype(np.uint8)
+    proof = sat_tf.verify_tflite(quantized, tmp_path / "model.tflite", pixels)
+    assert proof.codes_differing == 0
+    assert not proof.islands
+
+
+def test_a_weighted_sum_that_leaves_one_tensor_out_stays_what_it_is():
+    model = _with_weighted_sum(0.0)
+    assert with_layers_for_operations(model) is model
+
+
+def test_a_layer_of_the_user_is_not_taken_for_a_weighted_sum():
+    class CustomScaleLayer(L.Layer):
+        scale = 2.0
+
+        def call(self, inputs):
+            return inputs[0] - inputs[1]
+
+    model = _model(lambda x, y: CustomScaleLayer()([x, y]))
+    assert with_layers_for_operations(model) is model
+
+
 def test_a_softmax_at_the_end_stays_in_its_layer():
     model = keras.Sequential([L.Input((8,)), L.Dense(3, activation="softmax")])
     assert with_layers_for_operations(model) is model
