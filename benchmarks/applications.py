@@ -25,12 +25,11 @@ import numpy as np
 _RESULTS = pathlib.Path(__file__).parent / "results" / "applications.csv"
 _IMAGE_SIZE = 96
 # Steps of the float model in its first lesson, and in a second where 8 bits disturb its logits: the
-# learning rate falls, and statistics are those of more images, so that fewer are far from them.
+# learning rate falls; statistics and clipping levels are those of more images.
 _FLOAT_STEPS = (80, 240)
-_NUM_OF_STATISTICS = (64, 512)
+_NUM_CALIBRATED = (64, 512)
 _UNDISTURBED = 0.99
 _FLOAT_BATCH_SIZE = 16
-_NUM_CALIBRATED = 64
 _NUM_COMPARED = 64
 _NUM_VERIFIED = 2
 _NUM_TRAINED = 16
@@ -74,14 +73,14 @@ def take(name: str) -> dict[str, Any]:
         classes=_QUARTERS * 2,
         classifier_activation=None,
     )
-    seen = crops(_NUM_CALIBRATED, _IMAGE_SIZE, seed=1)[0].astype(np.float32)
     others, classes = crops(_NUM_COMPARED, _IMAGE_SIZE, seed=2)
     row: dict[str, Any] = {"model": name, "parameters": model.count_params()}
 
     policy = sat_tf.BitPolicy.mobile(8, unsupported="float")
     row["unsupported"] = len(sat_tf.explain(model, sat_tf.BitPolicy.mobile(8)).problems)
-    for lesson, _ in enumerate(_FLOAT_STEPS):
+    for lesson, num_calibrated in enumerate(_NUM_CALIBRATED):
         _learn(model, lesson)
+        seen = crops(num_calibrated, _IMAGE_SIZE, seed=1)[0].astype(np.float32)
         quantized, row["quantize_seconds"] = _timed(lambda: sat_tf.quantize_model(model, policy))
         _, row["calibrate_seconds"] = _timed(functools.partial(sat_tf.calibrate, quantized, seen))
         wanted, found = (_logits(each, others) for each in (model, quantized))
@@ -106,7 +105,7 @@ def _learn(model: Any, lesson: int) -> None:
     from sat_tf.qat.operations import with_layers_for_operations
 
     norms = [x for x in model.layers if isinstance(x, keras.layers.BatchNormalization)]
-    steps, num_of_statistics = _FLOAT_STEPS[lesson], _NUM_OF_STATISTICS[lesson]
+    steps = _FLOAT_STEPS[lesson]
     images, classes = crops(steps * _FLOAT_BATCH_SIZE, _IMAGE_SIZE, seed=(1, 4)[lesson])
     rate = 1e-3 if norms else 1e-4
     if lesson:
@@ -120,8 +119,7 @@ def _learn(model: Any, lesson: int) -> None:
     if not norms:
         return
     twin = with_layers_for_operations(model)
-    seen = images[:num_of_statistics].astype(np.float32)
-    estimate_statistics(twin, seen)
+    estimate_statistics(twin, images[: _NUM_CALIBRATED[lesson]].astype(np.float32))
     for layer in norms:
         layer.set_weights(twin.get_layer(layer.name).get_weights())
 

@@ -16,11 +16,15 @@ only.
     python benchmarks/step_time.py --models=resnet18,resnet50 --batch_sizes=8,32 --steps=10
 
 Each model, image size and batch size is measured in a process of its own. Its rows replace those
-that the CSV file has of it; the others stay.
+that the CSV file has of the same contenders; the others stay. So QKeras, which needs an environment
+of its own (`peer_qkeras.py` says how to make it; sat-tf goes into it as well), can be added there:
+
+    TF_USE_LEGACY_KERAS=1 ~/qkeras/bin/python benchmarks/step_time.py --contenders="QKeras w4a4"
 """
 
 import contextlib
 import csv
+import importlib.util
 import itertools
 import pathlib
 import resource
@@ -60,7 +64,7 @@ def _contenders() -> dict[str, Callable[[Any], Any]]:
         "sat-tf w4a4 mobile": sat_tf.BitPolicy.mobile(4),
         "sat-tf w4a4 paper": sat_tf.BitPolicy.paper(4),
     }
-    return {
+    contenders = {
         "float": lambda model: model,
         **{
             name: lambda model, policy=policy: sat_tf.quantize_model(model, policy)
@@ -69,6 +73,15 @@ def _contenders() -> dict[str, Callable[[Any], Any]]:
         "TFMOT 8-bit": peer_tfmot.eight_bits,
         "TFMOT 4-bit experimental": lambda model: peer_tfmot.n_bits(model, 4),
     }
+    if importlib.util.find_spec("qkeras"):
+        import peer_qkeras
+
+        settings = {"bits": 4, "integer_bits": "2", "alpha": "auto", "ternary": False}
+        no_images: Any = None  # integer bits are given, not measured
+        contenders["QKeras w4a4"] = lambda model: peer_qkeras.quantized(
+            model, no_images, **settings
+        )
+    return contenders
 
 
 class _Steps:
@@ -184,6 +197,10 @@ def _measure(
     ]
 
 
+def _key(row: dict[str, str]) -> tuple[str, ...]:
+    return (*(row[name] for name in _CASE), row["contender"])
+
+
 def _times(step: str, mine: list[float], floats: list[float]) -> dict[str, str]:
     # Ratios step by step: neighbours in time share what else the machine does.
     ratios = [own / reference for own, reference in zip(mine, floats, strict=True)]
@@ -204,19 +221,21 @@ def main(argv: list[str]) -> None:
     unknown = sorted(set(names) - set(_contenders()))
     if unknown:
         raise app.UsageError(f"--contenders: received {unknown}, expected {list(_contenders())}.")
-    results: list[dict[str, str]] = []
+    results: dict[tuple[str, ...], dict[str, str]] = {}
     if output.exists():
         with output.open(newline="") as file:
-            results = list(csv.DictReader(file))
+            results = {_key(row): row for row in csv.DictReader(file)}
     sizes = (map(int, flag.value) for flag in (_IMAGE_SIZES, _BATCH_SIZES))
     for case in itertools.product(_MODELS.value, *sizes):
         measured = _measure(names, case, console)
         title = f"{case[0]}, {case[1]}x{case[1]}, batch {case[2]}, medians of {_STEPS.value} steps"
         console.print(rows.as_table(measured, title, list(measured[0])[len(_CASE) :]))
-        key = tuple(map(str, case))
-        others = [row for row in results if tuple(row[name] for name in _CASE) != key]
-        results = [*others, *measured]
-        rows.write_csv(results, output)
+        for row in measured:
+            # Others' ratios are to the float model that was timed beside them.
+            if row["contender"] != "float" or not _CONTENDERS.value:
+                results.pop(_key(row), None)
+            results.setdefault(_key(row), row)
+        rows.write_csv(list(results.values()), output)
     console.print(f"wrote {output}")
 
 
