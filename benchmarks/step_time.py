@@ -4,9 +4,9 @@ Every time is a median over steps that are interleaved in one process: float, ou
 ours, TFMOT, ... so that what else the machine does meets all of them alike. Ratios are what counts;
 seconds say something about one machine only.
 
-An evaluation step is timed twice: as it is, and inside `sat_tf.constant_weights`, where weights are
-not quantized anew in each step; that is how `sat_tf` itself measures held-out images. Others have
-no such thing, and are timed as they are once more.
+An evaluation step is timed twice: as it is, and inside `sat_tf.callbacks.constant_weights`, where
+weights are not quantized anew in each step; that is how `sat_tf` itself measures held-out images.
+Others have no such thing, and are timed as they are once more.
 
 Memory is by how much two training steps raise the peak of a process of their own that has built the
 model: activations, gradients, momentum and what tracing leaves, without TensorFlow itself. Linux
@@ -148,7 +148,7 @@ def _durations(
             if kind == _CONSTANT:
                 for steps in all_steps.values():
                     if steps.has_constant_weights:
-                        stack.enter_context(sat_tf.constant_weights(steps.model))
+                        stack.enter_context(sat_tf.callbacks.constant_weights(steps.model))
             calls = {
                 name: steps.train if kind == _TRAINING else steps.evaluate
                 for name, steps in all_steps.items()

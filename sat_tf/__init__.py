@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from sat_tf.planning.explain import explain as explain
     from sat_tf.qat import configs as configs
     from sat_tf.qat.calibrate import calibrate as calibrate
-    from sat_tf.qat.constant_weights import constant_weights as constant_weights
     from sat_tf.qat.policy import BitPolicy as BitPolicy
     from sat_tf.qat.requantize import requantize as requantize
     from sat_tf.qat.scheme import SatQuantizeScheme as SatQuantizeScheme
@@ -40,7 +39,6 @@ _HOMES = {
     "calibrate": "sat_tf.qat.calibrate",
     "callbacks": "sat_tf",
     "configs": "sat_tf.qat",
-    "constant_weights": "sat_tf.qat.constant_weights",
     "explain": "sat_tf.planning.explain",
     "export": "sat_tf",
     "export_tflite": "sat_tf.export.file",

@@ -1,5 +1,6 @@
-"""Keras callbacks to hand to `model.fit`."""
+"""What goes with Keras's own loops: callbacks for `fit`, and a context for `evaluate`."""
 
 from sat_tf.callbacks.training_rules import TrainingRules
+from sat_tf.qat.constant_weights import constant_weights
 
-__all__ = ["TrainingRules"]
+__all__ = ["TrainingRules", "constant_weights"]

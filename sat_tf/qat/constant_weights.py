@@ -20,7 +20,7 @@ def constant_weights(model: keras.Model) -> Iterator[None]:
     They read those that were made on entry, bit for bit the ones they would have made themselves,
     at the price of one more copy of the kernels in memory from the first entry on:
 
-        with sat_tf.constant_weights(model):
+        with sat_tf.callbacks.constant_weights(model):
             model.evaluate(images, labels)
 
     The weights must not change inside; training raises an error. A `tf.function` of your own that
@@ -39,7 +39,7 @@ def constant_weights(model: keras.Model) -> Iterator[None]:
     >>> model = sat_tf.quantize_model(float_model, sat_tf.BitPolicy.paper(4))
     >>> images = np.ones((1, 4), np.float32)
     >>> computed = model.predict(images, verbose=0)
-    >>> with sat_tf.constant_weights(model):
+    >>> with sat_tf.callbacks.constant_weights(model):
     ...     read = model.predict(images, verbose=0)
     >>> bool(np.all(read == computed))
     True

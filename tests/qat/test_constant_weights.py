@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.qat.constant_weights import ConstantWeights
+from sat_tf.qat.constant_weights import ConstantWeights, constant_weights
 from tests.qat import float_models
 
 IMAGES = float_models.images(12)
@@ -49,7 +49,7 @@ def test_inside_everything_that_evaluates_gives_the_same_bits(policy):
     model = _quantized(policy)
     made = model.predict(IMAGES, verbose=0)
     measured = model.evaluate(IMAGES, LABELS, verbose=0)
-    with sat_tf.constant_weights(model):
+    with constant_weights(model):
         np.testing.assert_array_equal(model.predict(IMAGES, verbose=0), made)
         assert model.evaluate(IMAGES, LABELS, verbose=0) == measured
         np.testing.assert_array_equal(model(IMAGES), model(IMAGES, training=False))
@@ -60,21 +60,21 @@ def test_no_effective_weight_is_made_inside():
     images = tf.constant(IMAGES)
     outside = tf.function(lambda images: model(images, training=False))
     assert _kernels_made(outside, images) > 0
-    with sat_tf.constant_weights(model):
+    with constant_weights(model):
         inside = tf.function(lambda images: model(images, training=False))
         assert _kernels_made(inside, images) == 0
 
 
 def test_training_between_two_entries_is_seen_and_nothing_is_traced_again():
     model = _quantized()
-    with sat_tf.constant_weights(model):
+    with constant_weights(model):
         before = model.evaluate(IMAGES, LABELS, verbose=0)
         traced = model.test_function
         count = traced.experimental_get_tracing_count()
     model.fit(IMAGES, LABELS, epochs=2, verbose=0)
     after = model.evaluate(IMAGES, LABELS, verbose=0)
     assert model.test_function is not traced
-    with sat_tf.constant_weights(model):
+    with constant_weights(model):
         assert model.evaluate(IMAGES, LABELS, verbose=0) == after != before
         assert model.test_function is traced
         assert traced.experimental_get_tracing_count() == count
@@ -82,16 +82,19 @@ def test_training_between_two_entries_is_seen_and_nothing_is_traced_again():
 
 def test_compiling_again_makes_new_metrics_known_inside_too():
     model = _quantized()
-    with sat_tf.constant_weights(model):
+    with constant_weights(model):
         assert len(model.evaluate(IMAGES, LABELS, verbose=0)) == 2
     model.compile(loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    with sat_tf.constant_weights(model):
+    with constant_weights(model):
         assert isinstance(model.evaluate(IMAGES, LABELS, verbose=0), float)
 
 
 def test_training_inside_is_refused_and_works_outside():
     model = _quantized()
-    with pytest.raises(RuntimeError, match="train it outside"), sat_tf.constant_weights(model):
+    with (
+        pytest.raises(RuntimeError, match="train it outside"),
+        constant_weights(model),
+    ):
         model.fit(IMAGES, LABELS, verbose=0)
     before = model.get_weights()
     model.fit(IMAGES, LABELS, verbose=0)
@@ -101,24 +104,24 @@ def test_training_inside_is_refused_and_works_outside():
 def test_a_function_traced_inside_gives_nan_outside_and_never_old_results():
     model = _quantized()
     function = tf.function(lambda images: model(images, training=False))
-    with sat_tf.constant_weights(model):
+    with constant_weights(model):
         expected = function(IMAGES).numpy()
     assert np.all(np.isnan(function(IMAGES)))
-    with sat_tf.constant_weights(model):
+    with constant_weights(model):
         np.testing.assert_array_equal(function(IMAGES), expected)
 
 
 def test_weights_of_the_model_stay_the_same_ones():
     model = _quantized()
     before = [weight.name for weight in model.weights]
-    with sat_tf.constant_weights(model):
+    with constant_weights(model):
         assert [weight.name for weight in model.weights] == before
     assert [weight.name for weight in model.weights] == before
 
 
 def test_copies_and_saved_models_know_nothing_of_it(tmp_path):
     model = _quantized()
-    with sat_tf.constant_weights(model):
+    with constant_weights(model):
         expected = model.predict(IMAGES, verbose=0)
         model.save(tmp_path / "model.keras")
         layers = [
@@ -133,7 +136,7 @@ def test_copies_and_saved_models_know_nothing_of_it(tmp_path):
 def test_an_error_inside_ends_it():
     model = _quantized()
     expected = model.predict(IMAGES, verbose=0)
-    with pytest.raises(ZeroDivisionError), sat_tf.constant_weights(model):
+    with pytest.raises(ZeroDivisionError), constant_weights(model):
         math.floor(1 / 0)
     assert not ConstantWeights(model).are_read
     np.testing.assert_array_equal(model.predict(IMAGES, verbose=0), expected)
@@ -144,7 +147,7 @@ def test_a_model_around_the_quantized_one_may_be_given():
     inputs = keras.Input(model.input_shape[1:])
     around = keras.Model(inputs, keras.layers.Softmax()(model(inputs)))
     expected = around.predict(IMAGES, verbose=0)
-    with sat_tf.constant_weights(around):
+    with constant_weights(around):
         np.testing.assert_array_equal(around.predict(IMAGES, verbose=0), expected)
 
 
@@ -154,7 +157,7 @@ def test_replicas_read_the_same_copies():
         model = _quantized()
     expected = model.evaluate(IMAGES, LABELS, verbose=0)
     for _ in range(2):
-        with sat_tf.constant_weights(model):
+        with constant_weights(model):
             assert model.evaluate(IMAGES, LABELS, verbose=0) == expected
 
 
@@ -162,14 +165,14 @@ def test_what_it_cannot_be_used_for_is_said():
     unquantized = float_models.build("residual")
     with (
         pytest.raises(ValueError, match="no layer quantized by sat-tf; quantize it first"),
-        sat_tf.constant_weights(unquantized),
+        constant_weights(unquantized),
     ):
         pass
     model = _quantized()
-    with sat_tf.constant_weights(model):
+    with constant_weights(model):
         with (
             pytest.raises(RuntimeError, match="leave the inner one out"),
-            sat_tf.constant_weights(model),
+            constant_weights(model),
         ):
             pass
         assert ConstantWeights(model).are_read
