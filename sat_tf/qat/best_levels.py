@@ -3,9 +3,14 @@
 The error is the mean of |q(x; α) - x|^p. p = 2 up to 7 bits. At 8 bits p = 4, which clips less:
 where rounding is small, what counts is that clipping moves means, which squeeze-and-excitation
 passes on and no BatchNormalization takes back.
+
+Where all that reads the tensor is a function, such as swish, the error is that of what the function
+gives, |f(q(x; α)) - f(x)|^p: large negative values, all of which become nearly 0 there, must not
+cost the others their resolution.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -14,6 +19,9 @@ from sat_tf.core import grid as grids
 from sat_tf.core.offset import step_and_zero
 from sat_tf.qat.function_quantizers import OffsetQuantizer
 from sat_tf.qat.quantizers import SMALLEST_CLIPPING_LEVEL, ClippingQuantizer
+
+# Of many values at once, float32, each for itself.
+Function = Callable[[np.ndarray], np.ndarray]
 
 # The power p of the error by bit width.
 _POWERS = {8: 4}
@@ -25,11 +33,25 @@ _AT_RANDOM = 8192
 _LARGEST = 2048
 
 
+def itself(values: np.ndarray) -> np.ndarray:
+    """The function that does nothing."""
+    return values
+
+
 @dataclasses.dataclass
 class Sample:
-    """What was seen of one tensor: some values, how many each stands for, the largest magnitude."""
+    """What was seen of one tensor: some values, how many each stands for, the largest magnitude.
+
+    Attributes:
+        name: of the layer that gives it.
+        function: the one that alone reads it.
+        values: from each batch.
+        counts: how many each of them stands for.
+        largest: magnitude of all that was there.
+    """
 
     name: str
+    function: Function = itself
     values: list[np.ndarray] = dataclasses.field(default_factory=list)
     counts: list[np.ndarray] = dataclasses.field(default_factory=list)
     largest: float = 0.0
@@ -71,7 +93,12 @@ class Sample:
         if isinstance(quantizer, OffsetQuantizer):
             return best_offset_level(values, quantizer, counts)
         return best_clipping_level(
-            values, self.largest, quantizer.num_bits, signed=quantizer.signed, counts=counts
+            values,
+            self.largest,
+            quantizer.num_bits,
+            signed=quantizer.signed,
+            counts=counts,
+            function=self.function,
         )
 
 
@@ -82,6 +109,7 @@ def best_clipping_level(
     *,
     signed: bool,
     counts: np.ndarray | None = None,
+    function: Function = itself,
 ) -> float:
     """The clipping level with the smallest quantization error.
 
@@ -93,18 +121,20 @@ def best_clipping_level(
         num_bits: bits of the quantizer.
         signed: whether the quantizer is `pact.quantize_stream` or `pact.quantize_activation`.
         counts: how many values each stands for; None is 1 for all.
+        function: what becomes of the values, where the error counts.
 
     >>> best_clipping_level(np.array([0.0, 1.0, 2.0, 3.0]), 3.0, 2, signed=False)
     3.0
     """
     steps = grids.levels(num_bits, "narrow" if signed else "dorefa")
     values = np.asarray(values, np.float32).reshape(-1)
-    magnitudes = np.abs(values) if signed else values
+    wanted = function(values)
     best, smallest = largest, np.inf
     for level in np.arange(100, 0, -1) / 100.0 * largest:
         step = np.float32((2.0 if signed else 1.0) * level / steps)
-        quantized = np.floor(np.minimum(magnitudes, np.float32(level)) / step + 0.5) * step
-        error = _mean_error(quantized - magnitudes, num_bits, counts)
+        clipped = np.clip(values, np.float32(-level if signed else 0.0), np.float32(level))
+        quantized = np.floor(clipped / step + np.float32(0.5)) * step
+        error = _mean_error(function(quantized) - wanted, num_bits, counts)
         if error < smallest:
             best, smallest = float(level), error
     return best

@@ -9,7 +9,8 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.qat.best_levels import Sample
+from sat_tf.qat import functions, registry
+from sat_tf.qat.best_levels import Function, Sample, itself
 from sat_tf.qat.calibration_images import Images, check_pixels, gather, in_batches
 from sat_tf.qat.float_weights import float_weights
 from sat_tf.qat.layout import inner_layer, quantized_network
@@ -38,7 +39,8 @@ def calibrate(
 
     Passes over the images, all with quantized weights. The first leaves activations float and sets
     every clipping level to the one with the smallest error, argmin_α E|q(x; α) - x|^p over x and
-    the quantizer's grid, p = 2 up to 7 bits and 4 at 8 bits (see `sat_tf.qat.best_levels`). The
+    the quantizer's grid, p = 2 up to 7 bits and 4 at 8 bits, behind a function where only that
+    reads x (see `sat_tf.qat.best_levels`). The
     second, now with quantized activations, measures the moving statistics of BatchNormalization as
     the mean over batches. The last observes the range of the logits. In the first two,
     BatchNormalization works on batch statistics, so that stale ones do no harm; but where it is
@@ -137,7 +139,9 @@ def _set_clipping_levels(
         if isinstance(layer, QuantizedLayer) and isinstance(
             layer.quantize_config.output, ClippingQuantizer
         ):
-            samples.setdefault(node.name, Sample(node.name)).take(tensor)
+            if node.name not in samples:
+                samples[node.name] = Sample(node.name, _function_behind(network, node))
+            samples[node.name].take(tensor)
         return tensor
 
     with _kept_statistics(network):
@@ -148,6 +152,19 @@ def _set_clipping_levels(
             layer = network[name].layer
             level = sample.best_level(layer.quantize_config.output)
             layer.output_variables["clipping_level"].assign(max(level, SMALLEST_CLIPPING_LEVEL))
+
+
+def _function_behind(network: Network, node: Node) -> Function:
+    """The function that alone reads a tensor, where it is one of each value for itself."""
+    readers = [inner_layer(reader.layer) for reader in network.consumers(node.name)]
+    names = {
+        registry.activation_name(reader) if type(reader) is keras.layers.Activation else "linear"
+        for reader in readers
+    }
+    if len(names) != 1 or not functions.is_known(*names):
+        return itself
+    activation = readers[0].activation
+    return lambda values: activation(tf.constant(values)).numpy()
 
 
 def _call(node: Node, inputs: Any, on_batch_statistics: bool) -> tf.Tensor:
