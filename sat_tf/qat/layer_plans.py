@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -107,20 +108,20 @@ def plan_of(call: Call) -> Plan | None:
 
     if call.symbol:
         return plan_of_operation(call)
-    if call.node.is_input:
-        return None
-    if _is_weighted_sum(call.layer):
-        return _weighted_sum(call)
-    if type(call.layer) not in _PLANS:
-        return None
-    steps = _PLANS[type(call.layer)](call)
-    return Plan([call.node.call_args[0]], steps) if steps else None
+    find = None if call.node.is_input else _PLANS.get(type(call.layer))
+    return find(call) if find else None
 
 
-def _is_weighted_sum(layer: keras.layers.Layer) -> bool:
-    """Whether it is the layer `x + scale * y` that Keras has in its InceptionResNetV2 alone."""
-    own = keras.applications.InceptionResNetV2.__module__
-    return type(layer).__name__ == "CustomScaleLayer" and type(layer).__module__ == own
+def _behind_each_other(
+    steps_of: Callable[[Call], list[Step] | None],
+) -> Callable[[Call], Plan | None]:
+    """The plan of steps on the layer's only tensor."""
+
+    def plan(call: Call) -> Plan | None:
+        steps = steps_of(call)
+        return Plan([call.node.call_args[0]], steps) if steps else None
+
+    return plan
 
 
 def _weighted_sum(call: Call) -> Plan | None:
@@ -253,7 +254,10 @@ def _maker(layer_class: Any, settings: dict[str, Any]) -> Callable[..., keras.la
     return lambda **options: layer_class.from_config({**settings, **options})
 
 
-_PLANS: dict[type, Callable[[Call], list[Step] | None]] = {
+# `x + scale * y`, which Keras has in its InceptionResNetV2 alone.
+_WeightedSum = sys.modules[keras.applications.InceptionResNetV2.__module__].CustomScaleLayer
+
+_STEPS: dict[type, Callable[[Call], list[Step] | None]] = {
     L.Dense: _linear,
     L.Conv1D: _linear,
     L.Conv2D: _linear,
@@ -264,4 +268,8 @@ _PLANS: dict[type, Callable[[Call], list[Step] | None]] = {
     L.AveragePooling1D: _pool(L.AveragePooling2D),
     L.GlobalMaxPooling1D: _global_pool(L.GlobalMaxPooling2D),
     L.GlobalAveragePooling1D: _global_pool(L.GlobalAveragePooling2D),
+}
+_PLANS: dict[type, Callable[[Call], Plan | None]] = {
+    **{layer: _behind_each_other(steps_of) for layer, steps_of in _STEPS.items()},
+    _WeightedSum: _weighted_sum,
 }
