@@ -25,18 +25,18 @@ def explain_one(name: str) -> dict[str, Any]:
     import tf_keras as keras
 
     import sat_tf
+    from sat_tf.planning.problems import by_layer
 
     model = getattr(keras.applications, name)(weights=None)
     kinds = {layer.name: type(layer).__name__ for layer in model.layers}
     start = time.perf_counter()
     plan = sat_tf.explain(model, sat_tf.BitPolicy.mobile(8))
     seconds = time.perf_counter() - start
-    named = [problem.split(":")[0] for problem in plan.problems]
-    left = collections.Counter(kinds.get(layer, layer) for layer in named)
+    left = collections.Counter(kinds[layer] for layer in by_layer(plan.problems, kinds))
     return {
         "model": name,
         "layers": len(model.layers),
-        "left_float": len(named),
+        "left_float": len(plan.problems),
         "kinds": ", ".join(f"{kind} ({count})" for kind, count in left.most_common()),
         "seconds": round(seconds, 1),
     }
