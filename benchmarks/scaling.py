@@ -42,13 +42,14 @@ _BANDWIDTH = flags.DEFINE_float("gigabytes_a_second", 10.0, "of all-reduce, for 
 _OUTPUT = flags.DEFINE_string("output", "benchmarks/results/scaling.csv", "where to write rows")
 
 _NUM_CLASSES = 1000
+_CONTENDERS = _FLOAT, _OURS = "float", "sat-tf w4a4"
+_WARM_UP = 3
 _DEVICES = (1, 8, 64, 256, 1024)
 _IMAGES_OF_A_DEVICE = 32
 
 
 def _train(worker: int, ports: list[int], case: tuple[str, int, int, int]) -> dict[str, Any]:
-    """Trains the float and the quantized model as one of the replicas, in this process."""
-    model_name, image_size, batch_size, steps = case
+    """Trains the float and the quantized model by turns, as one of the replicas."""
     cluster = {"worker": [f"localhost:{port}" for port in ports]}
     os.environ["TF_CONFIG"] = json.dumps(
         {"cluster": cluster, "task": {"type": "worker", "index": worker}}
@@ -56,47 +57,58 @@ def _train(worker: int, ports: list[int], case: tuple[str, int, int, int]) -> di
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
     import numpy as np
     import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    models = {name: _compiled(name, strategy, *case[:2]) for name in _CONTENDERS}
+    steps = {name: model.make_train_function() for name, model in models.items()}
+    batches = _batches(strategy, *case[1:3])
+    seconds: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(_WARM_UP + case[3]):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            float(step(batches)["loss"])
+            seconds[name].append(time.perf_counter() - start)
+    return {
+        name: {
+            "seconds": statistics.median(seconds[name][_WARM_UP:]),
+            "bytes": _reduced_bytes(steps[name].get_concrete_function(batches).graph),
+            "gradient bytes": sum(4 * int(np.prod(v.shape)) for v in model.trainable_variables),
+            "levels": sum("clipping_level" in v.name for v in model.trainable_variables),
+        }
+        for name, model in models.items()
+    }
+
+
+def _compiled(contender: str, strategy: Any, model_name: str, image_size: int) -> Any:
     import tf_keras as keras
 
     import sat_tf
     from sat_tf.models import build
 
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    found: dict[str, Any] = {}
-    for name in ("float", "sat-tf w4a4"):
-        keras.utils.set_random_seed(0)
-        with strategy.scope():
-            model = build(model_name, image_size=image_size, num_classes=_NUM_CLASSES)
-            if name != "float":
-                model = sat_tf.quantize_model(model, sat_tf.BitPolicy.paper(4))
-            model.compile(
-                keras.optimizers.SGD(0.01, momentum=0.9),
-                keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            )
-        rng = np.random.default_rng(0)
-        images = rng.integers(0, 256, (batch_size, image_size, image_size, 3)).astype(np.float32)
-        labels = rng.integers(0, _NUM_CLASSES, batch_size)
-        data = tf.data.Dataset.from_tensor_slices((images, labels)).batch(batch_size).repeat()
-        options = tf.data.Options()
-        sharding = tf.data.experimental.AutoShardPolicy.DATA
-        options.experimental_distribute.auto_shard_policy = sharding
-        batches = iter(strategy.experimental_distribute_dataset(data.with_options(options)))
-        step = model.make_train_function()
-        for _ in range(2):
-            float(step(batches)["loss"])
-        seconds = []
-        for _ in range(steps):
-            start = time.perf_counter()
-            float(step(batches)["loss"])
-            seconds.append(time.perf_counter() - start)
-        levels = [v for v in model.trainable_variables if "clipping_level" in v.name]
-        found[name] = {
-            "seconds": statistics.median(seconds),
-            "bytes": _reduced_bytes(step.get_concrete_function(batches).graph),
-            "gradient bytes": sum(4 * int(np.prod(v.shape)) for v in model.trainable_variables),
-            "levels": len(levels),
-        }
-    return found
+    keras.utils.set_random_seed(0)
+    with strategy.scope():
+        model = build(model_name, image_size=image_size, num_classes=_NUM_CLASSES)
+        if contender == _OURS:
+            model = sat_tf.quantize_model(model, sat_tf.BitPolicy.paper(4))
+        model.compile(
+            keras.optimizers.SGD(0.01, momentum=0.9),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        )
+    return model
+
+
+def _batches(strategy: Any, image_size: int, batch_size: int) -> Any:
+    """The same batch again and again, shared among the replicas."""
+    import numpy as np
+    import tensorflow as tf
+
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (batch_size, image_size, image_size, 3)).astype(np.float32)
+    labels = rng.integers(0, _NUM_CLASSES, batch_size)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.DATA
+    data = tf.data.Dataset.from_tensor_slices((images, labels)).batch(batch_size).repeat()
+    return iter(strategy.experimental_distribute_dataset(data.with_options(options)))
 
 
 def _reduced_bytes(graph: Any) -> int:
@@ -142,15 +154,17 @@ def main(argv: list[str]) -> None:
     for replicas in map(int, _REPLICAS.value):
         with console.status(f"{replicas} replicas"):
             measured[replicas] = _run(replicas, _BATCH_SIZE.value)
-    with console.status("one process, half of the batch"):
-        half = _run(1, _BATCH_SIZE.value // 2)
+    fewer = _BATCH_SIZE.value // 4
+    with console.status("one process, a quarter of the batch"):
+        quarter = _run(1, fewer)
     whole = measured.get(1) or _run(1, _BATCH_SIZE.value)
     parts = {}
     for name in whole:
-        images = (whole[name]["seconds"] - half[name]["seconds"]) / (_BATCH_SIZE.value / 2)
+        more = whole[name]["seconds"] - quarter[name]["seconds"]
+        images = more / (_BATCH_SIZE.value - fewer)
         parts[name] = images, whole[name]["seconds"] - images * _BATCH_SIZE.value
     for replicas, found in measured.items():
-        ours, floats = found["sat-tf w4a4"], found["float"]
+        ours, floats = found[_OURS], found[_FLOAT]
         # Of one machine's replicas: all images once, and the weights once each.
         predicted = [
             images * _BATCH_SIZE.value + weights * replicas for images, weights in parts.values()
@@ -185,8 +199,8 @@ def _extended(parts: dict[str, tuple[float, float]], whole: dict[str, Any]) -> l
             {
                 "devices": str(devices),
                 "images": str(devices * _IMAGES_OF_A_DEVICE),
-                "float, seconds": f"{seconds['float']:.4f}",
-                "ours, times float": f"{seconds['sat-tf w4a4'] / seconds['float']:.3f}",
+                "float, seconds": f"{seconds[_FLOAT]:.4f}",
+                "ours, times float": f"{seconds[_OURS] / seconds[_FLOAT]:.3f}",
             }
         )
     return predicted
