@@ -37,6 +37,7 @@ test-slow: $(VENV)/installed-test ## Run the tests that take minutes each
 .PHONY: bench
 bench: $(VENV)/installed ## Measure steps, quantizers, graphs, input, inference and scaling; an hour, on an idle machine
 	$(BIN)/python benchmarks/step_time.py
+	$(BIN)/python benchmarks/step_profile.py
 	$(BIN)/python benchmarks/quantizer_speed.py
 	$(BIN)/python benchmarks/graph_cost.py
 	$(BIN)/python benchmarks/scaling.py

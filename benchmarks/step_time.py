@@ -24,18 +24,16 @@ of its own (`peer_qkeras.py` says how to make it; sat-tf goes into it as well), 
 
 import contextlib
 import csv
-import importlib.util
 import itertools
 import pathlib
 import resource
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any
 
 import rich.console
 import rows
 from absl import app, flags
+from contenders import Steps, with_float
 from new_process import in_new_process
 
 _MODELS = flags.DEFINE_list("models", ["mobilenet_v2"], "float models, by name")
@@ -47,85 +45,14 @@ _WARM_UP = flags.DEFINE_integer("warm_up", 3, "steps before them; the first one 
 _THREADS = flags.DEFINE_integer("threads", 2, "threads inside an operation")
 _OUTPUT = flags.DEFINE_string("output", "benchmarks/results/step_time.csv", "where to write rows")
 
-_NUM_CLASSES = 1000
 _CASE = ("model", "image size", "batch size")
 _TRAINING, _EVALUATION, _CONSTANT = "training", "evaluation", "constant weights"
 _KINDS = (_TRAINING, _EVALUATION, _CONSTANT)
 
 
-def _contenders() -> dict[str, Callable[[Any], Any]]:
-    """Each takes the float model and gives the one to train."""
-    import peer_tfmot
-
-    import sat_tf
-
-    policies = {
-        "sat-tf clamp only": sat_tf.BitPolicy(weight_bits=None, activation_bits=None),
-        "sat-tf w4a4 mobile": sat_tf.BitPolicy.mobile(4),
-        "sat-tf w4a4 paper": sat_tf.BitPolicy.paper(4),
-    }
-    contenders = {
-        "float": lambda model: model,
-        **{
-            name: lambda model, policy=policy: sat_tf.quantize_model(model, policy)
-            for name, policy in policies.items()
-        },
-        "TFMOT 8-bit": peer_tfmot.eight_bits,
-        "TFMOT 4-bit experimental": lambda model: peer_tfmot.n_bits(model, 4),
-    }
-    if importlib.util.find_spec("qkeras"):
-        import peer_qkeras
-
-        settings = {"bits": 4, "integer_bits": "2", "alpha": "auto", "ternary": False}
-        no_images: Any = None  # integer bits are given, not measured
-        contenders["QKeras w4a4"] = lambda model: peer_qkeras.quantized(
-            model, no_images, **settings
-        )
-    return contenders
-
-
-class _Steps:
-    """A contender's model, compiled, and a batch to step on.
-
-    Args:
-        contender: its name.
-        model_name: name of the float model.
-        image_size: rows and columns of the images.
-        batch_size: images a step.
-    """
-
-    def __init__(self, contender: str, model_name: str, image_size: int, batch_size: int) -> None:
-        import numpy as np
-        import tensorflow as tf
-        import tf_keras as keras
-
-        from sat_tf.models import build
-
-        keras.utils.set_random_seed(0)
-        rng = np.random.default_rng(0)
-        shape = (batch_size, image_size, image_size, 3)
-        images = tf.constant(rng.integers(0, 256, shape), tf.float32)
-        labels = tf.constant(rng.integers(0, _NUM_CLASSES, batch_size))
-        float_model = build(model_name, image_size=image_size, num_classes=_NUM_CLASSES)
-        self.model = _contenders()[contender](float_model)
-        self.model.compile(
-            keras.optimizers.SGD(0.01, momentum=0.9, nesterov=True),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        )
-        self.has_constant_weights = contender.startswith("sat-tf")
-        self._batches = iter(tf.data.Dataset.from_tensors((images, labels)).repeat())
-
-    # Fetching the loss waits for the step.
-    def train(self) -> None:
-        float(self.model.make_train_function()(self._batches)["loss"])
-
-    def evaluate(self) -> None:
-        float(self.model.make_test_function()(self._batches)["loss"])
-
-
 def _mebibytes(contender: str, case: tuple[str, int, int]) -> float:
     """By how much two steps raise the peak of this process."""
-    steps = _Steps(contender, *case)
+    steps = Steps(contender, *case)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     steps.train()
     steps.train()
@@ -141,7 +68,7 @@ def _durations(
     import sat_tf
 
     tf.config.threading.set_intra_op_parallelism_threads(threads)
-    all_steps = {name: _Steps(name, *case) for name in contenders}
+    all_steps = {name: Steps(name, *case) for name in contenders}
     seconds: dict[str, dict[str, list[float]]] = {name: {} for name in contenders}
     with contextlib.ExitStack() as stack:
         for kind in _KINDS:
@@ -217,10 +144,7 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"received {argv[1:]}, expected flags only.")
     console, output = rich.console.Console(width=150), pathlib.Path(_OUTPUT.value)
-    names = list(dict.fromkeys(["float", *(_CONTENDERS.value or _contenders())]))
-    unknown = sorted(set(names) - set(_contenders()))
-    if unknown:
-        raise app.UsageError(f"--contenders: received {unknown}, expected {list(_contenders())}.")
+    names = with_float(_CONTENDERS.value)
     results: dict[tuple[str, ...], dict[str, str]] = {}
     if output.exists():
         with output.open(newline="") as file:
