@@ -24,10 +24,11 @@ import numpy as np
 
 _RESULTS = pathlib.Path(__file__).parent / "results" / "applications.csv"
 _IMAGE_SIZE = 96
-# Steps of the float model in its first lesson, and in a second where 8 bits disturb its logits: the
-# learning rate falls; statistics and clipping levels are those of more images.
+# Steps of the float model in its first lesson, and in a second where 8 bits disturb its logits:
+# with the statistics that BatchNormalization has in inference, so that no image is new to those.
 _FLOAT_STEPS = (80, 240)
-_NUM_CALIBRATED = (64, 512)
+_NUM_MEASURED = (64, 512)
+_NUM_CALIBRATED = 64
 _UNDISTURBED = 0.99
 _FLOAT_BATCH_SIZE = 16
 _NUM_COMPARED = 64
@@ -78,9 +79,9 @@ def take(name: str) -> dict[str, Any]:
 
     policy = sat_tf.BitPolicy.mobile(8, unsupported="float")
     row["unsupported"] = len(sat_tf.explain(model, sat_tf.BitPolicy.mobile(8)).problems)
-    for lesson, num_calibrated in enumerate(_NUM_CALIBRATED):
-        _learn(model, lesson)
-        seen = crops(num_calibrated, _IMAGE_SIZE, seed=1)[0].astype(np.float32)
+    seen = crops(_NUM_CALIBRATED, _IMAGE_SIZE, seed=1)[0].astype(np.float32)
+    for lesson, steps in enumerate(_FLOAT_STEPS):
+        _learn(model, steps, on_batch_statistics=lesson == 0)
         quantized, row["quantize_seconds"] = _timed(lambda: sat_tf.quantize_model(model, policy))
         _, row["calibrate_seconds"] = _timed(functools.partial(sat_tf.calibrate, quantized, seen))
         wanted, found = (_logits(each, others) for each in (model, quantized))
@@ -97,29 +98,42 @@ def take(name: str) -> dict[str, Any]:
     return row
 
 
-def _learn(model: Any, lesson: int) -> None:
-    """Trains the float model further, and gives BatchNormalization the statistics of the result."""
+def _learn(model: Any, steps: int, on_batch_statistics: bool) -> None:
+    """Trains the float model further.
+
+    First on the statistics of each batch, and then BatchNormalization gets those of the result; or
+    on such statistics, frozen, as inference has them.
+    """
     import tf_keras as keras
 
-    from sat_tf.qat.calibrate import estimate_statistics
-    from sat_tf.qat.operations import with_layers_for_operations
-
     norms = [x for x in model.layers if isinstance(x, keras.layers.BatchNormalization)]
-    steps = _FLOAT_STEPS[lesson]
-    images, classes = crops(steps * _FLOAT_BATCH_SIZE, _IMAGE_SIZE, seed=(1, 4)[lesson])
-    rate = 1e-3 if norms else 1e-4
-    if lesson:
-        rate = keras.optimizers.schedules.CosineDecay(rate, steps)
-    model.compile(
-        keras.optimizers.Adam(rate), keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    )
+    seed = 1 if on_batch_statistics else 4
+    images, classes = crops(steps * _FLOAT_BATCH_SIZE, _IMAGE_SIZE, seed=seed)
+    optimizer = keras.optimizers.Adam(1e-3 if norms else 1e-4)
+    if not on_batch_statistics:
+        _measure_statistics(model, norms, images[: _NUM_MEASURED[1]])
+        # With frozen statistics the first losses can be large.
+        falling = keras.optimizers.schedules.CosineDecay(5e-4 if norms else 1e-4, steps)
+        optimizer = keras.optimizers.Adam(falling, clipnorm=1.0)
+    for layer in norms:
+        layer.trainable = on_batch_statistics
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     for start in range(0, len(images), _FLOAT_BATCH_SIZE):
         batch = slice(start, start + _FLOAT_BATCH_SIZE)
         model.train_on_batch(images[batch].astype(np.float32), classes[batch])
+    if on_batch_statistics:
+        _measure_statistics(model, norms, images[: _NUM_MEASURED[0]])
+
+
+def _measure_statistics(model: Any, norms: Sequence[Any], images: np.ndarray) -> None:
+    """Gives the normalizations of a model the statistics of images."""
+    from sat_tf.qat.calibrate import estimate_statistics
+    from sat_tf.qat.operations import with_layers_for_operations
+
     if not norms:
         return
     twin = with_layers_for_operations(model)
-    estimate_statistics(twin, images[: _NUM_CALIBRATED[lesson]].astype(np.float32))
+    estimate_statistics(twin, images.astype(np.float32))
     for layer in norms:
         layer.set_weights(twin.get_layer(layer.name).get_weights())
 
