@@ -1,9 +1,8 @@
 """Calibration: clipping levels, normalization statistics and output ranges taken from data."""
 
-import contextlib
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -18,6 +17,7 @@ from sat_tf.qat.network import Network, Node
 from sat_tf.qat.norm_statistics import (
     STALE,
     StaleStatisticsWarning,
+    Statistics,
     assign_statistics,
     best_statistics,
     mean_deviation,
@@ -37,15 +37,14 @@ def calibrate(
 ) -> keras.Model:
     """Fits a quantized model to data without training it.
 
-    Passes over the images, all with quantized weights. The first leaves activations float and sets
-    every clipping level to the one with the smallest error, argmin_α E|q(x; α) - x|^p over x and
-    the quantizer's grid, p = 2 up to 7 bits and 4 at 8 bits, behind a function where only that
-    reads x (see `sat_tf.qat.best_levels`). The
-    second, now with quantized activations, measures the moving statistics of BatchNormalization as
-    the mean over batches. The last observes the range of the logits. In the first two,
-    BatchNormalization works on batch statistics, so that stale ones do no harm; but where it is
-    frozen (trainable=False) or called with training=False, or with batch_normalization=False, it
-    works on its moving statistics and keeps them.
+    Passes over the images. One leaves activations float and sets every clipping level to the one
+    with the smallest error, argmin_α E|q(x; α) - x|^p over x and the quantizer's grid, p = 2 up to
+    7 bits and 4 at 8 bits, behind a function where only that reads x (see
+    `sat_tf.qat.best_levels`). There x is what inference would give, with quantized weights and
+    with moving statistics of BatchNormalization that fit them. One, now with quantized activations,
+    measures the statistics as the mean over batches. The last observes the range of the logits.
+    Where BatchNormalization is frozen (trainable=False) or called with training=False, or with
+    batch_normalization=False, it keeps its moving statistics.
 
     Without training, a few batches know less of the statistics than the float model does: a
     hundred images leave every channel some percent off, and at 8 bits that costs more than the
@@ -74,10 +73,10 @@ def calibrate(
     images = gather(dataset, num_images, network)
     check_pixels(images, network)
     batches = in_batches(images)
-    if clipping_levels:
-        _set_clipping_levels(network, batches, batch_normalization)
-    if batch_normalization and clipping_levels:
-        _fit_statistics(network, batches)
+    if clipping_levels and batch_normalization:
+        _fit_both(network, batches)
+    elif clipping_levels:
+        _set_clipping_levels(network, batches)
     elif batch_normalization:
         _estimate_statistics(network, batches, _call)
     _observe_ranges(network, batches)
@@ -128,13 +127,11 @@ def _run(
                 del tensors[name]
 
 
-def _set_clipping_levels(
-    network: Network, batches: list[Images], on_batch_statistics: bool
-) -> None:
+def _set_clipping_levels(network: Network, batches: list[Images]) -> None:
     samples: dict[str, Sample] = {}
 
     def call(node: Node, inputs: Any) -> tf.Tensor:
-        tensor = _call_unrounded(node, inputs, on_batch_statistics)
+        tensor = _call_unrounded(node, inputs, on_batch_statistics=False)
         layer = node.layer
         if isinstance(layer, QuantizedLayer) and isinstance(
             layer.quantize_config.output, ClippingQuantizer
@@ -144,9 +141,8 @@ def _set_clipping_levels(
             samples[node.name].take(tensor)
         return tensor
 
-    with _kept_statistics(network):
-        for images in batches:
-            _run(network, images, call)
+    for images in batches:
+        _run(network, images, call)
     for name, sample in samples.items():
         if sample.largest > 0.0:
             layer = network[name].layer
@@ -188,15 +184,20 @@ def _norms(network: Network) -> list[keras.layers.BatchNormalization]:
     return list(found.values())
 
 
-def _fit_statistics(network: Network, batches: list[Images]) -> None:
-    """Statistics for the quantized network: see `best_statistics`."""
+def _fit_both(network: Network, batches: list[Images]) -> None:
+    """Clipping levels, and statistics for the quantized network: see `best_statistics`."""
     norms = _norms(network)
     own = read_statistics(norms)
     with float_weights(node.layer for node in network):
-        _estimate_statistics(network, batches, _call_unrounded)
-    unrounded = read_statistics(norms)
-    _estimate_statistics(network, batches, _call)
-    quantized = read_statistics(norms)
+        unrounded = _measured_statistics(network, batches, norms, _call_unrounded)
+    by_weights = _measured_statistics(network, batches, norms, _call_unrounded)
+    assign_statistics(norms, best_statistics(own, unrounded, by_weights))
+    try:
+        _set_clipping_levels(network, batches)
+    except ValueError:
+        assign_statistics(norms, own)
+        raise
+    quantized = _measured_statistics(network, batches, norms, _call)
     off = min(mean_deviation(own, measured) for measured in (unrounded, quantized))
     if off > STALE:
         warnings.warn(
@@ -208,6 +209,16 @@ def _fit_statistics(network: Network, batches: list[Images]) -> None:
             stacklevel=3,
         )
     assign_statistics(norms, best_statistics(own, unrounded, quantized))
+
+
+def _measured_statistics(
+    network: Network,
+    batches: list[Images],
+    norms: list[keras.layers.BatchNormalization],
+    call: Callable[[Node, Any, bool], tf.Tensor],
+) -> list[Statistics]:
+    _estimate_statistics(network, batches, call)
+    return read_statistics(norms)
 
 
 def _estimate_statistics(
@@ -266,20 +277,3 @@ def _arguments(node: Node, on_batch_statistics: bool) -> dict[str, Any]:
         return node.arguments
     stays = not _is_norm(node) or node.arguments.get("training") is False
     return {**node.arguments, "training": on_batch_statistics and not stays}
-
-
-@contextlib.contextmanager
-def _kept_statistics(network: Network) -> Iterator[None]:
-    """Puts the moving statistics back when it ends."""
-    variables = [
-        variable
-        for node in network
-        if _is_norm(node)
-        for variable in inner_layer(node.layer).non_trainable_variables
-    ]
-    values = [variable.numpy() for variable in variables]
-    try:
-        yield
-    finally:
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(value)
