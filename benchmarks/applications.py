@@ -24,9 +24,10 @@ import numpy as np
 
 _RESULTS = pathlib.Path(__file__).parent / "results" / "applications.csv"
 _IMAGE_SIZE = 96
-# Steps of the float model in its first lesson, and in a second where 8 bits disturb its logits:
-# with the statistics that BatchNormalization has in inference, so that no image is new to those.
-_FLOAT_STEPS = (80, 240)
+# Steps of the float model in its first lesson, and in others while 8 bits disturb its logits: with
+# the statistics that BatchNormalization has in inference, so that no image is new to those.
+_FLOAT_STEPS = (80, 240, 480)
+_SEEDS = (1, 4, 5)
 _NUM_MEASURED = (64, 512)
 _NUM_CALIBRATED = 64
 _UNDISTURBED = 0.99
@@ -80,8 +81,8 @@ def take(name: str) -> dict[str, Any]:
     policy = sat_tf.BitPolicy.mobile(8, unsupported="float")
     row["unsupported"] = len(sat_tf.explain(model, sat_tf.BitPolicy.mobile(8)).problems)
     seen = crops(_NUM_CALIBRATED, _IMAGE_SIZE, seed=1)[0].astype(np.float32)
-    for lesson, steps in enumerate(_FLOAT_STEPS):
-        _learn(model, steps, on_batch_statistics=lesson == 0)
+    for lesson in range(len(_FLOAT_STEPS)):
+        _learn(model, lesson)
         quantized, row["quantize_seconds"] = _timed(lambda: sat_tf.quantize_model(model, policy))
         _, row["calibrate_seconds"] = _timed(functools.partial(sat_tf.calibrate, quantized, seen))
         wanted, found = (_logits(each, others) for each in (model, quantized))
@@ -98,7 +99,7 @@ def take(name: str) -> dict[str, Any]:
     return row
 
 
-def _learn(model: Any, steps: int, on_batch_statistics: bool) -> None:
+def _learn(model: Any, lesson: int) -> None:
     """Trains the float model further.
 
     First on the statistics of each batch, and then BatchNormalization gets those of the result; or
@@ -107,8 +108,8 @@ def _learn(model: Any, steps: int, on_batch_statistics: bool) -> None:
     import tf_keras as keras
 
     norms = [x for x in model.layers if isinstance(x, keras.layers.BatchNormalization)]
-    seed = 1 if on_batch_statistics else 4
-    images, classes = crops(steps * _FLOAT_BATCH_SIZE, _IMAGE_SIZE, seed=seed)
+    steps, on_batch_statistics = _FLOAT_STEPS[lesson], lesson == 0
+    images, classes = crops(steps * _FLOAT_BATCH_SIZE, _IMAGE_SIZE, seed=_SEEDS[lesson])
     optimizer = keras.optimizers.Adam(1e-3 if norms else 1e-4)
     if not on_batch_statistics:
         _measure_statistics(model, norms, images[: _NUM_MEASURED[1]])
