@@ -24,17 +24,22 @@ class Reach:
         """Whether some values can be below 0."""
         return self.lowest != 0.0 or self.share > 0.0
 
+    @property
+    def has_lowest_alone(self) -> bool:
+        """Whether a smallest value is known, and no largest one."""
+        return self.lowest is not None and self.highest is None
 
-_UNIT = Reach(0.0, highest=1.0)
+
+UNIT = Reach(0.0, highest=1.0)
 _SIGNED_UNIT = Reach(-1.0, highest=1.0)
 _POSITIVE = Reach(0.0)
 UNKNOWN = Reach()
 
 # By the name of the function. Smallest values to the next 1e-4 below.
 _REACHES: dict[str, Reach] = {
-    "sigmoid": _UNIT,
-    "hard_sigmoid": _UNIT,
-    "relu6_sigmoid": _UNIT,
+    "sigmoid": UNIT,
+    "hard_sigmoid": UNIT,
+    "relu6_sigmoid": UNIT,
     "tanh": _SIGNED_UNIT,
     "hard_tanh": _SIGNED_UNIT,
     "softsign": _SIGNED_UNIT,
@@ -72,7 +77,7 @@ def is_known(name: str) -> bool:
 def reach(layer: keras.layers.Layer) -> Reach:
     """Which values a layer that computes a function gives."""
     if isinstance(layer, keras.layers.Softmax):
-        return _UNIT
+        return UNIT
     if isinstance(layer, keras.layers.ELU):
         return Reach(-abs(float(layer.alpha)))
     if isinstance(layer, keras.layers.LeakyReLU):
@@ -83,7 +88,7 @@ def reach(layer: keras.layers.Layer) -> Reach:
         return _leaky(float(layer.negative_slope))
     if isinstance(layer, keras.layers.Activation):
         name = getattr(layer.activation, "__name__", "")
-        return _UNIT if name == "softmax" else _REACHES.get(name, UNKNOWN)
+        return UNIT if name == "softmax" else _REACHES.get(name, UNKNOWN)
     return UNKNOWN
 
 

@@ -6,8 +6,8 @@ Rules, in the words of the glossary:
   product's or concatenation's that only a rectifier reads, and what only a quantized concatenation
   (or the largest or smallest value of several tensors) reads, which has one grid for all its
   parts. Every other tensor is a *root*: data movement passes its codes on.
-- A function that is no rectifier is computed on the codes of a stream: what it gives is quantized
-  on its range. At the end of the model it is computed on the logits.
+- A function that is no rectifier is computed on the codes of a stream: what it gives, its mean or
+  its product with a gate is quantized on its range. At the end it is computed on the logits.
 - A root that only linear layers read gets their activation bits. One that anything else reads is a
   stream, at stream bits; linear layers then read it through an inserted quantizer, unless its grid
   is as coarse as they ask already. So does a sum, mean or concatenation that can be negative:
@@ -368,10 +368,11 @@ class _Placer:
             "ceiling": self.ranges.ceiling(name),
         }
         quantizer: SatQuantizer = (StreamQuantizer if negative else PactQuantizer)(**settings)
-        layer = self.network[name].layer
+        reach, layer = self.ranges.reach(name), self.network[name].layer
         function = self.roles[name] is Role.FUNCTION and not functions.keeps_range(layer)
-        if function and behind_layer:
-            quantizer = function_quantizer(functions.reach(layer), settings)
+        # A gated swish, or the mean of one, reaches as far below 0 as the swish, and no further.
+        if behind_layer and (function or (negative and reach.has_lowest_alone)):
+            quantizer = function_quantizer(reach, settings)
         if bits < 2 and negative and not isinstance(quantizer, OffsetQuantizer):
             self._refuse(
                 f"{name}: received activation_bits={bits} for a tensor that can be negative, "

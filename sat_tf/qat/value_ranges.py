@@ -54,6 +54,20 @@ class ValueRanges:
         negative = [self.is_negative(producer) for producer in node.inputs]
         return all(negative) if isinstance(node.layer, keras.layers.Maximum) else any(negative)
 
+    def reach(self, name: str) -> functions.Reach:
+        """Which values the layer's output can have, as far as functions in or before it say."""
+        node, role = self._network[name], self._roles[name]
+        if role is Role.FUNCTION and not functions.keeps_range(node.layer):
+            return functions.reach(node.layer)
+        if role in (Role.MEAN, Role.MOVEMENT, Role.FUNCTION):
+            return self.reach(node.inputs[0])
+        if role is Role.PRODUCT:
+            # A gate between 0 and 1 leaves what it multiplies in its range.
+            reaches = sorted(map(self.reach, node.inputs), key=lambda one: one == functions.UNIT)
+            if all(one == functions.UNIT for one in reaches[1:]):
+                return reaches[0]
+        return functions.UNKNOWN
+
     def ceiling(self, name: str) -> float | None:
         """What the layer's output cannot exceed by its own definition, or None."""
         node, role = self._network[name], self._roles[name]
