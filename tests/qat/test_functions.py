@@ -3,6 +3,7 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
+import sat_tf
 from sat_tf.keras3.activations import (
     celu,
     hard_shrink,
@@ -15,7 +16,10 @@ from sat_tf.keras3.activations import (
     tanh_shrink,
 )
 from sat_tf.qat import functions, registry
+from sat_tf.qat.function_quantizers import OffsetQuantizer
 from sat_tf.qat.operation_plans import gelu_by_tanh
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.quantizers import StreamQuantizer
 from sat_tf.qat.registry import Role
 
 L = keras.layers
@@ -90,3 +94,34 @@ def test_resized_images_lie_within_the_image(interpolation):
     assert np.min(image) - 1e-5 <= np.min(made)
     assert np.max(made) <= np.max(image) + 1e-5
     assert not functions.keeps_range(L.Resizing(7, 9, "bicubic"))
+
+
+def _quantizers_of_a_gated(function):
+    image = keras.Input((8, 8, 3))
+    features = L.Activation(function, name="function")(L.Conv2D(4, 3)(image))
+    squeezed = L.GlobalAveragePooling2D(keepdims=True, name="mean")(features)
+    gate = L.Activation("sigmoid", name="gate")(L.Conv2D(4, 1)(squeezed))
+    gated = L.Multiply(name="gated")([features, gate])
+    pooled = L.GlobalAveragePooling2D(name="pool")(gated)
+    model = sat_tf.quantize_model(keras.Model(image, L.Dense(2)(pooled)), BitPolicy.mobile(8))
+    return {
+        name: model.get_layer(f"quant_{name}").quantize_config.output
+        for name in ("function", "mean", "gated", "pool")
+    }
+
+
+def test_a_gate_and_a_mean_keep_the_range_of_a_function():
+    for function, lowest in (("swish", -0.2785), ("gelu", -0.1701)):
+        for quantizer in _quantizers_of_a_gated(function).values():
+            assert isinstance(quantizer, OffsetQuantizer)
+            assert quantizer.lowest == lowest
+
+
+def test_what_a_gate_multiplies_can_be_negative_without_a_bound():
+    found = _quantizers_of_a_gated("linear")
+    assert isinstance(found["gated"], StreamQuantizer)
+    assert isinstance(found["pool"], StreamQuantizer)
+
+
+def test_a_gated_tanh_keeps_a_clipping_level():
+    assert isinstance(_quantizers_of_a_gated("tanh")["gated"], StreamQuantizer)
