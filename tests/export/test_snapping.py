@@ -58,6 +58,12 @@ def _widen_streams(model):
             level.assign(1.5 * level)
 
 
+def _clear_of_ties(model):
+    """Calibrated, it is 0.72 times the level before it: code 153 there lies between two of its."""
+    level = model.get_layer("quant_pool").output_variables["clipping_level"]
+    level.assign(1.001 * level)
+
+
 @pytest.fixture(scope="module")
 def deep(float_model, images):
     """A network of 52 layers, before and after snapping, with channels of all kinds."""
@@ -66,24 +72,23 @@ def deep(float_model, images):
         model = sat_tf.quantize_model(float_model, sat_tf.BitPolicy.mobile(4))
         sat_tf.calibrate(model, images)
         _widen_streams(model)
+        _clear_of_ties(model)
         change(model)
         models.append(model)
     return models
 
 
 def test_a_deep_network_computes_the_codes_of_its_file_once_it_is_snapped(deep, images):
-    found = []
+    shares = []
     for model in deep:
         graph = deployed_graph(model)
         simulated, (trained, _) = simulate(graph, images), TrainedModel(model, graph).run(images)
-        found.append({name: codes != simulated[name] for name, codes in trained.items()})
-    before, after = found
-    assert np.mean([np.mean(differs) for differs in before.values()]) > 0.4
-    # What is left: values that lie between two codes but for the last bits of float32, and the
-    # logits of the images that have one in the last tensor before them.
-    logits = np.any(after.pop("classifier"), axis=-1)
-    assert max(np.mean(differs) for differs in after.values()) < 0.002
-    assert not np.any(logits & ~np.any(after["pool"], axis=-1))
+        shares.append({name: np.mean(codes != simulated[name]) for name, codes in trained.items()})
+    before, after = shares
+    assert np.mean(list(before.values())) > 0.4
+    # What is left: values that lie between two codes but for the last bits of float32.
+    assert max(after.values()) < 0.002
+    assert after["classifier"] == 0.0
 
 
 def _linear_pairs(model):
