@@ -110,8 +110,9 @@ def _learn(model: Any, lesson: int) -> None:
     norms = [x for x in model.layers if isinstance(x, keras.layers.BatchNormalization)]
     steps, on_batch_statistics = _FLOAT_STEPS[lesson], lesson == 0
     images, classes = crops(steps * _FLOAT_BATCH_SIZE, _IMAGE_SIZE, seed=_SEEDS[lesson])
-    optimizer = keras.optimizers.Adam(1e-3 if norms else 1e-4)
-    if not on_batch_statistics:
+    if on_batch_statistics:
+        optimizer = keras.optimizers.Adam(1e-3 if norms else 1e-4)
+    else:
         _measure_statistics(model, norms, images[: _NUM_MEASURED[1]])
         # With frozen statistics the first losses can be large.
         falling = keras.optimizers.schedules.CosineDecay(5e-4 if norms else 1e-4, steps)

@@ -13,7 +13,6 @@ import csv
 import pathlib
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +22,7 @@ import rich.table
 import tensorflow as tf
 import tf_keras as keras
 from absl import app, flags
+from turns import seconds_by_turns
 
 import sat_tf
 from sat_tf import data
@@ -120,13 +120,8 @@ def _times(plain: keras.Model, quantized: keras.Model, batch: Any, status: Any) 
         status(f"tracing {name}")
         for _ in range(_WARM_UP.value):
             call()
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
     status("timing")
-    for _ in range(_STEPS.value):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            seconds[name].append(time.perf_counter() - start)
+    seconds = seconds_by_turns(calls, range(_STEPS.value))
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     return [
         {

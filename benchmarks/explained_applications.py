@@ -47,7 +47,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     others = [row for row in rows if int(row["left_float"])]
     lines = [
         f"Of all {len(rows)} models, {len(rows) - len(others)} are quantized without a layer left "
-        "float (`python benchmarks/explained_applications.py`). The others:",
+        "float. The others:",
         "",
         "| model | layers | left float |",
         "| --- | ---: | --- |",

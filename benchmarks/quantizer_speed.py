@@ -20,6 +20,7 @@ from typing import Any
 import rich.console
 import rows
 from absl import app, flags
+from turns import seconds_by_turns
 
 _ELEMENTS = flags.DEFINE_list(
     "elements", ["1e3", "1e4", "1e5", "1e6", "1e7", "1e8"], "values in a tensor"
@@ -68,7 +69,7 @@ def _measure(elements: int, threads: int, seconds: float, bits: int) -> list[dic
         calls[name, "forward"] = functools.partial(tf.function(function), x, level)
         both = tf.function(functools.partial(_forward_and_backward, function))
         calls[name, "both"] = functools.partial(both, x, level, upstream)
-    durations = _interleaved(calls, seconds)
+    durations = seconds_by_turns(calls, _rounds(seconds * len(calls)), warm_up=2)
     copied = _gigabytes("copy", elements) / statistics.median(durations["copy", "copy"])
     return [
         _row(name, direction, elements, threads, durations[name, direction], copied)
@@ -83,20 +84,6 @@ def _forward_and_backward(function: Callable, x: Any, level: Any, upstream: Any)
         tape.watch([x, level])
         made = function(x, level)
     return made, tape.gradient(made, [x, level], upstream)
-
-
-def _interleaved(calls: dict, seconds: float) -> dict:
-    """Durations of each call, in turns."""
-    for call in calls.values():
-        call()
-        call()
-    durations: dict = {key: [] for key in calls}
-    for _ in _rounds(seconds * len(calls)):
-        for key, call in calls.items():
-            start = time.perf_counter()
-            call()
-            durations[key].append(time.perf_counter() - start)
-    return durations
 
 
 def _rounds(seconds: float) -> Iterator[int]:

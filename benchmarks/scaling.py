@@ -26,12 +26,12 @@ import multiprocessing
 import os
 import socket
 import statistics
-import time
 from typing import Any
 
 import rich.console
 import rows
 from absl import app, flags
+from turns import seconds_by_turns
 
 _MODEL = flags.DEFINE_string("model", "mobilenet_v2", "float model, by name")
 _IMAGE_SIZE = flags.DEFINE_integer("image_size", 96, "rows and columns of the images")
@@ -62,15 +62,12 @@ def _train(worker: int, ports: list[int], case: tuple[str, int, int, int]) -> di
     models = {name: _compiled(name, strategy, *case[:2]) for name in _CONTENDERS}
     steps = {name: model.make_train_function() for name, model in models.items()}
     batches = _batches(strategy, *case[1:3])
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(_WARM_UP + case[3]):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            float(step(batches)["loss"])
-            seconds[name].append(time.perf_counter() - start)
+    # Fetching the loss waits for the step.
+    calls = {name: lambda step=step: float(step(batches)["loss"]) for name, step in steps.items()}
+    seconds = seconds_by_turns(calls, range(case[3]), warm_up=_WARM_UP)
     return {
         name: {
-            "seconds": statistics.median(seconds[name][_WARM_UP:]),
+            "seconds": statistics.median(seconds[name]),
             "bytes": _reduced_bytes(steps[name].get_concrete_function(batches).graph),
             "gradient bytes": sum(4 * int(np.prod(v.shape)) for v in model.trainable_variables),
             "levels": sum("clipping_level" in v.name for v in model.trainable_variables),

@@ -12,7 +12,6 @@ import collections
 import pathlib
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +20,7 @@ import rows
 from absl import app, flags
 from contenders import Steps, with_float
 from new_process import in_new_process
+from turns import seconds_by_turns
 
 _MODEL = flags.DEFINE_string("model", "mobilenet_v2", "float model, by name")
 _IMAGE_SIZE = flags.DEFINE_integer("image_size", 96, "rows and columns of the images")
@@ -56,15 +56,8 @@ def _measure(
         name: steps.train if step == "training" else steps.evaluate
         for name, steps in all_steps.items()
     }
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(_WARM_UP + count):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            seconds[name].append(time.perf_counter() - start)
-    milliseconds = {
-        name: 1e3 * statistics.median(all_[_WARM_UP:]) for name, all_ in seconds.items()
-    }
+    seconds = seconds_by_turns(calls, range(count), warm_up=_WARM_UP)
+    milliseconds = {name: 1e3 * statistics.median(taken) for name, taken in seconds.items()}
     return milliseconds, {name: _profile(call, max(count // 4, 1)) for name, call in calls.items()}
 
 

@@ -28,13 +28,13 @@ import itertools
 import pathlib
 import resource
 import statistics
-import time
 
 import rich.console
 import rows
 from absl import app, flags
 from contenders import Steps, with_float
 from new_process import in_new_process
+from turns import seconds_by_turns
 
 _MODELS = flags.DEFINE_list("models", ["mobilenet_v2"], "float models, by name")
 _IMAGE_SIZES = flags.DEFINE_list("image_sizes", ["96"], "rows and columns of the images")
@@ -80,14 +80,8 @@ def _durations(
                 name: steps.train if kind == _TRAINING else steps.evaluate
                 for name, steps in all_steps.items()
             }
-            for call in calls.values():
-                for _ in range(warm_up):
-                    call()
-            for _ in range(count):
-                for name, call in calls.items():
-                    start = time.perf_counter()
-                    call()
-                    seconds[name].setdefault(kind, []).append(time.perf_counter() - start)
+            for name, taken in seconds_by_turns(calls, range(count), warm_up=warm_up).items():
+                seconds[name][kind] = taken
     return seconds
 
 
