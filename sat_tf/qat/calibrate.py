@@ -73,11 +73,12 @@ def calibrate(
     images = gather(dataset, num_images, network)
     check_pixels(images, network)
     batches = in_batches(images)
-    if clipping_levels and batch_normalization:
-        _fit_both(network, batches)
+    norms = _norms(network) if batch_normalization else []
+    if clipping_levels and norms:
+        _fit_both(network, batches, norms)
     elif clipping_levels:
         _set_clipping_levels(network, batches)
-    elif batch_normalization:
+    elif norms:
         _estimate_statistics(network, batches, _call)
     _observe_ranges(network, batches)
     return model
@@ -184,20 +185,21 @@ def _norms(network: Network) -> list[keras.layers.BatchNormalization]:
     return list(found.values())
 
 
-def _fit_both(network: Network, batches: list[Images]) -> None:
+def _fit_both(
+    network: Network, batches: list[Images], norms: list[keras.layers.BatchNormalization]
+) -> None:
     """Clipping levels, and statistics for the quantized network: see `best_statistics`."""
-    norms = _norms(network)
     own = read_statistics(norms)
-    with float_weights(node.layer for node in network):
-        unrounded = _measured_statistics(network, batches, norms, _call_unrounded)
-    by_weights = _measured_statistics(network, batches, norms, _call_unrounded)
-    assign_statistics(norms, best_statistics(own, unrounded, by_weights))
     try:
+        with float_weights(node.layer for node in network):
+            unrounded = _measured_statistics(network, batches, norms, _call_unrounded)
+        by_weights = _measured_statistics(network, batches, norms, _call_unrounded)
+        assign_statistics(norms, best_statistics(own, unrounded, by_weights))
         _set_clipping_levels(network, batches)
-    except ValueError:
+        quantized = _measured_statistics(network, batches, norms, _call)
+    except BaseException:  # also where it is interrupted
         assign_statistics(norms, own)
         raise
-    quantized = _measured_statistics(network, batches, norms, _call)
     off = min(mean_deviation(own, measured) for measured in (unrounded, quantized))
     if off > STALE:
         warnings.warn(
