@@ -19,6 +19,16 @@ def did_you_mean(received: str, known: Iterable[str]) -> str:
     return f"Known: {', '.join(names)}."
 
 
+def kind_of(thing: object) -> str:
+    """Returns the name of a thing's class, with its article.
+
+    >>> kind_of("text"), kind_of(1)
+    ('a str', 'an int')
+    """
+    name = type(thing).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
 def list_problems(subject: str, problems: Iterable[str]) -> str:
     """Returns one message that names `subject` and lists every problem on a line of its own.
 

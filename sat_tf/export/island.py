@@ -8,6 +8,7 @@ import tensorflow as tf
 from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.export.runtime import Runtime
+from sat_tf.messages import kind_of
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.network import Node, call_in_inference
 
@@ -59,7 +60,7 @@ def float_operators(node: Node, shapes: Sequence[tuple[int, ...]]) -> bytes:
 
 def _received(node: Node) -> str:
     layer = inner_layer(node.layer)
-    return f"{layer.name}: received a {type(layer).__name__} that is left float and that"
+    return f"{layer.name}: received {kind_of(layer)} that is left float and that"
 
 
 def _converted(node: Node, shapes: Sequence[tuple[int, ...]], batch: int | None) -> bytes:

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from sat_tf.keras3.translator import Translated, to_tf_keras
+from sat_tf.messages import kind_of
 
 TOLERANCE = 1e-5
 _BATCH = 2
@@ -82,7 +83,7 @@ def _refuse(made: Translated, found: _Found, largest: float) -> None:
         name = wrong[0]
         difference = found.alone[name] if how.startswith("alone") else found.in_place[name]
         raise ValueError(
-            f"model {made.graph.name!r}: {name}: received a {found.kinds[name]} whose output "
+            f"model {made.graph.name!r}: {name}: received {found.kinds[name]} whose output "
             f"differs in tf_keras by {difference:.2g} of its largest value ({how}), expected at "
             f"most {TOLERANCE:g}; it is the first of {len(wrong)} such. Build this layer from "
             "others, or build the model with tf_keras and load the weights by layer name."
@@ -121,7 +122,7 @@ def _run(
                 outputs = _call_tf_keras(function, args, kwargs)
             found.add(
                 name,
-                type(call.operation).__name__,
+                kind_of(call.operation),
                 max(map(difference, outputs3, alone), default=0.0),
                 max(map(difference, outputs3, outputs), default=0.0),
             )
@@ -173,7 +174,7 @@ def _call_keras3(name: str, operation: Any, args: Any, kwargs: Any) -> Any:
     except Exception as error:  # of any class, by backend
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ValueError(
-            f"{name}: received a {type(operation).__name__} that Keras 3 itself does not run on "
+            f"{name}: received {kind_of(operation)} that Keras 3 itself does not run on "
             f"random input ({reason}), expected one that it does; call the Keras 3 model on data "
             "to see why."
         ) from error

@@ -11,7 +11,7 @@ import tf_keras as keras
 
 from sat_tf.keras3 import layer_table, operation_table, weights
 from sat_tf.keras3.graph import Call, Graph, functional_of
-from sat_tf.messages import list_problems
+from sat_tf.messages import kind_of, list_problems
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,7 +212,7 @@ class Translator:
                     "front but a dot; rename it before it is built: layer.name = ..."
                 ) from error
             raise ValueError(
-                f"{call.operation.name}: received a {type(call.operation).__name__} that tf_keras "
+                f"{call.operation.name}: received {kind_of(call.operation)} that tf_keras "
                 f"cannot call this way ({reason}); use a Keras layer for it."
             ) from error
         for symbol, tensor in zip(call.outputs, tf.nest.flatten(outputs), strict=True):

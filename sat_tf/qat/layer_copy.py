@@ -5,6 +5,8 @@ from typing import Any
 
 import tf_keras as keras
 
+from sat_tf.messages import kind_of
+
 
 def layer_copy(layer: keras.layers.Layer, **changes: Any) -> keras.layers.Layer:
     """A layer with the same configuration, without weights.
@@ -24,7 +26,7 @@ def layer_copy(layer: keras.layers.Layer, **changes: Any) -> keras.layers.Layer:
     except Exception as error:  # code of users, and what Keras makes of it, raises anything
         reason = textwrap.shorten(str(error) or type(error).__name__, 160)
         raise ValueError(
-            f"{layer.name}: received a {type(layer).__name__} that cannot be made again from its "
+            f"{layer.name}: received {kind_of(layer)} that cannot be made again from its "
             f"configuration ({reason}), expected from_config(get_config()) to give the same layer; "
             f"{_fix(layer)}."
         ) from error

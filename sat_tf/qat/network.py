@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.messages import list_problems
+from sat_tf.messages import kind_of, list_problems
 from sat_tf.qat.operation_forms import fix_of
 from sat_tf.qat.tfmot_wrappers import refuse_wrapped
 
@@ -111,7 +111,7 @@ class Network:
             or len(outputs) != 1
         ):
             symbol = getattr(layer, "symbol", None)  # of a TensorFlow function
-            what = f"tf.{symbol}" if symbol else f"a {type(layer).__name__}"
+            what = f"tf.{symbol}" if symbol else kind_of(layer)
             fix = fix_of(symbol or "") or "; use a Keras layer for the operation"
             self.problems[layer.name] = (
                 f"received {what} called with values beside its input tensors, "

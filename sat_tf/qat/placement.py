@@ -23,7 +23,7 @@ from typing import Any
 import tf_keras as keras
 
 from sat_tf.core.rescale import fan_out
-from sat_tf.messages import list_problems
+from sat_tf.messages import kind_of, list_problems
 from sat_tf.qat import functions, registry
 from sat_tf.qat.configs import LayerConfig, PlacedConfig
 from sat_tf.qat.decisions import Demand, Insertion, Placement, PlacementError, Reasons
@@ -141,7 +141,7 @@ class _Placer:
         if isinstance(given, LayerConfig):
             return given.fields
         self._refuse(
-            f"{name}: received a {type(given).__name__} annotation, expected "
+            f"{name}: received {kind_of(given)} annotation, expected "
             "sat_tf.configs.LayerConfig; annotate the layer with one, or with none."
         )
         return {}
