@@ -1,16 +1,17 @@
 """Latency and size of our files beside TFMOT's 8-bit files and float ones of the same models.
 
-All run in LiteRT with XNNPACK, on one thread of one process, one image at a time. Runs are
-interleaved, and who starts changes from round to round, so that what else the machine does meets
-all of them alike; ratios are taken within a round. Ratios are what counts: milliseconds say
-something about one machine only.
+All run in LiteRT, with XNNPACK and with its built-in kernels, on one thread and on two, in one
+process and one image at a time. Runs of the files are interleaved, and who starts changes from
+round to round, so that what else the machine does meets all of them alike; ratios are taken within
+a round. Ratios are what counts: milliseconds say something about one machine only.
 
     python benchmarks/latency.py
-    python benchmarks/latency.py --models=resnet18 --bits=4,2 --rounds=100
+    python benchmarks/latency.py --models=resnet18 --bits=4,2 --threads=1 --rounds=100
 """
 
 import gc
 import gzip
+import itertools
 import pathlib
 import statistics
 import tempfile
@@ -24,7 +25,7 @@ import tensorflow as tf
 import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 from absl import app, flags, logging
-from ai_edge_litert.interpreter import Interpreter
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from full_size import MODELS, realistic_model, smooth_images
 from rows import as_table, write_csv
 
@@ -34,12 +35,21 @@ from sat_tf.export.structure import read_structure
 
 _MODELS = flags.DEFINE_list("models", list(MODELS), f"of {', '.join(models.MODELS)}")
 _BITS = flags.DEFINE_list("bits", ["4"], "bits of our files: 2 to 8, one file each")
+_KERNELS = flags.DEFINE_list("kernels", ["XNNPACK", "builtin"], "what runs the operators")
+_THREADS = flags.DEFINE_list("threads", ["1", "2"], "threads, one number or more")
 _ROUNDS = flags.DEFINE_integer("rounds", 50, "timed runs of each file", lower_bound=2)
 _WARM_UP = flags.DEFINE_integer("warm_up", 5, "rounds before them", lower_bound=1)
 _OUTPUT = flags.DEFINE_string("output", "benchmarks/results/latency.csv", "where to write rows")
 
 # The rest is in the CSV.
-_SHOWN = ("model", "file", "ms", "times TFMOT", "gzip bytes", "gzip, times TFMOT")
+_SHOWN = (
+    *("model", "kernels", "threads", "file"),
+    *("ms", "times TFMOT", "gzip bytes", "gzip, times TFMOT"),
+)
+_RESOLVERS = {
+    "XNNPACK": OpResolverType.AUTO,
+    "builtin": OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+}
 _REFERENCE = "TFMOT 8-bit"
 _CALIBRATION_IMAGES = 32
 # As app stores compress; the strongest level takes minutes for 138 MB and saves a percent.
@@ -82,9 +92,13 @@ def _our_file(bits: int) -> _Maker:
     return make
 
 
-def _runner(content: bytes, image: np.ndarray) -> Callable[[], float]:
+def _runner(content: bytes, image: np.ndarray, kernels: str, threads: int) -> Callable[[], float]:
     """Loads a file; a call runs it once and returns the seconds that took."""
-    interpreter = Interpreter(model_content=content, num_threads=1)
+    interpreter = Interpreter(
+        model_content=content,
+        num_threads=threads,
+        experimental_op_resolver_type=_RESOLVERS[kernels],
+    )
     interpreter.allocate_tensors()
     (details,) = interpreter.get_input_details()
     interpreter.set_tensor(details["index"], image[np.newaxis].astype(details["dtype"]))
@@ -124,41 +138,46 @@ def _measure(name: str, console: rich.console.Console) -> list[dict[str, Any]]:
                 files[maker_name] = content
             keras.backend.clear_session()
             gc.collect()
-    with console.status(f"{name}: timing"):
-        seconds = _time({key: _runner(content, images[0]) for key, content in files.items()})
     zipped = {key: len(gzip.compress(content, _GZIP_LEVEL)) for key, content in files.items()}
-    return [
-        {
-            "model": name,
-            "file": key,
-            "ms": f"{1000 * statistics.median(seconds[key]):.2f}",
-            "ms, quartiles": _quartiles([1000 * each for each in seconds[key]], 2),
-            "times TFMOT": "",
-            "times TFMOT, quartiles": "",
+    sizes = {
+        key: {
             "bytes": len(content),
             "gzip bytes": zipped[key],
             "gzip, times TFMOT": "",
             "operators": len(read_structure(content, key).operators),
             "float operators": len(read_structure(content, key).float_operators()),
-            **_beside_tfmot(key, seconds, zipped),
         }
         for key, content in files.items()
-    ]
-
-
-def _beside_tfmot(
-    key: str, seconds: dict[str, list[float]], zipped: dict[str, int]
-) -> dict[str, str]:
-    if _REFERENCE not in seconds:
-        return {}
-    # Round by round: neighbours in time share what else the machine does.
-    pairs = zip(seconds[key], seconds[_REFERENCE], strict=True)
-    ratios = [own / other for own, other in pairs]
-    return {
-        "times TFMOT": f"{statistics.median(ratios):.3f}",
-        "times TFMOT, quartiles": _quartiles(ratios, 3),
-        "gzip, times TFMOT": f"{zipped[key] / zipped[_REFERENCE]:.3f}",
     }
+    if _REFERENCE in zipped:
+        for key, size in sizes.items():
+            size["gzip, times TFMOT"] = f"{zipped[key] / zipped[_REFERENCE]:.3f}"
+    rows = []
+    for kernels, threads in itertools.product(_KERNELS.value, map(int, _THREADS.value)):
+        with console.status(f"{name}: timing with {kernels}, threads: {threads}"):
+            runners = {
+                key: _runner(content, images[0], kernels, threads) for key, content in files.items()
+            }
+            seconds = _time(runners)
+        case = {"model": name, "kernels": kernels, "threads": threads}
+        rows += [{**case, "file": key, **_times(key, seconds), **sizes[key]} for key in files]
+    return rows
+
+
+def _times(key: str, seconds: dict[str, list[float]]) -> dict[str, str]:
+    times = {
+        "ms": f"{1000 * statistics.median(seconds[key]):.2f}",
+        "ms, quartiles": _quartiles([1000 * each for each in seconds[key]], 2),
+        "times TFMOT": "",
+        "times TFMOT, quartiles": "",
+    }
+    if _REFERENCE in seconds:
+        # Round by round: neighbours in time share what else the machine does.
+        pairs = zip(seconds[key], seconds[_REFERENCE], strict=True)
+        ratios = [own / other for own, other in pairs]
+        times["times TFMOT"] = f"{statistics.median(ratios):.3f}"
+        times["times TFMOT, quartiles"] = _quartiles(ratios, 3)
+    return times
 
 
 def _quartiles(values: list[float], decimals: int) -> str:
@@ -176,13 +195,19 @@ def main(argv: list[str]) -> None:
     strange = [bits for bits in _BITS.value if bits not in "2345678" or len(bits) != 1]
     if strange or not _BITS.value:
         raise app.UsageError(f"--bits: received {strange}, expected some of 2 to 8.")
+    unknown = [name for name in _KERNELS.value if name not in _RESOLVERS]
+    if unknown or not _KERNELS.value:
+        raise app.UsageError(f"--kernels: received {unknown}, expected {', '.join(_RESOLVERS)}.")
+    strange = [number for number in _THREADS.value if not number.isdigit() or number == "0"]
+    if strange or not _THREADS.value:
+        raise app.UsageError(f"--threads: received {strange}, expected numbers above 0.")
     logging.set_verbosity(logging.ERROR)  # the converter says a lot
     console = rich.console.Console()
     rows: list[dict[str, Any]] = []
     for name in _MODELS.value:
         rows += _measure(name, console)
         write_csv(rows, _OUTPUT.value)
-    title = f"224x224, one thread, {_ROUNDS.value} interleaved runs"
+    title = f"224x224, {_ROUNDS.value} interleaved runs"
     console.print(as_table(rows, title, _SHOWN))
     console.print(f"wrote {_OUTPUT.value}")
 
