@@ -28,6 +28,7 @@ _IMAGE_SIZE = 96
 # the statistics that BatchNormalization has in inference, so that no image is new to those.
 _FLOAT_STEPS = (80, 240, 480)
 _SEEDS = (1, 4, 5)
+_SMOOTHING = 0.1  # of labels: that of the recipes of EfficientNet and RegNet
 _NUM_MEASURED = (64, 512)
 _NUM_CALIBRATED = 64
 _UNDISTURBED = 0.99
@@ -103,7 +104,8 @@ def _learn(model: Any, lesson: int) -> None:
     """Trains the float model further.
 
     First on the statistics of each batch, and then BatchNormalization gets those of the result; or
-    on such statistics, frozen, as inference has them.
+    on such statistics, frozen, as inference has them, and with smoothed labels, so that no image
+    gets logits far from the others'.
     """
     import tf_keras as keras
 
@@ -119,10 +121,12 @@ def _learn(model: Any, lesson: int) -> None:
         optimizer = keras.optimizers.Adam(falling, clipnorm=1.0)
     for layer in norms:
         layer.trainable = on_batch_statistics
-    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    smoothing = 0.0 if on_batch_statistics else _SMOOTHING
+    model.compile(optimizer, keras.losses.CategoricalCrossentropy(True, label_smoothing=smoothing))
+    labels = keras.utils.to_categorical(classes, _QUARTERS * 2)
     for start in range(0, len(images), _FLOAT_BATCH_SIZE):
         batch = slice(start, start + _FLOAT_BATCH_SIZE)
-        model.train_on_batch(images[batch].astype(np.float32), classes[batch])
+        model.train_on_batch(images[batch].astype(np.float32), labels[batch])
     if on_batch_statistics:
         _measure_statistics(model, norms, images[: _NUM_MEASURED[0]])
 
