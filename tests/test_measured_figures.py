@@ -1,0 +1,80 @@
+"""The README's tables of measurements say what the files of results say."""
+
+import csv
+import pathlib
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).parents[1]
+_README = (_ROOT / "README.md").read_text()
+_MODELS = {
+    "mobilenet_v1": "MobileNet-V1",
+    "mobilenet_v2": "MobileNet-V2",
+    "resnet18": "ResNet-18",
+    "resnet50": "ResNet-50",
+    "preresnet50": "PreResNet-50",
+    "vgg16_bn": "VGG-16, BatchNormalization",
+}
+
+
+def _rows(name, **wanted):
+    with (_ROOT / "benchmarks" / "results" / f"{name}.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if wanted.items() <= row.items()]
+    assert rows, f"{name}.csv has no row with {wanted}"
+    return rows
+
+
+def _the_row(name, **wanted):
+    (row,) = _rows(name, **wanted)
+    return row
+
+
+def _ratio(row, kind):
+    """Times float, with the quartiles: 1.21 (1.13 to 1.38)."""
+    low, high = map(float, row[f"{kind}, quartiles"].split(" to "))
+    return f"{float(row[f'{kind}, times float']):.2f} ({low:.2f} to {high:.2f})"
+
+
+@pytest.mark.parametrize(
+    ("label", "contender"),
+    [
+        ("sat-tf, clamped weights only", "sat-tf clamp only"),
+        ("sat-tf, w4a4, paper policy", "sat-tf w4a4 paper"),
+        ("sat-tf, w4a4, mobile policy", "sat-tf w4a4 mobile"),
+        ("TFMOT, 8 bits", "TFMOT 8-bit"),
+        ("TFMOT, experimental n bits, 4", "TFMOT 4-bit experimental"),
+        ("QKeras, w4a4", "QKeras w4a4"),
+    ],
+)
+def test_the_cost_of_a_step_is_that_of_the_file(label, contender):
+    case = {"model": "mobilenet_v2", "image size": "96", "batch size": "32"}
+    row = _the_row("step_time", **case, contender=contender)
+    constant = _ratio(row, "constant weights") if contender.startswith("sat-tf") else ""
+    cells = [_ratio(row, "training"), _ratio(row, "evaluation"), constant]
+    line = " | ".join([label, *cells, row["memory, times float"]])
+    assert f"| {line} |".replace("|  |", "| |") in _README
+
+
+@pytest.mark.parametrize(
+    ("label", "pipeline"),
+    [
+        ("sat-tf", "sat-tf"),
+        ("`tf.io.decode_jpeg`, random crop, `tf.image.resize`, flip", "plain"),
+        ("decoding whole pictures, nothing else", "decode only"),
+    ],
+)
+def test_the_speed_of_reading_is_that_of_the_file(label, pipeline):
+    row = _the_row("input_pipeline", pipeline=pipeline)
+    assert f"| {label} | {row['images/s']} | {row['core ms/image']} |" in _README
+
+
+@pytest.mark.parametrize("model", _MODELS)
+def test_the_export_of_full_size_networks_is_that_of_the_file(model):
+    row = _the_row("export", model=model, policy="w4a4")
+    line = (
+        f"| {_MODELS[model]} | {int(row['codes compared']):,} | **{row['codes differing']}** "
+        f"| {int(row['differing, builtin kernels']):,} | {row['delegated'].split()[0]} of"
+    )
+    assert line in _README
+    size = f"| {row['export seconds']} | {int(row['bytes']):,} ({int(row['gzip bytes']):,}) |"
+    assert size in _README
