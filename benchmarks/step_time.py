@@ -8,8 +8,8 @@ An evaluation step is timed twice: as it is, and inside `sat_tf.callbacks.consta
 weights are not quantized anew in each step; that is how `sat_tf` itself measures held-out images.
 Others have no such thing, and are timed as they are once more.
 
-Memory is by how much two training steps raise the peak of a process of their own that has built the
-model: activations, gradients, momentum and what tracing leaves, without TensorFlow itself. Linux
+Memory is by how much a process of its own that has made the model grows in two training steps, at
+its peak: activations, gradients, momentum and what tracing leaves, without TensorFlow itself. Linux
 only.
 
     python benchmarks/step_time.py
@@ -26,7 +26,6 @@ import contextlib
 import csv
 import itertools
 import pathlib
-import resource
 import statistics
 
 import rich.console
@@ -51,12 +50,23 @@ _KINDS = (_TRAINING, _EVALUATION, _CONSTANT)
 
 
 def _mebibytes(contender: str, case: tuple[str, int, int]) -> float:
-    """By how much two steps raise the peak of this process."""
+    """By how much this process grows in two steps, at its peak."""
     steps = Steps(contender, *case)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Making the model may have needed more, for a moment, than training does: the peak starts anew.
+    pathlib.Path("/proc/self/clear_refs").write_text("5")
+    before = _kibibytes("VmRSS")
     steps.train()
     steps.train()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return (_kibibytes("VmHWM") - before) / 1024
+
+
+def _kibibytes(entry: str) -> int:
+    """Memory of this process, as Linux counts it."""
+    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+        name, _, amount = line.partition(":")
+        if name == entry:
+            return int(amount.removesuffix("kB"))
+    raise ValueError(f"/proc/self/status has no {entry}.")
 
 
 def _durations(

@@ -227,51 +227,64 @@ class _Squash:
         rank = latent.shape.rank
         self.reduced = sorted(set(range(rank)) - {axis % rank for axis in range_axes})
         self._one_range = len(self.reduced) == rank
+        self._latent = latent
         self.values = tf.tanh(latent)
-        self._numbers, largest = self._numbers_and_largest()
+        self._there_is_nan, largest = self._largest()
         self.maximum = tf.where(largest >= _SMALLEST_MAXIMUM, largest, 1.0)
 
-    def _numbers_and_largest(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """The values with 0 in the place of NaN, and their largest magnitude."""
+    def _largest(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """Whether there is a NaN, and the largest magnitude of the others."""
 
         def largest_of(values: tf.Tensor) -> tf.Tensor:
             # Without |t| in memory.
-            highest = tf.reduce_max(values, axis=self.reduced, keepdims=True)
-            lowest = tf.reduce_min(values, axis=self.reduced, keepdims=True)
+            highest = tf.reduce_max(values, axis=self.reduced, keepdims=not self._one_range)
+            lowest = tf.reduce_min(values, axis=self.reduced, keepdims=not self._one_range)
             return tf.maximum(highest, -lowest)
 
-        def without_nan() -> tuple[tf.Tensor, tf.Tensor]:
-            numbers = tf.where(tf.math.is_nan(self.values), 0.0, self.values)
-            return numbers, largest_of(numbers)
-
         if compiles_with_xla():  # its maximum of NaN may be a number
-            return without_nan()
+            return tf.constant(True), largest_of(_without_nan(self.values))
         largest = largest_of(self.values)
-        there_is_nan = tf.reduce_any(tf.math.is_nan(largest))
-        return tf.cond(there_is_nan, without_nan, lambda: (self.values, largest))
+        is_nan = tf.math.is_nan(largest)
+        there_is_nan = is_nan if self._one_range else tf.reduce_any(is_nan)
+        without_nan = functools.partial(_without_nan, self.values)
+        return there_is_nan, tf.cond(
+            there_is_nan, lambda: largest_of(without_nan()), lambda: largest
+        )
 
     def gradient(self, detach_max: bool, upstream: tf.Tensor) -> tf.Tensor:
         """Gradient of tanh(W) / m with respect to W."""
+        # tanh(W) again: kept since the forward pass, it would take as much memory as the weights.
+        with tf.control_dependencies([upstream]):
+            values = tf.tanh(self._latent)
         through_tanh = upstream / self.maximum
         if not detach_max:
+            numbers = self._numbers(values)
             # t where |t| = m, else 0: the gradient through the maximum is shared by its ties.
             if self._one_range:
-                edge = tf.reshape(self.maximum, []) * one_pass.JUST_BELOW_ONE
-                at_maximum = self._numbers - one_pass.keep_inside(
-                    self._numbers, self._numbers, -edge, edge
-                )
+                edge = self.maximum * one_pass.JUST_BELOW_ONE
+                at_maximum = numbers - one_pass.keep_inside(numbers, numbers, -edge, edge)
             else:
-                at_maximum = tf.where(tf.abs(self._numbers) == self.maximum, self._numbers, 0.0)
-            total = self._sum(through_tanh, self._numbers)
+                at_maximum = tf.where(tf.abs(numbers) == self.maximum, numbers, 0.0)
+            total = self._sum(through_tanh, numbers)
             squares = self._sum(at_maximum, at_maximum)  # m² a tie
             through_tanh -= at_maximum * tf.math.divide_no_nan(total, squares)
-        return tf.raw_ops.TanhGrad(y=self.values, dy=through_tanh)
+        return tf.raw_ops.TanhGrad(y=values, dy=through_tanh)
+
+    def _numbers(self, values: tf.Tensor) -> tf.Tensor:
+        """The values, with 0 in the place of NaN."""
+        if compiles_with_xla():
+            return _without_nan(values)
+        return tf.cond(self._there_is_nan, lambda: _without_nan(values), lambda: values)
 
     def _sum(self, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
         """Σ a b over each range."""
         if self._one_range:
-            return tf.reshape(one_pass.dot(a, b), [1] * len(self.reduced))
+            return one_pass.dot(a, b)
         return tf.reduce_sum(a * b, self.reduced, keepdims=True)
+
+
+def _without_nan(values: tf.Tensor) -> tf.Tensor:
+    return tf.where(tf.math.is_nan(values), 0.0, values)
 
 
 def _units(squash: _Squash, num_bits: grids.Bits, grid: str) -> tf.Tensor:

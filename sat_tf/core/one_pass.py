@@ -46,5 +46,6 @@ def dot(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
         return tf.reduce_sum(a * b)
     # The product of a row and a column writes nothing to memory, and all cores take part. Both are
     # given as rows, one transposed: in other layouts of the same product they are copied first.
-    product = tf.matmul(tf.reshape(a, [1, -1]), tf.reshape(b, [1, -1]), transpose_b=True)
-    return tf.reshape(product, [])
+    row = tf.constant([1, -1])
+    product = tf.matmul(tf.reshape(a, row), tf.reshape(b, row), transpose_b=True)
+    return tf.squeeze(product)

@@ -107,8 +107,8 @@ def sum_by_normalization(y: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor | None:
         data_format=norm.get_attr("data_format"),
         is_training=norm.get_attr("is_training"),
     )
-    by_scale = one_pass.dot(norm.inputs[1], made.scale_backprop)
-    return by_scale + one_pass.dot(norm.inputs[2], made.offset_backprop)
+    scale, offset = norm.inputs[1:3]
+    return tf.reduce_sum(scale * made.scale_backprop + offset * made.offset_backprop)
 
 
 def _weights_by_their_gradient(
