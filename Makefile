@@ -38,12 +38,18 @@ test-slow: $(VENV)/installed-test ## Run the tests that take minutes each
 bench: $(VENV)/installed ## Measure steps, quantizers, graphs, input, inference and scaling; an hour, on an idle machine
 	$(BIN)/python benchmarks/step_time.py
 	$(BIN)/python benchmarks/step_profile.py
+	$(BIN)/python benchmarks/step_profile.py --step=evaluation --output=benchmarks/results/step_profile_evaluation.csv
 	$(BIN)/python benchmarks/quantizer_speed.py
 	$(BIN)/python benchmarks/graph_cost.py
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/import_time.py
 	$(BIN)/python benchmarks/input_pipeline.py
 	$(BIN)/python benchmarks/latency.py
+
+.PHONY: bench-grid
+bench-grid: $(VENV)/installed ## Measure steps of five models at two image sizes and three batches; a day, and 64 GB
+	$(BIN)/python benchmarks/step_time.py --models=mobilenet_v1,mobilenet_v2,resnet18,resnet50,preresnet50 \
+		--image_sizes=96,224 --batch_sizes=8,32,128 --steps=10
 
 .PHONY: clean
 clean: ## Remove the virtual environment and the caches, but no runs

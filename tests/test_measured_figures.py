@@ -1,4 +1,4 @@
-"""The README's tables of measurements say what the files of results say."""
+"""The tables of measurements in the README and the docs say what the files of results say."""
 
 import csv
 import pathlib
@@ -7,6 +7,7 @@ import pytest
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _README = (_ROOT / "README.md").read_text()
+_COST = (_ROOT / "docs" / "cost.md").read_text()
 _MODELS = {
     "mobilenet_v1": "MobileNet-V1",
     "mobilenet_v2": "MobileNet-V2",
@@ -53,6 +54,41 @@ def test_the_cost_of_a_step_is_that_of_the_file(label, contender):
     cells = [_ratio(row, "training"), _ratio(row, "evaluation"), constant]
     line = " | ".join([label, *cells, row["memory, times float"]])
     assert f"| {line} |".replace("|  |", "| |") in _README
+
+
+def test_the_cost_of_steps_of_other_networks_is_that_of_the_file():
+    ours, others = "sat-tf w4a4 paper", "TFMOT 8-bit"
+    cases: dict[tuple[str, ...], dict[str, dict[str, str]]] = {}
+    for row in _rows("step_time"):
+        case = row["model"], row["image size"], row["batch size"]
+        cases.setdefault(case, {})[row["contender"]] = row
+    assert len(cases) >= 5
+    for (model, size, batch), rows in cases.items():
+        cells = [_MODELS[model], f"{size}x{size}", batch]
+        for of in ("training", "evaluation", "constant weights"):
+            cells.append(_ratio(rows[ours], of))
+            if of != "constant weights":
+                cells.append(_ratio(rows[others], of) if others in rows else "")
+        cells.append(rows[ours]["memory, times float"])
+        cells.append(rows[others]["memory, times float"] if others in rows else "")
+        line = f"| {' | '.join(cells)} |".replace("|  |", "| |")
+        assert line in _COST, line
+
+
+@pytest.mark.parametrize("model", [model for model in _MODELS if model != "preresnet50"])
+def test_the_latency_of_files_is_that_of_the_file(model):
+    def row(file, kernels, threads):
+        return _the_row("latency", model=model, file=file, kernels=kernels, threads=threads)
+
+    def times(kernels, threads):
+        found = row("sat-tf w4a4", kernels, threads)
+        low, high = map(float, found["times TFMOT, quartiles"].split(" to "))
+        return f"{float(found['times TFMOT']):.2f} ({low:.2f} to {high:.2f})"
+
+    cells = [_MODELS[model], times("XNNPACK", "1"), times("XNNPACK", "2"), times("builtin", "1")]
+    cells.append(f"{float(row('sat-tf w4a4', 'XNNPACK', '1')['gzip, times TFMOT']):.2f}")
+    cells.append(f"{float(row('float', 'XNNPACK', '1')['times TFMOT']):.1f}")
+    assert f"| {' | '.join(cells)} |" in _README
 
 
 @pytest.mark.parametrize(
