@@ -75,6 +75,20 @@ def test_the_cost_of_steps_of_other_networks_is_that_of_the_file():
         assert line in _COST, line
 
 
+@pytest.mark.parametrize("table", ["graph_cost"])
+def test_a_table_is_the_file_itself(table):
+    for row in _rows(table):
+        assert f"| {' | '.join(row.values())} |" in _COST
+
+
+@pytest.mark.parametrize("batch", ["8", "32", "128"])
+def test_the_memory_of_a_step_is_that_of_the_file(batch):
+    case = {"model": "mobilenet_v2", "image size": "96", "batch size": batch}
+    contenders = "float", "sat-tf w4a4 paper", "TFMOT 8-bit"
+    mebibytes = [_the_row("step_time", **case, contender=name)["mebibytes"] for name in contenders]
+    assert f"| {' | '.join([batch, *(f'{int(each):,}' for each in mebibytes)])} |" in _COST
+
+
 @pytest.mark.parametrize("model", [model for model in _MODELS if model != "preresnet50"])
 def test_the_latency_of_files_is_that_of_the_file(model):
     def row(file, kernels, threads):
