@@ -2,7 +2,8 @@
 
 Every time is a median over steps that are interleaved in one process: float, ours, TFMOT, float,
 ours, TFMOT, ... so that what else the machine does meets all of them alike. Ratios are what counts;
-seconds say something about one machine only.
+seconds say something about one machine only. A ratio is that of two medians; its quartiles are
+those of the ratios step by step, and where they lie beside it the machine was uneasy.
 
 An evaluation step is timed twice: as it is, and inside `sat_tf.callbacks.constant_weights`, where
 weights are not quantized anew in each step; that is how `sat_tf` itself measures held-out images.
