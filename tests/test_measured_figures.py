@@ -81,6 +81,39 @@ def test_a_table_is_the_file_itself(table):
         assert f"| {' | '.join(row.values())} |" in _COST
 
 
+def test_the_aims_are_measured_by_the_files():
+    def row(model, contender="sat-tf w4a4 paper", size="96"):
+        case = {"model": model, "image size": size, "batch size": "32"}
+        return _the_row("step_time", **case, contender=contender)
+
+    def times(column, *models, **case):
+        return [f"{float(row(model, **case)[f'{column}, times float']):.2f}" for model in models]
+
+    (small,), (large,) = (
+        times("training", "mobilenet_v2"),
+        times("training", "mobilenet_v2", size="224"),
+    )
+    assert f"96x96, batch 32 | 1.10 | {small}; at 224x224 {large} |" in _COST
+    seconds = [
+        float(row("mobilenet_v2", name)["training, seconds"])
+        for name in ("sat-tf w4a4 paper", "TFMOT 8-bit")
+    ]
+    assert f"| 0.95 | **{seconds[0] / seconds[1]:.2f}** |" in _COST
+    assert f"| 1.06 | {', '.join(times('training', 'resnet50', 'preresnet50'))} |" in _COST
+    (small,), (large,) = (
+        times("memory", "mobilenet_v2"),
+        times("memory", "mobilenet_v2", size="224"),
+    )
+    assert f"| 1.10 | {small} at 96x96, **{large}** at 224x224 |" in _COST
+    found = times("constant weights", "mobilenet_v2", "resnet50", "preresnet50")
+    assert f"| 1.05 | {found[0]}, **{found[1]}**, **{found[2]}** |" in _COST
+    export = _the_row("export", model="mobilenet_v2", policy="w4a4")
+    taken = float(export["export seconds"]) + float(export["verify seconds"])
+    assert f"| 5.8 s | **{taken:.1f} s** |" in _COST
+    imported = float(_the_row("import_time", what="sat_tf after them")["seconds"])
+    assert f"| 0.3 s | **{imported:.2f} s** |" in _COST
+
+
 @pytest.mark.parametrize("batch", ["8", "32", "128"])
 def test_the_memory_of_a_step_is_that_of_the_file(batch):
     case = {"model": "mobilenet_v2", "image size": "96", "batch size": batch}
