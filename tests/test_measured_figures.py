@@ -105,7 +105,7 @@ def test_the_aims_are_measured_by_the_files():
         times("memory", "mobilenet_v2", size="224"),
     )
     assert f"| 1.10 | {small} at 96x96, **{large}** at 224x224 |" in _COST
-    step = times("training", "mobilenet_v2", size="224")[0]
+    step = _ratio(row("mobilenet_v2", size="224"), "training")
     assert f"training step takes {step} times a float one, and {large} times its memory" in _README
     found = times("constant weights", "mobilenet_v2", "resnet50", "preresnet50")
     assert f"| 1.05 | {found[0]}, **{found[1]}**, **{found[2]}** |" in _COST
