@@ -2,6 +2,7 @@
 
 import csv
 import pathlib
+import re
 
 import pytest
 
@@ -114,6 +115,21 @@ def test_the_aims_are_measured_by_the_files():
     assert f"| 5.8 s | **{taken:.1f} s** |" in _COST
     imported = float(_the_row("import_time", what="sat_tf after them")["seconds"])
     assert f"| 0.3 s | **{imported:.2f} s** |" in _COST
+
+
+@pytest.mark.parametrize("replicas", ["1", "2", "4"])
+def test_the_scaling_of_a_step_is_that_of_the_file(replicas):
+    row = _the_row("scaling", replicas=replicas)
+    (line,) = [
+        line for line in _COST.splitlines() if re.match(rf"\| {replicas}(, [a-z ]+)? \|", line)
+    ]
+    cells = [cell.strip() for cell in line.split("|")[2:-1]]
+    step = f"{float(row['step, times float']):.2f}"
+    if replicas == "1":
+        assert cells == [step, "", ""]
+    else:
+        sums = [f"{int(row[of]):,}" for of in ("bytes all-reduced, float", "ours")]
+        assert cells == [step, f"{float(row['predicted']):.2f}", " ".join(sums)]
 
 
 @pytest.mark.parametrize("batch", ["8", "32", "128"])
