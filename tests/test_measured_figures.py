@@ -31,10 +31,20 @@ def _the_row(name, **wanted):
     return row
 
 
+def _with_quartiles(ratio, quartiles):
+    """A ratio as the tables have it: 1.21 (1.13 to 1.38)."""
+    low, high = map(float, quartiles.split(" to "))
+    return f"{float(ratio):.2f} ({low:.2f} to {high:.2f})"
+
+
 def _ratio(row, kind):
-    """Times float, with the quartiles: 1.21 (1.13 to 1.38)."""
-    low, high = map(float, row[f"{kind}, quartiles"].split(" to "))
-    return f"{float(row[f'{kind}, times float']):.2f} ({low:.2f} to {high:.2f})"
+    """Times float, with the quartiles."""
+    return _with_quartiles(row[f"{kind}, times float"], row[f"{kind}, quartiles"])
+
+
+def _line(*cells):
+    """A row of a table in Markdown."""
+    return f"| {' | '.join(cells)} |".replace("|  |", "| |")
 
 
 @pytest.mark.parametrize(
@@ -53,8 +63,7 @@ def test_the_cost_of_a_step_is_that_of_the_file(label, contender):
     row = _the_row("step_time", **case, contender=contender)
     constant = _ratio(row, "constant weights") if contender.startswith("sat-tf") else ""
     cells = [_ratio(row, "training"), _ratio(row, "evaluation"), constant]
-    line = " | ".join([label, *cells, row["memory, times float"]])
-    assert f"| {line} |".replace("|  |", "| |") in _README
+    assert _line(label, *cells, row["memory, times float"]) in _README
 
 
 def test_the_cost_of_steps_of_other_networks_is_that_of_the_file():
@@ -72,14 +81,12 @@ def test_the_cost_of_steps_of_other_networks_is_that_of_the_file():
                 cells.append(_ratio(rows[others], of) if others in rows else "")
         cells.append(rows[ours]["memory, times float"])
         cells.append(rows[others]["memory, times float"] if others in rows else "")
-        line = f"| {' | '.join(cells)} |".replace("|  |", "| |")
-        assert line in _COST, line
+        assert _line(*cells) in _COST
 
 
-@pytest.mark.parametrize("table", ["graph_cost"])
-def test_a_table_is_the_file_itself(table):
-    for row in _rows(table):
-        assert f"| {' | '.join(row.values())} |" in _COST
+def test_the_cost_of_graphs_is_that_of_the_file():
+    for row in _rows("graph_cost"):
+        assert _line(*row.values()) in _COST
 
 
 def test_the_aims_are_measured_by_the_files():
@@ -90,10 +97,8 @@ def test_the_aims_are_measured_by_the_files():
     def times(column, *models, **case):
         return [f"{float(row(model, **case)[f'{column}, times float']):.2f}" for model in models]
 
-    (small,), (large,) = (
-        times("training", "mobilenet_v2"),
-        times("training", "mobilenet_v2", size="224"),
-    )
+    (small,) = times("training", "mobilenet_v2")
+    (large,) = times("training", "mobilenet_v2", size="224")
     assert f"96x96, batch 32 | 1.10 | {small}; at 224x224 {large} |" in _COST
     seconds = [
         float(row("mobilenet_v2", name)["training, seconds"])
@@ -101,10 +106,8 @@ def test_the_aims_are_measured_by_the_files():
     ]
     assert f"| 0.95 | **{seconds[0] / seconds[1]:.2f}** |" in _COST
     assert f"| 1.06 | {', '.join(times('training', 'resnet50', 'preresnet50'))} |" in _COST
-    (small,), (large,) = (
-        times("memory", "mobilenet_v2"),
-        times("memory", "mobilenet_v2", size="224"),
-    )
+    (small,) = times("memory", "mobilenet_v2")
+    (large,) = times("memory", "mobilenet_v2", size="224")
     assert f"| 1.10 | {small} at 96x96, **{large}** at 224x224 |" in _COST
     step = _ratio(row("mobilenet_v2", size="224"), "training")
     assert f"training step takes {step} times a float one, and {large} times its memory" in _README
@@ -137,7 +140,7 @@ def test_the_memory_of_a_step_is_that_of_the_file(batch):
     case = {"model": "mobilenet_v2", "image size": "96", "batch size": batch}
     contenders = "float", "sat-tf w4a4 paper", "TFMOT 8-bit"
     mebibytes = [_the_row("step_time", **case, contender=name)["mebibytes"] for name in contenders]
-    assert f"| {' | '.join([batch, *(f'{int(each):,}' for each in mebibytes)])} |" in _COST
+    assert _line(batch, *(f"{int(each):,}" for each in mebibytes)) in _COST
 
 
 @pytest.mark.parametrize("model", [model for model in _MODELS if model != "preresnet50"])
@@ -147,13 +150,12 @@ def test_the_latency_of_files_is_that_of_the_file(model):
 
     def times(kernels, threads):
         found = row("sat-tf w4a4", kernels, threads)
-        low, high = map(float, found["times TFMOT, quartiles"].split(" to "))
-        return f"{float(found['times TFMOT']):.2f} ({low:.2f} to {high:.2f})"
+        return _with_quartiles(found["times TFMOT"], found["times TFMOT, quartiles"])
 
     cells = [_MODELS[model], times("XNNPACK", "1"), times("XNNPACK", "2"), times("builtin", "1")]
     cells.append(f"{float(row('sat-tf w4a4', 'XNNPACK', '1')['gzip, times TFMOT']):.2f}")
     cells.append(f"{float(row('float', 'XNNPACK', '1')['times TFMOT']):.1f}")
-    assert f"| {' | '.join(cells)} |" in _README
+    assert _line(*cells) in _README
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,7 @@ def test_the_latency_of_files_is_that_of_the_file(model):
 )
 def test_the_speed_of_reading_is_that_of_the_file(label, pipeline):
     row = _the_row("input_pipeline", pipeline=pipeline)
-    assert f"| {label} | {row['images/s']} | {row['core ms/image']} |" in _README
+    assert _line(label, row["images/s"], row["core ms/image"]) in _README
 
 
 @pytest.mark.parametrize("model", _MODELS)

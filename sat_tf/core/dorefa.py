@@ -229,11 +229,11 @@ class _Squash:
         self._one_range = len(self.reduced) == rank
         self._latent = latent
         self.values = tf.tanh(latent)
-        self._there_is_nan, largest = self._largest()
+        self._may_be_nan, largest = self._largest()
         self.maximum = tf.where(largest >= _SMALLEST_MAXIMUM, largest, 1.0)
 
     def _largest(self) -> tuple[tf.Tensor, tf.Tensor]:
-        """Whether there is a NaN, and the largest magnitude of the others."""
+        """Whether there may be a NaN, and the largest magnitude of the others."""
 
         def largest_of(values: tf.Tensor) -> tf.Tensor:
             # Without |t| in memory.
@@ -246,9 +246,8 @@ class _Squash:
         largest = largest_of(self.values)
         is_nan = tf.math.is_nan(largest)
         there_is_nan = is_nan if self._one_range else tf.reduce_any(is_nan)
-        without_nan = functools.partial(_without_nan, self.values)
         return there_is_nan, tf.cond(
-            there_is_nan, lambda: largest_of(without_nan()), lambda: largest
+            there_is_nan, lambda: largest_of(_without_nan(self.values)), lambda: largest
         )
 
     def gradient(self, detach_max: bool, upstream: tf.Tensor) -> tf.Tensor:
@@ -258,7 +257,7 @@ class _Squash:
             values = tf.tanh(self._latent)
         through_tanh = upstream / self.maximum
         if not detach_max:
-            numbers = self._numbers(values)
+            numbers = tf.cond(self._may_be_nan, lambda: _without_nan(values), lambda: values)
             # t where |t| = m, else 0: the gradient through the maximum is shared by its ties.
             if self._one_range:
                 edge = self.maximum * one_pass.JUST_BELOW_ONE
@@ -270,12 +269,6 @@ class _Squash:
             through_tanh -= at_maximum * tf.math.divide_no_nan(total, squares)
         return tf.raw_ops.TanhGrad(y=values, dy=through_tanh)
 
-    def _numbers(self, values: tf.Tensor) -> tf.Tensor:
-        """The values, with 0 in the place of NaN."""
-        if compiles_with_xla():
-            return _without_nan(values)
-        return tf.cond(self._there_is_nan, lambda: _without_nan(values), lambda: values)
-
     def _sum(self, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
         """Σ a b over each range."""
         if self._one_range:
@@ -284,6 +277,7 @@ class _Squash:
 
 
 def _without_nan(values: tf.Tensor) -> tf.Tensor:
+    """The values, with 0 in the place of NaN."""
     return tf.where(tf.math.is_nan(values), 0.0, values)
 
 

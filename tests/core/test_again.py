@@ -6,6 +6,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core import again, pact
+from tests.core.ancestors import ancestors
 
 QUANTIZERS = {
     "activation": pact.quantize_activation,
@@ -64,7 +65,7 @@ def test_it_is_computed_again_when_its_gradient_is_there():
     (recomputed,) = _recomputed(graph)
     (awaited,) = recomputed.control_inputs
     (argument,) = [op for op in graph.get_operations() if op.name == "seed"]
-    assert argument in _ancestors(awaited)
+    assert argument in ancestors(awaited)
 
 
 def test_what_no_batch_normalization_puts_out_is_kept():
@@ -126,13 +127,3 @@ def _readers(tensor):
         else:
             types.add(op.type)
     return types
-
-
-def _ancestors(op):
-    found, waiting = set(), [op]
-    while waiting:
-        op = waiting.pop()
-        if op not in found:
-            found.add(op)
-            waiting.extend(tensor.op for tensor in op.inputs)
-    return found

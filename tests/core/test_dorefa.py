@@ -10,6 +10,7 @@ from hypothesis.extra import numpy as hnp
 from sat_tf.core import dorefa, one_pass
 from sat_tf.core import grid as grids
 from tests import reference
+from tests.core.ancestors import ancestors
 from tests.core.execution import MODES, differentiated, value_and_gradients
 
 ROWS = [(name, b) for name, row in grids.GRIDS.items() for b in range(row.fewest_bits, 9)]
@@ -408,18 +409,7 @@ def test_no_tensor_of_the_forward_pass_waits_for_the_backward_pass(range_axes, d
 
     graph = step.get_concrete_function(*[tf.TensorSpec(shape)] * 2).graph
     quantized, gradient = graph.structured_outputs
-    forward = _computed_for(quantized.op) - {quantized.op}
-    backward = _computed_for(gradient.op) - forward
+    forward = ancestors(quantized.op) - {quantized.op}
+    backward = ancestors(gradient.op) - forward
     kept = [tensor for op in backward for tensor in op.inputs if tensor.op in forward]
     assert [each.op.type for each in kept if each.shape == shape and each.op.inputs] == []
-
-
-def _computed_for(op):
-    """An operation and everything that it needs."""
-    found, waiting = set(), [op]
-    while waiting:
-        op = waiting.pop()
-        if op not in found:
-            found.add(op)
-            waiting += [tensor.op for tensor in op.inputs]
-    return found
