@@ -13,7 +13,7 @@ from sat_tf.commands.model_choice import (
     said_plainly,
 )
 from sat_tf.commands.models import quiet_tensorflow
-from sat_tf.messages import did_you_mean, list_problems
+from sat_tf.messages import list_problems
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.config_file import load_yaml
 from sat_tf.training.errors import RunError
@@ -132,15 +132,9 @@ def _policy(words: list[str], config: pathlib.Path) -> BitPolicy | None:
             fields[key.strip()] = load_yaml(text)
         except ValueError as error:
             problems.append(f"{word!r}: the value is not valid YAML; {error}")
-    known = BitPolicy.__dataclass_fields__
-    problems += [
-        f"{key} is not a field of BitPolicy. {did_you_mean(str(key), known)}"
-        for key in fields
-        if key not in known
-    ]
     policy = None
     try:
-        policy = BitPolicy(**{key: value for key, value in fields.items() if key in known})
+        policy = BitPolicy(**fields)
     except ValueError as error:
         problems += [line.removeprefix("  - ") for line in str(error).splitlines()[1:]]
     if problems:

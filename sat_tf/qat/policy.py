@@ -3,11 +3,12 @@
 import dataclasses
 import difflib
 import fnmatch
+import functools
 import math
 import numbers
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from sat_tf.messages import did_you_mean, list_problems
 
@@ -94,7 +95,8 @@ def check_fields(values: Mapping[str, Any]) -> list[str]:
     for name, value in values.items():
         field = _FIELDS.get(name)
         if field is None:
-            problems.append(f"{name} is not a field. {did_you_mean(name, _FIELDS)}")
+            known = (*_FIELDS, "overrides")
+            problems.append(f"{name} is not a field. {did_you_mean(name, known)}")
         elif not field.accepts(value):
             hint = ""
             if isinstance(value, str) and (near := difflib.get_close_matches(value, _names(name))):
@@ -110,8 +112,13 @@ def check_fields(values: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def warn_of(*settings: Mapping[str, Any]) -> None:
-    """Warns once of each grid in these policy fields that trains badly at its bits."""
+def warn_of(*settings: Mapping[str, Any], depth: int) -> None:
+    """Warns once of each grid in these policy fields that trains badly at its bits.
+
+    Args:
+        *settings: fields of a policy each.
+        depth: of the code to blame in the stack, as `warnings.warn` counts.
+    """
     used: set[tuple[Any, Any]] = set()
     for fields in settings:
         if fields.get("weight_bits") is not None:  # else first and last layer are not rounded too
@@ -119,7 +126,7 @@ def warn_of(*settings: Mapping[str, Any]) -> None:
             used |= {(fields.get("weight_grid"), bits) for bits in both if bits is not None}
     for (grid, caution_bits), text in _CAUTIONS.items():
         if any(name == grid and caution_bits in (None, bits) for name, bits in used):
-            warnings.warn(text, stacklevel=4)
+            warnings.warn(text, stacklevel=depth)
 
 
 def _names(field: str) -> list[str]:
@@ -148,6 +155,31 @@ class _Frozen(Mapping[str, Any]):
         return repr(self._values)
 
 
+_Policy = TypeVar("_Policy")
+
+
+def _naming_all_problems(policy: type[_Policy]) -> type[_Policy]:
+    """A dataclass that says what is wrong with the arguments it does not know, and all others."""
+    changed: Any = policy
+    make = changed.__init__
+
+    @functools.wraps(make)
+    def checked(self: Any, *unnamed: Any, **fields: Any) -> None:
+        if unnamed or not fields.keys() <= {*_FIELDS, "overrides"}:
+            problems = [
+                f"{value!r}: received a value without a name, expected fields by their names; "
+                f"write {policy.__name__}(weight_bits=..., activation_bits=...), or "
+                f"{policy.__name__}.mobile(bits)."
+                for value in unnamed
+            ]
+            raise ValueError(list_problems(policy.__name__, problems + _problems_of(fields)))
+        make(self, **fields)
+
+    changed.__init__ = checked
+    return policy
+
+
+@_naming_all_problems
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BitPolicy:
     """What `SatQuantizeScheme` quantizes, and how. Frozen; change it with `dataclasses.replace`.
@@ -212,8 +244,7 @@ class BitPolicy:
     def __post_init__(self) -> None:
         for name, value in plain_numbers(self._plain_fields()).items():
             object.__setattr__(self, name, value)
-        problems = check_fields(self._plain_fields())
-        problems += _check_overrides(self.overrides, self.weight_grid)
+        problems = _problems_of({**self._plain_fields(), "overrides": self.overrides})
         if problems:
             raise ValueError(list_problems("BitPolicy", problems))
         frozen = _Frozen(
@@ -222,7 +253,7 @@ class BitPolicy:
         object.__setattr__(self, "overrides", frozen)
         settings = [self._plain_fields()]
         settings += [{**self._plain_fields(), **fields} for fields in self.overrides.values()]
-        warn_of(*settings)
+        warn_of(*settings, depth=5)
 
     @classmethod
     def paper(cls, bits: int, **fields: Any) -> "BitPolicy":
@@ -293,6 +324,12 @@ def expect_policy(policy: Any) -> BitPolicy:
     raise ValueError(
         f"policy={policy!r}: received {type(policy).__name__}, expected a sat_tf.BitPolicy; {fix}."
     )
+
+
+def _problems_of(fields: Mapping[str, Any]) -> list[str]:
+    plain = plain_numbers({name: value for name, value in fields.items() if name != "overrides"})
+    overrides, grid = fields.get("overrides", {}), fields.get("weight_grid", BitPolicy.weight_grid)
+    return check_fields(plain) + _check_overrides(overrides, grid)
 
 
 def _check_overrides(overrides: Any, weight_grid: Any) -> list[str]:

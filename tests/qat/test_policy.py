@@ -1,5 +1,6 @@
 import copy
 import dataclasses
+import inspect
 import json
 import pickle
 import warnings
@@ -68,6 +69,37 @@ def test_one_error_names_every_bad_field():
     assert problems[4].endswith("Did you mean dorefa?")
     assert problems[5].endswith("Did you mean channel?")
     assert problems[7].endswith("Did you mean stddev?")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        BitPolicy,
+        lambda **fields: BitPolicy.paper(4, **fields),
+        lambda **fields: BitPolicy.mobile(4, **fields),
+        lambda **fields: dataclasses.replace(BitPolicy(), **fields),
+    ],
+    ids=["BitPolicy", "paper", "mobile", "replace"],
+)
+def test_misspelt_fields_are_named_with_the_nearest_one_and_with_all_else_that_is_wrong(make):
+    with pytest.raises(ValueError, match="BitPolicy: 4 problems") as error:
+        make(weigth_bits=4, rescale="std", overide={}, overrides={"a": {"weight_bit": 8}})
+    assert str(error.value).splitlines()[1:] == [
+        "  - weigth_bits is not a field. Did you mean weight_bits?",
+        "  - rescale='std': expected one of constant, stddev, none. Did you mean stddev?",
+        "  - overide is not a field. Did you mean overrides?",
+        "  - overrides['a']: weight_bit cannot be set for one layer. Did you mean weight_bits?",
+    ]
+
+
+def test_values_without_names_are_refused_with_the_fix():
+    with pytest.raises(ValueError, match=r"4: received a value without a name.*mobile\(bits\)"):
+        BitPolicy(4)
+
+
+def test_the_signature_names_the_fields():
+    names = [field.name for field in dataclasses.fields(BitPolicy)]
+    assert list(inspect.signature(BitPolicy).parameters) == names
 
 
 @pytest.mark.parametrize("bits", [0, 9, -4, 4.0, "4", True, [4]])
