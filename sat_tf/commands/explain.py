@@ -15,7 +15,7 @@ from sat_tf.commands.model_choice import (
 from sat_tf.commands.models import quiet_tensorflow
 from sat_tf.messages import list_problems
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.training.config_file import load_yaml
+from sat_tf.training.config_file import load_yaml, read_yaml_text
 from sat_tf.training.errors import RunError
 from sat_tf.training.run_folder import CONFIG
 from sat_tf.wholefile import check_writable
@@ -145,7 +145,7 @@ def _policy(words: list[str], config: pathlib.Path) -> BitPolicy | None:
 def _fields_in(path: pathlib.Path) -> dict[str, Any]:
     """The fields of a policy in a file, or in the configuration of a run."""
     try:
-        values = load_yaml(path.read_text(encoding="utf-8"))
+        values = load_yaml(read_yaml_text(path))
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise RunError(

@@ -1,5 +1,6 @@
 """Configuration files: YAML in, a checked `Config` out, and back."""
 
+import itertools
 import os
 import pathlib
 import re
@@ -13,6 +14,11 @@ from sat_tf.messages import list_problems
 from sat_tf.training.config import Config
 from sat_tf.training.errors import RunError
 from sat_tf.training.problems import describe
+
+# Ten times what the longest configuration takes; PyYAML reads as much in a second.
+_MOST_CHARACTERS = 2**17
+_MOST_VALUES = 10_000
+_DEEPEST = 40
 
 
 def read_config(
@@ -31,7 +37,7 @@ def read_config(
     """
     path = pathlib.Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_yaml_text(path)
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise RunError(
@@ -119,18 +125,84 @@ for _kind in (_Loader, _Dumper):
     )
 
 
+def read_yaml_text(path: pathlib.Path) -> str:
+    """The text of a YAML file, or as much of it as `load_yaml` needs to refuse it.
+
+    Raises:
+        OSError: it cannot be read.
+        UnicodeDecodeError: it is no text.
+    """
+    with path.open(encoding="utf-8") as file:
+        return file.read(_MOST_CHARACTERS + 1)
+
+
 def load_yaml(text: str) -> Any:
     """The values of a YAML text, in which no key may stand twice.
+
+    The work is bounded before any value is made: by the length of the text, by how deep its values
+    are nested, and by how many there are when each alias and merge key stands for all that it
+    repeats.
 
     Raises:
         ValueError: one line on what is wrong with it.
     """
     try:
-        return yaml.load(text, _Loader)
+        if len(text) > _MOST_CHARACTERS:
+            raise ValueError(
+                f"received more than {_MOST_CHARACTERS:,} characters, expected a configuration"
+            )
+        _check_depth(text)
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            _count_values(node)
+            return loader.construct_document(node)
+        finally:
+            loader.dispose()
     except yaml.YAMLError as error:
         raise ValueError(_on_one_line(error)) from error
     except (ValueError, TypeError) as error:  # a date that is none, a number that is a word
         raise ValueError(f"{error}.") from error
+    except (LookupError, AttributeError, ArithmeticError) as error:
+        # PyYAML's own readers of a value stumble over `!!int ""` or `!!timestamp word`.
+        raise ValueError("a value is none of the type that its tag names.") from error
+
+
+def _check_depth(text: str) -> None:
+    """Raises ValueError for values nested too deep to be read without running out of stack."""
+    opens, closes = yaml.events.CollectionStartEvent, yaml.events.CollectionEndEvent
+    changes = (isinstance(e, opens) - isinstance(e, closes) for e in yaml.parse(text, _Loader))
+    if any(depth > _DEEPEST for depth in itertools.accumulate(changes)):
+        raise ValueError(f"received values nested deeper than {_DEEPEST}, expected fewer levels")
+
+
+def _count_values(root: yaml.Node) -> None:
+    """Raises ValueError for more values than a configuration can have, all repetitions counted.
+
+    An alias is the node that it names, so each node is counted once, and its count used again.
+    """
+    counts: dict[yaml.Node, int] = {}
+    above: set[yaml.Node] = set()
+
+    def count(node: yaml.Node) -> int:
+        if node in above:
+            raise ValueError("received a value that holds itself, expected an end")
+        if node not in counts:
+            above.add(node)
+            inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+            inner = itertools.chain(*inner) if isinstance(node, yaml.MappingNode) else inner
+            counts[node] = 1 + sum(count(child) for child in inner)
+            above.remove(node)
+        return counts[node]
+
+    found = count(root)
+    if found > _MOST_VALUES:
+        raise ValueError(
+            f"received {found:,} values, with all that its aliases repeat, expected at most "
+            f"{_MOST_VALUES:,}"
+        )
 
 
 def _on_one_line(error: yaml.YAMLError) -> str:

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import pydantic
-import yaml
 
 from sat_tf.analysis.layer_row import LayerRow
 from sat_tf.messages import list_problems
 from sat_tf.page import facts, page, row, table, text
 from sat_tf.training import chart, history, report_curves, run_folder, step_history
+from sat_tf.training.config_file import load_yaml
 from sat_tf.training.errors import RunError
 from sat_tf.training.results import MODELS, Results
 from sat_tf.training.run_folder import RunFolder
@@ -235,7 +235,10 @@ def _duration(seconds: float) -> str:
 
 
 def _name(config: str) -> str:
-    values = yaml.safe_load(config) if config else None
+    try:
+        values = load_yaml(config)
+    except ValueError:
+        return ""
     return str(values.get("name", "")) if isinstance(values, dict) else ""
 
 

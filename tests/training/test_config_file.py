@@ -3,7 +3,7 @@ import pathlib
 import pytest
 
 from sat_tf.data import DATA_SETS
-from sat_tf.training.config_file import config_text, parse_config, read_config
+from sat_tf.training.config_file import config_text, load_yaml, parse_config, read_config
 from sat_tf.training.demo import DEMO
 from sat_tf.training.errors import RunError
 
@@ -99,6 +99,9 @@ def test_a_key_that_is_no_word_is_a_problem_like_any_other():
         ("name: {{run_name}}", "not valid YAML; line 1, column 8: a key is no plain word"),
         ("seed: 2020-13-45", "not valid YAML; month must be in 1..12"),
         ("seed: !!float word", "not valid YAML; could not convert string to float"),
+        ("seed: !!int ''", "not valid YAML; a value is none of the type"),
+        ("seed: !!bool maybe", "not valid YAML; a value is none of the type"),
+        ("seed: !!timestamp today", "not valid YAML; a value is none of the type"),
     ],
 )
 def test_values_that_yaml_cannot_make_are_errors(text, expected):
@@ -113,3 +116,46 @@ def test_values_that_yaml_cannot_make_are_errors(text, expected):
 def test_words_that_look_like_values_read_back_as_words(name):
     config = parse_config(SMALLEST).model_copy(update={"name": name})
     assert parse_config(config_text(config)) == config
+
+
+_MERGES = "\n".join(
+    ["a0: &a0 {k: v}", *(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}" for n in range(1, 40))]
+)
+_LAUGHS = "\n".join(
+    ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40))]
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (_LAUGHS, r"values, with all that its aliases repeat"),
+        (_MERGES, r"values, with all that its aliases repeat"),
+        ("a: &a [*a]", "a value that holds itself"),
+        ("a: " + "[" * 5000, "nested deeper than 40"),
+        ("a: " + "{b: " * 5000, "nested deeper than 40"),
+        ("- " * 5000 + "x", "nested deeper than 40"),
+        ("\n".join(" " * n + "k:" for n in range(200)), "nested deeper than 40"),
+        (f"name: {'x' * 2**18}", "more than 131,072 characters"),
+        ("[" + "1," * 20_000 + "]", "20,001 values"),
+    ],
+    ids=["aliases", "merges", "itself", "lists", "maps", "dashes", "indented", "long", "many"],
+)
+def test_the_work_that_a_text_makes_is_bounded(text, reason):
+    with pytest.raises(ValueError, match=reason):
+        load_yaml(text)
+
+
+def test_a_large_file_is_not_read_whole(tmp_path):
+    path = tmp_path / "large.yaml"
+    with path.open("wb") as file:
+        file.truncate(2**40)  # a hole, which takes no room
+    with pytest.raises(RunError, match=r"large\.yaml: not valid YAML; received more than"):
+        read_config(path)
+
+
+def test_aliases_and_merge_keys_of_an_honest_size_are_read():
+    text = "usual: &usual {epochs: 3, momentum: 0.9}\nlong: {<<: *usual, epochs: 30}\nb: *usual"
+    found = load_yaml(text)
+    assert found["long"] == {"epochs": 30, "momentum": 0.9}
+    assert found["b"] == found["usual"]
