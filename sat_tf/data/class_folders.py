@@ -24,10 +24,12 @@ class Part(NamedTuple):
     Attributes:
         paths: of all pictures, class by class, each in the order of their names.
         labels: number of the class of each.
+        endless: pipes, sockets and devices with the names of pictures.
     """
 
     paths: list[str]
     labels: list[int]
+    endless: list[str]
 
 
 class Tree(NamedTuple):
@@ -91,7 +93,8 @@ def read_tree(data_dir: str | os.PathLike[str]) -> Tree:
     """Lists the pictures of a folder; opens none.
 
     Hidden files and files of other kinds are passed over; folders in those of the classes are not,
-    nor are links to folders.
+    nor are links to folders. What has the name of a picture and is a pipe, a socket or a device is
+    an error, because reading it would wait for ever.
 
     Args:
         data_dir: the folder.
@@ -121,6 +124,7 @@ def read_tree(data_dir: str | os.PathLike[str]) -> Tree:
     parts = {name: _part(root / name, classes, unreadable) for name in (TRAIN, held_out)}
     if unreadable:  # what is missing may be in there
         raise ValueError(list_problems(str(root), _refused(unreadable)))
+    problems += _endless([path for part in parts.values() for path in part.endless])
     problems += _differences(held_out, classes, others)
     if not classes:
         problems.append(f"{TRAIN}: received no folders in it; expected one for each class.")
@@ -160,6 +164,15 @@ def _refused(errors: list[OSError]) -> list[str]:
     if len(errors) > _MOST_NAMED:
         problems.append(f"{len(errors) - _MOST_NAMED} more folders cannot be read.")
     return problems
+
+
+def _endless(paths: list[str]) -> list[str]:
+    if not paths:
+        return []
+    return [
+        f"received {len(paths)} pipes, sockets or devices with the names of pictures "
+        f"({_some(paths)}); expected files; take them away."
+    ]
 
 
 def _differences(held_out: str, train: list[str], others: list[str]) -> list[str]:
@@ -207,28 +220,40 @@ def _kinds() -> str:
 
 
 def _part(folder: pathlib.Path, classes: list[str], unreadable: list[OSError]) -> Part:
-    paths: list[str] = []
-    labels: list[int] = []
+    part = Part([], [], [])
     for label, name in enumerate(classes):
         if not (folder / name).is_dir():
             continue
-        found = []
-        # Links may lead round in circles.
-        seen = {os.path.realpath(folder / name)}
-        walk = os.walk(folder / name, onerror=unreadable.append, followlinks=True)
-        for place, folders, files in walk:
-            inner = sorted(other for other in folders if other[0] != ".")
-            targets = {other: os.path.realpath(os.path.join(place, other)) for other in inner}
-            folders[:] = []
-            for other, target in targets.items():
+        found = sorted(_pictures(folder / name, unreadable, part.endless))
+        part.paths.extend(found)
+        part.labels.extend([label] * len(found))
+    return part
+
+
+def _pictures(folder: pathlib.Path, unreadable: list[OSError], endless: list[str]) -> list[str]:
+    """The pictures in a folder and in those inside it; what cannot be read goes to the lists."""
+    found: list[str] = []
+    waiting = [str(folder)]
+    # Links may lead round in circles.
+    seen = {os.path.realpath(folder)}
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                inside = [entry for entry in entries if entry.name[0] != "."]
+        except OSError as error:
+            unreadable.append(error)
+            continue
+        for entry in sorted(inside, key=lambda entry: entry.name):
+            # Of a link, os.path looks at what it leads to, and bears one that leads to itself.
+            linked = entry.is_symlink()
+            if os.path.isdir(entry.path) if linked else entry.is_dir():
+                target = os.path.realpath(entry.path)
                 if target not in seen:
                     seen.add(target)
-                    folders.append(other)
-            found += [
-                os.path.join(place, file)
-                for file in files
-                if file[0] != "." and os.path.splitext(file)[1].lower() in SUFFIXES
-            ]
-        paths += sorted(found)
-        labels += [label] * len(found)
-    return Part(paths, labels)
+                    waiting.append(entry.path)
+            elif os.path.splitext(entry.name)[1].lower() in SUFFIXES:
+                # A link to nothing fails at once, and is a corrupt picture.
+                is_file = os.path.isfile(entry.path) if linked else entry.is_file()
+                is_endless = not is_file and os.path.exists(entry.path)
+                (endless.append if is_endless else found.append)(entry.path)
+    return found

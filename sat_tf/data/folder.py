@@ -6,11 +6,14 @@ import warnings
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 from sat_tf.data.choice import spread_evenly
 
 _MODES = {1: "L", 3: "RGB"}
+# Of Pillow: integers of 16 bits; and those of 32, into which it reads 16-bit PGM files.
+_SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
+_WIDER = ("I", "F")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -21,7 +24,7 @@ class FolderImages:
         images: uint8 (n, rows, columns, channels).
         labels: int32 (n,); None where the folder has no folders of classes.
         class_names: names of the folders of classes, by label.
-        unreadable: the files that are no pictures.
+        unreadable: what is no picture: other files, pipes, sockets, devices, links to nothing.
     """
 
     images: npt.NDArray[np.uint8]
@@ -40,7 +43,7 @@ def load_folder(
 
     A picture is turned as its EXIF data says, loses its transparency, is scaled bilinearly until it
     just covers the input, and what then is too much is cut off on both sides alike. One that has
-    the size of the input keeps its pixels.
+    the size of the input keeps its pixels. Of 16 bits the upper 8 are taken, as TensorFlow does.
 
     Args:
         path: of the folder.
@@ -107,13 +110,33 @@ def _entries(path: pathlib.Path) -> list[pathlib.Path]:
 
 def _read(path: pathlib.Path, shape: tuple[int, ...]) -> npt.NDArray[np.uint8] | None:
     """The pixels of a picture; None where it is none."""
+    if not path.is_file():  # opening a pipe waits for its writer
+        return None
     try:
         with warnings.catch_warnings(), Image.open(path) as opened:
             # Of very large pictures, and of odd metadata.
             warnings.simplefilter("ignore")
-            return _fitted(ImageOps.exif_transpose(opened), shape)
+            return _fitted(ImageOps.exif_transpose(eight_bits(opened)), shape)
     except Exception:  # Pillow's readers raise many types on damaged files.
         return None
+
+
+def eight_bits(image: Image.Image) -> Image.Image:
+    """A picture with 8 bits a channel: of 16 the upper half, v >> 8, as TensorFlow decodes them.
+
+    Pillow itself would clip 16-bit values at 255, to white.
+
+    Raises:
+        ValueError: its values have no range that is known, as those of 32 bits have none.
+    """
+    if image.mode in _WIDER and image.format != "PPM":
+        raise ValueError(f"its values are of 32 bits (mode {image.mode}), expected 8 or 16")
+    if image.mode not in (*_SIXTEEN_BITS, *_WIDER):
+        return image
+    upper = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+    if orientation := image.getexif().get(ExifTags.Base.Orientation):
+        upper.getexif()[ExifTags.Base.Orientation] = orientation
+    return upper
 
 
 def resized(images: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from sat_tf.data.crops import JPEG, TAIL
+from sat_tf.data.folder import eight_bits
 from sat_tf.data.reading import ReadingError
 
 _JPEG_END, _BMP = b"\xff\xd9", b"BM"
@@ -29,7 +30,7 @@ def decode_slowly(encoded: bytes) -> npt.NDArray[np.uint8]:
     """The pixels of a picture, by whatever reads it: TensorFlow, then Pillow.
 
     Transparency is dropped, of animations the first frame is taken, 16-bit values lose their lower
-    half, and EXIF orientation is left alone.
+    half, those of 32 bits are refused, and EXIF orientation is left alone.
 
     Args:
         encoded: the bytes of the file.
@@ -82,17 +83,9 @@ def _by_pillow(encoded: bytes) -> npt.NDArray[np.uint8]:
         with warnings.catch_warnings(), Image.open(io.BytesIO(encoded)) as opened:
             # Of odd metadata, and of very large pictures, which it refuses beyond that.
             warnings.simplefilter("ignore")
-            if opened.mode.startswith("I"):
-                values = np.asarray(opened).astype(np.int64)
-                return np.repeat(_eight_bits(values)[..., None], 3, axis=2)
-            return np.asarray(opened.convert("RGB"), np.uint8)
+            return np.asarray(eight_bits(opened).convert("RGB"), np.uint8)
     except Exception as error:  # Pillow's readers raise many types on damaged files.
         raise ValueError(f"nothing decodes it ({type(error).__name__})") from error
-
-
-def _eight_bits(values: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """The upper half of 16-bit values; what needs 8 bits only stays as it is."""
-    return (values if values.max(initial=0) < 256 else values >> 8).clip(0, 255).astype(np.uint8)
 
 
 class NoGoodPictureError(ReadingError):

@@ -120,3 +120,20 @@ def test_held_out_classes_without_pictures_are_named(tmp_path):
     touch(tmp_path, "train/a/1.jpg", "train/b/1.jpg", "val/a/1.jpg", "val/b/notes.txt")
     with pytest.raises(ValueError, match=r"val: received 1 classes without pictures \(b\)"):
         read_tree(tmp_path)
+
+
+def test_pipes_and_sockets_are_an_error_and_links_to_nothing_are_corrupt_pictures(tmp_path):
+    for part in ("train", "val"):
+        (tmp_path / part / "cat" / "inside").mkdir(parents=True)
+        (tmp_path / part / "cat" / "inside" / "a.png").touch()
+    (tmp_path / "train" / "cat" / "gone.png").symlink_to(tmp_path / "nowhere.png")
+    (tmp_path / "train" / "cat" / "round.png").symlink_to("round.png")
+    names = [os.path.relpath(path, tmp_path / "train") for path in read_tree(tmp_path).train.paths]
+    assert names == ["cat/gone.png", "cat/inside/a.png", "cat/round.png"]
+    os.mkfifo(tmp_path / "train" / "cat" / "pipe.png")
+    (tmp_path / "val" / "cat" / "device.png").symlink_to("/dev/zero")
+    with pytest.raises(
+        ValueError,
+        match=r"2 pipes, sockets or devices .*pipe\.png, .*device\.png\); expected files",
+    ):
+        read_tree(tmp_path)

@@ -1,5 +1,9 @@
+import os
+import socket
+
 import numpy as np
 import pytest
+import tensorflow as tf
 from PIL import Image
 
 from sat_tf.data.folder import load_folder, resized
@@ -117,3 +121,55 @@ def test_arrays_are_resized_as_pictures_are(tmp_path):
         save(tmp_path / f"{index}.png", pixels)
     np.testing.assert_array_equal(resized(images, SHAPE), load_folder(tmp_path, SHAPE).images)
     assert resized(images, (20, 20, 3)) is images
+
+
+# v >> 8, as TensorFlow's own decoder of PNG files does.
+SIXTEEN = np.array([[0, 255, 256, 511, 4096, 32768, 65279, 65535]] * 6, np.uint16)
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tiff", "a.pgm"])
+def test_of_16_bits_the_upper_8_are_taken(name, tmp_path):
+    if name == "a.pgm":
+        (tmp_path / name).write_bytes(b"P5 8 6 65535\n" + SIXTEEN.astype(">u2").tobytes())
+    else:
+        save(tmp_path / name, SIXTEEN)
+    found = load_folder(tmp_path, SHAPE).images[0]
+    assert found[0].tolist() == [[value] * 3 for value in (0, 0, 1, 1, 16, 128, 254, 255)]
+    np.testing.assert_array_equal(load_folder(tmp_path, (6, 8, 1)).images[0], found[..., :1])
+
+
+def test_16_bits_are_read_as_tensorflow_reads_them(tmp_path):
+    values = np.random.default_rng(0).integers(0, 2**16, (6, 8)).astype(np.uint16)
+    save(tmp_path / "a.png", values)
+    expected = tf.io.decode_png((tmp_path / "a.png").read_bytes(), channels=3).numpy()
+    np.testing.assert_array_equal(load_folder(tmp_path, SHAPE).images[0], expected)
+
+
+def test_16_bit_pictures_are_turned_as_well(tmp_path):
+    image = Image.fromarray(SIXTEEN.T.copy())
+    exif = image.getexif()
+    exif[0x0112] = 8  # to be turned counterclockwise
+    image.save(tmp_path / "a.png", exif=exif)
+    found = load_folder(tmp_path, SHAPE).images[0]
+    assert found[0, :, 0].tolist() == [0, 0, 1, 1, 16, 128, 254, 255]
+
+
+@pytest.mark.parametrize("kind", [np.int32, np.float32])
+def test_pictures_of_32_bits_are_named_and_left_out(kind, tmp_path):
+    save(tmp_path / "good.png", picture(1))
+    save(tmp_path / "wide.tiff", SIXTEEN.astype(kind))
+    found = load_folder(tmp_path, SHAPE)
+    assert [name.rsplit("/", 1)[1] for name in found.unreadable] == ["wide.tiff"]
+
+
+def test_pipes_sockets_and_links_to_nothing_are_named_and_left_out(tmp_path):
+    save(tmp_path / "good.png", picture(1))
+    os.mkfifo(tmp_path / "pipe.png")
+    (tmp_path / "gone.png").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "device.png").symlink_to("/dev/zero")
+    with socket.socket(socket.AF_UNIX) as opened:
+        opened.bind(str(tmp_path / "socket.png"))
+        found = load_folder(tmp_path, SHAPE)
+    assert len(found.images) == 1
+    names = [name.rsplit("/", 1)[1] for name in found.unreadable]
+    assert names == ["device.png", "gone.png", "pipe.png", "socket.png"]
