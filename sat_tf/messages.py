@@ -1,7 +1,11 @@
 """Wording of errors: what was received, what was expected, and the fix; every problem at once."""
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
+
+_BETWEEN = ("sat_tf", "dataclasses", "tensorflow_model_optimization", "tf_keras")
 
 
 def did_you_mean(received: str, known: Iterable[str]) -> str:
@@ -27,6 +31,22 @@ def kind_of(thing: object) -> str:
     """
     name = type(thing).__name__
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def warn(text: str) -> None:
+    """Warns, on the line of the user's that has led here through sat-tf, TFMOT and Keras."""
+    level = 2
+    while _package(level) in _BETWEEN:
+        level += 1
+    warnings.warn(text, stacklevel=level)
+
+
+def _package(level: int) -> str:
+    """The package of the code that many calls above `warn`'s caller; "" above all of them."""
+    try:
+        return str(sys._getframe(level).f_globals.get("__name__", "")).split(".")[0]
+    except ValueError:
+        return ""
 
 
 def list_problems(subject: str, problems: Iterable[str]) -> str:

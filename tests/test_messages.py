@@ -1,5 +1,8 @@
+import dataclasses
+
 import pytest
 
+from sat_tf import BitPolicy, messages
 from sat_tf.messages import did_you_mean, list_problems
 
 
@@ -27,3 +30,19 @@ def test_every_problem_has_a_line_of_its_own():
 
 def test_one_problem_is_not_plural():
     assert list_problems("thing", ["only."]) == "thing: 1 problem\n  - only."
+
+
+@pytest.mark.parametrize(
+    "warned",
+    [
+        lambda: messages.warn("trains badly"),
+        lambda: BitPolicy(weight_grid="modified"),
+        lambda: BitPolicy.mobile(4, weight_grid="modified"),
+        lambda: dataclasses.replace(BitPolicy(), weight_grid="modified"),
+    ],
+)
+def test_a_warning_is_on_the_line_that_led_to_it(warned):
+    with pytest.warns(UserWarning, match="trains badly") as seen:
+        warned()
+    (warning,) = seen
+    assert (warning.filename, warning.lineno) == (__file__, warned.__code__.co_firstlineno)

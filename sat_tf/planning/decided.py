@@ -5,7 +5,7 @@ from sat_tf.planning.layer_plan import ActivationPlan, Fate, WeightPlan
 from sat_tf.qat import registry
 from sat_tf.qat.decisions import Placement
 from sat_tf.qat.network import Network
-from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.policy import BitPolicy, fitting_grid
 from sat_tf.qat.quantizers import DorefaQuantizer, ImageQuantizer, RangeObserver, SatQuantizer
 from sat_tf.qat.registry import Role
 
@@ -66,7 +66,7 @@ class Decided:
             range="channel" if quantizer.range_axes else "layer",
             rescale=quantizer.rescale if quantizer.rescale != "none" else None,
             rescale_reason=self._rescale_reason(name, quantizer),
-            bits_reason=self._bits_reason(name, bits),
+            bits_reason=self._bits_reason(name, quantizer),
         )
 
     def _rescale_reason(self, name: str, quantizer: DorefaQuantizer) -> str:
@@ -78,14 +78,20 @@ class Decided:
             return "rescale='none'"
         return "no BatchNormalization right behind"
 
-    def _bits_reason(self, name: str, bits: int | None) -> str:
-        if bits is None or bits == self._policy.weight_bits:
+    def _bits_reason(self, name: str, quantizer: DorefaQuantizer) -> str:
+        bits, policy = quantizer.num_bits, self._policy
+        if bits is None or bits == policy.weight_bits:
             return ""
         ends = {"first": self._reasons.first, "last": self._reasons.last}
         where = " and ".join(end for end, names in ends.items() if name in names)
-        if where and bits == self._policy.first_last_weight_bits:
-            return f"{where} linear layer"
-        return "by an override or annotation"
+        if where and bits == policy.first_last_weight_bits:
+            reason, asked = f"{where} linear layer", policy.first_last_weight_grid
+        else:
+            reason, asked = "by an override or annotation", None
+        asked = asked or policy.weight_grid
+        if quantizer.grid == fitting_grid(asked, bits) != asked:
+            reason += f"; {asked} does not fit int8 at {bits} bits"
+        return reason
 
     def activation(self, name: str) -> ActivationPlan | None:
         """The quantizer of a layer's output."""

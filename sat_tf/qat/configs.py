@@ -53,7 +53,7 @@ class LayerConfig(tfmot.quantization.keras.QuantizeConfig):
         if problems:
             raise ValueError(list_problems("LayerConfig", problems))
         self.fields = known
-        warn_of(known, depth=3)
+        warn_of(known)
 
     @classmethod
     def from_policy(cls, policy: BitPolicy) -> "LayerConfig":

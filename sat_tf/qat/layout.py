@@ -7,14 +7,14 @@ import numpy as np
 import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
-from sat_tf.messages import list_problems
+from sat_tf.messages import list_problems, warn
 from sat_tf.qat import latent, registry
 from sat_tf.qat.assembly import assemble
 from sat_tf.qat.decisions import Placement
 from sat_tf.qat.flatten import copied_weights, flattened
 from sat_tf.qat.network import Network, Node
 from sat_tf.qat.placement import place
-from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.policy import BitPolicy, fitting_grid
 from sat_tf.qat.wrapper import QuantizedLayer
 
 
@@ -72,6 +72,7 @@ def quantized_model(
     problems = non_finite_weights(network)
     if problems:
         raise ValueError(list_problems(f"model {model.name!r}", problems))
+    _warn_of_codes_beyond_int8(model.name, placement)
     built, layers = assemble(network, placement)
     for node in network:
         if node.layer.weights:
@@ -127,6 +128,21 @@ def non_finite_weights(network: Network) -> list[str]:
                 "expected finite ones; load or train the float model again."
             )
     return problems
+
+
+def _warn_of_codes_beyond_int8(model_name: str, placement: Placement) -> None:
+    """Says before the training which layers have weights that no file holds."""
+    kernels = {name: config.weights for name, config in placement.configs.items() if config.weights}
+    found = [
+        f"{name} ({kernel.num_bits} bits, {kernel.grid})"
+        for name, kernel in kernels.items()
+        if fitting_grid(kernel.grid, kernel.num_bits) != kernel.grid
+    ]
+    if found:
+        warn(
+            f"model {model_name!r}: it can be trained, but not exported: the weight codes of "
+            f"{', '.join(found)} do not fit int8; set weight_grid='auto' if it is to be exported."
+        )
 
 
 def _keep_function(

@@ -146,10 +146,10 @@ class _Placer:
         )
         return {}
 
-    def _policy_at(self, node: Node) -> BitPolicy:
+    def _policy_at(self, node: Node, *, end: bool = False) -> BitPolicy:
         name = node.layer.name
         try:
-            return self.policy.at(name, self.annotations.get(node.name))
+            return self.policy.at(name, self.annotations.get(node.name), end=end)
         except ValueError as error:  # fields that are right alone and wrong together
             for line in str(error).splitlines()[1:]:
                 self._refuse(f"{name}: {line[4:]}")
@@ -382,16 +382,14 @@ class _Placer:
         return quantizer
 
     def _weights(self, name: str) -> DorefaQuantizer:
-        layer, policy = self.network[name].layer, self.policies[name]
+        layer, ends = self.network[name].layer, self.first | self.last
+        end = any(call.name in ends for call in self.network.calls(name))
+        policy = self._policy_at(self.network[name], end=end)
         support = registry.find_support(layer)
         kernel = getattr(layer, registry.kernel_name(layer))
-        bits = policy.weight_bits
-        ends = self.first | self.last
-        if bits is not None and any(call.name in ends for call in self.network.calls(name)):
-            bits = policy.first_last_weight_bits or bits
         channel_axes = support.channel_axes if support else ()
         return DorefaQuantizer(
-            num_bits=bits,
+            num_bits=policy.weight_bits,
             grid=policy.weight_grid,
             range_axes=channel_axes if policy.weight_range == "channel" else (),
             detach_max=policy.detach_max,

@@ -10,11 +10,37 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from sat_tf.messages import did_you_mean, list_problems
+from sat_tf.messages import did_you_mean, list_problems, warn
 
 GRID_NAMES = ("auto", "dorefa", "narrow", "rounded", "modified")
 
-_CAUTIONS = {
+# The largest 8-bit code of the grids whose codes int8 does not hold; with fewer bits all fit.
+LARGEST_CODE_BEYOND_INT8 = {"dorefa": 255, "rounded": 128, "modified": 128}
+
+
+def fitting_grid(grid: str, num_bits: int | None) -> str:
+    """The grid itself, or "auto" where int8 does not hold its codes at these bits.
+
+    >>> fitting_grid("rounded", 7), fitting_grid("rounded", 8)
+    ('rounded', 'auto')
+    """
+    return "auto" if num_bits == 8 and grid in LARGEST_CODE_BEYOND_INT8 else grid
+
+
+def _beyond_int8(grid: str) -> str:
+    return (
+        f"8-bit codes of the {grid} grid reach {LARGEST_CODE_BEYOND_INT8[grid]} and do not fit "
+        "int8: the model could be trained, but not exported"
+    )
+
+
+_OTHER_GRIDS = "use 'auto' (narrow at 8 bits, DoReFa below), or 7 bits"
+
+_CAUTIONS: dict[tuple[str, int | None], str] = {
+    **{
+        (grid, 8): f"weight_grid={grid!r}: {_beyond_int8(grid)}; {_OTHER_GRIDS}, if it is to be"
+        for grid in LARGEST_CODE_BEYOND_INT8
+    },
     ("narrow", 2): "weight_grid='narrow' at 2 bits is ternary: after division by the maximum "
     "nearly every weight is 0, and training diverged in experiments; weight_grid='rounded' stores "
     "2 bits without that",
@@ -72,6 +98,10 @@ _FIELDS: dict[str, _Field] = {
     ),
     "stream_bits": _bits_or_none("streams stay float", fewest=2),
     "weight_grid": _one_of(*GRID_NAMES),
+    "first_last_weight_grid": _Field(
+        lambda value: value is None or value in GRID_NAMES,
+        f"one of {', '.join(GRID_NAMES)}, or None (weight_grid, where int8 holds its codes)",
+    ),
     "weight_range": _one_of("layer", "channel"),
     "detach_max": _Field(lambda value: isinstance(value, bool), "True or False", per_layer=True),
     "rescale": _one_of("constant", "stddev", "none"),
@@ -91,6 +121,11 @@ PER_LAYER_FIELDS = tuple(name for name, field in _FIELDS.items() if field.per_la
 
 def check_fields(values: Mapping[str, Any]) -> list[str]:
     """Returns what is wrong with these policy fields, one line a problem."""
+    return _field_problems(values) + _pair_problems(values)
+
+
+def _field_problems(values: Mapping[str, Any]) -> list[str]:
+    """What is wrong with single fields."""
     problems = []
     for name, value in values.items():
         field = _FIELDS.get(name)
@@ -102,31 +137,51 @@ def check_fields(values: Mapping[str, Any]) -> list[str]:
             if isinstance(value, str) and (near := difflib.get_close_matches(value, _names(name))):
                 hint = f" Did you mean {near[0]}?"
             problems.append(f"{name}={value!r}: expected {field.expected}.{hint}")
-    grid = values.get("weight_grid")
-    for name in ("weight_bits", "first_last_weight_bits"):
-        if values.get(name) == 1 and grid in ("narrow", "rounded", "modified"):
+    return problems
+
+
+def _pair_problems(values: Mapping[str, Any]) -> list[str]:
+    """What is wrong with bits and grids that meet in a layer."""
+    problems = []
+    # Float activations or streams are the paper's setting, for experiments; integers are for files.
+    integers = all(values.get(name) is not None for name in ("activation_bits", "stream_bits"))
+    for bits_name, grid_name, bits, grid in _pairs(values):
+        both = f"{bits_name}={bits} with {grid_name}={grid!r}"
+        if bits == 1 and grid in ("narrow", "rounded", "modified"):
             problems.append(
-                f"{name}=1 with weight_grid={grid!r}: that grid has no step at 1 bit; "
-                "use weight_grid='dorefa', or 2 bits and more."
+                f"{both}: that grid has no step at 1 bit; use {grid_name}='dorefa', or 2 bits and "
+                "more."
+            )
+        elif integers and fitting_grid(grid, bits) != grid:
+            problems.append(
+                f"{both}: {_beyond_int8(grid)}; {_OTHER_GRIDS}; or stream_bits=None, as "
+                "BitPolicy.paper has it, to train without exporting."
             )
     return problems
 
 
-def warn_of(*settings: Mapping[str, Any], depth: int) -> None:
-    """Warns once of each grid in these policy fields that trains badly at its bits.
+def _pairs(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Any, Any]]:
+    """Names and values of bits and grids that meet in a layer, as far as these fields tell."""
+    bits, end_bits = values.get("weight_bits"), values.get("first_last_weight_bits")
+    grid, end_grid = values.get("weight_grid"), values.get("first_last_weight_grid")
+    if isinstance(grid, str):
+        yield "weight_bits", "weight_grid", bits, grid
+    if isinstance(end_grid, str):
+        name = "weight_bits" if end_bits is None else "first_last_weight_bits"
+        yield name, "first_last_weight_grid", bits if end_bits is None else end_bits, end_grid
+    elif isinstance(grid, str) and end_bits is not None:
+        yield "first_last_weight_bits", "weight_grid", end_bits, fitting_grid(grid, end_bits)
 
-    Args:
-        *settings: fields of a policy each.
-        depth: of the code to blame in the stack, as `warnings.warn` counts.
-    """
+
+def warn_of(*settings: Mapping[str, Any]) -> None:
+    """Warns once of each grid in these policy fields that trains badly at its bits."""
     used: set[tuple[Any, Any]] = set()
     for fields in settings:
         if fields.get("weight_bits") is not None:  # else first and last layer are not rounded too
-            both = (fields["weight_bits"], fields.get("first_last_weight_bits"))
-            used |= {(fields.get("weight_grid"), bits) for bits in both if bits is not None}
+            used |= {(grid, bits) for _, _, bits, grid in _pairs(fields)}
     for (grid, caution_bits), text in _CAUTIONS.items():
         if any(name == grid and caution_bits in (None, bits) for name, bits in used):
-            warnings.warn(text, stacklevel=depth)
+            warn(text)
 
 
 def _names(field: str) -> list[str]:
@@ -202,7 +257,11 @@ class BitPolicy:
         stream_bits: bits of tensors that are not the output of a rectifier (residual sums, linear
             bottlenecks, inputs of pooling), 2 to 8. None keeps them float, as the paper does.
         weight_grid: "auto" (DoReFa to 7 bits, narrow at 8, the grid that fits int8), "dorefa",
-            "narrow", "rounded" or "modified"; see `sat_tf.core.grid`.
+            "narrow", "rounded" or "modified"; see `sat_tf.core.grid`. A layer whose own 8 bits do
+            not fit int8 on it (first or last, or by an override of its bits) is on "auto" instead.
+            weight_bits=8 on such a grid is refused where activations and streams are integers.
+        first_last_weight_grid: the grid of the first and last linear layers; None: weight_grid,
+            as above.
         weight_range: "layer" divides weights by the maximum of the layer (the paper), "channel" by
             the maximum of the output channel.
         detach_max: no gradient through that maximum.
@@ -229,6 +288,7 @@ class BitPolicy:
     first_last_weight_bits: int | None = 8
     stream_bits: int | None = 8
     weight_grid: str = "auto"
+    first_last_weight_grid: str | None = None
     weight_range: str = "layer"
     detach_max: bool = False
     rescale: str = "constant"
@@ -252,22 +312,26 @@ class BitPolicy:
         )
         object.__setattr__(self, "overrides", frozen)
         settings = [self._plain_fields()]
-        settings += [{**self._plain_fields(), **fields} for fields in self.overrides.values()]
-        warn_of(*settings, depth=5)
+        settings += [_overridden(self._plain_fields(), f) for f in self.overrides.values()]
+        warn_of(*settings)
 
     @classmethod
     def paper(cls, bits: int, **fields: Any) -> "BitPolicy":
         """The paper's setting: weights and activations at `bits`, streams float, weights as is.
 
-        First and last layer have 8-bit weights on the narrow grid, which fits int8; pass
-        weight_grid="dorefa" for the paper's own grid there too.
+        First and last layer have 8-bit weights on the narrow grid, which fits int8. With
+        weight_grid="dorefa" they are on the paper's own grid too: a model to train, which cannot
+        be exported, and is warned of.
 
         Args:
             bits: 1 to 8.
             **fields: any field of the policy, to depart from the paper.
         """
-        setting = {"weight_bits": bits, "activation_bits": bits, "stream_bits": None}
-        return cls(**{**setting, "latent_start": "as_is", **fields})
+        setting: dict[str, Any] = {"weight_bits": bits, "activation_bits": bits}
+        setting |= {"stream_bits": None, "latent_start": "as_is"}
+        if fields.get("weight_grid") == "dorefa":
+            setting["first_last_weight_grid"] = "dorefa"
+        return cls(**{**setting, **fields})
 
     @classmethod
     def mobile(cls, bits: int, **fields: Any) -> "BitPolicy":
@@ -279,26 +343,58 @@ class BitPolicy:
         """
         return cls(**{"weight_bits": bits, "activation_bits": bits, "stream_bits": 8, **fields})
 
-    def at(self, layer_name: str, annotation: Mapping[str, Any] | None = None) -> "BitPolicy":
+    def at(
+        self, layer_name: str, annotation: Mapping[str, Any] | None = None, *, end: bool = False
+    ) -> "BitPolicy":
         """The policy for one layer: its annotation over the matching overrides over the rest.
 
-        Weight bits and clipping levels given for a layer hold for it even where it is the first or
-        the last one, or makes what enters the last one.
+        Weight bits, grids and clipping levels given for a layer hold for it even where it is the
+        first or the last one, or makes what enters the last one.
+
+        Args:
+            layer_name: of the layer.
+            annotation: fields that are stronger than the overrides.
+            end: it is a first or last linear layer, and `weight_bits` and `weight_grid` become
+                those that hold there.
+
+        Raises:
+            ValueError: fields that are right alone are wrong together.
+
+        >>> at = BitPolicy.mobile(2, weight_grid="rounded").at("stem", end=True)
+        >>> at.weight_bits, at.weight_grid
+        (8, 'auto')
         """
         fields: dict[str, Any] = {}
         for pattern, overriding in self.overrides.items():
             if fnmatch.fnmatchcase(layer_name, pattern):
                 fields.update(overriding)
         fields.update(annotation or {})
-        if not fields:
+        if not fields and not end:
             return self
-        if "weight_bits" in fields:
-            fields["first_last_weight_bits"] = None
+        if "weight_bits" in fields or end:
+            fields |= self._kernel(fields, end=end)
         if "initial_clipping_level" in fields:
             fields["initial_classifier_clipping_level"] = fields["initial_clipping_level"]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # said when the policy was made
-            return dataclasses.replace(self, **fields, overrides={})
+            return dataclasses.replace(
+                self, **{"first_last_weight_grid": None, **fields}, overrides={}
+            )
+
+    def _kernel(self, given: Mapping[str, Any], *, end: bool) -> dict[str, Any]:
+        """Bits and grid of one layer's weights, for which `given` are named."""
+        bits, grid = self.weight_bits, self.weight_grid
+        if "weight_bits" in given:
+            bits = given["weight_bits"]
+            grid = fitting_grid(grid, bits)
+        elif bits is not None:
+            bits = self.first_last_weight_bits or bits
+            grid = self.first_last_weight_grid or fitting_grid(grid, bits)
+        return {
+            "weight_bits": bits,
+            "weight_grid": given.get("weight_grid", grid),
+            "first_last_weight_bits": None,
+        }
 
     def unmatched_overrides(self, layer_names: Iterable[str]) -> list[str]:
         """The override patterns that match none of these layer names."""
@@ -328,11 +424,20 @@ def expect_policy(policy: Any) -> BitPolicy:
 
 def _problems_of(fields: Mapping[str, Any]) -> list[str]:
     plain = plain_numbers({name: value for name, value in fields.items() if name != "overrides"})
-    overrides, grid = fields.get("overrides", {}), fields.get("weight_grid", BitPolicy.weight_grid)
-    return check_fields(plain) + _check_overrides(overrides, grid)
+    defaults = {name: getattr(BitPolicy, name) for name in _FIELDS}
+    overrides = _check_overrides(fields.get("overrides", {}), {**defaults, **plain})
+    return check_fields(plain) + overrides
 
 
-def _check_overrides(overrides: Any, weight_grid: Any) -> list[str]:
+def _overridden(values: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """What fields of one layer make of the policy's, as far as it does not hang on the layer."""
+    merged = {**values, **fields, "first_last_weight_bits": None, "first_last_weight_grid": None}
+    if "weight_bits" in fields and "weight_grid" not in fields:
+        merged["weight_grid"] = fitting_grid(values["weight_grid"], fields["weight_bits"])
+    return merged
+
+
+def _check_overrides(overrides: Any, values: Mapping[str, Any]) -> list[str]:
     if not isinstance(overrides, Mapping):
         return [
             f"overrides={overrides!r}: expected a mapping from layer-name patterns to fields, "
@@ -349,6 +454,8 @@ def _check_overrides(overrides: Any, weight_grid: Any) -> list[str]:
                 hint = did_you_mean(str(name), PER_LAYER_FIELDS)
                 problems.append(f"{where}: {name} cannot be set for one layer. {hint}")
         known = plain_numbers({name: fields[name] for name in fields if name in PER_LAYER_FIELDS})
-        found = check_fields({"weight_grid": weight_grid, **known})
-        problems += [f"{where}: {problem}" for problem in found]
+        problems += [f"{where}: {problem}" for problem in _field_problems(known)]
+        if "weight_bits" in known:  # else they depend on whether the layer is first or last
+            found = _pair_problems(_overridden(values, known))
+            problems += [f"{where}: {problem}" for problem in found]
     return problems

@@ -69,7 +69,7 @@ def _called_twice() -> keras.Model:
 # By what is wrong: the model, and for each problem what its line says.
 REFUSED: dict[str, tuple[Callable[[], keras.Model], list[str]]] = {
     "8-bit DoReFa weights": (
-        lambda: quantize(separable(), BitPolicy(weight_grid="dorefa", weight_bits=8)),
+        lambda: quantize(separable(), BitPolicy.paper(8, weight_grid="dorefa")),
         [
             r"conv2d.*: received 8-bit weights on the dorefa grid, whose codes reach 255",
             r"depthwise_conv2d.*: received 8-bit weights",
@@ -78,7 +78,9 @@ REFUSED: dict[str, tuple[Callable[[], keras.Model], list[str]]] = {
         ],
     ),
     "8-bit rounded weights": (
-        lambda: quantize(_ending_in(*head()), BitPolicy(weight_grid="rounded")),
+        lambda: quantize(
+            _ending_in(*head()), BitPolicy(first_last_weight_grid="rounded", stream_bits=None)
+        ),
         [
             r"conv2d.*: received 8-bit weights on the rounded grid, whose codes reach 128",
             r"dense.*: received 8-bit weights",

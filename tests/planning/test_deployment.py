@@ -77,17 +77,18 @@ def test_islands_and_float_operators_are_those_that_the_export_reports(policy, t
     assert set(plan.notes) == set(report.warnings)
 
 
+@pytest.mark.filterwarnings("ignore:.*not exported")
 @pytest.mark.parametrize(
-    "policy",
+    "make",
     [
-        BitPolicy(weight_bits=None),
-        BitPolicy.mobile(8, weight_grid="dorefa"),
-        BitPolicy.mobile(4, stream_bits=4),
+        lambda: BitPolicy(weight_bits=None),
+        lambda: BitPolicy.paper(8, first_last_weight_grid="dorefa"),
+        lambda: BitPolicy.mobile(4, stream_bits=4),
     ],
     ids=["no_codes", "codes_beyond_int8", "narrow_streams"],
 )
-def test_refusals_are_those_of_the_export(policy, tmp_path):
-    model = zoo.ZOO["residual"].build()
+def test_refusals_are_those_of_the_export(make, tmp_path):
+    model, policy = zoo.ZOO["residual"].build(), make()
     plan = sat_tf.explain(model, policy)
     quantized = sat_tf.quantize_model(model, policy)
     with pytest.raises(ValueError, match="problem") as error:

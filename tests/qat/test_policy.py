@@ -1,8 +1,10 @@
 import copy
 import dataclasses
 import inspect
+import itertools
 import json
 import pickle
+import re
 import warnings
 
 import numpy as np
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sat_tf
-from sat_tf.core.grid import GRIDS
+from sat_tf.core.grid import GRIDS, find_grid
 from sat_tf.core.pact import GRADIENTS
 from sat_tf.core.rescale import METHODS
 from sat_tf.qat import policy as policies
@@ -51,6 +53,7 @@ def test_one_error_names_every_bad_field():
         first_last_weight_bits="8",
         stream_bits=1,
         weight_grid="dorfa",
+        first_last_weight_grid="narow",
         weight_range="chanel",
         detach_max=1,
         rescale="std",
@@ -67,8 +70,9 @@ def test_one_error_names_every_bad_field():
     assert names == [field.name for field in dataclasses.fields(BitPolicy)]
     assert "weight_grid='dorfa'" in problems[4]
     assert problems[4].endswith("Did you mean dorefa?")
-    assert problems[5].endswith("Did you mean channel?")
-    assert problems[7].endswith("Did you mean stddev?")
+    assert problems[5].endswith("Did you mean narrow?")
+    assert problems[6].endswith("Did you mean channel?")
+    assert problems[8].endswith("Did you mean stddev?")
 
 
 @pytest.mark.parametrize(
@@ -308,3 +312,122 @@ def test_a_grid_that_rounds_nothing_is_no_reason_to_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         BitPolicy(weight_grid="modified", weight_bits=None, first_last_weight_bits=4)
+
+
+def test_codes_beyond_int8_are_those_of_the_grids():
+    beyond = {
+        (name, bits, row.largest_code(bits))
+        for name, row in GRIDS.items()
+        for bits in range(row.fewest_bits, 9)
+        if row.largest_code(bits) > 127
+    }
+    largest = policies.LARGEST_CODE_BEYOND_INT8
+    assert beyond == {(name, 8, code) for name, code in largest.items()}
+    for name in policies.GRID_NAMES:
+        fits = name not in largest
+        assert policies.fitting_grid(name, 8) == (name if fits else "auto")
+        assert policies.fitting_grid(name, 7) == name
+
+
+@pytest.mark.parametrize("grid", ["dorefa", "rounded", "modified"])
+@pytest.mark.parametrize("bits", [2, 4, 7])
+@pytest.mark.filterwarnings("ignore:weight_grid='modified' rounds")
+def test_layers_whose_8_bits_do_not_fit_on_the_grid_get_one_that_fits(grid, bits):
+    policy = BitPolicy.mobile(bits, weight_grid=grid, overrides={"eight": {"weight_bits": 8}})
+
+    def kernel(name, end):
+        at = policy.at(name, end=end)
+        return at.weight_bits, at.weight_grid
+
+    assert kernel("inner", end=False) == (bits, grid)
+    assert kernel("stem", end=True) == (8, "auto")
+    assert kernel("eight", end=False) == kernel("eight", end=True) == (8, "auto")
+    seven = dataclasses.replace(policy, first_last_weight_bits=7)
+    assert seven.at("stem", end=True).weight_grid == grid
+    narrow = dataclasses.replace(policy, first_last_weight_grid="narrow")
+    assert narrow.at("stem", end=True).weight_grid == "narrow"
+
+
+@pytest.mark.parametrize("grid", ["dorefa", "rounded", "modified"])
+@pytest.mark.parametrize(
+    ("named", "fields"),
+    [
+        ("weight_bits=8 with weight_grid=", {"weight_bits": 8, "weight_grid": None}),
+        ("first_last_weight_bits=8 with first_last_weight_grid=", {"first_last_weight_grid": None}),
+        (
+            r"overrides\['a'\]: weight_bits=8 with weight_grid=",
+            {"overrides": {"a": {"weight_bits": 8, "weight_grid": None}}},
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:weight_grid='modified' rounds")
+def test_a_policy_of_integers_whose_named_grid_does_not_fit_is_refused_when_it_is_made(
+    named, fields, grid
+):
+    def filled(value):
+        if isinstance(value, dict):
+            return {name: filled(inner) for name, inner in value.items()}
+        return grid if value is None else value
+
+    code = policies.LARGEST_CODE_BEYOND_INT8[grid]
+    expected = rf"{named}'{grid}': .* reach {code} and do not fit int8: .* not exported; use 'auto'"
+    with pytest.raises(ValueError, match=expected):
+        BitPolicy(**filled(fields))
+    # Without integers throughout it may be meant for training alone, as in the paper.
+    for floats in ("stream_bits", "activation_bits"):
+        with pytest.warns(UserWarning, match=f"reach {code} and do not fit int8.*not exported"):
+            BitPolicy(**filled(fields), **{floats: None})
+
+
+def test_the_paper_s_own_grid_in_all_layers_can_be_trained_and_is_said_not_to_export():
+    with pytest.warns(UserWarning, match="'dorefa': .* not exported; use 'auto'"):
+        policy = BitPolicy.paper(4, weight_grid="dorefa")
+    at = policy.at("stem", end=True)
+    assert (at.weight_bits, at.weight_grid) == (8, "dorefa")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fits = BitPolicy.paper(4, weight_grid="dorefa", first_last_weight_grid="auto")
+    assert fits.at("stem", end=True).weight_grid == "auto"
+
+
+def _made(preset, bits, fields):
+    """The policy, or why there is none."""
+    try:
+        return preset(bits, **fields), None
+    except ValueError as error:
+        return None, str(error)
+
+
+@pytest.mark.parametrize("preset", [BitPolicy.mobile, BitPolicy.paper])
+@pytest.mark.parametrize("weight_range", ["layer", "channel"])
+def test_every_policy_fits_int8_or_says_so_when_it_is_made(preset, weight_range):
+    """All bits, bits of first and last layers, and grids."""
+    said, fitting = 0, 0
+    choices = itertools.product(
+        range(1, 9), [None, *range(1, 9)], policies.GRID_NAMES, [None, *policies.GRID_NAMES]
+    )
+    for bits, end_bits, grid, end_grid in choices:
+        fields = {
+            "weight_range": weight_range,
+            "first_last_weight_bits": end_bits,
+            "weight_grid": grid,
+            "first_last_weight_grid": end_grid,
+        }
+        with warnings.catch_warnings(record=True) as cautions:
+            warnings.simplefilter("always")
+            policy, problem = _made(preset, bits, fields)
+        if policy is None:
+            assert re.search("do not fit int8|no step at 1 bit", problem)
+            said += 1
+            continue
+        kernels = [policy.at("a", end=end) for end in (False, True)]
+        found = [(at.weight_bits, find_grid(at.weight_grid, at.weight_bits)) for at in kernels]
+        assert [bits for bits, _ in found] == [bits, end_bits or bits]
+        if any(row.largest_code(bits) > 127 for bits, row in found):
+            assert any("not exported" in str(caution.message) for caution in cautions)
+            said += 1
+        else:
+            assert not any("not exported" in str(caution.message) for caution in cautions)
+            fitting += 1
+    assert said > 0
+    assert fitting > 1000
