@@ -1,7 +1,9 @@
+import dataclasses
 import functools
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
@@ -90,11 +92,48 @@ def test_a_normalization_without_variance_keeps_the_function():
     assert _difference(sat_tf.quantize_model(model, FLOAT)(inputs), model(inputs).numpy()) < 1e-4
 
 
-def test_latent_weights_span_the_range_that_initializers_are_made_for():
-    quantized = sat_tf.quantize_model(float_models.build("plain"), FLOAT)
-    for name in ("quant_a", "quant_b", "quant_classifier"):
-        kernel = quantized.get_layer(name).layer.kernel.numpy()
-        assert np.abs(kernel).max() == pytest.approx(np.arctanh(0.76), rel=1e-6)
+def test_latent_weights_are_as_large_as_the_kernel_was():
+    model = float_models.build("plain")
+    kernels = {}
+    for name in ("a", "b", "classifier"):
+        variable = model.get_layer(name).kernel
+        variable.assign(variable * (0.5 / np.abs(variable).max()))
+        kernels[name] = variable.numpy()
+    quantized = sat_tf.quantize_model(model, FLOAT)
+    for name, kernel in kernels.items():
+        latent = quantized.get_layer(f"quant_{name}").layer.kernel.numpy()
+        np.testing.assert_allclose(latent, np.arctanh(kernel), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["plain", "mobile_block", "residual", "without_normalization"])
+def test_gradients_of_latent_weights_are_those_of_the_float_kernels(name):
+    model = float_models.build(name)
+    inputs = float_models.images(16)
+    wanted = np.random.default_rng(3).normal(size=model(inputs).shape).astype(np.float32)
+    for layer in model.layers:
+        for kernel in layer.trainable_weights[:1]:
+            if len(kernel.shape) > 1:  # as small as a fresh network's
+                kernel.assign(kernel * (0.3 / np.abs(kernel).max()))
+    quantized = sat_tf.quantize_model(model, dataclasses.replace(FLOAT, detach_max=True))
+    before, after = _kernel_gradients(model, inputs, wanted), {}
+    for layer_name, gradient in _kernel_gradients(quantized, inputs, wanted).items():
+        after[layer_name.removeprefix("quant_")] = gradient
+    assert set(before) == set(after)
+    for layer_name, gradient in before.items():
+        difference = np.linalg.norm(after[layer_name] - gradient) / np.linalg.norm(gradient)
+        assert difference < 0.1, layer_name  # the slope of tanh there is between 0.91 and 1
+
+
+def _kernel_gradients(model, inputs, wanted):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(model(inputs, training=True) - wanted))
+    kernels = {
+        layer.name: getattr(layer, "layer", layer).kernel
+        for layer in model.layers
+        if hasattr(getattr(layer, "layer", layer), "kernel")
+    }
+    gradients = tape.gradient(loss, list(kernels.values()))
+    return {name: value.numpy() for name, value in zip(kernels, gradients, strict=True)}
 
 
 def test_as_is_keeps_the_weights_instead():
