@@ -1,8 +1,10 @@
 """What a placement decides for each layer, with the reasons that it rests on."""
 
+import numpy as np
+
 from sat_tf.core.grid import find_grid
 from sat_tf.planning.layer_plan import ActivationPlan, Fate, WeightPlan
-from sat_tf.qat import registry
+from sat_tf.qat import latent, registry
 from sat_tf.qat.decisions import Placement
 from sat_tf.qat.network import Network
 from sat_tf.qat.policy import BitPolicy, fitting_grid
@@ -19,10 +21,14 @@ class Decided:
         network: the float model.
         placement: what was decided for it.
         policy: what it was decided by.
+        requantized: the model has latent weights already, and keeps them.
     """
 
-    def __init__(self, network: Network, placement: Placement, policy: BitPolicy) -> None:
+    def __init__(
+        self, network: Network, placement: Placement, policy: BitPolicy, *, requantized: bool
+    ) -> None:
         self._network, self._placement, self._policy = network, placement, policy
+        self._requantized = requantized
         self._reasons = placement.reasons
 
     def fate(self, name: str) -> Fate:
@@ -67,7 +73,17 @@ class Decided:
             rescale=quantizer.rescale if quantizer.rescale != "none" else None,
             rescale_reason=self._rescale_reason(name, quantizer),
             bits_reason=self._bits_reason(name, quantizer),
+            start=self._start(name, quantizer),
         )
+
+    def _start(self, name: str, quantizer: DorefaQuantizer) -> str:
+        if self._requantized:
+            return "goes on with its latent weights"
+        if self._policy.latent_start == "as_is":
+            return "latent_start='as_is': the float weights, which the clamp bends"
+        layer = self._network[name].layer
+        kernel = np.asarray(getattr(layer, registry.kernel_name(layer)))
+        return latent.describe_start(kernel, quantizer.range_axes)
 
     def _rescale_reason(self, name: str, quantizer: DorefaQuantizer) -> str:
         norms = self._placement.norms_behind.get(name, ())
@@ -92,6 +108,20 @@ class Decided:
         if quantizer.grid == fitting_grid(asked, bits) != asked:
             reason += f"; {asked} does not fit int8 at {bits} bits"
         return reason
+
+    def reading_reason(self, name: str, bits: int | None) -> str:
+        """Why a linear layer reads codes of other than its activation bits; "" where it does not.
+
+        Args:
+            name: of the linear layer.
+            bits: of the codes it reads; None where it reads float values.
+        """
+        if bits is None or bits == self._policy.activation_bits:
+            return ""
+        root = self._moved(self._network[name].inputs[0])
+        if root in self._reasons.streams:
+            return "a stream, as it is"
+        return "pixels" if self._reasons.roles[root] is Role.INPUT else ""
 
     def activation(self, name: str) -> ActivationPlan | None:
         """The quantizer of a layer's output."""

@@ -75,7 +75,8 @@ def explain(
     sized = with_image_size(source.network, image_size)
     view = preview(sized, placement)
     deployed = deployment(view, tolerant=bool(problems))
-    rows = tuple(_rows(sized, placement, view, decided_by, deployed, problems))
+    decided = Decided(sized, placement, decided_by, requantized=source.requantized)
+    rows = tuple(_rows(decided, sized, placement, view, deployed, problems))
     return Plan(
         model=model.name,
         policy=policy,
@@ -135,14 +136,13 @@ def _undecided(network: Network, problems: Sequence[str]) -> Iterator[LayerPlan]
 
 
 def _rows(
+    decided: Decided,
     network: Network,
     placement: Placement,
     view: Network,
-    policy: BitPolicy,
     deployed: Deployment,
     problems: Sequence[str],
 ) -> Iterator[LayerPlan]:
-    decided = Decided(network, placement, policy)
     named = by_layer(problems, [node.name for node in network])
     sizes = bytes_of(deployed)
     in_view: dict[str, Node] = {}
@@ -176,6 +176,7 @@ def _rows(
             observed=decided.observed(node.name),
             absorbed_by=decided.absorbed_by(node.name),
             reading_bits=read_bits,
+            reading_reason=decided.reading_reason(node.name, read_bits) if weights else "",
             parameters=_parameters(node),
             multiply_adds=products,
             bit_operations=bit_operations(products, weight_bits, read_bits),

@@ -39,6 +39,7 @@ class WeightPlan:
         rescale: name of SAT's rescaling, or None.
         rescale_reason: why it has one or none.
         bits_reason: where its number of bits comes from.
+        start: how its latent weights start, and why.
     """
 
     bits: int | None
@@ -47,6 +48,7 @@ class WeightPlan:
     rescale: str | None
     rescale_reason: str
     bits_reason: str = ""
+    start: str = ""
 
     def __str__(self) -> str:
         rounded = "not rounded" if self.bits is None else f"{self.bits} bits {self.grid}"
@@ -64,8 +66,8 @@ class ActivationPlan:
         signed: whether it has codes for negative values.
         clipping_level: where its clipping level starts; None where it has none, as an image.
         gradient: of the clipping level: "calibrated" or "pact".
-        stream: it has the bits of streams: something else than linear layers reads it, or it is a
-            sum, mean or concatenation that can be negative.
+        stream: it has the bits of streams: something else than linear layers reads it, no
+            rectifier made it, or it is a sum, mean or concatenation that can be negative.
     """
 
     bits: int
@@ -104,6 +106,7 @@ class LayerPlan:
         operators: those of the file that it makes.
         export_reason: why it is not in the file as integers.
         reading_bits: of the codes that a linear layer reads; None where they are float.
+        reading_reason: why these are not its activation bits.
         parameters: how many numbers its weights have.
         multiply_adds: for one image; None where they are unknown.
         bit_operations: these times the bits of both factors, 32 for float ones.
@@ -131,6 +134,7 @@ class LayerPlan:
     operators: tuple[str, ...] = ()
     export_reason: str = ""
     reading_bits: int | None = None
+    reading_reason: str = ""
     parameters: int = 0
     multiply_adds: int | None = 0
     bit_operations: int | None = 0

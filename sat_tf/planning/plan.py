@@ -155,7 +155,9 @@ COLUMNS = (
     "weight_range",
     "rescale",
     "rescale_reason",
+    "latent_start",
     "reading_bits",
+    "reading_reason",
     "activation_bits",
     "activation_signed",
     "stream",
@@ -195,6 +197,7 @@ def _plain(row: LayerPlan) -> dict[str, Any]:
             "weight_range": weights.range,
             "rescale": weights.rescale or "none",
             "rescale_reason": weights.rescale_reason,
+            "latent_start": weights.start,
         }
     if activation is not None:
         values |= {

@@ -172,6 +172,10 @@ def reasons(plan: Plan) -> list[str]:
             found.setdefault(f"{kind}: {weights.rescale_reason}", []).append(row.name)
             if weights.bits_reason:
                 found.setdefault(f"{weights.bits} bits: {weights.bits_reason}", []).append(row.name)
+            found.setdefault(f"start: {weights.start}", []).append(row.name)
+        if row.reading_reason:
+            reads = f"reads {row.reading_bits} bits: {row.reading_reason}"
+            found.setdefault(reads, []).append(row.name)
         if row.observed:
             found.setdefault(f"observed: {row.activation_reason}", []).append(row.name)
         if row.fate is Fate.FLOAT:

@@ -20,10 +20,12 @@ class Source:
     Attributes:
         network: its graph, without annotations.
         annotations: for every layer to quantize, its `LayerConfig` or None.
+        requantized: it was quantized before, and its weights are latent ones.
     """
 
     network: Network
     annotations: Mapping[str, Any]
+    requantized: bool = False
 
 
 def read_source(model: keras.Model) -> Source:
@@ -36,7 +38,7 @@ def read_source(model: keras.Model) -> Source:
     network = Network(model)
     if is_quantized(network):
         float_model, annotations = without_quantizers(model)
-        return Source(Network(float_model), annotations)
+        return Source(Network(float_model), annotations, requantized=True)
     if not any(_is_annotated(node.layer) for node in network):
         # As `quantize_model` reads it.
         network = Network(with_layers_for_operations(flatten(model)))

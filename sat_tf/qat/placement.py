@@ -9,9 +9,10 @@ Rules, in the words of the glossary:
 - A function that is no rectifier is computed on the codes of a stream: what it gives, its mean or
   its product with a gate is quantized on its range. At the end it is computed on the logits.
 - A root that only linear layers read gets their activation bits. One that anything else reads is a
-  stream, at stream bits; linear layers then read it through an inserted quantizer, unless its grid
-  is as coarse as they ask already. So does a sum, mean or concatenation that can be negative:
-  integer kernels saturate at 8 bits only.
+  stream, at stream bits. So is a sum, mean or concatenation that can be negative (integer kernels
+  saturate at 8 bits only), and, unless `requantize_streams`, any that neither a rectifier nor
+  another function made. Linear layers read streams as they are, or, with `requantize_streams`,
+  through an inserted quantizer, unless the grid is as coarse as they ask already.
 - The model's outputs are observed, not quantized.
 - A layer with several calls has one quantizer of its weights: it is first or last where one of its
   calls is, and rescaled unless all have normalization right behind.
@@ -44,6 +45,7 @@ from sat_tf.qat.value_ranges import ValueRanges
 
 _AFFINE = (Role.NORM, Role.SCALING, Role.AFFINE)
 _BEFORE_RECTIFIERS = (Role.NORM, Role.SCALING, Role.SUM, Role.PRODUCT, Role.CONCATENATION)
+_STREAMS = (Role.LINEAR, Role.NORM, Role.SCALING, Role.SUM, Role.MEAN)  # without a rectifier
 _SATURATE_AT_8_BITS = (Role.SUM, Role.PRODUCT, Role.CONCATENATION, Role.MEAN)
 
 
@@ -297,6 +299,9 @@ class _Placer:
         bits = [demand.bits for demand in demands if demand.bits is not None]
         saturates_at_8_bits = role in _SATURATE_AT_8_BITS and self.ranges.is_negative(name)
         if "linear" in kinds and kinds <= {"linear"} and not saturates_at_8_bits:
+            if self._is_read_as_stream(node, demands):
+                self.streams.add(name)
+                bits.append(self.policies[name].stream_bits or 0)
             return self._quantizer(name, max(bits), demands)
         floats = kinds & {"float", "island"}
         if "stream" in kinds or ("linear" in kinds and not floats):
@@ -309,6 +314,14 @@ class _Placer:
             return RangeObserver() if self._is_linear_kernel(node) else None
         observed = "float" not in kinds and self._is_linear_kernel(node)
         return RangeObserver() if kinds == {"output"} or observed else None
+
+    def _is_read_as_stream(self, node: Node, demands: list[Demand]) -> bool:
+        """Whether what only linear layers read is a stream, and one of them reads it as one."""
+        if self.roles[node.name] not in _STREAMS or registry.rectifies(node.layer):
+            return False
+        readers = [self.policies[demand.reader] for demand in demands if demand.reader]
+        as_it_is = not all(policy.requantize_streams for policy in readers)
+        return as_it_is and self.policies[node.name].stream_bits is not None
 
     def _is_linear_kernel(self, node: Node) -> bool:
         """Whether integer kernels compute the layer even where its output stays float."""
@@ -328,20 +341,31 @@ class _Placer:
         if not self.quantizes_activations:
             return
         carried: dict[str, int | None] = dict.fromkeys(self.network.inputs, 8)
+        streams: set[str] = set()
         for node in self.network:
             if self.roles[node.name] is Role.MOVEMENT:
                 carried[node.name] = carried[node.inputs[0]]
+                if node.inputs[0] in streams:
+                    streams.add(node.name)
             elif self.roles[node.name] is not Role.INPUT:
                 carried[node.name] = getattr(outputs[node.name], "num_bits", None)
-            yield from self._in_front_of_readers(node.name, carried[node.name])
+                if node.name in self.streams:
+                    streams.add(node.name)
+            yield from self._in_front_of_readers(
+                node.name, carried[node.name], is_stream=node.name in streams
+            )
 
-    def _in_front_of_readers(self, name: str, carried: int | None) -> Iterator[Insertion]:
+    def _in_front_of_readers(
+        self, name: str, carried: int | None, *, is_stream: bool
+    ) -> Iterator[Insertion]:
         if self.pixels.reads(name):
             return
         wanted: dict[int, list[Demand]] = {}
         for reader in self.network.consumers(name):
-            bits = self.policies[reader.name].activation_bits
-            if self.roles[reader.name] is Role.LINEAR and bits is not None:
+            policy = self.policies[reader.name]
+            bits = policy.activation_bits
+            as_it_is = is_stream and not policy.requantize_streams
+            if self.roles[reader.name] is Role.LINEAR and bits is not None and not as_it_is:
                 wanted.setdefault(bits, []).append(Demand(reader.name, "linear", bits))
         for bits, demands in wanted.items():
             if carried is None or carried > bits:

@@ -97,6 +97,9 @@ _FIELDS: dict[str, _Field] = {
         _bits_or_none("same as weight_bits"), per_layer=False
     ),
     "stream_bits": _bits_or_none("streams stay float", fewest=2),
+    "requantize_streams": _Field(
+        lambda value: isinstance(value, bool), "True or False", per_layer=True
+    ),
     "weight_grid": _one_of(*GRID_NAMES),
     "first_last_weight_grid": _Field(
         lambda value: value is None or value in GRID_NAMES,
@@ -255,7 +258,11 @@ class BitPolicy:
             activations float, streams included, and leaves rectifiers as they are.
         first_last_weight_bits: weight bits of the first and last linear layers; None: weight_bits.
         stream_bits: bits of tensors that are not the output of a rectifier (residual sums, linear
-            bottlenecks, inputs of pooling), 2 to 8. None keeps them float, as the paper does.
+            bottlenecks, inputs and outputs of pooling), 2 to 8. None keeps them float, as the paper
+            does.
+        requantize_streams: False: linear layers read streams as they are, at stream bits, which
+            costs nothing in the file and keeps what few bits would lose. True: they read them
+            at `activation_bits`, through an inserted quantizer. Float streams always are.
         weight_grid: "auto" (DoReFa to 7 bits, narrow at 8, the grid that fits int8), "dorefa",
             "narrow", "rounded" or "modified"; see `sat_tf.core.grid`. A layer whose own 8 bits do
             not fit int8 on it (first or last, or by an override of its bits) is on "auto" instead.
@@ -279,14 +286,16 @@ class BitPolicy:
             such layers float.
         overrides: layer-name pattern (as in `fnmatch`) to fields for the layers it matches, for
             example {"block_1_*": {"weight_bits": 8}}; later patterns win. weight_* , rescale and
-            detach_max speak of the layer's kernel, activation_bits of the tensor that enters it,
-            stream_bits, clipping_gradient and initial_clipping_level of the tensor it makes.
+            detach_max speak of the layer's kernel, activation_bits and requantize_streams of the
+            tensor that enters it (activation_bits given here hold for streams too), stream_bits,
+            clipping_gradient and initial_clipping_level of the tensor it makes.
     """
 
     weight_bits: int | None = 4
     activation_bits: int | None = 4
     first_last_weight_bits: int | None = 8
     stream_bits: int | None = 8
+    requantize_streams: bool = False
     weight_grid: str = "auto"
     first_last_weight_grid: str | None = None
     weight_range: str = "layer"
@@ -337,6 +346,8 @@ class BitPolicy:
     def mobile(cls, bits: int, **fields: Any) -> "BitPolicy":
         """Integer from the image to the logits: weights and activations at `bits`, 8-bit streams.
 
+        Linear layers read streams at their 8 bits; rectified tensors have `bits`.
+
         Args:
             bits: 1 to 8.
             **fields: any field of the policy, to change it.
@@ -349,7 +360,8 @@ class BitPolicy:
         """The policy for one layer: its annotation over the matching overrides over the rest.
 
         Weight bits, grids and clipping levels given for a layer hold for it even where it is the
-        first or the last one, or makes what enters the last one.
+        first or the last one, or makes what enters the last one; activation bits even where it
+        reads a stream.
 
         Args:
             layer_name: of the layer.
@@ -373,6 +385,8 @@ class BitPolicy:
             return self
         if "weight_bits" in fields or end:
             fields |= self._kernel(fields, end=end)
+        if "activation_bits" in fields:
+            fields.setdefault("requantize_streams", True)
         if "initial_clipping_level" in fields:
             fields["initial_classifier_clipping_level"] = fields["initial_clipping_level"]
         with warnings.catch_warnings():

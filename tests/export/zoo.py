@@ -596,16 +596,11 @@ _CLASSIFIER = {"CONV_2D": 1, "MEAN": 1, "FULLY_CONNECTED": 1}
 _SEPARABLE = {"CONV_2D": 2, "DEPTHWISE_CONV_2D": 1, "MEAN": 1, "FULLY_CONNECTED": 1}
 _BOTTLENECK = {**_SEPARABLE, "CONV_2D": 3}
 _WINDOWS = {"CONV_2D": 2, "MEAN": 2, "ADD": 1, "FULLY_CONNECTED": 1}
-# Streams are summed at 8 bits. Before each linear layer that reads one, a depthwise convolution
-# gives it fewer; that of a vector stands between two reshapes.
-_RESIDUAL = {
-    "CONV_2D": 4,
-    "ADD": 2,
-    "MEAN": 1,
-    "DEPTHWISE_CONV_2D": 2,
-    "RESHAPE": 2,
-    "FULLY_CONNECTED": 1,
-}
+# Streams are summed at 8 bits, and read so. Where they are requantized, a depthwise convolution gives
+# them fewer bits before each linear layer; that of a vector stands between two reshapes.
+_REQUANTIZED = BitPolicy.mobile(4, requantize_streams=True)
+_RESIDUAL = {"CONV_2D": 4, "ADD": 2, "MEAN": 1, "FULLY_CONNECTED": 1}
+_RESIDUAL_REQUANTIZED = {**_RESIDUAL, "DEPTHWISE_CONV_2D": 2, "RESHAPE": 2}
 _PREACTIVATION = {
     "CONV_2D": 5,
     "DEPTHWISE_CONV_2D": 3,
@@ -727,24 +722,24 @@ ZOO: dict[str, Specimen] = {
     "never_calibrated": Specimen(bottleneck, _BOTTLENECK, calibrated=False),
     # Sums.
     "residual": Specimen(residual(rectified=False), _RESIDUAL, differing=0.1),
-    "residual_rectified": Specimen(
-        residual(rectified=True),
-        {"CONV_2D": 4, "ADD": 2, "DEPTHWISE_CONV_2D": 1, "MEAN": 1, "FULLY_CONNECTED": 1},
-        differing=0.1,
-    ),
+    "residual_rectified": Specimen(residual(rectified=True), _RESIDUAL, differing=0.1),
     "residual_of_unequal_levels": Specimen(
         residual(rectified=False),
-        _RESIDUAL,
+        _RESIDUAL_REQUANTIZED,
+        _REQUANTIZED,
         change=scale_clipping_level("wide", 1e-2),
         differing=0.1,
     ),
     "residual_with_a_branch_next_to_nothing": Specimen(
         residual(rectified=False),
-        {**_RESIDUAL, "DEPTHWISE_CONV_2D": 3},  # one gives the branch the step of the sum
+        {**_RESIDUAL_REQUANTIZED, "DEPTHWISE_CONV_2D": 3},  # one gives the branch the step of the sum
+        _REQUANTIZED,
         change=scale_clipping_level("wide", 1e-4),
         largest=2,
     ),
-    "sum_with_image": Specimen(sum_with_image(rectified=False), {**_SEPARABLE, "ADD": 1}),
+    "sum_with_image": Specimen(
+        sum_with_image(rectified=False), {**_SEPARABLE, "ADD": 1}, _REQUANTIZED
+    ),
     "sum_with_image_rectified": Specimen(
         sum_with_image(rectified=True), {**_CLASSIFIER, "CONV_2D": 2, "ADD": 1}
     ),
@@ -758,6 +753,7 @@ ZOO: dict[str, Specimen] = {
             "RESHAPE": 4,
             "FULLY_CONNECTED": 2,
         },
+        _REQUANTIZED,
         differing=0.1,
     ),
     "preactivation": Specimen(preactivation, _PREACTIVATION),
@@ -844,7 +840,7 @@ ZOO: dict[str, Specimen] = {
     ),
     "sums_of_many": Specimen(
         sums_of_many,
-        {"ADD": 7, "CONV_2D": 7, "DEPTHWISE_CONV_2D": 1, "MEAN": 1, "FULLY_CONNECTED": 1},
+        {"ADD": 7, "CONV_2D": 7, "MEAN": 1, "FULLY_CONNECTED": 1},
         differing=0.5,  # partial sums are rounded to 8 bits too
         largest=2,
     ),
@@ -873,6 +869,7 @@ ZOO: dict[str, Specimen] = {
             "RESHAPE": 5,
             "FULLY_CONNECTED": 2,
         },
+        _REQUANTIZED,
     ),
     "inception_float_streams": Specimen(
         inception,
@@ -909,7 +906,7 @@ ZOO: dict[str, Specimen] = {
         },
     ),
     "output_concatenated": Specimen(
-        output_concatenated, {"CONV_2D": 2, "DEPTHWISE_CONV_2D": 3, "CONCATENATION": 1}
+        output_concatenated, {"CONV_2D": 2, "DEPTHWISE_CONV_2D": 2, "CONCATENATION": 1}
     ),
     # Data movement.
     "max_pooling": Specimen(
@@ -922,10 +919,11 @@ ZOO: dict[str, Specimen] = {
             "RESHAPE": 2,
             "FULLY_CONNECTED": 1,
         },
+        _REQUANTIZED,
     ),
     "average_pooling": Specimen(
         average_pooling,
-        {"CONV_2D": 3, "DEPTHWISE_CONV_2D": 5, "RESHAPE": 1, "FULLY_CONNECTED": 1},
+        {"CONV_2D": 3, "DEPTHWISE_CONV_2D": 4, "RESHAPE": 1, "FULLY_CONNECTED": 1},
     ),
     "padded_average_pooling": Specimen(
         padded_average_pooling,
@@ -936,6 +934,7 @@ ZOO: dict[str, Specimen] = {
             "RESHAPE": 3,
             "FULLY_CONNECTED": 1,
         },
+        _REQUANTIZED,
         differing=0.1,  # a mean is rounded to 8 bits first
     ),
     "padded_average_pooling_float_streams": Specimen(
@@ -1028,7 +1027,7 @@ ZOO: dict[str, Specimen] = {
         classifier(lambda: [layers.GlobalAveragePooling2D()]), {"CONV_2D": 1, "MEAN": 1}
     ),
     "output_normalized": Specimen(classifier(lambda: [Dense(5), normalization()]), {"CONV_2D": 2}),
-    "output_sum": Specimen(output_sum, {"CONV_2D": 2, "DEPTHWISE_CONV_2D": 1, "ADD": 1}),
+    "output_sum": Specimen(output_sum, {"CONV_2D": 2, "ADD": 1}),
     "output_moved": Specimen(
         classifier(lambda: [layers.MaxPooling2D(), layers.Flatten()]),
         {"CONV_2D": 1, "MAX_POOL_2D": 1, "RESHAPE": 1},
@@ -1044,6 +1043,7 @@ ZOO: dict[str, Specimen] = {
             "FULLY_CONNECTED": 1,
             "SOFTMAX": 1,
         },
+        _REQUANTIZED,
         float_operators=("DEQUANTIZE", "SOFTMAX"),
     ),
 }

@@ -31,8 +31,8 @@ def test_numbers_of_convolutions_are_those_worked_out_by_hand():
         (36 + 4, 16 * 36, 16 * 36 * 4 * 4),
         (0, 0, 0),
         (0, 0, 0),
-        # the last layer has weights of 8 bits, and reads 4 bits
-        (20 + 5, 20, 20 * 8 * 4),
+        # the last layer has weights of 8 bits, and reads a stream of 8
+        (20 + 5, 20, 20 * 8 * 8),
     ]
 
 
@@ -40,10 +40,33 @@ def test_numbers_of_a_residual_are_those_worked_out_by_hand():
     plan = sat_tf.explain(residual(), BitPolicy.mobile(2))
     assert numbers(plan, "stem", "branch", "classifier") == [
         (8 + 4, 16 * 8, 16 * 8 * 8 * 8),
+        (144 + 4, 16 * 144, 16 * 144 * 2 * 8),
+        (192 + 3, 192, 192 * 8 * 2),
+    ]
+    plan = sat_tf.explain(residual(), BitPolicy.mobile(2, requantize_streams=True))
+    assert numbers(plan, "branch", "classifier") == [
         (144 + 4, 16 * 144, 16 * 144 * 2 * 2),
         (192 + 3, 192, 192 * 8 * 2),
     ]
     assert plan.float_bit_operations == (128 + 2304 + 192) * 32 * 32
+
+
+def test_a_plan_says_what_is_read_at_how_many_bits_and_how_weights_start():
+    model = residual()
+    model.get_layer("branch").kernel.assign(model.get_layer("branch").kernel * 100.0)
+    plan = sat_tf.explain(model, BitPolicy.mobile(2))
+    assert (plan["stem"].reading_bits, plan["stem"].reading_reason) == (8, "pixels")
+    assert (plan["branch"].reading_bits, plan["branch"].reading_reason) == (8, "a stream, as it is")
+    assert plan["classifier"].weights.start.startswith("keeps function and gradients")
+    assert "weights reach beyond 0.9" in plan["branch"].weights.start
+    assert "start: keeps the function" in str(plan)
+    fewer = sat_tf.explain(model, BitPolicy.mobile(2, requantize_streams=True))
+    assert (fewer["branch"].reading_bits, fewer["branch"].reading_reason) == (2, "")
+    bent = sat_tf.explain(model, BitPolicy.paper(2))["branch"].weights.start
+    assert "the clamp bends" in bent
+    quantized = sat_tf.quantize_model(model, BitPolicy.mobile(2))
+    again = sat_tf.explain(quantized, BitPolicy.mobile(4))
+    assert again["branch"].weights.start == "goes on with its latent weights"
 
 
 def test_float_layers_count_with_32_bits():
@@ -208,7 +231,7 @@ def test_problems_stand_with_their_layers_and_the_others_are_planned():
     "policy",
     [
         BitPolicy(overrides={"nothing": {"weight_bits": 2}}),
-        BitPolicy.mobile(1),
+        BitPolicy.mobile(1, requantize_streams=True),
     ],
 )
 def test_problems_of_no_layer_are_problems_of_the_plan(policy):

@@ -4,11 +4,13 @@ Quantizers by layer, inserted ones by "tensor > readers". w4: 4-bit weights; w4*
 u4, s8: an unsigned or a signed tensor; o: a tensor whose range is observed.
 """
 
-_POOL_AND_CLASSIFIER = {"pool": "u4", "classifier": "w8* o"}
-_STREAM_CLASSIFIER = {"pool": "s8", "pool > classifier": "s4", "classifier": "w8* o"}
+_CLASSIFIER = {"classifier": "w8* o"}
+_POOL_AND_CLASSIFIER = {"pool": "u8", **_CLASSIFIER}
+_STREAM_CLASSIFIER = {"pool": "s8", **_CLASSIFIER}
 
-# Rectifiers become quantizers; what a pool reads has 8 bits; only what has no normalization behind
-# it is rescaled; first and last layers have 8-bit weights; logits are observed.
+# Rectifiers become quantizers; what anything but a linear layer reads, or no rectifier makes, has 8
+# bits, and linear layers read it as it is; only what has no normalization behind it is rescaled;
+# first and last layers have 8-bit weights; logits are observed.
 MOBILE = {
     "plain": {
         "image > a": "image",
@@ -40,13 +42,11 @@ MOBILE = {
         "a_relu": "u4",
         "project": "w4",
         "project_bn": "s8",
-        "project_bn > expand": "s4",
         "expand": "w4",
         "expand_relu": "u4",
         "again": "w4",
         "again_bn": "s8",
         "add": "s8",  # integer sums that can be negative saturate at 8 bits only
-        "add > last": "s4",
         "last": "w4",
         "last_relu": "u8",
         **_POOL_AND_CLASSIFIER,
@@ -67,7 +67,6 @@ MOBILE = {
         "image > a": "image",
         "a": "w8",
         "a_relu": "u8",
-        "a_relu > b": "u4",
         "b": "w4",
         "b_bn": "s8",
         "add_relu": "u8",
@@ -77,7 +76,6 @@ MOBILE = {
         "image > a": "image",
         "a": "w8",
         "a_relu": "u8",
-        "a_relu > b c": "u4",  # one quantizer for both readers
         "b": "w4* s8",
         "c": "w4",
         "c_bn": "s8",
@@ -110,11 +108,9 @@ MOBILE = {
         "image > a": "image",
         "a": "w8",
         "a_relu": "u8",
-        "a_relu > b c": "u4",
         "b": "w4",  # what only the concatenation reads has its grid
         "c": "w4",
         "joined": "s8",
-        "joined > d": "s4",
         "d": "w4",
         "d_relu": "u8",
         **_POOL_AND_CLASSIFIER,
@@ -151,12 +147,11 @@ MOBILE = {
         "a_relu": "u4",
         "b": "w4* s8",
         "pool": "s8",
-        "flatten > classifier": "s4",
         "classifier": "w8* o",
     },
     "max_pool_between": {
         "image > a": "image",
-        "a": "w8* s4",  # the pool passes codes on to the convolution behind it
+        "a": "w8* s8",  # the pool passes codes on to the convolution behind it
         "b": "w4* s8",
         "b_relu": "u8",
         **_POOL_AND_CLASSIFIER,
@@ -171,7 +166,7 @@ MOBILE = {
     "rectified_before_normalization": {
         "image > a": "image",
         "a": "w8* u8",
-        "a_bn": "s4",
+        "a_bn": "s8",
         "b": "w4* s8",
         **_STREAM_CLASSIFIER,
     },
@@ -185,7 +180,7 @@ MOBILE = {
     },
     "normalized_image": {
         "image > image_bn": "image",
-        "image_bn": "s4",
+        "image_bn": "s8",
         "a": "w8",
         "a_relu": "u8",
         **_POOL_AND_CLASSIFIER,
@@ -196,7 +191,7 @@ MOBILE = {
         "a_relu": "u4",
         "b": "w4",
         "b_relu": "u8",
-        "pool": "u4",
+        "pool": "u8",
         "classifier": "w8*",
         "logits_relu": "o",
     },
@@ -236,9 +231,97 @@ for _same in ("softmax_layer", "softmax_activation_layer"):
     MOBILE[_same] = MOBILE["plain"]
 MOBILE["frozen_normalization"] = MOBILE["dropout"]
 
+# The same with streams requantized in front of linear layers.
+_COARSE_POOL = {"pool": "u4", **_CLASSIFIER}
+_COARSE_STREAM = {"pool": "s8", "pool > classifier": "s4", **_CLASSIFIER}
+REQUANTIZED = {
+    "plain": {
+        "image > a": "image",
+        "a": "w8",
+        "a_relu": "u4",
+        "b": "w4",
+        "b_relu": "u8",
+        **_COARSE_POOL,
+    },
+    "mobile_block": {
+        "image > a": "image",
+        "a": "w8",
+        "a_relu": "u4",
+        "project": "w4",
+        "project_bn": "s8",
+        "project_bn > expand": "s4",
+        "expand": "w4",
+        "expand_relu": "u4",
+        "again": "w4",
+        "again_bn": "s8",
+        "add": "s8",  # integer sums that can be negative saturate at 8 bits only
+        "add > last": "s4",
+        "last": "w4",
+        "last_relu": "u8",
+        **_COARSE_POOL,
+    },
+    "residual": {
+        "image > a": "image",
+        "a": "w8",
+        "a_relu": "u8",
+        "a_relu > b": "u4",
+        "b": "w4",
+        "b_bn": "s8",
+        "add_relu": "u8",
+        **_COARSE_POOL,
+    },
+    "sum_of_three": {
+        "image > a": "image",
+        "a": "w8",
+        "a_relu": "u8",
+        "a_relu > b c": "u4",  # one quantizer for both readers
+        "b": "w4* s8",
+        "c": "w4",
+        "c_bn": "s8",
+        "add": "s8",
+        **_COARSE_STREAM,
+    },
+    "branches": {
+        "image > a": "image",
+        "a": "w8",
+        "a_relu": "u8",
+        "a_relu > b c": "u4",
+        "b": "w4",  # what only the concatenation reads has its grid
+        "c": "w4",
+        "joined": "s8",
+        "joined > d": "s4",
+        "d": "w4",
+        "d_relu": "u8",
+        **_COARSE_POOL,
+    },
+    "average_pool_of_a_stream": {
+        "image > a": "image",
+        "a": "w8",
+        "a_relu": "u4",
+        "b": "w4* s8",
+        "pool": "s8",
+        "flatten > classifier": "s4",
+        "classifier": "w8* o",
+    },
+    "max_pool_between": {
+        "image > a": "image",
+        "a": "w8* s4",  # the pool passes codes on to the convolution behind it
+        "b": "w4* s8",
+        "b_relu": "u8",
+        **_COARSE_POOL,
+    },
+    "rectified_before_normalization": {
+        "image > a": "image",
+        "a": "w8* u8",
+        "a_bn": "s4",
+        "b": "w4* s8",
+        **_COARSE_STREAM,
+    },
+}
+
 # As above, but streams stay float: where integer kernels make them, their range is observed.
 PAPER = {
-    "plain": {**MOBILE["plain"], "b_relu": "o"},
+    "plain": {**REQUANTIZED["plain"], "b_relu": "o"},
     "mobile_block": {
         "image > a": "image",
         "a": "w8",
@@ -253,7 +336,7 @@ PAPER = {
         "add > last": "s4",
         "last": "w4",
         "last_relu": "o",
-        **_POOL_AND_CLASSIFIER,
+        **_COARSE_POOL,
     },
     "preactivation": {
         "image > stem": "image",
@@ -263,7 +346,7 @@ PAPER = {
         "b_relu": "u4",
         "b_conv": "w4* o",
         "last_relu": "o",
-        **_POOL_AND_CLASSIFIER,
+        **_COARSE_POOL,
     },
     "residual": {
         "image > a": "image",
@@ -273,7 +356,7 @@ PAPER = {
         "b": "w4",
         "b_bn": "o",
         "add_relu": "o",
-        **_POOL_AND_CLASSIFIER,
+        **_COARSE_POOL,
     },
     "average_pool_of_a_stream": {
         "image > a": "image",
@@ -284,7 +367,7 @@ PAPER = {
         "flatten > classifier": "s4",
         "classifier": "w8* o",
     },
-    "max_pool_between": {**MOBILE["max_pool_between"], "b": "w4* o", "b_relu": "o"},
+    "max_pool_between": {**REQUANTIZED["max_pool_between"], "b": "w4* o", "b_relu": "o"},
     "two_dense": MOBILE["two_dense"],
     "branches": {
         "image > a": "image",
@@ -298,7 +381,12 @@ PAPER = {
         "joined > d": "s4",
         "d": "w4",
         "d_relu": "o",
-        **_POOL_AND_CLASSIFIER,
+        **_COARSE_POOL,
     },
-    "rectified_branches": {**MOBILE["rectified_branches"], "c_relu": "o", "d_relu": "o"},
+    "rectified_branches": {
+        **MOBILE["rectified_branches"],
+        "c_relu": "o",
+        "d_relu": "o",
+        **_COARSE_POOL,
+    },
 }

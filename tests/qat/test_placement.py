@@ -18,7 +18,7 @@ from sat_tf.qat.quantizers import (
 )
 from tests import reference
 from tests.qat import float_models
-from tests.qat.placements import MOBILE, PAPER
+from tests.qat.placements import MOBILE, PAPER, REQUANTIZED
 
 L = keras.layers
 
@@ -73,6 +73,12 @@ def test_integer_end_to_end(name):
 
 def test_every_graph_has_a_placement_worked_out():
     assert set(MOBILE) == {*float_models.GRAPHS, *float_models.OTHER_MODELS}
+
+
+@pytest.mark.parametrize("name", REQUANTIZED)
+def test_streams_may_be_requantized_in_front_of_linear_layers(name):
+    policy = BitPolicy.mobile(4, requantize_streams=True)
+    assert _sketch_of(name, policy) == REQUANTIZED[name]
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -130,13 +136,37 @@ def test_a_float_reader_leaves_the_rectifier_float():
 
 @pytest.mark.parametrize(("stream_bits", "inserted"), [(8, True), (4, False), (3, False)])
 def test_a_stream_that_is_coarse_already_is_not_quantized_again(stream_bits, inserted):
-    sketch = _sketch_of("mobile_block", BitPolicy.mobile(4, stream_bits=stream_bits))
+    policy = BitPolicy.mobile(4, stream_bits=stream_bits, requantize_streams=True)
+    sketch = _sketch_of("mobile_block", policy)
     assert sketch["project_bn"] == f"s{stream_bits}"
     assert ("project_bn > expand" in sketch) is inserted
 
 
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_activation_bits_given_for_a_layer_hold_for_the_stream_it_reads(bits):
+    policy = BitPolicy.mobile(3, overrides={"last": {"activation_bits": bits}})
+    sketch = _sketch_of("mobile_block", policy)
+    assert sketch.get("add > last") == (None if bits == 8 else f"s{bits}")
+    assert "project_bn > expand" not in sketch
+
+
+def test_readers_of_one_stream_may_differ():
+    policy = BitPolicy.mobile(4, overrides={"b": {"requantize_streams": True}})
+    sketch = _sketch_of("sum_of_three", policy)
+    assert sketch["a_relu > b"] == "u4"
+    assert "a_relu > c" not in sketch
+
+
+def test_a_bottleneck_that_linear_layers_alone_read_has_the_finest_bits_it_is_asked_for():
+    network = _network("max_pool_between")
+    for stream_bits, activation_bits, expected in [(8, 4, 8), (4, 8, 8), (None, 4, 4)]:
+        policy = BitPolicy(stream_bits=stream_bits, activation_bits=activation_bits)
+        assert _sketch(_place(network, policy))["a"] == f"w8* s{expected}"
+
+
 def test_a_network_of_rectifiers_alone_works_at_one_bit():
-    sketch = _sketch_of("plain", BitPolicy.mobile(1, first_last_weight_bits=1))
+    policy = BitPolicy.mobile(1, first_last_weight_bits=1, requantize_streams=True)
+    sketch = _sketch_of("plain", policy)
     assert (sketch["a"], sketch["a_relu"], sketch["b"], sketch["pool"]) == ("w1", "u1", "w1", "u1")
 
 

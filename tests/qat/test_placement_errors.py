@@ -75,7 +75,8 @@ def test_a_softmax_inside_a_layer_inside_the_model_is_refused():
 
 
 def test_one_bit_for_a_tensor_that_can_be_negative_is_refused():
-    message = _error(Network(float_models.build("mobile_block")), BitPolicy.mobile(1))
+    policy = BitPolicy.mobile(1, requantize_streams=True)
+    message = _error(Network(float_models.build("mobile_block")), policy)
     assert "project_bn: received activation_bits=1 for a tensor that can be negative" in message
     assert "add: received activation_bits=1" in message
 

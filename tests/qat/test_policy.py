@@ -52,6 +52,7 @@ def test_one_error_names_every_bad_field():
         activation_bits=9,
         first_last_weight_bits="8",
         stream_bits=1,
+        requantize_streams=8,
         weight_grid="dorfa",
         first_last_weight_grid="narow",
         weight_range="chanel",
@@ -68,11 +69,12 @@ def test_one_error_names_every_bad_field():
     )
     names = [problem.split("=")[0] for problem in problems]
     assert names == [field.name for field in dataclasses.fields(BitPolicy)]
-    assert "weight_grid='dorfa'" in problems[4]
-    assert problems[4].endswith("Did you mean dorefa?")
-    assert problems[5].endswith("Did you mean narrow?")
-    assert problems[6].endswith("Did you mean channel?")
-    assert problems[8].endswith("Did you mean stddev?")
+    by_name = dict(zip(names, problems, strict=True))
+    assert "weight_grid='dorfa'" in by_name["weight_grid"]
+    assert by_name["weight_grid"].endswith("Did you mean dorefa?")
+    assert by_name["first_last_weight_grid"].endswith("Did you mean narrow?")
+    assert by_name["weight_range"].endswith("Did you mean channel?")
+    assert by_name["rescale"].endswith("Did you mean stddev?")
 
 
 @pytest.mark.parametrize(

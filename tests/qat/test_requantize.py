@@ -33,8 +33,9 @@ def _by_name(model):
     }
 
 
-def test_everything_learnt_is_carried_over(learnt):
-    fewer = sat_tf.requantize(learnt, BitPolicy.mobile(2))
+def test_everything_learnt_is_carried_over():
+    learnt = _learnt(policy=BitPolicy.mobile(4, requantize_streams=True))
+    fewer = sat_tf.requantize(learnt, BitPolicy.mobile(2, requantize_streams=True))
     old, new = _by_name(learnt), _by_name(fewer)
     assert set(old) == set(new)
     for name, value in new.items():

@@ -101,7 +101,8 @@ def test_layers_without_an_annotation_stay_as_they_are():
 
 @pytest.fixture(scope="module")
 def quantized():
-    model = sat_tf.quantize_model(float_models.build("mobile_block"))
+    policy = BitPolicy(requantize_streams=True)
+    model = sat_tf.quantize_model(float_models.build("mobile_block"), policy)
     return sat_tf.calibrate(model, float_models.images(64))
 
 
