@@ -111,7 +111,7 @@ def fan_out(kernel_shape: Sequence[int], kind: str, groups: int = 1) -> int:
     """n̂: how many outputs one input value reaches through the kernel."""
     *spatial, inputs, outputs = kernel_shape
     assert inputs > 0
-    if kind == "Conv2DTranspose":  # (kernel_h, kernel_w, outputs, inputs)
+    if kind in ("Conv1DTranspose", "Conv2DTranspose"):  # (..., outputs, inputs)
         outputs = inputs
     # Every input is in one group, and reaches that group's share of the outputs.
     return math.prod(spatial) * (outputs // groups)

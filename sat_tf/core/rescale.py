@@ -14,8 +14,10 @@ _FAN_OUT_AXES: dict[str, tuple[int, ...]] = {
     "conv": (0, 1, 3),
     "conv2d": (0, 1, 3),
     "conv1d": (0, 2),
+    "conv1dtranspose": (0, 1),
     "conv2dtranspose": (0, 1, 2),
     "depthwise": (0, 1, 3),
+    "depthwiseconv1d": (0, 2),
     "depthwiseconv2d": (0, 1, 3),
     "dense": (1,),
 }
@@ -24,15 +26,16 @@ _FAN_OUT_AXES: dict[str, tuple[int, ...]] = {
 def fan_out(kernel_shape: Sequence[int], layer_kind: str, groups: int = 1) -> int:
     """Number of output neurons n̂ of a linear layer: how many outputs one input reaches.
 
-    kernel_h · kernel_w · out_channels (Conv2D, Conv2DTranspose), kernel · out_channels (Conv1D),
-    units (Dense), kernel_h · kernel_w · depth_multiplier (DepthwiseConv2D). Of the output channels
+    kernel_h · kernel_w · out_channels (Conv2D, Conv2DTranspose), units (Dense), kernel_h · kernel_w
+    · depth_multiplier (DepthwiseConv2D); without kernel_w in one dimension. Of the output channels
     of a grouped convolution, an input reaches those of its own group.
 
     Args:
         kernel_shape: shape of the Keras kernel: (kh, kw, in, out), (k, in, out), (in, units),
-            (kh, kw, channels, depth_multiplier), or (kh, kw, out, in) of a Conv2DTranspose.
-        layer_kind: "Conv2D", "Conv1D", "Conv2DTranspose", "Dense" or "DepthwiseConv2D"; "conv",
-            "depthwise" and "dense" do as well.
+            (kh, kw, channels, depth_multiplier), or (kh, kw, out, in) of a Conv2DTranspose; all of
+            them without kw in one dimension.
+        layer_kind: "Conv2D", "Conv2DTranspose", "DepthwiseConv2D", their forms in one dimension or
+            "Dense"; "conv", "depthwise" and "dense" do as well.
         groups: in how many groups the channels of a Conv1D or Conv2D fall.
 
     Returns:
@@ -48,7 +51,10 @@ def fan_out(kernel_shape: Sequence[int], layer_kind: str, groups: int = 1) -> in
     """
     axes = _FAN_OUT_AXES.get(str(layer_kind).lower().replace("_", ""))
     if axes is None:
-        kinds = ["Conv1D", "Conv2D", "Conv2DTranspose", "DepthwiseConv2D", "Dense"]
+        kinds = [
+            *("Conv1D", "Conv2D", "Conv1DTranspose", "Conv2DTranspose"),
+            *("DepthwiseConv1D", "DepthwiseConv2D", "Dense"),
+        ]
         hint = did_you_mean(str(layer_kind), kinds)
         raise ValueError(f"layer_kind={layer_kind!r} is not a linear layer. {hint}")
     rank = 4 if len(axes) == 3 else len(axes) + 1

@@ -204,11 +204,16 @@ def _transposed_products(values: np.ndarray, kernel: np.ndarray, window: Window)
 
 
 def transposed_size(sizes: Sequence[int], kernel: Sequence[int], window: Window) -> tuple[int, ...]:
-    """Rows and columns that a transposed convolution makes of an image: Keras's rule."""
+    """Rows and columns that a transposed convolution makes of an image.
+
+    Keras's rule without `output_padding`, and `window.more` of them.
+    """
     extra = [max(length - stride, 0) for length, stride in zip(kernel, window.strides, strict=True)]
     return tuple(
-        size * stride + (more if window.padding == "VALID" else 0)
-        for size, stride, more in zip(sizes, window.strides, extra, strict=True)
+        size * stride + (longer if window.padding == "VALID" else 0) + more
+        for size, stride, longer, more in zip(
+            sizes, window.strides, extra, window.more, strict=True
+        )
     )
 
 

@@ -10,6 +10,7 @@ from sat_tf.export import graph as ir
 from sat_tf.export.forms import (
     AverageForm,
     ConcatenationForm,
+    ConstantSumForm,
     Form,
     FunctionForm,
     LinearForm,
@@ -92,6 +93,8 @@ class GraphBuilder:
             return self.add(ir.Mean(form.sources, name, form.keep_dims), shape, codes)
         if isinstance(form, PairForm):
             return self._pair(form, codes, name, shape)
+        if isinstance(form, ConstantSumForm):
+            return self._constant_sum(form, codes, name, shape)
         if isinstance(form, SumForm) and form.divisor > 1:
             # The sum on steps as much larger, whose codes are then those of the mean.
             larger = dataclasses.replace(codes, step=np.float32(codes.step * form.divisor))
@@ -125,6 +128,8 @@ class GraphBuilder:
             return self.add(ir.Mean(sources, name, form.keep_dims), shape, None)
         if isinstance(form, FunctionForm):
             return self.add(ir.Island(sources, name, form.node), shape, None)
+        if isinstance(form, ConstantSumForm):
+            return self._with_constant(sources[0], Pointwise.SUM, form.values, name, shape)
         if isinstance(form, PairForm):
             return self._pair(dataclasses.replace(form, sources=sources), None, name, shape)
         if form.divisor > 1:
@@ -301,6 +306,17 @@ class GraphBuilder:
         coarse = Codes(np.float32(_COARSE_SUMMAND * output.step), 0)
         name, shape = self.between(f"{source}_coarse"), self._shape(source)
         return self._linear(identity(source, shape[-1]), coarse, name, shape)
+
+    def _constant_sum(
+        self, form: ConstantSumForm, codes: Codes, name: str, shape: tuple[int, ...]
+    ) -> str:
+        step, constant = form.step, form.codes
+        if step / codes.step < _SMALLEST_SUMMAND:
+            step = np.float32(_COARSE_SUMMAND * codes.step)
+            constant = np.rint(form.values / step).astype(np.int32)
+        source = self._summand(form.source, codes)
+        operation = ir.AddConstant((source,), name, constant, np.asarray(step, np.float32))
+        return self.add(operation, shape, codes)
 
     def _float_normalization(
         self, form: LinearForm, source: str, name: str, shape: tuple[int, ...]

@@ -237,6 +237,20 @@ def _(operation: ir.Add, graph: Graph) -> Callable[..., tf.Tensor]:
 
 
 @_function.register
+def _(operation: ir.AddConstant, graph: Graph) -> Callable[..., tf.Tensor]:
+    codes, end = graph.codes(operation.output), 127.0 * float(operation.step)
+    values = operation.constant.astype(np.float32) * operation.step
+
+    def add(source: tf.Tensor) -> tf.Tensor:
+        constant = tf.quantization.fake_quant_with_min_max_args(
+            tf.constant(values), -end, end, num_bits=8, narrow_range=True
+        )
+        return _stored_as(codes, _fused(codes, source + constant))
+
+    return add
+
+
+@_function.register
 def _(operation: Pair, graph: Graph) -> Callable[..., tf.Tensor]:
     codes, function = graph.tensors[operation.output].codes, PAIRS[operation.kind]
     if operation.kind.keeps_grid:
@@ -291,7 +305,7 @@ def _(operation: ir.Concatenate, graph: Graph) -> Callable[..., tf.Tensor]:
 
 @_function.register
 def _(operation: ir.Pad, graph: Graph) -> Callable[..., tf.Tensor]:
-    return lambda source: tf.pad(source, [(0, 0), *operation.margins, (0, 0)])
+    return lambda source: tf.pad(source, [(0, 0), *operation.margins])
 
 
 @_function.register

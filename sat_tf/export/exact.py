@@ -150,6 +150,25 @@ def _(operation: ir.Add, graph: Graph, constants: Constants, *summands: tf.Tenso
     return _rounded_sum(constants, summands)
 
 
+@constants_of.register
+def _(operation: ir.AddConstant, graph: Graph) -> Numbers:
+    output = graph.codes(operation.output)
+    summands = (graph.codes(operation.inputs[0]), operation.codes)
+    multipliers, shift = arithmetic.summand_multipliers(summands, output)
+    return {
+        "constant": operation.constant.astype(np.float32),
+        "multipliers": np.ldexp(multipliers.astype(np.float64), -shift),
+        **_ends(output),
+    }
+
+
+@compute.register
+def _(
+    operation: ir.AddConstant, graph: Graph, constants: Constants, source: tf.Tensor
+) -> tf.Tensor:
+    return _rounded_sum(constants, (source, constants["constant"][tf.newaxis]))
+
+
 def _rounded_sum(constants: Constants, summands: Sequence[tf.Tensor]) -> tf.Tensor:
     """Σ multiplier · code, rounded half up and clipped."""
     multipliers = tf.unstack(constants["multipliers"], len(summands))
@@ -276,7 +295,7 @@ def _(
 
 @compute.register
 def _(operation: ir.Pad, graph: Graph, constants: Constants, source: tf.Tensor) -> tf.Tensor:
-    return tf.pad(source, [(0, 0), *operation.margins, (0, 0)])
+    return tf.pad(source, [(0, 0), *operation.margins])
 
 
 @compute.register

@@ -308,6 +308,14 @@ def _(operation: ir.Add | Pair, writer: _Writer) -> None:
 
 
 @_write.register
+def _(operation: ir.AddConstant, writer: _Writer) -> None:
+    fused = _fused(writer.graph.tensors[operation.output].codes)
+    codes = operation.constant.astype(np.int8)[np.newaxis]
+    constant = writer.constant(f"{operation.output}/constant", codes, operation.step)
+    writer.operator("ADD", operation, [constant], fusedActivationFunction=fused)
+
+
+@_write.register
 def _(operation: Movement, writer: _Writer) -> None:
     shape = writer.graph.tensors[operation.inputs[0]].shape
     constants = [
@@ -356,7 +364,7 @@ def _(operation: ir.MaxPool | ir.AveragePool, writer: _Writer) -> None:
 
 @_write.register
 def _(operation: ir.Pad, writer: _Writer) -> None:
-    margins = np.array([(0, 0), *operation.margins, (0, 0)], np.int32)
+    margins = np.array([(0, 0), *operation.margins], np.int32)
     writer.operator("PAD", operation, [writer.constant(f"{operation.output}/margins", margins)])
 
 

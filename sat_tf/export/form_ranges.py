@@ -6,6 +6,7 @@ import numpy as np
 
 from sat_tf.export.forms import (
     ConcatenationForm,
+    ConstantSumForm,
     Form,
     LinearForm,
     PairForm,
@@ -36,6 +37,9 @@ def worst_range(form: Form, codes_of: Callable[[str], Codes]) -> Range:
         ranges = np.array([codes_of(source).real_range for source in form.sources])
         low, high = ranges.sum(axis=0) / form.divisor
         return float(low), float(high)
+    if isinstance(form, ConstantSumForm):
+        ends = codes_of(form.source).real_range
+        return ends[0] + float(np.min(form.values)), ends[1] + float(np.max(form.values))
     if isinstance(form, PairForm):
         return _of_pairs(form.kind, [codes_of(source).real_range for source in form.sources])
     return codes_of(form.source).real_range

@@ -79,6 +79,24 @@ class SumForm:
 
 
 @dataclasses.dataclass(frozen=True)
+class ConstantSumForm(_OfOneTensor):
+    """The sum of `source` and a map that is the same for all images.
+
+    Attributes:
+        codes: of the map, integers from -127 to 127.
+        step: of the map.
+    """
+
+    codes: np.ndarray
+    step: np.float32
+
+    @property
+    def values(self) -> np.ndarray:
+        """The map."""
+        return np.asarray(self.codes * self.step, np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
 class PairForm:
     """The difference of two tensors, or the product of several."""
 
@@ -171,6 +189,7 @@ Form = (
     | FunctionForm
     | MeanForm
     | AverageForm
+    | ConstantSumForm
     | RectifiedForm
     | ConcatenationForm
     | TensorForm
@@ -182,6 +201,13 @@ def identity(source: str, num_channels: int) -> LinearForm:
     ones = np.ones((1, 1, num_channels), np.int32)
     channels = ChannelCodes.unseen(ones, np.ones(num_channels), np.zeros(num_channels))
     return LinearForm(source, LinearKind.DEPTHWISE, channels)
+
+
+def channel_mean(source: str, num_channels: int) -> LinearForm:
+    """The mean over the channels, as a 1x1 convolution with one of them left."""
+    ones = np.ones((1, 1, num_channels, 1), np.int32)
+    channels = ChannelCodes.unseen(ones, np.full(1, 1.0 / num_channels), np.zeros(1))
+    return LinearForm(source, LinearKind.CONVOLUTION, channels)
 
 
 def window_mean(

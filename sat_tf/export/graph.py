@@ -45,11 +45,14 @@ class Window:
         strides: in rows and columns.
         padding: "SAME" or "VALID".
         dilation: in rows and columns.
+        more: rows and columns that a transposed convolution makes beyond
+            `arithmetic.transposed_size`; below 0 where it makes fewer.
     """
 
     strides: tuple[int, int] = (1, 1)
     padding: str = "VALID"
     dilation: tuple[int, int] = (1, 1)
+    more: tuple[int, int] = (0, 0)
 
 
 WHOLE = Window()
@@ -153,6 +156,24 @@ class Add(Operation):
 
 
 @dataclasses.dataclass(frozen=True)
+class AddConstant(Operation):
+    """Sum of a tensor of codes and a map of codes that is the same for all images.
+
+    Attributes:
+        constant: integer codes; axes of size 1 are stretched.
+        step: of the map, an array without axes: float32.
+    """
+
+    constant: np.ndarray
+    step: np.ndarray
+
+    @property
+    def codes(self) -> Codes:
+        """How the map is stored."""
+        return Codes(np.float32(self.step), 0)
+
+
+@dataclasses.dataclass(frozen=True)
 class Mean(Operation):
     """Mean over rows and columns.
 
@@ -192,9 +213,13 @@ class MaxPool(Operation):
 
 @dataclasses.dataclass(frozen=True)
 class Pad(Operation):
-    """Real zeros around rows and columns: ((top, bottom), (left, right))."""
+    """Real zeros around values.
 
-    margins: tuple[tuple[int, int], tuple[int, int]]
+    Attributes:
+        margins: for each axis but the batch, how many in front and behind.
+    """
+
+    margins: tuple[tuple[int, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)

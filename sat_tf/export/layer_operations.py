@@ -1,5 +1,6 @@
 """Which operations stand for a Keras layer: of linear layers, and of those that move codes."""
 
+import dataclasses
 import functools
 
 import numpy as np
@@ -7,33 +8,51 @@ import tf_keras as keras
 
 from sat_tf.export import graph as ir
 from sat_tf.export import movements
+from sat_tf.export.arithmetic import transposed_size
 from sat_tf.export.builder import GraphBuilder
 from sat_tf.export.graph import WHOLE, LinearKind, Window
-from sat_tf.qat.operation_layers import Slice
+from sat_tf.qat.operation_layers import (
+    ChannelMax,
+    DepthToSpace,
+    Gather,
+    Padding,
+    Slice,
+    SpaceToDepth,
+)
+
+# Layers of sequences, which are images with one row in the file.
+ONE_DIMENSIONAL = (keras.layers.Conv1D, keras.layers.DepthwiseConv1D)  # Conv1DTranspose is a Conv1D
 
 
 def linear_operation(
-    layer: keras.layers.Layer, codes: np.ndarray, *, flat: bool
+    layer: keras.layers.Layer, codes: np.ndarray, source: tuple[int, ...]
 ) -> tuple[LinearKind, np.ndarray, Window]:
     """The operation of a linear layer, its codes with the output channels last, and its window.
 
     Args:
         layer: the layer.
         codes: shaped like its kernel.
-        flat: whether its input has no axes beside the channels.
+        source: shape of its input, without the batch dimension.
     """
     if isinstance(layer, keras.layers.Dense):
-        if flat:
+        if len(source) == 1:
             return LinearKind.FULLY_CONNECTED, codes, WHOLE
         return LinearKind.CONVOLUTION, codes[np.newaxis, np.newaxis], WHOLE
     sizes = [tuple(layer.strides), tuple(layer.dilation_rate)]
-    if isinstance(layer, keras.layers.Conv1D):  # an image with one row
+    one_row = isinstance(layer, ONE_DIMENSIONAL)
+    if one_row:
         sizes, codes = [(1, *size) for size in sizes], codes[np.newaxis]
     window = Window(sizes[0], layer.padding.upper(), sizes[1])
     # A transposed convolution is a convolution to Keras's classes.
-    if isinstance(layer, keras.layers.Conv2DTranspose):
+    if isinstance(layer, keras.layers.Conv1DTranspose | keras.layers.Conv2DTranspose):
+        image = (1, *source) if one_row else source
+        made = layer.compute_output_shape((None, *source))[1:]
+        wanted = (1, *made) if one_row else tuple(made)
+        usual = transposed_size(image[:2], codes.shape[:2], window)
+        rows, columns = (int(size) - known for size, known in zip(wanted, usual, strict=False))
+        window = dataclasses.replace(window, more=(rows, columns))
         return LinearKind.TRANSPOSED, np.swapaxes(codes, 2, 3), window
-    if isinstance(layer, keras.layers.DepthwiseConv2D):
+    if isinstance(layer, keras.layers.DepthwiseConv1D | keras.layers.DepthwiseConv2D):
         return LinearKind.DEPTHWISE, codes.reshape(*codes.shape[:2], -1), window
     return LinearKind.CONVOLUTION, codes, window
 
@@ -79,8 +98,8 @@ def _(
 def _(
     layer: keras.layers.ZeroPadding2D, builder: GraphBuilder, source: str, shape: tuple[int, ...]
 ) -> str:
-    rows, columns = layer.padding
-    return builder.move(ir.Pad((source,), layer.name, (tuple(rows), tuple(columns))), shape)
+    margins = (*map(tuple, layer.padding), (0, 0))
+    return builder.move(ir.Pad((source,), layer.name, margins), shape)
 
 
 @moved.register
@@ -91,7 +110,8 @@ def _(
     image = builder.between(f"{layer.name}_input")
     builder.move(ir.Reshape((source,), image), (1, length, channels))
     padded = builder.between(f"{layer.name}_image")
-    builder.move(ir.Pad((image,), padded, ((0, 0), tuple(layer.padding))), (1, *shape))
+    margins = ((0, 0), tuple(layer.padding), (0, 0))
+    builder.move(ir.Pad((image,), padded, margins), (1, *shape))
     return builder.move(ir.Reshape((padded,), layer.name), shape)
 
 
@@ -134,8 +154,16 @@ def _(
 def _(
     layer: keras.layers.UpSampling2D, builder: GraphBuilder, source: str, shape: tuple[int, ...]
 ) -> str:
-    rows, columns = layer.size
-    return builder.move(movements.Enlarge((source,), layer.name, (rows, columns)), shape)
+    rows, columns, _ = shape
+    return builder.move(movements.Resize((source,), layer.name, (rows, columns)), shape)
+
+
+@moved.register
+def _(
+    layer: keras.layers.Resizing, builder: GraphBuilder, source: str, shape: tuple[int, ...]
+) -> str:
+    size = (int(layer.height), int(layer.width))
+    return builder.move(movements.Resize((source,), layer.name, size), shape)
 
 
 @moved.register
@@ -146,8 +174,35 @@ def _(
     image = builder.between(f"{layer.name}_input")
     builder.move(ir.Reshape((source,), image), (1, length, channels))
     made = builder.between(f"{layer.name}_image")
-    builder.move(movements.Enlarge((image,), made, (1, int(layer.size))), (1, *shape))
+    builder.move(movements.Resize((image,), made, (1, length * int(layer.size))), (1, *shape))
     return builder.move(ir.Reshape((made,), layer.name), shape)
+
+
+@moved.register
+def _(layer: DepthToSpace, builder: GraphBuilder, source: str, shape: tuple[int, ...]) -> str:
+    return builder.move(movements.DepthToSpace((source,), layer.name, layer.block_size), shape)
+
+
+@moved.register
+def _(layer: SpaceToDepth, builder: GraphBuilder, source: str, shape: tuple[int, ...]) -> str:
+    return builder.move(movements.SpaceToDepth((source,), layer.name, layer.block_size), shape)
+
+
+@moved.register
+def _(layer: Padding, builder: GraphBuilder, source: str, shape: tuple[int, ...]) -> str:
+    margins = tuple((before, behind) for before, behind in layer.margins)
+    return builder.move(ir.Pad((source,), layer.name, margins), shape)
+
+
+@moved.register
+def _(layer: Gather, builder: GraphBuilder, source: str, shape: tuple[int, ...]) -> str:
+    indices = tuple(layer.indices)
+    return builder.move(movements.Gather((source,), layer.name, indices, layer.axis), shape)
+
+
+@moved.register
+def _(layer: ChannelMax, builder: GraphBuilder, source: str, shape: tuple[int, ...]) -> str:
+    return builder.move(movements.ChannelMax((source,), layer.name), shape)
 
 
 def _shape(builder: GraphBuilder, source: str) -> tuple[int, ...]:

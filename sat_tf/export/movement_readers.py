@@ -45,11 +45,40 @@ def _transpose(operator: OperatorView) -> Made:
 
 def _enlarge(operator: OperatorView) -> Made:
     operator.expect(alignCorners=False, halfPixelCenters=True, otherwise="it places pixels by")
-    before, after = operator.tensor(0).shape[1:3], operator.constant(1, "INT32").tolist()
-    if any(large % small for small, large in zip(before, after, strict=True)):
-        raise NotUnderstoodError(f"it makes images of {after} from {list(before)}")
-    rows, columns = (large // small for small, large in zip(before, after, strict=True))
-    made = movements.Enlarge((operator.source(),), operator.output.name, (rows, columns))
+    rows, columns = operator.constant(1, "INT32").tolist()
+    made = movements.Resize((operator.source(),), operator.output.name, (rows, columns))
+    return made, moved_codes(operator)
+
+
+def _blocks(operator: OperatorView) -> Made:
+    kind = _BLOCKS[operator.stored.name]
+    size = operator.option("blockSize")
+    return kind((operator.source(),), operator.output.name, size), moved_codes(operator)
+
+
+_BLOCKS = {
+    "DEPTH_TO_SPACE": movements.DepthToSpace,
+    "SPACE_TO_DEPTH": movements.SpaceToDepth,
+}
+
+
+def _channel_max(operator: OperatorView) -> Made:
+    axes, last = operator.constant(1, "INT32").tolist(), len(operator.output.shape) - 1
+    if axes != [last] or not operator.option("keepDims"):
+        raise NotUnderstoodError(f"its axes are {axes}, expected the channels, [{last}]")
+    return movements.ChannelMax((operator.source(),), operator.output.name), moved_codes(operator)
+
+
+def _gather(operator: OperatorView) -> Made:
+    if operator.is_constant(0):
+        return _lookup(operator)
+    indices, axis = operator.constant(1, "INT32"), operator.option("axis")
+    size = operator.tensor(0).shape[axis] if axis > 0 else 0
+    within = indices.ndim == 1 and np.all((indices >= 0) & (indices < size))
+    if not within or operator.option("batchDims"):
+        raise NotUnderstoodError("it takes other parts than those of an axis of each image")
+    numbers = tuple(indices.tolist())
+    made = movements.Gather((operator.source(),), operator.output.name, numbers, axis - 1)
     return made, moved_codes(operator)
 
 
@@ -79,5 +108,8 @@ MOVEMENT_READERS: dict[str, Callable[[OperatorView], Made]] = {
     "STRIDED_SLICE": _slice,
     "TRANSPOSE": _transpose,
     "RESIZE_NEAREST_NEIGHBOR": _enlarge,
-    "GATHER": _lookup,
+    "GATHER": _gather,
+    "DEPTH_TO_SPACE": _blocks,
+    "SPACE_TO_DEPTH": _blocks,
+    "REDUCE_MAX": _channel_max,
 }

@@ -1,8 +1,8 @@
-"""Operations that put codes elsewhere and change none, each with its operator in the file."""
+"""Operations that pick codes or put them elsewhere, and change none, each with its operator."""
 
 import abc
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -109,37 +109,175 @@ class Transpose(Movement):
 
 
 @dataclasses.dataclass(frozen=True)
-class Enlarge(Movement):
-    """Each pixel several times, in rows and in columns.
+class Resize(Movement):
+    """For each pixel of a larger or smaller image, the nearest one of the image.
+
+    Pixel i of n lies over the pixel floor((i + 1/2) · m / n) of m, computed in float32.
 
     Attributes:
-        factors: how often, in rows and columns.
+        size: rows and columns of the result.
     """
 
-    factors: tuple[int, int]
+    size: tuple[int, int]
 
     operator = "RESIZE_NEAREST_NEIGHBOR"
 
     def on_array(self, values: np.ndarray) -> np.ndarray:
         """See `Movement`."""
-        return self._repeated(values, np.repeat)
+        rows, columns = self._nearest(values)
+        return values[:, rows][:, :, columns]
 
     def on_tensor(self, values: Any) -> Any:
         """See `Movement`."""
         import tensorflow as tf  # which processes that only run files do without
 
-        return self._repeated(values, tf.repeat)
+        return tf.image.resize(values, self.size, "nearest")
 
-    def _repeated(self, values: Any, repeat: Callable[..., Any]) -> Any:
-        rows, columns = self.factors
-        return repeat(repeat(values, rows, axis=1), columns, axis=2)
+    def _nearest(self, values: np.ndarray) -> Iterator[np.ndarray]:
+        for before, after in zip(values.shape[1:3], self.size, strict=True):
+            scale = np.float32(before) / np.float32(after)
+            places = np.floor((np.arange(after, dtype=np.float32) + np.float32(0.5)) * scale)
+            yield np.minimum(places.astype(int), before - 1)
 
     def constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
         """See `Movement`."""
-        sizes = [size * factor for size, factor in zip(shape, self.factors, strict=False)]
-        return {"size": np.array(sizes, np.int32)}
+        del shape
+        return {"size": np.array(self.size, np.int32)}
 
     @property
     def options(self) -> dict[str, Any]:
-        """Centers of pixels, which lie far from where another one would be nearer."""
+        """The centers of pixels count."""
         return {"alignCorners": False, "halfPixelCenters": True}
+
+
+@dataclasses.dataclass(frozen=True)
+class DepthToSpace(Movement):
+    """Channels moved into rows and columns: (h, w, b²·c) becomes (b·h, b·w, c).
+
+    Attributes:
+        block_size: b.
+    """
+
+    block_size: int
+
+    operator = "DEPTH_TO_SPACE"
+
+    def on_array(self, values: np.ndarray) -> np.ndarray:
+        """See `Movement`."""
+        size, (images, rows, columns, channels) = self.block_size, values.shape
+        blocks = values.reshape(images, rows, columns, size, size, channels // size**2)
+        moved = blocks.transpose(0, 1, 3, 2, 4, 5)
+        return moved.reshape(images, rows * size, columns * size, channels // size**2)
+
+    def on_tensor(self, values: Any) -> Any:
+        """See `Movement`."""
+        import tensorflow as tf  # which processes that only run files do without
+
+        return tf.nn.depth_to_space(values, self.block_size)
+
+    def constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+        """See `Movement`."""
+        del shape
+        return {}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """See `Movement`."""
+        return {"blockSize": self.block_size}
+
+
+@dataclasses.dataclass(frozen=True)
+class SpaceToDepth(Movement):
+    """Rows and columns moved into channels: (b·h, b·w, c) becomes (h, w, b²·c).
+
+    Attributes:
+        block_size: b.
+    """
+
+    block_size: int
+
+    operator = "SPACE_TO_DEPTH"
+
+    def on_array(self, values: np.ndarray) -> np.ndarray:
+        """See `Movement`."""
+        size, (images, rows, columns, channels) = self.block_size, values.shape
+        blocks = values.reshape(images, rows // size, size, columns // size, size, channels)
+        moved = blocks.transpose(0, 1, 3, 2, 4, 5)
+        return moved.reshape(images, rows // size, columns // size, channels * size**2)
+
+    def on_tensor(self, values: Any) -> Any:
+        """See `Movement`."""
+        import tensorflow as tf  # which processes that only run files do without
+
+        return tf.nn.space_to_depth(values, self.block_size)
+
+    def constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+        """See `Movement`."""
+        del shape
+        return {}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """See `Movement`."""
+        return {"blockSize": self.block_size}
+
+
+@dataclasses.dataclass(frozen=True)
+class Gather(Movement):
+    """Parts of each image along an axis, in the order of their numbers.
+
+    Attributes:
+        indices: the numbers.
+        axis: the axis, counted without the batch.
+    """
+
+    indices: tuple[int, ...]
+    axis: int
+
+    operator = "GATHER"
+
+    def on_array(self, values: np.ndarray) -> np.ndarray:
+        """See `Movement`."""
+        return np.take(values, self.indices, axis=self.axis + 1)
+
+    def on_tensor(self, values: Any) -> Any:
+        """See `Movement`."""
+        import tensorflow as tf  # which processes that only run files do without
+
+        return tf.gather(values, self.indices, axis=self.axis + 1)
+
+    def constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+        """See `Movement`."""
+        del shape
+        return {"indices": np.array(self.indices, np.int32)}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """See `Movement`."""
+        return {"axis": self.axis + 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class ChannelMax(Movement):
+    """The largest code of each pixel."""
+
+    operator = "REDUCE_MAX"
+
+    def on_array(self, values: np.ndarray) -> np.ndarray:
+        """See `Movement`."""
+        return np.asarray(np.max(values, axis=-1, keepdims=True))
+
+    def on_tensor(self, values: Any) -> Any:
+        """See `Movement`."""
+        import tensorflow as tf  # which processes that only run files do without
+
+        return tf.reduce_max(values, axis=-1, keepdims=True)
+
+    def constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+        """See `Movement`."""
+        return {"axes": np.array([len(shape)], np.int32)}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """See `Movement`."""
+        return {"keepDims": True}

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sat_tf.export import graph as ir
+from sat_tf.export.arithmetic import transposed_size
 from sat_tf.export.contents import NotUnderstoodError, StoredTensor
 from sat_tf.export.graph import Codes, LinearKind, Pointwise, Storage
 from sat_tf.export.movement_readers import MOVEMENT_READERS, Made, moved_codes
@@ -30,6 +31,8 @@ def _linear(operator: OperatorView) -> Made:
     window = ir.WHOLE
     if kind is not LinearKind.FULLY_CONNECTED:
         window = operator.window(dilation=(1, 1) if transposed else operator.dilation())
+    if transposed:
+        window = _with_more(window, operator.tensor(0).shape, kernel.shape, operator.output.shape)
     if not real and not _has_unit(operator, steps):
         raise NotUnderstoodError("the steps of its bias are not input step · weight step")
     operation = ir.Linear(
@@ -48,6 +51,15 @@ def _linear(operator: OperatorView) -> Made:
     if (operator.source_codes() is None) != real:
         raise NotUnderstoodError("it reads float and makes codes, or the other way round")
     return operation, codes
+
+
+def _with_more(
+    window: ir.Window, source: tuple[int, ...], kernel: tuple[int, ...], output: tuple[int, ...]
+) -> ir.Window:
+    """The window of a transposed convolution, from the size of what it makes."""
+    usual = transposed_size(source[1:3], kernel[1:3], window)
+    rows, columns = (found - size for found, size in zip(output[1:3], usual, strict=True))
+    return dataclasses.replace(window, more=(rows, columns))
 
 
 def _has_unit(operator: OperatorView, steps: np.ndarray) -> bool:
@@ -131,12 +143,26 @@ def _pair(operator: OperatorView) -> Made:
 
 def _with_constant(operator: OperatorView) -> Made:
     kind = Pointwise(operator.stored.name)
+    if operator.codes() is not None and kind is Pointwise.SUM:
+        return _add_constant(operator)
     if operator.codes() is not None:
         raise NotUnderstoodError("it changes codes by a constant")
     if kind in (Pointwise.SUM, Pointwise.PRODUCT):
         operator.fused_codes()
     constant = operator.constant(1, "FLOAT32")
     return ir.WithConstant((operator.source(),), operator.output.name, kind, constant), None
+
+
+def _add_constant(operator: OperatorView) -> Made:
+    stored, constant = operator.tensor(1), operator.constant(1, "INT8")
+    if operator.source_codes() is None or stored.steps.size != 1 or any(stored.zero_points):
+        raise NotUnderstoodError("it adds no codes of one step around 0 to others")
+    if constant.shape[:1] != (1,):
+        raise NotUnderstoodError("it adds something else to each image")
+    step = np.asarray(stored.steps[0], np.float32)
+    codes = constant[0].astype(np.int32)
+    operation = ir.AddConstant((operator.source(),), operator.output.name, codes, step)
+    return operation, operator.fused_codes()
 
 
 def _mean(operator: OperatorView) -> Made:
@@ -186,11 +212,10 @@ _POOLINGS = {"MAX_POOL_2D": ir.MaxPool, "AVERAGE_POOL_2D": ir.AveragePool}
 
 def _pad(operator: OperatorView) -> Made:
     margins = operator.constant(1, "INT32")
-    if margins.shape != (4, 2) or np.any(margins[[0, 3]]) or np.min(margins) < 0:
-        raise NotUnderstoodError("its margins are not those of rows and columns")
-    (top, bottom), (left, right) = margins[1:3].tolist()
-    operation = ir.Pad((operator.source(),), operator.output.name, ((top, bottom), (left, right)))
-    return operation, moved_codes(operator)
+    if margins.shape != (len(operator.output.shape), 2) or np.any(margins[0]) or margins.min() < 0:
+        raise NotUnderstoodError("its margins are not those of images")
+    inner = tuple((before, behind) for before, behind in margins[1:].tolist())
+    return ir.Pad((operator.source(),), operator.output.name, inner), moved_codes(operator)
 
 
 def _reshape(operator: OperatorView) -> Made:

@@ -42,6 +42,9 @@ OPERATORS: dict[str, Operator] = {
     "RESIZE_NEAREST_NEIGHBOR": Operator(3, "ResizeNearestNeighborOptions"),
     "CAST": Operator(1, "CastOptions"),
     "GATHER": Operator(2, "GatherOptions"),
+    "DEPTH_TO_SPACE": Operator(1, "DepthToSpaceOptions"),
+    "SPACE_TO_DEPTH": Operator(2, "SpaceToDepthOptions"),
+    "REDUCE_MAX": Operator(2, "ReducerOptions"),
 }
 
 # Versions that read more: steps a row, a fused activation, and kernels of fewer bits than 8.

@@ -8,8 +8,10 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.export import lattice, queries, storage
+from sat_tf.export.layer_operations import ONE_DIMENSIONAL
 from sat_tf.qat.layout import call_name, inner_layer
 from sat_tf.qat.network import Network, Node
+from sat_tf.qat.operation_layers import ConstantSum
 from sat_tf.qat.registry import Role
 from sat_tf.qat.wrapper import QuantizedLayer
 
@@ -101,7 +103,7 @@ def _layer_problems(network: Network, node: Node) -> Iterator[str]:
 
 def _linear_problems(network: Network, node: Node) -> Iterator[str]:
     rank, layer = len(network[node.inputs[0]].shape), inner_layer(node.layer)
-    expected = 2 if isinstance(layer, keras.layers.Conv1D) else 3
+    expected = 2 if isinstance(layer, ONE_DIMENSIONAL) else 3
     if rank != expected and not isinstance(layer, keras.layers.Dense):
         yield (
             f"received inputs with {rank} axes beside the batch, expected {expected}; put a "
@@ -124,7 +126,7 @@ def _norm_problems(network: Network, node: Node) -> Iterator[str]:
 
 
 def _sum_problems(network: Network, node: Node) -> Iterator[str]:
-    if len(node.inputs) < 2:
+    if len(node.inputs) < 2 and not isinstance(inner_layer(node.layer), ConstantSum):
         yield f"received {len(node.inputs)} tensors, expected at least 2; leave the sum out"
     ranks = sorted({len(network[name].shape) for name in node.inputs})
     if len(ranks) > 1:

@@ -72,6 +72,13 @@ def _(operation: ir.Add, graph: Graph, first: np.ndarray, second: np.ndarray) ->
 
 
 @run_operation.register
+def _(operation: ir.AddConstant, graph: Graph, source: np.ndarray) -> np.ndarray:
+    codes, output = graph.codes(operation.inputs[0]), graph.codes(operation.output)
+    constant = operation.constant[np.newaxis]
+    return arithmetic.add(source, constant, codes, operation.codes, output)
+
+
+@run_operation.register
 def _(operation: pairs.Pair, graph: Graph, first: np.ndarray, second: np.ndarray) -> np.ndarray:
     if graph.tensors[operation.output].codes is None:
         return pairs.on_floats(operation.kind, first, second).astype(np.float32)
@@ -120,7 +127,7 @@ def _(operation: ir.MaxPool, graph: Graph, source: np.ndarray) -> np.ndarray:
 def _(operation: ir.Pad, graph: Graph, source: np.ndarray) -> np.ndarray:
     codes = graph.tensors[operation.output].codes
     zero = codes.zero_point if codes else 0.0
-    return np.pad(source, ((0, 0), *operation.margins, (0, 0)), constant_values=zero)
+    return np.pad(source, ((0, 0), *operation.margins), constant_values=zero)
 
 
 @run_operation.register

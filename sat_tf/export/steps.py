@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from sat_tf.export.graph import Add, Graph, Kernels, Linear, Operation
+from sat_tf.export.graph import Add, AddConstant, Graph, Kernels, Linear, Operation
 from sat_tf.export.pairs import Pair, PairKind, product_multiplier
 from sat_tf.messages import list_problems
 
@@ -93,6 +93,7 @@ def snap_biases(graph: Graph) -> Graph:
     """
     _check(graph, Linear, _beyond_float32)
     _check(graph, Add, _beyond_20_bits)
+    _check(graph, AddConstant, _beyond_20_bits)
     _check(graph, Pair, _beyond_pairs)
     snapped = graph.map_linear(_snapped)
     _check(snapped, Linear, _beyond_int32)
@@ -179,9 +180,12 @@ def _beyond_pairs(graph: Graph, pair: Pair) -> str | None:
     )
 
 
-def _beyond_20_bits(graph: Graph, add: Add | Pair) -> str | None:
+def _beyond_20_bits(graph: Graph, add: Add | AddConstant | Pair) -> str | None:
     output = graph.codes(add.output)
-    largest = max(float(graph.codes(name).step / output.step) for name in add.inputs)
+    summands = [graph.codes(name) for name in add.inputs]
+    if isinstance(add, AddConstant):
+        summands.append(add.codes)
+    largest = max(float(codes.step / output.step) for codes in summands)
     if largest < _LARGEST_SUMMAND:
         return None
     return (

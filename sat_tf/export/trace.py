@@ -14,6 +14,7 @@ from sat_tf.export.form_ranges import worst_range
 from sat_tf.export.forms import (
     AverageForm,
     ConcatenationForm,
+    ConstantSumForm,
     Form,
     FunctionForm,
     LinearForm,
@@ -23,6 +24,7 @@ from sat_tf.export.forms import (
     RectifiedForm,
     SumForm,
     TensorForm,
+    channel_mean,
     identity,
     window_mean,
 )
@@ -34,6 +36,7 @@ from sat_tf.messages import list_problems
 from sat_tf.qat import functions, registry
 from sat_tf.qat.layout import call_name, inner_layer
 from sat_tf.qat.network import Network, Node
+from sat_tf.qat.operation_layers import ChannelMean, ConstantSum
 from sat_tf.qat.preprocessing import is_plain_factor, slope_and_offset
 from sat_tf.qat.quantizers import RangeObserver
 from sat_tf.qat.registry import Role
@@ -204,8 +207,8 @@ class _Tracer:
         source = self._tensor(node.inputs[0])
         codes, steps = lattice.integer_kernel(node.layer, self.kernels.get(node.name))
         bias = np.zeros(steps.size) if layer.bias is None else layer.bias.numpy()
-        flat = len(self.builder.tensors[source].shape) == 1
-        kind, codes, window = linear_operation(layer, codes, flat=flat)
+        shape = self.builder.tensors[source].shape
+        kind, codes, window = linear_operation(layer, codes, shape)
         channels = ChannelCodes.unseen(codes, steps, bias.astype(np.float64))
         return LinearForm(source, kind, channels, window)
 
@@ -236,6 +239,8 @@ class _Tracer:
 
     def _combination(self, node: Node) -> Form:
         layer, sources = inner_layer(node.layer), tuple(map(self._natural, node.inputs))
+        if isinstance(layer, ConstantSum):
+            return ConstantSumForm(sources[0], *layer.codes())
         if isinstance(layer, keras.layers.Multiply):
             return PairForm(sources, PairKind.PRODUCT)
         if isinstance(layer, keras.layers.Subtract):
@@ -258,6 +263,8 @@ class _Tracer:
         source = self._natural(node.inputs[0])
         if isinstance(layer, keras.layers.GlobalAveragePooling2D):
             return MeanForm(source, bool(layer.keepdims))
+        if isinstance(layer, ChannelMean):
+            return channel_mean(source, self.builder.tensors[source].shape[-1])
         window = Window(tuple(layer.strides), layer.padding.upper())
         size = tuple(layer.pool_size)
         if self.builder.tensors[source].codes is None or queries.pads(self.network, node):
@@ -284,7 +291,7 @@ class _Tracer:
         if isinstance(layer, keras.layers.Dropout | keras.layers.Activation):
             form = self.forms[node.inputs[0]]
             # A sum that no quantizer of its own follows is a float stream, and stays one.
-            stays = isinstance(form, SumForm | PairForm | FunctionForm)
+            stays = isinstance(form, SumForm | PairForm | FunctionForm | ConstantSumForm)
             return TensorForm(self._tensor(node.inputs[0])) if stays else form
         source = self._tensor(node.inputs[0])
         return TensorForm(moved(layer, self.builder, source, _shape(node)))

@@ -137,6 +137,27 @@ def _pad(
     return ops.pad(tensor, paddings, mode=mode.lower())
 
 
+def _depth_to_space(input: Any, block_size: int, data_format: str = "NHWC") -> Any:
+    del data_format  # of sat-tf's layers
+    size, (rows, columns, channels) = block_size, ops.shape(input)[1:]
+    blocks = ops.reshape(input, (-1, rows, columns, size, size, channels // size**2))
+    moved = ops.transpose(blocks, (0, 1, 3, 2, 4, 5))
+    return ops.reshape(moved, (-1, rows * size, columns * size, channels // size**2))
+
+
+def _space_to_depth(input: Any, block_size: int, data_format: str = "NHWC") -> Any:
+    del data_format
+    size, (rows, columns, channels) = block_size, ops.shape(input)[1:]
+    blocks = ops.reshape(input, (-1, rows // size, size, columns // size, size, channels))
+    moved = ops.transpose(blocks, (0, 1, 3, 2, 4, 5))
+    return ops.reshape(moved, (-1, rows // size, columns // size, channels * size**2))
+
+
+def _gather(params: Any, indices: Any, axis: int = 0, batch_dims: int = 0) -> Any:
+    del batch_dims  # 0 in sat-tf's layers
+    return ops.take(params, ops.convert_to_tensor(indices, "int32"), axis=axis)
+
+
 def _squeeze(input: Any, axis: Any = None, *_: Any) -> Any:
     return ops.squeeze(input, tuple(axis) if isinstance(axis, list) else axis)
 
@@ -155,6 +176,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "clip_by_value": lambda t, clip_value_min, clip_value_max: ops.clip(
         t, clip_value_min, clip_value_max
     ),
+    "compat.v1.gather": _gather,
     "compat.v1.pad": _pad,
     "compat.v1.squeeze": _squeeze,
     "compat.v1.transpose": _transpose,
@@ -189,6 +211,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "math.subtract": lambda x, y: x - y,
     "math.tanh": lambda x: ops.tanh(x),
     "math.truediv": lambda x, y: x / y,
+    "nn.depth_to_space": _depth_to_space,
     "nn.elu": lambda features: ops.elu(features),
     "nn.gelu": lambda features, approximate=False: ops.gelu(features, approximate),
     "nn.leaky_relu": lambda features, alpha=0.2: ops.leaky_relu(features, alpha),
@@ -197,6 +220,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "nn.selu": lambda features: ops.selu(features),
     "nn.silu": lambda features: ops.silu(features),
     "nn.softmax": lambda logits, axis=-1: ops.softmax(logits, axis=-1 if axis is None else axis),
+    "nn.space_to_depth": _space_to_depth,
     "nn.softsign": lambda features: ops.softsign(features),
     "reshape": lambda tensor, shape: ops.reshape(tensor, tuple(shape)),
     "squeeze": _squeeze,
@@ -210,6 +234,12 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 def hard_sigmoid_of_keras2(x: Any) -> Any:
     """tf_keras' `hard_sigmoid`: clip(0.2 x + 0.5, 0, 1); that of Keras 3 has another slope."""
     return ops.clip(x * 0.2 + 0.5, 0.0, 1.0)
+
+
+@_register
+def absolute(x: Any) -> Any:
+    """|x|."""
+    return ops.abs(x)
 
 
 @_register

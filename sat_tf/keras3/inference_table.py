@@ -12,10 +12,9 @@ from sat_tf.keras3.activations import keras3_name
 from sat_tf.keras3.inference_layers import FusedBatchNormalization, FusedLayerNormalization
 from sat_tf.messages import did_you_mean
 from sat_tf.qat import operation_layers
-from sat_tf.qat.operation_plans import gelu_by_tanh
+from sat_tf.qat.operation_plans import absolute, gelu_by_tanh
 
 _OWN: dict[type, type] = {
-    operation_layers.Operation: inference_operations.Operation,
     operation_layers.Scaling: inference_operations.Scaling,
     operation_layers.Slice: inference_operations.Slice,
 }
@@ -23,6 +22,7 @@ _OWN: dict[type, type] = {
 _FUNCTIONS: dict[Any, Callable[[Any], Any]] = {
     keras.activations.hard_sigmoid: inference_operations.hard_sigmoid_of_keras2,
     gelu_by_tanh: inference_operations.gelu_by_tanh,
+    absolute: inference_operations.absolute,
 }
 
 # Inference needs none of these.
@@ -44,7 +44,7 @@ _NEUTRAL: dict[str, Any] = {
 def problem_of(layer: Any) -> str | None:
     """Why there is no Keras 3 layer for a tf_keras one; None where there is."""
     name = type(layer).__name__
-    if isinstance(layer, operation_layers.Operation):
+    if isinstance(layer, operation_layers.OfTensorFlow):
         return operation_problem(layer.function)
     is_same = type(layer).__module__.split(".")[0] == "tf_keras" and name in layer_table.SAME
     if not is_same and type(layer) not in _OWN:
@@ -86,6 +86,8 @@ def _class_of(layer: Any) -> Any:
         return FusedBatchNormalization
     if isinstance(layer, keras.layers.LayerNormalization):
         return FusedLayerNormalization
+    if isinstance(layer, operation_layers.OfTensorFlow):
+        return inference_operations.Operation
     return _OWN.get(type(layer)) or getattr(keras3.layers, type(layer).__name__)
 
 
@@ -125,6 +127,9 @@ def _settings(layer: Any) -> tuple[dict[str, Any], list[str]]:
     accepted = layer_table.accepted_names(_class_of(layer))
     settings: dict[str, Any] = {}
     problems: list[str] = []
+    if isinstance(layer, operation_layers.OfTensorFlow):
+        dtype = layer.dtype_policy.name
+        return {"function": layer.function, "arguments": layer.arguments, "dtype": dtype}, []
     for key, value in layer.get_config().items():
         given = _RENAMED.get((name, key), key)
         if key.endswith(_OF_TRAINING):

@@ -41,6 +41,7 @@ _CONSTANTS: dict[type, int] = {
     ir.Linear: 2,
     ir.Mean: 1,
     ir.Pad: 1,
+    ir.AddConstant: 1,
     ir.Reshape: 1,
     ir.WithConstant: 1,
     Lookup: 2,
@@ -78,6 +79,8 @@ def operation_bytes(operation: ir.Operation, graph: ir.Graph, *, again: bool = F
             _CONSTANT + len(operation.output) + constant.nbytes
             for constant in operation.constants(shape).values()
         )
+    if isinstance(operation, ir.AddConstant):
+        return tables + operation.constant.size
     if isinstance(operation, ir.WithConstant):
         return tables + _FLOAT * int(np.size(operation.constant))
     return tables

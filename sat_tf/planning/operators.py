@@ -10,6 +10,7 @@ from sat_tf.qat.layout import inner_layer
 
 _NAMES: dict[type, str] = {
     ir.ShiftImage: "QUANTIZE",
+    ir.AddConstant: "ADD",
     ir.Mean: "MEAN",
     ir.Concatenate: "CONCATENATION",
     ir.MaxPool: "MAX_POOL_2D",

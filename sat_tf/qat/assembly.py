@@ -9,6 +9,7 @@ from sat_tf.qat.decisions import Insertion, Placement
 from sat_tf.qat.layer_copy import layer_copy
 from sat_tf.qat.naming import unique_name
 from sat_tf.qat.network import Network, Node
+from sat_tf.qat.operation_layers import ConstantSum
 from sat_tf.qat.preprocessing import constant_copy
 from sat_tf.qat.wrapper import QuantizedLayer
 
@@ -82,10 +83,19 @@ class _Assembler:
             return fresh
         if type(fresh) is keras.layers.Normalization:
             fresh = constant_copy(node.layer)
+        if isinstance(fresh, ConstantSum) and self._becomes_codes(node.name):
+            fresh = fresh.rounded()
         if self.network.is_shared(node.name):
             config = PlacedConfig(weights=config.weights, annotation=config.annotation)
         name = unique_name(f"quant_{fresh.name}", self.taken)
         return QuantizedLayer(fresh, config, name=name, trainable=node.layer.trainable)
+
+    def _becomes_codes(self, name: str) -> bool:
+        """Whether a layer's output is quantized, or that of the one that absorbs it."""
+        while name in self.placement.reasons.absorbed_by:
+            name = self.placement.reasons.absorbed_by[name]
+        config = self.placement.configs.get(name)
+        return config is not None and config.output is not None
 
     def _inserted(self, name: str, config: PlacedConfig, frozen: bool) -> QuantizedLayer:
         """A quantizer in a layer of its own."""

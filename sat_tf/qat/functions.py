@@ -4,6 +4,8 @@ import dataclasses
 
 import tf_keras as keras
 
+from sat_tf.qat.operation_layers import Clip
+
 
 @dataclasses.dataclass(frozen=True)
 class Reach:
@@ -32,7 +34,7 @@ class Reach:
 
 UNIT = Reach(0.0, highest=1.0)
 _SIGNED_UNIT = Reach(-1.0, highest=1.0)
-_POSITIVE = Reach(0.0)
+POSITIVE = Reach(0.0)
 UNKNOWN = Reach()
 
 # By the name of the function. Smallest values to the next 1e-4 below.
@@ -43,9 +45,10 @@ _REACHES: dict[str, Reach] = {
     "tanh": _SIGNED_UNIT,
     "hard_tanh": _SIGNED_UNIT,
     "softsign": _SIGNED_UNIT,
-    "softplus": _POSITIVE,
-    "exponential": _POSITIVE,
-    "squareplus": _POSITIVE,
+    "softplus": POSITIVE,
+    "absolute": POSITIVE,
+    "exponential": POSITIVE,
+    "squareplus": POSITIVE,
     "elu": Reach(-1.0),
     "celu": Reach(-1.0),
     "selu": Reach(-1.7582),
@@ -78,6 +81,8 @@ def reach(layer: keras.layers.Layer) -> Reach:
     """Which values a layer that computes a function gives."""
     if isinstance(layer, keras.layers.Softmax):
         return UNIT
+    if isinstance(layer, Clip):
+        return _between(layer.low, layer.high)
     if isinstance(layer, keras.layers.ELU):
         return Reach(-abs(float(layer.alpha)))
     if isinstance(layer, keras.layers.LeakyReLU):
@@ -96,7 +101,19 @@ def works_on_each_value(layer: keras.layers.Layer) -> bool:
     """Whether each value the layer gives follows from one value alone, and the same everywhere."""
     if isinstance(layer, keras.layers.Activation):
         return is_known(getattr(layer.activation, "__name__", ""))
-    return isinstance(layer, keras.layers.ELU | keras.layers.LeakyReLU | keras.layers.ReLU)
+    each = Clip | keras.layers.ELU | keras.layers.LeakyReLU | keras.layers.ReLU
+    return isinstance(layer, each)
+
+
+def _between(low: float | None, high: float | None) -> Reach:
+    if high == 1.0 and low is not None and low >= -1.0:
+        return UNIT if low >= 0.0 else _SIGNED_UNIT
+    return UNKNOWN if low is None else Reach(min(low, 0.0))
+
+
+def keeps_sign(layer: keras.layers.Layer) -> bool:
+    """Whether it gives no negative value for one that is not negative."""
+    return isinstance(layer, Clip) and (layer.high is None or layer.high >= 0.0)
 
 
 def _leaky(slope: float) -> Reach:

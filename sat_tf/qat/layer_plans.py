@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.qat import functions, registry
@@ -45,7 +46,8 @@ class Call:
     @property
     def dtype(self) -> Any:
         """What the layers in its place compute in."""
-        return self.node.outputs.dtype if self.symbol else self.layer.dtype_policy
+        outputs = tf.nest.flatten(self.node.outputs)
+        return outputs[0].dtype if self.symbol else self.layer.dtype_policy
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         """An argument of the function, however it was passed."""
@@ -77,19 +79,21 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Layers one behind the other.
+    """Layers one behind the other, or beside each other.
 
     Attributes:
         sources: the tensors that the first one reads.
         steps: the layers.
         takes_list: the first one is called with a list.
         fronts: layers that single sources, by their place, pass before the first one.
+        beside: each of the layers reads the source, and makes one of several outputs.
     """
 
     sources: list[Any]
     steps: list[Step]
     takes_list: bool = False
     fronts: Mapping[int, Step] = dataclasses.field(default_factory=dict)
+    beside: bool = False
 
     @property
     def layers(self) -> list[Step]:
@@ -166,6 +170,9 @@ def _separable(call: Call) -> list[Step] | None:
         return None
     shared = ("depthwise_initializer", "depthwise_regularizer", "depthwise_constraint")
     settings = layer.get_config()
+    padding = _padding(call)
+    if padding:
+        settings["padding"] = "valid"
     depthwise = {
         key: settings[key]
         for key in ("kernel_size", "strides", "padding", "dilation_rate", "depth_multiplier")
@@ -187,9 +194,15 @@ def _separable(call: Call) -> list[Step] | None:
     apart = functions.is_known(name) or (registry.is_softmax(layer) and _is_read_inside(call))
     pointwise["activation"] = "linear" if apart else layer.activation
     first, *others = layer.get_weights()
+    one_dimensional = isinstance(layer, L.SeparableConv1D)
     steps = [
-        Step(_maker(L.DepthwiseConv2D, depthwise), "depthwise", [first]),
-        Step(_maker(L.Conv2D, pointwise), weights=others),
+        *padding,
+        Step(
+            _maker(L.DepthwiseConv1D if one_dimensional else L.DepthwiseConv2D, depthwise),
+            "depthwise",
+            [first],
+        ),
+        Step(_maker(L.Conv1D if one_dimensional else L.Conv2D, pointwise), weights=others),
     ]
     return steps + ([step(L.Activation, layer.activation, suffix=name)] if apart else [])
 
@@ -208,21 +221,22 @@ def _pool(two_dimensional: Any) -> Callable[[Call], list[Step] | None]:
         layer = call.layer
         if layer.data_format != "channels_last":
             return None
-        length, channels = call.node.call_args[0].shape[1:]
-        pool = step(
-            two_dimensional,
-            (1, *layer.pool_size),
-            (1, *layer.strides),
-            layer.padding,
-            suffix="pool",
-        )
-        return [
-            step(L.Reshape, (1, length or -1, channels), suffix="image"),
-            pool,
-            step(L.Reshape, (call.shape[0] or -1, channels)),
-        ]
+        window = (layer.pool_size[0], layer.strides[0], layer.padding)
+        return pooled_in_rows(call, call.node.call_args[0], two_dimensional, *window)
 
     return plan
+
+
+def pooled_in_rows(
+    call: Call, tensor: Any, two_dimensional: Any, size: int, stride: int, padding: str
+) -> list[Step]:
+    """A pooling of sequences as one of images with one row."""
+    length, channels = tensor.shape[1:]
+    return [
+        step(L.Reshape, (1, length or -1, channels), suffix="image"),
+        step(two_dimensional, (1, size), (1, stride), padding, suffix="pool"),
+        step(L.Reshape, (call.shape[0] or -1, channels)),
+    ]
 
 
 def _global_pool(two_dimensional: Any) -> Callable[[Call], list[Step] | None]:
@@ -234,13 +248,20 @@ def _global_pool(two_dimensional: Any) -> Callable[[Call], list[Step] | None]:
             or call.node.call_kwargs.get("mask") is not None
         ):
             return None
-        length, channels = call.node.call_args[0].shape[1:]
-        steps = [step(L.Reshape, (1, length or -1, channels), suffix="image")]
-        if not call.layer.keepdims:
-            return [*steps, step(two_dimensional)]
-        return [*steps, step(two_dimensional, suffix="pool"), step(L.Reshape, (1, channels))]
+        return pooled_whole_row(
+            call.node.call_args[0], two_dimensional, keepdims=call.layer.keepdims
+        )
 
     return plan
+
+
+def pooled_whole_row(tensor: Any, two_dimensional: Any, *, keepdims: bool) -> list[Step]:
+    """A pooling of whole sequences as one of images with one row."""
+    length, channels = tensor.shape[1:]
+    steps = [step(L.Reshape, (1, length or -1, channels), suffix="image")]
+    if not keepdims:
+        return [*steps, step(two_dimensional)]
+    return [*steps, step(two_dimensional, suffix="pool"), step(L.Reshape, (1, channels))]
 
 
 def _settings(layer: keras.layers.Layer) -> dict[str, Any]:
@@ -261,8 +282,11 @@ _STEPS: dict[type, Callable[[Call], list[Step] | None]] = {
     L.Dense: _linear,
     L.Conv1D: _linear,
     L.Conv2D: _linear,
+    L.Conv1DTranspose: _linear,
     L.Conv2DTranspose: _linear,
+    L.DepthwiseConv1D: _linear,
     L.DepthwiseConv2D: _linear,
+    L.SeparableConv1D: _separable,
     L.SeparableConv2D: _separable,
     L.MaxPooling1D: _pool(L.MaxPooling2D),
     L.AveragePooling1D: _pool(L.AveragePooling2D),

@@ -1,8 +1,23 @@
 """What to write in the place of a TensorFlow operation that sat-tf does not quantize."""
 
-_POOLING = "use keras.layers.{}, which is quantized"
-_PIECES = "take the parts with slices, such as x[..., :4] and x[..., 4:]"
-_POOLED = "sat-tf takes it over the rows and columns of images, [1, 2]"
+_POOLING = (
+    "sat-tf pools rows and columns, with padding 'SAME' or 'VALID' and channels last; put a "
+    "keras.layers.ZeroPadding2D in front for other margins"
+)
+_PIECES = "sat-tf takes parts of known sizes along an axis behind the batch"
+_REDUCED = (
+    "sat-tf takes it over the rows and columns of images, [1, 2], over sequences, 1, or over the "
+    "channels, -1"
+)
+_CLIPPED = "sat-tf takes two tensors, or a tensor and one number"
+_BLOCKS = "sat-tf takes images with the channels last"
+_GATHERED = (
+    "sat-tf takes a number or a list of numbers, 0 and above, along an axis behind the batch"
+)
+_SUMMED = (
+    "sat-tf takes tensors of one rank, and numbers: one, one a channel, or a map as large as an "
+    "image"
+)
 _LAYER = "use keras.layers.{}"
 
 # By the function's name without "tf.": of those that are quantized in other forms, which these are.
@@ -10,38 +25,51 @@ _FIXES = {
     "__operators__.getitem": "sat-tf takes numbers and slices of positive steps behind the batch, "
     "as in x[:, 1:, ::2]; tf.expand_dims adds dimensions",
     "cast": "sat-tf takes casts to the type that a tensor has",
-    "clip_by_value": "sat-tf takes clipping from 0 to a number above it",
+    "__operators__.add": _SUMMED,
+    "clip_by_value": "sat-tf takes one number for each end, the second not below the first",
+    "compat.v1.gather": _GATHERED,
+    "compat.v1.image.resize_nearest_neighbor": "use tf.image.resize(x, size, 'nearest')",
     "compat.v1.nn.conv2d": _LAYER.format("Conv2D"),
-    "compat.v1.pad": "sat-tf takes zeros around rows and columns",
+    "compat.v1.nn.avg_pool": _POOLING,
+    "compat.v1.nn.depth_to_space": _BLOCKS,
+    "compat.v1.nn.max_pool": _POOLING,
+    "compat.v1.nn.pool": _POOLING + ", and without dilation",
+    "compat.v1.nn.space_to_depth": _BLOCKS,
+    "compat.v1.pad": "sat-tf takes zeros, on any axis but the batch",
     "concat": "sat-tf joins tensors of the model, along any dimension but the batch",
     "image.resize": "sat-tf takes it to sizes that are known, without antialias and "
     "preserve_aspect_ratio",
     "math.divide": "sat-tf divides by numbers: one, or one a channel",
-    "math.maximum": "sat-tf takes two tensors, or a tensor and 0",
-    "math.minimum": "sat-tf takes two tensors; for a rectifier use tf.nn.relu6 or "
-    "keras.layers.ReLU(max_value)",
+    "gather": _GATHERED,
+    "math.add": _SUMMED,
+    "math.maximum": _CLIPPED,
+    "math.minimum": _CLIPPED,
     "math.multiply": "sat-tf multiplies tensors of one rank, and by numbers other than 0: one, or "
     "one a channel",
     "math.pow": "a square is x * x",
-    "math.reduce_max": _POOLED,
-    "math.reduce_mean": _POOLED,
+    "math.reduce_max": _REDUCED,
+    "math.reduce_mean": _REDUCED,
     "math.reduce_sum": "tf.reduce_mean over [1, 2] times a number is quantized",
-    "math.square": "write x * x",
-    "math.subtract": "sat-tf takes tensors of one rank, and numbers: one, or one a channel",
+    "math.subtract": _SUMMED,
     "math.truediv": "sat-tf divides by numbers: one, or one a channel",
-    "nn.avg_pool2d": _POOLING.format("AveragePooling2D"),
+    "nn.avg_pool": _POOLING,
+    "nn.avg_pool1d": _POOLING,
+    "nn.avg_pool2d": _POOLING,
     "nn.bias_add": "write x + bias",
     "nn.conv2d": _LAYER.format("Conv2D"),
+    "nn.depth_to_space": _BLOCKS,
     "nn.depthwise_conv2d": _LAYER.format("DepthwiseConv2D"),
     "nn.dropout": _LAYER.format("Dropout"),
-    "nn.max_pool2d": _POOLING.format("MaxPooling2D"),
+    "nn.max_pool1d": _POOLING,
+    "nn.max_pool2d": _POOLING,
+    "nn.space_to_depth": _BLOCKS,
     "reshape": "sat-tf takes shapes whose sizes behind the batch are known, and that leave each "
     "image its values",
     "split": _PIECES,
-    "stack": "join what tf.expand_dims makes of the tensors with tf.concat",
+    "stack": "sat-tf takes tensors of known sizes, along an axis behind the batch",
     "stop_gradient": "freeze layers with trainable=False",
     "transpose": "sat-tf takes orders that leave the batch in front",
-    "unstack": "take the parts with numbers, such as x[..., 0]",
+    "unstack": _PIECES,
 }
 
 
@@ -51,8 +79,8 @@ def fix_of(function: str) -> str:
     Args:
         function: its name without "tf.".
 
-    >>> fix_of("math.square")
-    '; write x * x'
+    >>> fix_of("math.pow")
+    '; a square is x * x'
     >>> fix_of("math.sin")
     ''
     """

@@ -1,4 +1,4 @@
-"""Keras layers for what users write as operations: `2 * x + 1`, `x[:, 1:]`."""
+"""Keras layers for what users write as operations: `2 * x + 1`, `x[:, 1:]`, `tf.minimum(x, 3)`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -102,18 +102,14 @@ class Slice(keras.layers.Layer):
         return {**super().get_config(), "slices": self.slices, "dropped": self.dropped}
 
 
-@_register
-class Operation(keras.layers.Layer):
-    """A TensorFlow operation that no other layer does; it is never quantized.
+class OfTensorFlow(keras.layers.Layer):
+    """A TensorFlow operation as a layer; abstract.
 
     Args:
         function: its name without "tf.", such as "math.sin".
         arguments: its arguments and, by name, those that have names: plain values, with
             {"tensor": i} in the place of the i-th tensor that the layer is called with.
         **options: options of any Keras layer.
-
-    >>> Operation("math.square", [[{"tensor": 0}], {}])(tf.constant([3.0])).numpy().tolist()
-    [9.0]
     """
 
     def __init__(self, function: str, arguments: Sequence[Any], **options: Any) -> None:
@@ -133,9 +129,245 @@ class Operation(keras.layers.Layer):
             args[1:] = [tuple(value) if isinstance(value, list) else value for value in args[1:]]
         return self._operation.function(*args, **options)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Operation":
+    def get_config(self) -> dict[str, Any]:
+        """The options; what a class has for the function and its arguments, it adds itself."""
+        return dict(super().get_config())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "OfTensorFlow":
         return type(self).from_config(self.get_config())
+
+
+@_register
+class Operation(OfTensorFlow):
+    """A TensorFlow operation that no other layer does; it is never quantized.
+
+    Args:
+        function: see `OfTensorFlow`.
+        arguments: see `OfTensorFlow`.
+        **options: options of any Keras layer.
+
+    >>> Operation("math.square", [[{"tensor": 0}], {}])(tf.constant([3.0])).numpy().tolist()
+    [9.0]
+    """
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
         return {**super().get_config(), "function": self.function, "arguments": self.arguments}
+
+
+_TENSOR = {"tensor": 0}
+
+
+@_register
+class Clip(OfTensorFlow):
+    """Values below an end become that end: min(max(x, low), high).
+
+    Args:
+        low: the smallest value; None where there is none.
+        high: the largest value, not below `low`; None where there is none.
+        **options: options of any Keras layer.
+
+    Raises:
+        ValueError: both ends are None, one is NaN, or the largest is below the smallest.
+
+    >>> Clip(-1.0, 2.0)(tf.constant([-3.0, 0.5, 3.0])).numpy().tolist()
+    [-1.0, 0.5, 2.0]
+    """
+
+    def __init__(self, low: float | None, high: float | None, **options: Any) -> None:
+        ends = [end for end in (low, high) if end is not None]
+        if not ends or not ends[0] <= ends[-1]:
+            raise ValueError(f"low={low!r}, high={high!r}: expected low <= high, or one of them.")
+        function = "clip_by_value"
+        if len(ends) == 1:
+            function = "math.minimum" if low is None else "math.maximum"
+        super().__init__(function, [[_TENSOR, *map(float, ends)], {}], **options)
+        self.low = None if low is None else float(low)
+        self.high = None if high is None else float(high)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "low": self.low, "high": self.high}
+
+
+@_register
+class DepthToSpace(OfTensorFlow):
+    """Channels moved into rows and columns: (h, w, b²·c) becomes (b·h, b·w, c).
+
+    Args:
+        block_size: b.
+        **options: options of any Keras layer.
+
+    >>> DepthToSpace(2)(tf.constant([[[[1.0, 2.0, 3.0, 4.0]]]])).numpy()[0, ..., 0].tolist()
+    [[1.0, 2.0], [3.0, 4.0]]
+    """
+
+    def __init__(self, block_size: int, **options: Any) -> None:
+        super().__init__("nn.depth_to_space", [[_TENSOR, block_size], {}], **options)
+        self.block_size = block_size
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "block_size": self.block_size}
+
+
+@_register
+class SpaceToDepth(OfTensorFlow):
+    """Rows and columns moved into channels: (b·h, b·w, c) becomes (h, w, b²·c).
+
+    Args:
+        block_size: b.
+        **options: options of any Keras layer.
+
+    >>> SpaceToDepth(2)(tf.constant([[[[1.0], [2.0]], [[3.0], [4.0]]]])).numpy().tolist()
+    [[[[1.0, 2.0, 3.0, 4.0]]]]
+    """
+
+    def __init__(self, block_size: int, **options: Any) -> None:
+        super().__init__("nn.space_to_depth", [[_TENSOR, block_size], {}], **options)
+        self.block_size = block_size
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "block_size": self.block_size}
+
+
+@_register
+class ChannelMean(OfTensorFlow):
+    """The mean over the channels, which stay as one.
+
+    Args:
+        **options: options of any Keras layer.
+
+    >>> ChannelMean()(tf.constant([[1.0, 2.0, 6.0]])).numpy().tolist()
+    [[3.0]]
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__("math.reduce_mean", [[_TENSOR, -1, True], {}], **options)
+
+
+@_register
+class ChannelMax(OfTensorFlow):
+    """The largest of the channels, which stay as one.
+
+    Args:
+        **options: options of any Keras layer.
+
+    >>> ChannelMax()(tf.constant([[1.0, 2.0, 6.0]])).numpy().tolist()
+    [[6.0]]
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__("math.reduce_max", [[_TENSOR, -1, True], {}], **options)
+
+
+@_register
+class Padding(OfTensorFlow):
+    """Zeros around the values of each image, also in front of channels and behind them.
+
+    Args:
+        margins: for each axis but the batch, how many zeros in front and behind.
+        **options: options of any Keras layer.
+
+    >>> Padding([(1, 2)])(tf.constant([[3.0]])).numpy().tolist()
+    [[0.0, 3.0, 0.0, 0.0]]
+    """
+
+    def __init__(self, margins: Sequence[Sequence[int]], **options: Any) -> None:
+        paddings = [[0, 0], *(list(margin) for margin in margins)]
+        super().__init__("compat.v1.pad", [[_TENSOR, paddings, "CONSTANT", None, 0], {}], **options)
+        self.margins = paddings[1:]
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "margins": self.margins}
+
+
+@_register
+class Gather(OfTensorFlow):
+    """Parts of each image along an axis, in the order of their numbers.
+
+    Args:
+        indices: the numbers, each of 0 and above; one may stand several times.
+        axis: the axis, counted without the batch.
+        **options: options of any Keras layer.
+
+    >>> Gather([2, 0], 0)(tf.constant([[1.0, 2.0, 3.0]])).numpy().tolist()
+    [[3.0, 1.0]]
+    """
+
+    def __init__(self, indices: Sequence[int], axis: int, **options: Any) -> None:
+        settings = {"axis": axis + 1, "batch_dims": 0}
+        super().__init__("compat.v1.gather", [[_TENSOR, list(indices)], settings], **options)
+        self.indices = list(indices)
+        self.axis = axis
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "indices": self.indices, "axis": self.axis}
+
+
+@_register
+class ConstantSum(OfTensorFlow):
+    """A tensor plus a map of numbers that is the same for all images, such as embedded positions.
+
+    Args:
+        values: the map: as many axes as the tensor without the batch, each as long or of size 1.
+        **options: options of any Keras layer.
+
+    Raises:
+        ValueError: a number of the map is NaN or infinite.
+
+    >>> ConstantSum([[1.0], [2.0]])(tf.constant([[[5.0, 6.0], [7.0, 8.0]]])).numpy().tolist()
+    [[[6.0, 7.0], [9.0, 10.0]]]
+    """
+
+    def __init__(self, values: Any, **options: Any) -> None:
+        array = np.asarray(values, np.float32)
+        if not np.all(np.isfinite(array)):
+            raise ValueError("values: expected finite numbers, received NaN or infinite ones.")
+        constant = {"array": array.tolist(), "of": "float32"}
+        super().__init__("math.add", [[_TENSOR, constant], {}], **options)
+        self.values = array
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """The sum."""
+        return inputs + tf.constant(self.values, inputs.dtype)
+
+    def rounded(self) -> "ConstantSum":
+        """The same with values as int8 holds them: whole multiples of max|values| / 127."""
+        codes, step = self.codes()
+        values = (codes * step).astype(np.float32).tolist()
+        return type(self).from_config({**self.get_config(), "values": values})
+
+    def codes(self) -> tuple[np.ndarray, np.float32]:
+        """Integers from -127 to 127, and the step with which they are the values, or next to them.
+
+        Those of a `rounded` map are the same again.
+        """
+        step = np.float32(max(float(np.max(np.abs(self.values), initial=0.0)), 1e-24) / 127.0)
+        return np.rint(self.values / step).astype(np.int32), step
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """The shape of the input."""
+        return tf.TensorShape(input_shape)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "values": self.values.tolist()}
+
+
+LAYERS: tuple[type[keras.layers.Layer], ...] = (
+    Scaling,
+    Slice,
+    Operation,
+    Clip,
+    DepthToSpace,
+    SpaceToDepth,
+    ChannelMean,
+    ChannelMax,
+    Padding,
+    Gather,
+    ConstantSum,
+)

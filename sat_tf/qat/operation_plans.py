@@ -8,19 +8,33 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.qat import registry
 from sat_tf.qat.call_template import template_of
-from sat_tf.qat.layer_plans import Call, Plan, step
-from sat_tf.qat.operation_layers import Operation, Scaling, Slice
+from sat_tf.qat.layer_plans import Call, Plan, pooled_in_rows, pooled_whole_row, step
+from sat_tf.qat.operation_layers import (
+    ChannelMax,
+    ChannelMean,
+    Clip,
+    ConstantSum,
+    DepthToSpace,
+    Gather,
+    Operation,
+    Padding,
+    Scaling,
+    Slice,
+    SpaceToDepth,
+)
 
 L = keras.layers
 
 
 def plan_of_operation(call: Call) -> Plan | None:
     """The layers in the place of an operation; None where sat-tf has none."""
-    if not _is_keras(call.node.outputs):  # it has several results
-        return None
     find = _OPERATIONS.get(call.symbol)
-    return (find(call) if find else None) or _as_it_is(call)
+    plan = find(call) if find else None
+    if plan is None and _is_keras(call.node.outputs):  # one result, and no list of them
+        return _as_it_is(call)
+    return plan
 
 
 def _as_it_is(call: Call) -> Plan | None:
@@ -38,6 +52,28 @@ def _as_it_is(call: Call) -> Plan | None:
 def _is_keras(value: Any) -> bool:
     """Whether a value is a tensor of the model, and no number."""
     return hasattr(value, "_keras_history")
+
+
+def _constant(value: Any) -> np.ndarray | None:
+    """Numbers as an array; None where they come from the model, or are none."""
+    if value is None or any(map(_is_keras, tf.nest.flatten(value))):
+        return None
+    array = np.asarray(value)
+    return array if np.issubdtype(array.dtype, np.number) else None
+
+
+def _number(value: Any) -> float | None:
+    """One number; None for whatever else."""
+    array = _constant(value)
+    return None if array is None or array.ndim or np.isnan(array) else float(array)
+
+
+def _axis(tensor: Any, value: Any) -> int | None:
+    """An axis behind the batch, counted with it; None for the batch, and for whatever else."""
+    axis = _constant(value)
+    if axis is None or axis.ndim or axis.dtype.kind not in "iu":
+        return None
+    return int(axis) % len(tensor.shape) or None
 
 
 def _of_two(combining: Any, formula: str, reverse: str | None) -> Callable[[Call], Plan | None]:
@@ -59,13 +95,13 @@ def _of_two(combining: Any, formula: str, reverse: str | None) -> Callable[[Call
 
 
 def _scaled(tensor: Any, formula: str, number: Any) -> Plan | None:
-    values = np.asarray(number)
-    if values.dtype == object or not np.issubdtype(values.dtype, np.number):
+    values = _constant(number)
+    if values is None:
         return None
     if values.size == 1:
         values = values.reshape(())
     elif values.shape[-1] != values.size or values.size != tensor.shape[-1]:
-        return None
+        return _with_map(tensor, formula, values)
     else:
         values = values.reshape(-1)
     zero = formula in ("x * c", "x / c") and np.any(values == 0)
@@ -74,17 +110,124 @@ def _scaled(tensor: Any, formula: str, number: Any) -> Plan | None:
     return Plan([tensor], [step(Scaling, formula, values.tolist())])
 
 
-def _extremum(combining: Any, rectifies: bool) -> Callable[[Call], Plan | None]:
+def _with_map(tensor: Any, formula: str, values: np.ndarray) -> Plan | None:
+    """A sum or difference with numbers that are the same for all images."""
+    rank = len(tensor.shape)
+    if not 0 < values.ndim <= rank or not np.all(np.isfinite(values)):
+        return None
+    values = values.reshape((1,) * (rank - values.ndim) + values.shape)
+    fits = all(size in (1, known) for size, known in zip(values.shape, tensor.shape, strict=True))
+    if not fits or values.shape[0] != 1:
+        return None
+    values = values[0].astype(np.float32)
+    steps = {
+        "x + c": [step(ConstantSum, values)],
+        "x - c": [step(ConstantSum, -values)],
+        "c - x": [step(Scaling, "x * c", -1.0, suffix="negative"), step(ConstantSum, values)],
+    }
+    return Plan([tensor], steps[formula]) if formula in steps else None
+
+
+def _biased(call: Call) -> Plan | None:
+    tensor, bias = call.argument(0, "value"), _constant(call.argument(1, "bias"))
+    if str(call.argument(2, "data_format")).startswith("NC") or bias is None or bias.ndim != 1:
+        return None
+    return _scaled(tensor, "x + c", bias)
+
+
+def _extremum(combining: Any) -> Callable[[Call], Plan | None]:
+    """The largest or the smallest of two tensors, or of a tensor and a number."""
+
     def find(call: Call) -> Plan | None:
         first, second = call.argument(0, "x"), call.argument(1, "y")
         if _is_keras(first) and _is_keras(second):
             return Plan([first, second], [step(combining)], takes_list=True)
-        tensor, number = (first, second) if _is_keras(first) else (second, first)
-        if rectifies and np.ndim(number) == 0 and float(number) == 0.0:
-            return Plan([tensor], [step(L.ReLU)])
-        return None
+        return _clipped(call)
 
     return find
+
+
+# A tensor, and the smallest and the largest value that is left of it.
+_Ends = tuple[Any, float | None, float | None]
+
+
+def _clipped(call: Call) -> Plan | None:
+    """Clipping, and clippings in front of it, as one: from 0 it is a rectifier."""
+    found = _ends(call)
+    if found is None:
+        return None
+    tensor, low, high = found
+    while (inner := _ends_of_maker(call, tensor)) is not None:
+        tensor, lower, higher = inner
+        low, high = _within(lower, low, high, default=low), _within(higher, low, high, default=high)
+    if low == 0.0 and (high is None or high > 0.0):
+        return Plan([tensor], [step(L.ReLU, high)])
+    return Plan([tensor], [step(Clip, low, high)])
+
+
+def _within(
+    value: float | None, low: float | None, high: float | None, *, default: float | None
+) -> float | None:
+    """An inner end as the outer ends leave it."""
+    if value is None:
+        return default
+    value = value if low is None else max(value, low)
+    return value if high is None else min(value, high)
+
+
+def _ends_of_maker(call: Call, tensor: Any) -> _Ends | None:
+    """The ends of the clipping that makes a tensor, if one does."""
+    if not any(node is tensor.node for node in call.nodes):
+        return None
+    maker = Call(tensor.node, call.nodes)
+    if maker.node.is_input:
+        return None
+    if isinstance(maker.layer, L.ReLU | L.Activation) and registry.rectifies(maker.layer):
+        return maker.node.call_args[0], 0.0, registry.rectifier_ceiling(maker.layer)
+    return _ends(maker)
+
+
+def _ends(call: Call) -> _Ends | None:
+    find = _CLIPPINGS.get(call.symbol)
+    return find(call) if find else None
+
+
+def _ends_of_extremum(is_lowest: bool) -> Callable[[Call], _Ends | None]:
+    def find(call: Call) -> _Ends | None:
+        first, second = call.argument(0, "x"), call.argument(1, "y")
+        tensor, other = (first, second) if _is_keras(first) else (second, first)
+        number = _number(other)
+        if number is None or not _is_keras(tensor):
+            return None
+        return (tensor, number, None) if is_lowest else (tensor, None, number)
+
+    return find
+
+
+def _ends_of_clip(call: Call) -> _Ends | None:
+    tensor = call.argument(0, "t")
+    low = _number(call.argument(1, "clip_value_min"))
+    high = _number(call.argument(2, "clip_value_max"))
+    if low is None or high is None or low > high or not _is_keras(tensor):
+        return None
+    return tensor, low, high
+
+
+def _ends_of_rectifier(high: float | None) -> Callable[[Call], _Ends | None]:
+    def find(call: Call) -> _Ends | None:
+        tensor = _first(call)
+        return None if tensor is None else (tensor, 0.0, high)
+
+    return find
+
+
+_CLIPPINGS: dict[str, Callable[[Call], _Ends | None]] = {
+    "math.maximum": _ends_of_extremum(is_lowest=True),
+    "math.minimum": _ends_of_extremum(is_lowest=False),
+    "clip_by_value": _ends_of_clip,
+    "nn.relu": _ends_of_rectifier(None),
+    "nn.relu6": _ends_of_rectifier(6.0),
+}
 
 
 def _function(layer: Any, *args: Any, **settings: Any) -> Callable[[Call], Plan | None]:
@@ -111,8 +254,15 @@ def _negative(call: Call) -> Plan | None:
 
 
 def _sum(call: Call) -> Plan | None:
-    tensors = call.argument(0, "inputs")
-    return Plan(list(tensors), [step(L.Add)], takes_list=True) if len(tensors) > 1 else None
+    tensors = list(call.argument(0, "inputs"))
+    if len(tensors) < 2 or not all(map(_is_keras, tensors)):
+        return None
+    return Plan(tensors, [step(L.Add)], takes_list=True)
+
+
+def _square(call: Call) -> Plan | None:
+    tensor = call.argument(0, "x")
+    return Plan([tensor, tensor], [step(L.Multiply)], takes_list=True)
 
 
 def _leaky(call: Call) -> Plan | None:
@@ -131,12 +281,10 @@ def gelu_by_tanh(x: tf.Tensor) -> tf.Tensor:
     return tf.nn.gelu(x, approximate=True)
 
 
-def _clip(call: Call) -> Plan | None:
-    low, high = call.argument(1, "clip_value_min"), call.argument(2, "clip_value_max")
-    numbers = np.ndim(low) == 0 and np.ndim(high) == 0 and not (_is_keras(low) or _is_keras(high))
-    if numbers and float(low) == 0.0 and float(high) > 0.0:
-        return Plan([call.argument(0, "t")], [step(L.ReLU, float(high))])
-    return None
+@keras.utils.register_keras_serializable(package="sat_tf")
+def absolute(x: tf.Tensor) -> tf.Tensor:
+    """|x|."""
+    return tf.abs(x)
 
 
 def _softmax(call: Call) -> Plan | None:
@@ -168,15 +316,18 @@ def _transposed(call: Call) -> Plan | None:
 
 
 def _padded(call: Call) -> Plan | None:
-    margins = np.asarray(call.argument(1, "paddings")).tolist()
+    tensor, paddings = call.argument(0, "tensor"), _constant(call.argument(1, "paddings"))
     mode = call.argument(2, "mode", "CONSTANT")
-    plain = mode.upper() == "CONSTANT" and not call.argument(4, "constant_values", 0)
-    if not plain or margins[0] != [0, 0] or margins[-1] != [0, 0]:
+    zeros = _number(call.argument(4, "constant_values", 0)) == 0.0
+    if paddings is None or not zeros or mode.upper() != "CONSTANT" or np.any(paddings[0]):
         return None
-    tensor, inner = call.argument(0, "tensor"), tuple(tuple(margin) for margin in margins[1:-1])
-    if len(inner) == 2:
-        return Plan([tensor], [step(L.ZeroPadding2D, inner)])
-    return Plan([tensor], [step(L.ZeroPadding1D, inner[0])]) if len(inner) == 1 else None
+    margins = [tuple(margin) for margin in paddings[1:].tolist()]
+    *inner, channels = margins
+    if channels == (0, 0) and len(inner) == 2:
+        return Plan([tensor], [step(L.ZeroPadding2D, tuple(inner))])
+    if channels == (0, 0) and len(inner) == 1:
+        return Plan([tensor], [step(L.ZeroPadding1D, inner[0])])
+    return Plan([tensor], [step(Padding, margins)])
 
 
 def _joined(call: Call) -> Plan | None:
@@ -186,15 +337,163 @@ def _joined(call: Call) -> Plan | None:
     return Plan(list(tensors), [step(L.Concatenate, axis)], takes_list=True)
 
 
-def _pooled(layer: Any) -> Callable[[Call], Plan | None]:
+def _stacked(call: Call) -> Plan | None:
+    """Tensors with a new axis, behind each other along it."""
+    tensors, axis = call.argument(0, "values"), _number(call.argument(1, "axis", 0))
+    if not isinstance(tensors, list | tuple) or not all(map(_is_keras, tensors)) or axis is None:
+        return None
+    rank = len(call.shape) + 1
+    place = int(axis) % rank
+    if len(tensors) < 2 or place == 0 or None in call.shape:
+        return None
+    shape = (*call.shape[: place - 1], 1, *call.shape[place:])
+    fronts = {
+        index: step(L.Reshape, shape, suffix=f"part_{index}") for index in range(len(tensors))
+    }
+    return Plan(list(tensors), [step(L.Concatenate, place)], takes_list=True, fronts=fronts)
+
+
+def _split(call: Call) -> Plan | None:
+    tensor = call.argument(0, "value")
+    axis = _axis(tensor, call.argument(2, "axis", 0))
+    if axis is None:
+        return None
+    sizes = [output.shape[axis] for output in call.node.outputs]
+    if None in sizes:
+        return None
+    ends = np.cumsum(sizes).tolist()
+    return _parts(tensor, axis, list(zip([0, *ends], ends, strict=False)), drops=False)
+
+
+def _unstacked(call: Call) -> Plan | None:
+    tensor = call.argument(0, "value")
+    axis = _axis(tensor, call.argument(2, "axis", 0))
+    if axis is None:
+        return None
+    bounds = [(index, index + 1) for index in range(len(call.node.outputs))]
+    return _parts(tensor, axis, bounds, drops=True)
+
+
+def _parts(tensor: Any, axis: int, bounds: Sequence[tuple[int, int]], *, drops: bool) -> Plan:
+    """A slice for each of several outputs."""
+    whole: list[list[int | None]] = [[None, None, None] for _ in tensor.shape[1:]]
+    steps = []
+    for index, (start, stop) in enumerate(bounds):
+        slices = [*whole[: axis - 1], [start, stop, None], *whole[axis:]]
+        dropped = [axis - 1] if drops else []
+        steps.append(step(Slice, slices, dropped, suffix=f"part_{index}"))
+    return Plan([tensor], steps, beside=True)
+
+
+def _gathered(axis_at: int) -> Callable[[Call], Plan | None]:
+    """Parts by constant numbers; one of them, or some at equal distances, as a slice."""
+
     def find(call: Call) -> Plan | None:
-        tensor, axes = call.argument(0, "input_tensor"), call.argument(1, "axis")
-        axes = sorted(np.atleast_1d(np.asarray(axes, object)).tolist()) if axes is not None else []
-        if len(tensor.shape) != 4 or axes not in ([1, 2], [-3, -2]):
+        tensor, indices = call.argument(0, "params"), _constant(call.argument(1, "indices"))
+        axis = _axis(tensor, call.argument(axis_at, "axis", 0)) if _is_keras(tensor) else None
+        if indices is None or axis is None or call.argument(axis_at + 1, "batch_dims", 0):
             return None
-        return Plan([tensor], [step(layer, keepdims=bool(call.argument(2, "keepdims", False)))])
+        size = tensor.shape[axis]
+        small = indices.size and np.min(indices) >= 0 and (size is None or np.max(indices) < size)
+        if not small or indices.ndim > 1:
+            return None
+        first, stride = int(indices.flat[0]), int(np.diff(indices.flat[:2])[:1].sum()) or 1
+        if indices.ndim == 0 or (stride > 0 and np.all(np.diff(indices) == stride)):
+            whole: list[list[int | None]] = [[None, None, None] for _ in tensor.shape[1:]]
+            stop = first + (indices.size - 1) * stride + 1
+            slices = [*whole[: axis - 1], [first, stop, stride], *whole[axis:]]
+            dropped = [] if indices.ndim else [axis - 1]
+            return Plan([tensor], [step(Slice, slices, dropped)])
+        return Plan([tensor], [step(Gather, indices.tolist(), axis - 1)])
 
     return find
+
+
+def _moved_blocks(layer: Any) -> Callable[[Call], Plan | None]:
+    def find(call: Call) -> Plan | None:
+        tensor, size = _first(call), _number(call.argument(1, "block_size"))
+        formats = [call.argument(at, "data_format", "NHWC") for at in (2, 3)]
+        if tensor is None or size is None or "NCHW" in formats:
+            return None
+        return Plan([tensor], [step(layer, int(size))])
+
+    return find
+
+
+def _reduced(spatial: Any, channel: Any) -> Callable[[Call], Plan | None]:
+    """A mean or maximum over the pixels of each image, or over the channels of each pixel."""
+
+    def find(call: Call) -> Plan | None:
+        tensor, axis = call.argument(0, "input_tensor"), _constant(call.argument(1, "axis"))
+        keepdims = bool(call.argument(2, "keepdims", call.node.call_kwargs.get("keep_dims")))
+        if axis is None:
+            return None
+        rank = len(tensor.shape)
+        axes = sorted({int(one) % rank for one in np.atleast_1d(axis)})
+        if axes == [1, 2] and rank == 4:
+            return Plan([tensor], [step(spatial, keepdims=keepdims)])
+        if axes == [1] and rank == 3:
+            return Plan([tensor], pooled_whole_row(tensor, spatial, keepdims=keepdims))
+        if axes != [rank - 1] or rank < 2:
+            return None
+        if keepdims:
+            return Plan([tensor], [step(channel)])
+        inner = call.shape
+        if not inner or inner.count(None) > 1:
+            return None
+        shape = [-1 if size is None else size for size in inner]
+        return Plan([tensor], [step(channel, suffix="channel"), step(L.Reshape, shape)])
+
+    return find
+
+
+def _pooled(layer: Any) -> Callable[[Call], Plan | None]:
+    """Pooling by its window, strides and padding."""
+
+    def find(call: Call) -> Plan | None:
+        size, strides = call.argument(1, "ksize"), call.argument(2, "strides")
+        if str(call.argument(4, "data_format")).startswith("NC"):
+            return None
+        return _pooled_by(call, layer, size, strides, call.argument(3, "padding"))
+
+    return find
+
+
+def _pooled_by_kind(call: Call) -> Plan | None:
+    """`tf.nn.pool`, which is told what to do."""
+    window, kind = call.argument(1, "window_shape"), call.argument(2, "pooling_type")
+    rates = [call.argument(4, "dilation_rate"), call.argument(8, "dilations")]
+    plain = all(rate is None or np.all(np.asarray(rate) == 1) for rate in rates)
+    first = str(call.argument(7, "data_format")).startswith("NC")
+    layer = {"MAX": L.MaxPooling2D, "AVG": L.AveragePooling2D}.get(kind)
+    if layer is None or first or not plain:
+        return None
+    strides = call.argument(5, "strides")
+    padding = call.argument(3, "padding")
+    return _pooled_by(call, layer, window, 1 if strides is None else strides, padding)
+
+
+def _pooled_by(call: Call, layer: Any, size: Any, strides: Any, padding: Any) -> Plan | None:
+    tensor = _first(call)
+    if tensor is None or str(padding).lower() not in ("same", "valid"):
+        return None
+    inner = len(tensor.shape) - 2
+    sizes, steps = (_along_images(value, inner) for value in (size, strides))
+    if sizes is None or steps is None or inner not in (1, 2):
+        return None
+    padding = str(padding).lower()
+    if inner == 1:
+        return Plan([tensor], pooled_in_rows(call, tensor, layer, sizes[0], steps[0], padding))
+    return Plan([tensor], [step(layer, sizes, steps, padding)])
+
+
+def _along_images(value: Any, inner: int) -> tuple[int, ...] | None:
+    """A window's sizes in rows and columns, however they are written; None with others than 1."""
+    sizes = np.atleast_1d(np.asarray(value)).tolist()
+    if len(sizes) == inner + 2 and sizes[0] == sizes[-1] == 1:
+        sizes = sizes[1:-1]
+    sizes = sizes * inner if len(sizes) == 1 else sizes
+    return tuple(sizes) if len(sizes) == inner else None
 
 
 def _resized(call: Call) -> Plan | None:
@@ -210,6 +509,19 @@ def _resized(call: Call) -> Plan | None:
     if method == "nearest" and factors:
         return Plan([tensor], [step(L.UpSampling2D, factors)])
     return Plan([tensor], [step(L.Resizing, rows, columns, method)])
+
+
+def _resized_nearest(call: Call) -> Plan | None:
+    """The older form, whose pixels lie elsewhere unless it is told."""
+    tensor, rows, columns = call.argument(0, "images"), *call.shape[:2]
+    if call.argument(2, "align_corners", False) or None in (rows, columns):
+        return None
+    factors = _whole_factors(tensor.shape[1:3], (rows, columns))
+    if factors:
+        return Plan([tensor], [step(L.UpSampling2D, factors)])
+    if call.argument(4, "half_pixel_centers", False):
+        return Plan([tensor], [step(L.Resizing, rows, columns, "nearest")])
+    return None
 
 
 _METHODS = ("bilinear", "nearest", "bicubic", "area", "lanczos3", "lanczos5", "gaussian")
@@ -274,11 +586,15 @@ _OPERATIONS: dict[str, Callable[[Call], Plan | None]] = {
     "math.divide": _of_two(None, "x / c", None),
     "math.negative": _negative,
     "math.add_n": _sum,
-    "math.maximum": _extremum(L.Maximum, rectifies=True),
-    "math.minimum": _extremum(L.Minimum, rectifies=False),
-    "nn.relu": _function(L.ReLU),
-    "nn.relu6": _function(L.ReLU, 6.0),
-    "clip_by_value": _clip,
+    "nn.bias_add": _biased,
+    "math.square": _square,
+    "math.maximum": _extremum(L.Maximum),
+    "math.minimum": _extremum(L.Minimum),
+    "nn.relu": _clipped,
+    "nn.relu6": _clipped,
+    "clip_by_value": _clipped,
+    "math.abs": _function(L.Activation, absolute),
+    "abs": _function(L.Activation, absolute),
     "nn.leaky_relu": _leaky,
     "nn.elu": _function(L.Activation, "elu"),
     "nn.selu": _function(L.Activation, "selu"),
@@ -297,9 +613,26 @@ _OPERATIONS: dict[str, Callable[[Call], Plan | None]] = {
     "compat.v1.transpose": _transposed,
     "compat.v1.pad": _padded,
     "concat": _joined,
-    "math.reduce_mean": _pooled(L.GlobalAveragePooling2D),
-    "math.reduce_max": _pooled(L.GlobalMaxPooling2D),
+    "stack": _stacked,
+    "split": _split,
+    "unstack": _unstacked,
+    "gather": _gathered(axis_at=3),
+    "compat.v1.gather": _gathered(axis_at=4),
+    "nn.depth_to_space": _moved_blocks(DepthToSpace),
+    "compat.v1.nn.depth_to_space": _moved_blocks(DepthToSpace),
+    "nn.space_to_depth": _moved_blocks(SpaceToDepth),
+    "compat.v1.nn.space_to_depth": _moved_blocks(SpaceToDepth),
+    "math.reduce_mean": _reduced(L.GlobalAveragePooling2D, ChannelMean),
+    "math.reduce_max": _reduced(L.GlobalMaxPooling2D, ChannelMax),
+    **{
+        f"{prefix}nn.{kind}_pool{rank}": _pooled(layer)
+        for prefix in ("", "compat.v1.")
+        for kind, layer in (("max", L.MaxPooling2D), ("avg", L.AveragePooling2D))
+        for rank in ("", "1d", "2d")
+    },
+    "compat.v1.nn.pool": _pooled_by_kind,
     "image.resize": _resized,
+    "compat.v1.image.resize_nearest_neighbor": _resized_nearest,
     "__operators__.getitem": _sliced,
     "cast": _cast,
     "identity": _function(L.Activation, "linear"),

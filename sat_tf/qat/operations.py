@@ -22,6 +22,7 @@ def with_layers_for_operations(model: keras.Model) -> keras.Model:
       with its name and a scaling `<name>_scale` in front.
     - One-dimensional pooling becomes two-dimensional pooling of images with one row, between
       layers `<name>_image` and `<name>_row`.
+    - Each part that `tf.split` or `tf.unstack` makes becomes a slice, `<name>_part_0` and so on.
     - An operation that none of them does becomes an `Operation`, which is never quantized.
 
     Every output stays the same, bit for bit.
@@ -105,6 +106,8 @@ class _Rewriter:
         for place, layer in zip(plan.fronts, layers, strict=False):
             tensors[place] = layer(tensors[place])
         made = tensors if plan.takes_list else tensors[0]
+        if plan.beside:
+            return [layer(made) for layer in layers]
         for layer, step in zip(layers[len(plan.fronts) :], plan.steps, strict=True):
             made = layer(made)
             if step.weights:

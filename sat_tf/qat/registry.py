@@ -9,7 +9,19 @@ import tf_keras as keras
 
 from sat_tf.qat import functions
 from sat_tf.qat.operation_forms import fix_of
-from sat_tf.qat.operation_layers import Operation, Scaling, Slice
+from sat_tf.qat.operation_layers import (
+    ChannelMax,
+    ChannelMean,
+    Clip,
+    ConstantSum,
+    DepthToSpace,
+    Gather,
+    Operation,
+    Padding,
+    Scaling,
+    Slice,
+    SpaceToDepth,
+)
 from sat_tf.qat.preprocessing import affine_problem
 
 
@@ -145,6 +157,11 @@ def _upsampling_role(layer: keras.layers.Layer) -> Role:
     return Role.MOVEMENT if layer.interpolation == "nearest" else Role.FUNCTION
 
 
+def _resizing_role(layer: keras.layers.Layer) -> Role:
+    # What is cut to an aspect ratio first is left to TensorFlow's converter.
+    return Role.FUNCTION if layer.crop_to_aspect_ratio else _upsampling_role(layer)
+
+
 def _refuse_convolution(layer: keras.layers.Layer) -> str | None:
     return _refuse_channels_first(layer) or _refuse_activation_inside(layer)
 
@@ -159,10 +176,11 @@ def _refuse_convolution_1d(layer: keras.layers.Layer) -> str | None:
 
 
 def _refuse_transposed(layer: keras.layers.Layer) -> str | None:
-    if tuple(layer.dilation_rate) != (1, 1):
-        return f"received dilation_rate={tuple(layer.dilation_rate)}, expected (1, 1)"
-    if layer.output_padding is not None:
-        return f"received output_padding={layer.output_padding}, expected None"
+    if any(rate != 1 for rate in layer.dilation_rate):
+        return (
+            f"received dilation_rate={tuple(layer.dilation_rate)} in a transposed convolution, "
+            "expected 1; leave it out"
+        )
     return _refuse_convolution(layer)
 
 
@@ -233,7 +251,11 @@ _SUPPORT: dict[type, Support] = {
     keras.layers.InputLayer: Support(Role.INPUT),
     keras.layers.Conv1D: Support(Role.LINEAR, "kernel", (2,), _refuse_convolution_1d),
     keras.layers.Conv2D: Support(Role.LINEAR, "kernel", (3,), _refuse_convolution),
+    keras.layers.Conv1DTranspose: Support(Role.LINEAR, "kernel", (1,), _refuse_transposed),
     keras.layers.Conv2DTranspose: Support(Role.LINEAR, "kernel", (2,), _refuse_transposed),
+    keras.layers.DepthwiseConv1D: Support(
+        Role.LINEAR, "depthwise_kernel", (1, 2), _refuse_convolution
+    ),
     keras.layers.DepthwiseConv2D: Support(
         Role.LINEAR, "depthwise_kernel", (2, 3), _refuse_convolution
     ),
@@ -245,7 +267,9 @@ _SUPPORT: dict[type, Support] = {
     keras.layers.PReLU: Support(Role.FUNCTION),
     keras.layers.ELU: Support(Role.FUNCTION),
     keras.layers.LayerNormalization: Support(Role.FUNCTION, refuse=_refuse_normalization_of_layers),
+    Clip: Support(Role.FUNCTION),
     Scaling: Support(Role.SCALING),
+    ConstantSum: Support(Role.SUM),
     keras.layers.Add: Support(Role.SUM),
     keras.layers.Subtract: Support(Role.SUM),
     keras.layers.Average: Support(Role.SUM),
@@ -255,6 +279,8 @@ _SUPPORT: dict[type, Support] = {
     keras.layers.Concatenate: Support(Role.CONCATENATION, refuse=_refuse_concatenation),
     keras.layers.GlobalAveragePooling2D: Support(Role.MEAN, refuse=_refuse_channels_first),
     keras.layers.AveragePooling2D: Support(Role.MEAN, refuse=_refuse_channels_first),
+    ChannelMean: Support(Role.MEAN),
+    ChannelMax: Support(Role.MOVEMENT),
     keras.layers.GlobalMaxPooling2D: Support(Role.MOVEMENT, refuse=_refuse_channels_first),
     keras.layers.MaxPooling2D: Support(Role.MOVEMENT, refuse=_refuse_channels_first),
     keras.layers.ZeroPadding2D: Support(Role.MOVEMENT, refuse=_refuse_channels_first),
@@ -263,8 +289,12 @@ _SUPPORT: dict[type, Support] = {
     keras.layers.Cropping1D: Support(Role.MOVEMENT),
     keras.layers.UpSampling2D: Support(_upsampling_role, refuse=_refuse_channels_first),
     keras.layers.UpSampling1D: Support(Role.MOVEMENT),
-    keras.layers.Resizing: Support(Role.FUNCTION),
+    keras.layers.Resizing: Support(_resizing_role),
     keras.layers.Permute: Support(Role.MOVEMENT),
+    DepthToSpace: Support(Role.MOVEMENT),
+    SpaceToDepth: Support(Role.MOVEMENT),
+    Padding: Support(Role.MOVEMENT),
+    Gather: Support(Role.MOVEMENT),
     Slice: Support(Role.MOVEMENT),
     keras.layers.Flatten: Support(Role.MOVEMENT),
     keras.layers.Reshape: Support(Role.MOVEMENT),

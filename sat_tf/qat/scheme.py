@@ -148,9 +148,7 @@ def quantize_scope(*objects: dict[str, Any]) -> Any:
             quantizers.StreamQuantizer,
             function_quantizers.OffsetQuantizer,
             function_quantizers.UnitQuantizer,
-            operation_layers.Operation,
-            operation_layers.Scaling,
-            operation_layers.Slice,
+            *operation_layers.LAYERS,
         )
     }
     return tfmot.quantization.keras.quantize_scope(ours, *objects)

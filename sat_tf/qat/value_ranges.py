@@ -39,7 +39,9 @@ class ValueRanges:
                 return False
             if functions.keeps_range(node.layer):
                 return self.is_negative(node.inputs[0])
-            return functions.reach(node.layer).is_negative
+            # A sign that is kept is that of the input; else the function's own.
+            keeps = functions.keeps_sign(node.layer) and not self.is_negative(node.inputs[0])
+            return not keeps and functions.reach(node.layer).is_negative
         if role in (Role.SUM, Role.PRODUCT, Role.CONCATENATION, Role.MEAN, Role.MOVEMENT):
             return self._combines_to_negative(node)
         if role is Role.SCALING:
@@ -58,7 +60,8 @@ class ValueRanges:
         """Which values the layer's output can have, as far as functions in or before it say."""
         node, role = self._network[name], self._roles[name]
         if role is Role.FUNCTION and not functions.keeps_range(node.layer):
-            return functions.reach(node.layer)
+            found = functions.reach(node.layer)
+            return found if self.is_negative(name) == found.is_negative else functions.POSITIVE
         if role in (Role.MEAN, Role.MOVEMENT, Role.FUNCTION):
             return self.reach(node.inputs[0])
         if role is Role.PRODUCT:

@@ -22,6 +22,8 @@ L = keras.layers
         ((1, 1, 64, 128), "Conv2D", 128),
         ((1, 7, 5, 2), "Conv2D", 14),
         ((5, 4, 6), "Conv1D", 30),
+        ((5, 4, 6), "Conv1DTranspose", 20),  # (kernel, out, in)
+        ((5, 4, 2), "DepthwiseConv1D", 10),  # (kernel, channels, depth_multiplier)
         ((1280, 1000), "Dense", 1000),
         ((3, 3, 96, 1), "DepthwiseConv2D", 9),
         ((3, 3, 96, 2), "DepthwiseConv2D", 18),
@@ -51,6 +53,8 @@ def test_an_input_of_a_grouped_convolution_reaches_the_outputs_of_its_group(
     [
         (L.Conv1D(6, 3), (9, 4)),
         (L.Conv2D(8, (3, 2), groups=2), (7, 7, 4)),
+        (L.Conv1DTranspose(5, 3), (9, 4)),
+        (L.DepthwiseConv1D(3, depth_multiplier=2), (9, 4)),
         (L.Conv2DTranspose(5, 3, 2), (4, 4, 3)),
         (L.DepthwiseConv2D(3, depth_multiplier=2), (7, 7, 4)),
     ],

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
@@ -115,6 +116,54 @@ def _floats(image: Any) -> Any:
     return L.Activation("sigmoid", name="probabilities")(_classifier(tensor))
 
 
+def _rearranged(image: Any) -> Any:
+    """Operations that pick codes or put them elsewhere."""
+    tensor = _block(tf.nn.space_to_depth(image, 2), "stem", 16)
+    tensor = tf.nn.max_pool2d(tf.nn.depth_to_space(tensor, 2), 2, 1, "SAME")
+    first, second, third = tf.split(_block(tensor, "a", 8), [2, 2, 4], axis=-1)
+    stream = L.Conv2D(4, 1, name="stream")(tf.concat([second, first], -1))
+    stream = tf.gather(stream, [3, 0, 0, 1, 2], axis=-1)
+    largest = tf.reduce_max(stream, axis=-1, keepdims=True)
+    third = tf.image.resize(tf.pad(third, [[0, 0], [0, 0], [0, 0], [1, 0]]), (5, 9), "nearest")
+    stream = tf.image.resize(stream, (5, 9), "nearest")
+    third = L.Add(name="sum")([L.Conv2D(5, 1, name="project")(third), stream])
+    largest = tf.stack(tf.unstack(_block(largest, "b", 5), axis=1)[1:6], axis=1)
+    joined = tf.nn.avg_pool(_block(tf.concat([third, largest[:, :, :1]], 2), "c"), 3, 2, "SAME")
+    return L.Dense(4, name="classifier")(tf.reduce_max(joined, [1, 2]))
+
+
+def _numbers(image: Any) -> Any:
+    """Operations of a tensor and numbers."""
+    draw = np.random.default_rng(4)
+    conv = L.Conv2D(6, 3, padding="same", name="conv")(image)
+    tensor = tf.abs(L.Conv2D(6, 1, name="a")(tf.clip_by_value(conv, -1.5, 2.0)))
+    tensor = L.Conv2D(6, 1, name="b")(tensor + draw.normal(size=(8, 8, 6)).astype(np.float32))
+    gate = tf.concat(
+        [tf.reduce_mean(tensor, -1, keepdims=True), tf.reduce_max(tensor, -1, keepdims=True)], -1
+    )
+    tensor *= L.Conv2D(1, 3, padding="same", activation="sigmoid", name="gate")(gate)
+    tensor = L.ReLU(name="c_relu")(draw.normal(size=(1, 8, 6)).astype(np.float32) - tensor)
+    tensor = tf.minimum(L.Conv2D(6, 1, name="d")(tf.minimum(tensor, 3.0)), 1.0)
+    return _classifier(_block(tf.nn.bias_add(tensor, np.float32([1, 2, 3, -1, -2, 0.5])), "e"))
+
+
+def _sequences(image: Any) -> Any:
+    """Layers of sequences, and transposed convolutions that say how much larger they are."""
+    up = {"padding": "same", "output_padding": 1}
+    tensor = L.Conv2DTranspose(6, 3, 2, activation="relu", name="up", **up)(image)
+    tensor = L.Conv2DTranspose(5, (3, 2), (2, 3), output_padding=(1, 0), name="again")(tensor)
+    tensor = L.Reshape((-1, 5), name="row")(tensor)
+    tensor = L.SeparableConv1D(6, 3, 4, depth_multiplier=2, use_bias=False, name="a")(tensor)
+    tensor = L.ReLU(name="a_relu")(L.BatchNormalization(name="a_bn")(tensor))
+    tensor = L.SeparableConv1D(6, 3, padding="causal", dilation_rate=2, name="b")(tensor)
+    tensor = L.DepthwiseConv1D(3, 2, activation="relu", depth_multiplier=2, name="c")(tensor)
+    tensor = tf.nn.max_pool1d(tf.pad(tensor, [[0, 0], [0, 0], [0, 2]]), 3, 2, "SAME")
+    tensor = L.Conv1DTranspose(6, 3, 2, name="longer", use_bias=False, **up)(tensor)
+    tensor = L.ReLU(name="longer_relu")(L.BatchNormalization(name="longer_bn")(tensor))
+    tensor = L.Conv1DTranspose(6, 2, 3, activation="tanh", name="longest")(tensor)
+    return L.Dense(4, name="classifier")(tf.reduce_mean(tensor, axis=1))
+
+
 @dataclasses.dataclass(frozen=True)
 class LayerModel:
     """A model, and what is special in its file.
@@ -156,6 +205,23 @@ MODELS = {
     "squeeze_and_excitation": LayerModel(_squeeze_and_excitation, {"GATHER": 2, "MUL": 2}),
     "operations": LayerModel(
         _operations, {"GATHER": 1, "MUL": 1, "STRIDED_SLICE": 2}, differing=0.5
+    ),
+    "rearranged": LayerModel(
+        _rearranged,
+        {
+            "DEPTH_TO_SPACE": 1,
+            "SPACE_TO_DEPTH": 1,
+            "GATHER": 1,
+            "REDUCE_MAX": 1,
+            "RESIZE_NEAREST_NEIGHBOR": 2,
+            "PAD": 1,
+        },
+    ),
+    "numbers": LayerModel(
+        _numbers, {"ADD": 6, "GATHER": 4, "MUL": 1, "REDUCE_MAX": 1}, differing=0.4
+    ),
+    "sequences": LayerModel(
+        _sequences, {"TRANSPOSE_CONV": 4, "DEPTHWISE_CONV_2D": 4, "PAD": 2}, differing=0.3
     ),
     "floats": LayerModel(
         _floats,

@@ -45,6 +45,31 @@ def depthwise(
     return convolution(stored, zero_point, full, strides, padding)
 
 
+def transposed(
+    stored: np.ndarray,
+    zero_point: int,
+    kernel: np.ndarray,
+    strides: tuple[int, int],
+    padding: str,
+    size: tuple[int, int],
+) -> np.ndarray:
+    """Sums of a transposed convolution to a size; kernel (outputs, rows, columns, inputs)."""
+    count, height, width, _ = stored.shape
+    outputs, rows, columns, _ = kernel.shape
+    top, left = (
+        max((length - 1) * stride + taps - wanted, 0) // 2 if padding == "SAME" else 0
+        for length, stride, taps, wanted in zip(
+            (height, width), strides, (rows, columns), size, strict=True
+        )
+    )
+    sums = np.zeros((count, *size, outputs), np.int64)
+    for n, i, j, r, c in np.ndindex(count, height, width, rows, columns):
+        y, x = i * strides[0] + r - top, j * strides[1] + c - left
+        if 0 <= y < size[0] and 0 <= x < size[1]:
+            sums[n, y, x] += kernel[:, r, c].astype(np.int64) @ (stored[n, i, j] - zero_point)
+    return sums
+
+
 def _margin(length: int, kernel: int, stride: int, dilation: int, padding: str) -> tuple[int, int]:
     extent = (kernel - 1) * dilation + 1
     if padding == "VALID":

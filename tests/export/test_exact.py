@@ -1,14 +1,18 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras as keras
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sat_tf.export import exact
+from sat_tf.export import arithmetic, exact
 from sat_tf.export import graph as ir
+from sat_tf.export.arithmetic import transposed_size
 from sat_tf.export.graph import Codes, Graph, Linear, LinearKind, Operation, Tensor, Window
 from sat_tf.export.simulator import run_operation
+from tests.export import reference
 
+L = keras.layers
 SIGNED = Codes(np.float32(0.02), 0)
 UNSIGNED = Codes(np.float32(0.01), -128)
 FOUR_BITS = Codes(np.float32(0.3), 112, lowest=112)
@@ -144,6 +148,71 @@ def test_convolutions_give_the_integers_of_the_simulation(
     )
     expected, computed = both(operation, graph, stored)
     np.testing.assert_array_equal(computed, expected)
+
+
+@given(
+    strides=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    padding=st.sampled_from(["SAME", "VALID"]),
+    size=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    more=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    source=st.sampled_from([SIGNED, UNSIGNED, FOUR_BITS]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_transposed_convolutions_of_any_output_give_the_integers_of_the_simulation(
+    strides, padding, size, more, source, seed
+):
+    rng = np.random.default_rng(seed)
+    layer = L.Conv2DTranspose(
+        2,
+        size,
+        strides,
+        padding.lower(),
+        output_padding=[min(a, b - 1) for a, b in zip(more, strides, strict=True)],
+    )
+    made = layer.compute_output_shape((None, 3, 4, 2))[1:3]
+    forward = [-(-out // by) for out, by in zip(made, strides, strict=True)]
+    if padding == "SAME" and forward != [3, 4]:  # TensorFlow has no such transpose
+        return
+    window = Window(strides, padding)
+    usual = transposed_size((3, 4), size, window)
+    rows, columns = (a - b for a, b in zip(made, usual, strict=True))
+    window = Window(strides, padding, more=(rows, columns))
+    kernel = rng.integers(-127, 128, (2, *size, 2))
+    operation = linear_of(LinearKind.TRANSPOSED, kernel, rng.integers(-99, 99, 2), window=window)
+    stored = rng.integers(source.lowest, source.highest + 1, (2, 3, 4, 2)).astype(np.int32)
+    target = Codes(np.float32(0.02), 0)
+    graph = graph_of(operation, Tensor("x", (3, 4, 2), source), output=Tensor("y", (), target))
+    expected, computed = both(operation, graph, stored)
+    np.testing.assert_array_equal(computed, expected)
+    # The definition: each pixel adds its multiple of the kernel, and SAME leaves out both ends.
+    sums = reference.transposed(stored, source.zero_point, kernel, strides, padding, made)
+    found = arithmetic.sums(stored, source.zero_point, kernel, operation.kind, window)
+    np.testing.assert_array_equal(found, sums)
+
+
+@given(
+    steps=st.tuples(*[st.floats(1e-3, 1.0)] * 3),
+    source=st.sampled_from([SIGNED, UNSIGNED, FOUR_BITS]),
+    output=st.sampled_from([SIGNED, UNSIGNED, FOUR_BITS]),
+    shape=st.sampled_from([(3, 4, 5), (1, 4, 5), (3, 1, 1), (1, 1, 5)]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_sums_with_a_map_round_like_those_of_two_tensors(steps, source, output, shape, seed):
+    rng = np.random.default_rng(seed)
+    codes = Codes(np.float32(steps[0]), source.zero_point, source.lowest)
+    target = Codes(np.float32(steps[2]), output.zero_point, output.lowest)
+    constant = rng.integers(-127, 128, shape).astype(np.int32)
+    operation = ir.AddConstant(("x",), "y", constant, np.asarray(steps[1], np.float32))
+    tensors = Tensor("x", (3, 4, 5), codes), Tensor("y", (3, 4, 5), target)
+    graph = graph_of(operation, tensors[0], output=tensors[1])
+    stored = rng.integers(codes.lowest, 128, (8, 3, 4, 5)).astype(np.int32)
+    expected, computed = both(operation, graph, stored)
+    np.testing.assert_array_equal(computed, expected)
+    pair = ir.Add(("x", "c"), "y")
+    known = Tensor("c", (3, 4, 5), Codes(np.float32(steps[1]), 0))
+    graph = graph_of(pair, tensors[0], known, output=tensors[1])
+    full = np.broadcast_to(constant, (8, 3, 4, 5))
+    np.testing.assert_array_equal(run_operation(pair, graph, stored, full), expected)
 
 
 @given(

@@ -18,7 +18,7 @@ def test_the_file_of_another_tool_is_refused_by_its_first_foreign_part():
 
 def unknown_operator(model, graph):
     code = model.operatorCodes[graph.operators[1].opcodeIndex]
-    code.builtinCode = code.deprecatedBuiltinCode = tfl.BuiltinOperator.SPACE_TO_DEPTH
+    code.builtinCode = code.deprecatedBuiltinCode = tfl.BuiltinOperator.BATCH_TO_SPACE_ND
 
 
 def other_activation(model, graph):
@@ -59,7 +59,7 @@ def unmade_output(model, graph):
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (unknown_operator, r"operator 1, SPACE_TO_DEPTH: no operator of sat-tf"),
+        (unknown_operator, r"operator 1, BATCH_TO_SPACE_ND: no operator of sat-tf"),
         (other_activation, r"operator 1, CONV_2D \w+: its fused activation is RELU6"),
         (other_bias_steps, r"the steps of its bias are not input step · weight step"),
         (backward, r"operator 1, .*nothing before it makes its input dense\w*_float"),

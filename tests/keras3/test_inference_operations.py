@@ -4,11 +4,11 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.keras3 import inference_operations
+from sat_tf.keras3 import inference_operations, inference_table
 from sat_tf.keras3.calls import calls_of
 from sat_tf.keras3.outgoing import build
 from sat_tf.qat import operation_layers
-from sat_tf.qat.operation_plans import gelu_by_tanh
+from sat_tf.qat.operation_plans import absolute, gelu_by_tanh
 
 VALUES = np.random.default_rng(4).uniform(0.1, 3.0, (3, 8, 8, 4)).astype(np.float32)
 
@@ -51,16 +51,20 @@ OPERATIONS = [
     lambda x: tf.clip_by_value(x, 0.5, 2.0),
     lambda x: tf.concat([x, x[..., :1]], -1),
     lambda x: tf.divide(x, 3.0),
+    lambda x: tf.compat.v1.gather(x, [3, 0, 0], axis=3),
     lambda x: tf.expand_dims(x, 1),
+    lambda x: tf.gather(x, [6, 2], axis=1),
     lambda x: tf.image.resize(x, (5, 6)),
     lambda x: tf.image.resize(x, (5, 6), "nearest"),
     lambda x: tf.image.resize(x, (5, 6), antialias=True),
     lambda x: tf.math.squared_difference(x, 0.7),
     lambda x: tf.maximum(x, 1.0),
     lambda x: tf.minimum(x, x[:, :1]),
+    lambda x: tf.nn.depth_to_space(x, 2),
     lambda x: tf.nn.gelu(x, approximate=True),
     lambda x: tf.nn.leaky_relu(x - 1.0, alpha=0.1),
     lambda x: tf.nn.softmax(x, axis=1),
+    lambda x: tf.nn.space_to_depth(x, 4),
     lambda x: tf.pad(x, [[0, 0], [1, 2], [1, 1], [0, 0]]),
     lambda x: tf.pad(x, [[0, 0], [1, 2], [1, 1], [0, 0]], constant_values=2.5),
     lambda x: tf.pad(x, [[0, 0], [1, 2], [1, 1], [0, 0]], "REFLECT"),
@@ -122,9 +126,33 @@ def test_slices_are_those_of_tf_keras(slices, dropped):
     np.testing.assert_array_equal(again(VALUES), expected)
 
 
+OWN_LAYERS = [
+    operation_layers.Clip(0.5, 2.0),
+    operation_layers.Clip(None, 2.0),
+    operation_layers.Clip(1.0, None),
+    operation_layers.DepthToSpace(2),
+    operation_layers.SpaceToDepth(2),
+    operation_layers.ChannelMean(),
+    operation_layers.ChannelMax(),
+    operation_layers.Padding([(0, 1), (2, 0), (1, 3)]),
+    operation_layers.Gather([3, 1, 1], 2),
+    operation_layers.ConstantSum(VALUES[0] - 1.0),
+]
+
+
+@pytest.mark.parametrize("layer", OWN_LAYERS, ids=lambda layer: layer.name)
+def test_layers_of_quantized_operations_are_those_of_tf_keras(layer):
+    made = inference_table.make_layer(layer, "made", activation=True, kernel=None)
+    assert inference_table.problem_of(layer) is None
+    np.testing.assert_array_equal(made(VALUES), layer(VALUES))
+    copy = type(layer).from_config(layer.get_config())
+    np.testing.assert_array_equal(copy(VALUES), layer(VALUES))
+
+
 def test_functions_of_tf_keras_that_keras_3_has_not_are_those_of_tf_keras():
     values = tf.constant(VALUES * 3.0 - 4.0)
     np.testing.assert_array_equal(
         inference_operations.hard_sigmoid_of_keras2(values), keras.activations.hard_sigmoid(values)
     )
     np.testing.assert_array_equal(inference_operations.gelu_by_tanh(values), gelu_by_tanh(values))
+    np.testing.assert_array_equal(inference_operations.absolute(values), absolute(values))

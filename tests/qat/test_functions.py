@@ -17,9 +17,10 @@ from sat_tf.keras3.activations import (
 )
 from sat_tf.qat import functions, registry
 from sat_tf.qat.function_quantizers import OffsetQuantizer
-from sat_tf.qat.operation_plans import gelu_by_tanh
+from sat_tf.qat.operation_layers import Clip
+from sat_tf.qat.operation_plans import absolute, gelu_by_tanh
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.qat.quantizers import StreamQuantizer
+from sat_tf.qat.quantizers import PactQuantizer, StreamQuantizer
 from sat_tf.qat.registry import Role
 
 L = keras.layers
@@ -38,6 +39,8 @@ LAYERS = [
     L.Activation("gelu"),
     L.Activation(gelu_by_tanh),
     L.Activation("mish"),
+    L.Activation(absolute),
+    *(Clip(*ends) for ends in ((-1.0, 1.0), (-2.0, 3.0), (0.25, 1.0), (0.5, 4.0), (-0.5, None))),
     *(L.Activation(f) for f in (celu, hard_silu, hard_tanh, relu6_sigmoid, squareplus)),
     L.Activation(tf.nn.leaky_relu),
     L.LeakyReLU(0.3),
@@ -62,6 +65,23 @@ def test_functions_stay_within_their_reach(layer):
     # A range that reaches further than the function would waste codes.
     assert lowest == 0.0 or np.min(values) <= 0.9 * lowest
     assert functions.works_on_each_value(layer)
+
+
+def test_what_is_cut_off_above_keeps_its_sign():
+    assert functions.reach(Clip(None, 2.0)) == functions.UNKNOWN
+    assert functions.works_on_each_value(Clip(None, 2.0))
+    image = keras.Input((8, 8, 3))
+    kinds = {}
+    for name, function in (("positive", "softplus"), ("signed", "linear")):
+        features = L.Activation(function, name=name)(L.Conv2D(4, 3)(image))
+        for high in (2.0, -2.0):
+            cut = tf.minimum(features, high)
+            model = keras.Model(image, L.Dense(2)(L.Flatten()(L.Conv2D(4, 3)(cut))))
+            quantized = sat_tf.quantize_model(model, BitPolicy.mobile(4))
+            wrapper = quantized.get_layer(f"quant_{cut.node.layer.name}")
+            kinds[name, high] = type(wrapper.quantize_config.output)
+    assert kinds.pop(("positive", 2.0)) is PactQuantizer
+    assert set(kinds.values()) == {StreamQuantizer}
 
 
 def test_a_softmax_is_between_0_and_1_and_no_table():

@@ -2,7 +2,7 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.qat import registry
+from sat_tf.qat import operation_layers, registry
 from sat_tf.qat.operation_layers import Scaling, Slice
 from sat_tf.qat.registry import Role
 
@@ -52,6 +52,19 @@ L = keras.layers
         (L.PReLU(), Role.FUNCTION),
         (L.LayerNormalization(), Role.FUNCTION),
         (L.Resizing(4, 4), Role.FUNCTION),
+        (L.Resizing(4, 4, "nearest"), Role.MOVEMENT),
+        (L.Resizing(4, 4, "nearest", crop_to_aspect_ratio=True), Role.FUNCTION),
+        (L.Conv2DTranspose(4, 3, 2, output_padding=1), Role.LINEAR),
+        (L.Conv1DTranspose(4, 3, 2, output_padding=1), Role.LINEAR),
+        (L.DepthwiseConv1D(3), Role.LINEAR),
+        (operation_layers.Clip(-1.0, 2.0), Role.FUNCTION),
+        (operation_layers.DepthToSpace(2), Role.MOVEMENT),
+        (operation_layers.SpaceToDepth(2), Role.MOVEMENT),
+        (operation_layers.Padding([(0, 0), (1, 2)]), Role.MOVEMENT),
+        (operation_layers.Gather([1, 0], 0), Role.MOVEMENT),
+        (operation_layers.ChannelMax(), Role.MOVEMENT),
+        (operation_layers.ChannelMean(), Role.MEAN),
+        (operation_layers.ConstantSum([[1.0]]), Role.SUM),
     ],
 )
 def test_every_supported_layer_has_a_role(layer, role):
@@ -73,7 +86,10 @@ def test_a_subclass_may_do_anything_and_is_not_known():
     [
         (L.LSTM(3), "received LSTM, which sat-tf does not quantize"),
         (L.Conv2DTranspose(4, 3, dilation_rate=2), "received dilation_rate=(2, 2)"),
-        (L.Conv2DTranspose(4, 3, 2, output_padding=1), "expected None"),
+        (L.Conv1DTranspose(4, 3, dilation_rate=2), "received dilation_rate=(2,)"),
+        (L.Conv1DTranspose(4, 3, data_format="channels_first"), "expected 'channels_last'"),
+        (L.DepthwiseConv1D(3, data_format="channels_first"), "expected 'channels_last'"),
+        (L.DepthwiseConv1D(3, activation="gelu"), "received activation='gelu'"),
         (L.Conv2DTranspose(4, 3, data_format="channels_first"), "expected 'channels_last'"),
         (L.Conv1D(4, 3, padding="causal"), "put a ZeroPadding1D in front"),
         (L.Conv2D(4, 3, data_format="channels_first"), "expected 'channels_last'"),
