@@ -216,7 +216,7 @@ def test_its_file_is_all_integer_and_computes_the_proved_codes(taken, tmp_path):
 
 def test_sat_tf_lists_all_that_is_in_the_way_at_once():
     image = _image()
-    tensor = L.Conv2DTranspose(2, 3, 2, output_padding=1, name="conv")(image)
+    tensor = L.Conv2DTranspose(2, 3, dilation_rate=2, name="conv")(image)
     tensor = L.Conv2D(2, 3, activation="swish", name="fine")(tensor)
     tensor = L.Lambda(lambda values: values + 1.0, name="odd")(tensor)
     with pytest.raises(ValueError, match="2 problems") as error:

@@ -8,7 +8,7 @@ import sat_tf
 from sat_tf import BitPolicy
 from sat_tf.planning.layer_plan import Export
 from tests.export import zoo
-from tests.planning.models import with_output_padding
+from tests.planning.models import with_odd_activation
 
 L = keras.layers
 
@@ -101,11 +101,11 @@ def test_refusals_are_those_of_the_export(make, tmp_path):
 
 def test_an_open_image_size_is_refused_unless_one_is_given(tmp_path):
     policy = BitPolicy.mobile(4, unsupported="float")
-    quantized = sat_tf.quantize_model(with_output_padding(), policy)
+    quantized = sat_tf.quantize_model(with_odd_activation(), policy)
     with pytest.raises(ValueError, match="fixed sizes") as error:
         sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
-    assert sat_tf.explain(with_output_padding(), policy).export_problems[0] in str(error.value)
-    plan = sat_tf.explain(with_output_padding(), policy, image_size=16)
+    assert sat_tf.explain(with_odd_activation(), policy).export_problems[0] in str(error.value)
+    plan = sat_tf.explain(with_odd_activation(), policy, image_size=16)
     assert plan.export_problems == ()
     assert plan.bytes > 0
 

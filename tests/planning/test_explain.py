@@ -8,7 +8,7 @@ from sat_tf import BitPolicy, models
 from sat_tf.planning.layer_plan import Export, Fate
 from sat_tf.qat.layout import inner_layer
 from tests.planning.following import assert_followed
-from tests.planning.models import convolutions, residual, with_output_padding
+from tests.planning.models import convolutions, residual, with_odd_activation
 from tests.qat import float_models
 
 L = keras.layers
@@ -71,12 +71,12 @@ def test_a_plan_says_what_is_read_at_how_many_bits_and_how_weights_start():
 
 def test_float_layers_count_with_32_bits():
     policy = BitPolicy.mobile(4, unsupported="float")
-    plan = sat_tf.explain(with_output_padding(), policy, image_size=10)
+    plan = sat_tf.explain(with_odd_activation(), policy, image_size=10)
     # 8 x 8 places of 3 x 3 x 4 x 4 weights
     assert plan["odd"].bit_operations == 64 * 144 * 32 * 32
 
 
-@pytest.mark.parametrize("build", [convolutions, residual, with_output_padding])
+@pytest.mark.parametrize("build", [convolutions, residual, with_odd_activation])
 @pytest.mark.parametrize("bits", [2, 8])
 def test_totals_are_sums_of_rows(build, bits):
     plan = sat_tf.explain(build(), BitPolicy.mobile(bits, unsupported="float"), image_size=None)
@@ -207,7 +207,7 @@ def problem_lines(error):
     return [line[4:] for line in str(error.value).splitlines() if line.startswith("  - ")]
 
 
-@pytest.mark.parametrize("build", [with_output_padding, float_models.any_image_size])
+@pytest.mark.parametrize("build", [with_odd_activation, float_models.any_image_size])
 def test_problems_are_those_that_quantize_model_raises(build):
     model, policy = build(), BitPolicy.mobile(1)
     plan = sat_tf.explain(model, policy)
@@ -220,7 +220,7 @@ def test_problems_are_those_that_quantize_model_raises(build):
 
 
 def test_problems_stand_with_their_layers_and_the_others_are_planned():
-    plan = sat_tf.explain(with_output_padding(), BitPolicy.mobile(4))
+    plan = sat_tf.explain(with_odd_activation(), BitPolicy.mobile(4))
     assert plan["odd"].fate is Fate.PROBLEM
     assert f"odd: {plan['odd'].problems[0]}" == plan.problems[0]
     assert plan["second"].weights.bits == 4

@@ -9,7 +9,7 @@ import sat_tf
 from sat_tf import BitPolicy
 from sat_tf.planning.boxes import boxes_of
 from sat_tf.planning.plan import COLUMNS
-from tests.planning.models import convolutions, residual, with_output_padding
+from tests.planning.models import convolutions, residual, with_odd_activation
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def plan():
 
 @pytest.fixture(scope="module")
 def refused():
-    return sat_tf.explain(with_output_padding(), BitPolicy.mobile(4))
+    return sat_tf.explain(with_odd_activation(), BitPolicy.mobile(4))
 
 
 def test_rows_frame_and_csv_say_the_same(plan, tmp_path):
@@ -57,7 +57,7 @@ def test_the_page_has_the_diagram_and_every_layer_and_loads_nothing(plan, refuse
         assert page.count("<svg") == 1
         assert all(f"<td>{row.name}</td>" in page for row in made.rows)
         assert not re.search(r"<script|<link|src=|url\(", page)
-    assert "received output_padding=(1, 1), expected None" in page
+    assert "&#x27;sin&#x27;, expected one of linear" in page
 
 
 def test_a_diagram_is_well_formed_svg_and_png(plan, refused, tmp_path):
