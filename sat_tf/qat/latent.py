@@ -37,8 +37,8 @@ def latent_kernel(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Latent weights whose clamped value is the kernel divided by its maximum.
 
-    W = atanh(r K / m), m = max|K| over all axes but `range_axes`, r = min(m, 0.9). An all-zero range
-    has m = 1 and stays zero.
+    W = atanh(r K / m), m = max|K| over all axes but `range_axes`, r = min(m, 0.9). An all-zero
+    range has m = 1 and stays zero.
 
     Args:
         kernel: finite float weights, any shape.

@@ -596,8 +596,8 @@ _CLASSIFIER = {"CONV_2D": 1, "MEAN": 1, "FULLY_CONNECTED": 1}
 _SEPARABLE = {"CONV_2D": 2, "DEPTHWISE_CONV_2D": 1, "MEAN": 1, "FULLY_CONNECTED": 1}
 _BOTTLENECK = {**_SEPARABLE, "CONV_2D": 3}
 _WINDOWS = {"CONV_2D": 2, "MEAN": 2, "ADD": 1, "FULLY_CONNECTED": 1}
-# Streams are summed at 8 bits, and read so. Where they are requantized, a depthwise convolution gives
-# them fewer bits before each linear layer; that of a vector stands between two reshapes.
+# Streams are summed at 8 bits, and read so. Where they are requantized, a depthwise convolution
+# gives them fewer bits before each linear layer; that of a vector stands between two reshapes.
 _REQUANTIZED = BitPolicy.mobile(4, requantize_streams=True)
 _RESIDUAL = {"CONV_2D": 4, "ADD": 2, "MEAN": 1, "FULLY_CONNECTED": 1}
 _RESIDUAL_REQUANTIZED = {**_RESIDUAL, "DEPTHWISE_CONV_2D": 2, "RESHAPE": 2}
@@ -732,7 +732,10 @@ ZOO: dict[str, Specimen] = {
     ),
     "residual_with_a_branch_next_to_nothing": Specimen(
         residual(rectified=False),
-        {**_RESIDUAL_REQUANTIZED, "DEPTHWISE_CONV_2D": 3},  # one gives the branch the step of the sum
+        {
+            **_RESIDUAL_REQUANTIZED,
+            "DEPTHWISE_CONV_2D": 3,
+        },  # one gives the branch the step of the sum
         _REQUANTIZED,
         change=scale_clipping_level("wide", 1e-4),
         largest=2,
