@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import flatbuffers
 import tensorflow as tf
 from ai_edge_litert import schema_py_generated as tfl
 
@@ -130,6 +131,33 @@ def splice(
         operator.outputs = [where[index] for index in operator.outputs]
         subgraph.operators.append(operator)
     return where[result]
+
+
+def spliced_bytes(content: bytes, output: str) -> int:
+    """How many bytes longer `splice` makes a file, beside the tensor that the operators make.
+
+    Args:
+        content: the file that is spliced into another one.
+        output: the name of that tensor, which others are named after.
+    """
+    model, subgraph = tfl.ModelT(), tfl.SubGraphT()
+    source = tfl.ModelT.InitFromPackedBuf(content, 0).subgraphs[0]
+    model.buffers, model.operatorCodes, model.subgraphs = [tfl.BufferT()], [], [subgraph]
+    subgraph.operators, subgraph.tensors = [], []
+    for _ in (*source.inputs, source.outputs[0]):
+        tensor = tfl.TensorT()
+        tensor.name = output
+        subgraph.tensors.append(tensor)
+    before = _packed_bytes(model)
+    *inputs, made = range(len(subgraph.tensors))
+    splice(content, model, subgraph, inputs, made, lambda name: name)
+    return _packed_bytes(model) - before
+
+
+def _packed_bytes(model: Any) -> int:
+    builder = flatbuffers.Builder(1 << 10)
+    builder.Finish(model.Pack(builder))
+    return len(builder.Output())
 
 
 def _in_order(graph: Any) -> list[int]:

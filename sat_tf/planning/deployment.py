@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from sat_tf.export.graph import Graph, Island, Operation
 from sat_tf.export.refusals import find_problems
 from sat_tf.export.trace import trace_network
-from sat_tf.planning.conversions import not_converted
+from sat_tf.planning.conversions import conversions
 from sat_tf.planning.layer_plan import Export
 from sat_tf.planning.operators import operator_names
 from sat_tf.planning.preview import kernel_outlines, user_name
@@ -45,12 +45,14 @@ class Deployment:
         graph: what the file holds; None where there is none.
         problems: why it is not exported.
         linear_layers: which of the layers are quantized linear layers.
+        island_bytes: what the layers that are left float take in the file, by their names.
     """
 
     layers: Mapping[str, Deployed]
     graph: Graph | None
     problems: tuple[str, ...]
     linear_layers: frozenset[str]
+    island_bytes: Mapping[str, int]
 
 
 def deployment(preview: Network, *, tolerant: bool = False) -> Deployment:
@@ -76,10 +78,12 @@ def deployment(preview: Network, *, tolerant: bool = False) -> Deployment:
         graph = None
     if problems and not _sizes_are_known(preview):
         graph = None
-    layers = {}
+    layers: dict[str, Deployed] = {}
+    island_bytes: Mapping[str, int] = {}
     if graph is not None:
         layers = _Reading(graph, preview, names).layers()
-        for name, reason in not_converted(graph).items():
+        reasons, island_bytes = conversions(graph)
+        for name, reason in reasons.items():
             refused.setdefault(name, []).append(reason)
             problems.append(reason)
     for name in names.values():
@@ -89,7 +93,7 @@ def deployment(preview: Network, *, tolerant: bool = False) -> Deployment:
         elif name not in layers:
             layers[name] = Deployed(Export.UNKNOWN)
     linear = frozenset(names[name] for name in outlines)
-    return Deployment(layers, graph, tuple(problems), linear)
+    return Deployment(layers, graph, tuple(problems), linear, island_bytes)
 
 
 def _sizes_are_known(network: Network) -> bool:

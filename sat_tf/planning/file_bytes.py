@@ -3,11 +3,14 @@
 What fills a file is counted as the writer stores it: one byte a weight code, four a bias, and for
 every step twelve, itself and the zero point beside it, for the kernel and again for the bias. The
 rest, tables of the flatbuffer, is a number of bytes for each operator and each constant, fitted to
-files of the writer; see `tests/planning/test_file_bytes.py` for how far off the sums are.
+files of the writer; layers that are left float take what TensorFlow's converter makes of them. See
+`tests/planning/test_file_bytes.py` for how far off the sums are.
 """
 
 import math
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 import tf_keras as keras
@@ -29,10 +32,8 @@ _STEP = 12
 _BIAS, _FLOAT = 4, 4
 # Of an input or output beside the first.
 _END = 200
-# Of a layer that TensorFlow's converter writes: one operator for the most part; by class, where
-# there are many.
+# Of a layer that TensorFlow's converter would write, and does not.
 _ISLAND = 400
-_ISLANDS = {"LayerNormalization": 4650}
 
 # How the graph names calls of a layer from the second on.
 _ANOTHER_CALL = re.compile(r"@\d+$")
@@ -56,17 +57,25 @@ def header_bytes(graph: ir.Graph | None) -> int:
     return _HEADER + ends * _END + 4 * sum(len(image.name) for image in graph.images)
 
 
-def operation_bytes(operation: ir.Operation, graph: ir.Graph, *, again: bool = False) -> int:
+def operation_bytes(
+    operation: ir.Operation,
+    graph: ir.Graph,
+    *,
+    again: bool = False,
+    island_bytes: Mapping[str, int] = MappingProxyType({}),
+) -> int:
     """What an operation, its constants and the tensor it makes take.
 
     Args:
         operation: the operation.
         graph: what it is part of.
         again: it is another call of a layer, whose kernel is in the file already.
+        island_bytes: of what the converter writes, by the names of layers.
     """
     if isinstance(operation, ir.Island):
-        layer = inner_layer(operation.node.layer)
-        return _ISLANDS.get(type(layer).__name__, _ISLAND) + _FLOAT * int(layer.count_params())
+        unknown = _ISLAND + _FLOAT * int(inner_layer(operation.node.layer).count_params())
+        spliced = island_bytes.get(operation.layer, unknown)
+        return _OPERATOR + len(operation.output) + spliced
     constants = _CONSTANTS.get(type(operation), 0)
     tables = _OPERATOR + constants * _CONSTANT + (1 + constants) * len(operation.output)
     if isinstance(operation, ir.Linear):
@@ -113,8 +122,12 @@ def bytes_of(deployed: Deployment) -> dict[str, int]:
     for name, layer in deployed.layers.items():
         for operation in layer.operations:
             elsewhere = isinstance(operation, ir.Linear) and name not in deployed.linear_layers
-            found[heads.get(name, name) if elsewhere else name] += operation_bytes(
-                operation, deployed.graph, again=_ANOTHER_CALL.search(name) is not None
+            owner = heads.get(name, name) if elsewhere else name
+            found[owner] += operation_bytes(
+                operation,
+                deployed.graph,
+                again=_ANOTHER_CALL.search(owner) is not None,
+                island_bytes=deployed.island_bytes,
             )
     return found
 

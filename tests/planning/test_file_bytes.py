@@ -3,11 +3,14 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras as keras
 
 import sat_tf
 from sat_tf import BitPolicy, models
 from tests.export import zoo
 from tests.planning.models import convolutions
+
+L = keras.layers
 
 # Nothing that is decided by an estimate hangs on more.
 _LARGE, _LARGE_FILE = 0.03, 100_000
@@ -29,6 +32,60 @@ def test_small_files_are_within_a_tenth(tmp_path):
     policy = BitPolicy.mobile(4)
     model = convolutions()
     assert_near(sat_tf.explain(model, policy).bytes, exported_bytes(model, policy, tmp_path / "m"))
+
+
+def siamese():
+    """One tower for two images."""
+    one, other, image = (L.Input((16, 16, 3), name=name) for name in ("one", "other", "image"))
+    tensor = image
+    for filters in (16, 32):
+        tensor = L.Conv2D(filters, 3, padding="same", use_bias=False)(tensor)
+        tensor = L.ReLU()(L.BatchNormalization()(tensor))
+    tower = keras.Model(image, L.GlobalAveragePooling2D()(tensor), name="tower")
+    difference = L.Subtract(name="difference")([tower(one), tower(other)])
+    return keras.Model([one, other], L.Dense(2, name="same")(difference))
+
+
+def reused():
+    """A convolution that is called three times, with its rectifier."""
+    image = tensor = L.Input((8, 8, 16), name="image")
+    again = L.Conv2D(16, 3, padding="same", activation="relu", name="again")
+    for _ in range(3):
+        tensor = again(tensor)
+    return keras.Model(image, L.Dense(3)(L.GlobalAveragePooling2D()(tensor)))
+
+
+def normalized(*norms):
+    """Convolutions with such normalizations behind."""
+    image = tensor = L.Input((8, 8, 3), name="image")
+    for norm in norms:
+        tensor = L.ReLU()(norm(L.Conv2D(16, 3, padding="same")(tensor)))
+    return keras.Model(image, L.Dense(3)(L.GlobalAveragePooling2D()(tensor)))
+
+
+FEW_PERCENT = 0.04
+MODELS = {
+    "siamese": siamese,
+    "reused": reused,
+    "layer": lambda: normalized(L.LayerNormalization(), L.LayerNormalization(scale=False)),
+    "group": lambda: normalized(L.GroupNormalization(4), L.GroupNormalization(2)),
+    "unit": lambda: normalized(L.UnitNormalization(), L.PReLU()),
+}
+
+
+@pytest.mark.parametrize("preset", [BitPolicy.mobile, BitPolicy.paper])
+@pytest.mark.parametrize("name", MODELS)
+def test_shared_kernels_are_counted_once_and_float_layers_as_the_converter_writes_them(
+    name, preset, tmp_path
+):
+    keras.utils.set_random_seed(1)
+    model, policy = MODELS[name](), preset(4, unsupported="float")
+    planned = sat_tf.explain(model, policy).bytes
+    quantized = sat_tf.quantize_model(model, policy)
+    images = [zoo.images_for(keras.Model(image, image)) for image in model.inputs]
+    sat_tf.calibrate(quantized, images[0] if len(images) == 1 else images)
+    real = sat_tf.export_tflite(quantized, tmp_path / "model.tflite").bytes
+    assert planned == pytest.approx(real, rel=FEW_PERCENT)
 
 
 @pytest.mark.slow
