@@ -82,6 +82,13 @@ def convert(model: Any, *, custom_layers: Mapping[str, type] | None = None) -> C
         model = _load(expect_path(model))
     else:
         _expect_keras3(model)
+    from sat_tf.qat.user_class import warn_of_lost_class
+
+    warn_of_lost_class(
+        type(model),
+        "its Python code is written for Keras 3",
+        "write the class with tf_keras, and train YourClass(model.inputs, model.outputs)",
+    )
     from sat_tf.keras3.proof import prove
     from sat_tf.keras3.translator import Translator
 

@@ -15,6 +15,7 @@ from sat_tf.qat.flatten import copied_weights, flattened
 from sat_tf.qat.network import Network, Node
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy, fitting_grid
+from sat_tf.qat.user_class import of_class_of
 from sat_tf.qat.wrapper import QuantizedLayer
 
 
@@ -43,7 +44,8 @@ class SatLayoutTransform(tfmot.quantization.keras.QuantizeLayoutTransform):
             name: metadata.get("quantize_config") for name, metadata in layer_quantize_map.items()
         }
         keep_function = self._policy.latent_start == "keep_function"
-        return quantized_model(model, annotations, self._policy, keep_function=keep_function), {}
+        quantized = quantized_model(model, annotations, self._policy, keep_function=keep_function)
+        return of_class_of(model, quantized), {}
 
 
 def quantized_model(

@@ -18,6 +18,7 @@ from sat_tf.qat.layout import (
 )
 from sat_tf.qat.network import Network
 from sat_tf.qat.policy import BitPolicy, expect_policy
+from sat_tf.qat.user_class import of_class_of
 from sat_tf.qat.wrapper import QuantizedLayer
 
 
@@ -59,7 +60,7 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
             readers = [reader.layer for call in calls for reader in network.consumers(call.name)]
             norms = {id(reader): inner_layer(reader) for reader in readers}
             _keep_function(old[place], layer, list(norms.values()))
-    return requantized
+    return of_class_of(model, requantized)
 
 
 def without_quantizers(model: keras.Model) -> tuple[keras.Model, dict[str, Any]]:

@@ -20,6 +20,7 @@ from sat_tf.qat.operations import with_layers_for_operations
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.tfmot_wrappers import is_annotated, refuse_wrapped, warn_of_lost_zeros
+from sat_tf.qat.user_class import of_class_of
 from sat_tf.qat.wrapper import QuantizedLayer
 
 
@@ -86,6 +87,10 @@ def quantize_model(model: keras.Model, policy: BitPolicy | None = None) -> keras
     as the float one. The DoReFa grid has none, which is warned of. Training moves weights of 0 like
     all others; multiply the kernels by their mask after each step to keep them.
 
+    A model of a class of your own, with a `train_step` for example, stays one, where
+    `YourClass(inputs, outputs, name=...)` makes it; what else it holds, such as a temperature or a
+    teacher, is carried over. Where the class cannot be kept, a warning says so.
+
     Args:
         model: a built Functional or Sequential tf_keras model. Inputs and outputs keep their order
             and structure; an output in a list has the name of its quantized layer.
@@ -97,7 +102,7 @@ def quantize_model(model: keras.Model, policy: BitPolicy | None = None) -> keras
     Raises:
         ValueError: the model cannot be quantized; lists every problem with its fix.
     """
-    scheme = SatQuantizeScheme(policy)
+    scheme, original = SatQuantizeScheme(policy), model
     check_model(model)
     refuse_wrapped(model)
     model = with_layers_for_operations(flatten(model))
@@ -122,7 +127,7 @@ def quantize_model(model: keras.Model, policy: BitPolicy | None = None) -> keras
         keep_function = scheme.policy.latent_start == "keep_function"
         quantized = quantized_model(model, annotations, scheme.policy, keep_function=keep_function)
     warn_of_lost_zeros(quantized)
-    return quantized
+    return of_class_of(original, quantized)
 
 
 def quantize_scope(*objects: dict[str, Any]) -> Any:

@@ -343,3 +343,15 @@ def test_every_function_that_takes_a_model_points_here(name, tmp_path):
     }
     with pytest.raises(ValueError, match=r"convert it with sat_tf\.from_keras3\(model\)"):
         getattr(sat_tf, name)(model, *further.get(name, []))
+
+
+def test_a_class_of_keras_3_is_said_to_be_lost():
+    class Mine(keras3.Model):
+        def train_step(self, *args, **kwargs):
+            return super().train_step(*args, **kwargs)
+
+    image = keras3.Input((8, 8, 3), name="image")
+    tensor = keras3.layers.Conv2D(4, 3, activation="relu", name="conv")(image)
+    tensor = keras3.layers.Dense(2, name="head")(keras3.layers.Flatten(name="flat")(tensor))
+    with pytest.warns(UserWarning, match="class Mine, .* its train_step .*with tf_keras"):
+        sat_tf.from_keras3(Mine(image, tensor))

@@ -1,0 +1,161 @@
+"""The user's own class of model, with its training step, around another graph.
+
+Rewriting a model makes a plain `keras.Model` of a graph. Where the user's model is of a class of
+its own (a subclass with `train_step`, `compute_loss`, `metrics`, ...), the new graph becomes an
+instance of that class too, as long as the class can be built of inputs and outputs.
+"""
+
+import functools
+import inspect
+import textwrap
+from typing import Any
+
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.messages import warn
+
+_STATEFUL = (keras.metrics.Metric, keras.optimizers.Optimizer, keras.losses.Loss)
+# What a class of the user's own usually is for; named where they are lost.
+_STEPS = (
+    "train_step",
+    "test_step",
+    "predict_step",
+    "compute_loss",
+    "compute_metrics",
+    "make_train_function",
+    "make_test_function",
+    "compile",
+    "fit",
+    "metrics",
+)
+
+
+def of_class_of(original: Any, model: keras.Model) -> keras.Model:
+    """A plain model as one of the class of `original`, where that is the user's own.
+
+    It is built as `type(original)(inputs, outputs, name=...)`; further arguments of the constructor
+    are the attributes of `original` of the same names. Then what else `original` holds is carried
+    over: numbers, functions and the like; variables by their values; metrics, losses and optimizers
+    that the constructor has not built, built anew; layers and models outside of its graph, such as
+    a teacher, which the two then share. Where the class cannot be built so, the model stays plain,
+    and a warning names the class and the fix.
+
+    Args:
+        original: the user's model; it is not changed.
+        model: the new graph, a plain Functional model.
+    """
+    kind = type(original)
+    if _is_keras_s(kind):
+        return model
+    try:
+        made = _built(original, model)
+    except Exception as error:  # the user's constructor raises anything
+        reason = textwrap.shorten(str(error) or type(error).__name__, 160)
+        warn_of_lost_class(
+            kind,
+            f"{kind.__name__}(inputs, outputs, name=...) does not build one: {reason}",
+            f"train {kind.__name__}(model.inputs, model.outputs, ...) of what you get",
+        )
+        return model
+    made.trainable = original.trainable
+    lost = _carry(original, made)
+    if lost:
+        warn(
+            f"model {original.name!r}: the {kind.__name__} that is built of the new graph lacks "
+            f"{', '.join(lost)}, which are layers of the old one; set them before you train it."
+        )
+    return made
+
+
+def _is_keras_s(kind: type) -> bool:
+    return kind.__module__.split(".")[0] in ("tf_keras", "keras", "tensorflow")
+
+
+def _built(original: keras.Model, model: keras.Model) -> keras.Model:
+    kind = type(original)
+    if isinstance(original, keras.Sequential):
+        raise TypeError("a Sequential class is built of layers, not of inputs and outputs")
+    parameters = inspect.signature(kind.__init__).parameters.values()
+    if not any(p.name == "inputs" or p.kind is p.VAR_POSITIONAL for p in parameters):
+        raise TypeError(
+            f"its constructor does not take inputs and outputs: {kind.__name__}.__init__"
+        )
+    further = {
+        parameter.name: getattr(original, parameter.name)
+        for parameter in parameters
+        if parameter.name not in ("self", "inputs", "outputs", "name", "trainable", "training")
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and hasattr(original, parameter.name)
+    }
+    # Keras has no public view of the structure that a model is called with.
+    inputs, outputs = model._nested_inputs, model._nested_outputs
+    made = kind(inputs, outputs, name=model.name, **further)
+    expected = [*model.inputs, *model.outputs]
+    received = [*(getattr(made, "inputs", None) or ()), *(getattr(made, "outputs", None) or ())]
+    if list(map(id, received)) != list(map(id, expected)):
+        raise TypeError("its constructor makes a graph of its own of inputs and outputs")
+    return made
+
+
+def warn_of_lost_class(kind: type, reason: str, fix: str) -> None:
+    """Warns that a model of the user's own class becomes a plain one; not of a class of Keras.
+
+    Args:
+        kind: the class.
+        reason: why.
+        fix: what to do about it.
+    """
+    if _is_keras_s(kind):
+        return
+    bases = [base for base in kind.__mro__ if base is not object and not _is_keras_s(base)]
+    steps = [name for name in _STEPS if any(name in vars(base) for base in bases)]
+    lost = f", and with it its {', '.join(steps)}" if steps else ""
+    warn(
+        f"received a model of the class {kind.__name__}, and made a plain keras.Model, which loses "
+        f"the class{lost} ({reason}); {fix}."
+    )
+
+
+def _carry(original: keras.Model, made: keras.Model) -> list[str]:
+    """Gives a model what another one of its class holds; returns what it cannot."""
+    in_graph = {id(call.layer) for calls in original._nodes_by_depth.values() for call in calls}
+    lost = []
+    for name, value in vars(original).items():
+        if name in _names_of_keras():
+            continue
+        has, parts = name in vars(made), tf.nest.flatten(value)
+        if any(id(part) in in_graph for part in parts):
+            lost += [] if has else [name]
+        elif any(isinstance(part, tf.Variable) for part in parts):
+            if not has:
+                setattr(made, name, tf.nest.map_structure(_like, value))
+            for old, new in zip(parts, tf.nest.flatten(getattr(made, name)), strict=True):
+                new.assign(old)
+        elif any(isinstance(part, _STATEFUL) for part in parts):
+            if not has:
+                setattr(made, name, tf.nest.map_structure(_anew, value))
+        else:
+            plain = {list: list, dict: dict}  # without Keras's wrappers
+            of_kind = next((make for kind, make in plain.items() if isinstance(value, kind)), None)
+            setattr(made, name, of_kind(value) if of_kind else value)
+    return lost
+
+
+def _like(variable: Any) -> Any:
+    if not isinstance(variable, tf.Variable):
+        return variable
+    return tf.Variable(variable, trainable=variable.trainable, name=variable.name.split(":")[0])
+
+
+def _anew(part: Any) -> Any:
+    return type(part).from_config(part.get_config()) if isinstance(part, _STATEFUL) else part
+
+
+@functools.cache
+def _names_of_keras() -> frozenset[str]:
+    """Names of what Keras itself keeps in a model."""
+    image = keras.Input((1,), name="image")
+    model = keras.Model(image, image, name="model")
+    model.compile("sgd", "mse")
+    return frozenset({*vars(model), "history", "optimizer", "loss", "_compile_config"})
