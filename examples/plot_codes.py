@@ -19,6 +19,7 @@ from matplotlib import pyplot as plt
 import sat_tf
 from sat_tf import data
 from sat_tf.export.lattice import integer_kernel
+from sat_tf.loading.load import load_model
 from sat_tf.qat.quantizers import PactQuantizer
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.wholefile import written_whole
@@ -44,7 +45,7 @@ def main(argv: list[str]) -> None:
     """Draws the picture."""
     if len(argv) > 1:
         raise app.UsageError(f"received {argv[1:]}, expected flags only.")
-    model = keras.models.load_model(_MODEL.value)
+    model = load_model(_MODEL.value)
     linear, rectifier = _find(model, _LAYER.value), _find(model, _READER.value)
     images = data.load(_DATA.value, image_size=model.input_shape[1]).test_images[:128]
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")

@@ -8,6 +8,7 @@ import numpy as np
 from rich.console import Console
 
 from sat_tf.commands.models import load_model, quiet_tensorflow
+from sat_tf.commands.options import add_trust
 from sat_tf.commands.pixels import Choice, add_image_arguments, choice_of
 from sat_tf.export.evaluate import evaluate_simulator, evaluate_tflite, file_interface
 from sat_tf.training.config_file import read_config
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source", metavar="RUN_DIR|TFLITE", help="folder of a finished run, or a TFLite file"
     )
+    add_trust(parser)
     add_image_arguments(parser, default="the held-out images of the run", usual="all")
     parser.add_argument(
         "--simulator",
@@ -63,11 +65,16 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
             f"{source}: received a folder with options of TFLite files, expected a TFLite file; "
             f"name {source / 'model.tflite'}, or leave out the options."
         )
-    evaluate(RunFolder(source), console)
+    evaluate(RunFolder(source), console, trust=arguments.trust_model)
 
 
-def evaluate(folder: RunFolder, console: Console) -> None:
+def evaluate(folder: RunFolder, console: Console, *, trust: bool = False) -> None:
     """Prints the held-out top-1 of a finished run's quantized model.
+
+    Args:
+        folder: of the run.
+        console: where to print it.
+        trust: see `load_model`.
 
     Raises:
         RunError: the folder holds no such run.
@@ -79,7 +86,7 @@ def evaluate(folder: RunFolder, console: Console) -> None:
     from sat_tf.training.runner import load_source
     from sat_tf.training.stage import held_out_metrics
 
-    model = load_model(folder.file(QUANTIZED_MODEL))
+    model = load_model(folder.file(QUANTIZED_MODEL), trust=trust)
     source = load_source(config)
     if config.stages.deploy_tail is not None:
         model = deployed_model(model, float_head=config.export.float_head)

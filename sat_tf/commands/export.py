@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from sat_tf.commands.models import load_model, quiet_tensorflow
+from sat_tf.commands.options import add_trust
 from sat_tf.training.config_file import read_config
 from sat_tf.training.errors import RunError
 from sat_tf.training.run_folder import (
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source", metavar="RUN_DIR|MODEL", help="folder of a run, or a quantized .keras model"
     )
+    add_trust(parser)
     parser.add_argument(
         "--out", metavar="FILE", help="default: RUN_DIR/model.tflite, or MODEL with this ending"
     )
@@ -82,6 +84,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
             float_head=arguments.float_head,
             pack=arguments.pack,
             softmax=arguments.softmax,
+            trust=arguments.trust_model,
         )
         return
     export(
@@ -96,6 +99,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         labels=None if arguments.labels is None else read_label_file(arguments.labels),
         description=arguments.description,
         compare_storage=arguments.compare_storage,
+        trust=arguments.trust_model,
     )
 
 
@@ -110,13 +114,21 @@ def read_label_file(path: str) -> list[str]:
         ) from error
 
 
-def show(source: str, console: Console, *, float_head: bool | None, **settings: Any) -> None:
+def show(
+    source: str,
+    console: Console,
+    *,
+    float_head: bool | None,
+    trust: bool = False,
+    **settings: Any,
+) -> None:
     """Prints the operations that the file of a quantized model holds.
 
     Args:
         source: the folder of a run, or a quantized model (.keras).
         console: where to print them.
         float_head: see `sat_tf.export_tflite`; by default as the run's configuration says.
+        trust: see `load_model`.
         **settings: other settings of the file.
 
     Raises:
@@ -129,7 +141,9 @@ def show(source: str, console: Console, *, float_head: bool | None, **settings: 
     from sat_tf.export.settings import FileSettings
 
     try:
-        graph = file_graph(load_model(path), FileSettings(float_head=float_head, **settings))
+        graph = file_graph(
+            load_model(path, trust=trust), FileSettings(float_head=float_head, **settings)
+        )
     except ValueError as error:
         raise RunError(str(error)) from error
     if console.is_terminal:
@@ -157,6 +171,7 @@ def export(
     out: str | None = None,
     float_head: bool | None = None,
     compare_storage: bool = False,
+    trust: bool = False,
     **settings: Any,
 ) -> None:
     """Writes a quantized model as a TFLite file.
@@ -167,6 +182,7 @@ def export(
         out: path of the file; by default the run's own, or beside the model.
         float_head: see `sat_tf.export_tflite`; by default as the run's configuration says.
         compare_storage: also print what each choice of `pack` costs.
+        trust: see `load_model`.
         **settings: other arguments of `sat_tf.export_tflite`.
 
     Raises:
@@ -179,7 +195,7 @@ def export(
     quiet_tensorflow()
     import sat_tf
 
-    model = load_model(model_path)
+    model = load_model(model_path, trust=trust)
     try:
         report = sat_tf.export_tflite(
             model, path, float_head=float_head, compare_storage=compare_storage, **settings

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from sat_tf.commands.models import read_keras_model
+from sat_tf.commands.options import add_trust
 from sat_tf.messages import did_you_mean
 from sat_tf.training.errors import RunError
 from sat_tf.training.model_config import MODEL_OPTIONS
@@ -21,13 +22,14 @@ _FILES = (".keras", ".h5", ".hdf5")
 
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
-    """Adds MODEL, for `model_maker`."""
+    """Adds MODEL and --trust_model, for `model_maker`."""
     parser.add_argument(
         "model",
         metavar="MODEL",
         help="a Keras file (.keras, .h5) or SavedModel; the folder of a finished run; the name of "
         f"a model, with random weights: {', '.join(MODEL_OPTIONS)}, or {_APPLICATIONS}NAME",
     )
+    add_trust(parser)
 
 
 def add_model_sizes(parser: argparse.ArgumentParser) -> None:
@@ -60,13 +62,13 @@ def model_maker(arguments: argparse.Namespace, verb: str) -> Callable[[], "keras
     """What makes the model that MODEL names.
 
     Args:
-        arguments: with `model`, `image_size` and `num_classes`.
+        arguments: with `model`, `trust_model`, `image_size` and `num_classes`.
         verb: the function of `sat_tf` that does from Python what the command does.
 
     Raises:
         RunError: there is no such model; said before TensorFlow is loaded.
     """
-    name, path = arguments.model, pathlib.Path(arguments.model)
+    name, path, trust = arguments.model, pathlib.Path(arguments.model), arguments.trust_model
     sizes = {
         key: getattr(arguments, key)
         for key in ("image_size", "num_classes")
@@ -84,9 +86,9 @@ def model_maker(arguments: argparse.Namespace, verb: str) -> Callable[[], "keras
     if path.is_dir() and not (path / "saved_model.pb").exists():
         folder = RunFolder(path)
         folder.require(QUANTIZED_MODEL, CONFIG)
-        return lambda: _loaded(folder.file(QUANTIZED_MODEL), verb)
+        return lambda: _loaded(folder.file(QUANTIZED_MODEL), verb, trust)
     if path.exists():
-        return lambda: _loaded(path, verb)
+        return lambda: _loaded(path, verb, trust)
     if path.suffix in _FILES or path.parent != pathlib.Path():
         raise RunError(f"{name}: not found; expected a Keras model, or the folder of a run.")
     raise RunError(
@@ -119,14 +121,9 @@ def _application(name: str, sizes: dict[str, int]) -> "keras.Model":
     return known[name](**options)
 
 
-def _loaded(path: pathlib.Path, verb: str) -> "keras.Model":
-    try:
-        return read_keras_model(path)
-    except RunError:
-        raise
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RunError(
-            f"{path}: {reason}; expected a model that tf_keras (Keras 2) has saved. One with layers"
-            f" of your own is for Python: sat_tf.{verb}(model, ...)."
-        ) from error
+def _loaded(path: pathlib.Path, verb: str, trust: bool) -> "keras.Model":
+    advice = (
+        "expected a model that tf_keras (Keras 2) has saved. One with layers of your own is for "
+        f"Python: sat_tf.{verb}(model, ...)."
+    )
+    return read_keras_model(path, advice, trust=trust)

@@ -11,38 +11,41 @@ if TYPE_CHECKING:
     import tf_keras as keras
 
 
-def load_model(path: pathlib.Path) -> "keras.Model":
+def load_model(path: pathlib.Path, *, trust: bool = False) -> "keras.Model":
     """A model that sat-tf has saved.
+
+    Args:
+        path: where it is.
+        trust: run what is in it; see `sat_tf.loading.load.load_model`.
 
     Raises:
         RunError: it is none.
     """
-    try:
-        return read_keras_model(path)
-    except RunError:
-        raise
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RunError(
-            f"{path}: {reason}; expected a Keras model that sat-tf has saved; train it again."
-        ) from error
+    advice = "expected a Keras model that sat-tf has saved; train it again."
+    return read_keras_model(path, advice, trust=trust)
 
 
-def read_keras_model(path: pathlib.Path) -> "keras.Model":
+def read_keras_model(path: pathlib.Path, advice: str, *, trust: bool = False) -> "keras.Model":
     """A model that any Keras has saved; one of Keras 3 is converted, and a line says so.
 
+    Args:
+        path: where it is.
+        advice: what to say where it cannot be loaded.
+        trust: see `load_model`.
+
     Raises:
-        RunError: Keras 3 saved it, and it cannot be converted; says why.
-        Exception: what tf_keras raises where it cannot load the file.
+        RunError: it cannot be loaded or converted, or would run code; says why.
     """
-    from sat_tf.keras3.model_file import read_model_file
+    from sat_tf.loading.load import load_model
+    from sat_tf.loading.model_file import read_model_file
+    from sat_tf.loading.trust import UntrustedModelError
 
     found = read_model_file(path)
     if found is not None and found.is_keras3:
         from sat_tf.keras3.incoming import convert
 
         try:
-            converted = convert(path)
+            converted = convert(path, safe_mode=not trust)
         except ValueError as error:
             raise RunError(str(error)) from error
         print(
@@ -51,17 +54,12 @@ def read_keras_model(path: pathlib.Path) -> "keras.Model":
             file=sys.stderr,
         )
         return converted.model
-    import tensorflow_model_optimization as tfmot
-    import tf_keras as keras
-
-    # So that a model that TFMOT has pruned, clustered or quantized is refused as what it is, and
-    # not for a class that nobody knows.
-    with (
-        tfmot.sparsity.keras.prune_scope(),
-        tfmot.clustering.keras.cluster_scope(),
-        tfmot.quantization.keras.quantize_scope(),
-    ):
-        return keras.models.load_model(path, compile=False)
+    try:
+        return load_model(path, safe_mode=not trust)
+    except UntrustedModelError as error:
+        raise RunError(str(error)) from error
+    except ValueError as error:
+        raise RunError(f"{error}; {advice}") from error
 
 
 def quiet_tensorflow() -> None:

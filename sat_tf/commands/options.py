@@ -17,6 +17,16 @@ def seeds(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(seed(word.strip()) for word in text.split(",")))
 
 
+def add_trust(parser: argparse.ArgumentParser) -> None:
+    """Adds --trust_model, for every command that loads a model."""
+    parser.add_argument(
+        "--trust_model",
+        action="store_true",
+        help="load a model that runs code: one with Lambda layers or classes of other modules, or "
+        "a SavedModel that is a program; only for models of people you trust",
+    )
+
+
 def add_overrides(parser: argparse.ArgumentParser, about: str) -> None:
     """Adds `--set`, whose words are `overrides` of the parsed arguments."""
     parser.add_argument(

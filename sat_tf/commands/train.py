@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.console import Console
 
 from sat_tf.commands.models import quiet_tensorflow
-from sat_tf.commands.options import add_overrides, seed
+from sat_tf.commands.options import add_overrides, add_trust, seed
 from sat_tf.commands.stopping import unless_stopped
 from sat_tf.training.config import Config
 from sat_tf.training.config_file import parse_config, read_config
@@ -34,6 +34,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument("--config", metavar="FILE", help="YAML file; default: the digits demo")
+    add_trust(parser)
     add_overrides(parser, "change one setting, with a dotted key; can be given several times")
     parser.add_argument(
         "--run_dir", metavar="DIR", help="where the files go; default: runs/<name in the config>"
@@ -49,7 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:
     """Does what the arguments ask for."""
-    config = load_config(arguments.config, arguments.overrides, arguments.seed)
+    trusting = ["training.trust_model=true"] if arguments.trust_model else []
+    config = load_config(arguments.config, [*arguments.overrides, *trusting], arguments.seed)
     folder = choose_folder(config, arguments.run_dir)
     return train(config, folder, console, resume=arguments.resume)
 

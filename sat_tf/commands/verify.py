@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from sat_tf.commands.models import load_model, quiet_tensorflow
+from sat_tf.commands.options import add_trust
 from sat_tf.commands.pixels import USUAL_IMAGES, Choice, Pixels, add_image_arguments, choice_of
 from sat_tf.commands.target import Target, choose_target
 from sat_tf.commands.verification_table import print_certificate
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "tflite", metavar="TFLITE", nargs="?", help="the file; default: RUN_DIR/model.tflite"
     )
     parser.add_argument("--model", metavar="FILE", help="the quantized .keras model of the file")
+    add_trust(parser)
     add_image_arguments(
         parser,
         default="the held-out images of the run, or random ones",
@@ -91,6 +93,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         certificate=arguments.certificate,
         runtimes=tuple(arguments.runtime or RUNTIMES),
         out=arguments.out,
+        trust=arguments.trust_model,
     )
 
 
@@ -102,6 +105,7 @@ def verify(
     certificate: str | None = None,
     runtimes: tuple[str, ...] = tuple(RUNTIMES),
     out: str | None = None,
+    trust: bool = False,
 ) -> bool:
     """Compares a TFLite file with its model or with itself, code by code; writes the certificate.
 
@@ -112,6 +116,7 @@ def verify(
         certificate: of a certificate to check the file against; nothing of Keras is then asked.
         runtimes: names of `RUNTIMES` to compare.
         out: folder of the certificate; by default that of the file.
+        trust: see `load_model`.
 
     Returns:
         Whether no code differs.
@@ -124,7 +129,7 @@ def verify(
         if certificate is not None:
             return _check(target, console, choice, certificate, runtimes, out)
         with _folder_for(out, target.tflite) as folder:
-            found = _prove(target, console, choice, runtimes, folder / CERTIFICATE)
+            found = _prove(target, console, choice, runtimes, folder / CERTIFICATE, trust)
             print_certificate(found, str(target.tflite), console)
             page = (folder / CERTIFICATE).with_suffix(".html")
             console.print(f"Certificate: {page}", highlight=False, markup=False, soft_wrap=True)
@@ -141,6 +146,7 @@ def _prove(
     choice: Choice,
     runtimes: tuple[str, ...],
     certificate_path: pathlib.Path,
+    trust: bool,
 ) -> Certificate:
     settings: dict[str, Any] = {
         "certificate_path": certificate_path,
@@ -158,7 +164,7 @@ def _prove(
     quiet_tensorflow()
     import sat_tf
 
-    model: keras.Model = _as_measured(load_model(target.model), target)
+    model: keras.Model = _as_measured(load_model(target.model, trust=trust), target)
     shape = tuple(model.input_shape[1:])
     pixels = _pixels(target, choice, shape, int(model.output_shape[-1]), console)
     return sat_tf.verify_tflite(

@@ -5,7 +5,9 @@ import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sat_tf.keras3.model_file import ModelFile, read_model_file
+from sat_tf.loading.load import named_by_content
+from sat_tf.loading.model_file import ModelFile, open_model_file, parts
+from sat_tf.loading.trust import UntrustedModelError, untrusted
 from sat_tf.messages import list_problems
 from sat_tf.wholefile import expect_path
 
@@ -14,7 +16,10 @@ if TYPE_CHECKING:
 
     from sat_tf.keras3.proof import Proof
 
-_HDF5 = (".h5", ".hdf5")
+# Layers of Keras 3 that hold programs: of PyTorch, JAX and TensorFlow.
+_PROGRAMS = ("TorchModuleWrapper", "TFSMLayer", "JaxLayer", "FlaxLayer", "__lambda__")
+# Values, which have no module.
+_VALUES = ("__tensor__", "__numpy__", "__bytes__", "__ellipsis__", "__none__", "__slice__", "slice")
 _OURS = "sat_tf>"
 
 
@@ -25,7 +30,9 @@ class Conversion(NamedTuple):
     proof: "Proof"
 
 
-def from_keras3(model: Any, *, custom_layers: Mapping[str, type] | None = None) -> "keras.Model":
+def from_keras3(
+    model: Any, *, custom_layers: Mapping[str, type] | None = None, safe_mode: bool = True
+) -> "keras.Model":
     """Turns a Keras 3 model into the tf_keras (Keras 2) model that TFMOT and sat-tf work on.
 
     Layers keep their names, settings and weights; nested models stay nested, and layers that are
@@ -45,6 +52,7 @@ def from_keras3(model: Any, *, custom_layers: Mapping[str, type] | None = None) 
             registered with Keras 3 by then.
         custom_layers: for layers of your own, the tf_keras class to build, by the name of the
             Keras 3 class; it is given the settings of `get_config`, and is held to the same proof.
+        safe_mode: refuse a file that would run code when it is loaded; False runs it.
 
     Returns:
         A tf_keras model.
@@ -64,22 +72,25 @@ def from_keras3(model: Any, *, custom_layers: Mapping[str, type] | None = None) 
         >>> type(converted).__module__.split(".")[0], converted.get_layer("head").units
         ('tf_keras', 2)
     """
-    return convert(model, custom_layers=custom_layers).model
+    return convert(model, custom_layers=custom_layers, safe_mode=safe_mode).model
 
 
-def convert(model: Any, *, custom_layers: Mapping[str, type] | None = None) -> Conversion:
+def convert(
+    model: Any, *, custom_layers: Mapping[str, type] | None = None, safe_mode: bool = True
+) -> Conversion:
     """What `from_keras3` does, with what its proof found.
 
     Args:
         model: see `from_keras3`.
         custom_layers: see `from_keras3`.
+        safe_mode: see `from_keras3`.
 
     Raises:
         ValueError: see `from_keras3`.
     """
     own = _expect_layers(custom_layers)
     if isinstance(model, str | os.PathLike):
-        model = _load(expect_path(model))
+        model = _load(expect_path(model), safe_mode)
     else:
         _expect_keras3(model)
     from sat_tf.qat.user_class import warn_of_lost_class
@@ -132,21 +143,22 @@ def _expect_keras3(model: Any) -> None:
     )
 
 
-def _load(path: pathlib.Path) -> Any:
+def _load(path: pathlib.Path, safe_mode: bool) -> Any:
     if not path.exists():
         raise ValueError(f"{path}: not found; expected a .keras file that Keras 3 saved.")
-    found = read_model_file(path)
-    if found is not None:
-        _check_file(found)
-    elif path.suffix not in _HDF5:
+    try:
+        found = open_model_file(path)
+    except ValueError as error:
         raise ValueError(
-            f"{path}: received no .keras file, expected one that Keras 3 saved; save the model "
-            "with model.save('model.keras')."
-        )
+            f"{path}: {error}; expected a .keras file that Keras 3 saved; save the model with "
+            "model.save('model.keras')."
+        ) from error
+    _check_file(found, safe_mode)
     import keras as keras3
 
     try:
-        return keras3.saving.load_model(path, compile=False)
+        with named_by_content(found) as name:
+            return keras3.saving.load_model(name, compile=False, safe_mode=safe_mode)
     except Exception as error:  # Keras wraps what layers of any author raise in any class
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(
@@ -155,7 +167,7 @@ def _load(path: pathlib.Path) -> Any:
         ) from error
 
 
-def _check_file(file: ModelFile) -> None:
+def _check_file(file: ModelFile, safe_mode: bool) -> None:
     if not file.is_keras3:
         raise ValueError(
             f"{file.path}: received a file that Keras {file.version or '2'} saved, expected one of "
@@ -163,16 +175,20 @@ def _check_file(file: ModelFile) -> None:
         )
     import keras as keras3
 
-    problems = []
-    for part in file.parts():
-        if part.registered_name is None or part.module.split(".")[0] == "keras":
-            if part.class_name == "Lambda":
-                problems.append(
-                    f"{part.name}: received a Lambda layer, whose Python code cannot be shown to "
-                    "do the same in tf_keras; write it with keras.ops or with layers."
-                )
+    problems, programs = [], []
+    for part in parts({**file.config, "compile_config": None}):
+        if part.class_name == "Lambda":
+            problems.append(
+                f"{part.name}: received a Lambda layer, whose Python code cannot be shown to "
+                "do the same in tf_keras; write it with keras.ops or with layers."
+            )
+        elif part.class_name in _PROGRAMS:
+            programs.append(f"{part.name}: {part.class_name}, which holds a program")
+        elif part.class_name in _VALUES or part.module in ("builtins", ""):
+            continue  # looked up in Keras' own tables alone
+        elif part.module.split(".")[0] == "keras":
             continue
-        if part.registered_name.startswith(_OURS):
+        elif (part.registered_name or "").startswith(_OURS):
             problems.append(
                 f"{part.name}: received {part.class_name}, which sat_tf.to_keras3 made; it only "
                 "infers: use the quantized model that it was made of."
@@ -185,3 +201,5 @@ def _check_file(file: ModelFile) -> None:
             )
     if problems:
         raise ValueError(list_problems(str(file.path), dict.fromkeys(problems)))
+    if programs and safe_mode:
+        raise UntrustedModelError(f"{file.path}: {untrusted(programs)}")

@@ -8,6 +8,9 @@ from typing import Any
 import tf_keras as keras
 
 from sat_tf import models
+from sat_tf.loading.load import load_model
+from sat_tf.loading.model_file import check_arrays
+from sat_tf.loading.trust import UntrustedModelError
 from sat_tf.messages import list_problems
 from sat_tf.qat import registry
 from sat_tf.qat.function_quantizers import UnitQuantizer
@@ -19,7 +22,12 @@ from sat_tf.training.errors import RunError
 
 
 def read_classifier(
-    path: str | os.PathLike[str], *, image_size: int, num_classes: int, key: str
+    path: str | os.PathLike[str],
+    *,
+    image_size: int,
+    num_classes: int,
+    key: str,
+    safe_mode: bool = True,
 ) -> keras.Model:
     """Reads a trained Keras model that classifies the images of a run.
 
@@ -30,6 +38,7 @@ def read_classifier(
         image_size: height and width of the images of the run.
         num_classes: of its data set.
         key: the key of the configuration that names the file, for errors.
+        safe_mode: see `load_model`.
 
     Returns:
         The model, whose output are logits.
@@ -39,8 +48,10 @@ def read_classifier(
     """
     path = _expect_file(path, key)
     try:
-        model = keras.models.load_model(path, compile=False)
-    except Exception as error:  # Keras raises many types on files that are none of its own.
+        model = load_model(path, safe_mode=safe_mode)
+    except UntrustedModelError as error:
+        raise RunError(f"{key}={error}") from error
+    except ValueError as error:
         raise RunError(
             f"{key}={str(path)!r}: {_first_line(error)}; expected a model saved by tf_keras as "
             ".keras or .h5, with no layers of its own; save it with model.save(...)."
@@ -52,7 +63,12 @@ def read_classifier(
 
 
 def read_float_model(
-    path: str | os.PathLike[str], *, image_size: int, num_classes: int, key: str
+    path: str | os.PathLike[str],
+    *,
+    image_size: int,
+    num_classes: int,
+    key: str,
+    safe_mode: bool = True,
 ) -> keras.Model:
     """What `read_classifier` reads, unless its weights or activations are rounded.
 
@@ -61,11 +77,14 @@ def read_float_model(
         image_size: see there.
         num_classes: see there.
         key: see there.
+        safe_mode: see there.
 
     Raises:
         RunError: as there, or the model is quantized.
     """
-    model = read_classifier(path, image_size=image_size, num_classes=num_classes, key=key)
+    model = read_classifier(
+        path, image_size=image_size, num_classes=num_classes, key=key, safe_mode=safe_mode
+    )
     rounded = [layer.name for layer in model.layers if _rounds(layer)]
     if rounded:
         raise RunError(
@@ -100,6 +119,7 @@ def read_weights(
     path = _expect_file(path, key)
     try:
         model = models.build(name, image_size=image_size, num_classes=num_classes, **options)
+        check_arrays(path)
         model.load_weights(path)
     except Exception as error:  # Keras raises many types on files that are none of its own.
         raise RunError(

@@ -15,7 +15,7 @@ from sat_tf.training.learner import ImageLoss, cross_entropy
 from sat_tf.training.oscillation import Oscillation
 from sat_tf.training.oscillation_log import OscillationLog
 from sat_tf.training.progressive_bits import ProgressiveBits
-from sat_tf.training.recipe_config import FLOAT_STAGE, DistillationConfig, RecipesConfig
+from sat_tf.training.recipe_config import FLOAT_STAGE, RecipesConfig
 from sat_tf.training.run_folder import FLOAT_MODEL, RunFolder
 from sat_tf.training.training_copy import training_copy
 from sat_tf.training.weight_average import AverageMeasured, WeightAverage
@@ -117,7 +117,7 @@ def stage_teacher(
         return None
     file = folder.file(FLOAT_MODEL) if plan.teacher == FLOAT_STAGE else plan.teacher
     # A copy without regularizers, whose variables are where the student's are.
-    return training_copy(_read_teacher(file, plan, source))
+    return training_copy(_read_teacher(file, config, source))
 
 
 def check_teacher(config: Config, source: ImageSource) -> None:
@@ -128,15 +128,13 @@ def check_teacher(config: Config, source: ImageSource) -> None:
     """
     plan = config.recipes.distillation
     if plan is not None and plan.teacher != FLOAT_STAGE:
-        _read_teacher(plan.teacher, plan, source)
+        _read_teacher(plan.teacher, config, source)
 
 
-def _read_teacher(
-    file: str | os.PathLike[str], plan: DistillationConfig, source: ImageSource
-) -> keras.Model:
-    key = "recipes.distillation.teacher"
+def _read_teacher(file: str | os.PathLike[str], config: Config, source: ImageSource) -> keras.Model:
+    key, plan = "recipes.distillation.teacher", config.recipes.distillation
     fit = {"image_size": source.image_size, "num_classes": source.num_classes}
-    if plan.model is not None:
+    if plan is not None and plan.model is not None:
         name, options = plan.model.name, plan.model.options
         return read_weights(file, name=name, options=options, key=key, **fit)
-    return read_classifier(file, key=key, **fit)
+    return read_classifier(file, key=key, safe_mode=not config.training.trust_model, **fit)

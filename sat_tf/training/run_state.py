@@ -17,7 +17,8 @@ from sat_tf.training.run_folder import RunFolder
 
 # How often a run saves may change while it goes on.
 _NO_MATTER = {
-    f"training.{name}" for name in ("checkpoint_minutes", "checkpoint_steps", "keep_checkpoints")
+    f"training.{name}"
+    for name in ("checkpoint_minutes", "checkpoint_steps", "keep_checkpoints", "trust_model")
 }
 
 

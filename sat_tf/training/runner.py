@@ -15,6 +15,7 @@ import sat_tf
 from sat_tf import data, models
 from sat_tf.data.source import ImageSource
 from sat_tf.export.deployed import DeployedModel, deployed_model
+from sat_tf.loading.load import load_model
 from sat_tf.messages import list_problems
 from sat_tf.qat.calibrate import estimate_statistics
 from sat_tf.qat.layout import inner_layer
@@ -149,7 +150,8 @@ def stage_model(
     if name in state.stages:
         path = run.folder.file(file)
         # The end of a run has given the model of the tail the name of the quantized one.
-        return loaded(path if path.is_file() else run.folder.file(run_folder.QUANTIZED_MODEL))
+        path = path if path.is_file() else run.folder.file(run_folder.QUANTIZED_MODEL)
+        return loaded(path, safe_mode=not run.config.training.trust_model)
     # A request to stop waits: within the stage for its next step, after it for the saved model.
     with run.interruption.deferred():
         model = make()
@@ -165,20 +167,16 @@ def stage_model(
     return saved
 
 
-def loaded(path: pathlib.Path) -> keras.Model:
-    """A saved model.
+def loaded(path: pathlib.Path, *, safe_mode: bool = True) -> keras.Model:
+    """A saved model; see `load_model`.
 
     Raises:
-        RunError: it cannot be read.
+        RunError: it cannot be read, or would run code.
     """
     try:
-        return keras.models.load_model(path, compile=False)
-    except Exception as error:  # Keras raises many types on files that are none of its own.
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RunError(
-            f"{path}: received a file that cannot be loaded ({reason}), expected a model that "
-            "Keras has saved."
-        ) from error
+        return load_model(path, safe_mode=safe_mode)
+    except ValueError as error:
+        raise RunError(str(error)) from error
 
 
 def train(

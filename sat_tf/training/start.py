@@ -63,6 +63,7 @@ def trained_float_model(config: Config, source: ImageSource) -> keras.Model | No
         image_size=source.image_size,
         num_classes=source.num_classes,
         key="training.float_model",
+        safe_mode=not config.training.trust_model,
     )
 
 

@@ -20,6 +20,11 @@ class TrainingConfig(Section):
         description="the file of a trained float model, which then takes the place of the float "
         "stage, or null (train one)",
     )
+    trust_model: bool = Field(
+        default=False,
+        description="true (a model in a file may run code when it is loaded, as Lambda layers do; "
+        "only for models of people you trust) or false",
+    )
     precision: Literal["float32", "mixed_float16", "mixed_bfloat16"] = Field(
         default="float32", description="one of float32, mixed_float16, mixed_bfloat16"
     )

@@ -5,7 +5,7 @@ import zipfile
 
 import h5py
 
-from sat_tf.keras3.model_file import is_keras3_file, read_model_file
+from sat_tf.loading.model_file import is_keras3_file, parts, read_model_file
 
 
 def _write(path, version, config):
@@ -49,14 +49,14 @@ def test_all_parts_are_found_in_nested_models(tmp_path):
     inner = {"class_name": "Functional", "config": {"name": "inner", "layers": [dense, own]}}
     model = {"class_name": "Sequential", "config": {"name": "outer", "layers": [inner]}}
     found = read_model_file(_write(tmp_path / "model.keras", "3.0", model))
-    assert [part.name for part in found.parts()] == ["outer", "inner", "dense", "own"]
-    assert [part.module for part in found.parts()] == ["", "", "keras.layers", "shop"]
+    assert [part.name for part in parts(found.config)] == ["outer", "inner", "dense", "own"]
+    assert [part.module for part in parts(found.config)] == ["", "", "keras.layers", "shop"]
 
 
 def test_neither_keras_nor_tensorflow_is_loaded_to_read_a_file(tmp_path):
     path = _write(tmp_path / "3.keras", "3.15.1", {})
     program = (
-        "import sys\nfrom sat_tf.keras3.model_file import is_keras3_file\n"
+        "import sys\nfrom sat_tf.loading.model_file import is_keras3_file\n"
         "assert is_keras3_file(sys.argv[1])\n"
         "assert not {'keras', 'tf_keras', 'tensorflow'} & set(sys.modules)"
     )

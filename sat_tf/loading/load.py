@@ -1,0 +1,134 @@
+"""The one way in for saved models; safe unless its caller says otherwise."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from sat_tf.loading import saved_model, trust
+from sat_tf.loading.model_file import ModelFile, open_model_file
+from sat_tf.wholefile import expect_path
+
+if TYPE_CHECKING:
+    import tf_keras as keras
+
+# What is not in the file: states of random layers, casts to wider types.
+_LARGEST_RATIO = 8
+_ALWAYS_BUILT_BYTES = 2**26
+
+
+def load_model(path: str | os.PathLike[str], *, safe_mode: bool = True) -> "keras.Model":
+    """A model that tf_keras (Keras 2) has saved, not compiled.
+
+    In safe mode nothing that came with the model is run: no Lambda layer, no class or function of
+    a module that the file names, no function of TensorFlow that does more than compute on tensors,
+    no graph of a SavedModel, which is rebuilt from its configuration instead. Classes that are
+    registered with Keras by then are taken.
+
+    Args:
+        path: a `.keras` or HDF5 file, whatever it is called, or the folder of a SavedModel.
+        safe_mode: False loads whatever tf_keras does, and runs what is in it.
+
+    Raises:
+        UntrustedModelError: it would run code; names what, and the switch.
+        ValueError: there is no such model, or it is damaged, in one line.
+    """
+    path = expect_path(path)
+    try:
+        if path.is_dir():
+            return _from_folder(path, safe_mode)
+        file = open_model_file(path)
+        if file.is_keras3:
+            raise ValueError(
+                f"received a file that Keras {file.version} saved, expected one of tf_keras; "
+                "convert it with sat_tf.from_keras3(path)"
+            )
+        if safe_mode:
+            trust.check(file.config)
+        with named_by_content(file) as name, _loading(file.weight_bytes):
+            import tf_keras as keras
+
+            return keras.models.load_model(name, compile=False, safe_mode=safe_mode)
+    except trust.UntrustedModelError as error:
+        raise trust.UntrustedModelError(f"{path}: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+@contextlib.contextmanager
+def named_by_content(file: ModelFile) -> Iterator[pathlib.Path]:
+    """A path whose suffix says what the file is: both Keras choose how to load it by its name.
+
+    Otherwise a file could be checked as one format and loaded as another.
+    """
+    if file.path.suffix == file.suffix:
+        yield file.path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        name = pathlib.Path(folder, f"model{file.suffix}")
+        try:
+            name.symlink_to(file.path.resolve())
+        except OSError:  # a system without links
+            shutil.copyfile(file.path, name)
+        yield name
+
+
+def _from_folder(path: pathlib.Path, safe_mode: bool) -> "keras.Model":
+    if not saved_model.is_saved_model(path):
+        raise ValueError("received a folder without a saved_model.pb, expected a SavedModel")
+    if not safe_mode:
+        with _loading(None):
+            import tf_keras as keras
+
+            return keras.models.load_model(path, compile=False)
+    config = saved_model.saved_model_config(path)
+    trust.check(config)
+    with _loading(saved_model.variable_bytes(path)):
+        return saved_model.rebuilt(path, config)
+
+
+@contextlib.contextmanager
+def _loading(weight_bytes: int | None) -> Iterator[None]:
+    """The scopes in which tf_keras loads; whatever it raises on a damaged model is one error.
+
+    Args:
+        weight_bytes: of the file; None bounds nothing.
+    """
+    import tensorflow as tf
+    import tensorflow_model_optimization as tfmot
+
+    most = None
+    if weight_bytes is not None:
+        most = max(_LARGEST_RATIO * weight_bytes, _ALWAYS_BUILT_BYTES)
+    built = 0
+
+    def creator(make: Any, **options: Any) -> Any:
+        nonlocal built
+        shape = tf.TensorShape(options.get("shape"))
+        if shape.is_fully_defined() and options.get("dtype") is not None:
+            built += shape.num_elements() * tf.as_dtype(options["dtype"]).size
+        if most is not None and built > most:
+            raise ValueError(
+                f"received a model of more than {built:,} bytes of weights in a file that holds "
+                f"{weight_bytes:,}, expected them all in it"
+            )
+        return make(**options)
+
+    try:
+        # So that a model that TFMOT has pruned, clustered or quantized is refused as what it is,
+        # and not for a class that nobody knows.
+        with (
+            tfmot.sparsity.keras.prune_scope(),
+            tfmot.clustering.keras.cluster_scope(),
+            tfmot.quantization.keras.quantize_scope(),
+            tf.variable_creator_scope(creator),
+        ):
+            yield
+    except RecursionError as error:
+        raise ValueError("received a model that is nested without end") from error
+    except Exception as error:  # tf_keras raises many types on damaged files
+        lines = str(error).strip().splitlines()
+        raise ValueError(lines[0].rstrip(".") if lines else type(error).__name__) from error

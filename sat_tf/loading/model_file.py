@@ -1,0 +1,228 @@
+"""What a file says of the Keras that wrote it, read without TensorFlow and without Keras."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import zipfile
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from sat_tf.wholefile import expect_path
+
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+# Models of thousands of layers have a megabyte of it.
+_LARGEST_CONFIG_BYTES = 2**25
+_DEEPEST = 200
+# DEFLATE makes at most a thousandth of zeros; small files are read whatever they say.
+_LARGEST_RATIO = 1100
+_ALWAYS_READ_BYTES = 2**24
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelFile:
+    """A `.keras` or HDF5 file.
+
+    Attributes:
+        path: where it is.
+        suffix: `.keras` or `.h5`, by what is in it, whatever its name says.
+        version: of the Keras that wrote it, such as "3.15.1"; "" where the file does not say.
+        config: of the model, as Keras wrote it.
+        weight_bytes: what all its arrays take in memory.
+    """
+
+    path: pathlib.Path
+    suffix: str
+    version: str
+    config: dict[str, Any]
+    weight_bytes: int
+
+    @property
+    def is_keras3(self) -> bool:
+        """Whether Keras 3 or a later one wrote it."""
+        first = self.version.split(".")[0]
+        return first.isdigit() and int(first) >= 3
+
+
+class Part(NamedTuple):
+    """An object that a configuration names: a model, layer, operation, function or value.
+
+    Attributes:
+        name: of the layer that it is, or that it is part of; "" above all layers.
+        class_name: as the file has it.
+        module: where the file says its class is; "" where it says nothing.
+        registered_name: see Keras.
+        config: its own; None where it has none.
+    """
+
+    name: str
+    class_name: str
+    module: str
+    registered_name: str | None
+    config: Any
+
+
+def open_model_file(path: str | os.PathLike[str]) -> ModelFile:
+    """Reads the head of a `.keras` or HDF5 file.
+
+    Args:
+        path: any path.
+
+    Raises:
+        ValueError: it is no file, it is damaged, it holds no whole model, or it would take far more
+            memory than its size.
+    """
+    path = expect_path(path)
+    if not path.is_file():  # a pipe would wait for its writer
+        raise ValueError("received no file that can be read, expected a .keras or HDF5 file")
+    try:
+        if _is_hdf5(path):
+            version, text, weight_bytes = _read_hdf5(path)
+        else:
+            version, text, weight_bytes = _read_archive(path)
+        config = json.loads(text)
+    except zipfile.BadZipFile as error:
+        raise ValueError(
+            f"received a file that is neither a .keras archive nor HDF5, or a damaged one ({error})"
+        ) from error
+    except RecursionError as error:
+        raise ValueError("received a configuration that is nested without end") from error
+    except MemoryError as error:
+        raise ValueError("received a file that takes more memory than there is") from error
+    except Exception as error:
+        # h5py, zipfile and zlib raise many types on damaged files.
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(f"received a damaged file, or none of a whole model ({reason})") from error
+    if not isinstance(config, dict):
+        raise ValueError("received a file without the configuration of a model")
+    return ModelFile(path, ".h5" if _is_hdf5(path) else ".keras", version, config, weight_bytes)
+
+
+def check_arrays(path: pathlib.Path) -> None:
+    """Raises ValueError for a file of weights that hands over other files or grows in memory.
+
+    Args:
+        path: in HDF5, or a `.keras` archive; files of other kinds are let through.
+    """
+    import h5py
+
+    if _is_hdf5(path):
+        with h5py.File(path) as file:
+            _expect_size(_array_bytes(file), path)
+    elif zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            _expect_size(sum(entry.file_size for entry in archive.infolist()), path)
+
+
+def read_model_file(path: str | os.PathLike[str]) -> ModelFile | None:
+    """Reads the head of a `.keras` or HDF5 file; None where `path` is none of a whole model.
+
+    Args:
+        path: any path, also of a folder or of a file in another format.
+    """
+    try:
+        return open_model_file(path)
+    except ValueError:
+        return None
+
+
+def _read_archive(path: pathlib.Path) -> tuple[str, str, int]:
+    with zipfile.ZipFile(path) as archive:
+        sizes = [entry.file_size for entry in archive.infolist()]
+        _expect_size(sum(sizes), path)
+        heads = {}
+        for name in ("config.json", "metadata.json"):
+            if name == "metadata.json" and name not in archive.namelist():
+                continue
+            if archive.getinfo(name).file_size > _LARGEST_CONFIG_BYTES:
+                raise ValueError(f"its {name} has more than {_LARGEST_CONFIG_BYTES:,} bytes")
+            heads[name] = archive.read(name).decode()
+    metadata = json.loads(heads.get("metadata.json", "{}"))
+    return str(metadata.get("keras_version", "")), heads["config.json"], sum(sizes)
+
+
+def _is_hdf5(path: pathlib.Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_HDF5)) == _HDF5
+
+
+def _read_hdf5(path: pathlib.Path) -> tuple[str, str, int]:
+    import h5py
+
+    with h5py.File(path) as file:
+        weight_bytes = _array_bytes(file)
+        _expect_size(weight_bytes, path)
+        text, version = file.attrs["model_config"], file.attrs.get("keras_version", "")
+        if isinstance(text, bytes):
+            text = text.decode()
+        if isinstance(version, bytes):
+            version = version.decode()
+        return str(version), text, weight_bytes
+
+
+def _array_bytes(group: Any) -> int:
+    """What the arrays of an HDF5 group take in memory; raises ValueError for those of other files.
+
+    Links and arrays that are kept in other files would hand over what is in those.
+    """
+    import h5py
+
+    total, waiting, seen = 0, [group], set()
+    while waiting:
+        group = waiting.pop()
+        for name in group:
+            if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+                raise ValueError(f"its {name} is a link, expected the array itself")
+            found = group[name]
+            place = h5py.h5o.get_info(found.id).addr
+            if place in seen:
+                continue
+            seen.add(place)
+            if isinstance(found, h5py.Group):
+                waiting.append(found)
+            elif isinstance(found, h5py.Dataset):
+                if found.external or found.is_virtual:
+                    raise ValueError(f"its {name} is kept in another file")
+                total += found.nbytes
+    return total
+
+
+def _expect_size(size: int, path: pathlib.Path) -> None:
+    on_disk = path.stat().st_size
+    if size > max(_LARGEST_RATIO * on_disk, _ALWAYS_READ_BYTES):
+        raise ValueError(f"it has {on_disk:,} bytes, and would take {size:,} in memory")
+
+
+def is_keras3_file(path: str | os.PathLike[str]) -> bool:
+    """Whether `path` is a `.keras` or HDF5 file that Keras 3 wrote.
+
+    >>> is_keras3_file("/nowhere/model.keras")
+    False
+    """
+    found = read_model_file(path)
+    return found is not None and found.is_keras3
+
+
+def parts(config: Any) -> Iterator[Part]:
+    """Every object that a configuration names, however deep, in the order of the file.
+
+    Raises:
+        ValueError: it is nested too deep.
+    """
+    waiting = [(config, "", 0)]
+    while waiting:
+        value, name, depth = waiting.pop()
+        if depth > _DEEPEST:
+            raise ValueError(f"received a configuration nested deeper than {_DEEPEST} levels")
+        inside: Any = ()
+        if isinstance(value, dict):
+            own = value.get("config")
+            if isinstance(own, dict) and isinstance(own.get("name"), str):
+                name = own["name"]
+            if "class_name" in value:
+                kind, registered = value["class_name"], value.get("registered_name")
+                yield Part(name, str(kind), str(value.get("module") or ""), registered, own)
+            inside = value.values()
+        elif isinstance(value, list):
+            inside = value
+        waiting.extend((inner, name, depth + 1) for inner in reversed(list(inside)))

@@ -1,0 +1,79 @@
+"""SavedModels of tf_keras, rebuilt from their configuration: nothing of their graph is run.
+
+A SavedModel is a program: TensorFlow runs some of its functions while loading it, and they may
+read and write files. The configuration and the variables beside it are data.
+"""
+
+import json
+import os
+import pathlib
+from typing import TYPE_CHECKING, Any
+
+from sat_tf.loading.trust import SWITCH, UntrustedModelError
+
+if TYPE_CHECKING:
+    import tf_keras as keras
+
+_GRAPH, _METADATA = "saved_model.pb", "keras_metadata.pb"
+_VARIABLES = pathlib.Path("variables", "variables")
+
+
+def is_saved_model(path: str | os.PathLike[str]) -> bool:
+    """Whether a folder holds a SavedModel."""
+    return pathlib.Path(path, _GRAPH).is_file()
+
+
+def saved_model_config(path: pathlib.Path) -> dict[str, Any]:
+    """The configuration of the model in a SavedModel.
+
+    Raises:
+        UntrustedModelError: it has none, as where the model is a class of its own, or a program
+            that no Keras wrote.
+        ValueError: it is damaged.
+    """
+    from tf_keras.protobuf import saved_metadata_pb2
+
+    found = None
+    if (path / _METADATA).is_file():
+        metadata = saved_metadata_pb2.SavedMetadata()
+        try:
+            metadata.ParseFromString((path / _METADATA).read_bytes())
+            roots = [node for node in metadata.nodes if node.node_id == 0]
+            values = json.loads(roots[0].metadata) if roots else {}
+            found = {key: values[key] for key in ("class_name", "config")} if values else None
+        except Exception as error:  # of protobuf, of JSON, and of what is not there
+            raise ValueError(
+                f"received a SavedModel whose {_METADATA} is damaged ({type(error).__name__})"
+            ) from error
+    if found is None or not isinstance(found["config"], dict) or "layers" not in found["config"]:
+        raise UntrustedModelError(
+            "received a SavedModel without the configuration of a Functional or Sequential model, "
+            "which can only be run as the program that it is, expected one that tf_keras has "
+            f"written of such a model; save it as .keras, or {SWITCH}."
+        )
+    return found
+
+
+def rebuilt(path: pathlib.Path, config: dict[str, Any]) -> "keras.Model":
+    """The model of a SavedModel's configuration, with the SavedModel's variables.
+
+    Raises:
+        ValueError: the variables are damaged, or those of another model.
+    """
+    import tensorflow as tf
+    import tf_keras as keras
+
+    # As text: SavedModels write tuples in a way of their own, which this reads.
+    model = keras.models.model_from_json(json.dumps(config))
+    try:
+        model.load_weights(str(path / _VARIABLES)).assert_existing_objects_matched()
+    except (AssertionError, tf.errors.OpError) as error:
+        raise ValueError(
+            f"received a SavedModel whose variables are not those of its model ({error})"
+        ) from error
+    return model
+
+
+def variable_bytes(path: pathlib.Path) -> int:
+    """What the variables of a SavedModel take on disk, where they are not compressed."""
+    return sum(file.stat().st_size for file in (path / _VARIABLES).parent.glob("variables.data-*"))

@@ -1,0 +1,101 @@
+import h5py
+import numpy as np
+import pytest
+import tf_keras as keras
+
+from sat_tf import cli
+from sat_tf.training.config_file import config_text, parse_config
+from sat_tf.training.run_folder import CONFIG, QUANTIZED_MODEL
+from tests.loading.hostile import marking, saved, small
+
+_CONFIG = """
+name: hostile
+data: {name: digits, options: {image_size: 8}}
+model: {name: mobilenet_v2}
+stages: {float: {epochs: 1, batch_size: 32, warmup_epochs: 0}}
+"""
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """A folder with hostile models in all formats, and what commands ask for beside them."""
+    marker = tmp_path / "marker"
+    model = small(marking(marker))
+    for name in ("model.keras", "model.h5", "saved_model"):
+        saved(model, tmp_path / name, marker)
+    # An HDF5 file is told by its content, by Keras and by us.
+    (tmp_path / "hdf5.keras").write_bytes((tmp_path / "model.h5").read_bytes())
+    np.save(tmp_path / "images.npy", np.zeros((2, 6, 6, 3), np.uint8))
+    (tmp_path / "model.tflite").write_bytes(b"not read")
+    (tmp_path / "config.yaml").write_text(_CONFIG)
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / CONFIG).write_text(config_text(parse_config(_CONFIG)))
+    saved(model, folder / QUANTIZED_MODEL, marker)
+    return tmp_path
+
+
+_COMMANDS = {
+    "explain": ["explain", "{model}"],
+    "audit": ["audit", "{model}"],
+    "sensitivity": ["sensitivity", "{model}", "--images", "images.npy"],
+    "export": ["export", "{model}"],
+    "dry_run": ["export", "{model}", "--dry_run"],
+    "verify": ["verify", "model.tflite", "--model", "{model}", "--images", "images.npy"],
+    "train": [
+        *("train", "--config", "config.yaml", "--run_dir", "trained"),
+        *("--set", "training.float_model={model}"),
+    ],
+    "teacher": [
+        *("train", "--config", "config.yaml", "--run_dir", "trained"),
+        *("--set", "recipes.distillation={{teacher: {model}, stages: [float]}}"),
+    ],
+    "evaluate": ["evaluate", "run"],
+}
+_FOLDERS = ("explain", "audit", "sensitivity")
+
+
+@pytest.mark.parametrize("command", _COMMANDS)
+@pytest.mark.parametrize("model", ["model.keras", "model.h5", "hdf5.keras", "saved_model"])
+def test_every_command_refuses_a_model_that_runs_code(command, model, hostile, monkeypatch, capsys):
+    if model == "saved_model" and command not in _FOLDERS:
+        pytest.skip("takes files alone")
+    monkeypatch.chdir(hostile)
+    before = sorted(hostile.rglob("*"))
+    words = [word.format(model=model) for word in _COMMANDS[command]]
+    assert cli.main(words) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("error:") == 1
+    assert "harmless: a Lambda layer, whose Python code is in the file" in said
+    assert "load it with --trust_model (in Python safe_mode=False" in said
+    assert sorted(hostile.rglob("*")) == before, "nothing was run, and nothing written"
+
+
+@pytest.mark.parametrize("command", _COMMANDS)
+def test_every_command_runs_it_where_it_is_told_to(command, hostile, monkeypatch, capsys):
+    monkeypatch.chdir(hostile)
+    words = [word.format(model="model.h5") for word in _COMMANDS[command]]
+    cli.main([*words, "--trust_model"])
+    assert "--trust_model" not in capsys.readouterr().err
+    assert (hostile / "marker").exists()
+
+
+def test_the_configuration_of_a_run_trusts_nobody_for_other_commands(hostile, monkeypatch, capsys):
+    monkeypatch.chdir(hostile)
+    config = parse_config(_CONFIG, ["training.trust_model=true"])
+    (hostile / "run" / CONFIG).write_text(config_text(config))
+    for words in (["evaluate", "run"], ["export", "run"], ["explain", "run"], ["audit", "run"]):
+        assert cli.main(words) == 2
+    assert not (hostile / "marker").exists()
+
+
+def test_weights_of_a_teacher_are_arrays_of_their_own_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.yaml").write_text(_CONFIG)
+    keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]).save_weights("teacher.h5")
+    with h5py.File("teacher.h5", "a") as file:
+        file["more"] = h5py.ExternalLink("/etc/hostname", "/")
+    teacher = "{teacher: teacher.h5, stages: [float], model: {name: mobilenet_v2}}"
+    words = ["train", "--config", "config.yaml", "--set", f"recipes.distillation={teacher}"]
+    assert cli.main(words) == 2
+    assert "its more is a link, expected the array itself" in capsys.readouterr().err

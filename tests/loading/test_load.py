@@ -1,0 +1,370 @@
+import json
+import os
+import shutil
+import zipfile
+
+import h5py
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.loading.load import load_model
+from sat_tf.loading.trust import UntrustedModelError
+from tests.loading.hostile import config_of, layer_in, marking, saved, small, with_config
+
+L = keras.layers
+FORMATS = ("model.keras", "model.h5", "model")
+
+
+def _images(model):
+    shape = (2, *model.input_shape[1:])
+    return np.random.default_rng(0).uniform(0, 255, shape).astype(np.float32)
+
+
+def _wrapped(kind):
+    def make(marker):
+        if kind == "nested":
+            image = keras.Input((4, 4, 4))
+            return keras.Model(image, marking(marker)(image), name="inner")
+        return L.TimeDistributed(marking(marker), name="wrapped")
+
+    return make
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("make", [marking, _wrapped("nested"), _wrapped("wrapper")])
+def test_a_lambda_is_refused_wherever_it_is_and_runs_when_trusted(name, make, tmp_path):
+    marker = tmp_path / "marker"
+    path = saved(small(make(marker)), tmp_path / name, marker)
+    with pytest.raises(
+        UntrustedModelError, match=r"harmless: a Lambda .*--trust_model .*safe_mode"
+    ):
+        load_model(path)
+    assert not marker.exists()
+    assert load_model(path, safe_mode=False).name == "small"
+    assert marker.exists()
+
+
+@pytest.mark.parametrize("other", ["model.keras", "model.h5", "model.hdf5", "model", "model.bin"])
+@pytest.mark.parametrize("name", ["good.keras", "good.h5"])
+def test_the_name_of_a_file_changes_nothing(name, other, tmp_path):
+    marker = tmp_path / "marker"
+    for layers in ([], [marking(marker)]):
+        path = saved(small(*layers), tmp_path / name, marker)
+        shutil.copy(path, tmp_path / other)
+        if layers:
+            with pytest.raises(UntrustedModelError):
+                load_model(tmp_path / other)
+            assert not marker.exists()
+        else:
+            assert load_model(tmp_path / other).count_params() == small().count_params()
+
+
+def test_a_file_of_two_formats_is_loaded_as_the_one_that_was_checked(tmp_path):
+    marker = tmp_path / "marker"
+    small().save(tmp_path / "good.h5")
+    saved(small(marking(marker)), tmp_path / "bad.keras", marker)
+    both = (tmp_path / "good.h5").read_bytes() + (tmp_path / "bad.keras").read_bytes()
+    (tmp_path / "both.keras").write_bytes(both)
+    assert zipfile.is_zipfile(tmp_path / "both.keras")
+    assert [layer.name for layer in load_model(tmp_path / "both.keras").layers] == [
+        layer.name for layer in small().layers
+    ]
+    assert not marker.exists()
+
+
+def _changed(path, change, name="relu"):
+    config = config_of(path)
+    change(layer_in(config, name))
+    return with_config(path, config)
+
+
+def _other_module(layer):
+    layer |= {"class_name": "Marker", "module": "marker_module", "registered_name": "Marker"}
+
+
+def _other_module_unregistered(layer):
+    layer |= {"class_name": "Marker", "module": "marker_module", "registered_name": None}
+
+
+def _by_registered_name(layer):
+    layer |= {"module": "keras.src.layers.core.lambda_layer", "registered_name": "Lambda"}
+
+
+def _lambda_activation(layer):
+    layer["class_name"], layer["module"] = "Activation", "keras.layers"
+    layer["config"]["activation"] = {
+        "class_name": "__lambda__",
+        "config": {"value": ["4w==", None, None]},
+    }
+
+
+def _function_activation(layer):
+    layer["class_name"], layer["module"] = "Activation", "keras.layers"
+    layer["config"]["activation"] = {
+        "class_name": "function",
+        "module": "marker_module",
+        "config": "run",
+        "registered_name": "run",
+    }
+
+
+def _builtin_activation(layer):
+    layer["class_name"], layer["module"] = "Activation", "keras.layers"
+    layer["config"]["activation"] = {
+        "class_name": "function",
+        "module": "builtins",
+        "config": "eval",
+        "registered_name": "eval",
+    }
+
+
+def _type_spec(layer):
+    layer["config"]["threshold"] = {
+        "class_name": "__typespec__",
+        "spec_name": "run",
+        "module": "marker_module",
+        "registered_name": None,
+        "config": [],
+    }
+
+
+@pytest.mark.parametrize("name", ["model.keras", "model.h5"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        _other_module,
+        _other_module_unregistered,
+        _by_registered_name,
+        _lambda_activation,
+        _function_activation,
+        _builtin_activation,
+        _type_spec,
+    ],
+)
+def test_what_a_file_names_is_not_imported(name, change, tmp_path, monkeypatch):
+    marker = tmp_path / "marker"
+    (tmp_path / "marker_module.py").write_text(f"open({str(marker)!r}, 'w').close()\nrun = print\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    small().save(tmp_path / name)
+    _changed(tmp_path / name, change)
+    with pytest.raises(UntrustedModelError, match=r"--trust_model"):
+        load_model(tmp_path / name)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "io.write_file",
+        "print",
+        "raw_ops.WriteFile",
+        "keras.utils.get_file",
+        "py_function",
+        "load_library",
+        "keras.models.load_model",
+        "random.fixed_unigram_candidate_sampler",
+    ],
+)
+@pytest.mark.parametrize("name", ["model.keras", "model.h5"])
+def test_functions_of_tensorflow_that_do_more_than_compute_are_refused(name, function, tmp_path):
+    small().save(tmp_path / name)
+
+    def change(layer):
+        layer |= {"class_name": "TFOpLambda", "module": "keras.src.layers.core.tf_op_layer"}
+        layer |= {"registered_name": "TFOpLambda"}
+        layer["config"] = {"name": "relu", "function": function}
+        layer["inbound_nodes"] = [
+            ["_CONSTANT_VALUE", -1, str(tmp_path / "marker"), {"contents": "x"}]
+        ]
+
+    _changed(tmp_path / name, change)
+    with pytest.raises(UntrustedModelError, match=rf"relu: TensorFlow's function '{function}'"):
+        load_model(tmp_path / name)
+    assert not (tmp_path / "marker").exists()
+
+
+def test_the_functions_of_sat_tf_s_own_layer_are_checked_too(tmp_path):
+    small().save(tmp_path / "model.keras")
+
+    def change(layer):
+        layer |= {"class_name": "Operation", "module": "sat_tf.qat.operation_layers"}
+        layer |= {"registered_name": "sat_tf>Operation"}
+        layer["config"] = {"name": "relu", "function": "io.write_file", "arguments": [[], {}]}
+
+    _changed(tmp_path / "model.keras", change)
+    with pytest.raises(UntrustedModelError, match=r"function 'io.write_file'"):
+        load_model(tmp_path / "model.keras")
+
+
+def test_a_vocabulary_in_another_file_is_refused(tmp_path):
+    small().save(tmp_path / "model.keras")
+
+    def change(layer):
+        layer |= {"class_name": "StringLookup"}
+        layer["config"] = {"name": "relu", "vocabulary": "/etc/passwd"}
+
+    _changed(tmp_path / "model.keras", change)
+    with pytest.raises(UntrustedModelError, match=r"relu: a vocabulary in the file '/etc/passwd'"):
+        load_model(tmp_path / "model.keras")
+
+
+def _of_many_layers():
+    image = keras.Input((8, 8, 3), name="image")
+    x = L.Rescaling(1 / 255)(image)
+    x = L.Conv2D(4, 3, kernel_regularizer="l2", kernel_constraint="max_norm")(x)
+    x = L.BatchNormalization()(x)
+    x = tf.nn.relu6(x) * 0.5 + 0.25
+    x = tf.pad(x, [[0, 0], [1, 1], [1, 1], [0, 0]])
+    x = L.DepthwiseConv2D(3, depthwise_initializer=keras.initializers.HeNormal())(x)
+    x = L.Activation(keras.activations.swish)(x)
+    x = tf.image.resize(x, (4, 4))
+    inner = keras.Sequential([keras.Input((4, 4, 4)), L.Conv2D(4, 1), L.PReLU()])
+    x = inner(x) + inner(x)
+    x = L.Dropout(0.1)(tf.transpose(tf.concat([x, x[:, ::-1]], -1), [0, 2, 1, 3]))
+    x = L.Bidirectional(L.LSTM(3))(L.Reshape((-1, 8))(x))
+    return keras.Model(image, L.Dense(3, activation="softmax", dtype="float32")(x), name="many")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("kind", ["many", "quantized", "compiled"])
+def test_models_of_layers_alone_are_loaded_as_they_were(name, kind, tmp_path):
+    model = _of_many_layers() if kind == "many" else small()
+    if kind == "quantized":
+        model = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(4))
+    rng = np.random.default_rng(1)
+    model.set_weights([rng.uniform(0.1, 1.0, w.shape).astype(w.dtype) for w in model.get_weights()])
+    if kind == "compiled":
+        model.compile("adam", keras.losses.CategoricalCrossentropy(), metrics=["accuracy"])
+        model.fit(_images(model), np.eye(3, dtype=np.float32)[:2], verbose=0)
+    model.save(tmp_path / name)
+    images = _images(model)
+    np.testing.assert_array_equal(load_model(tmp_path / name)(images), model(images))
+
+
+def test_applications_of_keras_are_loaded(tmp_path):
+    made = keras.applications.MobileNetV3Small((32, 32, 3), weights=None, classes=4)
+    made.save(tmp_path / "model.h5")
+    assert load_model(tmp_path / "model.h5").count_params() == made.count_params()
+
+
+@keras.saving.register_keras_serializable(package="tests_of_loading")
+class _Own(L.Layer):
+    def call(self, inputs):
+        return inputs * 2.0
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_classes_that_are_registered_are_taken(name, tmp_path):
+    model = small(_Own(name="own"))
+    model.save(tmp_path / name)
+    images = _images(model)
+    np.testing.assert_array_equal(load_model(tmp_path / name)(images), model(images))
+
+
+class _Subclassed(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = L.Dense(2)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+def test_a_saved_model_is_rebuilt_or_refused_but_never_run(tmp_path):
+    class Writes(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.path = tf.Variable(str(tmp_path / "marker"))
+
+        @tf.function(input_signature=[tf.TensorSpec((), tf.float32)])
+        def __call__(self, x):
+            tf.io.write_file(self.path, "x")
+            return x
+
+    tf.saved_model.save(Writes(), str(tmp_path / "program"))
+    own = _Subclassed()
+    own(np.zeros((1, 3), np.float32))
+    own.save(tmp_path / "own", save_format="tf")
+    for name in ("program", "own"):
+        with pytest.raises(
+            UntrustedModelError, match=r"can only be run as the program .*--trust_model"
+        ):
+            load_model(tmp_path / name)
+    small().save(tmp_path / "graph", save_format="tf")
+    # The graph is not even read.
+    (tmp_path / "graph" / "saved_model.pb").write_bytes(b"no graph")
+    assert load_model(tmp_path / "graph").name == "small"
+
+
+def test_arrays_of_other_files_are_not_read(tmp_path):
+    for number, change in enumerate((_linked, _external)):
+        path = tmp_path / f"{number}.h5"
+        small().save(path)
+        with h5py.File(path, "a") as file:
+            change(file["model_weights"])
+        with pytest.raises(ValueError, match=r"is a link|kept in another file"):
+            load_model(path)
+
+
+def _linked(group):
+    group["more"] = h5py.ExternalLink("/etc/hostname", "/")
+
+
+def _external(group):
+    group.create_dataset("more", (4,), "u1", external=[("/etc/hostname", 0, 4)])
+
+
+def test_small_files_do_not_grow_in_memory(tmp_path):
+    path = tmp_path / "model.keras"
+    small().save(path)
+    config = config_of(path)
+    layer_in(config, "head")["config"]["units"] = 10**9
+    with_config(path, config)
+    with pytest.raises(ValueError, match=r"bytes of weights in a file that holds"):
+        load_model(path)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("config.json", " " * 2**26 + "{}")
+    with pytest.raises(ValueError, match=r"config.json has more than"):
+        load_model(path)
+    with h5py.File(tmp_path / "model.h5", "w") as file:
+        file.attrs["model_config"] = json.dumps({"class_name": "Sequential", "config": {}})
+        file.create_dataset("weights", (2**40,), "f4")
+    with pytest.raises(ValueError, match=r"bytes, and would take 4,398,046,511,104 in memory"):
+        load_model(tmp_path / "model.h5")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"text",
+        b"PK\x03\x04 no archive",
+        b"\x89HDF\r\n\x1a\n no more",
+        "folder",
+        "pipe",
+        "missing",
+    ],
+)
+def test_what_is_no_model_is_an_error_of_one_line(content, tmp_path):
+    path = tmp_path / "model.keras"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content == "folder":
+        path.mkdir()
+    elif content == "pipe":
+        os.mkfifo(path)
+    with pytest.raises(ValueError, match=r"model\.keras: received ") as error:
+        load_model(path)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_endless_configurations_are_refused(tmp_path):
+    path = tmp_path / "model.keras"
+    for depth in (300, 5000, 100_000):
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("config.json", '{"config": ' + "[" * depth + "]" * depth + "}")
+        with pytest.raises(ValueError, match=r"nested"):
+            load_model(path)
