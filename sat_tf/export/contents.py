@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,24 @@ _DTYPES: dict[str, np.dtype] = {
     "INT64": np.dtype(np.int64),
     "FLOAT32": np.dtype(np.float32),
 }
+# An honest file holds what it unpacks to once; a little of it may be shared.
+_LARGEST_RATIO = 2
+_ALWAYS_UNPACKED_BYTES = 2**12
+# Ten times those of the largest networks for images.
+_MOST_TABLES = 2**17
+_TABLE_BYTES = 8
+_OFFSET_BYTES = 4
+# The vectors of tables in a model and in a graph, by their attribute: whatever is in these tables
+# is read with them.
+_MODEL_VECTORS = {
+    "operatorCodes": tfl.OperatorCodeT,
+    "buffers": tfl.BufferT,
+    "metadata": tfl.MetadataT,
+    "signatureDefs": tfl.SignatureDefT,
+}
+_GRAPH_VECTORS = {"tensors": tfl.TensorT, "operators": tfl.OperatorT}
+# More values than LiteRT itself takes in a tensor of a phone.
+_MOST_VALUES = 2**28
 # Integers that share a byte, the first one in the lowest bits.
 _PACKED_BITS = {"INT4": 4, "INT2": 2}
 
@@ -32,9 +51,16 @@ class NotUnderstoodError(ValueError):
     """A flatbuffer is whole, but holds what the reader has no word for."""
 
 
+class _TooMuchError(Exception):
+    """A flatbuffer stands for more than it can honestly hold."""
+
+
 @contextlib.contextmanager
 def unpacked(content: bytes, name: str) -> Iterator[Any]:
     """The flatbuffer as objects; whatever a damaged one raises in the block is one error.
+
+    Its tables are unpacked one by one, and their bytes counted: tables that share others, so that
+    a small file stands for a huge one, end it.
 
     Args:
         content: the file.
@@ -50,11 +76,81 @@ def unpacked(content: bytes, name: str) -> Iterator[Any]:
     if len(content) < 8 or content[4:8] != b"TFL3":
         raise problem
     try:
-        yield tfl.ModelT.InitFromPackedBuf(content, 0)
+        yield _unpacked_model(content)
+    except _TooMuchError as error:
+        raise ValueError(
+            f"{name}: received a TFLite file that {error}, expected one as sat_tf.export_tflite "
+            "wrote it; export the model again."
+        ) from error
     except NotUnderstoodError:
         raise
     except Exception as error:  # A damaged flatbuffer raises from anywhere, with many types.
         raise problem from error
+
+
+class _Budget:
+    """The bytes and the tables that may still be unpacked."""
+
+    def __init__(self, content: bytes) -> None:
+        self._size = len(content)
+        self._left = _LARGEST_RATIO * self._size + _ALWAYS_UNPACKED_BYTES
+        self._tables = 0
+
+    def spend(self, value: Any) -> Any:
+        """The value, which has been unpacked.
+
+        Raises:
+            _TooMuchError: it is one too many.
+        """
+        self._left -= _bytes_of(value)
+        self._tables += 1
+        if self._left < 0:
+            raise _TooMuchError(
+                f"has {self._size:,} bytes and unpacks to more than {_LARGEST_RATIO} times as "
+                "many, because its tables share others"
+            )
+        if self._tables > _MOST_TABLES:
+            raise _TooMuchError(f"has more than {_MOST_TABLES:,} tensors, operators and buffers")
+        return value
+
+
+def _bytes_of(value: Any) -> int:
+    """What an unpacked table takes in a file that holds all its parts once."""
+    if isinstance(value, np.ndarray):
+        return int(value.nbytes)
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, list):
+        return sum(_OFFSET_BYTES + _bytes_of(inner) for inner in value)
+    if hasattr(value, "__dict__"):
+        return _TABLE_BYTES + sum(_bytes_of(inner) for inner in vars(value).values())
+    return 0
+
+
+def _unpacked_model(content: bytes) -> Any:
+    """The parts of the schema's `ModelT` that are read here."""
+    budget, root, model = _Budget(content), tfl.Model.GetRootAs(content, 0), tfl.ModelT()
+    model.version = root.Version()
+    for attribute, kind in _MODEL_VECTORS.items():
+        setattr(model, attribute, _vector(root, attribute, kind, budget))
+    model.subgraphs = []
+    for index in range(root.SubgraphsLength()):
+        packed, graph = root.Subgraphs(index), tfl.SubGraphT()
+        graph.name = packed.Name()
+        graph.inputs = None if packed.InputsIsNone() else packed.InputsAsNumpy()
+        graph.outputs = None if packed.OutputsIsNone() else packed.OutputsAsNumpy()
+        budget.spend(graph)
+        for attribute, kind in _GRAPH_VECTORS.items():
+            setattr(graph, attribute, _vector(packed, attribute, kind, budget))
+        model.subgraphs.append(graph)
+    return model
+
+
+def _vector(table: Any, attribute: str, kind: Any, budget: _Budget) -> list[Any]:
+    """A vector of tables, unpacked."""
+    name = attribute[0].upper() + attribute[1:]
+    count, at = getattr(table, f"{name}Length"), getattr(table, name)
+    return [budget.spend(kind.InitFromObj(at(index))) for index in range(count())]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +217,8 @@ def read_contents(model: Any) -> Contents:
     if len(model.subgraphs) != 1:
         raise NotUnderstoodError(f"it has {len(model.subgraphs)} graphs, expected one")
     (subgraph,) = model.subgraphs
-    tensors = [_tensor(model, tensor) for tensor in subgraph.tensors]
+    constants = _Constants(model.buffers)
+    tensors = [_tensor(constants, tensor) for tensor in subgraph.tensors]
 
     def chosen(indices: Any) -> tuple[StoredTensor, ...]:
         return tuple(tensors[_within(index, len(tensors))] for index in indices)
@@ -148,9 +245,32 @@ def _within(index: int, count: int) -> int:
     return int(index)
 
 
-def _tensor(model: Any, tensor: Any) -> StoredTensor:
+class _Constants:
+    """The values of constants; tensors that share a buffer share them.
+
+    Args:
+        buffers: of the file.
+    """
+
+    def __init__(self, buffers: list[Any]) -> None:
+        self._buffers = buffers
+        self._made: dict[Any, np.ndarray] = {}
+
+    def values(self, number: int, name: str, kind: str, shape: tuple[int, ...]) -> Any:
+        """Of a tensor; None for what operators make."""
+        data = self._buffers[_within(number, len(self._buffers))].data
+        if data is None or not len(data):
+            return None
+        key = number, kind, shape
+        if key not in self._made:
+            self._made[key] = _values(name, kind, shape, np.asarray(data, np.uint8))
+        return self._made[key]
+
+
+def _tensor(constants: _Constants, tensor: Any) -> StoredTensor:
     shape = () if tensor.shape is None else tuple(int(size) for size in tensor.shape)
-    data = model.buffers[_within(tensor.buffer, len(model.buffers))].data
+    if math.prod(shape) > _MOST_VALUES:
+        raise NotUnderstoodError(f"a tensor has the shape {shape}, expected fewer values")
     name, kind = tensor.name.decode(), TYPES[tensor.type]
     if not name.isprintable():  # LiteRT ends a name at a zero
         raise NotUnderstoodError(f"a tensor has the name {name!r}")
@@ -168,11 +288,11 @@ def _tensor(model: Any, tensor: Any) -> StoredTensor:
         steps=steps,
         zero_points=points,
         axis=int(quantization.quantizedDimension) if steps.size else 0,
-        values=_values(name, kind, shape, bytes(data)) if data is not None and len(data) else None,
+        values=constants.values(tensor.buffer, name, kind, shape),
     )
 
 
-def _values(name: str, kind: str, shape: tuple[int, ...], data: bytes) -> np.ndarray:
+def _values(name: str, kind: str, shape: tuple[int, ...], data: np.ndarray) -> np.ndarray:
     if kind in _PACKED_BITS:
         return _separated(data, _PACKED_BITS[kind], shape)
     if kind not in _DTYPES:
@@ -180,7 +300,7 @@ def _values(name: str, kind: str, shape: tuple[int, ...], data: bytes) -> np.nda
     return np.frombuffer(data, _DTYPES[kind]).reshape(shape)
 
 
-def _separated(data: bytes, bits: int, shape: tuple[int, ...]) -> np.ndarray:
+def _separated(data: bytes | np.ndarray, bits: int, shape: tuple[int, ...]) -> np.ndarray:
     """Two's complement integers of a few bits, of which several share a byte."""
     packed = np.frombuffer(data, np.uint8)
     pieces = np.stack([packed >> shift for shift in range(0, 8, bits)], axis=-1)

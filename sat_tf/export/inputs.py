@@ -1,6 +1,7 @@
 """Images and labels to run a file on: checks, random images, and batches."""
 
 import hashlib
+import math
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from sat_tf.export.several import Pixels, arrays_of, number_of, some_of
 GIVEN = ImagesFrom("given by the caller")
 _VALUES_PER_BATCH = 2**24
 _LARGEST_BATCH = 256
+_MOST_RANDOM_BYTES = 2**32
 
 
 def random_images(shape: tuple[int, ...], count: int, seed: int) -> np.ndarray:
@@ -30,12 +32,15 @@ def random_images(shape: tuple[int, ...], count: int, seed: int) -> np.ndarray:
     """
     # RandomState, because its streams are the ones NumPy promises never to change.
     random = np.random.RandomState(seed)
+    problem = ValueError(
+        f"received {count:,} random images, expected fewer, which fit into memory; draw fewer."
+    )
+    if count * math.prod(shape) > _MOST_RANDOM_BYTES:
+        raise problem
     try:
         images = np.empty((count, *shape), np.uint8)
     except (MemoryError, ValueError) as error:
-        raise ValueError(
-            f"received {count:,} random images, expected fewer, which fit into memory; draw fewer."
-        ) from error
+        raise problem from error
     for image in images:
         image[...] = random.randint(0, 256, shape)
     return images

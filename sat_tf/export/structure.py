@@ -77,7 +77,9 @@ def read_structure(content: bytes, name: str) -> Structure:
     """
     with unpacked(content, name) as model:
         subgraph = model.subgraphs[0]
-        tensors = [_tensor_record(model, tensor) for tensor in subgraph.tensors]
+        # Once each: several tensors may share a buffer.
+        hashes = [_data_hash(buffer.data) for buffer in model.buffers]
+        tensors = [_tensor_record(tensor, hashes) for tensor in subgraph.tensors]
         operators = tuple(_operator_record(model, op, tensors) for op in subgraph.operators)
         return Structure(operators, _interface(model), read_settings(model))
 
@@ -114,8 +116,11 @@ def _counted(counts: dict[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in counts.items())
 
 
-def _tensor_record(model: Any, tensor: Any) -> TensorRecord:
-    data = model.buffers[tensor.buffer].data
+def _data_hash(data: Any) -> str:
+    return "" if data is None else hashlib.sha256(bytes(data)).hexdigest()
+
+
+def _tensor_record(tensor: Any, hashes: list[str]) -> TensorRecord:
     quantization = tensor.quantization
     scale = quantization.scale if quantization is not None else None
     steps = () if scale is None else tuple(np.asarray(scale).tolist())
@@ -126,7 +131,7 @@ def _tensor_record(model: Any, tensor: Any) -> TensorRecord:
         steps=steps,
         zero_points=tuple(np.asarray(quantization.zeroPoint).tolist()) if steps else (),
         axis=quantization.quantizedDimension if steps else 0,
-        data="" if data is None else hashlib.sha256(bytes(data)).hexdigest(),
+        data=hashes[tensor.buffer],
     )
 
 
