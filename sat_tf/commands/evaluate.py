@@ -11,6 +11,7 @@ from sat_tf.commands.models import load_model, quiet_tensorflow
 from sat_tf.commands.options import add_trust
 from sat_tf.commands.pixels import Choice, add_image_arguments, choice_of
 from sat_tf.export.evaluate import evaluate_simulator, evaluate_tflite, file_interface
+from sat_tf.messages import list_problems
 from sat_tf.training.config_file import read_config
 from sat_tf.training.errors import RunError
 from sat_tf.training.run_folder import CONFIG, QUANTIZED_MODEL, RunFolder
@@ -83,11 +84,15 @@ def evaluate(folder: RunFolder, console: Console, *, trust: bool = False) -> Non
     config = read_config(folder.file(CONFIG))
     quiet_tensorflow()
     from sat_tf.export import deployed_model
+    from sat_tf.training.classifier_file import data_problems
     from sat_tf.training.runner import load_source
     from sat_tf.training.stage import held_out_metrics
 
     model = load_model(folder.file(QUANTIZED_MODEL), trust=trust)
     source = load_source(config)
+    problems = data_problems(model, source.image_size, source.num_classes)
+    if problems:
+        raise RunError(list_problems(str(folder.file(QUANTIZED_MODEL)), problems))
     if config.stages.deploy_tail is not None:
         model = deployed_model(model, float_head=config.export.float_head)
     share = held_out_metrics(model, source)["top1"]

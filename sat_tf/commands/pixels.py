@@ -191,13 +191,16 @@ def read_array(path: str) -> np.ndarray:
     Raises:
         RunError: it is none.
     """
+    problem = (
+        f"{path}: received no file that np.save has written, expected an .npy file of uint8 "
+        "images (n, rows, columns, channels)."
+    )
+    if not os.path.isfile(path):  # a pipe would wait for its writer
+        raise RunError(problem)
     try:
         array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise RunError(
-            f"{path}: received no file that np.save has written, expected an .npy file of uint8 "
-            "images (n, rows, columns, channels)."
-        ) from error
+    except Exception as error:  # NumPy parses the header as Python, and raises what that raises.
+        raise RunError(problem) from error
     if not isinstance(array, np.ndarray):
         raise RunError(
             f"{path}: received an archive of arrays, expected an .npy file of one; write it with "

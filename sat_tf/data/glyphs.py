@@ -15,6 +15,7 @@ from sat_tf.data.cache import Arrays, cache_folder, load_or_make
 from sat_tf.data.characters import distinct_characters
 from sat_tf.data.distortions import PICTURE_SIZE, pictures
 from sat_tf.data.images import ImageSet
+from sat_tf.data.picture_options import path_rule
 from sat_tf.data.typefaces import FACES, TEST_FACES, TRAIN_FACES, Typeface
 
 _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
@@ -80,6 +81,7 @@ def load_glyphs(
                 )
             ),
             seed_rule(seed),
+            path_rule("cache_dir", cache_dir),
         ),
     )
     arguments = {

@@ -46,11 +46,11 @@ def load_model(path: str | os.PathLike[str], *, safe_mode: bool = True) -> "kera
                 f"received a file that Keras {file.version} saved, expected one of tf_keras; "
                 "convert it with sat_tf.from_keras3(path)"
             )
-        if safe_mode:
-            trust.check(file.config)
         with named_by_content(file) as name, _loading(file.weight_bytes):
             import tf_keras as keras
 
+            if safe_mode:
+                trust.check(file.config)
             return keras.models.load_model(name, compile=False, safe_mode=safe_mode)
     except trust.UntrustedModelError as error:
         raise trust.UntrustedModelError(f"{path}: {error}") from error
@@ -85,8 +85,8 @@ def _from_folder(path: pathlib.Path, safe_mode: bool) -> "keras.Model":
 
             return keras.models.load_model(path, compile=False)
     config = saved_model.saved_model_config(path)
-    trust.check(config)
     with _loading(saved_model.variable_bytes(path)):
+        trust.check(config)
         return saved_model.rebuilt(path, config)
 
 
@@ -127,6 +127,8 @@ def _loading(weight_bytes: int | None) -> Iterator[None]:
             tf.variable_creator_scope(creator),
         ):
             yield
+    except trust.UntrustedModelError:
+        raise
     except RecursionError as error:
         raise ValueError("received a model that is nested without end") from error
     except Exception as error:  # tf_keras raises many types on damaged files

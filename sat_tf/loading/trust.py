@@ -35,12 +35,13 @@ _FUNCTIONS_IN = (
     *("activations", "initializers", "regularizers", "constraints"),
     *("losses", "metrics"),
 )
-# Classes that tf_keras knows and has no public name for.
+# Classes that tf_keras knows and has no public name for, and the schedules of TFMOT's pruning.
 _OTHER_CLASSES = frozenset(
     {
         *("Functional", "Sequential", "Model", "InputLayer", "InputSpec", "TFOpLambda"),
         *("SlicingOpLambda", "SyncBatchNormalization", "BatchNormalizationV1"),
         *("BatchNormalizationV2", "BatchNormalizationBase", "GRUV1", "GRUV2", "LSTMV1", "LSTMV2"),
+        *("ConstantSparsity", "PolynomialDecay"),
         *("GRUCellV1", "GRUCellV2", "LSTMCellV1", "LSTMCellV2", "CuDNNGRU", "CuDNNLSTM"),
     }
 )

@@ -56,7 +56,7 @@ def read_classifier(
             f"{key}={str(path)!r}: {_first_line(error)}; expected a model saved by tf_keras as "
             ".keras or .h5, with no layers of its own; save it with model.save(...)."
         ) from error
-    problems = _problems(model, image_size, num_classes)
+    problems = data_problems(model, image_size, num_classes)
     if problems:
         raise RunError(list_problems(f"{key}={str(path)!r}", problems))
     return _with_logits(model)
@@ -140,7 +140,14 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-def _problems(model: keras.Model, image_size: int, num_classes: int) -> list[str]:
+def data_problems(model: keras.Model, image_size: int, num_classes: int) -> list[str]:
+    """Why a model does not classify the images of some data set; empty where it does.
+
+    Args:
+        model: any.
+        image_size: height and width of the images.
+        num_classes: of the data set.
+    """
     try:
         network = Network(model)
         check_one_of_each(model)

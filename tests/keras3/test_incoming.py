@@ -298,7 +298,7 @@ def test_a_model_of_tf_keras_needs_no_conversion(tmp_path):
 def test_what_is_no_model_is_refused(tmp_path):
     assert "not found" in _error(tmp_path / "none.keras")
     (tmp_path / "text.keras").write_text("no archive")
-    assert "received no .keras file" in _error(tmp_path / "text.keras")
+    assert "neither a .keras archive nor HDF5" in _error(tmp_path / "text.keras")
     assert "received builtins.int, expected a Keras 3 model" in _error(3)
     assert "received builtins.NoneType" in _error(None)
 
