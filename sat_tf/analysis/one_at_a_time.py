@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.qat import latent, registry
+from sat_tf.qat import registry
 from sat_tf.qat.best_levels import best_clipping_level, best_offset_level
 from sat_tf.qat.calibrate import calibrate
 from sat_tf.qat.float_weights import at_bits, float_weights
@@ -175,7 +175,7 @@ class OneAtATime:
             quantizer = layer.quantize_config.weights
             if quantizer is not None and quantizer.num_bits is not None:
                 weight_bits = quantizer.num_bits
-                kernel = _in_float_size(layer, latent_kernel, quantizer)
+                kernel = _effective(layer, quantizer)
                 weight_errors = _weight_errors(layer, latent_kernel, quantizer, weight_bits)
         return QuantizedPart(
             name=name,
@@ -227,27 +227,17 @@ def calibrate_on_float_weights(quantized: keras.Model, images: np.ndarray) -> No
         calibrate(quantized, images, num_images=len(images), batch_normalization=False)
 
 
-def _in_float_size(
-    layer: QuantizedLayer, kernel: tf.Variable, quantizer: DorefaQuantizer
-) -> tf.Tensor:
-    """The quantized kernel as large as the float one: where it is not rescaled, it was divided."""
+def _effective(layer: QuantizedLayer, quantizer: DorefaQuantizer) -> tf.Tensor:
+    """The quantized kernel in the size of the float one, by another quantizer than its own."""
     ((latent_kernel, _),) = layer.quantize_config.get_weights_and_quantizers(layer.layer)
-    effective = quantizer(
-        tf.convert_to_tensor(latent_kernel), False, weights=layer.kernel_variables
-    )
-    if quantizer.rescale is not None:
-        return effective
-    _, maximum = latent.latent_kernel(kernel.numpy(), quantizer.range_axes)
-    return effective * tf.cast(maximum, tf.float32)
+    return quantizer(tf.convert_to_tensor(latent_kernel), False, weights=layer.kernel_variables)
 
 
 def _weight_errors(
     layer: QuantizedLayer, kernel: tf.Variable, quantizer: DorefaQuantizer, num_bits: int
 ) -> tuple[float, ...]:
     finer = (at_bits(quantizer, bits) for bits in range(num_bits, 9))
-    return tuple(
-        float(tf.reduce_mean((_in_float_size(layer, kernel, each) - kernel) ** 2)) for each in finer
-    )
+    return tuple(float(tf.reduce_mean((_effective(layer, each) - kernel) ** 2)) for each in finer)
 
 
 def _activation_quantizer(layer: QuantizedLayer) -> ClippingQuantizer | UnitQuantizer | None:

@@ -118,9 +118,9 @@ def integer_kernel(
     codes = tensors.codes.numpy()
     step = np.float64(grid.find_grid(quantizer.grid, num_bits).step(num_bits))
     steps = np.reshape(step, [1] * codes.ndim)
-    if quantizer.rescale is not None:
-        gain = wrapper.kernel_variables["rescale_gain"].numpy().astype(np.float64)
-        steps = steps * tensors.factor.numpy().astype(np.float64) * gain
+    gain = wrapper.kernel_variables.get("rescale_gain")
+    if gain is not None:
+        steps = steps * tensors.factor.numpy().astype(np.float64) * gain.numpy().astype(np.float64)
     if not _are_the_same(tensors, steps):
         raise ArithmeticError(f"{layer.name}: codes and steps do not give the effective weights.")
     return codes, np.array(registry.along_channels(layer, steps, codes.shape), np.float64)

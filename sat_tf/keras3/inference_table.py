@@ -13,6 +13,7 @@ from sat_tf.keras3.inference_layers import FusedBatchNormalization, FusedLayerNo
 from sat_tf.messages import did_you_mean
 from sat_tf.qat import operation_layers
 from sat_tf.qat.operation_plans import absolute, gelu_by_tanh
+from sat_tf.qat.preprocessing import constant_copy, is_adapted
 
 _OWN: dict[type, type] = {
     operation_layers.Scaling: inference_operations.Scaling,
@@ -43,6 +44,7 @@ _NEUTRAL: dict[str, Any] = {
 
 def problem_of(layer: Any) -> str | None:
     """Why there is no Keras 3 layer for a tf_keras one; None where there is."""
+    layer = _with_settings(layer)
     name = type(layer).__name__
     if isinstance(layer, operation_layers.OfTensorFlow):
         return operation_problem(layer.function)
@@ -73,12 +75,18 @@ def make_layer(layer: Any, name: str, *, activation: bool, kernel: tuple[str, An
         activation: keep its activation function; else it has none.
         kernel: the name of its kernel and the values to take instead; None to take its own.
     """
+    layer = _with_settings(layer)
     settings, _ = _settings(layer)
     if "activation" in settings and not activation:
         settings["activation"] = "linear"
     made = _class_of(layer)(**{**settings, "name": name})
     made.trainable = False
     return _WithWeights(made, layer, kernel)
+
+
+def _with_settings(layer: Any) -> Any:
+    """The layer, with settings in the place of weights that Keras 3 would take constants from."""
+    return constant_copy(layer) if is_adapted(layer) else layer
 
 
 def _class_of(layer: Any) -> Any:

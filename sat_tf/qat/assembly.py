@@ -10,7 +10,7 @@ from sat_tf.qat.layer_copy import layer_copy
 from sat_tf.qat.naming import unique_name
 from sat_tf.qat.network import Network, Node
 from sat_tf.qat.operation_layers import ConstantSum
-from sat_tf.qat.preprocessing import constant_copy
+from sat_tf.qat.preprocessing import adapted_copy, is_adapted
 from sat_tf.qat.wrapper import QuantizedLayer
 
 
@@ -81,8 +81,8 @@ class _Assembler:
         config = self.placement.configs.get(node.name)
         if config is None:
             return fresh
-        if type(fresh) is keras.layers.Normalization:
-            fresh = constant_copy(node.layer)
+        if is_adapted(fresh):
+            fresh = adapted_copy(fresh)
         if isinstance(fresh, ConstantSum) and self._becomes_codes(node.name):
             fresh = fresh.rounded()
         if self.network.is_shared(node.name):

@@ -2,8 +2,7 @@
 
 The clamp turns latent weights into tanh(W) / max|tanh(W)|, which bends them. A float kernel K with
 m = max|K| enters as W = atanh(r K / m), r = min(m, 0.9): then tanh(W) = r K / m, the clamped
-weights are exactly K / m, and the layer computes its old output divided by m. What stands behind
-makes up for m: the statistics of BatchNormalization, or a fixed gain on the rescaling constant.
+weights are exactly K / m, and a fixed gain of m, a weight of the layer, makes them K again.
 
 Why r = m: the latent weights are then as large as the kernel was, W = atanh(K), and their gradient
 is the kernel's, (m / r) (1 - tanh²(W)) = 1 - K² times it. An optimizer's step, and weight decay,
@@ -11,25 +10,11 @@ change the network as much as they change the float one. Any other r stretches t
 by r / m and shrinks their gradient by m / r, so that plain SGD learns (r / m)² times more slowly.
 """
 
-import dataclasses
-
 import numpy as np
 
 # The largest |tanh(W)| of a start: kernels that reach 1 or more have no latent weights of their own
 # size. At 0.9 the slope of tanh is 1 - 0.9² = 0.19, so that the largest weights still learn.
 _LARGEST_TANH = 0.9
-# Of BatchNormalization in cuDNN.
-_SMALLEST_EPSILON = 1.001e-5
-
-
-@dataclasses.dataclass(frozen=True)
-class NormStatistics:
-    """Parameters of a BatchNormalization in inference, float64, one entry a channel."""
-
-    gamma: np.ndarray
-    mean: np.ndarray
-    variance: np.ndarray
-    epsilon: float
 
 
 def latent_kernel(
@@ -72,23 +57,3 @@ def describe_start(kernel: np.ndarray, range_axes: tuple[int, ...] = ()) -> str:
     return (
         f"keeps the function: weights reach beyond {_LARGEST_TANH:g}, so latent weights are smaller"
     )
-
-
-def divided_statistics(norm: NormStatistics, divisor: np.ndarray) -> NormStatistics:
-    """Statistics that give the old output when the input arrives divided by `divisor`.
-
-    γ (x/m - μ') / sqrt(σ'² + ε') equals γ (x - μ) / sqrt(σ² + ε) with μ' = μ / m, ε' = ε / m² and
-    σ'² = σ² / m², the variance of the divided input: on batch statistics it computes the same too.
-    Where channels have an m each, ε' is that of the largest, and σ'² = (σ² + ε) / m² - ε'. ε' is at
-    least the smallest that GPUs take, 1.001e-5; where σ'² would be negative because of that, it is
-    0 and γ takes the rest.
-
-    Args:
-        norm: the float layer's parameters.
-        divisor: m > 0, broadcastable to the channels.
-    """
-    total = (norm.variance + norm.epsilon) / divisor**2
-    epsilon = max(norm.epsilon / float(np.max(divisor)) ** 2, min(norm.epsilon, _SMALLEST_EPSILON))
-    variance = np.maximum(total - epsilon, 0.0)
-    gamma = norm.gamma * np.sqrt((variance + epsilon) / total)
-    return NormStatistics(gamma, norm.mean / divisor, variance, epsilon)

@@ -1,6 +1,6 @@
 """The layout transform: builds the quantized Keras model that a placement describes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from sat_tf.qat.flatten import copied_weights, flattened
 from sat_tf.qat.network import Network, Node
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy, fitting_grid
+from sat_tf.qat.quantizers import DorefaQuantizer
 from sat_tf.qat.user_class import of_class_of
 from sat_tf.qat.wrapper import QuantizedLayer
 
@@ -60,7 +61,8 @@ def quantized_model(
         model: the float model; one that nests or shares layers is flattened first.
         annotations: for every layer to quantize, its `LayerConfig` or None.
         policy: what the annotations leave open.
-        keep_function: give the latent weights, statistics and gains that keep the function.
+        keep_function: give the latent weights and gains that keep the function; the policy is one
+            of latent_start="keep_function" then.
 
     Raises:
         ValueError: the model cannot be quantized; lists every problem.
@@ -83,7 +85,7 @@ def quantized_model(
         for name, config in placement.configs.items():
             # Once for all calls of a layer.
             if config.weights is not None and name == network[name].layer.name:
-                _keep_function(layers, name, placement)
+                _keep_function(layers[name], config.weights)
     return built
 
 
@@ -147,61 +149,12 @@ def _warn_of_codes_beyond_int8(model_name: str, placement: Placement) -> None:
         )
 
 
-def _keep_function(
-    layers: Mapping[str, keras.layers.Layer], name: str, placement: Placement
-) -> None:
-    """Gives one linear layer the latent weights, and what stands behind it the factor they cost."""
-    wrapper = layers[name]
-    layer, config = wrapper.layer, wrapper.quantize_config
+def _keep_function(wrapper: QuantizedLayer, quantizer: DorefaQuantizer) -> None:
+    """Gives a linear layer latent weights, and as its gain the size that the clamp takes."""
+    layer = wrapper.layer
     variable = getattr(layer, registry.kernel_name(layer))
-    kernel = variable.numpy()
-    latent_kernel, maximum = latent.latent_kernel(kernel, config.weights.range_axes)
+    latent_kernel, maximum = latent.latent_kernel(variable.numpy(), quantizer.range_axes)
     variable.assign(latent_kernel)
-    if name not in placement.norms_behind:
-        clamped = wrapper.quantize_config.weights.clamp(variable)
-        gain = wrapper.kernel_variables["rescale_gain"]
-        factor = config.weights.factor(clamped, variable).numpy()
-        gain.assign(np.reshape(maximum / factor, gain.shape))
-        return
-    norms = [inner_layer(layers[norm]) for norm in placement.norms_behind[name]]
-    divide_output(layer, maximum, norms)
-
-
-def divide_output(
-    layer: keras.layers.Layer,
-    divisor: np.ndarray,
-    norms: Sequence[keras.layers.BatchNormalization],
-) -> None:
-    """Makes up for a kernel that arrives divided: the layer's bias follows, and what is behind it.
-
-    Args:
-        layer: a linear layer whose kernel has been divided.
-        divisor: above 0, broadcastable to the kernel, equal along all but its channel axes.
-        norms: the normalizations that read the layer's output; they give the old output again.
-    """
-    shape = getattr(layer, registry.kernel_name(layer)).shape
-    divisor = registry.along_channels(layer, divisor, shape)
-    if getattr(layer, "bias", None) is not None:
-        layer.bias.assign(layer.bias.numpy() / divisor)
-    for norm in norms:
-        _divide_statistics(norm, divisor)
-
-
-def _divide_statistics(norm: keras.layers.BatchNormalization, divisor: np.ndarray) -> None:
-    ones = np.ones_like(divisor)
-    old = latent.NormStatistics(
-        gamma=ones if norm.gamma is None else norm.gamma.numpy().astype(np.float64),
-        mean=norm.moving_mean.numpy().astype(np.float64),
-        variance=norm.moving_variance.numpy().astype(np.float64),
-        epsilon=norm.epsilon,
-    )
-    new = latent.divided_statistics(old, divisor)
-    variance = new.variance
-    if norm.gamma is None:
-        # No γ to take what does not fit: the variance goes below zero, by less than ε.
-        variance = (old.variance + old.epsilon) / divisor**2 - new.epsilon
-    else:
-        norm.gamma.assign(new.gamma)
-    norm.epsilon = new.epsilon
-    norm.moving_mean.assign(new.mean)
-    norm.moving_variance.assign(variance)
+    gain = wrapper.kernel_variables["rescale_gain"]
+    factor = quantizer.factor(quantizer.clamp(variable), variable).numpy()
+    gain.assign(np.broadcast_to(maximum / factor, gain.shape))

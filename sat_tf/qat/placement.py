@@ -419,4 +419,5 @@ class _Placer:
             detach_max=policy.detach_max,
             rescale=None if self._norms_behind(name) else policy.rescale,
             fan_out=fan_out(kernel.shape, type(layer).__name__, getattr(layer, "groups", 1)),
+            gain_axes=channel_axes if policy.latent_start == "keep_function" else None,
         )

@@ -6,6 +6,8 @@ gets 8-bit codes of its own: with an offset, zero padding behind it is no pixel,
 be part of the first layer's weights and bias.
 """
 
+from typing import Any
+
 import numpy as np
 import tf_keras as keras
 
@@ -28,8 +30,8 @@ def slope_and_offset(layer: keras.layers.Layer) -> tuple[np.ndarray, np.ndarray]
     if type(layer) is keras.layers.Rescaling:
         slope, offset = (np.asarray(v, np.float64) for v in (layer.scale, layer.offset))
         return _by_channel(slope), _by_channel(offset)
-    mean = np.asarray(layer.mean, np.float64)
-    deviation = np.sqrt(np.asarray(layer.variance, np.float32)).astype(np.float64)
+    mean, variance = (np.asarray(value, np.float32) for value in _mean_and_variance(layer))
+    mean, deviation = mean.astype(np.float64), np.sqrt(variance).astype(np.float64)
     deviation = np.maximum(deviation, keras.backend.epsilon())
     if layer.invert:
         return _by_channel(deviation), _by_channel(mean)
@@ -38,11 +40,12 @@ def slope_and_offset(layer: keras.layers.Layer) -> tuple[np.ndarray, np.ndarray]
 
 def affine_problem(layer: keras.layers.Layer) -> str | None:
     """Why this preprocessing layer cannot be quantized, and what to do; None where it can."""
-    names = ("scale", "offset") if type(layer) is keras.layers.Rescaling else ("mean", "variance")
-    for name in names:
-        value = getattr(layer, name, None)
-        if value is None:
-            continue
+    if is_adapted(layer) and not layer.built:
+        return None
+    rescaling = type(layer) is keras.layers.Rescaling
+    names = ("scale", "offset") if rescaling else ("mean", "variance")
+    values = (layer.scale, layer.offset) if rescaling else _mean_and_variance(layer)
+    for name, value in zip(names, values, strict=True):
         shape = np.shape(value)
         if any(size != 1 for size in shape[:-1]):
             return (
@@ -54,23 +57,54 @@ def affine_problem(layer: keras.layers.Layer) -> str | None:
     return None
 
 
-def constant_copy(layer: keras.layers.Layer) -> keras.layers.Layer:
-    """The same Normalization with its mean and variance as settings instead of weights.
+@keras.utils.register_keras_serializable(package="sat_tf")
+class AdaptedNormalization(keras.layers.Normalization):
+    """A Normalization that computes with the mean and the variance that are its weights now.
 
-    Adapted ones compute with them only after `finalize_state`, which copies and restored weights
-    miss.
+    Keras' own takes constants from them when it is adapted or loaded from a file of a model, so
+    that weights which are set, or restored in any other way, change nothing.
     """
-    layer.finalize_state()
-    mean, variance = (np.asarray(value) for value in (layer.mean, layer.variance))
-    several = mean.size > 1 or layer.axis
+
+    def finalize_state(self) -> None:
+        """Takes no constants."""
+        if self.input_mean is None and self.built:
+            self.mean, self.variance = self.adapt_mean, self.adapt_variance
+
+
+def is_adapted(layer: keras.layers.Layer) -> bool:
+    """Whether what a layer adds and multiplies by are weights, and no settings."""
+    return isinstance(layer, keras.layers.Normalization) and layer.input_mean is None
+
+
+def adapted_copy(layer: keras.layers.Normalization) -> AdaptedNormalization:
+    """The same layer, unbuilt, as one that computes with its weights."""
+    return AdaptedNormalization.from_config(layer.get_config())
+
+
+def constant_copy(layer: keras.layers.Normalization) -> keras.layers.Normalization:
+    """An adapted one with its mean and variance as settings, which any Keras reads."""
+    mean, variance = (np.asarray(value).reshape(-1) for value in _mean_and_variance(layer))
+    by_channel = mean.size > 1 or layer.axis
     return keras.layers.Normalization(
-        axis=-1 if several else None,
-        mean=mean.reshape(-1).tolist() if several else float(mean.flat[0]),
-        variance=variance.reshape(-1).tolist() if several else float(variance.flat[0]),
+        axis=-1 if by_channel else None,
+        mean=mean.tolist() if by_channel else float(mean[0]),
+        variance=variance.tolist() if by_channel else float(variance[0]),
         invert=layer.invert,
         name=layer.name,
         trainable=layer.trainable,
         dtype=layer.dtype_policy,
+    )
+
+
+def _mean_and_variance(layer: keras.layers.Normalization) -> tuple[Any, ...]:
+    values = layer.mean, layer.variance
+    if not is_adapted(layer):
+        return values
+    # Keras' own layer may not have taken its constants from its weights yet.
+    weights = layer.adapt_mean, layer.adapt_variance
+    return tuple(
+        np.reshape(np.asarray(weight), np.shape(value))
+        for weight, value in zip(weights, values, strict=True)
     )
 
 

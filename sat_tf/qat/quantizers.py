@@ -48,8 +48,10 @@ class DorefaQuantizer(SatQuantizer):
     """Latent weights to effective weights: clamp, quantize, rescale (Eq. 5 to 10).
 
     Forward: Ξ = gain · c · Q, with Q from `dorefa.quantize_weights` (Ŵ where `num_bits` is None)
-    and c from `rescale.rescale_factor`; Ξ = Q where `rescale` is None, for layers with
+    and c from `rescale.rescale_factor`; c = 1 where `rescale` is None, for layers with
     BatchNormalization right behind them. Backward: as documented there; gain and c are constants.
+    The gain is the fixed, positive variable `rescale_gain`, which gives a pretrained layer's
+    weights the size back that the clamp takes from them; 1 is the paper.
 
     Args:
         num_bits: 1 to 8, or None to clamp and rescale only.
@@ -58,9 +60,9 @@ class DorefaQuantizer(SatQuantizer):
         detach_max: no gradient through the maximum.
         rescale: a name of `rescale.METHODS`, or None.
         fan_out: the layer's n̂, for the rescaling.
-        initial_gain: start of the fixed, positive variable `rescale_gain`, which keeps the size of
-            a pretrained layer's output; 1 is the paper. One number a layer, or one a channel where
-            channels have maxima of their own.
+        initial_gain: where the gain starts.
+        gain_axes: kernel axes with gains of their own. None, the paper: as `range_axes` where there
+            is a rescaling, and no variable where there is none.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class DorefaQuantizer(SatQuantizer):
         rescale: str | None = None,
         fan_out: int = 1,
         initial_gain: float = 1.0,
+        gain_axes: tuple[int, ...] | None = None,
     ) -> None:
         self.num_bits = num_bits
         self.grid = grid
@@ -81,17 +84,21 @@ class DorefaQuantizer(SatQuantizer):
         self.rescale = rescale
         self.fan_out = fan_out
         self.initial_gain = initial_gain
+        self.gain_axes = None if gain_axes is None else tuple(gain_axes)
 
     def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
-        """Makes the variable `rescale_gain`, where there is a rescaling."""
+        """Makes the variable `rescale_gain`, where there is a gain."""
         del name
-        if self.rescale is None:
-            return {}
-        keep = {axis % len(tensor_shape) for axis in self.range_axes}
+        axes = self.gain_axes
+        if axes is None:
+            if self.rescale is None:
+                return {}
+            axes = self.range_axes
+        keep = {axis % len(tensor_shape) for axis in axes}
         shape = [size if axis in keep else 1 for axis, size in enumerate(tensor_shape)]
         gain = layer.add_weight(
             name="rescale_gain",
-            shape=shape if self.range_axes else (),
+            shape=shape if axes else (),
             dtype=tf.float32,
             initializer=keras.initializers.Constant(self.initial_gain),
             trainable=False,
@@ -110,9 +117,12 @@ class DorefaQuantizer(SatQuantizer):
             values = dorefa.quantize_weights(
                 inputs, bits, self.grid, self.detach_max, range_axes=self.range_axes
             )
-        if self.rescale is None:
+        gain = weights.get("rescale_gain")
+        if gain is None:
             return values
-        return values * (self.factor(values, inputs) * weights["rescale_gain"])
+        if self.rescale is None:
+            return values * gain
+        return values * (self.factor(values, inputs) * gain)
 
     def clamp(self, latent: tf.Tensor) -> tf.Tensor:
         """The clamped weights Ŵ."""
@@ -138,6 +148,7 @@ class DorefaQuantizer(SatQuantizer):
             "rescale": self.rescale,
             "fan_out": self.fan_out,
             "initial_gain": self.initial_gain,
+            "gain_axes": None if self.gain_axes is None else list(self.gain_axes),
         }
 
 

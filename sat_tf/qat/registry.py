@@ -22,7 +22,7 @@ from sat_tf.qat.operation_layers import (
     Slice,
     SpaceToDepth,
 )
-from sat_tf.qat.preprocessing import affine_problem
+from sat_tf.qat.preprocessing import AdaptedNormalization, affine_problem
 
 
 class Role(enum.Enum):
@@ -304,4 +304,5 @@ _SUPPORT: dict[type, Support] = {
     keras.layers.Softmax: Support(Role.SOFTMAX, refuse=_refuse_softmax),
     keras.layers.Rescaling: Support(Role.AFFINE, refuse=affine_problem),
     keras.layers.Normalization: Support(Role.AFFINE, refuse=affine_problem),
+    AdaptedNormalization: Support(Role.AFFINE, refuse=affine_problem),
 }

@@ -1,6 +1,6 @@
 """From one quantized model to another: the same latent weights under another policy."""
 
-import warnings
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,12 @@ from sat_tf.qat import registry
 from sat_tf.qat.configs import LayerConfig
 from sat_tf.qat.flatten import copied_weights
 from sat_tf.qat.layout import (
-    divide_output,
-    inner_layer,
     quantized_model,
     quantized_network,
 )
 from sat_tf.qat.network import Network
 from sat_tf.qat.policy import BitPolicy, expect_policy
+from sat_tf.qat.quantizers import DorefaQuantizer
 from sat_tf.qat.user_class import of_class_of
 from sat_tf.qat.wrapper import QuantizedLayer
 
@@ -25,15 +24,13 @@ from sat_tf.qat.wrapper import QuantizedLayer
 def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
     """Gives a quantized model another policy, with what it has learnt.
 
-    Latent weights, biases, normalization statistics, rescale gains, clipping levels and observed
-    ranges are carried over, wherever the new policy has the same variable in the same place. New
-    clipping levels start as the policy says. Frozen layers stay frozen, and layers annotated by
-    hand keep their annotation. The model itself is not changed.
+    Latent weights, biases, normalization statistics, gains, clipping levels and observed ranges are
+    carried over, wherever the new policy has the same variable in the same place. New clipping
+    levels start as the policy says. Frozen layers stay frozen, and layers annotated by hand keep
+    their annotation. The model itself is not changed.
 
-    Another `weight_range` or `rescale` gives the clamped weights another size. Statistics and gains
-    make up for it, so that the model keeps its function, unless latent_start="as_is". One thing
-    they cannot: going from "channel" to "layer", a layer that is rescaled has one gain for what
-    were many, which is warned of.
+    Another `weight_range` or `rescale` gives the clamped weights another size. Gains make up for
+    it, so that the model keeps its function, unless latent_start="as_is".
 
     Args:
         model: a model quantized by sat-tf.
@@ -47,19 +44,19 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
     """
     expect_policy(policy)
     float_model, annotations = without_quantizers(model)
+    old = _by_place(model)
+    keep_function = policy.latent_start == "keep_function"
+    if any(_has_gains(layer) for layer in old.values()):
+        # It has its function by gains, whatever this policy would have started with.
+        policy = dataclasses.replace(policy, latent_start="keep_function")
     requantized = quantized_model(float_model, annotations, policy, keep_function=False)
-    old, network = _by_place(model), Network(requantized)
     carried: set[int] = set()
     for place, layer in _by_place(requantized).items():
         if place not in old or id(layer) in carried:
             continue
         carried.add(id(layer))
         _carry(old[place], layer)
-        if policy.latent_start == "keep_function":
-            calls = network.calls(layer.name)
-            readers = [reader.layer for call in calls for reader in network.consumers(call.name)]
-            norms = {id(reader): inner_layer(reader) for reader in readers}
-            _keep_function(old[place], layer, list(norms.values()))
+        _carry_gain(old[place], layer, keep_function)
     return of_class_of(model, requantized)
 
 
@@ -102,16 +99,35 @@ def _by_place(model: keras.Model) -> dict[tuple[str, ...], QuantizedLayer]:
     return places
 
 
-def _keep_function(
-    old: QuantizedLayer, new: QuantizedLayer, readers: list[keras.layers.Layer]
-) -> None:
-    """Makes up for the size that clamped weights get from another range or rescaling."""
+def _has_gains(layer: QuantizedLayer) -> bool:
+    quantizer = layer.quantize_config.weights
+    return quantizer is not None and quantizer.gain_axes is not None
+
+
+def _carry_gain(old: QuantizedLayer, new: QuantizedLayer, keep_function: bool) -> None:
+    """Gives a layer its gain, and makes up for another range or rescaling of the clamped weights.
+
+    Args:
+        old: the layer under the old policy.
+        new: the same under the new one.
+        keep_function: whether to make up for it.
+    """
     before, after = old.quantize_config.weights, new.quantize_config.weights
-    if before is None or after is None:
+    variable = new.kernel_variables.get("rescale_gain")
+    if before is None or after is None or variable is None:
         return
-    if (before.range_axes, before.rescale) == (after.range_axes, after.rescale):
-        return
-    kernel = tf.convert_to_tensor(getattr(new.layer, registry.kernel_name(new.layer)), tf.float32)
+    old_gain = old.kernel_variables.get("rescale_gain")
+    gain = np.float32(1.0) if old_gain is None else old_gain.numpy()
+    differs = (before.range_axes, before.rescale) != (after.range_axes, after.rescale)
+    if differs and keep_function:
+        kernel = getattr(new.layer, registry.kernel_name(new.layer))
+        gain = gain * _shrinkage(before, after, tf.convert_to_tensor(kernel, tf.float32))
+    if np.broadcast_shapes(np.shape(gain), variable.shape) == tuple(variable.shape):
+        variable.assign(np.broadcast_to(gain, variable.shape))
+
+
+def _shrinkage(before: DorefaQuantizer, after: DorefaQuantizer, kernel: tf.Tensor) -> np.ndarray:
+    """By how much the weights of another quantizer are smaller, for each range of either."""
     one, other = before.clamp(kernel), after.clamp(kernel)
     # Both are tanh(W), each over its own maximum, so that any weight of a channel tells the ratio.
     axes = {*before.range_axes, *after.range_axes}
@@ -119,21 +135,9 @@ def _keep_function(
     old_size, new_size = (
         np.max(np.abs(values), axis=tuple(inner), keepdims=True) for values in (one, other)
     )
-    shrunk = np.where(old_size > 0.0, old_size / np.maximum(new_size, old_size), 1.0)
-    if after.rescale is None:
-        divide_output(new.layer, shrunk, readers)
-        return
+    shrunk = np.where(old_size > 0.0, old_size / np.where(new_size > 0.0, new_size, 1.0), 1.0)
     sizes = before.factor(one, kernel) / after.factor(other, kernel)
-    gain = old.kernel_variables["rescale_gain"].numpy() * sizes.numpy() * shrunk
-    variable = new.kernel_variables["rescale_gain"]
-    if np.size(gain) > 1 == variable.shape.num_elements():
-        warnings.warn(
-            f"{new.layer.name}: its channels had ranges and gains of their own, and now share one: "
-            "its function changes; keep weight_range='channel', or train it.",
-            stacklevel=4,
-        )
-        gain = np.mean(gain)
-    variable.assign(np.broadcast_to(np.reshape(gain, variable.shape), variable.shape))
+    return np.asarray(shrunk * sizes.numpy())
 
 
 def _carry(old: QuantizedLayer, new: QuantizedLayer) -> None:
@@ -143,7 +147,7 @@ def _carry(old: QuantizedLayer, new: QuantizedLayer) -> None:
     ]
     for old_variables, new_variables in pairs:
         for name, variable in new_variables.items():
-            if name in old_variables and old_variables[name].shape == variable.shape:
+            if name in old_variables and name != "rescale_gain":
                 variable.assign(old_variables[name])
     if not old.trainable:
         new.trainable = False

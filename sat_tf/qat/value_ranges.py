@@ -8,6 +8,7 @@ import tf_keras as keras
 from sat_tf.qat import functions, registry
 from sat_tf.qat.network import Network, Node
 from sat_tf.qat.pixel_ranges import PixelRanges
+from sat_tf.qat.preprocessing import is_adapted
 from sat_tf.qat.registry import Role
 
 
@@ -33,7 +34,8 @@ class ValueRanges:
         if role is Role.LINEAR:
             return not (registry.rectifies(node.layer) or registry.is_softmax(node.layer))
         if role is Role.AFFINE and self._pixels.reads(name):
-            return self._pixels[name][0] < 0.0
+            # Other weights can give an adapted one other signs.
+            return is_adapted(node.layer) or self._pixels[name][0] < 0.0
         if role in (Role.FUNCTION, Role.SOFTMAX):
             if registry.is_softmax(node.layer):
                 return False

@@ -77,9 +77,8 @@ def quantized_start(config: Config, float_model: keras.Model) -> keras.Model:
 
     From one with clamped weights it goes on with the same latent weights, as in the paper. An
     ordinary one keeps its function, whatever the policy says of `latent_start`: its weights become
-    atanh(r W / max|W|) (`qat.latent`), the normalizations behind make up for the maximum, and where
-    there is none, as behind the classifier, a fixed gain on the rescaling constant gives the
-    quantized weights the size the float ones had, and with it the logits.
+    atanh(r W / max|W|) (`qat.latent`), and a fixed gain gives the quantized weights the size of the
+    float ones.
 
     Args:
         config: of the run.

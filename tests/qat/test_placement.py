@@ -225,6 +225,7 @@ def test_the_policy_reaches_every_quantizer():
         detach_max=True,
         rescale="stddev",
         fan_out=9,
+        gain_axes=(2, 3),
     )
     assert placement.configs["a"].weights.range_axes == (3,)
     assert placement.configs["classifier"].weights.range_axes == (1,)

@@ -33,6 +33,7 @@ EXAMPLES = [
         rescale="stddev",
         fan_out=9,
         initial_gain=2.5,
+        gain_axes=(3,),
     ),
     DorefaQuantizer(num_bits=None),
     PactQuantizer(num_bits=2, initial_clipping_level=3.0, gradient="pact", ceiling=6.0, rate=0.1),
@@ -64,7 +65,7 @@ def test_every_quantizer_is_in_the_table_and_in_the_examples():
 @pytest.mark.parametrize("quantizer", EXAMPLES, ids=lambda q: type(q).__name__)
 def test_quantizers_differ_where_an_argument_does(quantizer):
     for name in quantizer.get_config():
-        other = [0] if name == "range_axes" else 0.125
+        other = [0] if name.endswith("_axes") else 0.125
         assert type(quantizer)(**{**quantizer.get_config(), name: other}) != quantizer, name
     assert quantizer != "a quantizer"
     assert PactQuantizer(num_bits=4) != StreamQuantizer(num_bits=4)
@@ -115,6 +116,18 @@ def test_the_gain_has_one_number_a_range(axes, shape):
     assert weights["rescale_gain"].shape == shape
     assert (weights["rescale_gain"].numpy() == 2.0).all()
     assert not layer.trainable_weights
+
+
+@pytest.mark.parametrize("method", [None, "constant"])
+def test_gains_of_channels_are_there_without_a_rescaling_too(method):
+    latent = np.random.default_rng(0).normal(0, 0.5, (3, 3, 4, 8)).astype(np.float32)
+    quantizer = DorefaQuantizer(num_bits=4, rescale=method, fan_out=72, gain_axes=(3,))
+    plain = DorefaQuantizer(num_bits=4, rescale=method, fan_out=72)
+    (_, weights), (_, ones) = _built(quantizer), _built(plain)
+    gains = np.linspace(0.5, 2.0, 8, dtype=np.float32).reshape(1, 1, 1, 8)
+    weights["rescale_gain"].assign(gains)
+    found = quantizer(latent, training=True, weights=weights)
+    np.testing.assert_allclose(found, plain(latent, training=True, weights=ones) * gains, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -112,26 +112,41 @@ def test_another_range_or_rescaling_keeps_the_function(name, before, after):
     images = float_models.images()
     model = sat_tf.quantize_model(float_models.build(name), policy(before))
     outputs = model(images).numpy()
-    if (before[0], after[0]) == ("channel", "layer"):
-        with pytest.warns(UserWarning, match="classifier: its channels had ranges"):
-            sat_tf.requantize(model, policy(after))
-        return
     found = sat_tf.requantize(model, policy(after))(images).numpy()
     np.testing.assert_allclose(found, outputs, atol=1e-5 * np.max(np.abs(outputs)))
 
 
-def test_as_is_leaves_statistics_and_starts_a_gain_of_another_shape_anew(learnt):
+def test_as_is_leaves_statistics_and_gains_as_they_are(learnt):
     other = BitPolicy.mobile(4, weight_range="channel", latent_start="as_is")
     channels = sat_tf.requantize(learnt, other)
-    gain = channels.get_layer("quant_classifier").kernel_variables["rescale_gain"]
-    assert gain.shape == (1, 5)
-    assert (gain.numpy() == 1.0).all()
-    for model in (learnt, channels):
-        norm = inner_layer(model.get_layer("quant_a_bn"))
-        if model is learnt:
-            expected = norm.get_weights()
-    for one, value in zip(expected, norm.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, value)
+    for name in ("quant_a", "quant_a_bn", "quant_classifier"):
+        weights = zip(
+            learnt.get_layer(name).get_weights(),
+            channels.get_layer(name).get_weights(),
+            strict=True,
+        )
+        for one, value in weights:
+            np.testing.assert_array_equal(one, value)
+
+
+def test_a_model_that_has_its_function_by_gains_keeps_it_under_the_papers_policy():
+    images = float_models.images()
+    bits = {"weight_bits": None, "activation_bits": None}
+    model = sat_tf.quantize_model(float_models.build("mobile_block"), BitPolicy(**bits))
+    paper = sat_tf.requantize(model, BitPolicy.paper(4, **bits))
+    np.testing.assert_array_equal(paper(images), model(images))
+
+
+@pytest.mark.parametrize("weight_range", ["layer", "channel"])
+def test_a_model_without_gains_gets_them_with_a_policy_that_keeps_the_function(weight_range):
+    images = float_models.images()
+    bits = {"weight_bits": None, "activation_bits": None}
+    model = sat_tf.quantize_model(float_models.build("mobile_block"), BitPolicy.paper(4, **bits))
+    assert not model.get_layer("quant_a").kernel_variables
+    model.get_layer("quant_classifier").kernel_variables["rescale_gain"].assign(3.0)
+    other = sat_tf.requantize(model, BitPolicy(**bits, weight_range=weight_range))
+    expected = model(images).numpy()
+    np.testing.assert_allclose(other(images), expected, atol=1e-5 * np.max(np.abs(expected)))
 
 
 def test_frozen_layers_stay_frozen():
