@@ -7,6 +7,7 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.keras3.incoming import convert
 from tests.keras3 import models
+from tests.loading.hostile import config_of, layer_in, with_config
 
 L = keras3.layers
 
@@ -355,3 +356,31 @@ def test_a_class_of_keras_3_is_said_to_be_lost():
     tensor = keras3.layers.Dense(2, name="head")(keras3.layers.Flatten(name="flat")(tensor))
     with pytest.warns(UserWarning, match="class Mine, .* its train_step .*with tf_keras"):
         sat_tf.from_keras3(Mine(image, tensor))
+
+
+@pytest.mark.parametrize("suffix", [".keras", ".h5"])
+def test_files_that_hold_programs_are_refused_before_anything_is_run(suffix, tmp_path):
+    path = tmp_path / f"model{suffix}"
+    image = keras3.Input((4,), name="image")
+    keras3.Model(image, L.Dense(2, name="head")(image), name="small").save(path)
+    config = config_of(path)
+    layer_in(config, "head").update(
+        class_name="TFSMLayer",
+        module="keras.layers",
+        config={"name": "head", "filepath": str(tmp_path)},
+    )
+    with_config(path, config)
+    assert "head: TFSMLayer, which holds a program; expected" in _error(path)
+    assert "--trust_model" in _error(path)
+    with pytest.raises(ValueError, match=r"received a file that Keras .* does not load"):
+        sat_tf.from_keras3(path, safe_mode=False)
+    layer_in(config, "head").update(class_name="run", module="os", registered_name="run")
+    with_config(path, config)
+    assert "head: received run, a class of your own (run)" in _error(path)
+
+
+def test_the_name_of_a_file_of_keras_3_changes_nothing(tmp_path):
+    image = keras3.Input((4,), name="image")
+    keras3.Model(image, L.Dense(2, name="head")(image), name="small").save(tmp_path / "a.keras")
+    (tmp_path / "a.h5").write_bytes((tmp_path / "a.keras").read_bytes())
+    assert sat_tf.from_keras3(tmp_path / "a.h5").get_layer("head").units == 2
