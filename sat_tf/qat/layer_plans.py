@@ -108,11 +108,11 @@ def step(layer: Callable[..., Any], *args: Any, suffix: str = "", **settings: An
 
 def plan_of(call: Call) -> Plan | None:
     """What takes the place of a call; None where it stays what it is."""
-    from sat_tf.qat.operation_plans import plan_of_operation  # which makes plans
+    from sat_tf.qat.operation_plans import LAYERS, plan_of_operation  # which makes plans
 
     if call.symbol:
         return plan_of_operation(call)
-    find = None if call.node.is_input else _PLANS.get(type(call.layer))
+    find = None if call.node.is_input else {**_PLANS, **LAYERS}.get(type(call.layer))
     return find(call) if find else None
 
 

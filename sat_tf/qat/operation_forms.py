@@ -20,7 +20,8 @@ _SUMMED = (
 )
 _LAYER = "use keras.layers.{}"
 
-# By the function's name without "tf.": of those that are quantized in other forms, which these are.
+# By the function's name without "tf.", or the layer's class: of those that are quantized in other
+# forms, which these are.
 _FIXES = {
     "__operators__.getitem": "sat-tf takes numbers and slices of positive steps behind the batch, "
     "as in x[:, 1:, ::2]; tf.expand_dims adds dimensions",
@@ -49,6 +50,7 @@ _FIXES = {
     "math.pow": "a square is x * x",
     "math.reduce_max": _REDUCED,
     "math.reduce_mean": _REDUCED,
+    "math.reduce_min": "the smallest is -tf.reduce_max(-x)",
     "math.reduce_sum": "tf.reduce_mean over [1, 2] times a number is quantized",
     "math.subtract": _SUMMED,
     "math.truediv": "sat-tf divides by numbers: one, or one a channel",
@@ -66,6 +68,7 @@ _FIXES = {
     "reshape": "sat-tf takes shapes whose sizes behind the batch are known, and that leave each "
     "image its values",
     "split": _PIECES,
+    "Lambda": "write what it does on the tensor itself, as in tf.nn.depth_to_space(x, 2)",
     "stack": "sat-tf takes tensors of known sizes, along an axis behind the batch",
     "stop_gradient": "freeze layers with trainable=False",
     "transpose": "sat-tf takes orders that leave the batch in front",
@@ -77,7 +80,7 @@ def fix_of(function: str) -> str:
     """What to do about a TensorFlow operation, to be put behind a message; "" where nobody knows.
 
     Args:
-        function: its name without "tf.".
+        function: its name without "tf."; or the class of a layer that stands for one.
 
     >>> fix_of("math.pow")
     '; a square is x * x'

@@ -128,6 +128,23 @@ def _with_map(tensor: Any, formula: str, values: np.ndarray) -> Plan | None:
     return Plan([tensor], steps[formula]) if formula in steps else None
 
 
+def _with_constant(formula: str) -> Callable[[Call], Plan | None]:
+    """A layer of two tensors that is called with one, and with numbers of as many axes."""
+
+    def find(call: Call) -> Plan | None:
+        given = call.node.call_args[0]
+        if not isinstance(given, list | tuple) or len(given) != 2:
+            return None
+        (first, second), number = given, _constant(given[1])
+        if formula == "x + c" and number is None:
+            (first, second), number = (second, first), _constant(first)
+        if number is None or not _is_keras(first) or number.ndim != len(first.shape):
+            return None
+        return _scaled(first, formula, number)
+
+    return find
+
+
 def _biased(call: Call) -> Plan | None:
     tensor, bias = call.argument(0, "value"), _constant(call.argument(1, "bias"))
     if str(call.argument(2, "data_format")).startswith("NC") or bias is None or bias.ndim != 1:
@@ -576,6 +593,12 @@ def _cast(call: Call) -> Plan | None:
     same = _is_keras(tensor) and tensor.dtype == call.node.outputs.dtype
     return Plan([tensor], [step(L.Activation, "linear")]) if same else None
 
+
+# Layers that stand for an operation where some of what they read are numbers.
+LAYERS: dict[type, Callable[[Call], Plan | None]] = {
+    L.Add: _with_constant("x + c"),
+    L.Subtract: _with_constant("x - c"),
+}
 
 _OPERATIONS: dict[str, Callable[[Call], Plan | None]] = {
     "__operators__.add": _of_two(L.Add, "x + c", "x + c"),

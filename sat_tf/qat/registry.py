@@ -129,7 +129,8 @@ def unsupported_problem(layer: keras.layers.Layer) -> str | None:
         if isinstance(layer, Operation):
             function = layer.function
             return f"received tf.{function}, which sat-tf does not quantize{fix_of(function)}"
-        return f"received {type(layer).__name__}, which sat-tf does not quantize"
+        kind = type(layer).__name__
+        return f"received {kind}, which sat-tf does not quantize{fix_of(kind)}"
     return support.refuse(layer)
 
 

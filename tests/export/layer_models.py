@@ -216,6 +216,7 @@ MODELS = {
             "RESIZE_NEAREST_NEIGHBOR": 2,
             "PAD": 1,
         },
+        differing=0.3,
     ),
     "numbers": LayerModel(
         _numbers, {"ADD": 6, "GATHER": 4, "MUL": 1, "REDUCE_MAX": 1}, differing=0.4

@@ -129,6 +129,16 @@ OPERATIONS = {
     "map_by_name": (lambda x, y: tf.add(x=x, y=MAP[np.newaxis]), ["ConstantSum"]),
     "map_of_rows": (lambda x, y: x + MAP[:, :1, :1], ["ConstantSum"]),
     "map_subtracted": (lambda x, y: x - MAP, ["ConstantSum"]),
+    "map_as_a_layer": (lambda x, y: L.Add()([x, MAP[np.newaxis]]), ["ConstantSum"]),
+    "map_first_in_a_layer": (
+        lambda x, y: L.Add()([tf.constant(MAP[np.newaxis]), x]),
+        ["ConstantSum"],
+    ),
+    "map_subtracted_in_a_layer": (lambda x, y: L.Subtract()([x, MAP[np.newaxis]]), ["ConstantSum"]),
+    "positions_embedded": (
+        lambda x, y: L.Reshape((64, 4))(x) + L.Embedding(64, 4)(tf.range(64)),
+        [L.Reshape, "ConstantSum"],
+    ),
     "from_a_map": (lambda x, y: MAP - x, ["Scaling", "ConstantSum"]),
     "bias": (lambda x, y: tf.nn.bias_add(x, MAP[0, 0]), ["Scaling"]),
     "resized_nearest": (lambda x, y: tf.image.resize(x, (12, 5), "nearest"), [L.Resizing]),

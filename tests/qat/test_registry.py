@@ -85,6 +85,7 @@ def test_a_subclass_may_do_anything_and_is_not_known():
     ("layer", "problem"),
     [
         (L.LSTM(3), "received LSTM, which sat-tf does not quantize"),
+        (L.Lambda(abs), "does not quantize; write what it does on the tensor itself"),
         (L.Conv2DTranspose(4, 3, dilation_rate=2), "received dilation_rate=(2, 2)"),
         (L.Conv1DTranspose(4, 3, dilation_rate=2), "received dilation_rate=(2,)"),
         (L.Conv1DTranspose(4, 3, data_format="channels_first"), "expected 'channels_last'"),
