@@ -178,10 +178,8 @@ def _refuse_convolution_1d(layer: keras.layers.Layer) -> str | None:
 
 def _refuse_transposed(layer: keras.layers.Layer) -> str | None:
     if any(rate != 1 for rate in layer.dilation_rate):
-        return (
-            f"received dilation_rate={tuple(layer.dilation_rate)} in a transposed convolution, "
-            "expected 1; leave it out"
-        )
+        rates = tuple(layer.dilation_rate)
+        return f"received dilation_rate={rates}, expected {(1,) * len(rates)}; leave it out"
     return _refuse_convolution(layer)
 
 
