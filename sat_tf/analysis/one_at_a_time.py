@@ -199,7 +199,7 @@ class OneAtATime:
         if isinstance(node.layer, QuantizedLayer):
             if _activation_quantizer(node.layer) is not None:
                 return node.layer
-            if registry.role_of(node.layer.layer) is Role.MOVEMENT and node.inputs:
+            if registry.role_of(node.layer.layer).keeps_codes and node.inputs:
                 inserted = node.layer.quantize_config.inserted
                 return None if inserted else self._read_through(node.inputs[0])
         return None
@@ -213,7 +213,7 @@ class OneAtATime:
             inner = reader.layer.layer if isinstance(reader.layer, QuantizedLayer) else reader.layer
             role = registry.role_of(inner)
             inserted = inner is not reader.layer and reader.layer.quantize_config.inserted
-            if role is Role.MOVEMENT and not inserted:
+            if role.keeps_codes and not inserted:
                 if self._has_other_readers(reader.name):
                     return True
             elif role is not Role.LINEAR:

@@ -288,10 +288,9 @@ def _passes_logits(layer: keras.layers.Layer) -> bool:
     """Whether what comes out are the logits that go in, or their softmax."""
     if "softmax" in str(getattr(layer, "symbol", "")):
         return True
-    kinds = (keras.layers.Softmax, keras.layers.Flatten, keras.layers.Reshape, keras.layers.Dropout)
-    if type(layer) is keras.layers.Activation:
-        return activation_name(layer) in ("linear", "softmax")
-    return type(layer) in kinds
+    if registry.role_of(layer) is registry.Role.IDENTITY or registry.is_softmax(layer):
+        return True
+    return type(layer) in (keras.layers.Flatten, keras.layers.Reshape)
 
 
 def _size(shape: tuple[int | None, ...]) -> int | None:

@@ -73,7 +73,7 @@ def _has_linear_readers_only(network: Network, name: str) -> bool:
     for reader in network.consumers(name):
         if role_of(reader) in _NATURAL_READERS or is_float_function(reader):
             return False
-        moves = role_of(reader) is Role.MOVEMENT and not clips(reader)
+        moves = role_of(reader).keeps_codes and not clips(reader)
         if moves and not _has_linear_readers_only(network, reader.name):
             return False
     return True
@@ -95,7 +95,7 @@ def find_head(network: Network) -> str | None:
     if len(network.outputs) != 1:
         return None
     node = network[network.output]
-    while role_of(node) in (Role.MOVEMENT, Role.SOFTMAX):
+    while role_of(node).keeps_codes or role_of(node) is Role.SOFTMAX:
         node = network[node.inputs[0]]
     layer = inner_layer(node.layer)
     dense = isinstance(layer, keras.layers.Dense) and not registry.rectifies(layer)

@@ -34,7 +34,7 @@ from sat_tf.export.pairs import PairKind
 from sat_tf.export.refusals import find_problems
 from sat_tf.messages import list_problems
 from sat_tf.qat import functions, registry
-from sat_tf.qat.layout import call_name, inner_layer
+from sat_tf.qat.layout import call_name, in_inference, inner_layer
 from sat_tf.qat.network import Network, Node
 from sat_tf.qat.operation_layers import ChannelMean, ConstantSum
 from sat_tf.qat.preprocessing import is_plain_factor, slope_and_offset
@@ -59,7 +59,7 @@ def trace(
     Raises:
         ValueError: the model has no integer form; lists every problem with its fix.
     """
-    network = Network(model)
+    network = in_inference(Network(model))
     problems = find_problems(network, float_head=float_head) if kernels is None else []
     if problems:
         raise ValueError(list_problems(f"model {network.name!r}", problems))
@@ -72,7 +72,7 @@ def trace_network(
     float_head: bool = False,
     kernels: Mapping[str, lattice.KernelTensors | lattice.KernelOutline],
 ) -> Graph:
-    """The same for a network without problems; see `trace`."""
+    """The same for a network as it is in inference, without problems; see `trace`."""
     head = queries.find_head(network) if float_head else None
     return _Tracer(network, head, kernels).trace()
 
@@ -163,7 +163,7 @@ class _Tracer:
             return self._concatenation(node)
         if role is Role.MEAN:
             return self._mean(node)
-        if role is Role.MOVEMENT:
+        if role.keeps_codes:
             return self._movement(node)
         if queries.is_function(node):
             return self._function(node)
@@ -288,7 +288,7 @@ class _Tracer:
 
     def _movement(self, node: Node) -> Form:
         layer = inner_layer(node.layer)
-        if isinstance(layer, keras.layers.Dropout | keras.layers.Activation):
+        if queries.role_of(node) is Role.IDENTITY:  # that holds a quantizer
             form = self.forms[node.inputs[0]]
             # A sum that no quantizer of its own follows is a float stream, and stays one.
             stays = isinstance(form, SumForm | PairForm | FunctionForm | ConstantSumForm)

@@ -9,7 +9,7 @@ from sat_tf.export.graph import Codes, Graph
 from sat_tf.export.several import Pixels, arrays_of, joined
 from sat_tf.qat import registry
 from sat_tf.qat.layout import call_name, inner_layer
-from sat_tf.qat.network import Network
+from sat_tf.qat.network import Network, call_in_inference
 
 
 class TrainedModel:
@@ -54,7 +54,8 @@ class TrainedModel:
         }
         for node in self._network:
             if node.name not in made:
-                made[node.name] = node.call(node.layer, [made[name] for name in node.inputs])
+                inputs = [made[name] for name in node.inputs]
+                made[node.name] = call_in_inference(node, node.layer, inputs)
         codes = {
             name: stored_codes(made[layer].numpy(), self._graph.codes(name))
             for name, layer in self._layers.items()

@@ -225,6 +225,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "reshape": lambda tensor, shape: ops.reshape(tensor, tuple(shape)),
     "squeeze": _squeeze,
     "stack": lambda values, axis=0: ops.stack(values, axis),
+    "stop_gradient": lambda input: ops.stop_gradient(input),
     "tile": lambda input, multiples: ops.tile(input, multiples),
     "transpose": _transpose,
 }

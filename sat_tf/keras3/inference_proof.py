@@ -1,6 +1,7 @@
 """The comparison of a quantized tf_keras model with its Keras 3 form, on random pixels."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -62,7 +63,10 @@ def prove(
             values[id(call.outputs[0])] = tf.convert_to_tensor(next(inputs))
             continue
         args, kwargs = call.filled_in(values)
-        expected = tf.nest.flatten(call.layer(*args, **kwargs))
+        # Random layers of tf_keras take part in training unless they are told not to.
+        takes_training = "training" in inspect.signature(call.layer.call).parameters
+        mode = {"training": False} if takes_training else {}
+        expected = tf.nest.flatten(call.layer(*args, **kwargs, **mode))
         pieces = made[id(call.layer)]
         received = keras3.tree.flatten(run(pieces, *_for_keras3((args, kwargs))))
         for symbol, one, other in zip(call.outputs, expected, received, strict=True):

@@ -228,6 +228,7 @@ _ROWS: dict[str, Callable[[Any, Any], Function]] = {
             ("Rsqrt", tf.math.rsqrt),
             ("Sqrt", tf.sqrt),
             ("Square", tf.square),
+            ("StopGradient", tf.stop_gradient),
         )
     },
     **{

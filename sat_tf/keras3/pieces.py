@@ -66,6 +66,8 @@ def pieces_of(layer: Any, names: Names) -> list[Callable[..., Any]]:
         names: where the pieces get their names.
     """
     if not isinstance(layer, QuantizedLayer):
+        if registry.role_of(layer) is registry.Role.IDENTITY:
+            return []
         return [_plain(layer, names, activation=True, kernel=None)]
     inner, config = layer.layer, layer.quantize_config
     if _is_gone(layer):
@@ -91,9 +93,9 @@ def run(pieces: list[Callable[..., Any]], args: Any, kwargs: Any) -> Any:
 
 
 def _is_gone(layer: QuantizedLayer) -> bool:
-    """Whether nothing is left of the wrapped layer: it holds a quantizer, or is a rectifier."""
+    """Whether inference has no use for the wrapped layer, beside that of its quantizer."""
     config = layer.quantize_config
-    return config.inserted or config.replaces(layer.layer)
+    return config.replaces(layer.layer) or registry.role_of(layer.layer) is registry.Role.IDENTITY
 
 
 def _quantizer(layer: QuantizedLayer, names: Names) -> list[Callable[..., Any]]:
@@ -122,6 +124,8 @@ def _plain_problem(layer: Any) -> str | None:
     symbol = _symbol(layer)
     if symbol is not None:
         return inference_table.operation_problem(symbol)
+    if registry.role_of(layer) is registry.Role.IDENTITY:
+        return None
     if isinstance(layer, keras.layers.InputLayer):
         return None
     return inference_table.problem_of(layer)

@@ -37,6 +37,8 @@ class Decided:
         config = self._placement.configs.get(name)
         if role is Role.INPUT:
             return Fate.INPUT
+        if role is Role.IDENTITY:
+            return Fate.MOVES
         if role is Role.OPAQUE or config is None:
             return Fate.FLOAT
         if config.weights is not None or hasattr(config.output, "num_bits"):
@@ -152,6 +154,8 @@ class Decided:
             return f"{made}: its range{end} is observed, for the 8-bit codes of the file"
         if output is not None:
             return f"read by {self._readers(name)}"
+        if role is Role.IDENTITY:
+            return "it acts in training alone, and gives what it reads in inference"
         if role is Role.OPAQUE or config is None:
             return "left float"
         if name in reasons.absorbed_by:
@@ -181,7 +185,7 @@ class Decided:
         return ", ".join(dict.fromkeys(found)) or "nothing"
 
     def _moved(self, name: str) -> str:
-        while self._reasons.roles[name] is Role.MOVEMENT:
+        while self._reasons.roles[name].keeps_codes:
             name = self._network[name].inputs[0]
         return name
 

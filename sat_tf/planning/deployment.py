@@ -11,6 +11,7 @@ from sat_tf.planning.layer_plan import Export
 from sat_tf.planning.operators import operator_names
 from sat_tf.planning.preview import kernel_outlines, user_name
 from sat_tf.planning.problems import by_layer
+from sat_tf.qat.layout import in_inference
 from sat_tf.qat.network import Network, Node
 
 
@@ -63,11 +64,12 @@ def deployment(preview: Network, *, tolerant: bool = False) -> Deployment:
         tolerant: the model cannot be quantized, and its graph may lack what the export needs.
     """
     names = {node.name: user_name(node) for node in preview}
-    problems = find_problems(preview, float_head=False)
+    view = in_inference(preview)
+    problems = find_problems(view, float_head=False)
     refused = by_layer(problems, names.values())
     outlines = kernel_outlines(preview)
     try:
-        graph = trace_network(preview, kernels=outlines)
+        graph = trace_network(view, kernels=outlines)
     except Exception as error:
         if not (tolerant or isinstance(error, ValueError) or problems):
             raise
@@ -81,7 +83,10 @@ def deployment(preview: Network, *, tolerant: bool = False) -> Deployment:
     layers: dict[str, Deployed] = {}
     island_bytes: Mapping[str, int] = {}
     if graph is not None:
-        layers = _Reading(graph, preview, names).layers()
+        layers = _Reading(graph, view, names).layers()
+        for node in preview:
+            if node.name not in view:
+                layers[names[node.name]] = _of_training(layers[names[node.inputs[0]]])
         reasons, island_bytes = conversions(graph)
         for name, reason in reasons.items():
             refused.setdefault(name, []).append(reason)
@@ -94,6 +99,13 @@ def deployment(preview: Network, *, tolerant: bool = False) -> Deployment:
             layers[name] = Deployed(Export.UNKNOWN)
     linear = frozenset(names[name] for name in outlines)
     return Deployment(layers, graph, tuple(problems), linear, island_bytes)
+
+
+def _of_training(read: Deployed) -> Deployed:
+    """How a layer gets into the file that gives in inference what it reads."""
+    if read.fused_into and not read.operations:
+        return read
+    return Deployed(Export.NOTHING, reason="it acts in training alone")
 
 
 def _sizes_are_known(network: Network) -> bool:

@@ -151,6 +151,6 @@ def float_bytes(network: Network, node: Node) -> int:
         biases = 0 if getattr(node.layer, "bias", None) is not None else (node.shape[-1] or 0)
         weights = _FLOAT * (int(node.layer.count_params()) + biases)
         return _OPERATOR + 2 * _CONSTANT + weights
-    if role is Role.RECTIFIER or isinstance(node.layer, keras.layers.Dropout):
+    if role in (Role.RECTIFIER, Role.IDENTITY):
         return 0
     return _OPERATOR + _FLOAT * (int(node.layer.count_params()) if node.layer.built else 0)

@@ -111,7 +111,7 @@ def reading_bits(network: Network, name: str) -> int | None:
         bits: int | None = getattr(quantizer, "num_bits", None)
         if bits is not None:
             return bits
-        if registry.role_of(inner_layer(node.layer)) is not registry.Role.MOVEMENT:
+        if not registry.role_of(inner_layer(node.layer)).keeps_codes:
             return None
         node = network[node.inputs[0]]
 

@@ -12,7 +12,7 @@ from sat_tf.qat import functions, registry
 from sat_tf.qat.best_levels import Function, Sample, itself
 from sat_tf.qat.calibration_images import Images, check_pixels, gather, in_batches
 from sat_tf.qat.float_weights import float_weights
-from sat_tf.qat.layout import inner_layer, quantized_network
+from sat_tf.qat.layout import in_inference, inner_layer, quantized_network
 from sat_tf.qat.network import Network, Node
 from sat_tf.qat.norm_statistics import (
     STALE,
@@ -153,7 +153,7 @@ def _set_clipping_levels(network: Network, batches: list[Images]) -> None:
 
 def _function_behind(network: Network, node: Node) -> Function:
     """The function that alone reads a tensor, where it is one of each value for itself."""
-    readers = [inner_layer(reader.layer) for reader in network.consumers(node.name)]
+    readers = [inner_layer(reader.layer) for reader in in_inference(network).consumers(node.name)]
     names = {
         registry.activation_name(reader) if type(reader) is keras.layers.Activation else "linear"
         for reader in readers

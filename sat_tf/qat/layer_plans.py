@@ -210,7 +210,8 @@ def _separable(call: Call) -> list[Step] | None:
 def _is_read_inside(call: Call) -> bool:
     """Whether something but data movement to the output reads the layer."""
     return any(
-        registry.role_of(reader) not in (Role.MOVEMENT, Role.SOFTMAX) for reader in call.readers()
+        not (registry.role_of(reader).keeps_codes or registry.role_of(reader) is Role.SOFTMAX)
+        for reader in call.readers()
     )
 
 

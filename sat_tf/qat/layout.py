@@ -114,6 +114,17 @@ def inner_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
     return layer.layer if isinstance(layer, QuantizedLayer) else layer
 
 
+def in_inference(network: Network) -> Network:
+    """A network without the layers that act in training alone, where no quantizer is in one."""
+
+    def gives_what_it_reads(node: Node) -> bool:
+        config = getattr(node.layer, "quantize_config", None)
+        holds_one = config is not None and config.output is not None
+        return not holds_one and registry.is_identity(inner_layer(node.layer), node.arguments)
+
+    return network.without(gives_what_it_reads)
+
+
 def call_name(node: Node) -> str:
     """The name of the user's layer, with the number of the call from the second one on."""
     return str(inner_layer(node.layer).name) + node.name.removeprefix(node.layer.name)

@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import inspect
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -231,6 +231,23 @@ class Network:
                 found.add(producer)
                 waiting.extend(self._nodes[producer].inputs)
         return found
+
+    def without(self, is_left_out: Callable[[Node], bool]) -> "Network":
+        """This network without some of its nodes, whose readers read what these did.
+
+        Args:
+            is_left_out: tells them; those with several inputs stay.
+        """
+        source: dict[str, str] = {}
+        for node in self:
+            if len(node.inputs) == 1 and is_left_out(node):
+                source[node.name] = source.get(node.inputs[0], node.inputs[0])
+        kept = [
+            dataclasses.replace(node, inputs=tuple(source.get(name, name) for name in node.inputs))
+            for node in self
+            if node.name not in source
+        ]
+        return self.rearranged(kept, source)
 
     def rearranged(self, nodes: Iterable[Node], renamed: Mapping[str, str]) -> "Network":
         """This network with other nodes.

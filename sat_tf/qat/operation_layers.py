@@ -102,6 +102,27 @@ class Slice(keras.layers.Layer):
         return {**super().get_config(), "slices": self.slices, "dropped": self.dropped}
 
 
+@_register
+class StopGradient(keras.layers.Layer):
+    """A tensor as it is, through which no gradient goes: `tf.stop_gradient(x)`.
+
+    >>> StopGradient()(tf.constant([2.0])).numpy().tolist()
+    [2.0]
+    """
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """The tensor."""
+        return tf.stop_gradient(inputs)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """The shape of the input."""
+        return tf.TensorShape(input_shape)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return dict(super().get_config())
+
+
 class OfTensorFlow(keras.layers.Layer):
     """A TensorFlow operation as a layer; abstract.
 
@@ -370,4 +391,5 @@ LAYERS: tuple[type[keras.layers.Layer], ...] = (
     Padding,
     Gather,
     ConstantSum,
+    StopGradient,
 )

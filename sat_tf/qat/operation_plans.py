@@ -23,6 +23,7 @@ from sat_tf.qat.operation_layers import (
     Scaling,
     Slice,
     SpaceToDepth,
+    StopGradient,
 )
 
 L = keras.layers
@@ -659,4 +660,5 @@ _OPERATIONS: dict[str, Callable[[Call], Plan | None]] = {
     "__operators__.getitem": _sliced,
     "cast": _cast,
     "identity": _function(L.Activation, "linear"),
+    "stop_gradient": _function(StopGradient),
 }

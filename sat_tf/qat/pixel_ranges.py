@@ -27,10 +27,10 @@ class PixelRanges:
             alone = len(node.inputs) == 1 and self.reads(node.inputs[0])
             if not alone or registry.unsupported_problem(node.layer) is not None:
                 continue
-            moved = registry.role_of(node.layer) is Role.MOVEMENT or is_plain_factor(node.layer)
-            if moved and self.are_counts(node.inputs[0]):
+            keeps = registry.role_of(node.layer).keeps_codes
+            if (keeps or is_plain_factor(node.layer)) and self.are_counts(node.inputs[0]):
                 self._counts.add(node.name)
-            if registry.role_of(node.layer) is Role.MOVEMENT:
+            if keeps:
                 self._ranges[node.name] = self[node.inputs[0]]
             elif registry.role_of(node.layer) is Role.AFFINE:
                 slope, offset = slope_and_offset(node.layer)

@@ -14,6 +14,7 @@ Rules, in the words of the glossary:
   another function made. Linear layers read streams as they are, or, with `requantize_streams`,
   through an inserted quantizer, unless the grid is as coarse as they ask already.
 - The model's outputs are observed, not quantized.
+- What acts in training alone, such as dropout and the augmentation of images, is not there.
 - A layer with several calls has one quantizer of its weights: it is first or last where one of its
   calls is, and rescaled unless all have normalization right behind.
 """
@@ -65,7 +66,10 @@ def place(network: Network, annotations: Mapping[str, Any], policy: BitPolicy) -
 
 class _Placer:
     def __init__(self, network: Network, annotations: Mapping[str, Any], policy: BitPolicy) -> None:
-        self.network = network
+        self.whole = network
+        self.network = network.without(
+            lambda node: registry.is_identity(node.layer, node.arguments)
+        )
         self.policy = policy
         self.problems: list[str] = [f"{name}: {text}." for name, text in network.problems.items()]
         self.annotations = {
@@ -76,12 +80,12 @@ class _Placer:
         self.policies = {node.name: self._policy_at(node) for node in network}
         self.unsupported = False
         self.streams: set[str] = set()
-        self.pixels = PixelRanges(network, policy.input_max)
+        self.pixels = PixelRanges(self.network, policy.input_max)
         self.roles = {node.name: self._role(node) for node in network}
-        self.ranges = ValueRanges(network, self.roles, self.pixels)
+        self.ranges = ValueRanges(self.network, self.roles, self.pixels)
         self._tell_functions_apart()
         self.linear = [name for name, role in self.roles.items() if role is Role.LINEAR]
-        upstream = {name: network.before(name) & set(self.linear) for name in self.linear}
+        upstream = {name: self.network.before(name) & set(self.linear) for name in self.linear}
         followed = set().union(*upstream.values()) if upstream else set()
         self.first = {name for name in self.linear if not upstream[name]}
         self.last = set(self.linear) - followed
@@ -100,7 +104,7 @@ class _Placer:
                 continue
             configs[name] = PlacedConfig(
                 weights=self._weights(name) if name in self.linear else None,
-                output=outputs[name],
+                output=outputs.get(name),
                 annotation=self.annotations[name] or None,
             )
         self._raise_problems()
@@ -110,10 +114,11 @@ class _Placer:
     def _reasons(self) -> Reasons:
         names = [node.name for node in self.network]
         absorbed = [name for name in names if self._absorbed(name)]
+        demands = {name: tuple(self._demands(name)) for name in names}
         return Reasons(
             roles=self.roles,
             absorbed_by={name: self.network.consumers(name)[0].name for name in absorbed},
-            demands={name: tuple(self._demands(name)) for name in names},
+            demands={node.name: demands.get(node.name, ()) for node in self.whole},
             first=frozenset(self.first),
             last=frozenset(self.last),
             streams=frozenset(self.streams),
@@ -161,6 +166,8 @@ class _Placer:
         role, problem = registry.role_of(node.layer), registry.unsupported_problem(node.layer)
         if role is Role.AFFINE and self.pixels.are_counts(node.name):
             role = Role.MOVEMENT  # of codes that mean something else then
+        if role is Role.IDENTITY and node.name in self.network:
+            role = Role.MOVEMENT  # called with training=True, which the export refuses
         if node.name not in self.annotations:
             left_float = (Role.LINEAR, Role.FUNCTION)
             return Role.OPAQUE if problem or role in left_float else role
@@ -187,7 +194,7 @@ class _Placer:
             )
         named = [
             node.name
-            for node in self.network
+            for node in self.whole
             if node.name == node.layer.name and self.roles[node.name] is not Role.INPUT
         ]
         self.problems += [
@@ -334,7 +341,7 @@ class _Placer:
         if plain_pixels and not self.quantizes_activations:
             return
         for name in self.network.inputs:
-            readers = frozenset(node.name for node in self.network.consumers(name))
+            readers = frozenset(node.name for node in self.whole.consumers(name))
             quantizer = ImageQuantizer(image_max=self.policy.input_max)
             image = PlacedConfig(output=quantizer, inserted=True)
             yield Insertion(f"{name}_image", name, readers, image)
@@ -360,20 +367,23 @@ class _Placer:
     ) -> Iterator[Insertion]:
         if self.pixels.reads(name):
             return
-        wanted: dict[int, list[Demand]] = {}
+        # By bits, and by what is read: the tensor itself, or an identity of it.
+        wanted: dict[tuple[int, str], list[Demand]] = {}
         for reader in self.network.consumers(name):
             policy = self.policies[reader.name]
             bits = policy.activation_bits
             as_it_is = is_stream and not policy.requantize_streams
             if self.roles[reader.name] is Role.LINEAR and bits is not None and not as_it_is:
-                wanted.setdefault(bits, []).append(Demand(reader.name, "linear", bits))
-        for bits, demands in wanted.items():
+                (read,) = self.whole[reader.name].inputs
+                demand = Demand(reader.name, "linear", bits)
+                wanted.setdefault((bits, read), []).append(demand)
+        for (bits, read), demands in wanted.items():
             if carried is None or carried > bits:
                 quantizer = self._quantizer(name, bits, demands, behind_layer=False)
                 config = PlacedConfig(output=quantizer, inserted=True)
                 readers = frozenset(demand.reader for demand in demands if demand.reader)
-                name_of_call = name.replace("@", "_call_")
-                yield Insertion(f"{name_of_call}_to_{bits}_bits", name, readers, config)
+                name_of_call = read.replace("@", "_call_")
+                yield Insertion(f"{name_of_call}_to_{bits}_bits", read, readers, config)
 
     def _quantizer(
         self, name: str, bits: int, demands: list[Demand], *, behind_layer: bool = True

@@ -2,7 +2,8 @@
 
 import dataclasses
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tf_keras as keras
@@ -21,6 +22,7 @@ from sat_tf.qat.operation_layers import (
     Scaling,
     Slice,
     SpaceToDepth,
+    StopGradient,
 )
 from sat_tf.qat.preprocessing import AdaptedNormalization, affine_problem
 
@@ -40,8 +42,14 @@ class Role(enum.Enum):
     MEAN = "mean"
     FUNCTION = "function"
     MOVEMENT = "data movement"
+    IDENTITY = "identity in inference"
     SOFTMAX = "softmax"
     OPAQUE = "left float"
+
+    @property
+    def keeps_codes(self) -> bool:
+        """Whether what comes out are the codes that go in, in whatever places."""
+        return self in (Role.MOVEMENT, Role.IDENTITY)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +80,11 @@ def role_of(layer: keras.layers.Layer) -> Role:
     if support is None:
         return Role.OPAQUE
     return support.role if isinstance(support.role, Role) else support.role(layer)
+
+
+def is_identity(layer: keras.layers.Layer, arguments: Mapping[str, Any]) -> bool:
+    """Whether a layer that is called with these arguments gives in inference what it reads."""
+    return role_of(layer) is Role.IDENTITY and not arguments.get("training")
 
 
 def kernel_name(layer: keras.layers.Layer) -> str:
@@ -146,7 +159,9 @@ def _activation_role(layer: keras.layers.Layer) -> Role:
         return Role.RECTIFIER
     if functions.is_known(activation_name(layer)):
         return Role.FUNCTION
-    return Role.SOFTMAX if is_softmax(layer) else Role.MOVEMENT
+    if is_softmax(layer):
+        return Role.SOFTMAX
+    return Role.IDENTITY if activation_name(layer) == "linear" else Role.OPAQUE
 
 
 def _rectifier_role(layer: keras.layers.Layer) -> Role:
@@ -246,6 +261,27 @@ def _refuse_concatenation(layer: keras.layers.Layer) -> str | None:
 
 _RECTIFIERS: dict[str, float | None] = {"relu": None, "relu6": 6.0}
 
+# They act in training alone. RandomCrop does not belong here, which resizes in inference, nor do
+# RandomHeight and RandomWidth, behind which the sizes of images are open.
+_IDENTITIES = (
+    keras.layers.ActivityRegularization,
+    keras.layers.AlphaDropout,
+    keras.layers.Dropout,
+    keras.layers.GaussianDropout,
+    keras.layers.GaussianNoise,
+    keras.layers.Identity,
+    keras.layers.RandomBrightness,
+    keras.layers.RandomContrast,
+    keras.layers.RandomFlip,
+    keras.layers.RandomRotation,
+    keras.layers.RandomTranslation,
+    keras.layers.RandomZoom,
+    keras.layers.SpatialDropout1D,
+    keras.layers.SpatialDropout2D,
+    keras.layers.SpatialDropout3D,
+    StopGradient,
+)
+
 _SUPPORT: dict[type, Support] = {
     keras.layers.InputLayer: Support(Role.INPUT),
     keras.layers.Conv1D: Support(Role.LINEAR, "kernel", (2,), _refuse_convolution_1d),
@@ -297,11 +333,9 @@ _SUPPORT: dict[type, Support] = {
     Slice: Support(Role.MOVEMENT),
     keras.layers.Flatten: Support(Role.MOVEMENT),
     keras.layers.Reshape: Support(Role.MOVEMENT),
-    keras.layers.Dropout: Support(Role.MOVEMENT),
-    keras.layers.SpatialDropout1D: Support(Role.MOVEMENT),
-    keras.layers.SpatialDropout2D: Support(Role.MOVEMENT),
     keras.layers.Softmax: Support(Role.SOFTMAX, refuse=_refuse_softmax),
     keras.layers.Rescaling: Support(Role.AFFINE, refuse=affine_problem),
     keras.layers.Normalization: Support(Role.AFFINE, refuse=affine_problem),
     AdaptedNormalization: Support(Role.AFFINE, refuse=affine_problem),
+    **{layer: Support(Role.IDENTITY) for layer in _IDENTITIES},
 }

@@ -75,6 +75,8 @@ class QuantizedLayer(keras.layers.Wrapper):
         """The layer's output, quantized."""
         if training is None:
             training = keras.backend.learning_phase()
+            # A placeholder while Keras draws the graph of a model; layers branch on it in Python.
+            training = False if tf.is_tensor(training) else training
         observes = training if self.trainable else False  # as BatchNormalization does
 
         def quantize(tensor: tf.Tensor) -> tf.Tensor:

@@ -150,6 +150,7 @@ OPERATIONS = {
         lambda x, y: keras.backend.resize_images(x, 2, 3, "channels_last"),
         [L.UpSampling2D],
     ),
+    "stopped": (lambda x, y: tf.stop_gradient(x), ["StopGradient"]),
     "cast_to_what_it_is": (lambda x, y: tf.cast(x, tf.float32), [L.Activation]),
 }
 

@@ -1,0 +1,79 @@
+"""What acts in training alone is not in the file."""
+
+import numpy as np
+import pytest
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.export.pipeline import deployed_graph
+from tests.qat.test_identities import OF_IMAGES, OF_TENSORS, PLACES, at, images, model, plain
+
+L = keras.layers
+
+
+_FACTOR, _OFFSET = (1 / 255.0,), (1 / 127.5, -1.0)
+
+
+def _quantized(between, rescaling=_FACTOR):
+    quantized = sat_tf.quantize_model(model(between, rescaling))
+    return sat_tf.calibrate(quantized, images(64), batch_normalization=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "rescaling"),
+    [("rotation", _OFFSET), ("noise", _FACTOR), ("stop_gradient", _FACTOR)],
+    ids=["rotation", "noise", "stop_gradient"],
+)
+def test_the_file_has_the_operators_of_the_model_without_it(name, rescaling, tmp_path):
+    path = tmp_path / "model.tflite"
+    expected = sat_tf.export_tflite(_quantized(plain, rescaling), path).operators
+    # Images end before the pool, and without a gradient at the logits nothing is trained.
+    places = PLACES[: -1 if name in OF_TENSORS else -2]
+    quantized = _quantized(at({**OF_IMAGES, **OF_TENSORS}[name], *places), rescaling)
+    quantized.compile("sgd", "mse")
+    quantized.fit(images(), np.zeros((16, 3)), verbose=0)
+    report = sat_tf.export_tflite(quantized, path)
+    assert report.operators == expected
+    assert not report.warnings
+    found = sat_tf.verify_tflite(quantized, path, images(4).astype(np.uint8))
+    assert found.codes_differing == 0
+
+
+def test_the_plan_says_so_and_plans_all_else_as_without_it():
+    between = at(OF_TENSORS["noise"], *PLACES)
+    plan, expected = sat_tf.explain(model(between)), sat_tf.explain(model(plain))
+    for row in expected.layers:
+        found = plan[row.name]
+        for field in ("fate", "weights", "activation", "operators", "export", "fused_into"):
+            assert getattr(found, field) == getattr(row, field), (row.name, field)
+    row = plan["at_conv"]
+    assert (row.operators, row.fused_into) == ((), ("relu",))
+    assert "acts in training alone" in row.activation_reason
+
+
+def test_layers_of_the_deployed_model_take_no_part_in_it():
+    quantized = _quantized(at(OF_IMAGES["brightness"], "image", "rescaled"))
+    deployed = sat_tf.export.deployed_model(quantized)
+    graph = deployed_graph(quantized)
+    codes, _ = deployed.run(images(4).astype(np.uint8))
+    assert set(codes) == set(graph.integer_tensors)
+    deployed.compile("sgd", "mse")
+    deployed.fit(images(), np.zeros((16, 3)), verbose=0)
+    np.testing.assert_array_equal(deployed(images(4), training=True), deployed(images(4)))
+
+
+def test_two_outputs_may_be_one_tensor(tmp_path):
+    image = keras.Input((6, 6, 3), name="image")
+    logits = L.Dense(3, name="classifier")(L.Flatten()(image))
+    outputs = [logits, L.Dropout(0.5, name="dropout")(logits)]
+    quantized = sat_tf.quantize_model(keras.Model(image, outputs))
+    sat_tf.calibrate(quantized, images(64))
+    path = tmp_path / "model.tflite"
+    sat_tf.export_tflite(quantized, path)
+    assert sat_tf.verify_tflite(quantized, path, images(4).astype(np.uint8)).codes_differing == 0
+
+
+def test_keras_3_has_it_neither():
+    quantized = _quantized(at(OF_IMAGES["rotation"], "image", "bn"))
+    names = [layer.name for layer in sat_tf.to_keras3(quantized).layers]
+    assert not [name for name in names if "at_" in name]
