@@ -111,7 +111,7 @@ def check_arrays(path: pathlib.Path) -> None:
             _expect_size(_array_bytes(file), path)
     elif zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
-            _expect_size(sum(entry.file_size for entry in archive.infolist()), path)
+            _archive_bytes(archive, path)
 
 
 def read_model_file(path: str | os.PathLike[str]) -> ModelFile | None:
@@ -128,8 +128,7 @@ def read_model_file(path: str | os.PathLike[str]) -> ModelFile | None:
 
 def _read_archive(path: pathlib.Path) -> tuple[str, str, int]:
     with zipfile.ZipFile(path) as archive:
-        sizes = [entry.file_size for entry in archive.infolist()]
-        _expect_size(sum(sizes), path)
+        weight_bytes = _archive_bytes(archive, path)
         heads = {}
         for name in ("config.json", "metadata.json"):
             if name == "metadata.json" and name not in archive.namelist():
@@ -138,7 +137,7 @@ def _read_archive(path: pathlib.Path) -> tuple[str, str, int]:
                 raise ValueError(f"its {name} has more than {_LARGEST_CONFIG_BYTES:,} bytes")
             heads[name] = archive.read(name).decode()
     metadata = json.loads(heads.get("metadata.json", "{}"))
-    return str(metadata.get("keras_version", "")), heads["config.json"], sum(sizes)
+    return str(metadata.get("keras_version", "")), heads["config.json"], weight_bytes
 
 
 def _is_hdf5(path: pathlib.Path) -> bool:
@@ -158,6 +157,21 @@ def _read_hdf5(path: pathlib.Path) -> tuple[str, str, int]:
         if isinstance(version, bytes):
             version = version.decode()
         return str(version), text, weight_bytes
+
+
+def _archive_bytes(archive: zipfile.ZipFile, path: pathlib.Path) -> int:
+    """What the weights in a `.keras` archive take in memory; raises as `_array_bytes` does."""
+    import h5py
+
+    entries = archive.infolist()
+    _expect_size(sum(entry.file_size for entry in entries), path)
+    total = 0
+    for entry in entries:
+        if entry.filename.endswith(".h5"):
+            with archive.open(entry) as opened, h5py.File(opened) as file:
+                total += _array_bytes(file)
+    _expect_size(total, path)
+    return total
 
 
 def _array_bytes(group: Any) -> int:

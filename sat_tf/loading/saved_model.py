@@ -65,6 +65,11 @@ def rebuilt(path: pathlib.Path, config: dict[str, Any]) -> "keras.Model":
 
     # As text: SavedModels write tuples in a way of their own, which this reads.
     model = keras.models.model_from_json(json.dumps(config))
+    # Keras would take other files of that name as well, and in other formats.
+    if not (path / _VARIABLES).with_suffix(".index").is_file() or (path / _VARIABLES).exists():
+        raise ValueError(
+            f"received a SavedModel without {_VARIABLES}.index, expected its variables"
+        )
     try:
         model.load_weights(str(path / _VARIABLES)).assert_existing_objects_matched()
     except (AssertionError, tf.errors.OpError) as error:

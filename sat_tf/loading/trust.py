@@ -61,7 +61,8 @@ _TENSOR_ROOMS = (
     *("image.", "random.", "keras.activations."),
 )
 _NOT_IN_ROOMS = re.compile(
-    r"experimental|rnn|generator|candidate_sampler|set_seed|[de][ne]code|jpeg|custom|batch_function",
+    r"experimental|rnn|generator|candidate_sampler|set_seed|[de][ne]code|jpeg|custom|batch_function|serialize|"
+    r"activations\.get$",
     re.IGNORECASE,
 )
 _TENSOR_FUNCTIONS = """

@@ -166,6 +166,7 @@ def test_what_a_file_names_is_not_imported(name, change, tmp_path, monkeypatch):
         "load_library",
         "keras.models.load_model",
         "random.fixed_unigram_candidate_sampler",
+        "keras.activations.deserialize",
     ],
 )
 @pytest.mark.parametrize("name", ["model.keras", "model.h5"])
@@ -307,6 +308,26 @@ def test_arrays_of_other_files_are_not_read(tmp_path):
             change(file["model_weights"])
         with pytest.raises(ValueError, match=r"is a link|kept in another file"):
             load_model(path)
+
+
+@pytest.mark.parametrize("kind", ["link", "external", "size"])
+def test_arrays_in_archives_are_looked_at_too(kind, tmp_path):
+    path = tmp_path / "model.keras"
+    small().save(path)
+    with zipfile.ZipFile(path) as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    (tmp_path / "weights.h5").write_bytes(content["model.weights.h5"])
+    with h5py.File(tmp_path / "weights.h5", "a") as file:
+        if kind == "size":
+            file.create_dataset("more", (2**40,), "f4")
+        else:
+            (_linked if kind == "link" else _external)(file)
+    content["model.weights.h5"] = (tmp_path / "weights.h5").read_bytes()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in content.items():
+            archive.writestr(name, data)
+    with pytest.raises(ValueError, match=r"is a link|kept in another file|would take 4,398,046"):
+        load_model(path)
 
 
 def _linked(group):
