@@ -48,7 +48,16 @@ TOP = {"__init__", "__main__", "cli"}
 
 # All that the arithmetic needs besides Python itself.
 CORE_LIBRARIES = {"tensorflow", "sat_tf"}
-PYTHON = {"abc", "collections", "dataclasses", "functools", "itertools", "math", "typing"}
+PYTHON = {
+    "abc",
+    "collections",
+    "dataclasses",
+    "functools",
+    "itertools",
+    "math",
+    "threading",
+    "typing",
+}
 
 
 def _part(name):

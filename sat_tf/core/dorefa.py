@@ -1,15 +1,11 @@
 """DoReFa weights: clamp by tanh over its maximum, then round to a grid (Eq. 5 to 9)."""
 
-import functools
-from collections.abc import Callable
-
 import tensorflow as tf
 
 from sat_tf.core import grid as grids
 from sat_tf.core import one_pass
 from sat_tf.core.compiler import compiles_with_xla
-
-_Gradient = Callable[[tf.Tensor], tf.Tensor]
+from sat_tf.core.own_gradient import with_gradient
 
 # Its square is still a normal number, which the gradient divides by.
 _SMALLEST_MAXIMUM = 2.0**-63
@@ -43,13 +39,9 @@ def clamp_weights(
     [ 0.         0.6067761 -1.       ]
     """
     kernel = tf.convert_to_tensor(kernel)
-
-    @tf.custom_gradient
-    def clamp(latent: tf.Tensor) -> tuple[tf.Tensor, _Gradient]:
-        squash = _Squash(latent, range_axes)
-        return squash.values / squash.maximum, functools.partial(squash.gradient, detach_max)
-
-    return tf.cast(clamp(tf.cast(kernel, tf.float32)), kernel.dtype)
+    squash = _Squash(tf.cast(kernel, tf.float32), range_axes)
+    clamped = squash.values / squash.maximum
+    return tf.cast(squash.with_gradient(clamped, detach_max), kernel.dtype)
 
 
 def quantize_weights(
@@ -88,15 +80,10 @@ def quantize_weights(
     """
     half = grids.divisor(num_bits, grid) / 2.0
     kernel = tf.convert_to_tensor(kernel)
-
-    @tf.custom_gradient
-    def quantize(latent: tf.Tensor) -> tuple[tf.Tensor, _Gradient]:
-        squash = _Squash(latent, range_axes)
-        # Subtracting first is exact, so that opposite codes are opposite numbers.
-        quantized = (_units(squash, num_bits, grid) - half) * (1.0 / half)
-        return quantized, functools.partial(squash.gradient, detach_max)
-
-    return tf.cast(quantize(tf.cast(kernel, tf.float32)), kernel.dtype)
+    squash = _Squash(tf.cast(kernel, tf.float32), range_axes)
+    # Subtracting first is exact, so that opposite codes are opposite numbers.
+    quantized = (_units(squash, num_bits, grid) - half) * (1.0 / half)
+    return tf.cast(squash.with_gradient(quantized, detach_max), kernel.dtype)
 
 
 def weight_codes(
@@ -225,7 +212,7 @@ class _Squash:
 
     def __init__(self, latent: tf.Tensor, range_axes: tuple[int, ...]) -> None:
         rank = latent.shape.rank
-        self.reduced = sorted(set(range(rank)) - {axis % rank for axis in range_axes})
+        self.reduced = tuple(sorted(set(range(rank)) - {axis % rank for axis in range_axes}))
         self._one_range = len(self.reduced) == rank
         self._latent = latent
         self.values = tf.tanh(latent)
@@ -250,30 +237,53 @@ class _Squash:
             there_is_nan, lambda: largest_of(_without_nan(self.values)), lambda: largest
         )
 
-    def gradient(self, detach_max: bool, upstream: tf.Tensor) -> tf.Tensor:
-        """Gradient of tanh(W) / m with respect to W."""
-        # tanh(W) again: kept since the forward pass, it would take as much memory as the weights.
-        with tf.control_dependencies([upstream]):
-            values = tf.tanh(self._latent)
-        through_tanh = upstream / self.maximum
-        if not detach_max:
-            numbers = tf.cond(self._may_be_nan, lambda: _without_nan(values), lambda: values)
-            # t where |t| = m, else 0: the gradient through the maximum is shared by its ties.
-            if self._one_range:
-                edge = self.maximum * one_pass.JUST_BELOW_ONE
-                at_maximum = numbers - one_pass.keep_inside(numbers, numbers, -edge, edge)
-            else:
-                at_maximum = tf.where(tf.abs(numbers) == self.maximum, numbers, 0.0)
-            total = self._sum(through_tanh, numbers)
-            squares = self._sum(at_maximum, at_maximum)  # m² a tie
-            through_tanh -= at_maximum * tf.math.divide_no_nan(total, squares)
-        return tf.raw_ops.TanhGrad(y=values, dy=through_tanh)
+    def with_gradient(self, value: tf.Tensor, detach_max: bool) -> tf.Tensor:
+        """`value`, with the gradient of tanh(W) / m with respect to W."""
+        return with_gradient(
+            _backward,
+            value,
+            [self._latent],
+            kept=[self.maximum, self._may_be_nan],
+            detach_max=detach_max,
+            reduced=None if self._one_range else self.reduced,
+        )
 
-    def _sum(self, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-        """Σ a b over each range."""
-        if self._one_range:
-            return one_pass.dot(a, b)
-        return tf.reduce_sum(a * b, self.reduced, keepdims=True)
+
+def _backward(
+    upstream: tf.Tensor,
+    value: tf.Tensor,
+    latent: tf.Tensor,
+    maximum: tf.Tensor,
+    may_be_nan: tf.Tensor,
+    *,
+    detach_max: bool,
+    reduced: tuple[int, ...] | None,
+) -> tuple[tf.Tensor]:
+    """Gradient of tanh(W) / m; `reduced` are the axes of each range, None where there is one."""
+    del value
+    # tanh(W) again: kept since the forward pass, it would take as much memory as the weights.
+    with tf.control_dependencies([upstream]):
+        values = tf.tanh(latent)
+    through_tanh = upstream / maximum
+    if not detach_max:
+        numbers = tf.cond(may_be_nan, lambda: _without_nan(values), lambda: values)
+        # t where |t| = m, else 0: the gradient through the maximum is shared by its ties.
+        if reduced is None:
+            edge = maximum * one_pass.JUST_BELOW_ONE
+            at_maximum = numbers - one_pass.keep_inside(numbers, numbers, -edge, edge)
+        else:
+            at_maximum = tf.where(tf.abs(numbers) == maximum, numbers, 0.0)
+        total = _sum(through_tanh, numbers, reduced)
+        squares = _sum(at_maximum, at_maximum, reduced)  # m² a tie
+        through_tanh -= at_maximum * tf.math.divide_no_nan(total, squares)
+    return (tf.raw_ops.TanhGrad(y=values, dy=through_tanh),)
+
+
+def _sum(a: tf.Tensor, b: tf.Tensor, reduced: tuple[int, ...] | None) -> tf.Tensor:
+    """Σ a b over each range."""
+    if reduced is None:
+        return one_pass.dot(a, b)
+    return tf.reduce_sum(a * b, reduced, keepdims=True)
 
 
 def _without_nan(values: tf.Tensor) -> tf.Tensor:

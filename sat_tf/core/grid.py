@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from sat_tf.core.own_gradient import straight_through
 from sat_tf.messages import did_you_mean
 
 # A number of bits; or an integer scalar tensor of it, so that it can change while a graph stays.
@@ -217,9 +218,6 @@ def quantize_unit(x: tf.Tensor, levels: int) -> tf.Tensor:
     if isinstance(levels, bool) or not isinstance(levels, int) or levels < 1:
         raise ValueError(f"levels={levels!r}: expected an integer of at least 1.")
 
-    @tf.custom_gradient
-    def straight_through(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        codes = round_half_up(tf.cast(x, tf.float32) * float(levels))
-        return tf.cast(codes / float(levels), x.dtype), lambda upstream: upstream
-
-    return straight_through(tf.convert_to_tensor(x))
+    x = tf.convert_to_tensor(x)
+    codes = round_half_up(tf.cast(x, tf.float32) * float(levels))
+    return straight_through(tf.cast(codes / float(levels), x.dtype), x)

@@ -6,10 +6,9 @@ from typing import Any
 import tensorflow as tf
 
 from sat_tf.core import grid as grids
+from sat_tf.core.own_gradient import with_gradient
 from sat_tf.core.pact import GRADIENTS
 from sat_tf.messages import did_you_mean
-
-_Gradient = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 
 
 def quantize_offset(
@@ -60,28 +59,47 @@ def quantize_offset(
         hint = did_you_mean(str(gradient), GRADIENTS)
         raise ValueError(f"gradient={gradient!r} is not a clipping-level gradient. {hint}")
 
-    @tf.custom_gradient
-    def quantize(x: tf.Tensor, alpha: tf.Tensor) -> tuple[tf.Tensor, _Gradient]:
-        step, below = step_and_zero(alpha, levels, lowest, share)
-        above = levels - below
-        units = x / step
-        codes = tf.clip_by_value(grids.round_half_up(units), -below, above)
-        # NaN would be clipped to an end of the range.
-        codes = tf.where(tf.math.is_nan(x), x, codes)
-        inside = (units > -below) & (units < above)
+    given = tf.convert_to_tensor(x)
+    x = tf.cast(given, tf.float32)
+    alpha = tf.cast(tf.convert_to_tensor(clipping_level), tf.float32)
+    step, below = step_and_zero(alpha, levels, lowest, share)
+    above = levels - below
+    units = x / step
+    codes = tf.clip_by_value(grids.round_half_up(units), -below, above)
+    # NaN would be clipped to an end of the range.
+    codes = tf.where(tf.math.is_nan(x), x, codes)
+    made = with_gradient(
+        _backward,
+        codes * step,
+        [x, alpha],
+        kept=[codes, units, below, above, tf.convert_to_tensor(levels, tf.float32)],
+        gradient=gradient,
+        share=share,
+    )
+    return tf.cast(made, given.dtype)
 
-        def backward(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            between = codes - units if gradient == "calibrated" else tf.zeros_like(codes)
-            slope = tf.where(inside, between, codes)
-            slope = tf.where(tf.math.is_nan(x), 0.0, slope)
-            to_step = tf.reduce_sum(upstream * slope)
-            return tf.where(inside, upstream, 0.0), to_step * (1.0 + share) / levels
 
-        return codes * step, backward
-
-    x = tf.convert_to_tensor(x)
-    level = tf.cast(tf.convert_to_tensor(clipping_level), tf.float32)
-    return tf.cast(quantize(tf.cast(x, tf.float32), level), x.dtype)
+def _backward(
+    upstream: tf.Tensor,
+    value: tf.Tensor,
+    x: tf.Tensor,
+    alpha: tf.Tensor,
+    codes: tf.Tensor,
+    units: tf.Tensor,
+    below: tf.Tensor,
+    above: tf.Tensor,
+    levels: tf.Tensor,
+    *,
+    gradient: str,
+    share: float,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    del value, alpha
+    inside = (units > -below) & (units < above)
+    between = codes - units if gradient == "calibrated" else tf.zeros_like(codes)
+    slope = tf.where(inside, between, codes)
+    slope = tf.where(tf.math.is_nan(x), 0.0, slope)
+    to_step = tf.reduce_sum(upstream * slope)
+    return tf.where(inside, upstream, 0.0), to_step * (1.0 + share) / levels
 
 
 def step_and_zero(

@@ -1,6 +1,5 @@
 """Activations with a trainable clipping level: PACT, and its calibrated gradient (Eq. 11 to 13)."""
 
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -9,12 +8,11 @@ from sat_tf.core import grid as grids
 from sat_tf.core import one_pass
 from sat_tf.core.again import computed_again, of_batch_statistics
 from sat_tf.core.compiler import compiles_with_xla, has_accelerator
+from sat_tf.core.own_gradient import with_gradient
 from sat_tf.core.parameter_sums import sum_by_normalization, sum_by_readers
 from sat_tf.messages import did_you_mean
 
 GRADIENTS = ("calibrated", "pact")
-
-_Gradient = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 
 # The neighbours of 0 and 1 among the normal float32 numbers. A closed range that starts at the
 # first leaves out 0, and one that ends at the second times a clipping level leaves out that level.
@@ -57,21 +55,13 @@ def quantize_activation(
     steps = grids.levels(num_bits)
     _check_gradient(gradient)
 
-    @tf.custom_gradient
-    def quantize(x: tf.Tensor, alpha: tf.Tensor) -> tuple[tf.Tensor, _Gradient]:
-        if tf.is_tensor(num_bits) or num_bits == 1 or compiles_with_xla():
-            quantized = round_on_range(x, alpha, steps)
-        else:
-            quantized = tf.quantization.fake_quant_with_min_max_vars(x, 0.0, alpha, num_bits)
-
-        def backward(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            lowest, highest = tf.constant(_JUST_ABOVE_ZERO), alpha * one_pass.JUST_BELOW_ONE
-            inside, total = _gradients(upstream, x, quantized, lowest, highest, gradient)
-            return inside, total / alpha
-
-        return quantized, backward
-
-    return _in_float32(quantize, x, clipping_level)
+    x, values, alpha = _in_float32(x, clipping_level)
+    if tf.is_tensor(num_bits) or num_bits == 1 or compiles_with_xla():
+        quantized = round_on_range(values, alpha, steps)
+    else:
+        quantized = tf.quantization.fake_quant_with_min_max_vars(values, 0.0, alpha, num_bits)
+    made = with_gradient(_of_activation, quantized, [values, alpha], gradient=gradient)
+    return tf.cast(made, x.dtype)
 
 
 def quantize_stream(
@@ -108,23 +98,15 @@ def quantize_stream(
     steps = grids.levels(num_bits, "narrow")
     _check_gradient(gradient)
 
-    @tf.custom_gradient
-    def quantize(x: tf.Tensor, limit: tf.Tensor) -> tuple[tf.Tensor, _Gradient]:
-        if tf.is_tensor(num_bits) or compiles_with_xla():
-            quantized = round_on_range(x, limit, steps, signed=True)
-        else:
-            quantized = tf.quantization.fake_quant_with_min_max_vars(
-                x, -limit, limit, num_bits, narrow_range=True
-            )
-
-        def backward(upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            edge = limit * one_pass.JUST_BELOW_ONE
-            inside, total = _gradients(upstream, x, quantized, -edge, edge, gradient)
-            return inside, total / limit
-
-        return quantized, backward
-
-    return _in_float32(quantize, x, clipping_level)
+    x, values, limit = _in_float32(x, clipping_level)
+    if tf.is_tensor(num_bits) or compiles_with_xla():
+        quantized = round_on_range(values, limit, steps, signed=True)
+    else:
+        quantized = tf.quantization.fake_quant_with_min_max_vars(
+            values, -limit, limit, num_bits, narrow_range=True
+        )
+    made = with_gradient(_of_stream, quantized, [values, limit], gradient=gradient)
+    return tf.cast(made, x.dtype)
 
 
 def learning_at_rate(clipping_level: tf.Tensor, rate: float) -> tf.Tensor:
@@ -143,12 +125,8 @@ def learning_at_rate(clipping_level: tf.Tensor, rate: float) -> tf.Tensor:
     >>> float(doubled), float(tape.gradient(doubled, level))
     (6.0, 0.5)
     """
-
-    @tf.custom_gradient
-    def identity(level: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        return tf.identity(level), lambda upstream: upstream * rate
-
-    return identity(tf.convert_to_tensor(clipping_level))
+    level = tf.convert_to_tensor(clipping_level)
+    return with_gradient(_at_rate, tf.identity(level), [level], rate=rate)
 
 
 def round_on_range(
@@ -181,12 +159,34 @@ def round_on_range(
     return grids.round_half_up(above_low / step - zero) * step
 
 
-def _in_float32(
-    quantize: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], x: tf.Tensor, clipping_level: tf.Tensor
-) -> tf.Tensor:
+def _in_float32(x: tf.Tensor, clipping_level: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """The tensor as it is; the same, and the clipping level, in float32."""
     x = tf.convert_to_tensor(x)
     level = tf.cast(tf.convert_to_tensor(clipping_level), tf.float32)
-    return tf.cast(quantize(tf.cast(x, tf.float32), level), x.dtype)
+    return x, tf.cast(x, tf.float32), level
+
+
+def _of_activation(
+    upstream: tf.Tensor, quantized: tf.Tensor, x: tf.Tensor, alpha: tf.Tensor, *, gradient: str
+) -> tuple[tf.Tensor, tf.Tensor]:
+    lowest, highest = tf.constant(_JUST_ABOVE_ZERO), alpha * one_pass.JUST_BELOW_ONE
+    inside, total = _gradients(upstream, x, quantized, lowest, highest, gradient)
+    return inside, total / alpha
+
+
+def _of_stream(
+    upstream: tf.Tensor, quantized: tf.Tensor, x: tf.Tensor, limit: tf.Tensor, *, gradient: str
+) -> tuple[tf.Tensor, tf.Tensor]:
+    edge = limit * one_pass.JUST_BELOW_ONE
+    inside, total = _gradients(upstream, x, quantized, -edge, edge, gradient)
+    return inside, total / limit
+
+
+def _at_rate(
+    upstream: tf.Tensor, value: tf.Tensor, level: tf.Tensor, *, rate: float
+) -> tuple[tf.Tensor]:
+    del value, level
+    return (upstream * rate,)
 
 
 def _gradients(

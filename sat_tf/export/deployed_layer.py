@@ -7,26 +7,12 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.core.own_gradient import straight_through
 from sat_tf.export import exact
 from sat_tf.export.graph import Graph
 from sat_tf.export.parts import Part
 from sat_tf.qat.layout import call_name
 from sat_tf.qat.network import Node, call_in_inference
-
-
-def straight_through(surrogate: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-    """`value`, exactly, with the gradient of `surrogate`; both of the same shape.
-
-    The sum surrogate + (value - surrogate) would be rounded twice.
-    """
-    value = tf.cast(tf.stop_gradient(value), surrogate.dtype)
-
-    @tf.custom_gradient
-    def replaced(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        del tensor
-        return tf.identity(value), lambda upstream: upstream
-
-    return replaced(surrogate)
 
 
 class DeployedLayer(keras.layers.Layer):
@@ -94,7 +80,10 @@ class DeployedLayer(keras.layers.Layer):
         value = tensors[self.part.tensor]
         if "real_step" in self._constants:
             value *= self._constants["real_step"]
-        return {"real": straight_through(surrogate, value), "tensors": made}
+        return {
+            "real": straight_through(tf.cast(value, surrogate.dtype), surrogate),
+            "tensors": made,
+        }
 
     def assign(self, graph: Graph, part: Part, *, everything: bool = True) -> None:
         """Takes the numbers of the model's present state.

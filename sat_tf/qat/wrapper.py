@@ -12,6 +12,7 @@ import tf_keras as keras
 
 from sat_tf.qat import registry, saved_format
 from sat_tf.qat.configs import PlacedConfig
+from sat_tf.qat.graph_lifetime import graphs_go_with
 from sat_tf.qat.quantizers import BIT_FLOOR
 
 
@@ -78,6 +79,7 @@ class QuantizedLayer(keras.layers.Wrapper):
             # A placeholder while Keras draws the graph of a model; layers branch on it in Python.
             training = False if tf.is_tensor(training) else training
         observes = training if self.trainable else False  # as BatchNormalization does
+        graphs_go_with(self)
 
         def quantize(tensor: tf.Tensor) -> tf.Tensor:
             quantizer = self.quantize_config.output

@@ -6,6 +6,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.qat.graph_lifetime import graphs_go_with
 from sat_tf.training.draws import Draws
 from sat_tf.training.top1 import accuracy_metrics
 
@@ -78,6 +79,7 @@ class Learner(keras.Model):
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
         """One step on this replica's images and labels."""
         images, labels = data
+        graphs_go_with(self)
         context = tf.distribute.get_replica_context()
         self._draws.start_step(tf.convert_to_tensor(self.optimizer.iterations))
         with tf.GradientTape() as tape:
