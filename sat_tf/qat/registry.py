@@ -25,6 +25,7 @@ from sat_tf.qat.operation_layers import (
     StopGradient,
 )
 from sat_tf.qat.preprocessing import AdaptedNormalization, affine_problem
+from sat_tf.qat.synchronized import SynchronizedBatchNormalization
 
 
 class Role(enum.Enum):
@@ -296,6 +297,7 @@ _SUPPORT: dict[type, Support] = {
     ),
     keras.layers.Dense: Support(Role.LINEAR, "kernel", (1,), _refuse_activation_inside),
     keras.layers.BatchNormalization: Support(Role.NORM, refuse=_refuse_batch_normalization),
+    SynchronizedBatchNormalization: Support(Role.NORM, refuse=_refuse_batch_normalization),
     keras.layers.ReLU: Support(_rectifier_role),
     keras.layers.Activation: Support(_activation_role, refuse=_refuse_activation),
     keras.layers.LeakyReLU: Support(Role.FUNCTION),

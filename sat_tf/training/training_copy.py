@@ -1,14 +1,16 @@
 """The copy of a model that is trained: weight decay, arithmetic and statistics as a run wants."""
 
-from typing import Any
-
 import tf_keras as keras
 
 from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.synchronized import SynchronizedBatchNormalization
 from sat_tf.qat.wrapper import QuantizedLayer
 
 _WITHOUT_DECAY = (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
 _SEPARABLE = (keras.layers.SeparableConv1D, keras.layers.SeparableConv2D)
+
+# By whether they are synchronized.
+_NORMALIZATIONS = (keras.layers.BatchNormalization, SynchronizedBatchNormalization)
 
 
 def training_copy(
@@ -38,11 +40,12 @@ def training_copy(
     """
 
     def fresh(layer: keras.layers.Layer) -> keras.layers.Layer:
-        config = layer.get_config()
-        wrapped = isinstance(layer, QuantizedLayer)
-        _set(config["layer"]["config"] if wrapped else config, inner_layer(layer))
-        copy = type(layer).from_config(config)
-        inner = inner_layer(copy)
+        inner = _copied(inner_layer(layer))
+        copy = inner
+        if isinstance(layer, QuantizedLayer):
+            config = layer.get_config()
+            copy = type(layer).from_config({**config, "layer": keras.layers.serialize(inner)})
+            inner = copy.layer
         regularizer = keras.regularizers.L2(weight_decay / 2) if weight_decay else None
         if isinstance(inner, _SEPARABLE):
             inner.pointwise_regularizer = regularizer
@@ -50,11 +53,14 @@ def training_copy(
             inner.kernel_regularizer = regularizer
         return copy
 
-    def _set(config: dict[str, Any], layer: keras.layers.Layer) -> None:
+    def _copied(layer: keras.layers.Layer) -> keras.layers.Layer:
+        config, kind = layer.get_config(), type(layer)
         if not isinstance(layer, keras.layers.InputLayer):
             config["dtype"] = precision
-        if isinstance(layer, keras.layers.BatchNormalization):
+        if kind in _NORMALIZATIONS:
             config["synchronized"] = synchronized
+            kind = _NORMALIZATIONS[synchronized]
+        return kind.from_config(config)
 
     copy = keras.models.clone_model(model, clone_function=fresh)
     copy.set_weights(model.get_weights())

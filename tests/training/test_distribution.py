@@ -10,7 +10,7 @@ from sat_tf.training.distribution import make_strategy, share_of, writes_files
 from sat_tf.training.errors import RunError
 from sat_tf.training.stage import train_stage
 from tests.training import processes
-from tests.training.small import small_images, small_quantized_model
+from tests.training.small import small_float_model, small_images, small_quantized_model
 from tests.training.test_stage import make_run
 
 TINY = """
@@ -103,6 +103,22 @@ def test_two_replicas_train_like_one_device(tmp_path, batch_size):
     assert len(levels) > 3
     for old, new in zip(*weights, strict=True):
         np.testing.assert_allclose(new, old, rtol=0.0, atol=5e-4, err_msg=old.name)
+
+
+@pytest.mark.parametrize("name", ["float", "quantized"])
+def test_two_replicas_follow_the_statistics_of_one_device(tmp_path, name):
+    settings = f"stages.{name}={{batch_size: 33, steps: 2, base_learning_rate: 0.1}}"
+    statistics = []
+    for strategy in (None, two_replicas()):
+        run = make_run(tmp_path / str(len(statistics)), settings, strategy=strategy)
+        run.folder.make()
+        model = small_float_model() if name == "float" else small_quantized_model()
+        trained = train_stage(run, name, model)
+        statistics.append({v.name: v.numpy() for v in trained.weights if "moving_" in v.name})
+    one, two = statistics
+    assert len(one) == 6
+    for key, values in one.items():
+        np.testing.assert_allclose(two[key], values, rtol=1e-5, atol=1e-5, err_msg=key)
 
 
 @pytest.mark.slow
