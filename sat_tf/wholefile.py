@@ -1,6 +1,7 @@
 """Files that appear whole or not at all."""
 
 import contextlib
+import errno
 import os
 import pathlib
 import uuid
@@ -71,12 +72,31 @@ def renamed_when_done(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """What `written_whole` does, with the file system's own errors.
 
     Renaming is atomic: a reader never sees half a file, and neither does who stops halfway; a name
-    of its own keeps two writers of the same file apart.
+    of its own keeps two writers of the same file apart. What it holds is on the disk before it gets
+    its name: else a power cut could leave the name with nothing behind it.
     """
     temporary = path.with_name(f".{uuid.uuid4().hex}{path.suffix}")
     try:
         yield temporary
+        on_disk(temporary)
         temporary.replace(path)
+        on_disk(path.parent)
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def on_disk(path: pathlib.Path) -> None:
+    """Returns when what a file holds, or which names a folder has, would survive a power cut.
+
+    Raises:
+        OSError: the disk has refused what was written before.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that cannot
+            raise
+    finally:
+        os.close(handle)

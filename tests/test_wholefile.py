@@ -43,6 +43,40 @@ def test_a_full_disk_is_named_and_leaves_the_older_file(tmp_path):
     assert os.listdir(tmp_path) == ["a.json"]
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="asks Linux")
+def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    synced = []
+
+    def recorded(handle):
+        what = os.readlink(f"/proc/self/fd/{handle}")
+        synced.append((os.path.isdir(what), (tmp_path / "a.json").exists()))
+        real(handle)
+
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", recorded)
+    with written_whole(tmp_path / "a.json") as temporary:
+        temporary.write_text("new")
+    # The file, not named yet; then the folder, with its name.
+    assert synced == [(False, False), (True, True)]
+
+
+def test_a_disk_that_refuses_in_the_end_leaves_the_older_file(tmp_path, monkeypatch):
+    (tmp_path / "a.json").write_text("old")
+
+    def refuse(handle):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def write() -> None:
+        with written_whole(tmp_path / "a.json") as temporary:
+            temporary.write_text("new")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(ValueError, match=r"\(Input/output error\)"):
+        write()
+    assert (tmp_path / "a.json").read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
 @pytest.mark.parametrize("length", [240, 250])
 def test_any_name_that_the_file_system_takes_will_do(tmp_path, length):
     with written_whole(tmp_path / ("a" * length)) as temporary:

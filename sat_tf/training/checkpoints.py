@@ -1,18 +1,22 @@
 """A stage in training on disk: all that it takes to go on as if nothing had happened."""
 
+import contextlib
 import dataclasses
 import math
 import pathlib
+import re
 import tempfile
 import warnings
+from collections.abc import Iterable
 
 import tensorflow as tf
 
 from sat_tf.training.diagnosis import all_finite
 from sat_tf.training.errors import RunError
 from sat_tf.training.learner import Learner
+from sat_tf.wholefile import on_disk
 
-_INDEX = "checkpoint"  # TensorFlow's name for its list
+_NAME = re.compile(r"ckpt-(\d+)\.(?:index|data-\d+-of-\d+)")
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -31,8 +35,8 @@ class Position:
 class Checkpoints:
     """Saves and restores a learner: weights, clipping levels, optimizer, metrics and position.
 
-    A checkpoint is complete before it replaces the one before it, so that a process that is killed
-    while it saves, or a full disk, leaves the last good one.
+    A checkpoint is complete, and on the disk, before the oldest one goes, so that a process that is
+    killed while it saves, a full disk, or a power cut leaves the last good one.
 
     Args:
         folder: where they are; the same for all processes of a run.
@@ -47,7 +51,8 @@ class Checkpoints:
     ) -> None:
         self.folder = folder
         self._learner = learner
-        self._writes = writes
+        self._keep = keep
+        self._good: list[int] = []  # numbers of those that are not known to be damaged
         self._epoch = tf.Variable(0, trainable=False, dtype=tf.int64)
         self._step = tf.Variable(0, trainable=False, dtype=tf.int64)
         self._checkpoint = tf.train.Checkpoint(
@@ -58,18 +63,19 @@ class Checkpoints:
         )
         # Others write where nobody reads.
         self._elsewhere = None if writes else tempfile.TemporaryDirectory()
-        own = folder if self._elsewhere is None else pathlib.Path(self._elsewhere.name)
-        if writes:
-            _mend_index(folder)
-        self._manager = tf.train.CheckpointManager(self._checkpoint, str(own), max_to_keep=keep)
+        self._own = folder if self._elsewhere is None else pathlib.Path(self._elsewhere.name)
 
     @property
     def latest(self) -> str | None:
-        """The last good checkpoint, or None."""
-        return next(iter(_paths(self.folder)), None)
+        """The last checkpoint that is complete, or None."""
+        files = _files(self.folder)
+        complete = [number for number in files if _index(self.folder, number) in files[number]]
+        return str(self.folder / f"ckpt-{max(complete)}") if complete else None
 
     def restore(self) -> Position | None:
         """Puts the learner back to where the last checkpoint that can be read was made.
+
+        Those after it that cannot be read are named in a warning, with what is wrong with them.
 
         Returns:
             Which step comes next, or None where there is no checkpoint.
@@ -77,20 +83,25 @@ class Checkpoints:
         Raises:
             RunError: there are checkpoints, but none that can be read.
         """
-        paths = _paths(self.folder)
-        for path in paths:
+        damaged: list[str] = []
+        there = sorted(_files(self.folder))
+        for number in reversed(there):
+            path = str(self.folder / f"ckpt-{number}")
             try:
-                self._checkpoint.restore(path).assert_existing_objects_matched()
-            except (tf.errors.OpError, AssertionError, ValueError) as error:
-                reason = str(error).splitlines()[0]
-                warnings.warn(f"checkpoint {path}: cannot be read ({reason})", stacklevel=2)
+                self._checkpoint.read(path).assert_existing_objects_matched()
+            except Exception as error:  # TensorFlow has many types for a file that is damaged.
+                damaged.append(f"{path} cannot be read ({_reason(error)})")
                 continue
+            if damaged:
+                found = "; ".join(damaged)
+                warnings.warn(f"{found}: going on from {path}, the one before", stacklevel=2)
+            self._good = [other for other in there if other <= number]
             self._learner.clear_signals()
             return Position(int(self._epoch.numpy()), int(self._step.numpy()))
-        if paths:
+        if damaged:
             raise RunError(
                 f"{self.folder}: received checkpoints of which none can be read, expected one of "
-                "this run; start anew with --no-resume."
+                "this run: " + "; ".join(damaged) + ". Start anew with --no-resume."
             )
         return None
 
@@ -109,47 +120,53 @@ class Checkpoints:
         self._epoch.assign(position.epoch)
         self._step.assign(position.step)
         self._learner.clear_signals()
+        number = max([0, *_files(self._own), *self._good]) + 1
         try:
-            self._manager.save()
+            self._own.mkdir(parents=True, exist_ok=True)
+            self._checkpoint.write(str(self._own / f"ckpt-{number}"))
+            for file in _files(self._own)[number]:
+                on_disk(file)
+            on_disk(self._own)
         except (tf.errors.OpError, OSError) as error:
-            reason = str(getattr(error, "message", error)).splitlines()[0]
+            _remove(_files(self._own).get(number, ()))
+            if isinstance(error, tf.errors.OpError) and str(self._own) not in str(error):
+                raise  # of another worker, not of a file
             raise RunError(
-                f"{self.folder}: a checkpoint cannot be written ({reason}), expected a disk with "
-                f"room; {self._left()}; free some space and run the same command again."
+                f"{self.folder}: a checkpoint cannot be written ({_reason(error)}), expected a "
+                f"disk with room; {self._left()}; free some space and run the same command again."
             ) from error
+        self._good = [*self._good, number][-self._keep :]
+        for former, files in _files(self._own).items():
+            if former not in self._good:
+                _remove(files)
 
     def _left(self) -> str:
         return f"the last good one is {self.latest}" if self.latest else "there is none before it"
 
 
-def _paths(folder: pathlib.Path) -> list[str]:
-    """The checkpoints in a folder, the latest first, by the list that TensorFlow keeps of them.
-
-    Where that list is damaged, by their own names.
-    """
-    found = [path.with_suffix("") for path in folder.glob("ckpt-*.index")]
-    by_number = sorted(found, key=lambda path: int(path.name.split("-")[1]), reverse=True)
-    return _listed(folder) or [str(path) for path in by_number]
-
-
-def _listed(folder: pathlib.Path) -> list[str]:
-    """What TensorFlow's own list names, the latest first; nothing where it is damaged."""
-    try:
-        state = tf.train.get_checkpoint_state(str(folder))
-    except ValueError:  # an empty list
-        state = None
-    return list(reversed(state.all_model_checkpoint_paths)) if state else []
+def _files(folder: pathlib.Path) -> dict[int, list[pathlib.Path]]:
+    """The files of each checkpoint in a folder, by number; also of those that lack some."""
+    found: dict[int, list[pathlib.Path]] = {}
+    for path in sorted(folder.glob("ckpt-*")):
+        if match := _NAME.fullmatch(path.name):
+            found.setdefault(int(match[1]), []).append(path)
+    return found
 
 
-def _mend_index(folder: pathlib.Path) -> None:
-    """Writes TensorFlow's list of checkpoints anew where it is damaged."""
-    if _listed(folder):
-        return
-    paths = _paths(folder)
-    if paths:
-        tf.compat.v1.train.update_checkpoint_state(str(folder), paths[0], paths[::-1])
-    else:
-        (folder / _INDEX).unlink(missing_ok=True)
+def _remove(files: Iterable[pathlib.Path]) -> None:
+    for file in files:
+        with contextlib.suppress(OSError):
+            file.unlink()
+
+
+def _index(folder: pathlib.Path, number: int) -> pathlib.Path:
+    return folder / f"ckpt-{number}.index"
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what an error says, or its type where it says nothing."""
+    lines = str(getattr(error, "message", error)).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def steps_left(
