@@ -81,8 +81,9 @@ class RunFolder:
                 yield temporary
         except OSError as error:
             raise RunError(
-                f"{self.file(name)}: received a file that cannot be written ({error.strerror}), "
-                "expected one that can; free some space, or see to its folder.\n"
+                f"{self.file(name)}: received a file that cannot be written "
+                f"({error.strerror or error}), expected one that can; free some space, or see to "
+                "its folder.\n"
                 "What was written before is there: the same command goes on from it."
             ) from error
 

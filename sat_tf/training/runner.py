@@ -30,6 +30,7 @@ from sat_tf.training.errors import RunError
 from sat_tf.training.history import EpochMetrics, from_csv
 from sat_tf.training.interruption import Interruption
 from sat_tf.training.outcome import conclude
+from sat_tf.training.outside_failures import outside_failures_told
 from sat_tf.training.reading_errors import reading_errors_told
 from sat_tf.training.recipes import check_teacher
 from sat_tf.training.results import Results
@@ -238,6 +239,7 @@ def train(
         )
         start_model = float_model(config, run.source)
         with (
+            outside_failures_told(folder, strategy),
             folder.held(wait=wait) if writes else contextlib.nullcontext(),
             reading_errors_told(run.source, advice=_GO_ON),
         ):

@@ -21,6 +21,7 @@ from sat_tf.training.distribution import make_strategy, share_of, writes_files
 from sat_tf.training.errors import RunError
 from sat_tf.training.interruption import Interruption, Stopped
 from sat_tf.training.learner import Learner
+from sat_tf.training.outside_failures import outside_failures_told
 from sat_tf.training.run_folder import RunFolder
 from sat_tf.training.stage import Run, train_stage
 from tests.training.small import small_images, small_quantized_model
@@ -66,7 +67,8 @@ def main(folder, overrides):
 
     Learner.fit = reporting
     try:
-        with interruption.watched(), interruption.deferred():
+        failures = outside_failures_told(run.folder, strategy)
+        with failures, interruption.watched(), interruption.deferred():
             model = train_stage(run, "float", small_quantized_model())
     except Stopped:
         print("stopped", flush=True)
