@@ -157,7 +157,7 @@ def _prove(
         subject = read_subject(target.tflite)
         graph = subject.graph
         classes = int(graph.tensors[graph.output].shape[-1])
-        pixels = _pixels(target, choice, graph.image_shape, classes, console)
+        pixels = _pixels(target, choice, graph.images[0].shape, classes, console)
         return verify_subject(
             subject, pixels.images, pixels.labels, images_from=pixels.source, **settings
         )
@@ -223,7 +223,7 @@ def _check(
         choice = dataclasses.replace(choice, num_images=choice.num_images or recorded.num_images)
         graph = read_subject(target.tflite).graph
         classes = int(graph.tensors[graph.output].shape[-1])
-        images = _pixels(target, choice, graph.image_shape, classes, console).images
+        images = _pixels(target, choice, graph.images[0].shape, classes, console).images
     found = recheck(target.tflite, recorded, images, runtimes=runtimes, progress=True)
     print_certificate(found.certificate, str(target.tflite), console)
     for difference in found.differences:

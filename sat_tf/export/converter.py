@@ -40,7 +40,8 @@ def to_keras(model: keras.Model) -> keras.Model:
         model: a model quantized by sat-tf, without float streams.
 
     Returns:
-        A model for conversion only: its weights are constants. Input: real pixel values; output:
+        A model for conversion only: its weights are constants. Input: pixels on the grid of the
+        file, step · (pixel - zero point); output:
         what the quantized model gives, on the grid of its codes.
 
     Raises:

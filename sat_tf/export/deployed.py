@@ -150,7 +150,7 @@ class DeployedModel(keras.Model):
                 tuple of arrays for several inputs.
         """
         pixels = [
-            tf.constant(pixels.astype(np.float32) * image.step)
+            tf.constant(image.fed(pixels))
             for pixels, image in zip(arrays_of(images), self._view.graph.images, strict=True)
         ]
         made = self._view.computed(pixels, training=False)

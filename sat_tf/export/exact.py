@@ -20,6 +20,7 @@ from sat_tf.export.movements import Movement
 from sat_tf.export.pairs import Pair, PairKind, product_multiplier
 from sat_tf.export.products import SUMS
 from sat_tf.export.steps import largest_sums, requantization_multipliers
+from sat_tf.qat.input_ranges import PIXELS, InputRange
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.network import call_in_inference
 
@@ -325,12 +326,25 @@ def _(operation: Lookup, graph: Graph, constants: Constants, source: tf.Tensor) 
 
 @constants_of.register
 def _(operation: ir.ShiftImage, graph: Graph) -> Numbers:
-    return {"step": np.float32(graph.image_step), **_ends(graph.codes(operation.output))}
+    change = _range_of(operation, graph).change
+    step = np.float32(graph.image(operation.inputs[0]).step)
+    return {
+        "unit": np.asarray(change.ratio * step, np.float32),
+        "shift": np.asarray(change.shift, np.float32),
+        **_ends(graph.codes(operation.output)),
+    }
 
 
 @compute.register
 def _(operation: ir.ShiftImage, graph: Graph, constants: Constants, image: tf.Tensor) -> tf.Tensor:
-    return _clipped(tf.round(image / constants["step"]), constants)
+    codes = tf.round((image - constants["shift"]) / constants["unit"])
+    if _range_of(operation, graph).reversed_channels:
+        codes = tf.reverse(codes, axis=[-1])
+    return _clipped(codes, constants)
+
+
+def _range_of(operation: ir.ShiftImage, graph: Graph) -> InputRange:
+    return graph.image(operation.inputs[0]).range or PIXELS
 
 
 @constants_of.register

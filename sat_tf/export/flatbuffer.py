@@ -66,7 +66,7 @@ class _Writer:
         self.kernel_buffers: dict[bytes, int] = {}
         self.names = {*(image.name for image in graph.images), *graph.tensors}
         for image in graph.images:
-            codes = Codes(image.step, zero_point=0)
+            codes = Codes(image.step, image.zero_point)
             self._activation(image.name, image.shape, np.dtype(np.uint8), codes)
 
     def finish(self, metadata: Mapping[str, bytes]) -> bytes:

@@ -300,34 +300,27 @@ class Graph:
 
     Attributes:
         name: name of the Keras model.
-        tensors: by name; the uint8 image is `image`, and not among them.
+        tensors: by name; the uint8 images are not among them.
         operations: producers before consumers.
-        image_shape: rows, columns and channels, or whatever shape the model's input has.
-        image_step: real value of one unit of a pixel.
-        image: name of the input tensor.
+        images: the inputs, in the order of the model's.
         output: name of the output tensor.
         warnings: what its user should know.
         layer_outputs: the tensor with the output of each Keras layer that has one, by their names.
-        more_images: the other inputs, where there are several.
         more_outputs: names of the other output tensors.
     """
 
     name: str
     tensors: dict[str, Tensor]
     operations: tuple[Operation, ...]
-    image_shape: tuple[int, ...]
-    image_step: np.float32
-    image: str
+    images: tuple[Image, ...]
     output: str
     warnings: tuple[str, ...] = ()
     layer_outputs: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    more_images: tuple[Image, ...] = ()
     more_outputs: tuple[str, ...] = ()
 
-    @property
-    def images(self) -> tuple[Image, ...]:
-        """All inputs, in the order of the model's."""
-        return Image(self.image, self.image_shape, self.image_step), *self.more_images
+    def image(self, name: str) -> Image:
+        """The input of this name."""
+        return next(image for image in self.images if image.name == name)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -336,7 +329,7 @@ class Graph:
 
     def expect_one_of_each(self, purpose: str) -> None:
         """Raises ValueError where there are several inputs or outputs, which `purpose` cannot."""
-        if self.more_images or self.more_outputs:
+        if len(self.images) > 1 or self.more_outputs:
             raise ValueError(
                 f"{purpose}: received a model with {len(self.images)} inputs and "
                 f"{len(self.outputs)} outputs, expected one of each; keep one in "

@@ -162,7 +162,7 @@ def read_labels(content: bytes) -> list[str] | None:
 
 def _image(builder: Any, graph: Graph) -> int:
     """The input's TensorMetadata: pixels from 0 to 255, used as they are."""
-    name = builder.CreateString(graph.image)
+    name = builder.CreateString(graph.images[0].name)
     about = builder.CreateString("The image, pixels from 0 to 255 as they are.")
     ends = [_numbers(builder, value) for value in (255.0, 0.0)]
     stats = _table(builder, {0: ends[0], 1: ends[1]})
@@ -170,7 +170,7 @@ def _image(builder: Any, graph: Graph) -> int:
     normalization = _table(builder, {0: factors[0], 1: factors[1]})
     unit = _table(builder, {1: normalization}, numbers={0: _NORMALIZATION_OPTIONS})
     fields = {0: name, 1: about, 4: _vector(builder, [unit]), 5: stats}
-    shape = graph.image_shape
+    shape = graph.images[0].shape
     if len(shape) == 3 and shape[-1] in _COLOR_SPACES:
         properties = _table(builder, {}, numbers={0: _COLOR_SPACES[shape[-1]]})
         fields[3] = _table(builder, {1: properties}, numbers={0: _IMAGE_PROPERTIES})

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from sat_tf.export import queries
 from sat_tf.export.graph import Graph, Island, Linear, LinearKind, Operation
 from sat_tf.export.runtime import Runtime
+from sat_tf.qat.input_ranges import PIXELS
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.network import Network
 from sat_tf.qat.quantizers import ImageQuantizer
@@ -13,10 +14,10 @@ from sat_tf.qat.quantizers import ImageQuantizer
 def float_activations(network: Network) -> str:
     """Of a model that quantizes its weights only."""
     quantizers = [queries.output_quantizer(node) for node in network]
-    marks = [found.image_max for found in quantizers if isinstance(found, ImageQuantizer)]
+    marks = [str(found.range) for found in quantizers if isinstance(found, ImageQuantizer)]
     return (
         "no activations are quantized: it computes in float32, with weights stored as codes, "
-        f"on pixels from 0 to {marks[0] if marks else 255:g}"
+        f"on pixels of {' and '.join(dict.fromkeys(marks)) or PIXELS}"
     )
 
 

@@ -233,7 +233,8 @@ def _quantize(operator: OperatorView) -> Made:
         raise NotUnderstoodError("its tensor is float")
     image = operator.progress.image(source)
     if image is not None:
-        if (codes.step, codes.zero_point) != (image.steps[0], _IMAGE_ZERO_POINT):
+        expected = image.steps[0], int(image.zero_points[0]) + _IMAGE_ZERO_POINT
+        if (codes.step, codes.zero_point) != expected:
             raise NotUnderstoodError("it does not store pixels as pixel - 128")
         return ir.ShiftImage((source,), operator.output.name), codes
     if operator.source_codes() is not None:

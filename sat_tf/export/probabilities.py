@@ -13,8 +13,9 @@ def with_softmax(graph: Graph) -> Graph:
     if any(isinstance(operation, Softmax) for operation in graph.operations):
         return graph
     graph.expect_one_of_each("softmax=True")
+    images = {image.name for image in graph.images}
     name = f"{graph.output}_probabilities"
-    while name in graph.tensors or name == graph.image:
+    while name in graph.tensors or name in images:
         name += "_"
     output = Tensor(name, graph.tensors[graph.output].shape, None)
     return dataclasses.replace(

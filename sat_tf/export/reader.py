@@ -19,7 +19,7 @@ from sat_tf.export.operator_view import OperatorView, Progress
 from sat_tf.export.simulator import run_operation
 from sat_tf.export.structure import read_settings
 
-_EMPTY = Graph("", {}, (), (), np.float32(1.0), "", "")
+_EMPTY = Graph("", {}, (), (), "")
 
 
 def read_graph(content: bytes, name: str) -> Graph:
@@ -57,29 +57,30 @@ def _graph(contents: Contents, name: str, islands: dict[str, str]) -> Graph:
             "at least one of each"
         )
     for image in contents.inputs:
-        if image.type != "UINT8" or image.steps.size != 1 or any(image.zero_points):
+        zero_points = [int(zero) for zero in image.zero_points]
+        if image.type != "UINT8" or image.steps.size != 1 or len(zero_points) != 1:
             raise NotUnderstoodError(
-                f"its input is {image.type}, expected UINT8 with one step and zero point 0"
+                f"its input is {image.type}, expected UINT8 with one step and one zero point"
             )
+        if not 0 <= zero_points[0] <= 255:
+            raise NotUnderstoodError(f"its input has the zero point {zero_points[0]}")
     progress = Progress(tuple(contents.inputs), islands=islands)
     for index, operator in enumerate(contents.operators):
         _read(index, operator, progress)
     for end in contents.outputs:
         if end.name not in progress.tensors:
             raise NotUnderstoodError(f"nothing makes its output {end.name}")
-    first, *images = (
-        ir.Image(found.name, found.shape[1:], found.steps[0]) for found in contents.inputs
+    images = (
+        ir.Image(found.name, found.shape[1:], found.steps[0], int(found.zero_points[0]))
+        for found in contents.inputs
     )
     output, *outputs = (end.name for end in contents.outputs)
     return Graph(
         name=name,
         tensors=progress.tensors,
         operations=tuple(progress.operations),
-        image_shape=first.shape,
-        image_step=first.step,
-        image=first.name,
+        images=tuple(images),
         output=output,
-        more_images=tuple(images),
         more_outputs=tuple(outputs),
     )
 

@@ -12,7 +12,9 @@ from sat_tf.export.layer_operations import ONE_DIMENSIONAL
 from sat_tf.qat.layout import call_name, inner_layer
 from sat_tf.qat.network import Network, Node
 from sat_tf.qat.operation_layers import ConstantSum
+from sat_tf.qat.quantizers import ImageQuantizer
 from sat_tf.qat.registry import Role
+from sat_tf.qat.seen_values import RANGE_FIX, misfit
 from sat_tf.qat.wrapper import QuantizedLayer
 
 
@@ -42,6 +44,7 @@ def find_problems(network: Network, *, float_head: bool) -> list[str]:
     for node in network:
         name = call_name(node)
         problems += [f"{name}: {problem}." for problem in _layer_problems(network, node)]
+        problems += _misfits(node)
         if node.name != node.layer.name:  # another call of the same layer
             continue
         problems += _non_finite(node)
@@ -70,6 +73,16 @@ def find_problems(network: Network, *, float_head: bool) -> list[str]:
             "expected one that does; export it with float_head=False."
         )
     return problems
+
+
+def _misfits(node: Node) -> Iterator[str]:
+    """Why an input cannot have been fed what the file will get."""
+    quantizer = queries.output_quantizer(node)
+    if isinstance(quantizer, ImageQuantizer):
+        seen = quantizer.seen(node.layer.output_variables)
+        problem = misfit(seen, quantizer.range) if seen else None
+        if problem:
+            yield f"{node.inputs[0]}: received a model that was fed {problem}; {RANGE_FIX}."
 
 
 def _model_problem(network: Network) -> str | None:

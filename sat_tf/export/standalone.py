@@ -191,7 +191,7 @@ def _drawn_again(recorded: Certificate, graph: Graph) -> np.ndarray:
             f"images: received none, expected the {recorded.num_images} that the certificate was "
             f"made with ({recorded.images_from.description}); name them."
         )
-    return random_images(graph.image_shape, recorded.num_images, seed)
+    return random_images(graph.images[0].shape, recorded.num_images, seed)
 
 
 def read_subject(path: pathlib.Path) -> Subject:
@@ -229,7 +229,7 @@ def checked_inputs(
     """
     graph.expect_one_of_each(caller)
     images, found = as_array("images", images)
-    problems = found or image_problems(images, graph.image_shape)
+    problems = found or image_problems(images, graph.images[0].shape)
     if labels is not None:
         labels, found = as_array("labels", labels)
         classes = int(np.prod(graph.tensors[graph.output].shape))

@@ -12,11 +12,6 @@ from sat_tf.qat.wrapper import QuantizedLayer
 _SMALLEST_RANGE, _LARGEST_RANGE = 1e-24, 1e24
 
 
-def image_codes(step: float) -> Codes:
-    """Pixels 0..255 stored as pixel - 128."""
-    return Codes(np.float32(step), zero_point=-128)
-
-
 def unsigned_codes(highest: float, num_bits: int) -> Codes:
     """Codes 0..a, a = 2^b - 1, for real values 0..highest.
 

@@ -91,7 +91,7 @@ class SimulatorTask(Task):
         """Nothing to load."""
         self._graph.expect_one_of_each("evaluate")
         outputs = int(np.prod(self._graph.tensors[self._graph.output].shape))
-        return Interface(self._graph.image_shape, np.dtype(np.uint8), outputs)
+        return Interface(self._graph.images[0].shape, np.dtype(np.uint8), outputs)
 
     def run(self, images: np.ndarray) -> np.ndarray:
         """Simulates it."""

@@ -5,6 +5,8 @@ import enum
 
 import numpy as np
 
+from sat_tf.qat.input_ranges import InputRange
+
 
 class Activation(enum.Enum):
     """The fused activation that makes a kernel clip where the quantizer does."""
@@ -79,9 +81,24 @@ class Image:
     Attributes:
         name: its name in the file.
         shape: rows, columns and channels, or whatever shape the model's input has.
-        step: real value of one unit of a pixel.
+        step: what a pixel more is worth to the first kernels.
+        zero_point: the pixel that is 0 to them.
+        range: what the Keras model is fed; None where only the file is known.
     """
 
     name: str
     shape: tuple[int, ...]
     step: np.float32
+    zero_point: int = 0
+    range: InputRange | None = None
+
+    def fed(self, pixels: np.ndarray) -> np.ndarray:
+        """What the Keras model is fed for these pixels, in float32."""
+        if self.range is None:
+            raise TypeError(f"{self.name}: received the graph of a file, expected one of a model.")
+        return self.range.fed(pixels)
+
+    @property
+    def codes(self) -> Codes:
+        """The pixels as int8: pixel - 128."""
+        return Codes(self.step, self.zero_point - 128)

@@ -34,12 +34,14 @@ from sat_tf.export.pairs import PairKind
 from sat_tf.export.refusals import find_problems
 from sat_tf.messages import list_problems
 from sat_tf.qat import functions, registry
+from sat_tf.qat.input_ranges import PIXELS, InputRange
 from sat_tf.qat.layout import call_name, in_inference, inner_layer
 from sat_tf.qat.network import Network, Node
 from sat_tf.qat.operation_layers import ChannelMean, ConstantSum
 from sat_tf.qat.preprocessing import is_plain_factor, slope_and_offset
 from sat_tf.qat.quantizers import RangeObserver
 from sat_tf.qat.registry import Role
+from sat_tf.qat.seen_values import pixel_doubt
 
 
 def trace(
@@ -96,8 +98,10 @@ class _Tracer:
         self.builder = GraphBuilder([call_name(node) for node in network])
         self.forms: dict[str, Form] = {}
         self.warnings: list[str] = []
-        # The step of each image, and the tensors of codes that are images, with the image.
-        self.image_steps = dict.fromkeys(network.inputs, np.float32(1.0))
+        # The images, and the tensors of codes that are images, with the image.
+        self.images = {
+            name: _image_of(name, _shape(network[name]), PIXELS) for name in network.inputs
+        }
         self.pixels: dict[str, str] = {}
 
     def trace(self) -> Graph:
@@ -117,19 +121,13 @@ class _Tracer:
                 self.forms[node.name] = TensorForm(self.builder.softmax(tensor))
         outputs = [self.builder.dequantized(self._tensor(name)) for name in self.network.outputs]
         self.builder.drop_unread_images()
-        image, *images = (
-            ir.Image(name, _shape(self.network[name]), step)
-            for name, step in self.image_steps.items()
-        )
         operations = self.builder.operations
         self.warnings += [*notes.float_functions(operations), *notes.one_image_only(operations)]
         return Graph(
             name=self.network.name,
             tensors=self.builder.tensors,
             operations=tuple(self.builder.operations),
-            image_shape=image.shape,
-            image_step=image.step,
-            image=image.name,
+            images=tuple(self.images.values()),
             output=outputs[0],
             warnings=tuple(self.warnings),
             layer_outputs={
@@ -139,7 +137,6 @@ class _Tracer:
                 and name not in self.network.inputs
                 and form.source in self.builder.tensors
             },
-            more_images=tuple(images),
             more_outputs=tuple(outputs[1:]),
         )
 
@@ -172,12 +169,17 @@ class _Tracer:
     def _image(self, node: Node) -> Form:
         quantizer = node.layer.quantize_config.output
         (image,) = node.inputs
-        self.image_steps[image] = np.float32(quantizer.image_max / 255.0)
+        shape = _shape(self.network[image])
+        self.images[image] = _image_of(image, shape, quantizer.range)
+        seen = quantizer.seen(node.layer.output_variables)
+        doubt = pixel_doubt(seen, quantizer.range, shape) if seen else None
+        if doubt:
+            self.warnings.append(f"{image}: {doubt}")
         return self._pixels(image, node, 1.0)
 
     def _pixels(self, image: str, node: Node, factor: float) -> Form:
         """The codes of an image, whose real values are multiplied by a factor."""
-        codes = storage.image_codes(float(self.image_steps[image]))
+        codes = self.images[image].codes
         shift = ir.ShiftImage((image,), call_name(node))
         tensor = self.builder.add(shift, _shape(node), dataclasses.replace(codes, unit=factor))
         self.pixels[tensor] = image
@@ -187,7 +189,7 @@ class _Tracer:
         """The pixels themselves, for a model that quantizes no activations."""
         shape = _shape(self.network[name])
         shift = ir.ShiftImage((name,), self.builder.between(f"{name}_pixels"))
-        codes = self.builder.add(shift, shape, storage.image_codes(1.0))
+        codes = self.builder.add(shift, shape, self.images[name].codes)
         return TensorForm(self.builder.dequantized(codes))
 
     def _island(self, node: Node) -> Form:
@@ -378,6 +380,11 @@ class _Tracer:
         low, high = codes.real_range
         shape = _shape(self.network[node_name])
         return self.builder.materialize(form, storage.range_codes(low, high), made, shape)
+
+
+def _image_of(name: str, shape: tuple[int, ...], found: InputRange) -> ir.Image:
+    """The input with the grid of a range."""
+    return ir.Image(name, shape, np.float32(found.grid.step), found.grid.zero_point, found)
 
 
 def _shape(node: Node) -> tuple[int, ...]:

@@ -48,10 +48,7 @@ class TrainedModel:
         """
         # Layer by layer: TFMOT leaves layers in two models, so that Keras cannot make a third.
         given = zip(self._network.inputs, arrays_of(images), self._graph.images, strict=True)
-        made = {
-            name: tf.constant(pixels.astype(np.float32) * image.step)
-            for name, pixels, image in given
-        }
+        made = {name: tf.constant(image.fed(pixels)) for name, pixels, image in given}
         for node in self._network:
             if node.name not in made:
                 inputs = [made[name] for name in node.inputs]

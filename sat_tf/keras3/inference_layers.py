@@ -88,6 +88,56 @@ class QuantizedActivation(keras3.layers.Layer):
 
 
 @_register
+class PixelGrid(keras3.layers.Layer):
+    """What the model is fed, x, as the first layers read it: (x - shift) / ratio, in float32.
+
+    Args:
+        channels: how many numbers `shift` and `ratio` are; 1 is one for all channels.
+        reverses: the channels are then put in reverse.
+        **options: options of any Keras layer.
+
+    Attributes:
+        shift: float32, a weight that is not trained.
+        ratio: likewise.
+    """
+
+    def __init__(self, channels: int, reverses: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self.channels, self.reverses = int(channels), bool(reverses)
+        # Weights and not settings, as the step of `QuantizedActivation`.
+        self.shift, self.ratio = (
+            self.add_weight(
+                name=name,
+                shape=(self.channels,),
+                dtype="float32",
+                initializer=start,
+                trainable=False,
+                autocast=False,
+            )
+            for name, start in (("shift", "zeros"), ("ratio", "ones"))
+        )
+
+    def build(self, input_shape: Any) -> None:
+        """Has nothing left to make."""
+        del input_shape
+        self.built = True
+
+    def call(self, inputs: Any) -> Any:
+        """The values of `inputs` on the grid, in their type."""
+        shift, ratio = (ops.convert_to_tensor(value) for value in (self.shift, self.ratio))
+        values = (ops.cast(inputs, "float32") - shift) / ratio
+        return ops.cast(ops.flip(values, axis=-1) if self.reverses else values, inputs.dtype)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """That of the input."""
+        return input_shape
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "channels": self.channels, "reverses": self.reverses}
+
+
+@_register
 class FusedBatchNormalization(keras3.layers.BatchNormalization):
     """BatchNormalization of images as tf_keras computes it: by TensorFlow's fused kernel.
 

@@ -14,6 +14,7 @@ from sat_tf.keras3.calls import LayerCall
 from sat_tf.keras3.inference_layers import QuantizedActivation
 from sat_tf.keras3.pieces import run
 from sat_tf.keras3.proof import TOLERANCE, UNKNOWN_SIZE, difference
+from sat_tf.qat.input_ranges import PIXELS
 from sat_tf.qat.quantizers import ImageQuantizer
 
 _IMAGES = 4
@@ -134,17 +135,16 @@ def _for_keras3(values: Any) -> Any:
 
 def _pixels(calls: list[LayerCall]) -> Iterator[np.ndarray]:
     draws = np.random.default_rng(_SEED)
-    configs = [getattr(call.layer, "quantize_config", None) for call in calls]
-    maxima = [
-        config.output.image_max
-        for config in configs
-        if config is not None and isinstance(config.output, ImageQuantizer)
-    ]
-    step = np.float32(maxima[0] if maxima else 255.0) / np.float32(255.0)
+    ranges = {}
+    for call in calls:
+        config = getattr(call.layer, "quantize_config", None)
+        if config is not None and isinstance(config.output, ImageQuantizer):
+            ranges[id(call.node.keras_inputs[0])] = config.output.range
     for call in calls:
         if not isinstance(call.layer, keras.layers.InputLayer):
             continue
         batch, *rest = call.outputs[0].shape
         shape = (batch or _IMAGES, *(UNKNOWN_SIZE if size is None else size for size in rest))
         dtype = call.outputs[0].dtype.as_numpy_dtype
-        yield (draws.integers(0, 256, shape) * step).astype(dtype)
+        found = ranges.get(id(call.outputs[0]), PIXELS)
+        yield found.fed(draws.integers(0, 256, shape)).astype(dtype)

@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.keras3 import inference_table
-from sat_tf.keras3.inference_layers import QuantizedActivation
+from sat_tf.keras3.inference_layers import PixelGrid, QuantizedActivation
 from sat_tf.keras3.inference_operations import Operation
 from sat_tf.qat import code_range, registry
 from sat_tf.qat.call_template import template_of
@@ -100,6 +100,8 @@ def _is_gone(layer: QuantizedLayer) -> bool:
 
 def _quantizer(layer: QuantizedLayer, names: Names) -> list[Callable[..., Any]]:
     quantizer = layer.quantize_config.output
+    if isinstance(quantizer, ImageQuantizer):
+        return _pixel_grid(layer, quantizer, names)
     if quantizer is None or not code_range.has_codes(quantizer):
         return []
     codes = code_range.code_range(quantizer, layer.output_variables.get("clipping_level"))
@@ -113,6 +115,24 @@ def _quantizer(layer: QuantizedLayer, names: Names) -> list[Callable[..., Any]]:
         trainable=False,
     )
     made.step.assign(codes.step)
+    return [made]
+
+
+def _pixel_grid(
+    layer: QuantizedLayer, quantizer: ImageQuantizer, names: Names
+) -> list[Callable[..., Any]]:
+    change = quantizer.range.change
+    if change.is_none:
+        return []
+    made = PixelGrid(
+        change.shift.size,
+        change.reverses,
+        name=names.give(layer.name),
+        dtype=_policy(layer.layer),
+        trainable=False,
+    )
+    made.shift.assign(change.shift)
+    made.ratio.assign(change.ratio)
     return [made]
 
 

@@ -13,7 +13,7 @@ from sat_tf.training.config_file import parse_config
 from sat_tf.training.run_folder import FLOAT_MODEL
 
 # What a policy says that matters where nothing is rounded or clipped.
-_FLOAT_FIELDS = ("rescale", "weight_range", "detach_max", "input_max", "unsupported")
+_FLOAT_FIELDS = ("rescale", "weight_range", "detach_max", "input_range", "unsupported")
 # What two runs with the same outcome may differ in.
 _NO_MATTER: dict[str, Any] = {
     "name": True,

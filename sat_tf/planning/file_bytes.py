@@ -53,7 +53,7 @@ def header_bytes(graph: ir.Graph | None) -> int:
     """What a file has that is no operator's."""
     if graph is None:
         return 0
-    ends = len(graph.more_images) + len(graph.more_outputs)
+    ends = len(graph.images) - 1 + len(graph.more_outputs)
     return _HEADER + ends * _END + 4 * sum(len(image.name) for image in graph.images)
 
 

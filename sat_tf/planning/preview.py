@@ -18,7 +18,7 @@ from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.decisions import Insertion, Placement
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.network import Network, Node
-from sat_tf.qat.quantizers import DorefaQuantizer, ImageQuantizer
+from sat_tf.qat.quantizers import DorefaQuantizer, ImageQuantizer, RangeObserver
 from sat_tf.qat.wrapper import QuantizedLayer
 
 _APART = 2.0**-12
@@ -121,7 +121,7 @@ def _build(layer: QuantizedLayer, shape: Any, index: int) -> None:
     apart = 1.0 + index * _APART
     layer.build(shape)
     variables = layer.output_variables
-    if "observations" in variables:
+    if isinstance(layer.quantize_config.output, RangeObserver):
         # As after a calibration, without which no model is exported.
         for name, value in (("lowest", -1.0), ("highest", 1.0), ("observations", 1.0)):
             variables[name].assign(value * apart)

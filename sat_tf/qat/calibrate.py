@@ -10,7 +10,7 @@ import tf_keras as keras
 
 from sat_tf.qat import functions, registry
 from sat_tf.qat.best_levels import Function, Sample, itself
-from sat_tf.qat.calibration_images import Images, check_pixels, gather, in_batches
+from sat_tf.qat.calibration_images import Images, gather, in_batches, observe_pixels
 from sat_tf.qat.float_weights import float_weights
 from sat_tf.qat.layout import in_inference, inner_layer, quantized_network
 from sat_tf.qat.network import Network, Node
@@ -67,12 +67,13 @@ def calibrate(
 
     Raises:
         ValueError: the model is not quantized by sat-tf, the images do not fit its input or are
-            not finite, or an activation is NaN or infinite.
+            not finite, or of another range than the model's `input_range`, or an activation is NaN
+            or infinite. The model has not changed then.
     """
     network = quantized_network(model, when="first")
     images = gather(dataset, num_images, network)
-    check_pixels(images, network)
     batches = in_batches(images)
+    observe_pixels(images, network, len(batches))
     norms = _norms(network) if batch_normalization else []
     if clipping_levels and norms:
         _fit_both(network, batches, norms)

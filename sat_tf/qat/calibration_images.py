@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sat_tf.messages import list_problems
 from sat_tf.qat.network import Network
 from sat_tf.qat.quantizers import ImageQuantizer
-from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.qat.seen_values import RANGE_FIX, SeenValues, misfit, pixel_doubt
 
 _BATCH_SIZE = 64
 _FEW_IMAGES = 32
@@ -101,25 +102,36 @@ def _checked_batch(element: Any, network: Network) -> Images:
     return tuple(arrays)
 
 
-def check_pixels(several: Images, network: Network) -> None:
-    """Warns of images whose values are not those of the pixels that an exported model reads."""
+def observe_pixels(several: Images, network: Network, batches: int) -> None:
+    """Checks that images have the values that the model is for, and lets it remember them.
+
+    Args:
+        several: the images.
+        network: a model quantized by sat-tf, or a float one, for which nothing is done.
+        batches: how many the images make.
+
+    Raises:
+        ValueError: they, or those of the training before, certainly have other values; lists every
+            input. Nothing has changed then.
+    """
+    found, problems = [], []
     for node in network:
-        if isinstance(node.layer, QuantizedLayer):
-            quantizer = node.layer.quantize_config.output
-            if isinstance(quantizer, ImageQuantizer):
-                images = several[network.inputs.index(node.inputs[0])]
-                highest, lowest = float(np.max(images)), float(np.min(images))
-                step = quantizer.image_max / 255.0
-                off_grid = np.abs(images / step - np.round(images / step)).max() > 1e-3
-                if lowest < 0 or highest > quantizer.image_max * 1.001 or highest <= 4 * step:
-                    problem = f"span {lowest:g} to {highest:g}"
-                elif off_grid:
-                    problem = "lie between the values a uint8 pixel can have"
-                else:
-                    continue
-                warnings.warn(
-                    f"calibrate: the images {problem}, but the policy's input_max says that pixels "
-                    f"0 to 255 stand for 0 to {quantizer.image_max:g}; an exported model reads "
-                    "uint8 images that way. Set BitPolicy(input_max=1.0) for images / 255.",
-                    stacklevel=3,
-                )
+        quantizer = getattr(getattr(node.layer, "quantize_config", None), "output", None)
+        if not isinstance(quantizer, ImageQuantizer):
+            continue
+        (name,) = node.inputs
+        seen = SeenValues.of(several[network.inputs.index(name)], quantizer.range)
+        trained_on = quantizer.seen(node.layer.output_variables)
+        for when, one in (("", seen), ("the training before on ", trained_on)):
+            problem = misfit(one, quantizer.range) if one else None
+            if problem:
+                problems.append(f"{name}: received {when}{problem}; {RANGE_FIX}.")
+        found.append((name, node.layer, seen))
+    if problems:
+        raise ValueError(list_problems("calibrate", problems))
+    for name, layer, seen in found:
+        quantizer = layer.quantize_config.output
+        doubt = pixel_doubt(seen, quantizer.range, network[name].shape)
+        if doubt:
+            warnings.warn(f"calibrate: {name}: {doubt}.", stacklevel=3)
+        quantizer.remember(seen, layer.output_variables, batches)

@@ -12,6 +12,8 @@ from sat_tf.qat import latent, registry
 from sat_tf.qat.assembly import assemble
 from sat_tf.qat.decisions import Placement
 from sat_tf.qat.flatten import copied_weights, flattened
+from sat_tf.qat.input_folding import apply_fold, find_folds
+from sat_tf.qat.input_ranges import Change
 from sat_tf.qat.network import Network, Node
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy, fitting_grid
@@ -50,7 +52,12 @@ class SatLayoutTransform(tfmot.quantization.keras.QuantizeLayoutTransform):
 
 
 def quantized_model(
-    model: keras.Model, annotations: Mapping[str, Any], policy: BitPolicy, *, keep_function: bool
+    model: keras.Model,
+    annotations: Mapping[str, Any],
+    policy: BitPolicy,
+    *,
+    keep_function: bool,
+    reads: Mapping[str, Change] | None = None,
 ) -> keras.Model:
     """Builds the quantized model from a float one; the layers of the float one are not reused.
 
@@ -63,6 +70,8 @@ def quantized_model(
         policy: what the annotations leave open.
         keep_function: give the latent weights and gains that keep the function; the policy is one
             of latent_start="keep_function" then.
+        reads: for each input, what leads from what the first layers read to what the model is
+            fed; None where these are the same.
 
     Raises:
         ValueError: the model cannot be quantized; lists every problem.
@@ -81,12 +90,28 @@ def quantized_model(
     for node in network:
         if node.layer.weights:
             copied_weights(node.layer, inner_layer(layers[node.layer.name]))
+    folds, problems = find_folds(network, _changes(network, policy, reads))
+    if problems:
+        raise ValueError(list_problems(f"model {model.name!r}", problems))
+    for fold in folds:
+        norms = [inner_layer(layers[name]) for name in fold.norms]
+        apply_fold(fold, inner_layer(layers[fold.layer]), norms)
     if keep_function:
         for name, config in placement.configs.items():
             # Once for all calls of a layer.
             if config.weights is not None and name == network[name].layer.name:
                 _keep_function(layers[name], config.weights)
     return built
+
+
+def _changes(
+    network: Network, policy: BitPolicy, reads: Mapping[str, Change] | None
+) -> dict[str, Change]:
+    """For each input, what leads from what the first layers will read to what they read now."""
+    changes = {name: policy.range_of(name).change for name in network.inputs}
+    if reads is None:
+        return changes
+    return {name: change.after(reads[name]) for name, change in changes.items()}
 
 
 def quantized_network(model: keras.Model, *, when: str) -> Network:

@@ -1,8 +1,11 @@
 """What values a tensor can have that is the image itself, moved or preprocessed."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from sat_tf.qat import registry
+from sat_tf.qat.input_ranges import Grid
 from sat_tf.qat.network import Network
 from sat_tf.qat.preprocessing import is_plain_factor, slope_and_offset
 from sat_tf.qat.registry import Role
@@ -13,15 +16,17 @@ class PixelRanges:
 
     Args:
         network: the float model.
-        input_max: real value of a pixel of 255.
+        grids: the pixels of each input, as the first layers read them.
     """
 
-    def __init__(self, network: Network, input_max: float) -> None:
+    def __init__(self, network: Network, grids: Mapping[str, Grid]) -> None:
         self._ranges: dict[str, tuple[float, float]] = {}
         self._counts: set[str] = set()
         for node in network:
             if node.name in network.inputs:
-                self._ranges[node.name] = 0.0, input_max
+                grid = grids[node.name]
+                ends = [grid.step * (end - grid.zero_point) for end in (0, 255)]
+                self._ranges[node.name] = ends[0], ends[1]
                 self._counts.add(node.name)
                 continue
             alone = len(node.inputs) == 1 and self.reads(node.inputs[0])
@@ -42,7 +47,7 @@ class PixelRanges:
         return name in self._ranges
 
     def are_counts(self, name: str) -> bool:
-        """Whether a tensor is a positive number times the integers of the image, without offset."""
+        """Whether a tensor is a positive number times the integers of the image."""
         return name in self._counts
 
     def __getitem__(self, name: str) -> tuple[float, float]:

@@ -30,6 +30,7 @@ from sat_tf.qat import functions, registry
 from sat_tf.qat.configs import LayerConfig, PlacedConfig
 from sat_tf.qat.decisions import Demand, Insertion, Placement, PlacementError, Reasons
 from sat_tf.qat.function_quantizers import OffsetQuantizer, function_quantizer
+from sat_tf.qat.input_folding import range_problems
 from sat_tf.qat.network import Network, Node
 from sat_tf.qat.pixel_ranges import PixelRanges
 from sat_tf.qat.policy import BitPolicy
@@ -80,7 +81,9 @@ class _Placer:
         self.policies = {node.name: self._policy_at(node) for node in network}
         self.unsupported = False
         self.streams: set[str] = set()
-        self.pixels = PixelRanges(self.network, policy.input_max)
+        self.inputs = {name: policy.range_of(name) for name in self.network.inputs}
+        grids = {name: found.grid for name, found in self.inputs.items()}
+        self.pixels = PixelRanges(self.network, grids)
         self.roles = {node.name: self._role(node) for node in network}
         self.ranges = ValueRanges(self.network, self.roles, self.pixels)
         self._tell_functions_apart()
@@ -201,6 +204,7 @@ class _Placer:
             f"overrides[{pattern!r}] matches no layer; the layers are {', '.join(named)}."
             for pattern in self.policy.unmatched_overrides(named)
         ]
+        self.problems += range_problems(self.network, self.policy)
         for node in self.network:
             if self._ends_in_softmax(node) and any(
                 demand.kind != "output" for demand in self._demands(node.name)
@@ -337,12 +341,9 @@ class _Placer:
         return isinstance(node.layer, keras.layers.AveragePooling2D)
 
     def _insertions(self, outputs: dict[str, SatQuantizer | None]) -> Iterator[Insertion]:
-        plain_pixels = self.policy.input_max == 255.0  # what a model without a mark reads
-        if plain_pixels and not self.quantizes_activations:
-            return
         for name in self.network.inputs:
             readers = frozenset(node.name for node in self.whole.consumers(name))
-            quantizer = ImageQuantizer(image_max=self.policy.input_max)
+            quantizer = ImageQuantizer.of_range(self.inputs[name])
             image = PlacedConfig(output=quantizer, inserted=True)
             yield Insertion(f"{name}_image", name, readers, image)
         if not self.quantizes_activations:

@@ -11,6 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from sat_tf.messages import did_you_mean, list_problems, warn
+from sat_tf.qat.input_ranges import InputRange, plain_range, range_of, range_problem
+
+# What a model is fed where nobody says so. Known by its identity, so that `requantize` can tell a
+# policy that leaves a model its range from one that gives it another.
+_PIXELS = (0.0, 255.0)
+# The old name of input_range=(0, input_max).
+OLD_INPUT_RANGE = "input_max"
 
 GRID_NAMES = ("auto", "dorefa", "narrow", "rounded", "modified")
 
@@ -56,6 +63,19 @@ class _Field:
     accepts: Callable[[Any], bool]
     expected: str
     per_layer: bool = False
+
+    def find_problem(self, value: Any) -> str | None:
+        """What is wrong with a value; None where it is accepted."""
+        return None if self.accepts(value) else f"expected {self.expected}."
+
+
+@dataclasses.dataclass(frozen=True)
+class _RangeField(_Field):
+    """A field whose values are wrong in ways of their own."""
+
+    def find_problem(self, value: Any) -> str | None:
+        problem = range_problem(value)
+        return problem and f"{problem}."
 
 
 def plain_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,7 +134,7 @@ _FIELDS: dict[str, _Field] = {
     ),
     "initial_clipping_level": _Field(_is_positive, "a positive number", per_layer=True),
     "initial_classifier_clipping_level": _Field(_is_positive, "a positive number"),
-    "input_max": _Field(_is_positive, "a positive number: the real value of a pixel of 255"),
+    "input_range": _RangeField(lambda value: range_problem(value) is None, "a range"),
     "latent_start": _one_of("keep_function", "as_is", per_layer=False),
     "unsupported": _one_of("error", "float", per_layer=False),
 }
@@ -135,11 +155,11 @@ def _field_problems(values: Mapping[str, Any]) -> list[str]:
         if field is None:
             known = (*_FIELDS, "overrides")
             problems.append(f"{name} is not a field. {did_you_mean(name, known)}")
-        elif not field.accepts(value):
+        elif problem := field.find_problem(value):
             hint = ""
             if isinstance(value, str) and (near := difflib.get_close_matches(value, _names(name))):
                 hint = f" Did you mean {near[0]}?"
-            problems.append(f"{name}={value!r}: expected {field.expected}.{hint}")
+            problems.append(f"{name}={value!r}: {problem}{hint}")
     return problems
 
 
@@ -223,6 +243,7 @@ def _naming_all_problems(policy: type[_Policy]) -> type[_Policy]:
 
     @functools.wraps(make)
     def checked(self: Any, *unnamed: Any, **fields: Any) -> None:
+        fields = _in_one_spelling(fields)
         if unnamed or not fields.keys() <= {*_FIELDS, "overrides"}:
             problems = [
                 f"{value!r}: received a value without a name, expected fields by their names; "
@@ -279,7 +300,12 @@ class BitPolicy:
             calibrated ones from jumping about at high learning rates.
         initial_clipping_level: where clipping levels start; a rectifier's own max_value caps it.
         initial_classifier_clipping_level: the same for what enters the last linear layer.
-        input_max: real value of a pixel of 255; 255.0 for raw uint8 images, 1.0 for pixels / 255.
+        input_range: what the model is fed: (low, high), the real values of the pixels 0 and 255,
+            such as (0, 1) for x / 255 and (-1, 1) for x / 127.5 - 1, each a number or one for each
+            channel; or the name of a preprocessing of `keras.applications`, "tf", "torch" or
+            "caffe", for which the file takes RGB pictures. {"input name": range} gives each input
+            its own; those not named get pixels as they are, (0, 255). input_max=1.0 is an older
+            spelling of input_range=(0, 1).
         latent_start: "keep_function" gives a float model latent weights that keep its function;
             "as_is" keeps its weights and lets the clamp bend them, for training from scratch.
         unsupported: "error" refuses a model with layers sat-tf cannot quantize, "float" leaves
@@ -305,7 +331,7 @@ class BitPolicy:
     clipping_level_rate: float = 1.0
     initial_clipping_level: float = 8.0
     initial_classifier_clipping_level: float = 10.0
-    input_max: float = 255.0
+    input_range: Any = _PIXELS
     latent_start: str = "keep_function"
     unsupported: str = "error"
     overrides: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
@@ -316,6 +342,10 @@ class BitPolicy:
         problems = _problems_of({**self._plain_fields(), "overrides": self.overrides})
         if problems:
             raise ValueError(list_problems("BitPolicy", problems))
+        if self.states_input_range:
+            plain = plain_range(self.input_range)
+            plain = _Frozen(plain) if isinstance(plain, dict) else plain
+            object.__setattr__(self, "input_range", plain)
         frozen = _Frozen(
             {pattern: _Frozen(plain_numbers(fields)) for pattern, fields in self.overrides.items()}
         )
@@ -410,6 +440,17 @@ class BitPolicy:
             "first_last_weight_bits": None,
         }
 
+    @property
+    def states_input_range(self) -> bool:
+        """Whether `input_range` was given, and not left as it is."""
+        return self.input_range is not _PIXELS
+
+    def range_of(self, input_name: str) -> InputRange:
+        """What one of the model's inputs is fed."""
+        if isinstance(self.input_range, Mapping):
+            return range_of(self.input_range.get(input_name, _PIXELS))
+        return range_of(self.input_range)
+
     def unmatched_overrides(self, layer_names: Iterable[str]) -> list[str]:
         """The override patterns that match none of these layer names."""
         names = list(layer_names)
@@ -418,7 +459,8 @@ class BitPolicy:
     def to_dict(self) -> dict[str, Any]:
         """The policy as plain values, for YAML and JSON; `BitPolicy(**d)` reads it back."""
         overrides = {pattern: dict(fields) for pattern, fields in self.overrides.items()}
-        return {**self._plain_fields(), "overrides": overrides}
+        fields = {**self._plain_fields(), "input_range": _listed(self.input_range)}
+        return {**fields, "overrides": overrides}
 
     def _plain_fields(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _FIELDS}
@@ -434,6 +476,36 @@ def expect_policy(policy: Any) -> BitPolicy:
     raise ValueError(
         f"policy={policy!r}: received {type(policy).__name__}, expected a sat_tf.BitPolicy; {fix}."
     )
+
+
+def _in_one_spelling(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The same fields with `input_range` for `input_max`."""
+    fields = dict(fields)
+    if OLD_INPUT_RANGE not in fields:
+        return fields
+    highest = fields.pop(OLD_INPUT_RANGE)
+    given = fields.get("input_range", _PIXELS)
+    problem = None
+    if not _is_positive(plain_numbers({"": highest})[""]):
+        problem = f"input_max={highest!r}: expected a positive number, that of a pixel of 255."
+    elif given is not _PIXELS and (
+        range_problem(given) or plain_range(given) != plain_range((0.0, highest))
+    ):
+        problem = (
+            f"input_max={highest!r}: received input_range={given!r} as well, expected one of them; "
+            "leave input_max out."
+        )
+    if problem:
+        problems = [problem, *_problems_of(fields)]
+        raise ValueError(list_problems("BitPolicy", problems))
+    return {**fields, "input_range": (0.0, highest)}
+
+
+def _listed(value: Any) -> Any:
+    """Tuples as lists and mappings as dictionaries, as YAML and JSON have them."""
+    if isinstance(value, Mapping):
+        return {name: _listed(one) for name, one in value.items()}
+    return [_listed(one) for one in value] if isinstance(value, tuple) else value
 
 
 def _problems_of(fields: Mapping[str, Any]) -> list[str]:

@@ -1,21 +1,34 @@
 """TFMOT quantizers: they hold settings and make variables; the arithmetic is in `sat_tf.core`."""
 
 import abc
-import functools
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
 from sat_tf.core import dorefa, pact, rescale
+from sat_tf.core.compiler import compiles_with_xla
 from sat_tf.qat.constraints import AtLeast
+from sat_tf.qat.input_ranges import InputRange
+from sat_tf.qat.seen_values import SeenValues, misfit
 
 _register = keras.utils.register_keras_serializable(package="sat_tf")
 
 SMALLEST_CLIPPING_LEVEL = 1e-3
 # Among the variables a quantizer is called with, where its layer has a floor under its bits.
 BIT_FLOOR = "bit_floor"
+# The variable of observers that counts batches; 0 means never observed.
+COUNT = "observations"
+
+_IMAGE_MOMENTUM = 0.99
+# Whether values are pixels is told from so many images of a batch.
+_FEW_IMAGES = 4
+# When values of another range are warned of: a first batch may be all black.
+_WARNING_BATCHES = (0.0, 15.0)
 
 
 class SatQuantizer(tfmot.quantization.keras.quantizers.Quantizer):
@@ -264,27 +277,122 @@ class StreamQuantizer(ClippingQuantizer):
 
 @_register
 class ImageQuantizer(SatQuantizer):
-    """Marks the image: uint8 pixels n = 0..255 whose real value is n · image_max / 255.
+    """Marks the image: uint8 pixels, whose real values are those of an `InputRange`.
 
-    It has no variable and changes nothing, because such an image is on its grid already.
+    Forward: what the model is fed, x, on the grid of the file, p = (x - shift) / ratio, with its
+    channels in the order of the picture; see `sat_tf.qat.input_ranges`. A pixel is on that grid
+    already, so that nothing is rounded, and where a pixel stands for real 0, p is x.
+
+    In training it remembers what it is fed: `lowest` and `highest`, a number or one for each
+    channel that has a range of its own, and `off_grid`, the largest distance from a pixel's value
+    in pixels, are moving averages over batches as those of `RangeObserver`. Values that are
+    certainly of another range (`seen_values.misfit`) are warned of, in the first batch and some
+    later ones; what XLA compiles cannot warn.
 
     Args:
-        image_max: real value of a pixel of 255.
+        low: real value of a pixel of 0; a number, or one for each channel.
+        high: real value of a pixel of 255, likewise.
+        reversed_channels: the model is fed the channels in reverse.
+        observes: remember what it is fed.
+        image_max: an older spelling of low=0, high=image_max, observes=False, in saved models.
     """
 
-    def __init__(self, *, image_max: float = 255.0) -> None:
-        self.image_max = image_max
+    def __init__(
+        self,
+        *,
+        low: float | Sequence[float] = 0.0,
+        high: float | Sequence[float] = 255.0,
+        reversed_channels: bool = False,
+        observes: bool = True,
+        image_max: float | None = None,
+    ) -> None:
+        if image_max is not None:
+            low, high, observes = 0.0, image_max, False
+        self.range = InputRange(_as_floats(low), _as_floats(high), reversed_channels)
+        self.observes = observes
+
+    @classmethod
+    def of_range(cls, found: InputRange) -> "ImageQuantizer":
+        """The quantizer of images with this range."""
+        return cls(low=found.low, high=found.high, reversed_channels=found.reversed_channels)
 
     def __call__(
         self, inputs: tf.Tensor, training: Any, weights: dict[str, Any], **kwargs: Any
     ) -> tf.Tensor:
-        """Returns `inputs`."""
-        del training, weights, kwargs
-        return inputs
+        """What the model is fed as the file has it, in the type of `inputs`."""
+        del kwargs
+        if COUNT in weights:
+            _when_training(training, lambda: self.observe(inputs, weights))
+        change = self.range.change
+        if change.is_none:
+            return inputs
+        values = tf.cast(inputs, tf.float32)
+        if np.any(change.shift):
+            values -= change.shift.astype(np.float32)
+        if np.any(change.ratio != 1.0):
+            values /= change.ratio.astype(np.float32)
+        if change.reverses:
+            values = tf.reverse(values, axis=[-1])
+        return tf.cast(values, inputs.dtype) if inputs.dtype.is_floating else values
+
+    def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
+        """Makes the variables `lowest`, `highest`, `off_grid` and `observations`."""
+        del tensor_shape, name
+        if not self.observes:
+            return {}
+        shape = () if self.range.channels is None else (self.range.channels,)
+        ends = {name: _add_observed(layer, name, shape) for name in ("lowest", "highest")}
+        return {**ends, **{name: _add_observed(layer, name) for name in ("off_grid", COUNT)}}
+
+    def observe(self, inputs: tf.Tensor, weights: dict[str, Any]) -> tf.Tensor:
+        """Takes one batch into what is remembered; returns how many there were before."""
+        values = tf.cast(tf.stop_gradient(inputs), tf.float32)
+        axes = list(range(values.shape.rank - 1)) if self.range.channels else None
+        steps, low = (tf.constant(v, tf.float32) for v in (self.range.steps, self.range.low))
+        pixels = (values[:_FEW_IMAGES] - low) / steps
+        batch = {
+            "lowest": tf.reduce_min(values, axis=axes),
+            "highest": tf.reduce_max(values, axis=axes),
+            "off_grid": tf.reduce_max(tf.abs(pixels - tf.round(pixels))),
+        }
+        seen = _move_averages(weights, batch, _IMAGE_MOMENTUM)
+        if not compiles_with_xla():
+            arguments = [batch[name] for name in ("lowest", "highest", "off_grid")]
+            due = tf.reduce_any([tf.equal(seen, count) for count in _WARNING_BATCHES])
+            tf.cond(due, lambda: tf.numpy_function(self._warn, arguments, []), tf.no_op)
+        return seen
+
+    def seen(self, weights: Mapping[str, Any]) -> SeenValues | None:
+        """What it remembers; None where it was never fed in training, or remembers nothing."""
+        if COUNT not in weights or float(weights[COUNT].numpy()) == 0.0:
+            return None
+        lowest, highest = weights["lowest"].numpy(), weights["highest"].numpy()
+        return SeenValues(lowest, highest, float(weights["off_grid"].numpy()))
+
+    def remember(self, seen: SeenValues, weights: Mapping[str, Any], batches: int) -> None:
+        """Replaces what it remembers."""
+        if self.observes:
+            values = (seen.lowest, seen.highest, seen.off_grid, float(batches))
+            for name, value in zip(("lowest", "highest", "off_grid", COUNT), values, strict=True):
+                weights[name].assign(value)
+
+    def _warn(self, lowest: np.ndarray, highest: np.ndarray, off_grid: np.ndarray) -> None:
+        problem = misfit(SeenValues(lowest, highest, float(off_grid)), self.range)
+        if problem:
+            warnings.warn(
+                f"the model is trained on {problem}. export_tflite will refuse it; quantize the "
+                "float model with a BitPolicy that says so.",
+                stacklevel=2,
+            )
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
-        return {"image_max": self.image_max}
+        return {
+            "low": list(self.range.low),
+            "high": list(self.range.high),
+            "reversed_channels": self.range.reversed_channels,
+            "observes": self.observes,
+        }
 
 
 @_register
@@ -305,32 +413,14 @@ class RangeObserver(SatQuantizer):
     def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
         """Makes the variables `lowest`, `highest` and `observations`."""
         del tensor_shape, name
-        # Like the statistics of BatchNormalization: every replica keeps its own, and their mean is
-        # what is read and saved.
-        add = functools.partial(
-            _add_scalar,
-            layer,
-            trainable=False,
-            initializer=keras.initializers.Zeros(),
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.MEAN,
-        )
-        return {name: add(name) for name in ("lowest", "highest", "observations")}
+        return {name: _add_observed(layer, name) for name in ("lowest", "highest", COUNT)}
 
     def __call__(
         self, inputs: tf.Tensor, training: Any, weights: dict[str, Any], **kwargs: Any
     ) -> tf.Tensor:
         """Returns `inputs`; in training, the range has taken them in."""
         del kwargs
-        if isinstance(training, bool | int):
-            if training:
-                self.observe(inputs, weights)
-        elif training is not None:
-            tf.cond(
-                tf.cast(training, tf.bool),
-                lambda: self.observe(inputs, weights),
-                lambda: tf.constant(0.0),
-            )
+        _when_training(training, lambda: self.observe(inputs, weights))
         return inputs
 
     def observe(self, inputs: tf.Tensor, weights: dict[str, Any]) -> tf.Tensor:
@@ -343,18 +433,56 @@ class RangeObserver(SatQuantizer):
             pieces = context.all_gather(tf.stack([lowest, highest])[None], axis=0)
             lowest, highest = tf.reduce_min(pieces[:, 0]), tf.reduce_max(pieces[:, 1])
         batch = {"lowest": tf.minimum(lowest, 0.0), "highest": tf.maximum(highest, 0.0)}
-        finite = tf.reduce_all([tf.math.is_finite(value) for value in batch.values()])
-        seen = tf.convert_to_tensor(weights["observations"])
-        share = tf.where(finite, tf.maximum(1.0 / (seen + 1.0), 1.0 - self.momentum), 0.0)
-        for name, value in batch.items():
-            step = tf.math.multiply_no_nan(value - weights[name], share)
-            weights[name].assign_add(step)
-        weights["observations"].assign_add(tf.cast(finite, tf.float32))
-        return seen
+        return _move_averages(weights, batch, self.momentum)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
         return {"momentum": self.momentum}
+
+
+def _as_floats(value: float | Sequence[float]) -> tuple[float, ...]:
+    return tuple(map(float, np.atleast_1d(value)))
+
+
+def _when_training(training: Any, observe: Callable[[], tf.Tensor]) -> None:
+    """Calls a function where a layer is called in training, which a tensor may say."""
+    if isinstance(training, bool | int):
+        if training:
+            observe()
+    elif training is not None:
+        tf.cond(tf.cast(training, tf.bool), observe, lambda: tf.constant(0.0))
+
+
+def _add_observed(layer: keras.layers.Layer, name: str, shape: tuple[int, ...] = ()) -> tf.Variable:
+    # Like the statistics of BatchNormalization: every replica keeps its own, and their mean is
+    # what is read and saved.
+    return layer.add_weight(
+        name=name,
+        shape=shape,
+        dtype=tf.float32,
+        initializer=keras.initializers.Zeros(),
+        trainable=False,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.MEAN,
+    )
+
+
+def _move_averages(
+    weights: Mapping[str, Any], batch: Mapping[str, tf.Tensor], momentum: float
+) -> tf.Tensor:
+    """Takes the values of a batch, if all are finite, into averages: the mean over the first ones.
+
+    Returns:
+        How many batches there were before.
+    """
+    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in batch.values()])
+    seen = tf.convert_to_tensor(weights[COUNT])
+    share = tf.where(finite, tf.maximum(1.0 / (seen + 1.0), 1.0 - momentum), 0.0)
+    for name, value in batch.items():
+        step = tf.math.multiply_no_nan(value - weights[name], share)
+        weights[name].assign_add(step)
+    weights[COUNT].assign_add(tf.cast(finite, tf.float32))
+    return seen
 
 
 def bits_of(num_bits: int, weights: dict[str, Any]) -> Any:

@@ -1,22 +1,27 @@
 """From one quantized model to another: the same latent weights under another policy."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.messages import list_problems
 from sat_tf.qat import registry
 from sat_tf.qat.configs import LayerConfig
 from sat_tf.qat.flatten import copied_weights
+from sat_tf.qat.input_folding import apply_fold, find_folds
+from sat_tf.qat.input_ranges import PIXELS, Change, InputRange
 from sat_tf.qat.layout import (
+    inner_layer,
     quantized_model,
     quantized_network,
 )
 from sat_tf.qat.network import Network
 from sat_tf.qat.policy import BitPolicy, expect_policy
-from sat_tf.qat.quantizers import DorefaQuantizer
+from sat_tf.qat.quantizers import DorefaQuantizer, ImageQuantizer
 from sat_tf.qat.user_class import of_class_of
 from sat_tf.qat.wrapper import QuantizedLayer
 
@@ -28,6 +33,9 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
     carried over, wherever the new policy has the same variable in the same place. New clipping
     levels start as the policy says. Frozen layers stay frozen, and layers annotated by hand keep
     their annotation. The model itself is not changed.
+
+    What the model is fed belongs to it: a policy that says no `input_range` leaves it what it has,
+    and one that says another moves biases by what the pixel nearest to real 0 differs by.
 
     Another `weight_range` or `rescale` gives the clamped weights another size. Gains make up for
     it, so that the model keeps its function, unless latent_start="as_is".
@@ -49,7 +57,16 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
     if any(_has_gains(layer) for layer in old.values()):
         # It has its function by gains, whatever this policy would have started with.
         policy = dataclasses.replace(policy, latent_start="keep_function")
-    requantized = quantized_model(float_model, annotations, policy, keep_function=False)
+    had = input_ranges(quantized_network(model, when="instead"))
+    if not policy.states_input_range:
+        ranges = {name: found.spelling for name, found in had.items()}
+        policy = dataclasses.replace(policy, input_range=ranges)
+    reads = {name: policy.range_of(name).change for name in had}
+    changes = {name: change.after(had[name].change) for name, change in reads.items()}
+    _refuse_other_channels(model, policy, had, changes)
+    requantized = quantized_model(
+        float_model, annotations, policy, keep_function=False, reads=reads
+    )
     carried: set[int] = set()
     for place, layer in _by_place(requantized).items():
         if place not in old or id(layer) in carried:
@@ -57,7 +74,40 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
         carried.add(id(layer))
         _carry(old[place], layer)
         _carry_gain(old[place], layer, keep_function)
+    by_inner = {inner_layer(node.layer).name: node.layer for node in Network(requantized)}
+    for fold in find_folds(Network(float_model), changes)[0]:
+        layer, norms_behind = by_inner[fold.layer], [by_inner[name] for name in fold.norms]
+        kernel = layer.effective_kernel() if isinstance(layer, QuantizedLayer) else None
+        values = None if kernel is None else kernel.numpy()
+        apply_fold(fold, inner_layer(layer), list(map(inner_layer, norms_behind)), values)
     return of_class_of(model, requantized)
+
+
+def input_ranges(network: Network) -> dict[str, InputRange]:
+    """What each input of a quantized model is fed."""
+    found = dict.fromkeys(network.inputs, PIXELS)  # models of before there was a mark
+    for node in network:
+        config = getattr(node.layer, "quantize_config", None)
+        if config is not None and isinstance(config.output, ImageQuantizer):
+            found[node.inputs[0]] = config.output.range
+    return found
+
+
+def _refuse_other_channels(
+    model: keras.Model,
+    policy: BitPolicy,
+    had: Mapping[str, InputRange],
+    changes: Mapping[str, Change],
+) -> None:
+    problems = [
+        f"{name}: received input_range={policy.range_of(name)} for an input of {had[name]}, whose "
+        "channels stand in another relation to each other, which the first layer has in its "
+        "weights; leave input_range out, or quantize the float model again."
+        for name, change in changes.items()
+        if not change.only_shifts
+    ]
+    if problems:
+        raise ValueError(list_problems(f"model {model.name!r}", problems))
 
 
 def without_quantizers(model: keras.Model) -> tuple[keras.Model, dict[str, Any]]:

@@ -29,7 +29,9 @@ class ValueRanges:
     def is_negative(self, name: str) -> bool:
         """Whether the layer's output can be negative."""
         node, role = self._network[name], self._roles[name]
-        if role in (Role.INPUT, Role.RECTIFIER):
+        if role is Role.INPUT:
+            return self._pixels[name][0] < 0.0
+        if role is Role.RECTIFIER:
             return False
         if role is Role.LINEAR:
             return not (registry.rectifies(node.layer) or registry.is_softmax(node.layer))

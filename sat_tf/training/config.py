@@ -7,7 +7,7 @@ from pydantic import Field, PlainSerializer, PlainValidator, field_validator, mo
 
 from sat_tf.arguments import SEED_LIMIT
 from sat_tf.messages import did_you_mean
-from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.policy import OLD_INPUT_RANGE, BitPolicy
 from sat_tf.training.data_config import DataConfig
 from sat_tf.training.model_config import ModelConfig
 from sat_tf.training.recipe_config import RecipesConfig
@@ -66,7 +66,8 @@ def _read_policy(fields: Any) -> BitPolicy:
         return fields
     if not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields):
         raise ValueError(f"={fields!r}: expected a mapping of BitPolicy's fields to their values.")
-    unknown = [name for name in fields if name not in BitPolicy.__dataclass_fields__]
+    known = (*BitPolicy.__dataclass_fields__, OLD_INPUT_RANGE)
+    unknown = [name for name in fields if name not in known]
     problems = [f"{name} is not a key. {_hint(name, BitPolicy)}" for name in unknown]
     try:
         policy = BitPolicy(**{name: fields[name] for name in fields if name not in unknown})

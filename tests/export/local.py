@@ -54,8 +54,8 @@ def local_differences(model: keras.Model, graph: Graph, images: np.ndarray) -> l
 
     An operation whose input Keras does not round is left out: what follows differs for that alone.
     """
-    real = keras_tensors(model, images * graph.image_step)
-    known, unrounded, found = {graph.image: images}, set(), []
+    real = keras_tensors(model, graph.images[0].fed(images))
+    known, unrounded, found = {graph.images[0].name: images}, set(), []
     units: dict[str, np.ndarray] = {}
     for operation in graph.operations:
         inputs = [known[name] for name in operation.inputs]

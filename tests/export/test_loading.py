@@ -36,17 +36,17 @@ def _with_nan_output(graph: Graph) -> Graph:
 
 
 def test_a_file_that_runs_everywhere_passes(graph):
-    check_loading(serialize(graph, {}), graph.image_shape)
+    check_loading(serialize(graph, {}), graph.images[0].shape)
 
 
 def test_a_file_that_does_not_load_names_the_runtime(graph):
     with pytest.raises(ValueError, match=r"xnnpack: received a model whose file LiteRT does not"):
-        check_loading(serialize(graph, {})[:64], graph.image_shape)
+        check_loading(serialize(graph, {})[:64], graph.images[0].shape)
 
 
 def test_a_file_whose_output_is_not_finite_is_named(graph):
     with pytest.raises(ValueError, match=r"output for a black image is not finite"):
-        check_loading(serialize(_with_nan_output(graph), {}), graph.image_shape)
+        check_loading(serialize(_with_nan_output(graph), {}), graph.images[0].shape)
 
 
 def test_a_file_that_does_not_run_is_not_handed_over(model, graph, tmp_path, monkeypatch):

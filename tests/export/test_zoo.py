@@ -149,7 +149,7 @@ def test_the_ordinary_converter_gives_the_classes_of_the_written_file(name, tmp_
     content = converter.convert()
     float_operators = read_structure(content, name).float_operators()
     assert [operator.split()[0] for operator in float_operators] == ["QUANTIZE", "DEQUANTIZE"]
-    pixels = found.images * np.float32(found.specimen.policy.input_max / 255.0)
+    pixels = found.specimen.policy.range_of("image").fed(found.images)
     ordinary = Runtime(content, keep_tensors=False).run(pixels)
     written = Runtime(found.path.read_bytes(), keep_tensors=False).run(found.images)
     if "SOFTMAX" not in found.report.operators:  # the converter rounds probabilities

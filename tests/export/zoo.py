@@ -74,7 +74,9 @@ class Specimen:
         else:
             model = sat_tf.quantize_model(model, self.policy)
         if self.calibrated:
-            sat_tf.calibrate(model, images_for(model) * np.float32(self.policy.input_max / 255.0))
+            sat_tf.calibrate(
+                model, self.policy.range_of(model.input_names[0]).fed(images_for(model))
+            )
         self.change(model)
         return model
 

@@ -63,7 +63,7 @@ def trained(policy: sat_tf.BitPolicy) -> tuple[keras.Model, np.ndarray]:
     name = next(name for name, known in POLICIES.items() if known == policy)
     keras.utils.set_random_seed(7)
     draw = np.random.default_rng(7)
-    images = draw.integers(0, 256, (64, 4, 4, 3)).astype(np.float32) * policy.input_max / 255.0
+    images = policy.range_of("image").fed(draw.integers(0, 256, (64, 4, 4, 3)))
     images = images.astype(np.float32)
     model = sat_tf.calibrate(sat_tf.quantize_model(MODELS.get(name, tiny_model)(), policy), images)
     model.get_layer("quant_depthwise").trainable = False

@@ -13,6 +13,7 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.core import offset
 from sat_tf.keras3.inference_layers import QuantizedActivation
+from sat_tf.qat.input_ranges import range_of
 from tests.export import layer_models
 from tests.export.zoo import make_realistic
 from tests.qat import float_models, nested_models
@@ -47,6 +48,17 @@ def _quantized(name, policy="w4a4"):
 @functools.cache
 def _exported(name, policy="w4a4"):
     return sat_tf.to_keras3(_quantized(name, policy))
+
+
+@pytest.mark.parametrize("value", [(-1, 1), "torch", "caffe"])
+def test_what_the_model_is_fed_comes_over_bit_for_bit(value, tmp_path):
+    model = float_models.build("plain")
+    quantized = sat_tf.quantize_model(model, sat_tf.BitPolicy(input_range=value))
+    fed = range_of(value).fed(float_models.images(16).astype(np.uint8))
+    sat_tf.calibrate(quantized, fed)
+    sat_tf.to_keras3(quantized).save(tmp_path / "model.keras")
+    loaded = keras3.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded(fed, training=False), quantized(fed, training=False))
 
 
 def _assert_equal(exported, model):

@@ -90,7 +90,9 @@ def test_the_paper_leaves_streams_float(name):
 def test_without_bits_weights_are_clamped_and_nothing_else_is_quantized(name):
     sketch = _sketch_of(name, BitPolicy(weight_bits=None, activation_bits=None))
     linear = {key: value.split()[0] for key, value in MOBILE[name].items() if value[0] == "w"}
-    assert sketch == {key: "w*" if "*" in value else "w" for key, value in linear.items()}
+    expected = {key: "w*" if "*" in value else "w" for key, value in linear.items()}
+    # The image changes nothing either; what the model is fed is remembered.
+    assert sketch == expected | {k: v for k, v in MOBILE[name].items() if v == "image"}
 
 
 def test_without_activation_bits_weights_are_still_quantized():
@@ -98,13 +100,14 @@ def test_without_activation_bits_weights_are_still_quantized():
         "a": "w8",
         "b": "w4",
         "classifier": "w8*",
+        "image > a": "image",
     }
 
 
 def test_float_activations_know_what_a_pixel_stands_for():
     policy = BitPolicy(activation_bits=None, input_max=1.0)
     (insertion,) = _place(_network("plain"), policy).insertions
-    assert insertion.config.output == ImageQuantizer(image_max=1.0)
+    assert insertion.config.output == ImageQuantizer(low=0.0, high=1.0)
 
 
 @pytest.mark.parametrize(("bits", "expected"), [(None, "w2"), (4, "w4"), (1, "w1")])
@@ -230,7 +233,7 @@ def test_the_policy_reaches_every_quantizer():
     assert placement.configs["a"].weights.range_axes == (3,)
     assert placement.configs["classifier"].weights.range_axes == (1,)
     assert placement.configs["a_relu"].output.gradient == "pact"
-    assert placement.insertions[0].config.output == ImageQuantizer(image_max=1.0)
+    assert placement.insertions[0].config.output == ImageQuantizer(low=0.0, high=1.0)
 
 
 def test_a_linear_layer_is_rescaled_by_its_fan_out():

@@ -62,7 +62,7 @@ def test_one_error_names_every_bad_field():
         clipping_level_rate=0.0,
         initial_clipping_level=0,
         initial_classifier_clipping_level=float("nan"),
-        input_max=-1.0,
+        input_range=(1.0, 0.0),
         latent_start="keep",
         unsupported="ignore",
         overrides=[("a", 8)],

@@ -38,7 +38,7 @@ EXAMPLES = [
     DorefaQuantizer(num_bits=None),
     PactQuantizer(num_bits=2, initial_clipping_level=3.0, gradient="pact", ceiling=6.0, rate=0.1),
     StreamQuantizer(num_bits=5, initial_clipping_level=3.0, gradient="pact", ceiling=6.0, rate=0.1),
-    ImageQuantizer(image_max=1.0),
+    ImageQuantizer(low=(-1, -2), high=(1.0, 3.0), reversed_channels=True, observes=False),
     RangeObserver(momentum=0.5),
     UnitQuantizer(num_bits=3, signed=True),
     OffsetQuantizer(num_bits=3, initial_clipping_level=3.0, rate=0.1, lowest=-0.3, share=0.2),
@@ -192,10 +192,11 @@ def test_a_clipping_level_stays_positive():
     assert AtLeast.from_config(AtLeast(0.5).get_config()).minimum == 0.5
 
 
-def test_an_image_passes_as_it_is_and_has_no_variable():
-    layer, weights = _built(ImageQuantizer(image_max=1.0))
-    assert weights == {}
-    assert not layer.weights
+def test_an_image_passes_as_it_is_and_has_variables_that_are_not_trained():
+    assert _built(ImageQuantizer(image_max=1.0))[1] == {}  # in models of before they were
+    layer, weights = _built(ImageQuantizer(low=0.0, high=1.0))
+    assert {*weights} == {"lowest", "highest", "off_grid", "observations"}
+    assert not layer.trainable_weights
     x = tf.constant([0.3])
     assert ImageQuantizer()(x, training=True, weights={}) is x
 

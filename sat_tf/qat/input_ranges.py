@@ -1,0 +1,242 @@
+"""What a model is fed: the real value of every pixel, and the grid that the file has of them.
+
+A pixel n = 0..255 of a channel is fed to the model as
+
+    x = low + (high - low) · n / 255,
+
+by one pair (low, high) for all channels, by a pair for each, or by a preprocessing of
+`keras.applications`. The file takes the pixels themselves, which int8 kernels read as
+
+    p = step · (n - zero_point),        x = ratio · p + shift,
+
+with one step and one zero point for all channels. Where a pixel stands for real 0 and channels are
+alike, p = x. Else the first layer takes ratio and shift into its weights and its bias.
+"""
+
+import dataclasses
+import functools
+import math
+import numbers
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sat_tf.messages import did_you_mean
+
+_LARGEST_PIXEL = 255
+# Closer to a pixel than any sum of float32 numbers says, real 0 is that pixel.
+_SAME_PIXEL = 1e-4
+# Of ImageNet's pixels, red, green and blue, as `keras.applications` has them.
+_TORCH_MEAN, _TORCH_DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_CAFFE_MEAN = (123.68, 116.779, 103.939)
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """The pixels as the file reads them: p = step · (pixel - zero_point)."""
+
+    step: float
+    zero_point: int
+
+
+@dataclasses.dataclass(frozen=True)
+class InputRange:
+    """Real values of the pixels 0 and 255.
+
+    Attributes:
+        low: of pixel 0; one number, or one for each channel in the order the model is fed.
+        high: of pixel 255, likewise.
+        reversed_channels: the model is fed the channels of a picture in reverse, as BGR.
+
+    >>> InputRange((-1.0,), (1.0,)).grid
+    Grid(step=0.00784313725490196, zero_point=128)
+    """
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    reversed_channels: bool = False
+
+    @property
+    def channels(self) -> int | None:
+        """How many channels it speaks of; None where one pair is for all."""
+        return len(self.low) if len(self.low) > 1 or self.reversed_channels else None
+
+    @property
+    def steps(self) -> np.ndarray:
+        """What one pixel more adds, float64, for each channel as the model is fed."""
+        return (np.asarray(self.high) - np.asarray(self.low)) / _LARGEST_PIXEL
+
+    @functools.cached_property
+    def grid(self) -> Grid:
+        """The step of the coarsest channel, and the pixel nearest to real 0 of all channels."""
+        zeros = -np.asarray(self.low) / self.steps
+        zero_point = int(np.clip(math.floor(float(np.mean(zeros)) + 0.5), 0, _LARGEST_PIXEL))
+        return Grid(float(np.max(self.steps)), zero_point)
+
+    @property
+    def change(self) -> "Change":
+        """What leads from the grid of the file to what the model is fed."""
+        shift = np.asarray(self.low) + self.steps * self.grid.zero_point
+        shift = np.where(np.abs(shift) < _SAME_PIXEL * self.steps, 0.0, shift)
+        return Change(self.steps / self.grid.step, shift, self.reversed_channels, self.grid.step)
+
+    def fed(self, pixels: np.ndarray) -> np.ndarray:
+        """What the model is fed for these pixels, (..., channels), in float32.
+
+        >>> InputRange((-1.0,), (1.0,)).fed(np.array([0, 255], np.uint8)).tolist()
+        [-1.0, 1.0]
+        """
+        if self.reversed_channels:
+            pixels = pixels[..., ::-1]
+        if not any(self.low):
+            return pixels.astype(np.float32) * self.steps.astype(np.float32)
+        return np.asarray(np.asarray(self.low) + self.steps * pixels, np.float32)
+
+    @property
+    def spelling(self) -> Any:
+        """The `input_range` of a policy that says the same."""
+        for name, known in NAMED.items():
+            if self == known:
+                return name
+        return plain_range((self.low, self.high))
+
+    def __str__(self) -> str:
+        if isinstance(self.spelling, str):
+            return f'"{self.spelling}"'
+        ends = [
+            f"{values[0]:.6g}" if len(values) == 1 else f"({', '.join(f'{v:.6g}' for v in values)})"
+            for values in (self.low, self.high)
+        ]
+        return f"({', '.join(ends)})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """x = ratio · p + shift, channel by channel, with p's channels in reverse where it says so.
+
+    Attributes:
+        ratio: positive, float64, one number or one a channel of x.
+        shift: likewise, of any sign.
+        reverses: channel c of x is channel -1 - c of p.
+        step: what one pixel adds to x.
+    """
+
+    ratio: np.ndarray
+    shift: np.ndarray
+    reverses: bool = False
+    step: float = 0.0
+
+    @property
+    def is_none(self) -> bool:
+        """Whether x is p."""
+        return self.only_shifts and not np.any(self.shift)
+
+    @property
+    def only_shifts(self) -> bool:
+        """Whether all channels are alike but for the shift, and in order."""
+        return not self.reverses and bool(np.all(self.ratio == 1.0))
+
+    @property
+    def is_rounding(self) -> bool:
+        """Whether it is only what rounding real 0 to a pixel costs, half a pixel at most."""
+        return self.only_shifts and bool(np.all(np.abs(self.shift) <= 0.5001 * self.step))
+
+    def after(self, other: "Change") -> "Change":
+        """What leads from the p of this one to that of another, for the same x."""
+        ratio, shift = self.ratio / other.ratio, (self.shift - other.shift) / other.ratio
+        if other.reverses:
+            ratio, shift = ratio[::-1], shift[::-1]
+        return Change(ratio, shift, self.reverses != other.reverses, self.step)
+
+
+PIXELS = InputRange((0.0,), (255.0,))
+
+# The modes of `keras.applications.imagenet_utils.preprocess_input`.
+NAMED: dict[str, InputRange] = {
+    "tf": InputRange((-1.0,), (1.0,)),
+    "torch": InputRange(
+        tuple(-m / d for m, d in zip(_TORCH_MEAN, _TORCH_DEVIATION, strict=True)),
+        tuple((1.0 - m) / d for m, d in zip(_TORCH_MEAN, _TORCH_DEVIATION, strict=True)),
+    ),
+    "caffe": InputRange(
+        tuple(-mean for mean in reversed(_CAFFE_MEAN)),
+        tuple(_LARGEST_PIXEL - mean for mean in reversed(_CAFFE_MEAN)),
+        reversed_channels=True,
+    ),
+}
+
+INPUT_TYPES = ("uint8", "int8", "float32")
+
+_EXPECTED = (
+    "(low, high), the real values of the pixels 0 and 255, each a number or one for each channel, "
+    "or the name of a preprocessing of keras.applications: " + ", ".join(map(repr, NAMED))
+)
+
+
+def range_problem(value: Any) -> str | None:
+    """Why a value is no `input_range`, for the message of a policy; None where it is one."""
+    if isinstance(value, Mapping):
+        for name, one in value.items():
+            if not isinstance(name, str):
+                return f"expected names of inputs; received {name!r}"
+            if problem := range_problem(one):
+                return f"for {name!r} {problem}"
+        return None
+    if isinstance(value, str):
+        return None if value in NAMED else f"expected {_EXPECTED}. {did_you_mean(value, NAMED)}"
+    if not isinstance(value, Sequence) or len(value) != 2:
+        return f"expected {_EXPECTED}"
+    ends = [_numbers(end) for end in value]
+    if None in ends:
+        return f"expected {_EXPECTED}"
+    low, high = (end or () for end in ends)
+    sizes = {len(low), len(high)} - {1}
+    if len(sizes) > 1 or not low or not high:
+        return f"expected as many numbers for low as for high; received {len(low)} and {len(high)}"
+    if not all(a < b for a, b in zip(*_as_long(low, high), strict=True)):
+        return "expected every low to be less than its high; swap them"
+    return None
+
+
+def plain_range(value: Any) -> Any:
+    """A valid `input_range` in its one form: a name, floats, tuples of floats, or a mapping."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return {name: plain_range(one) for name, one in value.items()}
+    low, high = (_numbers(end) or () for end in value)
+    low, high = _as_long(low, high)
+    if len({*zip(low, high, strict=True)}) == 1:
+        return low[0], high[0]
+    return low, high
+
+
+def range_of(value: Any) -> InputRange:
+    """The range that a valid value, which is no mapping, stands for.
+
+    >>> range_of("tf") == range_of((-1, 1))
+    True
+    """
+    if isinstance(value, str):
+        return NAMED[value]
+    low, high = (_numbers(end) or () for end in plain_range(value))
+    return InputRange(low, high)
+
+
+def _numbers(value: Any) -> tuple[float, ...] | None:
+    values = (value,) if isinstance(value, numbers.Real) else value
+    if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
+        return None
+    plain = all(isinstance(v, numbers.Real) and not isinstance(v, bool) for v in values)
+    if not plain or not all(math.isfinite(v) for v in values):
+        return None
+    return tuple(float(v) for v in values)
+
+
+def _as_long(
+    low: tuple[float, ...], high: tuple[float, ...]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Both with as many numbers as the longer one."""
+    size = max(len(low), len(high))
+    return (low * size if len(low) == 1 else low), (high * size if len(high) == 1 else high)

@@ -1,0 +1,112 @@
+import numpy as np
+import pytest
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.export import read_graph
+from sat_tf.export.runtime import Runtime
+from sat_tf.qat.input_ranges import range_of
+from sat_tf.qat.policy import BitPolicy
+from tests.qat.float_models import pretend_trained
+
+L = keras.layers
+RANGES = [(0, 255), (0, 1), (-1, 1), (20, 275), "torch", "caffe", ((0, -1, -2), (1, 1, 3))]
+PICTURES = np.random.default_rng(3).integers(0, 256, (64, 9, 9, 3)).astype(np.uint8)
+
+
+def _model(padding="same"):
+    image = keras.Input((9, 9, 3), name="image")
+    tensor = L.ZeroPadding2D(1)(image)
+    tensor = L.Conv2D(6, 3, strides=2, padding=padding, use_bias=False, name="conv")(tensor)
+    tensor = L.ReLU(name="relu")(L.BatchNormalization(name="bn")(tensor))
+    tensor = L.GlobalAveragePooling2D(name="pool")(tensor)
+    return pretend_trained(keras.Model(image, L.Dense(3, name="classifier")(tensor)))
+
+
+def _exported(value, path, **fields):
+    model = sat_tf.quantize_model(_model(), BitPolicy(**{**fields, "input_range": value}))
+    sat_tf.calibrate(model, range_of(value).fed(PICTURES), batch_normalization=False)
+    report = sat_tf.export_tflite(model, path)
+    return model, report
+
+
+@pytest.mark.parametrize("value", RANGES, ids=str)
+def test_a_file_takes_pixels_and_computes_what_keras_does_of_its_range(value, tmp_path):
+    path = tmp_path / "model.tflite"
+    model, report = _exported(value, path)
+    # No operator more than without a range.
+    assert report.operators == {
+        "CONV_2D": 1,
+        "DEQUANTIZE": 1,
+        "FULLY_CONNECTED": 1,
+        "MEAN": 1,
+        "PAD": 1,
+        "QUANTIZE": 1,
+    }
+    runtimes = ("xnnpack", "builtin", "reference")
+    certificate = sat_tf.verify_tflite(model, path, PICTURES, runtimes=runtimes)
+    assert certificate.codes_differing == 0
+    pixels = [count.tensors[0] for count in certificate.runtimes.values()]
+    assert [count.codes_differing for count in pixels] == [0, 0, 0]
+    assert certificate.trained_differing < 0.01
+    assert certificate.agreement == 1.0
+    found = read_graph(path.read_bytes(), "file").images[0]
+    grid = range_of(value).grid
+    assert (found.step, found.zero_point) == (np.float32(grid.step), grid.zero_point)
+
+
+@pytest.mark.parametrize("value", [(-1, 1), "caffe"], ids=str)
+def test_a_deployed_model_computes_the_codes_of_the_file(value, tmp_path):
+    path = tmp_path / "model.tflite"
+    model, _ = _exported(value, path)
+    tail = sat_tf.export.deployed_model(model)
+    assert sat_tf.verify_tflite(tail, path, PICTURES).trained_differing == 0.0
+    fed = range_of(value).fed(PICTURES)
+    given = Runtime(path.read_bytes(), keep_tensors=False).run(PICTURES)
+    np.testing.assert_allclose(tail.predict(fed, verbose=0), given, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [(-1, 1), "torch"], ids=str)
+def test_a_file_of_quantized_weights_alone_has_the_range_too(value, tmp_path):
+    path = tmp_path / "model.tflite"
+    model, report = _exported(value, path, activation_bits=None)
+    certificate = sat_tf.verify_tflite(model, path, PICTURES)
+    assert certificate.agreement == 1.0
+    assert any(f"on pixels of {range_of(value)}" in warning for warning in report.warnings)
+
+
+def test_the_ordinary_converter_takes_the_range(tmp_path):
+    model, _ = _exported("caffe", tmp_path / "model.tflite")
+    sat_tf.export_tflite(model, tmp_path / "other.tflite", route="converter")
+    one, other = (
+        Runtime((tmp_path / name).read_bytes(), keep_tensors=False).run(PICTURES)
+        for name in ("model.tflite", "other.tflite")
+    )
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_a_model_that_was_fed_another_range_is_refused_and_no_file_written(tmp_path):
+    model = sat_tf.quantize_model(_model(), BitPolicy())
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.optimizer.learning_rate = 0.0
+    with pytest.warns(UserWarning, match="the model is trained on"):
+        model.fit(range_of("tf").fed(PICTURES), np.zeros(64), verbose=0)
+    path = tmp_path / "model.tflite"
+    with pytest.raises(ValueError, match=r'image: .* was fed .*fits is input_range="tf"'):
+        sat_tf.export_tflite(model, path)
+    assert not path.exists()
+    fitting = sat_tf.requantize(model, BitPolicy(input_range="tf"))
+    sat_tf.export_tflite(fitting, path)
+    certificate = sat_tf.verify_tflite(fitting, path, PICTURES)
+    assert (certificate.codes_differing, certificate.trained_differing < 0.02) == (0, True)
+
+
+def test_values_between_pixels_are_said_in_report_and_certificate(tmp_path):
+    path = tmp_path / "model.tflite"
+    model = sat_tf.quantize_model(_model(), BitPolicy(input_range=(0, 1)))
+    with pytest.warns(UserWarning, match="lie between those of the pixels"):
+        sat_tf.calibrate(model, PICTURES / 260.0)
+    report = sat_tf.export_tflite(model, path)
+    assert any("lie between those of the pixels" in warning for warning in report.warnings)
+    certificate = sat_tf.verify_tflite(model, path, PICTURES)
+    assert certificate.warnings == report.warnings
