@@ -1,6 +1,7 @@
 """The command `sat-tf`."""
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
@@ -71,9 +72,25 @@ def report_errors(command: Callable[[], bool | None]) -> int:
     except (RunError, ReadingError, OSError) as error:
         errors.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
         return _BAD_INPUT
+    except Exception as error:
+        if not _is_out_of_memory(error):
+            raise
+        errors.print(
+            "error: there is not enough memory for this; take a smaller model, smaller or fewer "
+            "images, or a smaller batch.",
+            style="red",
+            soft_wrap=True,
+        )
+        return _BAD_INPUT
     except KeyboardInterrupt:
         errors.print("interrupted; the files written so far are whole", style="red")
         return _INTERRUPTED
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    tensorflow = sys.modules.get("tensorflow")  # which need not be loaded to ask
+    exhausted = tensorflow is not None and tensorflow.errors.ResourceExhaustedError
+    return isinstance(error, MemoryError) or bool(exhausted and isinstance(error, exhausted))
 
 
 def _parser() -> argparse.ArgumentParser:

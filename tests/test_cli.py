@@ -10,6 +10,7 @@ import zipfile
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf import cli, models, verify_tflite
@@ -53,6 +54,18 @@ def run_alone(*arguments):
         check=False,
         timeout=120,
     )
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")]
+)
+def test_too_little_memory_is_one_message(error, capsys):
+    def command():
+        raise error
+
+    assert cli.report_errors(command) == 2
+    said = capsys.readouterr().err
+    assert " ".join(said.split()).startswith("error: there is not enough memory for this; take")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,8 @@ from sat_tf.commands.model_choice import (
 )
 from sat_tf.commands.models import quiet_tensorflow
 from sat_tf.commands.pixels import add_image_arguments, choice_of
+from sat_tf.export.inputs import image_problems
+from sat_tf.messages import list_problems
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.errors import RunError
 from sat_tf.wholefile import check_writable
@@ -122,6 +124,9 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
                 f"fixed size, not {shape}; build it for one."
             )
         pixels = choice.load(shape, model.output_shape[-1])
+        problems = image_problems(pixels.images, shape)
+        if problems:
+            raise ValueError(list_problems("--images", problems))
         images = pixels.images * (arguments.input_max / 255.0)
         found = sensitivity(
             model,

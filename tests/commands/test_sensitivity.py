@@ -72,3 +72,11 @@ def test_what_cannot_be_measured_is_said_plainly(
 def test_what_is_wrong_with_the_words_is_said_without_tensorflow(words, expected, tmp_path):
     told = told_without_tensorflow("sensitivity", *words, status=2, cwd=tmp_path)
     assert expected in " ".join(told.split())
+
+
+@pytest.mark.parametrize("array", [np.array("word"), np.zeros((2, 5, 5, 3), np.uint8)])
+def test_arrays_that_are_no_images_of_the_model_are_one_message(array, files, tmp_path, capsys):
+    np.save(tmp_path / "images.npy", array)
+    words = [str(files / "float.keras"), "--images", str(tmp_path / "images.npy")]
+    assert cli.main(["sensitivity", *words]) == 2
+    assert "images: received shape" in said(capsys)
