@@ -12,7 +12,7 @@ from sat_tf.keras3.activations import keras3_name
 from sat_tf.keras3.inference_layers import FusedBatchNormalization, FusedLayerNormalization
 from sat_tf.messages import did_you_mean
 from sat_tf.qat import operation_layers
-from sat_tf.qat.operation_plans import absolute, gelu_by_tanh
+from sat_tf.qat.operation_plans import gelu_by_tanh
 from sat_tf.qat.preprocessing import constant_copy, is_adapted
 
 _OWN: dict[type, type] = {
@@ -23,7 +23,7 @@ _OWN: dict[type, type] = {
 _FUNCTIONS: dict[Any, Callable[[Any], Any]] = {
     keras.activations.hard_sigmoid: inference_operations.hard_sigmoid_of_keras2,
     gelu_by_tanh: inference_operations.gelu_by_tanh,
-    absolute: inference_operations.absolute,
+    operation_layers.absolute: inference_operations.absolute,
 }
 
 # Inference needs none of these.

@@ -4,7 +4,7 @@ import dataclasses
 
 import tf_keras as keras
 
-from sat_tf.qat.operation_layers import Clip
+from sat_tf.qat.operation_layers import Clip, absolute
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +109,11 @@ def _between(low: float | None, high: float | None) -> Reach:
     if high == 1.0 and low is not None and low >= -1.0:
         return UNIT if low >= 0.0 else _SIGNED_UNIT
     return UNKNOWN if low is None else Reach(min(low, 0.0))
+
+
+def is_a_broken_line(layer: keras.layers.Layer) -> bool:
+    """Whether it is made of straight pieces: no smooth function that an output would lose by."""
+    return isinstance(layer, Clip) or getattr(layer, "activation", None) is absolute
 
 
 def keeps_sign(layer: keras.layers.Layer) -> bool:

@@ -176,6 +176,12 @@ class Operation(OfTensorFlow):
         return {**super().get_config(), "function": self.function, "arguments": self.arguments}
 
 
+@_register
+def absolute(x: tf.Tensor) -> tf.Tensor:
+    """|x|, for `keras.layers.Activation`."""
+    return tf.abs(x)
+
+
 _TENSOR = {"tensor": 0}
 
 

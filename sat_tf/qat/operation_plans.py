@@ -24,6 +24,7 @@ from sat_tf.qat.operation_layers import (
     Slice,
     SpaceToDepth,
     StopGradient,
+    absolute,
 )
 
 L = keras.layers
@@ -297,12 +298,6 @@ def _gelu(call: Call) -> Plan | None:
 def gelu_by_tanh(x: tf.Tensor) -> tf.Tensor:
     """GELU in the form 0.5 x (1 + tanh(sqrt(2/π) (x + 0.044715 x³)))."""
     return tf.nn.gelu(x, approximate=True)
-
-
-@keras.utils.register_keras_serializable(package="sat_tf")
-def absolute(x: tf.Tensor) -> tf.Tensor:
-    """|x|."""
-    return tf.abs(x)
 
 
 def _softmax(call: Call) -> Plan | None:

@@ -7,7 +7,8 @@ Rules, in the words of the glossary:
   (or the largest or smallest value of several tensors) reads, which has one grid for all its
   parts. Every other tensor is a *root*: data movement passes its codes on.
 - A function that is no rectifier is computed on the codes of a stream: what it gives, its mean or
-  its product with a gate is quantized on its range. At the end it is computed on the logits.
+  its product with a gate is quantized on its range. At the end it is computed on the logits, unless
+  it is made of straight pieces, as clipping is.
 - A root that only linear layers read gets their activation bits. One that anything else reads is a
   stream, at stream bits. So is a sum, mean or concatenation that can be negative (integer kernels
   saturate at 8 bits only), and, unless `requantize_streams`, any that neither a rectifier nor
@@ -182,8 +183,10 @@ class _Placer:
         return role
 
     def _tell_functions_apart(self) -> None:
-        """A function at the end is part of the output, as a softmax is; a softmax inside is not."""
+        """A smooth function at the end is part of the output, as a softmax is, but not inside."""
         for node in reversed(list(self.network)):
+            if functions.is_a_broken_line(node.layer):
+                continue
             if self.roles[node.name] in (Role.FUNCTION, Role.SOFTMAX):
                 last = all(demand.kind == "output" for demand in self._demands(node.name))
                 inside = Role.FUNCTION if node.name in self.annotations else Role.OPAQUE

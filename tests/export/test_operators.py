@@ -65,6 +65,33 @@ CASES = {
         {"TRANSPOSE_CONV": 1, "PAD": 1},
     ),
 }
+ENDS = {
+    "abs": tf.abs,
+    "minimum": lambda x: tf.minimum(x, 0.5),
+    "clip": lambda x: tf.clip_by_value(x, -0.5, 255.0),
+    "clip_to_pixels": lambda x: tf.clip_by_value(x, 0.0, 255.0),
+    "map": lambda x: x + MAP,
+    "depth_to_space": lambda x: tf.nn.depth_to_space(x, 2),
+    "channel_max": lambda x: tf.reduce_max(x, -1),
+    "channel_mean": lambda x: tf.reduce_mean(x, -1),
+    "output_padding": L.Conv2DTranspose(2, 3, 2, padding="same", output_padding=1),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_at_the_end_of_a_model_they_are_integers_too(name, tmp_path):
+    keras.utils.set_random_seed(1)
+    image = keras.Input((6, 6, 3), name="image")
+    outputs = ENDS[name](L.Conv2D(4, 3, padding="same", name="first")(image))
+    model = sat_tf.quantize_model(keras.Model(image, outputs), BitPolicy.mobile(4))
+    sat_tf.calibrate(model, images_for(model).astype(np.float32))
+    report = sat_tf.export_tflite(model, tmp_path / "model.tflite")
+    assert [line.split()[0] for line in report.float_operators] == ["DEQUANTIZE"]
+    proof = sat_tf.verify_tflite(model, tmp_path / "model.tflite", images_for(model, 16))
+    assert proof.codes_differing == 0
+    assert proof.runtimes["xnnpack"].outputs_differing == 0
+
+
 # Each at one number of bits in the short run, and at all of them in the long one.
 SHORT = dict(zip(CASES, (2, 4, 8) * len(CASES), strict=False))
 

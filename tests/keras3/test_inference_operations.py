@@ -8,7 +8,8 @@ from sat_tf.keras3 import inference_operations, inference_table
 from sat_tf.keras3.calls import calls_of
 from sat_tf.keras3.outgoing import build
 from sat_tf.qat import operation_layers
-from sat_tf.qat.operation_plans import absolute, gelu_by_tanh
+from sat_tf.qat.operation_layers import absolute
+from sat_tf.qat.operation_plans import gelu_by_tanh
 
 VALUES = np.random.default_rng(4).uniform(0.1, 3.0, (3, 8, 8, 4)).astype(np.float32)
 

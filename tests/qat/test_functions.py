@@ -17,8 +17,8 @@ from sat_tf.keras3.activations import (
 )
 from sat_tf.qat import functions, registry
 from sat_tf.qat.function_quantizers import OffsetQuantizer
-from sat_tf.qat.operation_layers import Clip
-from sat_tf.qat.operation_plans import absolute, gelu_by_tanh
+from sat_tf.qat.operation_layers import Clip, absolute
+from sat_tf.qat.operation_plans import gelu_by_tanh
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.quantizers import PactQuantizer, StreamQuantizer
 from sat_tf.qat.registry import Role
