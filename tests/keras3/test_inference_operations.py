@@ -46,6 +46,7 @@ OPERATIONS = [
     tf.sigmoid,
     tf.sqrt,
     tf.square,
+    tf.stop_gradient,
     tf.tanh,
     lambda x: tf.add(x, 0.3),
     lambda x: tf.cast(x, "int32"),
