@@ -5,7 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sat_tf.export.certificate import Certificate, RuntimeCount
-from sat_tf.export.certificate_page import RUNTIME_TITLES
+from sat_tf.export.certificate_page import RUNTIME_TITLES, percent
 
 _MOST_TENSORS_LISTED = 10
 
@@ -26,7 +26,17 @@ def print_certificate(certificate: Certificate, path: str, console: Console) -> 
     if certificate.float_verdict:
         verdict.append(f"; {certificate.float_verdict}")
     console.print(verdict, highlight=False, soft_wrap=True)
+    for note in certificate.float_notes:
+        console.print(
+            f"Beside the float model: {note.text}",
+            style="red" if note.is_bad else None,
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
     console.print(_runtimes(certificate))
+    if len(certificate.runtimes["xnnpack"].outputs) > 1:
+        console.print(_outputs(certificate))
     for name, reason in certificate.refused.items():
         console.print(
             f"{RUNTIME_TITLES[name]} does not run the file: {reason}",
@@ -49,10 +59,26 @@ def _runtimes(certificate: Certificate) -> Table:
     for name, count in certificate.runtimes.items():
         table.add_row(name, *_cells(count))
     if certificate.top1:
-        names = {"quantized": "Keras", "simulation": "simulation"}
+        names = {"quantized": "Keras", "simulation": "simulation", "float": "float model"}
         for name, title in names.items():
             if name in certificate.top1:
                 table.add_row(title, "", "", f"{100 * certificate.top1[name]:.2f} %", "", "")
+    return table
+
+
+def _outputs(certificate: Certificate) -> Table:
+    table = Table()
+    table.add_column("output", overflow="fold")
+    for title in ("right", "same class", "mean difference", "largest"):
+        table.add_column(title, justify="right")
+    for count in certificate.runtimes["xnnpack"].outputs:
+        table.add_row(
+            Text(count.name),
+            percent(certificate.accuracy.get(count.name, {}).get("tflite")),
+            percent(count.agreement),
+            f"{count.mean_difference:.4g}",
+            f"{count.largest_difference:.4g}",
+        )
     return table
 
 
@@ -62,7 +88,7 @@ def _cells(count: RuntimeCount) -> tuple[Text | str, ...]:
         Text(f"{differing:,} of {count.codes_compared:,}", "red" if differing else "green"),
         Text(count.first_differing or "none"),
         "" if count.top1 is None else f"{100 * count.top1:.2f} %",
-        f"{100 * count.agreement:.2f} %",
+        percent(count.agreement),
         f"{count.largest_output_difference:.4g}",
     )
 

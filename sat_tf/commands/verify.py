@@ -22,7 +22,7 @@ from sat_tf.export.runtime import RUNTIMES
 from sat_tf.export.standalone import read_subject, recheck, verify_subject
 from sat_tf.training.config_file import read_config
 from sat_tf.training.errors import RunError
-from sat_tf.training.run_folder import CERTIFICATE, CONFIG
+from sat_tf.training.run_folder import CERTIFICATE, CONFIG, FLOAT_MODEL
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -39,6 +39,7 @@ examples:
   sat-tf verify model.keras model.tflite --images pixels.npy
   sat-tf verify model.tflite --images photos/ --out proof/
   sat-tf verify model.tflite --dataset digits --model quantized.keras
+  sat-tf verify model.keras model.tflite --float_model float.keras --images photos/
   sat-tf verify model.tflite --certificate proof/certificate.json --images photos/
 """
 
@@ -55,6 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", metavar="FILE", help="the quantized .keras model of the file")
     add_trust(parser)
+    parser.add_argument(
+        "--float_model",
+        metavar="FILE",
+        help="the float .keras model, to compare the file with on the same images; default: that "
+        "of the run",
+    )
     add_image_arguments(
         parser,
         default="the held-out images of the run, or random ones",
@@ -94,6 +101,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         runtimes=tuple(arguments.runtime or RUNTIMES),
         out=arguments.out,
         trust=arguments.trust_model,
+        float_model=arguments.float_model,
     )
 
 
@@ -106,6 +114,7 @@ def verify(
     runtimes: tuple[str, ...] = tuple(RUNTIMES),
     out: str | None = None,
     trust: bool = False,
+    float_model: str | None = None,
 ) -> bool:
     """Compares a TFLite file with its model or with itself, code by code; writes the certificate.
 
@@ -117,6 +126,7 @@ def verify(
         runtimes: names of `RUNTIMES` to compare.
         out: folder of the certificate; by default that of the file.
         trust: see `load_model`.
+        float_model: path of the float model, by default that of the run, where there is one.
 
     Returns:
         Whether no code differs.
@@ -129,7 +139,8 @@ def verify(
         if certificate is not None:
             return _check(target, console, choice, certificate, runtimes, out)
         with _folder_for(out, target.tflite) as folder:
-            found = _prove(target, console, choice, runtimes, folder / CERTIFICATE, trust)
+            path = _float_model(target, float_model)
+            found = _prove(target, console, choice, runtimes, folder / CERTIFICATE, trust, path)
             print_certificate(found, str(target.tflite), console)
             page = (folder / CERTIFICATE).with_suffix(".html")
             console.print(f"Certificate: {page}", highlight=False, markup=False, soft_wrap=True)
@@ -147,12 +158,16 @@ def _prove(
     runtimes: tuple[str, ...],
     certificate_path: pathlib.Path,
     trust: bool,
+    float_model: pathlib.Path | None,
 ) -> Certificate:
     settings: dict[str, Any] = {
         "certificate_path": certificate_path,
         "runtimes": runtimes,
         "progress": True,
     }
+    if float_model is not None:
+        quiet_tensorflow()
+        settings["float_model"] = load_model(float_model, trust=trust)
     if target.model is None:
         subject = read_subject(target.tflite)
         graph = subject.graph
@@ -175,6 +190,16 @@ def _prove(
         images_from=pixels.source,
         **settings,
     )
+
+
+def _float_model(target: Target, given: str | None) -> pathlib.Path | None:
+    """The float model that was named, or that of the run."""
+    if given is not None:
+        if not os.path.isfile(given):
+            raise RunError(f"--float_model: {given} not found; expected a float .keras model.")
+        return pathlib.Path(given)
+    own = target.folder.file(FLOAT_MODEL) if target.folder else None
+    return own if own is not None and own.is_file() else None
 
 
 def _as_measured(model: "keras.Model", target: Target) -> "keras.Model":

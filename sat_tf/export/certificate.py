@@ -4,12 +4,18 @@ import dataclasses
 import json
 import os
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from sat_tf.export.outputs import OutputCount
 from sat_tf.export.runtime import Delegation
 from sat_tf.wholefile import written_whole
+
+# By how much the file and the float model may part in accuracy, in the classes they give, or, where
+# there are none, in the mean of a value, in standard deviations, before it is said in red.
+FEW_POINTS = 0.03
 
 _LISTS_OF_NUMBERS = re.compile(r"\[[-\d,\s]*\]")
 
@@ -47,9 +53,12 @@ class RuntimeCount:
         outputs_differing: outputs that differ between a run that keeps every tensor and one that
             does not, as a phone runs it.
         delegation: what XNNPACK has taken over in the latter.
-        agreement: share of images with the class of the reference.
+        agreement: share of images, or of the pixels, rows or boxes of them, with the class of the
+            reference; of several outputs that of the least; None where none has classes.
         largest_output_difference: from the outputs of the reference; infinite where one is NaN.
-        top1: share of images classified right; None without labels.
+        top1: share of these classified right; None without labels, or with those of several
+            outputs, of which `Certificate.accuracy` tells.
+        outputs: each output by itself against the reference.
     """
 
     tensors: list[TensorCount]
@@ -57,9 +66,10 @@ class RuntimeCount:
     largest_float_difference: float
     outputs_differing: int
     delegation: Delegation
-    agreement: float
+    agreement: float | None
     largest_output_difference: float
     top1: float | None
+    outputs: list[OutputCount] = dataclasses.field(default_factory=list)
 
     @property
     def first_differing(self) -> str | None:
@@ -75,6 +85,43 @@ class RuntimeCount:
     def codes_differing(self) -> int:
         """How many of them differ."""
         return sum(tensor.codes_differing for tensor in self.tensors)
+
+
+@dataclasses.dataclass(frozen=True)
+class FloatNote:
+    """How the file and the float model part in one output.
+
+    Attributes:
+        text: in words.
+        is_bad: whether by more than `FEW_POINTS`.
+    """
+
+    text: str
+    is_bad: bool
+
+
+def _float_note(count: OutputCount, right: Mapping[str, float], *, several: bool) -> FloatNote:
+    where = f"{count.name}: " if several else ""
+    is_bad, parts = False, []
+    if "float" in right:
+        lost = right["tflite"] - right["float"]
+        is_bad |= not abs(lost) <= FEW_POINTS
+        parts.append(
+            f"{100 * right['tflite']:.2f} % right, the float model {100 * right['float']:.2f} % "
+            f"({100 * lost:+.2f} points)"
+        )
+    if count.agreement is not None:
+        is_bad |= not count.agreement >= 1.0 - FEW_POINTS
+        parts.append(
+            f"the class of the float model for {100 * count.agreement:.2f} % of {count.places:,}"
+        )
+    else:
+        is_bad |= not count.mean_difference <= FEW_POINTS * count.spread
+        parts.append(
+            f"values differ from the float model's by {count.mean_difference:.4g} in the mean and "
+            f"{count.largest_difference:.4g} at most, of a standard deviation of {count.spread:.4g}"
+        )
+    return FloatNote(f"{where}{'; '.join(parts)}", is_bad)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,9 +196,12 @@ class Certificate:
         images_from: where they come from.
         reference: "keras" where outputs are compared with those of the Keras model, else
             "simulation".
-        agreement: share of images whose largest output is the same in the reference and in LiteRT.
-        top1: share of images classified right, by "quantized" (Keras), "simulation" and "tflite"
-            (LiteRT with XNNPACK); empty without labels.
+        agreement: share of images, or of the pixels, rows or boxes of them, with the same class in
+            the reference and in LiteRT; of several outputs that of the least, of which
+            `runtimes` tells one by one; None where no output has classes.
+        top1: share of these classified right, by "quantized" (Keras), "simulation", "tflite"
+            (LiteRT with XNNPACK) and "float", where there is a float model; empty without labels,
+            and with those of several outputs.
         runtimes: the comparison with the simulation, by runtime. Only "xnnpack", the one LiteRT
             uses by itself, is held to be exact.
         refused: why other runtimes do not run the file, by runtime.
@@ -160,6 +210,10 @@ class Certificate:
             that one of its layers makes; both compute from the image on, so that a code that
             differs can change others behind it. Empty without the Keras model.
         warnings: what to know about the file.
+        accuracy: `top1` of every output that has labels, by its name.
+        float_model: name of the float model that the file is compared with; None without one.
+        float_outputs: each output of the file, as LiteRT with XNNPACK computes it, against that of
+            the float model, on the same images; empty without one.
     """
 
     model: str
@@ -175,13 +229,16 @@ class Certificate:
     images_sha256: str
     images_from: ImagesFrom
     reference: str
-    agreement: float
+    agreement: float | None
     top1: dict[str, float]
     runtimes: dict[str, RuntimeCount]
     refused: dict[str, str]
     codes: list[TensorCodes]
     trained: list[TensorCount]
     warnings: list[str]
+    accuracy: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    float_model: str | None = None
+    float_outputs: list[OutputCount] = dataclasses.field(default_factory=list)
 
     @property
     def codes_compared(self) -> int:
@@ -210,6 +267,18 @@ class Certificate:
         )
 
     @property
+    def float_notes(self) -> list[FloatNote]:
+        """What there is to say of the file beside the float model, one line an output."""
+        return [
+            _float_note(count, self.accuracy.get(count.name, {}), several=self._several)
+            for count in self.float_outputs
+        ]
+
+    @property
+    def _several(self) -> bool:
+        return len(self.float_outputs) > 1
+
+    @property
     def trained_differing(self) -> float:
         """Share of the codes of the Keras model that differ from the simulation, in [0, 1]."""
         compared = sum(tensor.codes_compared for tensor in self.trained)
@@ -229,6 +298,7 @@ class Certificate:
             "codes_compared": self.codes_compared,
             "codes_differing": self.codes_differing,
             "trained_differing": self.trained_differing if self.trained else None,
+            "float_notes": [dataclasses.asdict(note) for note in self.float_notes],
             **values,
         }
 

@@ -3,8 +3,9 @@
 import math
 import os
 import pathlib
+from collections.abc import Iterable
 
-from sat_tf.export.certificate import Certificate, RuntimeCount, TensorCodes, TensorCount
+from sat_tf.export.certificate import Certificate, FloatNote, RuntimeCount, TensorCodes, TensorCount
 from sat_tf.export.histogram import histogram
 from sat_tf.page import facts, page, row, table, text
 from sat_tf.wholefile import check_writable, written_whole
@@ -50,7 +51,9 @@ def certificate_page(certificate: Certificate) -> str:
         f"Certificate of {certificate.file}",
         [
             _verdict(certificate),
+            float_notes(certificate.float_notes),
             _facts(certificate),
+            *_outputs(certificate),
             "<h2>Runtimes</h2>",
             _runtimes(certificate),
             f"<p>{_ON_RUNTIMES}</p>",
@@ -94,9 +97,75 @@ def _verdict(certificate: Certificate) -> str:
     return "\n".join(lines) + "</p>"
 
 
+def float_notes(notes: Iterable[FloatNote]) -> str:
+    """How the file and the float model part, in red where it is by more than a few points."""
+    return "\n".join(
+        f'<p><span class="{"bad" if note.is_bad else "good"}">Beside the float model: '
+        f"{text(note.text)}</span></p>"
+        for note in notes
+    )
+
+
+def _outputs(certificate: Certificate) -> list[str]:
+    """A table of the outputs, where there is more to say than the table of runtimes does."""
+    counts = certificate.runtimes["xnnpack"].outputs
+    if not certificate.float_outputs and len(counts) < 2 and all(c.agreement for c in counts):
+        return []
+    titles = {
+        "quantized": "Keras",
+        "simulation": "simulation",
+        "tflite": "LiteRT",
+        "float": "float",
+    }
+    models = [name for name in titles if any(name in a for a in certificate.accuracy.values())]
+    reference = "Keras" if certificate.reference == "keras" else "simulation"
+    sides = {reference: counts}
+    if certificate.float_outputs:
+        sides["float model"] = certificate.float_outputs
+    head = ["output", "shape", "classified"]
+    numbers = [f"right, {titles[name]}" for name in models]
+    for side in sides:
+        numbers += [f"class of the {side}", f"mean difference, {side}", f"largest, {side}"]
+    numbers.append("standard deviation")
+    rows = []
+    for index, count in enumerate(counts):
+        right = certificate.accuracy.get(count.name, {})
+        cells = [percent(right.get(name)) for name in models]
+        for of_side in sides.values():
+            other = of_side[index]
+            cells += [
+                percent(other.agreement),
+                f"{other.mean_difference:.4g}",
+                f"{other.largest_difference:.4g}",
+            ]
+        shape = "×".join(map(str, count.shape))
+        named = [f"<b>{text(count.name)}</b>", shape, f"{count.places:,}" if count.places else "–"]
+        rows.append(row(named, [*cells, f"{count.spread:.4g}"]))
+    note = (
+        "What LiteRT with XNNPACK gives, each output by itself. Classified are images, or the "
+        "pixels, rows or boxes of them; where an output is a number and no class, only its values "
+        "are compared."
+    )
+    return [
+        "<h2>Outputs</h2>",
+        f"<p>{note}</p>",
+        table((*head, *numbers), rows, label="Outputs", right=len(numbers)),
+    ]
+
+
+def percent(share: float | None) -> str:
+    """A share in percent; a dash where there is none."""
+    return "–" if share is None else f"{100 * share:.2f} %"
+
+
 def _facts(certificate: Certificate) -> str:
     operators = ", ".join(f"{count} {name}" for name, count in certificate.operators.items())
-    names = {"quantized": "Keras", "simulation": "simulation", "tflite": "LiteRT"}
+    names = {
+        "quantized": "Keras",
+        "simulation": "simulation",
+        "tflite": "LiteRT",
+        "float": "float model",
+    }
     rows = {
         "File": f"{certificate.bytes:,} bytes, {certificate.gzip_bytes:,} after gzip",
         "SHA-256": certificate.sha256,
@@ -144,7 +213,7 @@ def _runtime(name: str, count: RuntimeCount) -> str:
         f"{_count(name, count.codes_differing)} of {count.codes_compared:,}",
         text(count.first_differing or "none"),
         "" if count.top1 is None else f"{100 * count.top1:.2f} %",
-        f"{100 * count.agreement:.2f} %",
+        percent(count.agreement),
         f"{count.largest_output_difference:.4g}",
         f"{pieces} piece{'s' if delegation.partitions != 1 else ''}",
     )

@@ -9,9 +9,17 @@ import numpy as np
 
 from sat_tf.export.certificate import RuntimeCount, TensorCodes, TensorCount
 from sat_tf.export.graph import Graph, Linear
+from sat_tf.export.outputs import (
+    Output,
+    OutputCount,
+    apart,
+    compared,
+    only,
+    smallest_agreement,
+)
 from sat_tf.export.runtime import Runtime
 from sat_tf.export.several import Pixels
-from sat_tf.export.shares import class_agreement, largest_difference, top1
+from sat_tf.export.shares import largest_difference
 from sat_tf.export.weights import weight_counts
 
 
@@ -20,12 +28,31 @@ class Reference:
     """What outputs are compared with.
 
     Attributes:
-        outputs: one row an image.
-        labels: class numbers; None where there are none.
+        values: all outputs as one array, one row an image.
+        outputs: what they consist of.
+        labels: class numbers of each of them; None where there are none.
     """
 
-    outputs: np.ndarray
-    labels: np.ndarray | None
+    values: np.ndarray
+    outputs: list[Output]
+    labels: list[np.ndarray | None]
+
+    def compared(self, values: np.ndarray) -> list[OutputCount]:
+        """Each output of a model against this one's."""
+        pairs = zip(apart(values, self.outputs), apart(self.values, self.outputs), strict=True)
+        return [
+            compared(output, found, expected)
+            for output, (found, expected) in zip(self.outputs, pairs, strict=True)
+        ]
+
+    def accuracy(self, values: np.ndarray) -> dict[str, float]:
+        """Share of places that a model classifies right, by the outputs that have labels."""
+        found = zip(self.outputs, apart(values, self.outputs), self.labels, strict=True)
+        return {
+            output.name: output.accuracy(piece, labels)
+            for output, piece, labels in found
+            if labels is not None
+        }
 
 
 class RuntimeCounter:
@@ -76,15 +103,17 @@ class RuntimeCounter:
     def result(self, reference: Reference) -> RuntimeCount:
         """All counts."""
         outputs = self.outputs
+        counts, right = reference.compared(outputs), reference.accuracy(outputs)
         return RuntimeCount(
             tensors=list(self._tensors.values()),
             float_values_compared=self._float_values,
             largest_float_difference=self._largest_difference,
             outputs_differing=self._outputs_differing,
             delegation=self._plain.delegation(),
-            agreement=class_agreement(outputs, reference.outputs),
-            largest_output_difference=largest_difference(reference.outputs, outputs),
-            top1=None if reference.labels is None else top1(outputs, reference.labels),
+            agreement=smallest_agreement(counts),
+            largest_output_difference=largest_difference(reference.values, outputs),
+            top1=only(right),
+            outputs=counts,
         )
 
 

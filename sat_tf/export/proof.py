@@ -18,11 +18,12 @@ from sat_tf.export.comparison import (
     TrainedCounter,
 )
 from sat_tf.export.file_size import gzip_size
+from sat_tf.export.float_reference import FloatReference
 from sat_tf.export.graph import Graph
 from sat_tf.export.inputs import batches, images_hash
+from sat_tf.export.outputs import Output, only, outputs_in
 from sat_tf.export.runtime import RUNTIMES, USUAL_RUNTIMES
 from sat_tf.export.several import Pixels, number_of, outputs_of
-from sat_tf.export.shares import class_agreement, top1
 from sat_tf.export.simulator import simulate
 from sat_tf.export.structure import Structure
 from sat_tf.export.trial import refusals
@@ -58,6 +59,16 @@ class Subject:
     is_trusted: bool = False
 
     @property
+    def makers(self) -> dict[str, str]:
+        """The operators of the file, by the tensor that each makes."""
+        return {op.outputs[0].name: op.name for op in self.structure.operators}
+
+    @property
+    def outputs(self) -> list[Output]:
+        """The outputs, in the order of the model's."""
+        return outputs_in(self.graph, self.makers)
+
+    @property
     def sha256(self) -> str:
         """Hash of the file."""
         return hashlib.sha256(self.content).hexdigest()
@@ -66,11 +77,12 @@ class Subject:
 def prove(
     subject: Subject,
     images: Pixels,
-    labels: np.ndarray | None,
+    labels: list[np.ndarray | None] | None,
     *,
     images_from: ImagesFrom,
     runtimes: Iterable[str] = USUAL_RUNTIMES,
     trained: Trained | None = None,
+    float_model: FloatReference | None = None,
     progress: bool = False,
 ) -> Certificate:
     """Runs a file on images and counts every difference.
@@ -78,10 +90,11 @@ def prove(
     Args:
         subject: the file and its graph.
         images: uint8 (n, *image_shape), at least one; a tuple of arrays for several inputs.
-        labels: integers (n,), or None.
+        labels: of each of `subject.outputs`, or None.
         images_from: where the images come from.
         runtimes: names of `RUNTIMES`; "xnnpack" always takes part.
         trained: the Keras model, whose outputs are then the reference.
+        float_model: the float model, which the file's outputs are compared with too.
         progress: show a bar.
 
     Raises:
@@ -89,10 +102,9 @@ def prove(
     """
     graph, content = subject.graph, subject.content
     counters, refused = _counters(subject, _ordered(runtimes))
-    makers = {op.outputs[0].name: op.name for op in subject.structure.operators}
-    recorder = CodesRecorder(graph, makers)
+    recorder = CodesRecorder(graph, subject.makers)
     keras = TrainedCounter(trained, graph) if trained else None
-    simulated_outputs = []
+    simulated_outputs, float_outputs = [], []
     with image_bar(subject.path.name, number_of(images), shown=progress) as advance:
         for batch in batches(images, graph):
             # What stands behind a float layer follows from what XNNPACK has made of that.
@@ -108,13 +120,23 @@ def prove(
                     counter.count(simulate(graph, batch, own) if graph.islands else simulated)
             if keras:
                 keras.add(batch, simulated)
+            if float_model:
+                float_outputs.append(float_model.run(batch))
             advance(number_of(batch))
     outputs = {"simulation": np.concatenate(simulated_outputs)}
     expected = outputs["simulation"]
     if keras:
         expected = outputs["quantized"] = keras.outputs
     outputs["tflite"] = counters["xnnpack"].outputs
-    reference = Reference(expected, labels)
+    counted = subject.outputs
+    reference = Reference(expected, counted, labels or [None] * len(counted))
+    float_counts = []
+    if float_model:
+        outputs["float"] = np.concatenate(float_outputs)
+        beside = dataclasses.replace(reference, values=outputs["float"])
+        float_counts = beside.compared(outputs["tflite"])
+    right = {name: reference.accuracy(values) for name, values in outputs.items()}
+    xnnpack = counters["xnnpack"].result(reference)
     return Certificate(
         model=graph.name,
         file=subject.path.name,
@@ -129,13 +151,23 @@ def prove(
         images_sha256=images_hash(images),
         images_from=images_from,
         reference="keras" if keras else "simulation",
-        agreement=class_agreement(outputs["tflite"], expected),
-        top1={} if labels is None else {name: top1(o, labels) for name, o in outputs.items()},
-        runtimes={name: counter.result(reference) for name, counter in counters.items()},
+        agreement=xnnpack.agreement,
+        top1={name: share for name, shares in right.items() if (share := only(shares)) is not None},
+        runtimes={
+            name: xnnpack if name == "xnnpack" else counter.result(reference)
+            for name, counter in counters.items()
+        },
         refused=refused,
         codes=recorder.result(),
         trained=keras.result() if keras else [],
         warnings=list(graph.warnings),
+        accuracy={
+            output.name: {name: shares[output.name] for name, shares in right.items()}
+            for output in counted
+            if output.name in right["tflite"]
+        },
+        float_model=float_model.name if float_model else None,
+        float_outputs=float_counts,
     )
 
 

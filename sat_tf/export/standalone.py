@@ -10,15 +10,16 @@ import numpy as np
 
 from sat_tf.export.certificate import Certificate, ImagesFrom
 from sat_tf.export.certificate_page import check_certificate_path, write_both
+from sat_tf.export.float_reference import FloatReference
 from sat_tf.export.graph import Graph
 from sat_tf.export.inputs import (
     GIVEN,
     as_array,
     image_problems,
     images_hash,
-    label_problems,
     random_images,
 )
+from sat_tf.export.outputs import labels_of
 from sat_tf.export.proof import Subject, prove
 from sat_tf.export.reader import read_graph
 from sat_tf.export.runtime import USUAL_RUNTIMES
@@ -30,8 +31,9 @@ from sat_tf.wholefile import expect_path
 def verify_file(
     path: str | os.PathLike[str],
     images: np.ndarray,
-    labels: np.ndarray | None = None,
+    labels: Any = None,
     *,
+    float_model: Any = None,
     certificate_path: str | os.PathLike[str] | None = None,
     runtimes: Iterable[str] = USUAL_RUNTIMES,
     images_from: ImagesFrom = GIVEN,
@@ -46,7 +48,8 @@ def verify_file(
     Args:
         path: a TFLite file that sat-tf wrote.
         images: uint8 (n, rows, columns, channels): the pixels as they are.
-        labels: integers (n,), each below the number of classes, to count top-1 too.
+        labels: class numbers, to count accuracy too; see `sat_tf.verify_tflite`.
+        float_model: see `sat_tf.verify_tflite`.
         certificate_path: see `sat_tf.verify_tflite`.
         runtimes: see `sat_tf.verify_tflite`.
         images_from: where the images come from, for the certificate.
@@ -63,6 +66,7 @@ def verify_file(
         read_subject(expect_path(path)),
         images,
         labels,
+        float_model=float_model,
         certificate_path=certificate_path,
         runtimes=runtimes,
         images_from=images_from,
@@ -73,8 +77,9 @@ def verify_file(
 def verify_subject(
     subject: Subject,
     images: np.ndarray,
-    labels: np.ndarray | None = None,
+    labels: Any = None,
     *,
+    float_model: Any = None,
     certificate_path: str | os.PathLike[str] | None = None,
     **settings: Any,
 ) -> Certificate:
@@ -84,6 +89,7 @@ def verify_subject(
         subject: from `read_subject`.
         images: see `verify_file`.
         labels: see `verify_file`.
+        float_model: see `sat_tf.verify_tflite`.
         certificate_path: see `verify_file`.
         **settings: its other settings, which are those of `proof.prove`.
 
@@ -92,8 +98,10 @@ def verify_subject(
     """
     if certificate_path is not None:
         check_certificate_path(certificate_path)
-    images, labels = checked_inputs("verify_file", subject.graph, images, labels)
-    certificate = prove(subject, images, labels, **settings)
+    images, found = checked_inputs("verify_file", subject, images, labels)
+    if float_model is not None:
+        settings["float_model"] = FloatReference(float_model, subject.graph)
+    certificate = prove(subject, images, found, **settings)
     if certificate_path is not None:
         write_both(certificate, certificate_path)
     return certificate
@@ -139,7 +147,7 @@ def recheck(
     subject = read_subject(expect_path(path))
     if images is None:
         images = _drawn_again(recorded, subject.graph)
-    images, _ = checked_inputs("recheck", subject.graph, images, None)
+    images, _ = checked_inputs("recheck", subject, images, None)
     problems = []
     found = images_hash(images)
     if found != recorded.images_sha256:
@@ -220,20 +228,19 @@ def file_problems(path: pathlib.Path) -> list[str]:
 
 
 def checked_inputs(
-    caller: str, graph: Graph, images: Any, labels: Any
-) -> tuple[np.ndarray, np.ndarray | None]:
-    """Images and labels as arrays.
+    caller: str, subject: Subject, images: Any, labels: Any
+) -> tuple[np.ndarray, list[np.ndarray | None]]:
+    """Images as an array, and labels as one for each output.
 
     Raises:
         ValueError: they do not fit the graph; lists every problem with its fix.
     """
+    graph = subject.graph
     graph.expect_one_of_each(caller)
     images, found = as_array("images", images)
     problems = found or image_problems(images, graph.images[0].shape)
-    if labels is not None:
-        labels, found = as_array("labels", labels)
-        classes = int(np.prod(graph.tensors[graph.output].shape))
-        problems += found or label_problems(images, labels, classes)
+    arrays, found = labels_of(labels, subject.outputs, len(images) if images.ndim else 0)
+    problems += found
     if problems:
         raise ValueError(list_problems(caller, problems))
-    return images, labels
+    return images, arrays

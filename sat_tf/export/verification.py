@@ -2,7 +2,7 @@
 
 import os
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,18 +12,19 @@ from sat_tf.export.certificate import Certificate, ImagesFrom
 from sat_tf.export.certificate_page import check_certificate_path, write_both
 from sat_tf.export.deployed import DeployedModel
 from sat_tf.export.file import file_content, file_graph
+from sat_tf.export.float_reference import FloatReference
 from sat_tf.export.image_size import is_sized, with_image_size
 from sat_tf.export.inputs import (
     GIVEN,
     as_array,
     image_problems,
-    label_problems,
     several_problems,
 )
+from sat_tf.export.outputs import labels_of
 from sat_tf.export.proof import Subject, prove
 from sat_tf.export.runtime import USUAL_RUNTIMES
 from sat_tf.export.settings import FileSettings
-from sat_tf.export.several import Pixels, arrays_of
+from sat_tf.export.several import Pixels, number_of
 from sat_tf.export.standalone import file_problems
 from sat_tf.export.structure import differences, read_structure
 from sat_tf.export.trained import trained_model
@@ -36,8 +37,9 @@ def verify_tflite(
     model: keras.Model,
     path: str | os.PathLike[str],
     images: Any,
-    labels: np.ndarray | None = None,
+    labels: Any = None,
     *,
+    float_model: keras.Model | None = None,
     certificate_path: str | os.PathLike[str] | None = None,
     runtimes: Iterable[str] = USUAL_RUNTIMES,
     images_from: ImagesFrom = GIVEN,
@@ -57,8 +59,12 @@ def verify_tflite(
         images: uint8 (n, rows, columns, channels): the pixels as they are. For several inputs, a
             list with such an array for each, in the order of `model.inputs`. A model of images of
             any size is verified for theirs.
-        labels: integers (n,), each below the number of classes, to count top-1 too; for models
-            with one output. The classes of several outputs are compared as if they were one.
+        labels: class numbers, to count accuracy too: integers (n,), or, where each pixel, row or
+            box is classified, (n, rows, columns) and the like. For several outputs a list with
+            labels or None for each, in the order of `model.outputs`, or a dictionary by their
+            names. What a sigmoid makes of one number has the classes 0 and 1.
+        float_model: the float model, to be compared with the file on the same pictures. It is fed
+            what the quantized Keras model is fed.
         certificate_path: where to write the certificate as JSON, if anywhere; a page to read goes
             beside it, with the suffix .html.
         runtimes: what to compare: "xnnpack", which always takes part, "builtin" and "reference",
@@ -75,14 +81,21 @@ def verify_tflite(
     """
     path = expect_path(path)
     model = _of_size(model, images)
-    images, labels = _checked(model, path, images, labels)
+    images = _checked(model, path, images)
     if certificate_path is not None:
         check_certificate_path(certificate_path)
     subject = _subject(model, path)
+    found, problems = labels_of(
+        labels, subject.outputs, number_of(images), _names_of_outputs(model)
+    )
+    if problems:
+        raise ValueError(list_problems("verify_tflite", problems))
+    beside = None if float_model is None else FloatReference(float_model, subject.graph)
     certificate = prove(
         subject,
         images,
-        labels,
+        found,
+        float_model=beside,
         images_from=images_from,
         runtimes=runtimes,
         trained=trained_model(model, subject.graph),
@@ -102,10 +115,19 @@ def _of_size(model: keras.Model, images: Any) -> keras.Model:
     return with_image_size(model, (rows, columns))
 
 
-def _checked(
-    model: keras.Model, path: pathlib.Path, images: Any, labels: Any
-) -> tuple[Pixels, np.ndarray | None]:
-    """Images and labels as arrays; raises unless they fit the model."""
+def _names_of_outputs(model: keras.Model) -> list[set[str]]:
+    """What the user may call each output: by its layer, or by its key in a dictionary."""
+    quantized = model.quantized if isinstance(model, DeployedModel) else model
+    names = [{name, name.removeprefix("quant_")} for name in quantized.output_names]
+    structure = quantized._nested_outputs  # Keras has no public view of it
+    if isinstance(structure, Mapping):
+        for called, key in zip(names, sorted(structure), strict=True):
+            called.add(key)
+    return names
+
+
+def _checked(model: keras.Model, path: pathlib.Path, images: Any) -> Pixels:
+    """Images as arrays; raises unless they fit the model."""
     if not isinstance(model, keras.Model):
         check_model(model)  # says what it is instead
     problems = file_problems(path)
@@ -116,18 +138,9 @@ def _checked(
     else:
         images, found = as_array("images", images)
         problems += found or image_problems(images, shapes[0])
-    if labels is not None and len(model.outputs) != 1:
-        problems.append(
-            f"labels: received some for a model with {len(model.outputs)} outputs, expected one "
-            "output, of classes; leave them out."
-        )
-    elif labels is not None:
-        labels, found = as_array("labels", labels)
-        classes = np.prod(model.output_shape[1:])
-        problems += found or label_problems(arrays_of(images)[0], labels, classes)
     if problems:
         raise ValueError(list_problems("verify_tflite", problems))
-    return images, labels
+    return images
 
 
 def _subject(model: keras.Model, path: pathlib.Path) -> Subject:

@@ -17,6 +17,7 @@ def deploy(
     *,
     float_head: bool,
     verify_images: int,
+    float_model: keras.Model | None = None,
 ) -> tuple[ExportReport, Certificate]:
     """Writes the TFLite file of a quantized model into its run folder, and the certificate.
 
@@ -26,6 +27,7 @@ def deploy(
         folder: of the run.
         float_head: see `sat_tf.export_tflite`.
         verify_images: how many held-out images to verify with, at most.
+        float_model: that of the run, to compare the file with.
 
     Returns:
         The export's report and the certificate.
@@ -38,7 +40,12 @@ def deploy(
     try:
         report = sat_tf.export_tflite(model, path, float_head=float_head)
         certificate = sat_tf.verify_tflite(
-            model, path, pixels, labels, certificate_path=folder.file(CERTIFICATE)
+            model,
+            path,
+            pixels,
+            labels,
+            float_model=float_model,
+            certificate_path=folder.file(CERTIFICATE),
         )
     except ValueError as error:
         raise RunError(f"{error}\nThe trained models are in {folder.path}.") from error

@@ -65,13 +65,19 @@ def conclude(run: Run, state: RunState, model: keras.Model | None, *, parameters
 def _of_file(run: Run, model: keras.Model) -> dict[str, Any]:
     """Writes the file and its certificate; what the results say of them."""
     config = run.config.export
+    floats = run.folder.file(run_folder.FLOAT_MODEL)
     report, certificate = deploy(
         model,
         run.source,
         run.folder,
         float_head=config.float_head,
         verify_images=config.verify_images,
+        float_model=keras.models.load_model(floats, compile=False) if floats.is_file() else None,
     )
+    for note in certificate.float_notes:
+        style = "red" if note.is_bad else None
+        text = f"Beside the float model: {escape(note.text)}"
+        run.console.print(text, style=style, highlight=False, soft_wrap=True)
     for warning in report.warnings:
         run.console.print(f"Note: {escape(warning)}", highlight=False, soft_wrap=True)
     return {

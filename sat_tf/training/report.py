@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import pydantic
 
 from sat_tf.analysis.layer_row import LayerRow
+from sat_tf.export.certificate import FloatNote
+from sat_tf.export.certificate_page import float_notes
 from sat_tf.messages import list_problems
 from sat_tf.page import facts, page, row, table, text
 from sat_tf.training import chart, history, report_curves, run_folder, step_history
@@ -169,6 +171,7 @@ def _certificate(certificate: Mapping[str, Any]) -> str:
         f'<p><span class="{kind}">{differing:,} of {compared:,} codes differ</span> between LiteRT '
         f"with XNNPACK and the integer simulation of the trained model. All tensors: "
         f'<a href="{page_name}">{page_name}</a>, <a href="{file_name}">{file_name}</a>.</p>'
+        + float_notes(FloatNote(**note) for note in certificate.get("float_notes", []))
         + facts(rows)
     )
 

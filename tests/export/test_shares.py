@@ -2,14 +2,16 @@ import numpy as np
 import pytest
 
 from sat_tf.export import shares
+from sat_tf.export.outputs import Output
 
 NAN = np.nan
 
 
 def test_outputs_that_are_not_finite_are_never_right():
     outputs = np.array([[NAN, 1.0], [0.0, 1.0], [np.inf, 0.0]])
-    assert shares.top1(outputs, np.array([0, 1, 0])) == pytest.approx(1 / 3)
-    assert shares.class_agreement(outputs, outputs) == pytest.approx(1 / 3)
+    classes = Output("classes", (2,))
+    assert classes.accuracy(outputs, np.array([0, 1, 0])) == pytest.approx(1 / 3)
+    assert classes.agreement(outputs, outputs) == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize(("k", "hits"), [(1, 1), (2, 2), (3, 3)])
@@ -27,10 +29,12 @@ def test_equal_outputs_are_in_the_order_of_their_classes():
 def test_top1_is_the_first_of_top_k():
     rng = np.random.default_rng(0)
     outputs, labels = rng.integers(-3, 3, (200, 7)).astype(np.float32), rng.integers(0, 7, 200)
-    assert shares.top_hits(outputs, labels, 1) == 200 * shares.top1(outputs, labels)
+    assert shares.top_hits(outputs, labels, 1) == 200 * Output("", (7,)).accuracy(outputs, labels)
 
 
 def test_a_nan_is_no_small_difference():
     assert shares.largest_difference(np.array([1.0, NAN]), np.array([1.0, 1.0])) == np.inf
     assert shares.largest_difference(np.array([1.0, 4.0]), np.array([1.5, 1.0])) == 3.0
     assert shares.largest_difference(np.array(1.0), np.array(NAN)) == np.inf
+    assert shares.mean_difference(np.array([1.0, 4.0]), np.array([1.5, 1.0])) == 1.75
+    assert shares.mean_difference(np.array([1.0]), np.array([NAN])) == np.inf
