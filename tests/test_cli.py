@@ -257,6 +257,29 @@ def test_verify_proves_a_run_folder_again(tiny_run, tmp_path, capsys):
     assert fresh["codes_compared"] == first["codes_compared"]
 
 
+def test_a_run_and_its_verification_compare_the_file_with_the_float_model(
+    tiny_run, tmp_path, capsys
+):
+    first = read_json(tiny_run / "certificate.json")
+    (note,) = first["float_notes"]
+    assert f"the float model {100 * first['top1']['float']:.2f} %" in note["text"]
+    for page in ("certificate.html", "report.html"):
+        assert f"Beside the float model: {note['text']}" in (tiny_run / page).read_text()
+    out = tmp_path / "proof"
+    assert cli.main(["verify", str(tiny_run), "--out", str(out)]) == 0
+    assert f"Beside the float model: {note['text']}" in capsys.readouterr().out
+    assert read_json(out / "certificate.json")["float_notes"] == [note]
+    # The quantized model in the place of the float one: nothing parts.
+    file, quantized = str(tiny_run / "model.tflite"), str(tiny_run / "quantized.keras")
+    np.save(tmp_path / "pixels.npy", np.full((3, 8, 8, 3), 7, np.uint8))
+    asked = ["--images", str(tmp_path / "pixels.npy"), "--out", str(out)]
+    assert cli.main(["verify", file, "--float_model", quantized, *asked]) == 0
+    (note,) = read_json(out / "certificate.json")["float_notes"]
+    assert not note["is_bad"]
+    assert cli.main(["verify", file, "--float_model", str(tmp_path / "no.keras"), *asked]) == 2
+    assert "--float_model:" in capsys.readouterr().err
+
+
 def test_verify_takes_a_model_and_a_file_with_given_or_random_images(tiny_run, tmp_path):
     copy = tmp_path / "model.tflite"
     copy.write_bytes((tiny_run / "model.tflite").read_bytes())

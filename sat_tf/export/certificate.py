@@ -112,14 +112,18 @@ def _float_note(count: OutputCount, right: Mapping[str, float], *, several: bool
         )
     if count.agreement is not None:
         is_bad |= not count.agreement >= 1.0 - FEW_POINTS
+        what = "pixels, rows or boxes" if len(count.shape) > 1 else "images"
         parts.append(
-            f"the class of the float model for {100 * count.agreement:.2f} % of {count.places:,}"
+            f"the same class as the float model for {100 * count.agreement:.2f} % of "
+            f"{count.places:,} {what}"
         )
     else:
         is_bad |= not count.mean_difference <= FEW_POINTS * count.spread
+    if not right:
         parts.append(
             f"values differ from the float model's by {count.mean_difference:.4g} in the mean and "
-            f"{count.largest_difference:.4g} at most, of a standard deviation of {count.spread:.4g}"
+            f"{count.largest_difference:.4g} at most (their standard deviation is "
+            f"{count.spread:.4g})"
         )
     return FloatNote(f"{where}{'; '.join(parts)}", is_bad)
 

@@ -17,6 +17,14 @@ RUNTIME_TITLES = {
 }
 
 
+_MODELS = {
+    "quantized": "Keras",
+    "simulation": "simulation",
+    "tflite": "LiteRT",
+    "float": "float model",
+}
+
+
 def check_certificate_path(path: str | os.PathLike[str]) -> tuple[pathlib.Path, pathlib.Path]:
     """Where a certificate and its page go: the page has the suffix .html.
 
@@ -109,32 +117,27 @@ def float_notes(notes: Iterable[FloatNote]) -> str:
 def _outputs(certificate: Certificate) -> list[str]:
     """A table of the outputs, where there is more to say than the table of runtimes does."""
     counts = certificate.runtimes["xnnpack"].outputs
-    if not certificate.float_outputs and len(counts) < 2 and all(c.agreement for c in counts):
+    plain = all(count.places and len(count.shape) == 1 for count in counts)
+    if not certificate.float_outputs and len(counts) < 2 and plain:
         return []
-    titles = {
-        "quantized": "Keras",
-        "simulation": "simulation",
-        "tflite": "LiteRT",
-        "float": "float",
-    }
-    models = [name for name in titles if any(name in a for a in certificate.accuracy.values())]
+    models = [name for name in _MODELS if any(name in a for a in certificate.accuracy.values())]
     reference = "Keras" if certificate.reference == "keras" else "simulation"
-    sides = {reference: counts}
+    sides = {reference if reference == "Keras" else "the simulation": counts}
     if certificate.float_outputs:
-        sides["float model"] = certificate.float_outputs
+        sides["the float model"] = certificate.float_outputs
     head = ["output", "shape", "classified"]
-    numbers = [f"right, {titles[name]}" for name in models]
+    numbers = [f"right, {_MODELS[name]}" for name in models]
     for side in sides:
-        numbers += [f"class of the {side}", f"mean difference, {side}", f"largest, {side}"]
+        numbers += [f"same class as {side}", "mean difference", "largest difference"]
     numbers.append("standard deviation")
     rows = []
     for index, count in enumerate(counts):
         right = certificate.accuracy.get(count.name, {})
-        cells = [percent(right.get(name)) for name in models]
+        cells = [_unbroken(percent(right.get(name))) for name in models]
         for of_side in sides.values():
             other = of_side[index]
             cells += [
-                percent(other.agreement),
+                _unbroken(percent(other.agreement)),
                 f"{other.mean_difference:.4g}",
                 f"{other.largest_difference:.4g}",
             ]
@@ -153,6 +156,10 @@ def _outputs(certificate: Certificate) -> list[str]:
     ]
 
 
+def _unbroken(words: str) -> str:
+    return words.replace(" ", "&nbsp;")
+
+
 def percent(share: float | None) -> str:
     """A share in percent; a dash where there is none."""
     return "–" if share is None else f"{100 * share:.2f} %"
@@ -160,12 +167,6 @@ def percent(share: float | None) -> str:
 
 def _facts(certificate: Certificate) -> str:
     operators = ", ".join(f"{count} {name}" for name, count in certificate.operators.items())
-    names = {
-        "quantized": "Keras",
-        "simulation": "simulation",
-        "tflite": "LiteRT",
-        "float": "float model",
-    }
     rows = {
         "File": f"{certificate.bytes:,} bytes, {certificate.gzip_bytes:,} after gzip",
         "SHA-256": certificate.sha256,
@@ -175,7 +176,7 @@ def _facts(certificate: Certificate) -> str:
         "Layers left float": ", ".join(certificate.islands),
         "SHA-256 of the images": certificate.images_sha256,
         "Top-1": ", ".join(
-            f"{names.get(name, name)} {100 * share:.2f} %"
+            f"{_MODELS.get(name, name)} {100 * share:.2f} %"
             for name, share in certificate.top1.items()
         ),
         "Versions": ", ".join(

@@ -41,6 +41,12 @@ def test_the_report_holds_all_there_is_to_know(tmp_path):
         assert words in found.text, words
 
 
+def test_a_file_that_parts_from_the_float_model_is_said_in_red(tmp_path):
+    page = shown(fill(RunFolder(tmp_path)))
+    note = "Beside the float model: 97.03 % right &amp; more"
+    assert f'<span class="bad">{note}</span>' in page
+
+
 def test_it_loads_nothing_and_links_only_to_the_certificate(tmp_path):
     page = shown(fill(RunFolder(tmp_path)))
     for word in ("<script", "url(", "@import", "http:", "https:", "<img", "<link"):
