@@ -6,6 +6,7 @@ import numpy as np
 
 from sat_tf.export.graph import Graph
 from sat_tf.export.several import Pixels, arrays_of, joined
+from sat_tf.export.tensor import Image
 from sat_tf.messages import kind_of
 
 
@@ -37,7 +38,7 @@ class FloatReference:
         import tensorflow as tf
 
         pixels = [
-            tf.constant(image.fed(array))
+            tf.constant(_fed(image, array))
             for array, image in zip(arrays_of(images), self._graph.images, strict=True)
         ]
         structure = getattr(self._model, "_nested_inputs", None)
@@ -46,6 +47,13 @@ class FloatReference:
             given = tf.nest.pack_sequence_as(structure, pixels)
         outputs = tf.nest.flatten(self._model(given, training=False))
         return joined([np.asarray(output, np.float32) for output in outputs])
+
+
+def _fed(image: Image, pixels: np.ndarray) -> np.ndarray:
+    """What the quantized model is fed; of a file alone, what its first kernels take pixels for."""
+    if image.range is not None:
+        return image.fed(pixels)
+    return (pixels.astype(np.float32) - np.float32(image.zero_point)) * image.step
 
 
 def _problem(model: Any, graph: Graph) -> str | None:
