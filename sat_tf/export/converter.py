@@ -20,7 +20,7 @@ from sat_tf.export.pairs import Pair
 from sat_tf.export.pipeline import deployed_graph
 from sat_tf.messages import list_problems
 from sat_tf.qat.layout import inner_layer
-from sat_tf.qat.network import call_in_inference
+from sat_tf.qat.network import call_on_floats
 
 
 def to_keras(model: keras.Model) -> keras.Model:
@@ -341,7 +341,7 @@ def _(operation: ir.Quantize, graph: Graph) -> Callable[..., tf.Tensor]:
 @_function.register
 def _(operation: ir.Island, graph: Graph) -> Callable[..., tf.Tensor]:
     node = operation.node
-    return lambda *sources: call_in_inference(node, inner_layer(node.layer), list(sources))
+    return lambda *sources: call_on_floats(node, inner_layer(node.layer), list(sources))
 
 
 @_function.register

@@ -22,7 +22,7 @@ from sat_tf.export.products import SUMS
 from sat_tf.export.steps import largest_sums, requantization_multipliers
 from sat_tf.qat.input_ranges import PIXELS, InputRange
 from sat_tf.qat.layout import inner_layer
-from sat_tf.qat.network import call_in_inference
+from sat_tf.qat.network import call_on_floats
 
 # Below this every integer is a float32, and sums of such products are exact in any order.
 _EXACT_FLOAT32 = 2**24
@@ -371,7 +371,7 @@ def _(operation: ir.Quantize, graph: Graph, constants: Constants, source: tf.Ten
 
 @compute.register
 def _(operation: ir.Island, graph: Graph, constants: Constants, *sources: tf.Tensor) -> tf.Tensor:
-    return call_in_inference(operation.node, inner_layer(operation.node.layer), list(sources))
+    return call_on_floats(operation.node, inner_layer(operation.node.layer), list(sources))
 
 
 # -- float operations ----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from ai_edge_litert import schema_py_generated as tfl
 from sat_tf.export.runtime import Runtime
 from sat_tf.messages import kind_of
 from sat_tf.qat.layout import inner_layer
-from sat_tf.qat.network import Node, call_in_inference
+from sat_tf.qat.network import Node, call_on_floats
 
 _INPUT = "island_input_"
 
@@ -71,9 +71,7 @@ def _converted(node: Node, shapes: Sequence[tuple[int, ...]], batch: int | None)
         for i, shape in enumerate(shapes)
     ]
     # A function, and no Keras model, in which the user's layer would be called once more.
-    function = tf.function(
-        lambda *tensors: call_in_inference(node, layer, list(tensors)), signature
-    )
+    function = tf.function(lambda *tensors: call_on_floats(node, layer, list(tensors)), signature)
     concrete = [function.get_concrete_function()]
     content: bytes = tf.lite.TFLiteConverter.from_concrete_functions(concrete, layer).convert()
     return content

@@ -156,10 +156,10 @@ def _(operation: ir.Quantize, graph: Graph, source: np.ndarray) -> np.ndarray:
 @run_operation.register
 def _(operation: ir.Island, graph: Graph, *sources: np.ndarray) -> np.ndarray:
     from sat_tf.qat.layout import inner_layer  # which loads TensorFlow
-    from sat_tf.qat.network import call_in_inference
+    from sat_tf.qat.network import call_on_floats
 
     node = operation.node
-    made = call_in_inference(node, inner_layer(node.layer), list(sources))
+    made = call_on_floats(node, inner_layer(node.layer), list(sources))
     return np.asarray(made, np.float32)
 
 

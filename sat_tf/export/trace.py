@@ -197,8 +197,8 @@ class _Tracer:
         layer = inner_layer(node.layer)
         sources = tuple(self.builder.dequantized(self._tensor(name)) for name in node.inputs)
         self.warnings.append(
-            f"{layer.name}: this {type(layer).__name__} is left float, and is what TensorFlow's "
-            "converter makes of it"
+            f"{layer.name}: this {registry.class_name(layer)} is left float, and is what "
+            "TensorFlow's converter makes of it"
         )
         return TensorForm(
             self.builder.add(ir.Island(sources, call_name(node), node), _shape(node), None)

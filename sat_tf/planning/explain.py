@@ -16,6 +16,7 @@ from sat_tf.planning.plan import Plan
 from sat_tf.planning.preview import preview, reading_bits, user_name
 from sat_tf.planning.problems import by_layer
 from sat_tf.planning.source import Source, is_quantized, read_source
+from sat_tf.qat import registry
 from sat_tf.qat.decisions import Insertion, Placement, PlacementError
 from sat_tf.qat.layout import non_finite_weights
 from sat_tf.qat.network import Network, Node
@@ -121,7 +122,7 @@ def _undecided(network: Network, problems: Sequence[str]) -> Iterator[LayerPlan]
         found = tuple(named.get(node.name, ()))
         yield LayerPlan(
             name=node.name,
-            kind=type(node.layer).__name__,
+            kind=registry.class_name(node.layer),
             detail=detail_of(node.layer),
             reads=node.inputs,
             shape=node.shape,
@@ -164,7 +165,7 @@ def _rows(
         weight_bits = weights.bits if weights else None
         planned = LayerPlan(
             name=node.name,
-            kind=type(node.layer).__name__,
+            kind=registry.class_name(node.layer),
             detail=detail_of(node.layer),
             reads=reads,
             shape=node.shape,

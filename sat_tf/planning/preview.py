@@ -32,7 +32,7 @@ class _OutputOfCall(Node):
         behind: the node of the float model that it belongs to.
     """
 
-    behind: str
+    behind: str = ""
 
 
 def preview(network: Network, placement: Placement) -> Network:

@@ -10,7 +10,9 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.qat import functions, registry
-from sat_tf.qat.operation_layers import Scaling
+from sat_tf.qat.call_template import template_of
+from sat_tf.qat.layer_copy import layer_copy
+from sat_tf.qat.operation_layers import OfSeveralTensors, Scaling
 from sat_tf.qat.registry import Role
 
 L = keras.layers
@@ -112,8 +114,30 @@ def plan_of(call: Call) -> Plan | None:
 
     if call.symbol:
         return plan_of_operation(call)
-    find = None if call.node.is_input else {**_PLANS, **LAYERS}.get(type(call.layer))
-    return find(call) if find else None
+    if call.node.is_input:
+        return None
+    return {**_PLANS, **LAYERS}.get(type(call.layer), _of_several)(call)
+
+
+def _of_several(call: Call) -> Plan | None:
+    """The same layer, called with a list, where it takes its tensors one by one."""
+    layer, tensors = call.layer, list({id(t): t for t in call.node.keras_inputs}.values())
+    options = {name: v for name, v in call.node.call_kwargs.items() if v is not None}
+    named = any(hasattr(v, "_keras_history") for v in tf.nest.flatten(options))
+    is_plain = len(call.node.call_args) == 1 and not named
+    is_shared = sum(node.layer is layer for node in call.nodes) > 1
+    if is_plain or is_shared or not hasattr(call.node.outputs, "_keras_history"):
+        return None
+    places = {id(tensor): place for place, tensor in enumerate(tensors)}
+    try:
+        arguments = template_of([list(call.node.call_args), options], places)
+    except TypeError:
+        return None
+    one = Step(
+        lambda **settings: OfSeveralTensors(layer_copy(layer), arguments, **settings),
+        weights=layer.get_weights(),
+    )
+    return Plan(tensors, [one], takes_list=len(tensors) > 1)
 
 
 def _behind_each_other(

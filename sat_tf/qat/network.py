@@ -33,6 +33,7 @@ class Node:
         takes_list: the layer is called with a list of tensors, even if with one.
         arguments: what else it is called with, such as training=False.
         shape: its output's shape without the batch dimension; None where unknown.
+        types: of the tensors it reads, where it is a call of a Keras model.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Node:
     takes_list: bool
     arguments: dict[str, Any]
     shape: tuple[int | None, ...]
+    types: tuple[tf.DType, ...] = ()
 
     def call(self, layer: keras.layers.Layer, tensors: list[Any]) -> Any:
         """Calls `layer` the way this node calls its own."""
@@ -60,6 +62,17 @@ def call_in_inference(node: Node, layer: keras.layers.Layer, tensors: list[Any])
     if "training" in inspect.signature(layer.call).parameters:
         arguments["training"] = False
     return dataclasses.replace(node, arguments=arguments).call(layer, tensors)
+
+
+def call_on_floats(node: Node, layer: keras.layers.Layer, tensors: list[Any]) -> Any:
+    """The same with float32 in and out, as files have it around layers that are left float.
+
+    Truths and whole numbers, which such layers give each other, are cast on their way.
+    """
+    for index, (tensor, wanted) in enumerate(zip(tensors, node.types, strict=False)):
+        if not wanted.is_floating:
+            tensors[index] = tf.cast(tensor, wanted)
+    return tf.cast(call_in_inference(node, layer, tensors), tf.float32)
 
 
 class Network:
@@ -119,7 +132,8 @@ class Network:
             )
         shape = tuple(outputs[0].shape[1:])
         takes_list = isinstance(first, list | tuple)
-        self._nodes[name] = Node(name, layer, inputs, takes_list, arguments, shape)
+        types = () if call.is_input else tuple(tensor.dtype for tensor in call.keras_inputs)
+        self._nodes[name] = Node(name, layer, inputs, takes_list, arguments, shape, types)
 
     def refuse_problems(self) -> None:
         """Raises ValueError, with all `problems`, where there are any."""

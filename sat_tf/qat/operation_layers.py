@@ -1,5 +1,6 @@
 """Keras layers for what users write as operations: `2 * x + 1`, `x[:, 1:]`, `tf.minimum(x, 3)`."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -121,6 +122,38 @@ class StopGradient(keras.layers.Layer):
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
         return dict(super().get_config())
+
+
+@_register
+class OfSeveralTensors(keras.layers.Wrapper):
+    """A layer that takes its tensors one by one, called with a list of them; never quantized.
+
+    Args:
+        layer: the layer, such as MultiHeadAttention, whose call has a query, a value and a key.
+        arguments: what it is called with, and, by name, what has a name: plain values, with
+            {"tensor": i} in the place of the i-th tensor of the list.
+        **options: options of any Keras layer.
+    """
+
+    def __init__(self, layer: keras.layers.Layer, arguments: Sequence[Any], **options: Any) -> None:
+        super().__init__(layer, **options)
+        self.arguments = arguments
+
+    def build(self, input_shape: Any) -> None:
+        """Leaves it to the layer, which is built when it is called."""
+        del input_shape
+        self.built = True
+
+    def call(self, inputs: Any, training: Any = None) -> Any:
+        """What the layer makes of the tensors."""
+        args, options = filled_in(self.arguments, tf.nest.flatten(inputs))
+        if "training" in inspect.signature(self.layer.call).parameters:
+            options.setdefault("training", training)
+        return self.layer(*args, **options)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "arguments": self.arguments}
 
 
 class OfTensorFlow(keras.layers.Layer):
@@ -398,4 +431,5 @@ LAYERS: tuple[type[keras.layers.Layer], ...] = (
     Gather,
     ConstantSum,
     StopGradient,
+    OfSeveralTensors,
 )

@@ -17,6 +17,7 @@ from sat_tf.qat.operation_layers import (
     ConstantSum,
     DepthToSpace,
     Gather,
+    OfSeveralTensors,
     Operation,
     Padding,
     Scaling,
@@ -136,6 +137,11 @@ def activation_name(layer: keras.layers.Layer) -> str:
     return "linear" if activation is None else getattr(activation, "__name__", str(activation))
 
 
+def class_name(layer: keras.layers.Layer) -> str:
+    """Name of the class of a layer, as the user knows it."""
+    return type(layer.layer if isinstance(layer, OfSeveralTensors) else layer).__name__
+
+
 def unsupported_problem(layer: keras.layers.Layer) -> str | None:
     """Why this layer cannot be quantized, and what to do; None where it can."""
     support = find_support(layer)
@@ -143,7 +149,7 @@ def unsupported_problem(layer: keras.layers.Layer) -> str | None:
         if isinstance(layer, Operation):
             function = layer.function
             return f"received tf.{function}, which sat-tf does not quantize{fix_of(function)}"
-        kind = type(layer).__name__
+        kind = class_name(layer)
         return f"received {kind}, which sat-tf does not quantize{fix_of(kind)}"
     return support.refuse(layer)
 

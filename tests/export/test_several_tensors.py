@@ -1,0 +1,75 @@
+"""Layers of several tensors, and operations on truths and whole numbers, that are left float."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.export.runtime import Runtime
+
+L = keras.layers
+
+
+def _masked(x):
+    mask = tf.ones_like(x)[:, :, 0] > 0.5
+    return L.MultiHeadAttention(2, 3, name="mha")(x, value=x, key=x, attention_mask=mask[:, None])
+
+
+LEFT_FLOAT = {
+    "attention": lambda x: L.MultiHeadAttention(2, 3, name="mha")(x, x),
+    "causal": lambda x: L.MultiHeadAttention(2, 3, name="mha")(x, x, use_causal_mask=True),
+    "masked": _masked,
+    "where": lambda x: tf.where(x > 20.0, x, 0.1 * x),
+    "logical": lambda x: x * tf.cast(tf.logical_and(x > 20.0, x < 80.0), tf.float32),
+    "one_hot": lambda x: x + tf.one_hot(tf.argmax(x, -1), 6),
+}
+
+
+def _model(operation):
+    keras.utils.set_random_seed(3)
+    image = keras.Input((5, 5, 3), name="image")
+    tensor = L.Conv2D(6, 2, activation="relu", name="conv")(image)
+    tensor = operation(L.Reshape((16, 6), name="tokens")(tensor))
+    return keras.Model(image, L.Dense(3, name="classifier")(L.Flatten(name="flat")(tensor)))
+
+
+def _images(count=64):
+    return np.random.default_rng(4).integers(0, 256, (count, 5, 5, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", LEFT_FLOAT)
+def test_it_is_left_float_saved_and_in_the_file_what_it_is_in_keras(name, tmp_path):
+    float_model = _model(LEFT_FLOAT[name])
+    policy = sat_tf.BitPolicy.mobile(8, unsupported="float")
+    quantized = sat_tf.calibrate(sat_tf.quantize_model(float_model, policy), _images())
+    expected = quantized(_images()).numpy()
+    if "mha" in [layer.name for layer in float_model.layers]:
+        assert np.max(np.abs(float_model(_images()) - expected)) < 0.1 * np.ptp(expected)
+    quantized.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded(_images()), quantized(_images()))
+    path, pixels = tmp_path / "model.tflite", _images(8).astype(np.uint8)
+    sat_tf.export_tflite(quantized, path)
+    assert sat_tf.verify_tflite(quantized, path, pixels).codes_differing == 0
+    # Codes behind what is left float depend on it: the whole file is held against Keras.
+    found = Runtime(path.read_bytes(), keep_tensors=False).run(pixels)
+    # In the mean, because a code that differs may be on the other side of a threshold.
+    assert np.mean(np.abs(found - expected[:8])) < 0.02 * np.ptp(expected)
+
+
+def test_attention_trains():
+    policy = sat_tf.BitPolicy(unsupported="float")
+    quantized = sat_tf.quantize_model(_model(LEFT_FLOAT["attention"]), policy)
+    quantized.compile("sgd", "mse")
+    before = quantized.get_layer("quant_mha").get_weights()
+    quantized.fit(_images(), np.zeros((64, 3)), verbose=0)
+    after = quantized.get_layer("quant_mha").get_weights()
+    assert any(np.any(one != other) for one, other in zip(before, after, strict=True))
+
+
+def test_it_is_refused_by_its_name():
+    with pytest.raises(ValueError, match="mha: received MultiHeadAttention, which sat-tf does not"):
+        sat_tf.quantize_model(_model(LEFT_FLOAT["attention"]))
+    plan = sat_tf.explain(_model(LEFT_FLOAT["attention"]), sat_tf.BitPolicy(unsupported="float"))
+    assert plan["mha"].kind == "MultiHeadAttention"
