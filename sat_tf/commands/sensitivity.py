@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import pathlib
+from typing import Any
 
 from rich.console import Console
 
@@ -16,6 +17,7 @@ from sat_tf.commands.models import quiet_tensorflow
 from sat_tf.commands.pixels import add_image_arguments, choice_of
 from sat_tf.export.inputs import image_problems
 from sat_tf.messages import list_problems
+from sat_tf.qat.input_ranges import range_problem
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.errors import RunError
 from sat_tf.wholefile import check_writable
@@ -58,12 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the weights of the first and last layer; default: 8",
     )
     parser.add_argument(
+        "--input_range",
         "--input_max",
-        metavar="X",
-        type=float,
-        default=255.0,
-        help="what a pixel of 255 is to the model; 1 for one that takes pixels / 255. Images are "
-        "given to it so; default: 255",
+        metavar="LOW,HIGH|NAME",
+        type=_input_range,
+        default=(0.0, 255.0),
+        help="what the pixels 0 and 255 are to the model, such as 0,1 for x / 255, or tf, torch or "
+        "caffe, a preprocessing of keras.applications. Images are given to it so; default: 0,255",
     )
     parser.add_argument(
         "--metric",
@@ -101,7 +104,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         policy = BitPolicy.mobile(
             arguments.bits,
             first_last_weight_bits=arguments.first_last_weight_bits,
-            input_max=arguments.input_max,
+            input_range=arguments.input_range,
         )
         for path in (arguments.csv, arguments.picture):
             if path is not None:
@@ -127,10 +130,10 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         problems = image_problems(pixels.images, shape)
         if problems:
             raise ValueError(list_problems("--images", problems))
-        images = pixels.images * (arguments.input_max / 255.0)
+        images = policy.range_of(model.input_names[0]).fed(pixels.images)
         found = sensitivity(
             model,
-            (images.astype("float32"), pixels.labels),
+            (images, pixels.labels),
             policy,
             metric=arguments.metric,
             num_images=arguments.num_images or _USUAL_IMAGES,
@@ -151,6 +154,19 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
                 console.print(f"  {name!r}: {fields}", highlight=False, markup=False)
             if not overrides:
                 console.print("  none: the policy keeps it as it is", highlight=False)
+
+
+def _input_range(text: str) -> Any:
+    """A range as BitPolicy has it; one number is the high end of one from 0."""
+    try:
+        ends = [float(end) for end in text.split(",")]
+    except ValueError:
+        ends = []
+    value: Any = text if not ends else (0.0, *ends) if len(ends) == 1 else tuple(ends)
+    problem = range_problem(value)
+    if problem:
+        raise argparse.ArgumentTypeError(f"{text!r}: {problem}")
+    return value
 
 
 def _check_format(path: str) -> None:

@@ -327,9 +327,10 @@ def _(operation: Lookup, graph: Graph, constants: Constants, source: tf.Tensor) 
 @constants_of.register
 def _(operation: ir.ShiftImage, graph: Graph) -> Numbers:
     change = _range_of(operation, graph).change
-    step = np.float32(graph.image(operation.inputs[0]).step)
+    unit = np.float32(graph.image(operation.inputs[0]).step) * change.ratio
     return {
-        "unit": np.asarray(change.ratio * step, np.float32),
+        # One and the same product for codes of real values, whose ties are those of QUANTIZE.
+        "per_unit": np.asarray(np.float32(1.0) / unit.astype(np.float32), np.float32),
         "shift": np.asarray(change.shift, np.float32),
         **_ends(graph.codes(operation.output)),
     }
@@ -337,7 +338,7 @@ def _(operation: ir.ShiftImage, graph: Graph) -> Numbers:
 
 @compute.register
 def _(operation: ir.ShiftImage, graph: Graph, constants: Constants, image: tf.Tensor) -> tf.Tensor:
-    codes = tf.round((image - constants["shift"]) / constants["unit"])
+    codes = tf.round((image - constants["shift"]) * constants["per_unit"])
     if _range_of(operation, graph).reversed_channels:
         codes = tf.reverse(codes, axis=[-1])
     return _clipped(codes, constants)

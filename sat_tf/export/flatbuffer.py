@@ -48,7 +48,7 @@ def serialize(graph: Graph, metadata: Mapping[str, bytes], *, resizable: bool = 
         resizable: say that the batch size, 1, is free.
 
     Returns:
-        A TFLite flatbuffer whose input is the uint8 image and whose output is float32.
+        A TFLite flatbuffer whose inputs are the graph's images and whose output is float32.
     """
     return _Writer(graph, resizable).finish(metadata)
 
@@ -66,8 +66,9 @@ class _Writer:
         self.kernel_buffers: dict[bytes, int] = {}
         self.names = {*(image.name for image in graph.images), *graph.tensors}
         for image in graph.images:
-            codes = Codes(image.step, image.zero_point)
-            self._activation(image.name, image.shape, np.dtype(np.uint8), codes)
+            kind = np.dtype(image.type)
+            codes = None if kind == np.float32 else Codes(image.step, image.zero_point)
+            self._activation(image.name, image.shape, kind, codes)
 
     def finish(self, metadata: Mapping[str, bytes]) -> bytes:
         for operation in self.graph.operations:

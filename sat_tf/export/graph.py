@@ -229,7 +229,7 @@ class Reshape(Operation):
 
 @dataclasses.dataclass(frozen=True)
 class ShiftImage(Operation):
-    """uint8 pixels to int8: stored = pixel - 128."""
+    """uint8 pixels to int8, stored = pixel - 128; int8 codes of an input as they are."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,7 +300,7 @@ class Graph:
 
     Attributes:
         name: name of the Keras model.
-        tensors: by name; the uint8 images are not among them.
+        tensors: by name; the inputs are not among them.
         operations: producers before consumers.
         images: the inputs, in the order of the model's.
         output: name of the output tensor.

@@ -55,10 +55,14 @@ def as_array(name: str, values: Any) -> tuple[np.ndarray, list[str]]:
         return np.empty(0), [problem]
 
 
-def image_problems(images: np.ndarray, shape: tuple[int, ...] | None) -> list[str]:
-    """Why these are no pixels for an input of some shape; None is any shape."""
+def image_problems(
+    images: np.ndarray, shape: tuple[int, ...] | None, kind: str = "uint8"
+) -> list[str]:
+    """Why these are nothing for an input of some shape and type; None is any shape."""
     problems = []
-    if images.dtype != np.uint8:
+    if kind != "uint8":
+        problems += _value_problems(images, kind)
+    elif images.dtype != np.uint8:
         problems.append(
             f"images: received {images.dtype}, expected uint8 pixels from 0 to 255; pass the "
             "images as they were before any scaling."
@@ -72,6 +76,20 @@ def image_problems(images: np.ndarray, shape: tuple[int, ...] | None) -> list[st
     elif not images.size:
         problems.append("images: received none, expected at least one.")
     return problems
+
+
+def _value_problems(values: np.ndarray, kind: str) -> list[str]:
+    """Why these are no values for an input that is no image."""
+    codes = " or the int8 codes of them" if kind == "int8" else ""
+    real = np.issubdtype(values.dtype, np.floating)
+    if not real and not (kind == "int8" and values.dtype == np.int8):
+        return [
+            f"images: received {values.dtype}, expected real values{codes}; pass the arrays that "
+            "the Keras model takes, as float32."
+        ]
+    if real and not np.all(np.isfinite(values)):
+        return ["images: received values that are NaN or infinite, expected finite ones."]
+    return []
 
 
 def label_problems(images: np.ndarray, labels: np.ndarray, classes: float) -> list[str]:
@@ -99,7 +117,9 @@ def images_hash(images: Pixels) -> str:
     return digest.hexdigest()
 
 
-def several_problems(images: Any, shapes: list[tuple[int, ...]]) -> tuple[Pixels, list[str]]:
+def several_problems(
+    images: Any, shapes: list[tuple[int, ...]], kinds: list[str]
+) -> tuple[Pixels, list[str]]:
     """Images for each of several inputs as arrays, and what is wrong with them."""
     if not isinstance(images, list | tuple) or len(images) != len(shapes):
         count = len(images) if isinstance(images, list | tuple) else 1
@@ -108,15 +128,21 @@ def several_problems(images: Any, shapes: list[tuple[int, ...]]) -> tuple[Pixels
             "expected a list with one for each, in the order of the model's inputs."
         ]
     arrays, problems = [], []
-    for index, (given, shape) in enumerate(zip(images, shapes, strict=True)):
+    for index, (given, shape, kind) in enumerate(zip(images, shapes, kinds, strict=True)):
         array, found = as_array("images", given)
-        found = found or image_problems(array, shape)
+        found = found or image_problems(array, shape, kind)
         problems += [problem.replace("images", f"images[{index}]", 1) for problem in found]
         arrays.append(array)
     if not problems and len({len(array) for array in arrays}) > 1:
         counts = ", ".join(str(len(array)) for array in arrays)
         problems.append(f"images: received {counts} of them, expected as many for each input.")
     return tuple(arrays), problems
+
+
+def taken_by(graph: Graph, images: Pixels) -> Pixels:
+    """What the file of a graph takes for values that its inputs accept."""
+    arrays = [one.taken(array) for one, array in zip(graph.images, arrays_of(images), strict=True)]
+    return tuple(arrays) if isinstance(images, tuple) else arrays[0]
 
 
 def batches(images: Pixels, graph: Graph) -> list[Pixels]:

@@ -20,7 +20,8 @@ def graph_table(graph: Graph) -> Group:
     multiplied by that, on a step as much smaller.
     """
     shapes = " and ".join(" x ".join(map(str, image.shape)) for image in graph.images)
-    table = Table(title=f"{graph.name}: {shapes}, uint8")
+    types = " and ".join(dict.fromkeys(image.type for image in graph.images))
+    table = Table(title=f"{graph.name}: {shapes}, {types}")
     for name, right in (
         *(("", True), ("operation", False), ("makes", False), ("shape", True), ("reads", False)),
         *(("codes", True), ("step", True), ("weights", True), ("multiply-adds", True)),

@@ -16,10 +16,10 @@ def check_loading(content: bytes, *image_shapes: tuple[int, ...]) -> None:
         ValueError: a runtime does not load it, does not run it, or its output is not finite; names
             the runtime.
     """
-    image = tuple(np.zeros((1, *shape), np.uint8) for shape in image_shapes)
     for name in USUAL_RUNTIMES:
         try:
-            output = Runtime(content, name, keep_tensors=False).run(image)
+            runtime = Runtime(content, name, keep_tensors=False)
+            output = runtime.run(runtime.zeros(image_shapes))
         except (RuntimeError, ValueError) as error:
             raise ValueError(
                 f"{name}: received a model whose file LiteRT does not run ({error}), expected one "

@@ -163,6 +163,9 @@ def read_labels(content: bytes) -> list[str] | None:
 def _image(builder: Any, graph: Graph) -> int:
     """The input's TensorMetadata: pixels from 0 to 255, used as they are."""
     name = builder.CreateString(graph.images[0].name)
+    if graph.images[0].type != "uint8":
+        about = builder.CreateString("Values as the model was trained on; codes of them if int8.")
+        return _table(builder, {0: name, 1: about})
     about = builder.CreateString("The image, pixels from 0 to 255 as they are.")
     ends = [_numbers(builder, value) for value in (255.0, 0.0)]
     stats = _table(builder, {0: ends[0], 1: ends[1]})

@@ -232,10 +232,10 @@ def _quantize(operator: OperatorView) -> Made:
     if codes is None:
         raise NotUnderstoodError("its tensor is float")
     image = operator.progress.image(source)
-    if image is not None:
-        expected = image.steps[0], int(image.zero_points[0]) + _IMAGE_ZERO_POINT
-        if (codes.step, codes.zero_point) != expected:
-            raise NotUnderstoodError("it does not store pixels as pixel - 128")
+    if image is not None and image.type != "FLOAT32":
+        shift = _IMAGE_ZERO_POINT if image.type == "UINT8" else 0
+        if (codes.step, codes.zero_point) != (image.steps[0], int(image.zero_points[0]) + shift):
+            raise NotUnderstoodError("it does not store its input as it is, or pixels less 128")
         return ir.ShiftImage((source,), operator.output.name), codes
     if operator.source_codes() is not None:
         raise NotUnderstoodError("it changes codes to others, which kernels round differently")

@@ -116,7 +116,10 @@ class OperatorView:
     def source_codes(self, index: int = 0) -> Codes | None:
         """How an input is stored; None where it is float."""
         name = self.source(index)
-        if self.progress.image(name) is not None:
+        image = self.progress.image(name)
+        if image is not None and image.type == "FLOAT32":
+            return None
+        if image is not None:
             raise NotUnderstoodError("it reads pixels, which have to become int8 first")
         return self.progress.tensors[name].codes
 

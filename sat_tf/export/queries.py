@@ -6,7 +6,7 @@ from sat_tf.qat import functions, registry
 from sat_tf.qat.function_quantizers import UnitQuantizer
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.network import Network, Node
-from sat_tf.qat.quantizers import ImageQuantizer, RangeObserver, SatQuantizer
+from sat_tf.qat.quantizers import ImageQuantizer, InputQuantizer, RangeObserver, SatQuantizer
 from sat_tf.qat.registry import Role
 from sat_tf.qat.wrapper import QuantizedLayer
 
@@ -27,6 +27,11 @@ def output_quantizer(node: Node) -> SatQuantizer | None:
 def is_image(node: Node) -> bool:
     """Whether the layer marks the image."""
     return isinstance(output_quantizer(node), ImageQuantizer)
+
+
+def is_input(node: Node) -> bool:
+    """Whether the layer makes the codes of an input that is no image."""
+    return isinstance(output_quantizer(node), InputQuantizer)
 
 
 def quantizes(node: Node) -> bool:

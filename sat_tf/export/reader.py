@@ -9,6 +9,7 @@ from sat_tf.export.contents import (
     Contents,
     NotUnderstoodError,
     StoredOperator,
+    StoredTensor,
     read_contents,
     unpacked,
 )
@@ -57,32 +58,54 @@ def _graph(contents: Contents, name: str, islands: dict[str, str]) -> Graph:
             "at least one of each"
         )
     for image in contents.inputs:
-        zero_points = [int(zero) for zero in image.zero_points]
-        if image.type != "UINT8" or image.steps.size != 1 or len(zero_points) != 1:
-            raise NotUnderstoodError(
-                f"its input is {image.type}, expected UINT8 with one step and one zero point"
-            )
-        if not 0 <= zero_points[0] <= 255:
-            raise NotUnderstoodError(f"its input has the zero point {zero_points[0]}")
+        _check_input(image)
     progress = Progress(tuple(contents.inputs), islands=islands)
     for index, operator in enumerate(contents.operators):
         _read(index, operator, progress)
     for end in contents.outputs:
         if end.name not in progress.tensors:
             raise NotUnderstoodError(f"nothing makes its output {end.name}")
-    images = (
-        ir.Image(found.name, found.shape[1:], found.steps[0], int(found.zero_points[0]))
-        for found in contents.inputs
-    )
     output, *outputs = (end.name for end in contents.outputs)
     return Graph(
         name=name,
         tensors=progress.tensors,
         operations=tuple(progress.operations),
-        images=tuple(images),
+        images=tuple(_input(found, progress) for found in contents.inputs),
         output=output,
         more_outputs=tuple(outputs),
     )
+
+
+# The types of inputs, with the smallest and the largest zero point.
+_INPUT_TYPES = {"UINT8": (0, 255), "INT8": (-128, 127), "FLOAT32": None}
+
+
+def _check_input(found: StoredTensor) -> None:
+    if found.type not in _INPUT_TYPES:
+        raise NotUnderstoodError(
+            f"its input is {found.type}, expected one of {', '.join(_INPUT_TYPES)}"
+        )
+    ends = _INPUT_TYPES[found.type]
+    if ends is None:
+        return
+    if found.steps.size != 1 or found.zero_points.size != 1:
+        raise NotUnderstoodError(f"its input has {found.steps.size} steps, expected one")
+    if not ends[0] <= found.zero_points[0] <= ends[1]:
+        raise NotUnderstoodError(f"its input has the zero point {found.zero_points[0]}")
+    if not (np.isfinite(found.steps[0]) and found.steps[0] > 0):
+        raise NotUnderstoodError(f"its input has the step {found.steps[0]}")
+
+
+def _input(found: StoredTensor, progress: Progress) -> ir.Image:
+    shape, kind = found.shape[1:], found.type.lower()
+    if found.type != "FLOAT32":
+        return ir.Image(found.name, shape, found.steps[0], int(found.zero_points[0]), type=kind)
+    # What it is quantized to, if that is the first that happens to it.
+    for operation in progress.operations:
+        codes = progress.tensors[operation.output].codes
+        if isinstance(operation, ir.Quantize) and codes and found.name in operation.inputs:
+            return ir.Image(found.name, shape, codes.step, codes.zero_point, type=kind)
+    return ir.Image(found.name, shape, np.float32(1.0 / 128.0), 0, type=kind)
 
 
 def _read(index: int, operator: StoredOperator, progress: Progress) -> None:

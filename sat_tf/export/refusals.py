@@ -83,6 +83,11 @@ def _misfits(node: Node) -> Iterator[str]:
         problem = misfit(seen, quantizer.range) if seen else None
         if problem:
             yield f"{node.inputs[0]}: received a model that was fed {problem}; {RANGE_FIX}."
+    if queries.is_input(node) and storage.observed_range(node.layer) is None:
+        yield (
+            f"{node.inputs[0]}: received a model that has seen no values of this input, for "
+            "whose range its codes are; call sat_tf.calibrate(model, arrays), or train it, first."
+        )
 
 
 def _model_problem(network: Network) -> str | None:

@@ -43,7 +43,13 @@ def converted(graph: Graph) -> bytes:
     """
     converter = tf.lite.TFLiteConverter.from_keras_model(keras_of_graph(graph))
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
-    converter.inference_input_type = tf.uint8
+    (kind, *others) = dict.fromkeys(image.type for image in graph.images)
+    if others:
+        raise ValueError(
+            f"model {graph.name!r}: received inputs of the types {kind} and {', '.join(others)}, "
+            "expected one for all, as TensorFlow's converter has it; use route='direct'."
+        )
+    converter.inference_input_type = tf.as_dtype(kind)
     try:
         return bytes(converter.convert())
     except Exception as error:  # The converter raises whatever its passes do.

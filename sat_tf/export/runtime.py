@@ -128,6 +128,11 @@ class Runtime:
             outputs = [details["index"] for details in self._outputs]
             return joined([np.array(self._interpreter.get_tensor(index)) for index in outputs])
 
+    def zeros(self, shapes: Iterable[tuple[int, ...]]) -> tuple[np.ndarray, ...]:
+        """One image of zeros for each input, of these shapes and the types that the file takes."""
+        types = [np.dtype(found["dtype"]) for found in self._inputs]
+        return tuple(np.zeros((1, *shape), kind) for shape, kind in zip(shapes, types, strict=True))
+
     def rehearse(self) -> np.ndarray:
         """Runs one image of zeros, and makes room for two where the file can take them.
 
@@ -137,8 +142,7 @@ class Runtime:
         Raises:
             ValueError: LiteRT does not run the file.
         """
-        image = tuple(np.zeros((1, *shape), self.input_type) for shape in self.input_shapes)
-        output = self.run(image)
+        output = self.run(self.zeros(self.input_shapes))
         self.takes_one_image  # noqa: B018 - asking makes room
         return output
 

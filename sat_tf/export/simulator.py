@@ -12,6 +12,7 @@ from sat_tf.export.lookup import Lookup
 from sat_tf.export.movements import Movement
 from sat_tf.export.several import Pixels, by_name
 from sat_tf.export.steps import requantization_multipliers
+from sat_tf.export.tensor import dequantized, quantized
 
 
 def simulate(
@@ -137,20 +138,17 @@ def _(operation: ir.Reshape, graph: Graph, source: np.ndarray) -> np.ndarray:
 
 @run_operation.register
 def _(operation: ir.ShiftImage, graph: Graph, image: np.ndarray) -> np.ndarray:
-    return image.astype(np.int32) - 128
+    return image.astype(np.int32) - (0 if image.dtype == np.int8 else 128)
 
 
 @run_operation.register
 def _(operation: ir.Dequantize, graph: Graph, source: np.ndarray) -> np.ndarray:
-    codes = graph.codes(operation.inputs[0])
-    return (source - codes.zero_point).astype(np.float32) * codes.step
+    return dequantized(source, graph.codes(operation.inputs[0]))
 
 
 @run_operation.register
 def _(operation: ir.Quantize, graph: Graph, source: np.ndarray) -> np.ndarray:
-    codes = graph.codes(operation.output)
-    rounded = np.rint(source * (np.float32(1.0) / codes.step))
-    return np.clip(rounded + codes.zero_point, -128, 127).astype(np.int32)
+    return quantized(source, graph.codes(operation.output))
 
 
 @run_operation.register

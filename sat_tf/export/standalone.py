@@ -199,7 +199,8 @@ def _drawn_again(recorded: Certificate, graph: Graph) -> np.ndarray:
             f"images: received none, expected the {recorded.num_images} that the certificate was "
             f"made with ({recorded.images_from.description}); name them."
         )
-    return random_images(graph.images[0].shape, recorded.num_images, seed)
+    image = graph.images[0]
+    return image.drawn(random_images(image.shape, recorded.num_images, seed))
 
 
 def read_subject(path: pathlib.Path) -> Subject:
@@ -238,9 +239,9 @@ def checked_inputs(
     graph = subject.graph
     graph.expect_one_of_each(caller)
     images, found = as_array("images", images)
-    problems = found or image_problems(images, graph.images[0].shape)
+    problems = found or image_problems(images, graph.images[0].shape, graph.images[0].type)
     arrays, found = labels_of(labels, subject.outputs, len(images) if images.ndim else 0)
     problems += found
     if problems:
         raise ValueError(list_problems(caller, problems))
-    return images, arrays
+    return graph.images[0].taken(images), arrays

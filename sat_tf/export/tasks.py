@@ -91,7 +91,8 @@ class SimulatorTask(Task):
         """Nothing to load."""
         self._graph.expect_one_of_each("evaluate")
         outputs = int(np.prod(self._graph.tensors[self._graph.output].shape))
-        return Interface(self._graph.images[0].shape, np.dtype(np.uint8), outputs)
+        image = self._graph.images[0]
+        return Interface(image.shape, np.dtype(image.type), outputs)
 
     def run(self, images: np.ndarray) -> np.ndarray:
         """Simulates it."""

@@ -76,14 +76,15 @@ class Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Image:
-    """An input: uint8 pixels.
+    """An input: uint8 pixels, or what stands for them in a model that is for other data.
 
     Attributes:
         name: its name in the file.
         shape: rows, columns and channels, or whatever shape the model's input has.
-        step: what a pixel more is worth to the first kernels.
-        zero_point: the pixel that is 0 to them.
-        range: what the Keras model is fed; None where only the file is known.
+        step: what a pixel more, or a code, is worth to the first kernels.
+        zero_point: the pixel, or the code, that is 0 to them.
+        range: what the Keras model is fed, for pixels; None where only the file is known.
+        type: "uint8", "int8" for codes of real values, or "float32" for these themselves.
     """
 
     name: str
@@ -91,14 +92,45 @@ class Image:
     step: np.float32
     zero_point: int = 0
     range: InputRange | None = None
+    type: str = "uint8"
 
     def fed(self, pixels: np.ndarray) -> np.ndarray:
-        """What the Keras model is fed for these pixels, in float32."""
+        """What the Keras model is fed for what the file takes, in float32."""
+        if self.type != "uint8":
+            return dequantized(pixels, self.codes) if self.type == "int8" else pixels
         if self.range is None:
             raise TypeError(f"{self.name}: received the graph of a file, expected one of a model.")
         return self.range.fed(pixels)
 
+    def taken(self, values: np.ndarray) -> np.ndarray:
+        """What the file takes for values: real ones become codes where it takes codes."""
+        if self.type == "int8" and values.dtype != np.int8:
+            return quantized(values.astype(np.float32), self.codes).astype(np.int8)
+        return values.astype(np.float32) if self.type == "float32" else values
+
+    def drawn(self, pixels: np.ndarray) -> np.ndarray:
+        """Random pixels as random values of this type, over all codes."""
+        if self.type == "uint8":
+            return pixels
+        stored = (pixels.astype(np.int32) - 128).astype(np.int8)
+        return stored if self.type == "int8" else dequantized(stored, self.codes)
+
     @property
     def codes(self) -> Codes:
-        """The pixels as int8: pixel - 128."""
-        return Codes(self.step, self.zero_point - 128)
+        """The input as int8; of pixels, pixel - 128."""
+        return Codes(self.step, self.zero_point - (128 if self.type == "uint8" else 0))
+
+
+def quantized(real: np.ndarray, codes: Codes) -> np.ndarray:
+    """Real values as stored integers, as QUANTIZE makes them with XNNPACK.
+
+    >>> quantized(np.float32([-1.0, 0.5, 1.5, 900.0]), Codes(np.float32(1.0), 0)).tolist()
+    [-1, 0, 2, 127]
+    """
+    rounded = np.rint(real * (np.float32(1.0) / codes.step))
+    return np.clip(rounded + codes.zero_point, -128, 127).astype(np.int32)
+
+
+def dequantized(stored: np.ndarray, codes: Codes) -> np.ndarray:
+    """Stored integers as real values, in float32."""
+    return np.asarray((stored.astype(np.int32) - codes.zero_point).astype(np.float32) * codes.step)

@@ -36,6 +36,7 @@ from sat_tf.messages import list_problems
 from sat_tf.qat import functions, registry
 from sat_tf.qat.input_ranges import PIXELS, InputRange
 from sat_tf.qat.layout import call_name, in_inference, inner_layer
+from sat_tf.qat.model_inputs import input_nodes, input_types
 from sat_tf.qat.network import Network, Node
 from sat_tf.qat.operation_layers import ChannelMean, ConstantSum
 from sat_tf.qat.preprocessing import is_plain_factor, slope_and_offset
@@ -105,10 +106,14 @@ class _Tracer:
         self.pixels: dict[str, str] = {}
 
     def trace(self) -> Graph:
-        if not any(queries.is_image(node) for node in self.network):
+        if not input_nodes(self.network):
             self.forms |= {name: self._float_image(name) for name in self.network.inputs}
         if not any(queries.quantizes(node) for node in self.network):
             self.warnings.append(notes.float_activations(self.network))
+        for name, kind in input_types(self.network).items():
+            if kind == "float32":
+                shape = _shape(self.network[name])
+                self.forms[name] = TensorForm(self.builder.tensor(name, shape, None))
         for node in self.network:
             if node.name in self.network.inputs:
                 continue
@@ -125,7 +130,11 @@ class _Tracer:
         self.warnings += [*notes.float_functions(operations), *notes.one_image_only(operations)]
         return Graph(
             name=self.network.name,
-            tensors=self.builder.tensors,
+            tensors={
+                name: tensor
+                for name, tensor in self.builder.tensors.items()
+                if name not in self.network.inputs
+            },
             operations=tuple(self.builder.operations),
             images=tuple(self.images.values()),
             output=outputs[0],
@@ -146,6 +155,8 @@ class _Tracer:
         role = queries.role_of(node)
         if queries.is_image(node):
             return self._image(node)
+        if queries.is_input(node):
+            return self._codes_of_input(node)
         if role is Role.LINEAR:
             return self._linear(node)
         if role is Role.NORM:
@@ -172,10 +183,26 @@ class _Tracer:
         shape = _shape(self.network[image])
         self.images[image] = _image_of(image, shape, quantizer.range)
         seen = quantizer.seen(node.layer.output_variables)
-        doubt = pixel_doubt(seen, quantizer.range, shape) if seen else None
+        doubt = pixel_doubt(seen, quantizer.range) if seen else None
         if doubt:
             self.warnings.append(f"{image}: {doubt}")
         return self._pixels(image, node, 1.0)
+
+    def _codes_of_input(self, node: Node) -> Form:
+        """An input of real values, or what preprocessing in float makes of one."""
+        kind, name, shape = (
+            node.layer.quantize_config.output.input_type,
+            call_name(node),
+            _shape(node),
+        )
+        codes = storage.range_codes(*(storage.observed_range(node.layer) or (0.0, 0.0)))
+        image = next(one for one, found in input_nodes(self.network).items() if found is node)
+        given = _shape(self.network[image])
+        self.images[image] = ir.Image(image, given, codes.step, codes.zero_point, type=kind)
+        if kind == "int8":
+            return TensorForm(self.builder.add(ir.ShiftImage((image,), name), shape, codes))
+        form = self.forms[node.inputs[0]]
+        return TensorForm(self.builder.materialize(form, codes, name, shape))
 
     def _pixels(self, image: str, node: Node, factor: float) -> Form:
         """The codes of an image, whose real values are multiplied by a factor."""
@@ -302,7 +329,7 @@ class _Tracer:
 
     def _quantized(self, node: Node, form: Form) -> Form:
         """The form after the layer's output quantizer, if it has one."""
-        if queries.is_image(node):
+        if queries.is_image(node) or queries.is_input(node):
             return form
         if queries.output_quantizer(node) is None and node.name != self.float_head:
             return self._rectified(node, form)

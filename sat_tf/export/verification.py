@@ -19,6 +19,7 @@ from sat_tf.export.inputs import (
     as_array,
     image_problems,
     several_problems,
+    taken_by,
 )
 from sat_tf.export.outputs import labels_of
 from sat_tf.export.proof import Subject, prove
@@ -29,7 +30,8 @@ from sat_tf.export.standalone import file_problems
 from sat_tf.export.structure import differences, read_structure
 from sat_tf.export.trained import trained_model
 from sat_tf.messages import list_problems
-from sat_tf.qat.network import check_model
+from sat_tf.qat.model_inputs import input_types
+from sat_tf.qat.network import Network, check_model
 from sat_tf.wholefile import expect_path
 
 
@@ -56,7 +58,9 @@ def verify_tflite(
         model: the quantized Keras model that was exported, or its `DeployedModel`, whose codes are
             then counted as those of Keras.
         path: the TFLite file.
-        images: uint8 (n, rows, columns, channels): the pixels as they are. For several inputs, a
+        images: uint8 (n, rows, columns, channels): the pixels as they are. For an input of another
+            `input_type`, the real values that Keras takes, (n, ...), in float32; for "int8" also
+            the codes of them. For several inputs, a
             list with such an array for each, in the order of `model.inputs`. A model of images of
             any size is verified for theirs.
         labels: class numbers, to count accuracy too: integers (n,), or, where each pixel, row or
@@ -93,7 +97,7 @@ def verify_tflite(
     beside = None if float_model is None else FloatReference(float_model, subject.graph)
     certificate = prove(
         subject,
-        images,
+        taken_by(subject.graph, images),
         found,
         float_model=beside,
         images_from=images_from,
@@ -132,15 +136,20 @@ def _checked(model: keras.Model, path: pathlib.Path, images: Any) -> Pixels:
         check_model(model)  # says what it is instead
     problems = file_problems(path)
     shapes = [tuple(tensor.shape[1:]) for tensor in model.inputs]
+    kinds = list(input_types(Network(_quantized(model))).values())
     if len(shapes) > 1:
-        images, found = several_problems(images, shapes)
+        images, found = several_problems(images, shapes, kinds)
         problems += found
     else:
         images, found = as_array("images", images)
-        problems += found or image_problems(images, shapes[0])
+        problems += found or image_problems(images, shapes[0], kinds[0])
     if problems:
         raise ValueError(list_problems("verify_tflite", problems))
     return images
+
+
+def _quantized(model: keras.Model) -> keras.Model:
+    return model.quantized if isinstance(model, DeployedModel) else model
 
 
 def _subject(model: keras.Model, path: pathlib.Path) -> Subject:
@@ -148,8 +157,7 @@ def _subject(model: keras.Model, path: pathlib.Path) -> Subject:
     content = path.read_bytes()
     found = read_structure(content, str(path))
     settings = FileSettings.of_file(found.metadata, str(path))
-    quantized = model.quantized if isinstance(model, DeployedModel) else model
-    graph = file_graph(quantized, settings)
+    graph = file_graph(_quantized(model), settings)
     expected = file_content(graph, settings)
     problems = differences(read_structure(expected, str(path)), found)
     if problems:

@@ -8,7 +8,13 @@ from sat_tf.qat import latent, registry
 from sat_tf.qat.decisions import Placement
 from sat_tf.qat.network import Network
 from sat_tf.qat.policy import BitPolicy, fitting_grid
-from sat_tf.qat.quantizers import DorefaQuantizer, ImageQuantizer, RangeObserver, SatQuantizer
+from sat_tf.qat.quantizers import (
+    DorefaQuantizer,
+    ImageQuantizer,
+    InputQuantizer,
+    RangeObserver,
+    SatQuantizer,
+)
 from sat_tf.qat.registry import Role
 
 _IMAGE_BITS = 8
@@ -192,8 +198,9 @@ class Decided:
 
 def activation_plan(quantizer: SatQuantizer, *, stream: bool = False) -> ActivationPlan | None:
     """A quantizer in plain values; None for one that makes no codes."""
-    if isinstance(quantizer, ImageQuantizer):
-        return ActivationPlan(bits=_IMAGE_BITS, signed=False)
+    if isinstance(quantizer, ImageQuantizer | InputQuantizer):
+        signed = not isinstance(quantizer, ImageQuantizer)
+        return ActivationPlan(bits=_IMAGE_BITS, signed=signed)
     bits = getattr(quantizer, "num_bits", None)
     if bits is None:
         return None

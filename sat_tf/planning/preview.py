@@ -18,7 +18,12 @@ from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.decisions import Insertion, Placement
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.network import Network, Node
-from sat_tf.qat.quantizers import DorefaQuantizer, ImageQuantizer, RangeObserver
+from sat_tf.qat.quantizers import (
+    DorefaQuantizer,
+    ImageQuantizer,
+    InputQuantizer,
+    RangeObserver,
+)
 from sat_tf.qat.wrapper import QuantizedLayer
 
 _APART = 2.0**-12
@@ -106,7 +111,7 @@ def reading_bits(network: Network, name: str) -> int | None:
     node = network[network[name].inputs[0]]
     while True:
         quantizer = getattr(getattr(node.layer, "quantize_config", None), "output", None)
-        if isinstance(quantizer, ImageQuantizer):
+        if isinstance(quantizer, ImageQuantizer | InputQuantizer):
             return 8
         bits: int | None = getattr(quantizer, "num_bits", None)
         if bits is not None:

@@ -23,7 +23,13 @@ from sat_tf.qat.norm_statistics import (
     mean_deviation,
     read_statistics,
 )
-from sat_tf.qat.quantizers import SMALLEST_CLIPPING_LEVEL, ClippingQuantizer, RangeObserver
+from sat_tf.qat.quantizers import (
+    SMALLEST_CLIPPING_LEVEL,
+    ClippingQuantizer,
+    InputQuantizer,
+    RangeObserver,
+    SatQuantizer,
+)
 from sat_tf.qat.wrapper import QuantizedLayer
 
 
@@ -74,6 +80,8 @@ def calibrate(
     images = gather(dataset, num_images, network)
     batches = in_batches(images)
     observe_pixels(images, network, len(batches))
+    # Before all else, because what the first layers read hangs on it.
+    _observe_ranges(network, batches, InputQuantizer)
     norms = _norms(network) if batch_normalization else []
     if clipping_levels and norms:
         _fit_both(network, batches, norms)
@@ -81,7 +89,7 @@ def calibrate(
         _set_clipping_levels(network, batches)
     elif norms:
         _estimate_statistics(network, batches, _call)
-    _observe_ranges(network, batches)
+    _observe_ranges(network, batches, RangeObserver)
     return model
 
 
@@ -247,14 +255,15 @@ def _estimate_statistics(
             norm.momentum = momenta[key]
 
 
-def _observe_ranges(network: Network, batches: list[Images]) -> None:
+def _observe_ranges(network: Network, batches: list[Images], kind: type[RangeObserver]) -> None:
+    """Gives observers of one kind the range of all batches."""
+    if not any(type(_output_quantizer(node)) is kind for node in network):
+        return
     ranges: dict[str, list[float]] = {}
 
     def call(node: Node, inputs: Any) -> tf.Tensor:
         layer = node.layer
-        if isinstance(layer, QuantizedLayer) and isinstance(
-            layer.quantize_config.output, RangeObserver
-        ):
+        if type(_output_quantizer(node)) is kind:
             before = layer.before_quantization(inputs)
             seen = ranges.setdefault(node.name, [0.0, 0.0])
             seen[0] = min(seen[0], float(tf.reduce_min(before)))
@@ -268,6 +277,10 @@ def _observe_ranges(network: Network, batches: list[Images]) -> None:
         variables["lowest"].assign(lowest)
         variables["highest"].assign(highest)
         variables["observations"].assign(float(len(batches)))
+
+
+def _output_quantizer(node: Node) -> SatQuantizer | None:
+    return node.layer.quantize_config.output if isinstance(node.layer, QuantizedLayer) else None
 
 
 def _is_norm(node: Node) -> bool:

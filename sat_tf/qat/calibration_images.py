@@ -131,7 +131,7 @@ def observe_pixels(several: Images, network: Network, batches: int) -> None:
         raise ValueError(list_problems("calibrate", problems))
     for name, layer, seen in found:
         quantizer = layer.quantize_config.output
-        doubt = pixel_doubt(seen, quantizer.range, network[name].shape)
+        doubt = pixel_doubt(seen, quantizer.range)
         if doubt:
             warnings.warn(f"calibrate: {name}: {doubt}.", stacklevel=3)
         quantizer.remember(seen, layer.output_variables, batches)

@@ -19,7 +19,7 @@ import tf_keras as keras
 
 from sat_tf.messages import did_you_mean
 from sat_tf.qat import registry
-from sat_tf.qat.input_ranges import Change
+from sat_tf.qat.input_ranges import INPUT_TYPES, Change
 from sat_tf.qat.network import Network, Node
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.registry import Role
@@ -103,10 +103,24 @@ def range_problems(network: Network, policy: BitPolicy) -> list[str]:
             for name in policy.input_range
             if name not in network.inputs
         ]
+    if isinstance(policy.input_type, Mapping):
+        problems += [
+            f"input_type: received a type for {name!r}, expected names of inputs. "
+            f"{did_you_mean(name, network.inputs)}"
+            for name in policy.input_type
+            if name not in network.inputs
+        ]
     changes = {}
     for name in network.inputs:
-        found, shape = policy.range_of(name), network[name].shape
-        if found.channels is not None and (not shape or shape[-1] != found.channels):
+        found, shape, kind = policy.range_of(name), network[name].shape, policy.type_of(name)
+        if kind != INPUT_TYPES[0]:
+            if policy.states_range_of(name):
+                problems.append(
+                    f"{name}: received input_type={kind!r} and input_range={found}, expected one "
+                    "of them: the range of an input that is no picture is taken from data; leave "
+                    "input_range out."
+                )
+        elif found.channels is not None and (not shape or shape[-1] != found.channels):
             problems.append(
                 f"{name}: received input_range={found} of {found.channels} channels for the input "
                 f"shape {shape}, expected one of as many channels as the input; give each input "
@@ -115,6 +129,28 @@ def range_problems(network: Network, policy: BitPolicy) -> list[str]:
         else:
             changes[name] = found.change
     return problems + find_folds(network, changes)[1]
+
+
+def entrance(network: Network, name: str, policy: BitPolicy) -> str:
+    """The tensor that is quantized in the place of an input: what the file can compute in float.
+
+    An input of real values may be preprocessed before it gets its codes, so that values of very
+    different sizes have the same one then.
+    """
+    while policy.type_of(name) == "float32" or registry.role_of(network[name].layer) is Role.AFFINE:
+        readers = network.consumers(name)
+        if len(readers) != 1 or registry.role_of(readers[0].layer) is not Role.AFFINE:
+            break
+        behind = network.consumers(readers[0].name)
+        taken = (Role.NORM, Role.RECTIFIER, Role.SCALING)
+        if (
+            name in network.outputs
+            or not behind
+            or any(registry.role_of(reader.layer) in taken for reader in behind)
+        ):
+            break
+        name = readers[0].name
+    return name
 
 
 def find_folds(network: Network, changes: Mapping[str, Change]) -> tuple[list[Fold], list[str]]:

@@ -151,6 +151,7 @@ class Change:
 
 
 PIXELS = InputRange((0.0,), (255.0,))
+NO_CHANGE = Change(np.ones(1), np.zeros(1))
 
 # The modes of `keras.applications.imagenet_utils.preprocess_input`.
 NAMED: dict[str, InputRange] = {
@@ -166,6 +167,7 @@ NAMED: dict[str, InputRange] = {
     ),
 }
 
+# What a file can take for an input: pixels, codes of a calibrated range, or real values.
 INPUT_TYPES = ("uint8", "int8", "float32")
 
 _EXPECTED = (
@@ -197,6 +199,18 @@ def range_problem(value: Any) -> str | None:
     if not all(a < b for a, b in zip(*_as_long(low, high), strict=True)):
         return "expected every low to be less than its high; swap them"
     return None
+
+
+def type_problem(value: Any) -> str | None:
+    """Why a value is no `input_type`, for the message of a policy; None where it is one."""
+    expected = f"expected one of {', '.join(INPUT_TYPES)}, or a mapping of inputs to them"
+    if isinstance(value, Mapping):
+        wrong = (name for name, one in value.items() if one not in INPUT_TYPES)
+        bad = next(wrong, None)
+        return None if bad is None else f"{expected}; received {value[bad]!r} for {bad!r}"
+    if value is None or (isinstance(value, str) and value in INPUT_TYPES):
+        return None
+    return f"{expected}. {did_you_mean(str(value), INPUT_TYPES)}"
 
 
 def plain_range(value: Any) -> Any:

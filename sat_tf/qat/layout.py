@@ -108,7 +108,7 @@ def _changes(
     network: Network, policy: BitPolicy, reads: Mapping[str, Change] | None
 ) -> dict[str, Change]:
     """For each input, what leads from what the first layers will read to what they read now."""
-    changes = {name: policy.range_of(name).change for name in network.inputs}
+    changes = {name: policy.change_of(name) for name in network.inputs}
     if reads is None:
         return changes
     return {name: change.after(reads[name]) for name, change in changes.items()}

@@ -16,14 +16,21 @@ class PixelRanges:
 
     Args:
         network: the float model.
-        grids: the pixels of each input, as the first layers read them.
+        grids: the pixels of each input that is an image, as the first layers read them.
     """
 
     def __init__(self, network: Network, grids: Mapping[str, Grid]) -> None:
         self._ranges: dict[str, tuple[float, float]] = {}
         self._counts: set[str] = set()
+        self._inputs = set(network.inputs)
+        for node in network:
+            preprocessed = registry.role_of(node.layer) in (Role.MOVEMENT, Role.AFFINE)
+            if preprocessed and self._inputs.issuperset(node.inputs):
+                self._inputs.add(node.name)
         for node in network:
             if node.name in network.inputs:
+                if node.name not in grids:
+                    continue
                 grid = grids[node.name]
                 ends = [grid.step * (end - grid.zero_point) for end in (0, 255)]
                 self._ranges[node.name] = ends[0], ends[1]
@@ -45,6 +52,10 @@ class PixelRanges:
     def reads(self, name: str) -> bool:
         """Whether a tensor is made of pixels alone."""
         return name in self._ranges
+
+    def are_inputs(self, name: str) -> bool:
+        """Whether a tensor is an input of any kind, moved or preprocessed."""
+        return name in self._inputs
 
     def are_counts(self, name: str) -> bool:
         """Whether a tensor is a positive number times the integers of the image."""

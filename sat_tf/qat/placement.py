@@ -31,13 +31,15 @@ from sat_tf.qat import functions, registry
 from sat_tf.qat.configs import LayerConfig, PlacedConfig
 from sat_tf.qat.decisions import Demand, Insertion, Placement, PlacementError, Reasons
 from sat_tf.qat.function_quantizers import OffsetQuantizer, function_quantizer
-from sat_tf.qat.input_folding import range_problems
+from sat_tf.qat.input_folding import entrance, range_problems
+from sat_tf.qat.input_ranges import INPUT_TYPES
 from sat_tf.qat.network import Network, Node
 from sat_tf.qat.pixel_ranges import PixelRanges
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.quantizers import (
     DorefaQuantizer,
     ImageQuantizer,
+    InputQuantizer,
     PactQuantizer,
     RangeObserver,
     SatQuantizer,
@@ -82,8 +84,12 @@ class _Placer:
         self.policies = {node.name: self._policy_at(node) for node in network}
         self.unsupported = False
         self.streams: set[str] = set()
-        self.inputs = {name: policy.range_of(name) for name in self.network.inputs}
-        grids = {name: found.grid for name, found in self.inputs.items()}
+        grids = {
+            name: policy.range_of(name).grid
+            for name in network.inputs
+            if policy.type_of(name) == INPUT_TYPES[0]
+        }
+        self.entrances = {name: entrance(network, name, policy) for name in network.inputs}
         self.pixels = PixelRanges(self.network, grids)
         self.roles = {node.name: self._role(node) for node in network}
         self.ranges = ValueRanges(self.network, self.roles, self.pixels)
@@ -308,8 +314,9 @@ class _Placer:
             return None
         demands = list(self._demands(name))
         kinds = {demand.kind for demand in demands}
-        if role is Role.AFFINE and self.pixels.reads(name) and kinds & {"linear", "stream"}:
-            return self._quantizer(name, 8, demands)
+        if role is Role.AFFINE and self.pixels.are_inputs(name) and kinds & {"linear", "stream"}:
+            within = name in self.entrances.values()  # its quantizer is the input's
+            return None if within else self._quantizer(name, 8, demands)
         bits = [demand.bits for demand in demands if demand.bits is not None]
         saturates_at_8_bits = role in _SATURATE_AT_8_BITS and self.ranges.is_negative(name)
         if "linear" in kinds and kinds <= {"linear"} and not saturates_at_8_bits:
@@ -345,10 +352,15 @@ class _Placer:
 
     def _insertions(self, outputs: dict[str, SatQuantizer | None]) -> Iterator[Insertion]:
         for name in self.network.inputs:
-            readers = frozenset(node.name for node in self.whole.consumers(name))
-            quantizer = ImageQuantizer.of_range(self.inputs[name])
-            image = PlacedConfig(output=quantizer, inserted=True)
-            yield Insertion(f"{name}_image", name, readers, image)
+            made, kind = self.entrances[name], self.policy.type_of(name)
+            readers = frozenset(node.name for node in self.whole.consumers(made))
+            quantizer: SatQuantizer
+            if kind == INPUT_TYPES[0]:
+                call, quantizer = "image", ImageQuantizer.of_range(self.policy.range_of(name))
+            else:
+                call, quantizer = "codes", InputQuantizer(input_type=kind)
+            config = PlacedConfig(output=quantizer, inserted=True)
+            yield Insertion(f"{name}_{call}", made, readers, config)
         if not self.quantizes_activations:
             return
         carried: dict[str, int | None] = dict.fromkeys(self.network.inputs, 8)
@@ -369,7 +381,7 @@ class _Placer:
     def _in_front_of_readers(
         self, name: str, carried: int | None, *, is_stream: bool
     ) -> Iterator[Insertion]:
-        if self.pixels.reads(name):
+        if self.pixels.reads(name) or self._carries_input(name):
             return
         # By bits, and by what is read: the tensor itself, or an identity of it.
         wanted: dict[tuple[int, str], list[Demand]] = {}
@@ -388,6 +400,12 @@ class _Placer:
                 readers = frozenset(demand.reader for demand in demands if demand.reader)
                 name_of_call = read.replace("@", "_call_")
                 yield Insertion(f"{name_of_call}_to_{bits}_bits", read, readers, config)
+
+    def _carries_input(self, name: str) -> bool:
+        """Whether a tensor has the 8 bits of an input."""
+        while self.roles[name] is Role.MOVEMENT:
+            name = self.network[name].inputs[0]
+        return name in self.entrances.values()
 
     def _quantizer(
         self, name: str, bits: int, demands: list[Demand], *, behind_layer: bool = True

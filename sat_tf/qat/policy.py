@@ -11,7 +11,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from sat_tf.messages import did_you_mean, list_problems, warn
-from sat_tf.qat.input_ranges import InputRange, plain_range, range_of, range_problem
+from sat_tf.qat.input_ranges import (
+    INPUT_TYPES,
+    NO_CHANGE,
+    Change,
+    InputRange,
+    plain_range,
+    range_of,
+    range_problem,
+    type_problem,
+)
 
 # What a model is fed where nobody says so. Known by its identity, so that `requantize` can tell a
 # policy that leaves a model its range from one that gives it another.
@@ -70,11 +79,13 @@ class _Field:
 
 
 @dataclasses.dataclass(frozen=True)
-class _RangeField(_Field):
-    """A field whose values are wrong in ways of their own."""
+class _InputField(_Field):
+    """A field of inputs, whose values are wrong in ways of their own."""
+
+    problem_of: Callable[[Any], str | None] = range_problem
 
     def find_problem(self, value: Any) -> str | None:
-        problem = range_problem(value)
+        problem = self.problem_of(value)
         return problem and f"{problem}."
 
 
@@ -134,7 +145,10 @@ _FIELDS: dict[str, _Field] = {
     ),
     "initial_clipping_level": _Field(_is_positive, "a positive number", per_layer=True),
     "initial_classifier_clipping_level": _Field(_is_positive, "a positive number"),
-    "input_range": _RangeField(lambda value: range_problem(value) is None, "a range"),
+    "input_range": _InputField(lambda value: range_problem(value) is None, "a range"),
+    "input_type": _InputField(
+        lambda value: type_problem(value) is None, "a type", problem_of=type_problem
+    ),
     "latent_start": _one_of("keep_function", "as_is", per_layer=False),
     "unsupported": _one_of("error", "float", per_layer=False),
 }
@@ -306,6 +320,10 @@ class BitPolicy:
             "caffe", for which the file takes RGB pictures. {"input name": range} gives each input
             its own; those not named get pixels as they are, (0, 255). input_max=1.0 is an older
             spelling of input_range=(0, 1).
+        input_type: what the file takes: "uint8", the pixels of a picture; "int8", codes with a
+            scale and a zero point from data, and "float32", real values that a QUANTIZE in the file
+            makes such codes of, for inputs that are no pictures. {"input name": type} gives each
+            input its own. None is "uint8", and to `requantize` what the model has.
         latent_start: "keep_function" gives a float model latent weights that keep its function;
             "as_is" keeps its weights and lets the clamp bend them, for training from scratch.
         unsupported: "error" refuses a model with layers sat-tf cannot quantize, "float" leaves
@@ -332,6 +350,7 @@ class BitPolicy:
     initial_clipping_level: float = 8.0
     initial_classifier_clipping_level: float = 10.0
     input_range: Any = _PIXELS
+    input_type: Any = None
     latent_start: str = "keep_function"
     unsupported: str = "error"
     overrides: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
@@ -346,6 +365,8 @@ class BitPolicy:
             plain = plain_range(self.input_range)
             plain = _Frozen(plain) if isinstance(plain, dict) else plain
             object.__setattr__(self, "input_range", plain)
+        if isinstance(self.input_type, Mapping):
+            object.__setattr__(self, "input_type", _Frozen(self.input_type))
         frozen = _Frozen(
             {pattern: _Frozen(plain_numbers(fields)) for pattern, fields in self.overrides.items()}
         )
@@ -451,6 +472,24 @@ class BitPolicy:
             return range_of(self.input_range.get(input_name, _PIXELS))
         return range_of(self.input_range)
 
+    def type_of(self, input_name: str) -> str:
+        """What the file takes for one of the model's inputs, a name of `INPUT_TYPES`."""
+        if isinstance(self.input_type, Mapping):
+            return str(self.input_type.get(input_name, INPUT_TYPES[0]))
+        return self.input_type or INPUT_TYPES[0]
+
+    def change_of(self, input_name: str) -> Change:
+        """What leads from what the first layers read to what an input is fed."""
+        if self.type_of(input_name) != INPUT_TYPES[0]:
+            return NO_CHANGE
+        return self.range_of(input_name).change
+
+    def states_range_of(self, input_name: str) -> bool:
+        """Whether `input_range` speaks of one of the model's inputs."""
+        if isinstance(self.input_range, Mapping):
+            return input_name in self.input_range
+        return self.states_input_range
+
     def unmatched_overrides(self, layer_names: Iterable[str]) -> list[str]:
         """The override patterns that match none of these layer names."""
         names = list(layer_names)
@@ -459,8 +498,8 @@ class BitPolicy:
     def to_dict(self) -> dict[str, Any]:
         """The policy as plain values, for YAML and JSON; `BitPolicy(**d)` reads it back."""
         overrides = {pattern: dict(fields) for pattern, fields in self.overrides.items()}
-        fields = {**self._plain_fields(), "input_range": _listed(self.input_range)}
-        return {**fields, "overrides": overrides}
+        inputs = {name: _listed(getattr(self, name)) for name in ("input_range", "input_type")}
+        return {**self._plain_fields(), **inputs, "overrides": overrides}
 
     def _plain_fields(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _FIELDS}

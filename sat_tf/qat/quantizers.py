@@ -1,7 +1,6 @@
 """TFMOT quantizers: they hold settings and make variables; the arithmetic is in `sat_tf.core`."""
 
 import abc
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,9 +11,11 @@ import tf_keras as keras
 
 from sat_tf.core import dorefa, pact, rescale
 from sat_tf.core.compiler import compiles_with_xla
+from sat_tf.core.observed import quantize_observed
+from sat_tf.messages import warn
 from sat_tf.qat.constraints import AtLeast
 from sat_tf.qat.input_ranges import InputRange
-from sat_tf.qat.seen_values import SeenValues, misfit
+from sat_tf.qat.seen_values import SeenValues, misfit, pixel_doubt
 
 _register = keras.utils.register_keras_serializable(package="sat_tf")
 
@@ -310,6 +311,7 @@ class ImageQuantizer(SatQuantizer):
             low, high, observes = 0.0, image_max, False
         self.range = InputRange(_as_floats(low), _as_floats(high), reversed_channels)
         self.observes = observes
+        self._are_pictures = True
 
     @classmethod
     def of_range(cls, found: InputRange) -> "ImageQuantizer":
@@ -337,7 +339,8 @@ class ImageQuantizer(SatQuantizer):
 
     def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
         """Makes the variables `lowest`, `highest`, `off_grid` and `observations`."""
-        del tensor_shape, name
+        del name
+        self._are_pictures = len(tensor_shape) == 4
         if not self.observes:
             return {}
         shape = () if self.range.channels is None else (self.range.channels,)
@@ -367,7 +370,8 @@ class ImageQuantizer(SatQuantizer):
         if COUNT not in weights or float(weights[COUNT].numpy()) == 0.0:
             return None
         lowest, highest = weights["lowest"].numpy(), weights["highest"].numpy()
-        return SeenValues(lowest, highest, float(weights["off_grid"].numpy()))
+        off_grid = float(weights["off_grid"].numpy())
+        return SeenValues(lowest, highest, off_grid, self._are_pictures)
 
     def remember(self, seen: SeenValues, weights: Mapping[str, Any], batches: int) -> None:
         """Replaces what it remembers."""
@@ -377,13 +381,15 @@ class ImageQuantizer(SatQuantizer):
                 weights[name].assign(value)
 
     def _warn(self, lowest: np.ndarray, highest: np.ndarray, off_grid: np.ndarray) -> None:
-        problem = misfit(SeenValues(lowest, highest, float(off_grid)), self.range)
+        seen = SeenValues(lowest, highest, float(off_grid), self._are_pictures)
+        problem, doubt = misfit(seen, self.range), pixel_doubt(seen, self.range)
         if problem:
-            warnings.warn(
+            warn(
                 f"the model is trained on {problem}. export_tflite will refuse it; quantize the "
-                "float model with a BitPolicy that says so.",
-                stacklevel=2,
+                "float model with a BitPolicy that says so."
             )
+        elif doubt and not seen.are_pictures:
+            warn(f"the model is trained on {doubt}.")
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
@@ -485,6 +491,35 @@ def _move_averages(
     return seen
 
 
+@_register
+class InputQuantizer(RangeObserver):
+    """Quantizes an input that is no image to 8 bits, on the range that it has observed.
+
+    Forward and backward: `observed.quantize_observed`, once something was observed; until then its
+    input. The range follows the data as that of any `RangeObserver`.
+
+    Args:
+        input_type: what the file takes: "int8", the codes, or "float32", of which it makes them.
+        momentum: see `RangeObserver`.
+    """
+
+    def __init__(self, *, input_type: str, momentum: float = 0.99) -> None:
+        super().__init__(momentum=momentum)
+        self.input_type = input_type
+
+    def __call__(
+        self, inputs: tf.Tensor, training: Any, weights: dict[str, Any], **kwargs: Any
+    ) -> tf.Tensor:
+        """The quantized tensor, in the type of `inputs`."""
+        inputs = super().__call__(inputs, training, weights, **kwargs)
+        ends = (tf.convert_to_tensor(weights[name]) for name in ("lowest", "highest"))
+        return quantize_observed(inputs, *ends)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {"input_type": self.input_type, **super().get_config()}
+
+
 def bits_of(num_bits: int, weights: dict[str, Any]) -> Any:
     """The bits of a quantizer; a tensor where there is a floor that comes down in training."""
     floor = weights.get(BIT_FLOOR)
@@ -508,7 +543,14 @@ def _add_scalar(
 
 QUANTIZERS: dict[str, type] = {
     cls.__name__: cls
-    for cls in (DorefaQuantizer, PactQuantizer, StreamQuantizer, ImageQuantizer, RangeObserver)
+    for cls in (
+        DorefaQuantizer,
+        PactQuantizer,
+        StreamQuantizer,
+        ImageQuantizer,
+        RangeObserver,
+        InputQuantizer,
+    )
 }
 
 

@@ -13,15 +13,17 @@ from sat_tf.qat import registry
 from sat_tf.qat.configs import LayerConfig
 from sat_tf.qat.flatten import copied_weights
 from sat_tf.qat.input_folding import apply_fold, find_folds
-from sat_tf.qat.input_ranges import PIXELS, Change, InputRange
+from sat_tf.qat.input_ranges import INPUT_TYPES, PIXELS, Change
 from sat_tf.qat.layout import (
     inner_layer,
     quantized_model,
     quantized_network,
 )
+from sat_tf.qat.model_inputs import changes as changes_of
+from sat_tf.qat.model_inputs import input_ranges, input_types
 from sat_tf.qat.network import Network
 from sat_tf.qat.policy import BitPolicy, expect_policy
-from sat_tf.qat.quantizers import DorefaQuantizer, ImageQuantizer
+from sat_tf.qat.quantizers import DorefaQuantizer
 from sat_tf.qat.user_class import of_class_of
 from sat_tf.qat.wrapper import QuantizedLayer
 
@@ -57,13 +59,12 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
     if any(_has_gains(layer) for layer in old.values()):
         # It has its function by gains, whatever this policy would have started with.
         policy = dataclasses.replace(policy, latent_start="keep_function")
-    had = input_ranges(quantized_network(model, when="instead"))
-    if not policy.states_input_range:
-        ranges = {name: found.spelling for name, found in had.items()}
-        policy = dataclasses.replace(policy, input_range=ranges)
-    reads = {name: policy.range_of(name).change for name in had}
-    changes = {name: change.after(had[name].change) for name, change in reads.items()}
-    _refuse_other_channels(model, policy, had, changes)
+    old_network = quantized_network(model, when="instead")
+    policy = _with_inputs_of(old_network, policy)
+    had = changes_of(old_network)
+    reads = {name: policy.change_of(name) for name in had}
+    changes = {name: change.after(had[name]) for name, change in reads.items()}
+    _refuse_other_channels(old_network, policy, changes)
     requantized = quantized_model(
         float_model, annotations, policy, keep_function=False, reads=reads
     )
@@ -83,31 +84,35 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
     return of_class_of(model, requantized)
 
 
-def input_ranges(network: Network) -> dict[str, InputRange]:
-    """What each input of a quantized model is fed."""
-    found = dict.fromkeys(network.inputs, PIXELS)  # models of before there was a mark
-    for node in network:
-        config = getattr(node.layer, "quantize_config", None)
-        if config is not None and isinstance(config.output, ImageQuantizer):
-            found[node.inputs[0]] = config.output.range
-    return found
+def _with_inputs_of(network: Network, policy: BitPolicy) -> BitPolicy:
+    """The policy with the ranges and types of a model's inputs, where it says none itself."""
+    fields: dict[str, Any] = {}
+    if policy.input_type is None:
+        fields["input_type"] = input_types(network)
+    if not policy.states_input_range:
+        types = fields.get("input_type") or {name: policy.type_of(name) for name in network.inputs}
+        fields["input_range"] = {
+            name: found.spelling
+            for name, found in input_ranges(network).items()
+            if types[name] == INPUT_TYPES[0]
+        }
+    return dataclasses.replace(policy, **fields)
 
 
 def _refuse_other_channels(
-    model: keras.Model,
-    policy: BitPolicy,
-    had: Mapping[str, InputRange],
-    changes: Mapping[str, Change],
+    network: Network, policy: BitPolicy, changes: Mapping[str, Change]
 ) -> None:
+    ranges = input_ranges(network)
     problems = [
-        f"{name}: received input_range={policy.range_of(name)} for an input of {had[name]}, whose "
-        "channels stand in another relation to each other, which the first layer has in its "
-        "weights; leave input_range out, or quantize the float model again."
+        f"{name}: received input_range={policy.range_of(name)} for an input of "
+        f"{ranges.get(name, PIXELS)}, whose channels stand in another relation to each other, "
+        "which the first layer has in its weights; leave input_range out, or quantize the float "
+        "model again."
         for name, change in changes.items()
         if not change.only_shifts
     ]
     if problems:
-        raise ValueError(list_problems(f"model {model.name!r}", problems))
+        raise ValueError(list_problems(f"model {network.name!r}", problems))
 
 
 def without_quantizers(model: keras.Model) -> tuple[keras.Model, dict[str, Any]]:

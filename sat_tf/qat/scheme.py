@@ -148,6 +148,7 @@ def quantize_scope(*objects: dict[str, Any]) -> Any:
             constraints.AtLeast,
             quantizers.DorefaQuantizer,
             quantizers.ImageQuantizer,
+            quantizers.InputQuantizer,
             quantizers.PactQuantizer,
             quantizers.RangeObserver,
             quantizers.StreamQuantizer,

@@ -7,7 +7,6 @@ augmentation that goes a little too far are none.
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,6 +16,8 @@ from sat_tf.qat.input_ranges import NAMED, PIXELS, InputRange
 _FAR_OUTSIDE = 0.5
 # All values within so many pixels, and not on pixels, are none of a picture.
 _FEW_PIXELS = 8.0
+# Others are not dark, and nobody resizes them.
+_FEW_FOR_OTHERS = 64.0
 # Ends this near, as a share of the range, are the same.
 _SAME_END = 0.02
 # Rounding in float16 moves pixels by less than this, in pixels.
@@ -49,11 +50,13 @@ class SeenValues:
         lowest: smallest value of a batch, one number or one for each channel.
         highest: largest value, likewise.
         off_grid: how far from a pixel's value the farthest is, in pixels, up to 0.5.
+        are_pictures: whether they have rows, columns and channels.
     """
 
     lowest: np.ndarray
     highest: np.ndarray
     off_grid: float
+    are_pictures: bool = True
 
     @classmethod
     def of(cls, values: np.ndarray, expected: InputRange) -> "SeenValues":
@@ -65,6 +68,7 @@ class SeenValues:
             np.min(values, axis=axes),
             np.max(values, axis=axes),
             float(np.max(np.abs(pixels - np.rint(pixels)))),
+            values.ndim == 4,
         )
 
     @property
@@ -90,25 +94,20 @@ def misfit(seen: SeenValues, expected: InputRange) -> str | None:
     outside = np.maximum(low - seen.lowest, seen.highest - high) / width
     span = (seen.highest - seen.lowest) / expected.steps
     off_grid = seen.off_grid > _OFF_GRID
-    far, few = np.any(outside > _FAR_OUTSIDE), off_grid and np.all(span <= _FEW_PIXELS)
+    most = _FEW_PIXELS if seen.are_pictures else _FEW_FOR_OTHERS
+    far, few = np.any(outside > _FAR_OUTSIDE), off_grid and np.all(span <= most)
     other = off_grid and not _ends_in(seen, expected) and _recognized(seen) is not None
     if not (far or few or other):
         return None
     return f"{seen}, expected input_range={expected}; what fits is {fitting(seen)}"
 
 
-def pixel_doubt(seen: SeenValues, expected: InputRange, shape: Sequence[int | None]) -> str | None:
-    """What may be wrong with values that are no misfit; None where nothing may.
-
-    Args:
-        seen: the values.
-        expected: what they should be.
-        shape: of the input, without the batch.
-    """
+def pixel_doubt(seen: SeenValues, expected: InputRange) -> str | None:
+    """What may be wrong with values that are no misfit; None where nothing may."""
     if seen.says_nothing:
         return None
     if seen.off_grid > _OFF_GRID:
-        if len(shape) == 3:
+        if seen.are_pictures:
             why = "pictures that have been resized are, and others should not be"
         else:
             why = "where they are no pixels, set BitPolicy(input_type='int8'), or 'float32'"
@@ -128,7 +127,8 @@ def fitting(seen: SeenValues) -> str:
     """The settings of a policy that fit what was seen."""
     found = _recognized(seen) or _filled(seen)
     if found is not None:
-        return f"input_range={found}"
+        others = "" if seen.are_pictures else ", or input_type='int8' for what is no pixel"
+        return f"input_range={found}{others}"
     low, high = (float(v) for v in (np.min(seen.lowest), np.max(seen.highest)))
     digits = 2 - math.floor(math.log10(max(abs(low), abs(high))))
     factor = 10.0**digits

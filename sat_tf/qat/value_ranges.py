@@ -30,7 +30,7 @@ class ValueRanges:
         """Whether the layer's output can be negative."""
         node, role = self._network[name], self._roles[name]
         if role is Role.INPUT:
-            return self._pixels[name][0] < 0.0
+            return not self._pixels.reads(name) or self._pixels[name][0] < 0.0
         if role is Role.RECTIFIER:
             return False
         if role is Role.LINEAR:

@@ -7,8 +7,8 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.qat.input_ranges import range_of
 from sat_tf.qat.layout import quantized_network
+from sat_tf.qat.model_inputs import input_ranges
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.qat.requantize import input_ranges
 from tests.qat.float_models import pretend_trained
 
 L = keras.layers

@@ -63,6 +63,7 @@ def test_one_error_names_every_bad_field():
         initial_clipping_level=0,
         initial_classifier_clipping_level=float("nan"),
         input_range=(1.0, 0.0),
+        input_type="int4",
         latent_start="keep",
         unsupported="ignore",
         overrides=[("a", 8)],

@@ -15,6 +15,7 @@ from sat_tf.qat.quantizers import (
     SMALLEST_CLIPPING_LEVEL,
     DorefaQuantizer,
     ImageQuantizer,
+    InputQuantizer,
     PactQuantizer,
     RangeObserver,
     StreamQuantizer,
@@ -40,6 +41,7 @@ EXAMPLES = [
     StreamQuantizer(num_bits=5, initial_clipping_level=3.0, gradient="pact", ceiling=6.0, rate=0.1),
     ImageQuantizer(low=(-1, -2), high=(1.0, 3.0), reversed_channels=True, observes=False),
     RangeObserver(momentum=0.5),
+    InputQuantizer(input_type="int8", momentum=0.5),
     UnitQuantizer(num_bits=3, signed=True),
     OffsetQuantizer(num_bits=3, initial_clipping_level=3.0, rate=0.1, lowest=-0.3, share=0.2),
 ]

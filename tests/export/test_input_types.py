@@ -1,0 +1,136 @@
+import numpy as np
+import pytest
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.export import read_graph, verify_file
+from sat_tf.qat.model_inputs import input_types
+from sat_tf.qat.network import Network
+from sat_tf.qat.policy import BitPolicy
+from tests.qat.float_models import pretend_trained
+
+L = keras.layers
+TYPES = ("int8", "float32")
+DRAW = np.random.default_rng(4)
+FEATURES = (DRAW.normal(size=(256, 12)) * 2.0 + 0.5).astype(np.float32)
+SOUND = (np.sin(np.linspace(0, 90, 256 * 40)) * DRAW.uniform(0.1, 1.0, 256 * 40)).astype(np.float32)
+
+
+def _dense(*front):
+    parts = [*front, L.Dense(16, activation="relu"), L.Dense(4, name="classifier")]
+    return pretend_trained(keras.Sequential([keras.Input((12,), name="features"), *parts]))
+
+
+def _conv1d():
+    sound = keras.Input((40, 1), name="sound")
+    tensor = L.Conv1D(8, 5, strides=2, padding="same", activation="relu", name="conv")(sound)
+    tensor = L.Flatten()(tensor)
+    return pretend_trained(keras.Model(sound, L.Dense(4, name="classifier")(tensor)))
+
+
+MODELS = {"dense": (_dense, FEATURES), "conv1d": (_conv1d, SOUND.reshape(256, 40, 1))}
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_file_takes_real_values_and_computes_what_keras_does(name, kind, tmp_path):
+    make, values = MODELS[name]
+    model, path = make(), tmp_path / "model.tflite"
+    quantized = sat_tf.quantize_model(model, BitPolicy.mobile(8, input_type=kind))
+    sat_tf.calibrate(quantized, values)
+    report = sat_tf.export_tflite(quantized, path)
+    assert (report.operators["QUANTIZE"], report.operators["DEQUANTIZE"]) == (1, 1)
+    certificate = sat_tf.verify_tflite(quantized, path, values)
+    assert certificate.codes_differing == 0
+    assert certificate.trained_differing < 0.005
+    classes = np.argmax(model.predict(values, verbose=0), axis=1)
+    found = np.argmax(quantized.predict(values, verbose=0), axis=1)
+    assert np.mean(found == classes) > 0.96
+    assert certificate.agreement > 0.99
+    image = read_graph(path.read_bytes(), "file").images[0]
+    assert image.type == kind
+    assert verify_file(path, values).images_sha256 == certificate.images_sha256
+    tail = sat_tf.export.deployed_model(quantized)
+    assert sat_tf.verify_tflite(tail, path, values).trained_differing == 0.0
+
+
+def test_codes_may_be_given_instead_of_the_values_they_stand_for(tmp_path):
+    path = tmp_path / "model.tflite"
+    quantized = sat_tf.quantize_model(_dense(), BitPolicy.mobile(8, input_type="int8"))
+    sat_tf.calibrate(quantized, FEATURES)
+    sat_tf.export_tflite(quantized, path)
+    codes = read_graph(path.read_bytes(), "file").images[0].taken(FEATURES)
+    assert codes.dtype == np.int8
+    one, other = (sat_tf.verify_tflite(quantized, path, given) for given in (FEATURES, codes))
+    assert one.images_sha256 == other.images_sha256
+    with pytest.raises(ValueError, match="received uint8, expected real values or the int8 codes"):
+        sat_tf.verify_tflite(quantized, path, np.zeros((2, 12), np.uint8))
+    with pytest.raises(ValueError, match="values that are NaN"):
+        sat_tf.verify_tflite(quantized, path, np.full((2, 12), np.nan, np.float32))
+
+
+def test_real_values_are_normalized_in_float_before_they_get_codes(tmp_path):
+    path = tmp_path / "model.tflite"
+    raw = FEATURES * np.logspace(-3, 3, 12).astype(np.float32)
+    norm = L.Normalization(name="norm")
+    norm.adapt(raw)
+    model = _dense(norm)
+    quantized = sat_tf.quantize_model(model, BitPolicy.mobile(8, input_type="float32"))
+    sat_tf.calibrate(quantized, raw)
+    report = sat_tf.export_tflite(quantized, path)
+    assert {"MUL", "ADD", "QUANTIZE"} <= {*report.operators}
+    certificate = sat_tf.verify_tflite(quantized, path, raw)
+    assert certificate.codes_differing == 0
+    assert certificate.agreement > 0.95  # equal int8 logits
+    classes = np.argmax(model.predict(raw, verbose=0), axis=1)
+    assert np.mean(np.argmax(quantized.predict(raw, verbose=0), axis=1) == classes) > 0.96
+
+
+def test_an_input_that_has_seen_nothing_is_refused(tmp_path):
+    quantized = sat_tf.quantize_model(_dense(), BitPolicy.mobile(8, input_type="int8"))
+    with pytest.raises(ValueError, match="features: received a model that has seen no values"):
+        sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
+    assert not any(tmp_path.iterdir())
+
+
+def test_each_input_has_a_type_of_its_own(tmp_path):
+    photo, features = keras.Input((8, 8, 3), name="photo"), keras.Input((12,), name="features")
+    first = L.GlobalAveragePooling2D()(L.Conv2D(4, 3, activation="relu", name="conv")(photo))
+    both = L.Concatenate()([first, L.Dense(4, activation="relu", name="dense")(features)])
+    model = pretend_trained(keras.Model([photo, features], L.Dense(3, name="classifier")(both)))
+    pixels = DRAW.integers(0, 256, (256, 8, 8, 3)).astype(np.uint8)
+    policy = BitPolicy.mobile(8, input_range={"photo": "tf"}, input_type={"features": "float32"})
+    quantized = sat_tf.quantize_model(model, policy)
+    sat_tf.calibrate(quantized, [pixels / np.float32(127.5) - 1.0, FEATURES])
+    path = tmp_path / "model.tflite"
+    sat_tf.export_tflite(quantized, path)
+    certificate = sat_tf.verify_tflite(quantized, path, [pixels, FEATURES])
+    assert (certificate.codes_differing, certificate.trained_differing < 0.01) == (0, True)
+    again = sat_tf.requantize(quantized, BitPolicy.mobile(4))
+    assert input_types(Network(again)) == {"photo": "uint8", "features": "float32"}
+
+
+def test_a_range_and_a_type_of_one_input_are_refused():
+    with pytest.raises(ValueError, match="received input_type='int8' and input_range="):
+        sat_tf.quantize_model(_dense(), BitPolicy(input_type="int8", input_range=(0, 1)))
+    with pytest.raises(ValueError, match=r"for 'feature', expected names.*Did you mean features"):
+        sat_tf.quantize_model(_dense(), BitPolicy(input_type={"feature": "int8"}))
+
+
+def test_features_for_a_file_of_pixels_are_refused_with_the_type_that_fits():
+    quantized = sat_tf.quantize_model(_dense(), BitPolicy.mobile(8))
+    with pytest.raises(ValueError, match="input_type='int8'"):
+        sat_tf.calibrate(quantized, FEATURES)
+
+
+@pytest.mark.parametrize("suffix", [".keras", ".h5"])
+def test_the_range_of_an_input_is_trained_and_saved(suffix, tmp_path):
+    quantized = sat_tf.quantize_model(_dense(), BitPolicy.mobile(8, input_type="int8"))
+    quantized.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    quantized.fit(FEATURES, np.zeros(256, np.int64), verbose=0)
+    quantized.save(tmp_path / f"model{suffix}")
+    loaded = keras.models.load_model(tmp_path / f"model{suffix}")
+    np.testing.assert_array_equal(loaded(FEATURES), quantized(FEATURES))
+    sat_tf.export_tflite(loaded, tmp_path / "model.tflite")
+    certificate = sat_tf.verify_tflite(loaded, tmp_path / "model.tflite", FEATURES)
+    assert certificate.codes_differing == 0
