@@ -33,12 +33,12 @@ def kind_of(thing: object) -> str:
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
-def warn(text: str) -> None:
+def warn(text: str, category: type[Warning] = UserWarning) -> None:
     """Warns, on the line of the user's that has led here through sat-tf, TFMOT and Keras."""
     level = 2
     while _package(level) in _BETWEEN:
         level += 1
-    warnings.warn(text, stacklevel=level)
+    warnings.warn(text, category, stacklevel=level)
 
 
 def _package(level: int) -> str:

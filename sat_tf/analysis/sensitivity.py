@@ -1,6 +1,7 @@
 """Which layers a model cannot do without: one at a time quantized, the others float."""
 
 import dataclasses
+import warnings
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from sat_tf.messages import did_you_mean
 from sat_tf.progress_bar import image_bar
 from sat_tf.qat import registry
 from sat_tf.qat.flatten import flatten
+from sat_tf.qat.layout import GuessedClippingLevelsWarning
 from sat_tf.qat.network import check_model, check_one_of_each
 from sat_tf.qat.operations import with_layers_for_operations
 from sat_tf.qat.policy import BitPolicy, expect_policy
@@ -77,7 +79,10 @@ def sensitivity(
     sample = _sample(model, dataset, num_images)
     classes = _classes(model, sample)
     metric = _metric(metric, model, classes)
-    quantized = quantize_model(model, dataclasses.replace(policy, latent_start="keep_function"))
+    policy = dataclasses.replace(policy, latent_start="keep_function")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
+        quantized = quantize_model(model, policy)
     calibrate_on_float_weights(quantized, sample.images)
     runner = OneAtATime(model, quantized)
     parts = [

@@ -159,7 +159,7 @@ class Decided:
             made = "the model's output" if self._is_output(name) else "it stays float"
             return f"{made}: its range{end} is observed, for the 8-bit codes of the file"
         if output is not None:
-            return f"read by {self._readers(name)}"
+            return f"read by {self._readers(name)}{self.level_source(name)}"
         if role is Role.IDENTITY:
             return "it acts in training alone, and gives what it reads in inference"
         if role is Role.OPAQUE or config is None:
@@ -178,6 +178,14 @@ class Decided:
         if "stream" in kinds or "linear" in kinds:
             return "stream_bits=None: streams stay float"
         return "nothing that reads it asks for codes"
+
+    def level_source(self, name: str) -> str:
+        """What the clipping level of a tensor is taken from, to be added to a reason."""
+        source = self._reasons.level_sources.get(name)
+        if not source:
+            return ""
+        guess = ": a guess, calibrate" if name in self._reasons.guessed else ""
+        return f"; clipping level from {source}{guess}"
 
     def _is_output(self, name: str) -> bool:
         return any(demand.kind == "output" for demand in self._reasons.demands[name])

@@ -92,7 +92,7 @@ def _placed(source: Source, policy: BitPolicy) -> tuple[list[str], Placement | N
     """The problems, and the placement: without the layers that have some, where there are any."""
     network, annotations = source.network, source.annotations
     try:
-        placement = place(network, annotations, policy)
+        placement = place(network, annotations, policy, source.kernels)
     except PlacementError as error:
         problems = list(error.problems)
     else:
@@ -109,7 +109,7 @@ def _placed(source: Source, policy: BitPolicy) -> tuple[list[str], Placement | N
     clear.problems = {}
     for kept in (annotations, without):
         try:
-            return problems, place(clear, kept, lenient), lenient
+            return problems, place(clear, kept, lenient, source.kernels), lenient
         except Exception:  # the graph may not be all there
             continue
     return problems, None, policy
@@ -187,11 +187,12 @@ def _rows(
         )
         yield _in_file(planned, place_in_file)
         for insertion in insertions.get(node.name, []):
-            yield _inserted(insertion, node, deployed.layers[insertion.name], sizes)
+            source = decided.level_source(insertion.tensor)
+            yield _inserted(insertion, node, deployed.layers[insertion.name], sizes, source)
 
 
 def _inserted(
-    insertion: Insertion, tensor: Node, place_in_file: Deployed, sizes: dict[str, int]
+    insertion: Insertion, tensor: Node, place_in_file: Deployed, sizes: dict[str, int], source: str
 ) -> LayerPlan:
     quantizer, readers = insertion.config.output, tuple(sorted(insertion.readers))
     listed = ", ".join(readers)
@@ -202,7 +203,7 @@ def _inserted(
         shape=tensor.shape,
         fate=Fate.INSERTED,
         activation=activation_plan(quantizer) if quantizer is not None else None,
-        activation_reason=f"between {insertion.tensor} and {listed}",
+        activation_reason=f"between {insertion.tensor} and {listed}{source}",
         bytes=sizes.get(insertion.name),
         inserted=True,
         readers=readers,

@@ -4,12 +4,13 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import tf_keras as keras
 
 from sat_tf.qat.flatten import flatten
 from sat_tf.qat.network import Network, Node, check_model
 from sat_tf.qat.operations import with_layers_for_operations
-from sat_tf.qat.requantize import without_quantizers
+from sat_tf.qat.requantize import effective_kernels, without_quantizers
 from sat_tf.qat.wrapper import QuantizedLayer
 
 
@@ -21,11 +22,13 @@ class Source:
         network: its graph, without annotations.
         annotations: for every layer to quantize, its `LayerConfig` or None.
         requantized: it was quantized before, and its weights are latent ones.
+        kernels: its effective kernels then, by name; none otherwise.
     """
 
     network: Network
     annotations: Mapping[str, Any]
     requantized: bool = False
+    kernels: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 def read_source(model: keras.Model) -> Source:
@@ -38,7 +41,8 @@ def read_source(model: keras.Model) -> Source:
     network = Network(model)
     if is_quantized(network):
         float_model, annotations = without_quantizers(model)
-        return Source(Network(float_model), annotations, requantized=True)
+        kernels = effective_kernels(model)
+        return Source(Network(float_model), annotations, requantized=True, kernels=kernels)
     if not any(_is_annotated(node.layer) for node in network):
         # As `quantize_model` reads it.
         network = Network(with_layers_for_operations(flatten(model)))

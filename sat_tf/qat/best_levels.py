@@ -90,16 +90,27 @@ class Sample:
     def best_level(self, quantizer: ClippingQuantizer) -> float:
         """The clipping level with the smallest error; the tensor must not be all 0."""
         values, counts = np.concatenate(self.values), np.concatenate(self.counts)
-        if isinstance(quantizer, OffsetQuantizer):
-            return best_offset_level(values, quantizer, counts)
-        return best_clipping_level(
-            values,
-            self.largest,
-            quantizer.num_bits,
-            signed=quantizer.signed,
-            counts=counts,
-            function=self.function,
-        )
+        return best_level(quantizer, values, self.largest, counts, self.function)
+
+
+def best_level(
+    quantizer: ClippingQuantizer,
+    values: np.ndarray,
+    largest: float,
+    counts: np.ndarray | None = None,
+    function: Function = itself,
+) -> float:
+    """The clipping level of a quantizer with the smallest error; see the search of its kind."""
+    if isinstance(quantizer, OffsetQuantizer):
+        return best_offset_level(values, quantizer, counts)
+    return best_clipping_level(
+        values,
+        largest,
+        quantizer.num_bits,
+        signed=quantizer.signed,
+        counts=counts,
+        function=function,
+    )
 
 
 def best_clipping_level(

@@ -64,6 +64,8 @@ class Reasons:
         last: the linear layers with none behind them.
         streams: the layers whose outputs have the bits of streams.
         quantizes_activations: whether any activation is quantized at all.
+        level_sources: of each tensor with a clipping level, what its start is taken from.
+        guessed: the tensors of which the model tells too little for that.
     """
 
     roles: dict[str, Role]
@@ -73,6 +75,8 @@ class Reasons:
     last: frozenset[str]
     streams: frozenset[str]
     quantizes_activations: bool
+    level_sources: dict[str, str]
+    guessed: frozenset[str]
 
 
 class PlacementError(ValueError):

@@ -58,6 +58,7 @@ def quantized_model(
     *,
     keep_function: bool,
     reads: Mapping[str, Change] | None = None,
+    kernels: Mapping[str, Any] | None = None,
 ) -> keras.Model:
     """Builds the quantized model from a float one; the layers of the float one are not reused.
 
@@ -72,6 +73,7 @@ def quantized_model(
             of latent_start="keep_function" then.
         reads: for each input, what leads from what the first layers read to what the model is
             fed; None where these are the same.
+        kernels: see `place`.
 
     Raises:
         ValueError: the model cannot be quantized; lists every problem.
@@ -81,11 +83,13 @@ def quantized_model(
     annotations = {
         name: annotations[origin] for name, origin in flat.origins.items() if origin in annotations
     }
-    placement = place(network, annotations, policy)
+    placement = place(network, annotations, policy, kernels)
     problems = non_finite_weights(network)
     if problems:
         raise ValueError(list_problems(f"model {model.name!r}", problems))
     _warn_of_codes_beyond_int8(model.name, placement)
+    if kernels is None:
+        _warn_of_guessed_levels(model.name, placement)
     built, layers = assemble(network, placement)
     for node in network:
         if node.layer.weights:
@@ -182,6 +186,22 @@ def _warn_of_codes_beyond_int8(model_name: str, placement: Placement) -> None:
         warn(
             f"model {model_name!r}: it can be trained, but not exported: the weight codes of "
             f"{', '.join(found)} do not fit int8; set weight_grid='auto' if it is to be exported."
+        )
+
+
+class GuessedClippingLevelsWarning(UserWarning):
+    """Clipping levels start at a guess, because the model's weights tell too little of them."""
+
+
+def _warn_of_guessed_levels(model_name: str, placement: Placement) -> None:
+    """Says before anything is computed with them which clipping levels want data."""
+    guessed = sorted(placement.reasons.guessed)
+    if guessed:
+        warn(
+            f"model {model_name!r}: no BatchNormalization is in front of {', '.join(guessed)}, so "
+            "that their clipping levels start at a guess for typical images; call "
+            "sat_tf.calibrate(model, images), or set initial_clipping_level.",
+            GuessedClippingLevelsWarning,
         )
 
 

@@ -23,6 +23,7 @@ Rules, in the words of the glossary:
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core.rescale import fan_out
@@ -37,6 +38,7 @@ from sat_tf.qat.network import Network, Node
 from sat_tf.qat.pixel_ranges import PixelRanges
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.quantizers import (
+    ClippingQuantizer,
     DorefaQuantizer,
     ImageQuantizer,
     InputQuantizer,
@@ -46,6 +48,7 @@ from sat_tf.qat.quantizers import (
     StreamQuantizer,
 )
 from sat_tf.qat.registry import Role
+from sat_tf.qat.spreads import Spreads
 from sat_tf.qat.value_ranges import ValueRanges
 
 _AFFINE = (Role.NORM, Role.SCALING, Role.AFFINE)
@@ -54,22 +57,34 @@ _STREAMS = (Role.LINEAR, Role.NORM, Role.SCALING, Role.SUM, Role.MEAN)  # withou
 _SATURATE_AT_8_BITS = (Role.SUM, Role.PRODUCT, Role.CONCATENATION, Role.MEAN)
 
 
-def place(network: Network, annotations: Mapping[str, Any], policy: BitPolicy) -> Placement:
+def place(
+    network: Network,
+    annotations: Mapping[str, Any],
+    policy: BitPolicy,
+    kernels: Mapping[str, Any] | None = None,
+) -> Placement:
     """Decides the quantizers of a model.
 
     Args:
         network: the float model.
         annotations: for every layer to quantize, its `LayerConfig` or None.
         policy: what the annotations leave open.
+        kernels: of linear layers, by name, as they compute with them, where these are not theirs.
 
     Raises:
         PlacementError: the model cannot be quantized as asked; lists every problem.
     """
-    return _Placer(network, annotations, policy).place()
+    return _Placer(network, annotations, policy, kernels or {}).place()
 
 
 class _Placer:
-    def __init__(self, network: Network, annotations: Mapping[str, Any], policy: BitPolicy) -> None:
+    def __init__(
+        self,
+        network: Network,
+        annotations: Mapping[str, Any],
+        policy: BitPolicy,
+        kernels: Mapping[str, Any],
+    ) -> None:
         self.whole = network
         self.network = network.without(
             lambda node: registry.is_identity(node.layer, node.arguments)
@@ -93,6 +108,11 @@ class _Placer:
         self.pixels = PixelRanges(self.network, grids)
         self.roles = {node.name: self._role(node) for node in network}
         self.ranges = ValueRanges(self.network, self.roles, self.pixels)
+        self.kernels = kernels
+        self.spreads = Spreads(self.network, self.pixels, self._kernel)
+        self.starts: dict[tuple[str, str], float | None] = {}
+        self.level_sources: dict[str, str] = {}
+        self.guessed: set[str] = set()
         self._tell_functions_apart()
         self.linear = [name for name, role in self.roles.items() if role is Role.LINEAR]
         upstream = {name: self.network.before(name) & set(self.linear) for name in self.linear}
@@ -133,6 +153,8 @@ class _Placer:
             last=frozenset(self.last),
             streams=frozenset(self.streams),
             quantizes_activations=self.quantizes_activations,
+            level_sources=dict(self.level_sources),
+            guessed=frozenset(self.guessed),
         )
 
     def _refuse(self, problem: str) -> None:
@@ -411,14 +433,13 @@ class _Placer:
         self, name: str, bits: int, demands: list[Demand], *, behind_layer: bool = True
     ) -> SatQuantizer:
         policy, negative = self.policies[name], self.ranges.is_negative(name)
-        level = policy.initial_clipping_level
+        level, source = policy.initial_clipping_level, "the policy"
         if {demand.reader for demand in demands} <= self.last:
             level = policy.initial_classifier_clipping_level
         if self.roles[name] is Role.AFFINE and self.pixels.reads(name):
-            level = max(map(abs, self.pixels[name])) or level
+            level, source = max(map(abs, self.pixels[name])) or level, "the range of pixels"
         settings: dict[str, Any] = {
             "num_bits": bits,
-            "initial_clipping_level": level,
             "gradient": policy.clipping_gradient,
             "rate": policy.clipping_level_rate,
             "ceiling": self.ranges.ceiling(name),
@@ -435,7 +456,33 @@ class _Placer:
                 "expected at least 2 (-1, 0, 1); put a rectifier in front of its readers, or "
                 "override their activation_bits."
             )
-        return quantizer
+            return quantizer
+        if not isinstance(quantizer, ClippingQuantizer):
+            return quantizer
+        key = name, repr(quantizer)
+        if level is None and key not in self.starts:  # a tensor is looked at more than once
+            self.starts[key] = self.spreads[name].best_level(quantizer)
+        if level is None:
+            level, source = self.starts[key], self.spreads[name].source
+            if not self.spreads[name].known:
+                self.guessed.add(name)
+        if level is None:
+            return quantizer
+        self.level_sources[name] = source
+        return type(quantizer)(**{**quantizer.get_config(), "initial_clipping_level": level})
+
+    def _kernel(self, name: str) -> Any:
+        """The kernel of a linear layer as the quantized model starts with it, but for rounding."""
+        layer = self.network[name].layer
+        kernel = self.kernels.get(layer.name)
+        if kernel is not None:
+            return kernel
+        kernel = getattr(layer, registry.kernel_name(layer))
+        if name not in self.linear or self.policy.latent_start == "keep_function":
+            return kernel
+        quantizer, latent = self._weights(name), tf.convert_to_tensor(kernel, tf.float32)
+        clamped = quantizer.clamp(latent)
+        return clamped * quantizer.factor(clamped, latent)
 
     def _weights(self, name: str) -> DorefaQuantizer:
         layer, ends = self.network[name].layer, self.first | self.last

@@ -109,6 +109,13 @@ def _is_positive(value: Any) -> bool:
     return number and math.isfinite(value) and value > 0
 
 
+def _is_level(value: Any) -> bool:
+    return value is None or _is_positive(value)
+
+
+_LEVEL = "a positive number, or None (what the model's weights tell)"
+
+
 def _bits_or_none(meaning: str, fewest: int = 1) -> _Field:
     return _Field(
         lambda value: value is None or _is_bits(value, fewest),
@@ -143,8 +150,8 @@ _FIELDS: dict[str, _Field] = {
     "clipping_level_rate": _Field(
         _is_positive, "a positive number: 1 is the learning rate of the weights"
     ),
-    "initial_clipping_level": _Field(_is_positive, "a positive number", per_layer=True),
-    "initial_classifier_clipping_level": _Field(_is_positive, "a positive number"),
+    "initial_clipping_level": _Field(_is_level, _LEVEL, per_layer=True),
+    "initial_classifier_clipping_level": _Field(_is_level, _LEVEL),
     "input_range": _InputField(lambda value: range_problem(value) is None, "a range"),
     "input_type": _InputField(
         lambda value: type_problem(value) is None, "a type", problem_of=type_problem
@@ -313,6 +320,8 @@ class BitPolicy:
         clipping_level_rate: factor on the gradient of clipping levels. 1 is the paper; less keeps
             calibrated ones from jumping about at high learning rates.
         initial_clipping_level: where clipping levels start; a rectifier's own max_value caps it.
+            None: with the smallest error on what γ and β of the normalizations before a tensor
+            tell of its values; see `sat_tf.qat.spreads`.
         initial_classifier_clipping_level: the same for what enters the last linear layer.
         input_range: what the model is fed: (low, high), the real values of the pixels 0 and 255,
             such as (0, 1) for x / 255 and (-1, 1) for x / 127.5 - 1, each a number or one for each
@@ -347,8 +356,8 @@ class BitPolicy:
     rescale: str = "constant"
     clipping_gradient: str = "calibrated"
     clipping_level_rate: float = 1.0
-    initial_clipping_level: float = 8.0
-    initial_classifier_clipping_level: float = 10.0
+    initial_clipping_level: float | None = 8.0
+    initial_classifier_clipping_level: float | None = 10.0
     input_range: Any = _PIXELS
     input_type: Any = None
     latent_start: str = "keep_function"

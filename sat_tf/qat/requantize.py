@@ -66,7 +66,12 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
     changes = {name: change.after(had[name]) for name, change in reads.items()}
     _refuse_other_channels(old_network, policy, changes)
     requantized = quantized_model(
-        float_model, annotations, policy, keep_function=False, reads=reads
+        float_model,
+        annotations,
+        policy,
+        keep_function=False,
+        reads=reads,
+        kernels=effective_kernels(model),
     )
     carried: set[int] = set()
     for place, layer in _by_place(requantized).items():
@@ -82,6 +87,15 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
         values = None if kernel is None else kernel.numpy()
         apply_fold(fold, inner_layer(layer), list(map(inner_layer, norms_behind)), values)
     return of_class_of(model, requantized)
+
+
+def effective_kernels(model: keras.Model) -> dict[str, np.ndarray]:
+    """What the linear layers of a quantized model compute with, by the names of the user's."""
+    return {
+        layer.layer.name: kernel.numpy()
+        for layer in _by_place(model).values()
+        if (kernel := layer.effective_kernel()) is not None
+    }
 
 
 def _with_inputs_of(network: Network, policy: BitPolicy) -> BitPolicy:

@@ -1,11 +1,13 @@
 """Where training starts: which model the float stage trains, and what becomes of it."""
 
 import dataclasses
+import warnings
 
 import tf_keras as keras
 
 import sat_tf
 from sat_tf.data.source import ImageSource
+from sat_tf.qat.layout import GuessedClippingLevelsWarning
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.training.classifier_file import read_float_model
@@ -91,6 +93,8 @@ def quantized_start(config: Config, float_model: keras.Model) -> keras.Model:
         if not is_ordinary(float_model):
             return sat_tf.requantize(float_model, config.policy)
         policy = dataclasses.replace(config.policy, latent_start="keep_function")
-        return sat_tf.quantize_model(float_model, policy)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
+            return sat_tf.quantize_model(float_model, policy)
     except ValueError as error:
         raise RunError(str(error)) from error

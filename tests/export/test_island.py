@@ -149,7 +149,7 @@ HALVES: dict[str, tuple[Callable[[], keras.Model], list[str]]] = {
     "grouped": (grouped, ["groups", "swish"]),
     "sigmoid_at_the_end": (sigmoid_at_the_end, ["end"]),
     "several_outputs": (several_outputs, ["swap"]),
-    "nothing_in_inference": (nothing_in_inference, []),
+    "nothing_in_inference": (nothing_in_inference, ["flip", "noise", "end"]),
     "tensors_without_axes": (tensors_without_axes, ["pixels"]),
 }
 
