@@ -9,6 +9,7 @@ from sat_tf.planning.counting import bit_operations, multiply_adds
 from sat_tf.planning.decided import Decided, activation_plan
 from sat_tf.planning.deployment import Deployed, Deployment, deployment
 from sat_tf.planning.detail import detail_of
+from sat_tf.planning.fed import input_lines, of_requantized
 from sat_tf.planning.file_bytes import bytes_of, float_bytes, header_bytes
 from sat_tf.planning.image_size import with_image_size
 from sat_tf.planning.layer_plan import Export, Fate, LayerPlan
@@ -69,10 +70,21 @@ def explain(
     policy = BitPolicy() if policy is None else expect_policy(policy)
     source = read_source(model)
     with_image_size(source.network, image_size)  # a bad size is said before anything else
+    refused: list[str] = []
+    if source.requantized:
+        policy, refused = of_requantized(model, policy)
+    inputs = input_lines(source.network, policy)
     problems, placement, decided_by = _placed(source, policy)
+    problems = refused + problems
     if placement is None:
         rows = tuple(_undecided(source.network, problems))
-        return Plan(model=model.name, policy=policy, rows=rows, problems=tuple(problems))
+        return Plan(
+            model=model.name,
+            policy=policy,
+            rows=rows,
+            problems=tuple(problems),
+            inputs=inputs,
+        )
     sized = with_image_size(source.network, image_size)
     view = preview(sized, placement)
     deployed = deployment(view, tolerant=bool(problems))
@@ -85,6 +97,7 @@ def explain(
         problems=tuple(problems),
         export_problems=deployed.problems,
         notes=tuple(deployed.graph.warnings) if deployed.graph is not None else (),
+        inputs=inputs,
     )
 
 

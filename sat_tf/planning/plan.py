@@ -24,6 +24,7 @@ class Plan(RowTable):
             does not. Rows are then planned as if the layers that have problems were left float.
         export_problems: the same for `export_tflite`.
         notes: what the export would say about the file.
+        inputs: what each input of the model is fed, and what the file takes for it.
     """
 
     model: str
@@ -32,6 +33,7 @@ class Plan(RowTable):
     problems: tuple[str, ...] = ()
     export_problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> LayerPlan:
         for row in self.rows:

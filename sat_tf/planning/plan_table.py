@@ -72,7 +72,8 @@ def summary(plan: Plan) -> list[str]:
         f"{_count(len(plan.layers), 'layer')}, {quantized} with quantized weights, "
         f"{_count(len(plan.insertions), 'inserted quantizer')}, "
         f"{sum(row.fate is Fate.FLOAT for row in plan.layers)} left float; "
-        f"{plan.parameters:,} parameters"
+        f"{plan.parameters:,} parameters",
+        *plan.inputs,
     ]
     lines.append(_operations(plan))
     if plan.bytes is None:

@@ -60,11 +60,12 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
         # It has its function by gains, whatever this policy would have started with.
         policy = dataclasses.replace(policy, latent_start="keep_function")
     old_network = quantized_network(model, when="instead")
-    policy = _with_inputs_of(old_network, policy)
+    policy = with_inputs_of(old_network, policy)
     had = changes_of(old_network)
     reads = {name: policy.change_of(name) for name in had}
     changes = {name: change.after(had[name]) for name, change in reads.items()}
-    _refuse_other_channels(old_network, policy, changes)
+    if problems := channel_problems(old_network, policy, changes):
+        raise ValueError(list_problems(f"model {old_network.name!r}", problems))
     requantized = quantized_model(
         float_model,
         annotations,
@@ -98,7 +99,7 @@ def effective_kernels(model: keras.Model) -> dict[str, np.ndarray]:
     }
 
 
-def _with_inputs_of(network: Network, policy: BitPolicy) -> BitPolicy:
+def with_inputs_of(network: Network, policy: BitPolicy) -> BitPolicy:
     """The policy with the ranges and types of a model's inputs, where it says none itself."""
     fields: dict[str, Any] = {}
     if policy.input_type is None:
@@ -113,11 +114,12 @@ def _with_inputs_of(network: Network, policy: BitPolicy) -> BitPolicy:
     return dataclasses.replace(policy, **fields)
 
 
-def _refuse_other_channels(
+def channel_problems(
     network: Network, policy: BitPolicy, changes: Mapping[str, Change]
-) -> None:
+) -> list[str]:
+    """Why a quantized model cannot change from the ranges that it has to those of a policy."""
     ranges = input_ranges(network)
-    problems = [
+    return [
         f"{name}: received input_range={policy.range_of(name)} for an input of "
         f"{ranges.get(name, PIXELS)}, whose channels stand in another relation to each other, "
         "which the first layer has in its weights; leave input_range out, or quantize the float "
@@ -125,8 +127,6 @@ def _refuse_other_channels(
         for name, change in changes.items()
         if not change.only_shifts
     ]
-    if problems:
-        raise ValueError(list_problems(f"model {network.name!r}", problems))
 
 
 def without_quantizers(model: keras.Model) -> tuple[keras.Model, dict[str, Any]]:
