@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -52,8 +52,9 @@ class QuantizedPart:
         name: of the float model's layer.
         kind: class of the layer.
         weight_bits: of its kernel; None where that stays float, and for streams.
-        activation_bits: of the tensor it reads; None where that stays float or is the image.
-        stream_bits: of the tensor it makes, where more than linear layers read that.
+        activation_bits: of the tensor it reads; None where that stays float, is the image, or is a
+            stream that it reads as it is.
+        stream_bits: of the tensor it makes, where that is a stream.
         num_weights: how many its kernel has.
         values_read: how many numbers of an image enter it, or leave it where it is not linear; 0
             where their number is open.
@@ -91,9 +92,13 @@ class OneAtATime:
         model: the float model; it is not changed.
         quantized: what `quantize_model` made of it, with latent_start="keep_function" and
             calibrated clipping levels.
+        streams: the layers of the float model whose outputs have the bits of streams.
     """
 
-    def __init__(self, model: keras.Model, quantized: keras.Model) -> None:
+    def __init__(
+        self, model: keras.Model, quantized: keras.Model, streams: Collection[str]
+    ) -> None:
+        self._streams = streams
         self._network = Network(model)
         self._nodes = list(self._network)
         self._place = {node.name: index for index, node in enumerate(self._nodes)}
@@ -165,7 +170,8 @@ class OneAtATime:
         reads, kernel, num_weights = None, None, 0
         weight_bits: int | None = None
         weight_errors: tuple[float, ...] = ()
-        makes = layer if self._is_stream(node) else None
+        is_stream = own.name in self._streams and _activation_quantizer(layer) is not None
+        makes = layer if is_stream else None
         counted = own
         if registry.role_of(own.layer) is Role.LINEAR:
             reads = self._read_through(node.inputs[0])
@@ -198,27 +204,11 @@ class OneAtATime:
         node = self._quantized[name]
         if isinstance(node.layer, QuantizedLayer):
             if _activation_quantizer(node.layer) is not None:
-                return node.layer
+                return None if call_name(node) in self._streams else node.layer
             if registry.role_of(node.layer.layer).keeps_codes and node.inputs:
                 inserted = node.layer.quantize_config.inserted
                 return None if inserted else self._read_through(node.inputs[0])
         return None
-
-    def _is_stream(self, node: Node) -> bool:
-        """Whether codes of the layer's own output are read by more than linear layers."""
-        return _activation_quantizer(node.layer) is not None and self._has_other_readers(node.name)
-
-    def _has_other_readers(self, name: str) -> bool:
-        for reader in self._quantized.consumers(name):
-            inner = reader.layer.layer if isinstance(reader.layer, QuantizedLayer) else reader.layer
-            role = registry.role_of(inner)
-            inserted = inner is not reader.layer and reader.layer.quantize_config.inserted
-            if role.keeps_codes and not inserted:
-                if self._has_other_readers(reader.name):
-                    return True
-            elif role is not Role.LINEAR:
-                return True
-        return False
 
 
 def calibrate_on_float_weights(quantized: keras.Model, images: np.ndarray) -> None:

@@ -16,8 +16,9 @@ from sat_tf.progress_bar import image_bar
 from sat_tf.qat import registry
 from sat_tf.qat.flatten import flatten
 from sat_tf.qat.layout import GuessedClippingLevelsWarning
-from sat_tf.qat.network import check_model, check_one_of_each
+from sat_tf.qat.network import Network, check_model, check_one_of_each
 from sat_tf.qat.operations import with_layers_for_operations
+from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.scheme import quantize_model
 from sat_tf.qat.tfmot_wrappers import refuse_wrapped
@@ -79,12 +80,13 @@ def sensitivity(
     sample = _sample(model, dataset, num_images)
     classes = _classes(model, sample)
     metric = _metric(metric, model, classes)
-    policy = dataclasses.replace(policy, latent_start="keep_function")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
-        quantized = quantize_model(model, policy)
+        quantized = quantize_model(model, dataclasses.replace(policy, latent_start="keep_function"))
     calibrate_on_float_weights(quantized, sample.images)
-    runner = OneAtATime(model, quantized)
+    network = Network(model)
+    placement = place(network, {node.name: None for node in network}, policy)
+    runner = OneAtATime(model, quantized, placement.reasons.streams)
     parts = [
         part
         for found in runner.parts

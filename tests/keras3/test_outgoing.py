@@ -20,6 +20,7 @@ from tests.qat import float_models, nested_models
 
 POLICIES = {
     "w4a4": sat_tf.BitPolicy(),
+    "requantized": sat_tf.BitPolicy(requantize_streams=True),
     "paper": sat_tf.BitPolicy.paper(3),
     "w8a8_by_channel": sat_tf.BitPolicy(weight_bits=8, activation_bits=8, weight_range="channel"),
     "weights_only": sat_tf.BitPolicy(weight_bits=2, activation_bits=None),
@@ -182,7 +183,7 @@ def test_weights_are_the_effective_ones_and_nothing_is_trained():
 
 
 def test_every_quantized_tensor_is_on_its_grid():
-    exported = _exported("mobile_block")
+    exported = _exported("mobile_block", "requantized")
     grids = [layer for layer in exported.layers if isinstance(layer, QuantizedActivation)]
     found = {(layer.lowest_code, layer.highest_code) for layer in grids}
     assert found == {(0, 15), (-7, 7), (0, 255), (-127, 127)}
