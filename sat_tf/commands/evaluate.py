@@ -85,6 +85,7 @@ def evaluate(folder: RunFolder, console: Console, *, trust: bool = False) -> Non
     quiet_tensorflow()
     from sat_tf.export import deployed_model
     from sat_tf.training.classifier_file import data_problems
+    from sat_tf.training.fed_source import fed_range, fed_source
     from sat_tf.training.runner import load_source
     from sat_tf.training.stage import held_out_metrics
 
@@ -93,6 +94,7 @@ def evaluate(folder: RunFolder, console: Console, *, trust: bool = False) -> Non
     problems = data_problems(model, source.image_size, source.num_classes)
     if problems:
         raise RunError(list_problems(str(folder.file(QUANTIZED_MODEL)), problems))
+    source = fed_source(source, fed_range(model))
     if config.stages.deploy_tail is not None:
         model = deployed_model(model, float_head=config.export.float_head)
     share = held_out_metrics(model, source)["top1"]

@@ -1,12 +1,17 @@
 """The TFLite file of a run, and its certificate."""
 
+import numpy as np
 import tf_keras as keras
 
 import sat_tf
 from sat_tf.data.source import ImageSource
 from sat_tf.export.certificate import Certificate
+from sat_tf.export.deployed import DeployedModel
 from sat_tf.export.file import ExportReport
+from sat_tf.qat.model_inputs import input_types
+from sat_tf.qat.network import Network
 from sat_tf.training.errors import RunError
+from sat_tf.training.fed_source import pixels_of
 from sat_tf.training.run_folder import CERTIFICATE, TFLITE_MODEL, RunFolder
 
 
@@ -36,13 +41,16 @@ def deploy(
         RunError: the model has no integer form.
     """
     path = folder.file(TFLITE_MODEL)
-    pixels, labels = source.held_out_sample(verify_images)
+    pixels, labels = pixels_of(source).held_out_sample(verify_images)
+    quantized = model.quantized if isinstance(model, DeployedModel) else model
+    takes_pixels = set(input_types(Network(quantized)).values()) == {"uint8"}
+    images = pixels if takes_pixels else pixels.astype(np.float32)
     try:
         report = sat_tf.export_tflite(model, path, float_head=float_head)
         certificate = sat_tf.verify_tflite(
             model,
             path,
-            pixels,
+            images,
             labels,
             float_model=float_model,
             certificate_path=folder.file(CERTIFICATE),

@@ -41,8 +41,8 @@ def distilled(
 
     Args:
         image_loss: the loss of the labels.
-        teacher: gives logits for images with pixels from 0 to 255. It is part of nothing that is
-            saved; under a strategy, make it in the strategy's scope.
+        teacher: gives logits for what the student is fed. It is part of nothing that is saved;
+            under a strategy, make it in the strategy's scope.
         temperature: T > 0; the higher, the more the classes count that the teacher finds unlikely.
         weight: w, in [0, 1].
     """

@@ -18,6 +18,7 @@ from sat_tf.export.deployed import DeployedModel, deployed_model
 from sat_tf.loading.load import load_model
 from sat_tf.messages import list_problems
 from sat_tf.qat.calibrate import estimate_statistics
+from sat_tf.qat.input_ranges import InputRange
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.norm_statistics import StaleStatisticsWarning
 from sat_tf.training import run_folder
@@ -27,10 +28,12 @@ from sat_tf.training.deploy_tail import train_deploy_tail
 from sat_tf.training.distribution import from_first_worker, make_strategy, writes_files
 from sat_tf.training.environment import describe_environment
 from sat_tf.training.errors import RunError
+from sat_tf.training.fed_source import fed_range, fed_source
 from sat_tf.training.history import EpochMetrics, from_csv
 from sat_tf.training.interruption import Interruption
 from sat_tf.training.outcome import conclude
 from sat_tf.training.outside_failures import outside_failures_told
+from sat_tf.training.range_check import check_range
 from sat_tf.training.reading_errors import reading_errors_told
 from sat_tf.training.recipes import check_teacher
 from sat_tf.training.results import Results
@@ -44,7 +47,7 @@ _GO_ON = "\nWhen the files are mended, the same command goes on with the run."
 
 
 def load_source(config: Config, *, replicas: int = 1) -> ImageSource:
-    """Opens the data set of a run.
+    """Opens the data set of a run, whose images are pixels; see `fed_source`.
 
     Args:
         config: of the run.
@@ -65,11 +68,14 @@ def load_source(config: Config, *, replicas: int = 1) -> ImageSource:
     return source
 
 
-def float_model(config: Config, source: ImageSource) -> keras.Model:
+def float_model(config: Config, source: ImageSource) -> tuple[keras.Model, InputRange]:
     """The float model that a run starts from: trained, where a file is given, or to be trained.
 
     The quantized stage is tried out as well, and the file of a teacher read, so that what does not
     fit is an error before the training and not after half of it.
+
+    Returns:
+        The model, and what it is fed for the pixels of the source.
 
     Raises:
         RunError: an option is out of its range, the file holds something else, or the policy does
@@ -88,9 +94,9 @@ def float_model(config: Config, source: ImageSource) -> keras.Model:
         except ValueError as error:
             raise RunError(str(error)) from error
         model = float_start(config, plain)
-    quantized_start(config, model)
+    found = fed_range(quantized_start(config, model))
     check_teacher(config, source)
-    return model
+    return model, found
 
 
 def calibrate(run: Run, model: keras.Model, *, clipping_levels: bool) -> None:
@@ -225,9 +231,11 @@ def train(
         strategy = make_strategy(config.distribution)
         keras.utils.set_random_seed(config.seed)
         writes = writes_files(strategy)
+        pixels = load_source(config, replicas=strategy.num_replicas_in_sync)
+        start_model, fed = float_model(config, pixels)
         run = Run(
             config=config,
-            source=load_source(config, replicas=strategy.num_replicas_in_sync),
+            source=fed_source(pixels, fed),
             folder=folder,
             strategy=strategy,
             console=console if writes else Console(quiet=True),
@@ -237,7 +245,9 @@ def train(
             interruption=interruption,
             listener=listener,
         )
-        start_model = float_model(config, run.source)
+        if config.training.float_model is not None and (resume is False or not folder.holds_run):
+            with reading_errors_told(pixels):
+                check_range(config, start_model, pixels, fed, run.console)
         with (
             outside_failures_told(folder, strategy),
             folder.held(wait=wait) if writes else contextlib.nullcontext(),

@@ -1,0 +1,115 @@
+"""Whether a classifier is fed what it was trained with: its accuracy with the usual ranges."""
+
+import dataclasses
+
+import numpy as np
+import tf_keras as keras
+
+from sat_tf.qat.input_ranges import NAMED, PIXELS, InputRange
+from sat_tf.qat.wrapper import QuantizedLayer
+
+# Pictures that say enough, and cost a few seconds at most.
+USUAL_IMAGES = 256
+
+_USUAL = (PIXELS, InputRange((0.0,), (1.0,)), NAMED["tf"], NAMED["torch"], NAMED["caffe"])
+# A range is clearly better by more than this share, by so many standard errors, and by so many
+# pictures.
+_CLEAR_SHARE = 0.05
+_CLEAR_ERRORS = 3.0
+_FEWEST_PICTURES = 8
+_BATCH = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class RangeAccuracies:
+    """Top-1 of a model with what it is fed, and with the other usual ranges.
+
+    Attributes:
+        given: what the model is fed.
+        fitting: the range that is clearly better; None where none is.
+        top1: the share of the pictures that are classified right, for each range, `given` first.
+        num_images: on how many pictures.
+    """
+
+    given: InputRange
+    fitting: InputRange | None
+    top1: dict[InputRange, float]
+    num_images: int
+
+    def __str__(self) -> str:
+        shares = ", ".join(f"{100 * share:.1f} % with {key}" for key, share in self.top1.items())
+        return f"top-1 on {self.num_images} labelled images is {shares}"
+
+    @property
+    def setting(self) -> str:
+        """The range that fits, as YAML has it."""
+        spelling = (self.fitting or self.given).spelling
+        if isinstance(spelling, str):
+            return spelling
+        return f"[{', '.join(f'{end:g}' for end in spelling)}]"
+
+
+def range_accuracies(
+    model: keras.Model, pixels: np.ndarray, labels: np.ndarray | None, given: InputRange
+) -> RangeAccuracies | None:
+    """Measures a float model with what it is fed, and with the other usual ranges.
+
+    Another range is clearly better if its top-1 is higher by 5 points, by 3 standard errors of the
+    difference and by 8 pictures, and higher than that of the most frequent class, which a model
+    that has learnt nothing can reach.
+
+    Args:
+        model: a float model.
+        pixels: uint8 (n, rows, columns, channels).
+        labels: class numbers (n,), of which negative ones mean no label; None where there are none.
+        given: what the model is to be fed.
+
+    Returns:
+        None where nothing can be said: the model is no classifier, has its range inside already, or
+        there are no labels.
+    """
+    has_range = any(isinstance(layer, QuantizedLayer) for layer in model.layers)
+    shapes = [tuple(tensor.shape) for tensor in (*model.inputs, *model.outputs)]
+    if has_range or labels is None or len(shapes) != 2 or len(shapes[1]) != 2:
+        return None
+    labels = np.asarray(labels)
+    known = labels >= 0 if labels.ndim == 1 else np.zeros(0, bool)
+    if len(shapes[0]) != 4 or shapes[1][1] < 2 or not np.any(known):
+        return None
+    pixels, labels = pixels[known], labels[known]
+    ranges = [given, *(other for other in _USUAL if other != given)]
+    right = {
+        found: _right(model, found, pixels, labels)
+        for found in ranges
+        if found.channels in (None, pixels.shape[-1])
+    }
+    most_frequent = float(np.max(np.unique(labels, return_counts=True)[1])) / len(labels)
+    better = [
+        found
+        for found, hits in right.items()
+        if np.mean(hits) > most_frequent and _is_clear(hits, right[given])
+    ]
+    top1 = {found: float(np.mean(hits)) for found, hits in right.items()}
+    fitting = max(better, key=top1.__getitem__, default=None)
+    return RangeAccuracies(given, fitting, top1, len(labels))
+
+
+def _right(
+    model: keras.Model, found: InputRange, pixels: np.ndarray, labels: np.ndarray
+) -> np.ndarray:
+    """Which pictures are classified right; those with outputs that are not finite are not."""
+    hits = []
+    for start in range(0, len(pixels), _BATCH):
+        fed = found.fed(pixels[start : start + _BATCH])
+        outputs = np.asarray(model(fed, training=False), np.float32)
+        finite = np.all(np.isfinite(outputs), axis=1)
+        hits.append(finite & (np.argmax(outputs, axis=1) == labels[start : start + _BATCH]))
+    return np.concatenate(hits)
+
+
+def _is_clear(better: np.ndarray, than: np.ndarray) -> bool:
+    """Whether one is better, by far more than other pictures would change."""
+    differences = better.astype(np.float64) - than
+    error = np.std(differences) / np.sqrt(len(differences))
+    clear = np.mean(differences) > max(_CLEAR_SHARE, _CLEAR_ERRORS * error)
+    return bool(clear and np.sum(differences) >= _FEWEST_PICTURES)
