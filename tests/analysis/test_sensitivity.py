@@ -59,10 +59,10 @@ def test_every_linear_layer_and_every_stream_has_a_row(found):
     assert bits == [
         (2, None, None),
         (None, None, 8),
-        (2, None, None),  # it reads the stream before it as it is
+        (2, None, None),  # it reads the stream before it as it is, as the classifier does
         (2, 2, 8),
         (None, None, 8),
-        (2, 2, None),
+        (2, None, None),
     ]
     assert (rows["wide"].num_weights, rows["wide"].values_read) == (4 * 48, 64)
     assert rows["classifier"].values_read == 64
