@@ -1,11 +1,16 @@
 """Layers that are left float: what TensorFlow's converter makes of them, inside another file."""
 
+import contextlib
+import os
 import re
-from collections.abc import Callable, Sequence
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import flatbuffers
 import tensorflow as tf
+import tf_keras as keras
 from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.export.runtime import Runtime
@@ -14,6 +19,8 @@ from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.network import Node, call_on_floats
 
 _INPUT = "island_input_"
+_L = keras.layers
+_CONVOLUTIONAL = (_L.ConvLSTM1D, _L.ConvLSTM2D, _L.ConvLSTM3D)
 
 
 def float_operators(node: Node, shapes: Sequence[tuple[int, ...]]) -> bytes:
@@ -27,19 +34,23 @@ def float_operators(node: Node, shapes: Sequence[tuple[int, ...]]) -> bytes:
         ValueError: TensorFlow's converter has no builtin operators for the layer, LiteRT does not
             run them, or the layer mixes the images of a batch.
     """
-    try:
-        content = _converted(node, shapes, None)
-        # Of some layers, the converter's file for any batch runs on none.
+    content, batch, problem = b"", None, None
+    # Of some layers, the converter makes nothing for any batch, or a file that runs on none.
+    for size in (None, 1):
+        try:
+            content = _converted(node, shapes, size)
+        except Exception as error:  # The converter, and the layer, raise whatever they do.
+            problem = problem or error
+            continue
         batch = _batch_of_output(content)
-        if batch is None:
-            content = _converted(node, shapes, 1)
-            batch = _batch_of_output(content)
-    except Exception as error:  # The converter raises whatever its passes do.
+        if batch is not None:
+            break
+    if not content:
         raise ValueError(
-            f"{_received(node)} TensorFlow's converter does not convert ({_first_line(error)}), "
+            f"{_received(node)} TensorFlow's converter does not convert ({first_line(problem)}), "
             "expected a layer with builtin TFLite operators; replace it, or end the model before "
             "it."
-        ) from error
+        ) from problem
     if batch is None:
         raise ValueError(
             f"{_received(node)} LiteRT does not run in what TensorFlow's converter makes of it, "
@@ -56,6 +67,11 @@ def float_operators(node: Node, shapes: Sequence[tuple[int, ...]]) -> bytes:
             f"{_received(node)} becomes more than builtin operators in a row, such as a loop, "
             "expected a layer that does not; replace it, or end the model before it."
         )
+    if any(tensor.isVariable for tensor in parsed.subgraphs[0].tensors):
+        raise ValueError(
+            f"{_received(node)} remembers something from one image to the next, expected a layer "
+            "that takes each image by itself; replace it, or end the model before it."
+        )
     return content
 
 
@@ -71,10 +87,122 @@ def _converted(node: Node, shapes: Sequence[tuple[int, ...]], batch: int | None)
         for i, shape in enumerate(shapes)
     ]
     # A function, and no Keras model, in which the user's layer would be called once more.
-    function = tf.function(lambda *tensors: call_on_floats(node, layer, list(tensors)), signature)
-    concrete = [function.get_concrete_function()]
-    content: bytes = tf.lite.TFLiteConverter.from_concrete_functions(concrete, layer).convert()
+    function = tf.function(lambda *tensors: _called(node, layer, list(tensors)), signature)
+    with _without_loops(layer):
+        concrete = [function.get_concrete_function()]
+    return run_converter(tf.lite.TFLiteConverter.from_concrete_functions(concrete, layer))
+
+
+def _called(node: Node, layer: keras.layers.Layer, tensors: list[Any]) -> Any:
+    if type(layer) not in _CONVOLUTIONAL or node.takes_list:
+        return call_on_floats(node, layer, tensors)
+
+    # Of all recurrent layers of Keras, these alone have no argument `unroll`.
+    def step(source: Any, states: Any) -> Any:
+        return layer.cell(source, states, training=False)
+
+    (source,) = tensors
+    last, outputs, _ = keras.backend.rnn(
+        step,
+        source,
+        layer.get_initial_state(source),
+        go_backwards=layer.go_backwards,
+        unroll=True,
+    )
+    return outputs if layer.return_sequences else last
+
+
+@contextlib.contextmanager
+def _without_loops(layer: keras.layers.Layer) -> Iterator[None]:
+    """Recurrent layers, in `layer` too, compute one step behind the other, without a loop.
+
+    A loop is a subgraph of its own in a file; and what the converter fuses an LSTM into keeps its
+    state from one image to the next.
+    """
+    found = [part for part in layer.submodules if isinstance(part, keras.layers.RNN)]
+    found += [layer] if isinstance(layer, keras.layers.RNN) else []
+    # LSTM and GRU look at `unroll` when they are made, and keep in the second attribute, for which
+    # Keras has no public name, whether they may take a kernel of cuDNN with a loop in it.
+    names = "unroll", "_could_use_gpu_kernel"
+    before = [
+        {name: getattr(part, name) for name in names if hasattr(part, name)} for part in found
+    ]
+    try:
+        for part, attributes in zip(found, before, strict=True):
+            for name in attributes:
+                setattr(part, name, name == "unroll")
+        yield
+    finally:
+        for part, attributes in zip(found, before, strict=True):
+            for name, value in attributes.items():
+                setattr(part, name, value)
+
+
+def run_converter(converter: Any) -> bytes:
+    """What TensorFlow's converter writes, without what it prints.
+
+    Args:
+        converter: a `tf.lite.TFLiteConverter`.
+
+    Raises:
+        ValueError: it fails; says why in one line.
+    """
+    with tempfile.TemporaryFile() as printed:
+        try:
+            with _native_output_in(printed):
+                content: bytes = converter.convert()
+        except Exception as error:  # The converter raises whatever its passes do.
+            printed.seek(0)
+            told = printed.read().decode(errors="replace")
+            raise ValueError(_useful(f"{first_line(error)}\n{error}\n{told}")) from error
     return content
+
+
+@contextlib.contextmanager
+def _native_output_in(file: Any) -> Iterator[None]:
+    """Sends what C++ code prints to the process' standard error into a file.
+
+    What Python writes to sys.stderr goes where it went: warnings, progress, other threads.
+    """
+    try:
+        there = os.dup(2)
+    except OSError:  # The process has none.
+        yield
+        return
+    try:
+        with contextlib.ExitStack() as stack:
+            stream = sys.stderr
+            if _is_standard_error(stream):
+                stream.flush()
+                kept = open(  # noqa: SIM115 - the stack closes it
+                    there, "w", buffering=1, encoding=stream.encoding, errors="replace",
+                    closefd=False,
+                )  # fmt: skip
+                stack.enter_context(kept)
+                stack.enter_context(contextlib.redirect_stderr(kept))
+            os.dup2(file.fileno(), 2)
+            try:
+                yield
+            finally:
+                if _is_standard_error(stream):
+                    stream.flush()  # of handlers that hold it, before it is connected again
+                os.dup2(there, 2)
+    finally:
+        os.close(there)
+
+
+def _is_standard_error(stream: Any) -> bool:
+    try:
+        return bool(stream.fileno() == 2)
+    except (AttributeError, OSError, ValueError):  # none, closed, or a notebook's
+        return False
+
+
+def _useful(text: str) -> str:
+    """Of what the converter says, the first line with an error in it, without the place in C++."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    told = [line.split(" error: ", 1)[1] for line in lines if " error: " in line]
+    return (told or lines or ["no reason given"])[0][:200]
 
 
 def _batch_of_output(content: bytes) -> int | None:
@@ -168,7 +296,8 @@ def _number(name: bytes | str) -> int:
     return int(text.rsplit(_INPUT, 1)[-1].split(":")[0])
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: BaseException | None) -> str:
+    """Of the lines of an error, the one that says what is wrong."""
     lines = [line.strip() for line in str(error).strip().splitlines()]
     if lines and lines[0] == "in user code:":  # AutoGraph puts the code in front of what it raised
         lines = [line for line in lines if re.match(r"\w+(Error|Exception): ", line)] or lines

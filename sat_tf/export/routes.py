@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from sat_tf.export.converter import keras_of_graph
 from sat_tf.export.graph import Graph
+from sat_tf.export.island import run_converter
 from sat_tf.export.settings import FileSettings
 from sat_tf.messages import did_you_mean
 
@@ -51,9 +52,9 @@ def converted(graph: Graph) -> bytes:
         )
     converter.inference_input_type = tf.as_dtype(kind)
     try:
-        return bytes(converter.convert())
-    except Exception as error:  # The converter raises whatever its passes do.
+        return run_converter(converter)
+    except ValueError as error:
         raise ValueError(
             f"model {graph.name!r}: received a model that TensorFlow's converter does not convert "
-            f"({str(error).strip()[:200]}), expected one that it does; use route='direct'."
+            f"({error}), expected one that it does; use route='direct'."
         ) from error

@@ -1,0 +1,112 @@
+"""Layers of sequences that are left float: in the file what they are in Keras, without noise."""
+
+import os
+import re
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.export.island import run_converter
+from sat_tf.export.runtime import Runtime
+
+L = keras.layers
+POLICY = sat_tf.BitPolicy(unsupported="float")
+
+
+def _frames(x):
+    return L.Reshape((2, 2, 2, 3), name="frames")(x)
+
+
+LEFT_FLOAT = {
+    "lstm": lambda x: L.LSTM(3, name="left")(x),
+    "relu": lambda x: L.LSTM(3, activation="relu", recurrent_activation="sigmoid", name="left")(x),
+    "gru": lambda x: L.GRU(3, return_sequences=True, name="left")(x),
+    "simple": lambda x: L.SimpleRNN(3, go_backwards=True, name="left")(x),
+    "cells": lambda x: L.RNN([L.LSTMCell(3), L.GRUCell(2)], name="left")(x),
+    "bidirectional": lambda x: L.Bidirectional(L.LSTM(2, activation="relu"), name="left")(x),
+    "each_step": lambda x: L.TimeDistributed(L.Dense(3), name="left")(x),
+    "images": lambda x: L.ConvLSTM2D(2, 2, name="left")(_frames(x)),
+    "images_back": lambda x: L.ConvLSTM2D(
+        2, 2, padding="same", go_backwards=True, return_sequences=True, name="left"
+    )(_frames(x)),
+}
+
+
+def _model(operation):
+    keras.utils.set_random_seed(3)
+    image = keras.Input((3, 3, 3), name="image")
+    x = L.Conv2D(6, 2, activation="relu", name="conv")(image)
+    x = operation(L.Reshape((4, 6), name="steps")(x))
+    return keras.Model(image, L.Dense(3, name="classifier")(L.Flatten(name="flat")(x)))
+
+
+def _images(count=32):
+    return np.random.default_rng(4).integers(0, 256, (count, 3, 3, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", LEFT_FLOAT)
+def test_a_file_has_what_keras_computes_and_keeps_no_state(name, tmp_path, capfd):
+    quantized = sat_tf.calibrate(sat_tf.quantize_model(_model(LEFT_FLOAT[name]), POLICY), _images())
+    expected, path, pixels = quantized(_images(8)).numpy(), tmp_path / "m.tflite", _images(8)
+    capfd.readouterr()
+    assert sat_tf.export_tflite(quantized, path).islands == ["left"]
+    assert "loc(" not in capfd.readouterr().err
+    pixels = pixels.astype(np.uint8)
+    assert sat_tf.verify_tflite(quantized, path, pixels).codes_differing == 0
+    runtime = Runtime(path.read_bytes(), keep_tensors=False)
+    found = runtime.run(pixels)
+    assert np.mean(np.abs(found - expected)) < 0.03 * np.ptp(expected)
+    np.testing.assert_array_equal(runtime.run(pixels), found)
+    layer = quantized.get_layer("quant_left").layer
+    parts = [layer, *layer.submodules]
+    assert not any(getattr(part, "unroll", False) for part in parts)
+
+
+def test_the_plan_has_the_bytes_of_a_recurrent_layer(capfd):
+    plan = sat_tf.explain(_model(LEFT_FLOAT["gru"]), POLICY)
+    assert plan["left"].kind == "GRU"
+    assert "does not convert" not in str(plan)
+    assert "loc(" not in capfd.readouterr().err
+
+
+def test_what_the_converter_refuses_is_said_in_one_line_and_nothing_else(tmp_path, capfd):
+    quantized = sat_tf.quantize_model(_model(lambda x: tf.math.lgamma(x + 1.0)), POLICY)
+    quantized = sat_tf.calibrate(quantized, _images())
+    capfd.readouterr()
+    with pytest.raises(ValueError, match=r"'tf\.Lgamma' op is neither") as caught:
+        sat_tf.export_tflite(quantized, tmp_path / "m.tflite")
+    assert len(str(caught.value).splitlines()) == 1
+    assert not re.search(r"loc\(|error:", capfd.readouterr().err)
+    assert not list(tmp_path.iterdir())
+
+
+class _Loud:
+    """A converter that prints as C++ code does, and as Python does."""
+
+    def convert(self):
+        os.write(2, b"loc(\"here\"): error: 'tf.X' op has no form\n")
+        warnings.warn("a warning of Python", stacklevel=1)
+        print("progress", file=sys.stderr)
+        raise RuntimeError("\n")
+
+
+def test_output_of_native_code_is_kept_for_the_error_and_that_of_python_is_not_lost(
+    capfd, monkeypatch
+):
+    before = os.fstat(2)
+    with open(2, "w", closefd=False) as standard, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", standard)
+        with (
+            pytest.warns(UserWarning, match="a warning of Python"),
+            pytest.raises(ValueError, match=r"^'tf\.X' op has no form$"),
+        ):
+            run_converter(_Loud())
+        assert sys.stderr is standard
+    assert os.path.samestat(before, os.fstat(2))
+    os.write(2, b"after\n")
+    assert capfd.readouterr().err == "progress\nafter\n"
