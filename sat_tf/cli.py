@@ -19,6 +19,7 @@ from sat_tf.commands import (
     train,
     verify,
 )
+from sat_tf.commands.options import with_negative_ranges
 from sat_tf.data.reading import ReadingError
 from sat_tf.training.errors import RunError
 from sat_tf.version import __version__
@@ -52,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finds a broken rule, or a model cannot be quantized as asked, 2 where the input is wrong or
         a run broke, 130 after Ctrl-C.
     """
-    parsed = _parser().parse_args(arguments)
+    words = with_negative_ranges(sys.argv[1:] if arguments is None else arguments)
+    parsed = _parser().parse_args(words)
     return report_errors(lambda: parsed.command(parsed, Console()))
 
 

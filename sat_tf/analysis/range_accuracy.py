@@ -1,11 +1,13 @@
 """Whether a classifier is fed what it was trained with: its accuracy with the usual ranges."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import tf_keras as keras
 
 from sat_tf.qat.input_ranges import NAMED, PIXELS, InputRange
+from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer
 
 # Pictures that say enough, and cost a few seconds at most.
@@ -36,6 +38,14 @@ class RangeAccuracies:
     top1: dict[InputRange, float]
     num_images: int
 
+    @property
+    def problem(self) -> str:
+        """What is wrong with the range that the model is fed."""
+        return (
+            f"received a model that is fed input_range={self.given}, expected the range that it "
+            f"was trained with, which seems to be {self.fitting}: {self}"
+        )
+
     def __str__(self) -> str:
         shares = ", ".join(f"{100 * share:.1f} % with {key}" for key, share in self.top1.items())
         return f"top-1 on {self.num_images} labelled images is {shares}"
@@ -47,6 +57,11 @@ class RangeAccuracies:
         if isinstance(spelling, str):
             return spelling
         return f"[{', '.join(f'{end:g}' for end in spelling)}]"
+
+    @property
+    def option(self) -> str:
+        """The same as a command line has it."""
+        return self.setting.strip("[]").replace(" ", "")
 
 
 def range_accuracies(
@@ -92,6 +107,31 @@ def range_accuracies(
     top1 = {found: float(np.mean(hits)) for found, hits in right.items()}
     fitting = max(better, key=top1.__getitem__, default=None)
     return RangeAccuracies(given, fitting, top1, len(labels))
+
+
+def range_note(
+    subject: str, model: keras.Model, data: tuple[Any, Any], given: InputRange, policy: BitPolicy
+) -> str | None:
+    """What is to be said of a range that a policy states, if another one is clearly better.
+
+    Args:
+        subject: what the model is called.
+        model: see `range_accuracies`.
+        data: pixels and labels, of which the first ones are taken.
+        given: see there.
+        policy: what the model is to be quantized by.
+
+    Raises:
+        ValueError: another range is clearly better, and the policy states none.
+    """
+    pixels, labels = data
+    labels = None if labels is None else labels[:USUAL_IMAGES]
+    found = range_accuracies(model, pixels[:USUAL_IMAGES], labels, given)
+    if found is None or found.fitting is None:
+        return None
+    if policy.states_input_range:
+        return f"{subject}: {found.problem}."
+    raise ValueError(f"{subject}: {found.problem}; give --input_range {found.option}.")
 
 
 def _right(

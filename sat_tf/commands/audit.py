@@ -5,7 +5,9 @@ import dataclasses
 import pathlib
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.console import Console
+from rich.markup import escape
 
 from sat_tf.commands.model_choice import (
     add_model_argument,
@@ -14,7 +16,10 @@ from sat_tf.commands.model_choice import (
     said_plainly,
 )
 from sat_tf.commands.models import quiet_tensorflow
+from sat_tf.commands.options import add_input_range, input_range_fields
 from sat_tf.commands.pixels import Choice, add_image_arguments, choice_of
+from sat_tf.qat.input_ranges import PIXELS, InputRange
+from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.run_folder import CONFIG
 from sat_tf.wholefile import check_writable
 
@@ -52,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--data", dest="dataset", help=argparse.SUPPRESS)
     add_model_sizes(parser)
+    add_input_range(parser)
     parser.add_argument("--page", metavar="FILE", help="write a page with pictures (HTML)")
     parser.add_argument("--csv", metavar="FILE", help="write the table, all columns of it")
     parser.add_argument(
@@ -75,19 +81,51 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     from sat_tf.analysis.audit import audit
     from sat_tf.analysis.audit_table import print_audit
     from sat_tf.analysis.findings import Verdict
+    from sat_tf.analysis.range_accuracy import range_note
     from sat_tf.qat.network import check_model
 
     with said_plainly():
         model = make()
         check_model(model)
         images = _images(arguments, choice, model)
+        note = None
+        if images is not None:
+            policy = BitPolicy(**input_range_fields(arguments))
+            fed = _fed_range(model, policy)
+            note = range_note(f"model {model.name!r}", model, images, fed, policy)
+            if fed != PIXELS and images[0].dtype == np.uint8:
+                images = fed.fed(images[0]), images[1]
         found = audit(model, images, num_images=arguments.num_images or _USUAL_IMAGES)
         print_audit(found, console, only_findings=arguments.only_findings)
+        if note is not None:
+            console.print(f"Note: {escape(note)}", style="yellow", highlight=False, soft_wrap=True)
         if arguments.page is not None:
             found.write_page(arguments.page)
         if arguments.csv is not None:
             found.write_csv(arguments.csv)
     return not (arguments.strict and found.verdict is Verdict.BROKEN)
+
+
+def _fed_range(model: "keras.Model", policy: BitPolicy) -> InputRange:
+    """What a model is fed: a quantized one what it says itself, a float one what the policy says.
+
+    Raises:
+        ValueError: a range is given for a quantized model of another one.
+    """
+    from sat_tf.qat.model_inputs import input_nodes, input_ranges
+    from sat_tf.qat.network import Network
+
+    network = Network(model)
+    name, asked = network.inputs[0], policy.range_of(network.inputs[0])
+    if name not in input_nodes(network):
+        return asked
+    own = input_ranges(network).get(name, PIXELS)
+    if policy.states_input_range and asked != own:
+        raise ValueError(
+            f"--input_range: received {asked} for a quantized model that is fed {own}, expected it "
+            "for a float one; leave it out."
+        )
+    return own
 
 
 def _images(

@@ -13,8 +13,9 @@ from sat_tf.commands.model_choice import (
     said_plainly,
 )
 from sat_tf.commands.models import quiet_tensorflow
+from sat_tf.commands.options import add_input_range, input_range_fields
 from sat_tf.messages import list_problems
-from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.policy import OLD_INPUT_RANGE, BitPolicy
 from sat_tf.training.config_file import load_yaml, read_yaml_text
 from sat_tf.training.errors import RunError
 from sat_tf.training.run_folder import CONFIG
@@ -33,6 +34,7 @@ examples:
   sat-tf explain model.keras
   sat-tf explain model.keras --policy weight_bits=2 activation_bits=3
   sat-tf explain model.h5 --policy policy.yaml unsupported=float --page plan.html
+  sat-tf explain model.keras --input_range 0,1
   sat-tf explain runs/digits_mobilenet_v2_w4a4 --diagram plan.svg
   sat-tf explain mobilenet_v2 --image_size 96 --csv plan.csv
   sat-tf explain keras.applications:MobileNetV3Small --policy unsupported=float --diagram plan.png
@@ -54,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE|KEY=VALUE",
         help="how to quantize: a YAML file, fields of BitPolicy, or a file and then fields",
     )
+    add_input_range(parser)
     parser.add_argument(
         "--image_size",
         metavar="N",
@@ -73,7 +76,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     from sat_tf.planning.diagram import check_diagram_path  # which loads no TensorFlow
 
     name = arguments.model
-    policy = _policy(arguments.policy, pathlib.Path(name) / CONFIG)
+    policy = _policy(arguments.policy, pathlib.Path(name) / CONFIG, input_range_fields(arguments))
     size = None
     if not is_built_by_name(name):
         size, arguments.image_size = arguments.image_size, None
@@ -100,12 +103,13 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     return not plan.problems
 
 
-def _policy(words: list[str], config: pathlib.Path) -> BitPolicy | None:
-    """The policy that --policy describes, or the run's; None where there is neither.
+def _policy(words: list[str], config: pathlib.Path, flags: dict[str, Any]) -> BitPolicy | None:
+    """The policy that --policy describes, or the run's, with flags; None where there is nothing.
 
     Args:
         words: a file and fields, in any order.
         config: of the run whose folder is explained, where it is one.
+        flags: fields that have options of their own, which are stronger.
 
     Raises:
         RunError: something of it is wrong; lists every problem.
@@ -116,7 +120,7 @@ def _policy(words: list[str], config: pathlib.Path) -> BitPolicy | None:
             f"--policy: received the files {' and '.join(files)}, expected one at most; write "
             "fields as KEY=VALUE."
         )
-    if not words and not config.is_file():
+    if not words and not flags and not config.is_file():
         return None
     fields: dict[str, Any] = {}
     if files:
@@ -132,6 +136,8 @@ def _policy(words: list[str], config: pathlib.Path) -> BitPolicy | None:
             fields[key.strip()] = load_yaml(text)
         except ValueError as error:
             problems.append(f"{word!r}: the value is not valid YAML; {error}")
+    if flags:
+        fields = {key: value for key, value in fields.items() if key != OLD_INPUT_RANGE} | flags
     policy = None
     try:
         policy = BitPolicy(**fields)

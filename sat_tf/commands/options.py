@@ -1,8 +1,15 @@
 """Options that several commands have."""
 
 import argparse
+import re
+from collections.abc import Sequence
+from typing import Any
 
 from sat_tf.arguments import SEED_LIMIT
+from sat_tf.qat.input_ranges import range_problem
+
+_RANGE_OPTIONS = ("--input_range", "--input_max")
+_NEGATIVE = re.compile(r"-[\d.]")
 
 
 def seed(text: str) -> int:
@@ -32,3 +39,49 @@ def add_overrides(parser: argparse.ArgumentParser, about: str) -> None:
     parser.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], dest="overrides", help=about
     )
+
+
+def add_input_range(parser: argparse.ArgumentParser) -> None:
+    """Adds --input_range, for every command that feeds or quantizes a float model."""
+    parser.add_argument(
+        *_RANGE_OPTIONS,
+        metavar="LOW,HIGH|NAME",
+        type=_input_range,
+        help="what the pixels 0 and 255 are to a float model, such as 0,1 for x / 255, or tf, "
+        "torch or caffe, a preprocessing of keras.applications; a quantized model knows its own; "
+        "default: 0,255",
+    )
+
+
+def with_negative_ranges(words: Sequence[str]) -> list[str]:
+    """Words of a command line in which -1,1 behind --input_range is no option of its own.
+
+    >>> with_negative_ranges(["--input_range", "-1,1", "model.keras"])
+    ['--input_range=-1,1', 'model.keras']
+    """
+    joined: list[str] = []
+    for word in words:
+        if joined and joined[-1] in _RANGE_OPTIONS and _NEGATIVE.match(word):
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
+def input_range_fields(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The field of a policy that --input_range gives; none where it is left out."""
+    given = arguments.input_range
+    return {} if given is None else {"input_range": given}
+
+
+def _input_range(text: str) -> Any:
+    """A range as BitPolicy has it; one number is the high end of one from 0."""
+    try:
+        ends = [float(end) for end in text.split(",")]
+    except ValueError:
+        ends = []
+    value: Any = text if not ends else (0.0, *ends) if len(ends) == 1 else tuple(ends)
+    problem = range_problem(value)
+    if problem:
+        raise argparse.ArgumentTypeError(f"{text!r}: {problem}")
+    return value

@@ -14,6 +14,7 @@ from sat_tf.data.choice import spread_evenly
 from sat_tf.data.folder import load_folder, resized
 from sat_tf.export.certificate import ImagesFrom
 from sat_tf.export.inputs import random_images
+from sat_tf.export.tensor import Image
 from sat_tf.messages import did_you_mean
 from sat_tf.training.errors import RunError
 
@@ -29,7 +30,7 @@ class Pixels:
     """Images to run a file on.
 
     Attributes:
-        images: uint8 (n, ...).
+        images: uint8 (n, ...); for inputs of other types real values, or their codes.
         labels: integers (n,); None where there are none.
         source: where they come from.
         notes: what to tell of them.
@@ -39,6 +40,14 @@ class Pixels:
     labels: np.ndarray | None
     source: ImagesFrom
     notes: tuple[str, ...] = ()
+
+    def of_input(self, image: Image) -> "Pixels":
+        """The same for an input of a file: random ones over its range, pictures as its values."""
+        if image.type == "uint8" or self.images.dtype != np.uint8:
+            return self
+        if self.source.seed is not None:
+            return dataclasses.replace(self, images=image.drawn(self.images))
+        return dataclasses.replace(self, images=self.images.astype(np.float32))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +168,8 @@ def add_image_arguments(parser: argparse.ArgumentParser, *, default: str, usual:
         "--images",
         metavar="DIR|FILE",
         help="a folder of pictures, in folders of classes or without labels, scaled and cropped to "
-        f"the input; or uint8 images (n, rows, columns, channels) as .npy; default: {default}",
+        f"the input; or uint8 images (n, rows, columns, channels) as .npy, or real values where a "
+        f"file takes those; default: {default}",
     )
     parser.add_argument(
         "--dataset", metavar="NAME", help=f"held-out images of {', '.join(DATA_SETS)}"

@@ -3,9 +3,9 @@
 import argparse
 import dataclasses
 import pathlib
-from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from sat_tf.commands.model_choice import (
     add_model_argument,
@@ -14,10 +14,10 @@ from sat_tf.commands.model_choice import (
     said_plainly,
 )
 from sat_tf.commands.models import quiet_tensorflow
+from sat_tf.commands.options import add_input_range, input_range_fields
 from sat_tf.commands.pixels import add_image_arguments, choice_of
 from sat_tf.export.inputs import image_problems
 from sat_tf.messages import list_problems
-from sat_tf.qat.input_ranges import range_problem
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.errors import RunError
 from sat_tf.wholefile import check_writable
@@ -59,15 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=8,
         help="of the weights of the first and last layer; default: 8",
     )
-    parser.add_argument(
-        "--input_range",
-        "--input_max",
-        metavar="LOW,HIGH|NAME",
-        type=_input_range,
-        default=(0.0, 255.0),
-        help="what the pixels 0 and 255 are to the model, such as 0,1 for x / 255, or tf, torch or "
-        "caffe, a preprocessing of keras.applications. Images are given to it so; default: 0,255",
-    )
+    add_input_range(parser)
     parser.add_argument(
         "--metric",
         choices=_METRICS,
@@ -104,7 +96,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         policy = BitPolicy.mobile(
             arguments.bits,
             first_last_weight_bits=arguments.first_last_weight_bits,
-            input_range=arguments.input_range,
+            **input_range_fields(arguments),
         )
         for path in (arguments.csv, arguments.picture):
             if path is not None:
@@ -112,6 +104,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         if arguments.picture is not None:
             _check_format(arguments.picture)
     quiet_tensorflow()
+    from sat_tf.analysis.range_accuracy import range_note
     from sat_tf.analysis.sensitivity import sensitivity
     from sat_tf.analysis.sensitivity_table import print_sensitivity
     from sat_tf.qat.network import check_model, check_one_of_each
@@ -130,7 +123,11 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         problems = image_problems(pixels.images, shape)
         if problems:
             raise ValueError(list_problems("--images", problems))
-        images = policy.range_of(model.input_names[0]).fed(pixels.images)
+        fed = policy.range_of(model.input_names[0])
+        note = range_note(
+            f"model {model.name!r}", model, (pixels.images, pixels.labels), fed, policy
+        )
+        images = fed.fed(pixels.images)
         found = sensitivity(
             model,
             (images, pixels.labels),
@@ -139,6 +136,9 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
             num_images=arguments.num_images or _USUAL_IMAGES,
         )
         print_sensitivity(found, console)
+        console.print(f"Images were fed as input_range={fed}.", highlight=False, markup=False)
+        if note is not None:
+            console.print(f"Note: {escape(note)}", style="yellow", highlight=False, soft_wrap=True)
         for path, write in (
             (arguments.csv, found.write_csv),
             (arguments.picture, found.write_picture),
@@ -154,19 +154,6 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
                 console.print(f"  {name!r}: {fields}", highlight=False, markup=False)
             if not overrides:
                 console.print("  none: the policy keeps it as it is", highlight=False)
-
-
-def _input_range(text: str) -> Any:
-    """A range as BitPolicy has it; one number is the high end of one from 0."""
-    try:
-        ends = [float(end) for end in text.split(",")]
-    except ValueError:
-        ends = []
-    value: Any = text if not ends else (0.0, *ends) if len(ends) == 1 else tuple(ends)
-    problem = range_problem(value)
-    if problem:
-        raise argparse.ArgumentTypeError(f"{text!r}: {problem}")
-    return value
 
 
 def _check_format(path: str) -> None:

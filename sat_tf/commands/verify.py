@@ -173,6 +173,7 @@ def _prove(
         graph = subject.graph
         classes = int(graph.tensors[graph.output].shape[-1])
         pixels = _pixels(target, choice, graph.images[0].shape, classes, console)
+        pixels = pixels.of_input(graph.images[0])
         return verify_subject(
             subject, pixels.images, pixels.labels, images_from=pixels.source, **settings
         )
@@ -182,6 +183,8 @@ def _prove(
     model: keras.Model = _as_measured(load_model(target.model, trust=trust), target)
     shape = tuple(model.input_shape[1:])
     pixels = _pixels(target, choice, shape, int(model.output_shape[-1]), console)
+    if _takes_values(model):
+        pixels = pixels.of_input(read_subject(target.tflite).graph.images[0])
     return sat_tf.verify_tflite(
         model,
         target.tflite,
@@ -190,6 +193,15 @@ def _prove(
         images_from=pixels.source,
         **settings,
     )
+
+
+def _takes_values(model: "keras.Model") -> bool:
+    """Whether the input of a quantized model, or of a deployed one, is no image."""
+    from sat_tf.qat.model_inputs import input_types
+    from sat_tf.qat.network import Network
+
+    quantized = getattr(model, "quantized", model)
+    return set(input_types(Network(quantized)).values()) != {"uint8"}
 
 
 def _float_model(target: Target, given: str | None) -> pathlib.Path | None:
@@ -248,7 +260,8 @@ def _check(
         choice = dataclasses.replace(choice, num_images=choice.num_images or recorded.num_images)
         graph = read_subject(target.tflite).graph
         classes = int(graph.tensors[graph.output].shape[-1])
-        images = _pixels(target, choice, graph.images[0].shape, classes, console).images
+        pixels = _pixels(target, choice, graph.images[0].shape, classes, console)
+        images = pixels.of_input(graph.images[0]).images
     found = recheck(target.tflite, recorded, images, runtimes=runtimes, progress=True)
     print_certificate(found.certificate, str(target.tflite), console)
     for difference in found.differences:

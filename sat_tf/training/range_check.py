@@ -30,11 +30,7 @@ def check_range(
     found = range_accuracies(model, images, labels, given)
     if found is None or found.fitting is None:
         return
-    problem = (
-        f"training.float_model={config.training.float_model!r}: received a model that is fed "
-        f"input_range={found.given}, expected the range that it was trained with, which seems to "
-        f"be {found.fitting}: {found}"
-    )
+    problem = f"training.float_model={config.training.float_model!r}: {found.problem}"
     if not config.policy.states_input_range:
         raise RunError(f"{problem}; set policy.input_range={found.setting}.")
     console.print(f"Note: {escape(problem)}.", style="yellow", highlight=False, soft_wrap=True)

@@ -1,0 +1,106 @@
+"""What commands feed to models, and what they say where that cannot be right."""
+
+import numpy as np
+import pytest
+import tf_keras as keras
+from PIL import Image
+
+import sat_tf
+from sat_tf import BitPolicy, cli
+from tests.training.range_model import model_of_small_range
+from tests.training.small import small_images
+
+L = keras.layers
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    model_of_small_range().save(folder / "float.keras")
+    model_of_small_range(inside=True).save(folder / "rescaled.keras")
+    images = small_images(train=1, test=64)
+    for index, (pixels, label) in enumerate(
+        zip(images.test_images, images.test_labels, strict=True)
+    ):
+        (folder / "photos" / str(label)).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(folder / "photos" / str(label) / f"{index:03}.png")
+    policy = BitPolicy(weight_bits=8, activation_bits=8, input_range=(0, 1))
+    quantized = sat_tf.quantize_model(model_of_small_range(), policy)
+    unit = images.test_images.astype(np.float32) / 255
+    sat_tf.calibrate(quantized, unit).save(folder / "quantized.keras")
+    return folder
+
+
+def _said(capsys):
+    captured = capsys.readouterr()
+    return " ".join((captured.out + captured.err).split())
+
+
+@pytest.mark.parametrize("command", ["sensitivity", "audit"])
+def test_a_model_of_0_to_1_is_not_fed_pixels_without_a_word(command, files, monkeypatch, capsys):
+    monkeypatch.chdir(files)
+    asked = [command, "float.keras", "--images", "photos"]
+    assert cli.main(asked) == 2
+    said = _said(capsys)
+    assert "received a model that is fed input_range=(0, 255)" in said
+    assert "% with (0, 255), 100.0 % with (0, 1)" in said
+    assert "; give --input_range 0,1." in said
+    assert cli.main([*asked, "--input_range", "0,255"]) == 0
+    assert "Note: model 'range': received a model that is fed" in _said(capsys)
+    for right in (
+        [*asked, "--input_range", "0,1"],
+        [command, "rescaled.keras", "--images", "photos"],
+        [command, "quantized.keras", "--images", "photos"],
+    ):
+        if command == "audit" or right[1] != "quantized.keras":
+            assert cli.main(right) == 0
+            said = _said(capsys)
+            assert "Note: " not in said
+
+
+def test_the_range_of_a_quantized_model_is_its_own(files, capsys):
+    asked = ["audit", str(files / "quantized.keras"), "--images", str(files / "photos")]
+    assert cli.main([*asked, "--input_range", "0,1"]) == 0
+    capsys.readouterr()
+    assert cli.main([*asked, "--input_range", "torch"]) == 2
+    assert 'received "torch" for a quantized model that is fed (0, 1)' in _said(capsys)
+
+
+def test_a_plan_has_the_range_of_the_option(files, capsys):
+    model = str(files / "float.keras")
+    assert cli.main(["explain", model, "--input_range", "-1,1"]) == 0
+    line = "image: pixels 0 to 255 stand for -1 to 1, uint8 in the file, folded into conv"
+    assert line in _said(capsys)
+    assert cli.main(["explain", model, "--policy", "weight_bits=2", "--input_range", "0,1"]) == 0
+    assert "stand for 0 to 1, uint8" in _said(capsys)
+
+
+@pytest.mark.parametrize("kind", ["int8", "float32"])
+def test_files_of_real_values_are_verified_on_arrays_and_on_random_values(kind, tmp_path, capsys):
+    model = keras.Sequential(
+        [keras.Input((6,), name="x"), L.Dense(5, activation="relu"), L.Dense(3, name="head")]
+    )
+    values = np.random.default_rng(0).normal(40.0, 9.0, (64, 6)).astype(np.float32)
+    quantized = sat_tf.quantize_model(model, BitPolicy(input_type=kind))
+    sat_tf.calibrate(quantized, values).save(tmp_path / "model.keras")
+    pair = [str(tmp_path / "model.keras"), str(tmp_path / "model.tflite")]
+    sat_tf.export_tflite(quantized, pair[1])
+    np.save(tmp_path / "values.npy", values)
+    for words in (pair, pair[1:]):
+        for images in (["--images", str(tmp_path / "values.npy")], ["--num_images", "9"]):
+            assert cli.main(["verify", *words, *images]) == 0, capsys.readouterr().err
+    # Random values again, drawn as the certificate has them.
+    certificate = str(tmp_path / "certificate.json")
+    assert cli.main(["verify", pair[1], "--certificate", certificate]) == 0
+    assert "holds" in _said(capsys)
+
+
+def test_verify_feeds_the_float_model_what_the_quantized_one_is_fed(files, tmp_path, capsys):
+    path = tmp_path / "model.tflite"
+    quantized = str(files / "quantized.keras")
+    assert cli.main(["export", quantized, "--out", str(path)]) == 0
+    words = [quantized, str(path), "--images", str(files / "photos")]
+    assert cli.main(["verify", *words, "--float_model", str(files / "float.keras")]) == 0
+    capsys.readouterr()
+    assert cli.main(["evaluate", str(path), "--images", str(files / "photos")]) == 0
+    assert "top-1 100.00 %" in _said(capsys)
