@@ -5,7 +5,7 @@ import tensorflow_model_optimization as tfmot
 
 from sat_tf import cli
 from tests.commands.light import told_without_tensorflow
-from tests.planning.models import with_output_padding
+from tests.planning.models import with_odd_activation
 from tests.training.small import small_float_model, small_quantized_model
 
 
@@ -14,7 +14,7 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     small_float_model().save(folder / "float.h5")
     small_quantized_model().save(folder / "quantized.keras")
-    with_output_padding().save(folder / "odd.keras")
+    with_odd_activation().save(folder / "odd.keras")
     (folder / "policy.yaml").write_text("weight_bits: 2\nactivation_bits: 3\n")
     (folder / "config.yaml").write_text("name: a_run\npolicy:\n  weight_bits: 7\n")
     return folder
@@ -42,7 +42,7 @@ def test_a_saved_model_is_explained_and_the_files_are_written(files, tmp_path, c
 def test_a_model_that_cannot_be_quantized_ends_with_status_1(files, capsys):
     path = str(files / "odd.keras")
     assert cli.main(["explain", path, "--image_size", "16"]) == 1
-    assert "odd: received output_padding=(1, 1)" in said(capsys)
+    assert "odd: received activation='sin', expected one of" in said(capsys)
     assert cli.main(["explain", path, "--policy", "unsupported=float"]) == 0
     assert "multiply-adds: unknown" in said(capsys)
 
