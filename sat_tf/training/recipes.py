@@ -120,15 +120,16 @@ def stage_teacher(
     return training_copy(_read_teacher(file, config, source))
 
 
-def check_teacher(config: Config, source: ImageSource) -> None:
-    """Raises an error where the file of a teacher does not fit.
+def check_teacher(config: Config, source: ImageSource) -> keras.Model | None:
+    """The teacher that a file holds, which fits the data; None where none is named.
 
     Raises:
         RunError: as in `stage_teacher`.
     """
     plan = config.recipes.distillation
-    if plan is not None and plan.teacher != FLOAT_STAGE:
-        _read_teacher(plan.teacher, config, source)
+    if plan is None or plan.teacher == FLOAT_STAGE:
+        return None
+    return _read_teacher(plan.teacher, config, source)
 
 
 def _read_teacher(file: str | os.PathLike[str], config: Config, source: ImageSource) -> keras.Model:

@@ -33,7 +33,7 @@ from sat_tf.training.history import EpochMetrics, from_csv
 from sat_tf.training.interruption import Interruption
 from sat_tf.training.outcome import conclude
 from sat_tf.training.outside_failures import outside_failures_told
-from sat_tf.training.range_check import check_range
+from sat_tf.training.range_check import check_range, check_range_of_teacher
 from sat_tf.training.reading_errors import reading_errors_told
 from sat_tf.training.recipes import check_teacher
 from sat_tf.training.results import Results
@@ -245,9 +245,10 @@ def train(
             interruption=interruption,
             listener=listener,
         )
-        if config.training.float_model is not None and (resume is False or not folder.holds_run):
+        if resume is False or not folder.holds_run:
             with reading_errors_told(pixels):
                 check_range(config, start_model, pixels, fed, run.console)
+                check_range_of_teacher(config, pixels, fed)
         with (
             outside_failures_told(folder, strategy),
             folder.held(wait=wait) if writes else contextlib.nullcontext(),

@@ -12,7 +12,7 @@ from sat_tf.training import runner
 from sat_tf.training.config_file import parse_config
 from sat_tf.training.errors import RunError
 from sat_tf.training.fed_source import FedSource, fed_source, pixels_of
-from sat_tf.training.range_check import check_range
+from sat_tf.training.range_check import check_range, check_range_of_teacher
 from sat_tf.training.run_folder import RunFolder
 from tests.training.range_model import model_of_small_range
 from tests.training.small import small_images
@@ -99,6 +99,18 @@ def test_a_range_that_the_policy_states_is_kept_with_a_note(files):
     said = _checked(files, "float", (0, 255), "policy.input_range=[0, 255]")
     assert said.startswith("Note: ")
     assert "seems to be (0, 1)" in said
+
+
+def test_a_teacher_that_is_fed_what_it_was_not_trained_with_is_refused(files):
+    def check(name, given):
+        config = parse_config(CONFIG, [f"recipes.distillation={{teacher: {files}/{name}.keras}}"])
+        check_range_of_teacher(config, SOURCE, range_of(given))
+
+    with pytest.raises(RunError, match="a Rescaling or a Normalization layer in front") as error:
+        check("float", (0, 255))
+    assert "or set policy.input_range=[0, 1] for both" in str(error.value)
+    check("float", (0, 1))
+    check("rescaled", (0, 255))
 
 
 def test_a_model_that_rescales_inside_is_fed_pixels(files):
