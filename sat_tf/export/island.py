@@ -35,7 +35,8 @@ def float_operators(node: Node, shapes: Sequence[tuple[int, ...]]) -> bytes:
             run them, or the layer mixes the images of a batch.
     """
     content, batch, problem = b"", None, None
-    # Of some layers, the converter makes nothing for any batch, or a file that runs on none.
+    # Of some layers, the converter makes nothing for any batch, or a file that runs on none, or
+    # whose output is empty.
     for size in (None, 1):
         try:
             content = _converted(node, shapes, size)
@@ -43,7 +44,7 @@ def float_operators(node: Node, shapes: Sequence[tuple[int, ...]]) -> bytes:
             problem = problem or error
             continue
         batch = _batch_of_output(content)
-        if batch is not None:
+        if batch == 1:
             break
     if not content:
         raise ValueError(

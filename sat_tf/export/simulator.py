@@ -148,6 +148,12 @@ def _(operation: ir.Dequantize, graph: Graph, source: np.ndarray) -> np.ndarray:
 
 @run_operation.register
 def _(operation: ir.Quantize, graph: Graph, source: np.ndarray) -> np.ndarray:
+    if not np.all(np.isfinite(source)):  # A float layer made it; an integer cannot say so.
+        raise ValueError(
+            f"{operation.inputs[0]}: received NaN or infinite values on these images, expected "
+            "finite ones, which alone have codes; keep the layer from dividing by 0, as with "
+            "tf.math.divide_no_nan, and from roots and logarithms of what is not positive."
+        )
     return quantized(source, graph.codes(operation.output))
 
 

@@ -121,23 +121,32 @@ def plan_of(call: Call) -> Plan | None:
 
 def _of_several(call: Call) -> Plan | None:
     """The same layer, called with a list, where it takes its tensors one by one."""
-    layer, tensors = call.layer, list({id(t): t for t in call.node.keras_inputs}.values())
-    options = {name: v for name, v in call.node.call_kwargs.items() if v is not None}
-    named = any(hasattr(v, "_keras_history") for v in tf.nest.flatten(options))
-    is_plain = len(call.node.call_args) == 1 and not named
-    is_shared = sum(node.layer is layer for node in call.nodes) > 1
-    if is_plain or is_shared or not hasattr(call.node.outputs, "_keras_history"):
-        return None
-    places = {id(tensor): place for place, tensor in enumerate(tensors)}
-    try:
-        arguments = template_of([list(call.node.call_args), options], places)
-    except TypeError:
+    layer = call.layer
+    found = [_one_by_one(node) for node in call.nodes if node.layer is layer]
+    tensors, arguments = _one_by_one(call.node)
+    # One layer stands for all calls, and holds what they have beside their tensors.
+    if arguments is None or any(of_node[1] != arguments for of_node in found):
         return None
     one = Step(
         lambda **settings: OfSeveralTensors(layer_copy(layer), arguments, **settings),
         weights=layer.get_weights(),
     )
     return Plan(tensors, [one], takes_list=len(tensors) > 1)
+
+
+def _one_by_one(node: Any) -> tuple[list[Any], list[Any] | None]:
+    """A call's tensors, and its arguments with places for them; None where it stays as it is."""
+    tensors = list({id(tensor): tensor for tensor in node.keras_inputs}.values())
+    options = {name: v for name, v in node.call_kwargs.items() if v is not None}
+    named = any(hasattr(v, "_keras_history") for v in tf.nest.flatten(options))
+    is_plain = len(node.call_args) == 1 and not named
+    if is_plain or not hasattr(node.outputs, "_keras_history"):
+        return tensors, None
+    places = {id(tensor): place for place, tensor in enumerate(tensors)}
+    try:
+        return tensors, template_of([list(node.call_args), options], places)
+    except TypeError:
+        return tensors, None
 
 
 def _behind_each_other(

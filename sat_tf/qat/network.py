@@ -125,10 +125,15 @@ class Network:
         ):
             symbol = getattr(layer, "symbol", None)  # of a TensorFlow function
             what = f"tf.{symbol}" if symbol else kind_of(layer)
-            fix = fix_of(symbol or "") or "; use a Keras layer for the operation"
+            fix = fix_of(symbol or "") or _fix_of_call(call)
             self.problems[layer.name] = (
                 f"received {what} called with values beside its input tensors, "
                 f"or with several outputs, expected layer(tensor) or layer([tensors]){fix}"
+            )
+        elif any(getattr(part, "stateful", False) for part in _recurrent(layer)):
+            self.problems[layer.name] = (
+                f"received {kind_of(layer)} with stateful=True, expected a layer that takes each "
+                "input by itself, as files do; make it with stateful=False"
             )
         shape = tuple(outputs[0].shape[1:])
         takes_list = isinstance(first, list | tuple)
@@ -286,6 +291,23 @@ class Network:
             self._calls.setdefault(id(node.layer), []).append(node)
             for producer in node.inputs:
                 self._consumers[producer].append(node.name)
+
+
+def _recurrent(layer: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
+    return (part for part in (layer, *layer.submodules) if isinstance(part, keras.layers.RNN))
+
+
+def _fix_of_call(call: Any) -> str:
+    layer = call.layer
+    if hasattr(layer, "symbol"):
+        return "; use a Keras layer for the operation"
+    if len(tf.nest.flatten(call.outputs)) != 1:
+        return (
+            "; let the layer return one tensor, as without return_state or return_attention_scores"
+        )
+    if len(layer.inbound_nodes) > 1:
+        return "; call it in the same way each time, or make a layer for each call"
+    return "; call it with tensors alone, and give the rest to its constructor"
 
 
 def keras_calls(model: keras.Model) -> list[Any]:

@@ -71,6 +71,7 @@ _FIXES = {
     "nn.space_to_depth": _BLOCKS,
     "reshape": "sat-tf takes shapes whose sizes behind the batch are known, and that leave each "
     "image its values",
+    "roll": "sat-tf takes a number along one axis behind the batch, whose size is known",
     "split": _PIECES,
     "Lambda": "write what it does on the tensor itself, as in tf.nn.depth_to_space(x, 2)",
     "stack": "sat-tf takes tensors of known sizes, along an axis behind the batch",

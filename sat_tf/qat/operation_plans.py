@@ -422,6 +422,17 @@ def _gathered(axis_at: int) -> Callable[[Call], Plan | None]:
     return find
 
 
+def _rolled(call: Call) -> Plan | None:
+    """The same values in another order along one axis."""
+    tensor, shift = call.argument(0, "input"), _constant(call.argument(1, "shift"))
+    axis = _axis(tensor, call.argument(2, "axis")) if _is_keras(tensor) else None
+    size = tensor.shape[axis] if axis else None
+    if size is None or shift is None or shift.ndim:
+        return None
+    order = np.roll(np.arange(size), int(shift)).tolist()
+    return Plan([tensor], [step(Gather, order, axis - 1)]) if axis else None
+
+
 def _moved_blocks(layer: Any) -> Callable[[Call], Plan | None]:
     def find(call: Call) -> Plan | None:
         tensor, size = _first(call), _number(call.argument(1, "block_size"))
@@ -637,6 +648,7 @@ _OPERATIONS: dict[str, Callable[[Call], Plan | None]] = {
     "unstack": _unstacked,
     "gather": _gathered(axis_at=3),
     "compat.v1.gather": _gathered(axis_at=4),
+    "roll": _rolled,
     "nn.depth_to_space": _moved_blocks(DepthToSpace),
     "compat.v1.nn.depth_to_space": _moved_blocks(DepthToSpace),
     "nn.space_to_depth": _moved_blocks(SpaceToDepth),

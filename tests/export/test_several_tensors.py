@@ -16,7 +16,18 @@ def _masked(x):
     return L.MultiHeadAttention(2, 3, name="mha")(x, value=x, key=x, attention_mask=mask[:, None])
 
 
+def _twice(x):
+    layer = L.MultiHeadAttention(2, 3, name="mha")
+    x = 0.02 * x  # whose softmax is smooth
+    y = layer(x, x)
+    return layer(y, y)
+
+
 LEFT_FLOAT = {
+    "twice": _twice,
+    "root": lambda x: tf.sqrt(x),
+    "shares": lambda x: x / (1e-3 + tf.reduce_sum(x, -1, keepdims=True)),
+    "empty_for_any_batch": lambda x: tf.math.lgamma(x + 1.0),
     "attention": lambda x: L.MultiHeadAttention(2, 3, name="mha")(x, x),
     "causal": lambda x: L.MultiHeadAttention(2, 3, name="mha")(x, x, use_causal_mask=True),
     "masked": _masked,
@@ -73,3 +84,46 @@ def test_it_is_refused_by_its_name():
         sat_tf.quantize_model(_model(LEFT_FLOAT["attention"]))
     plan = sat_tf.explain(_model(LEFT_FLOAT["attention"]), sat_tf.BitPolicy(unsupported="float"))
     assert plan["mha"].kind == "MultiHeadAttention"
+
+
+def test_a_layer_that_is_called_in_two_ways_is_refused_with_the_fix():
+    def crossed(x):
+        layer = L.MultiHeadAttention(2, 3, name="mha")
+        return layer(layer(x, x), x)
+
+    with pytest.raises(ValueError, match=r"mha: .*; call it in the same way each time, or make a"):
+        sat_tf.quantize_model(_model(crossed), sat_tf.BitPolicy(unsupported="float"))
+
+
+def test_a_layer_that_returns_its_state_is_refused_with_the_fix():
+    model = _model(lambda x: L.LSTM(3, return_state=True, name="left")(x)[0])
+    with pytest.raises(ValueError, match=r"left: received a LSTM .*as without return_state"):
+        sat_tf.quantize_model(model, sat_tf.BitPolicy(unsupported="float"))
+
+
+def test_values_without_a_number_between_layers_are_named(tmp_path):
+    model = _model(lambda x: x / tf.reduce_sum(x, -1, keepdims=True))
+    model.get_layer("conv").set_weights(
+        [np.ones_like(model.get_layer("conv").get_weights()[0]), np.zeros(6)]
+    )
+    policy = sat_tf.BitPolicy(unsupported="float")
+    quantized = sat_tf.calibrate(sat_tf.quantize_model(model, policy), 1.0 + _images())
+    path, black = tmp_path / "model.tflite", np.zeros((2, 5, 5, 3), np.uint8)
+    sat_tf.export_tflite(quantized, path)
+    with pytest.raises(ValueError, match=r"received NaN or infinite values on .*by 0"):
+        sat_tf.verify_tflite(quantized, path, black)
+
+
+@pytest.mark.parametrize(("shift", "axis"), [(1, 1), (-3, -1), (20, 1)])
+def test_a_roll_moves_codes(shift, axis, tmp_path):
+    float_model = _model(lambda x: tf.roll(x, shift, axis))
+    quantized = sat_tf.calibrate(sat_tf.quantize_model(float_model), _images())
+    path = tmp_path / "model.tflite"
+    assert sat_tf.export_tflite(quantized, path).islands == []
+    pixels = _images(8).astype(np.uint8)
+    assert sat_tf.verify_tflite(quantized, path, pixels).codes_differing == 0
+    wide = sat_tf.calibrate(
+        sat_tf.quantize_model(float_model, sat_tf.BitPolicy.mobile(8)), _images()
+    )
+    expected = float_model(_images()).numpy()
+    assert np.max(np.abs(wide(_images()) - expected)) < 0.1 * np.ptp(expected)
