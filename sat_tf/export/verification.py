@@ -21,11 +21,11 @@ from sat_tf.export.inputs import (
     several_problems,
     taken_by,
 )
-from sat_tf.export.outputs import labels_of
+from sat_tf.export.outputs import Output, labels_of
 from sat_tf.export.proof import Subject, prove
 from sat_tf.export.runtime import USUAL_RUNTIMES
 from sat_tf.export.settings import FileSettings
-from sat_tf.export.several import Pixels, number_of
+from sat_tf.export.several import Pixels, arrays_of, number_of
 from sat_tf.export.standalone import file_problems
 from sat_tf.export.structure import differences, read_structure
 from sat_tf.export.trained import trained_model
@@ -85,7 +85,7 @@ def verify_tflite(
     """
     path = expect_path(path)
     model = _of_size(model, images)
-    images = _checked(model, path, images)
+    images = _checked(model, path, images, labels)
     if certificate_path is not None:
         check_certificate_path(certificate_path)
     subject = _subject(model, path)
@@ -130,8 +130,8 @@ def _names_of_outputs(model: keras.Model) -> list[set[str]]:
     return names
 
 
-def _checked(model: keras.Model, path: pathlib.Path, images: Any) -> Pixels:
-    """Images as arrays; raises unless they fit the model."""
+def _checked(model: keras.Model, path: pathlib.Path, images: Any, labels: Any) -> Pixels:
+    """Images as arrays; raises unless they fit the model, with what is wrong with the labels."""
     if not isinstance(model, keras.Model):
         check_model(model)  # says what it is instead
     problems = file_problems(path)
@@ -144,6 +144,13 @@ def _checked(model: keras.Model, path: pathlib.Path, images: Any) -> Pixels:
         images, found = as_array("images", images)
         problems += found or image_problems(images, shapes[0], kinds[0])
     if problems:
+        if np.ndim(arrays_of(images)[0]) and (count := number_of(images)):
+            # Without the file, by the model's own outputs; whether a sigmoid makes one is open.
+            outputs = [
+                Output(name, tuple(tensor.shape[1:]), is_sigmoid=True)
+                for name, tensor in zip(model.output_names, model.outputs, strict=True)
+            ]
+            problems += labels_of(labels, outputs, count, _names_of_outputs(model))[1]
         raise ValueError(list_problems("verify_tflite", problems))
     return images
 

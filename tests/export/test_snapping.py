@@ -69,7 +69,9 @@ def deep(float_model, images):
     """A network of 52 layers, before and after snapping, with channels of all kinds."""
     models = []
     for change in (lambda model: None, snap_biases):
-        model = sat_tf.quantize_model(float_model, sat_tf.BitPolicy.mobile(4))
+        # Where a value lies between two codes, a few coarse codes hide what fine ones carry on.
+        policy = sat_tf.BitPolicy.mobile(4, requantize_streams=True)
+        model = sat_tf.quantize_model(float_model, policy)
         sat_tf.calibrate(model, images)
         _widen_streams(model)
         _clear_of_ties(model)

@@ -223,7 +223,7 @@ def test_what_takes_one_input_or_output_says_so(detector, tmp_path):
     ):
         with pytest.raises(ValueError, match=problem):
             sat_tf.verify_tflite(detector, path, images)
-    with pytest.raises(ValueError, match="labels: received some for a model with 2 outputs"):
+    with pytest.raises(ValueError, match="labels: received ndarray for 2 outputs"):
         sat_tf.verify_tflite(detector, path, _pixels(), np.zeros(32, int))
     for call in (
         lambda: sat_tf.export_tflite(detector, path, softmax=True),

@@ -704,6 +704,7 @@ ZOO: dict[str, Specimen] = {
         # The statistics say that these channels are dead, which they are not.
         bottleneck,
         _BOTTLENECK,
+        _REQUANTIZED,
         change=forget_variances,
         largest=64,
     ),
@@ -714,14 +715,16 @@ ZOO: dict[str, Specimen] = {
     "activations_of_1_bit": Specimen(separable, _SEPARABLE, BitPolicy.mobile(5, activation_bits=1)),
     "bottleneck": Specimen(bottleneck, _BOTTLENECK),
     "bottleneck_of_3_bits": Specimen(bottleneck, _BOTTLENECK, BitPolicy.mobile(3, stream_bits=3)),
-    "bottleneck_of_2_bits": Specimen(bottleneck, _BOTTLENECK, BitPolicy.mobile(2), differing=0.1),
+    "bottleneck_of_2_bits": Specimen(
+        bottleneck, _BOTTLENECK, BitPolicy.mobile(2, requantize_streams=True), differing=0.1
+    ),
     "channels_of_their_own_range": Specimen(
         bottleneck, _BOTTLENECK, BitPolicy.mobile(3, weight_range="channel", rescale="stddev")
     ),
     "pixels_to_one": Specimen(bottleneck, _BOTTLENECK, BitPolicy.mobile(4, input_max=1.0)),
     "tiny_clipping_levels": Specimen(bottleneck, _BOTTLENECK, change=set_clipping_levels(1e-3)),
     "huge_clipping_levels": Specimen(bottleneck, _BOTTLENECK, change=set_clipping_levels(1e6)),
-    "never_calibrated": Specimen(bottleneck, _BOTTLENECK, calibrated=False),
+    "never_calibrated": Specimen(bottleneck, _BOTTLENECK, _REQUANTIZED, calibrated=False),
     # Sums.
     "residual": Specimen(residual(rectified=False), _RESIDUAL, differing=0.1),
     "residual_rectified": Specimen(residual(rectified=True), _RESIDUAL, differing=0.1),

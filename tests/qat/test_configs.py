@@ -17,6 +17,7 @@ ANNOTATION = {
     "weight_bits": 3,
     "activation_bits": None,
     "stream_bits": 6,
+    "requantize_streams": True,
     "weight_grid": "rounded",
     "weight_range": "channel",
     "detach_max": True,

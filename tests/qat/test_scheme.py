@@ -167,14 +167,14 @@ def test_a_policy_is_asked_for(policy):
 
 def test_every_problem_of_a_model_is_told_in_one_error():
     image = keras.Input((8, 8, 3), name="image")
-    tensor = L.GaussianNoise(0.1, name="noise")(image)
+    tensor = L.UnitNormalization(name="odd")(image)
     inner = keras.Sequential([L.ThresholdedReLU(name="bent"), L.Conv2D(4, 3)], name="inner")
     model = keras.Model(image, L.Flatten(name="flatten")(inner(tensor)), name="outer")
     with pytest.raises(ValueError, match="model 'outer': 2 problems") as error:
         sat_tf.quantize_model(model, BitPolicy(overrides={}))
     message = str(error.value)
     assert "inner/bent: received ThresholdedReLU" in message
-    assert "noise: received GaussianNoise" in message
+    assert "odd: received UnitNormalization" in message
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ def test_the_registry_of_the_scheme_answers_tfmot():
     assert not registry.supports(L.Dense(2))
     config = registry.get_quantize_config(L.Dense(2, name="d"))
     assert config.fields["weight_bits"] == 3
-    with pytest.raises(ValueError, match="noise: received GaussianNoise"):
-        registry.get_quantize_config(L.GaussianNoise(0.1, name="noise"))
+    with pytest.raises(ValueError, match="odd: received UnitNormalization"):
+        registry.get_quantize_config(L.UnitNormalization(name="odd"))
 
 
 def test_a_lambda_layer_is_left_float_only_where_the_policy_says_so():
