@@ -24,7 +24,7 @@ def _frames(x):
 
 LEFT_FLOAT = {
     "lstm": lambda x: L.LSTM(3, name="left")(x),
-    "relu": lambda x: L.LSTM(3, activation="relu", recurrent_activation="sigmoid", name="left")(x),
+    "relu": lambda x: L.LSTM(3, activation="relu", bias_initializer="ones", name="left")(x),
     "gru": lambda x: L.GRU(3, return_sequences=True, name="left")(x),
     "simple": lambda x: L.SimpleRNN(3, go_backwards=True, name="left")(x),
     "cells": lambda x: L.RNN([L.LSTMCell(3), L.GRUCell(2)], name="left")(x),
