@@ -151,14 +151,33 @@ class Resize(Movement):
 
 
 @dataclasses.dataclass(frozen=True)
-class DepthToSpace(Movement):
+class _Blocks(Movement):
+    """What moves between the channels and square blocks of pixels.
+
+    Attributes:
+        block_size: rows and columns of a block.
+    """
+
+    block_size: int
+
+    def constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+        """See `Movement`."""
+        del shape
+        return {}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """See `Movement`."""
+        return {"blockSize": self.block_size}
+
+
+@dataclasses.dataclass(frozen=True)
+class DepthToSpace(_Blocks):
     """Channels moved into rows and columns: (h, w, b²·c) becomes (b·h, b·w, c).
 
     Attributes:
         block_size: b.
     """
-
-    block_size: int
 
     operator = "DEPTH_TO_SPACE"
 
@@ -175,26 +194,14 @@ class DepthToSpace(Movement):
 
         return tf.nn.depth_to_space(values, self.block_size)
 
-    def constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-        """See `Movement`."""
-        del shape
-        return {}
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """See `Movement`."""
-        return {"blockSize": self.block_size}
-
 
 @dataclasses.dataclass(frozen=True)
-class SpaceToDepth(Movement):
+class SpaceToDepth(_Blocks):
     """Rows and columns moved into channels: (b·h, b·w, c) becomes (h, w, b²·c).
 
     Attributes:
         block_size: b.
     """
-
-    block_size: int
 
     operator = "SPACE_TO_DEPTH"
 
@@ -210,16 +217,6 @@ class SpaceToDepth(Movement):
         import tensorflow as tf  # which processes that only run files do without
 
         return tf.nn.space_to_depth(values, self.block_size)
-
-    def constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-        """See `Movement`."""
-        del shape
-        return {}
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """See `Movement`."""
-        return {"blockSize": self.block_size}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -121,7 +121,7 @@ def _of_size(model: keras.Model, images: Any) -> keras.Model:
 
 def _names_of_outputs(model: keras.Model) -> list[set[str]]:
     """What the user may call each output: by its layer, or by its key in a dictionary."""
-    quantized = model.quantized if isinstance(model, DeployedModel) else model
+    quantized = _quantized(model)
     names = [{name, name.removeprefix("quant_")} for name in quantized.output_names]
     structure = quantized._nested_outputs  # Keras has no public view of it
     if isinstance(structure, Mapping):

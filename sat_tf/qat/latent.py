@@ -38,10 +38,7 @@ def latent_kernel(
     ([[0.25, -1.0]], 2.0)
     """
     kernel = np.asarray(kernel, np.float64)
-    keep = {axis % kernel.ndim for axis in range_axes}
-    reduced = tuple(axis for axis in range(kernel.ndim) if axis not in keep)
-    maximum = np.max(np.abs(kernel), axis=reduced, keepdims=True)
-    maximum = np.where(maximum > 0.0, maximum, 1.0)
+    maximum = _maximum(kernel, range_axes)
     return np.arctanh(np.minimum(maximum, _LARGEST_TANH) * (kernel / maximum)), maximum
 
 
@@ -51,9 +48,16 @@ def describe_start(kernel: np.ndarray, range_axes: tuple[int, ...] = ()) -> str:
     >>> describe_start(np.array([[0.5, -0.25]]))
     "keeps function and gradients: latent weights of the kernel's own size"
     """
-    _, maximum = latent_kernel(kernel, range_axes)
-    if np.max(maximum) <= _LARGEST_TANH:
+    if np.max(_maximum(np.asarray(kernel), range_axes)) <= _LARGEST_TANH:
         return "keeps function and gradients: latent weights of the kernel's own size"
     return (
         f"keeps the function: weights reach beyond {_LARGEST_TANH:g}, so latent weights are smaller"
     )
+
+
+def _maximum(kernel: np.ndarray, range_axes: tuple[int, ...]) -> np.ndarray:
+    """max|K| of each range, with the reduced axes kept at length 1; 1 where all of it is 0."""
+    keep = {axis % kernel.ndim for axis in range_axes}
+    reduced = tuple(axis for axis in range(kernel.ndim) if axis not in keep)
+    maximum = np.max(np.abs(kernel), axis=reduced, keepdims=True)
+    return np.where(maximum > 0.0, maximum, 1.0)
