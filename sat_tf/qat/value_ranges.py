@@ -7,6 +7,7 @@ import tf_keras as keras
 
 from sat_tf.qat import functions, registry
 from sat_tf.qat.network import Network, Node
+from sat_tf.qat.operation_layers import ConstantSum
 from sat_tf.qat.pixel_ranges import PixelRanges
 from sat_tf.qat.preprocessing import is_adapted
 from sat_tf.qat.registry import Role
@@ -56,6 +57,8 @@ class ValueRanges:
 
     def _combines_to_negative(self, node: Node) -> bool:
         if isinstance(node.layer, keras.layers.Subtract):
+            return True
+        if isinstance(node.layer, ConstantSum) and np.any(node.layer.values < 0.0):
             return True
         negative = [self.is_negative(producer) for producer in node.inputs]
         return all(negative) if isinstance(node.layer, keras.layers.Maximum) else any(negative)

@@ -38,6 +38,19 @@ def test_a_map_on_a_float_stream_keeps_its_values():
     np.testing.assert_array_equal(_map_of(_quantized(sat_tf.BitPolicy.paper(4))), MAP)
 
 
+@pytest.mark.parametrize("formula", [lambda x: x + MAP, lambda x: x - np.abs(MAP)])
+def test_negative_numbers_of_a_map_make_negative_values_of_what_has_none(formula):
+    image = keras.Input((4, 4, 3), name="image")
+    x = L.Conv2D(6, 3, padding="same", activation="relu", name="conv")(image)
+    x = L.Conv2D(3, 1, name="reader")(formula(0.01 * x))
+    float_model = keras.Model(image, x)
+    images = np.random.default_rng(1).integers(0, 256, (64, 4, 4, 3)).astype(np.float32)
+    quantized = sat_tf.quantize_model(float_model, sat_tf.BitPolicy.mobile(8))
+    sat_tf.calibrate(quantized, images)
+    expected = float_model(images).numpy()
+    assert np.mean(np.abs(quantized(images) - expected)) < 0.01 * np.ptp(expected)
+
+
 @pytest.mark.parametrize("scale", [1e-20, 1e-3, 1.0, 3e7])
 def test_rounding_twice_changes_nothing(scale):
     once = ConstantSum(MAP * np.float32(scale)).rounded()
