@@ -7,11 +7,13 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.qat import registry
+from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.network import Network
 from sat_tf.qat.operations import with_layers_for_operations
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.registry import Role
+from sat_tf.qat.wrapper import QuantizedLayer
 
 L = keras.layers
 
@@ -154,6 +156,38 @@ def test_no_gradient_goes_through_a_stop_gradient():
     stopped, other = tape.gradient(loss, kernels)
     assert stopped is None
     assert np.any(other.numpy() != 0.0)
+
+
+def test_contrast_is_that_of_keras_and_has_its_gradient():
+    keras.utils.set_random_seed(1)
+    layers = [L.RandomContrast((0.9, 0.4), seed=7) for _ in range(2)]
+    tensor = images(4) * 1.2 - 20.0  # of which some is clipped
+    expected = layers[0](tensor, training=True).numpy()
+    quantized = QuantizedLayer(layers[1], PlacedConfig())
+    with tf.GradientTape() as tape:
+        variable = tf.Variable(tensor)
+        found = quantized(variable, training=True)
+        loss = tf.reduce_sum(found**2)
+    np.testing.assert_allclose(found, expected, atol=1e-3)
+    mean = np.mean(tensor, (1, 2), keepdims=True)
+    inside = (expected > 0.0) & (expected < 255.0)
+    assert np.any(inside)
+    assert not np.all(inside)
+    factor = np.median(((expected - mean) / (tensor - mean))[inside])
+    upstream = 2.0 * expected * inside
+    gradient = factor * upstream + (1.0 - factor) * np.mean(upstream, (1, 2), keepdims=True)
+    np.testing.assert_allclose(tape.gradient(loss, variable), gradient, rtol=1e-3, atol=0.1)
+    np.testing.assert_array_equal(quantized(tensor), tensor)
+
+
+@pytest.mark.parametrize("place", ["rescaled", "conv", "relu"])
+def test_models_with_contrast_behind_what_is_trained_learn(place):
+    policy = BitPolicy(activation_bits=8)
+    quantized = sat_tf.quantize_model(model(at(OF_IMAGES["contrast"], place), (0.1, -1.0)), policy)
+    quantized.compile("sgd", "mse")
+    before = quantized.get_layer("quant_conv").layer.kernel.numpy()
+    quantized.fit(images(), np.zeros((16, 3)), verbose=0)
+    assert np.any(quantized.get_layer("quant_conv").layer.kernel.numpy() != before)
 
 
 def test_activity_is_regularized_once():
