@@ -1,6 +1,7 @@
 """Layers that are left float: what TensorFlow's converter makes of them, inside another file."""
 
 import contextlib
+import functools
 import os
 import re
 import sys
@@ -88,29 +89,10 @@ def _converted(node: Node, shapes: Sequence[tuple[int, ...]], batch: int | None)
         for i, shape in enumerate(shapes)
     ]
     # A function, and no Keras model, in which the user's layer would be called once more.
-    function = tf.function(lambda *tensors: _called(node, layer, list(tensors)), signature)
+    function = tf.function(lambda *tensors: call_on_floats(node, layer, list(tensors)), signature)
     with _without_loops(layer):
         concrete = [function.get_concrete_function()]
     return run_converter(tf.lite.TFLiteConverter.from_concrete_functions(concrete, layer))
-
-
-def _called(node: Node, layer: keras.layers.Layer, tensors: list[Any]) -> Any:
-    if type(layer) not in _CONVOLUTIONAL or node.takes_list:
-        return call_on_floats(node, layer, tensors)
-
-    # Of all recurrent layers of Keras, these alone have no argument `unroll`.
-    def step(source: Any, states: Any) -> Any:
-        return layer.cell(source, states, training=False)
-
-    (source,) = tensors
-    last, outputs, _ = keras.backend.rnn(
-        step,
-        source,
-        layer.get_initial_state(source),
-        go_backwards=layer.go_backwards,
-        unroll=True,
-    )
-    return outputs if layer.return_sequences else last
 
 
 @contextlib.contextmanager
@@ -128,15 +110,42 @@ def _without_loops(layer: keras.layers.Layer) -> Iterator[None]:
     before = [
         {name: getattr(part, name) for name in names if hasattr(part, name)} for part in found
     ]
+    # Of all recurrent layers of Keras, these alone have no argument `unroll`.
+    convolutional = [part for part in found if type(part) in _CONVOLUTIONAL]
     try:
         for part, attributes in zip(found, before, strict=True):
             for name in attributes:
                 setattr(part, name, name == "unroll")
+        for part in convolutional:
+            part.call = functools.partial(_in_steps, part)
         yield
     finally:
+        for part in convolutional:
+            del part.call
         for part, attributes in zip(found, before, strict=True):
             for name, value in attributes.items():
                 setattr(part, name, value)
+
+
+def _in_steps(
+    layer: keras.layers.Layer,
+    inputs: Any,
+    mask: Any = None,
+    training: Any = None,
+    initial_state: Any = None,
+) -> Any:
+    """What a recurrent convolution computes in inference, one step behind the other."""
+    del mask, training
+
+    def step(source: Any, states: Any) -> Any:
+        return layer.cell(source, states, training=False)
+
+    if initial_state is None:
+        initial_state = layer.get_initial_state(inputs)
+    last, outputs, _ = keras.backend.rnn(
+        step, inputs, initial_state, go_backwards=layer.go_backwards, unroll=True
+    )
+    return outputs if layer.return_sequences else last
 
 
 def run_converter(converter: Any) -> bytes:

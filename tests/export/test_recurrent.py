@@ -31,6 +31,10 @@ LEFT_FLOAT = {
     "bidirectional": lambda x: L.Bidirectional(L.LSTM(2, activation="relu"), name="left")(x),
     "each_step": lambda x: L.TimeDistributed(L.Dense(3), name="left")(x),
     "images": lambda x: L.ConvLSTM2D(2, 2, name="left")(_frames(x)),
+    "images_both_ways": lambda x: L.Bidirectional(
+        L.ConvLSTM2D(2, 2, padding="same", return_sequences=True), name="left"
+    )(_frames(x)),
+    "images_each_step": lambda x: L.TimeDistributed(L.ConvLSTM1D(2, 1), name="left")(_frames(x)),
     "images_back": lambda x: L.ConvLSTM2D(
         2, 2, padding="same", go_backwards=True, return_sequences=True, name="left"
     )(_frames(x)),
