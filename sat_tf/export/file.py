@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tf_keras as keras
@@ -113,7 +113,7 @@ def export_tflite(
     description: str | None = None,
     route: str = "direct",
     compare_storage: bool = False,
-    image_size: tuple[int, int] | None = None,
+    image_size: Sequence[int] | None = None,
 ) -> ExportReport:
     """Writes a quantized Keras model as an integer TFLite file.
 
@@ -156,7 +156,8 @@ def export_tflite(
             operations (`sat_tf.export.to_keras`): a second opinion, which is not certified.
         compare_storage: also build the files of the other choices of `pack`, and time them all on
             this machine. Of a large model this takes longer than the export.
-        image_size: rows and columns, for a model of images of any size: a file has one.
+        image_size: rows and columns, for a model of images of any size: a file has one; (steps,)
+            for sequences.
 
     Returns:
         An `ExportReport`.

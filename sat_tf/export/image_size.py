@@ -1,6 +1,7 @@
-"""Models for images of any size, made for one: files have fixed sizes."""
+"""Models for images or sequences of any size, made for one: files have fixed sizes."""
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import tf_keras as keras
@@ -9,13 +10,13 @@ from sat_tf.qat.flatten import copied_weights
 from sat_tf.qat.network import Network, Node
 
 
-def with_image_size(model: keras.Model, image_size: tuple[int, int]) -> keras.Model:
+def with_image_size(model: keras.Model, image_size: Sequence[int]) -> keras.Model:
     """A copy of a model of images of any size, for images of one.
 
     Args:
-        model: a model with inputs (None, None, channels), quantized by sat-tf or not; it is not
-            changed.
-        image_size: rows and columns, of every input that leaves them open.
+        model: a model with inputs (None, None, channels), or of sequences (None, channels),
+            quantized by sat-tf or not; it is not changed.
+        image_size: rows and columns, of every input that leaves them open; (steps,) for sequences.
 
     Returns:
         A model with the same weights, to be exported, deployed and verified like any other.
@@ -23,7 +24,7 @@ def with_image_size(model: keras.Model, image_size: tuple[int, int]) -> keras.Mo
     Raises:
         ValueError: a size that is none, or that does not fit the model.
     """
-    rows, columns = _checked(image_size)
+    sizes = _checked(image_size)
     network = Network(model)
     network.refuse_problems()
     is_open = any(None in network[name].shape for name in network.inputs)
@@ -34,7 +35,7 @@ def with_image_size(model: keras.Model, image_size: tuple[int, int]) -> keras.Mo
         if id(layer) not in layers:
             config = layer.get_config()
             if isinstance(layer, keras.layers.InputLayer):
-                config["batch_input_shape"] = (None, *_sized(node, rows, columns, is_open))
+                config["batch_input_shape"] = (None, *_sized(node, sizes, is_open))
             layers[id(layer)] = type(layer).from_config(config)
         copy = layers[id(layer)]
         if node.name in network.inputs:
@@ -57,29 +58,30 @@ def is_sized(model: keras.Model) -> bool:
     return all(None not in tuple(tensor.shape[1:]) for tensor in model.inputs)
 
 
-def _checked(image_size: Any) -> tuple[int, int]:
+def _checked(image_size: Any) -> tuple[int, ...]:
     try:
-        rows, columns = (operator.index(size) for size in image_size)
+        sizes = tuple(operator.index(size) for size in image_size)
     except (TypeError, ValueError):
-        rows = columns = 0
-    if rows < 1 or columns < 1:
+        sizes = ()
+    if len(sizes) not in (1, 2) or min(sizes) < 1:
         raise ValueError(
             f"image_size={image_size!r}: expected rows and columns, two integers of at least 1, "
-            "such as (224, 224)."
+            "such as (224, 224), or (steps,) for sequences."
         )
-    return rows, columns
+    return sizes
 
 
-def _sized(node: Node, rows: int, columns: int, is_open: bool) -> tuple[int | None, ...]:
+def _sized(node: Node, sizes: tuple[int, ...], is_open: bool) -> tuple[int | None, ...]:
     shape = node.shape
-    fits = len(shape) == 3 and all(
-        own in (None, size) for own, size in zip(shape, (rows, columns), strict=False)
+    fits = len(shape) == len(sizes) + 1 and all(
+        own in (None, size) for own, size in zip(shape, sizes, strict=False)
     )
     if fits:
-        return rows, columns, shape[2]
+        return *sizes, shape[-1]
     if is_open and None not in shape:
         return shape  # an input of another kind beside those that leave it open
+    expected = "steps" if len(shape) == 2 else "rows, columns"
     raise ValueError(
-        f"{node.name}: received image_size=({rows}, {columns}) for an input of shape {shape}, "
-        "expected (rows, columns, channels) with sizes that are open or the same."
+        f"{node.name}: received image_size={sizes} for an input of shape {shape}, "
+        f"expected ({expected}, channels) with sizes that are open or the same."
     )

@@ -57,10 +57,11 @@ def find_problems(network: Network, *, float_head: bool) -> list[str]:
     for name in network.inputs:
         shape = network[name].shape
         if None in shape:
+            sizes = "(steps,)" if len(shape) == 2 else "(rows, columns)"
             problems.append(
                 f"{name}: received the input shape {shape}, expected fixed sizes; call "
-                "sat_tf.export_tflite(model, path, image_size=(rows, columns)), or use "
-                "sat_tf.export.with_image_size(model, (rows, columns))."
+                f"sat_tf.export_tflite(model, path, image_size={sizes}), or use "
+                f"sat_tf.export.with_image_size(model, {sizes})."
             )
         if name in network.outputs:
             problems.append(

@@ -113,10 +113,11 @@ def verify_tflite(
 def _of_size(model: keras.Model, images: Any) -> keras.Model:
     """The model for images of the size given, where it is for any."""
     first = images[0] if isinstance(images, list | tuple) and len(images) else images
-    if not isinstance(model, keras.Model) or is_sized(model) or np.ndim(first) != 4:
+    if not isinstance(model, keras.Model) or is_sized(model):
         return model
-    rows, columns = np.shape(first)[1:3]
-    return with_image_size(model, (rows, columns))
+    if np.ndim(first) not in (3, 4) or np.ndim(first) != len(model.inputs[0].shape):
+        return model
+    return with_image_size(model, np.shape(first)[1:-1])
 
 
 def _names_of_outputs(model: keras.Model) -> list[set[str]]:

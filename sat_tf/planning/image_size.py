@@ -20,7 +20,8 @@ def with_image_size(network: Network, image_size: int | Sequence[int] | None) ->
 
     Args:
         network: of any model.
-        image_size: rows and columns, or one number for both; None leaves the shapes as they are.
+        image_size: rows and columns, or one number for both, or (steps,) for sequences; None leaves
+            the shapes as they are.
 
     Raises:
         ValueError: it is no size, the model has another one, or nothing would be left of it.
@@ -29,12 +30,12 @@ def with_image_size(network: Network, image_size: int | Sequence[int] | None) ->
         return network
     size = _checked(image_size)
     shapes: dict[str, Shape] = {name: network[name].shape for name in network.inputs}
-    sized = {name: (*size, shape[2]) for name, shape in shapes.items() if _fits(shape, size)}
+    sized = {name: (*size, shape[-1]) for name, shape in shapes.items() if _fits(shape, size)}
     if not sized or any(None in shapes[name] for name in shapes.keys() - sized.keys()):
         listed = ", ".join(str(shape) for shape in shapes.values())
         raise ValueError(
             f"image_size={image_size!r}: received a size for a model of inputs {listed}, expected "
-            "one of images with open sizes; leave it out."
+            "one of images or sequences with open sizes; leave it out."
         )
     shapes |= sized
     nodes = []
@@ -50,8 +51,8 @@ def with_image_size(network: Network, image_size: int | Sequence[int] | None) ->
     return network.rearranged(nodes, {})
 
 
-def _fits(shape: Shape, size: tuple[int, int]) -> bool:
-    return len(shape) == 3 and all(
+def _fits(shape: Shape, size: tuple[int, ...]) -> bool:
+    return len(shape) == len(size) + 1 and all(
         own is None or own == asked for own, asked in zip(shape, size, strict=False)
     )
 
@@ -62,14 +63,14 @@ def input_shape(node: Node, shapes: Sequence[Shape]) -> Any:
     return whole if node.takes_list or len(whole) != 1 else whole[0]
 
 
-def _checked(image_size: Any) -> tuple[int, int]:
-    both = (image_size, image_size) if is_integer(image_size, lowest=1) else image_size
-    pair = isinstance(both, tuple | list) and len(both) == 2
-    if pair and all(is_integer(size, lowest=1) for size in both):
-        return int(both[0]), int(both[1])
+def _checked(image_size: Any) -> tuple[int, ...]:
+    sizes = (image_size, image_size) if is_integer(image_size, lowest=1) else image_size
+    known = isinstance(sizes, tuple | list) and len(sizes) in (1, 2)
+    if known and all(is_integer(size, lowest=1) for size in sizes):
+        return tuple(map(int, sizes))
     raise ValueError(
         f"image_size={image_size!r}: expected a positive integer, or rows and columns; write 224 "
-        "or (224, 224)."
+        "or (224, 224), or (steps,) for sequences."
     )
 
 

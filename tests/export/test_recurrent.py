@@ -123,3 +123,26 @@ def test_a_layer_that_keeps_its_state_is_refused_before_training(around):
     model = keras.Model(steps, L.Dense(2)(left(L.Dense(4, activation="relu")(steps))))
     with pytest.raises(ValueError, match=r"with stateful=True, .* make it with stateful=False"):
         sat_tf.quantize_model(model, POLICY)
+
+
+@pytest.mark.parametrize("layer", [L.LSTM(3, name="left"), L.Bidirectional(L.GRU(2), name="left")])
+def test_sequences_of_any_length_get_one_in_the_file(layer, tmp_path):
+    keras.utils.set_random_seed(4)
+    steps, path = keras.Input((None, 5), name="steps"), tmp_path / "m.tflite"
+    x = layer(L.Conv1D(4, 2, activation="relu", name="conv")(0.01 * steps))
+    model = keras.Model(steps, L.Dense(3, name="classifier")(x))
+    data = np.random.default_rng(4).integers(0, 256, (32, 6, 5)).astype(np.float32)
+    quantized = sat_tf.calibrate(sat_tf.quantize_model(model, POLICY), data)
+    with pytest.raises(ValueError, match=r"fixed sizes; .*image_size=\(steps,\)\)"):
+        sat_tf.export_tflite(quantized, path)
+    with pytest.raises(ValueError, match=r"image_size=\(6, 5\) .*, expected \(steps, channels\)"):
+        sat_tf.export_tflite(quantized, path, image_size=(6, 5))
+    assert sat_tf.export_tflite(quantized, path, image_size=(6,)).islands == ["left"]
+    codes = data[:8].astype(np.uint8)
+    assert sat_tf.verify_tflite(quantized, path, codes).codes_differing == 0
+    found = Runtime(path.read_bytes(), keep_tensors=False).run(codes)
+    expected = quantized(data[:8]).numpy()
+    assert np.mean(np.abs(found - expected)) < 0.03 * np.ptp(expected)
+    plan = sat_tf.explain(model, POLICY, image_size=(6,))
+    assert plan["conv"].multiply_adds == 5 * 2 * 5 * 4
+    assert plan.export_problems == ()
