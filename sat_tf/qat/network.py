@@ -34,6 +34,7 @@ class Node:
         arguments: what else it is called with, such as training=False.
         shape: its output's shape without the batch dimension; None where unknown.
         types: of the tensors it reads, where it is a call of a Keras model.
+        makes_mask: it says which steps those behind it are to leave out, as Masking does.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Node:
     arguments: dict[str, Any]
     shape: tuple[int | None, ...]
     types: tuple[tf.DType, ...] = ()
+    makes_mask: bool = False
 
     def call(self, layer: keras.layers.Layer, tensors: list[Any]) -> Any:
         """Calls `layer` the way this node calls its own."""
@@ -138,7 +140,10 @@ class Network:
         shape = tuple(outputs[0].shape[1:])
         takes_list = isinstance(first, list | tuple)
         types = () if call.is_input else tuple(tensor.dtype for tensor in call.keras_inputs)
-        self._nodes[name] = Node(name, layer, inputs, takes_list, arguments, shape, types)
+        makes_mask = any(map(_has_mask, outputs)) and not any(map(_has_mask, call.keras_inputs))
+        self._nodes[name] = Node(
+            name, layer, inputs, takes_list, arguments, shape, types, makes_mask
+        )
 
     def refuse_problems(self) -> None:
         """Raises ValueError, with all `problems`, where there are any."""
@@ -291,6 +296,11 @@ class Network:
             self._calls.setdefault(id(node.layer), []).append(node)
             for producer in node.inputs:
                 self._consumers[producer].append(node.name)
+
+
+def _has_mask(tensor: Any) -> bool:
+    # Keras has no public name for the mask that comes with a tensor.
+    return getattr(tensor, "_keras_mask", None) is not None
 
 
 def _recurrent(layer: keras.layers.Layer) -> Iterator[keras.layers.Layer]:

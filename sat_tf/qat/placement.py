@@ -127,6 +127,7 @@ class _Placer:
         self._check()
         self._raise_problems()
         outputs = {node.name: self._output(node) for node in self.network}
+        self._check_narrow_streams(outputs)
         insertions = tuple(self._insertions(outputs))
         configs = {}
         for name in self.annotations:
@@ -200,6 +201,13 @@ class _Placer:
             role = Role.MOVEMENT  # of codes that mean something else then
         if role is Role.IDENTITY and node.name in self.network:
             role = Role.MOVEMENT  # called with training=True, which the export refuses
+        if node.makes_mask:
+            self._refuse(
+                f"{node.name}: received {kind_of(node.layer)}, whose mask tells the layers behind "
+                "it which steps to leave out, expected a layer without a mask, which neither "
+                "quantizers nor files pass on; make the model without it."
+            )
+            return Role.OPAQUE
         if node.name not in self.annotations:
             left_float = (Role.LINEAR, Role.FUNCTION)
             return Role.OPAQUE if problem or role in left_float else role
@@ -244,6 +252,33 @@ class _Placer:
                     f"{node.name}: received a softmax inside the model, expected one at the end "
                     "only; leave the layer out of the annotation, or pass unsupported='float'."
                 )
+
+    def _check_narrow_streams(self, outputs: Mapping[str, SatQuantizer | None]) -> None:
+        """Refuses signed streams that a file cannot clip at fewer bits than int8 has."""
+        for node in self.network:
+            quantizer = outputs[node.name]
+            if not isinstance(quantizer, StreamQuantizer) or quantizer.num_bits == 8:
+                continue
+            if not self._is_for_linear_kernels(node):
+                self._refuse(
+                    f"{node.name}: received stream_bits={quantizer.num_bits} for a tensor that can "
+                    "be negative and that a sum, a mean or the output makes or reads, expected 8, "
+                    "where int8 itself saturates; set stream_bits=8, or override it for this layer."
+                )
+
+    def _is_for_linear_kernels(self, node: Node) -> bool:
+        """Whether a layer's codes can be stored on [-1, 1], where a fused activation clips them."""
+        if self.roles[node.name] in _SATURATE_AT_8_BITS:
+            return False
+        for demand in self._demands(node.name):
+            if demand.kind in ("output", "island"):
+                return False
+            reader = self.network[demand.reader or ""]
+            role = self.roles[reader.name]
+            smooth = role is Role.FUNCTION and not functions.works_on_each_value(reader.layer)
+            if role in _SATURATE_AT_8_BITS or smooth:
+                return False
+        return True
 
     def _ends_in_softmax(self, node: Node) -> bool:
         role = self.roles[node.name]

@@ -301,7 +301,8 @@ class BitPolicy:
         first_last_weight_bits: weight bits of the first and last linear layers; None: weight_bits.
         stream_bits: bits of tensors that are not the output of a rectifier (residual sums, linear
             bottlenecks, inputs and outputs of pooling), 2 to 8. None keeps them float, as the paper
-            does.
+            does. Those that can be negative have 8 where a sum, a mean or the output makes or reads
+            them; fewer are refused, because only int8 itself saturates there.
         requantize_streams: False: linear layers read streams as they are, at stream bits, which
             costs nothing in the file and keeps what few bits would lose. True: they read them
             at `activation_bits`, through an inserted quantizer. Float streams always are.

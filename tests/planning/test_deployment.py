@@ -84,9 +84,8 @@ def test_islands_and_float_operators_are_those_that_the_export_reports(policy, t
     [
         lambda: BitPolicy(weight_bits=None),
         lambda: BitPolicy.paper(8, first_last_weight_grid="dorefa"),
-        lambda: BitPolicy.mobile(4, stream_bits=4),
     ],
-    ids=["no_codes", "codes_beyond_int8", "narrow_streams"],
+    ids=["no_codes", "codes_beyond_int8"],
 )
 def test_refusals_are_those_of_the_export(make, tmp_path):
     model, policy = zoo.ZOO["residual"].build(), make()
@@ -98,6 +97,18 @@ def test_refusals_are_those_of_the_export(make, tmp_path):
     assert list(plan.export_problems) == lines
     refused = [row.name for row in plan.rows if row.export is Export.REFUSED]
     assert refused == list(dict.fromkeys(line.split(":")[0] for line in lines))
+
+
+def test_refusals_are_those_of_the_quantization():
+    model, policy = zoo.ZOO["residual"].build(), BitPolicy.mobile(4, stream_bits=4)
+    plan = sat_tf.explain(model, policy)
+    with pytest.raises(ValueError, match="problem") as error:
+        sat_tf.quantize_model(model, policy)
+    lines = [line[4:] for line in str(error.value).splitlines() if line.startswith("  - ")]
+    assert list(plan.problems) == lines
+    assert all("received stream_bits=4 for a tensor that can be negative" in line for line in lines)
+    named = [row.name for row in plan.rows if row.problems]
+    assert named == list(dict.fromkeys(line.split(":")[0] for line in lines))
 
 
 def test_an_open_image_size_is_refused_unless_one_is_given(tmp_path):

@@ -92,3 +92,70 @@ def test_fields_that_are_wrong_only_together_are_named_with_their_layer():
         {"a": LayerConfig(weight_bits=1)},
     )
     assert "a: weight_bits=1 with weight_grid='rounded'" in message
+
+
+def _sequences(masking, reader):
+    steps = keras.Input((6, 5), name="steps")
+    return Network(keras.Model(steps, L.Dense(3, name="classifier")(reader(masking(steps)))))
+
+
+@pytest.mark.parametrize("unsupported", ["float", "error"])
+@pytest.mark.parametrize(
+    ("masking", "reader"),
+    [
+        (L.Masking(name="left"), L.LSTM(3)),
+        (L.Masking(7.0, name="left"), L.GlobalAveragePooling1D()),
+        (L.Masking(name="left"), L.Flatten()),
+        (lambda x: L.Embedding(8, 4, mask_zero=True, name="left")(x[:, :, 0]), L.GRU(3)),
+    ],
+    ids=["lstm", "mean", "nobody", "embedding"],
+)
+def test_a_layer_that_makes_a_mask_is_refused(masking, reader, unsupported):
+    error = _error(_sequences(masking, reader), BitPolicy(unsupported=unsupported))
+    assert "left: received a" in error or "left: received an" in error
+    assert "whose mask tells the layers behind it which steps to leave out" in error
+    assert error.count("left:") == 1
+
+
+def _streams(behind):
+    """A linear bottleneck, which can be negative, and what reads it."""
+    image = keras.Input((8, 8, 3), name="image")
+    tensor = L.Conv2D(4, 3, name="bottleneck")(L.Conv2D(4, 1, activation="relu", name="a")(image))
+    tensor = behind(tensor)
+    return Network(keras.Model(image, L.Dense(3)(L.Flatten()(tensor))))
+
+
+@pytest.mark.parametrize(
+    ("behind", "named"),
+    [
+        (
+            lambda x: L.Add(name="sum")([L.Conv2D(4, 1, name="other")(x), x]),
+            ["bottleneck", "other", "sum"],
+        ),
+        (lambda x: L.AveragePooling2D(name="mean")(x), ["bottleneck", "mean"]),
+        (lambda x: L.LayerNormalization()(L.Cropping2D(1)(x)), ["bottleneck"]),
+    ],
+    ids=["sum", "mean", "float_function"],
+)
+def test_signed_streams_that_int8_does_not_clip_at_their_bits_are_refused(behind, named):
+    policy = BitPolicy.mobile(4, stream_bits=4)
+    lines = _error(_streams(behind), policy).splitlines()[1:]
+    assert [line.removeprefix("  - ").split(":")[0] for line in lines] == named
+    assert all("received stream_bits=4 for a tensor that can be negative" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        lambda x: L.Conv2D(4, 1, name="reader")(x),
+        lambda x: L.Conv2D(4, 1)(L.Cropping2D(1)(x)),
+        lambda x: L.Add()([L.ReLU()(x), L.Conv2D(4, 1, activation="relu")(x)]),
+    ],
+    ids=["linear", "moved", "rectified"],
+)
+def test_streams_of_few_bits_are_placed_where_linear_layers_read_them_or_nothing_is_negative(
+    behind,
+):
+    network = _streams(behind)
+    policy = BitPolicy.mobile(4, stream_bits=4)
+    assert place(network, {node.name: None for node in network}, policy)
