@@ -312,17 +312,20 @@ class BitPolicy:
             weight_bits=8 on such a grid is refused where activations and streams are integers.
         first_last_weight_grid: the grid of the first and last linear layers; None: weight_grid,
             as above.
-        weight_range: "layer" divides weights by the maximum of the layer (the paper), "channel" by
-            the maximum of the output channel.
-        detach_max: no gradient through that maximum.
-        rescale: "constant" (SAT, Eq. 10), "stddev" (Eq. S23) or "none", on linear layers without
-            BatchNormalization right behind them.
+        weight_range: "channel" divides weights by the maximum of the output channel, "layer" by
+            that of the layer (the paper), which costs more of the function at few bits.
+        detach_max: True: no gradient through that maximum, and a fresh network learns as its float
+            model does. False is the paper.
+        rescale: "stddev" (Eq. S23) gives a kernel the size that it has in float, "constant" (SAT,
+            Eq. 10, the paper) one that does not change in training, "none" that of its range; on
+            linear layers without BatchNormalization right behind them.
         clipping_gradient: "calibrated" (CG-PACT, Eq. 13) or "pact".
         clipping_level_rate: factor on the gradient of clipping levels. 1 is the paper; less keeps
             calibrated ones from jumping about at high learning rates.
         initial_clipping_level: where clipping levels start; a rectifier's own max_value caps it.
             None: with the smallest error on what γ and β of the normalizations before a tensor
-            tell of its values; see `sat_tf.qat.spreads`.
+            tell of its values; see `sat_tf.qat.spreads`. The paper starts at 8, and at 10 for what
+            enters the last linear layer.
         initial_classifier_clipping_level: the same for what enters the last linear layer.
         input_range: what the model is fed: (low, high), the real values of the pixels 0 and 255,
             such as (0, 1) for x / 255 and (-1, 1) for x / 127.5 - 1, each a number or one for each
@@ -352,13 +355,13 @@ class BitPolicy:
     requantize_streams: bool = False
     weight_grid: str = "auto"
     first_last_weight_grid: str | None = None
-    weight_range: str = "layer"
-    detach_max: bool = False
-    rescale: str = "constant"
+    weight_range: str = "channel"
+    detach_max: bool = True
+    rescale: str = "stddev"
     clipping_gradient: str = "calibrated"
     clipping_level_rate: float = 1.0
-    initial_clipping_level: float | None = 8.0
-    initial_classifier_clipping_level: float | None = 10.0
+    initial_clipping_level: float | None = None
+    initial_classifier_clipping_level: float | None = None
     input_range: Any = _PIXELS
     input_type: Any = None
     latent_start: str = "keep_function"
@@ -389,6 +392,9 @@ class BitPolicy:
     def paper(cls, bits: int, **fields: Any) -> "BitPolicy":
         """The paper's setting: weights and activations at `bits`, streams float, weights as is.
 
+        One range for a layer's weights, a gradient through its maximum, constant rescaling, and
+        clipping levels that start at 8, in front of the classifier at 10.
+
         First and last layer have 8-bit weights on the narrow grid, which fits int8. With
         weight_grid="dorefa" they are on the paper's own grid too: a model to train, which cannot
         be exported, and is warned of.
@@ -399,6 +405,8 @@ class BitPolicy:
         """
         setting: dict[str, Any] = {"weight_bits": bits, "activation_bits": bits}
         setting |= {"stream_bits": None, "latent_start": "as_is"}
+        setting |= {"weight_range": "layer", "detach_max": False, "rescale": "constant"}
+        setting |= {"initial_clipping_level": 8.0, "initial_classifier_clipping_level": 10.0}
         if fields.get("weight_grid") == "dorefa":
             setting["first_last_weight_grid"] = "dorefa"
         return cls(**{**setting, **fields})

@@ -140,9 +140,19 @@ def test_a_float_reader_leaves_the_rectifier_float():
 @pytest.mark.parametrize(("stream_bits", "inserted"), [(8, True), (4, False), (3, False)])
 def test_a_stream_that_is_coarse_already_is_not_quantized_again(stream_bits, inserted):
     policy = BitPolicy.mobile(4, stream_bits=stream_bits, requantize_streams=True)
-    sketch = _sketch_of("mobile_block", policy)
+    sketch = _sketch(_place(Network(_linear_bottleneck()), policy))
     assert sketch["project_bn"] == f"s{stream_bits}"
     assert ("project_bn > expand" in sketch) is inserted
+
+
+def _linear_bottleneck():
+    """A signed stream that a convolution alone reads."""
+    image = keras.Input((8, 8, 3), name="image")
+    x = L.Conv2D(4, 3, use_bias=False, name="project")(image)
+    x = L.BatchNormalization(name="project_bn")(x)
+    x = L.ReLU(name="expand_relu")(L.Conv2D(8, 1, name="expand")(x))
+    x = L.GlobalAveragePooling2D(name="pool")(x)
+    return keras.Model(image, L.Dense(3, name="classifier")(x))
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])

@@ -94,9 +94,9 @@ def test_two_replicas_train_like_one_device(tmp_path, batch_size):
         weights.append(train_stage(run, "quantized", small_quantized_model()).trainable_variables)
         rows.append([(row.loss, row.train_top1, row.held_out_top1) for row in run.rows])
     # Sums over the batch are taken in another order, in float32: that moves a weight by an ulp,
-    # and, in a later epoch, a code that lies on the boundary between two by a step.
+    # and, after the first epoch, a code that lies on the boundary between two by a step.
     one, two = (np.array(found) for found in rows)
-    np.testing.assert_allclose(two[:2], one[:2], rtol=1e-5)
+    np.testing.assert_allclose(two[:1], one[:1], rtol=1e-5)
     np.testing.assert_allclose(two[:, 0], one[:, 0], rtol=2e-3)
     np.testing.assert_allclose(two[:, 1:], one[:, 1:], rtol=0.0, atol=1.01 / 33)
     levels = [v for v in weights[0] if "clipping_level" in v.name]
