@@ -409,7 +409,8 @@ class BitPolicy:
         setting |= {"initial_clipping_level": 8.0, "initial_classifier_clipping_level": 10.0}
         if fields.get("weight_grid") == "dorefa":
             setting["first_last_weight_grid"] = "dorefa"
-        return cls(**{**setting, **fields})
+        kept = {name: value for name, value in setting.items() if name not in fields}
+        return cls(**kept, **fields)
 
     @classmethod
     def mobile(cls, bits: int, **fields: Any) -> "BitPolicy":

@@ -288,9 +288,10 @@ def test_an_image_size_that_is_none_is_refused(size):
 
 
 def test_another_image_size_than_the_models_is_refused():
+    model = convolutions()
     with pytest.raises(ValueError, match=r"received a size for a model of inputs \(8, 8, 3\)"):
-        sat_tf.explain(convolutions(), image_size=9)
-    assert sat_tf.explain(convolutions(), image_size=8) == sat_tf.explain(convolutions())
+        sat_tf.explain(model, image_size=9)
+    assert sat_tf.explain(model, image_size=8) == sat_tf.explain(model)
 
 
 @pytest.mark.parametrize("size", [1, 4, 6])

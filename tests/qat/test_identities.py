@@ -73,10 +73,14 @@ def images(count=16):
     return draw.integers(0, 256, (count, 6, 6, 3)).astype(np.float32)
 
 
+# With clipping levels that no drawn weights decide.
+_POLICY = BitPolicy(initial_clipping_level=8.0, initial_classifier_clipping_level=10.0)
+
+
 def _placed(float_model, policy=None):
     rewritten = with_layers_for_operations(float_model)
     network = Network(rewritten)
-    return place(network, {node.name: None for node in network}, policy or BitPolicy())
+    return place(network, {node.name: None for node in network}, policy or _POLICY)
 
 
 def _quantizers(placement):

@@ -140,18 +140,18 @@ def test_a_float_reader_leaves_the_rectifier_float():
 @pytest.mark.parametrize(("stream_bits", "inserted"), [(8, True), (4, False), (3, False)])
 def test_a_stream_that_is_coarse_already_is_not_quantized_again(stream_bits, inserted):
     policy = BitPolicy.mobile(4, stream_bits=stream_bits, requantize_streams=True)
-    sketch = _sketch(_place(Network(_linear_bottleneck()), policy))
-    assert sketch["project_bn"] == f"s{stream_bits}"
-    assert ("project_bn > expand" in sketch) is inserted
+    sketch = _sketch(_place(Network(_rectified_sum()), policy))
+    assert sketch["sum"] == f"u{stream_bits}"
+    assert ("sum > a" in sketch) is inserted
 
 
-def _linear_bottleneck():
-    """A signed stream that a convolution alone reads."""
+def _rectified_sum():
+    """A stream that is never negative, which a convolution reads, and a sum."""
     image = keras.Input((8, 8, 3), name="image")
-    x = L.Conv2D(4, 3, use_bias=False, name="project")(image)
-    x = L.BatchNormalization(name="project_bn")(x)
-    x = L.ReLU(name="expand_relu")(L.Conv2D(8, 1, name="expand")(x))
-    x = L.GlobalAveragePooling2D(name="pool")(x)
+    stem, other = (L.Conv2D(4, 3, activation="relu", name=name)(image) for name in ("c", "d"))
+    stream = L.Add(name="sum")([stem, other])
+    branch = L.Conv2D(4, 1, activation="relu", name="a")(stream)
+    x = L.GlobalAveragePooling2D(name="pool")(L.Add(name="end")([stream, branch]))
     return keras.Model(image, L.Dense(3, name="classifier")(x))
 
 
@@ -354,7 +354,7 @@ def test_numbers_go_into_the_layers_around_them():
     assert [configs[name].output for name in ("a", "twice", "plus")] == [None, None, None]
     assert isinstance(configs["relu"].output, PactQuantizer)
     assert isinstance(configs["sixth"].output, PactQuantizer)
-    assert configs["a"].weights.rescale == "constant"  # a number is no normalization
+    assert configs["a"].weights.rescale == "stddev"  # a number is no normalization
 
 
 def test_an_input_of_a_group_counts_the_outputs_of_its_group():

@@ -46,8 +46,10 @@ def test_everything_learnt_is_carried_over():
     assert fewer.name == learnt.name
 
 
-def test_the_same_policy_gives_the_same_model(learnt):
-    again = sat_tf.requantize(learnt, BitPolicy.mobile(4))
+def test_the_same_policy_gives_the_same_model():
+    levels = {"initial_clipping_level": 8.0, "initial_classifier_clipping_level": 10.0}
+    learnt = _learnt(BitPolicy.mobile(4, **levels))
+    again = sat_tf.requantize(learnt, BitPolicy.mobile(4, **levels))
     assert again.get_config() == learnt.get_config()
     images = float_models.images()
     np.testing.assert_array_equal(again(images), learnt(images))
@@ -132,7 +134,8 @@ def test_as_is_leaves_statistics_and_gains_as_they_are(learnt):
 def test_a_model_that_has_its_function_by_gains_keeps_it_under_the_papers_policy():
     images = float_models.images()
     bits = {"weight_bits": None, "activation_bits": None}
-    model = sat_tf.quantize_model(float_models.build("mobile_block"), BitPolicy(**bits))
+    sizes = {"weight_range": "layer", "rescale": "constant"}  # those of the paper
+    model = sat_tf.quantize_model(float_models.build("mobile_block"), BitPolicy(**bits, **sizes))
     paper = sat_tf.requantize(model, BitPolicy.paper(4, **bits))
     np.testing.assert_array_equal(paper(images), model(images))
 

@@ -62,9 +62,7 @@ def test_both_uses_give_the_latent_weight_their_gradients(quantized):
     assert np.abs(only_first).max() > 0.0
 
 
-@pytest.mark.parametrize(
-    ("build", "rescale"), [("shared", None), ("partly_normalized", "constant")]
-)
+@pytest.mark.parametrize(("build", "rescale"), [("shared", None), ("partly_normalized", "stddev")])
 def test_a_layer_is_rescaled_unless_every_use_has_a_normalization_behind(build, rescale):
     model = sat_tf.quantize_model(nested_models.MODELS[build](), BitPolicy.mobile(4))
     assert model.get_layer("quant_conv").quantize_config.weights.rescale == rescale
@@ -81,7 +79,7 @@ def test_layers_that_share_a_normalization_are_rescaled():
     policy = BitPolicy(weight_bits=None, activation_bits=None)
     quantized = sat_tf.quantize_model(model, policy)
     for name in ("quant_a", "quant_b"):
-        assert quantized.get_layer(name).quantize_config.weights.rescale == "constant"
+        assert quantized.get_layer(name).quantize_config.weights.rescale == "stddev"
     assert np.abs(quantized(images) - expected).max() < 1e-4 * np.abs(expected).max()
 
 

@@ -109,7 +109,13 @@ def _codes(layer):
 
 @pytest.mark.parametrize(("bits", "weight_range"), [(4, "layer"), (4, "channel"), (8, "layer")])
 def test_pruned_weights_have_code_0_on_the_narrow_grid(bits, weight_range, stripped):
-    policy = BitPolicy.mobile(bits, weight_grid="narrow", weight_range=weight_range)
+    policy = BitPolicy.mobile(
+        bits,
+        weight_grid="narrow",
+        weight_range=weight_range,
+        initial_clipping_level=8.0,
+        initial_classifier_clipping_level=10.0,
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         quantized = sat_tf.quantize_model(stripped, policy)

@@ -159,7 +159,7 @@ def test_a_frozen_layer_keeps_its_weights_while_others_train():
 def test_clipping_levels_stay_positive_under_any_gradient():
     # Targets far below what rectified tensors can reach pull every level down at once.
     levels = {"initial_clipping_level": 0.05, "initial_classifier_clipping_level": 0.05}
-    policy = BitPolicy.mobile(4, **levels)
+    policy = BitPolicy.mobile(4, weight_range="layer", **levels)
     model = sat_tf.quantize_model(float_models.build("rectified_logits"), policy)
     model.compile(keras.optimizers.SGD(1e3), lambda _, logits: tf.reduce_sum(logits))
     model.fit(float_models.images(16), _labels(16), batch_size=16, verbose=0)

@@ -13,7 +13,7 @@ from sat_tf import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer
 
 L = keras.layers
-_POLICY = BitPolicy.mobile(4)
+_POLICY = BitPolicy.mobile(4, initial_clipping_level=8.0, initial_classifier_clipping_level=10.0)
 
 
 def _graph():
