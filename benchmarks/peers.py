@@ -159,10 +159,10 @@ METHODS: dict[str, Method] = {
     "TFMOT n-bit": Method(run=_tfmot(peer_tfmot.n_bits), quantizes="everything, at the same bits"),
     "QKeras": Method(run=_qkeras(), quantizes=_RECTIFIED),
     "QKeras; distilled": Method(run=_qkeras(**_DISTILLED), quantizes=_RECTIFIED),
-    "sat-tf, default policy; not distilled": Method(
+    "sat-tf; default policy; not distilled": Method(
         run=_sat("default_plain", _DEFAULT_POLICY, _NO_TEACHER), quantizes=_MOBILE
     ),
-    "sat-tf, default policy": Method(run=_sat("default", _DEFAULT_POLICY), quantizes=_MOBILE),
+    "sat-tf; default policy": Method(run=_sat("default", _DEFAULT_POLICY), quantizes=_MOBILE),
     "sat-tf; not distilled": Method(run=_sat("plain", _NO_TEACHER), quantizes=_MOBILE),
     "sat-tf": Method(run=_sat("distilled"), quantizes=_MOBILE),
 }
