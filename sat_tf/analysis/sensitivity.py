@@ -10,11 +10,13 @@ import tf_keras as keras
 from sat_tf.analysis.damage import METRICS, Damage, DamageMeter, right
 from sat_tf.analysis.labelled_images import LabelledImages, class_shares, labelled_images
 from sat_tf.analysis.one_at_a_time import OneAtATime, Part, calibrate_on_float_weights
+from sat_tf.analysis.range_accuracy import range_accuracies
 from sat_tf.analysis.sensitivity_result import LayerSensitivity, Sensitivity
 from sat_tf.messages import did_you_mean
 from sat_tf.progress_bar import image_bar
 from sat_tf.qat import registry
 from sat_tf.qat.flatten import flatten
+from sat_tf.qat.input_ranges import PIXELS
 from sat_tf.qat.layout import GuessedClippingLevelsWarning
 from sat_tf.qat.network import Network, check_model, check_one_of_each
 from sat_tf.qat.operations import with_layers_for_operations
@@ -60,7 +62,8 @@ def sensitivity(
 
     Raises:
         ValueError: the model is not such a model or cannot be quantized; the data do not fit it,
-            are a single image, or have no labels where top1 is asked for.
+            are a single image, have no labels where top1 is asked for, or are pixels of which the
+            model gets clearly more right in another usual range.
 
     Example:
         found = sat_tf.sensitivity(model, (images, labels), BitPolicy.mobile(3))
@@ -79,6 +82,7 @@ def sensitivity(
     model = with_layers_for_operations(flatten(model))
     sample = _sample(model, dataset, num_images)
     classes = _classes(model, sample)
+    _refuse_other_range(model, sample.images, classes)
     metric = _metric(metric, model, classes)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
@@ -210,6 +214,19 @@ def _classes(model: keras.Model, sample: LabelledImages) -> np.ndarray | None:
     if sample.labels is None or len(shape) != 2 or shape[1] < 2:
         return None
     return np.argmax(class_shares(sample.labels, shape[1]), axis=1)
+
+
+def _refuse_other_range(model: keras.Model, images: np.ndarray, classes: np.ndarray | None) -> None:
+    """Says so where pixels from 0 to 255 are given to a model that was trained on other values."""
+    is_pixels = np.all((images >= 0) & (images <= 255) & (images == np.round(images)))
+    if classes is None or not is_pixels or np.max(images) <= 1:
+        return
+    found = range_accuracies(model, images[:USUAL_IMAGES], classes[:USUAL_IMAGES], PIXELS)
+    if found is not None and found.fitting is not None:
+        raise ValueError(
+            f"dataset: {found.problem}; give images of that range, and say "
+            f"input_range={found.fitting.spelling!r} in the policy."
+        )
 
 
 def _metric(metric: str | None, model: keras.Model, classes: np.ndarray | None) -> str:

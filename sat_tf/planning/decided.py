@@ -6,6 +6,7 @@ from sat_tf.core.grid import find_grid
 from sat_tf.planning.layer_plan import ActivationPlan, Fate, WeightPlan
 from sat_tf.qat import latent, registry
 from sat_tf.qat.decisions import Placement
+from sat_tf.qat.input_ranges import INPUT_TYPES
 from sat_tf.qat.network import Network
 from sat_tf.qat.policy import BitPolicy, fitting_grid
 from sat_tf.qat.quantizers import (
@@ -129,7 +130,9 @@ class Decided:
         root = self._moved(self._network[name].inputs[0])
         if root in self._reasons.streams:
             return "a stream, as it is"
-        return "pixels" if self._reasons.roles[root] is Role.INPUT else ""
+        if self._reasons.roles[root] is not Role.INPUT:
+            return ""
+        return "pixels" if self._takes_pixels(root) else "an input of real values"
 
     def activation(self, name: str) -> ActivationPlan | None:
         """The quantizer of a layer's output."""
@@ -137,6 +140,9 @@ class Decided:
         if config is None or config.output is None:
             return None
         return activation_plan(config.output, stream=name in self._reasons.streams)
+
+    def _takes_pixels(self, input_name: str) -> bool:
+        return self._policy.type_of(input_name) == INPUT_TYPES[0]
 
     def observed(self, name: str) -> bool:
         """Whether the range of a layer's output is observed."""
@@ -153,7 +159,9 @@ class Decided:
         config = self._placement.configs.get(name)
         output = config.output if config else None
         if role is Role.INPUT:
-            return "pixels from 0 to 255 are codes already"
+            if self._takes_pixels(name):
+                return "pixels from 0 to 255 are codes already"
+            return "real values, of whose calibrated range there are 8-bit codes"
         if isinstance(output, RangeObserver):
             end = " before the softmax" if registry.is_softmax(self._network[name].layer) else ""
             made = "the model's output" if self._is_output(name) else "it stays float"

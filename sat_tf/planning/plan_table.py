@@ -145,7 +145,7 @@ def _output(row: LayerPlan) -> str:
     if row.absorbed_by:
         return _NONE if row.fused_into else f"absorbed by {row.absorbed_by}"
     if row.fate in (Fate.MOVES, Fate.INPUT):
-        return "passed on" if row.fate is Fate.MOVES else "pixels"
+        return "passed on" if row.fate is Fate.MOVES else "as fed"
     return "observed" if row.observed else "float"
 
 

@@ -12,6 +12,8 @@ from sat_tf.analysis.damage import Damage, DamageMeter
 from sat_tf.data import load_digits
 from sat_tf.qat.policy import BitPolicy
 from tests.qat import float_models
+from tests.training.range_model import model_of_small_range
+from tests.training.small import small_images
 
 L = keras.layers
 EVERYWHERE = {"first_last_weight_bits": None}
@@ -331,3 +333,14 @@ def test_weights_that_are_broken_are_named():
     norm.moving_variance.assign(tf.fill(norm.moving_variance.shape, -5.0))
     with pytest.raises(ValueError, match="NaN or infinite"):
         sat_tf.sensitivity(model, float_models.images(32))
+
+
+def test_pixels_for_a_model_of_another_range_are_refused_with_the_range_that_fits():
+    data = small_images(train=1, test=128)
+    pixels, labels = data.test_images, data.test_labels
+    with pytest.raises(ValueError, match=r"dataset: .*seems to be \(0, 1\).*input_range=\(0.*1"):
+        sat_tf.sensitivity(model_of_small_range(), (pixels, labels))
+    policy = BitPolicy.mobile(8, input_range=(0, 1))
+    found = sat_tf.sensitivity(model_of_small_range(), (pixels / 255.0, labels), policy)
+    assert found.top1 > 0.9
+    assert sat_tf.sensitivity(model_of_small_range(inside=True), (pixels, labels)).top1 > 0.9

@@ -80,3 +80,11 @@ def test_a_range_of_other_channels_than_the_input_is_a_problem_of_the_plan():
     model = keras.Sequential([keras.Input((6, 6, 1), name="grey"), L.Conv2D(2, 3, name="conv")])
     plan = sat_tf.explain(model, BitPolicy(input_range="torch"))
     assert "3 channels for the input shape (6, 6, 1)" in plan.problems[0]
+
+
+@pytest.mark.parametrize("input_type", ["int8", "float32"])
+def test_an_input_of_real_values_is_never_called_pixels(input_type):
+    plan = sat_tf.explain(_model(), BitPolicy.mobile(4, input_type=input_type))
+    assert plan["image"].activation_reason.startswith("real values")
+    assert plan["conv1"].reading_reason == "an input of real values"
+    assert "pixels" not in str(plan)
