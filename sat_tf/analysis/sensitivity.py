@@ -63,7 +63,8 @@ def sensitivity(
     Raises:
         ValueError: the model is not such a model or cannot be quantized; the data do not fit it,
             are a single image, have no labels where top1 is asked for, or are pixels of which the
-            model gets clearly more right in another usual range.
+            model gets clearly more right in another usual range and of which the policy does not
+            state that they are what it is fed.
 
     Example:
         found = sat_tf.sensitivity(model, (images, labels), BitPolicy.mobile(3))
@@ -82,7 +83,8 @@ def sensitivity(
     model = with_layers_for_operations(flatten(model))
     sample = _sample(model, dataset, num_images)
     classes = _classes(model, sample)
-    _refuse_other_range(model, sample.images, classes)
+    if not (policy.states_input_range and policy.range_of(model.input_names[0]) == PIXELS):
+        _refuse_other_range(model, sample.images, classes)
     metric = _metric(metric, model, classes)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next

@@ -27,7 +27,10 @@ def test_a_kernel_has_bits_grid_and_the_codes_it_uses(rows):
     kernel = small_quantized_model().get_layer("quant_pointwise").effective_kernel().numpy()
     row = rows["pointwise"]
     assert (row.weight_bits, row.weight_grid, row.weight_codes) == (4, "dorefa", 16)
-    assert row.weight_codes_used == len(np.unique(kernel))
+    # Of a channel, 15 steps lie between the lowest code and the highest.
+    steps = 7.5 * kernel / np.abs(kernel).max(axis=(0, 1, 2)) + 7.5
+    np.testing.assert_allclose(steps, np.rint(steps), atol=1e-4)
+    assert row.weight_codes_used == len(np.unique(np.rint(steps)))
     assert (rows["stem"].weight_bits, rows["stem"].weight_codes) == (8, 255)
     assert row.rescale is None
     assert row.activation_bits is None or row.clipping_level > 0
@@ -38,11 +41,11 @@ def test_the_classifier_has_a_rescaling_and_its_constant(rows):
     values = layer.quantize_config.weights
     latent = layer.layer.kernel
     effective = layer.effective_kernel().numpy()
-    clamped = np.tanh(latent) / np.abs(np.tanh(latent)).max()
-    assert row.rescale == "constant" == values.rescale
-    # The largest clamped weight is 1, and 8 bits round it to 1.
-    assert row.rescale_constant == pytest.approx(np.abs(effective).max(), rel=1e-5)
-    assert np.abs(clamped).max() == pytest.approx(1.0)
+    clamped = np.tanh(latent) / np.abs(np.tanh(latent)).max(axis=0)
+    assert row.rescale == "stddev" == values.rescale
+    # The largest clamped weight of a channel is 1, and 8 bits round it to 1.
+    assert row.rescale_constant == pytest.approx(np.abs(effective).max(axis=0).mean(), rel=1e-5)
+    np.testing.assert_allclose(np.abs(clamped).max(axis=0), 1.0, rtol=1e-6)
 
 
 def test_an_activation_has_level_codes_and_the_share_that_is_clipped(rows):
@@ -52,8 +55,8 @@ def test_an_activation_has_level_codes_and_the_share_that_is_clipped(rows):
     assert 0.0 <= row.clipped < 0.5
 
 
-def test_channels_of_their_own_and_clamped_weights_have_rows_too():
-    policy = BitPolicy.mobile(4, weight_range="channel")
+def test_ranges_of_whole_layers_and_clamped_weights_have_rows_too():
+    policy = BitPolicy.mobile(4, weight_range="layer", rescale="constant")
     model = sat_tf.quantize_model(small_float_model(), policy)
     facts = {row.name: row for row in layer_rows(model, IMAGES)}
     assert np.isfinite(facts["classifier"].rescale_constant)
@@ -61,5 +64,5 @@ def test_channels_of_their_own_and_clamped_weights_have_rows_too():
     clamped = sat_tf.quantize_model(small_float_model(), policy)
     facts = {row.name: row for row in layer_rows(clamped, IMAGES)}
     assert facts["classifier"].weight_bits is None
-    assert facts["classifier"].rescale == "constant"
+    assert facts["classifier"].rescale == "stddev"
     assert facts["classifier"].activation_bits is None

@@ -9,6 +9,7 @@ import sat_tf
 from sat_tf import BitPolicy
 from sat_tf.core.grid import GRIDS
 from sat_tf.qat.configs import LayerConfig
+from sat_tf.qat.layout import GuessedClippingLevelsWarning
 from sat_tf.qat.policy import GRID_NAMES
 from sat_tf.qat.wrapper import QuantizedLayer
 from tests.export.zoo import chain, images_for
@@ -138,6 +139,7 @@ def test_a_layer_s_own_8_bits_fall_back_when_only_bits_are_asked_of_it(tmp_path)
     policy = BitPolicy.mobile(2, weight_grid="rounded", overrides={"inner": {"weight_bits": 8}})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated below
         quantized = sat_tf.quantize_model(_of_three(), policy)
     again = sat_tf.requantize(quantized, BitPolicy.mobile(4, weight_grid="dorefa"))
     for model in (quantized, again):

@@ -16,6 +16,7 @@ from sat_tf.export.runtime import Runtime
 
 L = keras.layers
 POLICY = sat_tf.BitPolicy(unsupported="float")
+_SMALL = keras.initializers.RandomNormal(stddev=0.002, seed=0)  # sums that stay positive
 
 
 def _frames(x):
@@ -24,7 +25,9 @@ def _frames(x):
 
 LEFT_FLOAT = {
     "lstm": lambda x: L.LSTM(3, name="left")(x),
-    "relu": lambda x: L.LSTM(3, activation="relu", bias_initializer="ones", name="left")(x),
+    "relu": lambda x: L.LSTM(
+        3, activation="relu", kernel_initializer=_SMALL, bias_initializer="ones", name="left"
+    )(x),
     "gru": lambda x: L.GRU(3, return_sequences=True, name="left")(x),
     "simple": lambda x: L.SimpleRNN(3, go_backwards=True, name="left")(x),
     "cells": lambda x: L.RNN([L.LSTMCell(3), L.GRUCell(2)], name="left")(x),

@@ -84,7 +84,11 @@ def test_4_bits_are_4_bits_mo950_mo574(theirs, ours):
     assert bits == {8}
     for layer in ours.layers:
         if isinstance(layer, QuantizedLayer) and layer.quantize_config.weights is not None:
-            assert len(np.unique(layer.effective_kernel())) <= 16
+            kernel, axes = layer.effective_kernel().numpy(), layer.quantize_config.weights.range_axes
+            others = [axis for axis in range(kernel.ndim) if axis not in axes]
+            of_channels = np.moveaxis(kernel, axes, range(len(axes)))
+            of_channels = of_channels.reshape(-1, np.prod([kernel.shape[axis] for axis in others]))
+            assert all(len(np.unique(channel)) <= 16 for channel in of_channels)
 
 
 def test_mixed_precision_is_kept_mo367_mo824():

@@ -55,7 +55,10 @@ def test_an_ordinary_model_keeps_its_function(rescale):
 @pytest.mark.parametrize("bits", [2, 4])
 def test_the_classifier_of_an_ordinary_model_keeps_its_size_at_few_bits(bits, rescale):
     plain = small_float_model()
-    fields = f"{{weight_bits: {bits}, first_last_weight_bits: null, rescale: {rescale}}}"
+    fields = (
+        f"{{weight_bits: {bits}, first_last_weight_bits: null, rescale: {rescale},"
+        " weight_range: layer}"
+    )
     start = quantized_start(config("training.start=vanilla", f"policy={fields}"), plain)
     effective = start.get_layer("quant_classifier").effective_kernel().numpy()
     kernel = plain.get_layer("classifier").kernel.numpy()
