@@ -84,7 +84,10 @@ def test_4_bits_are_4_bits_mo950_mo574(theirs, ours):
     assert bits == {8}
     for layer in ours.layers:
         if isinstance(layer, QuantizedLayer) and layer.quantize_config.weights is not None:
-            kernel, axes = layer.effective_kernel().numpy(), layer.quantize_config.weights.range_axes
+            kernel, axes = (
+                layer.effective_kernel().numpy(),
+                layer.quantize_config.weights.range_axes,
+            )
             others = [axis for axis in range(kernel.ndim) if axis not in axes]
             of_channels = np.moveaxis(kernel, axes, range(len(axes)))
             of_channels = of_channels.reshape(-1, np.prod([kernel.shape[axis] for axis in others]))
