@@ -147,8 +147,6 @@ _QKERAS_BEST: Mapping[int, tuple[tuple[str, ...], dict[str, Any]]] = {
     2: (("--ternary",), {"peak_learning_rate": 0.1}),
 }
 _NO_TEACHER = "recipes.distillation=null"
-# What the configuration of sat-tf sets beside `BitPolicy.mobile(bits)`.
-_DEFAULT_POLICY = "policy.clipping_level_rate=1.0"
 # As in the configuration of sat-tf.
 _DISTILLED = {"distillation": 0.5, "temperature": 4.0}
 METHODS: dict[str, Method] = {
@@ -159,10 +157,6 @@ METHODS: dict[str, Method] = {
     "TFMOT n-bit": Method(run=_tfmot(peer_tfmot.n_bits), quantizes="everything, at the same bits"),
     "QKeras": Method(run=_qkeras(), quantizes=_RECTIFIED),
     "QKeras; distilled": Method(run=_qkeras(**_DISTILLED), quantizes=_RECTIFIED),
-    "sat-tf; default policy; not distilled": Method(
-        run=_sat("default_plain", _DEFAULT_POLICY, _NO_TEACHER), quantizes=_MOBILE
-    ),
-    "sat-tf; default policy": Method(run=_sat("default", _DEFAULT_POLICY), quantizes=_MOBILE),
     "sat-tf; not distilled": Method(run=_sat("plain", _NO_TEACHER), quantizes=_MOBILE),
     "sat-tf": Method(run=_sat("distilled"), quantizes=_MOBILE),
 }
