@@ -204,7 +204,7 @@ def export(
         raise RunError(str(error)) from error
     notes = list(report.warnings)
     certificate = path.with_name(CERTIFICATE)
-    if certificate.is_file() and report.sha256 not in certificate.read_text(encoding="utf-8"):
+    if certificate.is_file() and report.sha256.encode() not in certificate.read_bytes():
         notes.append(f"{certificate} is about another file; renew it with sat-tf verify")
     for note in notes:
         console.print(f"Note: {note}", highlight=False, soft_wrap=True)

@@ -183,8 +183,5 @@ def _with_ends(label: str, lines: Sequence[Line]) -> str:
 
 
 def _points(folder: RunFolder, value: Value) -> list[Point]:
-    file = folder.file(run_folder.STEPS)
-    if not file.is_file():
-        return []
-    rows = from_csv(file.read_text(encoding="utf-8"))
+    rows = from_csv(folder.read_text(run_folder.STEPS))
     return [(float(row.step_of_run), found) for row in rows if (found := value(row)) is not None]

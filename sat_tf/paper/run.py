@@ -14,6 +14,7 @@ from sat_tf.paper.resolve import float_part, other_start, resolve
 from sat_tf.training import run_folder
 from sat_tf.training.config import Config
 from sat_tf.training.errors import RunError
+from sat_tf.training.results import Results
 from sat_tf.training.run_folder import RunFolder
 from sat_tf.training.run_state import RunState
 from sat_tf.training.stage_plan import Listener
@@ -125,15 +126,22 @@ def run(
         finished = _finish(config, folder, console, done, listener)
         if not finished.is_finished:
             continue  # the files are with another worker
-        outcome = outcome_of(
-            job.row,
-            job.data,
-            job.changes,
-            config.name,
-            results=finished.read_json(run_folder.RESULTS),
-            stages=RunState.read(finished).stages,
-            environment=finished.read_json(run_folder.ENVIRONMENT),
-        )
+        try:
+            outcome = outcome_of(
+                job.row,
+                job.data,
+                job.changes,
+                config.name,
+                results=Results.read(finished).to_dict(),
+                stages=RunState.read(finished).stages,
+                environment=finished.read_json(run_folder.ENVIRONMENT),
+            )
+        except KeyError as error:
+            files = f"{finished.file(run_folder.ENVIRONMENT)} and {run_folder.STATE}"
+            raise RunError(
+                f"{files}: received damaged files (no {error}), expected those that a run wrote; "
+                "remove the folder, and run it anew."
+            ) from error
         add_outcomes(results, [outcome])
         same = same and not outcome.codes_differing
         console.print(f"{job.row}: top-1 {outcome.top1:.2f} %", highlight=False)

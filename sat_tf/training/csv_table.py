@@ -35,7 +35,13 @@ def read_table(
         RunError: it is no such table.
     """
     try:
-        return [read(values) for values in csv.DictReader(io.StringIO(text), strict=True)]
+        lines = list(csv.DictReader(io.StringIO(text), strict=True))
+        for values in lines:
+            if None in values or None in values.values():
+                raise ValueError(
+                    f"a line with {'more' if None in values else 'less'} than its columns"
+                )
+        return [read(values) for values in lines]
     except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise RunError(
             f"{name}: received a file that cannot be read ({error!r}), expected the columns "

@@ -7,6 +7,7 @@ from typing import Any
 
 import tf_keras as keras
 
+from sat_tf.training.csv_table import read_table
 from sat_tf.training.oscillation import Oscillation, OscillationCount
 from sat_tf.training.run_folder import OSCILLATIONS, RunFolder
 
@@ -42,11 +43,15 @@ class OscillationLog(keras.callbacks.Callback):
 
     def _rows_before(self, epoch: int) -> list[dict[str, Any]]:
         """What the table holds of earlier epochs; a resumed run writes the others anew."""
-        file = self.folder.file(OSCILLATIONS) if self.folder else None
-        if file is None or not file.is_file():
+        if self.folder is None:
             return []
-        with file.open(encoding="utf-8", newline="") as text:
-            return [row for row in csv.DictReader(text) if int(row["epoch"]) < epoch]
+        rows: list[dict[str, Any]] = read_table(
+            self.folder.read_text(OSCILLATIONS),
+            lambda row: {**{name: row[name] for name in _COLUMNS}, "epoch": int(row["epoch"])},
+            name=str(self.folder.file(OSCILLATIONS)),
+            columns=_COLUMNS,
+        )
+        return [row for row in rows if row["epoch"] < epoch]
 
 
 def _table(rows: list[dict[str, Any]]) -> str:

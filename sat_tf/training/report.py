@@ -1,7 +1,6 @@
 """The report of a run: one page that holds all there is to know of it."""
 
 import dataclasses
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -41,13 +40,13 @@ def write_layers(folder: RunFolder, layers: Sequence[LayerRow]) -> None:
 
 def report_page(folder: RunFolder) -> str:
     """The HTML of the report; see `write_report`."""
-    config = _text(folder, run_folder.CONFIG)
+    config = folder.read_text(run_folder.CONFIG)
     results = _read(folder, run_folder.RESULTS, Results)
     layers = _read(folder, run_folder.LAYERS, _Layers)
-    certificate = _json(folder, run_folder.CERTIFICATE)
-    environment = _json(folder, run_folder.ENVIRONMENT)
-    epochs = history.from_csv(_text(folder, run_folder.METRICS))
-    steps = step_history.from_csv(_text(folder, run_folder.STEPS))
+    certificate = folder.read_json(run_folder.CERTIFICATE)
+    environment = folder.read_json(run_folder.ENVIRONMENT)
+    epochs = history.from_csv(folder.read_text(run_folder.METRICS))
+    steps = step_history.from_csv(folder.read_text(run_folder.STEPS))
     sections = {
         "Accuracy": _accuracy(results) if results else "",
         "Learning curves": report_curves.curves(epochs, steps) if epochs or steps else "",
@@ -245,25 +244,8 @@ def _name(config: str) -> str:
     return str(values.get("name", "")) if isinstance(values, dict) else ""
 
 
-def _text(folder: RunFolder, name: str) -> str:
-    path = folder.file(name)
-    return path.read_text(encoding="utf-8") if path.is_file() else ""
-
-
-def _json(folder: RunFolder, name: str) -> dict[str, Any]:
-    written = _text(folder, name)
-    try:
-        found = json.loads(written) if written else {}
-    except ValueError as error:
-        raise RunError(
-            f"{folder.file(name)}: received a file that is not JSON ({error}), expected the one "
-            "that the run has written; run it again."
-        ) from error
-    return found if isinstance(found, dict) else {}
-
-
 def _read(folder: RunFolder, name: str, kind: type[_Kind]) -> _Kind | None:
-    values = _json(folder, name)
+    values = folder.read_json(name)
     if not values:
         return None
     try:

@@ -1,12 +1,12 @@
 """What a run achieved: a table to read, and the same numbers as plain values."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from rich.table import Table
 
 from sat_tf.training import run_folder
-from sat_tf.training.errors import RunError
 from sat_tf.training.run_folder import RunFolder
 
 # What a run measures, by the start of the names of its results.
@@ -44,6 +44,8 @@ class Results:
         tflite_top5: the same for tflite_top1.
     """
 
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
     float_top1: float
     held_out_images: int
     parameters: int
@@ -75,17 +77,13 @@ class Results:
         """
         folder.require(run_folder.RESULTS)
         try:
-            return cls.from_dict(folder.read_json(run_folder.RESULTS))
-        except TypeError as error:
-            raise RunError(
-                f"{folder.file(run_folder.RESULTS)}: received a damaged file ({error}), expected "
-                "the results of a run; start anew with --no-resume."
-            ) from error
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Results":
-        """The results that `to_dict` gave."""
-        return cls(**values)
+            values = folder.read_json(run_folder.RESULTS)
+            return TypeAdapter(cls).validate_python(values)
+        except ValidationError as error:
+            problems = (
+                f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors()
+            )
+            raise folder.damaged(run_folder.RESULTS, "; ".join(problems), "results") from error
 
     def accuracy(self, name: str) -> str:
         """Top-1 of one of `MODELS` in words, with top-5 where it is known; "" without either.

@@ -92,23 +92,41 @@ class RunFolder:
         with self.written(name) as temporary:
             temporary.write_text(text, encoding="utf-8")
 
+    def read_text(self, name: str) -> str:
+        """Reads one of `FILES`; nothing where it is not there.
+
+        Raises:
+            RunError: it is no text, or cannot be read.
+        """
+        try:
+            return self.file(name).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return ""
+        except (OSError, UnicodeDecodeError) as error:
+            raise self.damaged(name, error, "text") from error
+
     def read_json(self, name: str) -> dict[str, Any]:
         """Reads one of `FILES` that is JSON; nothing where it is not there.
 
         Raises:
-            RunError: it is no JSON.
+            RunError: it is no object in JSON.
         """
-        file = self.file(name)
-        try:
-            values: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        if not self.file(name).exists():
             return {}
-        except (OSError, ValueError) as error:
-            raise RunError(
-                f"{file}: received a damaged file ({error}), expected JSON that a run wrote; start "
-                "anew with --no-resume."
-            ) from error
+        try:
+            values = json.loads(self.read_text(name))
+        except (ValueError, RecursionError) as error:
+            raise self.damaged(name, error, "JSON") from error
+        if not isinstance(values, dict):
+            raise self.damaged(name, f"a {type(values).__name__}", "an object in JSON")
         return values
+
+    def damaged(self, name: str, what: object, expected: str) -> RunError:
+        """The error of one of `FILES` that holds something else than a run has written."""
+        return RunError(
+            f"{self.file(name)}: received a damaged file ({what}), expected {expected} that a run "
+            "wrote; start anew with --no-resume, or remove the folder."
+        )
 
     def write_json(self, name: str, values: dict[str, Any]) -> None:
         """Writes one of `FILES` as JSON, whole or not at all."""

@@ -57,11 +57,9 @@ class RunState:
         try:
             return cls(folder, **_Values.model_validate(values).model_dump())
         except ValidationError as error:
-            raise RunError(
-                f"{folder.file(run_folder.STATE)}: received a damaged file "
-                f"({error.error_count()} of its values are none that a run wrote), expected stages "
-                "with their metrics; start anew with --no-resume."
-            ) from error
+            problem = f"{error.error_count()} of its values are none that a run wrote"
+            expected = "stages with their metrics"
+            raise folder.damaged(run_folder.STATE, problem, expected) from error
 
     def finish(self, stage: str, metrics: dict[str, float]) -> None:
         """Notes that a stage has saved its model."""

@@ -314,13 +314,11 @@ def _prepare_folder(run: Run, *, anew: bool) -> None:
 
 
 def _rows(folder: RunFolder) -> list[EpochMetrics]:
-    file = folder.file(run_folder.METRICS)
-    if not file.is_file():
-        return []
+    text = folder.read_text(run_folder.METRICS)
     try:
-        return from_csv(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, RunError) as error:
-        raise RunError(f"{file}: {error}\nStart anew with --no-resume.") from error
+        return from_csv(text)
+    except RunError as error:
+        raise folder.damaged(run_folder.METRICS, error, "epochs with their metrics") from error
 
 
 def _float(run: Run, start: keras.Model) -> keras.Model:

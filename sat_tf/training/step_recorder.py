@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from sat_tf.training.errors import RunError
 from sat_tf.training.run_folder import STEPS, RunFolder
 from sat_tf.training.running_means import RunningMeans
 from sat_tf.training.stage_plan import StagePlan
@@ -123,8 +124,8 @@ def recorded_steps(folder: RunFolder, step_of_run: int) -> list[StepMetrics]:
     Raises:
         RunError: the file is no steps file.
     """
-    path = folder.file(STEPS)
-    if not path.is_file():
-        return []
-    rows = from_csv(path.read_text(encoding="utf-8"))
+    try:
+        rows = from_csv(folder.read_text(STEPS))
+    except RunError as error:
+        raise folder.damaged(STEPS, error, "steps with their metrics") from error
     return [row for row in rows if row.step_of_run <= step_of_run]

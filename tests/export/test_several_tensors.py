@@ -56,7 +56,8 @@ def test_it_is_left_float_saved_and_in_the_file_what_it_is_in_keras(name, tmp_pa
     quantized = sat_tf.calibrate(sat_tf.quantize_model(float_model, policy), _images())
     expected = quantized(_images()).numpy()
     if "mha" in [layer.name for layer in float_model.layers]:
-        assert np.max(np.abs(float_model(_images()) - expected)) < 0.1 * np.ptp(expected)
+        # In the mean: a softmax over large scores turns on which of two is the larger one.
+        assert np.mean(np.abs(float_model(_images()) - expected)) < 0.02 * np.ptp(expected)
     quantized.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(loaded(_images()), quantized(_images()))

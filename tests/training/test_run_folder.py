@@ -7,7 +7,10 @@ import pytest
 
 from sat_tf.training import run_folder
 from sat_tf.training.errors import RunError
+from sat_tf.training.results import Results
 from sat_tf.training.run_folder import RunFolder
+from sat_tf.training.run_state import RunState
+from sat_tf.training.step_recorder import recorded_steps
 
 
 def test_checking_a_folder_that_is_not_there_leaves_no_trace(tmp_path):
@@ -116,3 +119,51 @@ def test_a_run_is_finished_when_its_last_file_is_there(tmp_path):
         assert not folder.is_finished
         folder.write_text(name, "")
     assert folder.is_finished
+
+
+DAMAGED = {
+    "empty": b"",
+    "bytes": bytes(range(256)),
+    "list": b"[]",
+    "null": b"null",
+    "number": b"9" * 6000,
+    "deep": b"[" * 100_000,
+    "another encoding": '{"é": 1}'.encode("latin-1"),
+    "wrong values": b'{"stages": 3, "float_top1": "x", "seed": "\\ud800"}',
+}
+
+
+def _damage(folder, name, kind):
+    file = folder.file(name)
+    if kind == "folder":
+        file.mkdir()
+    else:
+        file.write_bytes(DAMAGED[kind])
+
+
+@pytest.mark.parametrize("kind", ["folder", *DAMAGED])
+@pytest.mark.parametrize("read", [RunState.read, Results.read])
+def test_a_damaged_file_of_values_is_named_with_what_to_do(tmp_path, read, kind):
+    folder = RunFolder(tmp_path)
+    name = run_folder.STATE if read == RunState.read else run_folder.RESULTS
+    _damage(folder, name, kind)
+    with pytest.raises(RunError, match=f"{name}.*(--no-resume|expected)"):
+        read(folder)
+
+
+@pytest.mark.parametrize("kind", ["folder", "bytes", "another encoding"])
+@pytest.mark.parametrize("name", [run_folder.METRICS, run_folder.STEPS, run_folder.OSCILLATIONS])
+def test_a_table_that_is_no_text_is_named_with_what_to_do(tmp_path, name, kind):
+    folder = RunFolder(tmp_path)
+    _damage(folder, name, kind)
+    with pytest.raises(RunError, match=f"{name}: received a damaged file .* --no-resume"):
+        folder.read_text(name)
+
+
+@pytest.mark.parametrize("kind", ["number", "wrong values"])
+def test_steps_that_are_another_table_are_named_with_what_to_do(tmp_path, kind):
+    folder = RunFolder(tmp_path)
+    _damage(folder, run_folder.STEPS, kind)
+    folder.file(run_folder.STEPS).open("a").write("\n1,2\n")
+    with pytest.raises(RunError, match=r"steps\.csv: received a damaged file .* --no-resume"):
+        recorded_steps(folder, 10)
