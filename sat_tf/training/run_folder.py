@@ -113,8 +113,9 @@ class RunFolder:
         """
         if not self.file(name).exists():
             return {}
+        text = self.read_text(name)
         try:
-            values = json.loads(self.read_text(name))
+            values = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise self.damaged(name, error, "JSON") from error
         if not isinstance(values, dict):
