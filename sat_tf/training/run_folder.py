@@ -116,6 +116,8 @@ class RunFolder:
         text = self.read_text(name)
         try:
             values = json.loads(text)
+            # Half of a character can be escaped, but not written anywhere again.
+            json.dumps(values, ensure_ascii=False).encode("utf-8")
         except (ValueError, RecursionError) as error:
             raise self.damaged(name, error, "JSON") from error
         if not isinstance(values, dict):

@@ -151,6 +151,13 @@ def test_a_damaged_file_of_values_is_named_with_what_to_do(tmp_path, read, kind)
         read(folder)
 
 
+def test_half_a_character_is_named_with_what_to_do(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.file(run_folder.ENVIRONMENT).write_text('{"commit": "\\ud800"}')
+    with pytest.raises(RunError, match=r"environment\.json: .*surrogates not allowed.*--no-resume"):
+        folder.read_json(run_folder.ENVIRONMENT)
+
+
 @pytest.mark.parametrize("kind", ["folder", "bytes", "another encoding"])
 @pytest.mark.parametrize("name", [run_folder.METRICS, run_folder.STEPS, run_folder.OSCILLATIONS])
 def test_a_table_that_is_no_text_is_named_with_what_to_do(tmp_path, name, kind):
