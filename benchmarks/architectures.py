@@ -119,7 +119,7 @@ def _rows(name: str, network: Network, optimizer: str) -> Iterator[dict[str, Any
     keras.utils.set_random_seed(seed)
     fresh = network.build()
     weights = fresh.get_weights()
-    float_mean = _fit(fresh, task, optimizer, epochs=_EPOCHS.value, rate=1.0)
+    float_mean = _fit(fresh, task, optimizer, epochs=_EPOCHS.value, rate=network.rate)
     float_accuracy = _keras_accuracy(fresh, task)
     for bits in map(int, _BITS.value):
         policy = sat_tf.BitPolicy.mobile(bits, **network.policy)
@@ -128,7 +128,7 @@ def _rows(name: str, network: Network, optimizer: str) -> Iterator[dict[str, Any
         model = network.build()
         model.set_weights(weights)
         model = sat_tf.quantize_model(model, policy)
-        mean = _fit(model, task, optimizer, epochs=_EPOCHS.value, rate=1.0)
+        mean = _fit(model, task, optimizer, epochs=_EPOCHS.value, rate=network.rate)
         yield {
             **head,
             "start": "from scratch",
@@ -141,7 +141,7 @@ def _rows(name: str, network: Network, optimizer: str) -> Iterator[dict[str, Any
         model = sat_tf.quantize_model(fresh, policy)
         sat_tf.calibrate(model, _as_keras(array[:512] for array in task.train))
         before = _keras_accuracy(model, task)
-        mean = _fit(model, task, optimizer, epochs=1, rate=0.1)
+        mean = _fit(model, task, optimizer, epochs=1, rate=0.1 * network.rate)
         yield {
             **head,
             "start": "pretrained",

@@ -44,11 +44,13 @@ class Network:
         build: makes it, with random weights.
         task: what it learns.
         policy: fields that its policy needs.
+        rate: times the learning rates of the others, where the float network asks for it.
     """
 
     build: Callable[[], keras.Model]
     task: Callable[[], Task]
     policy: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    rate: float = 1.0
 
 
 def _split(arrays: Arrays, classes: Arrays) -> Task:
@@ -256,13 +258,13 @@ def siamese() -> keras.Model:
 def transformer() -> keras.Model:
     """A vision transformer of one block."""
     image = _image()
-    x = L.Conv2D(32, 4, 4)(image)
+    x = L.Conv2D(32, 4, 4)(L.Rescaling(1 / 255.0)(image))
     x = L.Reshape((16, 32))(x)
     y = L.LayerNormalization()(x)
     x = L.Add()([x, L.MultiHeadAttention(2, 16)(y, y)])
     y = L.Dense(64, activation="relu")(L.LayerNormalization()(x))
     x = L.Add()([x, L.Dense(32)(y)])
-    return keras.Model(image, L.Dense(10)(L.GlobalAveragePooling1D()(x)))
+    return keras.Model(image, L.Dense(10)(L.Flatten()(x)))
 
 
 def dense_on_features() -> keras.Model:
@@ -283,6 +285,6 @@ NETWORKS: dict[str, Network] = {
     "Conv1D": Network(conv1d, rows_of_digits),
     "two inputs and outputs": Network(two_inputs_and_outputs, pairs_of_digits),
     "siamese": Network(siamese, equal_digits),
-    "transformer block": Network(transformer, digits, {"unsupported": "float"}),
+    "transformer block": Network(transformer, digits, {"unsupported": "float"}, rate=0.2),
     "Dense on features": Network(dense_on_features, features, {"input_type": "int8"}),
 }

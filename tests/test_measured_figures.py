@@ -181,3 +181,29 @@ def test_the_export_of_full_size_networks_is_that_of_the_file(model):
     assert line in _README
     size = f"| {row['export seconds']} | {int(row['bytes']):,} ({int(row['gzip bytes']):,}) |"
     assert size in _README
+
+
+def test_what_networks_of_twelve_kinds_learn_is_that_of_the_file():
+    def cells(network, start, optimizer):
+        case = {"network": network, "start": start, "optimizer": optimizer}
+        eight, four = (_the_row("architectures", **case, bits=bits) for bits in ("8", "4"))
+        if start == "from scratch":
+            mean = "mean of training"
+            return f"{eight[f'float, {mean}']} / {eight[mean]} / {four[mean]}"
+        before = f"{eight['before training']} / {four['before training']}"
+        return f"{eight['float']} / {before} / {four['file']}"
+
+    networks = dict.fromkeys(row["network"] for row in _rows("architectures"))
+    assert len(networks) == 12
+    for network in networks:
+        found = [
+            cells(network, start, optimizer)
+            for start in ("from scratch", "pretrained")
+            for optimizer in ("sgd", "adam")
+        ]
+        assert _line(network, *found) in _README
+    compared, differing = (
+        sum(int(row[f"codes {of}"]) for row in _rows("architectures"))
+        for of in ("compared", "differing")
+    )
+    assert f"{compared:,} codes\ncompared, **{differing}** differ" in _README
