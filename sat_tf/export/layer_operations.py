@@ -51,10 +51,51 @@ def linear_operation(
         usual = transposed_size(image[:2], codes.shape[:2], window)
         rows, columns = (int(size) - known for size, known in zip(wanted, usual, strict=False))
         window = dataclasses.replace(window, more=(rows, columns))
-        return LinearKind.TRANSPOSED, np.swapaxes(codes, 2, 3), window
+        codes, window = _for_xnnpack(np.swapaxes(codes, 2, 3), window, image[:2], wanted[:2])
+        return LinearKind.TRANSPOSED, codes, window
     if isinstance(layer, keras.layers.DepthwiseConv1D | keras.layers.DepthwiseConv2D):
         return LinearKind.DEPTHWISE, codes.reshape(*codes.shape[:2], -1), window
     return LinearKind.CONVOLUTION, codes, window
+
+
+def _for_xnnpack(
+    codes: np.ndarray, window: Window, image: tuple[int, ...], wanted: tuple[int, ...]
+) -> tuple[np.ndarray, Window]:
+    """The same transposed convolution in a form that XNNPACK takes.
+
+    With SAME it takes no kernel that is smaller than a stride, and leaves the operator to the
+    builtin kernels, which round twice. Where nothing is cut off VALID says the same; elsewhere
+    zeros around the kernel make it as large as the stride.
+    """
+    axes = list(zip(image, codes.shape[:2], window.strides, wanted, strict=True))
+    if window.padding == "VALID" or all(kernel >= stride for _, kernel, stride, _ in axes):
+        return codes, window
+    if not any(_cut_off(size, kernel, stride, made) for size, kernel, stride, made in axes):
+        window = dataclasses.replace(window, padding="VALID", more=(0, 0))
+        usual = transposed_size(image, codes.shape[:2], window)
+        rows, columns = (made - known for made, known in zip(wanted, usual, strict=True))
+        return codes, dataclasses.replace(window, more=(rows, columns))
+    margins = [_zeros_around(*axis) for axis in axes]
+    return np.pad(codes, (*margins, (0, 0), (0, 0))), window
+
+
+def _cut_off(size: int, kernel: int, stride: int, made: int) -> int:
+    """How much of what a kernel reaches is beyond the ends of the output: TensorFlow's rule."""
+    return max((size - 1) * stride + kernel - made, 0)
+
+
+def _zeros_around(size: int, kernel: int, stride: int, made: int) -> tuple[int, int]:
+    """How many zeros in front of a kernel and behind it make it no smaller than the stride."""
+    if kernel >= stride:
+        return 0, 0
+    start = _cut_off(size, kernel, stride, made) // 2
+    # The zeros change what SAME cuts off at the start, by just as many as are put in front.
+    return next(
+        (front, length - kernel - front)
+        for length in range(stride, 3 * stride + 1)
+        for front in range(length - kernel + 1)
+        if _cut_off(size, length, stride, made) // 2 == start + front
+    )
 
 
 @functools.singledispatch

@@ -2,10 +2,11 @@
 
 import os
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.export.certificate import Certificate, ImagesFrom
@@ -123,12 +124,24 @@ def _of_size(model: keras.Model, images: Any) -> keras.Model:
 def _names_of_outputs(model: keras.Model) -> list[set[str]]:
     """What the user may call each output: by its layer, or by its key in a dictionary."""
     quantized = _quantized(model)
-    names = [{name, name.removeprefix("quant_")} for name in quantized.output_names]
+    names = [{name, *_own_names(quantized, name)} for name in quantized.output_names]
     structure = quantized._nested_outputs  # Keras has no public view of it
     if isinstance(structure, Mapping):
         for called, key in zip(names, sorted(structure), strict=True):
             called.add(key)
     return names
+
+
+def _own_names(quantized: keras.Model, name: str) -> Iterator[str]:
+    """What the layer behind an output is called in the float model."""
+    own = name.removeprefix("quant_")
+    yield own
+    # An activation that was part of a layer has a layer of its own, named after both.
+    for node in quantized.get_layer(name).inbound_nodes:
+        for layer in tf.nest.flatten(node.inbound_layers):
+            before = layer.name.removeprefix("quant_")
+            if own.startswith(f"{before}_"):
+                yield before
 
 
 def _checked(model: keras.Model, path: pathlib.Path, images: Any, labels: Any) -> Pixels:

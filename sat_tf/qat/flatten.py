@@ -23,7 +23,7 @@ from sat_tf.messages import list_problems
 from sat_tf.qat import registry
 from sat_tf.qat.layer_copy import layer_copy
 from sat_tf.qat.naming import unique_name
-from sat_tf.qat.network import check_model, keras_calls
+from sat_tf.qat.network import check_model, keras_calls, own_call_problem
 from sat_tf.qat.registry import Role
 
 
@@ -261,6 +261,8 @@ def _nesting_problem(call: Any) -> str | None:
             "code connects, inside the model; expected a Functional or Sequential one: build the "
             "same layers with outputs = layer(inputs) and keras.Model(inputs, outputs)"
         )
+    if problem := own_call_problem(model):
+        return problem
     further = [name for name, value in call.call_kwargs.items() if value is not None]
     if len(call.call_args) != 1 or set(further) - {"training"}:
         return (

@@ -373,6 +373,20 @@ def check_model(model: Any) -> None:
             "layers only its Python code connects; expected a Functional or Sequential model: "
             "build the same layers with outputs = layer(inputs) and keras.Model(inputs, outputs)."
         )
+    if problem := own_call_problem(model):
+        raise ValueError(f"model {model.name!r}: {problem}.")
+
+
+def own_call_problem(model: keras.Model) -> str | None:
+    """Why the graph of a model is not what it computes, with the fix; None where it is."""
+    own = next(base for base in type(model).__mro__ if {"call", "__call__"} & vars(base).keys())
+    if own.__module__.split(".")[0] in ("tf_keras", "keras", "tensorflow"):
+        return None
+    return (
+        f"received a model whose class {own.__name__} has a call() of its own beside the graph, "
+        "expected one that computes its graph; put what call() does into the graph, "
+        "keras.Model(inputs, outputs)"
+    )
 
 
 def check_one_of_each(model: keras.Model) -> None:

@@ -98,7 +98,7 @@ def _of_two(combining: Any, formula: str, reverse: str | None) -> Callable[[Call
 
 def _scaled(tensor: Any, formula: str, number: Any) -> Plan | None:
     values = _constant(number)
-    if values is None:
+    if values is None or values.ndim > len(tensor.shape):
         return None
     if values.size == 1:
         values = values.reshape(())
@@ -179,6 +179,11 @@ def _clipped(call: Call) -> Plan | None:
     while (inner := _ends_of_maker(call, tensor)) is not None:
         tensor, lower, higher = inner
         low, high = _within(lower, low, high, default=low), _within(higher, low, high, default=high)
+    low, high = None if low == -math.inf else low, None if high == math.inf else high
+    if math.inf in (low, high) or -math.inf in (low, high):
+        return None  # it makes everything infinite
+    if low is None and high is None:
+        return Plan([tensor], [step(L.Activation, "linear")])
     if low == 0.0 and (high is None or high > 0.0):
         return Plan([tensor], [step(L.ReLU, high)])
     return Plan([tensor], [step(Clip, low, high)])

@@ -200,12 +200,12 @@ def _linear(layer: keras.layers.Layer, kernel: Any, given: Spread) -> _Array:
     """A weighted sum: mean Σ K μ, variance Σ K² σ², for alike pixels (Σ K)² σ² over these."""
     kernel = np.asarray(kernel, np.float64)
     share = 1.0
-    if isinstance(layer, keras.layers.Conv2DTranspose):
+    if isinstance(layer, keras.layers.Conv1DTranspose | keras.layers.Conv2DTranspose):
         kernel = np.swapaxes(kernel, -1, -2)
         share = 1.0 / math.prod(layer.strides)  # of the kernel that each pixel sees
     pixels = kernel.reshape(-1, *kernel.shape[-2:])  # (positions, in, out)
     sums, squares = pixels.sum(axis=0), np.square(pixels).sum(axis=0)
-    per_channel = isinstance(layer, keras.layers.DepthwiseConv2D)
+    per_channel = isinstance(layer, keras.layers.DepthwiseConv1D | keras.layers.DepthwiseConv2D)
     groups = 1 if per_channel else getattr(layer, "groups", 1)
     given = given.of_channels(sums.shape[0] * groups)
     both = (1.0 - _CORRELATION) * share * squares + _CORRELATION * (share * sums) ** 2
