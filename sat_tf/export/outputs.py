@@ -18,8 +18,8 @@ class Output:
     """One output.
 
     Its last axis holds a number for each class, and every place of the others is classified by
-    itself: the image, or each pixel, row or box of it. Behind a sigmoid every number is an answer
-    of its own, yes or no; one number alone is a class only there.
+    itself: the image, or each pixel, row or box of it. One number alone is a class only behind a
+    sigmoid. Several sigmoids are as many answers, yes or no: places agree where all of them do.
 
     Attributes:
         name: of the tensor.
@@ -34,22 +34,27 @@ class Output:
     @property
     def num_classes(self) -> int:
         """How many classes it tells apart; 0 where it is no classification."""
-        if self.is_sigmoid:
-            return 2
         channels = self.shape[-1] if self.shape else 1
-        return int(channels) if channels > 1 else 0
+        if channels > 1:
+            return int(channels)
+        return 2 if self.is_sigmoid else 0
+
+    @property
+    def answers(self) -> int:
+        """How many numbers of each place are answers of their own, yes or no."""
+        return self.shape[-1] if self.is_sigmoid and self.shape else 0
 
     @property
     def places(self) -> tuple[int, ...]:
         """The axes of what is classified, beside the image; () where it is the image itself."""
-        return self.shape if self.is_sigmoid and self.shape[-1:] != (1,) else self.shape[:-1]
+        return self.shape[:-1]
 
     def classes(self, values: np.ndarray) -> np.ndarray:
         """The class of every place, (n, *places); -1 where one of its numbers is not finite."""
-        if not self.is_sigmoid:
-            return _largest(values)
-        values = values.reshape(len(values), *self.places)
-        return np.where(np.isfinite(values), values > _HALF, -1).astype(int)
+        finite = np.all(np.isfinite(values), axis=-1)
+        if values.shape[-1] > 1:
+            return np.where(finite, np.argmax(values, axis=-1), -1)
+        return np.where(finite, values[..., 0] > _HALF, -1).astype(int)
 
     def agreement(self, values: np.ndarray, reference: np.ndarray) -> float | None:
         """Share of places with the same class; None where there are no classes.
@@ -62,22 +67,19 @@ class Output:
         if not self.num_classes:
             return None
         found = self.classes(values)
+        if self.answers > 1:
+            same = np.all((values > _HALF) == (reference > _HALF), axis=-1)
+            return float(np.mean(same & (found >= 0) & (self.classes(reference) >= 0)))
         return float(np.mean((found == self.classes(reference)) & (found >= 0)))
 
     def accuracy(self, values: np.ndarray, labels: np.ndarray) -> float:
         """Share of places classified right; one with a NaN is wrong.
 
-        Labels of several sigmoids may also be one class number for all of them.
+        Labels of several sigmoids may also be an answer for each: the share of right answers.
         """
-        found = self.classes(values)
-        if found.shape != labels.shape:
-            found = _largest(values)
-        return float(np.mean(found == labels))
-
-
-def _largest(values: np.ndarray) -> np.ndarray:
-    """Where the largest number of the last axis is; -1 where one of them is not finite."""
-    return np.where(np.all(np.isfinite(values), axis=-1), np.argmax(values, axis=-1), -1)
+        if labels.shape == values.shape and self.answers > 1:
+            return float(np.mean(np.isfinite(values) & ((values > _HALF) == labels)))
+        return float(np.mean(self.classes(values) == labels))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,12 +215,12 @@ def _checked(
     is_one_place = labels.shape == (count,) and np.prod(output.places) == 1
     if labels.shape == (*expected, 1) or is_one_place:
         labels = labels.reshape(expected)
-    if output.is_sigmoid and labels.shape == expected[:-1] and output.places == output.shape:
-        expected, classes = expected[:-1], output.shape[-1]  # one class for several sigmoids
+    if output.answers > 1 and labels.shape == (*expected, output.answers):
+        expected, classes = labels.shape, 2  # an answer for each sigmoid
     if labels.shape != expected:
         what = "each pixel, row or box" if output.places else "an image"
-        if output.is_sigmoid and output.places == output.shape:
-            what = f"each number, 0 or 1, or one of all {output.shape[-1]}"
+        if output.answers > 1:
+            what += f", or {(*expected, output.answers)}, 0 or 1 for each sigmoid"
         return None, [
             f"{name}: received shape {labels.shape}, expected {expected}, one class number {what}."
         ]

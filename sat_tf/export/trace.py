@@ -42,7 +42,7 @@ from sat_tf.qat.operation_layers import ChannelMean, ConstantSum
 from sat_tf.qat.preprocessing import is_plain_factor, slope_and_offset
 from sat_tf.qat.quantizers import RangeObserver
 from sat_tf.qat.registry import Role
-from sat_tf.qat.seen_values import pixel_doubt
+from sat_tf.qat.seen_values import pixel_doubt, unseen
 
 
 def trace(
@@ -183,7 +183,10 @@ class _Tracer:
         shape = _shape(self.network[image])
         self.images[image] = _image_of(image, shape, quantizer.range)
         seen = quantizer.seen(node.layer.output_variables)
-        doubt = pixel_doubt(seen, quantizer.range) if seen else None
+        if seen is None and quantizer.observes:
+            doubt: str | None = unseen(quantizer.range)
+        else:
+            doubt = pixel_doubt(seen, quantizer.range) if seen else None
         if doubt:
             self.warnings.append(f"{image}: {doubt}")
         return self._pixels(image, node, 1.0)

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
@@ -31,6 +32,10 @@ from sat_tf.qat.quantizers import (
     SatQuantizer,
 )
 from sat_tf.qat.wrapper import QuantizedLayer
+
+# A feature with fewer codes has lost most of what it says.
+_FEW_CODES = 16
+_MOST_NAMED = 5
 
 
 def calibrate(
@@ -82,6 +87,7 @@ def calibrate(
     observe_pixels(images, network, len(batches))
     # Before all else, because what the first layers read hangs on it.
     _observe_ranges(network, batches, InputQuantizer)
+    _warn_of_coarse_features(network, images)
     norms = _norms(network) if batch_normalization else []
     if clipping_levels and norms:
         _fit_both(network, batches, norms)
@@ -277,6 +283,34 @@ def _observe_ranges(network: Network, batches: list[Images], kind: type[RangeObs
         variables["lowest"].assign(lowest)
         variables["highest"].assign(highest)
         variables["observations"].assign(float(len(batches)))
+
+
+def _warn_of_coarse_features(network: Network, images: Images) -> None:
+    """Warns where one step for all features of an input makes a few codes of some of them."""
+    for node in network:
+        quantizer = _output_quantizer(node)
+        if not isinstance(quantizer, InputQuantizer) or node.inputs[0] not in network.inputs:
+            continue
+        (name,) = node.inputs
+        values = images[network.inputs.index(name)]
+        features = np.moveaxis(values, -1, 0).reshape(values.shape[-1], -1)
+        lowest, highest = (float(node.layer.output_variables[end]) for end in ("lowest", "highest"))
+        codes = np.rint(features * (255.0 / max(highest - lowest, 1e-30)))
+        coarse = [
+            index
+            for index, (found, real) in enumerate(zip(codes, features, strict=True))
+            if len(np.unique(found)) < min(_FEW_CODES, len(np.unique(real)) / 2)
+        ]
+        if coarse:
+            listed = ", ".join(map(str, coarse[:_MOST_NAMED]))
+            more = f" and {len(coarse) - _MOST_NAMED} more" if len(coarse) > _MOST_NAMED else ""
+            warnings.warn(
+                f"calibrate: {name}: {len(coarse)} of {len(features)} features ({listed}{more}) "
+                f"get fewer than {_FEW_CODES} of 256 codes, because one step serves all of them, "
+                f"which range from {lowest:.4g} to {highest:.4g}; standardize them, or put a "
+                "Normalization layer in front and set BitPolicy(input_type='float32').",
+                stacklevel=3,
+            )
 
 
 def _output_quantizer(node: Node) -> SatQuantizer | None:

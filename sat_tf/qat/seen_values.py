@@ -1,8 +1,8 @@
 """What an input of a model has seen, and whether that can be what its file will get.
 
 Only what is certain is a misfit: values far outside of the range, all of them within a few pixels
-of it, or those of another usual range and none of this one. Dark pictures, zero padding and
-augmentation that goes a little too far are none.
+of it, or those of another usual range and none of this one, which end where that one does or are
+on its pixels. Dark pictures, zero padding and augmentation that goes a little too far are none.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import numpy as np
 from sat_tf.qat.input_ranges import NAMED, PIXELS, InputRange
 
 # Beyond an end by this share of the range, values are no pictures with more contrast any more.
-_FAR_OUTSIDE = 0.5
+_FAR_OUTSIDE = 0.3
 # All values within so many pixels, and not on pixels, are none of a picture.
 _FEW_PIXELS = 8.0
 # Others are not dark, and nobody resizes them.
@@ -22,6 +22,9 @@ _FEW_FOR_OTHERS = 64.0
 _SAME_END = 0.02
 # Rounding in float16 moves pixels by less than this, in pixels.
 _OFF_GRID = 0.2
+# Values are on the pixels of a range that are no farther from them, in pixels: float16 is not, and
+# nobody else's are by chance.
+_ON_GRID = 0.05
 # A range fits if its values take this share of it.
 _FILLED = 0.4
 
@@ -29,7 +32,7 @@ RANGE_FIX = (
     "give sat_tf.requantize, or sat_tf.quantize_model, a BitPolicy with the settings that fit"
 )
 
-_USUAL = (
+USUAL = (
     InputRange((0.0,), (1.0,)),
     InputRange((-0.5,), (0.5,)),
     NAMED["tf"],
@@ -51,24 +54,28 @@ class SeenValues:
         highest: largest value, likewise.
         off_grid: how far from a pixel's value the farthest is, in pixels, up to 0.5.
         are_pictures: whether they have rows, columns and channels.
+        off_usual: the same as `off_grid` for the pixels of each of `USUAL`; None where that is not
+            known.
     """
 
     lowest: np.ndarray
     highest: np.ndarray
     off_grid: float
     are_pictures: bool = True
+    off_usual: np.ndarray | None = None
 
     @classmethod
     def of(cls, values: np.ndarray, expected: InputRange) -> "SeenValues":
         """What an array has, (n, ..., channels), for an input of some range."""
         by_channel = expected.channels is not None
         axes = tuple(range(values.ndim - 1)) if by_channel else None
-        pixels = (values[:64] - np.asarray(expected.low)) / expected.steps
+        few = values[:64]
         return cls(
             np.min(values, axis=axes),
             np.max(values, axis=axes),
-            float(np.max(np.abs(pixels - np.rint(pixels)))),
+            _off_pixels(few, expected),
             values.ndim == 4,
+            np.array([_off_pixels(few, usual) for usual in USUAL]),
         )
 
     @property
@@ -79,6 +86,19 @@ class SeenValues:
 
     def __str__(self) -> str:
         return f"values from {np.min(self.lowest):.4g} to {np.max(self.highest):.4g}"
+
+
+def has_channels(found: InputRange, channels: int | None) -> bool:
+    """Whether a range can be that of so many channels."""
+    return found.channels in (None, channels)
+
+
+def _off_pixels(values: np.ndarray, found: InputRange) -> float:
+    """How far from a pixel's value the farthest is, in pixels."""
+    if not has_channels(found, values.shape[-1]):
+        return 0.5
+    pixels = (values - np.asarray(found.low)) / found.steps
+    return float(np.max(np.abs(pixels - np.rint(pixels))))
 
 
 def misfit(seen: SeenValues, expected: InputRange) -> str | None:
@@ -93,20 +113,30 @@ def misfit(seen: SeenValues, expected: InputRange) -> str | None:
     width = high - low
     outside = np.maximum(low - seen.lowest, seen.highest - high) / width
     span = (seen.highest - seen.lowest) / expected.steps
-    off_grid = seen.off_grid > _OFF_GRID
+    off_grid = _off_grid(seen, expected)
     most = _FEW_PIXELS if seen.are_pictures else _FEW_FOR_OTHERS
     far, few = np.any(outside > _FAR_OUTSIDE), off_grid and np.all(span <= most)
     other = off_grid and not _ends_in(seen, expected) and _recognized(seen) is not None
+    other = other or (off_grid and _of_pixels(seen) is not None)
     if not (far or few or other):
         return None
     return f"{seen}, expected input_range={expected}; what fits is {fitting(seen)}"
+
+
+def _off_grid(seen: SeenValues, expected: InputRange) -> bool:
+    """Whether values lie between the pixels of a range."""
+    off = seen.off_grid
+    if seen.off_usual is not None and expected in USUAL:
+        # What was seen of a model of another range knows this one too.
+        off = float(seen.off_usual[USUAL.index(expected)])
+    return off > _OFF_GRID
 
 
 def pixel_doubt(seen: SeenValues, expected: InputRange) -> str | None:
     """What may be wrong with values that are no misfit; None where nothing may."""
     if seen.says_nothing:
         return None
-    if seen.off_grid > _OFF_GRID:
+    if _off_grid(seen, expected):
         if seen.are_pictures:
             why = "pictures that have been resized are, and others should not be"
         else:
@@ -123,9 +153,17 @@ def pixel_doubt(seen: SeenValues, expected: InputRange) -> str | None:
     return None
 
 
+def unseen(expected: InputRange) -> str:
+    """What to say of an input that was never fed anything in training or calibration."""
+    return (
+        f"nothing was seen of what the model is fed, so that input_range={expected} is taken at "
+        "its word; call sat_tf.calibrate(model, images), which compares the two"
+    )
+
+
 def fitting(seen: SeenValues) -> str:
     """The settings of a policy that fit what was seen."""
-    found = _recognized(seen) or _filled(seen)
+    found = _recognized(seen) or _of_pixels(seen) or _filled(seen)
     if found is not None:
         others = "" if seen.are_pictures else ", or input_type='int8' for what is no pixel"
         return f"input_range={found}{others}"
@@ -149,16 +187,31 @@ def _ends_in(seen: SeenValues, found: InputRange) -> bool:
 
 
 def _recognized(seen: SeenValues) -> InputRange | None:
-    return next((found for found in _USUAL if _ends_in(seen, found)), None)
+    return next((found for found in USUAL if _ends_in(seen, found)), None)
+
+
+def _of_pixels(seen: SeenValues) -> InputRange | None:
+    """The coarsest usual range whose pixels the values are, all of them within its ends."""
+    if seen.off_usual is None:
+        return None
+    fitting_ones = [
+        found
+        for found, off in zip(USUAL, seen.off_usual, strict=True)
+        if off <= _ON_GRID and _within(seen, found)
+    ]
+    return max(fitting_ones, key=lambda found: float(np.min(found.steps)), default=None)
+
+
+def _within(seen: SeenValues, found: InputRange) -> bool:
+    first, last = min(found.low), max(found.high)
+    slack = _SAME_END * (last - first)
+    return bool(first - slack <= np.min(seen.lowest) and np.max(seen.highest) <= last + slack)
 
 
 def _filled(seen: SeenValues) -> InputRange | None:
     """The narrowest usual range that the values do not leave and take a good part of."""
     low, high = float(np.min(seen.lowest)), float(np.max(seen.highest))
-    for found in _USUAL:
-        first, last = min(found.low), max(found.high)
-        slack = _SAME_END * (last - first)
-        inside = first - slack <= low and high <= last + slack
-        if inside and high - low >= _FILLED * (last - first):
+    for found in USUAL:
+        if _within(seen, found) and high - low >= _FILLED * (max(found.high) - min(found.low)):
             return found
     return None

@@ -110,3 +110,12 @@ def test_values_between_pixels_are_said_in_report_and_certificate(tmp_path):
     assert any("lie between those of the pixels" in warning for warning in report.warnings)
     certificate = sat_tf.verify_tflite(model, path, PICTURES)
     assert certificate.warnings == report.warnings
+
+
+def test_a_model_that_was_never_fed_anything_is_exported_with_a_warning(tmp_path):
+    model = sat_tf.quantize_model(_model(), BitPolicy(input_range=(0, 1)))
+    report = sat_tf.export_tflite(model, tmp_path / "model.tflite")
+    assert any("nothing was seen of what the model is fed" in one for one in report.warnings)
+    sat_tf.calibrate(model, range_of((0, 1)).fed(PICTURES))
+    report = sat_tf.export_tflite(model, tmp_path / "model.tflite")
+    assert not any("nothing was seen" in one for one in report.warnings)

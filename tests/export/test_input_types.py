@@ -134,3 +134,13 @@ def test_the_range_of_an_input_is_trained_and_saved(suffix, tmp_path):
     sat_tf.export_tflite(loaded, tmp_path / "model.tflite")
     certificate = sat_tf.verify_tflite(loaded, tmp_path / "model.tflite", FEATURES)
     assert certificate.codes_differing == 0
+
+
+def test_features_of_different_sizes_are_warned_of_with_what_to_do():
+    sizes = np.array([1.0, 1.0, 200.0], np.float32)
+    features = np.random.default_rng(0).normal(size=(256, 3)).astype(np.float32) * sizes
+    image = keras.Input((3,), name="features")
+    float_model = keras.Model(image, keras.layers.Dense(2, name="classifier")(image))
+    model = sat_tf.quantize_model(float_model, BitPolicy(input_type="int8"))
+    with pytest.warns(UserWarning, match=r"features: 2 of 3 features \(0, 1\) get fewer than 16"):
+        sat_tf.calibrate(model, features)

@@ -417,3 +417,29 @@ def test_inputs_outputs_and_what_is_frozen_stay_as_they_are():
     expected, found = model(images), rewritten(images)
     for name in outputs:
         np.testing.assert_array_equal(found[name], expected[name])
+
+
+@pytest.mark.parametrize(
+    ("operation", "layer"),
+    [
+        (lambda x, y: tf.clip_by_value(x, -np.inf, 0.5), "Clip"),
+        (lambda x, y: tf.clip_by_value(x, 0.0, np.inf), "ReLU"),
+        (lambda x, y: tf.maximum(x, -np.inf), "Activation"),
+        (lambda x, y: tf.clip_by_value(x, -np.inf, np.inf), "Activation"),
+    ],
+    ids=["above", "below", "one", "both"],
+)
+def test_infinite_ends_are_none(operation, layer):
+    model = _model(operation)
+    rewritten = with_layers_for_operations(model)
+    assert layer in {type(each).__name__ for each in rewritten.layers}
+    images = _images(model.input_shape[1:])
+    np.testing.assert_array_equal(rewritten(images), model(images))
+    assert all(np.isfinite(getattr(each, "high", 0.0) or 0.0) for each in rewritten.layers)
+
+
+def test_numbers_of_more_axes_than_the_tensor_stay_an_operation():
+    model = _model(lambda x, y: x + np.ones((1, 1, 1, 1, 1), np.float32))
+    images = _images(model.input_shape[1:])
+    rewritten = with_layers_for_operations(model)
+    np.testing.assert_array_equal(rewritten(images), model(images))

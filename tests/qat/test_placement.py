@@ -5,6 +5,7 @@ import tf_keras as keras
 
 from sat_tf.qat.configs import LayerConfig
 from sat_tf.qat.function_quantizers import UnitQuantizer
+from sat_tf.qat.input_ranges import range_of
 from sat_tf.qat.network import Network
 from sat_tf.qat.operation_layers import Scaling
 from sat_tf.qat.placement import place
@@ -107,7 +108,7 @@ def test_without_activation_bits_weights_are_still_quantized():
 def test_float_activations_know_what_a_pixel_stands_for():
     policy = BitPolicy(activation_bits=None, input_max=1.0)
     (insertion,) = _place(_network("plain"), policy).insertions
-    assert insertion.config.output == ImageQuantizer(low=0.0, high=1.0)
+    assert insertion.config.output == ImageQuantizer.of_range(range_of((0, 1)))
 
 
 @pytest.mark.parametrize(("bits", "expected"), [(None, "w2"), (4, "w4"), (1, "w1")])
@@ -249,7 +250,7 @@ def test_the_policy_reaches_every_quantizer():
     assert placement.configs["a"].weights.range_axes == (3,)
     assert placement.configs["classifier"].weights.range_axes == (1,)
     assert placement.configs["a_relu"].output.gradient == "pact"
-    assert placement.insertions[0].config.output == ImageQuantizer(low=0.0, high=1.0)
+    assert placement.insertions[0].config.output == ImageQuantizer.of_range(range_of((0, 1)))
 
 
 def test_a_linear_layer_is_rescaled_by_its_fan_out():

@@ -10,6 +10,7 @@ import sat_tf
 from sat_tf.core import dorefa, pact
 from sat_tf.qat.constraints import AtLeast
 from sat_tf.qat.function_quantizers import OffsetQuantizer, UnitQuantizer
+from sat_tf.qat.input_ranges import range_of
 from sat_tf.qat.quantizers import (
     QUANTIZERS,
     SMALLEST_CLIPPING_LEVEL,
@@ -198,6 +199,8 @@ def test_an_image_passes_as_it_is_and_has_variables_that_are_not_trained():
     assert _built(ImageQuantizer(image_max=1.0))[1] == {}  # in models of before they were
     layer, weights = _built(ImageQuantizer(low=0.0, high=1.0))
     assert {*weights} == {"lowest", "highest", "off_grid", "observations"}
+    _, weights = _built(ImageQuantizer.of_range(range_of((0, 1))))
+    assert {*weights} == {"lowest", "highest", "off_grid", "off_usual", "observations"}
     assert not layer.trainable_weights
     x = tf.constant([0.3])
     assert ImageQuantizer()(x, training=True, weights={}) is x

@@ -55,6 +55,43 @@ def test_unusual_pictures_of_the_right_range_are_no_misfit(kind, value):
     assert misfit(SeenValues.of(fed, expected), expected) is None
 
 
+LOW_CONTRAST = {
+    "a little": lambda x: np.floor(x * 0.9) + 8.0,
+    "some": lambda x: np.floor(x * 0.8) + 10.0,
+    "low": lambda x: np.floor(x * 0.6) + 30.0,
+    "one channel": lambda x: np.minimum(x, [255.0, 255.0, 167.0]),
+}
+
+
+@pytest.mark.parametrize("contrast", LOW_CONTRAST)
+@pytest.mark.parametrize(
+    ("fed", "expected"),
+    [
+        ("caffe", (0, 255)),
+        ("torch", (0, 255)),
+        ((0, 1), (-1, 1)),
+        ((0, 1), "torch"),
+        ((-1, 1), "torch"),
+        ((-1, 1), (-0.5, 0.5)),
+        ((-0.5, 0.5), (0, 1)),
+        ((-0.5, 0.5), (-1, 1)),
+    ],
+    ids=str,
+)
+def test_pictures_of_low_contrast_are_told_by_the_pixels_that_they_are_on(fed, expected, contrast):
+    fed, expected = range_of(fed), range_of(expected)
+    values = fed.fed(LOW_CONTRAST[contrast](PICTURES.astype(np.float32)).astype(np.uint8))
+    problem = misfit(SeenValues.of(values, expected), expected)
+    assert problem.endswith(f"what fits is input_range={fed}")
+
+
+def test_what_a_model_of_another_range_has_seen_fits_its_own():
+    seen = SeenValues.of(range_of((0, 1)).fed(PICTURES // 2), range_of((-1, 1)))
+    assert misfit(seen, range_of((-1, 1))).endswith("input_range=(0, 1)")
+    assert misfit(seen, range_of((0, 1))) is None
+    assert pixel_doubt(seen, range_of((0, 1))) is None
+
+
 def test_padding_with_zeros_is_no_misfit():
     expected = range_of("caffe")
     fed = np.pad(expected.fed(PICTURES), ((0, 0), (2, 2), (2, 2), (0, 0)))
@@ -136,6 +173,14 @@ def test_channels_with_ranges_of_their_own_are_remembered_one_by_one():
     model = _quantized(input_range="caffe")
     _fit(model, range_of("caffe").fed(PICTURES))
     np.testing.assert_allclose(_seen(model).lowest, range_of("caffe").low, atol=2.0)
+
+
+def test_training_on_pictures_of_low_contrast_is_told_too():
+    model = _quantized(input_range=(-1, 1))
+    with pytest.warns(UserWarning, match=r"what fits is input_range=\(0, 1\)"):
+        _fit(model, range_of((0, 1)).fed(PICTURES // 2 + 40))
+    problem = misfit(_seen(model), range_of((-1, 1)))
+    assert problem.endswith("what fits is input_range=(0, 1)")
 
 
 def test_what_replicas_are_fed_is_remembered():

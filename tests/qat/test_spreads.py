@@ -201,3 +201,31 @@ def test_explain_says_where_each_level_comes_from():
     plan = sat_tf.explain(float_models.build("without_normalization"), _mobile(4))
     rows = {row.name: row for row in plan.rows}
     assert "typical pixels: a guess, calibrate" in rows["b_relu"].activation_reason
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        (L.Conv1DTranspose(6, 3, 2, name="a"), L.Conv2DTranspose(6, (1, 3), (1, 2), name="a")),
+        (
+            L.DepthwiseConv1D(3, depth_multiplier=2, name="a"),
+            L.DepthwiseConv2D((1, 3), depth_multiplier=2, name="a"),
+        ),
+    ],
+    ids=["transposed", "depthwise"],
+)
+def test_layers_of_sequences_are_those_of_images_with_one_row(one, two):
+    found = []
+    for layer, shape in ((one, (8, 4)), (two, (1, 8, 4))):
+        image = keras.Input(shape, name="image")
+        tensor = L.Conv2D(5, (1, 3), name="c") if len(shape) == 3 else L.Conv1D(5, 3, name="c")
+        tensor = L.BatchNormalization(name="bn")(tensor(image))
+        model = keras.Model(image, layer(L.ReLU(name="relu")(tensor)))
+        if found:
+            for layer_of_one, layer_of_two in zip(found[0][0].layers, model.layers, strict=True):
+                for weight, other in zip(layer_of_one.weights, layer_of_two.weights, strict=True):
+                    other.assign(np.reshape(weight.numpy(), other.shape))
+        found.append((model, _spreads(model)))
+    (first, spreads), (second, others) = found
+    name = first.layers[-1].name
+    np.testing.assert_array_equal(spreads[name].values, others[second.layers[-1].name].values)
