@@ -16,7 +16,7 @@ setuptools.setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=setuptools.find_packages(include=["sat_tf", "sat_tf.*"]),
-    package_data={"sat_tf": ["py.typed", "paper/configs/**/*.yaml"]},
+    package_data={"sat_tf": ["py.typed", "reproduction/paper/configs/**/*.yaml"]},
     install_requires=[
         "tensorflow>=2.21,<2.22",
         "tf_keras>=2.21,<2.22",
@@ -49,7 +49,7 @@ setuptools.setup(
             "types-PyYAML",
         ],
     },
-    entry_points={"console_scripts": ["sat-tf = sat_tf.cli:main"]},
+    entry_points={"console_scripts": ["sat-tf = sat_tf.commands.main:main"]},
     classifiers=[
         "License :: OSI Approved :: Apache Software License",
         "Programming Language :: Python :: 3.11",

@@ -133,8 +133,8 @@ def _learn(model: Any, lesson: int) -> None:
 
 def _measure_statistics(model: Any, norms: Sequence[Any], images: np.ndarray) -> None:
     """Gives the normalizations of a model the statistics of images."""
+    from sat_tf.graph.rewrite import with_layers_for_operations
     from sat_tf.qat.calibrate import estimate_statistics
-    from sat_tf.qat.operations import with_layers_for_operations
 
     if not norms:
         return

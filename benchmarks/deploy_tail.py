@@ -26,13 +26,13 @@ from turns import seconds_by_turns
 
 import sat_tf
 from sat_tf import data
+from sat_tf.atomic_file import written_whole
 from sat_tf.data.arrays import ArraySource
-from sat_tf.export import deployed_model
+from sat_tf.export.deployed import deployed_model
 from sat_tf.models import build
 from sat_tf.training.deploy_tail import deploy_tail
-from sat_tf.training.schedule import WarmupCosine
-from sat_tf.training.training_copy import training_copy
-from sat_tf.wholefile import written_whole
+from sat_tf.training.loop.learner import training_copy
+from sat_tf.training.loop.schedule import WarmupCosine
 
 _MODEL = flags.DEFINE_string("model", "mobilenet_v2", "float model, by name")
 _WIDTH = flags.DEFINE_float("width", 0.35, "its width multiplier")

@@ -16,7 +16,7 @@ from typing import Any
 
 from rows import write_csv
 
-from sat_tf.wholefile import written_whole
+from sat_tf.atomic_file import written_whole
 
 _SECONDS_AT_MOST = 3600
 

@@ -20,13 +20,14 @@ from absl import app, flags
 from rows import as_table, write_csv
 
 from sat_tf import data
-from sat_tf.data import ImageSet
-from sat_tf.export.pipeline import deployed_graph
-from sat_tf.export.runtime import Runtime
-from sat_tf.export.simulator import simulate
-from sat_tf.training import run_folder, runner
-from sat_tf.training.config import Config
-from sat_tf.training.run_folder import RunFolder
+from sat_tf.data.images import ImageSet
+from sat_tf.export.litert.runtime import Runtime
+from sat_tf.export.lowering.pipeline import deployed_graph
+from sat_tf.export.operations.simulator import simulate
+from sat_tf.training.config.config import Config
+from sat_tf.training.loop import runner
+from sat_tf.training.state import run_folder
+from sat_tf.training.state.run_folder import RunFolder
 
 _SMALL_STEM = types.MappingProxyType({"stem_kernel_size": 3, "stem_stride": 1, "stem_pool": False})
 

@@ -31,7 +31,7 @@ from rows import as_table, write_csv
 
 import sat_tf
 from sat_tf import models
-from sat_tf.export.structure import read_structure
+from sat_tf.export.tflite.structure import read_structure
 
 _MODELS = flags.DEFINE_list("models", list(MODELS), f"of {', '.join(models.MODELS)}")
 _BITS = flags.DEFINE_list("bits", ["4"], "bits of our files: 2 to 8, one file each")
@@ -54,7 +54,6 @@ _REFERENCE = "TFMOT 8-bit"
 _CALIBRATION_IMAGES = 32
 # As app stores compress; the strongest level takes minutes for 138 MB and saves a percent.
 _GZIP_LEVEL = 6
-
 
 _Maker = Callable[[keras.Model, np.ndarray], bytes | None]
 

@@ -9,9 +9,10 @@ import peer_task
 import rich.console
 import tf_keras as keras
 
-from sat_tf.training import run_folder, runner
-from sat_tf.training.config_file import read_config
-from sat_tf.training.run_folder import RunFolder
+from sat_tf.training.config.config import read_config
+from sat_tf.training.loop import runner
+from sat_tf.training.state import run_folder
+from sat_tf.training.state.run_folder import RunFolder
 
 CONFIG = "configs/glyphs/mobilenet_v2_small_w4a4.yaml"
 

@@ -32,7 +32,7 @@ class Recipe:
         peak_learning_rate: where the warm-up of 25 steps ends, before the cosine.
         weight_decay: coupled L2 on normal kernels and the classifier.
         label_smoothing: share of the label that is spread over all classes.
-        distillation: weight w of what the float model says, as in `sat_tf.training.distillation`;
+        distillation: weight w of what the float model says, as in `training.recipes.targets`;
             the label has the rest. The teacher's forward passes are extra cost.
         temperature: T of the distillation.
         statistics: normalization statistics are measured anew at the end, on training images.

@@ -33,8 +33,9 @@ import tf_keras as keras
 from absl import app, flags
 from rows import as_table, write_csv
 
-from sat_tf import data, models
-from sat_tf.wholefile import written_whole
+from sat_tf import models
+from sat_tf.atomic_file import written_whole
+from sat_tf.data import glyphs
 
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "of weights and of the order of the images")
 _METHODS = flags.DEFINE_list("methods", [], "which of them; all where none is named")
@@ -198,7 +199,7 @@ def _summary(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
 def _write_data(path: pathlib.Path) -> None:
     if path.is_file():
         return
-    images = data.load_glyphs(progress=True)
+    images = glyphs.load_glyphs(progress=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     names = ("train_images", "train_labels", "test_images", "test_labels")
     with written_whole(path) as temporary, temporary.open("wb") as file:

@@ -42,7 +42,8 @@ def _functions(bits: int) -> dict[str, Callable]:
     """Each function, of a tensor and a clipping level."""
     import tensorflow as tf
 
-    from sat_tf.core import dorefa, offset, pact, rescale
+    from sat_tf.core import asymmetric as offset
+    from sat_tf.core import dorefa, pact, rescale
 
     return {
         "relu": lambda x, level: tf.nn.relu(x),

@@ -22,7 +22,7 @@ from rows import as_table, write_csv
 
 import sat_tf
 from sat_tf import models
-from sat_tf.callbacks import TrainingRules
+from sat_tf.callbacks.training_rules import TrainingRules
 
 _RESULTS = pathlib.Path(__file__).parent / "results" / "training_rules.csv"
 _EVERY = 100

@@ -8,9 +8,6 @@ import difflib
 import pathlib
 
 import matplotlib
-
-matplotlib.use("Agg")
-
 import numpy as np
 import tf_keras as keras
 from absl import app, flags
@@ -18,11 +15,13 @@ from matplotlib import pyplot as plt
 
 import sat_tf
 from sat_tf import data
-from sat_tf.export.lattice import integer_kernel
+from sat_tf.atomic_file import written_whole
+from sat_tf.export.lowering.codes import integer_kernel
 from sat_tf.loading.load import load_model
-from sat_tf.qat.quantizers import PactQuantizer
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.wholefile import written_whole
+from sat_tf.quantizers.pact import PactQuantizer
+
+matplotlib.use("Agg")
 
 _MODEL = flags.DEFINE_string("model", None, "A saved model quantized by sat-tf.", required=True)
 _LAYER = flags.DEFINE_string("layer", "block_5_expand_conv", "A linear layer of it.")

@@ -1,4 +1,4 @@
-r"""Trains, evaluates or exports a low-bit image model from a YAML configuration.
+"""Trains, evaluates or exports a low-bit image model from a YAML configuration.
 
 Without flags it trains on scikit-learn's handwritten digits, which takes minutes and downloads
 nothing. What else it can train on stands under `data.name` in the configurations: digits, glyphs,
@@ -16,9 +16,9 @@ import sys
 from absl import app, flags
 from rich.console import Console
 
-from sat_tf import cli
 from sat_tf.commands import evaluate, export, train
-from sat_tf.training.errors import RunError
+from sat_tf.commands.main import report_errors
+from sat_tf.messages import RunError
 
 _CONFIG = flags.DEFINE_string("config", None, "YAML file of the run; default: the digits demo.")
 _SET = flags.DEFINE_multi_string(
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> None:
     """Runs what the flags ask for."""
     if len(argv) > 1:
         raise app.UsageError(f"received {argv[1:]}, expected flags such as --config=FILE.")
-    sys.exit(cli.report_errors(_run))
+    sys.exit(report_errors(_run))
 
 
 if __name__ == "__main__":

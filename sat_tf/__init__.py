@@ -17,10 +17,10 @@ from sat_tf.version import __version__ as __version__
 if TYPE_CHECKING:
     from sat_tf import callbacks as callbacks
     from sat_tf import export as export
-    from sat_tf.analysis.audit import audit as audit
-    from sat_tf.analysis.sensitivity import sensitivity as sensitivity
-    from sat_tf.export.file import export_tflite as export_tflite
-    from sat_tf.export.verification import verify_tflite as verify_tflite
+    from sat_tf.analysis.audit.audit import audit as audit
+    from sat_tf.analysis.sensitivity.sensitivity import sensitivity as sensitivity
+    from sat_tf.export.export import export_tflite as export_tflite
+    from sat_tf.export.verify import verify_tflite as verify_tflite
     from sat_tf.keras3.incoming import from_keras3 as from_keras3
     from sat_tf.keras3.outgoing import to_keras3 as to_keras3
     from sat_tf.planning.explain import explain as explain
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
 _HOMES = {
     "BitPolicy": "sat_tf.qat.policy",
     "SatQuantizeScheme": "sat_tf.qat.scheme",
-    "audit": "sat_tf.analysis.audit",
+    "audit": "sat_tf.analysis.audit.audit",
     "calibrate": "sat_tf.qat.calibrate",
     "callbacks": "sat_tf",
     "configs": "sat_tf.qat",
     "explain": "sat_tf.planning.explain",
     "export": "sat_tf",
-    "export_tflite": "sat_tf.export.file",
+    "export_tflite": "sat_tf.export.export",
     "from_keras3": "sat_tf.keras3.incoming",
     "quantize_model": "sat_tf.qat.scheme",
     "quantize_scope": "sat_tf.qat.scheme",
     "requantize": "sat_tf.qat.requantize",
-    "sensitivity": "sat_tf.analysis.sensitivity",
+    "sensitivity": "sat_tf.analysis.sensitivity.sensitivity",
     "to_keras3": "sat_tf.keras3.outgoing",
-    "verify_tflite": "sat_tf.export.verification",
+    "verify_tflite": "sat_tf.export.verify",
 }
 
 __all__ = [*_HOMES]

@@ -2,6 +2,6 @@
 
 import sys
 
-from sat_tf.cli import main
+from sat_tf.commands.main import main
 
 sys.exit(main())

@@ -5,6 +5,11 @@ import sys
 import warnings
 from collections.abc import Iterable
 
+
+class RunError(ValueError):
+    """A run cannot start or go on; the message says what was received, expected, and the fix."""
+
+
 _BETWEEN = ("sat_tf", "dataclasses", "tensorflow_model_optimization", "tf_keras")
 
 

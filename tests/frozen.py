@@ -32,7 +32,8 @@ import tf_keras as keras
 import tqdm
 
 import sat_tf
-from sat_tf import BitPolicy, models
+from sat_tf import models
+from sat_tf.qat.policy import BitPolicy
 from tests.export import test_blocks, zoo
 from tests.export.layer_models import MODELS as LAYER_MODELS
 from tests.export.task_models import detector, unet

@@ -11,40 +11,52 @@ TREES = {
 }
 LINES = {name: len((PACKAGE / name).read_text().splitlines()) for name in TREES}
 
-# Arrows point one way: what each part of the package may import of the others.
+# Arrows point one way: what each room of the package may import of the others.
 MAY_IMPORT = {
     "core": set(),
-    "qat": {"core"},
-    "export": {"core", "qat"},
+    "quantizers": {"core"},
+    "graph": {"core"},
+    "qat": {"core", "graph", "quantizers"},
+    "export": {"core", "graph", "quantizers", "qat", "presentation"},
     "loading": set(),
-    "keras3": {"core", "qat", "loading"},
+    "keras3": {"graph", "quantizers", "qat", "loading"},
     "models": set(),
     "data": set(),
-    "analysis": {"core", "qat"},
-    "callbacks": {"core", "qat", "analysis"},
-    "planning": {"core", "qat", "export", "analysis"},
-    "training": {"loading", "qat", "models", "data", "export", "analysis"},
-    "paper": {"training", "qat", "models", "data"},
-    "figures": {"core", "qat", "analysis", "models", "data", "training"},
-    "miniature": {"figures", "paper", "training"},
-    "commands": {
-        "figures",
-        "miniature",
-        "paper",
-        "training",
+    "presentation": set(),
+    "analysis": {"core", "graph", "quantizers", "qat", "presentation"},
+    "callbacks": {"qat", "analysis", "presentation"},
+    "planning": {"core", "graph", "quantizers", "qat", "export", "presentation"},
+    "training": {
+        "graph",
+        "quantizers",
         "qat",
-        "models",
-        "data",
         "export",
         "analysis",
+        "loading",
+        "models",
+        "data",
+        "presentation",
+    },
+    "reproduction": {"core", "qat", "analysis", "models", "data", "training", "presentation"},
+    "commands": {
+        "graph",
+        "quantizers",
+        "qat",
+        "export",
         "planning",
+        "analysis",
         "keras3",
         "loading",
+        "models",
+        "data",
+        "training",
+        "reproduction",
+        "presentation",
     },
 }
-# Modules that all parts share, and those at the top that may use everything.
-SHARED = {"arguments", "messages", "page", "palette", "progress_bar", "version", "wholefile"}
-TOP = {"__init__", "__main__", "cli"}
+# Modules that all rooms share, and those at the top that may use everything.
+SHARED = {"arguments", "atomic_file", "messages", "version"}
+TOP = {"__init__", "__main__"}
 
 # All that the arithmetic needs besides Python itself.
 CORE_LIBRARIES = {"tensorflow", "sat_tf"}

@@ -2,8 +2,9 @@ import dataclasses
 
 import pytest
 
-from sat_tf import BitPolicy, messages
+from sat_tf import messages
 from sat_tf.messages import did_you_mean, list_problems
+from sat_tf.qat.policy import BitPolicy
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.analysis.as_graph import as_graph
-from sat_tf.qat.code_range import code_range
+from sat_tf.analysis.measurement import as_graph
+from sat_tf.graph.network import Network, Node, call_in_inference
 from sat_tf.qat.layout import call_name
-from sat_tf.qat.network import Network, Node, call_in_inference
-from sat_tf.qat.quantizers import ClippingQuantizer
 from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.quantizers.code_range import code_range
+from sat_tf.quantizers.pact import ClippingQuantizer
 
 
 @dataclasses.dataclass(frozen=True)

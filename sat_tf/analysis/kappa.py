@@ -5,10 +5,10 @@ import math
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.qat import registry
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.network import Network, Node
 from sat_tf.qat.layout import inner_layer
-from sat_tf.qat.network import Network, Node
-from sat_tf.qat.registry import Role
 from sat_tf.qat.wrapper import QuantizedLayer
 
 
@@ -48,7 +48,7 @@ def kappa_0(model: keras.Model) -> float | None:
 
 def role_of(node: Node) -> Role:
     """The part that the user's layer of a node plays."""
-    return registry.role_of(inner_layer(node.layer))
+    return layer_kinds.role_of(inner_layer(node.layer))
 
 
 def effective_kernel(node: Node) -> tf.Tensor:
@@ -59,13 +59,13 @@ def effective_kernel(node: Node) -> tf.Tensor:
         if effective is not None:
             return effective
     inner = inner_layer(layer)
-    return tf.convert_to_tensor(getattr(inner, registry.kernel_name(inner)))
+    return tf.convert_to_tensor(getattr(inner, layer_kinds.kernel_name(inner)))
 
 
 def _output_channels(node: Node) -> int:
     inner = inner_layer(node.layer)
-    support = registry.find_support(inner)
-    shape = getattr(inner, registry.kernel_name(inner)).shape
+    support = layer_kinds.find_support(inner)
+    shape = getattr(inner, layer_kinds.kernel_name(inner)).shape
     return math.prod(shape[axis] for axis in (support.channel_axes if support else (-1,)))
 
 

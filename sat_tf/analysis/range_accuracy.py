@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.qat.input_ranges import NAMED, PIXELS, InputRange
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.quantizers.input_range import NAMED, PIXELS, InputRange
 
 # Pictures that say enough, and cost a few seconds at most.
 USUAL_IMAGES = 256

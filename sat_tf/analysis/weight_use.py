@@ -1,4 +1,4 @@
-"""What quantization makes of a kernel: its variances from latent to effective, and its codes."""
+"""What quantization makes of a kernel: variances, latent to effective; codes and their flips."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,15 +7,28 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.analysis.as_graph import as_graph
-from sat_tf.analysis.linear_parts import kernel_of
-from sat_tf.analysis.linear_steps import Step
-from sat_tf.analysis.variance import variance
-from sat_tf.core import dorefa
+from sat_tf.analysis.linear_layers import kernel_of
+from sat_tf.analysis.measurement import as_graph
+from sat_tf.analysis.wiring import Step
+from sat_tf.core import dorefa as core_dorefa
 from sat_tf.core import grid as grids
-from sat_tf.qat import held_weights
-from sat_tf.qat.quantizers import DorefaQuantizer
 from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.quantizers import dorefa
+from sat_tf.quantizers.dorefa import DorefaQuantizer
+
+
+def variance(tensor: tf.Tensor) -> tf.Tensor:
+    """The centred variance over all elements, a float64 scalar.
+
+    Gradients of 1e-25 are common, and their squares no float32. They are divided by the largest
+    first: that costs less memory than float64 does with a kernel of 10^8 weights.
+    """
+    values = tf.cast(tensor, tf.float32)
+    centred = values - tf.reduce_mean(values)
+    largest = tf.reduce_max(tf.abs(centred))
+    squares = tf.reduce_mean(tf.square(tf.math.divide_no_nan(centred, largest)))
+    # What is not finite must not look like zero.
+    return tf.cast(squares, tf.float64) * tf.square(tf.cast(largest, tf.float64))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,7 +81,7 @@ class WeightProbe:
     def codes(self) -> dict[str, tf.Tensor]:
         """The integers n = 0..top of every kernel that has codes, as uint8."""
         return {
-            step.name: tf.cast(held_weights.units(quantizer, _latent(step)), tf.uint8)
+            step.name: tf.cast(dorefa.units(quantizer, _latent(step)), tf.uint8)
             for step in self._steps
             if (quantizer := quantizer_of(step)) is not None and quantizer.num_bits is not None
         }
@@ -105,9 +118,11 @@ def _measured(step: Step) -> dict[str, tf.Tensor]:
     if quantizer.num_bits is not None:
         axes = quantizer.range_axes
         found["quantized"] = variance(
-            dorefa.quantize_weights(latent, quantizer.num_bits, quantizer.grid, range_axes=axes)
+            core_dorefa.quantize_weights(
+                latent, quantizer.num_bits, quantizer.grid, range_axes=axes
+            )
         )
-        units = tf.cast(held_weights.units(quantizer, latent), tf.int32)
+        units = tf.cast(dorefa.units(quantizer, latent), tf.int32)
         counts = tf.math.bincount(tf.reshape(units, [-1]), minlength=256, maxlength=256)
         found["codes_used"] = tf.math.count_nonzero(counts)
     return found
@@ -147,3 +162,45 @@ def _use(step: Step, measured: dict[str, tf.Tensor]) -> WeightUse:
         codes=grids.find_grid(quantizer.grid, bits).top(bits) + 1,
         codes_used=int(measured["codes_used"]),
     )
+
+
+class CodeFlips:
+    """Compares the codes of a model's weights with those of an earlier step.
+
+    Args:
+        weights: measures the kernels of the model.
+    """
+
+    def __init__(self, weights: WeightProbe) -> None:
+        self._codes = as_graph(weights.codes)
+        self._share = as_graph(_shares)
+        self._before: dict[str, tf.Tensor] = {}
+        self._at_last_measurement: dict[str, tf.Tensor] = {}
+
+    def remember(self) -> None:
+        """Keeps the codes as they are, to be compared with those of the next step."""
+        self._before = self._codes()
+
+    def measure(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Shares of weights that have another code than at some step, by layer.
+
+        Returns:
+            Than when `remember` was called, and than when `measure` was called before; both empty
+            where that has not happened, or nothing has codes.
+        """
+        now = self._codes()
+        flipped, moved = (
+            {name: float(share) for name, share in self._share(earlier, now).items()}
+            if earlier
+            else {}
+            for earlier in (self._before, self._at_last_measurement)
+        )
+        self._before, self._at_last_measurement = {}, now
+        return flipped, moved
+
+
+def _shares(earlier: dict[str, tf.Tensor], now: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    return {
+        name: tf.reduce_mean(tf.cast(tf.not_equal(codes, now[name]), tf.float32))
+        for name, codes in earlier.items()
+    }

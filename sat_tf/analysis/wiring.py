@@ -1,26 +1,25 @@
-"""Which linear layer follows which: the calls of a model, nested models and shared layers included.
-
-`sat_tf.qat.network` reads models that can be quantized; what is measured here may also hold models
-inside models, layers called twice, and operations on tensors.
-"""
+"""Which linear layer follows which, through nested models and shared layers."""
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.analysis.linear_parts import (
+from sat_tf.analysis.linear_layers import (
+    LinearPart,
     activation_name,
+    groups,
     holds_matrices,
+    kernel_of,
     linear_parts,
     unwrapped,
 )
-from sat_tf.qat import registry
-from sat_tf.qat.network import check_model, check_one_of_each
-from sat_tf.qat.tfmot_wrappers import refuse_wrapped
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.network import check_model, check_one_of_each
+from sat_tf.graph.tfmot_layers import refuse_wrapped
 
 _NORMALIZATIONS = (
     keras.layers.BatchNormalization,
@@ -89,7 +88,7 @@ class Call:
         """Whether it is linear, or may be in a way that is not known."""
         if self.is_linear:
             return True
-        known = registry.find_support(self.layer) is not None
+        known = layer_kinds.find_support(self.layer) is not None
         return not known and not isinstance(self.layer, _NORMALIZATIONS) and self._has_matrices
 
     @property
@@ -121,7 +120,7 @@ class Call:
             return before // after if before and after else None
         if before == after or len(self.inputs) > 1 or isinstance(layer, _MOVES):
             return 1
-        return 1 if registry.find_support(layer) is not None else None
+        return 1 if layer_kinds.find_support(layer) is not None else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -288,10 +287,129 @@ def _passes_logits(layer: keras.layers.Layer) -> bool:
     """Whether what comes out are the logits that go in, or their softmax."""
     if "softmax" in str(getattr(layer, "symbol", "")):
         return True
-    if registry.role_of(layer) is registry.Role.IDENTITY or registry.is_softmax(layer):
+    if layer_kinds.role_of(layer) is layer_kinds.Role.IDENTITY or layer_kinds.is_softmax(layer):
         return True
     return type(layer) in (keras.layers.Flatten, keras.layers.Reshape)
 
 
 def _size(shape: tuple[int | None, ...]) -> int | None:
     return None if None in shape else math.prod(size for size in shape if size is not None)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Step:
+    """One multiplication by a kernel, and those that follow it.
+
+    Attributes:
+        name: see `kappa_1.LayerFlow`.
+        layer: that multiplies.
+        outer: the layer of the graph it belongs to: itself, its wrapper, or what hides it.
+        part: which of the layer's multiplications it is.
+        normalization: see `kappa_1.LayerFlow`.
+        reads_image: see `kappa_1.LayerFlow`.
+        following: names of the steps l + 1, and the area of the average pooling in between.
+        unknown: see `kappa_1.LayerFlow`.
+    """
+
+    name: str
+    layer: keras.layers.Layer
+    outer: keras.layers.Layer
+    part: LinearPart
+    normalization: str | None = None
+    reads_image: bool = False
+    following: tuple[tuple[str, int | None], ...] = ()
+    unknown: str = ""
+
+    @property
+    def kind(self) -> str:
+        """Class of the layer."""
+        return type(self.layer).__name__
+
+    @property
+    def is_last_part(self) -> bool:
+        """Whether the layer's output is that of this multiplication."""
+        return self.part is linear_parts(self.layer)[-1]
+
+    @property
+    def fan_in(self) -> int:
+        """Inputs of one output, n."""
+        return self.part.fan_in(self._shape, groups(self.layer))
+
+    @property
+    def fan_out(self) -> int:
+        """Outputs of one input, n̂."""
+        return self.part.fan_out(self._shape, groups(self.layer))
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return tuple(kernel_of(self.layer, self.part).shape)
+
+
+def linear_steps(wiring: Wiring) -> dict[str, Step]:
+    """The multiplications by kernels of a model, by name, in graph order."""
+    calls = wiring.linear()
+    times = [call.layer for call in calls]
+    steps: dict[str, Step] = {}
+    for call in wiring:
+        if not call.is_linear:
+            steps.update(_hidden(call))
+            continue
+        parts = linear_parts(call.layer)
+        for part, behind in zip(parts, (*parts[1:], None), strict=True):
+            following, unknown = _following(wiring, call, behind)
+            if times.count(call.layer) > 1:
+                unknown = "the layer is called more than once"
+            step = Step(
+                part.name(call.name),
+                call.layer,
+                call.outer,
+                part,
+                # Nothing bends between the two parts of a separable convolution: what divides the
+                # second's output by its deviation takes the size of both kernels out.
+                normalization=wiring.normalization_behind(call),
+                reads_image=wiring.reads_image(call) and part is parts[0],
+                following=following,
+                unknown=unknown,
+            )
+            steps.setdefault(step.name, step)
+    return steps
+
+
+def _hidden(call: Call) -> dict[str, Step]:
+    """The multiplications inside a layer whose calls cannot be followed."""
+    return {
+        part.name(f"{call.name}/{inner.name}"): Step(
+            part.name(f"{call.name}/{inner.name}"),
+            inner,
+            call.outer,
+            part,
+            unknown=f"it is inside {call.name}, whose calls cannot be followed",
+        )
+        for inner in call.layer._flatten_layers(include_self=False, recursive=True)
+        for part in linear_parts(inner)
+    }
+
+
+def _following(
+    wiring: Wiring, call: Call, behind: LinearPart | None
+) -> tuple[tuple[tuple[str, int | None], ...], str]:
+    if behind is not None:
+        return ((behind.name(call.name), 1),), ""
+    found = wiring.neighbours(call)
+    following = tuple(
+        (linear_parts(to.call.layer)[0].name(to.call.name), to.pooled_area)
+        for to in found
+        if to.call.is_linear
+    )
+    strange = [to.call.name for to in found if not to.call.is_linear]
+    return following, _unknown(following, strange)
+
+
+def _unknown(following: Sequence[tuple[str, int | None]], strange: list[str]) -> str:
+    if strange:
+        return f"it is followed by layers that are not known: {', '.join(strange)}"
+    if not following:
+        return "no linear layer follows"
+    if any(area is None for _, area in following):
+        return "how much is averaged behind it is not known"
+    return ""

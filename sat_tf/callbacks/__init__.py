@@ -1,6 +1,6 @@
 """What goes with Keras's own loops: callbacks for `fit`, and a context for `evaluate`."""
 
 from sat_tf.callbacks.training_rules import TrainingRules
-from sat_tf.qat.constant_weights import constant_weights
+from sat_tf.qat.wrapper import constant_weights
 
 __all__ = ["TrainingRules", "constant_weights"]

@@ -9,19 +9,19 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
-from sat_tf.commands.model_choice import (
+from sat_tf.atomic_file import check_writable
+from sat_tf.commands.models import (
     add_model_argument,
     add_model_sizes,
     model_maker,
+    quiet_tensorflow,
     said_plainly,
 )
-from sat_tf.commands.models import quiet_tensorflow
 from sat_tf.commands.options import add_input_range, input_range_fields
 from sat_tf.commands.pixels import Choice, add_image_arguments, choice_of
-from sat_tf.qat.input_ranges import PIXELS, InputRange
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.training.run_folder import CONFIG
-from sat_tf.wholefile import check_writable
+from sat_tf.quantizers.input_range import PIXELS, InputRange
+from sat_tf.training.state.run_folder import CONFIG
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -78,11 +78,11 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             if path is not None:
                 check_writable(path)
     quiet_tensorflow()
-    from sat_tf.analysis.audit import audit
-    from sat_tf.analysis.audit_table import print_audit
-    from sat_tf.analysis.findings import Verdict
+    from sat_tf.analysis.audit.audit import audit
+    from sat_tf.analysis.audit.result import Verdict
+    from sat_tf.analysis.audit.table import print_audit
     from sat_tf.analysis.range_accuracy import range_note
-    from sat_tf.qat.network import check_model
+    from sat_tf.graph.network import check_model
 
     with said_plainly():
         model = make()
@@ -112,8 +112,8 @@ def _fed_range(model: "keras.Model", policy: BitPolicy) -> InputRange:
     Raises:
         ValueError: a range is given for a quantized model of another one.
     """
-    from sat_tf.qat.model_inputs import input_nodes, input_ranges
-    from sat_tf.qat.network import Network
+    from sat_tf.graph.network import Network
+    from sat_tf.qat.inputs import input_nodes, input_ranges
 
     network = Network(model)
     name, asked = network.inputs[0], policy.range_of(network.inputs[0])
@@ -132,7 +132,7 @@ def _images(
     arguments: argparse.Namespace, choice: Choice, model: "keras.Model"
 ) -> tuple[Any, Any] | None:
     """The images to measure on, with their labels; None where none are asked for."""
-    from sat_tf.training.config_file import read_config
+    from sat_tf.training.config.config import read_config
 
     if choice.is_given:
         shape, classes = tuple(model.input_shape[1:]), model.output_shape[-1]
@@ -146,7 +146,7 @@ def _images(
     path = pathlib.Path(arguments.model)
     if not (path / CONFIG).is_file():
         return None
-    from sat_tf.training.runner import load_source
+    from sat_tf.training.loop.runner import load_source
 
     source = load_source(read_config(path / CONFIG))
     return source.held_out_sample(arguments.num_images or _USUAL_IMAGES)

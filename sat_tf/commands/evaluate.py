@@ -11,10 +11,9 @@ from sat_tf.commands.models import load_model, quiet_tensorflow
 from sat_tf.commands.options import add_trust
 from sat_tf.commands.pixels import Choice, add_image_arguments, choice_of
 from sat_tf.export.evaluate import evaluate_simulator, evaluate_tflite, file_interface
-from sat_tf.messages import list_problems
-from sat_tf.training.config_file import read_config
-from sat_tf.training.errors import RunError
-from sat_tf.training.run_folder import CONFIG, QUANTIZED_MODEL, RunFolder
+from sat_tf.messages import RunError, list_problems
+from sat_tf.training.config.config import read_config
+from sat_tf.training.state.run_folder import CONFIG, QUANTIZED_MODEL, RunFolder
 
 SUMMARY = "print the top-1 of a finished run or a TFLite file"
 DESCRIPTION = (
@@ -83,11 +82,11 @@ def evaluate(folder: RunFolder, console: Console, *, trust: bool = False) -> Non
     folder.require(CONFIG, QUANTIZED_MODEL)
     config = read_config(folder.file(CONFIG))
     quiet_tensorflow()
-    from sat_tf.export import deployed_model
-    from sat_tf.training.classifier_file import data_problems
-    from sat_tf.training.fed_source import fed_range, fed_source
-    from sat_tf.training.runner import load_source
-    from sat_tf.training.stage import held_out_metrics
+    from sat_tf.export.deployed import deployed_model
+    from sat_tf.training.loop.classifier_file import data_problems
+    from sat_tf.training.loop.fed_source import fed_range, fed_source
+    from sat_tf.training.loop.runner import load_source
+    from sat_tf.training.loop.stage import held_out_metrics
 
     model = load_model(folder.file(QUANTIZED_MODEL), trust=trust)
     source = load_source(config)

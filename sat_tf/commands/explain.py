@@ -6,20 +6,19 @@ from typing import Any
 
 from rich.console import Console
 
-from sat_tf.commands.model_choice import (
+from sat_tf.atomic_file import check_writable
+from sat_tf.commands.models import (
     add_model_argument,
     is_built_by_name,
     model_maker,
+    quiet_tensorflow,
     said_plainly,
 )
-from sat_tf.commands.models import quiet_tensorflow
 from sat_tf.commands.options import add_input_range, input_range_fields
-from sat_tf.messages import list_problems
+from sat_tf.messages import RunError, list_problems
 from sat_tf.qat.policy import OLD_INPUT_RANGE, BitPolicy
-from sat_tf.training.config_file import load_yaml, read_yaml_text
-from sat_tf.training.errors import RunError
-from sat_tf.training.run_folder import CONFIG
-from sat_tf.wholefile import check_writable
+from sat_tf.training.config.config import load_yaml, read_yaml_text
+from sat_tf.training.state.run_folder import CONFIG
 
 SUMMARY = "say what quantization and export make of a model, layer by layer"
 DESCRIPTION = """\
@@ -73,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:
     """Does what the arguments ask for; False where the model cannot be quantized as asked."""
-    from sat_tf.planning.diagram import check_diagram_path  # which loads no TensorFlow
+    from sat_tf.planning.pictures import check_diagram_path  # which loads no TensorFlow
 
     name = arguments.model
     policy = _policy(arguments.policy, pathlib.Path(name) / CONFIG, input_range_fields(arguments))

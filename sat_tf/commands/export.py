@@ -8,9 +8,9 @@ from rich.console import Console
 
 from sat_tf.commands.models import load_model, quiet_tensorflow
 from sat_tf.commands.options import add_trust
-from sat_tf.training.config_file import read_config
-from sat_tf.training.errors import RunError
-from sat_tf.training.run_folder import (
+from sat_tf.messages import RunError
+from sat_tf.training.config.config import read_config
+from sat_tf.training.state.run_folder import (
     CERTIFICATE,
     CONFIG,
     QUANTIZED_MODEL,
@@ -136,9 +136,9 @@ def show(
     """
     path, float_head = _find_model(source, float_head)
     quiet_tensorflow()
-    from sat_tf.export.file import file_graph
-    from sat_tf.export.listing import graph_table
-    from sat_tf.export.settings import FileSettings
+    from sat_tf.export.export import file_graph
+    from sat_tf.export.lowering.packing import FileSettings
+    from sat_tf.export.operations.listing import graph_table
 
     try:
         graph = file_graph(
@@ -193,11 +193,11 @@ def export(
     own = model_path.with_name(TFLITE_MODEL) if in_folder else model_path.with_suffix(".tflite")
     path = pathlib.Path(out) if out else own
     quiet_tensorflow()
-    import sat_tf
+    from sat_tf.export.export import export_tflite
 
     model = load_model(model_path, trust=trust)
     try:
-        report = sat_tf.export_tflite(
+        report = export_tflite(
             model, path, float_head=float_head, compare_storage=compare_storage, **settings
         )
     except ValueError as error:

@@ -7,12 +7,10 @@ from rich.table import Table
 
 from sat_tf.commands.models import quiet_tensorflow
 from sat_tf.commands.options import seed
-from sat_tf.figures.figure import Claim, Figure
-from sat_tf.figures.folder import open_folder
-from sat_tf.figures.library import find
-from sat_tf.figures.run import run as make
-from sat_tf.messages import list_problems
-from sat_tf.training.errors import RunError
+from sat_tf.messages import RunError, list_problems
+from sat_tf.reproduction.figures.figure import Claim, Figure, open_folder
+from sat_tf.reproduction.figures.library import find
+from sat_tf.reproduction.figures.run import run as make
 
 SUMMARY = "draw the paper's figures anew, beside what it prints"
 DESCRIPTION = (

@@ -6,20 +6,17 @@ import pathlib
 
 from rich.console import Console
 
+from sat_tf.atomic_file import check_writable
 from sat_tf.commands.models import compute_on_one_thread, quiet_tensorflow
-from sat_tf.commands.options import add_overrides, seeds
-from sat_tf.commands.stopping import unless_stopped
-from sat_tf.messages import list_problems
-from sat_tf.miniature.claim import Verdict
-from sat_tf.miniature.claims import CHAPTERS
-from sat_tf.miniature.groups import jobs
-from sat_tf.miniature.page import write_page
-from sat_tf.miniature.paper_figures import missing
-from sat_tf.miniature.run import judged, not_shown
-from sat_tf.miniature.run import run as run_jobs
-from sat_tf.paper.record import Outcome, read_outcomes
-from sat_tf.training.errors import RunError
-from sat_tf.wholefile import check_writable
+from sat_tf.commands.options import add_overrides, seeds, unless_stopped
+from sat_tf.messages import RunError, list_problems
+from sat_tf.reproduction.miniature.claims import CHAPTERS, Verdict
+from sat_tf.reproduction.miniature.groups import jobs
+from sat_tf.reproduction.miniature.page import write_page
+from sat_tf.reproduction.miniature.paper_figures import missing
+from sat_tf.reproduction.miniature.run import judged, not_shown
+from sat_tf.reproduction.miniature.run import run as run_jobs
+from sat_tf.reproduction.paper.record import Outcome, read_outcomes
 
 SUMMARY = "re-create the paper's ablation in minutes, claim by claim"
 DESCRIPTION = (

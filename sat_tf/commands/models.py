@@ -1,11 +1,18 @@
-"""Loading saved models for the commands."""
+"""The models that commands are given: files, runs, or names."""
 
+import argparse
+import contextlib
+import inspect
 import os
 import pathlib
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
-from sat_tf.training.errors import RunError
+from sat_tf.commands.options import add_trust
+from sat_tf.messages import RunError, did_you_mean
+from sat_tf.training.config.sections import MODEL_OPTIONS
+from sat_tf.training.state.run_folder import CONFIG, QUANTIZED_MODEL, RunFolder
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -76,3 +83,115 @@ def compute_on_one_thread() -> None:
     more threads gain nothing, and whose training makes a last digit grow.
     """
     os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
+
+
+_APPLICATIONS = "keras.applications:"
+_FILES = (".keras", ".h5", ".hdf5")
+
+
+def add_model_argument(parser: argparse.ArgumentParser) -> None:
+    """Adds MODEL and --trust_model, for `model_maker`."""
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a Keras file (.keras, .h5) or SavedModel; the folder of a finished run; the name of "
+        f"a model, with random weights: {', '.join(MODEL_OPTIONS)}, or {_APPLICATIONS}NAME",
+    )
+    add_trust(parser)
+
+
+def add_model_sizes(parser: argparse.ArgumentParser) -> None:
+    """Adds --image_size and --num_classes."""
+    parser.add_argument(
+        "--image_size", metavar="N", type=int, help="of a model given by its name; default: 224"
+    )
+    parser.add_argument(
+        "--num_classes", metavar="N", type=int, help="of a model given by its name; default: 1000"
+    )
+
+
+@contextlib.contextmanager
+def said_plainly() -> Iterator[None]:
+    """Lets the command line say what is wrong with the input, without a traceback."""
+    try:
+        yield
+    except ValueError as error:
+        raise RunError(str(error)) from error
+
+
+def is_built_by_name(name: str) -> bool:
+    """Whether a name is that of a model to build, and of no file."""
+    return name.startswith(_APPLICATIONS) or (
+        name in MODEL_OPTIONS and not pathlib.Path(name).exists()
+    )
+
+
+def model_maker(arguments: argparse.Namespace, verb: str) -> Callable[[], "keras.Model"]:
+    """What makes the model that MODEL names.
+
+    Args:
+        arguments: with `model`, `trust_model`, `image_size` and `num_classes`.
+        verb: the function of `sat_tf` that does from Python what the command does.
+
+    Raises:
+        RunError: there is no such model; said before TensorFlow is loaded.
+    """
+    name, path, trust = arguments.model, pathlib.Path(arguments.model), arguments.trust_model
+    sizes = {
+        key: getattr(arguments, key)
+        for key in ("image_size", "num_classes")
+        if getattr(arguments, key) is not None
+    }
+    if name.startswith(_APPLICATIONS):
+        return lambda: _application(name.removeprefix(_APPLICATIONS), sizes)
+    if name in MODEL_OPTIONS and not path.exists():
+        return lambda: _built(name, sizes)
+    if sizes:
+        raise RunError(
+            f"{name}: received {' and '.join(f'--{key}' for key in sizes)} for a saved model, "
+            "expected it for the name of one; leave it out."
+        )
+    if path.is_dir() and not (path / "saved_model.pb").exists():
+        folder = RunFolder(path)
+        folder.require(QUANTIZED_MODEL, CONFIG)
+        return lambda: _loaded(folder.file(QUANTIZED_MODEL), verb, trust)
+    if path.exists():
+        return lambda: _loaded(path, verb, trust)
+    if path.suffix in _FILES or path.parent != pathlib.Path():
+        raise RunError(f"{name}: not found; expected a Keras model, or the folder of a run.")
+    raise RunError(
+        f"{name}: received neither a file nor the name of a model, expected one of them. "
+        f"{did_you_mean(name, MODEL_OPTIONS)}"
+    )
+
+
+def _built(name: str, sizes: dict[str, int]) -> "keras.Model":
+    from sat_tf import models
+
+    return models.build(name, **{"image_size": 224, "num_classes": 1000, **sizes})
+
+
+def _application(name: str, sizes: dict[str, int]) -> "keras.Model":
+    import tf_keras as keras
+
+    known = {
+        key: make
+        for key, make in vars(keras.applications).items()
+        if inspect.isfunction(make) and "classes" in inspect.signature(make).parameters
+    }
+    if name not in known:
+        raise RunError(
+            f"{_APPLICATIONS}{name}: received no image model. {did_you_mean(name, known)}"
+        )
+    options: dict[str, Any] = {"weights": None, "classes": sizes.get("num_classes", 1000)}
+    if "image_size" in sizes:
+        options["input_shape"] = (sizes["image_size"], sizes["image_size"], 3)
+    return known[name](**options)
+
+
+def _loaded(path: pathlib.Path, verb: str, trust: bool) -> "keras.Model":
+    advice = (
+        "expected a model that tf_keras (Keras 2) has saved. One with layers of your own is for "
+        f"Python: sat_tf.{verb}(model, ...)."
+    )
+    return read_keras_model(path, advice, trust=trust)

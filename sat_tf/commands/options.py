@@ -1,12 +1,16 @@
 """Options that several commands have."""
 
 import argparse
+import pathlib
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from rich.console import Console
 
 from sat_tf.arguments import SEED_LIMIT
-from sat_tf.qat.input_ranges import range_problem
+from sat_tf.quantizers.input_range import range_problem
+from sat_tf.training.errors import Interruption, Stopped
 
 _RANGE_OPTIONS = ("--input_range", "--input_max")
 _NEGATIVE = re.compile(r"-[\d.]")
@@ -85,3 +89,29 @@ def _input_range(text: str) -> Any:
     if problem:
         raise argparse.ArgumentTypeError(f"{text!r}: {problem}")
     return value
+
+
+_Result = TypeVar("_Result")
+
+
+def unless_stopped(
+    work: Callable[[], _Result], folder: pathlib.Path, console: Console
+) -> _Result | None:
+    """What `work` returns; None, and a line that says so, where SIGTERM has ended it.
+
+    Args:
+        work: may be ended at any moment, also while it is still starting.
+        folder: of the run.
+        console: where to say it.
+    """
+    try:
+        with Interruption().watched():
+            return work()
+    except Stopped:
+        console.print(
+            f"Stopped as asked; all is saved in {folder}: the same command goes on from here.",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
+        return None

@@ -8,16 +8,14 @@ from typing import Any
 from rich.console import Console
 
 from sat_tf.commands.models import quiet_tensorflow
-from sat_tf.commands.options import add_overrides, seeds
-from sat_tf.commands.stopping import unless_stopped
-from sat_tf.messages import list_problems
-from sat_tf.paper.library import Entry, data_sets, find
-from sat_tf.paper.record import read_outcomes
-from sat_tf.paper.run import plan
-from sat_tf.paper.run import run as run_jobs
-from sat_tf.paper.table import markdown, show, update
-from sat_tf.training.config_file import config_text
-from sat_tf.training.errors import RunError
+from sat_tf.commands.options import add_overrides, seeds, unless_stopped
+from sat_tf.messages import RunError, list_problems
+from sat_tf.reproduction.paper.library import Entry, data_sets, find
+from sat_tf.reproduction.paper.record import read_outcomes
+from sat_tf.reproduction.paper.run import plan
+from sat_tf.reproduction.paper.run import run as run_jobs
+from sat_tf.reproduction.paper.table import markdown, show, update
+from sat_tf.training.config.config import config_text
 
 SUMMARY = "list and run the experiments of the paper"
 DESCRIPTION = (

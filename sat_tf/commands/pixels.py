@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 
 from sat_tf.data import DATA_SETS, source
-from sat_tf.data.choice import spread_evenly
-from sat_tf.data.folder import load_folder, resized
-from sat_tf.export.certificate import ImagesFrom
-from sat_tf.export.inputs import random_images
-from sat_tf.export.tensor import Image
-from sat_tf.messages import did_you_mean
-from sat_tf.training.errors import RunError
+from sat_tf.data.picture_folder import load_folder, resized
+from sat_tf.data.shards import spread_evenly
+from sat_tf.export.certificate.certificate import ImagesFrom
+from sat_tf.export.certificate.inputs import random_images
+from sat_tf.export.operations.graph import Image
+from sat_tf.messages import RunError, did_you_mean
 
 _RANDOM_IMAGES = 64
 _RANDOM_SEED = 0

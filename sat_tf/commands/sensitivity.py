@@ -7,20 +7,19 @@ import pathlib
 from rich.console import Console
 from rich.markup import escape
 
-from sat_tf.commands.model_choice import (
+from sat_tf.atomic_file import check_writable
+from sat_tf.commands.models import (
     add_model_argument,
     add_model_sizes,
     model_maker,
+    quiet_tensorflow,
     said_plainly,
 )
-from sat_tf.commands.models import quiet_tensorflow
 from sat_tf.commands.options import add_input_range, input_range_fields
 from sat_tf.commands.pixels import add_image_arguments, choice_of
-from sat_tf.export.inputs import image_problems
-from sat_tf.messages import list_problems
+from sat_tf.export.certificate.inputs import image_problems
+from sat_tf.messages import RunError, list_problems
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.training.errors import RunError
-from sat_tf.wholefile import check_writable
 
 SUMMARY = "say which layers a float model can least spare bits of"
 DESCRIPTION = """\
@@ -105,9 +104,9 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
             _check_format(arguments.picture)
     quiet_tensorflow()
     from sat_tf.analysis.range_accuracy import range_note
-    from sat_tf.analysis.sensitivity import sensitivity
-    from sat_tf.analysis.sensitivity_table import print_sensitivity
-    from sat_tf.qat.network import check_model, check_one_of_each
+    from sat_tf.analysis.sensitivity.sensitivity import sensitivity
+    from sat_tf.analysis.sensitivity.table import print_sensitivity
+    from sat_tf.graph.network import check_model, check_one_of_each
 
     with said_plainly():
         model = make()
@@ -157,6 +156,6 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def _check_format(path: str) -> None:
-    from sat_tf.analysis.sensitivity_picture import check_format
+    from sat_tf.analysis.sensitivity.picture import check_format
 
     check_format(pathlib.Path(path))

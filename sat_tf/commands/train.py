@@ -7,15 +7,12 @@ from collections.abc import Iterable
 from rich.console import Console
 
 from sat_tf.commands.models import quiet_tensorflow
-from sat_tf.commands.options import add_overrides, add_trust, seed
-from sat_tf.commands.stopping import unless_stopped
-from sat_tf.training.config import Config
-from sat_tf.training.config_file import parse_config, read_config
-from sat_tf.training.demo import DEMO
-from sat_tf.training.errors import RunError
-from sat_tf.training.results import Results
-from sat_tf.training.run_folder import RunFolder
-from sat_tf.training.run_state import expect_same_config
+from sat_tf.commands.options import add_overrides, add_trust, seed, unless_stopped
+from sat_tf.messages import RunError
+from sat_tf.training.config.config import DEMO, Config, parse_config, read_config
+from sat_tf.training.report.results import Results
+from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.training.state.run_state import expect_same_config
 
 SUMMARY = "train a float and a quantized model, export and verify"
 DESCRIPTION = (
@@ -93,7 +90,7 @@ def train(
         config: what to do.
         folder: where the files go.
         console: where to show progress.
-        resume: see `sat_tf.training.runner.train`.
+        resume: see `sat_tf.training.loop.runner.train`.
 
     Returns:
         Whether LiteRT computes the integers that were trained, as far as the run has come.
@@ -107,7 +104,7 @@ def train(
 
     def work() -> Results | None:
         quiet_tensorflow()
-        from sat_tf.training import runner
+        from sat_tf.training.loop import runner
 
         return runner.train(config, folder, console, resume=resume)
 

@@ -4,8 +4,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sat_tf.export.certificate import Certificate, RuntimeCount
-from sat_tf.export.certificate_page import RUNTIME_TITLES, percent
+from sat_tf.export.certificate.certificate import Certificate, RuntimeCount
+from sat_tf.export.certificate.page import RUNTIME_TITLES, percent
 
 _MOST_TENSORS_LISTED = 10
 

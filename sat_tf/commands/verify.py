@@ -13,19 +13,94 @@ from rich.console import Console
 from sat_tf.commands.models import load_model, quiet_tensorflow
 from sat_tf.commands.options import add_trust
 from sat_tf.commands.pixels import USUAL_IMAGES, Choice, Pixels, add_image_arguments, choice_of
-from sat_tf.commands.target import Target, choose_target
 from sat_tf.commands.verification_table import print_certificate
-from sat_tf.export.certificate import Certificate, ImagesFrom
-from sat_tf.export.certificate_file import read_certificate
-from sat_tf.export.certificate_page import write_both
-from sat_tf.export.runtime import RUNTIMES
-from sat_tf.export.standalone import read_subject, recheck, verify_subject
-from sat_tf.training.config_file import read_config
-from sat_tf.training.errors import RunError
-from sat_tf.training.run_folder import CERTIFICATE, CONFIG, FLOAT_MODEL
+from sat_tf.export.certificate.certificate import Certificate, ImagesFrom, read_certificate
+from sat_tf.export.certificate.page import write_both
+from sat_tf.export.file_verification import read_subject, recheck, verify_subject
+from sat_tf.export.litert.runtime import RUNTIMES
+from sat_tf.messages import RunError
+from sat_tf.training.config.config import read_config
+from sat_tf.training.state.run_folder import (
+    CERTIFICATE,
+    CONFIG,
+    FLOAT_MODEL,
+    QUANTIZED_MODEL,
+    TFLITE_MODEL,
+    RunFolder,
+)
 
 if TYPE_CHECKING:
     import tf_keras as keras
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What to verify.
+
+    Attributes:
+        tflite: the file.
+        model: its Keras model; None where there is none.
+        folder: of the run that made both; None where no run did.
+    """
+
+    tflite: pathlib.Path
+    model: pathlib.Path | None = None
+    folder: RunFolder | None = None
+
+
+def choose_target(
+    source: str, tflite: str | None = None, model: str | None = None, *, needs_config: bool = True
+) -> Target:
+    """What the positional arguments and --model mean.
+
+    Args:
+        source: folder of a run, file, or model before its file.
+        tflite: the file; by default that of the run.
+        model: of the file; by default that of the run.
+        needs_config: whether the images come from the run.
+
+    Raises:
+        RunError: something is missing or does not fit.
+    """
+    path = pathlib.Path(source)
+    if path.is_dir():
+        folder = RunFolder(path)
+        folder.require(
+            *([] if model else [QUANTIZED_MODEL]),
+            *([] if tflite else [TFLITE_MODEL]),
+            *([CONFIG] if needs_config else []),
+        )
+        keras_model = pathlib.Path(model) if model else folder.file(QUANTIZED_MODEL)
+        return _found(Target(_either(tflite, folder.file(TFLITE_MODEL)), keras_model, folder))
+    if not path.is_file():
+        raise RunError(
+            f"{path}: not found; expected the folder of a run, a TFLite file, or a quantized model "
+            "(.keras)."
+        )
+    if tflite is not None:
+        if model is not None:
+            raise RunError(
+                f"received the models {source} and {model}, expected one; leave out --model."
+            )
+        return _found(Target(pathlib.Path(tflite), path))
+    if path.suffix in (".keras", ".h5"):
+        raise RunError(
+            f"{path}: received a model without a TFLite file; expected "
+            "`sat-tf verify model.keras model.tflite`, or the folder of a run."
+        )
+    return _found(Target(path, pathlib.Path(model) if model else None))
+
+
+def _either(name: str | None, default: pathlib.Path) -> pathlib.Path:
+    return pathlib.Path(name) if name else default
+
+
+def _found(target: Target) -> Target:
+    for file in (target.tflite, target.model):
+        if file is not None and not file.is_file():
+            raise RunError(f"{file}: not found; expected a file to verify.")
+    return target
+
 
 SUMMARY = "compare a TFLite file with its model, code by code"
 DESCRIPTION = (
@@ -178,14 +253,14 @@ def _prove(
             subject, pixels.images, pixels.labels, images_from=pixels.source, **settings
         )
     quiet_tensorflow()
-    import sat_tf
+    from sat_tf.export.verify import verify_tflite
 
     model: keras.Model = _as_measured(load_model(target.model, trust=trust), target)
     shape = tuple(model.input_shape[1:])
     pixels = _pixels(target, choice, shape, int(model.output_shape[-1]), console)
     if _takes_values(model):
         pixels = pixels.of_input(read_subject(target.tflite).graph.images[0])
-    return sat_tf.verify_tflite(
+    return verify_tflite(
         model,
         target.tflite,
         pixels.images,
@@ -197,8 +272,8 @@ def _prove(
 
 def _takes_values(model: "keras.Model") -> bool:
     """Whether the input of a quantized model, or of a deployed one, is no image."""
-    from sat_tf.qat.model_inputs import input_types
-    from sat_tf.qat.network import Network
+    from sat_tf.graph.network import Network
+    from sat_tf.qat.inputs import input_types
 
     quantized = getattr(model, "quantized", model)
     return set(input_types(Network(quantized)).values()) != {"uint8"}
@@ -221,7 +296,7 @@ def _as_measured(model: "keras.Model", target: Target) -> "keras.Model":
     config = read_config(target.folder.file(CONFIG))
     if config.stages.deploy_tail is None:
         return model
-    from sat_tf.export import deployed_model
+    from sat_tf.export.deployed import deployed_model
 
     return deployed_model(model, float_head=config.export.float_head)
 
@@ -237,7 +312,7 @@ def _pixels(
         return pixels
     config = read_config(target.folder.file(CONFIG))
     quiet_tensorflow()
-    from sat_tf.training.runner import load_source
+    from sat_tf.training.loop.runner import load_source
 
     most = choice.num_images or config.export.verify_images
     images, labels = load_source(config).held_out_sample(most)

@@ -2,10 +2,9 @@
 
 import tensorflow as tf
 
+from sat_tf.core import backward_pass
 from sat_tf.core import grid as grids
-from sat_tf.core import one_pass
-from sat_tf.core.compiler import compiles_with_xla
-from sat_tf.core.own_gradient import with_gradient
+from sat_tf.core.custom_gradient import compiles_with_xla, with_gradient
 
 # Its square is still a normal number, which the gradient divides by.
 _SMALLEST_MAXIMUM = 2.0**-63
@@ -269,8 +268,8 @@ def _backward(
         numbers = tf.cond(may_be_nan, lambda: _without_nan(values), lambda: values)
         # t where |t| = m, else 0: the gradient through the maximum is shared by its ties.
         if reduced is None:
-            edge = maximum * one_pass.JUST_BELOW_ONE
-            at_maximum = numbers - one_pass.keep_inside(numbers, numbers, -edge, edge)
+            edge = maximum * backward_pass.JUST_BELOW_ONE
+            at_maximum = numbers - backward_pass.keep_inside(numbers, numbers, -edge, edge)
         else:
             at_maximum = tf.where(tf.abs(numbers) == maximum, numbers, 0.0)
         total = _sum(through_tanh, numbers, reduced)
@@ -282,7 +281,7 @@ def _backward(
 def _sum(a: tf.Tensor, b: tf.Tensor, reduced: tuple[int, ...] | None) -> tf.Tensor:
     """Σ a b over each range."""
     if reduced is None:
-        return one_pass.dot(a, b)
+        return backward_pass.dot(a, b)
     return tf.reduce_sum(a * b, reduced, keepdims=True)
 
 

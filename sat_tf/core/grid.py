@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from sat_tf.core.own_gradient import straight_through
+from sat_tf.core.custom_gradient import straight_through
 from sat_tf.messages import did_you_mean
 
 # A number of bits; or an integer scalar tensor of it, so that it can change while a graph stays.

@@ -4,12 +4,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from sat_tf.core import backward_pass
 from sat_tf.core import grid as grids
-from sat_tf.core import one_pass
-from sat_tf.core.again import computed_again, of_batch_statistics
-from sat_tf.core.compiler import compiles_with_xla, has_accelerator
-from sat_tf.core.own_gradient import with_gradient
-from sat_tf.core.parameter_sums import sum_by_normalization, sum_by_readers
+from sat_tf.core.backward_pass import (
+    computed_again,
+    of_batch_statistics,
+    sum_by_normalization,
+    sum_by_readers,
+)
+from sat_tf.core.custom_gradient import compiles_with_xla, has_accelerator, with_gradient
 from sat_tf.messages import did_you_mean
 
 GRADIENTS = ("calibrated", "pact")
@@ -169,7 +172,7 @@ def _in_float32(x: tf.Tensor, clipping_level: tf.Tensor) -> tuple[tf.Tensor, tf.
 def _of_activation(
     upstream: tf.Tensor, quantized: tf.Tensor, x: tf.Tensor, alpha: tf.Tensor, *, gradient: str
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    lowest, highest = tf.constant(_JUST_ABOVE_ZERO), alpha * one_pass.JUST_BELOW_ONE
+    lowest, highest = tf.constant(_JUST_ABOVE_ZERO), alpha * backward_pass.JUST_BELOW_ONE
     inside, total = _gradients(upstream, x, quantized, lowest, highest, gradient)
     return inside, total / alpha
 
@@ -177,7 +180,7 @@ def _of_activation(
 def _of_stream(
     upstream: tf.Tensor, quantized: tf.Tensor, x: tf.Tensor, limit: tf.Tensor, *, gradient: str
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    edge = limit * one_pass.JUST_BELOW_ONE
+    edge = limit * backward_pass.JUST_BELOW_ONE
     inside, total = _gradients(upstream, x, quantized, -edge, edge, gradient)
     return inside, total / limit
 
@@ -203,7 +206,7 @@ def _gradients(
     (q - x) / α remains. With q in the place of x the last part vanishes: the original PACT.
     """
     values = computed_again(x, upstream)
-    inside = one_pass.keep_inside(upstream, values, lowest, highest)
+    inside = backward_pass.keep_inside(upstream, values, lowest, highest)
     reference = values if gradient == "calibrated" else quantized
 
     if compiles_with_xla() or has_accelerator():
@@ -216,9 +219,9 @@ def _gradients(
             # that is computed from them: there is nothing to leave out.
             return inside, by_readers - by_normalization
         if by_readers is None:
-            by_readers = one_pass.dot(upstream, quantized)
+            by_readers = backward_pass.dot(upstream, quantized)
         if by_normalization is None:
-            by_normalization = one_pass.dot(inside, reference)
+            by_normalization = backward_pass.dot(inside, reference)
         total = by_readers - by_normalization
 
     def leaving_out_what_is_clipped() -> tf.Tensor:

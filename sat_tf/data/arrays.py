@@ -5,9 +5,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from sat_tf.arguments import Rule, check, is_integer
-from sat_tf.data.choice import spread_evenly
-from sat_tf.data.images import ImageSet
-from sat_tf.data.order import (
+from sat_tf.data.batch_order import (
     RANDOM,
     as_given,
     check_batches,
@@ -15,7 +13,8 @@ from sat_tf.data.order import (
     in_pieces,
     shuffled_spans,
 )
-from sat_tf.data.share import Share
+from sat_tf.data.images import ImageSet
+from sat_tf.data.shards import Share, spread_evenly
 from sat_tf.data.source import NO_LABEL, ImageSource
 
 # Keeps the draws of the shifts apart from those of the order, which have the same seed.

@@ -5,8 +5,7 @@ import pathlib
 from typing import NamedTuple
 
 from sat_tf.arguments import check
-from sat_tf.data.picture_options import picture_rules
-from sat_tf.data.source import ImageSource
+from sat_tf.data.source import ImageSource, picture_rules
 from sat_tf.messages import list_problems
 
 TRAIN = "train"

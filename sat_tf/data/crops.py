@@ -9,7 +9,7 @@ import math
 
 import tensorflow as tf
 
-from sat_tf.data.order import RANDOM
+from sat_tf.data.batch_order import RANDOM
 
 # The random-resized crop of the Inception and ResNet papers.
 SMALLEST_AREA = 0.08

@@ -8,7 +8,14 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from sat_tf.data.choice import spread_evenly
+from sat_tf.data.batch_order import (
+    RANDOM,
+    as_given,
+    check_batches,
+    held_out_spans,
+    in_pieces,
+    shuffled_spans,
+)
 from sat_tf.data.class_folders import Part, Tree
 from sat_tf.data.crops import (
     held_out_crop,
@@ -18,19 +25,17 @@ from sat_tf.data.crops import (
     training_crop_of_jpeg,
     training_crop_of_pixels,
 )
-from sat_tf.data.guarded import Fast, Slow, decoded
-from sat_tf.data.odd_pictures import CorruptPictures, Encoded, NoGoodPictureError, first_good
-from sat_tf.data.order import (
-    RANDOM,
-    as_given,
-    check_batches,
-    held_out_spans,
-    in_pieces,
-    shuffled_spans,
+from sat_tf.data.decoding import (
+    CorruptPictures,
+    Encoded,
+    Fast,
+    NoGoodPictureError,
+    Slow,
+    decoded,
+    first_good,
 )
-from sat_tf.data.reading import FirstError, ReadingError
-from sat_tf.data.share import Share
-from sat_tf.data.source import NO_LABEL, ImageSource, expect_images
+from sat_tf.data.shards import Share, spread_evenly
+from sat_tf.data.source import NO_LABEL, FirstError, ImageSource, ReadingError, expect_images
 
 _SAMPLED_AT_ONCE = 64
 _NAMES_READ = 1000

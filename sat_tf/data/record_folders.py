@@ -11,12 +11,11 @@ import numpy as np
 
 from sat_tf.arguments import Rule, check, is_integer
 from sat_tf.data.cache import cache_folder, load_or_make
-from sat_tf.data.picture_options import buffer_rule, path_rule, picture_rules
-from sat_tf.data.source import ImageSource
+from sat_tf.data.source import ImageSource, buffer_rule, path_rule, picture_rules
 from sat_tf.messages import list_problems
 
 if TYPE_CHECKING:
-    from sat_tf.data.record_files import RecordFiles
+    from sat_tf.data.records import RecordFiles
 
 TRAIN = "train"
 HELD_OUT = ("validation", "val", "test")
@@ -194,7 +193,7 @@ def _part(
 ) -> "RecordFiles":
     import tensorflow as tf
 
-    from sat_tf.data.record_files import tfrecord_files
+    from sat_tf.data.records import tfrecord_files
 
     keys = {
         image_key: tf.io.FixedLenFeature((), tf.string),

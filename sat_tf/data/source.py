@@ -1,14 +1,109 @@
 """What training needs of a data set, wherever its images come from."""
 
 import abc
+import contextlib
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sat_tf.arguments import Rule, check, is_integer
-from sat_tf.data.reading import ReadingError
-from sat_tf.data.share import Share
+from sat_tf.arguments import Rule, check, is_between, is_integer
+from sat_tf.data.shards import Share
+
+
+def picture_rules(image_size: Any, max_corrupt: Any, deterministic: Any) -> list[Rule]:
+    """Rules for the options that all such sets share.
+
+    Args:
+        image_size: height and width of what training sees, in pixels.
+        max_corrupt: largest share of corrupt pictures.
+        deterministic: whether the order is fixed.
+    """
+    is_zero = not isinstance(max_corrupt, bool) and max_corrupt == 0
+    return [
+        Rule(
+            "image_size",
+            image_size,
+            is_integer(image_size, lowest=1),
+            "a positive integer",
+            "pass 224",
+        ),
+        Rule(
+            "max_corrupt",
+            max_corrupt,
+            is_zero or is_between(max_corrupt, 0, 1),
+            "a share from 0 to below 1",
+            "pass 0.001",
+        ),
+        Rule(
+            "deterministic", deterministic, isinstance(deterministic, bool), "a bool", "pass True"
+        ),
+    ]
+
+
+def buffer_rule(shuffle_buffer: Any) -> Rule:
+    """The rule for the number of pictures that training draws from."""
+    return Rule(
+        "shuffle_buffer",
+        shuffle_buffer,
+        is_integer(shuffle_buffer, lowest=1),
+        "a positive integer",
+        "pass 10000",
+    )
+
+
+def path_rule(name: str, path: Any) -> Rule:
+    """The rule for a folder that need not be named."""
+    is_valid = path is None or isinstance(path, str | os.PathLike)
+    return Rule(name, path, is_valid, "the path of a folder, or None", "pass a path")
+
+
+class ReadingError(ValueError):
+    """A data set cannot be read on; the message says what was received, expected, and the fix."""
+
+
+class FirstError:
+    """Keeps the first error that reading met in Python.
+
+    Inside tf.data TensorFlow turns it into an error of its own, in which the message is somewhere
+    between two tracebacks.
+    """
+
+    def __init__(self) -> None:
+        self._error: ReadingError | None = None
+
+    @property
+    def error(self) -> ReadingError | None:
+        """What was met first, or None."""
+        return self._error
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keeps a `ReadingError` that leaves the block; everything else is a fault of ours."""
+        try:
+            yield
+        except ReadingError as error:
+            self._error = self._error or error
+            raise
+
+    @contextlib.contextmanager
+    def told(self) -> Iterator[None]:
+        """Raises what was kept in the place of TensorFlow's error that leaves the block.
+
+        Raises:
+            ReadingError: see above.
+        """
+        import tensorflow as tf
+
+        try:
+            yield
+        except tf.errors.OpError:
+            if self._error is None:
+                raise
+            raise ReadingError(str(self._error)) from None
+
 
 # The label of what only fills up the last held-out batch; losses and metrics leave it out.
 NO_LABEL = -1

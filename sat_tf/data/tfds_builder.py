@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from sat_tf.arguments import Rule, check
 from sat_tf.data.cache import cache_folder
-from sat_tf.data.picture_options import buffer_rule, path_rule, picture_rules
 from sat_tf.data.record_folders import RECORD_FRAME, count_records
-from sat_tf.data.source import ImageSource
+from sat_tf.data.source import ImageSource, buffer_rule, path_rule, picture_rules
 from sat_tf.messages import list_problems
 
 if TYPE_CHECKING:
-    from sat_tf.data.record_files import RecordFiles
+    from sat_tf.data.records import RecordFiles
 
 # In this order, because the test split of ImageNet has no labels.
 _HELD_OUT = ("validation", "test")
@@ -166,7 +165,7 @@ def _of_files(builder: Any, split: str, image_key: str, label_key: str) -> "Reco
     import tensorflow as tf
     import tensorflow_datasets as tfds
 
-    from sat_tf.data.record_files import tfrecord_files
+    from sat_tf.data.records import tfrecord_files
 
     if builder.info.file_format.value != "tfrecord" or not os.path.isdir(builder.data_dir):
         return None
@@ -232,7 +231,7 @@ def _of_dataset(builder: Any, split: str, image_key: str, label_key: str) -> "Re
     import tensorflow as tf
     import tensorflow_datasets as tfds
 
-    from sat_tf.data.record_files import RecordFiles
+    from sat_tf.data.records import RecordFiles
 
     try:
         dataset = builder.as_dataset(

@@ -1,22 +1,206 @@
 """The deployed model in Keras: the codes of the file, the variables of the quantized model."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.export.deployed_layer import DeployedLayer
-from sat_tf.export.graph import Graph
-from sat_tf.export.lattice import KernelTensors, kernel_tensors
-from sat_tf.export.parts import Part, check_same_operations, parts_of
-from sat_tf.export.pipeline import deployed_graph
-from sat_tf.export.queries import is_island, role_of
-from sat_tf.export.several import Pixels, arrays_of, joined
-from sat_tf.qat.network import Network
-from sat_tf.qat.registry import Role
+from sat_tf.core.custom_gradient import straight_through
+from sat_tf.export.lowering.codes import KernelTensors, kernel_tensors
+from sat_tf.export.lowering.pipeline import deployed_graph
+from sat_tf.export.lowering.quantized_network import is_island, role_of
+from sat_tf.export.operations import exact
+from sat_tf.export.operations.graph import Graph, Operation
+from sat_tf.export.operations.simulator import Pixels, arrays_of, joined
+from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.network import Network, Node, call_in_inference
+from sat_tf.qat.layout import call_name
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """What the deployed graph has in the place of one Keras layer.
+
+    Attributes:
+        sources: the tensors it reads.
+        operations: what it computes from them, in order; none where the layer changes nothing.
+        tensor: the one with the layer's output, or None where the layer has none, because it is
+            folded into what stands behind it.
+    """
+
+    sources: tuple[str, ...] = ()
+    operations: tuple[Operation, ...] = ()
+    tensor: str | None = None
+
+
+def parts_of(graph: Graph) -> dict[str, Part]:
+    """What the graph has in the place of each layer that has an output there, by its name."""
+    makers = {operation.output: operation for operation in graph.operations}
+    known = {image.name for image in graph.images}
+    parts: dict[str, Part] = {}
+    for name, tensor in graph.layer_outputs.items():
+        operations = list(_needed(tensor, makers, known))
+        made = {operation.output for operation in operations}
+        read = {tensor, *(source for op in operations for source in op.inputs)} - made
+        parts[name] = Part(tuple(sorted(read)), tuple(operations), tensor)
+    return parts
+
+
+def _needed(tensor: str, makers: dict[str, Operation], known: set[str]) -> Iterator[Operation]:
+    """The operations that lead from what is known to a tensor, which is then known as well."""
+    if tensor not in known:
+        for source in makers[tensor].inputs:
+            yield from _needed(source, makers, known)
+        known.add(tensor)
+        yield makers[tensor]
+
+
+def check_same_operations(name: str, old: Graph, new: Graph) -> None:
+    """Raises an error where a file would no longer have the operations it had.
+
+    Args:
+        name: of the model.
+        old: its deployed graph as it was.
+        new: its deployed graph as it is.
+
+    Raises:
+        ValueError: naming the tensors whose operations have changed.
+    """
+    before, after = _outline(old), _outline(new)
+    changed = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    if changed:
+        raise ValueError(
+            f"model {name!r}: received variables with which the file has other operations than "
+            f"before ({', '.join(changed)}), expected the same ones; call deployed_model again on "
+            "its `quantized`."
+        )
+
+
+def _outline(graph: Graph) -> dict[str, Any]:
+    """All of the operations but their numbers, by the tensors that they make."""
+
+    def settings(operation: Operation) -> list[Any]:
+        values = [getattr(operation, field.name) for field in dataclasses.fields(operation)]
+        return [np.shape(value) if isinstance(value, np.ndarray) else value for value in values]
+
+    return {
+        operation.output: (
+            type(operation),
+            settings(operation),
+            graph.tensors[operation.output].shape,
+            graph.is_float(operation),
+        )
+        for operation in graph.operations
+    }
+
+
+class DeployedLayer(keras.layers.Layer):
+    """A layer of a quantized model whose output is what the integer file computes in its place.
+
+    The layer itself, called in inference, gives the gradient. The numbers of the integer
+    computation are variables that are not trained: `assign` writes those of another state of the
+    model.
+
+    Args:
+        node: the layer in the quantized model; its variables are shared.
+        part: what the deployed graph has in its place.
+        graph: the deployed graph.
+    """
+
+    def __init__(self, node: Node, part: Part, graph: Graph) -> None:
+        name = f"deployed_{call_name(node)}".replace("@", "_call_")
+        super().__init__(name=name, dtype="float32", autocast=False)
+        self.layer = node.layer
+        self.part = part
+        self._node = node
+        self._graph = graph
+        # Past Keras' own __setattr__, which would make it part of checkpoints.
+        object.__setattr__(self, "_written", {})
+        self._constants: dict[str, tf.Variable] = {
+            key: self.add_weight(
+                name=key,
+                shape=np.shape(value),
+                dtype=np.asarray(value).dtype,
+                initializer=keras.initializers.Zeros(),
+                trainable=False,
+            )
+            for key, value in self._values(graph, part).items()
+        }
+        self.assign(graph, part)
+
+    # Nothing here branches on tensors but `exact`, by tf.switch_case.
+    @tf.autograph.experimental.do_not_convert
+    def call(self, inputs: Mapping[str, Any], training: Any = None) -> dict[str, Any]:
+        """The layer's output, and the tensors of the deployed graph that it is made of.
+
+        Args:
+            inputs: "real", the outputs of the layers it reads, as a list; and "tensors", those
+                of the deployed graph that its part reads, by name: codes or real values.
+            training: makes no difference.
+
+        Returns:
+            The same of its own: one tensor as "real", and a dictionary as "tensors".
+        """
+        del training
+        surrogate = call_in_inference(self._node, self.layer, inputs["real"])
+        if self.part.tensor is None:
+            return {"real": surrogate, "tensors": {}}
+        tensors, made = dict(inputs["tensors"]), {}
+        for operation in self.part.operations:
+            prefix = f"{operation.output}/"
+            constants = {
+                key.removeprefix(prefix): tf.convert_to_tensor(variable)
+                for key, variable in self._constants.items()
+                if key.startswith(prefix)
+            }
+            read = [tensors[name] for name in operation.inputs]
+            result = tf.stop_gradient(exact.compute(operation, self._graph, constants, *read))
+            tensors[operation.output] = made[operation.output] = result
+        value = tensors[self.part.tensor]
+        if "real_step" in self._constants:
+            value *= self._constants["real_step"]
+        return {
+            "real": straight_through(tf.cast(value, surrogate.dtype), surrogate),
+            "tensors": made,
+        }
+
+    def assign(self, graph: Graph, part: Part, *, everything: bool = True) -> None:
+        """Takes the numbers of the model's present state.
+
+        Args:
+            graph: the deployed graph, with the operations that it was made with.
+            part: what it has in the place of this layer.
+            everything: write also what has not changed since it was written last.
+        """
+        for key, value in self._values(graph, part).items():
+            if everything or not np.array_equal(self._written[key], value):
+                self._constants[key].assign(value)
+                self._written[key] = value
+
+    @staticmethod
+    def _values(graph: Graph, part: Part) -> exact.Numbers:
+        values: exact.Numbers = {
+            f"{operation.output}/{name}": value
+            for operation in part.operations
+            for name, value in exact.constants_of(operation, graph).items()
+        }
+        if part.tensor is not None and graph.tensors[part.tensor].codes is not None:
+            values["real_step"] = np.float32(graph.codes(part.tensor).real_step)
+        return values
+
+    def get_config(self) -> dict[str, Any]:
+        """Raises: it is a view of another model, which is the one to save.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            f"{self.name}: a layer of a deployed model, which is a view of the quantized one; "
+            "save or copy that, `deployed.quantized`, and call deployed_model on it again."
+        )
 
 
 def deployed_model(quantized: keras.Model, *, float_head: bool = False) -> "DeployedModel":

@@ -12,19 +12,22 @@ from typing import Any
 import numpy as np
 
 from sat_tf.arguments import Rule, check, is_integer
-from sat_tf.export.graph import Graph
-from sat_tf.export.labelled_batches import (
+from sat_tf.atomic_file import expect_path
+from sat_tf.export.certificate.outputs import top_hits
+from sat_tf.export.file_verification import file_problems
+from sat_tf.export.litert.workers import (
+    Interface,
     SharedBatches,
+    SimulatorTask,
+    Task,
+    TfliteTask,
+    Worker,
     checked_batch,
     labelled_batches,
 )
-from sat_tf.export.reader import read_graph
-from sat_tf.export.shares import top_hits
-from sat_tf.export.standalone import file_problems
-from sat_tf.export.tasks import Interface, SimulatorTask, Task, TfliteTask
-from sat_tf.export.worker import Worker
-from sat_tf.progress_bar import Advance, image_bar
-from sat_tf.wholefile import expect_path
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.tflite.reader import read_graph
+from sat_tf.presentation.progress_bar import Advance, image_bar
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,11 +11,11 @@ measured, the model that is measured is, but for ties, the model that is shipped
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.export import pipeline, queries
-from sat_tf.export.graph import Graph, Linear, Reshape
+from sat_tf.export.lowering import pipeline, quantized_network
+from sat_tf.export.operations.graph import Graph, Linear, Reshape
+from sat_tf.graph.network import Network, Node
+from sat_tf.graph.operation_layers import Scaling
 from sat_tf.qat.layout import call_name, inner_layer
-from sat_tf.qat.network import Network, Node
-from sat_tf.qat.operation_layers import Scaling
 
 
 def snap_biases(model: keras.Model, *, pack: str = "none") -> None:
@@ -101,5 +101,5 @@ def _bias_holder(network: Network, node: Node) -> keras.layers.Layer | None:
         if layer.weights or len(node.inputs) != 1:
             return None
         node = network[node.inputs[0]]
-        if queries.output_quantizer(node) is not None:
+        if quantized_network.output_quantizer(node) is not None:
             return None

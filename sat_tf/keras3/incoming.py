@@ -5,11 +5,11 @@ import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sat_tf.atomic_file import expect_path
 from sat_tf.loading.load import named_by_content
 from sat_tf.loading.model_file import ModelFile, open_model_file, parts
 from sat_tf.loading.trust import UntrustedModelError, untrusted
 from sat_tf.messages import list_problems
-from sat_tf.wholefile import expect_path
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -93,7 +93,7 @@ def convert(
         model = _load(expect_path(model), safe_mode)
     else:
         _expect_keras3(model)
-    from sat_tf.qat.user_class import warn_of_lost_class
+    from sat_tf.qat.model_class import warn_of_lost_class
 
     warn_of_lost_class(
         type(model),

@@ -6,7 +6,7 @@ from typing import Any
 import keras as keras3
 from keras import ops
 
-from sat_tf.qat.call_template import filled_in
+from sat_tf.graph.operation_layers import filled_in
 
 _register = keras3.saving.register_keras_serializable(package="sat_tf")
 

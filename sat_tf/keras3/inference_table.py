@@ -7,13 +7,13 @@ import keras as keras3
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.keras3 import inference_operations, layer_table, weights
+from sat_tf.graph import operation_layers
+from sat_tf.graph.operation_table import gelu_by_tanh
+from sat_tf.graph.preprocessing import constant_copy, is_adapted
+from sat_tf.keras3 import inference_operations, layer_table, translator
 from sat_tf.keras3.activations import keras3_name
 from sat_tf.keras3.inference_layers import FusedBatchNormalization, FusedLayerNormalization
 from sat_tf.messages import did_you_mean
-from sat_tf.qat import operation_layers
-from sat_tf.qat.operation_plans import gelu_by_tanh
-from sat_tf.qat.preprocessing import constant_copy, is_adapted
 
 _OWN: dict[type, type] = {
     operation_layers.Scaling: inference_operations.Scaling,
@@ -122,7 +122,7 @@ class _WithWeights:
             for variable in self._source.weights
         ]
         targets = self._layer.weights
-        return weights.arrange(
+        return translator.arrange(
             [variable.name for variable in self._source.weights],
             arrays,
             [variable.path for variable in targets],

@@ -8,9 +8,9 @@ import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from sat_tf.atomic_file import expect_path
 from sat_tf.loading import saved_model, trust
 from sat_tf.loading.model_file import ModelFile, open_model_file
-from sat_tf.wholefile import expect_path
 
 if TYPE_CHECKING:
     import tf_keras as keras

@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from sat_tf.wholefile import expect_path
+from sat_tf.atomic_file import expect_path
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 # Models of thousands of layers have a megabyte of it.

@@ -83,7 +83,6 @@ transpose truediv truncatediv truncatemod unravel_index unstack where zeros zero
 dtypes.cast dtypes.complex dtypes.saturate_cast
 """
 
-
 # Of sat-tf: a layer that calls a function of TensorFlow by its name.
 _OPERATION = "sat_tf>Operation"
 

@@ -7,14 +7,7 @@ import tf_keras as keras
 
 from sat_tf.models.blocks import LayerBuilder
 from sat_tf.models.options import check_options
-from sat_tf.models.residual import (
-    EXPANSION,
-    Block,
-    Stem,
-    add_stem,
-    needs_projection,
-    plan_blocks,
-)
+from sat_tf.models.residual import EXPANSION, Block, Stem, add_stem, needs_projection, plan_blocks
 
 # As ResNet-50; the blocks are those of He et al., "Identity Mappings in Deep Residual Networks",
 # arXiv:1603.05027, figure 4 (e).

@@ -7,14 +7,7 @@ import tf_keras as keras
 
 from sat_tf.models.blocks import LayerBuilder
 from sat_tf.models.options import check_options
-from sat_tf.models.residual import (
-    EXPANSION,
-    Block,
-    Stem,
-    add_stem,
-    needs_projection,
-    plan_blocks,
-)
+from sat_tf.models.residual import EXPANSION, Block, Stem, add_stem, needs_projection, plan_blocks
 
 # Table 1 of He et al., "Deep Residual Learning for Image Recognition", arXiv:1512.03385.
 RESNET18_BLOCKS = (2, 2, 2, 2)

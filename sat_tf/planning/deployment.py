@@ -1,18 +1,107 @@
 """What the export makes of a network: its own refusals, and its own operations."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from sat_tf.export.graph import Graph, Island, Operation
-from sat_tf.export.refusals import find_problems
-from sat_tf.export.trace import trace_network
-from sat_tf.planning.conversions import conversions
-from sat_tf.planning.layer_plan import Export
-from sat_tf.planning.operators import operator_names
-from sat_tf.planning.preview import kernel_outlines, user_name
-from sat_tf.planning.problems import by_layer
-from sat_tf.qat.layout import in_inference
-from sat_tf.qat.network import Network, Node
+import tf_keras as keras
+
+from sat_tf.export.converter.float_layers import float_operators, spliced_bytes
+from sat_tf.export.lowering.refusals import find_problems
+from sat_tf.export.lowering.trace import trace_network
+from sat_tf.export.operations import graph as ir
+from sat_tf.export.operations.graph import Graph, Island, Operation
+from sat_tf.export.operations.lookup import Lookup
+from sat_tf.export.operations.movements import Movement
+from sat_tf.export.operations.pairs import Pair
+from sat_tf.graph.network import Network, Node
+from sat_tf.planning.plan import Export
+from sat_tf.planning.preview import by_layer, kernel_outlines, user_name
+from sat_tf.qat.layout import in_inference, inner_layer
+
+_NAMES: dict[type, str] = {
+    ir.ShiftImage: "QUANTIZE",
+    ir.AddConstant: "ADD",
+    ir.Mean: "MEAN",
+    ir.Concatenate: "CONCATENATION",
+    ir.MaxPool: "MAX_POOL_2D",
+    ir.AveragePool: "AVERAGE_POOL_2D",
+}
+
+
+def operator_names(operation: ir.Operation) -> tuple[str, ...]:
+    """What the file calls the operators of an operation; of an island, its layer's class."""
+    if isinstance(operation, ir.Linear | ir.WithConstant | Pair):
+        return (operation.kind.value,)
+    if isinstance(operation, ir.Island):
+        return (f"float {type(inner_layer(operation.node.layer)).__name__}",)
+    if isinstance(operation, Lookup):
+        return "CAST", "ADD", "GATHER"
+    if isinstance(operation, Movement):
+        return (operation.operator,)
+    kind = type(operation)
+    name = _NAMES.get(kind) or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind.__name__).upper()
+    return (name,)
+
+
+# A conversion takes most of a second. These layers become the same operators at all sizes.
+_ALIKE_AT_ALL_SIZES = (
+    keras.layers.Activation,
+    keras.layers.LayerNormalization,
+    keras.layers.PReLU,
+    keras.layers.Softmax,
+)
+_FLOAT_BYTES = 4
+
+
+class Conversions(NamedTuple):
+    """By the names of layers that are left float.
+
+    Attributes:
+        problems: why those that cannot be written into a file cannot.
+        bytes: what the others take in one.
+    """
+
+    problems: dict[str, str]
+    bytes: dict[str, int]
+
+
+def conversions(graph: Graph) -> Conversions:
+    """Converts the layers that are left float, once all that are alike.
+
+    Args:
+        graph: of known shapes.
+    """
+    found = Conversions({}, {})
+    tried: dict[str, tuple[bytes, int] | str] = {}
+    for operation in graph.operations:
+        if not isinstance(operation, Island):
+            continue
+        layer = inner_layer(operation.node.layer)
+        shapes = [graph.tensors[name].shape for name in operation.inputs]
+        weights = _FLOAT_BYTES * int(layer.count_params())
+        kind = _kind(layer, shapes)
+        if kind not in tried:
+            try:
+                tried[kind] = float_operators(operation.node, shapes), weights
+            except ValueError as error:
+                tried[kind] = str(error).removeprefix(f"{layer.name}: ")
+        outcome = tried[kind]
+        if isinstance(outcome, str):
+            found.problems[operation.layer] = f"{operation.layer}: {outcome}"
+        else:
+            content, of_content = outcome
+            spliced = spliced_bytes(content, operation.output)
+            found.bytes[operation.layer] = spliced - of_content + weights
+    return found
+
+
+def _kind(layer: keras.layers.Layer, shapes: Sequence[tuple[int, ...]]) -> str:
+    sizes = [len(shape) if isinstance(layer, _ALIKE_AT_ALL_SIZES) else shape for shape in shapes]
+    settings = {key: value for key, value in layer.get_config().items() if key != "name"}
+    return json.dumps([type(layer).__qualname__, settings, sizes], default=str)
 
 
 @dataclasses.dataclass(frozen=True)

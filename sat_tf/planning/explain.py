@@ -1,28 +1,92 @@
 """The dry run: what `quantize_model` and the export will make of a model."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import tf_keras as keras
 
-from sat_tf.planning.counting import bit_operations, multiply_adds
-from sat_tf.planning.decided import Decided, activation_plan
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.flatten import flatten
+from sat_tf.graph.network import Network, Node, check_model
+from sat_tf.graph.rewrite import with_layers_for_operations
+from sat_tf.planning.costs import bit_operations, bytes_of, float_bytes, header_bytes, multiply_adds
+from sat_tf.planning.decisions import (
+    Decided,
+    activation_plan,
+    detail_of,
+    input_lines,
+    of_requantized,
+)
 from sat_tf.planning.deployment import Deployed, Deployment, deployment
-from sat_tf.planning.detail import detail_of
-from sat_tf.planning.fed import input_lines, of_requantized
-from sat_tf.planning.file_bytes import bytes_of, float_bytes, header_bytes
-from sat_tf.planning.image_size import with_image_size
-from sat_tf.planning.layer_plan import Export, Fate, LayerPlan
-from sat_tf.planning.plan import Plan
-from sat_tf.planning.preview import preview, reading_bits, user_name
-from sat_tf.planning.problems import by_layer
-from sat_tf.planning.source import Source, is_quantized, read_source
-from sat_tf.qat import registry
-from sat_tf.qat.decisions import Insertion, Placement, PlacementError
+from sat_tf.planning.plan import Export, Fate, LayerPlan, Plan
+from sat_tf.planning.preview import by_layer, preview, reading_bits, user_name, with_image_size
 from sat_tf.qat.layout import non_finite_weights
-from sat_tf.qat.network import Network, Node
-from sat_tf.qat.placement import place
+from sat_tf.qat.placement import Insertion, Placement, PlacementError, place
 from sat_tf.qat.policy import BitPolicy, expect_policy
+from sat_tf.qat.requantize import effective_kernels, without_quantizers
+from sat_tf.qat.wrapper import QuantizedLayer
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A float model as the placement takes it.
+
+    Attributes:
+        network: its graph, without annotations.
+        annotations: for every layer to quantize, its `LayerConfig` or None.
+        requantized: it was quantized before, and its weights are latent ones.
+        kernels: its effective kernels then, by name; none otherwise.
+    """
+
+    network: Network
+    annotations: Mapping[str, Any]
+    requantized: bool = False
+    kernels: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
+
+
+def read_source(model: keras.Model) -> Source:
+    """Reads a float model, one that TFMOT's functions have annotated, or one quantized before.
+
+    Raises:
+        ValueError: the model has no graph; says what to do.
+    """
+    check_model(model)
+    network = Network(model)
+    if is_quantized(network):
+        float_model, annotations = without_quantizers(model)
+        kernels = effective_kernels(model)
+        return Source(Network(float_model), annotations, requantized=True, kernels=kernels)
+    if not any(_is_annotated(node.layer) for node in network):
+        # As `quantize_model` reads it.
+        network = Network(with_layers_for_operations(flatten(model)))
+        return Source(network, {node.name: None for node in network})
+    renamed = {node.name: node.layer.layer.name for node in network if _is_annotated(node.layer)}
+    nodes = [_without_annotation(node, renamed) for node in network]
+    annotations = {
+        node.layer.layer.name: node.layer.quantize_config
+        for node in network
+        if _is_annotated(node.layer)
+    }
+    return Source(network.rearranged(nodes, renamed), annotations)
+
+
+def is_quantized(network: Network) -> bool:
+    """Whether sat-tf has quantized the model."""
+    return any(isinstance(node.layer, QuantizedLayer) for node in network)
+
+
+def _is_annotated(layer: keras.layers.Layer) -> bool:
+    # TFMOT has no public name for its wrapper.
+    return type(layer).__name__ == "QuantizeAnnotate" and hasattr(layer, "quantize_config")
+
+
+def _without_annotation(node: Node, renamed: Mapping[str, str]) -> Node:
+    layer = node.layer.layer if _is_annotated(node.layer) else node.layer
+    inputs = tuple(renamed.get(name, name) for name in node.inputs)
+    # TFMOT's wrapper hands no arguments on.
+    return dataclasses.replace(node, name=layer.name, layer=layer, inputs=inputs)
 
 
 def explain(
@@ -135,7 +199,7 @@ def _undecided(network: Network, problems: Sequence[str]) -> Iterator[LayerPlan]
         found = tuple(named.get(node.name, ()))
         yield LayerPlan(
             name=node.name,
-            kind=registry.class_name(node.layer),
+            kind=layer_kinds.class_name(node.layer),
             detail=detail_of(node.layer),
             reads=node.inputs,
             shape=node.shape,
@@ -178,7 +242,7 @@ def _rows(
         weight_bits = weights.bits if weights else None
         planned = LayerPlan(
             name=node.name,
-            kind=registry.class_name(node.layer),
+            kind=layer_kinds.class_name(node.layer),
             detail=detail_of(node.layer),
             reads=reads,
             shape=node.shape,

@@ -3,10 +3,10 @@
 import os
 from collections.abc import Iterable, Iterator
 
-from sat_tf.page import facts, page, row, table, text
-from sat_tf.planning.drawing import draw
-from sat_tf.planning.layer_plan import Fate, LayerPlan
-from sat_tf.planning.plan import Plan, shape_text
+from sat_tf.atomic_file import written_whole
+from sat_tf.planning.diagram import draw
+from sat_tf.planning.pictures import PAGE_STYLE, svg_element
+from sat_tf.planning.plan import Fate, LayerPlan, Plan, shape_text
 from sat_tf.planning.plan_table import (
     file_text,
     number_text,
@@ -15,8 +15,7 @@ from sat_tf.planning.plan_table import (
     verdict,
     weights_text,
 )
-from sat_tf.planning.svg import PAGE_STYLE, svg_element
-from sat_tf.wholefile import written_whole
+from sat_tf.presentation.page import facts, page, row, table, text
 
 _STYLE = f"""{PAGE_STYLE}
 .plan {{ height: auto; }} .problem td {{ color: var(--bad); }}

@@ -8,9 +8,25 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sat_tf.planning.layer_plan import Export, Fate, LayerPlan
-from sat_tf.planning.plan import Plan
-from sat_tf.planning.short_kind import short_kind
+from sat_tf.planning.plan import Export, Fate, LayerPlan, Plan
+
+_SHORT = {
+    "BatchNormalization": "BN",
+    "DepthwiseConv2D": "Depthwise",
+    "GlobalAveragePooling2D": "GlobalAverage",
+    "AveragePooling2D": "AveragePool",
+    "MaxPooling2D": "MaxPool",
+    "GlobalMaxPooling2D": "GlobalMax",
+    "ZeroPadding2D": "ZeroPad",
+    "Concatenate": "Concat",
+    "InputLayer": "Input",
+}
+
+
+def short_kind(kind: str) -> str:
+    """The name of a class, shorter where it is long and well known."""
+    return _SHORT.get(kind, kind)
+
 
 _WIDTH = 160
 _WIDE = 120

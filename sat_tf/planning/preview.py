@@ -1,30 +1,122 @@
-"""The quantized network that a placement gives, without its model.
-
-Layers of the float model stand in it as they are, inside the wrappers that the quantized model
-would give them, whose few scalars are all that is made. So the export can be asked about it what it
-asks about a quantized model.
-"""
+"""The quantized network that a placement gives, without its model."""
 
 import dataclasses
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.export.lattice import KernelOutline
-from sat_tf.planning.image_size import input_shape
-from sat_tf.qat import registry
+from sat_tf.arguments import is_integer
+from sat_tf.export.lowering.codes import KernelOutline
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.network import Network, Node
 from sat_tf.qat.configs import PlacedConfig
-from sat_tf.qat.decisions import Insertion, Placement
 from sat_tf.qat.layout import inner_layer
-from sat_tf.qat.network import Network, Node
-from sat_tf.qat.quantizers import (
-    DorefaQuantizer,
-    ImageQuantizer,
-    InputQuantizer,
-    RangeObserver,
-)
+from sat_tf.qat.placement import Insertion, Placement
 from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.quantizers.dorefa import DorefaQuantizer
+from sat_tf.quantizers.image import ImageQuantizer
+from sat_tf.quantizers.observers import InputQuantizer, RangeObserver
+
+
+def by_layer(problems: Iterable[str], names: Iterable[str]) -> dict[str, list[str]]:
+    """The problems of each layer, without its name; those of no layer are left out.
+
+    >>> by_layer(["conv: received 3.", "conv/kernel:0: received 1.", "no layer."], ["conv"])
+    {'conv': ['received 3.', 'kernel:0: received 1.']}
+    """
+    # The longest name first: names may hold slashes.
+    known = sorted(names, key=len, reverse=True)
+    found: dict[str, list[str]] = {}
+    for problem in problems:
+        for name in known:
+            if problem.startswith((f"{name}: ", f"{name}/")):
+                text = problem[len(name) + 1 :].strip()
+                if text not in found.setdefault(name, []):
+                    found[name].append(text)
+                break
+    return found
+
+
+Shape = tuple[int | None, ...]
+
+# What Keras and TensorFlow say of layers that are larger than their images.
+_NOTHING_LEFT = ("dimensions in the output is <= 0", "must be >= 0")
+
+
+def with_image_size(network: Network, image_size: int | Sequence[int] | None) -> Network:
+    """The network with the shapes that its tensors have for images of this size.
+
+    Args:
+        network: of any model.
+        image_size: rows and columns, or one number for both, or (steps,) for sequences; None leaves
+            the shapes as they are.
+
+    Raises:
+        ValueError: it is no size, the model has another one, or nothing would be left of it.
+    """
+    if image_size is None:
+        return network
+    size = _checked(image_size)
+    shapes: dict[str, Shape] = {name: network[name].shape for name in network.inputs}
+    sized = {name: (*size, shape[-1]) for name, shape in shapes.items() if _fits(shape, size)}
+    if not sized or any(None in shapes[name] for name in shapes.keys() - sized.keys()):
+        listed = ", ".join(str(shape) for shape in shapes.values())
+        raise ValueError(
+            f"image_size={image_size!r}: received a size for a model of inputs {listed}, expected "
+            "one of images or sequences with open sizes; leave it out."
+        )
+    shapes |= sized
+    nodes = []
+    for node in network:
+        if node.name not in shapes:
+            shapes[node.name] = _output_shape(node, [shapes[name] for name in node.inputs])
+            if any(found is not None and found < 1 for found in shapes[node.name]):
+                raise ValueError(
+                    f"image_size={image_size!r}: received images that are too small for "
+                    f"{node.name}, which would leave nothing of them; give a larger size."
+                )
+        nodes.append(dataclasses.replace(node, shape=shapes[node.name]))
+    return network.rearranged(nodes, {})
+
+
+def _fits(shape: Shape, size: tuple[int, ...]) -> bool:
+    return len(shape) == len(size) + 1 and all(
+        own is None or own == asked for own, asked in zip(shape, size, strict=False)
+    )
+
+
+def input_shape(node: Node, shapes: Sequence[Shape]) -> Any:
+    """What Keras calls the shape of a layer's input: with the batch, in a list where it has one."""
+    whole = [tf.TensorShape((None, *shape)) for shape in shapes]
+    return whole if node.takes_list or len(whole) != 1 else whole[0]
+
+
+def _checked(image_size: Any) -> tuple[int, ...]:
+    sizes = (image_size, image_size) if is_integer(image_size, lowest=1) else image_size
+    known = isinstance(sizes, tuple | list) and len(sizes) in (1, 2)
+    if known and all(is_integer(size, lowest=1) for size in sizes):
+        return tuple(map(int, sizes))
+    raise ValueError(
+        f"image_size={image_size!r}: expected a positive integer, or rows and columns; write 224 "
+        "or (224, 224), or (steps,) for sequences."
+    )
+
+
+def _output_shape(node: Node, shapes: list[Shape]) -> Shape:
+    """The shape of a layer's output; sizes are None where it does not say."""
+    if any(None in shape for shape in shapes):
+        return node.shape
+    try:
+        found = node.layer.compute_output_shape(input_shape(node, shapes))
+        return tuple(tf.TensorShape(found).as_list()[1:])
+    except Exception as error:  # A layer of the user's own raises whatever it does.
+        if isinstance(error, ValueError) and any(text in str(error) for text in _NOTHING_LEFT):
+            return (0,) * len(node.shape)
+        return node.shape
+
 
 _APART = 2.0**-12
 
@@ -116,7 +208,7 @@ def reading_bits(network: Network, name: str) -> int | None:
         bits: int | None = getattr(quantizer, "num_bits", None)
         if bits is not None:
             return bits
-        if not registry.role_of(inner_layer(node.layer)).keeps_codes:
+        if not layer_kinds.role_of(inner_layer(node.layer)).keeps_codes:
             return None
         node = network[node.inputs[0]]
 
@@ -135,8 +227,8 @@ def _build(layer: QuantizedLayer, shape: Any, index: int) -> None:
 
 
 def _outline(layer: keras.layers.Layer, quantizer: DorefaQuantizer) -> KernelOutline:
-    shape = tuple(getattr(layer, registry.kernel_name(layer)).shape)
-    support = registry.find_support(layer)
+    shape = tuple(getattr(layer, layer_kinds.kernel_name(layer)).shape)
+    support = layer_kinds.find_support(layer)
     axes = support.channel_axes if support else (len(shape) - 1,)
     channels = int(np.prod([shape[axis] for axis in axes]))
     # Channels with ranges of their own have steps of their own.

@@ -16,9 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from sat_tf.core import grid as grids
-from sat_tf.core.offset import step_and_zero
-from sat_tf.qat.function_quantizers import OffsetQuantizer
-from sat_tf.qat.quantizers import SMALLEST_CLIPPING_LEVEL, ClippingQuantizer
+from sat_tf.core.asymmetric import step_and_zero
+from sat_tf.quantizers.functions import OffsetQuantizer
+from sat_tf.quantizers.pact import SMALLEST_CLIPPING_LEVEL, ClippingQuantizer
 
 # Of many values at once, float32, each for itself.
 Function = Callable[[np.ndarray], np.ndarray]

@@ -1,37 +1,261 @@
 """Calibration: clipping levels, normalization statistics and output ranges taken from data."""
 
+import contextlib
+import dataclasses
 import inspect
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.qat import functions, registry
+from sat_tf.graph import functions, layer_kinds
+from sat_tf.graph.network import Network, Node
+from sat_tf.messages import list_problems
 from sat_tf.qat.best_levels import Function, Sample, itself
-from sat_tf.qat.calibration_images import Images, gather, in_batches, observe_pixels
-from sat_tf.qat.float_weights import float_weights
 from sat_tf.qat.layout import in_inference, inner_layer, quantized_network
-from sat_tf.qat.network import Network, Node
-from sat_tf.qat.norm_statistics import (
-    STALE,
-    StaleStatisticsWarning,
-    Statistics,
-    assign_statistics,
-    best_statistics,
-    mean_deviation,
-    read_statistics,
-)
-from sat_tf.qat.quantizers import (
-    SMALLEST_CLIPPING_LEVEL,
-    ClippingQuantizer,
-    InputQuantizer,
-    RangeObserver,
-    SatQuantizer,
-)
 from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.quantizers.base import SatQuantizer
+from sat_tf.quantizers.dorefa import DorefaQuantizer
+from sat_tf.quantizers.image import ImageQuantizer
+from sat_tf.quantizers.observers import InputQuantizer, RangeObserver
+from sat_tf.quantizers.pact import SMALLEST_CLIPPING_LEVEL, ClippingQuantizer
+from sat_tf.quantizers.seen_values import RANGE_FIX, SeenValues, misfit, pixel_doubt
+
+
+def at_bits(quantizer: DorefaQuantizer, num_bits: int | None) -> DorefaQuantizer:
+    """The same quantizer with other bits; None clamps and rescales only."""
+    return DorefaQuantizer(**{**quantizer.get_config(), "num_bits": num_bits})
+
+
+@contextlib.contextmanager
+def float_weights(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
+    """Inside, layers compute with clamped and rescaled weights that are not rounded."""
+    configs = [layer.quantize_config for layer in layers if isinstance(layer, QuantizedLayer)]
+    quantizers = [config.weights for config in configs]
+    try:
+        for config, quantizer in zip(configs, quantizers, strict=True):
+            config.weights = None if quantizer is None else at_bits(quantizer, None)
+        yield
+    finally:
+        for config, quantizer in zip(configs, quantizers, strict=True):
+            config.weights = quantizer
+
+
+# Mean deviation, in standard deviations, up to which statistics are those of the images: 0.15 is
+# what chance makes of 64 values a channel.
+STALE = 0.25
+# Statistics that fit a network so much better than another are its own.
+_CLEARLY_BETTER = 0.5
+
+
+class StaleStatisticsWarning(UserWarning):
+    """Statistics of BatchNormalization that are not those of the images were replaced."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Statistics:
+    """Mean and variance of the channels of one layer, float64."""
+
+    mean: np.ndarray
+    variance: np.ndarray
+    epsilon: float
+
+    def deviation(self, measured: "Statistics") -> np.ndarray:
+        """How far they are from others, by channel, in the others' standard deviations."""
+        spread = np.maximum(measured.variance, 0.0) + self.epsilon
+        ratio = np.maximum(self.variance, 0.0) + self.epsilon
+        return np.abs(self.mean - measured.mean) / np.sqrt(spread) + 0.5 * np.abs(
+            np.log(ratio / spread)
+        )
+
+    def moved(self, start: "Statistics", end: "Statistics") -> "Statistics":
+        """The same change as from one to another: a shift of the mean, a factor on the spread."""
+        factor = (end.variance + self.epsilon) / (start.variance + self.epsilon)
+        return Statistics(
+            self.mean + end.mean - start.mean,
+            np.maximum((self.variance + self.epsilon) * factor - self.epsilon, 0.0),
+            self.epsilon,
+        )
+
+
+def read_statistics(norms: Sequence[keras.layers.BatchNormalization]) -> list[Statistics]:
+    """The moving statistics of layers."""
+    return [
+        Statistics(
+            norm.moving_mean.numpy().astype(np.float64),
+            norm.moving_variance.numpy().astype(np.float64),
+            float(norm.epsilon),
+        )
+        for norm in norms
+    ]
+
+
+def assign_statistics(
+    norms: Sequence[keras.layers.BatchNormalization], statistics: Sequence[Statistics]
+) -> None:
+    """Gives layers these moving statistics."""
+    for norm, own in zip(norms, statistics, strict=True):
+        norm.moving_mean.assign(own.mean)
+        norm.moving_variance.assign(own.variance)
+
+
+def best_statistics(
+    own: Sequence[Statistics], unrounded: Sequence[Statistics], quantized: Sequence[Statistics]
+) -> list[Statistics]:
+    """Statistics for a quantized network, from its own and two measured on the same images.
+
+    Where its own are those of the network before rounding, as after `quantize_model`, they know of
+    more images than were measured now: they are moved by what rounding does to these. Otherwise,
+    as where it has been trained quantized or they are stale, the measured ones are taken.
+
+    Args:
+        own: what the layers have.
+        unrounded: measured with neither weights nor activations rounded.
+        quantized: measured with both.
+    """
+    from_unrounded, from_quantized = (
+        mean_deviation(own, measured) for measured in (unrounded, quantized)
+    )
+    if from_unrounded > STALE or from_quantized < _CLEARLY_BETTER * from_unrounded:
+        return list(quantized)
+    return [
+        one.moved(start, end) for one, start, end in zip(own, unrounded, quantized, strict=True)
+    ]
+
+
+def mean_deviation(own: Sequence[Statistics], measured: Sequence[Statistics]) -> float:
+    """How far statistics are from measured ones, in standard deviations; the mean over channels."""
+    deviations = [np.ravel(o.deviation(m)) for o, m in zip(own, measured, strict=True)]
+    return float(np.mean(np.concatenate(deviations))) if deviations else 0.0
+
+
+_BATCH_SIZE = 64
+_FEW_IMAGES = 32
+
+# An array for each input.
+Images = tuple[np.ndarray, ...]
+
+
+def in_batches(images: Images) -> list[Images]:
+    """Batches of up to 64 images; a last one of less than half is left out."""
+    count = len(images[0])
+    starts = list(range(0, count, _BATCH_SIZE))
+    if len(starts) > 1 and count - starts[-1] < _BATCH_SIZE // 2:
+        del starts[-1]
+    ends = [*starts[1:], count]
+    return [
+        tuple(array[start:end] for array in images) for start, end in zip(starts, ends, strict=True)
+    ]
+
+
+def gather(dataset: Any, num_images: int, network: Network) -> Images:
+    """The images of a data set, at most `num_images`, an array for each input.
+
+    Raises:
+        ValueError: there are none, or they do not fit the model's inputs or are not finite.
+    """
+    if isinstance(dataset, np.ndarray | tf.Tensor | tuple | dict) or _is_list_of_inputs(
+        dataset, network
+    ):
+        dataset = [dataset]  # one batch, of images or of (images, labels)
+    if isinstance(num_images, bool) or not isinstance(num_images, int) or num_images < 1:
+        raise ValueError(f"num_images={num_images!r}: expected an integer of at least 1.")
+    if not isinstance(dataset, Iterable):
+        raise ValueError(
+            f"dataset: received {type(dataset).__name__}, expected images (n, h, w, c) or batches "
+            "of them; pass an array or a tf.data.Dataset."
+        )
+    found: list[Images] = []
+    count = 0
+    for element in dataset:
+        batch = _checked_batch(element, network)
+        found.append(tuple(array[: num_images - count] for array in batch))
+        count += len(found[-1][0])
+        if count >= num_images:
+            break
+    if not count:
+        raise ValueError("dataset: received no images, expected some; 64 and more are usable.")
+    if count < _FEW_IMAGES:
+        warnings.warn(
+            f"calibrate: {count} images give unreliable statistics; use 64 or more.", stacklevel=3
+        )
+    return tuple(np.concatenate(arrays) for arrays in zip(*found, strict=True))
+
+
+def _is_list_of_inputs(dataset: Any, network: Network) -> bool:
+    """Whether it is one batch of a model with several inputs."""
+    return (
+        isinstance(dataset, list)
+        and len(dataset) == len(network.inputs) > 1
+        and all(isinstance(array, np.ndarray | tf.Tensor) for array in dataset)
+    )
+
+
+def _checked_batch(element: Any, network: Network) -> Images:
+    """The images of one batch, for each input."""
+    several = len(network.inputs) > 1
+    # As Keras has it: (images, labels), and a list or a dictionary of images.
+    if isinstance(element, tuple) or (isinstance(element, list) and not several):
+        element = element[0]
+    arrays = [np.asarray(array) for array in (network.in_order(element) if several else [element])]
+    for name, array in zip(network.inputs, arrays, strict=True):
+        shape, where = network[name].shape, f" for {name}" if several else ""
+        fits = array.ndim == len(shape) + 1 and all(
+            wanted in (None, got) for wanted, got in zip(shape, array.shape[1:], strict=True)
+        )
+        if not fits:
+            raise ValueError(
+                f"dataset: received a batch of shape {array.shape}{where}, expected (n, "
+                f"{', '.join(str(size) for size in shape)}); batch and resize the images first."
+            )
+        if not np.all(np.isfinite(array)):
+            raise ValueError(
+                f"dataset: received images with NaN or infinite values{where}, expected finite "
+                "ones; check how they are read and scaled."
+            )
+    if len({len(array) for array in arrays}) > 1:
+        counts = ", ".join(str(len(array)) for array in arrays)
+        raise ValueError(f"dataset: received {counts} images, expected as many for each input.")
+    return tuple(arrays)
+
+
+def observe_pixels(several: Images, network: Network, batches: int) -> None:
+    """Checks that images have the values that the model is for, and lets it remember them.
+
+    Args:
+        several: the images.
+        network: a model quantized by sat-tf, or a float one, for which nothing is done.
+        batches: how many the images make.
+
+    Raises:
+        ValueError: they, or those of the training before, certainly have other values; lists every
+            input. Nothing has changed then.
+    """
+    found, problems = [], []
+    for node in network:
+        quantizer = getattr(getattr(node.layer, "quantize_config", None), "output", None)
+        if not isinstance(quantizer, ImageQuantizer):
+            continue
+        (name,) = node.inputs
+        seen = SeenValues.of(several[network.inputs.index(name)], quantizer.range)
+        trained_on = quantizer.seen(node.layer.output_variables)
+        for when, one in (("", seen), ("the training before on ", trained_on)):
+            problem = misfit(one, quantizer.range) if one else None
+            if problem:
+                problems.append(f"{name}: received {when}{problem}; {RANGE_FIX}.")
+        found.append((name, node.layer, seen))
+    if problems:
+        raise ValueError(list_problems("calibrate", problems))
+    for name, layer, seen in found:
+        quantizer = layer.quantize_config.output
+        doubt = pixel_doubt(seen, quantizer.range)
+        if doubt:
+            warnings.warn(f"calibrate: {name}: {doubt}.", stacklevel=3)
+        quantizer.remember(seen, layer.output_variables, batches)
+
 
 # A feature with fewer codes has lost most of what it says.
 _FEW_CODES = 16
@@ -170,7 +394,7 @@ def _function_behind(network: Network, node: Node) -> Function:
     """The function that alone reads a tensor, where it is one of each value for itself."""
     readers = [inner_layer(reader.layer) for reader in in_inference(network).consumers(node.name)]
     names = {
-        registry.activation_name(reader) if type(reader) is keras.layers.Activation else "linear"
+        layer_kinds.activation_name(reader) if type(reader) is keras.layers.Activation else "linear"
         for reader in readers
     }
     if len(names) != 1 or not functions.is_known(*names):

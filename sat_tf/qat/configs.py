@@ -7,17 +7,14 @@ import tensorflow as tf
 import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
+from sat_tf.graph import layer_kinds
 from sat_tf.messages import did_you_mean, list_problems
-from sat_tf.qat import registry
-from sat_tf.qat.function_quantizers import UnitQuantizer
 from sat_tf.qat.policy import PER_LAYER_FIELDS, BitPolicy, check_fields, plain_numbers, warn_of
-from sat_tf.qat.quantizers import (
-    DorefaQuantizer,
-    PactQuantizer,
-    SatQuantizer,
-    deserialize_quantizer,
-    serialize_quantizer,
-)
+from sat_tf.quantizers.base import SatQuantizer
+from sat_tf.quantizers.dorefa import DorefaQuantizer
+from sat_tf.quantizers.functions import UnitQuantizer
+from sat_tf.quantizers.pact import PactQuantizer
+from sat_tf.quantizers.table import deserialize_quantizer, serialize_quantizer
 
 _register = keras.utils.register_keras_serializable(package="sat_tf")
 
@@ -63,7 +60,7 @@ class LayerConfig(tfmot.quantization.keras.QuantizeConfig):
     def get_weights_and_quantizers(self, layer: keras.layers.Layer) -> list[tuple[Any, Any]]:
         """The kernel with a quantizer that knows nothing of the graph, so without rescaling."""
         policy = BitPolicy().at(layer.name, self.fields)
-        support = registry.find_support(layer)
+        support = layer_kinds.find_support(layer)
         if support is None or not support.kernel:
             return []
         quantizer = DorefaQuantizer(
@@ -137,7 +134,7 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
         """The kernel and its quantizer."""
         if self.weights is None:
             return []
-        return [(getattr(layer, registry.kernel_name(layer)), self.weights)]
+        return [(getattr(layer, layer_kinds.kernel_name(layer)), self.weights)]
 
     def set_quantize_weights(
         self, layer: keras.layers.Layer, quantize_weights: Sequence[tf.Tensor]
@@ -166,15 +163,15 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
 
     def replaces(self, layer: keras.layers.Layer) -> bool:
         """Whether `output` takes the place of the whole layer: a quantizer for a rectifier."""
-        plain = type(layer) is keras.layers.ReLU and registry.rectifies(layer)
+        plain = type(layer) is keras.layers.ReLU and layer_kinds.rectifies(layer)
         return plain and isinstance(self.output, PactQuantizer)
 
     def _at_activation(self, layer: keras.layers.Layer) -> bool:
         if not hasattr(layer, "activation"):
             return False
-        if registry.is_softmax(layer):
+        if layer_kinds.is_softmax(layer):
             return not isinstance(self.output, UnitQuantizer)  # that one quantizes probabilities
-        return registry.rectifies(layer) and isinstance(self.output, PactQuantizer)
+        return layer_kinds.rectifies(layer) and isinstance(self.output, PactQuantizer)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor as plain values."""
@@ -204,4 +201,4 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
 def _set_kernel(layer: keras.layers.Layer, kernels: Sequence[tf.Tensor]) -> None:
     # Past Keras' own __setattr__, which would stop tracking the variable.
     for kernel in kernels:
-        vars(layer)[registry.kernel_name(layer)] = kernel
+        vars(layer)[layer_kinds.kernel_name(layer)] = kernel

@@ -7,19 +7,111 @@ import numpy as np
 import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.flatten import copied_weights, flattened, layer_copy, unique_name
+from sat_tf.graph.network import Network, Node
+from sat_tf.graph.operation_layers import ConstantSum
+from sat_tf.graph.preprocessing import adapted_copy, is_adapted
 from sat_tf.messages import list_problems, warn
-from sat_tf.qat import latent, registry
-from sat_tf.qat.assembly import assemble
-from sat_tf.qat.decisions import Placement
-from sat_tf.qat.flatten import copied_weights, flattened
-from sat_tf.qat.input_folding import apply_fold, find_folds
-from sat_tf.qat.input_ranges import Change
-from sat_tf.qat.network import Network, Node
-from sat_tf.qat.placement import place
+from sat_tf.qat.configs import PlacedConfig
+from sat_tf.qat.inputs import apply_fold, find_folds
+from sat_tf.qat.model_class import of_class_of
+from sat_tf.qat.placement import Insertion, Placement, place
 from sat_tf.qat.policy import BitPolicy, fitting_grid
-from sat_tf.qat.quantizers import DorefaQuantizer
-from sat_tf.qat.user_class import of_class_of
 from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.quantizers import dorefa
+from sat_tf.quantizers.dorefa import DorefaQuantizer
+from sat_tf.quantizers.input_range import Change
+
+
+def assemble(
+    network: Network, placement: Placement
+) -> tuple[keras.Model, dict[str, keras.layers.Layer]]:
+    """Builds the quantized model, with weights of its own.
+
+    A layer that is called several times is one `QuantizedLayer` without an output quantizer; those
+    of its calls follow it in layers of their own, named `quant_<name>_output` and, from the second
+    call on, `quant_<name>_call_2_output`.
+
+    Args:
+        network: the float model.
+        placement: its quantizers.
+
+    Returns:
+        The model, and its layers by the names that they have in the float one.
+    """
+    return _Assembler(network, placement).assemble()
+
+
+class _Assembler:
+    def __init__(self, network: Network, placement: Placement) -> None:
+        self.network = network
+        self.placement = placement
+        self.layers: dict[str, keras.layers.Layer] = {}
+        # Layers without quantizers keep their names; others make room, as users know them.
+        self.taken = {node.layer.name for node in network if node.name not in placement.configs}
+        self.inner = {node.layer.name for node in network}
+        self.made: dict[tuple[str, str | None], Any] = {}
+
+    def assemble(self) -> tuple[keras.Model, dict[str, keras.layers.Layer]]:
+        insertions: dict[str, list[Insertion]] = {}
+        for insertion in self.placement.insertions:
+            insertions.setdefault(insertion.tensor, []).append(insertion)
+        for node in self.network:
+            tensor = self._call(node)
+            self.made[node.name, None] = tensor
+            for insertion in insertions.get(node.name, []):
+                readers = [self.network[reader].layer for reader in insertion.readers]
+                frozen = not any(layer.trainable for layer in (node.layer, *readers))
+                quantized = self._inserted(insertion.name, insertion.config, frozen)(tensor)
+                self.made.update({(node.name, reader): quantized for reader in insertion.readers})
+        ends = {*self.network.inputs, *self.network.outputs}
+        model = self.network.assemble({name: self.made[name, None] for name in ends})
+        return model, self.layers
+
+    def _call(self, node: Node) -> Any:
+        """The output of a node, behind its quantizer."""
+        name, config = node.layer.name, self.placement.configs.get(node.name)
+        if name not in self.layers:
+            self.layers[name] = self._layer(node)
+        if isinstance(node.layer, keras.layers.InputLayer):
+            return self.layers[name].output
+        tensors = [
+            self.made.get((source, node.name), self.made[source, None]) for source in node.inputs
+        ]
+        tensor = node.call(self.layers[name], tensors)
+        if config is None or config.output is None or not self.network.is_shared(node.name):
+            return tensor
+        output = PlacedConfig(output=config.output, inserted=True)
+        behind = f"{node.name.replace('@', '_call_')}_output"
+        return self._inserted(behind, output, not node.layer.trainable)(tensor)
+
+    def _layer(self, node: Node) -> keras.layers.Layer:
+        fresh = layer_copy(node.layer)
+        config = self.placement.configs.get(node.name)
+        if config is None:
+            return fresh
+        if is_adapted(fresh):
+            fresh = adapted_copy(fresh)
+        if isinstance(fresh, ConstantSum) and self._becomes_codes(node.name):
+            fresh = fresh.rounded()
+        if self.network.is_shared(node.name):
+            config = PlacedConfig(weights=config.weights, annotation=config.annotation)
+        name = unique_name(f"quant_{fresh.name}", self.taken)
+        return QuantizedLayer(fresh, config, name=name, trainable=node.layer.trainable)
+
+    def _becomes_codes(self, name: str) -> bool:
+        """Whether a layer's output is quantized, or that of the one that absorbs it."""
+        while name in self.placement.reasons.absorbed_by:
+            name = self.placement.reasons.absorbed_by[name]
+        config = self.placement.configs.get(name)
+        return config is not None and config.output is not None
+
+    def _inserted(self, name: str, config: PlacedConfig, frozen: bool) -> QuantizedLayer:
+        """A quantizer in a layer of its own."""
+        identity = keras.layers.Activation("linear", name=unique_name(name, self.inner))
+        name = unique_name(f"quant_{identity.name}", self.taken)
+        return QuantizedLayer(identity, config, name=name, trainable=not frozen)
 
 
 class SatLayoutTransform(tfmot.quantization.keras.QuantizeLayoutTransform):
@@ -149,7 +241,7 @@ def in_inference(network: Network) -> Network:
     def gives_what_it_reads(node: Node) -> bool:
         config = getattr(node.layer, "quantize_config", None)
         holds_one = config is not None and config.output is not None
-        return not holds_one and registry.is_identity(inner_layer(node.layer), node.arguments)
+        return not holds_one and layer_kinds.is_identity(inner_layer(node.layer), node.arguments)
 
     return network.without(gives_what_it_reads)
 
@@ -208,8 +300,8 @@ def _warn_of_guessed_levels(model_name: str, placement: Placement) -> None:
 def _keep_function(wrapper: QuantizedLayer, quantizer: DorefaQuantizer) -> None:
     """Gives a linear layer latent weights, and as its gain the size that the clamp takes."""
     layer = wrapper.layer
-    variable = getattr(layer, registry.kernel_name(layer))
-    latent_kernel, maximum = latent.latent_kernel(variable.numpy(), quantizer.range_axes)
+    variable = getattr(layer, layer_kinds.kernel_name(layer))
+    latent_kernel, maximum = dorefa.latent_kernel(variable.numpy(), quantizer.range_axes)
     variable.assign(latent_kernel)
     gain = wrapper.kernel_variables["rescale_gain"]
     factor = quantizer.factor(quantizer.clamp(variable), variable).numpy()

@@ -1,55 +1,113 @@
-"""The placement: which quantizer goes where, found on the graph of the float model.
+"""The placement: which quantizer goes where, found on the graph of the float model."""
 
-Rules, in the words of the glossary:
-- A tensor is *absorbed* where it has no integers of its own: a linear layer's output that only a
-  BatchNormalization, a number's product or sum, or a rectifier reads, a normalization's, sum's,
-  product's or concatenation's that only a rectifier reads, and what only a quantized concatenation
-  (or the largest or smallest value of several tensors) reads, which has one grid for all its
-  parts. Every other tensor is a *root*: data movement passes its codes on.
-- A function that is no rectifier is computed on the codes of a stream: what it gives, its mean or
-  its product with a gate is quantized on its range. At the end it is computed on the logits, unless
-  it is made of straight pieces, as clipping is.
-- A root that only linear layers read gets their activation bits. One that anything else reads is a
-  stream, at stream bits. So is a sum, mean or concatenation that can be negative (integer kernels
-  saturate at 8 bits only), and, unless `requantize_streams`, any that neither a rectifier nor
-  another function made. Linear layers read streams as they are, or, with `requantize_streams`,
-  through an inserted quantizer, unless the grid is as coarse as they ask already.
-- The model's outputs are observed, not quantized.
-- What acts in training alone, such as dropout and the augmentation of images, is not there.
-- A layer with several calls has one quantizer of its weights: it is first or last where one of its
-  calls is, and rescaled unless all have normalization right behind.
-"""
-
-from collections.abc import Iterator, Mapping
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core.rescale import fan_out
+from sat_tf.graph import functions, layer_kinds
+from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.network import Network, Node
 from sat_tf.messages import kind_of, list_problems
-from sat_tf.qat import functions, registry
 from sat_tf.qat.configs import LayerConfig, PlacedConfig
-from sat_tf.qat.decisions import Demand, Insertion, Placement, PlacementError, Reasons
-from sat_tf.qat.function_quantizers import OffsetQuantizer, function_quantizer
-from sat_tf.qat.input_folding import entrance, range_problems
-from sat_tf.qat.input_ranges import INPUT_TYPES
-from sat_tf.qat.network import Network, Node
-from sat_tf.qat.pixel_ranges import PixelRanges
+from sat_tf.qat.inputs import entrance, range_problems
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.qat.quantizers import (
-    ClippingQuantizer,
-    DorefaQuantizer,
-    ImageQuantizer,
-    InputQuantizer,
-    PactQuantizer,
-    RangeObserver,
-    SatQuantizer,
-    StreamQuantizer,
-)
-from sat_tf.qat.registry import Role
-from sat_tf.qat.spreads import Spreads
-from sat_tf.qat.value_ranges import ValueRanges
+from sat_tf.qat.value_ranges import PixelRanges, Spreads, ValueRanges
+from sat_tf.quantizers.base import SatQuantizer
+from sat_tf.quantizers.dorefa import DorefaQuantizer
+from sat_tf.quantizers.functions import OffsetQuantizer, function_quantizer
+from sat_tf.quantizers.image import ImageQuantizer
+from sat_tf.quantizers.input_range import INPUT_TYPES
+from sat_tf.quantizers.observers import InputQuantizer, RangeObserver
+from sat_tf.quantizers.pact import ClippingQuantizer, PactQuantizer, StreamQuantizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Insertion:
+    """A quantizer that gets a layer of its own, between a tensor and some of its readers.
+
+    Attributes:
+        name: name of the new layer.
+        tensor: the layer whose output it reads.
+        readers: the layers that read it instead.
+        config: its quantizer.
+    """
+
+    name: str
+    tensor: str
+    readers: frozenset[str]
+    config: PlacedConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """What is decided for a model.
+
+    Attributes:
+        configs: for every call of an annotated layer, its quantizers; those of the weights are
+            the same for all calls of a layer.
+        insertions: quantizers with layers of their own.
+        norms_behind: for every call of a linear layer with nothing but BatchNormalization right
+            behind it, these layers; the others are rescaled.
+        reasons: why it came to this.
+    """
+
+    configs: dict[str, PlacedConfig]
+    insertions: tuple[Insertion, ...]
+    norms_behind: dict[str, tuple[str, ...]]
+    reasons: "Reasons"
+
+
+@dataclasses.dataclass(frozen=True)
+class Demand:
+    """What a reader asks of a root: `bits` for linear layers, a grid for others."""
+
+    reader: str | None
+    kind: str  # "linear", "stream", "output", "float", "island" (a layer that is left float)
+    bits: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Reasons:
+    """What a placement rests on, for those who explain it.
+
+    Attributes:
+        roles: the part that each layer plays; OPAQUE where it is left float.
+        absorbed_by: for each tensor without integers of its own, the reader that absorbs it.
+        demands: what is asked of the output of each layer, also from behind data movement.
+        first: the linear layers with none before them.
+        last: the linear layers with none behind them.
+        streams: the layers whose outputs have the bits of streams.
+        quantizes_activations: whether any activation is quantized at all.
+        level_sources: of each tensor with a clipping level, what its start is taken from.
+        guessed: the tensors of which the model tells too little for that.
+    """
+
+    roles: dict[str, Role]
+    absorbed_by: dict[str, str]
+    demands: dict[str, tuple[Demand, ...]]
+    first: frozenset[str]
+    last: frozenset[str]
+    streams: frozenset[str]
+    quantizes_activations: bool
+    level_sources: dict[str, str]
+    guessed: frozenset[str]
+
+
+class PlacementError(ValueError):
+    """A model cannot be quantized as asked.
+
+    Attributes:
+        problems: each of them, in a line that starts with the name of its layer, if it has one.
+    """
+
+    def __init__(self, message: str, problems: Iterable[str]) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems)
+
 
 _AFFINE = (Role.NORM, Role.SCALING, Role.AFFINE)
 _BEFORE_RECTIFIERS = (Role.NORM, Role.SCALING, Role.SUM, Role.PRODUCT, Role.CONCATENATION)
@@ -87,7 +145,7 @@ class _Placer:
     ) -> None:
         self.whole = network
         self.network = network.without(
-            lambda node: registry.is_identity(node.layer, node.arguments)
+            lambda node: layer_kinds.is_identity(node.layer, node.arguments)
         )
         self.policy = policy
         self.problems: list[str] = [f"{name}: {text}." for name, text in network.problems.items()]
@@ -168,7 +226,7 @@ class _Placer:
         message = list_problems(f"model {self.network.name!r}", self.problems)
         if self.unsupported:
             message += (
-                f"\nsat-tf quantizes {', '.join(registry.supported_names())}. Replace others, "
+                f"\nsat-tf quantizes {', '.join(layer_kinds.supported_names())}. Replace others, "
                 "leave them out of the annotation, or pass unsupported='float'."
             )
         raise PlacementError(message, self.problems)
@@ -196,7 +254,7 @@ class _Placer:
             return self.policy
 
     def _role(self, node: Node) -> Role:
-        role, problem = registry.role_of(node.layer), registry.unsupported_problem(node.layer)
+        role, problem = layer_kinds.role_of(node.layer), layer_kinds.unsupported_problem(node.layer)
         if role is Role.AFFINE and self.pixels.are_counts(node.name):
             role = Role.MOVEMENT  # of codes that mean something else then
         if role is Role.IDENTITY and node.name in self.network:
@@ -215,7 +273,7 @@ class _Placer:
             return Role.OPAQUE
         if problem and node.layer.name not in self.network.problems:
             self._refuse(f"{node.layer.name}: {problem}.")
-            self.unsupported |= registry.find_support(node.layer) is None
+            self.unsupported |= layer_kinds.find_support(node.layer) is None
         return role
 
     def _tell_functions_apart(self) -> None:
@@ -282,7 +340,7 @@ class _Placer:
 
     def _ends_in_softmax(self, node: Node) -> bool:
         role = self.roles[node.name]
-        return role in (Role.SOFTMAX, Role.LINEAR) and registry.is_softmax(node.layer)
+        return role in (Role.SOFTMAX, Role.LINEAR) and layer_kinds.is_softmax(node.layer)
 
     def _norms_behind(self, name: str) -> tuple[str, ...]:
         """The normalizations right behind a linear layer, if nothing else reads it.
@@ -291,7 +349,7 @@ class _Placer:
         """
         calls = self.network.calls(name)
         readers = [reader for call in calls for reader in self.network.consumers(call.name)]
-        plain = registry.activation_name(self.network[name].layer) == "linear"
+        plain = layer_kinds.activation_name(self.network[name].layer) == "linear"
         read = all(self.network.consumers(call.name) for call in calls)
         if not plain or not read or any(call.name in self.network.outputs for call in calls):
             return ()
@@ -311,7 +369,7 @@ class _Placer:
         if reader is Role.CONCATENATION:
             return self._is_part(name, readers[0])
         if role is Role.LINEAR:
-            plain = registry.activation_name(self.network[name].layer) == "linear"
+            plain = layer_kinds.activation_name(self.network[name].layer) == "linear"
             return plain and reader in (*_AFFINE, Role.RECTIFIER)
         if role in _AFFINE and reader in _AFFINE:
             return Role.SCALING in (role, reader)
@@ -395,7 +453,7 @@ class _Placer:
 
     def _is_read_as_stream(self, node: Node, demands: list[Demand]) -> bool:
         """Whether what only linear layers read is a stream, and one of them reads it as one."""
-        if self.roles[node.name] not in _STREAMS or registry.rectifies(node.layer):
+        if self.roles[node.name] not in _STREAMS or layer_kinds.rectifies(node.layer):
             return False
         readers = [self.policies[demand.reader] for demand in demands if demand.reader]
         as_it_is = not all(policy.requantize_streams for policy in readers)
@@ -512,7 +570,7 @@ class _Placer:
         kernel = self.kernels.get(layer.name)
         if kernel is not None:
             return kernel
-        kernel = getattr(layer, registry.kernel_name(layer))
+        kernel = getattr(layer, layer_kinds.kernel_name(layer))
         if name not in self.linear or self.policy.latent_start == "keep_function":
             return kernel
         quantizer, latent = self._weights(name), tf.convert_to_tensor(kernel, tf.float32)
@@ -523,8 +581,8 @@ class _Placer:
         layer, ends = self.network[name].layer, self.first | self.last
         end = any(call.name in ends for call in self.network.calls(name))
         policy = self._policy_at(self.network[name], end=end)
-        support = registry.find_support(layer)
-        kernel = getattr(layer, registry.kernel_name(layer))
+        support = layer_kinds.find_support(layer)
+        kernel = getattr(layer, layer_kinds.kernel_name(layer))
         channel_axes = support.channel_axes if support else ()
         return DorefaQuantizer(
             num_bits=policy.weight_bits,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from sat_tf.messages import did_you_mean, list_problems, warn
-from sat_tf.qat.input_ranges import (
+from sat_tf.quantizers.input_range import (
     INPUT_TYPES,
     NO_CHANGE,
     Change,
@@ -324,8 +324,8 @@ class BitPolicy:
             calibrated ones from jumping about at high learning rates.
         initial_clipping_level: where clipping levels start; a rectifier's own max_value caps it.
             None: with the smallest error on what γ and β of the normalizations before a tensor
-            tell of its values; see `sat_tf.qat.spreads`. The paper starts at 8, and at 10 for what
-            enters the last linear layer.
+            tell of its values; see `sat_tf.qat.value_ranges`. The paper starts at 8, and at 10 for
+            what enters the last linear layer.
         initial_classifier_clipping_level: the same for what enters the last linear layer.
         input_range: what the model is fed: (low, high), the real values of the pixels 0 and 255,
             such as (0, 1) for x / 255 and (-1, 1) for x / 127.5 - 1, each a number or one for each

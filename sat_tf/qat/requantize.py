@@ -8,24 +8,19 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.flatten import copied_weights
+from sat_tf.graph.network import Network
 from sat_tf.messages import list_problems
-from sat_tf.qat import registry
 from sat_tf.qat.configs import LayerConfig
-from sat_tf.qat.flatten import copied_weights
-from sat_tf.qat.input_folding import apply_fold, find_folds
-from sat_tf.qat.input_ranges import INPUT_TYPES, PIXELS, Change
-from sat_tf.qat.layout import (
-    inner_layer,
-    quantized_model,
-    quantized_network,
-)
-from sat_tf.qat.model_inputs import changes as changes_of
-from sat_tf.qat.model_inputs import input_ranges, input_types
-from sat_tf.qat.network import Network
+from sat_tf.qat.inputs import apply_fold, find_folds, input_ranges, input_types
+from sat_tf.qat.inputs import changes as changes_of
+from sat_tf.qat.layout import inner_layer, quantized_model, quantized_network
+from sat_tf.qat.model_class import of_class_of
 from sat_tf.qat.policy import BitPolicy, expect_policy
-from sat_tf.qat.quantizers import DorefaQuantizer
-from sat_tf.qat.user_class import of_class_of
 from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.quantizers.dorefa import DorefaQuantizer
+from sat_tf.quantizers.input_range import INPUT_TYPES, PIXELS, Change
 
 
 def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
@@ -189,7 +184,7 @@ def _carry_gain(old: QuantizedLayer, new: QuantizedLayer, keep_function: bool) -
     gain = np.float32(1.0) if old_gain is None else old_gain.numpy()
     differs = (before.range_axes, before.rescale) != (after.range_axes, after.rescale)
     if differs and keep_function:
-        kernel = getattr(new.layer, registry.kernel_name(new.layer))
+        kernel = getattr(new.layer, layer_kinds.kernel_name(new.layer))
         gain = gain * _shrinkage(before, after, tf.convert_to_tensor(kernel, tf.float32))
     if np.broadcast_shapes(np.shape(gain), variable.shape) == tuple(variable.shape):
         variable.assign(np.broadcast_to(gain, variable.shape))

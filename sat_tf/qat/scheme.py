@@ -1,27 +1,26 @@
 """The TFMOT scheme, and the one-call forms of what users do with it."""
 
+import warnings
 from typing import Any
 
+import numpy as np
 import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
-from sat_tf.qat import (
-    configs,
-    constraints,
-    function_quantizers,
-    operation_layers,
-    quantizers,
-    registry,
-)
-from sat_tf.qat.flatten import flatten
+from sat_tf.core import grid as grids
+from sat_tf.graph import layer_kinds, operation_layers
+from sat_tf.graph.flatten import flatten
+from sat_tf.graph.network import Network, check_model
+from sat_tf.graph.rewrite import with_layers_for_operations
+from sat_tf.graph.tfmot_layers import MOST_NAMED, is_annotated, refuse_wrapped
+from sat_tf.qat import configs
 from sat_tf.qat.layout import SatLayoutTransform, quantized_model
-from sat_tf.qat.network import Network, check_model
-from sat_tf.qat.operations import with_layers_for_operations
+from sat_tf.qat.model_class import of_class_of
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy, expect_policy
-from sat_tf.qat.tfmot_wrappers import is_annotated, refuse_wrapped, warn_of_lost_zeros
-from sat_tf.qat.user_class import of_class_of
 from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.quantizers import dorefa, functions, image, observers, pact
+from sat_tf.quantizers.dorefa import DorefaQuantizer
 
 
 class SatQuantizeScheme(tfmot.quantization.keras.QuantizeScheme):
@@ -66,7 +65,7 @@ class SatQuantizeRegistry(tfmot.quantization.keras.QuantizeRegistry):
         Raises:
             ValueError: sat-tf does not quantize such a layer.
         """
-        problem = registry.unsupported_problem(layer)
+        problem = layer_kinds.unsupported_problem(layer)
         if problem:
             raise ValueError(f"{layer.name}: {problem}.")
         return configs.LayerConfig.from_policy(self.policy.at(layer.name))
@@ -145,16 +144,48 @@ def quantize_scope(*objects: dict[str, Any]) -> Any:
             QuantizedLayer,
             configs.LayerConfig,
             configs.PlacedConfig,
-            constraints.AtLeast,
-            quantizers.DorefaQuantizer,
-            quantizers.ImageQuantizer,
-            quantizers.InputQuantizer,
-            quantizers.PactQuantizer,
-            quantizers.RangeObserver,
-            quantizers.StreamQuantizer,
-            function_quantizers.OffsetQuantizer,
-            function_quantizers.UnitQuantizer,
+            pact.AtLeast,
+            dorefa.DorefaQuantizer,
+            image.ImageQuantizer,
+            observers.InputQuantizer,
+            pact.PactQuantizer,
+            observers.RangeObserver,
+            pact.StreamQuantizer,
+            functions.OffsetQuantizer,
+            functions.UnitQuantizer,
             *operation_layers.LAYERS,
         )
     }
     return tfmot.quantization.keras.quantize_scope(ours, *objects)
+
+
+# From which share of zeros on a kernel is taken for a pruned one.
+_PRUNED = 0.25
+
+
+def warn_of_lost_zeros(quantized: keras.Model) -> None:
+    """Warns of kernels that seem to be pruned, on grids that have no 0."""
+    lost = []
+    for layer in quantized.layers:
+        config = layer.quantize_config if isinstance(layer, QuantizedLayer) else None
+        if config is None or config.weights is None:
+            continue
+        ((kernel, quantizer),) = config.get_weights_and_quantizers(layer.layer)
+        share = float(np.mean(kernel.numpy() == 0.0))
+        if _PRUNED <= share < 1.0 and not _has_zero(quantizer):
+            lost.append(f"{layer.layer.name} ({100 * share:.0f} % zeros)")
+    if lost:
+        more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
+        warnings.warn(
+            f"model {quantized.name!r}: the DoReFa grid has no 0, so that zero weights of "
+            f"{', '.join(lost[:MOST_NAMED])}{more} become half a step; if they are pruned, set "
+            "BitPolicy(weight_grid='narrow'), which keeps them.",
+            stacklevel=3,
+        )
+
+
+def _has_zero(quantizer: DorefaQuantizer) -> bool:
+    # Every other code of a grid is left out where there are two of them to a unit: 0 among them.
+    return quantizer.num_bits is None or (
+        grids.find_grid(quantizer.grid, quantizer.num_bits).codes_per_unit == 1
+    )

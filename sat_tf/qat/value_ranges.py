@@ -1,16 +1,82 @@
-"""What is known of the values in a graph before any data is seen: their sign, and their maximum."""
+"""What is known of the values in a graph before any data is seen.
 
-from collections.abc import Mapping
+Their sign and their maximum, the values of images and of what moves or preprocesses them, and how
+the values of each tensor are spread, as far as the weights of a float model say it.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.qat import functions, registry
-from sat_tf.qat.network import Network, Node
-from sat_tf.qat.operation_layers import ConstantSum
-from sat_tf.qat.pixel_ranges import PixelRanges
-from sat_tf.qat.preprocessing import is_adapted
-from sat_tf.qat.registry import Role
+from sat_tf.core import asymmetric
+from sat_tf.graph import functions, layer_kinds
+from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.network import Network, Node
+from sat_tf.graph.operation_layers import ConstantSum
+from sat_tf.graph.preprocessing import is_adapted, is_plain_factor, slope_and_offset
+from sat_tf.qat.best_levels import best_level
+from sat_tf.quantizers.input_range import Grid
+from sat_tf.quantizers.pact import SMALLEST_CLIPPING_LEVEL, ClippingQuantizer
+
+
+class PixelRanges:
+    """The smallest and the largest value of every tensor that is made of pixels alone.
+
+    Args:
+        network: the float model.
+        grids: the pixels of each input that is an image, as the first layers read them.
+    """
+
+    def __init__(self, network: Network, grids: Mapping[str, Grid]) -> None:
+        self._ranges: dict[str, tuple[float, float]] = {}
+        self._counts: set[str] = set()
+        self._inputs = set(network.inputs)
+        for node in network:
+            preprocessed = layer_kinds.role_of(node.layer) in (Role.MOVEMENT, Role.AFFINE)
+            if preprocessed and self._inputs.issuperset(node.inputs):
+                self._inputs.add(node.name)
+        for node in network:
+            if node.name in network.inputs:
+                if node.name not in grids:
+                    continue
+                grid = grids[node.name]
+                ends = [grid.step * (end - grid.zero_point) for end in (0, 255)]
+                self._ranges[node.name] = ends[0], ends[1]
+                self._counts.add(node.name)
+                continue
+            alone = len(node.inputs) == 1 and self.reads(node.inputs[0])
+            if not alone or layer_kinds.unsupported_problem(node.layer) is not None:
+                continue
+            keeps = layer_kinds.role_of(node.layer).keeps_codes
+            if (keeps or is_plain_factor(node.layer)) and self.are_counts(node.inputs[0]):
+                self._counts.add(node.name)
+            if keeps:
+                self._ranges[node.name] = self[node.inputs[0]]
+            elif layer_kinds.role_of(node.layer) is Role.AFFINE:
+                slope, offset = slope_and_offset(node.layer)
+                ends = [slope * end + offset for end in self[node.inputs[0]]]
+                self._ranges[node.name] = float(np.min(ends)), float(np.max(ends))
+
+    def reads(self, name: str) -> bool:
+        """Whether a tensor is made of pixels alone."""
+        return name in self._ranges
+
+    def are_inputs(self, name: str) -> bool:
+        """Whether a tensor is an input of any kind, moved or preprocessed."""
+        return name in self._inputs
+
+    def are_counts(self, name: str) -> bool:
+        """Whether a tensor is a positive number times the integers of the image."""
+        return name in self._counts
+
+    def __getitem__(self, name: str) -> tuple[float, float]:
+        return self._ranges[name]
 
 
 class ValueRanges:
@@ -35,12 +101,12 @@ class ValueRanges:
         if role is Role.RECTIFIER:
             return False
         if role is Role.LINEAR:
-            return not (registry.rectifies(node.layer) or registry.is_softmax(node.layer))
+            return not (layer_kinds.rectifies(node.layer) or layer_kinds.is_softmax(node.layer))
         if role is Role.AFFINE and self._pixels.reads(name):
             # Other weights can give an adapted one other signs.
             return is_adapted(node.layer) or self._pixels[name][0] < 0.0
         if role in (Role.FUNCTION, Role.SOFTMAX):
-            if registry.is_softmax(node.layer):
+            if layer_kinds.is_softmax(node.layer):
                 return False
             if functions.keeps_range(node.layer):
                 return self.is_negative(node.inputs[0])
@@ -63,20 +129,20 @@ class ValueRanges:
         negative = [self.is_negative(producer) for producer in node.inputs]
         return all(negative) if isinstance(node.layer, keras.layers.Maximum) else any(negative)
 
-    def reach(self, name: str) -> functions.Reach:
+    def reach(self, name: str) -> asymmetric.Reach:
         """Which values the layer's output can have, as far as functions in or before it say."""
         node, role = self._network[name], self._roles[name]
         if role is Role.FUNCTION and not functions.keeps_range(node.layer):
             found = functions.reach(node.layer)
-            return found if self.is_negative(name) == found.is_negative else functions.POSITIVE
+            return found if self.is_negative(name) == found.is_negative else asymmetric.POSITIVE
         if role in (Role.MEAN, Role.MOVEMENT, Role.FUNCTION):
             return self.reach(node.inputs[0])
         if role is Role.PRODUCT:
             # A gate between 0 and 1 leaves what it multiplies in its range.
-            reaches = sorted(map(self.reach, node.inputs), key=lambda one: one == functions.UNIT)
-            if all(one == functions.UNIT for one in reaches[1:]):
+            reaches = sorted(map(self.reach, node.inputs), key=lambda one: one == asymmetric.UNIT)
+            if all(one == asymmetric.UNIT for one in reaches[1:]):
                 return reaches[0]
-        return functions.UNKNOWN
+        return asymmetric.UNKNOWN
 
     def ceiling(self, name: str) -> float | None:
         """What the layer's output cannot exceed by its own definition, or None."""
@@ -84,9 +150,324 @@ class ValueRanges:
         if role in (Role.INPUT, Role.MOVEMENT) and self._pixels.reads(name):
             return self._pixels[name][1]
         if role in (Role.RECTIFIER, Role.LINEAR):
-            return registry.rectifier_ceiling(node.layer)
+            return layer_kinds.rectifier_ceiling(node.layer)
         if role is Role.FUNCTION and not functions.keeps_range(node.layer):
             return functions.reach(node.layer).highest
         if role in (Role.MEAN, Role.MOVEMENT, Role.FUNCTION):
             return self.ceiling(node.inputs[0])
         return None
+
+
+_Array = npt.NDArray[np.float64]
+
+_QUANTILES: _Array = np.linspace(-4.5, 4.5, 91)
+_DENSITY: _Array = np.exp(-0.5 * _QUANTILES**2)
+# How often a value is at each of them.
+_SHARES: _Array = _DENSITY / _DENSITY.sum()
+_BELOW: _Array = np.cumsum(_SHARES) - 0.5 * _SHARES
+# Of neighbouring pixels of one channel.
+_CORRELATION = 0.5
+# By how much the variance is larger where no normalization keeps channels from being alike.
+_ALIKE = 3.0
+# Mean and standard deviation of pixels, as parts of the range of all: those of photographs.
+_PIXEL_MEAN, _PIXEL_DEVIATION = 0.45, 0.27
+_CHANNELS_LOOKED_AT = 64
+# By how much levels start above the best ones for normal distributions. Those of trained networks
+# are 1.05 to 1.4 times as large in the median over a network. Clipping also moves means, the more
+# the deeper: without data nothing takes that back, so that networks of depthwise convolutions do
+# best with still more room.
+_LONGER_TAILS = 1.5
+# Rows, and columns, of a tensor of any size.
+_USUAL_SIZE = 7
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """The distribution of a tensor's values, by channel.
+
+    Attributes:
+        values: (channels, quantiles), how large they are at each quantile.
+        source: what it is taken from, for people.
+        known: whether all of it comes from the model; else the image has a part in it.
+    """
+
+    values: _Array
+    source: str
+    known: bool = True
+
+    def best_level(self, quantizer: ClippingQuantizer) -> float | None:
+        """The clipping level with the smallest error, and room for the longer tails of real values.
+
+        None where the values tell of none.
+        """
+        rows = self.values[np.argsort(-np.abs(self.values).max(axis=1), kind="stable")]
+        rows = rows[:: -(-len(rows) // _CHANNELS_LOOKED_AT)]
+        largest = float(np.abs(rows).max())
+        if not np.isfinite(rows).all() or largest < SMALLEST_CLIPPING_LEVEL:
+            return None
+        counts = np.tile(_SHARES, len(rows))
+        level = best_level(quantizer, rows.astype(np.float32).reshape(-1), largest, counts)
+        return float(f"{_LONGER_TAILS * level:.4g}")
+
+    @property
+    def mean(self) -> _Array:
+        """Of each channel."""
+        return np.asarray(self.values @ _SHARES, np.float64)
+
+    @property
+    def variance(self) -> _Array:
+        """Of each channel."""
+        return np.asarray((self.values - self.mean[:, None]) ** 2 @ _SHARES, np.float64)
+
+    def of_channels(self, count: int) -> "Spread":
+        """The same for another number of channels, which then are all like the whole."""
+        if len(self.values) == count:
+            return self
+        mean = np.mean(self.mean)
+        variance = np.mean(self.variance) + np.var(self.mean)
+        whole = _normal(np.full(count, mean), np.full(count, variance))
+        clipped = np.clip(whole, self.values.min(), self.values.max())
+        return dataclasses.replace(self, values=clipped)
+
+
+class Spreads:
+    """The distributions of the tensors of a float model.
+
+    Args:
+        network: the float model.
+        pixels: the values of tensors that are made of pixels alone.
+        kernel: of a linear layer, by the name of its node, as it computes with it.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        pixels: PixelRanges,
+        kernel: Callable[[str], Any],
+    ) -> None:
+        self._network, self._pixels, self._kernel = network, pixels, kernel
+        self._found: dict[str, Spread] = {}
+
+    def __getitem__(self, name: str) -> Spread:
+        """Of a layer's output."""
+        pending = [name]
+        while pending:  # deep networks are deeper than Python's stack
+            missing = [one for one in self._needs(pending[-1]) if one not in self._found]
+            if missing:
+                pending += missing
+                continue
+            node = self._network[pending.pop()]
+            self._found[node.name] = self._make(node)
+        return self._found[name]
+
+    def _needs(self, name: str) -> Sequence[str]:
+        node = self._network[name]
+        if self._pixels.reads(name) or _own_moments(node.layer) is not None:
+            return ()
+        return node.inputs
+
+    def _make(self, node: Node) -> Spread:
+        layer, role = node.layer, layer_kinds.role_of(node.layer)
+        channels = node.shape[-1] if node.shape and node.shape[-1] else 1
+        if self._pixels.reads(node.name):
+            return self._of_pixels(node.name, channels)
+        moments = _own_moments(layer)
+        if moments is not None:
+            return Spread(_normal(*moments), f"γ and β of {layer.name}").of_channels(channels)
+        inputs = [self._found[name] for name in node.inputs]
+        if role is Role.LINEAR:
+            made = _linear(layer, self._kernel(node.name), inputs[0])
+        elif role is Role.MEAN:
+            made = _mean(inputs[0], self._positions(node))
+        elif isinstance(layer, keras.layers.MaxPooling2D | keras.layers.GlobalMaxPooling2D):
+            made = _largest(inputs[0], self._positions(node))
+        else:
+            made = _MAKERS.get(role, _unknown)(node, inputs)
+        known = all(spread.known for spread in inputs) and role is not Role.OPAQUE
+        return Spread(made, _source(node, inputs, role), known).of_channels(channels)
+
+    def _positions(self, node: Node) -> int:
+        """Of how many pixels a pool makes one."""
+        size = getattr(node.layer, "pool_size", None) or self._network[node.inputs[0]].shape[:2]
+        return math.prod(_USUAL_SIZE if length is None else length for length in size)
+
+    def _of_pixels(self, name: str, channels: int) -> Spread:
+        low, high = self._pixels[name]
+        mean, deviation = low + _PIXEL_MEAN * (high - low), _PIXEL_DEVIATION * (high - low)
+        values = _normal(np.full(channels, mean), np.full(channels, deviation**2))
+        return Spread(np.clip(values, low, high), "typical pixels", known=False)
+
+
+def _source(node: Node, inputs: Sequence[Spread], role: Role) -> str:
+    """Where the values come from: what is told of the tensor itself, or of those it is made of."""
+    unknown = next((spread.source for spread in inputs if not spread.known), None)
+    if role in (Role.RECTIFIER, Role.FUNCTION, Role.MOVEMENT, Role.SCALING) and len(inputs) == 1:
+        return inputs[0].source
+    return unknown or f"the normalizations before {node.name}"
+
+
+def _normal(mean: _Array, variance: _Array) -> _Array:
+    return np.asarray(mean[:, None] + np.sqrt(np.maximum(variance, 0.0))[:, None] * _QUANTILES)
+
+
+def _own_moments(layer: keras.layers.Layer) -> tuple[_Array, _Array] | None:
+    """Mean and variance that a normalization gives its channels; None for other layers."""
+    kinds = keras.layers.BatchNormalization | keras.layers.LayerNormalization
+    if not isinstance(layer, kinds) or not layer.built:
+        return None
+    gamma, beta = (
+        None if value is None else np.asarray(value, np.float64).reshape(-1)
+        for value in (layer.gamma, layer.beta)
+    )
+    variance = np.ones(1) if gamma is None else gamma**2
+    if isinstance(layer, keras.layers.BatchNormalization):
+        spread = np.maximum(np.asarray(layer.moving_variance, np.float64), 0.0)
+        variance = variance * spread / np.maximum(spread + layer.epsilon, 1e-30)
+    mean = np.zeros(1) if beta is None else beta
+    return tuple(np.broadcast_arrays(mean, variance))  # type: ignore[return-value]
+
+
+def _linear(layer: keras.layers.Layer, kernel: Any, given: Spread) -> _Array:
+    """A weighted sum: mean Σ K μ, variance Σ K² σ², for alike pixels (Σ K)² σ² over these."""
+    kernel = np.asarray(kernel, np.float64)
+    share = 1.0
+    if isinstance(layer, keras.layers.Conv1DTranspose | keras.layers.Conv2DTranspose):
+        kernel = np.swapaxes(kernel, -1, -2)
+        share = 1.0 / math.prod(layer.strides)  # of the kernel that each pixel sees
+    pixels = kernel.reshape(-1, *kernel.shape[-2:])  # (positions, in, out)
+    sums, squares = pixels.sum(axis=0), np.square(pixels).sum(axis=0)
+    per_channel = isinstance(layer, keras.layers.DepthwiseConv1D | keras.layers.DepthwiseConv2D)
+    groups = 1 if per_channel else getattr(layer, "groups", 1)
+    given = given.of_channels(sums.shape[0] * groups)
+    both = (1.0 - _CORRELATION) * share * squares + _CORRELATION * (share * sums) ** 2
+    if per_channel:
+        mean = (share * sums * given.mean[:, None]).reshape(-1)
+        variance = (both * given.variance[:, None]).reshape(-1)
+    else:
+        per_group = (groups, sums.shape[0], -1)
+        means, variances = (
+            np.einsum(
+                "gi,igo->go", part.reshape(per_group[:2]), terms.reshape(sums.shape[0], groups, -1)
+            ).reshape(-1)
+            for part, terms in ((given.mean, share * sums), (given.variance, both))
+        )
+        mean, variance = means, variances
+    if getattr(layer, "bias", None) is not None:
+        mean = mean + np.asarray(layer.bias, np.float64)
+    if not given.known:
+        variance = _ALIKE * variance
+    values = _normal(mean, variance)
+    return _rectified(layer, values) if layer_kinds.rectifies(layer) else values
+
+
+def _rectified(layer: keras.layers.Layer, values: _Array) -> _Array:
+    ceiling = layer_kinds.rectifier_ceiling(layer)
+    return np.clip(values, 0.0, np.inf if ceiling is None else ceiling)
+
+
+def _function(node: Node, inputs: Sequence[Spread]) -> _Array:
+    layer, values = node.layer, inputs[0].values
+    if isinstance(layer, keras.layers.PReLU):
+        slope = np.asarray(layer.alpha, np.float64).reshape(-1, layer.alpha.shape[-1])
+        by_channel = np.mean(slope, axis=0) if slope.shape[1] == len(values) else [np.mean(slope)]
+        return np.where(values < 0.0, np.reshape(by_channel, (-1, 1)) * values, values)
+    if functions.works_on_each_value(layer):
+        function = getattr(layer, "activation", layer)
+        return np.asarray(function(tf.constant(values, tf.float32)), np.float64)
+    if isinstance(layer, keras.layers.Softmax) or layer_kinds.is_softmax(layer):
+        return np.clip(np.zeros_like(values) + 0.5 + 0.25 * _QUANTILES, 0.0, 1.0)
+    return values
+
+
+def _scaled(node: Node, inputs: Sequence[Spread]) -> _Array:
+    slope, offset = (np.reshape(part, (-1, 1)) for part in node.layer.affine())
+    count = max(slope.size, offset.size)
+    values = inputs[0].values if count == 1 else inputs[0].of_channels(count).values
+    return np.asarray(values * slope + offset)
+
+
+def _sum(node: Node, inputs: Sequence[Spread]) -> _Array:
+    signs = [1.0, -1.0] if isinstance(node.layer, keras.layers.Subtract) else [1.0] * len(inputs)
+    if isinstance(node.layer, keras.layers.Average):
+        signs = [1.0 / len(inputs)] * len(inputs)
+    total: dict[str, float] = {}
+    for name, sign in zip(node.inputs, signs, strict=True):
+        total[name] = total.get(name, 0.0) + sign
+    by_name = dict(zip(node.inputs, inputs, strict=True))
+    count = max(len(spread.values) for spread in inputs)
+    parts = [(factor, by_name[name].of_channels(count)) for name, factor in total.items()]
+    if len(parts) == 1:
+        ((factor, spread),) = parts
+        return np.asarray(factor * spread.values)
+    mean = np.sum([factor * spread.mean for factor, spread in parts], axis=0)
+    variance = np.sum([factor**2 * spread.variance for factor, spread in parts], axis=0)
+    ends = [np.sort(factor * spread.values[:, [0, -1]], axis=1) for factor, spread in parts]
+    low, high = (np.sum([end[:, side] for end in ends], axis=0)[:, None] for side in (0, 1))
+    return np.clip(_normal(mean, variance), low, high)
+
+
+def _product(node: Node, inputs: Sequence[Spread]) -> _Array:
+    del node
+    count = max(len(spread.values) for spread in inputs)
+    first, *others = (spread.of_channels(count) for spread in inputs)
+    mean, square = first.mean, first.variance + first.mean**2
+    high = np.abs(first.values).max(axis=1)
+    for other in others:
+        mean, square = mean * other.mean, square * (other.variance + other.mean**2)
+        high = high * np.abs(other.values).max(axis=1)
+    positive = all(np.all(spread.values >= 0.0) for spread in (first, *others))
+    values = np.clip(_normal(mean, square - mean**2), -high[:, None], high[:, None])
+    return np.maximum(values, 0.0) if positive else values
+
+
+def _joined(node: Node, inputs: Sequence[Spread]) -> _Array:
+    channels = sum(len(spread.values) for spread in inputs)
+    if isinstance(node.layer, keras.layers.Concatenate) and channels == node.shape[-1]:
+        return np.concatenate([spread.values for spread in inputs])
+    count = max(len(spread.values) for spread in inputs)
+    several = [spread.of_channels(count).values for spread in inputs]
+    if isinstance(node.layer, keras.layers.Minimum):
+        return np.min(several, axis=0)
+    return np.max(several, axis=0)
+
+
+def _mean(given: Spread, positions: int) -> _Array:
+    # What makes images differ from each other shows in many places: more than of √n is left.
+    variance = given.variance / positions**0.25
+    low, high = given.values.min(axis=1)[:, None], given.values.max(axis=1)[:, None]
+    return np.clip(_normal(given.mean, variance), low, high)
+
+
+def _largest(given: Spread, positions: int) -> _Array:
+    # The largest of √n that are not alike is below x where all of them are.
+    below = _BELOW ** (1.0 / math.sqrt(positions))
+    place = np.interp(below, _BELOW, np.arange(len(_BELOW)))
+    left = np.minimum(place.astype(int), len(_BELOW) - 2)
+    part = place - left
+    return np.asarray(given.values[:, left] * (1.0 - part) + given.values[:, left + 1] * part)
+
+
+def _moved(node: Node, inputs: Sequence[Spread]) -> _Array:
+    (given,) = inputs
+    if isinstance(node.layer, keras.layers.Flatten | keras.layers.Reshape) and node.shape[-1]:
+        times, rest = divmod(node.shape[-1], len(given.values))
+        if times > 1 and not rest:
+            return np.tile(given.values, (times, 1))
+    return given.values
+
+
+def _unknown(node: Node, inputs: Sequence[Spread]) -> _Array:
+    del node
+    return inputs[0].values if inputs else _normal(np.zeros(1), np.ones(1))
+
+
+_MAKERS: Mapping[Role, Callable[[Node, Sequence[Spread]], _Array]] = {
+    Role.RECTIFIER: lambda node, inputs: _rectified(node.layer, inputs[0].values),
+    Role.SCALING: _scaled,
+    Role.SUM: _sum,
+    Role.PRODUCT: _product,
+    Role.CONCATENATION: _joined,
+    Role.FUNCTION: _function,
+    Role.SOFTMAX: _function,
+    Role.MOVEMENT: _moved,
+}

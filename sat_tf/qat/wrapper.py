@@ -4,16 +4,102 @@ import contextlib
 import inspect
 import math
 import threading
+import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
 import tf_keras as keras
+from tensorflow.python.framework import ops
 
-from sat_tf.qat import registry, saved_format
+from sat_tf.graph import layer_kinds
 from sat_tf.qat.configs import PlacedConfig
-from sat_tf.qat.graph_lifetime import graphs_go_with
-from sat_tf.qat.quantizers import BIT_FLOOR
+from sat_tf.quantizers.base import BIT_FLOOR
+from sat_tf.version import __version__
+
+# Raised when an older sat-tf could not read what this one saves, or would compute otherwise from
+# it. Files of all lower numbers stay readable; tests/golden holds some of each. Files without a
+# mark are those of the time before it, of format 1.
+FORMAT = 3
+_KEY = "saved_by"
+
+
+def marked(config: dict[str, Any]) -> dict[str, Any]:
+    """A layer's configuration with the mark of this version.
+
+    >>> marked({"name": "quant_a"})["saved_by"]["format"]
+    3
+    """
+    return {**config, _KEY: {"sat_tf": __version__, "format": FORMAT}}
+
+
+def unmarked(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration without its mark, if this version can read it.
+
+    Raises:
+        ValueError: a later version has saved it in a format of its own, or the mark is none.
+
+    >>> unmarked({"name": "quant_a", "saved_by": {"sat_tf": "9.1.0", "format": 99}})
+    Traceback (most recent call last):
+    ValueError: quant_a: received a model saved by sat-tf 9.1.0 in format 99, expected format 3 \
+or lower, which sat-tf 0.1.0 reads; install sat-tf 9.1.0 or later.
+    """
+    config = dict(config)
+    mark = config.pop(_KEY, None)
+    if mark is None:
+        return config
+    number, version = (mark.get("format"), mark.get("sat_tf")) if isinstance(mark, dict) else (0, 0)
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise ValueError(
+            f"{config.get('name')}: received a model with the mark {mark!r}, expected "
+            f"{marked({})[_KEY]!r}; save it again with the sat-tf that it is from."
+        )
+    if number > FORMAT:
+        raise ValueError(
+            f"{config.get('name')}: received a model saved by sat-tf {version} in format {number}, "
+            f"expected format {FORMAT} or lower, which sat-tf {__version__} reads; install sat-tf "
+            f"{version} or later."
+        )
+    return config
+
+
+_followed: "weakref.WeakSet[tf.Graph]" = weakref.WeakSet()
+
+
+@tf.autograph.experimental.do_not_convert
+def graphs_go_with(owner: Any) -> None:
+    """Lets the graphs that are being traced go when `owner`, which has part in them, goes.
+
+    TensorFlow registers the gradient function of every call of a `tf.custom_gradient`, for as long
+    as the process lives, and that function holds the graph of the call. The optimizers of Keras
+    make one such call in each training step that is traced, where they sum gradients over replicas
+    (`tf.distribute.ReplicaContext.all_reduce`): without more ado no graph of a training step would
+    ever be freed.
+
+    Args:
+        owner: a layer or a model; when it is gone, nobody can differentiate those graphs any more.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    while getattr(graph, "outer_graph", None) is not None:  # the outermost is that of no function
+        if graph not in _followed:
+            _followed.add(graph)
+            weakref.finalize(owner, _forget_gradients, weakref.ref(graph)).atexit = False
+        graph = graph.outer_graph
+
+
+def _forget_gradients(reference: "weakref.ref[tf.Graph]") -> None:
+    """Takes the gradient functions of single calls in a graph out of TensorFlow's registry."""
+    graph = reference()
+    if graph is None:
+        return
+    registered = ops.gradient_registry._registry
+    for op in graph.get_operations():
+        if op.type == "IdentityN":
+            with contextlib.suppress(ValueError):  # it has no such attribute
+                name = op.get_attr("_gradient_op_type").decode()
+                # The name that tf.custom_gradient gives to a call.
+                if name.startswith("CustomGradient-"):
+                    registered.pop(name, None)
 
 
 @keras.utils.register_keras_serializable(package="sat_tf")
@@ -162,7 +248,9 @@ class QuantizedLayer(keras.layers.Wrapper):
             pairs = config.get_activations_and_quantizers(self.layer)
             # Logits are observed in front of a softmax, and after the turn: an observer waits for
             # other replicas, whose threads wait for theirs.
-            softmax = [function for function, _ in pairs] if registry.is_softmax(self.layer) else []
+            softmax = (
+                [function for function, _ in pairs] if layer_kinds.is_softmax(self.layer) else []
+            )
             with self._stand_ins(training, tf.identity if softmax else quantize):
                 outputs = self.layer(inputs, **arguments)
         for activation in softmax:
@@ -217,14 +305,14 @@ class QuantizedLayer(keras.layers.Wrapper):
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
         config = {**super().get_config(), "quantize_config": self.quantize_config.get_config()}
-        return saved_format.marked(config)
+        return marked(config)
 
     @classmethod
     def from_config(
         cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
     ) -> "QuantizedLayer":
         """Reads back what `get_config` wrote, after any trip through JSON."""
-        config = saved_format.unmarked(config)
+        config = unmarked(config)
         wrapped = dict(config.pop("layer"))
         # HDF5 files and SavedModels are read by Keras' older rules, which know a registered class
         # by its full name alone; the newer ones take it too.
@@ -254,3 +342,125 @@ def _contrasted(layer: keras.layers.RandomContrast, images: tf.Tensor) -> tf.Ten
     mean = tf.reduce_mean(images, [-3, -2], keepdims=True)
     changed = tf.clip_by_value((images - mean) * factor + mean, 0.0, 255.0)
     return tf.cast(changed, layer.compute_dtype)
+
+
+# What Keras traces once and then keeps.
+_EVALUATING = ("test_function", "predict_function")
+_TRACED_INSIDE = "_sat_tf_traced_with_constant_weights"
+
+
+@contextlib.contextmanager
+def constant_weights(model: keras.Model) -> Iterator[None]:
+    """Inside, `evaluate`, `predict` and calls of a quantized model make no effective weights.
+
+    They read those that were made on entry, bit for bit the ones they would have made themselves,
+    at the price of one more copy of the kernels in memory from the first entry on:
+
+        with sat_tf.callbacks.constant_weights(model):
+            model.evaluate(images, labels)
+
+    The weights must not change inside; training raises an error. A `tf.function` of your own that
+    is first called inside goes on reading the copies, which hold NaN outside: it never gives the
+    results of old weights.
+
+    Args:
+        model: a Keras model with layers quantized by sat-tf in it, at any depth.
+
+    Raises:
+        ValueError: the model has no layer quantized by sat-tf.
+        RuntimeError: the model is inside of another `constant_weights`, or is trained in this one.
+
+    >>> import numpy as np, tf_keras as keras, sat_tf
+    >>> float_model = keras.Sequential([keras.layers.Dense(2, input_shape=(4,))])
+    >>> model = sat_tf.quantize_model(float_model, sat_tf.BitPolicy.paper(4))
+    >>> images = np.ones((1, 4), np.float32)
+    >>> computed = model.predict(images, verbose=0)
+    >>> with sat_tf.callbacks.constant_weights(model):
+    ...     read = model.predict(images, verbose=0)
+    >>> bool(np.all(read == computed))
+    True
+    """
+    copies = ConstantWeights(model)
+    if copies.are_read:
+        raise RuntimeError(
+            f"constant_weights: {model.name!r} has constant weights already; leave the inner one "
+            "out."
+        )
+    with _own_functions(model):
+        copies.fill()
+        try:
+            yield
+        finally:
+            copies.clear()
+
+
+class ConstantWeights:
+    """Copies of the effective kernels of a model's quantized layers.
+
+    Args:
+        model: see `constant_weights`.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._layers = _quantized_layers(model)
+        if not self._layers:
+            raise ValueError(
+                f"constant_weights: {model.name!r} has no layer quantized by sat-tf; quantize it "
+                "first, by sat_tf.quantize_model."
+            )
+        self._scope = model.distribute_strategy.scope
+
+    @property
+    def are_read(self) -> bool:
+        """Whether the layers compute with the copies now."""
+        return any(layer.constant_kernel is not None for layer in self._layers)
+
+    def fill(self) -> None:
+        """Copies the effective kernels as they are now; the layers read the copies from now on."""
+        with self._scope():
+            for layer in self._layers:
+                layer.copy_effective_kernel()
+
+    def clear(self) -> None:
+        """The layers make their effective kernels again; the copies hold NaN."""
+        for layer in self._layers:
+            layer.forget_copy()
+
+
+def has_quantized_layers(model: keras.Model) -> bool:
+    """Whether there is anything to copy in a model."""
+    return bool(_quantized_layers(model))
+
+
+def _quantized_layers(model: keras.Model) -> list[QuantizedLayer]:
+    return [part for part in model.submodules if isinstance(part, QuantizedLayer)]
+
+
+@contextlib.contextmanager
+def _own_functions(model: keras.Model) -> Iterator[None]:
+    """What Keras traces inside is kept apart from what it traces outside, and taken up again."""
+    compiled = getattr(model, "compiled_loss", None)
+    outside = {name: getattr(model, name) for name in _EVALUATING}
+    training = model.train_function
+    # `compile` makes Keras forget what it has traced.
+    nothing: tuple[Any, dict[str, Any]] = (None, {})
+    of_compiled, inside = getattr(model, _TRACED_INSIDE, nothing)
+    for name in _EVALUATING:
+        setattr(model, name, inside.get(name) if of_compiled is compiled else None)
+    model.train_function = _refuse_to_train
+    try:
+        yield
+    finally:
+        inside = {name: getattr(model, name) for name in _EVALUATING}
+        # Past Keras' own __setattr__, which would track it.
+        object.__setattr__(model, _TRACED_INSIDE, (getattr(model, "compiled_loss", None), inside))
+        for name, function in outside.items():
+            setattr(model, name, function)
+        model.train_function = training
+
+
+def _refuse_to_train(*_: Any) -> NoReturn:
+    raise RuntimeError(
+        "constant_weights: the model is trained inside, where its weights must not change; train "
+        "it outside."
+    )

@@ -1,7 +1,7 @@
 import pytest
 import tf_keras as keras
 
-from sat_tf.analysis.linear_parts import groups, holds_matrices, linear_parts, unwrapped
+from sat_tf.analysis.linear_layers import groups, holds_matrices, linear_parts, unwrapped
 
 layers = keras.layers
 

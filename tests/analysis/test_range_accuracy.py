@@ -4,7 +4,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.analysis.range_accuracy import range_accuracies
-from sat_tf.qat.input_ranges import NAMED, PIXELS, range_of
+from sat_tf.quantizers.input_range import NAMED, PIXELS, range_of
 from tests.training.range_model import model_of_small_range
 from tests.training.small import small_float_model, small_images
 

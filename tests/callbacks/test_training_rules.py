@@ -8,7 +8,7 @@ import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.callbacks import TrainingRules
+from sat_tf.callbacks.training_rules import TrainingRules
 from sat_tf.qat.policy import BitPolicy
 from tests.training.small import small_float_model, small_images
 

@@ -6,9 +6,9 @@ import sys
 
 _PROBE = """
 import sys
-from sat_tf import cli
+from sat_tf.commands import main
 try:
-    status = cli.main(sys.argv[1:])
+    status = main.main(sys.argv[1:])
 except SystemExit as end:
     status = end.code
 print("loaded:", *(name for name in ("tensorflow", "matplotlib") if name in sys.modules))

@@ -2,7 +2,7 @@ import csv
 
 import pytest
 
-from sat_tf import cli
+from sat_tf.commands import main
 from tests.training.small import small_float_model, small_quantized_model
 
 
@@ -21,7 +21,7 @@ def said(capsys):
 
 @pytest.mark.parametrize("name", ["quantized.keras", "float.h5"])
 def test_a_saved_model_is_audited(name, files, capsys):
-    assert cli.main(["audit", str(files / name)]) == 0
+    assert main.main(["audit", str(files / name)]) == 0
     words = said(capsys)
     assert "small: " in words
     assert "classifier" in words
@@ -31,12 +31,12 @@ def test_images_give_gradients_and_the_files_that_are_asked_for(files, tmp_path,
     page, table = tmp_path / "audit.html", tmp_path / "audit.csv"
     words = ["audit", str(files / "quantized.keras"), "--dataset", "digits", "--num_images", "16"]
     # The digits have ten classes, the model three.
-    assert cli.main([*words, "--page", str(page)]) == 2
+    assert main.main([*words, "--page", str(page)]) == 2
     assert "expected 0 to 2" in said(capsys)
     assert not page.exists()
     words = ["audit", "mobilenet_v2_small", "--image_size", "16", "--num_classes", "10"]
     words += ["--data", "digits", "--num_images", "8", "--csv", str(table), "--page", str(page)]
-    assert cli.main(words) == 0
+    assert main.main(words) == 0
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
     with table.open(encoding="utf-8") as file:
         assert all(row["gradient_variance"] for row in csv.DictReader(file))
@@ -51,8 +51,8 @@ def test_strict_fails_where_a_rule_is_broken(tmp_path, capsys):
         model.save(tmp_path / "broken.keras")
     finally:
         model.set_weights(weights)
-    assert cli.main(["audit", str(tmp_path / "broken.keras")]) == 0
-    assert cli.main(["audit", str(tmp_path / "broken.keras"), "--strict"]) == 1
+    assert main.main(["audit", str(tmp_path / "broken.keras")]) == 0
+    assert main.main(["audit", str(tmp_path / "broken.keras"), "--strict"]) == 1
     assert "rule I" in said(capsys)
 
 
@@ -71,12 +71,12 @@ def test_strict_fails_where_a_rule_is_broken(tmp_path, capsys):
 )
 def test_what_cannot_be_audited_is_said_plainly(words, expected, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["audit", *words]) == 2
+    assert main.main(["audit", *words]) == 2
     words = said(capsys)
     assert expected in words
     assert "Traceback" not in words
 
 
 def test_only_findings_leaves_out_what_is_well(capsys, files):
-    cli.main(["audit", str(files / "float.h5"), "--only_findings"])
+    main.main(["audit", str(files / "float.h5"), "--only_findings"])
     assert "depthwise" not in said(capsys)

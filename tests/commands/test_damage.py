@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 import sat_tf
-from sat_tf import cli
+from sat_tf.commands import main
 from tests.loading.hostile import small
 
 _RUN = ("verify", "model.tflite", "--runtime", "xnnpack", "--out", "proof", "--images")
@@ -51,7 +51,7 @@ def whole(tmp_path_factory):
     for name in ("a.png", "b.png", "c.jpg"):
         Image.fromarray(images[0]).save(folder / "pictures" / name)
     words = ["verify", str(folder / "model.tflite"), "--images", str(folder / "images.npy")]
-    assert cli.main([*words, "--out", str(folder / "proof"), "--runtime", "xnnpack"]) == 0
+    assert main.main([*words, "--out", str(folder / "proof"), "--runtime", "xnnpack"]) == 0
     return folder
 
 
@@ -75,7 +75,7 @@ def test_a_damaged_file_is_one_message(name, kind, whole, tmp_path, monkeypatch,
     rng = random.Random(f"{name} {kind}")
     for _ in range(3):
         (folder / name).write_bytes(_damaged((whole / name).read_bytes(), kind, rng))
-        status = cli.main(list(_READERS[name]))
+        status = main.main(list(_READERS[name]))
         said = capsys.readouterr().err
         assert status in (0, 1, 2), "weights and pixels may be other ones"
         assert said.count("error: ") == (status == 2), said
@@ -90,5 +90,5 @@ def test_an_empty_file_is_refused(name, whole, tmp_path, monkeypatch, capsys):
     shutil.copytree(whole, folder)
     monkeypatch.chdir(folder)
     (folder / name).write_bytes(b"")
-    assert cli.main(list(_READERS[name])) == 2
+    assert main.main(list(_READERS[name])) == 2
     assert capsys.readouterr().err.count("error: ") == 1

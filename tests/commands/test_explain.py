@@ -3,7 +3,7 @@ import csv
 import pytest
 import tensorflow_model_optimization as tfmot
 
-from sat_tf import cli
+from sat_tf.commands import main
 from tests.commands.light import told_without_tensorflow
 from tests.planning.models import with_odd_activation
 from tests.training.small import small_float_model, small_quantized_model
@@ -29,7 +29,7 @@ def test_a_saved_model_is_explained_and_the_files_are_written(files, tmp_path, c
     page, drawing, table = (tmp_path / name for name in ("plan.html", "plan.svg", "plan.csv"))
     words = ["explain", str(files / "float.h5"), "--policy", str(files / "policy.yaml")]
     words += ["activation_bits=5", "--page", str(page), "--diagram", str(drawing)]
-    assert cli.main([*words, "--csv", str(table)]) == 0
+    assert main.main([*words, "--csv", str(table)]) == 0
     assert "can be quantized and exported" in said(capsys)
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert drawing.read_text(encoding="utf-8").startswith("<?xml")
@@ -41,35 +41,35 @@ def test_a_saved_model_is_explained_and_the_files_are_written(files, tmp_path, c
 
 def test_a_model_that_cannot_be_quantized_ends_with_status_1(files, capsys):
     path = str(files / "odd.keras")
-    assert cli.main(["explain", path, "--image_size", "16"]) == 1
+    assert main.main(["explain", path, "--image_size", "16"]) == 1
     assert "odd: received activation='sin', expected one of" in said(capsys)
-    assert cli.main(["explain", path, "--policy", "unsupported=float"]) == 0
+    assert main.main(["explain", path, "--policy", "unsupported=float"]) == 0
     assert "multiply-adds: unknown" in said(capsys)
 
 
 @pytest.mark.parametrize("name", ["pruned.h5", "pruned.keras"])
 def test_a_model_that_tfmot_has_pruned_is_named_as_such(name, tmp_path, capsys):
     tfmot.sparsity.keras.prune_low_magnitude(small_float_model()).save(tmp_path / name)
-    assert cli.main(["explain", str(tmp_path / name)]) == 2
+    assert main.main(["explain", str(tmp_path / name)]) == 2
     assert "strip_pruning(model) first" in said(capsys)
 
 
 def test_a_quantized_model_needs_a_policy_and_takes_that_of_a_run(files, capsys):
     path = str(files / "quantized.keras")
-    assert cli.main(["explain", path]) == 2
+    assert main.main(["explain", path]) == 2
     assert "without a policy" in said(capsys)
-    assert cli.main(["explain", path, "--policy", str(files / "config.yaml")]) == 0
+    assert main.main(["explain", path, "--policy", str(files / "config.yaml")]) == 0
     assert "7 dorefa" in said(capsys)
 
 
 def test_the_folder_of_a_run_is_explained_by_its_policy(files, capsys):
-    assert cli.main(["explain", str(files)]) == 0
+    assert main.main(["explain", str(files)]) == 0
     assert "7 dorefa" in said(capsys)
 
 
 def test_a_model_is_built_by_its_name(capsys):
     words = ["explain", "mobilenet_v2_small", "--image_size", "16", "--num_classes", "7"]
-    assert cli.main(words) == 0
+    assert main.main(words) == 0
     assert "block_1_depthwise" in said(capsys)
 
 

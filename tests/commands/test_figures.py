@@ -1,6 +1,6 @@
 import pytest
 
-from sat_tf import cli
+from sat_tf.commands import main
 from tests.commands.light import told_without_tensorflow
 
 
@@ -32,7 +32,7 @@ def test_what_draws_nothing_loads_no_tensorflow(arguments, status, texts, tmp_pa
 
 def test_figures_are_drawn_and_their_claims_told(tmp_path, capsys):
     out = tmp_path / "new" / "figures"
-    assert cli.main(["figures", "figure_s1", "--out", str(out), "--seed", "3"]) == 0
+    assert main.main(["figures", "figure_s1", "--out", str(out), "--seed", "3"]) == 0
     told = capsys.readouterr().out
     assert "Figure S1: the sigmoid and its derivative" in told
     assert "agrees" in told

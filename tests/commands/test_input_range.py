@@ -6,7 +6,8 @@ import tf_keras as keras
 from PIL import Image
 
 import sat_tf
-from sat_tf import BitPolicy, cli
+from sat_tf.commands import main
+from sat_tf.qat.policy import BitPolicy
 from tests.training.range_model import model_of_small_range
 from tests.training.small import small_images
 
@@ -40,12 +41,12 @@ def _said(capsys):
 def test_a_model_of_0_to_1_is_not_fed_pixels_without_a_word(command, files, monkeypatch, capsys):
     monkeypatch.chdir(files)
     asked = [command, "float.keras", "--images", "photos"]
-    assert cli.main(asked) == 2
+    assert main.main(asked) == 2
     said = _said(capsys)
     assert "received a model that is fed input_range=(0, 255)" in said
     assert "% with (0, 255), 100.0 % with (0, 1)" in said
     assert "; give --input_range 0,1." in said
-    assert cli.main([*asked, "--input_range", "0,255"]) == 0
+    assert main.main([*asked, "--input_range", "0,255"]) == 0
     assert "Note: model 'range': received a model that is fed" in _said(capsys)
     for right in (
         [*asked, "--input_range", "0,1"],
@@ -53,25 +54,25 @@ def test_a_model_of_0_to_1_is_not_fed_pixels_without_a_word(command, files, monk
         [command, "quantized.keras", "--images", "photos"],
     ):
         if command == "audit" or right[1] != "quantized.keras":
-            assert cli.main(right) == 0
+            assert main.main(right) == 0
             said = _said(capsys)
             assert "Note: " not in said
 
 
 def test_the_range_of_a_quantized_model_is_its_own(files, capsys):
     asked = ["audit", str(files / "quantized.keras"), "--images", str(files / "photos")]
-    assert cli.main([*asked, "--input_range", "0,1"]) == 0
+    assert main.main([*asked, "--input_range", "0,1"]) == 0
     capsys.readouterr()
-    assert cli.main([*asked, "--input_range", "torch"]) == 2
+    assert main.main([*asked, "--input_range", "torch"]) == 2
     assert 'received "torch" for a quantized model that is fed (0, 1)' in _said(capsys)
 
 
 def test_a_plan_has_the_range_of_the_option(files, capsys):
     model = str(files / "float.keras")
-    assert cli.main(["explain", model, "--input_range", "-1,1"]) == 0
+    assert main.main(["explain", model, "--input_range", "-1,1"]) == 0
     line = "image: pixels 0 to 255 stand for -1 to 1, uint8 in the file, folded into conv"
     assert line in _said(capsys)
-    assert cli.main(["explain", model, "--policy", "weight_bits=2", "--input_range", "0,1"]) == 0
+    assert main.main(["explain", model, "--policy", "weight_bits=2", "--input_range", "0,1"]) == 0
     assert "stand for 0 to 1, uint8" in _said(capsys)
 
 
@@ -88,19 +89,19 @@ def test_files_of_real_values_are_verified_on_arrays_and_on_random_values(kind, 
     np.save(tmp_path / "values.npy", values)
     for words in (pair, pair[1:]):
         for images in (["--images", str(tmp_path / "values.npy")], ["--num_images", "9"]):
-            assert cli.main(["verify", *words, *images]) == 0, capsys.readouterr().err
+            assert main.main(["verify", *words, *images]) == 0, capsys.readouterr().err
     # Random values again, drawn as the certificate has them.
     certificate = str(tmp_path / "certificate.json")
-    assert cli.main(["verify", pair[1], "--certificate", certificate]) == 0
+    assert main.main(["verify", pair[1], "--certificate", certificate]) == 0
     assert "holds" in _said(capsys)
 
 
 def test_verify_feeds_the_float_model_what_the_quantized_one_is_fed(files, tmp_path, capsys):
     path = tmp_path / "model.tflite"
     quantized = str(files / "quantized.keras")
-    assert cli.main(["export", quantized, "--out", str(path)]) == 0
+    assert main.main(["export", quantized, "--out", str(path)]) == 0
     words = [quantized, str(path), "--images", str(files / "photos")]
-    assert cli.main(["verify", *words, "--float_model", str(files / "float.keras")]) == 0
+    assert main.main(["verify", *words, "--float_model", str(files / "float.keras")]) == 0
     capsys.readouterr()
-    assert cli.main(["evaluate", str(path), "--images", str(files / "photos")]) == 0
+    assert main.main(["evaluate", str(path), "--images", str(files / "photos")]) == 0
     assert "top-1 100.00 %" in _said(capsys)

@@ -1,11 +1,11 @@
 import pytest
 
-from sat_tf import cli
-from sat_tf.miniature.groups import SHORT
-from sat_tf.paper.record import add_outcomes
-from sat_tf.training import runner
+from sat_tf.commands import main
+from sat_tf.reproduction.miniature.groups import SHORT
+from sat_tf.reproduction.paper.record import add_outcomes
+from sat_tf.training.loop import runner
 from tests.commands.light import told_without_tensorflow
-from tests.paper.fake import FakeRunner, outcome
+from tests.reproduction.paper.fake import FakeRunner, outcome
 
 SHOWS = dict(zip(SHORT, (58.0, 74.0, 20.0, 28.0, 36.0, 43.0), strict=True))
 
@@ -47,7 +47,7 @@ def test_what_needs_no_training_loads_no_tensorflow(arguments, status, text):
 )
 def test_what_cannot_be_done_is_said_before_anything_is(arguments, text, tmp_path, capsys):
     (tmp_path / "file").touch()
-    assert cli.main(["miniature", *arguments]) == 2
+    assert main.main(["miniature", *arguments]) == 2
     assert text in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -61,18 +61,18 @@ def test_what_cannot_be_done_is_said_before_anything_is(arguments, text, tmp_pat
 )
 def test_words_that_mean_nothing_are_said(arguments, text, capsys):
     with pytest.raises(SystemExit, match="2"):
-        cli.main(["miniature", *arguments])
+        main.main(["miniature", *arguments])
     assert text in capsys.readouterr().err
 
 
 def test_several_problems_are_said_at_once(capsys):
-    assert cli.main(["miniature", "--page_only", "--full", "--page", "nowhere/x.html"]) == 2
+    assert main.main(["miniature", "--page_only", "--full", "--page", "nowhere/x.html"]) == 2
     assert "sat-tf miniature: 2 problems" in capsys.readouterr().err
 
 
 def test_the_page_is_written_from_what_is_recorded(tmp_path, capsys):
     _record(tmp_path / "runs" / "miniature", SHOWS)
-    assert cli.main(["miniature", "--page_only"]) == 0
+    assert main.main(["miniature", "--page_only"]) == 0
     printed = capsys.readouterr().out
     assert "5 of 5 claims show" in printed
     assert "Page: runs/miniature/index.html" in printed
@@ -82,7 +82,7 @@ def test_the_page_is_written_from_what_is_recorded(tmp_path, capsys):
 def test_an_ordering_that_is_checked_and_does_not_show_is_exit_status_1(tmp_path, capsys):
     _record(tmp_path / "other", {**SHOWS, "glyphs/2bits/pact": 39.0})
     arguments = ["miniature", "--page_only", "--run_dir", "other", "--page", "my.html"]
-    assert cli.main(arguments) == 1
+    assert main.main(arguments) == 1
     assert "does not show" in capsys.readouterr().out
     assert (tmp_path / "my.html").is_file()
 
@@ -90,17 +90,17 @@ def test_an_ordering_that_is_checked_and_does_not_show_is_exit_status_1(tmp_path
 def test_with_other_settings_nothing_is_checked(tmp_path):
     change = "stages.float.steps=2"
     _record(tmp_path / "runs" / "miniature", dict.fromkeys(SHORT, 1.0), changes=change)
-    assert cli.main(["miniature", "--page_only", "--set", change]) == 0
+    assert main.main(["miniature", "--page_only", "--set", change]) == 0
 
 
 def test_the_command_trains_and_reports(tmp_path, monkeypatch, capsys):
     runs = FakeRunner()
     monkeypatch.setattr(runner, "train", runs.train)
     # Each run of the fake is a point better than the one before: too little for 8 points.
-    assert cli.main(["miniature", "--no_figures", "--results", "mine.csv"]) == 1
+    assert main.main(["miniature", "--no_figures", "--results", "mine.csv"]) == 1
     assert len(runs.configs) == 6
     assert "of 5 claims show" in capsys.readouterr().out
     assert (tmp_path / "mine.csv").is_file()
     assert (tmp_path / "runs" / "miniature" / "index.html").is_file()
-    assert cli.main(["miniature", "--no_figures", "--results", "mine.csv"]) == 1
+    assert main.main(["miniature", "--no_figures", "--results", "mine.csv"]) == 1
     assert len(runs.configs) == 6

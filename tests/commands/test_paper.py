@@ -1,11 +1,11 @@
 import pytest
 
-from sat_tf import cli
-from sat_tf.paper.record import add_outcomes, read_outcomes
-from sat_tf.training import runner
-from sat_tf.training.config_file import parse_config
+from sat_tf.commands import main
+from sat_tf.reproduction.paper.record import add_outcomes, read_outcomes
+from sat_tf.training.config.config import parse_config
+from sat_tf.training.loop import runner
 from tests.commands.light import told_without_tensorflow
-from tests.paper.fake import FakeRunner, outcome
+from tests.reproduction.paper.fake import FakeRunner, outcome
 
 
 @pytest.fixture(autouse=True)
@@ -39,30 +39,30 @@ def test_what_needs_no_training_loads_no_tensorflow(arguments, status, text):
 def test_rows_are_run_and_recorded_in_the_working_directory(tmp_path, monkeypatch, capsys):
     runs = FakeRunner()
     monkeypatch.setattr(runner, "train", runs.train)
-    assert cli.main(["paper", "run", "glyphs/float/clamp*", "--seeds", "0,1,1"]) == 0
+    assert main.main(["paper", "run", "glyphs/float/clamp*", "--seeds", "0,1,1"]) == 0
     assert "6/6 glyphs/float/clamp_stddev on glyphs, seed 1" in capsys.readouterr().out
     assert len(runs.configs) == 6
     found = read_outcomes(tmp_path / "runs" / "paper" / "results.csv")
     assert [outcome.seed for outcome in found] == [0, 0, 0, 1, 1, 1]
-    assert cli.main(["paper", "table", "glyphs/float/clamp"]) == 0
+    assert main.main(["paper", "table", "glyphs/float/clamp"]) == 0
     # 50 % and 53 %: mean 51.5, deviation 3 / sqrt(2).
     assert "| `glyphs/float/clamp` | clamp | 51.5 ± 2.1 (2) |" in capsys.readouterr().out
 
 
 def test_codes_that_differ_are_exit_status_1(monkeypatch):
     monkeypatch.setattr(runner, "train", FakeRunner(codes_differing=1).train)
-    assert cli.main(["paper", "run", "glyphs/4bits/pact"]) == 1
+    assert main.main(["paper", "run", "glyphs/4bits/pact"]) == 1
 
 
 def test_what_is_shown_is_a_whole_configuration(capsys):
-    assert cli.main(["paper", "show", "table1/mobilenet_v1/4bits", "--data", "digits"]) == 0
+    assert main.main(["paper", "show", "table1/mobilenet_v1/4bits", "--data", "digits"]) == 0
     config = parse_config(capsys.readouterr().out)
     assert config.data.name == "digits"
     assert (config.policy.weight_bits, config.model.name) == (4, "mobilenet_v1")
 
 
 def test_one_row_is_shown_at_a_time(capsys):
-    assert cli.main(["paper", "show", "glyphs/4bits/pact*"]) == 2
+    assert main.main(["paper", "show", "glyphs/4bits/pact*"]) == 2
     assert "received 4 rows, expected one" in capsys.readouterr().err
 
 
@@ -73,7 +73,7 @@ def test_the_tables_of_a_page_are_written(tmp_path, capsys):
         "<!-- sat-tf paper table table1/mobilenet_v2/4bits -->\n<!-- end of sat-tf paper table -->"
     )
     arguments = ["paper", "table", "--results", str(results), "--write", str(page)]
-    assert cli.main(arguments) == 0
+    assert main.main(arguments) == 0
     assert "71.1 / 90.0 |  | 64.0 |" in page.read_text()
-    assert cli.main([*arguments, "table1/*"]) == 2
+    assert main.main([*arguments, "table1/*"]) == 2
     assert "expected no rows" in capsys.readouterr().err

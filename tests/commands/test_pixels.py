@@ -5,8 +5,8 @@ import pytest
 from PIL import Image
 
 from sat_tf.commands.pixels import Choice, add_image_arguments, choice_of
-from sat_tf.export.inputs import random_images
-from sat_tf.training.errors import RunError
+from sat_tf.export.certificate.inputs import random_images
+from sat_tf.messages import RunError
 
 
 def test_without_a_name_pixels_are_random_and_can_be_drawn_again():

@@ -3,7 +3,7 @@ import csv
 import numpy as np
 import pytest
 
-from sat_tf import cli
+from sat_tf.commands import main
 from tests.commands.light import told_without_tensorflow
 from tests.training.small import small_float_model, small_images, small_quantized_model
 
@@ -27,7 +27,7 @@ def test_a_saved_model_is_measured_and_a_policy_suggested(files, tmp_path, capsy
     words = [str(files / "float.keras"), "--images", str(files / "images.npy"), "--bits", "3"]
     words += ["--csv", str(table), "--picture", str(picture), "--num_images", "64"]
     words += ["--first_last_weight_bits", "3", "--average_bits", "5"]
-    assert cli.main(["sensitivity", *words]) == 0
+    assert main.main(["sensitivity", *words]) == 0
     words = said(capsys)
     assert "ranked by distance" in words
     assert "suggested: " in words
@@ -49,7 +49,7 @@ def test_what_cannot_be_measured_is_said_plainly(
     model, words, expected, files, monkeypatch, capsys
 ):
     monkeypatch.chdir(files)
-    assert cli.main(["sensitivity", model, *words]) == 2
+    assert main.main(["sensitivity", model, *words]) == 2
     words = said(capsys)
     assert expected in words
     assert "Traceback" not in words
@@ -78,5 +78,5 @@ def test_what_is_wrong_with_the_words_is_said_without_tensorflow(words, expected
 def test_arrays_that_are_no_images_of_the_model_are_one_message(array, files, tmp_path, capsys):
     np.save(tmp_path / "images.npy", array)
     words = [str(files / "float.keras"), "--images", str(tmp_path / "images.npy")]
-    assert cli.main(["sensitivity", *words]) == 2
+    assert main.main(["sensitivity", *words]) == 2
     assert "images: received shape" in said(capsys)

@@ -2,8 +2,8 @@ import pathlib
 
 import pytest
 
-from sat_tf.commands.target import Target, choose_target
-from sat_tf.training.errors import RunError
+from sat_tf.commands.verify import Target, choose_target
+from sat_tf.messages import RunError
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 import tf_keras as keras
 
-from sat_tf import cli
-from sat_tf.training.config_file import config_text, parse_config
-from sat_tf.training.run_folder import CONFIG, QUANTIZED_MODEL
+from sat_tf.commands import main
+from sat_tf.training.config.config import config_text, parse_config
+from sat_tf.training.state.run_folder import CONFIG, QUANTIZED_MODEL
 from tests.loading.hostile import marking, saved, small
 
 _CONFIG = """
@@ -63,7 +63,7 @@ def test_every_command_refuses_a_model_that_runs_code(command, model, hostile, m
     monkeypatch.chdir(hostile)
     before = sorted(hostile.rglob("*"))
     words = [word.format(model=model) for word in _COMMANDS[command]]
-    assert cli.main(words) == 2
+    assert main.main(words) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert said.count("error:") == 1
     assert "harmless: a Lambda layer, whose Python code is in the file" in said
@@ -75,7 +75,7 @@ def test_every_command_refuses_a_model_that_runs_code(command, model, hostile, m
 def test_every_command_runs_it_where_it_is_told_to(command, hostile, monkeypatch, capsys):
     monkeypatch.chdir(hostile)
     words = [word.format(model="model.h5") for word in _COMMANDS[command]]
-    cli.main([*words, "--trust_model"])
+    main.main([*words, "--trust_model"])
     assert "--trust_model" not in capsys.readouterr().err
     assert (hostile / "marker").exists()
 
@@ -85,7 +85,7 @@ def test_the_configuration_of_a_run_trusts_nobody_for_other_commands(hostile, mo
     config = parse_config(_CONFIG, ["training.trust_model=true"])
     (hostile / "run" / CONFIG).write_text(config_text(config))
     for words in (["evaluate", "run"], ["export", "run"], ["explain", "run"], ["audit", "run"]):
-        assert cli.main(words) == 2
+        assert main.main(words) == 2
     assert not (hostile / "marker").exists()
 
 
@@ -97,5 +97,5 @@ def test_weights_of_a_teacher_are_arrays_of_their_own_file(tmp_path, monkeypatch
         file["more"] = h5py.ExternalLink("/etc/hostname", "/")
     teacher = "{teacher: teacher.h5, stages: [float], model: {name: mobilenet_v2}}"
     words = ["train", "--config", "config.yaml", "--set", f"recipes.distillation={teacher}"]
-    assert cli.main(words) == 2
+    assert main.main(words) == 2
     assert "its more is a link, expected the array itself" in capsys.readouterr().err

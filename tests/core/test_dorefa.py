@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sat_tf.core import dorefa, one_pass
+from sat_tf.core import backward_pass as one_pass
+from sat_tf.core import dorefa
 from sat_tf.core import grid as grids
 from tests import reference
 from tests.core.ancestors import ancestors

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sat_tf.core import offset, pact
+from sat_tf.core import asymmetric, pact
 from tests import reference
 
 RANGES = [(-0.2785, 0.0), (-1.0, 0.0), (0.0, 0.1), (-0.375, 0.2), (0.0, 0.0)]
@@ -15,7 +15,7 @@ def _values(count=4000, seed=0):
 def test_a_range_worked_by_hand():
     # a = 7 and s = (6 + 1)/7 = 1: one code below zero, six above.
     x = tf.constant([-9.0, -1.0, -0.6, -0.4, 0.4, 0.5, 5.4, 6.0, 9.0])
-    found = offset.quantize_offset(x, 6.0, 3, lowest=-1.0)
+    found = asymmetric.quantize_offset(x, 6.0, 3, lowest=-1.0)
     assert found.numpy().tolist() == [-1, -1, -1, 0, 0, 1, 5, 6, 6]
 
 
@@ -23,7 +23,7 @@ def test_a_range_worked_by_hand():
 @pytest.mark.parametrize(("lowest", "share"), RANGES)
 def test_values_are_those_of_the_formula(bits, lowest, share):
     x = _values()
-    found = offset.quantize_offset(x, 3.3, bits, lowest=lowest, share=share).numpy()
+    found = asymmetric.quantize_offset(x, 3.3, bits, lowest=lowest, share=share).numpy()
     expected = reference.quantize_offset(x, 3.3, bits, lowest, share)
     step = ((1.0 + share) * 3.3 - lowest) / (2**bits - 1)
     # float32 against float64: values next to a tie may be rounded to the other side.
@@ -41,7 +41,7 @@ def test_gradients_are_those_of_the_formula(bits, gradient, lowest, share):
     with tf.GradientTape() as tape:
         tensor = tf.constant(x)
         tape.watch(tensor)
-        made = offset.quantize_offset(tensor, level, bits, gradient, lowest=lowest, share=share)
+        made = asymmetric.quantize_offset(tensor, level, bits, gradient, lowest=lowest, share=share)
         total = tf.reduce_sum(made * upstream)
     by_x, by_level = tape.gradient(total, [tensor, level])
     wanted = reference.offset_gradients(x, 2.7, bits, upstream, lowest, share, gradient)
@@ -54,12 +54,12 @@ def test_gradients_are_those_of_the_formula(bits, gradient, lowest, share):
 def test_without_a_negative_part_it_is_the_activation_of_the_paper():
     x = tf.constant(_values())
     level = tf.Variable(2.5)
-    for quantize in (offset.quantize_offset, pact.quantize_activation):
+    for quantize in (asymmetric.quantize_offset, pact.quantize_activation):
         with tf.GradientTape() as tape:
             made = quantize(x, level, 4)
             total = tf.reduce_sum(made * made)
         gradient = float(tape.gradient(total, level))
-        if quantize is offset.quantize_offset:
+        if quantize is asymmetric.quantize_offset:
             first, first_gradient = made.numpy(), gradient
     np.testing.assert_allclose(made.numpy(), first, rtol=1e-6)
     assert gradient == pytest.approx(first_gradient, rel=1e-4)
@@ -70,7 +70,7 @@ def test_what_is_not_finite_harms_nothing_else():
     level = tf.Variable(2.0)
     with tf.GradientTape() as tape:
         tape.watch(x)
-        made = offset.quantize_offset(x, level, 4, lowest=-0.5)
+        made = asymmetric.quantize_offset(x, level, 4, lowest=-0.5)
         total = tf.reduce_sum(tf.where(tf.math.is_nan(made), 0.0, made))
     by_x, by_level = tape.gradient(total, [x, level])
     assert np.isnan(made[0].numpy())
@@ -80,9 +80,9 @@ def test_what_is_not_finite_harms_nothing_else():
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
 def test_it_returns_the_type_it_got(dtype):
-    assert offset.quantize_offset(tf.ones([3], dtype), 2.0, 4, lowest=-0.3).dtype == dtype
+    assert asymmetric.quantize_offset(tf.ones([3], dtype), 2.0, 4, lowest=-0.3).dtype == dtype
 
 
 def test_an_unknown_gradient_is_answered_with_the_nearest():
     with pytest.raises(ValueError, match=r"Did you mean calibrated\?"):
-        offset.quantize_offset(tf.ones([1]), 2.0, 4, "calibratd")
+        asymmetric.quantize_offset(tf.ones([1]), 2.0, 4, "calibratd")

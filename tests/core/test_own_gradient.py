@@ -5,15 +5,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sat_tf.core import dorefa, grid, offset, pact
-from sat_tf.core.own_gradient import straight_through, with_gradient
+from sat_tf.core import asymmetric, dorefa, grid, pact
+from sat_tf.core.custom_gradient import straight_through, with_gradient
 from tests.core.execution import MODES, value_and_gradients
 
 # Each with a gradient of its own.
 FUNCTIONS = {
     "activation": lambda x: pact.quantize_activation(x, 2.0, 3),
     "stream": lambda x: pact.quantize_stream(x, 2.0, 3, "pact"),
-    "offset": lambda x: offset.quantize_offset(x, 2.0, 3, lowest=-0.3),
+    "offset": lambda x: asymmetric.quantize_offset(x, 2.0, 3, lowest=-0.3),
     "unit": lambda x: grid.quantize_unit(x, 7),
     "weights": lambda x: dorefa.quantize_weights(x, 3),
     "weights by channel": lambda x: dorefa.quantize_weights(x, 3, range_axes=(1,)),

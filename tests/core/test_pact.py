@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sat_tf.core import one_pass, pact
+from sat_tf.core import backward_pass as one_pass
+from sat_tf.core import pact
 from tests import reference
 from tests.core.execution import MODES, differentiated
 

@@ -7,7 +7,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.core import pact
-from sat_tf.core.parameter_sums import sum_by_normalization, sum_by_readers
+from sat_tf.core.backward_pass import sum_by_normalization, sum_by_readers
 from sat_tf.models import build
 
 layers = keras.layers

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 
-from sat_tf.data.share import Share
+from sat_tf.data.shards import Share
 from sat_tf.data.source import NO_LABEL
 
 SHARES = [Share(worker=worker, workers=2, replicas=2) for worker in range(2)]

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from sat_tf.data.arrays import ArraySource, shifted
 from sat_tf.data.images import ImageSet
-from sat_tf.data.share import Share
+from sat_tf.data.shards import Share
 from tests.data import contract
 from tests.data.contract import pieces
 

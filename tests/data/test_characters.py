@@ -3,13 +3,14 @@ import unicodedata
 import numpy as np
 import pytest
 
-from sat_tf.data.characters import (
+from sat_tf.data.glyphs import (
+    FACES,
     SMALLEST_DISTANCE,
+    Typeface,
     candidate_characters,
     distinct_characters,
     shared_characters,
 )
-from sat_tf.data.typefaces import FACES, Typeface
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@ import pytest
 import sklearn.datasets
 from PIL import Image
 
-from sat_tf.data import load_digits
+from sat_tf.data.digits import load_digits
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,8 @@ import types
 import numpy as np
 import pytest
 
-from sat_tf.data import distortions
-from sat_tf.data.distortions import RANGES, Range, draw_amounts, pictures, place
-from sat_tf.data.typefaces import CELL_SIZE, Typeface
+from sat_tf.data import glyphs as distortions
+from sat_tf.data.glyphs import CELL_SIZE, RANGES, Range, Typeface, draw_amounts, pictures, place
 
 STILL = {name: Range(0.0, 0.0, span.number) for name, span in RANGES.items()} | {
     "ink": Range(1.0, 1.0, 3)

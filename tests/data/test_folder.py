@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from sat_tf.data.folder import load_folder, resized
+from sat_tf.data.picture_folder import load_folder, resized
 
 SHAPE = (6, 8, 3)
 

@@ -2,7 +2,8 @@ import numpy as np
 import PIL
 import pytest
 
-from sat_tf.data import glyphs, load_glyphs
+from sat_tf.data import glyphs
+from sat_tf.data.glyphs import load_glyphs
 
 SMALL = {"num_classes": 12, "train_per_class": 10, "test_per_class": 5}
 

@@ -3,7 +3,7 @@ import logging
 import numpy as np
 import pytest
 
-from sat_tf.data.odd_pictures import (
+from sat_tf.data.decoding import (
     CorruptPictures,
     Encoded,
     NoGoodPictureError,

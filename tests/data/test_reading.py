@@ -1,7 +1,7 @@
 import pytest
 import tensorflow as tf
 
-from sat_tf.data.reading import FirstError, ReadingError
+from sat_tf.data.source import FirstError, ReadingError
 
 
 def fail(first, error):

@@ -6,15 +6,17 @@ import numpy as np
 import pytest
 
 from sat_tf import data
+from sat_tf.data import class_folders, digits, glyphs, record_folders, tfds_builder
+from sat_tf.data.digits import load_digits
 
 
 def test_the_table_names_every_data_set():
     assert dict(data.DATA_SETS) == {
-        "digits": data.load_digits,
-        "glyphs": data.load_glyphs,
-        "folder": data.load_folder_tree,
-        "tfds": data.load_tfds,
-        "tfrecords": data.load_tfrecords,
+        "digits": digits.load_digits,
+        "glyphs": glyphs.load_glyphs,
+        "folder": class_folders.load_folder_tree,
+        "tfds": tfds_builder.load_tfds,
+        "tfrecords": record_folders.load_tfrecords,
     }
     assert [name for name in data.DATA_SETS if data.is_in_memory(name)] == ["digits", "glyphs"]
 
@@ -23,7 +25,7 @@ def test_a_set_in_memory_is_a_source_with_shifts():
     source = data.source("digits", image_size=8, shift_pixels=1)
     assert (source.name, source.image_size, source.shift_pixels) == ("digits", 8, 1)
     np.testing.assert_array_equal(
-        source.held_out_sample(10_000)[0], data.load_digits(8).test_images
+        source.held_out_sample(10_000)[0], digits.load_digits(8).test_images
     )
 
 
@@ -50,7 +52,7 @@ def test_a_data_set_is_loaded_with_the_options_given():
     digits = data.load("digits", image_size=16, test_fraction=0.5)
     assert digits.image_size == 16
     np.testing.assert_array_equal(
-        digits.test_images, data.load_digits(16, test_fraction=0.5).test_images
+        digits.test_images, load_digits(16, test_fraction=0.5).test_images
     )
 
 

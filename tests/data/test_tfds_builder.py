@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from sat_tf import data
-from sat_tf.data.reading import ReadingError
+from sat_tf.data.source import ReadingError
 from tests.data import contract
 from tests.data.contract import pieces
 from tests.data.photographs import encoded, photograph

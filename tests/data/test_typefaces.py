@@ -3,8 +3,8 @@ import collections
 import numpy as np
 import pytest
 
-from sat_tf.data import typefaces
-from sat_tf.data.typefaces import BASELINE, CELL_SIZE, FACES, TEST_FACES, TRAIN_FACES, Typeface
+from sat_tf.data import glyphs
+from sat_tf.data.glyphs import BASELINE, CELL_SIZE, FACES, TEST_FACES, TRAIN_FACES, Typeface
 
 
 @pytest.fixture(scope="module")
@@ -79,4 +79,4 @@ def test_a_face_that_matplotlib_lacks_is_named():
 def test_the_cell_halves_and_thirds_evenly():
     # The pictures have half its pixels, the comparison of characters a third.
     assert CELL_SIZE % 6 == 0
-    assert typefaces.FONT_SIZE < CELL_SIZE
+    assert glyphs.FONT_SIZE < CELL_SIZE

@@ -5,12 +5,12 @@ import dataclasses
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.export.graph import Codes, Graph, Linear, Operation, Reshape
-from sat_tf.export.simulator import run_operation
-from sat_tf.export.steps import requantization_multipliers
-from sat_tf.qat import registry
+from sat_tf.export.operations.arithmetic import requantization_multipliers
+from sat_tf.export.operations.graph import Codes, Graph, Linear, Operation, Reshape
+from sat_tf.export.operations.simulator import run_operation
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.network import Network
 from sat_tf.qat.layout import call_name, inner_layer
-from sat_tf.qat.network import Network
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +108,7 @@ def keras_tensors(model: keras.Model, images: np.ndarray) -> dict[str, np.ndarra
     return {
         call_name(node): np.asarray(tensors[node.name])
         for node in network
-        if not registry.is_softmax(inner_layer(node.layer))
+        if not layer_kinds.is_softmax(inner_layer(node.layer))
     }
 
 

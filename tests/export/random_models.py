@@ -9,7 +9,7 @@ import tf_keras as keras
 from hypothesis import strategies as st
 
 import sat_tf
-from sat_tf import BitPolicy
+from sat_tf.qat.policy import BitPolicy
 from tests.export.zoo import images_for, make_realistic
 
 layers = keras.layers

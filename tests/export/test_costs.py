@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import sat_tf
-from sat_tf.export.costs import StorageCost
-from sat_tf.export.file_size import gzip_size
+from sat_tf.export.export import StorageCost
+from sat_tf.export.tflite.structure import gzip_size
 from tests.export.zoo import Specimen, bottleneck
 
 

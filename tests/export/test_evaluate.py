@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sat_tf.export import child
+from sat_tf.export.certificate.outputs import top_hits
 from sat_tf.export.evaluate import _Tally, evaluate_simulator, evaluate_tflite, file_interface
-from sat_tf.export.reader import read_graph
-from sat_tf.export.runtime import Runtime
-from sat_tf.export.shares import top_hits
+from sat_tf.export.litert import processes
+from sat_tf.export.litert.runtime import Runtime
+from sat_tf.export.tflite.reader import read_graph
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_a_script_without_a_main_guard_is_run_once(small_file, small_images, lab
     )
     done = subprocess.run(
         [sys.executable, script],
-        env=child.child_environment(),
+        env=processes.child_environment(),
         capture_output=True,
         text=True,
         check=True,

@@ -10,7 +10,7 @@ import tf_keras as keras
 from ai_edge_litert.interpreter import Interpreter
 
 import sat_tf
-from sat_tf.export.runtime import Runtime
+from sat_tf.export.litert.runtime import Runtime
 from tests.export.zoo import Specimen, bottleneck, images_for, make_realistic, residual
 
 

@@ -6,11 +6,10 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf import BitPolicy
 from sat_tf.core.grid import GRIDS
 from sat_tf.qat.configs import LayerConfig
 from sat_tf.qat.layout import GuessedClippingLevelsWarning
-from sat_tf.qat.policy import GRID_NAMES
+from sat_tf.qat.policy import GRID_NAMES, BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer
 from tests.export.zoo import chain, images_for
 

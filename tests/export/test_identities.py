@@ -5,11 +5,10 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.export.pipeline import deployed_graph
+from sat_tf.export.lowering.pipeline import deployed_graph
 from tests.qat.test_identities import OF_IMAGES, OF_TENSORS, PLACES, at, images, model, plain
 
 L = keras.layers
-
 
 _FACTOR, _OFFSET = (1 / 255.0,), (1 / 127.5, -1.0)
 

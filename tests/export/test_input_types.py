@@ -3,9 +3,10 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.export import read_graph, verify_file
-from sat_tf.qat.model_inputs import input_types
-from sat_tf.qat.network import Network
+from sat_tf.export.file_verification import verify_file
+from sat_tf.export.tflite.reader import read_graph
+from sat_tf.graph.network import Network
+from sat_tf.qat.inputs import input_types
 from sat_tf.qat.policy import BitPolicy
 from tests.qat.float_models import pretend_trained
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf import BitPolicy
+from sat_tf.qat.policy import BitPolicy
 from tests.export.zoo import images_for
 
 L = keras.layers

@@ -11,8 +11,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.export.island import run_converter
-from sat_tf.export.runtime import Runtime
+from sat_tf.export.converter.float_layers import run_converter
+from sat_tf.export.litert.runtime import Runtime
 
 L = keras.layers
 POLICY = sat_tf.BitPolicy(unsupported="float")

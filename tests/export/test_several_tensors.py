@@ -6,7 +6,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.export.runtime import Runtime
+from sat_tf.export.litert.runtime import Runtime
 
 L = keras.layers
 

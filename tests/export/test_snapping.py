@@ -4,14 +4,14 @@ import tf_keras as keras
 from ai_edge_litert.interpreter import Interpreter
 
 import sat_tf
-from sat_tf.export import snap_biases
-from sat_tf.export.graph import Linear
-from sat_tf.export.pipeline import deployed_graph, trained_graph
-from sat_tf.export.simulator import simulate
-from sat_tf.export.trained import TrainedModel
-from sat_tf.qat.quantizers import StreamQuantizer
+from sat_tf.export.lowering.pipeline import deployed_graph, trained_graph
+from sat_tf.export.operations.graph import Linear
+from sat_tf.export.operations.simulator import simulate
+from sat_tf.export.snapping import snap_biases
+from sat_tf.export.verify import TrainedModel
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.training.training_copy import training_copy
+from sat_tf.quantizers.pact import StreamQuantizer
+from sat_tf.training.loop.learner import training_copy
 from tests.training.small import small_float_model, small_images, small_quantized_model
 
 

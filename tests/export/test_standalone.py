@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 
 import sat_tf
-from sat_tf.export import proof
-from sat_tf.export.certificate import ImagesFrom
-from sat_tf.export.certificate_file import read_certificate
-from sat_tf.export.inputs import random_images
-from sat_tf.export.simulator import simulate
-from sat_tf.export.standalone import recheck, verify_file
+from sat_tf.export.certificate import proof
+from sat_tf.export.certificate.certificate import ImagesFrom, read_certificate
+from sat_tf.export.certificate.inputs import random_images
+from sat_tf.export.file_verification import recheck, verify_file
+from sat_tf.export.operations.simulator import simulate
 from tests.export.damage import changed
 
 

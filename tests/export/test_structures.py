@@ -5,12 +5,12 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.export.flatbuffer import serialize
-from sat_tf.export.graph import Linear
-from sat_tf.export.pipeline import deployed_graph
-from sat_tf.export.reader import read_graph
-from sat_tf.export.runtime import Runtime
-from sat_tf.export.simulator import simulate
+from sat_tf.export.litert.runtime import Runtime
+from sat_tf.export.lowering.pipeline import deployed_graph
+from sat_tf.export.operations.graph import Linear
+from sat_tf.export.operations.simulator import simulate
+from sat_tf.export.tflite.reader import read_graph
+from sat_tf.export.tflite.writer import serialize
 from sat_tf.qat.policy import BitPolicy
 from tests.qat import float_models, nested_models
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import sat_tf
-from sat_tf.export import proof
-from sat_tf.export.pipeline import deployed_graph
-from sat_tf.export.simulator import simulate
+from sat_tf.export.certificate import proof
+from sat_tf.export.lowering.pipeline import deployed_graph
+from sat_tf.export.operations.simulator import simulate
 from tests.export.local import keras_tensors, stored
 
 

@@ -13,8 +13,8 @@ import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
 import sat_tf
-from sat_tf import BitPolicy
 from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.policy import BitPolicy
 
 layers = keras.layers
 ReLU, Dense = layers.ReLU, layers.Dense

@@ -1,6 +1,6 @@
 import keras as keras3
 
-from sat_tf import cli
+from sat_tf.commands import main
 from tests.keras3 import models
 
 L = keras3.layers
@@ -24,7 +24,7 @@ def _saved(path, *layers):
 
 def test_audit_converts_a_file_of_keras_3_and_says_so(tmp_path, capsys):
     path = _saved(tmp_path / "model.keras")
-    assert cli.main(["audit", path]) == 0
+    assert main.main(["audit", path]) == 0
     words = _said(capsys)
     assert f"saved by Keras {keras3.__version__}; converted to tf_keras" in words
     assert "head" in words
@@ -32,11 +32,11 @@ def test_audit_converts_a_file_of_keras_3_and_says_so(tmp_path, capsys):
 
 def test_export_names_the_step_that_is_left(tmp_path, capsys):
     path = _saved(tmp_path / "model.keras")
-    assert cli.main(["export", path]) != 0
+    assert main.main(["export", path]) != 0
     assert "call sat_tf.quantize_model(model, policy)" in _said(capsys)
 
 
 def test_a_file_that_cannot_be_converted_says_why(tmp_path, capsys):
     path = _saved(tmp_path / "model.keras", L.RMSNormalization(name="rms"))
-    assert cli.main(["audit", path]) == 2
+    assert main.main(["audit", path]) == 2
     assert "rms: received RMSNormalization, which tf_keras does not have" in _said(capsys)

@@ -11,9 +11,9 @@ import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.core import offset
+from sat_tf.core import asymmetric
 from sat_tf.keras3.inference_layers import QuantizedActivation
-from sat_tf.qat.input_ranges import range_of
+from sat_tf.quantizers.input_range import range_of
 from tests.export import layer_models
 from tests.export.zoo import make_realistic
 from tests.qat import float_models, nested_models
@@ -212,13 +212,13 @@ def test_rounding_is_half_up_and_saturates():
 def test_codes_counted_from_zero_are_those_of_the_offset_quantizer(bits, lowest, share):
     draws = np.random.default_rng(bits)
     for level in draws.uniform(0.1, 9.0, 5).astype(np.float32):
-        step, below = offset.step_and_zero(tf.constant(level), 2**bits - 1, lowest, share)
+        step, below = asymmetric.step_and_zero(tf.constant(level), 2**bits - 1, lowest, share)
         layer = QuantizedActivation(-int(below), 2**bits - 1 - int(below), from_zero=True)
         layer.step.assign(step)
         ties = (np.arange(-300, 300) + 0.5) * np.float32(step)
         near = np.concatenate([ties, np.nextafter(ties, 9), np.nextafter(ties, -9)])
         given = np.float32([*near, *draws.normal(0, level, 200), np.inf, -np.inf, np.nan])
-        expected = offset.quantize_offset(given, level, bits, lowest=lowest, share=share)
+        expected = asymmetric.quantize_offset(given, level, bits, lowest=lowest, share=share)
         np.testing.assert_array_equal(layer(given), expected)
 
 

@@ -191,7 +191,7 @@ def test_the_functions_of_sat_tf_s_own_layer_are_checked_too(tmp_path):
     small().save(tmp_path / "model.keras")
 
     def change(layer):
-        layer |= {"class_name": "Operation", "module": "sat_tf.qat.operation_layers"}
+        layer |= {"class_name": "Operation", "module": "sat_tf.graph.operation_layers"}
         layer |= {"registered_name": "sat_tf>Operation"}
         layer["config"] = {"name": "relu", "function": "io.write_file", "arguments": [[], {}]}
 

@@ -6,11 +6,12 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf import models
-from sat_tf.qat.network import Network
+from sat_tf.graph.layer_kinds import Role, role_of
+from sat_tf.graph.network import Network
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.qat.quantizers import ImageQuantizer, PactQuantizer, StreamQuantizer
-from sat_tf.qat.registry import Role, role_of
+from sat_tf.quantizers.image import ImageQuantizer
+from sat_tf.quantizers.pact import PactQuantizer, StreamQuantizer
 
 HEADS = ("gap", "pool_first")
 

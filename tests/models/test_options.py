@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from sat_tf import models
+from sat_tf.models import resnet
 from sat_tf.models.options import OPTIONS
 
 BAD = {
@@ -88,5 +89,5 @@ def test_integers_of_numpy_are_integers():
 )
 def test_each_bad_option_of_residual_networks_is_refused_alone(argument, value):
     with pytest.raises(ValueError, match=f"  {argument}: received ") as error:
-        models.resnet18(**{argument: value})
+        resnet.resnet18(**{argument: value})
     assert len(str(error.value).splitlines()) == 2

@@ -1,6 +1,7 @@
 import pytest
 
 from sat_tf import models
+from sat_tf.models import preresnet, resnet, vgg
 
 
 def test_the_table_names_every_family():
@@ -8,11 +9,11 @@ def test_the_table_names_every_family():
         "mobilenet_v1": models.mobilenet_v1,
         "mobilenet_v2": models.mobilenet_v2,
         "mobilenet_v2_small": models.mobilenet_v2_small,
-        "resnet18": models.resnet18,
-        "resnet50": models.resnet50,
-        "preresnet50": models.preresnet50,
-        "vgg16": models.vgg16,
-        "vgg16_bn": models.vgg16_bn,
+        "resnet18": resnet.resnet18,
+        "resnet50": resnet.resnet50,
+        "preresnet50": preresnet.preresnet50,
+        "vgg16": vgg.vgg16,
+        "vgg16_bn": vgg.vgg16_bn,
     }
 
 

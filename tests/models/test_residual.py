@@ -4,6 +4,7 @@ import pytest
 import tf_keras as keras
 
 from sat_tf import models
+from sat_tf.models import resnet
 from sat_tf.models.residual import plan_blocks
 from tests.models.small import build_small, small_model
 
@@ -131,7 +132,7 @@ def test_three_narrow_stages_are_resnet_20():
     blocks = list(plan_blocks((3, 3, 3), 0.25))
     assert [block.channels for block in blocks] == [16] * 3 + [32] * 3 + [64] * 3
     assert [block.stride for block in blocks] == [1, 1, 1, 2, 1, 1, 2, 1, 1]
-    model = models.resnet18(
+    model = resnet.resnet18(
         32, 10, width_multiplier=0.25, stage_blocks=(3, 3, 3), seed=0, **SMALL_IMAGES
     )
     # 19 convolutions of He et al.'s ResNet-20 and one dense layer; two projections on top, where

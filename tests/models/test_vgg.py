@@ -1,7 +1,7 @@
 import pytest
 import tf_keras as keras
 
-from sat_tf import models
+from sat_tf.models import vgg
 from tests.models.small import build_small, small_model
 
 
@@ -10,9 +10,7 @@ def _layers_of(model, kind):
 
 
 def test_stages_have_the_published_shapes():
-    pools = _layers_of(
-        models.vgg16(width_multiplier=1.0, hidden_units=8), keras.layers.MaxPooling2D
-    )
+    pools = _layers_of(vgg.vgg16(width_multiplier=1.0, hidden_units=8), keras.layers.MaxPooling2D)
     assert [pool.output_shape[1:] for pool in pools] == [
         (112, 112, 64),
         (56, 56, 128),

@@ -236,26 +236,3 @@ def test_a_lambda_layer_can_be_left_float():
     policy = BitPolicy.mobile(8, unsupported="float")
     quantized = sat_tf.quantize_model(_lambda(), policy)
     assert isinstance(quantized.get_layer("scaled"), L.Lambda)
-
-
-# Complaints that have their tests elsewhere, or none:
-#
-# mo#426, mo#524, mo#751,      saving and copying: test_tfmot_models.py, and for every format and
-#   mo#773, mo#1122, tf#46755  layer of ours tests/qat/test_saving.py
-# tf#59274                     training starts anew after loading: not with weights alone in TFMOT
-#                              0.8.1; tests/qat/test_saving.py, tests/training/test_resume.py
-# mo#1068                      results depend on the replicas: test_tfmot_models.py,
-#                              tests/qat/test_training.py
-# tf#42432                     no conversion after MirroredStrategy: test_tfmot_models.py
-# mo#367, mo#824               float16: test_tfmot_models.py. The time of a step is that of a GPU
-# mo#368, mo#309, mo#974, tf#47068, tf#38845, tf#99072, tf#102943, tf#119412, mo#950, mo#574,
-#   tf#40917, tf#50993, tf#64193, tf#60125, mo#445, mo#552, mo#1131, tf#43882, mo#523, tf#43939
-#                              what is in the file: test_tfmot_files.py
-# mo#439, mo#1086              quantization-aware training ends below post-training quantization,
-#                              or elsewhere in every run: hours of training on one's own data. What
-#                              we do about it: tests/qat/test_calibrate.py,
-#                              tests/qat/test_training.py, tests/training/test_resume.py
-# mo#1064                      asks whether models can be used without TFLite: ours are Keras models
-# mo#1114                      another layer that TFMOT has no row for; ours have theirs in
-#                              tests/qat/test_registry.py
-# qkeras#67, #83, #87, #115    of a library that is not part of the tests

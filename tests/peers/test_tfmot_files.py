@@ -12,7 +12,7 @@ from ai_edge_litert import interpreter as litert
 from ai_edge_litert import schema_py_generated as tfl
 
 import sat_tf
-from sat_tf.export.contents import OPERATORS, TYPES
+from sat_tf.export.tflite.contents import OPERATORS, TYPES
 from sat_tf.qat.policy import BitPolicy
 
 L = keras.layers

@@ -2,10 +2,11 @@
 
 import numpy as np
 
+from sat_tf.graph.network import Network
 from sat_tf.qat.layout import inner_layer
-from sat_tf.qat.network import Network
-from sat_tf.qat.quantizers import ImageQuantizer, RangeObserver
 from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.quantizers.image import ImageQuantizer
+from sat_tf.quantizers.observers import RangeObserver
 
 
 def quantizers_of(model):

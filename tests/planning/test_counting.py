@@ -1,8 +1,8 @@
 import pytest
 import tf_keras as keras
 
-from sat_tf.planning.counting import multiply_adds
-from sat_tf.qat.network import Network
+from sat_tf.graph.network import Network
+from sat_tf.planning.costs import multiply_adds
 
 L = keras.layers
 

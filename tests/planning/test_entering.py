@@ -7,7 +7,7 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf import BitPolicy
+from sat_tf.qat.policy import BitPolicy
 from tests.export.zoo import make_realistic
 from tests.planning.following import assert_followed
 from tests.planning.test_file_bytes import assert_near

@@ -4,9 +4,10 @@ import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
 import sat_tf
-from sat_tf import BitPolicy, models
-from sat_tf.planning.layer_plan import Export, Fate
+from sat_tf import models
+from sat_tf.planning.plan import Export, Fate
 from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.policy import BitPolicy
 from tests.planning.following import assert_followed
 from tests.planning.models import convolutions, residual, with_odd_activation
 from tests.qat import float_models

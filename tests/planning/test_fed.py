@@ -2,7 +2,7 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf import BitPolicy
+from sat_tf.qat.policy import BitPolicy
 
 L = keras.layers
 

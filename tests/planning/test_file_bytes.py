@@ -6,7 +6,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf import BitPolicy, models
+from sat_tf import models
+from sat_tf.qat.policy import BitPolicy
 from tests.export import zoo
 from tests.planning.models import convolutions
 

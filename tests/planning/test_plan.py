@@ -6,9 +6,9 @@ import pytest
 from PIL import Image
 
 import sat_tf
-from sat_tf import BitPolicy
-from sat_tf.planning.boxes import boxes_of
+from sat_tf.planning.diagram import boxes_of
 from sat_tf.planning.plan import COLUMNS
+from sat_tf.qat.policy import BitPolicy
 from tests.planning.models import convolutions, residual, with_odd_activation
 
 

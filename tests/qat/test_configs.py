@@ -8,7 +8,9 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.qat.configs import LayerConfig, PlacedConfig
 from sat_tf.qat.policy import PER_LAYER_FIELDS, BitPolicy
-from sat_tf.qat.quantizers import DorefaQuantizer, PactQuantizer, RangeObserver, StreamQuantizer
+from sat_tf.quantizers.dorefa import DorefaQuantizer
+from sat_tf.quantizers.observers import RangeObserver
+from sat_tf.quantizers.pact import PactQuantizer, StreamQuantizer
 from tests.qat import float_models
 
 L = keras.layers

@@ -3,7 +3,7 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.qat.operation_layers import ConstantSum
+from sat_tf.graph.operation_layers import ConstantSum
 
 L = keras.layers
 MAP = np.random.default_rng(0).normal(size=(4, 4, 6)).astype(np.float32)

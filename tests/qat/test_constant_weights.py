@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.qat.constant_weights import ConstantWeights, constant_weights
+from sat_tf.qat.wrapper import ConstantWeights, constant_weights
 from tests.qat import float_models
 
 IMAGES = float_models.images(12)

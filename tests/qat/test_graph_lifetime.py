@@ -10,8 +10,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.qat.graph_lifetime import graphs_go_with
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.wrapper import graphs_go_with
 from tests.qat import float_models
 
 MEBIBYTES = 300

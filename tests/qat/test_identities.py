@@ -6,13 +6,13 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.qat import registry
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.network import Network
+from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.qat.configs import PlacedConfig
-from sat_tf.qat.network import Network
-from sat_tf.qat.operations import with_layers_for_operations
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.qat.registry import Role
 from sat_tf.qat.wrapper import QuantizedLayer
 
 L = keras.layers
@@ -109,7 +109,7 @@ def test_the_placement_sees_through_what_acts_in_training_alone(name):
 def test_it_has_no_problem(name):
     made = IDENTITIES[name]("made")
     if isinstance(made, L.Layer):
-        assert registry.unsupported_problem(made) is None
+        assert layer_kinds.unsupported_problem(made) is None
 
 
 def test_a_quantizer_for_one_reader_stands_behind_the_identity_that_it_reads():
@@ -128,8 +128,8 @@ def test_a_quantizer_for_one_reader_stands_behind_the_identity_that_it_reads():
 
 def test_a_function_that_is_not_known_is_no_identity():
     layer = L.Activation(lambda x: x * x * x, name="cube")
-    assert registry.role_of(layer) is Role.OPAQUE
-    assert not registry.is_identity(layer, {})
+    assert layer_kinds.role_of(layer) is Role.OPAQUE
+    assert not layer_kinds.is_identity(layer, {})
 
 
 def test_what_is_called_with_training_is_no_identity():

@@ -5,10 +5,10 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.qat.input_ranges import range_of
+from sat_tf.qat.inputs import input_ranges
 from sat_tf.qat.layout import quantized_network
-from sat_tf.qat.model_inputs import input_ranges
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.quantizers.input_range import range_of
 from tests.qat.float_models import pretend_trained
 
 L = keras.layers

@@ -3,20 +3,17 @@ import functools
 import pytest
 import tf_keras as keras
 
+from sat_tf.graph.network import Network
+from sat_tf.graph.operation_layers import Scaling
 from sat_tf.qat.configs import LayerConfig
-from sat_tf.qat.function_quantizers import UnitQuantizer
-from sat_tf.qat.input_ranges import range_of
-from sat_tf.qat.network import Network
-from sat_tf.qat.operation_layers import Scaling
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.qat.quantizers import (
-    DorefaQuantizer,
-    ImageQuantizer,
-    PactQuantizer,
-    RangeObserver,
-    StreamQuantizer,
-)
+from sat_tf.quantizers.dorefa import DorefaQuantizer
+from sat_tf.quantizers.functions import UnitQuantizer
+from sat_tf.quantizers.image import ImageQuantizer
+from sat_tf.quantizers.input_range import range_of
+from sat_tf.quantizers.observers import RangeObserver
+from sat_tf.quantizers.pact import PactQuantizer, StreamQuantizer
 from tests import reference
 from tests.qat import float_models
 from tests.qat.placements import MOBILE, PAPER, REQUANTIZED

@@ -2,8 +2,8 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.graph.network import Network
 from sat_tf.qat.configs import LayerConfig
-from sat_tf.qat.network import Network
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
 from tests.qat import float_models

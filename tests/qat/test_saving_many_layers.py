@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.qat.network import Network
+from sat_tf.graph.network import Network
 from tests.qat import many_layers
 
 L = keras.layers

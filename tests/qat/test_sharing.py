@@ -4,8 +4,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
+from sat_tf.graph.network import Network
 from sat_tf.qat.layout import inner_layer
-from sat_tf.qat.network import Network
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer
 from tests.qat import nested_models

@@ -6,17 +6,15 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.qat import registry
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.network import Network
 from sat_tf.qat.layout import GuessedClippingLevelsWarning
-from sat_tf.qat.network import Network
-from sat_tf.qat.pixel_ranges import PixelRanges
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.qat.quantizers import ClippingQuantizer, PactQuantizer, StreamQuantizer
-from sat_tf.qat.spreads import Spread, Spreads
+from sat_tf.qat.value_ranges import PixelRanges, Spread, Spreads
+from sat_tf.quantizers.pact import ClippingQuantizer, PactQuantizer, StreamQuantizer
 from tests.qat import float_models
 
 L = keras.layers
-
 
 # Levels from the weights.
 FROM_WEIGHTS = {"initial_clipping_level": None, "initial_classifier_clipping_level": None}
@@ -34,7 +32,7 @@ def _spreads(model):
 
     def kernel(name):
         layer = network[name].layer
-        return getattr(layer, registry.kernel_name(layer))
+        return getattr(layer, layer_kinds.kernel_name(layer))
 
     return Spreads(network, pixels, kernel)
 

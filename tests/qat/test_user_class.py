@@ -9,7 +9,7 @@ import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
 import sat_tf
-from sat_tf import BitPolicy
+from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer
 
 L = keras.layers

@@ -10,8 +10,10 @@ import sat_tf
 from sat_tf.core import pact
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.qat.quantizers import DorefaQuantizer, PactQuantizer, RangeObserver, StreamQuantizer
 from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.quantizers.dorefa import DorefaQuantizer
+from sat_tf.quantizers.observers import RangeObserver
+from sat_tf.quantizers.pact import PactQuantizer, StreamQuantizer
 from tests import reference
 from tests.qat import float_models
 

@@ -16,14 +16,18 @@ import tf_keras as keras
 from rich.console import Console
 
 from sat_tf.data.arrays import ArraySource
-from sat_tf.training.config_file import parse_config
-from sat_tf.training.distribution import make_strategy, share_of, writes_files
-from sat_tf.training.errors import RunError
-from sat_tf.training.interruption import Interruption, Stopped
-from sat_tf.training.learner import Learner
-from sat_tf.training.outside_failures import outside_failures_told
-from sat_tf.training.run_folder import RunFolder
-from sat_tf.training.stage import Run, train_stage
+from sat_tf.messages import RunError
+from sat_tf.training.config.config import parse_config
+from sat_tf.training.errors import Interruption, Stopped
+from sat_tf.training.loop.distribution import (
+    make_strategy,
+    outside_failures_told,
+    share_of,
+    writes_files,
+)
+from sat_tf.training.loop.learner import Learner
+from sat_tf.training.loop.stage import Run, train_stage
+from sat_tf.training.state.run_folder import RunFolder
 from tests.training.small import small_images, small_quantized_model
 
 CONFIG = """

@@ -2,14 +2,13 @@
 
 import math
 
-from sat_tf.analysis.layer_row import LayerRow
-from sat_tf.training import history, run_folder, step_history
-from sat_tf.training.config_file import config_text, parse_config
-from sat_tf.training.history import EpochMetrics
-from sat_tf.training.report import write_layers
-from sat_tf.training.results import Results
-from sat_tf.training.run_folder import RunFolder
-from sat_tf.training.step_history import StepMetrics
+from sat_tf.analysis.layer_table import LayerRow
+from sat_tf.training.config.config import config_text, parse_config
+from sat_tf.training.report.report import write_layers
+from sat_tf.training.report.results import Results
+from sat_tf.training.state import history, run_folder
+from sat_tf.training.state.history import EpochMetrics, StepMetrics
+from sat_tf.training.state.run_folder import RunFolder
 
 HOSTILE = "<script>document.title='hostile'</script>"
 STAGES = {"float": 60, "quantized": 60, "deploy_tail": 20}
@@ -54,7 +53,7 @@ def fill(folder: RunFolder, *, layer: str = "block_{}_relu", codes_differing: in
             )
         before += total
     folder.write_text(run_folder.METRICS, history.to_csv(epochs))
-    folder.write_text(run_folder.STEPS, step_history.to_csv(steps))
+    folder.write_text(run_folder.STEPS, history.steps_to_csv(steps))
     config = parse_config("name: demo", ["data.name=digits", "model.name=mobilenet_v2"])
     folder.write_text(run_folder.CONFIG, config_text(config))
     folder.write_json(

@@ -8,18 +8,19 @@ import tf_keras as keras
 from rich.console import Console
 
 import sat_tf
-from sat_tf import cli, models
+from sat_tf import models
+from sat_tf.commands import main
 from sat_tf.export.deployed import DeployedModel
-from sat_tf.training import runner
-from sat_tf.training.config_file import parse_config
+from sat_tf.messages import RunError
+from sat_tf.training.config.config import parse_config
 from sat_tf.training.deploy_tail import deploy_tail, train_deploy_tail
-from sat_tf.training.errors import RunError
-from sat_tf.training.run_folder import QUANTIZED_MODEL, RunFolder
-from sat_tf.training.run_state import RunState
-from sat_tf.training.stage import held_out_metrics
-from sat_tf.training.training_copy import training_copy
+from sat_tf.training.loop import runner
+from sat_tf.training.loop.learner import training_copy
+from sat_tf.training.loop.stage import held_out_metrics
+from sat_tf.training.state.run_folder import QUANTIZED_MODEL, RunFolder
+from sat_tf.training.state.run_state import RunState
+from tests.training.loop.test_stage import make_run
 from tests.training.small import small_float_model, small_images, small_quantized_model
-from tests.training.test_stage import make_run
 
 TAIL = "stages.deploy_tail={epochs: 2, base_learning_rate: 0.08}"
 
@@ -169,7 +170,7 @@ def test_a_run_with_a_tail_reports_what_the_file_computes(tmp_path, monkeypatch,
     (tmp_path / "tiny.yaml").write_text(TINY)
     folder = tmp_path / "run"
     command = ["train", "--config", str(tmp_path / "tiny.yaml"), "--run_dir", str(folder)]
-    assert cli.main(command) == 0
+    assert main.main(command) == 0
     assert "deployed model, held-out top-1" in capsys.readouterr().out
     results = json.loads((folder / "results.json").read_text())
     certificate = json.loads((folder / "certificate.json").read_text())
@@ -182,7 +183,7 @@ def test_a_run_with_a_tail_reports_what_the_file_computes(tmp_path, monkeypatch,
     model = keras.models.load_model(folder / "quantized.keras")
     report = sat_tf.export_tflite(model, tmp_path / "again.tflite")
     assert report.sha256 == certificate["sha256"]
-    assert cli.main(["evaluate", str(folder)]) == 0
+    assert main.main(["evaluate", str(folder)]) == 0
     assert f"top-1 {100 * results['deployed_top1']:.2f} %" in capsys.readouterr().out
 
 

@@ -7,13 +7,13 @@ import pytest
 from rich.console import Console
 
 from sat_tf.data.arrays import ArraySource
-from sat_tf.qat.input_ranges import PIXELS, range_of
-from sat_tf.training import runner
-from sat_tf.training.config_file import parse_config
-from sat_tf.training.errors import RunError
-from sat_tf.training.fed_source import FedSource, fed_source, pixels_of
-from sat_tf.training.range_check import check_range, check_range_of_teacher
-from sat_tf.training.run_folder import RunFolder
+from sat_tf.messages import RunError
+from sat_tf.quantizers.input_range import PIXELS, range_of
+from sat_tf.training.config.config import parse_config
+from sat_tf.training.loop import runner
+from sat_tf.training.loop.fed_source import FedSource, fed_source, pixels_of
+from sat_tf.training.loop.start import check_range, check_range_of_teacher
+from sat_tf.training.state.run_folder import RunFolder
 from tests.training.range_model import model_of_small_range
 from tests.training.small import small_images
 

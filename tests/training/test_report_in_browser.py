@@ -9,9 +9,9 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from sat_tf.training import run_folder
-from sat_tf.training.report import write_report
-from sat_tf.training.run_folder import RunFolder
+from sat_tf.training.report.report import write_report
+from sat_tf.training.state import run_folder
+from sat_tf.training.state.run_folder import RunFolder
 from tests.training.report_folder import HOSTILE, fill
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")

@@ -5,8 +5,8 @@ import signal
 import numpy as np
 import pytest
 
-from sat_tf.training.run_folder import RunFolder
-from sat_tf.training.step_recorder import recorded_steps
+from sat_tf.training.callbacks.step_recorder import recorded_steps
+from sat_tf.training.state.run_folder import RunFolder
 from tests.training import processes
 
 # 33 images do not divide evenly between two; 96 give two steps an epoch.

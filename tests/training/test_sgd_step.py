@@ -6,10 +6,9 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.qat.layout import inner_layer
-from sat_tf.training.learner import Learner
-from sat_tf.training.stage import make_optimizer
-from sat_tf.training.stage_config import StageConfig
-from sat_tf.training.training_copy import training_copy
+from sat_tf.training.config.sections import StageConfig
+from sat_tf.training.loop.learner import Learner, training_copy
+from sat_tf.training.loop.stage import make_optimizer
 from tests.training.small import small_images, small_quantized_model
 
 STAGE = StageConfig(

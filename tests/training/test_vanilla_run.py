@@ -5,10 +5,10 @@ import pytest
 import tf_keras as keras
 from rich.console import Console
 
-from sat_tf.training.config_file import parse_config
-from sat_tf.training.run_folder import FLOAT_MODEL, QUANTIZED_MODEL, RunFolder
-from sat_tf.training.runner import train
-from sat_tf.training.start import is_ordinary
+from sat_tf.training.config.config import parse_config
+from sat_tf.training.loop.runner import train
+from sat_tf.training.loop.start import is_ordinary
+from sat_tf.training.state.run_folder import FLOAT_MODEL, QUANTIZED_MODEL, RunFolder
 
 CONFIG = """
 name: vanilla

@@ -1,0 +1,1 @@
+"""The audit: a network measured by the rules of efficient training."""

@@ -1,0 +1,128 @@
+"""The table of a model's layers: bits, clipping levels, codes used, rescaling."""
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.analysis.activations import ActivationProbe, ActivationUse, clipping_quantizer
+from sat_tf.core import dorefa
+from sat_tf.core import grid as grids
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.network import Network
+from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.quantizers.dorefa import DorefaQuantizer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerRow:
+    """One layer; what it does not have is None.
+
+    Attributes:
+        name: of the user's layer, or of a quantizer that was put between two.
+        kind: class of the layer; "quantizer" for one that was put between two.
+        parameters: how many the layer has, clipping levels and the like left out.
+        weight_bits: bits of its kernel.
+        weight_grid: name of the grid of the kernel's codes.
+        weight_codes: how many codes that grid has.
+        weight_codes_used: how many of them occur in the kernel.
+        rescale: SAT's rescaling of the kernel, by name.
+        rescale_constant: what the kernel is multiplied by, gain included; where channels have
+            gains of their own, the mean over them.
+        activation_bits: bits of the tensor the layer makes.
+        clipping_level: of that tensor; of one that can be negative, both ways.
+        activation_codes: how many codes its grid has.
+        activation_codes_used: how many of them occurred in the images it was measured on.
+        clipped: share of its values there that were clipped at the top, or at both ends.
+    """
+
+    name: str
+    kind: str
+    parameters: int
+    weight_bits: int | None = None
+    weight_grid: str | None = None
+    weight_codes: int | None = None
+    weight_codes_used: int | None = None
+    rescale: str | None = None
+    rescale_constant: float | None = None
+    activation_bits: int | None = None
+    clipping_level: float | None = None
+    activation_codes: int | None = None
+    activation_codes_used: int | None = None
+    clipped: float | None = None
+
+
+def layer_rows(model: keras.Model, images: np.ndarray) -> list[LayerRow]:
+    """A row for every layer with parameters or quantizers, in graph order.
+
+    Args:
+        model: a model quantized by sat-tf.
+        images: to measure activations on: (n, rows, columns, channels), one forward pass.
+
+    Raises:
+        ValueError: the model is no graph of single calls.
+    """
+    uses = ActivationProbe(model, images)()
+    rows = []
+    for node in Network(model):
+        if node.name != node.layer.name:  # another call of a layer that has its row
+            continue
+        layer, inner = node.layer, inner_layer(node.layer)
+        quantized = isinstance(layer, QuantizedLayer)
+        row = LayerRow(
+            name=inner.name,
+            kind="quantizer" if quantized and layer.quantize_config.inserted else _kind(inner),
+            parameters=inner.count_params(),
+        )
+        if quantized:
+            row = _with_weights(row, layer)
+            row = _with_activation(row, layer, uses.get(inner.name))
+        if row.parameters or row.weight_bits or row.activation_bits:
+            rows.append(row)
+    return rows
+
+
+def _kind(layer: keras.layers.Layer) -> str:
+    return type(layer).__name__
+
+
+def _with_weights(row: LayerRow, layer: QuantizedLayer) -> LayerRow:
+    quantizer = layer.quantize_config.weights
+    if not isinstance(quantizer, DorefaQuantizer):
+        return row
+    latent = tf.convert_to_tensor(getattr(layer.layer, layer_kinds.kernel_name(layer.layer)))
+    latent = tf.cast(latent, tf.float32)
+    bits, axes = quantizer.num_bits, quantizer.range_axes
+    values = quantizer.clamp(latent)
+    if bits is not None:
+        grid = grids.find_grid(quantizer.grid, bits)
+        codes = dorefa.weight_codes(latent, bits, quantizer.grid, range_axes=axes)
+        values = dorefa.quantize_weights(latent, bits, quantizer.grid, range_axes=axes)
+        row = dataclasses.replace(
+            row,
+            weight_bits=bits,
+            weight_grid=grid.name,
+            weight_codes=grid.top(bits) + 1,
+            weight_codes_used=len(np.unique(codes)),
+        )
+    if quantizer.rescale is None:
+        return row
+    factor = quantizer.factor(values, latent) * layer.kernel_variables["rescale_gain"]
+    constant = float(tf.reduce_mean(factor))
+    return dataclasses.replace(row, rescale=quantizer.rescale, rescale_constant=constant)
+
+
+def _with_activation(row: LayerRow, layer: QuantizedLayer, use: ActivationUse | None) -> LayerRow:
+    quantizer = clipping_quantizer(layer)
+    if quantizer is None or use is None:
+        return row
+    return dataclasses.replace(
+        row,
+        activation_bits=quantizer.num_bits,
+        clipping_level=float(layer.output_variables["clipping_level"].numpy()),
+        activation_codes=len(use.code_counts),
+        activation_codes_used=use.codes_used,
+        clipped=use.clipped,
+    )

@@ -1,0 +1,1 @@
+"""The sensitivity of a network to each of its layers being quantized."""

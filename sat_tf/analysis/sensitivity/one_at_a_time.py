@@ -1,0 +1,288 @@
+"""A float network with one part of one layer quantized at a time."""
+
+import contextlib
+import dataclasses
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.network import Network, Node, call_in_inference
+from sat_tf.qat.best_levels import best_clipping_level, best_offset_level
+from sat_tf.qat.calibrate import at_bits, calibrate, float_weights
+from sat_tf.qat.layout import call_name
+from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.quantizers.dorefa import DorefaQuantizer
+from sat_tf.quantizers.functions import OffsetQuantizer, UnitQuantizer
+from sat_tf.quantizers.pact import ClippingQuantizer
+
+# Of the tensors of one batch, all of which are kept.
+_BYTES_AT_ONCE = 2**28
+_IMAGES_AT_ONCE = 64
+_VALUES_LOOKED_AT = 4096
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Part:
+    """What can be quantized alone.
+
+    Attributes:
+        layer: name of the float model's layer.
+        kernel: its kernel as the quantized model has it, in the size of the float one; None
+            leaves it float.
+        reads: the quantizer of the tensor it reads; None leaves that float.
+        makes: the quantizer of the tensor it makes, for a stream.
+    """
+
+    layer: str
+    kernel: tf.Tensor | None = None
+    reads: QuantizedLayer | None = None
+    makes: QuantizedLayer | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantizedPart:
+    """A linear layer or a stream of a quantized model, with what is quantized of it.
+
+    Attributes:
+        name: of the float model's layer.
+        kind: class of the layer.
+        weight_bits: of its kernel; None where that stays float, and for streams.
+        activation_bits: of the tensor it reads; None where that stays float, is the image, or is a
+            stream that it reads as it is.
+        stream_bits: of the tensor it makes, where that is a stream.
+        num_weights: how many its kernel has.
+        values_read: how many numbers of an image enter it, or leave it where it is not linear; 0
+            where their number is open.
+        values_made: how many numbers of an image leave it; 0 where their number is open.
+        whole: everything of it.
+        weights: its kernel alone.
+        activations: what it reads alone.
+        stream: what it makes alone.
+        weight_errors: mean square error of the kernel at its bits, at one more, and so on to 8.
+    """
+
+    name: str
+    kind: str
+    weight_bits: int | None
+    activation_bits: int | None
+    stream_bits: int | None
+    num_weights: int
+    values_read: int
+    values_made: int
+    whole: Part
+    weights: Part | None
+    activations: Part | None
+    stream: Part | None
+    weight_errors: tuple[float, ...] = ()
+
+
+class OneAtATime:
+    """Runs a float model, and again with one part quantized, from that part on.
+
+    A part computes with the codes it has in the quantized model, on the float model's own layers:
+    the kernel is multiplied by what the normalization behind it was divided by. Activations are
+    quantized on their way into the one layer, and stay float for others that read them.
+
+    Args:
+        model: the float model; it is not changed.
+        quantized: what `quantize_model` made of it, with latent_start="keep_function" and
+            calibrated clipping levels.
+        streams: the layers of the float model whose outputs have the bits of streams.
+    """
+
+    def __init__(
+        self, model: keras.Model, quantized: keras.Model, streams: Collection[str]
+    ) -> None:
+        self._streams = streams
+        self._network = Network(model)
+        self._nodes = list(self._network)
+        self._place = {node.name: index for index, node in enumerate(self._nodes)}
+        self._quantized = Network(quantized)
+        self.last_layer = self._network[self._network.output].layer
+        self.parts = list(self._parts())
+
+    def images_at_once(self) -> int:
+        """How many images make a batch that memory has room for."""
+        sizes = [float(np.prod([size or 1 for size in node.shape])) for node in self._nodes]
+        return int(np.clip(_BYTES_AT_ONCE / (8.0 * sum(sizes)), 1, _IMAGES_AT_ONCE))
+
+    def outputs(self, images: np.ndarray, parts: list[Part]) -> Iterator[np.ndarray]:
+        """The float model's output for a batch, and then that with each of the parts quantized."""
+        tensors = self._float_tensors(images)
+        yield tensors[self._network.output].numpy()
+        for part in parts:
+            yield self._output_with(part, tensors).numpy()
+
+    def activation_errors(self, images: np.ndarray) -> dict[str, tuple[float, ...]]:
+        """Mean square error of what layers read at its bits, at one more, and so on to 8."""
+        errors = {}
+        tensors = self._float_tensors(images)
+        for part in self.parts:
+            if part.activations is not None and part.activations.reads is not None:
+                (name,) = self._network[part.name].inputs
+                quantizer = _activation_quantizer(part.activations.reads)
+                if quantizer is not None:
+                    errors[part.name] = _rounding_errors(tensors[name].numpy(), quantizer)
+        return errors
+
+    def _float_tensors(self, images: np.ndarray) -> dict[str, Any]:
+        tensors: dict[str, Any] = {self._network.input: tf.cast(images, tf.float32)}
+        for node in self._nodes:
+            if node.name not in tensors:
+                inputs = [tensors[name] for name in node.inputs]
+                tensors[node.name] = call_in_inference(node, node.layer, inputs)
+        return tensors
+
+    def _output_with(self, part: Part, tensors: dict[str, Any]) -> tf.Tensor:
+        changed: dict[str, Any] = {part.layer: self._changed(part, tensors)}
+        for node in self._nodes[self._place[part.layer] + 1 :]:
+            if any(name in changed for name in node.inputs):
+                inputs = [changed.get(name, tensors[name]) for name in node.inputs]
+                changed[node.name] = call_in_inference(node, node.layer, inputs)
+        return changed.get(self._network.output, tensors[self._network.output])
+
+    def _changed(self, part: Part, tensors: dict[str, Any]) -> tf.Tensor:
+        node, output = self._network[part.layer], tensors[part.layer]
+        if part.kernel is not None or part.reads is not None:
+            inputs = [tensors[name] for name in node.inputs]
+            if part.reads is not None:
+                inputs = [_quantize(part.reads, tensor) for tensor in inputs]
+            with _kernel_of(node.layer, part.kernel):
+                output = call_in_inference(node, node.layer, inputs)
+        return output if part.makes is None else _quantize(part.makes, output)
+
+    def _parts(self) -> Iterator[QuantizedPart]:
+        for node in self._quantized:
+            layer = node.layer
+            if isinstance(layer, QuantizedLayer) and not layer.quantize_config.inserted:
+                part = self._part(node, self._network[call_name(node)])
+                if part.weights or part.activations or part.stream:
+                    yield part
+
+    def _part(self, node: Node, own: Node) -> QuantizedPart:
+        """What is quantized of one layer, which may be nothing."""
+        layer, name = node.layer, own.name
+        reads, kernel, num_weights = None, None, 0
+        weight_bits: int | None = None
+        weight_errors: tuple[float, ...] = ()
+        is_stream = own.name in self._streams and _activation_quantizer(layer) is not None
+        makes = layer if is_stream else None
+        counted = own
+        if layer_kinds.role_of(own.layer) is Role.LINEAR:
+            reads = self._read_through(node.inputs[0])
+            counted = self._network[own.inputs[0]]
+            latent_kernel = getattr(own.layer, layer_kinds.kernel_name(own.layer))
+            num_weights = int(np.prod(latent_kernel.shape))
+            quantizer = layer.quantize_config.weights
+            if quantizer is not None and quantizer.num_bits is not None:
+                weight_bits = quantizer.num_bits
+                kernel = _effective(layer, quantizer)
+                weight_errors = _weight_errors(layer, latent_kernel, quantizer, weight_bits)
+        return QuantizedPart(
+            name=name,
+            kind=type(own.layer).__name__,
+            weight_bits=weight_bits,
+            activation_bits=None if reads is None else _bits(reads),
+            stream_bits=None if makes is None else _bits(makes),
+            num_weights=num_weights,
+            values_read=_count(counted.shape),
+            values_made=_count(own.shape),
+            whole=Part(name, kernel, reads, makes),
+            weights=None if kernel is None else Part(name, kernel=kernel),
+            activations=None if reads is None else Part(name, reads=reads),
+            stream=None if makes is None else Part(name, makes=makes),
+            weight_errors=weight_errors,
+        )
+
+    def _read_through(self, name: str) -> QuantizedLayer | None:
+        """The quantizer whose codes a layer reads, past what only moves them."""
+        node = self._quantized[name]
+        if isinstance(node.layer, QuantizedLayer):
+            if _activation_quantizer(node.layer) is not None:
+                return None if call_name(node) in self._streams else node.layer
+            if layer_kinds.role_of(node.layer.layer).keeps_codes and node.inputs:
+                inserted = node.layer.quantize_config.inserted
+                return None if inserted else self._read_through(node.inputs[0])
+        return None
+
+
+def calibrate_on_float_weights(quantized: keras.Model, images: np.ndarray) -> None:
+    """Sets clipping levels for the tensors of the float model; nothing else is changed."""
+    with float_weights(quantized.layers):
+        calibrate(quantized, images, num_images=len(images), batch_normalization=False)
+
+
+def _effective(layer: QuantizedLayer, quantizer: DorefaQuantizer) -> tf.Tensor:
+    """The quantized kernel in the size of the float one, by another quantizer than its own."""
+    ((latent_kernel, _),) = layer.quantize_config.get_weights_and_quantizers(layer.layer)
+    return quantizer(tf.convert_to_tensor(latent_kernel), False, weights=layer.kernel_variables)
+
+
+def _weight_errors(
+    layer: QuantizedLayer, kernel: tf.Variable, quantizer: DorefaQuantizer, num_bits: int
+) -> tuple[float, ...]:
+    finer = (at_bits(quantizer, bits) for bits in range(num_bits, 9))
+    return tuple(float(tf.reduce_mean((_effective(layer, each) - kernel) ** 2)) for each in finer)
+
+
+def _activation_quantizer(layer: QuantizedLayer) -> ClippingQuantizer | UnitQuantizer | None:
+    quantizer = layer.quantize_config.output
+    return quantizer if isinstance(quantizer, ClippingQuantizer | UnitQuantizer) else None
+
+
+def _rounding_errors(
+    values: np.ndarray, quantizer: ClippingQuantizer | UnitQuantizer
+) -> tuple[float, ...]:
+    """Mean square errors at the best clipping level of each number of bits."""
+    values = np.random.default_rng(0).choice(values.reshape(-1), _VALUES_LOOKED_AT)
+    largest = float(np.max(np.abs(values)))
+    if largest == 0.0:
+        return ()
+    errors = []
+    for bits in range(quantizer.num_bits, 9):
+        finer = type(quantizer)(**{**quantizer.get_config(), "num_bits": bits})
+        level = 1.0  # of a UnitQuantizer
+        if isinstance(finer, OffsetQuantizer):
+            level = best_offset_level(values, finer)
+        elif isinstance(finer, ClippingQuantizer):
+            level = best_clipping_level(values, largest, bits, signed=finer.signed)
+        quantized = finer(
+            tf.constant(values), False, weights={"clipping_level": tf.constant(level)}
+        )
+        errors.append(float(tf.reduce_mean((quantized - values) ** 2)))
+    return tuple(errors)
+
+
+def _quantize(layer: QuantizedLayer, tensor: tf.Tensor) -> tf.Tensor:
+    quantizer: Any = _activation_quantizer(layer)
+    return quantizer(tensor, False, weights=layer.output_variables)
+
+
+@contextlib.contextmanager
+def _kernel_of(layer: keras.layers.Layer, kernel: tf.Tensor | None) -> Iterator[None]:
+    """Another kernel for one call, past Keras, which would stop tracking the variable."""
+    if kernel is None:
+        yield
+        return
+    name = layer_kinds.kernel_name(layer)
+    own = vars(layer)[name]
+    try:
+        vars(layer)[name] = tf.cast(kernel, layer.compute_dtype)
+        yield
+    finally:
+        vars(layer)[name] = own
+
+
+def _bits(layer: QuantizedLayer) -> int | None:
+    quantizer = _activation_quantizer(layer)
+    return None if quantizer is None else int(quantizer.num_bits)
+
+
+def _count(shape: tuple[int | None, ...]) -> int:
+    sizes = [size for size in shape if size is not None]
+    return int(np.prod(sizes)) if len(sizes) == len(shape) else 0

@@ -1,0 +1,249 @@
+"""Which layers a model cannot do without: one at a time quantized, the others float."""
+
+import dataclasses
+import warnings
+from typing import Any
+
+import numpy as np
+import tf_keras as keras
+
+from sat_tf.analysis.labelled_images import LabelledImages, class_shares, labelled_images
+from sat_tf.analysis.range_accuracy import range_accuracies
+from sat_tf.analysis.sensitivity.damage import METRICS, Damage, DamageMeter, right
+from sat_tf.analysis.sensitivity.one_at_a_time import OneAtATime, Part, calibrate_on_float_weights
+from sat_tf.analysis.sensitivity.result import LayerSensitivity, Sensitivity
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.flatten import flatten
+from sat_tf.graph.network import Network, check_model, check_one_of_each
+from sat_tf.graph.rewrite import with_layers_for_operations
+from sat_tf.graph.tfmot_layers import refuse_wrapped
+from sat_tf.messages import did_you_mean
+from sat_tf.presentation.progress_bar import image_bar
+from sat_tf.qat.layout import GuessedClippingLevelsWarning
+from sat_tf.qat.placement import place
+from sat_tf.qat.policy import BitPolicy, expect_policy
+from sat_tf.qat.scheme import quantize_model
+from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.quantizers.input_range import PIXELS
+
+USUAL_IMAGES = 256
+
+
+def sensitivity(
+    model: keras.Model,
+    dataset: Any,
+    policy: BitPolicy | None = None,
+    *,
+    metric: str | None = None,
+    num_images: int = USUAL_IMAGES,
+) -> Sensitivity:
+    """Measures what a float model loses with one layer at a time quantized.
+
+    A linear layer is run with its kernel quantized, with the tensor it reads quantized, and with
+    both; all others stay float. So are streams, the tensors that other layers read. Clipping levels
+    are calibrated on the same images; nothing is trained, and the model is not changed. Labels add
+    the drop of top-1; the distance of the outputs needs none.
+
+    Args:
+        model: a Functional or Sequential float model with one input and one output.
+        dataset: images, with labels or without: a pair of arrays, a `tf.data.Dataset`, or a set of
+            `sat_tf.data`; labels are class numbers or one-hot.
+        policy: the bits of each layer; see `BitPolicy`. Whatever its latent_start, the model keeps
+            its function.
+        metric: "top1" (the drop, a share of the images), "distance" (relative error of the
+            outputs) or "divergence" (of the class probabilities, in nats): what layers are ranked
+            by. All that can be are measured. By default top1 where there are labels, else
+            distance.
+        num_images: how many images to take at most. A drop of top-1 comes in steps of one image.
+
+    Returns:
+        What each layer loses, to be printed (`table`), taken on (`to_rows`, `to_frame`,
+        `write_csv`), drawn (`write_picture`) or turned into a policy (`suggest`).
+
+    Raises:
+        ValueError: the model is not such a model or cannot be quantized; the data do not fit it,
+            are a single image, have no labels where top1 is asked for, or are pixels of which the
+            model gets clearly more right in another usual range and of which the policy does not
+            state that they are what it is fed.
+
+    Example:
+        found = sat_tf.sensitivity(model, (images, labels), BitPolicy.mobile(3))
+        better = BitPolicy.mobile(3, overrides=found.suggest(average_bits=4))
+    """
+    policy = BitPolicy() if policy is None else expect_policy(policy)
+    if metric is not None and (not isinstance(metric, str) or metric not in METRICS):
+        raise ValueError(
+            f"metric={metric!r}: expected one of {', '.join(METRICS)}. "
+            f"{did_you_mean(str(metric), METRICS)}"
+        )
+    check_model(model)
+    refuse_wrapped(model)
+    _refuse_quantized(model)
+    check_one_of_each(model)
+    model = with_layers_for_operations(flatten(model))
+    sample = _sample(model, dataset, num_images)
+    classes = _classes(model, sample)
+    if not (policy.states_input_range and policy.range_of(model.input_names[0]) == PIXELS):
+        _refuse_other_range(model, sample.images, classes)
+    metric = _metric(metric, model, classes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
+        quantized = quantize_model(model, dataclasses.replace(policy, latent_start="keep_function"))
+    calibrate_on_float_weights(quantized, sample.images)
+    network = Network(model)
+    placement = place(network, {node.name: None for node in network}, policy)
+    runner = OneAtATime(model, quantized, placement.reasons.streams)
+    parts = [
+        part
+        for found in runner.parts
+        for part in (found.whole, found.weights, found.activations, found.stream)
+        if part is not None
+    ]
+    meters = _measure(runner, quantized, parts, sample.images, classes)
+    errors = runner.activation_errors(sample.images[: runner.images_at_once()])
+    damages = {id(part): meter.damage() for part, meter in zip(parts, meters.parts, strict=True)}
+
+    def damage(part: Part | None) -> Damage | None:
+        return None if part is None else damages[id(part)]
+
+    layers = tuple(
+        LayerSensitivity(
+            **{
+                field.name: getattr(found, field.name)
+                for field in dataclasses.fields(found)
+                if field.name not in ("whole", "weights", "activations", "stream")
+            },
+            damage=damages[id(found.whole)],
+            weights=damage(found.weights),
+            activations=damage(found.activations),
+            stream=damage(found.stream),
+            activation_errors=errors.get(found.name, ()),
+        )
+        for found in runner.parts
+    )
+    return Sensitivity(
+        model=model.name,
+        policy=policy,
+        metric=metric,
+        layers=layers,
+        together=meters.together.damage(),
+        num_images=len(sample),
+        top1=None if classes is None else meters.num_right / len(sample),
+    )
+
+
+@dataclasses.dataclass
+class _Meters:
+    parts: list[DamageMeter]
+    together: DamageMeter
+    num_right: int = 0
+
+
+def _measure(
+    runner: OneAtATime,
+    quantized: keras.Model,
+    parts: list[Part],
+    images: np.ndarray,
+    classes: np.ndarray | None,
+) -> _Meters:
+    probabilities = layer_kinds.is_softmax(runner.last_layer)
+    meters = _Meters(
+        [DamageMeter(probabilities=probabilities) for _ in parts],
+        DamageMeter(probabilities=probabilities),
+    )
+    every = runner.images_at_once()
+    with image_bar("measuring layers", total=len(images) * len(parts)) as advance:
+        for first in range(0, len(images), every):
+            batch = images[first : first + every]
+            labels = None if classes is None else classes[first : first + every]
+            outputs = runner.outputs(batch, parts)
+            reference = _finite(next(outputs), "the float model")
+            for part, meter, own in zip(parts, meters.parts, outputs, strict=True):
+                meter.add(_finite(own, f"the model with {part.layer} quantized"), reference, labels)
+                advance(len(batch))
+            together = quantized(batch, training=False).numpy()
+            meters.together.add(_finite(together, "the quantized model"), reference, labels)
+            if labels is not None:
+                meters.num_right += right(reference, labels)
+    return meters
+
+
+def _finite(outputs: np.ndarray, whose: str) -> np.ndarray:
+    if not np.all(np.isfinite(outputs)):
+        # NaN would count as right, or as no distance at all.
+        raise ValueError(
+            f"sensitivity: received NaN or infinite outputs of {whose}, expected finite ones; check"
+            " the images, and the weights and statistics of the model."
+        )
+    return outputs
+
+
+def _refuse_quantized(model: keras.Model) -> None:
+    if any(isinstance(layer, QuantizedLayer) for layer in model.layers):
+        raise ValueError(
+            f"model {model.name!r}: received a quantized model, expected the float model it was "
+            "made from, whose layers are quantized one at a time; give that, with the policy to be "
+            "measured."
+        )
+
+
+def _sample(model: keras.Model, dataset: Any, num_images: int) -> LabelledImages:
+    if isinstance(num_images, bool) or not isinstance(num_images, int) or num_images < 2:
+        raise ValueError(
+            f"num_images={num_images!r}: expected an integer of at least 2; 64 and more say "
+            "something."
+        )
+    sample = labelled_images(dataset, most=num_images)
+    expected, received = tuple(model.inputs[0].shape[1:]), np.shape(sample.images)[1:]
+    if len(expected) != len(received) or any(
+        own not in (None, other) for own, other in zip(expected, received, strict=True)
+    ):
+        raise ValueError(
+            f"dataset: received images of shape {received}, expected {expected}, which model "
+            f"{model.name!r} takes; resize them, or build the model for theirs."
+        )
+    if len(sample) < 2:
+        raise ValueError(
+            "dataset: received 1 image, expected 2 or more, on which clipping levels and losses "
+            "can be measured; give 64 and more."
+        )
+    return sample
+
+
+def _classes(model: keras.Model, sample: LabelledImages) -> np.ndarray | None:
+    """The class of each image; None where there are no labels, or no classes."""
+    shape = model.outputs[0].shape
+    if sample.labels is None or len(shape) != 2 or shape[1] < 2:
+        return None
+    return np.argmax(class_shares(sample.labels, shape[1]), axis=1)
+
+
+def _refuse_other_range(model: keras.Model, images: np.ndarray, classes: np.ndarray | None) -> None:
+    """Says so where pixels from 0 to 255 are given to a model that was trained on other values."""
+    is_pixels = np.all((images >= 0) & (images <= 255) & (images == np.round(images)))
+    if classes is None or not is_pixels or np.max(images) <= 1:
+        return
+    found = range_accuracies(model, images[:USUAL_IMAGES], classes[:USUAL_IMAGES], PIXELS)
+    if found is not None and found.fitting is not None:
+        raise ValueError(
+            f"dataset: {found.problem}; give images of that range, and say "
+            f"input_range={found.fitting.spelling!r} in the policy."
+        )
+
+
+def _metric(metric: str | None, model: keras.Model, classes: np.ndarray | None) -> str:
+    if metric is None:
+        return "distance" if classes is None else "top1"
+    shape = model.outputs[0].shape
+    is_classifier = len(shape) == 2 and shape[1] > 1
+    if metric in ("top1", "divergence") and not is_classifier:
+        raise ValueError(
+            f"metric={metric!r}: received a model, {model.name!r}, whose output of shape "
+            f"{tuple(shape)} is no row of classes, expected metric='distance' for it."
+        )
+    if metric == "top1" and classes is None:
+        raise ValueError(
+            "metric='top1': received images without labels, expected labels to count with; give "
+            "(images, labels), or metric='distance', which needs none."
+        )
+    return metric

@@ -1,0 +1,117 @@
+"""The command `sat-tf`."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+from rich.console import Console
+
+from sat_tf.commands import (
+    audit,
+    evaluate,
+    explain,
+    export,
+    figures,
+    miniature,
+    paper,
+    sensitivity,
+    train,
+    verify,
+)
+from sat_tf.commands.options import with_negative_ranges
+from sat_tf.data.source import ReadingError
+from sat_tf.messages import RunError
+from sat_tf.version import __version__
+
+_FAILED = 1
+_BAD_INPUT = 2
+_INTERRUPTED = 130
+
+_COMMANDS: dict[str, ModuleType] = {
+    "train": train,
+    "evaluate": evaluate,
+    "export": export,
+    "verify": verify,
+    "audit": audit,
+    "explain": explain,
+    "sensitivity": sensitivity,
+    "paper": paper,
+    "figures": figures,
+    "miniature": miniature,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        arguments: words of the command line after the program's name; by default those given.
+
+    Returns:
+        The exit status: 0 when all went well, 1 where LiteRT and the model differ, a strict audit
+        finds a broken rule, or a model cannot be quantized as asked, 2 where the input is wrong or
+        a run broke, 130 after Ctrl-C.
+    """
+    words = with_negative_ranges(sys.argv[1:] if arguments is None else arguments)
+    parsed = _parser().parse_args(words)
+    return report_errors(lambda: parsed.command(parsed, Console()))
+
+
+def report_errors(command: Callable[[], bool | None]) -> int:
+    """Runs a command; says what its user can mend in plain words, without a traceback.
+
+    Args:
+        command: returns False where it found a difference or a broken rule.
+
+    Returns:
+        The exit status; see `main`.
+    """
+    errors = Console(stderr=True)
+    try:
+        return _FAILED if command() is False else 0
+    # An OSError is a full disk, or a folder that vanished.
+    except (RunError, ReadingError, OSError) as error:
+        errors.print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        return _BAD_INPUT
+    except Exception as error:
+        if not _is_out_of_memory(error):
+            raise
+        errors.print(
+            "error: there is not enough memory for this; take a smaller model, smaller or fewer "
+            "images, or a smaller batch.",
+            style="red",
+            soft_wrap=True,
+        )
+        return _BAD_INPUT
+    except KeyboardInterrupt:
+        errors.print("interrupted; the files written so far are whole", style="red")
+        return _INTERRUPTED
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    tensorflow = sys.modules.get("tensorflow")  # which need not be loaded to ask
+    exhausted = tensorflow is not None and tensorflow.errors.ResourceExhaustedError
+    return isinstance(error, MemoryError) or bool(exhausted and isinstance(error, exhausted))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sat-tf",
+        description="Low-bit quantization-aware training for Keras, with a certified TFLite export."
+        " `sat-tf COMMAND --help` explains a command.",
+    )
+    parser.add_argument("--version", action="version", version=f"sat-tf {__version__}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    for name, command in _COMMANDS.items():
+        subparser = subparsers.add_parser(
+            name,
+            help=command.SUMMARY,
+            description=command.DESCRIPTION,
+            epilog=command.EXAMPLES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.add_arguments(subparser)
+        subparser.set_defaults(command=command.run)
+    return parser

@@ -1,0 +1,153 @@
+"""In which order training meets the images of a set, and how batches are cut for replicas."""
+
+import tensorflow as tf
+
+from sat_tf.arguments import Rule, check, is_integer, seed_rule
+from sat_tf.data.shards import Share
+
+# By name, because the one that TensorFlow chooses by itself depends on the hardware.
+RANDOM = "philox"
+
+
+def check_batches(
+    owner: str,
+    *,
+    batch_size: int,
+    num_train: int | None,
+    share: Share,
+    seed: int = 0,
+    first_epoch: int = 0,
+    first_step: int = 0,
+) -> None:
+    """Checks what `ImageSource.training_batches` and `held_out_batches` are asked for.
+
+    Args:
+        owner: name of the data set, for the message.
+        batch_size: images of a global batch.
+        num_train: number of training images; None where the held-out ones are asked for.
+        share: what falls to this process.
+        seed: of the order and the distortions.
+        first_epoch: where to start.
+        first_step: where to start in that epoch; the number of its steps starts the next one.
+
+    Raises:
+        ValueError: an argument is out of its range; lists all such arguments.
+    """
+    pieces = share.workers * share.replicas
+    rules = [
+        Rule(
+            "batch_size",
+            batch_size,
+            is_integer(batch_size, lowest=pieces),
+            f"an integer of at least {pieces}, an image for each replica of each process",
+            "raise it",
+        ),
+        seed_rule(seed),
+        Rule("first_epoch", first_epoch, is_integer(first_epoch, lowest=0), "0 or more", "pass 0"),
+    ]
+    if num_train is not None and rules[0].is_valid:
+        steps = num_train // batch_size
+        rules += [
+            Rule(
+                "batch_size",
+                batch_size,
+                steps > 0,
+                f"at most {num_train}, the number of training images",
+                "lower it",
+            ),
+            Rule(
+                "first_step",
+                first_step,
+                is_integer(first_step, lowest=0, limit=steps + 1),
+                f"an integer from 0 to {steps}, the number of steps of an epoch",
+                "start at a later epoch",
+            ),
+        ]
+    check(owner, rules)
+
+
+def shuffled_spans(
+    count: int,
+    *,
+    batch_size: int,
+    seed: int,
+    first_epoch: int,
+    first_step: int,
+    share: Share,
+) -> tf.data.Dataset:
+    """Numbers of the images of each batch that fall to this process, epoch after epoch.
+
+    The order of an epoch depends on the seed and its number alone.
+
+    Args:
+        count: number of images; each comes at most once in an epoch.
+        batch_size: images of a global batch.
+        seed: of the order.
+        first_epoch: where to start.
+        first_step: where to start in that epoch.
+        share: what falls to this process.
+
+    Returns:
+        A dataset without end of the epoch, int64, and image numbers (span,), int64.
+    """
+    steps = count // batch_size
+    begin, size = share.span(batch_size)
+
+    @tf.autograph.experimental.do_not_convert
+    def epoch_spans(epoch: tf.Tensor) -> tf.data.Dataset:
+        order = tf.random.experimental.stateless_shuffle(
+            tf.range(count, dtype=tf.int64), tf.stack([seed, epoch]), alg=RANDOM
+        )
+        first = tf.where(epoch == first_epoch, tf.constant(first_step, tf.int64), 0)
+        return tf.data.Dataset.range(first, steps).map(
+            lambda step: (
+                epoch,
+                tf.ensure_shape(order[step * batch_size + begin :][:size], (size,)),
+            )
+        )
+
+    return tf.data.Dataset.range(first_epoch, tf.int64.max).flat_map(epoch_spans)
+
+
+def held_out_spans(count: int, *, batch_size: int, share: Share) -> tf.data.Dataset:
+    """Numbers of the held-out images of each batch that fall to this process, in order.
+
+    Returns:
+        A dataset of numbers (span,), int64; those from `count` on fill up the last batch.
+    """
+    begin, size = share.span(batch_size)
+    padded = -(-count // batch_size) * batch_size
+    return tf.data.Dataset.range(begin, padded, batch_size).map(
+        lambda first: first + tf.range(size, dtype=tf.int64)
+    )
+
+
+def in_pieces(spans: tf.data.Dataset, *, batch_size: int, share: Share) -> tf.data.Dataset:
+    """Cuts what falls to this process into one element for each of its replicas.
+
+    Args:
+        spans: of tensors whose first axis is the images of this process.
+        batch_size: images of a global batch.
+        share: what falls to this process.
+
+    Returns:
+        A dataset whose shapes are static; where the replicas of this process have different numbers
+        of images, all of them but the first.
+    """
+    sizes = [size for _, size in share.pieces(batch_size)]
+    if len(sizes) == 1:
+        return spans
+    return spans.rebatch(sizes[0] if len(set(sizes)) == 1 else sizes, drop_remainder=True)
+
+
+def as_given(dataset: tf.data.Dataset, *, deterministic: bool = True) -> tf.data.Dataset:
+    """The dataset with options that keep strategies from sharing it out once more.
+
+    Args:
+        dataset: of pieces.
+        deterministic: whether elements keep their order.
+    """
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    options.deterministic = deterministic
+    return dataset.with_options(options).prefetch(2)

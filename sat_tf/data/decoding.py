@@ -1,0 +1,288 @@
+"""Decoding on a fast path, and another way for the few pictures that it refuses."""
+
+import io
+import logging
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from sat_tf.data.crops import JPEG, TAIL
+from sat_tf.data.picture_folder import eight_bits
+from sat_tf.data.source import FirstError, ReadingError
+
+# Of one picture: image and label. The slow one is given arrays, and no tensors.
+Fast = Callable[..., tuple[tf.Tensor, tf.Tensor]]
+Slow = Callable[..., tuple[npt.NDArray[np.uint8], int]]
+
+
+def decoded(
+    pieces: tf.data.Dataset,
+    fast: Fast,
+    slow: Slow,
+    *,
+    image_size: int,
+    first_error: FirstError,
+    deterministic: bool = True,
+) -> tf.data.Dataset:
+    """Decodes every picture of every piece, on all cores.
+
+    The fast path is part of the graph and runs in parallel. Where it fails, whatever the reason,
+    nothing else of the piece is lost: the slow path makes that picture, in Python.
+
+    Args:
+        pieces: a dataset of tuples of tensors with one row for each picture.
+        fast: makes an image (image_size, image_size, 3), uint8, and a label, int32, from a row.
+        slow: the same from arrays; what it raises ends the iteration.
+        image_size: height and width of the images.
+        first_error: keeps what the slow path raises.
+        deterministic: whether pieces, and the pictures in each, keep their order.
+
+    Returns:
+        A dataset of images (piece, image_size, image_size, 3) and labels (piece,), with as many
+        rows as the pieces have.
+    """
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    size = tf.nest.flatten(pieces.element_spec)[0].shape[0]
+    shapes = ((size, image_size, image_size, 3), (size,))
+    nothing = (
+        tf.zeros((0,), tf.int64),
+        tf.zeros((0, image_size, image_size, 3), tf.uint8),
+        tf.zeros((0,), tf.int32),
+    )
+
+    def slowly(numbers: Any, images: Any, labels: Any, *rows: Any) -> tuple[Any, Any]:
+        count = len(rows[0])
+        all_images = np.empty((count, image_size, image_size, 3), np.uint8)
+        all_labels = np.empty(count, np.int32)
+        all_images[numbers], all_labels[numbers] = images, labels
+        for number in sorted(set(range(count)) - set(numbers.tolist())):
+            with first_error.kept():
+                all_images[number], all_labels[number] = slow(*(row[number] for row in rows))
+        return all_images, all_labels
+
+    # There is nothing for AutoGraph to convert here, nor in what is called: it takes longer than
+    # everything else that comes before the first picture.
+    @tf.autograph.experimental.do_not_convert
+    def piece(*rows: tf.Tensor) -> tf.data.Dataset:
+        count = tf.shape(rows[0], tf.int64)[0]
+        # An error ends a dataset's element, and a piece with it; `ignore_errors` takes its picture
+        # out instead, and the numbers then tell which one is missing.
+        numbered = tf.data.Dataset.from_tensor_slices((tf.range(count), rows)).map(
+            lambda number, row: (number, *fast(*row)),
+            num_parallel_calls=cores,
+            deterministic=deterministic,
+        )
+        good = numbered.ignore_errors().batch(count)
+        whole = good.concatenate(tf.data.Dataset.from_tensors(nothing)).take(1)
+        return whole.map(lambda *found: filled(rows, count, *found))
+
+    def filled(
+        rows: tuple[tf.Tensor, ...],
+        count: tf.Tensor,
+        numbers: tf.Tensor,
+        images: tf.Tensor,
+        labels: tf.Tensor,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        found = tf.cond(
+            tf.shape(numbers, tf.int64)[0] == count,
+            lambda: (images, labels),
+            lambda: tuple(
+                tf.numpy_function(slowly, (numbers, images, labels, *rows), (tf.uint8, tf.int32))
+            ),
+        )
+        return tuple(
+            tf.ensure_shape(tensor, shape) for tensor, shape in zip(found, shapes, strict=True)
+        )
+
+    # Pieces of different sizes have to keep their places, or batches would have other sizes.
+    keeps_order = deterministic or size is None
+    # Enough pieces at a time that the last pictures of one do not leave cores without work.
+    at_once = 2 if size is None else 2 + 2 * cores // size
+    return pieces.interleave(
+        piece, cycle_length=at_once, num_parallel_calls=at_once, deterministic=keeps_order
+    )
+
+
+_JPEG_END, _BMP = b"\xff\xd9", b"BM"
+_LOG = logging.getLogger(__name__)
+
+# Share of its rows that must still be readable in a JPEG which breaks off; the rest is filled up
+# with grey, and more of it would be a bar across the picture. Rows are read in blocks of up to 16
+# and two more: a picture of less than about 320 rows has to be whole.
+SMALLEST_SHARE = 0.95
+# So many corrupt pictures are borne by sets so small that their share of them would be less.
+ALWAYS_BORNE = 5
+
+
+def decode_slowly(encoded: bytes) -> npt.NDArray[np.uint8]:
+    """The pixels of a picture, by whatever reads it: TensorFlow, then Pillow.
+
+    Transparency is dropped, of animations the first frame is taken, 16-bit values lose their lower
+    half, those of 32 bits are refused, and EXIF orientation is left alone.
+
+    Args:
+        encoded: the bytes of the file.
+
+    Returns:
+        (height, width, 3), uint8.
+
+    Raises:
+        ValueError: nothing reads it, or of a JPEG more than 5 % of the rows are missing.
+    """
+    if not encoded:
+        raise ValueError("it is empty")
+    if encoded.startswith(JPEG):
+        # Zeros, which a full disk leaves behind, are valid codes to libjpeg: it would draw them.
+        encoded = encoded.rstrip(b"\0")
+    breaks_off = encoded.startswith(JPEG) and _JPEG_END not in encoded[-TAIL:]
+    for decode in (_by_tensorflow, _of_broken_jpeg if breaks_off else _by_pillow):
+        try:
+            return decode(encoded)
+        except tf.errors.OpError:
+            continue
+    raise ValueError("it breaks off")
+
+
+def _by_tensorflow(encoded: bytes) -> npt.NDArray[np.uint8]:
+    if encoded.startswith(_BMP):
+        # It takes the numbers of colours in a palette for shades of grey.
+        raise tf.errors.InvalidArgumentError(None, None, "a BMP file, which may have a palette")
+    pixels = tf.io.decode_image(encoded, channels=3, expand_animations=False).numpy()
+    if pixels.ndim != 3 or not pixels.size:
+        raise tf.errors.InvalidArgumentError(None, None, "no picture")
+    return pixels
+
+
+def _of_broken_jpeg(encoded: bytes) -> npt.NDArray[np.uint8]:
+    height, width, _ = tf.io.extract_jpeg_shape(encoded).numpy()
+    # libjpeg fills up what is missing and does not tell how much: strict decoding of the rows that
+    # must be there does.
+    rows = int(np.ceil(SMALLEST_SHARE * height))
+    tf.io.decode_and_crop_jpeg(encoded, [0, 0, rows, width], channels=3)
+    return tf.io.decode_jpeg(
+        encoded, channels=3, try_recover_truncated=True, acceptable_fraction=SMALLEST_SHARE
+    ).numpy()
+
+
+def _by_pillow(encoded: bytes) -> npt.NDArray[np.uint8]:
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings(), Image.open(io.BytesIO(encoded)) as opened:
+            # Of odd metadata, and of very large pictures, which it refuses beyond that.
+            warnings.simplefilter("ignore")
+            return np.asarray(eight_bits(opened).convert("RGB"), np.uint8)
+    except Exception as error:  # Pillow's readers raise many types on damaged files.
+        raise ValueError(f"nothing decodes it ({type(error).__name__})") from error
+
+
+class NoGoodPictureError(ReadingError):
+    """None of some pictures can be decoded."""
+
+
+class Encoded(NamedTuple):
+    """A picture that has not been decoded.
+
+    Attributes:
+        name: what to call it in messages.
+        read: gives its bytes.
+        label: number of its class.
+    """
+
+    name: str
+    read: Callable[[], bytes]
+    label: int
+
+
+class CorruptPictures:
+    """Counts pictures that nothing decodes, and names each in the log once.
+
+    Args:
+        subject: name of the data set, for messages.
+        count: how many pictures it has.
+        max_corrupt: largest share of them that may be corrupt; 0 allows none. Unless it is 0, 5
+            pictures may always be.
+    """
+
+    def __init__(self, subject: str, count: int, max_corrupt: float) -> None:
+        self._subject = subject
+        self._count = count
+        self._max_corrupt = max_corrupt
+        self._most = max(int(max_corrupt * count), ALWAYS_BORNE) if max_corrupt else 0
+        self._names: dict[str, str] = {}
+        self._error: str | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The corrupt pictures that have been met so far, in this order."""
+        return tuple(self._names)
+
+    def add(self, name: str, reason: str) -> None:
+        """Counts a picture.
+
+        Raises:
+            ReadingError: there are too many of them; always the first one's message, because other
+                threads go on for a while.
+        """
+        with self._lock:
+            if self._error is None and name not in self._names:
+                self._names[name] = reason
+                _LOG.warning(
+                    "%s: corrupt picture %s: %s; skipped (%d so far)",
+                    self._subject,
+                    name,
+                    reason,
+                    len(self._names),
+                )
+                if len(self._names) > self._most:
+                    self._error = self._too_many()
+            if self._error is not None:
+                raise ReadingError(self._error)
+
+    def none_is_good(self) -> str:
+        """What to say where all pictures that were asked for are corrupt."""
+        return (
+            f"{self._subject}: received {len(self._names)} corrupt pictures and no good one, "
+            f"expected at least one; {self._last_ones()}; mend or replace them."
+        )
+
+    def _too_many(self) -> str:
+        return (
+            f"{self._subject}: received {len(self._names)} corrupt pictures, expected at most "
+            f"{self._most} of {self._count} (max_corrupt={self._max_corrupt}); "
+            f"{self._last_ones()}; mend or delete them, or raise max_corrupt."
+        )
+
+    def _last_ones(self) -> str:
+        named = "; ".join(f"{name}: {why}" for name, why in list(self._names.items())[-3:])
+        return f"the last ones are {named}"
+
+
+def first_good(
+    pictures: Iterable[Encoded], corrupt: CorruptPictures
+) -> tuple[npt.NDArray[np.uint8], int]:
+    """The pixels and the label of the first picture that can be decoded.
+
+    Args:
+        pictures: in the order in which to try them.
+        corrupt: counts those before it.
+
+    Raises:
+        ReadingError: there are too many corrupt pictures.
+        NoGoodPictureError: none can be decoded.
+    """
+    for picture in pictures:
+        try:
+            return decode_slowly(picture.read()), picture.label
+        except (ValueError, OSError) as error:
+            corrupt.add(picture.name, str(error))
+    raise NoGoodPictureError(corrupt.none_is_good())

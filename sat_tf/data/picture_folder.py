@@ -1,0 +1,171 @@
+"""Pictures in a folder, as pixels for a model."""
+
+import dataclasses
+import pathlib
+import warnings
+
+import numpy as np
+import numpy.typing as npt
+from PIL import ExifTags, Image, ImageOps
+
+from sat_tf.data.shards import spread_evenly
+
+_MODES = {1: "L", 3: "RGB"}
+# Of Pillow: integers of 16 bits; and those of 32, into which it reads 16-bit PGM files.
+_SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
+_WIDER = ("I", "F")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FolderImages:
+    """The pictures of a folder.
+
+    Attributes:
+        images: uint8 (n, rows, columns, channels).
+        labels: int32 (n,); None where the folder has no folders of classes.
+        class_names: names of the folders of classes, by label.
+        unreadable: what is no picture: other files, pipes, sockets, devices, links to nothing.
+    """
+
+    images: npt.NDArray[np.uint8]
+    labels: npt.NDArray[np.int32] | None
+    class_names: tuple[str, ...]
+    unreadable: tuple[str, ...]
+
+
+def load_folder(
+    path: str | pathlib.Path, shape: tuple[int, ...], *, most: int | None = None
+) -> FolderImages:
+    """Reads the pictures of a folder, in the order of their names.
+
+    A folder that holds folders has a class in each: they are numbered in the order of their names,
+    from 0. One that holds pictures has no labels. Hidden files are left out.
+
+    A picture is turned as its EXIF data says, loses its transparency, is scaled bilinearly until it
+    just covers the input, and what then is too much is cut off on both sides alike. One that has
+    the size of the input keeps its pixels. Of 16 bits the upper 8 are taken, as TensorFlow does.
+
+    Args:
+        path: of the folder.
+        shape: rows, columns and channels (1 or 3) of the input.
+        most: how many pictures at most, spread evenly; None reads all.
+
+    Raises:
+        ValueError: no such folder, no pictures in it, pictures beside folders, or an input that
+            takes no pictures.
+    """
+    path = pathlib.Path(path)
+    _expect_pictures(str(path), shape)
+    files, labels, class_names = _files(path)
+    chosen = spread_evenly(len(files), most)
+    images, kept, unreadable = [], [], []
+    for index in chosen:
+        pixels = _read(files[index], shape)
+        if pixels is None:
+            unreadable.append(str(files[index]))
+        else:
+            images.append(pixels)
+            kept.append(index)
+    if not images:
+        found = f"{len(unreadable)} files that are none" if unreadable else "none"
+        raise ValueError(
+            f"{path}: received a folder of pictures with {found}, expected at least one JPEG, PNG "
+            "or other file that Pillow reads, in it or in its folders."
+        )
+    return FolderImages(
+        images=np.stack(images),
+        labels=None if labels is None else labels[kept],
+        class_names=class_names,
+        unreadable=tuple(unreadable),
+    )
+
+
+def _files(
+    path: pathlib.Path,
+) -> tuple[list[pathlib.Path], npt.NDArray[np.int32] | None, tuple[str, ...]]:
+    """The files that should be pictures, their labels, and the names of the classes."""
+    if not path.is_dir():
+        raise ValueError(f"{path}: received no folder, expected one of pictures.")
+    folders = [entry for entry in _entries(path) if entry.is_dir()]
+    beside = [entry for entry in _entries(path) if not entry.is_dir()]
+    if not folders:
+        return beside, None, ()
+    if beside:
+        raise ValueError(
+            f"{path}: received {len(folders)} folders and {len(beside)} files ({beside[0].name}), "
+            "expected folders of classes or pictures, not both; move one of them."
+        )
+    files, labels = [], []
+    for label, folder in enumerate(folders):
+        inside = [entry for entry in _entries(folder) if not entry.is_dir()]
+        files += inside
+        labels += [label] * len(inside)
+    names = tuple(folder.name for folder in folders)
+    return files, np.array(labels, np.int32), names
+
+
+def _entries(path: pathlib.Path) -> list[pathlib.Path]:
+    return sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+
+
+def _read(path: pathlib.Path, shape: tuple[int, ...]) -> npt.NDArray[np.uint8] | None:
+    """The pixels of a picture; None where it is none."""
+    if not path.is_file():  # opening a pipe waits for its writer
+        return None
+    try:
+        with warnings.catch_warnings(), Image.open(path) as opened:
+            # Of very large pictures, and of odd metadata.
+            warnings.simplefilter("ignore")
+            return _fitted(ImageOps.exif_transpose(eight_bits(opened)), shape)
+    except Exception:  # Pillow's readers raise many types on damaged files.
+        return None
+
+
+def eight_bits(image: Image.Image) -> Image.Image:
+    """A picture with 8 bits a channel: of 16 the upper half, v >> 8, as TensorFlow decodes them.
+
+    Pillow itself would clip 16-bit values at 255, to white.
+
+    Raises:
+        ValueError: its values have no range that is known, as those of 32 bits have none.
+    """
+    if image.mode in _WIDER and image.format != "PPM":
+        raise ValueError(f"its values are of 32 bits (mode {image.mode}), expected 8 or 16")
+    if image.mode not in (*_SIXTEEN_BITS, *_WIDER):
+        return image
+    upper = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+    if orientation := image.getexif().get(ExifTags.Base.Orientation):
+        upper.getexif()[ExifTags.Base.Orientation] = orientation
+    return upper
+
+
+def resized(images: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """Colour images as an input of some shape takes them, fitted as `load_folder` does.
+
+    Args:
+        images: uint8 (n, rows, columns, 3).
+        shape: rows, columns and channels (1 or 3) of the input.
+
+    Raises:
+        ValueError: an input that takes no pictures.
+    """
+    _expect_pictures("the data set", shape)
+    if images.shape[1:] == shape:
+        return images
+    return np.stack([_fitted(Image.fromarray(image), shape) for image in images])
+
+
+def _fitted(image: Image.Image, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    rows, columns, channels = shape
+    fitted = ImageOps.fit(
+        image.convert(_MODES[channels]), (columns, rows), Image.Resampling.BILINEAR
+    )
+    return np.asarray(fitted, np.uint8).reshape(shape)
+
+
+def _expect_pictures(subject: str, shape: tuple[int, ...]) -> None:
+    if len(shape) != 3 or shape[2] not in _MODES:
+        raise ValueError(
+            f"{subject}: received pictures for an input of shape {shape}, expected one of rows, "
+            "columns and 1 or 3 channels; pass an .npy file of arrays."
+        )

@@ -1,0 +1,1 @@
+"""The certificate: what it holds, and how it comes about."""

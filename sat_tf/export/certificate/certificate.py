@@ -1,0 +1,360 @@
+"""The certificate: LiteRT computes the integers of the trained model, counted code by code."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pydantic
+
+from sat_tf.atomic_file import written_whole
+from sat_tf.export.certificate.outputs import OutputCount
+from sat_tf.export.litert.runtime import Delegation
+from sat_tf.messages import list_problems
+
+# By how much the file and the float model may part in accuracy, in the classes they give, or, where
+# there are none, in the mean of a value, in standard deviations, before it is said in red.
+FEW_POINTS = 0.03
+
+_LISTS_OF_NUMBERS = re.compile(r"\[[-\d,\s]*\]")
+
+
+@dataclasses.dataclass
+class TensorCount:
+    """How one tensor compares with that of the simulation.
+
+    Attributes:
+        name: of the tensor.
+        shape: without the batch dimension.
+        codes_compared: how many stored integers, over all images.
+        codes_differing: how many of them differ.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    codes_compared: int = 0
+    codes_differing: int = 0
+
+    def add(self, expected: np.ndarray, computed: np.ndarray) -> None:
+        """Counts one batch."""
+        self.codes_compared += expected.size
+        self.codes_differing += int(np.count_nonzero(expected != computed))
+
+
+@dataclasses.dataclass(frozen=True)
+class RuntimeCount:
+    """How one runtime compares with the simulation, and its outputs with the reference.
+
+    Attributes:
+        tensors: every integer tensor, producers first.
+        float_values_compared: values of float tensors.
+        largest_float_difference: the largest difference among them; infinite where one is NaN.
+        outputs_differing: outputs that differ between a run that keeps every tensor and one that
+            does not, as a phone runs it.
+        delegation: what XNNPACK has taken over in the latter.
+        agreement: share of images, or of the pixels, rows or boxes of them, with the class of the
+            reference; of several outputs that of the least; None where none has classes.
+        largest_output_difference: from the outputs of the reference; infinite where one is NaN.
+        top1: share of these classified right; None without labels, or with those of several
+            outputs, of which `Certificate.accuracy` tells.
+        outputs: each output by itself against the reference.
+    """
+
+    tensors: list[TensorCount]
+    float_values_compared: int
+    largest_float_difference: float
+    outputs_differing: int
+    delegation: Delegation
+    agreement: float | None
+    largest_output_difference: float
+    top1: float | None
+    outputs: list[OutputCount] = dataclasses.field(default_factory=list)
+
+    @property
+    def first_differing(self) -> str | None:
+        """Name of the first tensor with another code, from the image on; None where all agree."""
+        return next((tensor.name for tensor in self.tensors if tensor.codes_differing), None)
+
+    @property
+    def codes_compared(self) -> int:
+        """How many stored integers."""
+        return sum(tensor.codes_compared for tensor in self.tensors)
+
+    @property
+    def codes_differing(self) -> int:
+        """How many of them differ."""
+        return sum(tensor.codes_differing for tensor in self.tensors)
+
+
+@dataclasses.dataclass(frozen=True)
+class FloatNote:
+    """How the file and the float model part in one output.
+
+    Attributes:
+        text: in words.
+        is_bad: whether by more than `FEW_POINTS`.
+    """
+
+    text: str
+    is_bad: bool
+
+
+def _float_note(count: OutputCount, right: Mapping[str, float], *, several: bool) -> FloatNote:
+    where = f"{count.name}: " if several else ""
+    is_bad, parts = False, []
+    if "float" in right:
+        lost = right["tflite"] - right["float"]
+        is_bad |= not abs(lost) <= FEW_POINTS
+        parts.append(
+            f"{100 * right['tflite']:.2f} % right, the float model {100 * right['float']:.2f} % "
+            f"({100 * lost:+.2f} points)"
+        )
+    if count.agreement is not None:
+        is_bad |= not count.agreement >= 1.0 - FEW_POINTS
+        what = "pixels, rows or boxes" if len(count.shape) > 1 else "images"
+        parts.append(
+            f"the same class as the float model for {100 * count.agreement:.2f} % of "
+            f"{count.places:,} {what}"
+        )
+    else:
+        is_bad |= not count.mean_difference <= FEW_POINTS * count.spread
+    if not right:
+        parts.append(
+            f"values differ from the float model's by {count.mean_difference:.4g} in the mean and "
+            f"{count.largest_difference:.4g} at most (their standard deviation is "
+            f"{count.spread:.4g})"
+        )
+    return FloatNote(f"{where}{'; '.join(parts)}", is_bad)
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorCodes:
+    """Which codes a tensor uses, counted in the simulation over all images.
+
+    Attributes:
+        name: of the tensor.
+        operator: that makes it.
+        shape: without the batch dimension.
+        bits: that its codes need.
+        step: real value of one code in the units of the file.
+        zero_point: the stored integer of real 0.
+        lowest: smallest stored integer.
+        counts: how often each stored integer from `lowest` on occurs.
+        sha256: hash of all of them, as int8, image by image.
+        weights: how often each weight code of the operator occurs, without the factor that codes
+            are multiplied by; empty where it has no weights.
+    """
+
+    name: str
+    operator: str
+    shape: tuple[int, ...]
+    bits: int
+    step: float
+    zero_point: int
+    lowest: int
+    counts: list[int]
+    sha256: str
+    weights: dict[int, int]
+
+    @property
+    def codes_used(self) -> int:
+        """How many different codes occur."""
+        return sum(count > 0 for count in self.counts)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImagesFrom:
+    """Where the images of a verification come from.
+
+    Attributes:
+        description: in words.
+        seed: with which `random_images` draws them; None where they are not random.
+    """
+
+    description: str
+    seed: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Certificate:
+    """The proof `verify_tflite` gives, in two parts.
+
+    `runtimes` says whether LiteRT computes the integers of the deployed model, which is exact
+    with XNNPACK or not at all. `trained` says how far the deployed model is from the Keras model,
+    whose biases need not be on the grid of a file: `sat_tf.export.snap_biases` brings them there.
+
+    Attributes:
+        model: name of the Keras model.
+        file: name of the TFLite file.
+        bytes: its size.
+        gzip_bytes: its size after gzip.
+        sha256: its hash.
+        operators: how many operators of each kind.
+        float_operators: the operators that read or make float tensors, with the tensor they make.
+        islands: the layers that are left float; what stands behind them is compared with what
+            follows from what the runtime has made of them.
+        versions: of the packages and the platform.
+        num_images: how many images were run.
+        images_sha256: hash of their bytes.
+        images_from: where they come from.
+        reference: "keras" where outputs are compared with those of the Keras model, else
+            "simulation".
+        agreement: share of images, or of the pixels, rows or boxes of them, with the same class in
+            the reference and in LiteRT; of several outputs that of the least, of which
+            `runtimes` tells one by one; None where no output has classes.
+        top1: share of these classified right, by "quantized" (Keras), "simulation", "tflite"
+            (LiteRT with XNNPACK) and "float", where there is a float model; empty without labels,
+            and with those of several outputs.
+        runtimes: the comparison with the simulation, by runtime. Only "xnnpack", the one LiteRT
+            uses by itself, is held to be exact.
+        refused: why other runtimes do not run the file, by runtime.
+        codes: which codes every integer tensor uses, producers first.
+        trained: the comparison of the Keras model with the simulation, for every integer tensor
+            that one of its layers makes; both compute from the image on, so that a code that
+            differs can change others behind it. Empty without the Keras model.
+        warnings: what to know about the file.
+        accuracy: `top1` of every output that has labels, by its name.
+        float_model: name of the float model that the file is compared with; None without one.
+        float_outputs: each output of the file, as LiteRT with XNNPACK computes it, against that of
+            the float model, on the same images; empty without one.
+    """
+
+    model: str
+    file: str
+    bytes: int
+    gzip_bytes: int
+    sha256: str
+    operators: dict[str, int]
+    float_operators: list[str]
+    islands: list[str]
+    versions: dict[str, str]
+    num_images: int
+    images_sha256: str
+    images_from: ImagesFrom
+    reference: str
+    agreement: float | None
+    top1: dict[str, float]
+    runtimes: dict[str, RuntimeCount]
+    refused: dict[str, str]
+    codes: list[TensorCodes]
+    trained: list[TensorCount]
+    warnings: list[str]
+    accuracy: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
+    float_model: str | None = None
+    float_outputs: list[OutputCount] = dataclasses.field(default_factory=list)
+
+    @property
+    def codes_compared(self) -> int:
+        """Stored integers compared between LiteRT with XNNPACK and the simulation."""
+        return self.runtimes["xnnpack"].codes_compared
+
+    @property
+    def codes_differing(self) -> int:
+        """How many of them differ."""
+        return self.runtimes["xnnpack"].codes_differing
+
+    @property
+    def tensors(self) -> list[TensorCount]:
+        """The comparison with XNNPACK by tensor."""
+        return self.runtimes["xnnpack"].tensors
+
+    @property
+    def float_verdict(self) -> str:
+        """What there is to say of float values beside the outputs; empty where there are none."""
+        if len(self.float_operators) < 2:
+            return ""
+        xnnpack = self.runtimes["xnnpack"]
+        return (
+            f"{xnnpack.float_values_compared:,} float values, which no one computes exactly, "
+            f"differ by at most {xnnpack.largest_float_difference:.3g}"
+        )
+
+    @property
+    def float_notes(self) -> list[FloatNote]:
+        """What there is to say of the file beside the float model, one line an output."""
+        return [
+            _float_note(count, self.accuracy.get(count.name, {}), several=self._several)
+            for count in self.float_outputs
+        ]
+
+    @property
+    def _several(self) -> bool:
+        return len(self.float_outputs) > 1
+
+    @property
+    def trained_differing(self) -> float:
+        """Share of the codes of the Keras model that differ from the simulation, in [0, 1]."""
+        compared = sum(tensor.codes_compared for tensor in self.trained)
+        return sum(tensor.codes_differing for tensor in self.trained) / max(compared, 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        values = dataclasses.asdict(self)
+        for name, count in self.runtimes.items():
+            totals = {
+                "codes_compared": count.codes_compared,
+                "codes_differing": count.codes_differing,
+                "first_differing": count.first_differing,
+            }
+            values["runtimes"][name] = {**totals, **values["runtimes"][name]}
+        return {
+            "codes_compared": self.codes_compared,
+            "codes_differing": self.codes_differing,
+            "trained_differing": self.trained_differing if self.trained else None,
+            "float_notes": [dataclasses.asdict(note) for note in self.float_notes],
+            **values,
+        }
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Writes the certificate as JSON; the file appears whole, or not at all.
+
+        Raises:
+            ValueError: the path cannot be written.
+        """
+        with written_whole(path) as temporary:
+            text = json.dumps(self.to_dict(), indent=2)
+            # A line for each of 256 counts would hide the rest.
+            text = _LISTS_OF_NUMBERS.sub(lambda found: " ".join(found[0].split()), text)
+            temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def read_certificate(path: str | os.PathLike[str]) -> Certificate:
+    """The certificate in a JSON file.
+
+    Raises:
+        ValueError: there is no such file, or it holds no certificate; lists all that it lacks.
+    """
+    path = pathlib.Path(path)
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(
+            f"{path}: {error.strerror}; expected the certificate that sat-tf verify has written."
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{path}: received a file that is not JSON ({error}), expected the certificate that "
+            "sat-tf verify has written."
+        ) from error
+    try:
+        certificate = _CERTIFICATE.validate_python(values)
+    except pydantic.ValidationError as error:
+        problems = [
+            f"{'.'.join(map(str, found['loc'])) or 'all of it'}: {found['msg']}"
+            for found in error.errors()
+        ]
+        problems.append("expected a certificate of this version; make it anew with sat-tf verify")
+        raise ValueError(list_problems(str(path), problems)) from error
+    if "xnnpack" not in certificate.runtimes:
+        raise ValueError(
+            f"{path}: received a certificate without XNNPACK, expected one that sat-tf verify has "
+            "written; make it anew."
+        )
+    return certificate
+
+
+_CERTIFICATE = pydantic.TypeAdapter(Certificate)

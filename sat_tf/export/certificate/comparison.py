@@ -1,0 +1,205 @@
+"""The comparison: LiteRT and Keras against the integer simulation, batch by batch."""
+
+import dataclasses
+import hashlib
+import math
+from typing import Protocol
+
+import numpy as np
+
+from sat_tf.export.certificate.certificate import RuntimeCount, TensorCodes, TensorCount
+from sat_tf.export.certificate.outputs import (
+    Output,
+    OutputCount,
+    apart,
+    compared,
+    largest_difference,
+    only,
+    smallest_agreement,
+)
+from sat_tf.export.litert.runtime import Runtime
+from sat_tf.export.operations.graph import Graph, Linear, weight_counts
+from sat_tf.export.operations.simulator import Pixels
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+    """What outputs are compared with.
+
+    Attributes:
+        values: all outputs as one array, one row an image.
+        outputs: what they consist of.
+        labels: class numbers of each of them; None where there are none.
+    """
+
+    values: np.ndarray
+    outputs: list[Output]
+    labels: list[np.ndarray | None]
+
+    def compared(self, values: np.ndarray) -> list[OutputCount]:
+        """Each output of a model against this one's."""
+        pairs = zip(apart(values, self.outputs), apart(self.values, self.outputs), strict=True)
+        return [
+            compared(output, found, expected)
+            for output, (found, expected) in zip(self.outputs, pairs, strict=True)
+        ]
+
+    def accuracy(self, values: np.ndarray) -> dict[str, float]:
+        """Share of places that a model classifies right, by the outputs that have labels."""
+        found = zip(self.outputs, apart(values, self.outputs), self.labels, strict=True)
+        return {
+            output.name: output.accuracy(piece, labels)
+            for output, piece, labels in found
+            if labels is not None
+        }
+
+
+class RuntimeCounter:
+    """Compares one runtime with the simulation.
+
+    Args:
+        graph: of the file.
+        content: the file.
+        runtime: a name of `RUNTIMES`.
+    """
+
+    def __init__(self, graph: Graph, content: bytes, runtime: str) -> None:
+        self._keeping = Runtime(content, runtime, keep_tensors=True)
+        self._plain = Runtime(content, runtime, keep_tensors=False)
+        self._tensors = {
+            name: TensorCount(name, graph.tensors[name].shape) for name in graph.integer_tensors
+        }
+        self._islands = graph.islands
+        self._float_values = 0
+        self._largest_difference = 0.0
+        self._outputs_differing = 0
+        self._outputs: list[np.ndarray] = []
+
+    @property
+    def outputs(self) -> np.ndarray:
+        """What a phone gives for all images so far."""
+        return np.concatenate(self._outputs)
+
+    def run(self, images: Pixels) -> dict[str, np.ndarray]:
+        """Runs a batch; returns what it makes of the layers that are left float."""
+        output = self._plain.run(images)
+        kept = self._keeping.run(images)
+        self._outputs.append(output)
+        self._outputs_differing += int(np.count_nonzero(output != kept))
+        return self._keeping.tensors(self._islands)
+
+    def count(self, simulated: dict[str, np.ndarray]) -> None:
+        """Compares the batch that was run last."""
+        for name, computed in self._keeping.tensors(simulated).items():
+            expected = simulated[name]
+            if name in self._tensors:
+                self._tensors[name].add(expected, computed)
+            else:
+                self._float_values += expected.size
+                difference = largest_difference(expected, computed)
+                self._largest_difference = max(self._largest_difference, difference)
+
+    def result(self, reference: Reference) -> RuntimeCount:
+        """All counts."""
+        outputs = self.outputs
+        counts, right = reference.compared(outputs), reference.accuracy(outputs)
+        return RuntimeCount(
+            tensors=list(self._tensors.values()),
+            float_values_compared=self._float_values,
+            largest_float_difference=self._largest_difference,
+            outputs_differing=self._outputs_differing,
+            delegation=self._plain.delegation(),
+            agreement=smallest_agreement(counts),
+            largest_output_difference=largest_difference(reference.values, outputs),
+            top1=only(right),
+            outputs=counts,
+        )
+
+
+class Trained(Protocol):
+    """A Keras model that shows the codes of its tensors."""
+
+    @property
+    def names(self) -> list[str]:
+        """The tensors it shows."""
+
+    def run(self, images: Pixels) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """The stored integers by tensor, and the model's output."""
+
+
+class TrainedCounter:
+    """Compares a Keras model with the simulation of its graph.
+
+    Args:
+        trained: the model.
+        graph: its deployed graph.
+    """
+
+    def __init__(self, trained: Trained, graph: Graph) -> None:
+        self._trained = trained
+        self._tensors = {n: TensorCount(n, graph.tensors[n].shape) for n in trained.names}
+        self._outputs: list[np.ndarray] = []
+
+    @property
+    def outputs(self) -> np.ndarray:
+        """What the model gives for all images so far."""
+        return np.concatenate(self._outputs)
+
+    def add(self, images: Pixels, simulated: dict[str, np.ndarray]) -> None:
+        """Runs and counts a batch."""
+        codes, output = self._trained.run(images)
+        self._outputs.append(output)
+        for name, counted in self._tensors.items():
+            counted.add(simulated[name], codes[name])
+
+    def result(self) -> list[TensorCount]:
+        """All counts."""
+        return list(self._tensors.values())
+
+
+class CodesRecorder:
+    """Counts and hashes the codes of every integer tensor of the simulation.
+
+    Args:
+        graph: the graph that is simulated.
+        operators: of the file, by the tensor that each makes.
+    """
+
+    def __init__(self, graph: Graph, operators: dict[str, str]) -> None:
+        self._graph = graph
+        self._operators = operators
+        self._counts = {name: np.zeros(256, np.int64) for name in graph.integer_tensors}
+        self._hashes = {name: hashlib.sha256() for name in self._counts}
+
+    def add(self, simulated: dict[str, np.ndarray]) -> None:
+        """Counts a batch."""
+        for name, counts in self._counts.items():
+            stored = simulated[name]
+            counts += np.bincount(stored.reshape(-1) + 128, minlength=256)
+            self._hashes[name].update(stored.astype(np.int8).tobytes())
+
+    def result(self) -> list[TensorCodes]:
+        """All tensors, producers first."""
+        weights = {
+            operation.output: weight_counts(operation)
+            for operation in self._graph.operations
+            if isinstance(operation, Linear) and not operation.real
+        }
+        found = []
+        for name, counts in self._counts.items():
+            codes = self._graph.codes(name)
+            found.append(
+                TensorCodes(
+                    name=name,
+                    operator=self._operators[name],
+                    shape=self._graph.tensors[name].shape,
+                    bits=math.ceil(math.log2(codes.highest - codes.lowest + 1)),
+                    step=float(codes.step),
+                    zero_point=codes.zero_point,
+                    lowest=codes.lowest,
+                    counts=counts[codes.lowest + 128 : codes.highest + 129].tolist(),
+                    sha256=self._hashes[name].hexdigest(),
+                    weights=weights.get(name, {}),
+                )
+            )
+        return found

@@ -1,0 +1,160 @@
+"""Images and labels to run a file on: checks, random images, and batches."""
+
+import hashlib
+import math
+from typing import Any
+
+import numpy as np
+
+from sat_tf.export.certificate.certificate import ImagesFrom
+from sat_tf.export.operations.graph import Graph, Linear, LinearKind
+from sat_tf.export.operations.simulator import Pixels, arrays_of, number_of, some_of
+
+GIVEN = ImagesFrom("given by the caller")
+_VALUES_PER_BATCH = 2**24
+_LARGEST_BATCH = 256
+_MOST_RANDOM_BYTES = 2**32
+
+
+def random_images(shape: tuple[int, ...], count: int, seed: int) -> np.ndarray:
+    """Pixels that are drawn independently: noise reaches more codes than pictures do.
+
+    Args:
+        shape: of an image.
+        count: how many.
+        seed: in [0, 2**32).
+
+    Returns:
+        uint8, (count, *shape).
+
+    Raises:
+        ValueError: a seed out of its range, or more images than fit into memory.
+    """
+    # RandomState, because its streams are the ones NumPy promises never to change.
+    random = np.random.RandomState(seed)
+    problem = ValueError(
+        f"received {count:,} random images, expected fewer, which fit into memory; draw fewer."
+    )
+    if count * math.prod(shape) > _MOST_RANDOM_BYTES:
+        raise problem
+    try:
+        images = np.empty((count, *shape), np.uint8)
+    except (MemoryError, ValueError) as error:
+        raise problem from error
+    for image in images:
+        image[...] = random.randint(0, 256, shape)
+    return images
+
+
+def as_array(name: str, values: Any) -> tuple[np.ndarray, list[str]]:
+    """An array of the values, and what is wrong with them."""
+    try:
+        return np.asarray(values), []
+    except ValueError:
+        problem = f"{name}: received a ragged list, expected an array; give all the same size."
+        return np.empty(0), [problem]
+
+
+def image_problems(
+    images: np.ndarray, shape: tuple[int, ...] | None, kind: str = "uint8"
+) -> list[str]:
+    """Why these are nothing for an input of some shape and type; None is any shape."""
+    problems = []
+    if kind != "uint8":
+        problems += _value_problems(images, kind)
+    elif images.dtype != np.uint8:
+        problems.append(
+            f"images: received {images.dtype}, expected uint8 pixels from 0 to 255; pass the "
+            "images as they were before any scaling."
+        )
+    if shape is not None and (images.ndim != len(shape) + 1 or images.shape[1:] != shape):
+        sizes = ", ".join(str(size) for size in shape)
+        problems.append(
+            f"images: received shape {images.shape}, expected (n, {sizes}); resize them, and add "
+            "the batch dimension to a single one."
+        )
+    elif not images.size:
+        problems.append("images: received none, expected at least one.")
+    return problems
+
+
+def _value_problems(values: np.ndarray, kind: str) -> list[str]:
+    """Why these are no values for an input that is no image."""
+    codes = " or the int8 codes of them" if kind == "int8" else ""
+    real = np.issubdtype(values.dtype, np.floating)
+    if not real and not (kind == "int8" and values.dtype == np.int8):
+        return [
+            f"images: received {values.dtype}, expected real values{codes}; pass the arrays that "
+            "the Keras model takes, as float32."
+        ]
+    if real and not np.all(np.isfinite(values)):
+        return ["images: received values that are NaN or infinite, expected finite ones."]
+    return []
+
+
+def label_problems(images: np.ndarray, labels: np.ndarray, classes: float) -> list[str]:
+    """Why these are no labels for the images, which have so many classes."""
+    if labels.shape != images.shape[:1]:
+        return [
+            f"labels: received shape {labels.shape}, expected {images.shape[:1]}, one class "
+            "number an image."
+        ]
+    if not np.issubdtype(labels.dtype, np.integer):
+        return [f"labels: received {labels.dtype}, expected integers, the class numbers."]
+    if labels.size and not 0 <= np.min(labels) <= np.max(labels) < classes:
+        return [
+            f"labels: received {np.min(labels)} to {np.max(labels)}, expected 0 to {classes - 1}; "
+            "count classes from 0."
+        ]
+    return []
+
+
+def images_hash(images: Pixels) -> str:
+    """SHA-256 of all pixels; of several inputs, one after the other."""
+    digest = hashlib.sha256()
+    for array in arrays_of(images):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def several_problems(
+    images: Any, shapes: list[tuple[int, ...]], kinds: list[str]
+) -> tuple[Pixels, list[str]]:
+    """Images for each of several inputs as arrays, and what is wrong with them."""
+    if not isinstance(images, list | tuple) or len(images) != len(shapes):
+        count = len(images) if isinstance(images, list | tuple) else 1
+        return np.empty(0), [
+            f"images: received {count} array{'s' if count != 1 else ''} for {len(shapes)} inputs, "
+            "expected a list with one for each, in the order of the model's inputs."
+        ]
+    arrays, problems = [], []
+    for index, (given, shape, kind) in enumerate(zip(images, shapes, kinds, strict=True)):
+        array, found = as_array("images", given)
+        found = found or image_problems(array, shape, kind)
+        problems += [problem.replace("images", f"images[{index}]", 1) for problem in found]
+        arrays.append(array)
+    if not problems and len({len(array) for array in arrays}) > 1:
+        counts = ", ".join(str(len(array)) for array in arrays)
+        problems.append(f"images: received {counts} of them, expected as many for each input.")
+    return tuple(arrays), problems
+
+
+def taken_by(graph: Graph, images: Pixels) -> Pixels:
+    """What the file of a graph takes for values that its inputs accept."""
+    arrays = [one.taken(array) for one, array in zip(graph.images, arrays_of(images), strict=True)]
+    return tuple(arrays) if isinstance(images, tuple) else arrays[0]
+
+
+def batches(images: Pixels, graph: Graph) -> list[Pixels]:
+    """The images, so many at a time that the tensors of a graph fit into memory.
+
+    One at a time where the file has TRANSPOSE_CONV, which holds the shape of its output, or what
+    TensorFlow's converter makes of a layer that is left float, which may.
+    """
+    largest = max(int(np.prod(tensor.shape)) for tensor in graph.tensors.values())
+    size = int(np.clip(_VALUES_PER_BATCH // (4 * max(largest, 1)), 1, _LARGEST_BATCH))
+    kinds = {op.kind for op in graph.operations if isinstance(op, Linear)}
+    if LinearKind.TRANSPOSED in kinds or graph.islands:
+        size = 1
+    starts = range(0, number_of(images), size)
+    return [some_of(images, start, start + size) for start in starts]

@@ -1,0 +1,268 @@
+"""The outputs of a model, each by itself: what they mean, and how two models' compare."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sat_tf.export.operations.graph import Graph
+
+
+def largest_difference(expected: np.ndarray, computed: np.ndarray) -> float:
+    """The largest absolute difference; infinite where one is NaN, 0 where there are no values."""
+    with np.errstate(invalid="ignore"):
+        differences = np.abs(expected.astype(np.float64) - computed)
+    return float(np.max(np.where(np.isnan(differences), np.inf, differences), initial=0.0))
+
+
+def mean_difference(expected: np.ndarray, computed: np.ndarray) -> float:
+    """The mean absolute difference; infinite where one is NaN, 0 where there are no values."""
+    with np.errstate(invalid="ignore"):
+        found = (
+            float(np.mean(np.abs(expected.astype(np.float64) - computed))) if expected.size else 0
+        )
+    return float("inf") if np.isnan(found) else float(found)
+
+
+def top_hits(outputs: np.ndarray, labels: np.ndarray, k: int) -> int:
+    """How many labels are among the k largest of finite outputs; equal ones in order of class.
+
+    >>> top_hits(np.array([[0.0, 2.0, 2.0], [np.nan, 1.0, 0.0]]), np.array([2, 1]), 1)
+    0
+    >>> top_hits(np.array([[0.0, 2.0, 2.0], [np.nan, 1.0, 0.0]]), np.array([2, 1]), 2)
+    1
+    """
+    finite = np.all(np.isfinite(outputs), axis=1)
+    largest = np.argsort(-outputs.astype(np.float64), axis=1, kind="stable")[:, :k]
+    return int(np.count_nonzero(finite & np.any(largest == labels[:, np.newaxis], axis=1)))
+
+
+# Of one number with a sigmoid behind it, which side of it is the class.
+_HALF = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """One output.
+
+    Its last axis holds a number for each class, and every place of the others is classified by
+    itself: the image, or each pixel, row or box of it. One number alone is a class only behind a
+    sigmoid. Several sigmoids are as many answers, yes or no: places agree where all of them do.
+
+    Attributes:
+        name: of the tensor.
+        shape: without the batch dimension.
+        is_sigmoid: it is what a sigmoid makes.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    is_sigmoid: bool = False
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes it tells apart; 0 where it is no classification."""
+        channels = self.shape[-1] if self.shape else 1
+        if channels > 1:
+            return int(channels)
+        return 2 if self.is_sigmoid else 0
+
+    @property
+    def answers(self) -> int:
+        """How many numbers of each place are answers of their own, yes or no."""
+        return self.shape[-1] if self.is_sigmoid and self.shape else 0
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The axes of what is classified, beside the image; () where it is the image itself."""
+        return self.shape[:-1]
+
+    def classes(self, values: np.ndarray) -> np.ndarray:
+        """The class of every place, (n, *places); -1 where one of its numbers is not finite."""
+        finite = np.all(np.isfinite(values), axis=-1)
+        if values.shape[-1] > 1:
+            return np.where(finite, np.argmax(values, axis=-1), -1)
+        return np.where(finite, values[..., 0] > _HALF, -1).astype(int)
+
+    def agreement(self, values: np.ndarray, reference: np.ndarray) -> float | None:
+        """Share of places with the same class; None where there are no classes.
+
+        >>> mask = Output("mask", (1, 2, 2))
+        >>> one = np.array([[[[0.0, 1.0], [1.0, 0.0]]]])
+        >>> mask.agreement(one, np.array([[[[0.1, 0.2], [0.1, 0.2]]]]))
+        0.5
+        """
+        if not self.num_classes:
+            return None
+        found = self.classes(values)
+        if self.answers > 1:
+            same = np.all((values > _HALF) == (reference > _HALF), axis=-1)
+            return float(np.mean(same & (found >= 0) & (self.classes(reference) >= 0)))
+        return float(np.mean((found == self.classes(reference)) & (found >= 0)))
+
+    def accuracy(self, values: np.ndarray, labels: np.ndarray) -> float:
+        """Share of places classified right; one with a NaN is wrong.
+
+        Labels of several sigmoids may also be an answer for each: the share of right answers.
+        """
+        if labels.shape == values.shape and self.answers > 1:
+            return float(np.mean(np.isfinite(values) & ((values > _HALF) == labels)))
+        return float(np.mean(self.classes(values) == labels))
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputCount:
+    """How one output compares with that of the reference.
+
+    Attributes:
+        name: of the tensor.
+        shape: without the batch dimension.
+        places: how many images, pixels, rows or boxes are classified, over all images; 0 where
+            the output is no classification.
+        agreement: share of them with the class of the reference; None where there are none.
+        largest_difference: of its values; infinite where one is NaN.
+        mean_difference: mean absolute difference; infinite where one is NaN.
+        spread: standard deviation of the reference's values.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    places: int
+    agreement: float | None
+    largest_difference: float
+    mean_difference: float
+    spread: float
+
+
+def compared(output: Output, values: np.ndarray, reference: np.ndarray) -> OutputCount:
+    """One output against the reference's."""
+    with np.errstate(invalid="ignore"):
+        spread = float(np.std(reference, dtype=np.float64))
+    return OutputCount(
+        name=output.name,
+        shape=output.shape,
+        places=int(np.prod((len(values), *output.places))) if output.num_classes else 0,
+        agreement=output.agreement(values, reference),
+        largest_difference=largest_difference(reference, values),
+        mean_difference=mean_difference(reference, values),
+        spread=spread,
+    )
+
+
+def smallest_agreement(counts: Sequence[OutputCount]) -> float | None:
+    """The agreement of the output that agrees least; None where none has classes."""
+    return min((count.agreement for count in counts if count.agreement is not None), default=None)
+
+
+def outputs_in(graph: Graph, makers: Mapping[str, str]) -> list[Output]:
+    """The outputs of a graph.
+
+    Args:
+        graph: the graph.
+        makers: the operators of its file, by the tensor that each makes.
+    """
+    return [
+        Output(name, tuple(graph.tensors[name].shape), makers.get(name) == "LOGISTIC")
+        for name in graph.outputs
+    ]
+
+
+def apart(joined: np.ndarray, outputs: Sequence[Output]) -> list[np.ndarray]:
+    """The outputs that `several.joined` has made one array of."""
+    if len(outputs) == 1:
+        return [joined.reshape(len(joined), *outputs[0].shape)]
+    sizes = [int(np.prod(output.shape)) for output in outputs]
+    pieces = np.split(joined, np.cumsum(sizes)[:-1], axis=1)
+    return [
+        piece.reshape(len(joined), *output.shape)
+        for piece, output in zip(pieces, outputs, strict=True)
+    ]
+
+
+def labels_of(
+    labels: Any, outputs: Sequence[Output], count: int, names: Sequence[Iterable[str]] = ()
+) -> tuple[list[np.ndarray | None], list[str]]:
+    """Labels for each output as arrays (count, *places), and what is wrong with them.
+
+    Args:
+        labels: of the only output; or for several a list with one for each, or a dictionary by
+            their names, with None for, or without, those that have none.
+        outputs: the outputs.
+        count: of the images.
+        names: what else each output is called.
+    """
+    if labels is None:
+        return [None] * len(outputs), []
+    known = [{output.name} for output in outputs]
+    for also, called in zip(known, names, strict=False):
+        also.update(called)
+    given: list[Any]
+    if isinstance(labels, Mapping):
+        unknown = [key for key in labels if not any(key in called for called in known)]
+        if unknown:
+            listed = ", ".join(str(output.name) for output in outputs)
+            return [], [
+                f"labels: received some for {', '.join(map(repr, unknown))}, expected names of "
+                f"outputs; they are {listed}."
+            ]
+        given = [next((labels[key] for key in labels if key in called), None) for called in known]
+    elif len(outputs) == 1:
+        given = [labels]
+    elif isinstance(labels, list | tuple) and len(labels) == len(outputs):
+        given = list(labels)
+    else:
+        size = f" of {len(labels)}" if isinstance(labels, list | tuple) else ""
+        listed = ", ".join(str(output.name) for output in outputs)
+        return [], [
+            f"labels: received {type(labels).__name__}{size} for {len(outputs)} outputs ({listed}),"
+            " expected a list with labels or None for each, or a dictionary by their names."
+        ]
+    arrays, problems = [], []
+    for output, one in zip(outputs, given, strict=True):
+        name = "labels" if len(outputs) == 1 else f"labels of {output.name}"
+        array, found = (None, []) if one is None else _checked(name, one, output, count)
+        arrays.append(array)
+        problems += found
+    return arrays, problems
+
+
+def _checked(
+    name: str, given: Any, output: Output, count: int
+) -> tuple[np.ndarray | None, list[str]]:
+    try:
+        labels = np.asarray(given)
+    except ValueError:
+        return None, [f"{name}: received a ragged list, expected an array; give all the same size."]
+    classes, expected = output.num_classes, (count, *output.places)
+    if not classes:
+        return None, [
+            f"{name}: received some for an output of shape {output.shape}, which is a number and "
+            "no class, expected classes or what a sigmoid makes; leave them out: the certificate "
+            "says how far values differ."
+        ]
+    is_one_place = labels.shape == (count,) and np.prod(output.places) == 1
+    if labels.shape == (*expected, 1) or is_one_place:
+        labels = labels.reshape(expected)
+    if output.answers > 1 and labels.shape == (*expected, output.answers):
+        expected, classes = labels.shape, 2  # an answer for each sigmoid
+    if labels.shape != expected:
+        what = "each pixel, row or box" if output.places else "an image"
+        if output.answers > 1:
+            what += f", or {(*expected, output.answers)}, 0 or 1 for each sigmoid"
+        return None, [
+            f"{name}: received shape {labels.shape}, expected {expected}, one class number {what}."
+        ]
+    if labels.dtype != bool and not np.issubdtype(labels.dtype, np.integer):
+        return None, [f"{name}: received {labels.dtype}, expected integers, the class numbers."]
+    if labels.size and not 0 <= np.min(labels) <= np.max(labels) < classes:
+        return None, [
+            f"{name}: received {np.min(labels)} to {np.max(labels)}, expected 0 to {classes - 1}; "
+            "count classes from 0."
+        ]
+    return labels, []
+
+
+def only(shares: Mapping[str, float]) -> float | None:
+    """The share of the only output that has one; None where there are none, or several."""
+    return next(iter(shares.values())) if len(shares) == 1 else None

@@ -1,0 +1,215 @@
+"""The proof: a file is run and compared with its graph, tensor by tensor, without Keras."""
+
+import dataclasses
+import hashlib
+import pathlib
+import platform
+from collections.abc import Iterable
+from importlib import metadata
+
+import numpy as np
+
+from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
+from sat_tf.export.certificate.comparison import (
+    CodesRecorder,
+    Reference,
+    RuntimeCounter,
+    Trained,
+    TrainedCounter,
+)
+from sat_tf.export.certificate.float_reference import FloatReference
+from sat_tf.export.certificate.inputs import batches, images_hash
+from sat_tf.export.certificate.outputs import Output, only, outputs_in
+from sat_tf.export.litert.processes import refusals
+from sat_tf.export.litert.runtime import RUNTIMES, USUAL_RUNTIMES
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.simulator import Pixels, number_of, outputs_of, simulate
+from sat_tf.export.tflite.structure import Structure, gzip_size
+from sat_tf.messages import did_you_mean
+from sat_tf.presentation.progress_bar import image_bar
+
+_PACKAGES = (
+    "sat-tf",
+    "ai-edge-litert",
+    "tensorflow",
+    "tensorflow-model-optimization",
+    "tf_keras",
+    "numpy",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """What is proved: a file, and the graph that it should compute.
+
+    Attributes:
+        path: of the file.
+        content: the file.
+        structure: what it consists of.
+        graph: what it should compute.
+        is_trusted: whether sat-tf made these very bytes, so that LiteRT survives them.
+    """
+
+    path: pathlib.Path
+    content: bytes
+    structure: Structure
+    graph: Graph
+    is_trusted: bool = False
+
+    @property
+    def makers(self) -> dict[str, str]:
+        """The operators of the file, by the tensor that each makes."""
+        return {op.outputs[0].name: op.name for op in self.structure.operators}
+
+    @property
+    def outputs(self) -> list[Output]:
+        """The outputs, in the order of the model's."""
+        return outputs_in(self.graph, self.makers)
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the file."""
+        return hashlib.sha256(self.content).hexdigest()
+
+
+def prove(
+    subject: Subject,
+    images: Pixels,
+    labels: list[np.ndarray | None] | None,
+    *,
+    images_from: ImagesFrom,
+    runtimes: Iterable[str] = USUAL_RUNTIMES,
+    trained: Trained | None = None,
+    float_model: FloatReference | None = None,
+    progress: bool = False,
+) -> Certificate:
+    """Runs a file on images and counts every difference.
+
+    Args:
+        subject: the file and its graph.
+        images: uint8 (n, *image_shape), at least one; a tuple of arrays for several inputs.
+        labels: of each of `subject.outputs`, or None.
+        images_from: where the images come from.
+        runtimes: names of `RUNTIMES`; "xnnpack" always takes part.
+        trained: the Keras model, whose outputs are then the reference.
+        float_model: the float model, which the file's outputs are compared with too.
+        progress: show a bar.
+
+    Raises:
+        ValueError: an unknown runtime, or XNNPACK does not run the file.
+    """
+    graph, content = subject.graph, subject.content
+    counters, refused = _counters(subject, _ordered(runtimes))
+    recorder = CodesRecorder(graph, subject.makers)
+    keras = TrainedCounter(trained, graph) if trained else None
+    simulated_outputs, float_outputs = [], []
+    with image_bar(subject.path.name, number_of(images), shown=progress) as advance:
+        for batch in batches(images, graph):
+            # What stands behind a float layer follows from what XNNPACK has made of that.
+            given = counters["xnnpack"].run(batch)
+            simulated = simulate(graph, batch, given)
+            simulated_outputs.append(outputs_of(simulated, graph))
+            recorder.add(simulated)
+            for name, counter in counters.items():
+                if name == "xnnpack":
+                    counter.count(simulated)
+                else:
+                    own = counter.run(batch)
+                    counter.count(simulate(graph, batch, own) if graph.islands else simulated)
+            if keras:
+                keras.add(batch, simulated)
+            if float_model:
+                float_outputs.append(float_model.run(batch))
+            advance(number_of(batch))
+    outputs = {"simulation": np.concatenate(simulated_outputs)}
+    expected = outputs["simulation"]
+    if keras:
+        expected = outputs["quantized"] = keras.outputs
+    outputs["tflite"] = counters["xnnpack"].outputs
+    counted = subject.outputs
+    reference = Reference(expected, counted, labels or [None] * len(counted))
+    float_counts = []
+    if float_model:
+        outputs["float"] = np.concatenate(float_outputs)
+        beside = dataclasses.replace(reference, values=outputs["float"])
+        float_counts = beside.compared(outputs["tflite"])
+    right = {name: reference.accuracy(values) for name, values in outputs.items()}
+    xnnpack = counters["xnnpack"].result(reference)
+    return Certificate(
+        model=graph.name,
+        file=subject.path.name,
+        bytes=len(content),
+        gzip_bytes=gzip_size(content),
+        sha256=subject.sha256,
+        operators=subject.structure.operator_counts(),
+        float_operators=subject.structure.float_operators(),
+        islands=list(graph.float_layers),
+        versions=_versions(),
+        num_images=number_of(images),
+        images_sha256=images_hash(images),
+        images_from=images_from,
+        reference="keras" if keras else "simulation",
+        agreement=xnnpack.agreement,
+        top1={name: share for name, shares in right.items() if (share := only(shares)) is not None},
+        runtimes={
+            name: xnnpack if name == "xnnpack" else counter.result(reference)
+            for name, counter in counters.items()
+        },
+        refused=refused,
+        codes=recorder.result(),
+        trained=keras.result() if keras else [],
+        warnings=list(graph.warnings),
+        accuracy={
+            output.name: {name: shares[output.name] for name, shares in right.items()}
+            for output in counted
+            if output.name in right["tflite"]
+        },
+        float_model=float_model.name if float_model else None,
+        float_outputs=float_counts,
+    )
+
+
+def _ordered(runtimes: Iterable[str]) -> list[str]:
+    wanted = {"xnnpack", *runtimes}
+    unknown = sorted(wanted - set(RUNTIMES))
+    if unknown:
+        raise ValueError(
+            f"runtimes: received {', '.join(unknown)}, expected names of runtimes. "
+            f"{did_you_mean(unknown[0], RUNTIMES)}"
+        )
+    return [name for name in RUNTIMES if name in wanted]
+
+
+def _counters(
+    subject: Subject, names: list[str]
+) -> tuple[dict[str, RuntimeCounter], dict[str, str]]:
+    """A counter for each runtime that runs the file, and why the others do not."""
+    reasons = {} if subject.is_trusted else refusals(subject.content, names)
+    found: dict[str, RuntimeCounter] = {}
+    refused: dict[str, str] = {}
+    for name in names:
+        reason = reasons.get(name)
+        if reason is None:
+            try:
+                found[name] = RuntimeCounter(subject.graph, subject.content, name)
+                continue
+            except ValueError as error:
+                reason = str(error.__cause__ or error)
+        refused[name] = reason
+    if "xnnpack" in refused:
+        raise ValueError(
+            f"{subject.path}: received a TFLite file that LiteRT does not run "
+            f"({refused['xnnpack']}), expected one as sat_tf.export_tflite wrote it; export the "
+            "model again."
+        )
+    return found, refused
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    for package in _PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed as a package"
+    return found

@@ -1,0 +1,314 @@
+"""Layers that are left float: what TensorFlow's converter makes of them, inside another file."""
+
+import contextlib
+import functools
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import flatbuffers
+import tensorflow as tf
+import tf_keras as keras
+from ai_edge_litert import schema_py_generated as tfl
+
+from sat_tf.export.litert.runtime import Runtime
+from sat_tf.graph.network import Node, call_on_floats
+from sat_tf.messages import kind_of
+from sat_tf.qat.layout import inner_layer
+
+_INPUT = "island_input_"
+_L = keras.layers
+_CONVOLUTIONAL = (_L.ConvLSTM1D, _L.ConvLSTM2D, _L.ConvLSTM3D)
+
+
+def float_operators(node: Node, shapes: Sequence[tuple[int, ...]]) -> bytes:
+    """A TFLite file of one float layer.
+
+    Args:
+        node: the layer, and how it is called.
+        shapes: of its inputs, without the batch dimension.
+
+    Raises:
+        ValueError: TensorFlow's converter has no builtin operators for the layer, LiteRT does not
+            run them, or the layer mixes the images of a batch.
+    """
+    content, batch, problem = b"", None, None
+    # Of some layers, the converter makes nothing for any batch, or a file that runs on none, or
+    # whose output is empty.
+    for size in (None, 1):
+        try:
+            content = _converted(node, shapes, size)
+        except Exception as error:  # The converter, and the layer, raise whatever they do.
+            problem = problem or error
+            continue
+        batch = _batch_of_output(content)
+        if batch == 1:
+            break
+    if not content:
+        raise ValueError(
+            f"{_received(node)} TensorFlow's converter does not convert ({first_line(problem)}), "
+            "expected a layer with builtin TFLite operators; replace it, or end the model before "
+            "it."
+        ) from problem
+    if batch is None:
+        raise ValueError(
+            f"{_received(node)} LiteRT does not run in what TensorFlow's converter makes of it, "
+            "expected a layer that it does; replace it, or end the model before it."
+        )
+    if batch != 1:
+        raise ValueError(
+            f"{_received(node)} makes {batch} of one image, expected a layer that takes each image "
+            "of a batch by itself; replace it, or end the model before it."
+        )
+    parsed = tfl.ModelT.InitFromPackedBuf(content, 0)
+    if len(parsed.subgraphs) != 1 or any(code.customCode for code in parsed.operatorCodes):
+        raise ValueError(
+            f"{_received(node)} becomes more than builtin operators in a row, such as a loop, "
+            "expected a layer that does not; replace it, or end the model before it."
+        )
+    if any(tensor.isVariable for tensor in parsed.subgraphs[0].tensors):
+        raise ValueError(
+            f"{_received(node)} remembers something from one image to the next, expected a layer "
+            "that takes each image by itself; replace it, or end the model before it."
+        )
+    return content
+
+
+def _received(node: Node) -> str:
+    layer = inner_layer(node.layer)
+    return f"{layer.name}: received {kind_of(layer)} that is left float and that"
+
+
+def _converted(node: Node, shapes: Sequence[tuple[int, ...]], batch: int | None) -> bytes:
+    layer = inner_layer(node.layer)
+    signature = [
+        tf.TensorSpec([batch, *shape], tf.float32, name=f"{_INPUT}{i}")
+        for i, shape in enumerate(shapes)
+    ]
+    # A function, and no Keras model, in which the user's layer would be called once more.
+    function = tf.function(lambda *tensors: call_on_floats(node, layer, list(tensors)), signature)
+    with _without_loops(layer):
+        concrete = [function.get_concrete_function()]
+    return run_converter(tf.lite.TFLiteConverter.from_concrete_functions(concrete, layer))
+
+
+@contextlib.contextmanager
+def _without_loops(layer: keras.layers.Layer) -> Iterator[None]:
+    """Recurrent layers, in `layer` too, compute one step behind the other, without a loop.
+
+    A loop is a subgraph of its own in a file; and what the converter fuses an LSTM into keeps its
+    state from one image to the next.
+    """
+    found = [part for part in layer.submodules if isinstance(part, keras.layers.RNN)]
+    found += [layer] if isinstance(layer, keras.layers.RNN) else []
+    # LSTM and GRU look at `unroll` when they are made, and keep in the second attribute, for which
+    # Keras has no public name, whether they may take a kernel of cuDNN with a loop in it.
+    names = "unroll", "_could_use_gpu_kernel"
+    before = [
+        {name: getattr(part, name) for name in names if hasattr(part, name)} for part in found
+    ]
+    # Of all recurrent layers of Keras, these alone have no argument `unroll`.
+    convolutional = [part for part in found if type(part) in _CONVOLUTIONAL]
+    try:
+        for part, attributes in zip(found, before, strict=True):
+            for name in attributes:
+                setattr(part, name, name == "unroll")
+        for part in convolutional:
+            part.call = functools.partial(_in_steps, part)
+        yield
+    finally:
+        for part in convolutional:
+            del part.call
+        for part, attributes in zip(found, before, strict=True):
+            for name, value in attributes.items():
+                setattr(part, name, value)
+
+
+def _in_steps(
+    layer: keras.layers.Layer,
+    inputs: Any,
+    mask: Any = None,
+    training: Any = None,
+    initial_state: Any = None,
+) -> Any:
+    """What a recurrent convolution computes in inference, one step behind the other."""
+    del mask, training
+
+    def step(source: Any, states: Any) -> Any:
+        return layer.cell(source, states, training=False)
+
+    if initial_state is None:
+        initial_state = layer.get_initial_state(inputs)
+    last, outputs, _ = keras.backend.rnn(
+        step, inputs, initial_state, go_backwards=layer.go_backwards, unroll=True
+    )
+    return outputs if layer.return_sequences else last
+
+
+def run_converter(converter: Any) -> bytes:
+    """What TensorFlow's converter writes, without what it prints.
+
+    Args:
+        converter: a `tf.lite.TFLiteConverter`.
+
+    Raises:
+        ValueError: it fails; says why in one line.
+    """
+    with tempfile.TemporaryFile() as printed:
+        try:
+            with _native_output_in(printed):
+                content: bytes = converter.convert()
+        except Exception as error:  # The converter raises whatever its passes do.
+            printed.seek(0)
+            told = printed.read().decode(errors="replace")
+            raise ValueError(_useful(f"{first_line(error)}\n{error}\n{told}")) from error
+    return content
+
+
+@contextlib.contextmanager
+def _native_output_in(file: Any) -> Iterator[None]:
+    """Sends what C++ code prints to the process' standard error into a file.
+
+    What Python writes to sys.stderr goes where it went: warnings, progress, other threads.
+    """
+    try:
+        there = os.dup(2)
+    except OSError:  # The process has none.
+        yield
+        return
+    try:
+        with contextlib.ExitStack() as stack:
+            stream = sys.stderr
+            if _is_standard_error(stream):
+                stream.flush()
+                kept = open(  # noqa: SIM115 - the stack closes it
+                    there, "w", buffering=1, encoding=stream.encoding, errors="replace",
+                    closefd=False,
+                )  # fmt: skip
+                stack.enter_context(kept)
+                stack.enter_context(contextlib.redirect_stderr(kept))
+            os.dup2(file.fileno(), 2)
+            try:
+                yield
+            finally:
+                if _is_standard_error(stream):
+                    stream.flush()  # of handlers that hold it, before it is connected again
+                os.dup2(there, 2)
+    finally:
+        os.close(there)
+
+
+def _is_standard_error(stream: Any) -> bool:
+    try:
+        return bool(stream.fileno() == 2)
+    except (AttributeError, OSError, ValueError):  # none, closed, or a notebook's
+        return False
+
+
+def _useful(text: str) -> str:
+    """Of what the converter says, the first line with an error in it, without the place in C++."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    told = [line.split(" error: ", 1)[1] for line in lines if " error: " in line]
+    return (told or lines or ["no reason given"])[0][:200]
+
+
+def _batch_of_output(content: bytes) -> int | None:
+    """How many rows the output for one image has; None where LiteRT does not run the file."""
+    try:
+        return len(Runtime(content, keep_tensors=False).rehearse())
+    except ValueError:
+        return None
+
+
+def splice(
+    content: bytes,
+    model: Any,
+    subgraph: Any,
+    inputs: Sequence[int],
+    output: int,
+    name_of: Callable[[str], str],
+) -> int:
+    """Puts the operators of a file into another one.
+
+    Args:
+        content: the file, with one subgraph and one output.
+        model: where they go, as the schema's ModelT.
+        subgraph: its SubGraphT.
+        inputs: the tensors of `subgraph` that stand for the file's inputs.
+        output: the one that its output becomes.
+        name_of: gives a tensor a name that no other has.
+
+    Returns:
+        The tensor with the result: `output`, or, where no operator makes it, the input or the
+        constant that it equals.
+    """
+    source = tfl.ModelT.InitFromPackedBuf(content, 0)
+    (graph,) = source.subgraphs
+    result = graph.outputs[0]
+    where = dict(zip(_in_order(graph), inputs, strict=True))
+    if any(result in operator.outputs for operator in graph.operators):
+        where[result] = output
+    for index, tensor in enumerate(graph.tensors):
+        if index in where:
+            continue
+        model.buffers.append(source.buffers[tensor.buffer])
+        tensor.buffer = len(model.buffers) - 1
+        # The converter's own names count how often it was called.
+        tensor.name = name_of(f"{subgraph.tensors[output].name}/island_{index}")
+        subgraph.tensors.append(tensor)
+        where[index] = len(subgraph.tensors) - 1
+    for operator in graph.operators:
+        model.operatorCodes.append(source.operatorCodes[operator.opcodeIndex])
+        operator.opcodeIndex = len(model.operatorCodes) - 1
+        operator.inputs = [where.get(index, -1) for index in operator.inputs]
+        operator.outputs = [where[index] for index in operator.outputs]
+        subgraph.operators.append(operator)
+    return where[result]
+
+
+def spliced_bytes(content: bytes, output: str) -> int:
+    """How many bytes longer `splice` makes a file, beside the tensor that the operators make.
+
+    Args:
+        content: the file that is spliced into another one.
+        output: the name of that tensor, which others are named after.
+    """
+    model, subgraph = tfl.ModelT(), tfl.SubGraphT()
+    source = tfl.ModelT.InitFromPackedBuf(content, 0).subgraphs[0]
+    model.buffers, model.operatorCodes, model.subgraphs = [tfl.BufferT()], [], [subgraph]
+    subgraph.operators, subgraph.tensors = [], []
+    for _ in (*source.inputs, source.outputs[0]):
+        tensor = tfl.TensorT()
+        tensor.name = output
+        subgraph.tensors.append(tensor)
+    before = _packed_bytes(model)
+    *inputs, made = range(len(subgraph.tensors))
+    splice(content, model, subgraph, inputs, made, lambda name: name)
+    return _packed_bytes(model) - before
+
+
+def _packed_bytes(model: Any) -> int:
+    builder = flatbuffers.Builder(1 << 10)
+    builder.Finish(model.Pack(builder))
+    return len(builder.Output())
+
+
+def _in_order(graph: Any) -> list[int]:
+    """The file's inputs in the order of the layer's: the converter may list them otherwise."""
+    return sorted(graph.inputs, key=lambda index: _number(graph.tensors[index].name))
+
+
+def _number(name: bytes | str) -> int:
+    text = name.decode() if isinstance(name, bytes) else name
+    return int(text.rsplit(_INPUT, 1)[-1].split(":")[0])
+
+
+def first_line(error: BaseException | None) -> str:
+    """Of the lines of an error, the one that says what is wrong."""
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    if lines and lines[0] == "in user code:":  # AutoGraph puts the code in front of what it raised
+        lines = [line for line in lines if re.match(r"\w+(Error|Exception): ", line)] or lines
+    return lines[0][:200] if lines else type(error).__name__

@@ -1,0 +1,351 @@
+"""Writes a quantized Keras model as an integer TFLite file."""
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.atomic_file import check_writable, written_whole
+from sat_tf.export.converter.float_layers import run_converter
+from sat_tf.export.converter.to_keras import keras_of_graph
+from sat_tf.export.deployed import DeployedModel
+from sat_tf.export.litert.runtime import Runtime, check_loading
+from sat_tf.export.lowering.packing import PACKINGS, SETTINGS_NAME, FileSettings
+from sat_tf.export.lowering.pipeline import deployed_graph, with_image_size
+from sat_tf.export.lowering.trace import islands_of_one_image
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.tflite.metadata import (
+    METADATA_NAME,
+    Metadata,
+    append_labels,
+    checked_metadata,
+    count_problem,
+    encode,
+)
+from sat_tf.export.tflite.structure import gzip_size, read_structure
+from sat_tf.export.tflite.writer import serialize
+from sat_tf.messages import did_you_mean, list_problems
+
+# By name, what the export's report says of its files.
+ROUTES = {
+    "direct": "",
+    "converter": "route='converter': the file is not certified; TensorFlow's converter has written "
+    "it from the same graph, and has decided which operators it leaves float. verify_tflite reads "
+    "files of route='direct' only",
+}
+
+
+def route_problems(route: object, settings: FileSettings) -> list[str]:
+    """Why a file cannot be written in this way, with the fix."""
+    if not isinstance(route, str) or route not in ROUTES:
+        names = " or ".join(repr(name) for name in ROUTES)
+        return [f"route: received {route!r}, expected {names}. {did_you_mean(str(route), ROUTES)}"]
+    if route == "direct":
+        return []
+    return [
+        f"route='converter' with {name}={value!r}: received a setting of the direct writer, "
+        f"expected {name}={default!r}; leave one of them out."
+        for name, value, default in (
+            ("pack", settings.pack, "none"),
+            ("float_head", settings.float_head, False),
+            ("resizable", settings.resizable, False),
+        )
+        if value != default
+    ]
+
+
+def converted(graph: Graph) -> bytes:
+    """The file that TensorFlow's converter writes from a deployed graph, of uint8 images.
+
+    Raises:
+        ValueError: the graph has float streams, or the converter fails.
+    """
+    converter = tf.lite.TFLiteConverter.from_keras_model(keras_of_graph(graph))
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    (kind, *others) = dict.fromkeys(image.type for image in graph.images)
+    if others:
+        raise ValueError(
+            f"model {graph.name!r}: received inputs of the types {kind} and {', '.join(others)}, "
+            "expected one for all, as TensorFlow's converter has it; use route='direct'."
+        )
+    converter.inference_input_type = tf.as_dtype(kind)
+    try:
+        return run_converter(converter)
+    except ValueError as error:
+        raise ValueError(
+            f"model {graph.name!r}: received a model that TensorFlow's converter does not convert "
+            f"({error}), expected one that it does; use route='direct'."
+        ) from error
+
+
+_WARM_UP = 2
+_RUNS = 20
+# No network takes longer, and slow ones need fewer runs.
+_LONGEST_SECONDS = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class StorageCost:
+    """A file as one choice of `pack` stores it.
+
+    Attributes:
+        pack: the choice.
+        bytes: the file's size.
+        gzip_bytes: its size after gzip, as app stores compress it.
+        milliseconds: time for one image on this machine, with XNNPACK and one thread: the median
+            of runs that alternate between the choices; None where it was not asked for.
+    """
+
+    pack: str
+    bytes: int
+    gzip_bytes: int
+    milliseconds: float | None = None
+
+    def __str__(self) -> str:
+        time_taken = "" if self.milliseconds is None else f", {self.milliseconds:.2f} ms an image"
+        return f"pack={self.pack}: {self.bytes:,} bytes, {self.gzip_bytes:,} after gzip{time_taken}"
+
+
+def storage_costs(
+    contents: Mapping[str, bytes], *image_shapes: tuple[int, ...], measure_speed: bool
+) -> list[StorageCost]:
+    """The cost of each file of a model.
+
+    Args:
+        contents: files by their choice of `pack`.
+        *image_shapes: of one image, for each input.
+        measure_speed: run them.
+    """
+    latencies = median_milliseconds(contents, *image_shapes) if measure_speed else {}
+    return [
+        StorageCost(pack, len(content), gzip_size(content), latencies.get(pack))
+        for pack, content in contents.items()
+    ]
+
+
+def median_milliseconds(
+    contents: Mapping[str, bytes], *image_shapes: tuple[int, ...]
+) -> dict[str, float]:
+    """Time for one image, by the names of files: medians of runs that take turns.
+
+    Whatever else the machine does slows all files alike.
+    """
+    runtimes = {name: Runtime(content, keep_tensors=False) for name, content in contents.items()}
+    image = next(iter(runtimes.values())).zeros(image_shapes)
+    taken: dict[str, list[float]] = {name: [] for name in runtimes}
+    start = time.perf_counter()
+    for _ in range(_WARM_UP + _RUNS):
+        for name, runtime in runtimes.items():
+            before = time.perf_counter()
+            runtime.run(image)
+            taken[name].append(1000.0 * (time.perf_counter() - before))
+        if time.perf_counter() - start > _LONGEST_SECONDS:
+            break
+    # The first runs fill caches, unless there are no others.
+    return {name: float(np.median(times[_WARM_UP:] or times)) for name, times in taken.items()}
+
+
+_NONE = Metadata()
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportReport:
+    """What `export_tflite` wrote.
+
+    Attributes:
+        path: the file.
+        bytes: its size.
+        gzip_bytes: its size after gzip, as app stores compress it.
+        sha256: its hash.
+        operators: how many operators of each kind.
+        float_operators: the operators that read or make float tensors, with the tensor they make.
+        route: "direct" or "converter".
+        islands: the layers that are left float, which TensorFlow's converter has written.
+        certified: the tensors whose integers `verify_tflite` compares one by one. Those behind an
+            island are certified as what follows from its output.
+        storage: what this choice of `pack` costs, and, where it was asked for, what the others
+            would.
+        warnings: what to know about the file.
+        seconds: how long it took.
+    """
+
+    path: str
+    bytes: int
+    gzip_bytes: int
+    sha256: str
+    operators: dict[str, int]
+    float_operators: list[str]
+    route: str
+    islands: list[str]
+    certified: list[str]
+    storage: list[StorageCost]
+    warnings: list[str]
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return dataclasses.asdict(self)
+
+
+def file_graph(model: keras.Model, settings: FileSettings) -> Graph:
+    """The graph that a file with these settings holds.
+
+    Raises:
+        ValueError: the model has no such file; lists every problem with its fix.
+    """
+    return deployed_graph(
+        model, float_head=settings.float_head, pack=settings.pack, softmax=settings.softmax
+    )
+
+
+def file_content(graph: Graph, settings: FileSettings, metadata: Metadata = _NONE) -> bytes:
+    """The bytes of a file.
+
+    Args:
+        graph: a graph from `file_graph`, of the same settings.
+        settings: how it is written.
+        metadata: what the user says of it.
+    """
+    entries = {SETTINGS_NAME: settings.to_json(graph.islands)}
+    if metadata:
+        entries[METADATA_NAME] = encode(metadata, graph)
+    content = serialize(graph, entries, resizable=settings.resizable)
+    return append_labels(content, metadata.labels) if metadata.labels else content
+
+
+def export_tflite(
+    model: keras.Model,
+    path: str | os.PathLike[str],
+    *,
+    float_head: bool = False,
+    pack: str = "none",
+    softmax: bool = False,
+    resizable: bool = False,
+    labels: Iterable[str] | None = None,
+    description: str | None = None,
+    route: str = "direct",
+    compare_storage: bool = False,
+    image_size: Sequence[int] | None = None,
+) -> ExportReport:
+    """Writes a quantized Keras model as an integer TFLite file.
+
+    Input: one uint8 image (1, rows, columns, channels). Output: what the Keras model gives,
+    float32. Several inputs and outputs are in the order of `model.inputs` and `model.outputs`,
+    which for dictionaries is that of the sorted keys; in the file's signature they are named after
+    the Keras inputs, and after the tensors of the layers. Between them all tensors are int8, with
+    the trained codes as their
+    integers: weights keep their lattice, BatchNormalization is folded into steps and int32 biases,
+    activations are clipped by int8 saturation where their clipping level is. Only the last
+    DEQUANTIZE is float, and with it what the policy keeps float: the sums of float streams, and a
+    softmax.
+
+    The file differs from the trained model in what integers cannot hold: biases are rounded to
+    multiples of input step · weight step, channels that hardly vary get another step for it or,
+    next to dead, other codes, sums and means round as the kernels do, and signed streams that these
+    read saturate one code lower. `snap_biases` moves the model to where its file is.
+    `verify_tflite` proves that LiteRT computes exactly these integers, and counts those of Keras
+    that differ.
+
+    Args:
+        model: a model quantized by sat-tf, with weight and activation bits; or the
+            `DeployedModel` of one.
+        path: of the file; it appears whole, or not at all.
+        float_head: keep the last Dense layer float, from dequantized activations and int8-stored
+            weights. Logits are then not rounded, so that none are equal.
+        pack: "none" stores every weight in 8 bits. "int4" stores kernels whose codes fit in 4 bits
+            (DoReFa up to 3 bits, the narrow and the rounded grid up to 4), those of dense layers
+            in 2 if they fit, and the others in 8, of which the report tells. The file is smaller
+            as long as nobody compresses it, and slower: XNNPACK does not run such convolutions.
+        softmax: the output is probabilities. A model that ends in a softmax has them anyway.
+        resizable: write the batch size as free (-1), for tools that read the signature. LiteRT
+            resizes the input of other files too.
+        labels: names of the classes, in order. They go into the file as TFLite Metadata, where
+            Android's and MediaPipe's libraries find them, and into its `labels.txt`, which `unzip`
+            shows.
+        description: what the model does, for its TFLite Metadata.
+        route: "direct" writes the graph as it is, and only asks TensorFlow's converter for the
+            layers that are left float. "converter" leaves the whole file to it, from FakeQuant
+            operations (`sat_tf.export.to_keras`): a second opinion, which is not certified.
+        compare_storage: also build the files of the other choices of `pack`, and time them all on
+            this machine. Of a large model this takes longer than the export.
+        image_size: rows and columns, for a model of images of any size: a file has one; (steps,)
+            for sequences.
+
+    Returns:
+        An `ExportReport`.
+
+    Raises:
+        ValueError: the model has no integer form, nothing of it can be packed, a weight is not
+            finite, LiteRT does not run the file, an argument is none, or the path cannot be
+            written; lists every problem with its fix. There is no file then.
+    """
+    start = time.perf_counter()
+    path = check_writable(path)
+    if isinstance(model, DeployedModel):
+        model, float_head = model.quantized, model.float_head or float_head
+    if image_size is not None:
+        model = with_image_size(model, image_size)
+    settings = FileSettings(float_head=float_head, pack=pack, softmax=softmax, resizable=resizable)
+    metadata, problems = checked_metadata(description, labels)
+    problems += route_problems(route, settings)
+    if metadata and route == "converter":
+        problems.append(
+            "route='converter' with labels or a description: received settings of the direct "
+            "writer, expected none; leave them out, or use route='direct'."
+        )
+    if problems:
+        raise ValueError(list_problems("export_tflite", problems))
+    graph = file_graph(model, settings)
+    if metadata:
+        graph.expect_one_of_each("export_tflite with labels or a description")
+    problem = count_problem(metadata, graph)
+    if problem:
+        raise ValueError(list_problems("export_tflite", [f"{problem}."]))
+    direct = route == "direct"
+    content = file_content(graph, settings, metadata) if direct else converted(graph)
+    structure = read_structure(content, str(path))
+    shapes = [image.shape for image in graph.images]
+    with written_whole(path) as temporary:
+        temporary.write_bytes(content)
+        check_loading(temporary.read_bytes(), *shapes)
+    compared = compare_storage and direct
+    others = _alternatives(model, settings, metadata) if compared else {}
+    costs = storage_costs({pack: content, **others}, *shapes, measure_speed=compare_storage)
+    return ExportReport(
+        path=str(path),
+        bytes=len(content),
+        gzip_bytes=costs[0].gzip_bytes,
+        sha256=hashlib.sha256(content).hexdigest(),
+        operators=structure.operator_counts(),
+        float_operators=structure.float_operators(),
+        route=route,
+        islands=list(graph.float_layers),
+        certified=list(graph.integer_tensors) if direct else [],
+        storage=costs,
+        warnings=[
+            *graph.warnings,
+            *islands_of_one_image(graph, content),
+            *([ROUTES[route]] if ROUTES[route] else []),
+        ],
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _alternatives(
+    model: keras.Model, settings: FileSettings, metadata: Metadata
+) -> dict[str, bytes]:
+    """The files of the other choices of `pack`, where the model has them."""
+    contents = {}
+    for pack in PACKINGS:
+        if pack != settings.pack:
+            other = dataclasses.replace(settings, pack=pack)
+            with contextlib.suppress(ValueError):  # nothing to pack
+                contents[pack] = file_content(file_graph(model, other), other, metadata)
+    return contents

@@ -1,0 +1,247 @@
+"""The verification of a file by itself, and of a file against its certificate: without Keras."""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from sat_tf.atomic_file import expect_path
+from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
+from sat_tf.export.certificate.float_reference import FloatReference
+from sat_tf.export.certificate.inputs import (
+    GIVEN,
+    as_array,
+    image_problems,
+    images_hash,
+    random_images,
+)
+from sat_tf.export.certificate.outputs import labels_of
+from sat_tf.export.certificate.page import check_certificate_path, write_both
+from sat_tf.export.certificate.proof import Subject, prove
+from sat_tf.export.litert.runtime import USUAL_RUNTIMES
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.tflite.reader import read_graph
+from sat_tf.export.tflite.structure import read_structure
+from sat_tf.messages import list_problems
+
+
+def verify_file(
+    path: str | os.PathLike[str],
+    images: np.ndarray,
+    labels: Any = None,
+    *,
+    float_model: Any = None,
+    certificate_path: str | os.PathLike[str] | None = None,
+    runtimes: Iterable[str] = USUAL_RUNTIMES,
+    images_from: ImagesFrom = GIVEN,
+    progress: bool = False,
+) -> Certificate:
+    """Proves that LiteRT computes the integers that a file stands for, tensor by tensor.
+
+    The file is read back into its graph, which an integer simulation in NumPy runs; every stored
+    integer of every activation that LiteRT computes is compared with it. Nothing is said of the
+    Keras model that the file was exported from: `sat_tf.verify_tflite` does that.
+
+    Args:
+        path: a TFLite file that sat-tf wrote.
+        images: uint8 (n, rows, columns, channels): the pixels as they are.
+        labels: class numbers, to count accuracy too; see `sat_tf.verify_tflite`.
+        float_model: see `sat_tf.verify_tflite`.
+        certificate_path: see `sat_tf.verify_tflite`.
+        runtimes: see `sat_tf.verify_tflite`.
+        images_from: where the images come from, for the certificate.
+        progress: show a bar.
+
+    Returns:
+        A `Certificate`. A difference is counted in it, not raised.
+
+    Raises:
+        ValueError: bad images or labels, or a file that sat-tf did not write; lists every problem
+            with its fix.
+    """
+    return verify_subject(
+        read_subject(expect_path(path)),
+        images,
+        labels,
+        float_model=float_model,
+        certificate_path=certificate_path,
+        runtimes=runtimes,
+        images_from=images_from,
+        progress=progress,
+    )
+
+
+def verify_subject(
+    subject: Subject,
+    images: np.ndarray,
+    labels: Any = None,
+    *,
+    float_model: Any = None,
+    certificate_path: str | os.PathLike[str] | None = None,
+    **settings: Any,
+) -> Certificate:
+    """What `verify_file` does, of a file that has been read already.
+
+    Args:
+        subject: from `read_subject`.
+        images: see `verify_file`.
+        labels: see `verify_file`.
+        float_model: see `sat_tf.verify_tflite`.
+        certificate_path: see `verify_file`.
+        **settings: its other settings, which are those of `proof.prove`.
+
+    Raises:
+        ValueError: see `verify_file`.
+    """
+    if certificate_path is not None:
+        check_certificate_path(certificate_path)
+    images, found = checked_inputs("verify_file", subject, images, labels)
+    if float_model is not None:
+        settings["float_model"] = FloatReference(float_model, subject.graph)
+    certificate = prove(subject, images, found, **settings)
+    if certificate_path is not None:
+        write_both(certificate, certificate_path)
+    return certificate
+
+
+@dataclasses.dataclass(frozen=True)
+class Recheck:
+    """What came of checking a file against its certificate.
+
+    Attributes:
+        certificate: of the file as it is now.
+        differences: in what it is not as the certificate says; empty where the certificate holds.
+    """
+
+    certificate: Certificate
+    differences: list[str]
+
+
+def recheck(
+    path: str | os.PathLike[str],
+    recorded: Certificate,
+    images: np.ndarray | None = None,
+    *,
+    runtimes: Iterable[str] = USUAL_RUNTIMES,
+    progress: bool = False,
+) -> Recheck:
+    """Checks a file against its certificate, on the same images.
+
+    Args:
+        path: the TFLite file.
+        recorded: its certificate.
+        images: those the certificate was made with; None draws them again where they were random.
+        runtimes: see `sat_tf.verify_tflite`.
+        progress: show a bar.
+
+    Returns:
+        A `Recheck`. A code that differs is counted in it, not raised.
+
+    Raises:
+        ValueError: another file than the certificate's, or other images; lists every problem with
+            its fix.
+    """
+    subject = read_subject(expect_path(path))
+    if images is None:
+        images = _drawn_again(recorded, subject.graph)
+    images, _ = checked_inputs("recheck", subject, images, None)
+    problems = []
+    found = images_hash(images)
+    if found != recorded.images_sha256:
+        problems.append(
+            f"received {len(images)} images with the hash {found[:12]}, expected the "
+            f"{recorded.num_images} with the hash {recorded.images_sha256[:12]} that the "
+            f"certificate was made with ({recorded.images_from.description}); pass those."
+        )
+    if subject.sha256 != recorded.sha256:
+        problems.append(
+            f"received a file with the hash {subject.sha256[:12]}, expected the one with the hash "
+            f"{recorded.sha256[:12]}; the certificate is of another file ({recorded.file}): pass "
+            "that one, or certify this one with sat-tf verify."
+        )
+    if problems:
+        raise ValueError(list_problems(f"{subject.path} and its certificate", problems))
+    fresh = prove(
+        subject,
+        images,
+        None,
+        images_from=recorded.images_from,
+        runtimes=runtimes,
+        progress=progress,
+    )
+    return Recheck(fresh, _differences(recorded, fresh))
+
+
+def _differences(recorded: Certificate, fresh: Certificate) -> list[str]:
+    lines = []
+    before = {tensor.name: tensor.sha256 for tensor in recorded.codes}
+    now = {tensor.name: tensor.sha256 for tensor in fresh.codes}
+    lines += [f"{name}: the certificate does not have it" for name in now if name not in before]
+    lines += [f"{name}: the file does not have it" for name in before if name not in now]
+    lines += [
+        f"{name}: its codes are not those of the certificate"
+        for name, digest in now.items()
+        if before.get(name, digest) != digest
+    ]
+    counts = recorded.codes_differing, fresh.codes_differing
+    if counts[0] != counts[1]:
+        lines.append(f"XNNPACK: {counts[1]} codes differ, {counts[0]} in the certificate")
+    return lines
+
+
+def _drawn_again(recorded: Certificate, graph: Graph) -> np.ndarray:
+    seed = recorded.images_from.seed
+    if seed is None:
+        raise ValueError(
+            f"images: received none, expected the {recorded.num_images} that the certificate was "
+            f"made with ({recorded.images_from.description}); name them."
+        )
+    image = graph.images[0]
+    return image.drawn(random_images(image.shape, recorded.num_images, seed))
+
+
+def read_subject(path: pathlib.Path) -> Subject:
+    """A file and the graph that is read from it.
+
+    Raises:
+        ValueError: there is no file, or sat-tf did not write it.
+    """
+    problems = file_problems(path)
+    if problems:
+        raise ValueError(problems[0])
+    content = path.read_bytes()
+    graph = read_graph(content, str(path))
+    structure = read_structure(content, str(path))
+    return Subject(path, content, structure, dataclasses.replace(graph, name=path.stem))
+
+
+def file_problems(path: pathlib.Path) -> list[str]:
+    """Why there is no file to verify."""
+    if os.path.isfile(path):
+        return []
+    return [
+        f"{path}: received the path of no file, expected a TFLite file; write it with "
+        "sat_tf.export_tflite(model, path) first."
+    ]
+
+
+def checked_inputs(
+    caller: str, subject: Subject, images: Any, labels: Any
+) -> tuple[np.ndarray, list[np.ndarray | None]]:
+    """Images as an array, and labels as one for each output.
+
+    Raises:
+        ValueError: they do not fit the graph; lists every problem with its fix.
+    """
+    graph = subject.graph
+    graph.expect_one_of_each(caller)
+    images, found = as_array("images", images)
+    problems = found or image_problems(images, graph.images[0].shape, graph.images[0].type)
+    arrays, found = labels_of(labels, subject.outputs, len(images) if images.ndim else 0)
+    problems += found
+    if problems:
+        raise ValueError(list_problems(caller, problems))
+    return graph.images[0].taken(images), arrays

@@ -1,0 +1,1 @@
+"""LiteRT: files run tensor by tensor, in processes of their own."""

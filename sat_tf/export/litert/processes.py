@@ -1,0 +1,127 @@
+"""Processes that run files, so that a file that ends one ends no other."""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+
+from sat_tf.export.litert.runtime import Runtime
+
+
+def child_command(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module of this package as a process of its own."""
+    # -P: modules come from where this process has them, not from the working directory.
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of such a process: one thread, and the package where it is here."""
+    package = str(pathlib.Path(__file__).parents[3])
+    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return {**os.environ, **threads, "PYTHONPATH": os.pathsep.join(paths)}
+
+
+def describe_ending(status: int, errors: bytes) -> str:
+    """Why such a process ended, in words.
+
+    Args:
+        status: its return code; negative where a signal ended it.
+        errors: what it has written to its standard error.
+
+    >>> describe_ending(-11, b"")
+    'it ends the process with SIGSEGV'
+    """
+    if status >= 0:
+        lines = errors.decode(errors="replace").strip().splitlines()
+        return f"its process ended with status {status}: {lines[-1] if lines else 'no message'}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    return f"it ends the process with {name}"
+
+
+# A network of a billion products takes the reference kernels some seconds an image.
+_SECONDS = 300
+_LARGEST_MEMORY_BYTES = 8 * 2**30
+
+
+def refusals(content: bytes, runtimes: Iterable[str]) -> dict[str, str | None]:
+    """Why each runtime does not run a file; None where it does.
+
+    The runtimes load the file, make room for two images and run one of zeros, with and without
+    keeping every tensor.
+
+    Args:
+        content: the file.
+        runtimes: names of `RUNTIMES`.
+    """
+    waiting = list(runtimes)
+    found: dict[str, str | None] = {}
+    while waiting:
+        answers, reason = _try(content, waiting)
+        found |= answers
+        waiting = [name for name in waiting if name not in found]
+        if waiting:
+            # The process ended in the first one that has not answered.
+            found[waiting.pop(0)] = reason
+    return found
+
+
+def _try(content: bytes, runtimes: list[str]) -> tuple[dict[str, str | None], str]:
+    """What a process has answered before it ended, and why it did."""
+    try:
+        done = subprocess.run(
+            child_command("sat_tf.export.litert.processes", *runtimes),
+            input=content,
+            capture_output=True,
+            env=child_environment(),
+            timeout=_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as expired:
+        return _answers(expired.stdout or b""), f"it took more than {_SECONDS} s"
+    return _answers(done.stdout), describe_ending(done.returncode, done.stderr)
+
+
+def _answers(output: bytes) -> dict[str, str | None]:
+    found = {}
+    for line in output.decode(errors="replace").splitlines():
+        # A line that is not whole, or not one of the answers, says nothing.
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            answer = json.loads(line)
+            found[answer["runtime"]] = answer["refusal"]
+    return found
+
+
+def _main(runtimes: list[str]) -> None:
+    """Tries the file that comes in; prints an answer for each runtime."""
+    _limit_memory()
+    content = sys.stdin.buffer.read()
+    for name in runtimes:
+        refusal = None
+        try:
+            for keep_tensors in (False, True):
+                Runtime(content, name, keep_tensors=keep_tensors).rehearse()
+        except (ValueError, MemoryError) as error:
+            reason = error.__cause__ or error
+            refusal = str(reason) or type(reason).__name__
+        print(json.dumps({"runtime": name, "refusal": refusal}), flush=True)
+
+
+def _limit_memory() -> None:
+    """Sizes that a damaged file asks for are refused, and not taken from other processes."""
+    # Not on every system.
+    with contextlib.suppress(ImportError, ValueError, OSError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (_LARGEST_MEMORY_BYTES, _LARGEST_MEMORY_BYTES))
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])

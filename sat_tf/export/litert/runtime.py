@@ -1,0 +1,216 @@
+"""LiteRT: runs a file and hands out every tensor."""
+
+import contextlib
+import dataclasses
+import functools
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from ai_edge_litert.interpreter import Interpreter, OpResolverType
+
+from sat_tf.export.operations.simulator import Pixels, arrays_of, joined, number_of, some_of
+
+# XNNPACK is what LiteRT uses by itself; the builtin kernels round twice, where it rounds once. The
+# reference kernels are what the builtin ones have to give, without any haste.
+RUNTIMES = {
+    "xnnpack": OpResolverType.AUTO,
+    "builtin": OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
+    "reference": OpResolverType.BUILTIN_REF,
+}
+
+# The others are slow, and left to those who ask.
+USUAL_RUNTIMES = ("xnnpack", "builtin")
+
+
+@dataclasses.dataclass(frozen=True)
+class Delegation:
+    """How much of a file XNNPACK takes over.
+
+    Attributes:
+        partitions: pieces it is cut into; 1 is best.
+        delegated: operators inside them.
+        operators: operators in all.
+    """
+
+    partitions: int
+    delegated: int
+    operators: int
+
+
+class Runtime:
+    """A file loaded in LiteRT with one thread.
+
+    Args:
+        content: the file.
+        runtime: a name of `RUNTIMES`.
+        keep_tensors: keep every intermediate tensor to be read; each operator then runs on its own.
+
+    Raises:
+        ValueError: LiteRT does not load the file.
+    """
+
+    def __init__(self, content: bytes, runtime: str = "xnnpack", *, keep_tensors: bool) -> None:
+        with warnings.catch_warnings():
+            # LiteRT warns that keeping tensors takes memory, which is the purpose here.
+            warnings.filterwarnings("ignore", message=".*experimental_preserve_all_tensors.*")
+            with _explained("load"):
+                self._interpreter = Interpreter(
+                    model_content=content,
+                    num_threads=1,
+                    experimental_op_resolver_type=RUNTIMES[runtime],
+                    experimental_preserve_all_tensors=keep_tensors,
+                )
+                self._interpreter.allocate_tensors()
+        self._indices = {
+            detail["name"]: detail["index"] for detail in self._interpreter.get_tensor_details()
+        }
+        self._inputs = self._interpreter.get_input_details()
+        self._outputs = self._interpreter.get_output_details()
+
+    @functools.cached_property
+    def takes_one_image(self) -> bool:
+        """Whether a shape in the file has a batch of 1 in it, so that no batch is larger."""
+        # LiteRT has no public view of its execution plan.
+        nodes: list[dict[str, Any]] = self._interpreter._get_ops_details()
+        # It has the shape of its output in the file, which LiteRT notices when it runs.
+        if any(node["op_name"] == "TRANSPOSE_CONV" for node in nodes):
+            return True
+        try:
+            self._make_room([(2, *shape) for shape in self.input_shapes])
+        except (RuntimeError, ValueError):
+            self._make_room([(1, *shape) for shape in self.input_shapes])
+            return True
+        return False
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of an image, without the batch dimension; of the first input."""
+        return self.input_shapes[0]
+
+    @property
+    def input_shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of the images of all inputs."""
+        return [tuple(int(size) for size in found["shape"][1:]) for found in self._inputs]
+
+    @property
+    def num_inputs_and_outputs(self) -> tuple[int, int]:
+        """How many there are."""
+        return len(self._inputs), len(self._outputs)
+
+    @property
+    def input_type(self) -> np.dtype:
+        """Type of an image's values."""
+        return np.dtype(self._inputs[0]["dtype"])
+
+    @property
+    def num_outputs(self) -> int:
+        """Values that the file gives for an image."""
+        return sum(int(np.prod(found["shape"][1:])) for found in self._outputs)
+
+    def run(self, images: Pixels) -> np.ndarray:
+        """The file's output for a batch of images; see `several.joined` for several outputs.
+
+        Raises:
+            ValueError: LiteRT does not run the file on them.
+        """
+        if number_of(images) > 1 and self.takes_one_image:
+            starts = range(number_of(images))
+            return np.concatenate([self.run(some_of(images, i, i + 1)) for i in starts])
+        with _explained("run"):
+            arrays = arrays_of(images)
+            self._make_room([array.shape for array in arrays])
+            for details, array in zip(self._inputs, arrays, strict=True):
+                self._interpreter.set_tensor(details["index"], array)
+            self._interpreter.invoke()
+            outputs = [details["index"] for details in self._outputs]
+            return joined([np.array(self._interpreter.get_tensor(index)) for index in outputs])
+
+    def zeros(self, shapes: Iterable[tuple[int, ...]]) -> tuple[np.ndarray, ...]:
+        """One image of zeros for each input, of these shapes and the types that the file takes."""
+        types = [np.dtype(found["dtype"]) for found in self._inputs]
+        return tuple(np.zeros((1, *shape), kind) for shape, kind in zip(shapes, types, strict=True))
+
+    def rehearse(self) -> np.ndarray:
+        """Runs one image of zeros, and makes room for two where the file can take them.
+
+        Returns:
+            The output for it.
+
+        Raises:
+            ValueError: LiteRT does not run the file.
+        """
+        output = self.run(self.zeros(self.input_shapes))
+        self.takes_one_image  # noqa: B018 - asking makes room
+        return output
+
+    def tensors(self, names: Iterable[str]) -> dict[str, np.ndarray]:
+        """Tensors of the last run, by name; needs `keep_tensors`."""
+        return {name: self._interpreter.get_tensor(self._indices[name]) for name in names}
+
+    def delegation(self) -> Delegation:
+        """What XNNPACK has taken over."""
+        # LiteRT has no public view of its execution plan.
+        nodes: list[dict[str, Any]] = self._interpreter._get_ops_details()
+        delegates = [node for node in nodes if node["op_name"] == "DELEGATE"]
+        operators = [node for node in nodes if node["op_name"] != "DELEGATE"]
+        makers = {index: i for i, node in enumerate(operators) for index in node["outputs"]}
+        inside: set[int] = set()
+        for delegate in delegates:
+            given = set(delegate["inputs"])
+            waiting = list(delegate["outputs"])
+            while waiting:
+                index = waiting.pop()
+                if index in given or index not in makers or makers[index] in inside:
+                    continue
+                inside.add(makers[index])
+                waiting.extend(operators[makers[index]]["inputs"])
+        return Delegation(len(delegates), len(inside), len(operators))
+
+    def _make_room(self, shapes: list[tuple[int, ...]]) -> None:
+        found = self._interpreter.get_input_details()
+        if any(one["shape"][0] != shape[0] for one, shape in zip(found, shapes, strict=True)):
+            for details, shape in zip(found, shapes, strict=True):
+                self._interpreter.resize_tensor_input(details["index"], shape)
+            self._interpreter.allocate_tensors()
+
+
+@contextlib.contextmanager
+def _explained(step: str) -> Iterator[None]:
+    """What LiteRT raises, in the words of this package."""
+    try:
+        yield
+    except (RuntimeError, ValueError, TypeError, IndexError, OverflowError) as error:
+        raise ValueError(
+            f"received a TFLite file that LiteRT does not {step} ({error}), expected one as "
+            "sat_tf.export_tflite wrote it; export the model again."
+        ) from error
+
+
+def check_loading(content: bytes, *image_shapes: tuple[int, ...]) -> None:
+    """Runs a black image through a file, with and without XNNPACK.
+
+    Args:
+        content: the file.
+        *image_shapes: of one image, for each input.
+
+    Raises:
+        ValueError: a runtime does not load it, does not run it, or its output is not finite; names
+            the runtime.
+    """
+    for name in USUAL_RUNTIMES:
+        try:
+            runtime = Runtime(content, name, keep_tensors=False)
+            output = runtime.run(runtime.zeros(image_shapes))
+        except (RuntimeError, ValueError) as error:
+            raise ValueError(
+                f"{name}: received a model whose file LiteRT does not run ({error}), expected one "
+                "that it does; export with pack='none', or install the ai-edge-litert that sat-tf "
+                "was tested with."
+            ) from error
+        if not np.all(np.isfinite(output)):
+            raise ValueError(
+                f"{name}: received a model whose output for a black image is not finite, expected "
+                "numbers; go back to an earlier checkpoint."
+            )

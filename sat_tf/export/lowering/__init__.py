@@ -1,0 +1,1 @@
+"""From a quantized Keras model to a graph of integer operations."""

@@ -1,0 +1,364 @@
+"""Puts operations into a graph, one form at a time."""
+
+import dataclasses
+import math
+from collections.abc import Collection
+
+import numpy as np
+
+from sat_tf.export.lowering.codes import range_codes
+from sat_tf.export.lowering.fold import (
+    AverageForm,
+    ConcatenationForm,
+    ConstantSumForm,
+    Form,
+    FunctionForm,
+    LinearForm,
+    MeanForm,
+    PairForm,
+    Part,
+    RectifiedForm,
+    SumForm,
+    TensorForm,
+    identity,
+    window_mean,
+)
+from sat_tf.export.operations import graph as ir
+from sat_tf.export.operations.graph import WHOLE, Codes, LinearKind, Pointwise, Tensor
+from sat_tf.export.operations.lookup import Lookup, table_of
+from sat_tf.export.operations.pairs import Pair, PairKind
+
+# XNNPACK leaves a sum to other kernels, with another rounding, where a step of what it adds is
+# less than 2^-10 of its own. A summand of 2^-9 still counts hundredths of an output code.
+_SMALLEST_SUMMAND = 2.0**-10
+_COARSE_SUMMAND = 2.0**-9
+
+
+class GraphBuilder:
+    """Collects the tensors and operations of a graph.
+
+    Args:
+        layer_names: names that only the layers themselves may give to their tensors.
+    """
+
+    def __init__(self, layer_names: Collection[str] = ()) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self.operations: list[ir.Operation] = []
+        self._layer_names = frozenset(layer_names)
+        self._floats: dict[str, str] = {}
+
+    def tensor(self, name: str, shape: tuple[int, ...], codes: Codes | None) -> str:
+        """Adds a tensor; returns its name."""
+        self.tensors[name] = Tensor(name, shape, codes)
+        return name
+
+    def add(self, operation: ir.Operation, shape: tuple[int, ...], codes: Codes | None) -> str:
+        """Adds an operation and the tensor it makes; returns the tensor's name."""
+        self.operations.append(operation)
+        return self.tensor(operation.output, shape, codes)
+
+    def move(self, operation: ir.Operation, shape: tuple[int, ...]) -> str:
+        """Adds an operation that makes its tensor from the codes of its input as they are."""
+        return self.add(operation, shape, self.tensors[operation.inputs[0]].codes)
+
+    def between(self, name: str) -> str:
+        """A name for a tensor that no layer of the model makes, from one that says what it is."""
+        while name in self.tensors or name in self._layer_names:
+            name += "_"
+        return name
+
+    def materialize(self, form: Form, codes: Codes, name: str, shape: tuple[int, ...]) -> str:
+        """Adds the operation that makes `form` as a tensor of codes; returns the tensor's name."""
+        some_float = any(self.tensors[source].codes is None for source in form.sources)
+        # QUANTIZE cannot make codes with a unit, which no part alone has either.
+        if isinstance(form, ConcatenationForm) and not (some_float and codes.unit != 1.0):
+            parts = tuple(self._part(part, codes) for part in form.parts)
+            return self._joined(form, parts, name, shape, codes)
+        if isinstance(form, RectifiedForm) and form.ceiling is None:
+            return self.materialize(form.form, codes.rectified(), name, shape)
+        if some_float:
+            real = self.as_float(form, self.between(f"{name}_float"), shape)
+            return self._quantize(real, codes, name, shape)
+        if isinstance(form, FunctionForm):
+            return self._function(form, codes, name, shape)
+        if isinstance(form, AverageForm):
+            form = TensorForm(self._average(form, name, shape))
+        if isinstance(form, TensorForm):
+            form = identity(form.source, shape[-1])
+        if isinstance(form, MeanForm) and not self._means_saturate(form.source, codes):
+            form = self._mean_as_linear(form)
+        if isinstance(form, LinearForm):
+            return self._linear(form, codes, name, shape)
+        if isinstance(form, MeanForm):
+            return self.add(ir.Mean(form.sources, name, form.keep_dims), shape, codes)
+        if isinstance(form, PairForm):
+            return self._pair(form, codes, name, shape)
+        if isinstance(form, ConstantSumForm):
+            return self._constant_sum(form, codes, name, shape)
+        if isinstance(form, SumForm) and form.divisor > 1:
+            # The sum on steps as much larger, whose codes are then those of the mean.
+            larger = dataclasses.replace(codes, step=np.float32(codes.step * form.divisor))
+            sums = self.between(f"{name}_sum")
+            total = self.materialize(SumForm(form.sources), larger, sums, shape)
+            mean = identity(total, shape[-1])
+            steps = mean.channels.steps / form.divisor
+            channels = dataclasses.replace(mean.channels, steps=steps)
+            return self._linear(dataclasses.replace(mean, channels=channels), codes, name, shape)
+        first, second = self._two_summands(form.sources, name)
+        summands = (self._summand(first, codes), self._summand(second, codes))
+        return self.add(ir.Add(summands, name), shape, codes)
+
+    def as_float(self, form: Form, name: str, shape: tuple[int, ...]) -> str:
+        """Makes `form` as a float tensor; returns its name."""
+        if isinstance(form, TensorForm):
+            return self.dequantized(form.source)
+        if isinstance(form, ConcatenationForm):
+            parts = tuple(self.as_float(part.form, part.name, part.shape) for part in form.parts)
+            return self._joined(form, parts, name, shape, None)
+        if isinstance(form, RectifiedForm):
+            return self._float_rectifier(form, name, shape)
+        if isinstance(form, LinearForm) and not form.is_pointwise:
+            return self._linear(form, None, name, shape)
+        sources = tuple(self.dequantized(source) for source in form.sources)
+        if isinstance(form, LinearForm):
+            return self._float_normalization(form, sources[0], name, shape)
+        if isinstance(form, AverageForm):
+            return self.add(ir.AveragePool(sources, name, form.size, form.window), shape, None)
+        if isinstance(form, MeanForm):
+            return self.add(ir.Mean(sources, name, form.keep_dims), shape, None)
+        if isinstance(form, FunctionForm):
+            return self.add(ir.Island(sources, name, form.node), shape, None)
+        if isinstance(form, ConstantSumForm):
+            return self._with_constant(sources[0], Pointwise.SUM, form.values, name, shape)
+        if isinstance(form, PairForm):
+            return self._pair(dataclasses.replace(form, sources=sources), None, name, shape)
+        if form.divisor > 1:
+            total = self.as_float(SumForm(sources), self.between(f"{name}_sum"), shape)
+            return self._with_constant(total, Pointwise.PRODUCT, 1.0 / form.divisor, name, shape)
+        first, second = self._two_summands(sources, name)
+        return self.add(ir.Add((first, second), name), shape, None)
+
+    def dequantized(self, source: str) -> str:
+        """The float tensor with the real values of `source`; made once."""
+        if self.tensors[source].codes is None:
+            return source
+        if source not in self._floats:
+            shape, codes = self.tensors[source].shape, self.tensors[source].codes
+            dequantize = ir.Dequantize((source,), self.between(f"{source}_float"))
+            self._floats[source] = self.add(dequantize, shape, None)
+            if codes is not None and codes.unit != 1.0:
+                name = self.between(f"{source}_real")
+                self._floats[source] = self._with_constant(
+                    self._floats[source], Pointwise.PRODUCT, codes.unit, name, shape
+                )
+        return self._floats[source]
+
+    def drop_unread_images(self) -> None:
+        """Leaves out the codes of images that only others of the same image stand for."""
+        read = {name for operation in self.operations for name in operation.inputs}
+        for operation in list(self.operations):
+            if isinstance(operation, ir.ShiftImage) and operation.output not in read:
+                self.operations.remove(operation)
+                del self.tensors[operation.output]
+
+    def softmax(self, source: str) -> str:
+        """The probabilities over the last axis of `source`, in float; returns their tensor."""
+        name = self.between(f"{source}_probabilities")
+        return self.add(ir.Softmax((self.dequantized(source),), name), self._shape(source), None)
+
+    def _joined(
+        self,
+        form: ConcatenationForm,
+        parts: tuple[str, ...],
+        name: str,
+        shape: tuple[int, ...],
+        codes: Codes | None,
+    ) -> str:
+        """Parts that are tensors of one grid, as one tensor."""
+        if form.kind is None:
+            return self.add(ir.Concatenate(parts, name, form.axis), shape, codes)
+        picked, *others = parts
+        for index, part in enumerate(others, start=1):
+            last = index == len(others)
+            made = name if last else self.between(f"{name}_partial")
+            sizes = np.broadcast_shapes(self._shape(picked), self._shape(part))
+            picked = self.add(Pair((picked, part), made, form.kind), sizes, codes)
+        return picked
+
+    def _pair(self, form: PairForm, codes: Codes | None, name: str, shape: tuple[int, ...]) -> str:
+        """A difference, or a product of two tensors at a time."""
+        first, *others, last = form.sources
+        for other in others:
+            one, two = self.tensors[first], self.tensors[other]
+            sizes = np.broadcast_shapes(one.shape, two.shape)
+            between = None
+            if one.codes is not None and two.codes is not None:
+                ends = np.outer(one.codes.real_range, two.codes.real_range)
+                between = range_codes(float(np.min(ends)), float(np.max(ends)))
+            partial = Pair((first, other), self.between(f"{name}_partial"), form.kind)
+            first = self.add(partial, sizes, between)
+        inputs = (first, last)
+        if codes is not None and form.kind is PairKind.DIFFERENCE:
+            inputs = (self._summand(first, codes), self._summand(last, codes))
+        return self.add(Pair(inputs, name, form.kind), shape, codes)
+
+    def _function(self, form: FunctionForm, codes: Codes, name: str, shape: tuple[int, ...]) -> str:
+        """A function of codes: a table, or what TensorFlow's converter makes of it."""
+        source = self.tensors[form.source].codes
+        if form.function is None or source is None:
+            real = self.as_float(form, self.between(f"{name}_float"), shape)
+            return self._quantize(real, codes, name, shape)
+        table = table_of(form.function, source, codes)
+        return self.add(Lookup((form.source,), name, table), shape, codes)
+
+    def _part(self, part: Part, codes: Codes) -> str:
+        """A part of a concatenation with the grid of the whole; returns its tensor's name."""
+        form = part.form
+        if isinstance(form, TensorForm) and self.tensors[form.source].codes == codes:
+            return form.source
+        # A part that exists already, such as a pooled tensor, keeps its name for itself.
+        name = self.between(f"{part.name}_part") if part.name in self.tensors else part.name
+        return self.materialize(form, codes, name, part.shape)
+
+    def _average(self, form: AverageForm, name: str, shape: tuple[int, ...]) -> str:
+        """The means on a grid of 8 bits: their kernel rounds them to the codes that it reads."""
+        source = self.tensors[form.source]
+        if source.codes is None:
+            raise TypeError(f"{name}: the codes of a mean of float values.")
+        read, codes = form.source, source.codes
+        low, high = codes.real_range
+        fine = range_codes(low, high)
+        if codes.real_step > fine.real_step:
+            read, codes = self.between(f"{name}_fine"), fine
+            self._linear(identity(form.source, source.shape[-1]), fine, read, source.shape)
+        operation = ir.AveragePool((read,), self.between(f"{name}_mean"), form.size, form.window)
+        return self.add(operation, shape, codes)
+
+    def _two_summands(self, sources: tuple[str, ...], name: str) -> tuple[str, str]:
+        """The last of several tensors, and the sum of all before it, which no codes can exceed."""
+        total = sources[0]
+        for source in sources[1:-1]:
+            first, second = self.tensors[total], self.tensors[source]
+            shape = np.broadcast_shapes(first.shape, second.shape)
+            codes = None
+            if first.codes is not None and second.codes is not None:
+                low, high = np.add(first.codes.real_range, second.codes.real_range)
+                codes = range_codes(float(low), float(high))
+                total, source = self._summand(total, codes), self._summand(source, codes)
+            operation = ir.Add((total, source), self.between(f"{name}_partial"))
+            total = self.add(operation, shape, codes)
+        return total, sources[-1]
+
+    def _means_saturate(self, source: str, codes: Codes) -> bool:
+        """Whether MEAN itself makes these codes: it clips where int8 does, and nowhere else."""
+        read = self.tensors[source].codes
+        negative = read is None or read.lowest < read.zero_point
+        return codes.unit == 1.0 and codes.highest == 127 and (codes.lowest == -128 or not negative)
+
+    def _mean_as_linear(self, form: MeanForm) -> LinearForm:
+        """The same mean as one window of a depthwise convolution."""
+        rows, columns, channels = self._shape(form.source)
+        return window_mean(form.source, channels, (rows, columns), WHOLE)
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return self.tensors[name].shape
+
+    def _linear(
+        self, form: LinearForm, codes: Codes | None, name: str, shape: tuple[int, ...]
+    ) -> str:
+        """A linear operation that makes these codes, or float values from real ones."""
+        source = self.tensors[form.source]
+        units = source.codes.unit if source.codes else 1.0, codes.unit if codes else 1.0
+        read, written = form.source, name
+        if codes is None:
+            read = self.dequantized(read)
+        elif source.codes is None:
+            raise TypeError(f"{name}: codes of a float tensor.")
+        # Convolutions want rows and columns; those of other tensors are 1x1 and work on any.
+        on_images = form.kind is not LinearKind.FULLY_CONNECTED
+        if on_images and len(source.shape) != 3:
+            shaped = self.between(f"{name}_input")
+            read = self.move(ir.Reshape((read,), shaped), _image(source.shape))
+        if on_images and len(shape) != 3:
+            written = self.between(f"{name}_image")
+        operation = ir.Linear(
+            (read,),
+            written,
+            kind=form.kind,
+            kernel=form.kernel(),
+            steps=form.channels.steps * (units[0] / units[1]),
+            bias=form.channels.bias / units[1],
+            center=form.channels.center / units[1],
+            spread=form.channels.spread / units[1],
+            window=form.window,
+            real=codes is None,
+        )
+        self.add(operation, _image(shape) if written != name else shape, codes)
+        if written != name:
+            self.move(ir.Reshape((written,), name), shape)
+        return name
+
+    def _summand(self, source: str, output: Codes) -> str:
+        """The tensor itself, or with a larger step where the sum's kernel needs one."""
+        codes = self.tensors[source].codes
+        if codes is None or codes.step / output.step >= _SMALLEST_SUMMAND:
+            return source
+        coarse = Codes(np.float32(_COARSE_SUMMAND * output.step), 0)
+        name, shape = self.between(f"{source}_coarse"), self._shape(source)
+        return self._linear(identity(source, shape[-1]), coarse, name, shape)
+
+    def _constant_sum(
+        self, form: ConstantSumForm, codes: Codes, name: str, shape: tuple[int, ...]
+    ) -> str:
+        step, constant = form.step, form.codes
+        if step / codes.step < _SMALLEST_SUMMAND:
+            step = np.float32(_COARSE_SUMMAND * codes.step)
+            constant = np.rint(form.values / step).astype(np.int32)
+        source = self._summand(form.source, codes)
+        operation = ir.AddConstant((source,), name, constant, np.asarray(step, np.float32))
+        return self.add(operation, shape, codes)
+
+    def _float_normalization(
+        self, form: LinearForm, source: str, name: str, shape: tuple[int, ...]
+    ) -> str:
+        slope = form.channels.codes.reshape(-1) * form.channels.steps
+        product = self.between(f"{name}_product")
+        self._with_constant(source, Pointwise.PRODUCT, slope, product, shape)
+        return self._with_constant(product, Pointwise.SUM, form.channels.bias, name, shape)
+
+    def _float_rectifier(self, form: RectifiedForm, name: str, shape: tuple[int, ...]) -> str:
+        real = self.as_float(form.form, self.between(f"{name}_input"), shape)
+        if form.ceiling is None:
+            return self._with_constant(real, Pointwise.MAXIMUM, 0.0, name, shape)
+        lower = self.between(f"{name}_lower")
+        self._with_constant(real, Pointwise.MAXIMUM, 0.0, lower, shape)
+        return self._with_constant(lower, Pointwise.MINIMUM, form.ceiling, name, shape)
+
+    def _quantize(self, source: str, codes: Codes, name: str, shape: tuple[int, ...]) -> str:
+        """Float to codes. What int8 does not saturate at is bounded before."""
+        low, high = codes.real_range
+        if codes.lowest != -128:
+            lower = self.between(f"{name}_lower")
+            source = self._with_constant(source, Pointwise.MAXIMUM, low, lower, shape)
+        if codes.highest != 127:
+            upper = self.between(f"{name}_upper")
+            source = self._with_constant(source, Pointwise.MINIMUM, high, upper, shape)
+        # The operation knows real values only, so the tensor is stored in real units.
+        stored = dataclasses.replace(codes, step=np.float32(codes.real_step), unit=1.0)
+        return self.add(ir.Quantize((source,), name), shape, stored)
+
+    def _with_constant(
+        self,
+        source: str,
+        kind: Pointwise,
+        constant: np.ndarray | float,
+        name: str,
+        shape: tuple[int, ...],
+    ) -> str:
+        operation = ir.WithConstant((source,), name, kind, np.asarray(constant, np.float32))
+        return self.add(operation, shape, None)
+
+
+def _image(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Rows, columns and channels for a tensor that has none, or other axes beside the channels."""
+    return (1, math.prod(shape[:-1]), shape[-1])

@@ -1,0 +1,174 @@
+"""The stages of the export, in order."""
+
+import dataclasses
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tf_keras as keras
+
+from sat_tf.export.lowering import steps
+from sat_tf.export.lowering.codes import KernelTensors
+from sat_tf.export.lowering.packing import pack_graph
+from sat_tf.export.lowering.steps import settle_constants
+from sat_tf.export.lowering.trace import trace
+from sat_tf.export.operations.graph import Graph, Softmax, Tensor
+from sat_tf.graph.flatten import copied_weights
+from sat_tf.graph.network import Network, Node
+
+
+def with_softmax(graph: Graph) -> Graph:
+    """The graph with a float softmax behind its output; the same where it has one already.
+
+    The codes stay what they are: only the float values behind the last DEQUANTIZE change.
+    """
+    if any(isinstance(operation, Softmax) for operation in graph.operations):
+        return graph
+    graph.expect_one_of_each("softmax=True")
+    images = {image.name for image in graph.images}
+    name = f"{graph.output}_probabilities"
+    while name in graph.tensors or name in images:
+        name += "_"
+    output = Tensor(name, graph.tensors[graph.output].shape, None)
+    return dataclasses.replace(
+        graph,
+        tensors={**graph.tensors, name: output},
+        operations=(*graph.operations, Softmax((graph.output,), name)),
+        output=name,
+    )
+
+
+def with_image_size(model: keras.Model, image_size: Sequence[int]) -> keras.Model:
+    """A copy of a model of images of any size, for images of one.
+
+    Args:
+        model: a model with inputs (None, None, channels), or of sequences (None, channels),
+            quantized by sat-tf or not; it is not changed.
+        image_size: rows and columns, of every input that leaves them open; (steps,) for sequences.
+
+    Returns:
+        A model with the same weights, to be exported, deployed and verified like any other.
+
+    Raises:
+        ValueError: a size that is none, or that does not fit the model.
+    """
+    sizes = _checked(image_size)
+    network = Network(model)
+    network.refuse_problems()
+    is_open = any(None in network[name].shape for name in network.inputs)
+    layers: dict[int, keras.layers.Layer] = {}
+    made: dict[str, Any] = {}
+    for node in network:
+        layer = node.layer
+        if id(layer) not in layers:
+            config = layer.get_config()
+            if isinstance(layer, keras.layers.InputLayer):
+                config["batch_input_shape"] = (None, *_sized(node, sizes, is_open))
+            layers[id(layer)] = type(layer).from_config(config)
+        copy = layers[id(layer)]
+        if node.name in network.inputs:
+            made[node.name] = copy.output
+        else:
+            try:
+                made[node.name] = node.call(copy, [made[name] for name in node.inputs])
+            except ValueError as error:
+                raise ValueError(
+                    f"image_size={image_size!r}: received a size that does not fit {node.name} "
+                    f"({str(error).strip().splitlines()[-1].strip()}), expected a larger one, or "
+                    "the one that the model was made for."
+                ) from error
+            copied_weights(layer, copy)
+    return network.assemble(made)
+
+
+def is_sized(model: keras.Model) -> bool:
+    """Whether the sizes of all images are fixed."""
+    return all(None not in tuple(tensor.shape[1:]) for tensor in model.inputs)
+
+
+def _checked(image_size: Any) -> tuple[int, ...]:
+    try:
+        sizes = tuple(operator.index(size) for size in image_size)
+    except (TypeError, ValueError):
+        sizes = ()
+    if len(sizes) not in (1, 2) or min(sizes) < 1:
+        raise ValueError(
+            f"image_size={image_size!r}: expected rows and columns, two integers of at least 1, "
+            "such as (224, 224), or (steps,) for sequences."
+        )
+    return sizes
+
+
+def _sized(node: Node, sizes: tuple[int, ...], is_open: bool) -> tuple[int | None, ...]:
+    shape = node.shape
+    fits = len(shape) == len(sizes) + 1 and all(
+        own in (None, size) for own, size in zip(shape, sizes, strict=False)
+    )
+    if fits:
+        return *sizes, shape[-1]
+    if is_open and None not in shape:
+        return shape  # an input of another kind beside those that leave it open
+    expected = "steps" if len(shape) == 2 else "rows, columns"
+    raise ValueError(
+        f"{node.name}: received image_size={sizes} for an input of shape {shape}, "
+        f"expected ({expected}, channels) with sizes that are open or the same."
+    )
+
+
+def deployed_graph(
+    model: keras.Model,
+    *,
+    float_head: bool = False,
+    pack: str = "none",
+    softmax: bool = False,
+    kernels: Mapping[str, KernelTensors] | None = None,
+) -> Graph:
+    """The graph of the deployed model, whose biases are integers of input step · weight step.
+
+    Args:
+        model: a model quantized by sat-tf.
+        float_head: compute the last Dense layer in float32, from dequantized codes.
+        pack: how kernels are stored, a name of `packing.PACKINGS`.
+        softmax: end in probabilities.
+        kernels: see `trace`.
+
+    Raises:
+        ValueError: the model has no integer form, or nothing to pack; lists every problem with its
+            fix.
+    """
+    graph = trained_graph(model, float_head=float_head, pack=pack, kernels=kernels)
+    return with_softmax(rounded(graph)) if softmax else rounded(graph)
+
+
+def rounded(graph: Graph) -> Graph:
+    """What the file holds of a graph from `trained_graph`.
+
+    Raises:
+        ValueError: an operation does not fit its integer kernel; lists every one with its fix.
+    """
+    for stage in (settle_constants, steps.floor_steps, steps.snap_biases):
+        graph = stage(graph)
+    return graph
+
+
+def trained_graph(
+    model: keras.Model,
+    *,
+    float_head: bool = False,
+    pack: str = "none",
+    kernels: Mapping[str, KernelTensors] | None = None,
+) -> Graph:
+    """The same graph before anything of the model is rounded: trace, fold, pack and upscale.
+
+    Args:
+        model: a model quantized by sat-tf.
+        float_head: compute the last Dense layer in float32, from dequantized codes.
+        pack: how kernels are stored, a name of `packing.PACKINGS`.
+        kernels: see `trace`.
+
+    Raises:
+        ValueError: the model has no integer form, or nothing to pack; lists every problem with its
+            fix.
+    """
+    graph = trace(model, float_head=float_head, kernels=kernels)
+    return steps.upscale(pack_graph(graph, pack))

@@ -1,0 +1,115 @@
+"""What the stages of the export ask about a quantized network."""
+
+import tf_keras as keras
+
+from sat_tf.graph import functions, layer_kinds
+from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.network import Network, Node
+from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.quantizers.base import SatQuantizer
+from sat_tf.quantizers.functions import UnitQuantizer
+from sat_tf.quantizers.image import ImageQuantizer
+from sat_tf.quantizers.observers import InputQuantizer, RangeObserver
+
+_KERNELS_OF_8_BITS = (Role.SUM, Role.PRODUCT, Role.CONCATENATION, Role.MEAN)
+_NATURAL_READERS = (*_KERNELS_OF_8_BITS, Role.SOFTMAX, Role.OPAQUE)
+
+
+def role_of(node: Node) -> Role:
+    """The part the user's layer plays."""
+    return layer_kinds.role_of(inner_layer(node.layer))
+
+
+def output_quantizer(node: Node) -> SatQuantizer | None:
+    """The quantizer or observer of the layer's output, if it has one."""
+    return node.layer.quantize_config.output if isinstance(node.layer, QuantizedLayer) else None
+
+
+def is_image(node: Node) -> bool:
+    """Whether the layer marks the image."""
+    return isinstance(output_quantizer(node), ImageQuantizer)
+
+
+def is_input(node: Node) -> bool:
+    """Whether the layer makes the codes of an input that is no image."""
+    return isinstance(output_quantizer(node), InputQuantizer)
+
+
+def quantizes(node: Node) -> bool:
+    """Whether the layer's output becomes codes: it has a quantizer, or an observer for one."""
+    return output_quantizer(node) is not None and not is_image(node)
+
+
+def is_island(node: Node) -> bool:
+    """Whether the layer is left float, for TensorFlow's own converter."""
+    layer = inner_layer(node.layer)
+    if role_of(node) is Role.INPUT:
+        return False
+    plain = role_of(node) is Role.LINEAR and not isinstance(node.layer, QuantizedLayer)
+    return plain or layer_kinds.unsupported_problem(layer) is not None
+
+
+def clips(node: Node) -> bool:
+    """Whether the layer's output has a clipping level."""
+    return "clipping_level" in getattr(node.layer, "output_variables", {})
+
+
+def is_float_function(node: Node) -> bool:
+    """Whether the layer computes a function that has no table of codes."""
+    layer = inner_layer(node.layer)
+    return role_of(node) is Role.FUNCTION and not functions.works_on_each_value(layer)
+
+
+def has_codes(node: Node) -> bool:
+    """Whether the layer's output is on a grid that its quantizer says."""
+    return clips(node) or isinstance(output_quantizer(node), UnitQuantizer)
+
+
+def is_unit_free(network: Network, node: Node) -> bool:
+    """Whether the layer's codes can be stored on [-1, 1]: linear kernels make and read them."""
+    if role_of(node) in _KERNELS_OF_8_BITS:
+        return False
+    return _has_linear_readers_only(network, node.name)
+
+
+def _has_linear_readers_only(network: Network, name: str) -> bool:
+    """Whether all that read a layer's codes can take its clipping level into their steps."""
+    if name in network.outputs:
+        return False
+    for reader in network.consumers(name):
+        if role_of(reader) in _NATURAL_READERS or is_float_function(reader):
+            return False
+        moves = role_of(reader).keeps_codes and not clips(reader)
+        if moves and not _has_linear_readers_only(network, reader.name):
+            return False
+    return True
+
+
+def pads(network: Network, node: Node) -> bool:
+    """Whether some windows of a pooling reach beyond the image."""
+    layer = inner_layer(node.layer)
+    sizes = network[node.inputs[0]].shape
+    return layer.padding == "same" and any(
+        (-(-size // stride) - 1) * stride + window > size
+        for size, window, stride in zip(sizes, layer.pool_size, layer.strides, strict=False)
+        if size is not None
+    )
+
+
+def find_head(network: Network) -> str | None:
+    """The Dense layer whose result, moved or not, is the model's output; None if none is."""
+    if len(network.outputs) != 1:
+        return None
+    node = network[network.output]
+    while role_of(node).keeps_codes or role_of(node) is Role.SOFTMAX:
+        node = network[node.inputs[0]]
+    layer = inner_layer(node.layer)
+    dense = isinstance(layer, keras.layers.Dense) and not layer_kinds.rectifies(layer)
+    observed = isinstance(output_quantizer(node), RangeObserver)
+    return node.name if dense and observed and len(node.shape) == 1 else None
+
+
+def is_function(node: Node) -> bool:
+    """Whether the layer computes a function that no kernel does; also a softmax inside."""
+    return role_of(node) is Role.FUNCTION or isinstance(output_quantizer(node), UnitQuantizer)

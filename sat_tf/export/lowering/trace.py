@@ -1,0 +1,478 @@
+"""From a quantized Keras model to a graph with real biases."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+import tf_keras as keras
+
+from sat_tf.export.litert.runtime import Runtime
+from sat_tf.export.lowering import codes, quantized_network
+from sat_tf.export.lowering.builder import GraphBuilder
+from sat_tf.export.lowering.codes import (
+    integer_kernel,
+    observed_range,
+    quantizer_codes,
+    range_codes,
+)
+from sat_tf.export.lowering.fold import (
+    Affine,
+    AverageForm,
+    ChannelCodes,
+    ConcatenationForm,
+    ConstantSumForm,
+    Form,
+    FunctionForm,
+    LinearForm,
+    MeanForm,
+    PairForm,
+    Part,
+    RectifiedForm,
+    SumForm,
+    TensorForm,
+    affine,
+    channel_mean,
+    fold,
+    identity,
+    scaled,
+    window_mean,
+    worst_range,
+)
+from sat_tf.export.lowering.layer_operations import linear_operation, moved
+from sat_tf.export.lowering.refusals import find_problems
+from sat_tf.export.operations import graph as ir
+from sat_tf.export.operations.graph import Graph, Island, Linear, LinearKind, Operation, Window
+from sat_tf.export.operations.pairs import PairKind
+from sat_tf.graph import functions, layer_kinds
+from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.network import Network, Node
+from sat_tf.graph.operation_layers import ChannelMean, ConstantSum
+from sat_tf.graph.preprocessing import is_plain_factor, slope_and_offset
+from sat_tf.messages import list_problems
+from sat_tf.qat.inputs import input_nodes, input_types
+from sat_tf.qat.layout import call_name, in_inference, inner_layer
+from sat_tf.quantizers.image import ImageQuantizer
+from sat_tf.quantizers.input_range import PIXELS, InputRange
+from sat_tf.quantizers.observers import RangeObserver
+from sat_tf.quantizers.seen_values import pixel_doubt, unseen
+
+
+def float_activations(network: Network) -> str:
+    """Of a model that quantizes its weights only."""
+    quantizers = [quantized_network.output_quantizer(node) for node in network]
+    marks = [str(found.range) for found in quantizers if isinstance(found, ImageQuantizer)]
+    return (
+        "no activations are quantized: it computes in float32, with weights stored as codes, "
+        f"on pixels of {' and '.join(dict.fromkeys(marks)) or PIXELS}"
+    )
+
+
+def one_image_only(operations: Iterable[Operation]) -> Iterator[str]:
+    """Of transposed convolutions."""
+    linear = [operation for operation in operations if isinstance(operation, Linear)]
+    names = [found.output for found in linear if found.kind is LinearKind.TRANSPOSED]
+    if names:
+        yield (
+            f"{', '.join(names)}: TRANSPOSE_CONV has the shape of its output in the file, a "
+            "batch of 1 included, so that LiteRT runs one image at a time"
+        )
+
+
+def islands_of_one_image(graph: Graph, content: bytes) -> Iterator[str]:
+    """Of layers left float, of which the converter has made operators for a batch of 1."""
+    known = any(one_image_only(graph.operations))
+    if graph.islands and not known and Runtime(content, keep_tensors=False).takes_one_image:
+        yield (
+            f"{', '.join(graph.float_layers)}: what TensorFlow's converter makes of layers left "
+            "float has a batch of 1 in its shapes, so that LiteRT runs one image at a time"
+        )
+
+
+def float_functions(operations: Iterable[Operation]) -> Iterator[str]:
+    """Of functions that have no table, or no codes to look up."""
+    for operation in operations:
+        if isinstance(operation, Island) and quantized_network.is_function(operation.node):
+            layer = inner_layer(operation.node.layer)
+            yield (
+                f"{layer.name}: this {type(layer).__name__} is computed in float32, and is "
+                "what TensorFlow's converter makes of it"
+            )
+
+
+def trace(
+    model: keras.Model,
+    *,
+    float_head: bool = False,
+    kernels: Mapping[str, codes.KernelTensors] | None = None,
+) -> Graph:
+    """Reads a quantized model as a graph of integer operations.
+
+    Args:
+        model: a model quantized by sat-tf.
+        float_head: compute the last layer in float32, from dequantized activations and weights.
+        kernels: what TensorFlow computes of the linear layers, by their names, where it has done
+            so already; for a model that has been traced before, and is not checked again.
+
+    Raises:
+        ValueError: the model has no integer form; lists every problem with its fix.
+    """
+    network = in_inference(Network(model))
+    problems = find_problems(network, float_head=float_head) if kernels is None else []
+    if problems:
+        raise ValueError(list_problems(f"model {network.name!r}", problems))
+    return trace_network(network, float_head=float_head, kernels=kernels or {})
+
+
+def trace_network(
+    network: Network,
+    *,
+    float_head: bool = False,
+    kernels: Mapping[str, codes.KernelTensors | codes.KernelOutline],
+) -> Graph:
+    """The same for a network as it is in inference, without problems; see `trace`."""
+    head = quantized_network.find_head(network) if float_head else None
+    return _Tracer(network, head, kernels).trace()
+
+
+_PICKING = {
+    PairKind.MAXIMUM: keras.layers.Maximum,
+    PairKind.MINIMUM: keras.layers.Minimum,
+}
+
+
+class _Tracer:
+    def __init__(
+        self,
+        network: Network,
+        float_head: str | None,
+        kernels: Mapping[str, codes.KernelTensors | codes.KernelOutline],
+    ) -> None:
+        self.network = network
+        self.float_head = float_head
+        self.kernels = kernels
+        self.builder = GraphBuilder([call_name(node) for node in network])
+        self.forms: dict[str, Form] = {}
+        self.warnings: list[str] = []
+        # The images, and the tensors of codes that are images, with the image.
+        self.images = {
+            name: _image_of(name, _shape(network[name]), PIXELS) for name in network.inputs
+        }
+        self.pixels: dict[str, str] = {}
+
+    def trace(self) -> Graph:
+        if not input_nodes(self.network):
+            self.forms |= {name: self._float_image(name) for name in self.network.inputs}
+        if not any(quantized_network.quantizes(node) for node in self.network):
+            self.warnings.append(float_activations(self.network))
+        for name, kind in input_types(self.network).items():
+            if kind == "float32":
+                shape = _shape(self.network[name])
+                self.forms[name] = TensorForm(self.builder.tensor(name, shape, None))
+        for node in self.network:
+            if node.name in self.network.inputs:
+                continue
+            if quantized_network.is_island(node):
+                self.forms[node.name] = self._island(node)
+                continue
+            self.forms[node.name] = self._quantized(node, self._form(node))
+            if layer_kinds.is_softmax(
+                inner_layer(node.layer)
+            ) and not quantized_network.is_function(node):
+                tensor = self._tensor(node.name)
+                self.forms[node.name] = TensorForm(self.builder.softmax(tensor))
+        outputs = [self.builder.dequantized(self._tensor(name)) for name in self.network.outputs]
+        self.builder.drop_unread_images()
+        operations = self.builder.operations
+        self.warnings += [*float_functions(operations), *one_image_only(operations)]
+        return Graph(
+            name=self.network.name,
+            tensors={
+                name: tensor
+                for name, tensor in self.builder.tensors.items()
+                if name not in self.network.inputs
+            },
+            operations=tuple(self.builder.operations),
+            images=tuple(self.images.values()),
+            output=outputs[0],
+            warnings=tuple(self.warnings),
+            layer_outputs={
+                name: form.source
+                for name, form in self.forms.items()
+                if isinstance(form, TensorForm)
+                and name not in self.network.inputs
+                and form.source in self.builder.tensors
+            },
+            more_outputs=tuple(outputs[1:]),
+        )
+
+    # -- what a layer computes -----------------------------------------------------------------
+
+    def _form(self, node: Node) -> Form:
+        role = quantized_network.role_of(node)
+        if quantized_network.is_image(node):
+            return self._image(node)
+        if quantized_network.is_input(node):
+            return self._codes_of_input(node)
+        if role is Role.LINEAR:
+            return self._linear(node)
+        if role is Role.NORM:
+            return self._pointwise(node, affine(inner_layer(node.layer)))
+        if role is Role.AFFINE:
+            return self._preprocessing(node)
+        if role is Role.SCALING:
+            return self._scaling(node)
+        if role in (Role.SUM, Role.PRODUCT):
+            return self._combination(node)
+        if role is Role.CONCATENATION:
+            return self._concatenation(node)
+        if role is Role.MEAN:
+            return self._mean(node)
+        if role.keeps_codes:
+            return self._movement(node)
+        if quantized_network.is_function(node):
+            return self._function(node)
+        return self.forms[node.inputs[0]]  # a rectifier: its quantizer does it
+
+    def _image(self, node: Node) -> Form:
+        quantizer = node.layer.quantize_config.output
+        (image,) = node.inputs
+        shape = _shape(self.network[image])
+        self.images[image] = _image_of(image, shape, quantizer.range)
+        seen = quantizer.seen(node.layer.output_variables)
+        if seen is None and quantizer.observes:
+            doubt: str | None = unseen(quantizer.range)
+        else:
+            doubt = pixel_doubt(seen, quantizer.range) if seen else None
+        if doubt:
+            self.warnings.append(f"{image}: {doubt}")
+        return self._pixels(image, node, 1.0)
+
+    def _codes_of_input(self, node: Node) -> Form:
+        """An input of real values, or what preprocessing in float makes of one."""
+        kind, name, shape = (
+            node.layer.quantize_config.output.input_type,
+            call_name(node),
+            _shape(node),
+        )
+        codes = range_codes(*(observed_range(node.layer) or (0.0, 0.0)))
+        image = next(one for one, found in input_nodes(self.network).items() if found is node)
+        given = _shape(self.network[image])
+        self.images[image] = ir.Image(image, given, codes.step, codes.zero_point, type=kind)
+        if kind == "int8":
+            return TensorForm(self.builder.add(ir.ShiftImage((image,), name), shape, codes))
+        form = self.forms[node.inputs[0]]
+        return TensorForm(self.builder.materialize(form, codes, name, shape))
+
+    def _pixels(self, image: str, node: Node, factor: float) -> Form:
+        """The codes of an image, whose real values are multiplied by a factor."""
+        codes = self.images[image].codes
+        shift = ir.ShiftImage((image,), call_name(node))
+        tensor = self.builder.add(shift, _shape(node), dataclasses.replace(codes, unit=factor))
+        self.pixels[tensor] = image
+        return TensorForm(tensor)
+
+    def _float_image(self, name: str) -> Form:
+        """The pixels themselves, for a model that quantizes no activations."""
+        shape = _shape(self.network[name])
+        shift = ir.ShiftImage((name,), self.builder.between(f"{name}_pixels"))
+        codes = self.builder.add(shift, shape, self.images[name].codes)
+        return TensorForm(self.builder.dequantized(codes))
+
+    def _island(self, node: Node) -> Form:
+        """A layer that is left float, between what is dequantized and what is quantized again."""
+        layer = inner_layer(node.layer)
+        sources = tuple(self.builder.dequantized(self._tensor(name)) for name in node.inputs)
+        self.warnings.append(
+            f"{layer.name}: this {layer_kinds.class_name(layer)} is left float, and is what "
+            "TensorFlow's converter makes of it"
+        )
+        return TensorForm(
+            self.builder.add(ir.Island(sources, call_name(node), node), _shape(node), None)
+        )
+
+    def _linear(self, node: Node) -> Form:
+        layer = inner_layer(node.layer)
+        source = self._tensor(node.inputs[0])
+        codes, steps = integer_kernel(node.layer, self.kernels.get(node.name))
+        bias = np.zeros(steps.size) if layer.bias is None else layer.bias.numpy()
+        shape = self.builder.tensors[source].shape
+        kind, codes, window = linear_operation(layer, codes, shape)
+        channels = ChannelCodes.unseen(codes, steps, bias.astype(np.float64))
+        return LinearForm(source, kind, channels, window)
+
+    def _pointwise(self, node: Node, behind: Affine) -> Form:
+        form = self.forms[node.inputs[0]]
+        if not isinstance(form, LinearForm):
+            form = identity(self._tensor(node.inputs[0]), _shape(node)[-1])
+        channels = fold(form.channels, behind)
+        return LinearForm(form.source, form.kind, channels, form.window)
+
+    def _preprocessing(self, node: Node) -> Form:
+        layer = inner_layer(node.layer)
+        slope, offset = slope_and_offset(layer)
+        form = self.forms[node.inputs[0]]
+        keeps_codes = is_plain_factor(layer) and quantized_network.output_quantizer(node) is None
+        if isinstance(form, TensorForm) and form.source in self.pixels and keeps_codes:
+            factor = self._codes(form.source).unit * float(slope.flat[0])
+            return self._pixels(self.pixels[form.source], node, factor)
+        channels = _shape(node)[-1]
+        return self._pointwise(node, Affine.of_constants(slope, offset, channels))
+
+    def _scaling(self, node: Node) -> Form:
+        form = self.forms[node.inputs[0]]
+        if not isinstance(form, LinearForm):
+            form = identity(self._tensor(node.inputs[0]), _shape(node)[-1])
+        channels = scaled(form.channels, *inner_layer(node.layer).affine())
+        return LinearForm(form.source, form.kind, channels, form.window)
+
+    def _combination(self, node: Node) -> Form:
+        layer, sources = inner_layer(node.layer), tuple(map(self._natural, node.inputs))
+        if isinstance(layer, ConstantSum):
+            return ConstantSumForm(sources[0], *layer.codes())
+        if isinstance(layer, keras.layers.Multiply):
+            return PairForm(sources, PairKind.PRODUCT)
+        if isinstance(layer, keras.layers.Subtract):
+            return PairForm(sources, PairKind.DIFFERENCE)
+        mean = isinstance(layer, keras.layers.Average)
+        return SumForm(sources, len(sources) if mean else 1)
+
+    def _function(self, node: Node) -> Form:
+        layer, source = inner_layer(node.layer), self._natural(node.inputs[0])
+        each = functions.works_on_each_value(layer)
+
+        # Keras layers take whole images; the values of a table are one of these.
+        def function(values: np.ndarray) -> np.ndarray:
+            return np.asarray(layer(values[np.newaxis, :]))[0]
+
+        return FunctionForm(source, node, function if each else None)
+
+    def _mean(self, node: Node) -> Form:
+        layer = inner_layer(node.layer)
+        source = self._natural(node.inputs[0])
+        if isinstance(layer, keras.layers.GlobalAveragePooling2D):
+            return MeanForm(source, bool(layer.keepdims))
+        if isinstance(layer, ChannelMean):
+            return channel_mean(source, self.builder.tensors[source].shape[-1])
+        window = Window(tuple(layer.strides), layer.padding.upper())
+        size = tuple(layer.pool_size)
+        if self.builder.tensors[source].codes is None or quantized_network.pads(self.network, node):
+            return AverageForm(source, size, window)
+        window = Window(window.strides, "VALID")
+        return window_mean(source, _shape(node)[-1], size, window)
+
+    def _concatenation(self, node: Node) -> Form:
+        parts = []
+        for name in node.inputs:
+            made = self.network[name]
+            # What nothing else reads may get its codes from the quantizer of the concatenation.
+            alone = len(self.network.consumers(name)) == 1
+            form = self.forms[name] if alone else TensorForm(self._tensor(name))
+            parts.append(Part(form, call_name(made), _shape(made)))
+        layer = inner_layer(node.layer)
+        for kind, picking in _PICKING.items():
+            if isinstance(layer, picking):
+                return ConcatenationForm(tuple(parts), kind=kind)
+        return ConcatenationForm(tuple(parts), layer.axis % (len(node.shape) + 1) - 1)
+
+    def _movement(self, node: Node) -> Form:
+        layer = inner_layer(node.layer)
+        if quantized_network.role_of(node) is Role.IDENTITY:  # that holds a quantizer
+            form = self.forms[node.inputs[0]]
+            # A sum that no quantizer of its own follows is a float stream, and stays one.
+            stays = isinstance(form, SumForm | PairForm | FunctionForm | ConstantSumForm)
+            return TensorForm(self._tensor(node.inputs[0])) if stays else form
+        source = self._tensor(node.inputs[0])
+        return TensorForm(moved(layer, self.builder, source, _shape(node)))
+
+    # -- where it becomes a tensor -------------------------------------------------------------
+
+    def _quantized(self, node: Node, form: Form) -> Form:
+        """The form after the layer's output quantizer, if it has one."""
+        if quantized_network.is_image(node) or quantized_network.is_input(node):
+            return form
+        if quantized_network.output_quantizer(node) is None and node.name != self.float_head:
+            return self._rectified(node, form)
+        wrapper, name = node.layer, call_name(node)
+        if node.name == self.float_head and isinstance(form, LinearForm):
+            return TensorForm(self.builder.as_float(form, name, _shape(node)))
+        if isinstance(wrapper.quantize_config.output, RangeObserver):
+            if self._stays_float(node, form):
+                return form
+            low, high = self._range(node, form)
+            codes = range_codes(low, high)
+            if isinstance(form, LinearForm):
+                channels = form.channels.seen_within(low, high)
+                form = dataclasses.replace(form, channels=channels)
+        elif quantized_network.has_codes(node):
+            codes = quantizer_codes(
+                wrapper, unit_free=quantized_network.is_unit_free(self.network, node)
+            )
+        else:
+            return form
+        return TensorForm(self.builder.materialize(form, codes, name, _shape(node)))
+
+    def _rectified(self, node: Node, form: Form) -> Form:
+        """The form after a rectifier that no quantizer replaces, if the layer has one."""
+        layer = inner_layer(node.layer)
+        if not layer_kinds.rectifies(layer):
+            return form
+        return RectifiedForm(form, layer_kinds.rectifier_ceiling(layer))
+
+    def _stays_float(self, node: Node, form: Form) -> bool:
+        """Whether no integer kernel computes an observed layer, and no one asks for its codes."""
+        averages = isinstance(form, AverageForm) and node.name not in self.network.outputs
+        return averages and self.builder.tensors[form.sources[0]].codes is None
+
+    def _range(self, node: Node, form: Form) -> tuple[float, float]:
+        observed = codes.observed_range(node.layer)
+        if observed is None:
+            observed = worst_range(form, self._codes)
+            self.warnings.append(
+                f"{inner_layer(node.layer).name}: its range was never observed, so its codes span "
+                f"the worst case, {observed[0]:.4g} to {observed[1]:.4g}; train the model, or call "
+                "sat_tf.calibrate, for finer ones"
+            )
+        if layer_kinds.rectifies(inner_layer(node.layer)):
+            ceiling = layer_kinds.rectifier_ceiling(inner_layer(node.layer))
+            return 0.0, observed[1] if ceiling is None else min(observed[1], ceiling)
+        return observed
+
+    def _codes(self, name: str) -> ir.Codes:
+        codes = self.builder.tensors[name].codes
+        if codes is None:
+            raise ValueError(
+                f"model {self.network.name!r}: the range of what reads {name}, a float tensor, was "
+                "never observed; train the model, or call sat_tf.calibrate, before exporting it."
+            )
+        return codes
+
+    def _tensor(self, node_name: str) -> str:
+        """The tensor with a layer's output; float where no quantizer made codes of it."""
+        form = self.forms[node_name]
+        if isinstance(form, TensorForm):
+            return form.source
+        name = call_name(self.network[node_name])
+        tensor = self.builder.as_float(form, name, _shape(self.network[node_name]))
+        self.forms[node_name] = TensorForm(tensor)
+        return tensor
+
+    def _natural(self, node_name: str) -> str:
+        """The same, in real units: kernels that read several tensors know no others."""
+        name, form = self._tensor(node_name), self.forms[node_name]
+        codes = self.builder.tensors[name].codes
+        if codes is None or codes.unit == 1.0:
+            return name
+        made = self.builder.between(f"{name}_natural")
+        low, high = codes.real_range
+        shape = _shape(self.network[node_name])
+        return self.builder.materialize(form, range_codes(low, high), made, shape)
+
+
+def _image_of(name: str, shape: tuple[int, ...], found: InputRange) -> ir.Image:
+    """The input with the grid of a range."""
+    return ir.Image(name, shape, np.float32(found.grid.step), found.grid.zero_point, found)
+
+
+def _shape(node: Node) -> tuple[int, ...]:
+    """The layer's output shape, which is known where the input's is."""
+    return tuple(int(size or 0) for size in node.shape)

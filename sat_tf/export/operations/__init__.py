@@ -1,0 +1,1 @@
+"""The integer operations of a file: what they are, and what they compute."""

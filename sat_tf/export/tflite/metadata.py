@@ -1,0 +1,210 @@
+"""TFLite Metadata: what a file says of itself to Android's libraries and to people.
+
+Two parts, as TensorFlow Lite Support and MediaPipe read them: a flatbuffer of the public schema
+`metadata_schema.fbs` in an entry of the file, and the labels as a text file in a zip archive behind
+the file's own flatbuffer, so that `unzip -l model.tflite` lists it.
+"""
+
+import dataclasses
+import io
+import zipfile
+from collections.abc import Iterable
+from typing import Any
+
+import flatbuffers
+import numpy as np
+
+from sat_tf.export.operations.graph import Graph
+
+# The names that readers look for, and none of ours.
+METADATA_NAME = "TFLITE_METADATA"
+LABELS_NAME = "labels.txt"
+
+_FILE_IDENTIFIER = b"M001"
+# Of the schema: nothing that is written here is younger.
+_PARSER_VERSION = "1.0.0"
+_TENSOR_AXIS_LABELS = 2
+_COLOR_SPACES = {3: 1, 1: 2}  # channels: RGB, grayscale
+_IMAGE_PROPERTIES = 2  # of the union ContentProperties
+_NORMALIZATION_OPTIONS = 1  # of the union ProcessUnitOptions
+# The oldest date of a zip archive: the same model gives the same file.
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_SHOWN = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Metadata:
+    """What the user says of a model.
+
+    Attributes:
+        description: what the model does; None for nothing.
+        labels: the names of the classes, in order; None for none.
+    """
+
+    description: str | None = None
+    labels: tuple[str, ...] | None = None
+
+    def __bool__(self) -> bool:
+        return self.description is not None or self.labels is not None
+
+
+def checked_metadata(description: Any, labels: Any) -> tuple[Metadata, list[str]]:
+    """The user's words as `Metadata`, and what is wrong with them.
+
+    Args:
+        description: a text, or None.
+        labels: an iterable of texts, or None.
+    """
+    problems = []
+    if description is not None and not (isinstance(description, str) and description.strip()):
+        problems.append(
+            f"description: received {description!r}, expected a text; leave it out if there is "
+            "nothing to say."
+        )
+    if labels is None:
+        return Metadata(description), problems
+    if isinstance(labels, str | bytes) or not isinstance(labels, Iterable):
+        problems.append(
+            f"labels: received {type(labels).__name__}, expected a list of class names; read a "
+            "file of labels with open(path).read().splitlines()."
+        )
+        return Metadata(description), problems
+    labels = tuple(labels)
+    return Metadata(description, labels), problems + _label_problems(labels)
+
+
+def _label_problems(labels: tuple[Any, ...]) -> list[str]:
+    if not labels:
+        return ["labels: received none, expected one a class; leave them out if there are none."]
+    odd = [
+        f"{label!r} for class {index}"
+        for index, label in enumerate(labels)
+        if not isinstance(label, str) or not label.strip() or len(label.splitlines()) != 1
+    ]
+    problems = []
+    if odd:
+        problems.append(f"labels: received {_first(odd)}, expected texts of one line, none empty.")
+    texts = [label for label in labels if isinstance(label, str)]
+    twice = sorted({label for label in texts if texts.count(label) > 1})
+    if twice:
+        shown = _first([repr(label) for label in twice])
+        problems.append(f"labels: received {shown} more than once, expected each name once.")
+    return problems
+
+
+def count_problem(metadata: Metadata, graph: Graph) -> str | None:
+    """Why there are not as many labels as classes; None where there are."""
+    shape = graph.tensors[graph.output].shape
+    if metadata.labels is None or (len(metadata.labels),) == shape:
+        return None
+    if len(shape) != 1:
+        return f"labels: received some for an output of shape {shape}, expected one axis of classes"
+    return (
+        f"labels: received {len(metadata.labels)}, expected {shape[0]}, one for each class of "
+        "the model's output, in order"
+    )
+
+
+def _first(items: list[str]) -> str:
+    more = [f"and {len(items) - _SHOWN} more"] if len(items) > _SHOWN else []
+    return ", ".join(items[:_SHOWN] + more)
+
+
+def encode(metadata: Metadata, graph: Graph) -> bytes:
+    """The flatbuffer of the file's entry `METADATA_NAME`."""
+    builder = flatbuffers.Builder(1024)
+    files: list[int] = []
+    if metadata.labels is not None:
+        name = builder.CreateString(LABELS_NAME)
+        about = builder.CreateString("Names of the classes, one a line.")
+        files = [_table(builder, {0: name, 1: about}, numbers={2: _TENSOR_AXIS_LABELS})]
+    graph_fields = {
+        2: _vector(builder, [_image(builder, graph)]),
+        3: _vector(builder, [_output(builder, graph, files)]),
+    }
+    subgraph = _table(builder, graph_fields)
+    fields = {0: builder.CreateString(graph.name), 3: _vector(builder, [subgraph])}
+    if metadata.description is not None:
+        fields[1] = builder.CreateString(metadata.description)
+    fields[7] = builder.CreateString(_PARSER_VERSION)
+    builder.Finish(_table(builder, fields), file_identifier=_FILE_IDENTIFIER)
+    return bytes(builder.Output())
+
+
+def append_labels(content: bytes, labels: Iterable[str]) -> bytes:
+    """A file with its labels behind it, stored as they are: Android maps them into memory."""
+    stream = io.BytesIO(content)
+    with zipfile.ZipFile(stream, "a", zipfile.ZIP_STORED) as archive:
+        entry = zipfile.ZipInfo(LABELS_NAME, _EPOCH)
+        archive.writestr(entry, "".join(f"{label}\n" for label in labels))
+    return stream.getvalue()
+
+
+def read_labels(content: bytes) -> list[str] | None:
+    """The names of the classes that a file holds; None where it holds none.
+
+    Raises:
+        ValueError: the archive behind the file is damaged.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            return archive.read(LABELS_NAME).decode().splitlines()
+    except KeyError:
+        return None
+    except (zipfile.BadZipFile, UnicodeDecodeError) as error:
+        if not zipfile.is_zipfile(io.BytesIO(content)):
+            return None
+        raise ValueError(
+            f"received a file whose labels are damaged ({error}), expected one as "
+            "sat_tf.export_tflite wrote it; export the model again."
+        ) from error
+
+
+def _image(builder: Any, graph: Graph) -> int:
+    """The input's TensorMetadata: pixels from 0 to 255, used as they are."""
+    name = builder.CreateString(graph.images[0].name)
+    if graph.images[0].type != "uint8":
+        about = builder.CreateString("Values as the model was trained on; codes of them if int8.")
+        return _table(builder, {0: name, 1: about})
+    about = builder.CreateString("The image, pixels from 0 to 255 as they are.")
+    ends = [_numbers(builder, value) for value in (255.0, 0.0)]
+    stats = _table(builder, {0: ends[0], 1: ends[1]})
+    factors = [_numbers(builder, value) for value in (0.0, 1.0)]
+    normalization = _table(builder, {0: factors[0], 1: factors[1]})
+    unit = _table(builder, {1: normalization}, numbers={0: _NORMALIZATION_OPTIONS})
+    fields = {0: name, 1: about, 4: _vector(builder, [unit]), 5: stats}
+    shape = graph.images[0].shape
+    if len(shape) == 3 and shape[-1] in _COLOR_SPACES:
+        properties = _table(builder, {}, numbers={0: _COLOR_SPACES[shape[-1]]})
+        fields[3] = _table(builder, {1: properties}, numbers={0: _IMAGE_PROPERTIES})
+    return _table(builder, fields)
+
+
+def _output(builder: Any, graph: Graph, files: list[int]) -> int:
+    """The output's TensorMetadata, with its labels."""
+    fields = {0: builder.CreateString(graph.output)}
+    if files:
+        fields[6] = _vector(builder, files)
+    return _table(builder, fields)
+
+
+def _table(builder: Any, offsets: dict[int, int], numbers: dict[int, int] | None = None) -> int:
+    """A table from the offsets and the bytes of its fields, by the fields' places in the schema."""
+    numbers = numbers or {}
+    builder.StartObject(max([*offsets, *numbers], default=-1) + 1)
+    for place, offset in offsets.items():
+        builder.PrependUOffsetTRelativeSlot(place, offset, 0)
+    for place, number in numbers.items():
+        builder.PrependInt8Slot(place, number, 0)
+    return int(builder.EndObject())
+
+
+def _vector(builder: Any, offsets: list[int]) -> int:
+    builder.StartVector(4, len(offsets), 4)
+    for offset in reversed(offsets):
+        builder.PrependUOffsetTRelative(offset)
+    return int(builder.EndVector())
+
+
+def _numbers(builder: Any, value: float) -> int:
+    return int(builder.CreateNumpyVector(np.array([value], np.float32)))

@@ -1,0 +1,267 @@
+"""The verification: a TFLite file against the model it was exported from, integer by integer."""
+
+import os
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.atomic_file import expect_path
+from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
+from sat_tf.export.certificate.float_reference import FloatReference
+from sat_tf.export.certificate.inputs import (
+    GIVEN,
+    as_array,
+    image_problems,
+    several_problems,
+    taken_by,
+)
+from sat_tf.export.certificate.outputs import Output, labels_of
+from sat_tf.export.certificate.page import check_certificate_path, write_both
+from sat_tf.export.certificate.proof import Subject, prove
+from sat_tf.export.deployed import DeployedModel
+from sat_tf.export.export import file_content, file_graph
+from sat_tf.export.file_verification import file_problems
+from sat_tf.export.litert.runtime import USUAL_RUNTIMES
+from sat_tf.export.lowering.packing import FileSettings
+from sat_tf.export.lowering.pipeline import is_sized, with_image_size
+from sat_tf.export.operations.graph import Codes, Graph
+from sat_tf.export.operations.simulator import Pixels, arrays_of, joined, number_of
+from sat_tf.export.tflite.structure import differences, read_structure
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.network import Network, call_in_inference, check_model
+from sat_tf.messages import list_problems
+from sat_tf.qat.inputs import input_types
+from sat_tf.qat.layout import call_name, inner_layer
+
+
+class TrainedModel:
+    """A quantized Keras model that shows the codes of all its tensors.
+
+    Args:
+        model: the quantized model.
+        graph: its deployed graph, whose tensors are named after the layers that make them.
+    """
+
+    def __init__(self, model: keras.Model, graph: Graph) -> None:
+        self._graph = graph
+        self._network = Network(model)
+        layers = {
+            call_name(node): node.name
+            for node in self._network
+            # Of a softmax the file has the logits as codes, and Keras only the probabilities.
+            if not layer_kinds.is_softmax(inner_layer(node.layer))
+        }
+        self._layers = {
+            name: layers[name]
+            for name, tensor in graph.tensors.items()
+            if tensor.codes is not None and name in layers
+        }
+
+    @property
+    def names(self) -> list[str]:
+        """The tensors that a layer makes, and that are integers in the file."""
+        return list(self._layers)
+
+    def run(self, images: Pixels) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """The stored integers by tensor, and the model's output.
+
+        Args:
+            images: uint8 (n, rows, columns, channels); a tuple of arrays for several inputs.
+        """
+        # Layer by layer: TFMOT leaves layers in two models, so that Keras cannot make a third.
+        given = zip(self._network.inputs, arrays_of(images), self._graph.images, strict=True)
+        made = {name: tf.constant(image.fed(pixels)) for name, pixels, image in given}
+        for node in self._network:
+            if node.name not in made:
+                inputs = [made[name] for name in node.inputs]
+                made[node.name] = call_in_inference(node, node.layer, inputs)
+        codes = {
+            name: stored_codes(made[layer].numpy(), self._graph.codes(name))
+            for name, layer in self._layers.items()
+        }
+        return codes, joined([np.asarray(made[name]) for name in self._network.outputs])
+
+
+def trained_model(model: keras.Model, graph: Graph) -> TrainedModel | DeployedModel:
+    """What shows the codes of a quantized model, or of a deployed one as they are now.
+
+    Raises:
+        ValueError: a deployed model whose head is float where that of the graph is not, or the
+            other way round.
+    """
+    if not isinstance(model, DeployedModel):
+        return TrainedModel(model, graph)
+    model.refresh()
+    if set(model.names) != set(graph.integer_tensors):
+        raise ValueError(
+            f"model {model.name!r}: received a deployed model with float_head={model.float_head}, "
+            "expected one like the file; call deployed_model with the other float_head."
+        )
+    return model
+
+
+def stored_codes(real: np.ndarray, codes: Codes) -> np.ndarray:
+    """Real values as stored integers: rounded half up, and saturated.
+
+    >>> stored_codes(np.array([-1.0, 0.5, 9.0]), Codes(np.float32(0.5), zero_point=-100)).tolist()
+    [-102, -99, -82]
+    """
+    with np.errstate(invalid="ignore"):
+        rounded = np.floor(real / np.float32(codes.real_step) + np.float32(0.5)) + codes.zero_point
+        return np.clip(rounded, codes.lowest, codes.highest).astype(np.int32)
+
+
+def verify_tflite(
+    model: keras.Model,
+    path: str | os.PathLike[str],
+    images: Any,
+    labels: Any = None,
+    *,
+    float_model: keras.Model | None = None,
+    certificate_path: str | os.PathLike[str] | None = None,
+    runtimes: Iterable[str] = USUAL_RUNTIMES,
+    images_from: ImagesFrom = GIVEN,
+    progress: bool = False,
+) -> Certificate:
+    """Proves that LiteRT computes the integers of a quantized model, tensor by tensor.
+
+    The file is first compared with what the model exports to: the same operators, settings, steps
+    and constants. Then LiteRT runs it, once with XNNPACK and once with its builtin kernels, and
+    every stored integer of every activation is compared with an integer simulation in NumPy. How
+    many codes the Keras model itself computes otherwise is counted too.
+
+    Args:
+        model: the quantized Keras model that was exported, or its `DeployedModel`, whose codes are
+            then counted as those of Keras.
+        path: the TFLite file.
+        images: uint8 (n, rows, columns, channels): the pixels as they are. For an input of another
+            `input_type`, the real values that Keras takes, (n, ...), in float32; for "int8" also
+            the codes of them. For several inputs, a
+            list with such an array for each, in the order of `model.inputs`. A model of images of
+            any size is verified for theirs.
+        labels: class numbers, to count accuracy too: integers (n,), or, where each pixel, row or
+            box is classified, (n, rows, columns) and the like. For several outputs a list with
+            labels or None for each, in the order of `model.outputs`, or a dictionary by their
+            names. What a sigmoid makes of one number has the classes 0 and 1.
+        float_model: the float model, to be compared with the file on the same pictures. It is fed
+            what the quantized Keras model is fed.
+        certificate_path: where to write the certificate as JSON, if anywhere; a page to read goes
+            beside it, with the suffix .html.
+        runtimes: what to compare: "xnnpack", which always takes part, "builtin" and "reference",
+            LiteRT's slow kernels without optimizations.
+        images_from: where the images come from, for the certificate.
+        progress: show a bar.
+
+    Returns:
+        A `Certificate`. A difference is counted in it, not raised.
+
+    Raises:
+        ValueError: bad images or labels, no such file, or a file of another model; lists every
+            problem with its fix.
+    """
+    path = expect_path(path)
+    model = _of_size(model, images)
+    images = _checked(model, path, images, labels)
+    if certificate_path is not None:
+        check_certificate_path(certificate_path)
+    subject = _subject(model, path)
+    found, problems = labels_of(
+        labels, subject.outputs, number_of(images), _names_of_outputs(model)
+    )
+    if problems:
+        raise ValueError(list_problems("verify_tflite", problems))
+    beside = None if float_model is None else FloatReference(float_model, subject.graph)
+    certificate = prove(
+        subject,
+        taken_by(subject.graph, images),
+        found,
+        float_model=beside,
+        images_from=images_from,
+        runtimes=runtimes,
+        trained=trained_model(model, subject.graph),
+        progress=progress,
+    )
+    if certificate_path is not None:
+        write_both(certificate, certificate_path)
+    return certificate
+
+
+def _of_size(model: keras.Model, images: Any) -> keras.Model:
+    """The model for images of the size given, where it is for any."""
+    first = images[0] if isinstance(images, list | tuple) and len(images) else images
+    if not isinstance(model, keras.Model) or is_sized(model):
+        return model
+    if np.ndim(first) not in (3, 4) or np.ndim(first) != len(model.inputs[0].shape):
+        return model
+    return with_image_size(model, np.shape(first)[1:-1])
+
+
+def _names_of_outputs(model: keras.Model) -> list[set[str]]:
+    """What the user may call each output: by its layer, or by its key in a dictionary."""
+    quantized = _quantized(model)
+    names = [{name, *_own_names(quantized, name)} for name in quantized.output_names]
+    structure = quantized._nested_outputs  # Keras has no public view of it
+    if isinstance(structure, Mapping):
+        for called, key in zip(names, sorted(structure), strict=True):
+            called.add(key)
+    return names
+
+
+def _own_names(quantized: keras.Model, name: str) -> Iterator[str]:
+    """What the layer behind an output is called in the float model."""
+    own = name.removeprefix("quant_")
+    yield own
+    # An activation that was part of a layer has a layer of its own, named after both.
+    for node in quantized.get_layer(name).inbound_nodes:
+        for layer in tf.nest.flatten(node.inbound_layers):
+            before = layer.name.removeprefix("quant_")
+            if own.startswith(f"{before}_"):
+                yield before
+
+
+def _checked(model: keras.Model, path: pathlib.Path, images: Any, labels: Any) -> Pixels:
+    """Images as arrays; raises unless they fit the model, with what is wrong with the labels."""
+    if not isinstance(model, keras.Model):
+        check_model(model)  # says what it is instead
+    problems = file_problems(path)
+    shapes = [tuple(tensor.shape[1:]) for tensor in model.inputs]
+    kinds = list(input_types(Network(_quantized(model))).values())
+    if len(shapes) > 1:
+        images, found = several_problems(images, shapes, kinds)
+        problems += found
+    else:
+        images, found = as_array("images", images)
+        problems += found or image_problems(images, shapes[0], kinds[0])
+    if problems:
+        if np.ndim(arrays_of(images)[0]) and (count := number_of(images)):
+            # Without the file, by the model's own outputs; whether a sigmoid makes one is open.
+            outputs = [
+                Output(name, tuple(tensor.shape[1:]), is_sigmoid=True)
+                for name, tensor in zip(model.output_names, model.outputs, strict=True)
+            ]
+            problems += labels_of(labels, outputs, count, _names_of_outputs(model))[1]
+        raise ValueError(list_problems("verify_tflite", problems))
+    return images
+
+
+def _quantized(model: keras.Model) -> keras.Model:
+    return model.quantized if isinstance(model, DeployedModel) else model
+
+
+def _subject(model: keras.Model, path: pathlib.Path) -> Subject:
+    """The file and the graph that it should hold; raises if it holds another."""
+    content = path.read_bytes()
+    found = read_structure(content, str(path))
+    settings = FileSettings.of_file(found.metadata, str(path))
+    graph = file_graph(_quantized(model), settings)
+    expected = file_content(graph, settings)
+    problems = differences(read_structure(expected, str(path)), found)
+    if problems:
+        header = f"{path}: received the file of another model, or of another state of this one"
+        problems.append("expected what the model exports to; export it again")
+        raise ValueError(list_problems(header, problems))
+    return Subject(path, content, found, graph, is_trusted=content == expected)

@@ -1,0 +1,414 @@
+"""A read-only view of a Keras model as a graph: which layer reads which layer's output.
+
+A layer that is called several times has a node for every call, and one set of weights. The first
+node has the layer's name; the others have it with the number of the call behind, as in `conv@2`,
+which no layer can be called. Calls are counted along the arguments, from the model's outputs back
+to its inputs: quantizers that stand between the layers do not change the count.
+"""
+
+import copy
+import dataclasses
+import inspect
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.graph.suggestions import fix_of
+from sat_tf.graph.tfmot_layers import refuse_wrapped
+from sat_tf.messages import kind_of, list_problems
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """One call of a layer.
+
+    Attributes:
+        name: the layer's name, with the number of the call from the second one on.
+        layer: the Keras layer.
+        inputs: names of the nodes whose outputs it reads, in the order of its arguments.
+        takes_list: the layer is called with a list of tensors, even if with one.
+        arguments: what else it is called with, such as training=False.
+        shape: its output's shape without the batch dimension; None where unknown.
+        types: of the tensors it reads, where it is a call of a Keras model.
+        makes_mask: it says which steps those behind it are to leave out, as Masking does.
+    """
+
+    name: str
+    layer: keras.layers.Layer
+    inputs: tuple[str, ...]
+    takes_list: bool
+    arguments: dict[str, Any]
+    shape: tuple[int | None, ...]
+    types: tuple[tf.DType, ...] = ()
+    makes_mask: bool = False
+
+    def call(self, layer: keras.layers.Layer, tensors: list[Any]) -> Any:
+        """Calls `layer` the way this node calls its own."""
+        return layer(tensors if self.takes_list else tensors[0], **self.arguments)
+
+    def non_finite(self) -> Iterator[tuple[str, int, int]]:
+        """Each weight with values that are NaN or infinite: its name, how many, and of how many."""
+        for variable, value in zip(self.layer.weights, self.layer.get_weights(), strict=True):
+            bad = int(np.count_nonzero(~np.isfinite(value)))
+            if bad:
+                yield variable.name, bad, np.size(value)
+
+
+def call_in_inference(node: Node, layer: keras.layers.Layer, tensors: list[Any]) -> Any:
+    """Calls `layer` the way a node calls its own, as in inference whatever goes on around it."""
+    arguments = dict(node.arguments)
+    if "training" in inspect.signature(layer.call).parameters:
+        arguments["training"] = False
+    return dataclasses.replace(node, arguments=arguments).call(layer, tensors)
+
+
+def call_on_floats(node: Node, layer: keras.layers.Layer, tensors: list[Any]) -> Any:
+    """The same with float32 in and out, as files have it around layers that are left float.
+
+    Truths and whole numbers, which such layers give each other, are cast on their way.
+    """
+    for index, (tensor, wanted) in enumerate(zip(tensors, node.types, strict=False)):
+        if not wanted.is_floating:
+            tensors[index] = tf.cast(tensor, wanted)
+    return tf.cast(call_in_inference(node, layer, tensors), tf.float32)
+
+
+class Network:
+    """The graph of a built Sequential or Functional model.
+
+    Iterating yields the nodes, producers before consumers.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        """Reads the graph of `model`.
+
+        What cannot be expressed as a graph of calls is collected in `problems`, by layer, so that
+        whoever reads the network can report it together with what else is wrong.
+
+        Raises:
+            ValueError: the model has no graph at all; says why and what to do.
+        """
+        check_model(model)
+        refuse_wrapped(model)
+        self.name: str = model.name
+        self.problems: dict[str, str] = {}
+        self._nodes: dict[str, Node] = {}
+        # Keras has no public view of the structure that a model is called with.
+        self._structures = model._nested_inputs, model._nested_outputs
+        names, made_by = _names_of_calls(model), {}
+        for call in keras_calls(model):
+            made_by.update(
+                {id(tensor): names[id(call)] for tensor in tf.nest.flatten(call.outputs)}
+            )
+            self._add(names[id(call)], call, made_by)
+        self.inputs: tuple[str, ...] = tuple(made_by[id(tensor)] for tensor in model.inputs)
+        self.outputs: tuple[str, ...] = tuple(made_by[id(tensor)] for tensor in model.outputs)
+        self._connect()
+
+    def _add(self, name: str, call: Any, made_by: Mapping[int, str]) -> None:
+        layer, outputs = call.layer, tf.nest.flatten(call.outputs)
+        first = call.call_args[0] if call.call_args else None
+        inputs = tuple(made_by[id(tensor)] for tensor in call.keras_inputs)
+        arguments = {} if call.is_input else dict(call.call_kwargs)
+        if isinstance(layer, keras.Model):
+            self.problems[layer.name] = (
+                "received a model inside the model, expected layers only; use what "
+                "sat_tf.graph.flatten.flatten(model) returns, or call sat_tf.quantize_model(model, "
+                "policy), which flattens a float one"
+            )
+        elif not call.is_input and (
+            len(call.call_args) != 1
+            or len(tf.nest.flatten(first)) != len(inputs)
+            or len(outputs) != 1
+        ):
+            symbol = getattr(layer, "symbol", None)  # of a TensorFlow function
+            what = f"tf.{symbol}" if symbol else kind_of(layer)
+            fix = fix_of(symbol or "") or _fix_of_call(call)
+            self.problems[layer.name] = (
+                f"received {what} called with values beside its input tensors, "
+                f"or with several outputs, expected layer(tensor) or layer([tensors]){fix}"
+            )
+        elif any(getattr(part, "stateful", False) for part in _recurrent(layer)):
+            self.problems[layer.name] = (
+                f"received {kind_of(layer)} with stateful=True, expected a layer that takes each "
+                "input by itself, as files do; make it with stateful=False"
+            )
+        shape = tuple(outputs[0].shape[1:])
+        takes_list = isinstance(first, list | tuple)
+        types = () if call.is_input else tuple(tensor.dtype for tensor in call.keras_inputs)
+        makes_mask = any(map(_has_mask, outputs)) and not any(map(_has_mask, call.keras_inputs))
+        self._nodes[name] = Node(
+            name, layer, inputs, takes_list, arguments, shape, types, makes_mask
+        )
+
+    def refuse_problems(self) -> None:
+        """Raises ValueError, with all `problems`, where there are any."""
+        if self.problems:
+            problems = [f"{name}: {text}." for name, text in self.problems.items()]
+            raise ValueError(list_problems(f"model {self.name!r}", problems))
+
+    @property
+    def input(self) -> str:
+        """The only input.
+
+        Raises:
+            ValueError: there are several.
+        """
+        return self._only("input", self.inputs)
+
+    @property
+    def output(self) -> str:
+        """The only output.
+
+        Raises:
+            ValueError: there are several.
+        """
+        return self._only("output", self.outputs)
+
+    def _only(self, role: str, names: tuple[str, ...]) -> str:
+        if len(names) != 1:
+            raise ValueError(
+                f"model {self.name!r}: received {len(names)} {role}s ({', '.join(names)}), "
+                f"expected one; keep only one {role} in keras.Model(inputs, outputs)."
+            )
+        return names[0]
+
+    def pack(self, made: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Other tensors in the structure of the model's inputs, and of its outputs.
+
+        Args:
+            made: what stands for the output of each node that is an input or an output.
+        """
+        inputs, outputs = (
+            tf.nest.pack_sequence_as(structure, [made[node] for node in nodes])
+            for structure, nodes in zip(self._structures, (self.inputs, self.outputs), strict=True)
+        )
+        return inputs, outputs
+
+    def in_order(self, given: Any) -> list[Any]:
+        """What a model with several inputs is called with, in the order of its inputs.
+
+        Args:
+            given: a list or tuple in that order, or a dictionary by the keys of the model's inputs
+                or by their names.
+
+        Raises:
+            ValueError: it has something else than one value for each input.
+        """
+        structure, names = self._structures[0], list(self.inputs)
+        if isinstance(given, Mapping):
+            keys = sorted(structure) if isinstance(structure, Mapping) else names
+            if set(keys) <= set(given):
+                return [given[key] for key in keys]
+            if set(names) <= set(given):
+                return [given[name] for name in names]
+        elif isinstance(given, list | tuple) and len(given) == len(names):
+            return list(given)
+        found = list(given) if isinstance(given, Mapping) else type(given).__name__
+        raise ValueError(
+            f"model {self.name!r}: received {found} for the inputs {', '.join(names)}, expected a "
+            "list or a dictionary with one for each."
+        )
+
+    def assemble(self, made: Mapping[str, Any], name: str | None = None) -> keras.Model:
+        """A model of other tensors, called with the same structure of inputs and outputs.
+
+        Args:
+            made: see `pack`.
+            name: of the model; the same where it is left out.
+        """
+        inputs, outputs = self.pack(made)
+        return keras.Model(inputs, outputs, name=name or self.name)
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._nodes.values())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._nodes
+
+    def __getitem__(self, name: str) -> Node:
+        return self._nodes[name]
+
+    def consumers(self, name: str) -> list[Node]:
+        """The nodes that read the output of `name`."""
+        return [self._nodes[consumer] for consumer in self._consumers[name]]
+
+    def calls(self, name: str) -> list[Node]:
+        """All calls of the layer that `name` is a call of."""
+        return self._calls[id(self._nodes[name].layer)]
+
+    def is_shared(self, name: str) -> bool:
+        """Whether the layer of `name` is called several times."""
+        return len(self.calls(name)) > 1
+
+    def before(self, name: str) -> set[str]:
+        """Names of all nodes from which `name` can be reached."""
+        found: set[str] = set()
+        waiting = list(self._nodes[name].inputs)
+        while waiting:
+            producer = waiting.pop()
+            if producer not in found:
+                found.add(producer)
+                waiting.extend(self._nodes[producer].inputs)
+        return found
+
+    def without(self, is_left_out: Callable[[Node], bool]) -> "Network":
+        """This network without some of its nodes, whose readers read what these did.
+
+        Args:
+            is_left_out: tells them; those with several inputs stay.
+        """
+        source: dict[str, str] = {}
+        for node in self:
+            if len(node.inputs) == 1 and is_left_out(node):
+                source[node.name] = source.get(node.inputs[0], node.inputs[0])
+        kept = [
+            dataclasses.replace(node, inputs=tuple(source.get(name, name) for name in node.inputs))
+            for node in self
+            if node.name not in source
+        ]
+        return self.rearranged(kept, source)
+
+    def rearranged(self, nodes: Iterable[Node], renamed: Mapping[str, str]) -> "Network":
+        """This network with other nodes.
+
+        Args:
+            nodes: producers before consumers.
+            renamed: the new names of those that have other names than before.
+        """
+        other = copy.copy(self)
+        other._nodes = {node.name: node for node in nodes}
+        other.inputs = tuple(renamed.get(name, name) for name in self.inputs)
+        other.outputs = tuple(renamed.get(name, name) for name in self.outputs)
+        other.problems = {renamed.get(name, name): text for name, text in self.problems.items()}
+        other._connect()
+        return other
+
+    def _connect(self) -> None:
+        """Finds who reads what, and which calls are of the same layer."""
+        self._consumers: dict[str, list[str]] = {name: [] for name in self._nodes}
+        self._calls: dict[int, list[Node]] = {}
+        for node in self:
+            self._calls.setdefault(id(node.layer), []).append(node)
+            for producer in node.inputs:
+                self._consumers[producer].append(node.name)
+
+
+def _has_mask(tensor: Any) -> bool:
+    # Keras has no public name for the mask that comes with a tensor.
+    return getattr(tensor, "_keras_mask", None) is not None
+
+
+def _recurrent(layer: keras.layers.Layer) -> Iterator[keras.layers.Layer]:
+    return (part for part in (layer, *layer.submodules) if isinstance(part, keras.layers.RNN))
+
+
+def _fix_of_call(call: Any) -> str:
+    layer = call.layer
+    if hasattr(layer, "symbol"):
+        return "; use a Keras layer for the operation"
+    if len(tf.nest.flatten(call.outputs)) != 1:
+        return (
+            "; let the layer return one tensor, as without return_state or return_attention_scores"
+        )
+    if len(layer.inbound_nodes) > 1:
+        return "; call it in the same way each time, or make a layer for each call"
+    return "; call it with tensors alone, and give the rest to its constructor"
+
+
+def keras_calls(model: keras.Model) -> list[Any]:
+    """Keras' own records of the calls that a model consists of, producers before consumers."""
+    # Keras has no public view of which of a layer's calls belong to which model.
+    depths = sorted(model._nodes_by_depth, reverse=True)
+    return [call for depth in depths for call in model._nodes_by_depth[depth]]
+
+
+def _names_of_calls(model: keras.Model) -> dict[int, str]:
+    """Names for Keras' records of calls, by their identity."""
+    counts: dict[str, int] = {}
+    names: dict[int, str] = {}
+    for call in _along_arguments(model.outputs):
+        count = counts[call.layer.name] = counts.get(call.layer.name, 0) + 1
+        names[id(call)] = call.layer.name if count == 1 else f"{call.layer.name}@{count}"
+    return names
+
+
+def _along_arguments(tensors: Iterable[Any]) -> Iterator[Any]:
+    """The calls that lead to tensors: each after those that it reads, in the arguments' order."""
+    seen: set[int] = set()
+    waiting = [(tensor.node, False) for tensor in reversed(list(tensors))]
+    while waiting:
+        call, is_ready = waiting.pop()
+        if is_ready:
+            yield call
+        elif id(call) not in seen:
+            seen.add(id(call))
+            waiting.append((call, True))
+            waiting += [(read.node, False) for read in reversed(call.keras_inputs)]
+
+
+def check_model(model: Any) -> None:
+    """Raises ValueError, with the fix, unless `model` is a built Functional or Sequential model."""
+    if not isinstance(model, keras.Model):
+        raise ValueError(_not_a_model(model))
+    if isinstance(getattr(model, "quantized", None), keras.Model):
+        raise ValueError(
+            f"model {model.name!r}: received a deployed view of a quantized model "
+            f"({type(model).__name__}), expected the model itself; pass its attribute `quantized`."
+        )
+    sequential = isinstance(model, keras.Sequential)
+    if sequential and not getattr(model, "_graph_initialized", False):
+        raise ValueError(
+            f"model {model.name!r}: received a Sequential model that is not built, expected one "
+            "with a known input shape; call model.build((None, height, width, channels)), or start "
+            "it with keras.Input."
+        )
+    if not getattr(model, "_is_graph_network", False):
+        raise ValueError(
+            f"model {model.name!r}: received a subclassed model ({type(model).__name__}), whose "
+            "layers only its Python code connects; expected a Functional or Sequential model: "
+            "build the same layers with outputs = layer(inputs) and keras.Model(inputs, outputs)."
+        )
+    if problem := own_call_problem(model):
+        raise ValueError(f"model {model.name!r}: {problem}.")
+
+
+def own_call_problem(model: keras.Model) -> str | None:
+    """Why the graph of a model is not what it computes, with the fix; None where it is."""
+    own = next(base for base in type(model).__mro__ if {"call", "__call__"} & vars(base).keys())
+    if own.__module__.split(".")[0] in ("tf_keras", "keras", "tensorflow"):
+        return None
+    return (
+        f"received a model whose class {own.__name__} has a call() of its own beside the graph, "
+        "expected one that computes its graph; put what call() does into the graph, "
+        "keras.Model(inputs, outputs)"
+    )
+
+
+def check_one_of_each(model: keras.Model) -> None:
+    """Raises ValueError, with the fix, where a model has several inputs or outputs."""
+    for role, tensors in (("input", model.inputs), ("output", model.outputs)):
+        if len(tensors) != 1:
+            raise ValueError(
+                f"model {model.name!r}: received {len(tensors)} {role}s, expected one; split the "
+                f"model, or keep only one {role} in keras.Model(inputs, outputs)."
+            )
+
+
+def _not_a_model(received: Any) -> str:
+    kind = f"{type(received).__module__}.{type(received).__qualname__}"
+    if any(base.__module__.split(".")[0] == "keras" for base in type(received).__mro__):
+        return (
+            f"received a Keras 3 model ({kind}), expected a Keras 2 one: TFMOT works on tf_keras; "
+            "convert it with sat_tf.from_keras3(model)."
+        )
+    if isinstance(received, str | os.PathLike):
+        return (
+            f"received {os.fspath(received)!r}, expected a tf_keras model; load the file first: "
+            "tf_keras.models.load_model(path), or sat_tf.from_keras3(path) where Keras 3 saved it."
+        )
+    return f"received {kind}, expected a tf_keras model."

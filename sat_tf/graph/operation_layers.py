@@ -1,0 +1,501 @@
+"""Keras layers for what users write as operations: `2 * x + 1`, `x[:, 1:]`, `tf.minimum(x, 3)`."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.messages import did_you_mean
+
+
+def template_of(value: Any, places: Mapping[int, int]) -> Any:
+    """Arguments as plain values.
+
+    Slices become {"slice": [start, stop, step]}, an ellipsis "...", types {"type": name}, and
+    arrays {"array": [values], "of": type}.
+
+    Args:
+        value: an argument, or a list or dictionary of them.
+        places: for each tensor among them, by its identity, its number i; it becomes
+            {"tensor": i}.
+
+    Raises:
+        TypeError: a file could not hold one of the values.
+
+    >>> template_of([slice(1, None), 2.5], {})
+    [{'slice': [1, None, None]}, 2.5]
+    """
+    if id(value) in places:
+        return {"tensor": places[id(value)]}
+    if isinstance(value, dict) and set(value) == {"start", "stop", "step"}:
+        value = slice(value["start"], value["stop"], value["step"])  # as tf_keras keeps them
+    if isinstance(value, dict):
+        return {name: template_of(inner, places) for name, inner in value.items()}
+    if isinstance(value, slice):
+        ends = (value.start, value.stop, value.step)
+        return {"slice": [template_of(end, places) for end in ends]}
+    if value is Ellipsis:
+        return "..."
+    if isinstance(value, list | tuple):
+        return [template_of(inner, places) for inner in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tf.DType):
+        return {"type": value.name}
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray) or hasattr(value, "numpy"):
+        array = np.asarray(value)
+        if array.dtype.kind in "bfiu":
+            return {"array": array.tolist(), "of": array.dtype.name}
+    raise TypeError(f"{value!r} is no plain value.")
+
+
+def filled_in(template: Any, tensors: Sequence[Any]) -> Any:
+    """What `template_of` was made of, with these tensors; where there were tuples, there are lists.
+
+    >>> filled_in([{"tensor": 0}, {"slice": [1, None, None]}], ["x"])
+    ['x', slice(1, None, None)]
+    """
+    if isinstance(template, Mapping):
+        if set(template) == {"tensor"}:
+            return tensors[template["tensor"]]
+        if set(template) == {"array", "of"}:
+            return np.asarray(template["array"], template["of"])
+        if set(template) == {"type"}:
+            return tf.as_dtype(template["type"])
+        if set(template) == {"slice"}:
+            return slice(*filled_in(template["slice"], tensors))
+        return {name: filled_in(inner, tensors) for name, inner in template.items()}
+    if isinstance(template, str):
+        return Ellipsis if template == "..." else template
+    if isinstance(template, list | tuple):
+        return [filled_in(inner, tensors) for inner in template]
+    return template
+
+
+_register = keras.utils.register_keras_serializable(package="sat_tf")
+
+# What is done with the tensor x and the number c, and y = slope · x + offset for the same.
+_SCALINGS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], tuple[Any, Any]]]] = {
+    "x + c": (lambda x, c: x + c, lambda c: (1.0, c)),
+    "x - c": (lambda x, c: x - c, lambda c: (1.0, -c)),
+    "c - x": (lambda x, c: c - x, lambda c: (-1.0, c)),
+    "x * c": (lambda x, c: x * c, lambda c: (c, 0.0)),
+    "x / c": (lambda x, c: x / c, lambda c: (1.0 / c, 0.0)),
+}
+
+
+@_register
+class Scaling(keras.layers.Layer):
+    """A tensor and a number, or one number a channel, added to each other or multiplied.
+
+    Args:
+        formula: "x + c", "x - c", "c - x", "x * c" or "x / c".
+        number: c, a number or a list of as many as there are channels; finite, and not 0 where x
+            is multiplied or divided by it.
+        **options: options of any Keras layer.
+
+    Raises:
+        ValueError: an unknown formula, or a number that cannot be used in it.
+
+    >>> Scaling("x / c", 4.0)(tf.constant([[2.0]])).numpy().tolist()
+    [[0.5]]
+    """
+
+    def __init__(self, formula: str, number: float | Sequence[float], **options: Any) -> None:
+        super().__init__(**options)
+        if formula not in _SCALINGS:
+            raise ValueError(f"formula={formula!r} is none. {did_you_mean(formula, _SCALINGS)}")
+        values = np.asarray(number, np.float32)
+        if values.ndim > 1 or not np.all(np.isfinite(values)):
+            raise ValueError(f"number={number!r}: expected one finite number, or one a channel.")
+        if formula in ("x * c", "x / c") and np.any(values == 0.0):
+            raise ValueError(f"number={number!r}: expected none to be 0 in {formula!r}.")
+        self.formula = formula
+        self.number = values.tolist()
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """The formula."""
+        function, _ = _SCALINGS[self.formula]
+        return function(inputs, tf.constant(self.number, inputs.dtype))
+
+    def affine(self) -> tuple[np.ndarray, np.ndarray]:
+        """Slope and offset, float64, each one number or one a channel."""
+        _, parts = _SCALINGS[self.formula]
+        slope, offset = parts(np.asarray(self.number, np.float64))
+        return np.asarray(slope, np.float64), np.asarray(offset, np.float64)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """The shape of the input."""
+        return tf.TensorShape(input_shape)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "formula": self.formula, "number": self.number}
+
+
+@_register
+class Slice(keras.layers.Layer):
+    """A part of each image, as Python's slices take it.
+
+    Args:
+        slices: for each axis but the batch, [start, stop, step], each an integer or None.
+        dropped: the axes, counted like the slices, that are left out of the result; their slices
+            have length 1.
+        **options: options of any Keras layer.
+
+    >>> Slice([[1, None, None]])(tf.constant([[1.0, 2.0, 3.0]])).numpy().tolist()
+    [[2.0, 3.0]]
+    """
+
+    def __init__(
+        self, slices: Sequence[Sequence[int | None]], dropped: Sequence[int] = (), **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self.slices = [list(bounds) for bounds in slices]
+        self.dropped = list(dropped)
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """The part."""
+        part = inputs[(slice(None), *(slice(*bounds) for bounds in self.slices))]
+        return tf.squeeze(part, [axis + 1 for axis in self.dropped]) if self.dropped else part
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "slices": self.slices, "dropped": self.dropped}
+
+
+@_register
+class StopGradient(keras.layers.Layer):
+    """A tensor as it is, through which no gradient goes: `tf.stop_gradient(x)`.
+
+    >>> StopGradient()(tf.constant([2.0])).numpy().tolist()
+    [2.0]
+    """
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """The tensor."""
+        return tf.stop_gradient(inputs)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """The shape of the input."""
+        return tf.TensorShape(input_shape)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return dict(super().get_config())
+
+
+@_register
+class OfSeveralTensors(keras.layers.Wrapper):
+    """A layer that takes its tensors one by one, called with a list of them; never quantized.
+
+    Args:
+        layer: the layer, such as MultiHeadAttention, whose call has a query, a value and a key.
+        arguments: what it is called with, and, by name, what has a name: plain values, with
+            {"tensor": i} in the place of the i-th tensor of the list.
+        **options: options of any Keras layer.
+    """
+
+    def __init__(self, layer: keras.layers.Layer, arguments: Sequence[Any], **options: Any) -> None:
+        super().__init__(layer, **options)
+        self.arguments = arguments
+
+    def build(self, input_shape: Any) -> None:
+        """Leaves it to the layer, which is built when it is called."""
+        del input_shape
+        self.built = True
+
+    def call(self, inputs: Any, training: Any = None) -> Any:
+        """What the layer makes of the tensors."""
+        args, options = filled_in(self.arguments, tf.nest.flatten(inputs))
+        if "training" in inspect.signature(self.layer.call).parameters:
+            options.setdefault("training", training)
+        return self.layer(*args, **options)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "arguments": self.arguments}
+
+
+class OfTensorFlow(keras.layers.Layer):
+    """A TensorFlow operation as a layer; abstract.
+
+    Args:
+        function: its name without "tf.", such as "math.sin".
+        arguments: its arguments and, by name, those that have names: plain values, with
+            {"tensor": i} in the place of the i-th tensor that the layer is called with.
+        **options: options of any Keras layer.
+    """
+
+    def __init__(self, function: str, arguments: Sequence[Any], **options: Any) -> None:
+        super().__init__(**options)
+        self.function = function
+        self.arguments = arguments
+        kind = "SlicingOpLambda" if function.endswith("getitem") else "TFOpLambda"
+        config = {"name": f"{self.name}_function", "function": function}
+        operation = keras.layers.deserialize({"class_name": kind, "config": config})
+        # Past Keras' own __setattr__, which would track it as a layer inside.
+        object.__setattr__(self, "_operation", operation)
+
+    def call(self, inputs: Any) -> Any:
+        """What the operation makes of the tensors."""
+        args, options = filled_in(self.arguments, tf.nest.flatten(inputs))
+        if self.function.endswith("getitem"):  # a list would be an index of its own
+            args[1:] = [tuple(value) if isinstance(value, list) else value for value in args[1:]]
+        return self._operation.function(*args, **options)
+
+    def get_config(self) -> dict[str, Any]:
+        """The options; what a class has for the function and its arguments, it adds itself."""
+        return dict(super().get_config())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "OfTensorFlow":
+        return type(self).from_config(self.get_config())
+
+
+@_register
+class Operation(OfTensorFlow):
+    """A TensorFlow operation that no other layer does; it is never quantized.
+
+    Args:
+        function: see `OfTensorFlow`.
+        arguments: see `OfTensorFlow`.
+        **options: options of any Keras layer.
+
+    >>> Operation("math.square", [[{"tensor": 0}], {}])(tf.constant([3.0])).numpy().tolist()
+    [9.0]
+    """
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "function": self.function, "arguments": self.arguments}
+
+
+@_register
+def absolute(x: tf.Tensor) -> tf.Tensor:
+    """|x|, for `keras.layers.Activation`."""
+    return tf.abs(x)
+
+
+_TENSOR = {"tensor": 0}
+
+
+@_register
+class Clip(OfTensorFlow):
+    """Values below an end become that end: min(max(x, low), high).
+
+    Args:
+        low: the smallest value; None where there is none.
+        high: the largest value, not below `low`; None where there is none.
+        **options: options of any Keras layer.
+
+    Raises:
+        ValueError: both ends are None, one is NaN, or the largest is below the smallest.
+
+    >>> Clip(-1.0, 2.0)(tf.constant([-3.0, 0.5, 3.0])).numpy().tolist()
+    [-1.0, 0.5, 2.0]
+    """
+
+    def __init__(self, low: float | None, high: float | None, **options: Any) -> None:
+        ends = [end for end in (low, high) if end is not None]
+        if not ends or not ends[0] <= ends[-1]:
+            raise ValueError(f"low={low!r}, high={high!r}: expected low <= high, or one of them.")
+        function = "clip_by_value"
+        if len(ends) == 1:
+            function = "math.minimum" if low is None else "math.maximum"
+        super().__init__(function, [[_TENSOR, *map(float, ends)], {}], **options)
+        self.low = None if low is None else float(low)
+        self.high = None if high is None else float(high)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "low": self.low, "high": self.high}
+
+
+@_register
+class DepthToSpace(OfTensorFlow):
+    """Channels moved into rows and columns: (h, w, b²·c) becomes (b·h, b·w, c).
+
+    Args:
+        block_size: b.
+        **options: options of any Keras layer.
+
+    >>> DepthToSpace(2)(tf.constant([[[[1.0, 2.0, 3.0, 4.0]]]])).numpy()[0, ..., 0].tolist()
+    [[1.0, 2.0], [3.0, 4.0]]
+    """
+
+    def __init__(self, block_size: int, **options: Any) -> None:
+        super().__init__("nn.depth_to_space", [[_TENSOR, block_size], {}], **options)
+        self.block_size = block_size
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "block_size": self.block_size}
+
+
+@_register
+class SpaceToDepth(OfTensorFlow):
+    """Rows and columns moved into channels: (b·h, b·w, c) becomes (h, w, b²·c).
+
+    Args:
+        block_size: b.
+        **options: options of any Keras layer.
+
+    >>> SpaceToDepth(2)(tf.constant([[[[1.0], [2.0]], [[3.0], [4.0]]]])).numpy().tolist()
+    [[[[1.0, 2.0, 3.0, 4.0]]]]
+    """
+
+    def __init__(self, block_size: int, **options: Any) -> None:
+        super().__init__("nn.space_to_depth", [[_TENSOR, block_size], {}], **options)
+        self.block_size = block_size
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "block_size": self.block_size}
+
+
+@_register
+class ChannelMean(OfTensorFlow):
+    """The mean over the channels, which stay as one.
+
+    Args:
+        **options: options of any Keras layer.
+
+    >>> ChannelMean()(tf.constant([[1.0, 2.0, 6.0]])).numpy().tolist()
+    [[3.0]]
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__("math.reduce_mean", [[_TENSOR, -1, True], {}], **options)
+
+
+@_register
+class ChannelMax(OfTensorFlow):
+    """The largest of the channels, which stay as one.
+
+    Args:
+        **options: options of any Keras layer.
+
+    >>> ChannelMax()(tf.constant([[1.0, 2.0, 6.0]])).numpy().tolist()
+    [[6.0]]
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__("math.reduce_max", [[_TENSOR, -1, True], {}], **options)
+
+
+@_register
+class Padding(OfTensorFlow):
+    """Zeros around the values of each image, also in front of channels and behind them.
+
+    Args:
+        margins: for each axis but the batch, how many zeros in front and behind.
+        **options: options of any Keras layer.
+
+    >>> Padding([(1, 2)])(tf.constant([[3.0]])).numpy().tolist()
+    [[0.0, 3.0, 0.0, 0.0]]
+    """
+
+    def __init__(self, margins: Sequence[Sequence[int]], **options: Any) -> None:
+        paddings = [[0, 0], *(list(margin) for margin in margins)]
+        super().__init__("compat.v1.pad", [[_TENSOR, paddings, "CONSTANT", None, 0], {}], **options)
+        self.margins = paddings[1:]
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "margins": self.margins}
+
+
+@_register
+class Gather(OfTensorFlow):
+    """Parts of each image along an axis, in the order of their numbers.
+
+    Args:
+        indices: the numbers, each of 0 and above; one may stand several times.
+        axis: the axis, counted without the batch.
+        **options: options of any Keras layer.
+
+    >>> Gather([2, 0], 0)(tf.constant([[1.0, 2.0, 3.0]])).numpy().tolist()
+    [[3.0, 1.0]]
+    """
+
+    def __init__(self, indices: Sequence[int], axis: int, **options: Any) -> None:
+        settings = {"axis": axis + 1, "batch_dims": 0}
+        super().__init__("compat.v1.gather", [[_TENSOR, list(indices)], settings], **options)
+        self.indices = list(indices)
+        self.axis = axis
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "indices": self.indices, "axis": self.axis}
+
+
+@_register
+class ConstantSum(OfTensorFlow):
+    """A tensor plus a map of numbers that is the same for all images, such as embedded positions.
+
+    Args:
+        values: the map: as many axes as the tensor without the batch, each as long or of size 1.
+        **options: options of any Keras layer.
+
+    Raises:
+        ValueError: a number of the map is NaN or infinite.
+
+    >>> ConstantSum([[1.0], [2.0]])(tf.constant([[[5.0, 6.0], [7.0, 8.0]]])).numpy().tolist()
+    [[[6.0, 7.0], [9.0, 10.0]]]
+    """
+
+    def __init__(self, values: Any, **options: Any) -> None:
+        array = np.asarray(values, np.float32)
+        if not np.all(np.isfinite(array)):
+            raise ValueError("values: expected finite numbers, received NaN or infinite ones.")
+        constant = {"array": array.tolist(), "of": "float32"}
+        super().__init__("math.add", [[_TENSOR, constant], {}], **options)
+        self.values = array
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        """The sum."""
+        return inputs + tf.constant(self.values, inputs.dtype)
+
+    def rounded(self) -> "ConstantSum":
+        """The same with values as int8 holds them: whole multiples of max|values| / 127."""
+        codes, step = self.codes()
+        values = (codes * step).astype(np.float32).tolist()
+        return type(self).from_config({**self.get_config(), "values": values})
+
+    def codes(self) -> tuple[np.ndarray, np.float32]:
+        """Integers from -127 to 127, and the step with which they are the values, or next to them.
+
+        Those of a `rounded` map are the same again.
+        """
+        step = np.float32(max(float(np.max(np.abs(self.values), initial=0.0)), 1e-24) / 127.0)
+        return np.rint(self.values / step).astype(np.int32), step
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """The shape of the input."""
+        return tf.TensorShape(input_shape)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "values": self.values.tolist()}
+
+
+LAYERS: tuple[type[keras.layers.Layer], ...] = (
+    Scaling,
+    Slice,
+    Operation,
+    Clip,
+    DepthToSpace,
+    SpaceToDepth,
+    ChannelMean,
+    ChannelMax,
+    Padding,
+    Gather,
+    ConstantSum,
+    StopGradient,
+    OfSeveralTensors,
+)

@@ -1,0 +1,338 @@
+"""What a quantized tf_keras model is in Keras 3, layer by layer, and the comparison of the two."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import keras as keras3
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.flatten import unique_name
+from sat_tf.graph.operation_layers import template_of
+from sat_tf.keras3 import inference_table
+from sat_tf.keras3.calls import LayerCall
+from sat_tf.keras3.inference_layers import PixelGrid, QuantizedActivation
+from sat_tf.keras3.inference_operations import Operation
+from sat_tf.keras3.proof import TOLERANCE, UNKNOWN_SIZE, difference
+from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.quantizers import code_range
+from sat_tf.quantizers.functions import OffsetQuantizer
+from sat_tf.quantizers.image import ImageQuantizer
+from sat_tf.quantizers.input_range import PIXELS
+from sat_tf.quantizers.observers import RangeObserver
+
+_IDENTITIES = (ImageQuantizer, RangeObserver, type(None))
+
+
+def problem_of(layer: Any) -> str | None:
+    """Why a layer has no form in Keras 3; None where it has one."""
+    if not isinstance(layer, QuantizedLayer):
+        return _plain_problem(layer)
+    config = layer.quantize_config
+    if not (code_range.has_codes(config.output) or type(config.output) in _IDENTITIES):
+        return (
+            f"received {config.output!r}, which sat-tf does not know in Keras 3; use a policy "
+            "without it"
+        )
+    if config.weights is not None and not layer_kinds.kernel_name(layer.layer):
+        return f"received {type(layer.layer).__name__}, whose kernel sat-tf does not know"
+    return None if _is_gone(layer) else _plain_problem(layer.layer)
+
+
+class Names:
+    """Gives out the names of the layers of one Keras 3 model.
+
+    They are those of tf_keras, with `_` for slashes, which Keras 3 refuses, and with `_2`, `_3` and
+    so on where that name is taken.
+
+    Args:
+        layers: all layers of the tf_keras model.
+    """
+
+    def __init__(self, layers: Iterable[Any]) -> None:
+        every = [layer for one in layers for layer in (one, getattr(one, "layer", one))]
+        self._waiting = {layer.name for layer in every if "/" not in layer.name}
+        self._taken = set(self._waiting)
+
+    def give(self, wanted: str) -> str:
+        """A name for one more layer."""
+        if wanted in self._waiting:
+            self._waiting.remove(wanted)
+            return wanted
+        return unique_name(wanted.replace("/", "_"), self._taken)
+
+
+def pieces_of(layer: Any, names: Names) -> list[Callable[..., Any]]:
+    """What is called one after the other, the first with the layer's arguments.
+
+    Args:
+        layer: a layer without a `problem_of`.
+        names: where the pieces get their names.
+    """
+    if not isinstance(layer, QuantizedLayer):
+        if layer_kinds.role_of(layer) is layer_kinds.Role.IDENTITY:
+            return []
+        return [_plain(layer, names, activation=True, kernel=None)]
+    inner, config = layer.layer, layer.quantize_config
+    if _is_gone(layer):
+        return _quantizer(layer, names)
+    kernel = None
+    if config.weights is not None:
+        kernel = layer_kinds.kernel_name(inner), layer.effective_kernel()
+    at_activation = bool(config.get_activations_and_quantizers(inner))
+    first = _plain(inner, names, activation=not at_activation, kernel=kernel)
+    if at_activation and layer_kinds.is_softmax(inner):
+        name = names.give(f"{inner.name}_softmax")
+        softmax = keras3.layers.Activation("softmax", name=name, dtype=_policy(inner))
+        return [first, *_quantizer(layer, names), softmax]
+    return [first, *_quantizer(layer, names)]
+
+
+def run(pieces: list[Callable[..., Any]], args: Any, kwargs: Any) -> Any:
+    """Calls one piece after the other; without any, the first argument passes."""
+    outputs = args[0]
+    for index, piece in enumerate(pieces):
+        outputs = piece(outputs) if index else piece(*args, **kwargs)
+    return outputs
+
+
+def _is_gone(layer: QuantizedLayer) -> bool:
+    """Whether inference has no use for the wrapped layer, beside that of its quantizer."""
+    config = layer.quantize_config
+    return (
+        config.replaces(layer.layer)
+        or layer_kinds.role_of(layer.layer) is layer_kinds.Role.IDENTITY
+    )
+
+
+def _quantizer(layer: QuantizedLayer, names: Names) -> list[Callable[..., Any]]:
+    quantizer = layer.quantize_config.output
+    if isinstance(quantizer, ImageQuantizer):
+        return _pixel_grid(layer, quantizer, names)
+    if quantizer is None or not code_range.has_codes(quantizer):
+        return []
+    codes = code_range.code_range(quantizer, layer.output_variables.get("clipping_level"))
+    lowest = int(codes.lowest.numpy())
+    made = QuantizedActivation(
+        lowest,
+        lowest + codes.steps,
+        from_zero=isinstance(quantizer, OffsetQuantizer),
+        name=names.give(layer.name),
+        dtype=_policy(layer.layer),
+        trainable=False,
+    )
+    made.step.assign(codes.step)
+    return [made]
+
+
+def _pixel_grid(
+    layer: QuantizedLayer, quantizer: ImageQuantizer, names: Names
+) -> list[Callable[..., Any]]:
+    change = quantizer.range.change
+    if change.is_none:
+        return []
+    made = PixelGrid(
+        change.shift.size,
+        change.reverses,
+        name=names.give(layer.name),
+        dtype=_policy(layer.layer),
+        trainable=False,
+    )
+    made.shift.assign(change.shift)
+    made.ratio.assign(change.ratio)
+    return [made]
+
+
+def _policy(layer: Any) -> str:
+    return layer.dtype_policy.name if hasattr(layer, "dtype_policy") else str(layer.dtype)
+
+
+def _plain_problem(layer: Any) -> str | None:
+    symbol = _symbol(layer)
+    if symbol is not None:
+        return inference_table.operation_problem(symbol)
+    if layer_kinds.role_of(layer) is layer_kinds.Role.IDENTITY:
+        return None
+    if isinstance(layer, keras.layers.InputLayer):
+        return None
+    return inference_table.problem_of(layer)
+
+
+def _plain(
+    layer: Any, names: Names, *, activation: bool, kernel: tuple[str, Any] | None
+) -> Callable[..., Any]:
+    name, symbol = names.give(layer.name), _symbol(layer)
+    if symbol is not None:
+        return _CalledOperation(symbol, name)
+    return inference_table.make_layer(layer, name, activation=activation, kernel=kernel)
+
+
+def _symbol(layer: Any) -> str | None:
+    """The name of the operation of TensorFlow that a layer of tf_keras stands for."""
+    if type(layer).__module__.split(".")[0] != "tf_keras":
+        return None
+    if type(layer).__name__ == "SlicingOpLambda":
+        return "__operators__.getitem"
+    return getattr(layer, "symbol", None)
+
+
+class _CalledOperation:
+    """An `Operation` whose arguments are those of its first call."""
+
+    def __init__(self, function: str, name: str) -> None:
+        self._function = function
+        self._name = name
+        self._layer: Operation | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = tf.nest.map_structure(_type_name, (list(args), kwargs))
+        tensors = [value for value in tf.nest.flatten([args, kwargs]) if hasattr(value, "shape")]
+        if self._layer is None:
+            places = {id(tensor): place for place, tensor in enumerate(tensors)}
+            self._layer = Operation(
+                self._function,
+                template_of([args, kwargs], places),
+                name=self._name,
+            )
+        return self._layer(tensors[0] if len(tensors) == 1 else tensors)
+
+
+def _type_name(value: Any) -> Any:
+    return value.name if isinstance(value, tf.DType) else value
+
+
+_IMAGES = 4
+_SEED = 21
+# A code flips where the value before rounding is within the rounding of the sums of a tie: of 1e-6
+# of the largest value, one in some 10 000 at 8 bits. More are no ties.
+_FLIPS = 1e-3
+
+
+@dataclasses.dataclass
+class InferenceProof:
+    """What was found.
+
+    Attributes:
+        codes: how many codes the quantizers of the network made.
+        codes_differing: how many were the next one in Keras 3, given equal inputs.
+        difference: of the outputs of the whole, in parts of their largest value.
+    """
+
+    codes: int = 0
+    codes_differing: int = 0
+    difference: float = 0.0
+
+
+def prove(
+    model: keras.Model,
+    exported: Any,
+    calls: list[LayerCall],
+    made: dict[int, list[Callable[..., Any]]],
+) -> InferenceProof:
+    """Compares every layer on what the tf_keras layer reads, and the outputs of the whole.
+
+    Args:
+        model: the quantized model.
+        exported: the Keras 3 model.
+        calls: of `model`.
+        made: what `exported` calls for every layer of `model`, by the layer's identity.
+
+    Raises:
+        ValueError: a layer computes something else; names the first, with the difference.
+    """
+    proof, values = InferenceProof(), {}
+    images = list(_pixels(calls))
+    inputs = iter(images)
+    for call in calls:
+        if isinstance(call.layer, keras.layers.InputLayer):
+            values[id(call.outputs[0])] = tf.convert_to_tensor(next(inputs))
+            continue
+        args, kwargs = call.filled_in(values)
+        # Random layers of tf_keras take part in training unless they are told not to.
+        takes_training = "training" in inspect.signature(call.layer.call).parameters
+        mode = {"training": False} if takes_training else {}
+        expected = tf.nest.flatten(call.layer(*args, **kwargs, **mode))
+        pieces = made[id(call.layer)]
+        received = keras3.tree.flatten(run(pieces, *_for_keras3((args, kwargs))))
+        for symbol, one, other in zip(call.outputs, expected, received, strict=True):
+            values[id(symbol)] = one
+            problem = _compare(pieces, one, other, proof)
+            if problem:
+                raise ValueError(f"model {model.name!r}: {call.layer.name}: {problem}")
+    by_symbol = {id(symbol): values[id(symbol)] for call in calls for symbol in call.outputs}
+    given = [by_symbol[id(symbol)].numpy() for symbol in model.inputs]
+    packed = tf.nest.pack_sequence_as(model._nested_inputs, given)
+    whole = keras3.tree.flatten(exported(packed, training=False))
+    expected = [by_symbol[id(symbol)] for symbol in model.outputs]
+    proof.difference = max(map(difference, expected, whole))
+    if proof.codes_differing == 0 and not proof.difference <= TOLERANCE:
+        raise ValueError(
+            f"model {model.name!r}: received a model whose outputs differ in Keras 3 by "
+            f"{proof.difference:.2g} of their largest value though all its layers agree, expected "
+            f"at most {TOLERANCE:g}; call it with KERAS_BACKEND=tensorflow."
+        )
+    return proof
+
+
+def _compare(
+    pieces: list[Callable[..., Any]], expected: Any, received: Any, proof: InferenceProof
+) -> str | None:
+    """What is wrong with the output of one layer; counts its codes."""
+    last = pieces[-1] if pieces else None
+    if not isinstance(last, QuantizedActivation):
+        found = difference(expected, received)
+        if found <= TOLERANCE:
+            return None
+        return (
+            f"received a layer whose output differs in Keras 3 by {found:.2g} of its largest "
+            f"value, expected at most {TOLERANCE:g}; build the model without it."
+        )
+    step = np.float64(keras3.ops.convert_to_numpy(last.step))
+    one, other = (
+        np.asarray(values, np.float64)
+        for values in (expected.numpy(), keras3.ops.convert_to_numpy(received))
+    )
+    apart = np.abs(one - other) / step
+    flipped = int(np.count_nonzero(apart > 0.5))
+    proof.codes += one.size
+    proof.codes_differing += flipped
+    # Two neighbours are a step apart, but for the rounding of the step in a lower precision.
+    too_far = not np.max(apart, initial=0.0) < 1.5
+    largest = np.max(np.abs(one), initial=0.0)
+    too_far |= np.max(apart[apart <= 0.5], initial=0.0) * step > TOLERANCE * largest
+    if too_far or flipped > max(1.0, _FLIPS * one.size) or np.any(np.isnan(apart)):
+        return (
+            f"received a quantizer of which {flipped} of {one.size} codes differ in Keras 3, by up "
+            f"to {np.max(apart):.2g} steps, expected at most {_FLIPS:g} of them, by one step; run "
+            "it with KERAS_BACKEND=tensorflow."
+        )
+    return None
+
+
+def _for_keras3(values: Any) -> Any:
+    if keras3.backend.backend() == "tensorflow":
+        return values
+    return tf.nest.map_structure(
+        lambda value: value.numpy() if tf.is_tensor(value) else value, values
+    )
+
+
+def _pixels(calls: list[LayerCall]) -> Iterator[np.ndarray]:
+    draws = np.random.default_rng(_SEED)
+    ranges = {}
+    for call in calls:
+        config = getattr(call.layer, "quantize_config", None)
+        if config is not None and isinstance(config.output, ImageQuantizer):
+            ranges[id(call.node.keras_inputs[0])] = config.output.range
+    for call in calls:
+        if not isinstance(call.layer, keras.layers.InputLayer):
+            continue
+        batch, *rest = call.outputs[0].shape
+        shape = (batch or _IMAGES, *(UNKNOWN_SIZE if size is None else size for size in rest))
+        dtype = call.outputs[0].dtype.as_numpy_dtype
+        found = ranges.get(id(call.outputs[0]), PIXELS)
+        yield found.fed(draws.integers(0, 256, shape)).astype(dtype)

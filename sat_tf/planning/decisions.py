@@ -1,0 +1,326 @@
+"""What a placement decides for each layer, with the reasons that it rests on."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tf_keras as keras
+
+from sat_tf.core.grid import find_grid
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.network import Network
+from sat_tf.planning.plan import ActivationPlan, Fate, WeightPlan
+from sat_tf.qat.inputs import changes, find_folds
+from sat_tf.qat.placement import Placement
+from sat_tf.qat.policy import BitPolicy, fitting_grid
+from sat_tf.qat.requantize import channel_problems, with_inputs_of
+from sat_tf.quantizers import dorefa
+from sat_tf.quantizers.base import SatQuantizer
+from sat_tf.quantizers.dorefa import DorefaQuantizer
+from sat_tf.quantizers.image import ImageQuantizer
+from sat_tf.quantizers.input_range import INPUT_TYPES, InputRange
+from sat_tf.quantizers.observers import InputQuantizer, RangeObserver
+
+
+def detail_of(layer: keras.layers.Layer) -> str:
+    """Size of the kernel, the window or the output, strides and dilation, where they say something.
+
+    >>> detail_of(keras.layers.Conv2D(8, 3, strides=2)), detail_of(keras.layers.Dense(10))
+    ('3x3 /2', '10')
+    >>> detail_of(keras.layers.Conv2D(8, (1, 7), dilation_rate=2)), detail_of(keras.layers.Add())
+    ('1x7 dilated 2', '')
+    """
+    words = []
+    size = getattr(layer, "kernel_size", None) or getattr(layer, "pool_size", None)
+    if size is not None:
+        words.append("x".join(map(str, _pair(size))))
+    elif isinstance(layer, keras.layers.Dense):
+        words.append(str(layer.units))
+    strides = _shared(getattr(layer, "strides", None))
+    if strides not in ("", "1"):
+        words.append(f"/{strides}")
+    dilation = _shared(getattr(layer, "dilation_rate", None))
+    if dilation not in ("", "1"):
+        words.append(f"dilated {dilation}")
+    if isinstance(layer, keras.layers.Activation):
+        words.append(getattr(layer.activation, "__name__", ""))
+    return " ".join(words)
+
+
+def _pair(size: Any) -> tuple[Any, ...]:
+    return tuple(size) if isinstance(size, tuple | list) else (size,)
+
+
+def _shared(sizes: Any) -> str:
+    if sizes is None:
+        return ""
+    values = _pair(sizes)
+    return str(values[0]) if len(set(values)) == 1 else "x".join(map(str, values))
+
+
+_TAKEN = {
+    "int8": "real values, int8 codes of their calibrated range in the file",
+    "float32": "real values, float32 in the file, which quantizes them",
+}
+
+
+def input_lines(network: Network, policy: BitPolicy) -> tuple[str, ...]:
+    """What every input of a float model is fed.
+
+    >>> model = keras.Sequential([keras.Input((4, 4, 3), name="image"), keras.layers.Flatten()])
+    >>> input_lines(Network(model), BitPolicy())
+    ('image: pixels 0 to 255 stand for 0 to 255, uint8 in the file',)
+    """
+    return tuple(f"{name}: {_line(network, name, policy)}" for name in network.inputs)
+
+
+def of_requantized(model: keras.Model, policy: BitPolicy) -> tuple[BitPolicy, list[str]]:
+    """The policy with the inputs of a quantized model, and why `requantize` refuses its ranges."""
+    network = Network(model)
+    policy = with_inputs_of(network, policy)
+    had = changes(network)
+    moved = {name: policy.change_of(name).after(change) for name, change in had.items()}
+    return policy, channel_problems(network, policy, moved)
+
+
+def _line(network: Network, name: str, policy: BitPolicy) -> str:
+    kind = policy.type_of(name)
+    if kind in _TAKEN:
+        return _TAKEN[kind]
+    found = policy.range_of(name)
+    line = f"pixels 0 to 255 stand for {_ends(found)}, uint8 in the file"
+    shape = network[name].shape
+    if found.channels is not None and (not shape or shape[-1] != found.channels):
+        return line  # a problem of the plan
+    # Two inputs of one layer take one change in, so each is asked for by itself.
+    layers = dict.fromkeys(fold.layer for fold in find_folds(network, {name: found.change})[0])
+    return f"{line}, folded into {', '.join(layers)}" if layers else line
+
+
+def _ends(found: InputRange) -> str:
+    ends = f"{_numbers(found.low)} to {_numbers(found.high)}"
+    named = found.spelling
+    if isinstance(named, str) and found.channels:
+        ends += f' ("{named}")'
+    return f"{ends}, channels reversed (BGR)" if found.reversed_channels else ends
+
+
+def _numbers(values: Sequence[float]) -> str:
+    listed = ", ".join(f"{value:.4g}" for value in values)
+    return listed if len(values) == 1 else f"({listed})"
+
+
+_IMAGE_BITS = 8
+
+
+class Decided:
+    """Reads a placement, layer by layer.
+
+    Args:
+        network: the float model.
+        placement: what was decided for it.
+        policy: what it was decided by.
+        requantized: the model has latent weights already, and keeps them.
+    """
+
+    def __init__(
+        self, network: Network, placement: Placement, policy: BitPolicy, *, requantized: bool
+    ) -> None:
+        self._network, self._placement, self._policy = network, placement, policy
+        self._requantized = requantized
+        self._reasons = placement.reasons
+
+    def fate(self, name: str) -> Fate:
+        """What becomes of a layer."""
+        role = self._reasons.roles[name]
+        config = self._placement.configs.get(name)
+        if role is Role.INPUT:
+            return Fate.INPUT
+        if role is Role.IDENTITY:
+            return Fate.MOVES
+        if role is Role.OPAQUE or config is None:
+            return Fate.FLOAT
+        if config.weights is not None or hasattr(config.output, "num_bits"):
+            return Fate.QUANTIZED
+        if name in self._reasons.absorbed_by:
+            return Fate.ABSORBED
+        if role in (Role.MOVEMENT, Role.SOFTMAX):
+            return Fate.MOVES if role is Role.MOVEMENT else Fate.FLOAT
+        return Fate.OBSERVED if isinstance(config.output, RangeObserver) else Fate.FLOAT
+
+    def float_reason(self, name: str) -> str:
+        """Why a layer is left float, where it is."""
+        layer = self._network[name].layer
+        role = self._reasons.roles[name]
+        if self.fate(name) is not Fate.FLOAT:
+            return ""
+        if role is Role.OPAQUE:
+            return layer_kinds.unsupported_problem(layer) or "it is not annotated"
+        if name not in self._placement.configs:
+            return "it is not annotated"
+        return self.activation_reason(name)
+
+    def weights(self, name: str) -> WeightPlan | None:
+        """How the kernel of a layer is quantized."""
+        config = self._placement.configs.get(name)
+        quantizer = config.weights if config else None
+        if not isinstance(quantizer, DorefaQuantizer):
+            return None
+        bits = quantizer.num_bits
+        return WeightPlan(
+            bits=bits,
+            grid=quantizer.grid if bits is None else find_grid(quantizer.grid, bits).name,
+            range="channel" if quantizer.range_axes else "layer",
+            rescale=quantizer.rescale if quantizer.rescale != "none" else None,
+            rescale_reason=self._rescale_reason(name, quantizer),
+            bits_reason=self._bits_reason(name, quantizer),
+            start=self._start(name, quantizer),
+        )
+
+    def _start(self, name: str, quantizer: DorefaQuantizer) -> str:
+        if self._requantized:
+            return "goes on with its latent weights"
+        if self._policy.latent_start == "as_is":
+            return "latent_start='as_is': the float weights, which the clamp bends"
+        layer = self._network[name].layer
+        kernel = np.asarray(getattr(layer, layer_kinds.kernel_name(layer)))
+        return dorefa.describe_start(kernel, quantizer.range_axes)
+
+    def _rescale_reason(self, name: str, quantizer: DorefaQuantizer) -> str:
+        norms = self._placement.norms_behind.get(name, ())
+        if norms:
+            classes = {type(self._network[norm].layer).__name__ for norm in norms}
+            return f"{' and '.join(sorted(classes))} right behind"
+        if quantizer.rescale == "none":
+            return "rescale='none'"
+        return "no BatchNormalization right behind"
+
+    def _bits_reason(self, name: str, quantizer: DorefaQuantizer) -> str:
+        bits, policy = quantizer.num_bits, self._policy
+        if bits is None or bits == policy.weight_bits:
+            return ""
+        ends = {"first": self._reasons.first, "last": self._reasons.last}
+        where = " and ".join(end for end, names in ends.items() if name in names)
+        if where and bits == policy.first_last_weight_bits:
+            reason, asked = f"{where} linear layer", policy.first_last_weight_grid
+        else:
+            reason, asked = "by an override or annotation", None
+        asked = asked or policy.weight_grid
+        if quantizer.grid == fitting_grid(asked, bits) != asked:
+            reason += f"; {asked} does not fit int8 at {bits} bits"
+        return reason
+
+    def reading_reason(self, name: str, bits: int | None) -> str:
+        """Why a linear layer reads codes of other than its activation bits; "" where it does not.
+
+        Args:
+            name: of the linear layer.
+            bits: of the codes it reads; None where it reads float values.
+        """
+        if bits is None or bits == self._policy.activation_bits:
+            return ""
+        root = self._moved(self._network[name].inputs[0])
+        if root in self._reasons.streams:
+            return "a stream, as it is"
+        if self._reasons.roles[root] is not Role.INPUT:
+            return ""
+        return "pixels" if self._takes_pixels(root) else "an input of real values"
+
+    def activation(self, name: str) -> ActivationPlan | None:
+        """The quantizer of a layer's output."""
+        config = self._placement.configs.get(name)
+        if config is None or config.output is None:
+            return None
+        return activation_plan(config.output, stream=name in self._reasons.streams)
+
+    def _takes_pixels(self, input_name: str) -> bool:
+        return self._policy.type_of(input_name) == INPUT_TYPES[0]
+
+    def observed(self, name: str) -> bool:
+        """Whether the range of a layer's output is observed."""
+        config = self._placement.configs.get(name)
+        return config is not None and isinstance(config.output, RangeObserver)
+
+    def absorbed_by(self, name: str) -> str:
+        """The reader that absorbs a layer's output; "" where it has integers of its own."""
+        return self._reasons.absorbed_by.get(name, "")
+
+    def activation_reason(self, name: str) -> str:
+        """Why a layer's output has the quantizer it has, or none."""
+        role, reasons = self._reasons.roles[name], self._reasons
+        config = self._placement.configs.get(name)
+        output = config.output if config else None
+        if role is Role.INPUT:
+            if self._takes_pixels(name):
+                return "pixels from 0 to 255 are codes already"
+            return "real values, of whose calibrated range there are 8-bit codes"
+        if isinstance(output, RangeObserver):
+            end = " before the softmax" if layer_kinds.is_softmax(self._network[name].layer) else ""
+            made = "the model's output" if self._is_output(name) else "it stays float"
+            return f"{made}: its range{end} is observed, for the 8-bit codes of the file"
+        if output is not None:
+            return f"read by {self._readers(name)}{self.level_source(name)}"
+        if role is Role.IDENTITY:
+            return "it acts in training alone, and gives what it reads in inference"
+        if role is Role.OPAQUE or config is None:
+            return "left float"
+        if name in reasons.absorbed_by:
+            return f"absorbed by {reasons.absorbed_by[name]}"
+        if role is Role.MOVEMENT:
+            return f"it passes the codes of {self._moved(name)} on"
+        if role is Role.SOFTMAX:
+            return "probabilities stay float"
+        if not reasons.quantizes_activations:
+            return "activation_bits=None: activations stay float"
+        kinds = {demand.kind for demand in reasons.demands[name]}
+        if kinds & {"float", "island"}:
+            return f"float layers read it: {self._readers(name, 'float', 'island')}"
+        if "stream" in kinds or "linear" in kinds:
+            return "stream_bits=None: streams stay float"
+        return "nothing that reads it asks for codes"
+
+    def level_source(self, name: str) -> str:
+        """What the clipping level of a tensor is taken from, to be added to a reason."""
+        source = self._reasons.level_sources.get(name)
+        if not source:
+            return ""
+        guess = ": a guess, calibrate" if name in self._reasons.guessed else ""
+        return f"; clipping level from {source}{guess}"
+
+    def _is_output(self, name: str) -> bool:
+        return any(demand.kind == "output" for demand in self._reasons.demands[name])
+
+    def _readers(self, name: str, *kinds: str) -> str:
+        found = [
+            demand.reader or "the output"
+            for demand in self._reasons.demands[name]
+            if not kinds or demand.kind in kinds
+        ]
+        return ", ".join(dict.fromkeys(found)) or "nothing"
+
+    def _moved(self, name: str) -> str:
+        while self._reasons.roles[name].keeps_codes:
+            name = self._network[name].inputs[0]
+        return name
+
+
+def activation_plan(quantizer: SatQuantizer, *, stream: bool = False) -> ActivationPlan | None:
+    """A quantizer in plain values; None for one that makes no codes."""
+    if isinstance(quantizer, ImageQuantizer | InputQuantizer):
+        signed = not isinstance(quantizer, ImageQuantizer)
+        return ActivationPlan(bits=_IMAGE_BITS, signed=signed)
+    bits = getattr(quantizer, "num_bits", None)
+    if bits is None:
+        return None
+    level = getattr(quantizer, "initial_clipping_level", None)
+    ceiling = getattr(quantizer, "ceiling", None)
+    if level is not None and ceiling is not None:
+        level = min(level, ceiling)
+    return ActivationPlan(
+        bits=bits,
+        signed=bool(getattr(quantizer, "signed", False)),
+        clipping_level=level,
+        gradient=getattr(quantizer, "gradient", None),
+        stream=stream,
+    )

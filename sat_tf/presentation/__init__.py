@@ -1,0 +1,1 @@
+"""Pages, charts, tables and bars."""

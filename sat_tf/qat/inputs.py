@@ -1,0 +1,347 @@
+"""The inputs of a quantized model: what each is fed, folded into the layers that read it."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import tf_keras as keras
+
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.network import Network, Node
+from sat_tf.messages import did_you_mean
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.quantizers.image import ImageQuantizer
+from sat_tf.quantizers.input_range import INPUT_TYPES, NO_CHANGE, PIXELS, Change, InputRange
+from sat_tf.quantizers.observers import InputQuantizer
+
+
+def input_nodes(network: Network) -> dict[str, Node]:
+    """The layer that holds the quantizer of each input, by the input's name.
+
+    Models of before there was a mark, and inputs that nothing reads, have none.
+    """
+    found = {}
+    for node in network:
+        config = getattr(node.layer, "quantize_config", None)
+        if config is not None and isinstance(config.output, ImageQuantizer | InputQuantizer):
+            name = node.inputs[0]
+            while name not in network.inputs:  # preprocessing in float
+                name = network[name].inputs[0]
+            found[name] = node
+    return found
+
+
+def input_ranges(network: Network) -> dict[str, InputRange]:
+    """What each input that is an image is fed."""
+    nodes = input_nodes(network)
+    ranges = {}
+    for name in network.inputs:
+        quantizer = nodes[name].layer.quantize_config.output if name in nodes else None
+        if quantizer is None:
+            ranges[name] = PIXELS
+        elif isinstance(quantizer, ImageQuantizer):
+            ranges[name] = quantizer.range
+    return ranges
+
+
+def input_types(network: Network) -> dict[str, str]:
+    """What the file takes for each input, a name of `input_ranges.INPUT_TYPES`."""
+    types = dict.fromkeys(network.inputs, "uint8")
+    for name, node in input_nodes(network).items():
+        quantizer = node.layer.quantize_config.output
+        if isinstance(quantizer, InputQuantizer):
+            types[name] = quantizer.input_type
+    return types
+
+
+def changes(network: Network) -> dict[str, Change]:
+    """For each input, what leads from what the first layers read to what the model is fed."""
+    ranges = input_ranges(network)
+    return {name: ranges[name].change if name in ranges else NO_CHANGE for name in network.inputs}
+
+
+L = keras.layers
+# Layers that move values about within their channel.
+_KEEP_CHANNELS = (
+    L.ZeroPadding1D,
+    L.ZeroPadding2D,
+    L.Cropping1D,
+    L.Cropping2D,
+    L.MaxPooling2D,
+    L.GlobalMaxPooling2D,
+    L.UpSampling1D,
+    L.UpSampling2D,
+    L.Dropout,
+    L.SpatialDropout1D,
+    L.SpatialDropout2D,
+    L.Activation,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fold:
+    """What one layer takes in: value c of what it reads is ratio[c] · p[order[c]] + shift[c].
+
+    Attributes:
+        ratio: float64, one number a value of the last axis.
+        shift: likewise.
+        order: which value of p each is.
+        layer: name of the layer in the float model.
+        norms: the normalizations that take the shift where the layer has no bias.
+    """
+
+    ratio: np.ndarray
+    shift: np.ndarray
+    order: np.ndarray
+    layer: str = ""
+    norms: tuple[str, ...] = ()
+
+    @classmethod
+    def of_channels(cls, change: Change, channels: int) -> "Fold":
+        """The same change channel by channel."""
+        ratio, shift = (
+            np.array(np.broadcast_to(v, channels)) for v in (change.ratio, change.shift)
+        )
+        order = np.arange(channels)
+        return cls(ratio, shift, order[::-1] if change.reverses else order)
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether the values stay where they are."""
+        return bool(np.all(self.order == np.arange(self.order.size)))
+
+    def of_pixels(self, count: int) -> "Fold":
+        """The same for so many pixels, one behind the other."""
+        first = np.repeat(np.arange(count) * self.order.size, self.order.size)
+        ratio, shift, order = (np.tile(v, count) for v in (self.ratio, self.shift, self.order))
+        return Fold(ratio, shift, first + order)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Fold) and all(
+            np.array_equal(getattr(self, name), getattr(other, name))
+            for name in ("ratio", "shift", "order")
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class _NoFoldError(Exception):
+    """Why a layer cannot take a change in."""
+
+
+def range_problems(network: Network, policy: BitPolicy) -> list[str]:
+    """Why the inputs of a float model cannot have the ranges that a policy gives them."""
+    problems = []
+    if isinstance(policy.input_range, Mapping):
+        problems += [
+            f"input_range: received a range for {name!r}, expected names of inputs. "
+            f"{did_you_mean(name, network.inputs)}"
+            for name in policy.input_range
+            if name not in network.inputs
+        ]
+    if isinstance(policy.input_type, Mapping):
+        problems += [
+            f"input_type: received a type for {name!r}, expected names of inputs. "
+            f"{did_you_mean(name, network.inputs)}"
+            for name in policy.input_type
+            if name not in network.inputs
+        ]
+    changes = {}
+    for name in network.inputs:
+        found, shape, kind = policy.range_of(name), network[name].shape, policy.type_of(name)
+        if kind != INPUT_TYPES[0]:
+            if policy.states_range_of(name):
+                problems.append(
+                    f"{name}: received input_type={kind!r} and input_range={found}, expected one "
+                    "of them: the range of an input that is no picture is taken from data; leave "
+                    "input_range out."
+                )
+        elif found.channels is not None and (not shape or shape[-1] != found.channels):
+            problems.append(
+                f"{name}: received input_range={found} of {found.channels} channels for the input "
+                f"shape {shape}, expected one of as many channels as the input; give each input "
+                'its own, as {"name": range}.'
+            )
+        else:
+            changes[name] = found.change
+    return problems + find_folds(network, changes)[1]
+
+
+def entrance(network: Network, name: str, policy: BitPolicy) -> str:
+    """The tensor that is quantized in the place of an input: what the file can compute in float.
+
+    An input of real values may be preprocessed before it gets its codes, so that values of very
+    different sizes have the same one then.
+    """
+    while (
+        policy.type_of(name) == "float32" or layer_kinds.role_of(network[name].layer) is Role.AFFINE
+    ):
+        readers = network.consumers(name)
+        if len(readers) != 1 or layer_kinds.role_of(readers[0].layer) is not Role.AFFINE:
+            break
+        behind = network.consumers(readers[0].name)
+        taken = (Role.NORM, Role.RECTIFIER, Role.SCALING)
+        if (
+            name in network.outputs
+            or not behind
+            or any(layer_kinds.role_of(reader.layer) in taken for reader in behind)
+        ):
+            break
+        name = readers[0].name
+    return name
+
+
+def find_folds(network: Network, changes: Mapping[str, Change]) -> tuple[list[Fold], list[str]]:
+    """What the readers of inputs take in, and why some cannot.
+
+    Args:
+        network: the float model.
+        changes: for each input, what leads from what is read to what was.
+    """
+    found, problems = [], []
+    wanted: dict[int, list[tuple[Node, Fold | None, Change]]] = {}
+    for name, change in changes.items():
+        shape = network[name].shape
+        if not change.is_none:
+            known = bool(shape) and shape[-1] is not None
+            read = Fold.of_channels(change, int(shape[-1] or 0)) if known else None
+            for node, fold in _readers(network, name, read):
+                wanted.setdefault(id(node.layer), []).append((node, fold, change))
+    for readers in wanted.values():
+        node, fold, change = readers[0]
+        calls = {call.name for call in network.calls(node.name)}
+        try:
+            alike = all(other == fold for _, other, _ in readers)
+            if fold is None or not alike or calls != {one.name for one, _, _ in readers}:
+                raise _NoFoldError("it reads something else as well, or in another order")
+            found.append(_at(network, node, fold))
+        except _NoFoldError as error:
+            if not change.is_rounding:
+                problems.append(
+                    f"{node.name}: received an input_range that differs between channels, or is "
+                    f"far from real 0, which this {type(node.layer).__name__} cannot take into its "
+                    f"weights ({error}); leave input_range out, and put a Rescaling or a "
+                    "Normalization layer that does the same into the model, in front of it."
+                )
+    return found, problems
+
+
+def apply_fold(
+    fold: Fold,
+    layer: keras.layers.Layer,
+    norms: Sequence[keras.layers.BatchNormalization],
+    kernel: np.ndarray | None = None,
+) -> None:
+    """Changes the weights of a layer, and of what stands behind it, so that it reads p.
+
+    Args:
+        fold: from `find_folds`.
+        layer: the layer, with its weights.
+        norms: those that the fold names.
+        kernel: what the layer multiplies by, where that is not the value of its variable.
+    """
+    if isinstance(layer, L.BatchNormalization):
+        mean, variance = layer.moving_mean.numpy(), layer.moving_variance.numpy()
+        layer.moving_mean.assign((mean - fold.shift) / fold.ratio)
+        layer.moving_variance.assign((variance + layer.epsilon) / fold.ratio**2 - layer.epsilon)
+        return
+    variable = getattr(layer, layer_kinds.kernel_name(layer))
+    values = np.asarray(variable.numpy() if kernel is None else kernel, np.float64)
+    if np.any(fold.shift):
+        support = layer_kinds.find_support(layer)
+        outputs = support.channel_axes if support else ()
+        summed = tuple(axis for axis in range(values.ndim) if axis not in outputs)
+        moved = np.sum(values * _along(layer, fold.shift, values.shape), axis=summed).reshape(-1)
+        if getattr(layer, "bias", None) is not None:
+            layer.bias.assign(layer.bias.numpy() + moved)
+        for norm in norms:
+            norm.moving_mean.assign(norm.moving_mean.numpy() - moved)
+    if np.any(fold.ratio != 1.0) or not fold.keeps_order:
+        values = values * _along(layer, fold.ratio, values.shape)
+        axis = _INPUT_AXES[type(layer)]
+        where = np.argsort(fold.order)  # value order[c] of p is what value c was
+        variable.assign(values if fold.keeps_order else np.take(values, where, axis))
+
+
+def _readers(network: Network, name: str, fold: Fold | None) -> Iterator[tuple[Node, Fold | None]]:
+    """All layers that compute with an input, and its change in the order in which they read it."""
+    for node in network.consumers(name):
+        if layer_kinds.is_identity(node.layer, node.arguments):
+            yield from _readers(network, node.name, fold)
+        elif layer_kinds.role_of(node.layer) is Role.MOVEMENT:
+            yield from _readers(network, node.name, _moved(node, fold))
+        else:
+            yield node, fold
+
+
+def _moved(node: Node, fold: Fold | None) -> Fold | None:
+    """The change of what a layer of data movement makes; None where sat-tf does not follow it."""
+    if fold is None or isinstance(node.layer, _KEEP_CHANNELS):
+        return fold
+    size = node.shape[-1] if node.shape else None
+    if size is None:
+        return None
+    alike = np.all(fold.shift == fold.shift[0]) and np.all(fold.ratio == 1.0)
+    if alike and fold.keeps_order:
+        return Fold.of_channels(Change(np.ones(1), fold.shift[:1]), size)
+    if isinstance(node.layer, L.Flatten | L.Reshape) and size % fold.order.size == 0:
+        return fold.of_pixels(size // fold.order.size)
+    return None
+
+
+def _at(network: Network, node: Node, fold: Fold) -> Fold:
+    """The change as a layer takes it in.
+
+    Raises:
+        _NoFoldError: it cannot.
+    """
+    layer = node.layer
+    if type(layer) is L.BatchNormalization and fold.keeps_order:
+        return dataclasses.replace(fold, layer=layer.name)
+    if type(layer) not in _INPUT_AXES:
+        raise _NoFoldError("it is no layer with a kernel")
+    if np.any(fold.shift) and type(layer) is L.Conv2DTranspose:
+        raise _NoFoldError("its outputs have different numbers of summands")
+    if not fold.keeps_order and not _mixes_channels(layer):
+        raise _NoFoldError("its outputs have the order of its inputs")
+    if not np.any(fold.shift) or getattr(layer, "bias", None) is not None:
+        return dataclasses.replace(fold, layer=layer.name)
+    calls = network.calls(node.name)
+    readers = [reader for call in calls for reader in network.consumers(call.name)]
+    own = {call.name for call in calls}
+    plain = layer_kinds.activation_name(layer) == "linear" and not own & set(network.outputs)
+    norms = all(
+        type(reader.layer) is L.BatchNormalization
+        and all(own.issuperset(call.inputs) for call in network.calls(reader.name))
+        for reader in readers
+    )
+    if not plain or not norms or not all(network.consumers(name) for name in own):
+        raise _NoFoldError("it has no bias, and something else than BatchNormalization behind it")
+    names = tuple(dict.fromkeys(reader.layer.name for reader in readers))
+    return dataclasses.replace(fold, layer=layer.name, norms=names)
+
+
+def _mixes_channels(layer: keras.layers.Layer) -> bool:
+    """Whether every output of a linear layer is made of all its inputs."""
+    return type(layer) is not L.DepthwiseConv2D and getattr(layer, "groups", 1) == 1
+
+
+# The axis of the kernel along which the values of the input lie.
+_INPUT_AXES: dict[type, int] = {
+    L.Conv1D: 1,
+    L.Conv2D: 2,
+    L.Conv2DTranspose: 3,
+    L.DepthwiseConv2D: 2,
+    L.Dense: 0,
+}
+
+
+def _along(layer: keras.layers.Layer, values: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """One number for each value of the input, as broadcastable to the kernel."""
+    axis, groups = _INPUT_AXES[type(layer)], getattr(layer, "groups", 1)
+    if groups > 1 and type(layer) is not L.DepthwiseConv2D:
+        # Each group of outputs reads inputs of its own.
+        own = np.repeat(values.reshape(groups, -1).T, shape[-1] // groups, axis=1)
+        return own.reshape([1] * axis + list(own.shape))
+    return values.reshape([-1 if index == axis else 1 for index in range(len(shape))])

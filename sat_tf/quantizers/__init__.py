@@ -1,0 +1,1 @@
+"""What varies between methods: one file a quantizer, and their table."""

@@ -1,0 +1,217 @@
+"""What an input of a model has seen, and whether that can be what its file will get.
+
+Only what is certain is a misfit: values far outside of the range, all of them within a few pixels
+of it, or those of another usual range and none of this one, which end where that one does or are
+on its pixels. Dark pictures, zero padding and augmentation that goes a little too far are none.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from sat_tf.quantizers.input_range import NAMED, PIXELS, InputRange
+
+# Beyond an end by this share of the range, values are no pictures with more contrast any more.
+_FAR_OUTSIDE = 0.3
+# All values within so many pixels, and not on pixels, are none of a picture.
+_FEW_PIXELS = 8.0
+# Others are not dark, and nobody resizes them.
+_FEW_FOR_OTHERS = 64.0
+# Ends this near, as a share of the range, are the same.
+_SAME_END = 0.02
+# Rounding in float16 moves pixels by less than this, in pixels.
+_OFF_GRID = 0.2
+# Values are on the pixels of a range that are no farther from them, in pixels: float16 is not, and
+# nobody else's are by chance.
+_ON_GRID = 0.05
+# A range fits if its values take this share of it.
+_FILLED = 0.4
+
+RANGE_FIX = (
+    "give sat_tf.requantize, or sat_tf.quantize_model, a BitPolicy with the settings that fit"
+)
+
+USUAL = (
+    InputRange((0.0,), (1.0,)),
+    InputRange((-0.5,), (0.5,)),
+    NAMED["tf"],
+    NAMED["torch"],
+    PIXELS,
+    InputRange((-128.0,), (127.0,)),
+    NAMED["caffe"],
+    # That of "caffe" without its reversal.
+    InputRange(NAMED["caffe"].low[::-1], NAMED["caffe"].high[::-1]),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class SeenValues:
+    """What an input was fed.
+
+    Attributes:
+        lowest: smallest value of a batch, one number or one for each channel.
+        highest: largest value, likewise.
+        off_grid: how far from a pixel's value the farthest is, in pixels, up to 0.5.
+        are_pictures: whether they have rows, columns and channels.
+        off_usual: the same as `off_grid` for the pixels of each of `USUAL`; None where that is not
+            known.
+    """
+
+    lowest: np.ndarray
+    highest: np.ndarray
+    off_grid: float
+    are_pictures: bool = True
+    off_usual: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, values: np.ndarray, expected: InputRange) -> "SeenValues":
+        """What an array has, (n, ..., channels), for an input of some range."""
+        by_channel = expected.channels is not None
+        axes = tuple(range(values.ndim - 1)) if by_channel else None
+        few = values[:64]
+        return cls(
+            np.min(values, axis=axes),
+            np.max(values, axis=axes),
+            _off_pixels(few, expected),
+            values.ndim == 4,
+            np.array([_off_pixels(few, usual) for usual in USUAL]),
+        )
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether no range can be told from it: all values are one, or not finite."""
+        ends = np.concatenate([np.atleast_1d(self.lowest), np.atleast_1d(self.highest)])
+        return not np.all(np.isfinite(ends)) or bool(np.all(ends == ends[0]))
+
+    def __str__(self) -> str:
+        return f"values from {np.min(self.lowest):.4g} to {np.max(self.highest):.4g}"
+
+
+def has_channels(found: InputRange, channels: int | None) -> bool:
+    """Whether a range can be that of so many channels."""
+    return found.channels in (None, channels)
+
+
+def _off_pixels(values: np.ndarray, found: InputRange) -> float:
+    """How far from a pixel's value the farthest is, in pixels."""
+    if not has_channels(found, values.shape[-1]):
+        return 0.5
+    pixels = (values - np.asarray(found.low)) / found.steps
+    return float(np.max(np.abs(pixels - np.rint(pixels))))
+
+
+def misfit(seen: SeenValues, expected: InputRange) -> str | None:
+    """What is certainly wrong with values, with the range that fits; None where nothing is.
+
+    >>> misfit(SeenValues(np.float32(0), np.float32(0.98), 0.5), PIXELS)
+    'values from 0 to 0.98, expected input_range=(0, 255); what fits is input_range=(0, 1)'
+    """
+    if seen.says_nothing:
+        return None
+    low, high = np.asarray(expected.low), np.asarray(expected.high)
+    width = high - low
+    outside = np.maximum(low - seen.lowest, seen.highest - high) / width
+    span = (seen.highest - seen.lowest) / expected.steps
+    off_grid = _off_grid(seen, expected)
+    most = _FEW_PIXELS if seen.are_pictures else _FEW_FOR_OTHERS
+    far, few = np.any(outside > _FAR_OUTSIDE), off_grid and np.all(span <= most)
+    other = off_grid and not _ends_in(seen, expected) and _recognized(seen) is not None
+    other = other or (off_grid and _of_pixels(seen) is not None)
+    if not (far or few or other):
+        return None
+    return f"{seen}, expected input_range={expected}; what fits is {fitting(seen)}"
+
+
+def _off_grid(seen: SeenValues, expected: InputRange) -> bool:
+    """Whether values lie between the pixels of a range."""
+    off = seen.off_grid
+    if seen.off_usual is not None and expected in USUAL:
+        # What was seen of a model of another range knows this one too.
+        off = float(seen.off_usual[USUAL.index(expected)])
+    return off > _OFF_GRID
+
+
+def pixel_doubt(seen: SeenValues, expected: InputRange) -> str | None:
+    """What may be wrong with values that are no misfit; None where nothing may."""
+    if seen.says_nothing:
+        return None
+    if _off_grid(seen, expected):
+        if seen.are_pictures:
+            why = "pictures that have been resized are, and others should not be"
+        else:
+            why = "where they are no pixels, set BitPolicy(input_type='int8'), or 'float32'"
+        return (
+            f"{seen} lie between those of the pixels 0 to 255, to which the exported file rounds "
+            f"them; {why}"
+        )
+    if np.all((seen.highest - seen.lowest) / expected.steps <= _FEW_PIXELS):
+        return (
+            f"{seen} are a few pixels only of input_range={expected}; if they are all that there "
+            f"is, {fitting(seen)} fits"
+        )
+    return None
+
+
+def unseen(expected: InputRange) -> str:
+    """What to say of an input that was never fed anything in training or calibration."""
+    return (
+        f"nothing was seen of what the model is fed, so that input_range={expected} is taken at "
+        "its word; call sat_tf.calibrate(model, images), which compares the two"
+    )
+
+
+def fitting(seen: SeenValues) -> str:
+    """The settings of a policy that fit what was seen."""
+    found = _recognized(seen) or _of_pixels(seen) or _filled(seen)
+    if found is not None:
+        others = "" if seen.are_pictures else ", or input_type='int8' for what is no pixel"
+        return f"input_range={found}{others}"
+    low, high = (float(v) for v in (np.min(seen.lowest), np.max(seen.highest)))
+    digits = 2 - math.floor(math.log10(max(abs(low), abs(high))))
+    factor = 10.0**digits
+    low, high = math.floor(low * factor) / factor, math.ceil(high * factor) / factor
+    return f"input_range=({low:.6g}, {high:.6g}) for pictures, and input_type='int8' for others"
+
+
+def _ends_in(seen: SeenValues, found: InputRange) -> bool:
+    """Whether the values end where a range does."""
+    low, high = np.asarray(found.low), np.asarray(found.high)
+    if np.size(seen.lowest) != low.size:
+        low, high = np.min(low), np.max(high)
+    lowest, highest = seen.lowest, seen.highest
+    if np.size(lowest) > 1 and np.size(low) == 1:
+        lowest, highest = np.min(lowest), np.max(highest)
+    off = np.maximum(np.abs(lowest - low), np.abs(highest - high))
+    return bool(np.all(off <= _SAME_END * (high - low)))
+
+
+def _recognized(seen: SeenValues) -> InputRange | None:
+    return next((found for found in USUAL if _ends_in(seen, found)), None)
+
+
+def _of_pixels(seen: SeenValues) -> InputRange | None:
+    """The coarsest usual range whose pixels the values are, all of them within its ends."""
+    if seen.off_usual is None:
+        return None
+    fitting_ones = [
+        found
+        for found, off in zip(USUAL, seen.off_usual, strict=True)
+        if off <= _ON_GRID and _within(seen, found)
+    ]
+    return max(fitting_ones, key=lambda found: float(np.min(found.steps)), default=None)
+
+
+def _within(seen: SeenValues, found: InputRange) -> bool:
+    first, last = min(found.low), max(found.high)
+    slack = _SAME_END * (last - first)
+    return bool(first - slack <= np.min(seen.lowest) and np.max(seen.highest) <= last + slack)
+
+
+def _filled(seen: SeenValues) -> InputRange | None:
+    """The narrowest usual range that the values do not leave and take a good part of."""
+    low, high = float(np.min(seen.lowest)), float(np.max(seen.highest))
+    for found in USUAL:
+        if _within(seen, found) and high - low >= _FILLED * (max(found.high) - min(found.low)):
+            return found
+    return None

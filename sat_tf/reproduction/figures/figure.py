@@ -1,0 +1,246 @@
+"""What a figure is: its numbers, its picture, what the paper prints, and its files."""
+
+import contextlib
+import csv
+import dataclasses
+import io
+import math
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from sat_tf.atomic_file import written_whole
+from sat_tf.messages import RunError
+from sat_tf.presentation import palette
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Picture
+
+Value: TypeAlias = float | int | str
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Named columns and rows of numbers and words.
+
+    Attributes:
+        columns: names, with the unit where there is one.
+        rows: one value for each column.
+
+    >>> table = Table(("bits", "ratio"), ((1, 2.5), (2, 1.25)))
+    >>> table["ratio"].tolist(), table.where(bits=2).rows
+    ([2.5, 1.25], ((2, 1.25),))
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Value, ...], ...]
+
+    def __getitem__(self, column: str) -> npt.NDArray[np.float64]:
+        """The numbers of a column, (rows,)."""
+        return np.array([float(value) for value in self.values(column)])
+
+    def values(self, column: str) -> list[Value]:
+        """What a column holds, row by row."""
+        place = self.columns.index(column)
+        return [row[place] for row in self.rows]
+
+    def distinct(self, column: str) -> list[Value]:
+        """What a column holds, each value once, in the order in which they come."""
+        return list(dict.fromkeys(self.values(column)))
+
+    def where(self, **wanted: Value) -> "Table":
+        """The rows that have these values in these columns."""
+        places = {self.columns.index(column): value for column, value in wanted.items()}
+        return Table(
+            self.columns,
+            tuple(row for row in self.rows if all(row[at] == v for at, v in places.items())),
+        )
+
+    def row(self, **wanted: Value) -> dict[str, float]:
+        """The numbers of the only row with these values, by column; words are left out."""
+        (found,) = self.where(**wanted).rows
+        named = zip(self.columns, found, strict=True)
+        return {name: float(value) for name, value in named if not isinstance(value, str)}
+
+    def to_csv(self) -> str:
+        """A header line and a line for each row; six digits of every number that is no integer."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(self.columns)
+        for row in self.rows:
+            writer.writerow(f"{v:.6g}" if isinstance(v, float) else v for v in row)
+        return text.getvalue()
+
+    @classmethod
+    def from_csv(cls, text: str, columns: Sequence[str]) -> "Table":
+        """The table that `to_csv` wrote, to the digits that it keeps.
+
+        Raises:
+            ValueError: it is no table with these columns.
+        """
+        try:
+            lines = list(csv.reader(io.StringIO(text), strict=True))
+        except csv.Error:
+            lines = []
+        whole = all(len(line) == len(columns) for line in lines)
+        if len(lines) < 2 or lines[0] != list(columns) or not whole:
+            raise ValueError(f"expected rows of {', '.join(columns)}")
+        return cls(tuple(columns), tuple(tuple(map(_value, row)) for row in lines[1:]))
+
+
+def _value(word: str) -> Value:
+    """A number where a word is one.
+
+    >>> _value("12"), _value("1.5"), _value("dorefa")
+    (12, 1.5, 'dorefa')
+    """
+    for kind in (int, float):
+        try:
+            number = kind(word)
+        except ValueError:
+            continue
+        if math.isfinite(number):
+            return number
+    return word
+
+
+# To be called with the share of the work that has been done since the last call.
+Advance: TypeAlias = Callable[[float], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """Something the paper prints beside what came out here.
+
+    Attributes:
+        about: what both are about, in plain text.
+        paper: the number printed, or the words.
+        ours: what was measured, with its spread where it is drawn at random.
+        holds: whether they agree.
+        reason: by which measure; empty where it is plain.
+    """
+
+    about: str
+    paper: str
+    ours: str
+    holds: bool
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One row of the table of figures.
+
+    Attributes:
+        name: what users write, and how its files are called.
+        place: where the paper has it.
+        title: one line.
+        caption: what is drawn, and how it was computed.
+        seconds: about how long the numbers take on two cores, for the bar.
+        columns: of its table.
+        measure: makes the numbers from a seed.
+        draw: draws them.
+        compare: sets them beside what the paper prints.
+    """
+
+    name: str
+    place: str
+    title: str
+    caption: str
+    seconds: float
+    columns: tuple[str, ...]
+    measure: Callable[[int, Advance], Table]
+    draw: Callable[[Table], "Picture"]
+    compare: Callable[[Table], list[Claim]]
+
+
+PICTURES = (".png", ".svg")
+INDEX = "index.html"
+
+
+@contextlib.contextmanager
+def open_folder(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+    """The folder, made where it is not there; one that was made and stays empty goes again.
+
+    Raises:
+        RunError: it is a file, or cannot be made or written.
+    """
+    folder = pathlib.Path(path)
+    is_new = not folder.exists()
+    if folder.exists() and not folder.is_dir():
+        raise RunError(f"--out: received {folder}, which is a file; expected a folder; name one.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(
+            f"--out: received {folder}, which cannot be made ({error.strerror}); expected a folder "
+            "that can be written; choose another."
+        ) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise RunError(
+            f"--out: received {folder}, which is not writable; expected a folder that is; choose "
+            "another, or change its permissions."
+        )
+    try:
+        yield folder
+    finally:
+        if is_new:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def write_figure(folder: pathlib.Path, figure: Figure, table: Table) -> None:
+    """Writes the numbers of a figure, and its pictures beside them.
+
+    Raises:
+        RunError: a file cannot be written.
+    """
+    with palette.styled():
+        picture = figure.draw(table)
+        for suffix in PICTURES:
+            _write_picture(folder / f"{figure.name}{suffix}", picture)
+    write_text(folder / f"{figure.name}.csv", table.to_csv())
+
+
+def read_table(folder: pathlib.Path, figure: Figure) -> Table | None:
+    """The numbers of a figure in a folder; None where it lacks any of its files.
+
+    Raises:
+        RunError: they are not such numbers.
+    """
+    files = [folder / f"{figure.name}{suffix}" for suffix in (".csv", *PICTURES)]
+    if not all(file.is_file() for file in files):
+        return None
+    try:
+        return Table.from_csv(files[0].read_text(encoding="utf-8"), figure.columns)
+    except ValueError as error:
+        raise RunError(
+            f"{files[0]}: received a file that cannot be read ({error}); it comes from another "
+            f"version, or was changed by hand: remove it, or make it anew with `sat-tf figures "
+            f"{figure.name} --out {folder}`."
+        ) from error
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+    """Writes a file.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    try:
+        with written_whole(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    except ValueError as error:
+        raise RunError(str(error)) from error
+
+
+def _write_picture(path: pathlib.Path, picture: "Picture") -> None:
+    try:
+        with written_whole(path) as temporary:
+            palette.save(picture, temporary)
+    except ValueError as error:
+        raise RunError(str(error)) from error

@@ -1,0 +1,257 @@
+"""The charts of the page: curves of trainings, and top-1 of several rows side by side."""
+
+import dataclasses
+import math
+import pathlib
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+from sat_tf.presentation.line_chart import Chart, Line, Point, legend
+from sat_tf.presentation.page import text
+from sat_tf.reproduction.paper.record import Outcome
+from sat_tf.training.state import run_folder
+from sat_tf.training.state.history import StepMetrics, steps_from_csv
+from sat_tf.training.state.run_folder import RunFolder
+
+Value = Callable[[StepMetrics], float | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """A row as a line of a chart.
+
+    Attributes:
+        row: its name.
+        label: in plain text.
+        colour: a CSS colour.
+        dashed: whether the line is.
+    """
+
+    row: str
+    label: str
+    colour: str
+    dashed: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Picture:
+    """A chart to draw from what the runs recorded.
+
+    Attributes:
+        title: in plain text, with the unit of y.
+        caption: what to look at.
+        methods: its lines, one for each of their seeds.
+        value: y of a recorded row.
+        from_zero: whether y starts at 0.
+    """
+
+    title: str
+    caption: str
+    methods: tuple[Method, ...]
+    value: Value
+    from_zero: bool = False
+
+
+def mean_clipping_level(row: StepMetrics) -> float | None:
+    """The mean of all clipping levels; None where there are none.
+
+    >>> common = dict(stage="", step=1, step_of_run=1, learning_rate=0.1, loss=1.0, top1=0.0)
+    >>> mean_clipping_level(StepMetrics(**common, clipping_levels={"a": 2.0, "b": 3.0}))
+    2.5
+    """
+    levels = row.clipping_levels.values()
+    return statistics.fmean(levels) if levels else None
+
+
+def _top1(row: StepMetrics) -> float:
+    return 100.0 * row.top1
+
+
+_ORIGINAL, _CALIBRATED, _THIRD, _PLAIN = (
+    "var(--other)",
+    "var(--curve)",
+    "var(--third)",
+    "var(--soft)",
+)
+
+
+def _gradients(bits: int) -> tuple[Method, ...]:
+    return (
+        Method(f"glyphs/{bits}bits/pact", "PACT, original gradient", _ORIGINAL, True),
+        Method(f"glyphs/{bits}bits/pact_sat", "PACT+SAT, original gradient", _ORIGINAL),
+        Method(f"glyphs/{bits}bits/pact_cg", "PACT+CG, calibrated gradient", _CALIBRATED, True),
+        Method(f"glyphs/{bits}bits/pact_sat_cg", "PACT+SAT+CG, calibrated gradient", _CALIBRATED),
+    )
+
+
+LEVELS = tuple(
+    Picture(
+        f"Mean clipping level, {bits} bits",
+        caption,
+        _gradients(bits),
+        mean_clipping_level,
+        from_zero=True,
+    )
+    for bits, caption in (
+        (
+            2,
+            "The original gradient takes values below the clipping level for exact, and so does "
+            "not see that each step grows with the level: levels drift upwards, and with 3 steps "
+            "in the range small values are lost. The calibrated gradient knows what rounding "
+            "costs. Each seed has a line; the legend gives the means of the first and last points.",
+        ),
+        (4, "With 15 steps in the range there is less rounding to know about."),
+    )
+)
+LEARNING = (
+    Picture(
+        "Top-1 of the float models in training (%)",
+        "As in Figure 2b.",
+        (
+            Method("glyphs/float/vanilla", "vanilla", _PLAIN),
+            Method("glyphs/float/clamp", "clamp", _ORIGINAL),
+            Method("glyphs/float/clamp_constant", "clamp + constant rescale", _CALIBRATED),
+            Method("glyphs/float/clamp_stddev", "clamp + stddev rescale", _THIRD, True),
+        ),
+        _top1,
+        from_zero=True,
+    ),
+    Picture("Top-1 in training, 2 bits (%)", "As in Figure 3, left.", _gradients(2), _top1, True),
+    Picture("Top-1 in training, 4 bits (%)", "As in Figure 3, right.", _gradients(4), _top1, True),
+)
+
+
+def figure(picture: Picture, outcomes: Sequence[Outcome], folder: pathlib.Path) -> str:
+    """A picture with its caption; "" where no run of it is in the folder.
+
+    Args:
+        picture: what to draw.
+        outcomes: of the rows; their names lead to the folders of the runs.
+        folder: in which each run has a folder of its own.
+
+    Raises:
+        RunError: a steps file cannot be read.
+    """
+    lines: list[Line] = []
+    named: list[Line] = []
+    for method in picture.methods:
+        found = [
+            Line(
+                label=f"{method.label}, seed {outcome.seed}",
+                points=points,
+                colour=method.colour,
+                dashed=method.dashed,
+            )
+            for outcome in outcomes
+            if outcome.row == method.row
+            and (points := _points(RunFolder(folder / outcome.run), picture.value))
+        ]
+        lines += found
+        if found:
+            named.append(dataclasses.replace(found[0], label=_with_ends(method.label, found)))
+    if not lines:
+        return ""
+    chart = Chart(
+        title=picture.title,
+        lines=lines,
+        stages=(),
+        from_zero=picture.from_zero,
+        summary="; ".join(line.label for line in named),
+    )
+    return (
+        f"<figure><figcaption>{text(picture.title)}</figcaption>{chart.to_svg()}{legend(named)}"
+        f"<p>{text(picture.caption)}</p></figure>"
+    )
+
+
+def ends(lines: Sequence[Line]) -> Mapping[str, float]:
+    """Means over the lines of their first and of their last point."""
+    first, last = (
+        [line.points[index][1] for line in lines if math.isfinite(line.points[index][1])]
+        for index in (0, -1)
+    )
+    return {
+        name: statistics.fmean(values)
+        for name, values in (("first", first), ("last", last))
+        if values
+    }
+
+
+def _with_ends(label: str, lines: Sequence[Line]) -> str:
+    found = ends(lines)
+    return f"{label}: {found['first']:.3g} to {found['last']:.3g}" if len(found) == 2 else label
+
+
+def _points(folder: RunFolder, value: Value) -> list[Point]:
+    rows = steps_from_csv(folder.read_text(run_folder.STEPS))
+    return [(float(row.step_of_run), found) for row in rows if (found := value(row)) is not None]
+
+
+_WIDTH, _ROW = 480.0, 24.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 176.0, 48.0, 6.0, 40.0
+
+
+def dots(rows: Sequence[tuple[str, Mapping[int, float]]], *, title: str) -> str:
+    """A drawing with a line for each row, its mean beside it; "" where nothing was measured.
+
+    Args:
+        rows: label and top-1 in percent by seed; what has no seed is drawn empty.
+        title: for who cannot see it, in plain text.
+    """
+    values = [value for _, by_seed in rows for value in by_seed.values()]
+    if not values:
+        return ""
+    step = 10.0 if max(values) - min(values) > 15 else 5.0
+    low = max(0.0, step * ((min(values) - 1) // step))
+    high = min(100.0, step * -(-(max(values) + 1) // step))
+    height = _TOP + _ROW * len(rows) + _BOTTOM
+
+    def across(value: float) -> float:
+        return _LEFT + (value - low) / (high - low) * (_WIDTH - _LEFT - _RIGHT)
+
+    parts = []
+    bottom = height - _BOTTOM
+    for tick in range(round((high - low) / step) + 1):
+        value = low + step * tick
+        parts.append(
+            f'<path d="M{across(value):.1f} {_TOP:g}V{bottom:g}" class="grid"/>'
+            f'<text x="{across(value):.1f}" y="{bottom + 16:g}" text-anchor="middle">'
+            f"{value:g}</text>"
+        )
+    centre = (_LEFT + _WIDTH - _RIGHT) / 2
+    parts.append(
+        f'<text x="{centre:g}" y="{height - 6:g}" text-anchor="middle">held-out top-1, %</text>'
+    )
+    for index, (label, by_seed) in enumerate(rows):
+        middle = _TOP + _ROW * (index + 0.5)
+        parts.append(
+            f'<text x="{_LEFT - 10:g}" y="{middle + 4:.1f}" text-anchor="end" class="name">'
+            f"{text(label)}</text>"
+        )
+        if not by_seed:
+            parts.append(f'<text x="{_LEFT + 6:g}" y="{middle + 4:.1f}">not run</text>')
+            continue
+        mean = statistics.fmean(by_seed.values())
+        parts.append(
+            f'<path d="M{across(mean):.1f} {middle - 8:.1f}V{middle + 8:.1f}" class="mean"/>'
+            f'<text x="{_WIDTH - _RIGHT + 8:g}" y="{middle + 4:.1f}" class="name">{mean:.1f}</text>'
+        )
+        parts += [
+            f'<circle cx="{across(value):.1f}" cy="{middle:.1f}" r="3.6">'
+            f"<title>seed {seed}: {value:.2f} %</title></circle>"
+            for seed, value in sorted(by_seed.items())
+        ]
+    summary = "; ".join(
+        f"{label} {statistics.fmean(by_seed.values()):.1f}" for label, by_seed in rows if by_seed
+    )
+    return (
+        f'<svg viewBox="0 0 {_WIDTH:g} {height:g}" role="img" class="chart dots">'
+        f"<title>{text(title)}</title><desc>Mean top-1 in percent: {text(summary)}.</desc>"
+        f"{''.join(parts)}</svg>"
+    )
+
+
+STYLE = """
+.dots circle { fill: var(--curve); fill-opacity: .75; } .dots .mean { stroke: var(--ink);
+  stroke-width: 1.6; } .chart.dots .name { fill: var(--ink); }
+"""

@@ -1,0 +1,112 @@
+"""κ₀ of the float models before and after training, as their runs recorded it."""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping, Sequence
+
+from sat_tf.atomic_file import written_whole
+from sat_tf.messages import RunError
+from sat_tf.presentation import page as pages
+from sat_tf.presentation.page import text
+from sat_tf.presentation.tables import read_table, write_table
+from sat_tf.reproduction.miniature.groups import GROUPS
+from sat_tf.reproduction.paper.record import Outcome
+from sat_tf.training.state import run_folder
+from sat_tf.training.state.run_folder import RunFolder
+
+# Kept beside the runs, so that writing the page takes no TensorFlow.
+FILE = "kappa_0.csv"
+
+
+@dataclasses.dataclass(frozen=True)
+class Kappa:
+    """κ₀ of the classifier of one float run.
+
+    Attributes:
+        run: its name.
+        before: training.
+        after: training.
+    """
+
+    run: str
+    before: float
+    after: float
+
+
+_COLUMNS = tuple(field.name for field in dataclasses.fields(Kappa))
+
+
+def note(folder: pathlib.Path, run: str) -> None:
+    """Adds a float run to the file, unless it is there or has recorded no κ₀.
+
+    Args:
+        folder: in which each run has a folder of its own.
+        run: its name.
+
+    Raises:
+        RunError: the file cannot be read or written.
+    """
+    known = read(folder)
+    found = [] if run in known else _recorded(RunFolder(folder / run))
+    if len(found) < 2:
+        return
+    rows = [*known.values(), Kappa(run, found[0], found[-1])]
+    try:
+        with written_whole(folder / FILE) as temporary:
+            temporary.write_text(write_table(_COLUMNS, map(dataclasses.astuple, rows)))
+    except ValueError as error:
+        raise RunError(str(error)) from error
+
+
+def read(folder: pathlib.Path) -> dict[str, Kappa]:
+    """κ₀ by the names of the runs.
+
+    Raises:
+        RunError: the file cannot be read.
+    """
+    file = folder / FILE
+    if not file.is_file():
+        return {}
+    rows = read_table(
+        file.read_text(encoding="utf-8"),
+        lambda values: Kappa(values["run"], float(values["before"]), float(values["after"])),
+        name=str(file),
+        columns=_COLUMNS,
+    )
+    return {row.run: row for row in rows}
+
+
+def table(outcomes: Sequence[Outcome], folder: pathlib.Path) -> str:
+    """HTML of κ₀ beside top-1, run by run; "" where none is known."""
+    known = read(folder)
+    lines = []
+    for group in GROUPS:
+        for name, label in _float_rows(group.rows).items():
+            for outcome in outcomes:
+                kappa = known.get(outcome.run)
+                if outcome.row == name and kappa is not None:
+                    numbers = [f"{kappa.before:.3g}", f"{kappa.after:.3g}", f"{outcome.top1:.1f}"]
+                    lines.append(
+                        pages.row([text(group.title), text(label)], [str(outcome.seed), *numbers])
+                    )
+    head = ["setting", "float model", "seed", "κ₀ before training", "κ₀ after", "top-1, %"]
+    return pages.table(head, lines, label="κ₀ of the float models", right=4) if lines else ""
+
+
+def _float_rows(rows: Mapping[str, str]) -> dict[str, str]:
+    return {name: label for name, label in rows.items() if "/float" in name}
+
+
+def _recorded(folder: RunFolder) -> list[float]:
+    """κ₀ in the order in which a run has written it for TensorBoard."""
+    import tensorflow as tf
+    from tensorflow.core.util import event_pb2
+
+    found: dict[int, float] = {}
+    for file in sorted(folder.file(run_folder.TENSORBOARD).glob("events.*")):
+        for record in tf.data.TFRecordDataset(str(file)):
+            event = event_pb2.Event.FromString(record.numpy())
+            for value in event.summary.value:
+                if value.tag == "kappa_0":
+                    found[event.step] = float(tf.make_ndarray(value.tensor))
+    return [found[step] for step in sorted(found)]

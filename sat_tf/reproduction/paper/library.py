@@ -1,0 +1,134 @@
+"""The files of experiments and data sets, and how to find a row in them."""
+
+import dataclasses
+import fnmatch
+import functools
+import pathlib
+import types
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from sat_tf.messages import RunError, did_you_mean, list_problems
+from sat_tf.reproduction.paper.experiment import Data, Experiment, Row
+from sat_tf.training.config.config import load_yaml
+from sat_tf.training.config.sections import Section, describe
+
+# A link to the folder `configs` of the repository; a copy of it in an installed package.
+CONFIGS = pathlib.Path(__file__).parent / "configs"
+
+_Read = TypeVar("_Read", bound=Section)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A row with what its file says of all its rows.
+
+    Attributes:
+        id: its name, which starts with the name of its file, such as table1/mobilenet_v2/4bits.
+        row: what to train.
+        source: where the paper prints it.
+        caption: what the table or figure shows.
+        data: name of the data set it is trained on if nothing else is asked for.
+    """
+
+    id: str
+    row: Row
+    source: str
+    caption: str
+    data: str
+
+
+def base_text(base: str) -> str:
+    """The recipe of a network, as YAML."""
+    return (CONFIGS / "imagenet" / f"{base}.yaml").read_text(encoding="utf-8")
+
+
+@functools.cache
+def entries() -> Mapping[str, Entry]:
+    """All rows by their names, in the order of the paper.
+
+    Raises:
+        RunError: a file is damaged.
+    """
+    found: dict[str, Entry] = {}
+    for path in sorted((CONFIGS / "paper").glob("*.yaml"), key=_place):
+        experiment = read(path, Experiment)
+        for name, row in experiment.rows.items():
+            key = f"{path.stem}/{name}"
+            found[key] = Entry(
+                id=key,
+                row=row,
+                source=experiment.source,
+                caption=experiment.caption,
+                data=experiment.data,
+            )
+    return types.MappingProxyType(found)
+
+
+@functools.cache
+def data_sets() -> Mapping[str, Data]:
+    """All data sets that rows can be trained on, by their names.
+
+    Raises:
+        RunError: a file is damaged.
+    """
+    files = sorted((CONFIGS / "paper" / "data").glob("*.yaml"))
+    return types.MappingProxyType({path.stem: read(path, Data) for path in files})
+
+
+def find(patterns: Iterable[str]) -> tuple[list[Entry], list[str]]:
+    """The rows that are asked for, each once, and what is wrong with the patterns.
+
+    Args:
+        patterns: names of rows, or patterns as in `fnmatch`, in which "*" matches "/" too.
+
+    >>> rows, problems = find(["table1/mobilenet_v2/[45]bits", "table1/mobilenet_v2/4bit"])
+    >>> [row.id for row in rows]
+    ['table1/mobilenet_v2/4bits', 'table1/mobilenet_v2/5bits']
+    >>> problems
+    ["'table1/mobilenet_v2/4bit': no such row. Did you mean table1/mobilenet_v2/4bits?"]
+    """
+    known = entries()
+    chosen: dict[str, Entry] = {}
+    problems = []
+    for pattern in patterns:
+        matching = [name for name in known if fnmatch.fnmatchcase(name, pattern)]
+        chosen.update((name, known[name]) for name in matching)
+        if not matching:
+            problems.append(f"{pattern!r}: no such row. {_hint(pattern, known)}")
+    return list(chosen.values()), problems
+
+
+def read(path: pathlib.Path, kind: type[_Read]) -> _Read:
+    """One file, checked.
+
+    Raises:
+        RunError: it cannot be read, or is not what it should be; lists every problem.
+    """
+    try:
+        values: Any = load_yaml(path.read_text(encoding="utf-8"))
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise RunError(list_problems(str(path), describe(error, kind))) from error
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: {error}") from error
+
+
+def _place(path: pathlib.Path) -> tuple[bool, bool, bool, str]:
+    """The paper first, its supplement next, then what is not in it; tables before figures."""
+    is_table, is_figure = (path.stem.startswith(word) for word in ("table", "figure"))
+    of_paper = is_table or is_figure
+    return not of_paper, of_paper and "_s" in path.stem, is_figure, path.stem
+
+
+def _hint(pattern: str, known: Iterable[str]) -> str:
+    first = pattern.split("/")[0]
+    of_first = [name for name in known if name.startswith(f"{first}/")]
+    guess = did_you_mean(pattern, of_first or known)
+    if of_first or guess.startswith("Did"):
+        return guess
+    # A name like no other: the first words of all rows, not eighty names.
+    guess = did_you_mean(first, {name.split("/")[0] for name in known})
+    return f"{guess} `sat-tf paper list` shows all rows."

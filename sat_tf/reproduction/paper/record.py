@@ -1,0 +1,176 @@
+"""What came out of the rows: one line of a CSV for each row, data set, seed and setting."""
+
+import contextlib
+import csv
+import dataclasses
+import fcntl
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from sat_tf.atomic_file import written_whole
+from sat_tf.messages import RunError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What one run of a row gave.
+
+    Attributes:
+        row: name of the row.
+        data: name of the data set it was trained on.
+        seed: of the run.
+        changes: what else than the row was asked for, as key=value, separated by "; ".
+        top1: held-out top-1 in percent: of the quantized model, or of the float model where the row
+            is about that.
+        top5: the same for top-5; None where the run did not count it.
+        tflite_top1: top-1 of the TFLite file in LiteRT in percent, on the images it was verified
+            with; None where there is no file.
+        codes_differing: integers of the file that LiteRT computes otherwise; None without a file.
+        images: how many held-out images top-1 is about.
+        seconds: that the run took, without that of its float model where it started from one.
+        run: name of the run, which ends in digits that stand for its whole configuration.
+        commit: of the code, where it is known.
+        date: when the run was started, in UTC.
+    """
+
+    row: str
+    data: str
+    seed: int
+    changes: str
+    top1: float
+    top5: float | None
+    tflite_top1: float | None
+    codes_differing: int | None
+    images: int
+    seconds: float
+    run: str
+    commit: str | None
+    date: str
+
+    @property
+    def key(self) -> tuple[str, str, int, str]:
+        """What a later outcome has to have in common with this one to take its place."""
+        return self.row, self.data, self.seed, self.changes
+
+
+COLUMNS = tuple(field.name for field in dataclasses.fields(Outcome))
+_TYPES: Mapping[str, Callable[[str], Any]] = {
+    **dict.fromkeys(("seed", "images", "codes_differing"), int),
+    **dict.fromkeys(("top1", "top5", "tflite_top1", "seconds"), float),
+}
+_MAY_LACK = {"top5", "tflite_top1", "codes_differing", "commit"}
+
+
+def outcome_of(
+    row: str,
+    data: str,
+    changes: Iterable[str],
+    run: str,
+    *,
+    results: Mapping[str, Any],
+    stages: Mapping[str, Mapping[str, float]],
+    environment: Mapping[str, Any],
+) -> Outcome:
+    """The outcome in the files of a finished run.
+
+    Args:
+        row: name of the row.
+        data: name of the data set.
+        changes: what else was asked for.
+        run: name of the run.
+        results: its results.json; shares in [0, 1].
+        stages: held-out metrics of each of its stages, shares in [0, 1].
+        environment: its environment.json.
+    """
+    measured = stages.get("quantized") or stages["float"]
+    return Outcome(
+        row=row,
+        data=data,
+        seed=environment["seed"],
+        changes="; ".join(changes),
+        top1=round(100 * measured["top1"], 3),
+        top5=_percent(measured.get("top5")),
+        tflite_top1=_percent(results["tflite_top1"]),
+        codes_differing=results["codes_differing"],
+        images=results["held_out_images"],
+        seconds=round(results["seconds"], 1),
+        run=run,
+        commit=environment["commit"],
+        date=environment["started"],
+    )
+
+
+def read_outcomes(path: pathlib.Path) -> list[Outcome]:
+    """The outcomes in a file; none where there is no file yet.
+
+    Raises:
+        RunError: it is no file of outcomes.
+    """
+    if not path.exists():
+        return []
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            if tuple(reader.fieldnames or ()) != COLUMNS:
+                raise ValueError(f"received the columns {', '.join(reader.fieldnames or ())}")
+            return [_read(line) for line in reader]
+    except (OSError, ValueError, TypeError) as error:
+        raise RunError(
+            f"{path}: {error}; expected a file with the columns {', '.join(COLUMNS)}; choose "
+            "another one with --results."
+        ) from error
+
+
+def add_outcomes(path: pathlib.Path, outcomes: Iterable[Outcome]) -> None:
+    """Adds outcomes to a file; those of the same row, data, seed and changes take their place.
+
+    Several processes can do so at the same time; readers see a whole file.
+
+    Raises:
+        RunError: the file is no file of outcomes, or cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path):
+            kept = {outcome.key: outcome for outcome in read_outcomes(path)}
+            kept.update((outcome.key, outcome) for outcome in outcomes)
+            _write(path, kept.values())
+    except RunError:
+        raise
+    except (OSError, ValueError) as error:
+        raise RunError(f"{path}: {error}; choose another file with --results.") from error
+
+
+def _write(path: pathlib.Path, outcomes: Iterable[Outcome]) -> None:
+    with (
+        written_whole(path) as temporary,
+        temporary.open("w", newline="", encoding="utf-8") as file,
+    ):
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(dataclasses.asdict(outcome) for outcome in outcomes)
+
+
+@contextlib.contextmanager
+def _locked(path: pathlib.Path) -> Iterator[None]:
+    # A file of its own: the other one is replaced, and a lock stays with what was replaced. The
+    # system gives the lock back however the process ends.
+    with path.with_name(f".{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _read(line: dict[str, str]) -> Outcome:
+    values: dict[str, Any] = {}
+    for name in COLUMNS:
+        text = line[name]
+        if text == "" and name in _MAY_LACK:
+            values[name] = None
+        else:
+            values[name] = _TYPES.get(name, str)(text)
+    return Outcome(**values)
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else round(100 * share, 3)

@@ -1,0 +1,184 @@
+"""From a row to the configuration of its run, and to that of the float model it starts from."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.reproduction.paper.library import Entry, base_text, data_sets
+from sat_tf.training.config.config import CalibrationConfig, Config, ExportConfig, parse_config
+from sat_tf.training.state.run_folder import FLOAT_MODEL
+
+# What a policy says that matters where nothing is rounded or clipped.
+_FLOAT_FIELDS = ("rescale", "weight_range", "detach_max", "input_range", "unsupported")
+# What two runs with the same outcome may differ in.
+_NO_MATTER: dict[str, Any] = {
+    "name": True,
+    "distribution": True,
+    "training": {"checkpoint_minutes", "checkpoint_steps", "keep_checkpoints"},
+}
+
+
+def resolve(
+    entry: Entry,
+    *,
+    data: str | None = None,
+    data_dir: str | None = None,
+    changes: Iterable[str] = (),
+    seed: int | None = None,
+) -> Config:
+    """The configuration of a row.
+
+    The recipe of the row's network comes first, then what the data set changes, then the row, and
+    last `changes`.
+
+    Args:
+        entry: the row.
+        data: name of the data set to train on; by default the row's own.
+        data_dir: folder of its images.
+        changes: "key=value", as in `sat_tf.training.config.config.read_config`.
+        seed: wins over the recipe's.
+
+    Returns:
+        A configuration whose name says the network, the data, the bits, the seed, and eight digits
+        that follow from everything its outcome depends on: rows that ask for the same training
+        have the same one. Where the row starts from the float model of another run, see
+        `other_start`, that is named as a file in the folder in which all runs have theirs.
+
+    Raises:
+        RunError: it does not describe a run; lists every problem.
+    """
+    config = _config(entry, data, data_dir, tuple(changes), seed, {})
+    if entry.row.measures == "float":
+        return _named(float_part(config))
+    start = other_start(entry, data=data, data_dir=data_dir, changes=changes, seed=seed)
+    if start is not None:
+        training = config.training.model_copy(update={"float_model": f"{start.name}/{FLOAT_MODEL}"})
+        config = config.model_copy(update={"training": training})
+    return _named(config)
+
+
+def other_start(
+    entry: Entry,
+    *,
+    data: str | None = None,
+    data_dir: str | None = None,
+    changes: Iterable[str] = (),
+    seed: int | None = None,
+) -> Config | None:
+    """The run of the float model that a row starts from, where it is not that of its own method.
+
+    Args:
+        entry: the row.
+        data: see `resolve`.
+        data_dir: see `resolve`.
+        changes: see `resolve`.
+        seed: see `resolve`.
+
+    Returns:
+        Its configuration; None where the row names no other start, or `changes` name a file.
+
+    Raises:
+        RunError: it does not describe a run; lists every problem.
+    """
+    if not entry.row.start:
+        return None
+    config = _config(entry, data, data_dir, tuple(changes), seed, entry.row.start)
+    return None if config.training.float_model is not None else float_part(config)
+
+
+def _config(
+    entry: Entry,
+    data: str | None,
+    data_dir: str | None,
+    changes: tuple[str, ...],
+    seed: int | None,
+    start: Mapping[str, Any],
+) -> Config:
+    """What a row asks for, still without a name; `start` comes after the row."""
+    chosen = data_sets()[data or entry.data]
+    row = entry.row
+    bits = row.set.get("policy.activation_bits", 0)
+    layers: list[Mapping[str, Any]] = [
+        {"data": chosen.data},
+        chosen.set,
+        chosen.models.get(row.base, {}),
+        chosen.activation_bits.get(bits, {}),
+        row.set,
+        start,
+        {} if data_dir is None else {"data.options.data_dir": data_dir},
+    ]
+    return parse_config(
+        base_text(row.base),
+        # JSON is YAML on one line.
+        [
+            *(f"{key}={json.dumps(value)}" for layer in layers for key, value in layer.items()),
+            *changes,
+        ],
+        seed=seed,
+        subject=entry.id,
+    )
+
+
+def float_part(config: Config) -> Config:
+    """The run that gives the float model from which this one starts, and ends there.
+
+    Settings that such a run does not depend on have their defaults, so that all runs that can start
+    from one float model give the same configuration.
+    """
+    calibration = config.calibration
+    if not calibration.final_statistics:
+        calibration = CalibrationConfig(num_images=0)
+    elif not calibration.clipping_levels:
+        calibration = calibration.model_copy(update={"clipping_levels": True})
+    stages = config.stages.model_copy(update={"quantized": None, "deploy_tail": None})
+    return _named(
+        config.model_copy(
+            update={
+                "policy": _float_policy(config),
+                "stages": stages,
+                "calibration": calibration,
+                "export": ExportConfig(),
+                "recipes": config.recipes.in_stages(["float"]),
+                "training": config.training.model_copy(update={"float_model": None}),
+            }
+        )
+    )
+
+
+def digest(config: Config) -> str:
+    """Eight digits that follow from everything the outcome of a run depends on."""
+    values = config.model_dump(exclude=_NO_MATTER)
+    text = json.dumps(values, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _float_policy(config: Config) -> BitPolicy:
+    if config.training.start == "vanilla":
+        return BitPolicy()
+    policy = config.policy
+    overrides = {
+        pattern: {name: value for name, value in fields.items() if name in _FLOAT_FIELDS}
+        for pattern, fields in policy.overrides.items()
+    }
+    return BitPolicy(
+        **{name: getattr(policy, name) for name in _FLOAT_FIELDS},
+        overrides={pattern: fields for pattern, fields in overrides.items() if fields},
+    )
+
+
+def _named(config: Config) -> Config:
+    words = [config.model.name, config.data.options.get("builder", config.data.name)]
+    if config.stages.quantized is not None:
+        policy = config.policy
+        words.append(f"w{policy.weight_bits}a{policy.activation_bits or 'float'}")
+    elif config.training.start == "vanilla":
+        words.append("vanilla")
+    else:
+        words.append(f"float_{config.policy.rescale}")
+    words += [f"seed{config.seed}", digest(config)]
+    # Names of builders may have slashes and colons, those of runs are names of folders.
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", "_".join(str(word) for word in words))
+    return config.model_copy(update={"name": name})

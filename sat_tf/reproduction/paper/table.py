@@ -1,0 +1,158 @@
+"""Tables of rows: what the paper prints beside what came out here."""
+
+import itertools
+import pathlib
+import re
+import shlex
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+
+import rich.box
+from rich.table import Table
+
+from sat_tf.atomic_file import written_whole
+from sat_tf.messages import RunError, list_problems
+from sat_tf.reproduction.paper.library import Entry, find
+from sat_tf.reproduction.paper.record import Outcome
+
+# A block of a Markdown file that is written by `update`: the patterns of its rows, then the table.
+_BLOCK = re.compile(
+    r"(?P<begin><!-- sat-tf paper table (?P<patterns>[^\n]*?) -->\n)"
+    r"(?P<table>.*?)"
+    r"(?P<end><!-- end of sat-tf paper table -->)",
+    re.DOTALL,
+)
+
+
+def show(rows: Iterable[Entry], outcomes: Sequence[Outcome]) -> Iterator[Table]:
+    """The rows for the terminal: a table for each table or figure of the paper."""
+    columns = _data_of(outcomes)
+    for (source, caption), group in itertools.groupby(rows, lambda row: (row.source, row.caption)):
+        table = Table(
+            title=f"[bold]{source}[/]: {caption}",
+            title_style="",
+            title_justify="left",
+            box=rich.box.SIMPLE_HEAD,
+            pad_edge=False,
+        )
+        table.add_column("row", no_wrap=True)
+        table.add_column("method")
+        for name in ("paper,\ntop-1 / top-5", *(f"{name},\ntop-1" for name in columns)):
+            table.add_column(name, justify="right")
+        for entry in group:
+            table.add_row(
+                entry.id,
+                entry.row.method,
+                _printed(entry),
+                *(summary(entry.id, name, outcomes) for name in columns),
+            )
+        yield table
+
+
+def markdown(rows: Sequence[Entry], outcomes: Sequence[Outcome]) -> str:
+    """The rows as a Markdown table, with a column for each data set that some row was run on.
+
+    ImageNet always has its column, which is blank where nothing was run. A mean over several seeds
+    has their standard deviation and number behind it.
+    """
+    chosen = {entry.id for entry in rows}
+    columns = _data_of([outcome for outcome in outcomes if outcome.row in chosen])
+    in_paper = any(_printed(entry) for entry in rows)
+    paper = ["paper, top-1 / top-5"] if in_paper else []
+    if "imagenet2012" not in columns and any(entry.data == "imagenet2012" for entry in rows):
+        columns.insert(0, "imagenet2012")
+    lines = [
+        ["row", "method", *paper, *(f"{name}, top-1" for name in columns)],
+        ["---", "---", *("---:" for _ in (*paper, *columns))],
+    ]
+    for entry in rows:
+        lines.append(
+            [
+                f"`{entry.id}`",
+                entry.row.method,
+                *([_printed(entry)] if in_paper else []),
+                *(summary(entry.id, name, outcomes) for name in columns),
+            ]
+        )
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def summary(row: str, data: str, outcomes: Iterable[Outcome]) -> str:
+    """Top-1 of a row in percent: one number, or mean ± standard deviation (number of seeds).
+
+    Runs in which something else than the row was asked for do not count.
+    """
+    found = [
+        outcome.top1
+        for outcome in outcomes
+        if (outcome.row, outcome.data, outcome.changes) == (row, data, "")
+    ]
+    if not found:
+        return ""
+    mean = f"{statistics.fmean(found):.1f}"
+    if len(found) == 1:
+        return mean
+    return f"{mean} ± {statistics.stdev(found):.1f} ({len(found)})"
+
+
+def updated(text: str, outcomes: Sequence[Outcome], subject: str) -> str:
+    """A Markdown text with its tables as the outcomes have them.
+
+    A table stands between `<!-- sat-tf paper table PATTERN... -->` and
+    `<!-- end of sat-tf paper table -->`, each on a line of its own.
+
+    Raises:
+        RunError: there is no such block, or a pattern fits no row.
+    """
+    problems: list[str] = []
+
+    def fill(block: re.Match[str]) -> str:
+        rows, wrong = find(shlex.split(block["patterns"]))
+        problems.extend(wrong)
+        return f"{block['begin']}\n{markdown(rows, outcomes)}\n{block['end']}"
+
+    filled, count = _BLOCK.subn(fill, text)
+    if not count:
+        problems.append(
+            "received no line '<!-- sat-tf paper table PATTERN... -->' with, further down, "
+            "'<!-- end of sat-tf paper table -->'; expected them around every table to write."
+        )
+    if problems:
+        raise RunError(list_problems(subject, problems))
+    return filled
+
+
+def update(path: pathlib.Path, outcomes: Sequence[Outcome]) -> None:
+    """Writes the tables of a Markdown file anew; see `updated`.
+
+    Raises:
+        RunError: the file cannot be read or written, or has no such table.
+    """
+    try:
+        text = updated(path.read_text(encoding="utf-8"), outcomes, str(path))
+        with written_whole(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(
+            f"{path}: {error}; expected a Markdown file that can be replaced."
+        ) from error
+    except RunError:
+        raise
+    except ValueError as error:  # says itself which file cannot be written
+        raise RunError(str(error)) from error
+
+
+def _data_of(outcomes: Iterable[Outcome]) -> list[str]:
+    """The data sets that something was run on, ImageNet first."""
+    run_on = {outcome.data for outcome in outcomes if not outcome.changes}
+    return sorted(run_on, key=lambda name: (name != "imagenet2012", name))
+
+
+def _printed(entry: Entry) -> str:
+    """What the paper prints of a row: "top-1 / top-5" in percent, or kappa_0."""
+    printed = entry.row.printed
+    if printed.kappa_0 is not None:
+        return f"κ₀ {printed.kappa_0:g}"
+    return " / ".join(
+        f"{percent:.1f}" for percent in (printed.top1, printed.top5) if percent is not None
+    )

@@ -1,0 +1,1 @@
+"""Keras callbacks of a run."""

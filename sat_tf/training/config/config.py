@@ -1,0 +1,400 @@
+"""The configuration of a run: what it may say, what holds where it says nothing, and its files."""
+
+import itertools
+import os
+import pathlib
+import re
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import (
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from sat_tf.arguments import SEED_LIMIT
+from sat_tf.messages import RunError, did_you_mean, list_problems
+from sat_tf.qat.policy import OLD_INPUT_RANGE, BitPolicy
+from sat_tf.training.config.recipes import RecipesConfig
+from sat_tf.training.config.sections import (
+    DataConfig,
+    ModelConfig,
+    Section,
+    StagesConfig,
+    TrainingConfig,
+    describe,
+)
+
+_FEWEST_CALIBRATION_IMAGES = 64
+
+
+class CalibrationConfig(Section):
+    """What is taken from training images without training on them; see `sat_tf.calibrate`."""
+
+    num_images: int = Field(
+        default=512,
+        ge=0,
+        description=f"0 (no calibration) or an integer from {_FEWEST_CALIBRATION_IMAGES}",
+    )
+    clipping_levels: bool = Field(
+        default=True,
+        description="true (the quantized stage starts from measured clipping levels) or false "
+        "(from those in the policy)",
+    )
+    final_statistics: bool = Field(
+        default=False,
+        description="true (normalization statistics are measured anew after each stage) or false "
+        "(moving averages stay)",
+    )
+
+    @field_validator("num_images")
+    @classmethod
+    def _are_enough(cls, num_images: int) -> int:
+        if 0 < num_images < _FEWEST_CALIBRATION_IMAGES:
+            raise ValueError(
+                f"={num_images}: expected 0 or at least {_FEWEST_CALIBRATION_IMAGES}; fewer "
+                "images give unreliable statistics."
+            )
+        return num_images
+
+
+class ExportConfig(Section):
+    """The TFLite file, and its comparison with the quantized model."""
+
+    float_head: bool = Field(
+        default=False, description="true (float logits from the last layer) or false (8-bit logits)"
+    )
+    verify_images: int = Field(
+        default=1024,
+        ge=1,
+        description="a positive integer: held-out images to compare codes on, at most",
+    )
+
+
+def _read_policy(fields: Any) -> BitPolicy:
+    if isinstance(fields, BitPolicy):
+        return fields
+    if not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields):
+        raise ValueError(f"={fields!r}: expected a mapping of BitPolicy's fields to their values.")
+    known = (*BitPolicy.__dataclass_fields__, OLD_INPUT_RANGE)
+    unknown = [name for name in fields if name not in known]
+    problems = [f"{name} is not a key. {_hint(name, BitPolicy)}" for name in unknown]
+    try:
+        policy = BitPolicy(**{name: fields[name] for name in fields if name not in unknown})
+    except ValueError as error:
+        problems += [line.removeprefix("  - ") for line in str(error).splitlines()[1:]]
+    if fields.get("weight_bits", 0) is None:
+        problems.append(
+            "weight_bits=None: expected an integer from 1 to 8; the float stage leaves bits out by "
+            "itself. For a run without a quantized one, set stages.quantized to null."
+        )
+    if problems:
+        raise ValueError("\n".join(problems))
+    return policy
+
+
+def _hint(name: str, policy: type[BitPolicy]) -> str:
+    return did_you_mean(name, policy.__dataclass_fields__)
+
+
+class Config(Section):
+    """Everything a run depends on besides the versions of its libraries."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$",
+        description="a word of letters, digits, '.', '_' and '-', for the run folder",
+    )
+    seed: int = Field(
+        default=0, ge=0, lt=SEED_LIMIT, description=f"an integer in [0, {SEED_LIMIT})"
+    )
+    data: DataConfig = Field(description="a mapping")
+    model: ModelConfig = Field(description="a mapping")
+    policy: Annotated[
+        BitPolicy, PlainValidator(_read_policy), PlainSerializer(BitPolicy.to_dict)
+    ] = Field(default=BitPolicy(), description="a mapping of BitPolicy's fields")
+    stages: StagesConfig = Field(
+        default=StagesConfig(),
+        description="a mapping with the keys float, quantized and deploy_tail",
+    )
+    calibration: CalibrationConfig = Field(default=CalibrationConfig(), description="a mapping")
+    export: ExportConfig = Field(default=ExportConfig(), description="a mapping")
+    training: TrainingConfig = Field(default=TrainingConfig(), description="a mapping")
+    recipes: RecipesConfig = Field(default=RecipesConfig(), description="a mapping")
+    distribution: Literal["auto", "none", "mirrored", "multi_worker", "tpu"] = Field(
+        default="auto", description="one of auto, none, mirrored, multi_worker, tpu"
+    )
+
+    @field_validator("stages")
+    @classmethod
+    def _each_follows_the_one_before(cls, stages: StagesConfig) -> StagesConfig:
+        return stages.inherited()
+
+    @model_validator(mode="after")
+    def _recipes_have_their_stages(self) -> "Config":
+        if problems := self.recipes.problems(self.stages.by_name()):
+            raise ValueError("\n".join(problems))
+        return self
+
+
+# Ten times what the longest configuration takes; PyYAML reads as much in a second.
+_MOST_CHARACTERS = 2**17
+_MOST_VALUES = 10_000
+_DEEPEST = 40
+
+
+def read_config(
+    path: str | os.PathLike[str], overrides: Iterable[str] = (), *, seed: int | None = None
+) -> Config:
+    """Reads and checks the configuration of a run.
+
+    Args:
+        path: a YAML file.
+        overrides: "key=value" with a dotted key and a YAML value, such as
+            "stages.float.epochs=3"; they win over the file, later ones over earlier ones.
+        seed: wins over the file's seed, where given.
+
+    Raises:
+        RunError: the file cannot be read, or does not describe a run; lists every problem.
+    """
+    path = pathlib.Path(path)
+    try:
+        text = read_yaml_text(path)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise RunError(
+            f"{path}: {reason}; expected a readable YAML file; "
+            "configs/digits/mobilenet_v2_w4a4.yaml is one to start from."
+        ) from error
+    return parse_config(text, overrides, seed=seed, subject=str(path))
+
+
+def parse_config(
+    text: str, overrides: Iterable[str] = (), *, seed: int | None = None, subject: str = "config"
+) -> Config:
+    """Checks a configuration given as text; see `read_config`.
+
+    Args:
+        text: a YAML mapping.
+        overrides: see `read_config`.
+        seed: see `read_config`.
+        subject: what to call the text in errors.
+
+    >>> parse_config("name: tiny", ["data.name=digits", "model.name=mobilenet_v3"])
+    Traceback (most recent call last):
+      ...
+    sat_tf.training.errors.RunError: config: 1 problem
+      - model.name='mobilenet_v3': expected the name of a model. Did you mean mobilenet_v2?
+    """
+    try:
+        values = load_yaml(text)
+    except ValueError as error:
+        raise RunError(f"{subject}: not valid YAML; {error}") from error
+    if not isinstance(values, dict):
+        raise RunError(
+            f"{subject}: received {type(values).__name__}, expected a mapping with keys such as "
+            "data, model and stages."
+        )
+    problems = []
+    for override in overrides:
+        problems += _apply(values, override)
+    if seed is not None:
+        values["seed"] = seed
+    config = None
+    try:
+        config = Config.model_validate(values)
+    except ValidationError as error:
+        problems += describe(error, Config)
+    if config is None or problems:
+        raise RunError(list_problems(subject, problems))
+    return config
+
+
+def config_text(config: Config) -> str:
+    """The whole configuration as YAML, defaults included; `parse_config` reads it back."""
+    return yaml.dump(config.model_dump(), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML with the numbers of its version 1.2, and no key given twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys: set[Any] = set()
+        for key_node, _ in node.value:
+            key = key_node.value
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a key is no plain word", key_node.start_mark
+                )
+            if key in keys:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} stands here twice", key_node.start_mark
+                )
+            keys.add(key)
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Puts words that `_Loader` would take for numbers between quotes."""
+
+
+# PyYAML follows YAML 1.1, to which 4e-5 is a word because it has no point.
+for _kind in (_Loader, _Dumper):
+    _kind.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"),
+        list("-+.0123456789"),
+    )
+
+
+def read_yaml_text(path: pathlib.Path) -> str:
+    """The text of a YAML file, or as much of it as `load_yaml` needs to refuse it.
+
+    Raises:
+        OSError: it cannot be read.
+        UnicodeDecodeError: it is no text.
+    """
+    with path.open(encoding="utf-8") as file:
+        return file.read(_MOST_CHARACTERS + 1)
+
+
+def load_yaml(text: str) -> Any:
+    """The values of a YAML text, in which no key may stand twice.
+
+    The work is bounded before any value is made: by the length of the text, by how deep its values
+    are nested, and by how many there are when each alias and merge key stands for all that it
+    repeats.
+
+    Raises:
+        ValueError: one line on what is wrong with it.
+    """
+    try:
+        if len(text) > _MOST_CHARACTERS:
+            raise ValueError(
+                f"received more than {_MOST_CHARACTERS:,} characters, expected a configuration"
+            )
+        _check_depth(text)
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            _count_values(node)
+            return loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except yaml.YAMLError as error:
+        raise ValueError(_on_one_line(error)) from error
+    except (ValueError, TypeError) as error:  # a date that is none, a number that is a word
+        raise ValueError(f"{error}.") from error
+    except (LookupError, AttributeError, ArithmeticError) as error:
+        # PyYAML's own readers of a value stumble over `!!int ""` or `!!timestamp word`.
+        raise ValueError("a value is none of the type that its tag names.") from error
+
+
+def _check_depth(text: str) -> None:
+    """Raises ValueError for values nested too deep to be read without running out of stack."""
+    opens, closes = yaml.events.CollectionStartEvent, yaml.events.CollectionEndEvent
+    changes = (isinstance(e, opens) - isinstance(e, closes) for e in yaml.parse(text, _Loader))
+    if any(depth > _DEEPEST for depth in itertools.accumulate(changes)):
+        raise ValueError(f"received values nested deeper than {_DEEPEST}, expected fewer levels")
+
+
+def _count_values(root: yaml.Node) -> None:
+    """Raises ValueError for more values than a configuration can have, all repetitions counted.
+
+    An alias is the node that it names, so each node is counted once, and its count used again.
+    """
+    counts: dict[yaml.Node, int] = {}
+    above: set[yaml.Node] = set()
+
+    def count(node: yaml.Node) -> int:
+        if node in above:
+            raise ValueError("received a value that holds itself, expected an end")
+        if node not in counts:
+            above.add(node)
+            inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+            inner = itertools.chain(*inner) if isinstance(node, yaml.MappingNode) else inner
+            counts[node] = 1 + sum(count(child) for child in inner)
+            above.remove(node)
+        return counts[node]
+
+    found = count(root)
+    if found > _MOST_VALUES:
+        raise ValueError(
+            f"received {found:,} values, with all that its aliases repeat, expected at most "
+            f"{_MOST_VALUES:,}"
+        )
+
+
+def _on_one_line(error: yaml.YAMLError) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}."
+    return " ".join(str(error).split())
+
+
+def _apply(values: dict[str, Any], override: str) -> list[str]:
+    """Puts one override into the mapping; returns what is wrong with it."""
+    key, equals, text = override.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        return [f"{override!r}: expected key=value, such as stages.float.epochs=3."]
+    try:
+        value = load_yaml(text)
+    except ValueError as error:
+        return [f"{override!r}: the value is not valid YAML; {error}"]
+    section = values
+    for depth, part in enumerate(parts[:-1], start=1):
+        inner = section.setdefault(part, {})
+        if not isinstance(inner, dict):
+            return [
+                f"{override!r}: {'.'.join(parts[:depth])} is {inner!r}, expected a mapping to "
+                "set a key in."
+            ]
+        section = inner
+    section[parts[-1]] = value
+    return []
+
+
+# The text of configs/digits/mobilenet_v2_w4a4.yaml, which is not part of an installed package.
+DEMO = """\
+# Handwritten digits of scikit-learn: no download, and minutes on two processor cores.
+name: digits_mobilenet_v2_w4a4
+seed: 0
+data:
+  name: digits
+  options:
+    image_size: 32
+    test_fraction: 0.3  # of 1797, so that one image is a fifth of a point
+  shift_pixels: 2
+model:
+  name: mobilenet_v2
+  options:
+    width_multiplier: 0.35
+    stem_stride: 1
+# Integer from the image to the logits; the first and last layer have 8-bit weights.
+policy:
+  weight_bits: 4
+  activation_bits: 4
+  stream_bits: 8
+stages:
+  float:
+    epochs: 18
+    batch_size: 32
+    base_learning_rate: 0.4  # of batches of 256 images: the peak is 0.05
+    warmup_learning_rate: 0.01
+    warmup_epochs: 2
+  quantized:
+    epochs: 20
+    base_learning_rate: 0.1
+    warmup_epochs: 1
+# Averages over few small batches are noisy; measured anew, the statistics are not.
+calibration:
+  num_images: 1024
+  final_statistics: true
+"""

@@ -1,0 +1,379 @@
+"""The parts of a configuration, and the wording of what is wrong in one."""
+
+import inspect
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic.fields import FieldInfo
+
+from sat_tf.arguments import required_arguments
+from sat_tf.data import DATA_SETS, is_in_memory
+from sat_tf.messages import did_you_mean
+
+
+def describe(error: ValidationError, config: type[BaseModel]) -> list[str]:
+    """Returns every problem of a configuration that did not validate, one line each.
+
+    Args:
+        error: what pydantic raised.
+        config: the class that was validated; its fields' descriptions say what is expected.
+    """
+    return [line for problem in error.errors() for line in _lines(problem, config)]
+
+
+def _lines(problem: Any, config: type[BaseModel]) -> Iterator[str]:
+    location = [str(part) for part in problem["loc"]]
+    where = ".".join(location)
+    kind = problem["type"]
+    if kind == "extra_forbidden":
+        section = _section(config, location[:-1])
+        yield f"{where} is not a key. {did_you_mean(location[-1], section.model_fields)}"
+    elif kind == "missing":
+        yield f"{where} is missing: expected {_expected(config, location)}; add it."
+    elif kind == "value_error":
+        # Raised by a validator of ours: one line a problem, each going on after the key, either
+        # with "=value" or with the name of a key inside.
+        for line in str(problem["ctx"]["error"]).splitlines():
+            yield f"{where}{line}" if line.startswith("=") or not where else f"{where}.{line}"
+    else:
+        yield f"{where}={problem['input']!r}: expected {_expected(config, location)}."
+
+
+def _expected(config: type[BaseModel], location: list[str]) -> str:
+    field = _field(config, location)
+    return (field.description if field else None) or "another value"
+
+
+def _field(config: type[BaseModel], location: list[str]) -> FieldInfo | None:
+    """The innermost field on the way; inside a plain mapping, the field of that mapping."""
+    section: type[BaseModel] | None = config
+    field = None
+    for part in location:
+        if section is None or part not in section.model_fields:
+            break
+        field = section.model_fields[part]
+        section = _model_of(field)
+    return field
+
+
+def _section(config: type[BaseModel], location: list[str]) -> type[BaseModel]:
+    field = _field(config, location)
+    return (_model_of(field) if field else None) or config
+
+
+def _model_of(field: FieldInfo) -> type[BaseModel] | None:
+    """The section that a field is, or may be where it is optional."""
+    annotation = field.annotation
+    for kind in (annotation, *typing.get_args(annotation)):
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            return kind
+    return None
+
+
+class Section(BaseModel):
+    """Strict types, no unknown keys, nothing changes after validation."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def known_name(name: str, known: Sequence[str], what: str) -> str:
+    """The name itself; raises ValueError, with the nearest known one, where it is unknown."""
+    if name not in known:
+        raise ValueError(f"={name!r}: expected the name of a {what}. {did_you_mean(name, known)}")
+    return name
+
+
+def known_options(
+    options: dict[str, Any], known: Sequence[str], elsewhere: Mapping[str, str]
+) -> dict[str, Any]:
+    """The options themselves; raises ValueError that lists the unknown ones.
+
+    Args:
+        options: what was received.
+        known: the names there are.
+        elsewhere: names that are set in another place, with the place.
+    """
+    problems = [
+        f"{name} is not set here: {elsewhere[name]}."
+        if name in elsewhere
+        else f"{name} is not an option. {did_you_mean(name, known)}"
+        for name in options
+        if name not in known
+    ]
+    if problems:
+        raise ValueError("\n".join(problems))
+    return options
+
+
+class DataConfig(Section):
+    """Which images to train on."""
+
+    name: str = Field(description="the name of a data set")
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        validate_default=True,
+        description="a mapping of options to their values",
+    )
+    shift_pixels: int = Field(
+        default=0,
+        ge=0,
+        description="an integer, 0 (none) or more: how far training shifts an image at most",
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        return known_name(name, list(DATA_SETS), "data set")
+
+    @field_validator("options")
+    @classmethod
+    def _are_known(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        name = info.data.get("name")
+        if name is None:  # reported already
+            return options
+        known_options(options, list(inspect.signature(DATA_SETS[name]).parameters), {})
+        missing = [word for word in required_arguments(DATA_SETS[name]) if word not in options]
+        if missing:
+            raise ValueError(f"={options}: expected {', '.join(missing)} too; {name} needs it.")
+        return options
+
+    @field_validator("shift_pixels")
+    @classmethod
+    def _are_of_images_in_memory(cls, shift_pixels: int, info: ValidationInfo) -> int:
+        name = info.data.get("name")
+        if shift_pixels and name is not None and not is_in_memory(name):
+            raise ValueError(
+                f"={shift_pixels}: expected 0 for {name}, which takes random crops; only images "
+                "held in memory are shifted."
+            )
+        return shift_pixels
+
+
+# What `sat_tf.models.MODELS` builds, and with which options; kept here as well because reading it
+# there loads TensorFlow, and a misspelt name should not have to wait for that.
+_RESIDUAL_OPTIONS = (
+    "width_multiplier",
+    "stage_blocks",
+    "stem_kernel_size",
+    "stem_stride",
+    "stem_pool",
+    "rectifier_max",
+    "dropout",
+)
+MODEL_OPTIONS: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
+    {
+        "mobilenet_v1": ("width_multiplier", "stem_stride", "rectifier_max", "dropout"),
+        "mobilenet_v2": ("width_multiplier", "stem_stride", "rectifier_max", "dropout"),
+        "mobilenet_v2_small": (
+            "width_multiplier",
+            "head",
+            "rectified_inputs",
+            "classifier_stddev",
+            "rectifier_max",
+            "dropout",
+        ),
+        "resnet18": _RESIDUAL_OPTIONS,
+        "resnet50": _RESIDUAL_OPTIONS,
+        "preresnet50": _RESIDUAL_OPTIONS,
+        "vgg16": ("width_multiplier", "hidden_units", "rectifier_max", "dropout"),
+        "vgg16_bn": ("width_multiplier", "hidden_units", "rectifier_max", "dropout"),
+    }
+)
+# What models take as well, but a run knows by itself.
+_KNOWN_TO_THE_RUN = {
+    "image_size": "it follows from the data; set data.options.image_size where the data has it",
+    "num_classes": "it follows from the data",
+    "seed": "it is the seed of the run; set seed",
+}
+
+
+class ModelConfig(Section):
+    """Which float model to build. Its image size and number of classes follow from the data."""
+
+    name: str = Field(description="the name of a model family")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="a mapping of options to their values"
+    )
+
+    @field_validator("name")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        return known_name(name, list(MODEL_OPTIONS), "model")
+
+    @field_validator("options")
+    @classmethod
+    def _are_known(cls, options: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        name = info.data.get("name")
+        if name is None:  # reported already
+            return options
+        return known_options(options, MODEL_OPTIONS[name], _KNOWN_TO_THE_RUN)
+
+
+class StageConfig(Section):
+    """How one stage trains; the defaults are the paper's for MobileNets on ImageNet.
+
+    The learning rate goes linearly from `first_learning_rate` to `peak_learning_rate` during the
+    warm-up, and from there to 0 on half a cosine, both step by step.
+    """
+
+    epochs: int = Field(default=150, ge=1, description="a positive integer: passes over the images")
+    steps: int | None = Field(
+        default=None,
+        ge=1,
+        description="a positive integer, or null (epochs times the steps of an epoch): how many "
+        "batches in all",
+    )
+    batch_size: int = Field(
+        default=2048, ge=1, description="a positive integer: images a step, over all devices"
+    )
+    base_learning_rate: float = Field(
+        default=0.05, gt=0, description="a positive number: the peak for batches of 256 images"
+    )
+    warmup_epochs: float = Field(default=5, ge=0, description="a number, 0 (no warm-up) or more")
+    warmup_learning_rate: float | None = Field(
+        default=None,
+        ge=0,
+        description="a number, 0 or more, or null (base_learning_rate, the peak if that is lower)",
+    )
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="a number from 0 to below 1")
+    nesterov: bool = Field(default=True, description="true or false")
+    weight_decay: float = Field(default=4e-5, ge=0, description="a number, 0 (none) or more")
+
+    @property
+    def peak_learning_rate(self) -> float:
+        """The learning rate where the warm-up ends: it grows with the batch."""
+        return self.base_learning_rate * self.batch_size / 256
+
+    @property
+    def first_learning_rate(self) -> float:
+        """The learning rate where the warm-up starts."""
+        if self.warmup_learning_rate is not None:
+            return self.warmup_learning_rate
+        return min(self.base_learning_rate, self.peak_learning_rate)
+
+    def steps_per_epoch(self, num_images: int) -> int:
+        """How many full batches the given number of training images make."""
+        return num_images // self.batch_size
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """How many batches the stage has, given how many an epoch has."""
+        return self.steps or self.epochs * steps_per_epoch
+
+    def problems(self) -> list[str]:
+        """Settings that are fine each for itself, but not together."""
+        found = []
+        if self.steps is None and self.warmup_epochs >= self.epochs:
+            found.append(
+                f"warmup_epochs={self.warmup_epochs:g} with epochs={self.epochs}: expected a "
+                "warm-up shorter than the stage; lower warmup_epochs."
+            )
+        if self.nesterov and self.momentum == 0:
+            found.append(
+                "momentum=0 with nesterov=true: expected momentum above 0; set nesterov to false."
+            )
+        return found
+
+
+class StagesConfig(Section):
+    """The float stage with clamped weights, the quantized one that goes on from it, and the tail.
+
+    The tail, which is optional, trains the quantized model on the integers of its file; see
+    `sat_tf.training.deploy_tail`.
+    """
+
+    float: StageConfig = Field(default=StageConfig(), description="a mapping")
+    quantized: StageConfig | None = Field(
+        default=StageConfig(),
+        description="a mapping, in which what it leaves out is as in the float stage, or null (the "
+        "run ends with the float model)",
+    )
+    deploy_tail: StageConfig | None = Field(
+        default=None,
+        description="a mapping, in which what it leaves out is as in the quantized stage, or null "
+        "(no such stage)",
+    )
+
+    def by_name(self) -> dict[str, StageConfig]:
+        """The stages there are, in order."""
+        stages = {"quantized": self.quantized, "deploy_tail": self.deploy_tail}
+        asked_for = {name: stage for name, stage in stages.items() if stage is not None}
+        return {"float": self.float, **asked_for}
+
+    def inherited(self) -> "StagesConfig":
+        """The same with every setting a stage leaves out taken from the stage before.
+
+        Raises:
+            ValueError: settings of a stage do not fit each other; a line for each.
+        """
+        resolved: dict[str, StageConfig] = {}
+        problems: list[str] = []
+        inherited: list[str] = []
+        for name, stage in self.by_name().items():
+            own = {field: getattr(stage, field) for field in stage.model_fields_set}
+            if "epochs" in own:
+                own.setdefault("steps", None)  # steps would win over them
+            before = list(resolved.values())
+            resolved[name] = before[-1].model_copy(update=own) if before else stage
+            found = resolved[name].problems()
+            # Inherited ones are reported once.
+            problems += [f"{name}.{problem}" for problem in found if problem not in inherited]
+            inherited = found
+        if self.quantized is None and self.deploy_tail is not None:
+            problems.append(
+                "deploy_tail is given and quantized=null: expected a quantized stage for it to go "
+                "on from; set deploy_tail to null."
+            )
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self.model_copy(update=resolved)
+
+
+class TrainingConfig(Section):
+    """What holds for all stages alike."""
+
+    start: Literal["clamped", "vanilla"] = Field(
+        default="clamped",
+        description="clamped (the float stage trains with clamped weights, as in the paper) or "
+        "vanilla (it trains an ordinary float model, whose function the quantized one keeps)",
+    )
+    float_model: str | None = Field(
+        default=None,
+        description="the file of a trained float model, which then takes the place of the float "
+        "stage, or null (train one)",
+    )
+    trust_model: bool = Field(
+        default=False,
+        description="true (a model in a file may run code when it is loaded, as Lambda layers do; "
+        "only for models of people you trust) or false",
+    )
+    precision: Literal["float32", "mixed_float16", "mixed_bfloat16"] = Field(
+        default="float32", description="one of float32, mixed_float16, mixed_bfloat16"
+    )
+    jit_compile: bool = Field(
+        default=False,
+        description="true (the step is compiled by XLA, for accelerators) or false",
+    )
+    deterministic_ops: bool = Field(
+        default=False,
+        description="true (accelerators add in a fixed order, which takes time, so that a run can "
+        "be repeated bit for bit on them too) or false; processors always do",
+    )
+    synchronized_batch_normalization: bool = Field(
+        default=True,
+        description="true (several devices share the statistics of their batches, so that results "
+        "do not depend on their number) or false (each has its own)",
+    )
+    checkpoint_minutes: float = Field(
+        default=10, gt=0, description="a positive number: minutes between checkpoints, at most"
+    )
+    checkpoint_steps: int | None = Field(
+        default=None,
+        ge=1,
+        description="a positive integer: steps between checkpoints, or null (time alone counts)",
+    )
+    keep_checkpoints: int = Field(
+        default=2, ge=1, description="a positive integer: how many checkpoints to keep"
+    )

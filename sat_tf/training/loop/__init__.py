@@ -1,0 +1,1 @@
+"""The training itself: a run, its stages, and the devices they run on."""

@@ -1,0 +1,92 @@
+"""A data set as a model is fed it."""
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.data.shards import Share
+from sat_tf.data.source import ImageSource, ReadingError
+from sat_tf.graph.network import Network
+from sat_tf.qat.inputs import input_ranges
+from sat_tf.quantizers.input_range import PIXELS, InputRange
+
+_CHANNELS = 3
+
+
+class FedSource(ImageSource):
+    """The images of a source as real values of a range, float32, where those have pixels.
+
+    Args:
+        pixels: the source.
+        found: what the pixels stand for.
+    """
+
+    def __init__(self, pixels: ImageSource, found: InputRange) -> None:
+        self.pixels, self.range = pixels, found
+        self.name, self.image_size = pixels.name, pixels.image_size
+        self.num_classes = pixels.num_classes
+        self.num_train, self.num_test = pixels.num_train, pixels.num_test
+        # The value of each pixel in each channel of what is fed, one after the other.
+        every = np.repeat(np.arange(256, dtype=np.uint8)[:, None], _CHANNELS, axis=1)
+        self._values = found.fed(every).reshape(-1)
+
+    @property
+    def reading_error(self) -> ReadingError | None:
+        """That of the source."""
+        return self.pixels.reading_error
+
+    def training_batches(
+        self,
+        *,
+        batch_size: int,
+        seed: int,
+        first_epoch: int = 0,
+        first_step: int = 0,
+        share: Share | None = None,
+    ) -> Any:
+        """Those of the source, as the model is fed them."""
+        batches = self.pixels.training_batches(
+            batch_size=batch_size,
+            seed=seed,
+            first_epoch=first_epoch,
+            first_step=first_step,
+            share=share,
+        )
+        return batches.map(self._fed)
+
+    def held_out_batches(self, *, batch_size: int = 256, share: Share | None = None) -> Any:
+        """Those of the source, as the model is fed them."""
+        return self.pixels.held_out_batches(batch_size=batch_size, share=share).map(self._fed)
+
+    def training_sample(self, count: int, *, seed: int) -> Any:
+        """That of the source, as the model is fed it: float32."""
+        return self.range.fed(self.pixels.training_sample(count, seed=seed))
+
+    def held_out_sample(self, most: int) -> tuple[Any, Any]:
+        """That of the source, as the model is fed it: float32, and labels."""
+        images, labels = self.pixels.held_out_sample(most)
+        return self.range.fed(images), labels
+
+    def _fed(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        if self.range.reversed_channels:
+            images = images[..., ::-1]
+        numbers = tf.cast(images, tf.int32) * _CHANNELS + tf.range(_CHANNELS)
+        return tf.gather(tf.constant(self._values), numbers), labels
+
+
+def fed_source(pixels: ImageSource, found: InputRange) -> ImageSource:
+    """The source as a model of some range is fed it; the source itself where pixels are fed."""
+    return pixels if found == PIXELS else FedSource(pixels, found)
+
+
+def pixels_of(source: ImageSource) -> ImageSource:
+    """The source of the pictures themselves, which the file takes."""
+    return source.pixels if isinstance(source, FedSource) else source
+
+
+def fed_range(model: keras.Model) -> InputRange:
+    """What a quantized model with one input is fed; pixels where its input is no image."""
+    network = Network(model)
+    return input_ranges(network).get(network.inputs[0], PIXELS)

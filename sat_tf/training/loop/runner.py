@@ -1,0 +1,342 @@
+"""A whole run: data, float stage, quantized stage, deploy tail, TFLite file, certificate."""
+
+import contextlib
+import pathlib
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable
+
+import tensorflow as tf
+import tf_keras as keras
+from rich.console import Console
+
+from sat_tf import data, models
+from sat_tf.data.source import ImageSource
+from sat_tf.export.deployed import DeployedModel, deployed_model
+from sat_tf.export.snapping import snap_biases
+from sat_tf.loading.load import load_model
+from sat_tf.messages import RunError, list_problems
+from sat_tf.qat.calibrate import StaleStatisticsWarning, calibrate, estimate_statistics
+from sat_tf.qat.layout import inner_layer
+from sat_tf.quantizers.input_range import InputRange
+from sat_tf.training.config.config import Config, config_text
+from sat_tf.training.deploy_tail import train_deploy_tail
+from sat_tf.training.errors import Interruption
+from sat_tf.training.loop.distribution import (
+    from_first_worker,
+    make_strategy,
+    outside_failures_told,
+    reading_errors_told,
+    writes_files,
+)
+from sat_tf.training.loop.environment import describe_environment
+from sat_tf.training.loop.fed_source import fed_range, fed_source
+from sat_tf.training.loop.stage import Run, batch_size_problems, held_out_metrics, train_stage
+from sat_tf.training.loop.stage_plan import Listener
+from sat_tf.training.loop.start import (
+    check_range,
+    check_range_of_teacher,
+    float_start,
+    is_ordinary,
+    quantized_start,
+    trained_float_model,
+)
+from sat_tf.training.recipes.recipes import check_teacher
+from sat_tf.training.report.outcome import conclude
+from sat_tf.training.report.results import Results
+from sat_tf.training.state import run_folder
+from sat_tf.training.state.history import EpochMetrics, from_csv
+from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.training.state.run_state import RunState, expect_same_config
+
+_GO_ON = "\nWhen the files are mended, the same command goes on with the run."
+
+
+def load_source(config: Config, *, replicas: int = 1) -> ImageSource:
+    """Opens the data set of a run, whose images are pixels; see `fed_source`.
+
+    Args:
+        config: of the run.
+        replicas: how many share a batch.
+
+    Raises:
+        RunError: an option is out of its range, or a batch is larger than the data set.
+    """
+    try:
+        source = data.source(
+            config.data.name, shift_pixels=config.data.shift_pixels, **config.data.options
+        )
+    except ValueError as error:
+        raise RunError(f"data.options: {error}") from error
+    problems = batch_size_problems(config, source, replicas)
+    if problems:
+        raise RunError(list_problems("config", problems))
+    return source
+
+
+def float_model(config: Config, source: ImageSource) -> tuple[keras.Model, InputRange]:
+    """The float model that a run starts from: trained, where a file is given, or to be trained.
+
+    The quantized stage is tried out as well, and the file of a teacher read, so that what does not
+    fit is an error before the training and not after half of it.
+
+    Returns:
+        The model, and what it is fed for the pixels of the source.
+
+    Raises:
+        RunError: an option is out of its range, the file holds something else, or the policy does
+            not fit.
+    """
+    model = trained_float_model(config, source)
+    if model is None:
+        try:
+            plain = models.build(
+                config.model.name,
+                image_size=source.image_size,
+                num_classes=source.num_classes,
+                seed=config.seed,
+                **config.model.options,
+            )
+        except ValueError as error:
+            raise RunError(str(error)) from error
+        model = float_start(config, plain)
+    found = fed_range(quantized_start(config, model))
+    check_teacher(config, source)
+    return model, found
+
+
+def calibrate_run(run: Run, model: keras.Model, *, clipping_levels: bool) -> None:
+    """Calibrates a model in place, on images of the training set drawn with the run's seed.
+
+    Of an ordinary float model it estimates the statistics of BatchNormalization.
+
+    Raises:
+        RunError: it met activations that are not finite.
+    """
+    count = min(run.config.calibration.num_images, run.source.num_train)
+    pixels = run.source.training_sample(count, seed=run.config.seed)
+    try:
+        with warnings.catch_warnings():
+            # Stale statistics are to be replaced: training follows, or was.
+            warnings.simplefilter("ignore", StaleStatisticsWarning)
+            if is_ordinary(model):
+                estimate_statistics(model, pixels, num_images=count)
+            else:
+                calibrate(model, pixels, num_images=count, clipping_levels=clipping_levels)
+    except ValueError as error:
+        raise RunError(str(error)) from error
+
+
+def finished(run: Run, name: str, model: keras.Model) -> keras.Model:
+    """A trained model as it is saved.
+
+    The statistics are measured anew where the configuration asks for it, and the biases of a
+    quantized model take values that an integer file holds, so that what is measured is shipped.
+
+    Args:
+        run: what it is a stage of.
+        name: of the stage.
+        model: as it was trained; it is changed.
+    """
+    calibration = run.config.calibration
+    if calibration.num_images and calibration.final_statistics:
+        calibrate_run(run, model, clipping_levels=False)
+    if name == "quantized":
+        # A model without an integer form is saved as it is; the export then says what it lacks.
+        with contextlib.suppress(ValueError):
+            snap_biases(model)
+    return model
+
+
+def stage_model(
+    run: Run, state: RunState, name: str, file: str, make: Callable[[], keras.Model]
+) -> keras.Model:
+    """The model of a stage: the saved one where the stage is done, one made and saved otherwise.
+
+    Args:
+        run: what it is a stage of.
+        state: how far the run has come.
+        name: of the stage.
+        file: name of the saved model in the run folder.
+        make: trains and finishes the model.
+    """
+    if name in state.stages:
+        path = run.folder.file(file)
+        # The end of a run has given the model of the tail the name of the quantized one.
+        path = path if path.is_file() else run.folder.file(run_folder.QUANTIZED_MODEL)
+        return loaded(path, safe_mode=not run.config.training.trust_model)
+    # A request to stop waits: within the stage for its next step, after it for the saved model.
+    with run.interruption.deferred():
+        model = make()
+        saved = model.quantized if isinstance(model, DeployedModel) else model
+        if run.writes:
+            metrics = held_out_metrics(model, run.source)
+            with run.folder.written(file) as temporary:
+                saved.save(temporary)
+            state.finish(name, metrics)
+            shutil.rmtree(run.folder.file(run_folder.CHECKPOINTS) / name, ignore_errors=True)
+            top1 = 100 * metrics["top1"]
+            run.console.print(f"{name:9}  done: held-out top-1 {top1:.2f} %", highlight=False)
+    return saved
+
+
+def loaded(path: pathlib.Path, *, safe_mode: bool = True) -> keras.Model:
+    """A saved model; see `load_model`.
+
+    Raises:
+        RunError: it cannot be read, or would run code.
+    """
+    try:
+        return load_model(path, safe_mode=safe_mode)
+    except ValueError as error:
+        raise RunError(str(error)) from error
+
+
+def train(
+    config: Config,
+    folder: RunFolder,
+    console: Console,
+    *,
+    resume: bool | None = None,
+    wait: bool = False,
+    listener: Listener | None = None,
+) -> Results | None:
+    """Runs everything, or what is left of it, and fills the run folder as it goes.
+
+    Args:
+        config: what to do.
+        folder: where the files go; nothing is written before data and models have been made.
+        console: where to show progress.
+        resume: go on with the run in the folder (True), start anew and keep the old files aside
+            (False), or go on where there is one (None).
+        wait: for another process that trains in this folder, and take over what it leaves.
+        listener: called after every step, for who shows the progress of several runs.
+
+    Returns:
+        The results, or None where another worker has them.
+
+    Raises:
+        RunError: the configuration does not fit the data or the model, the folder cannot be
+            written, holds a run of another configuration, the data cannot be read, or training
+            broke.
+        Stopped: the run has been asked to stop, and can go on later.
+    """
+    if resume is not False:
+        expect_same_config(folder, config)
+        if resume and not folder.holds_run:
+            folder.require(run_folder.CONFIG)
+        if folder.is_finished:
+            console.print("This run is finished; these are its results.", highlight=False)
+            return Results.read(folder)
+    interruption = Interruption()
+    with interruption.watched(), tempfile.TemporaryDirectory() as elsewhere:
+        if config.training.deterministic_ops:
+            tf.config.experimental.enable_op_determinism()
+        # Dropout then draws from generators that every step can set.
+        keras.backend.experimental.enable_tf_random_generator()
+        strategy = make_strategy(config.distribution)
+        keras.utils.set_random_seed(config.seed)
+        writes = writes_files(strategy)
+        pixels = load_source(config, replicas=strategy.num_replicas_in_sync)
+        start_model, fed = float_model(config, pixels)
+        run = Run(
+            config=config,
+            source=fed_source(pixels, fed),
+            folder=folder,
+            strategy=strategy,
+            console=console if writes else Console(quiet=True),
+            writes=writes,
+            # All workers record alike, because what one reads of a model, all do; one is kept.
+            records=folder if writes else RunFolder(pathlib.Path(elsewhere)),
+            interruption=interruption,
+            listener=listener,
+        )
+        if resume is False or not folder.holds_run:
+            with reading_errors_told(pixels):
+                check_range(config, start_model, pixels, fed, run.console)
+                check_range_of_teacher(config, pixels, fed)
+        with (
+            outside_failures_told(folder, strategy),
+            folder.held(wait=wait) if writes else contextlib.nullcontext(),
+            reading_errors_told(run.source, advice=_GO_ON),
+        ):
+            if writes:
+                _prepare_folder(run, anew=resume is False)
+            # The others read what the first worker has prepared.
+            from_first_worker(strategy, [0])
+            state = RunState.read(folder)
+            with state.timed() if writes else contextlib.nullcontext():
+                return _train(run, state, start_model)
+
+
+def _train(run: Run, state: RunState, start_model: keras.Model) -> Results | None:
+    config, folder = run.config, run.folder
+    run.rows[:] = _rows(folder)
+
+    trained = stage_model(
+        run,
+        state,
+        "float",
+        run_folder.FLOAT_MODEL,
+        lambda: _float(run, start_model),
+    )
+    if config.stages.quantized is None:
+        return _results(run, state, None, start_model)
+    quantized = stage_model(
+        run, state, "quantized", run_folder.QUANTIZED_MODEL, lambda: _quantized(run, trained)
+    )
+    measured = quantized
+    if config.stages.deploy_tail is not None:
+        tuned = stage_model(
+            run,
+            state,
+            "deploy_tail",
+            run_folder.TUNED_MODEL,
+            lambda: train_deploy_tail(run, quantized),
+        )
+        measured = deployed_model(tuned, float_head=config.export.float_head)
+    return _results(run, state, measured, start_model)
+
+
+def _results(
+    run: Run, state: RunState, model: keras.Model | None, float_model: keras.Model
+) -> Results | None:
+    if not run.writes:
+        return None
+    parameters = sum(inner_layer(layer).count_params() for layer in float_model.layers)
+    return conclude(run, state, model, parameters=parameters)
+
+
+def _prepare_folder(run: Run, *, anew: bool) -> None:
+    if run.folder.holds_run and not anew:
+        run.console.print(
+            f"Going on with the run in {run.folder.path}.", highlight=False, markup=False
+        )
+        return
+    run.folder.start()
+    run.folder.write_json(run_folder.ENVIRONMENT, describe_environment(run.config.seed))
+    # Last: a folder with a configuration is one that holds a run.
+    run.folder.write_text(run_folder.CONFIG, config_text(run.config))
+
+
+def _rows(folder: RunFolder) -> list[EpochMetrics]:
+    text = folder.read_text(run_folder.METRICS)
+    try:
+        return from_csv(text)
+    except RunError as error:
+        raise folder.damaged(run_folder.METRICS, error, "epochs with their metrics") from error
+
+
+def _float(run: Run, start: keras.Model) -> keras.Model:
+    if run.config.training.float_model is not None:
+        return start
+    return finished(run, "float", train_stage(run, "float", start))
+
+
+def _quantized(run: Run, trained: keras.Model) -> keras.Model:
+    calibration = run.config.calibration
+    quantized = quantized_start(run.config, trained)
+    if calibration.num_images:
+        calibrate_run(run, quantized, clipping_levels=calibration.clipping_levels)
+    return finished(run, "quantized", train_stage(run, "quantized", quantized))

@@ -1,0 +1,305 @@
+"""One stage of training: compile, fit, and hand back a plain model."""
+
+import dataclasses
+import zlib
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+import tf_keras as keras
+from rich.console import Console
+
+from sat_tf.data.source import ImageSource
+from sat_tf.export.deployed import DeployedModel
+from sat_tf.messages import RunError
+from sat_tf.training.callbacks.callback_list import watched
+from sat_tf.training.callbacks.epoch_recorder import StopWhenNotFinite
+from sat_tf.training.callbacks.progress import Telling
+from sat_tf.training.callbacks.saving import Keeper, Refresher, constant_while_measured
+from sat_tf.training.config.config import Config
+from sat_tf.training.config.sections import StageConfig
+from sat_tf.training.errors import Interruption
+from sat_tf.training.loop.distribution import distributed, from_first_worker, reading_errors_told
+from sat_tf.training.loop.learner import Learner, training_copy
+from sat_tf.training.loop.schedule import WarmupCosine
+from sat_tf.training.loop.stage_plan import Listener, StagePlan
+from sat_tf.training.recipes.recipes import stage_recipes, stage_teacher
+from sat_tf.training.state.checkpoints import Checkpoints, Position, steps_left
+from sat_tf.training.state.history import EpochMetrics
+from sat_tf.training.state.run_folder import CHECKPOINTS, RunFolder
+
+_HELD_OUT_BATCH_SIZE = 256
+_FROM_THE_START = Position()
+# Training images on which activations are looked at.
+SAMPLE = 32
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """What the stages of one run share.
+
+    Attributes:
+        config: the whole configuration.
+        source: the data set.
+        folder: where the files go.
+        strategy: under which strategy to train.
+        console: where to show progress.
+        writes: whether this process keeps the folder.
+        records: where this process writes metrics and curves; None is the folder.
+        interruption: whether the run has been asked to stop.
+        listener: told of every step.
+        rows: the metrics so far; every epoch appends one.
+    """
+
+    config: Config
+    source: ImageSource
+    folder: RunFolder
+    strategy: tf.distribute.Strategy
+    console: Console
+    writes: bool = True
+    records: RunFolder | None = None
+    interruption: Interruption = dataclasses.field(default_factory=Interruption)
+    listener: Listener | None = None
+    rows: list[EpochMetrics] = dataclasses.field(default_factory=list)
+
+
+def make_optimizer(
+    stage: StageConfig, steps_per_epoch: int, *, precision: str = "float32"
+) -> keras.optimizers.Optimizer:
+    """The optimizer of a stage.
+
+    SGD with Nesterov momentum μ: v <- μ v - η g, W <- W + μ v - η g, with the learning rate η of
+    `WarmupCosine` and g the gradient of the loss, weight decay included where `training_copy` put
+    it. In mixed_float16 the loss is multiplied before, and the gradient divided after, so that
+    small gradients are not lost; a step whose gradients overflow is left out.
+
+    Args:
+        stage: its settings.
+        steps_per_epoch: how many batches an epoch has.
+        precision: name of the dtype policy that the model computes by.
+    """
+    optimizer = keras.optimizers.SGD(
+        WarmupCosine.of_stage(stage, steps_per_epoch),
+        momentum=stage.momentum,
+        nesterov=stage.nesterov,
+    )
+    if precision == "mixed_float16":
+        return keras.mixed_precision.LossScaleOptimizer(optimizer)
+    return optimizer
+
+
+def train_stage(
+    run: Run,
+    name: str,
+    model: keras.Model,
+    view: Callable[[keras.Model], keras.Model] = lambda model: model,
+) -> keras.Model:
+    """Trains a model through one stage, or through what is left of it after an interruption.
+
+    Args:
+        run: what it is a stage of.
+        name: of the stage in the configuration.
+        model: where to start; it is not changed.
+        view: gives the model to fit, which shares the variables of the one it is given.
+
+    Returns:
+        The trained model, neither compiled nor bound to the strategy.
+
+    Raises:
+        RunError: the loss or a logit is not finite, or a checkpoint cannot be written or read.
+        Stopped: the run has been asked to stop, and a checkpoint is written.
+    """
+    config, stage = run.config.training, getattr(run.config.stages, name)
+    plan = stage_plan(run, name)
+    # The tail trains on integers, which half precision does not hold.
+    precision = "float32" if name == "deploy_tail" else config.precision
+    # Every worker has prepared its start by itself; they must not differ by a rounding.
+    weights = from_first_worker(run.strategy, model.get_weights())
+    # Layers without a seed of their own take one here, whatever ran before in this process.
+    keras.utils.set_random_seed(zlib.crc32(f"{run.config.seed} {name}".encode()))
+    with run.strategy.scope():
+        trained = training_copy(
+            model,
+            weight_decay=stage.weight_decay,
+            precision=precision,
+            synchronized=config.synchronized_batch_normalization
+            and run.strategy.num_replicas_in_sync > 1,
+        )
+        trained.set_weights(weights)
+        recipes = stage_recipes(
+            run.config.recipes,
+            name,
+            trained,
+            total_steps=plan.total_steps,
+            teacher=stage_teacher(run.config, name, run.source, run.folder),
+            folder=run.folder if run.writes else None,
+        )
+        learner = Learner(
+            view(trained),
+            batch_size=stage.batch_size,
+            image_loss=recipes.image_loss,
+            after_step=recipes.after_step,
+        )
+        optimizer = make_optimizer(stage, plan.steps_per_epoch, precision=precision)
+        learner.compile(optimizer=optimizer, jit_compile=config.jit_compile)
+        learner.optimizer.build(learner.student.trainable_variables)
+        checkpoints = Checkpoints(
+            run.folder.path / CHECKPOINTS / name,
+            learner,
+            keep=config.keep_checkpoints,
+            writes=run.writes,
+        )
+    _fit(run, name, trained, learner, checkpoints, recipes.callbacks)
+    recipes.finish()
+    return training_copy(trained)
+
+
+def _fit(
+    run: Run,
+    name: str,
+    trained: keras.Model,
+    learner: Learner,
+    checkpoints: Checkpoints,
+    of_recipes: Sequence[keras.callbacks.Callback],
+) -> None:
+    stage: StageConfig = getattr(run.config.stages, name)
+    start = checkpoints.restore() or Position()
+    _expect_agreement(run, checkpoints, start)
+    plan = stage_plan(run, name, start)
+    run.rows[:] = [row for row in run.rows if row.stage != name or row.epoch <= start.epoch]
+    keeper = Keeper(checkpoints, run.interruption, run.config.training)
+    refreshers = [Refresher(learner.student)] if isinstance(learner.student, DeployedModel) else []
+    held_out = distributed(
+        run.strategy,
+        lambda share: run.source.held_out_batches(batch_size=_HELD_OUT_BATCH_SIZE, share=share),
+    )
+    parts = steps_left(start, total_steps=plan.total_steps, steps_per_epoch=plan.steps_per_epoch)
+    watching = watched(
+        plan,
+        trained,
+        run.records or run.folder,
+        rows=run.rows,
+        sample=run.source.training_sample(SAMPLE, seed=run.config.seed),
+        console=run.console,
+    )
+    with watching as watchers:
+        keeper.flush_first(watchers)
+        callbacks = [
+            *refreshers,
+            *of_recipes,
+            *constant_while_measured(learner.student),
+            StopWhenNotFinite(name, run.source, checkpoints),
+            *watchers,
+            *([Telling(plan, run.listener)] if run.listener else []),
+            keeper,  # last, because it may stop the run
+        ]
+        for position, epochs, steps in parts:
+            keeper.set_model(learner)
+            keeper.start_at(position, steps)
+            learner.fit(
+                _training_batches(run, stage, position),
+                initial_epoch=position.epoch,
+                epochs=position.epoch + epochs,
+                steps_per_epoch=steps,
+                validation_data=held_out,
+                validation_steps=-(-run.source.num_test // _HELD_OUT_BATCH_SIZE),
+                callbacks=callbacks,
+                verbose=0,
+            )
+
+
+def stage_plan(run: Run, name: str, start: Position = _FROM_THE_START) -> StagePlan:
+    """The steps of a stage, of which those before some position are done."""
+    stages = run.config.stages.by_name()
+    per_epoch = {key: stage.steps_per_epoch(run.source.num_train) for key, stage in stages.items()}
+    before = list(stages)[: list(stages).index(name)]
+    if run.config.training.float_model is not None and "float" in before:
+        before.remove("float")  # it is not trained
+    return StagePlan(
+        stage=name,
+        batch_size=stages[name].batch_size,
+        steps_per_epoch=per_epoch[name],
+        total_steps=stages[name].total_steps(per_epoch[name]),
+        first_step=start.epoch * per_epoch[name] + start.step,
+        steps_before=sum(stages[key].total_steps(per_epoch[key]) for key in before),
+        metric_steps=start.step,
+    )
+
+
+def _training_batches(run: Run, stage: StageConfig, position: Position) -> tf.data.Dataset:
+    return distributed(
+        run.strategy,
+        lambda share: run.source.training_batches(
+            batch_size=stage.batch_size,
+            seed=run.config.seed,
+            first_epoch=position.epoch,
+            first_step=position.step,
+            share=share,
+        ),
+    )
+
+
+def _expect_agreement(run: Run, checkpoints: Checkpoints, start: Position) -> None:
+    """Raises an error where workers have read different checkpoints."""
+    own = [start.epoch, start.step]
+    first = [int(number) for number in from_first_worker(run.strategy, own)]
+    if first != own:
+        raise RunError(
+            f"{checkpoints.folder}: this machine would go on at epoch {own[0] + 1}, step {own[1]}, "
+            f"the first one at epoch {first[0] + 1}, step {first[1]}; expected one run folder for "
+            "all; put it on a file system that they share."
+        )
+
+
+def held_out_metrics(model: keras.Model, source: ImageSource) -> dict[str, float]:
+    """What a model achieves on the held-out images, on this machine alone.
+
+    Args:
+        model: with logits as its output.
+        source: the data set.
+
+    Returns:
+        Shares in [0, 1], by the names of the metrics, and the loss.
+
+    Raises:
+        RunError: a logit is not finite, or the images cannot be read.
+    """
+    learner = Learner(model, batch_size=_HELD_OUT_BATCH_SIZE)
+    learner.compile()
+    batches = source.held_out_batches(batch_size=_HELD_OUT_BATCH_SIZE)
+    with reading_errors_told(source):
+        found = learner.evaluate(
+            batches, verbose=0, return_dict=True, callbacks=constant_while_measured(model)
+        )
+    metrics = {name: float(value) for name, value in found.items()}
+    if not all(value == value for value in metrics.values()):  # NaN is not equal to itself
+        raise RunError(
+            f"model {model.name!r}: gives NaN or infinite logits for held-out images, expected "
+            "finite ones; train it again."
+        )
+    return metrics
+
+
+def batch_size_problems(config: Config, source: ImageSource, replicas: int = 1) -> list[str]:
+    """What is wrong with batch sizes and steps, which only data and devices can tell."""
+    problems = []
+    for name, stage in config.stages.by_name().items():
+        if stage.batch_size > source.num_train:
+            problems.append(
+                f"stages.{name}.batch_size={stage.batch_size}: expected at most "
+                f"{source.num_train}, the number of training images; lower it."
+            )
+            continue
+        if stage.batch_size < replicas:
+            problems.append(
+                f"stages.{name}.batch_size={stage.batch_size}: expected at least {replicas}, the "
+                "number of devices that share a batch; raise it, or train on fewer."
+            )
+        steps_per_epoch = stage.steps_per_epoch(source.num_train)
+        total = stage.total_steps(steps_per_epoch)
+        if stage.warmup_epochs * steps_per_epoch >= total:
+            problems.append(
+                f"stages.{name}.warmup_epochs={stage.warmup_epochs:g}: "
+                f"{stage.warmup_epochs * steps_per_epoch:g} steps of {total}; expected a warm-up "
+                "shorter than the stage; lower it."
+            )
+    return problems

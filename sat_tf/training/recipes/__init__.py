@@ -1,0 +1,1 @@
+"""Recipes beyond the paper."""

@@ -1,0 +1,280 @@
+"""Weights that oscillate between two codes: counted, and frozen (Nagel et al., 2022)."""
+
+import csv
+import dataclasses
+import io
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.graph import layer_kinds
+from sat_tf.presentation.tables import read_table
+from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.quantizers import dorefa
+from sat_tf.quantizers.dorefa import DorefaQuantizer
+from sat_tf.training.loop.distribution import assign_alike, replica_variable
+from sat_tf.training.state.run_folder import OSCILLATIONS, RunFolder
+
+# From so many oscillations a step on, the paper speaks of an oscillating weight.
+OSCILLATING = 0.005
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OscillationCount:
+    """How many weights of a layer oscillate.
+
+    Attributes:
+        layer: its name in the float model.
+        bits: of its weights.
+        weights: how many it has.
+        oscillating: how many of them oscillate in more than 1 of 200 steps, and are not frozen.
+        frozen: how many of them are frozen.
+    """
+
+    layer: str
+    bits: int
+    weights: int
+    oscillating: int
+    frozen: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Motion:
+    """How the integers n of one kernel have moved; every field is shaped like the kernel.
+
+    Attributes:
+        units: n after the last step.
+        direction: sign of the last change of n; 0 where it has never changed.
+        frequency: moving average of the oscillations a step, f.
+        average: moving average of n.
+    """
+
+    units: tf.Tensor
+    direction: tf.Tensor
+    frequency: tf.Tensor
+    average: tf.Tensor
+
+    def after(self, units: tf.Tensor, momentum: float) -> "Motion":
+        """The motion one step later.
+
+        A weight oscillates in a step (o = 1, otherwise 0) if its n changes against the direction
+        of its last change. f <- (1 - m) f + m o, and likewise for the average of n.
+
+        Args:
+            units: n now, float32.
+            momentum: m, the weight of a step.
+        """
+        change = tf.sign(units - self.units)
+        oscillates = tf.cast(change * self.direction < 0.0, tf.float32)
+        return Motion(
+            units=units,
+            direction=tf.where(change != 0.0, change, self.direction),
+            frequency=self.frequency + momentum * (oscillates - self.frequency),
+            average=self.average + momentum * (units - self.average),
+        )
+
+
+class Oscillation(tf.Module):
+    """Follows the codes of a model's weights, and freezes weights that oscillate too often.
+
+    A weight whose frequency f exceeds the threshold is frozen to the rounded average of its n. The
+    threshold goes from its first to its last value on half a cosine. Latent weights are divided by
+    the largest of their range, which goes on moving: after every step a frozen weight is therefore
+    put where it has its code at the present maximum (`dorefa.held_weights`). The weight that is the
+    maximum cannot be frozen, so that no range is without one.
+
+    To be called after every step of the optimizer, in every replica. Make it in the strategy's
+    scope.
+
+    Args:
+        model: quantized by sat-tf; the one that is trained.
+        total_steps: of the stage.
+        freeze: freeze weights, or only count.
+        momentum: weight of a step in the averages, between 0 and 1.
+        first_threshold: f above which weights are frozen when it begins.
+        last_threshold: the same at the end.
+        start: share of the steps after which it begins.
+        most_bits: layers with more bits are left alone.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        *,
+        total_steps: int,
+        freeze: bool = True,
+        momentum: float = 0.01,
+        first_threshold: float = 0.04,
+        last_threshold: float = 0.01,
+        start: float = 0.0,
+        most_bits: int = 4,
+    ) -> None:
+        super().__init__(name="oscillation")
+        self._freeze = freeze
+        self._momentum = momentum
+        self._thresholds = (first_threshold, last_threshold)
+        self._start = round(start * total_steps)
+        self._total_steps = total_steps
+        self.steps = replica_variable(0, "steps", dtype=tf.int64)
+        self.kernels = [
+            _Kernel(layer.layer, quantizer, quantizer.num_bits)
+            for layer, quantizer in _quantized_kernels(model)
+            if quantizer.num_bits is not None and quantizer.num_bits <= most_bits
+        ]
+
+    def __call__(self) -> None:
+        """Takes in what a step has made of the weights, and freezes some of them."""
+        steps = self.steps + 1
+        self.steps.assign(steps)
+        begun = steps > self._start
+        threshold = self._threshold(tf.cast(steps, tf.float32))
+        moved = [
+            kernel.follow(begun, self._momentum, threshold if self._freeze else None)
+            for kernel in self.kernels
+        ]
+        if self._freeze:
+            assign_alike([kernel.variable for kernel in self.kernels], moved)
+
+    def counts(self) -> list[OscillationCount]:
+        """How many weights of each layer oscillate or are frozen, now."""
+        return [kernel.count() for kernel in self.kernels]
+
+    def _threshold(self, steps: tf.Tensor) -> tf.Tensor:
+        first, last = self._thresholds
+        done = (steps - self._start) / max(self._total_steps - self._start, 1)
+        done = tf.clip_by_value(done, 0.0, 1.0)
+        return last + (first - last) * 0.5 * (1.0 + tf.cos(math.pi * done))
+
+
+class _Kernel(tf.Module):
+    """One kernel, and how it has moved.
+
+    Integers and directions are small, and kept in a byte each.
+    """
+
+    def __init__(self, layer: keras.layers.Layer, quantizer: DorefaQuantizer, bits: int) -> None:
+        super().__init__(name="kernel")
+        variable = getattr(layer, layer_kinds.kernel_name(layer))
+        self._variable = lambda: variable  # a function keeps it from being saved twice
+        self._quantizer = quantizer
+        self._layer_name, self._bits = layer.name, bits
+        units = dorefa.units(quantizer, self._latent())
+        self.units = replica_variable(tf.cast(units, tf.uint8), "units")
+        self.direction = replica_variable(tf.zeros(units.shape, tf.int8), "direction")
+        self.frequency = replica_variable(tf.zeros(units.shape), "frequency")
+        self.average = replica_variable(units, "average")
+        self.frozen = replica_variable(tf.zeros(units.shape, tf.bool), "frozen")
+
+    @property
+    def variable(self) -> tf.Variable:
+        """The latent weights."""
+        return self._variable()
+
+    def _latent(self) -> tf.Tensor:
+        return tf.convert_to_tensor(self.variable)
+
+    def follow(self, begun: tf.Tensor, momentum: float, threshold: tf.Tensor | None) -> tf.Tensor:
+        """Takes in a step; returns the latent weights with those in place that are frozen.
+
+        Args:
+            begun: whether steps count yet; until then only n is kept.
+            momentum: weight of a step.
+            threshold: frequency above which to freeze; None freezes nothing.
+        """
+        quantizer, frozen = self._quantizer, tf.convert_to_tensor(self.frozen)
+        units = tf.cast(self.units, tf.float32)
+        latent = dorefa.hold(quantizer, self._latent(), units, frozen)
+        now = dorefa.units(quantizer, latent)
+        before = Motion(
+            units,
+            tf.cast(self.direction, tf.float32),
+            tf.convert_to_tensor(self.frequency),
+            tf.convert_to_tensor(self.average),
+        )
+        after = before.after(now, momentum)
+        units = now
+        if threshold is not None:
+            freezing = begun & ~frozen & (after.frequency > threshold)
+            freezing &= dorefa.can_be_held(quantizer, latent)
+            units = tf.where(freezing, tf.floor(after.average + 0.5), now)
+            frozen |= freezing
+            latent = dorefa.hold(quantizer, latent, units, frozen)
+            self.frozen.assign(frozen)
+        self.units.assign(tf.cast(units, tf.uint8))
+        self.direction.assign(tf.cast(tf.where(begun, after.direction, 0.0), tf.int8))
+        self.frequency.assign(tf.where(begun, after.frequency, 0.0))
+        self.average.assign(tf.where(begun, after.average, now))
+        return latent
+
+    def count(self) -> OscillationCount:
+        """How many of its weights oscillate or are frozen."""
+        frozen = self.frozen.numpy()
+        return OscillationCount(
+            layer=self._layer_name,
+            bits=self._bits,
+            weights=frozen.size,
+            oscillating=int(((self.frequency.numpy() > OSCILLATING) & ~frozen).sum()),
+            frozen=int(frozen.sum()),
+        )
+
+
+def _quantized_kernels(
+    model: keras.Model,
+) -> Iterator[tuple[QuantizedLayer, DorefaQuantizer]]:
+    for layer in model.layers:
+        if isinstance(layer, QuantizedLayer) and layer.quantize_config.weights is not None:
+            yield layer, layer.quantize_config.weights
+
+
+_COLUMNS = ("epoch", *(field.name for field in dataclasses.fields(OscillationCount)))
+
+
+class OscillationLog(keras.callbacks.Callback):
+    """Adds the oscillating and the frozen weights of all layers to the logs of every epoch.
+
+    The logs get their shares of all weights that are followed, `oscillating` and `frozen`; the run
+    folder gets a table with a row for every epoch and layer.
+
+    Args:
+        oscillation: of the model that is trained.
+        folder: where the table goes; None writes none.
+    """
+
+    def __init__(self, oscillation: Oscillation, folder: RunFolder | None) -> None:
+        super().__init__()
+        self.oscillation = oscillation
+        self.folder = folder
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Writes the rows of an epoch."""
+        counts = self.oscillation.counts()
+        weights = max(sum(count.weights for count in counts), 1)
+        if logs is not None:
+            logs["oscillating"] = sum(count.oscillating for count in counts) / weights
+            logs["frozen"] = sum(count.frozen for count in counts) / weights
+        if self.folder is not None:
+            rows = [{"epoch": epoch + 1, **dataclasses.asdict(count)} for count in counts]
+            self.folder.write_text(OSCILLATIONS, _table(self._rows_before(epoch + 1) + rows))
+
+    def _rows_before(self, epoch: int) -> list[dict[str, Any]]:
+        """What the table holds of earlier epochs; a resumed run writes the others anew."""
+        if self.folder is None:
+            return []
+        rows: list[dict[str, Any]] = read_table(
+            self.folder.read_text(OSCILLATIONS),
+            lambda row: {**{name: row[name] for name in _COLUMNS}, "epoch": int(row["epoch"])},
+            name=str(self.folder.file(OSCILLATIONS)),
+            columns=_COLUMNS,
+        )
+        return [row for row in rows if row["epoch"] < epoch]
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

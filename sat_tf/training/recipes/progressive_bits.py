@@ -1,0 +1,58 @@
+"""Progressive bits: training starts with many and comes down to those of the policy."""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.training.loop.distribution import replica_variable
+
+
+class ProgressiveBits(tf.Module):
+    """A floor under the bits of every quantizer of a model, which comes down as training goes on.
+
+    A quantizer of b bits works with max(b, floor), weights and activations alike. The floor is a
+    variable of the graph, which is traced once for all of them; at the end it is gone, and the
+    model is the one it was built as.
+
+    To be called after every step of the optimizer, in every replica. Make it in the strategy's
+    scope.
+
+    Args:
+        model: quantized by sat-tf; the one that is trained. Copies of it have no floor.
+        bits: the floors, falling.
+        shares: which part of the steps each lasts; positive, with a sum below 1.
+        total_steps: of the stage.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        *,
+        bits: Sequence[int],
+        shares: Sequence[float],
+        total_steps: int,
+    ) -> None:
+        super().__init__(name="progressive_bits")
+        self._floors = (*bits, 0)
+        ends = [sum(shares[: index + 1]) for index in range(len(shares))]
+        self._ends = tuple(round(end * total_steps) for end in ends)
+        self.steps = replica_variable(0, "steps", dtype=tf.int64)
+        self.floor = replica_variable(self._floor_at(0), "bit_floor")
+        for layer in model.layers:
+            if isinstance(layer, QuantizedLayer):
+                layer.keep_bits_above(self.floor)
+
+    def __call__(self) -> None:
+        """Counts a step, and sets the floor of the next one."""
+        steps = self.steps + 1
+        self.steps.assign(steps)
+        self.floor.assign(self._floor_at(steps))
+
+    def _floor_at(self, steps: int | tf.Tensor) -> tf.Tensor:
+        """The floor after so many steps; 0 where there is none any more."""
+        over = tf.cast(steps, tf.int64) >= tf.constant(self._ends, tf.int64)
+        return tf.gather(
+            tf.constant(self._floors, tf.int64), tf.reduce_sum(tf.cast(over, tf.int64))
+        )

@@ -1,0 +1,232 @@
+"""The curves of a run, as a picture and for its report."""
+
+import math
+import os
+from collections.abc import Callable, Sequence
+
+from sat_tf.presentation.line_chart import Chart, Line, Point, legend
+from sat_tf.presentation.page import text
+from sat_tf.training.state.history import EpochMetrics, StepMetrics
+
+_COLOURS = {"float": "tab:blue", "quantized": "tab:orange", "deploy_tail": "tab:green"}
+
+
+def draw_curves(rows: list[EpochMetrics], title: str, path: str | os.PathLike[str]) -> None:
+    """Draws top-1 and loss over the epochs of all stages.
+
+    Args:
+        rows: the metrics of the run, stage after stage; at least one.
+        title: of the picture.
+        path: of the PNG file.
+    """
+    # Here, because matplotlib takes its time to load; a figure without pyplot needs no screen and
+    # leaves no state behind.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(9, 4), dpi=150, layout="constrained")
+    FigureCanvasAgg(figure)
+    top1, loss = figure.subplots(1, 2)
+    before = 0
+    for stage in dict.fromkeys(row.stage for row in rows):
+        own = [row for row in rows if row.stage == stage]
+        epochs = [before + row.epoch for row in own]
+        colour = _COLOURS.get(stage)
+        held_out = [100 * row.held_out_top1 for row in own]
+        train = [100 * row.train_top1 for row in own]
+        top1.plot(epochs, held_out, color=colour, marker=".", label=f"{stage}, held out")
+        top1.plot(epochs, train, color=colour, linestyle=":", label=f"{stage}, training")
+        loss.plot(epochs, [row.loss for row in own], color=colour, marker=".", label=stage)
+        if before:
+            for axes in (top1, loss):
+                axes.axvline(before + 0.5, color="0.7", linewidth=0.8)
+        before += len(own)
+    top1.set(xlabel="epoch", ylabel="top-1 (%)")
+    loss.set(xlabel="epoch", ylabel="training loss", yscale="log")
+    for axes in (top1, loss):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.suptitle(title)
+    figure.savefig(path, format="png")
+
+
+_MOST_NAMED = 8
+_TRAINING, _HELD_OUT, _FIVE = "var(--curve)", "var(--other)", "var(--third)"
+
+STYLE = """
+:root { --curve: #2f6fb0; --other: #c2570c; --third: #6b4fbb; }
+@media (prefers-color-scheme: dark) {
+  :root { --curve: #7db4ea; --other: #f2a65a; --third: #b9a5f5; } }
+.curves { display: grid; gap: 1rem 1.5rem; grid-template-columns: 1fr 1fr; }
+@media (max-width: 44rem) { .curves { grid-template-columns: 1fr; } }
+figure { margin: 0; min-width: 0; break-inside: avoid; }
+figcaption { font-weight: 600; margin-bottom: .2rem; }
+@media print { :root { --curve: #2f6fb0; --other: #c2570c; --third: #6b4fbb; }
+  .curves { grid-template-columns: repeat(4, 1fr); } }
+"""
+
+
+def curves(epochs: Sequence[EpochMetrics], steps: Sequence[StepMetrics]) -> str:
+    """Loss, accuracy, learning rate and clipping levels over all stages.
+
+    Args:
+        epochs: the rows of the metrics file; they give the held-out images.
+        steps: the rows of the steps file; where there are none, the epochs' means take their place.
+    """
+    starts = _starts(epochs, steps)
+    stages = [(float(start), name.replace("_", " ")) for name, start in starts.items()]
+    at = {id(row): float(starts[row.stage] + row.step) for row in epochs}
+
+    def of_epochs(value: Callable[[EpochMetrics], float | None]) -> list[tuple[float, float]]:
+        values = [(at[id(row)], value(row)) for row in epochs]
+        return [(step, found) for step, found in values if found is not None]
+
+    def of_steps(value: Callable[[StepMetrics], float | None]) -> list[tuple[float, float]]:
+        return [
+            (float(row.step_of_run), found) for row in steps if (found := value(row)) is not None
+        ]
+
+    loss = [
+        Line(
+            label="training",
+            points=of_steps(lambda row: row.loss) or of_epochs(lambda row: row.loss),
+            colour=_TRAINING,
+        ),
+        Line(
+            label="held out",
+            points=of_epochs(lambda row: row.held_out_loss),
+            colour=_HELD_OUT,
+            dots=True,
+        ),
+    ]
+    top1 = [
+        Line(
+            label="top-1, training",
+            points=of_steps(lambda row: _percent(row.top1))
+            or of_epochs(lambda row: _percent(row.train_top1)),
+            colour=_TRAINING,
+        ),
+        Line(
+            label="top-1, held out",
+            points=of_epochs(lambda row: _percent(row.held_out_top1)),
+            colour=_HELD_OUT,
+            dots=True,
+        ),
+        Line(
+            label="top-5, held out",
+            points=of_epochs(lambda row: _percent(row.held_out_top5)),
+            colour=_FIVE,
+            dashed=True,
+        ),
+    ]
+    rate = Line(
+        label="learning rate",
+        points=of_steps(lambda row: row.learning_rate) or of_epochs(lambda row: row.learning_rate),
+        colour=_TRAINING,
+    )
+    levels = clipping_lines(steps)
+    charts = [
+        Chart(
+            title="Loss",
+            lines=_drawn(loss),
+            stages=stages,
+            logarithmic=True,
+            summary=_ends("loss", loss),
+        ),
+        Chart(
+            title="Accuracy (%)",
+            lines=_drawn(top1),
+            stages=stages,
+            summary=_ends("accuracy in percent", top1),
+        ),
+        Chart(
+            title="Learning rate",
+            lines=_drawn([rate]),
+            stages=stages,
+            from_zero=True,
+            summary=_ends("learning rate", [rate]),
+        ),
+        Chart(
+            title="Clipping levels",
+            lines=_drawn(levels),
+            stages=stages,
+            logarithmic=True,
+            summary=f"Clipping levels of {len(levels)} tensors; the last ones are in the table of "
+            "layers.",
+        ),
+    ]
+    return f'<div class="curves">{"".join(map(_figure, charts))}</div>'
+
+
+def clipping_lines(steps: Sequence[StepMetrics]) -> list[Line]:
+    """A line for every clipping level, from blue at the first layer to red at the last."""
+    names = list(dict.fromkeys(name for row in steps for name in row.clipping_levels))
+    hues = [220 - 220 * index / max(len(names) - 1, 1) for index in range(len(names))]
+    return [
+        Line(
+            label=name,
+            points=_points(
+                [(row.stage, row.step_of_run, row.clipping_levels.get(name)) for row in steps]
+            ),
+            colour=f"hsl({hue:.0f} 60% 50%)",
+        )
+        for name, hue in zip(names, hues, strict=True)
+    ]
+
+
+def _points(values: Sequence[tuple[str, int, float | None]]) -> list[Point]:
+    """Points from stage, step and value, with a gap where another stage begins."""
+    points: list[Point] = []
+    last = None
+    for stage, step, value in values:
+        if value is None:
+            continue
+        if last not in (None, stage):
+            points.append((float(step), math.nan))
+        points.append((float(step), value))
+        last = stage
+    return points
+
+
+def _figure(chart: Chart) -> str:
+    lines = list(chart.lines)
+    if len(lines) <= 1:
+        key = ""
+    elif len(lines) <= _MOST_NAMED:
+        key = legend(lines)
+    else:
+        key = legend([lines[0], lines[len(lines) // 2], lines[-1]])
+        key += f"<p>{len(lines)} lines, coloured in the order of the layers.</p>"
+    return f"<figure><figcaption>{text(chart.title)}</figcaption>{chart.to_svg()}{key}</figure>"
+
+
+def _drawn(lines: Sequence[Line]) -> list[Line]:
+    return [line for line in lines if line.points]
+
+
+def _ends(what: str, lines: Sequence[Line]) -> str:
+    """Where each line starts and ends, in words."""
+    ends = [
+        f"{line.label} from {line.points[0][1]:.4g} to {line.points[-1][1]:.4g}"
+        for line in _drawn(lines)
+    ]
+    return f"The {what} over the steps of the run: {'; '.join(ends)}." if ends else ""
+
+
+def _percent(share: float | None) -> float | None:
+    return None if share is None else 100.0 * share
+
+
+def _starts(epochs: Sequence[EpochMetrics], steps: Sequence[StepMetrics]) -> dict[str, int]:
+    """The step of the run after which each stage starts, in order."""
+    lengths: dict[str, int] = {}
+    places = [(row.stage, row.step) for row in epochs] + [(row.stage, row.step) for row in steps]
+    for stage, step in places:
+        lengths[stage] = max(lengths.get(stage, 0), step)
+    starts, before = {}, 0
+    for stage, length in lengths.items():
+        starts[stage] = before
+        before += length
+    return starts

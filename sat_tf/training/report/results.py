@@ -1,0 +1,127 @@
+"""What a run achieved: a table to read, and the same numbers as plain values."""
+
+import dataclasses
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from rich.table import Table
+
+from sat_tf.training.state import run_folder
+from sat_tf.training.state.run_folder import RunFolder
+
+# What a run measures, by the start of the names of its results.
+MODELS = {
+    "float": "float model",
+    "quantized": "quantized model",
+    "deployed": "deployed model",
+    "tflite": "TFLite in LiteRT",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Results:
+    """The outcome of a run.
+
+    Attributes:
+        float_top1: held-out top-1 of the float model, in [0, 1].
+        quantized_top1: the same of the quantized model; after a deploy tail, before that. This and
+            all that is said of the TFLite file is None where the run ends with the float model.
+        deployed_top1: the same of the deployed model after a deploy tail; None without one.
+        tflite_top1: the same of the TFLite file in LiteRT, on the images it was verified with.
+        held_out_images: how many images the first two are about.
+        verified_images: how many the third is about.
+        parameters: of the float model.
+        file_bytes: size of the TFLite file.
+        gzip_bytes: its size after gzip.
+        codes_compared: integers compared between LiteRT and the integer simulation of the model.
+        codes_differing: how many of them differ.
+        trained_differing: share of the Keras model's own codes that differ from the simulation,
+            in [0, 1]; after a deploy tail, of the deployed model's.
+        seconds: of the whole run.
+        float_top5: top-5 on the images of float_top1; None where it was not measured.
+        quantized_top5: the same for quantized_top1.
+        deployed_top5: the same for deployed_top1.
+        tflite_top5: the same for tflite_top1.
+    """
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
+
+    float_top1: float
+    held_out_images: int
+    parameters: int
+    seconds: float
+    quantized_top1: float | None = None
+    deployed_top1: float | None = None
+    float_top5: float | None = None
+    quantized_top5: float | None = None
+    deployed_top5: float | None = None
+    tflite_top5: float | None = None
+    tflite_top1: float | None = None
+    verified_images: int | None = None
+    file_bytes: int | None = None
+    gzip_bytes: int | None = None
+    codes_compared: int | None = None
+    codes_differing: int | None = None
+    trained_differing: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> "Results":
+        """The results of the finished run in a folder.
+
+        Raises:
+            RunError: the file is missing, or holds something else.
+        """
+        folder.require(run_folder.RESULTS)
+        try:
+            values = folder.read_json(run_folder.RESULTS)
+            return TypeAdapter(cls).validate_python(values)
+        except ValidationError as error:
+            problems = (
+                f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors()
+            )
+            raise folder.damaged(run_folder.RESULTS, "; ".join(problems), "results") from error
+
+    def accuracy(self, name: str) -> str:
+        """Top-1 of one of `MODELS` in words, with top-5 where it is known; "" without either.
+
+        Args:
+            name: a key of `MODELS`.
+        """
+        top1, top5 = (getattr(self, f"{name}_{metric}") for metric in ("top1", "top5"))
+        if top1 is None:
+            return ""
+        return f"{100 * top1:.2f} %" + ("" if top5 is None else f" (top-5 {100 * top5:.2f} %)")
+
+    def table(self, title: str) -> Table:
+        """The table that ends a run."""
+        table = Table(title=title, show_header=False, title_justify="left")
+        table.add_column()
+        table.add_column(justify="right")
+        held_out = f"held-out top-1 ({self.held_out_images} images)"
+        verified = f"held-out top-1 ({self.verified_images} images)"
+        differing = "green" if self.codes_differing == 0 else "bold red"
+        accuracies = [
+            (f"{title}, {verified if name == 'tflite' else held_out}", self.accuracy(name), "{}")
+            for name, title in MODELS.items()
+        ]
+        for label, value, shown in (
+            *accuracies,
+            ("parameters", self.parameters, "{:,}"),
+            ("TFLite file, bytes", self.file_bytes, "{:,}"),
+            ("TFLite file after gzip, bytes", self.gzip_bytes, "{:,}"),
+            ("codes compared", self.codes_compared, "{:,}"),
+            ("codes that differ", self.codes_differing, f"[{differing}]{{:,}}[/]"),
+            ("codes of Keras that differ", _percent(self.trained_differing), "{}"),
+            ("seconds", self.seconds, "{:.0f}"),
+        ):
+            if value not in (None, ""):
+                table.add_row(label, shown.format(value))
+        return table
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.4f} %"

@@ -1,0 +1,279 @@
+"""A stage in training on disk: all that it takes to go on as if nothing had happened."""
+
+import contextlib
+import dataclasses
+import math
+import pathlib
+import re
+import tempfile
+import warnings
+from collections.abc import Iterable
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.atomic_file import on_disk
+from sat_tf.messages import RunError
+from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.training.loop.learner import Learner
+
+_MOST_NAMED = 3
+
+
+def all_finite(model: keras.Model) -> bool:
+    """Whether every variable of a model holds finite numbers only."""
+    return not _broken(model)
+
+
+def describe_break(model: keras.Model, images: np.ndarray) -> str:
+    """Says in one sentence which layers of a model broke, in the order of the network.
+
+    Looks for variables that are not finite; where there are none, for the first layer whose output
+    is not; where there is none either, for the layer with the largest weights.
+
+    Args:
+        model: as it is after the step that broke.
+        images: some training images, (n, rows, columns, channels).
+    """
+    broken = _broken(model)
+    if broken:
+        named = ", ".join(broken[:_MOST_NAMED])
+        more = len(broken) - _MOST_NAMED
+        return f"not finite: {named}" + (f" and {more} more" if more > 0 else "")
+    first = _first_broken_output(model, images)
+    if first is not None:
+        return f"all weights are finite, but the output of {first} is not"
+    sizes = {
+        f"{layer.name}, {_kind(variable)}": _largest(variable)
+        for layer in model.layers
+        for variable in layer.trainable_variables
+    }
+    name = max(sizes, key=lambda key: sizes[key], default=None)
+    return f"all weights are finite; the largest are in {name} ({sizes[name]:.3g})" if name else ""
+
+
+def _broken(model: keras.Model) -> list[str]:
+    return [
+        f"{layer.name} ({_kind(variable)})"
+        for layer in model.layers
+        for variable in layer.variables
+        if variable.dtype.is_floating and not np.isfinite(_largest(variable))
+    ]
+
+
+def _kind(variable: tf.Variable) -> str:
+    """The last word of a variable's name: kernel, gamma, clipping_level, ..."""
+    return str(variable.name).rsplit("/", maxsplit=1)[-1].split(":", maxsplit=1)[0]
+
+
+def _largest(variable: tf.Variable) -> float:
+    """The largest magnitude; NaN or infinite where any value is."""
+    values = tf.convert_to_tensor(variable)
+    if not values.shape.num_elements():
+        return 0.0
+    if not bool(tf.reduce_all(tf.math.is_finite(values))):
+        return float("nan")
+    return float(tf.reduce_max(tf.abs(values)))
+
+
+def _first_broken_output(model: keras.Model, images: np.ndarray) -> str | None:
+    if not getattr(model, "inputs", None):
+        return None  # no graph of layers to look into
+    layers = [layer for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)]
+    probe = keras.Model(model.inputs, [layer.output for layer in layers])
+    outputs = tf.nest.flatten(probe(tf.cast(images, tf.float32), training=False))
+    for layer, output in zip(layers, outputs, strict=True):
+        if not bool(tf.reduce_all(tf.math.is_finite(output))):
+            return _described(layer)
+    return None
+
+
+def _described(layer: keras.layers.Layer) -> str:
+    quantized = isinstance(layer, QuantizedLayer)
+    level = layer.output_variables.get("clipping_level") if quantized else None
+    return layer.name if level is None else f"{layer.name} (clipping level {level.numpy():.3g})"
+
+
+_NAME = re.compile(r"ckpt-(\d+)\.(?:index|data-\d+-of-\d+)")
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Position:
+    """The step that comes next.
+
+    Attributes:
+        epoch: counted from 0.
+        step: in that epoch, from 0.
+    """
+
+    epoch: int = 0
+    step: int = 0
+
+
+class Checkpoints:
+    """Saves and restores a learner: weights, clipping levels, optimizer, metrics and position.
+
+    A checkpoint is complete, and on the disk, before the oldest one goes, so that a process that is
+    killed while it saves, a full disk, or a power cut leaves the last good one.
+
+    Args:
+        folder: where they are; the same for all processes of a run.
+        learner: compiled, with its optimizer built.
+        keep: how many to keep.
+        writes: whether this process is the one whose files stay. All processes have to save, and
+            at the same step.
+    """
+
+    def __init__(
+        self, folder: pathlib.Path, learner: Learner, *, keep: int = 2, writes: bool = True
+    ) -> None:
+        self.folder = folder
+        self._learner = learner
+        self._keep = keep
+        self._good: list[int] = []  # numbers of those that are not known to be damaged
+        self._epoch = tf.Variable(0, trainable=False, dtype=tf.int64)
+        self._step = tf.Variable(0, trainable=False, dtype=tf.int64)
+        self._checkpoint = tf.train.Checkpoint(
+            learner=learner,
+            optimizer=learner.optimizer,
+            epoch=self._epoch,
+            step=self._step,
+        )
+        # Others write where nobody reads.
+        self._elsewhere = None if writes else tempfile.TemporaryDirectory()
+        self._own = folder if self._elsewhere is None else pathlib.Path(self._elsewhere.name)
+
+    @property
+    def latest(self) -> str | None:
+        """The last checkpoint that is complete, or None."""
+        files = _files(self.folder)
+        complete = [number for number in files if _index(self.folder, number) in files[number]]
+        return str(self.folder / f"ckpt-{max(complete)}") if complete else None
+
+    def restore(self) -> Position | None:
+        """Puts the learner back to where the last checkpoint that can be read was made.
+
+        Those after it that cannot be read are named in a warning, with what is wrong with them.
+
+        Returns:
+            Which step comes next, or None where there is no checkpoint.
+
+        Raises:
+            RunError: there are checkpoints, but none that can be read.
+        """
+        damaged: list[str] = []
+        there = sorted(_files(self.folder))
+        for number in reversed(there):
+            path = str(self.folder / f"ckpt-{number}")
+            try:
+                self._checkpoint.read(path).assert_existing_objects_matched()
+            except Exception as error:  # TensorFlow has many types for a file that is damaged.
+                damaged.append(f"{path} cannot be read ({_reason(error)})")
+                continue
+            if damaged:
+                found = "; ".join(damaged)
+                warnings.warn(f"{found}: going on from {path}, the one before", stacklevel=2)
+            self._good = [other for other in there if other <= number]
+            self._learner.clear_signals()
+            return Position(int(self._epoch.numpy()), int(self._step.numpy()))
+        if damaged:
+            raise RunError(
+                f"{self.folder}: received checkpoints of which none can be read, expected one of "
+                "this run: " + "; ".join(damaged) + ". Start anew with --no-resume."
+            )
+        return None
+
+    def save(self, position: Position) -> None:
+        """Saves the learner, unless a variable of it is no number any more.
+
+        Args:
+            position: the step that comes next.
+
+        Raises:
+            RunError: the file system refuses; the last good checkpoint is still there.
+        """
+        if not all_finite(self._learner.student):
+            # Its loss was fine before this step; the next one would not be.
+            return
+        self._epoch.assign(position.epoch)
+        self._step.assign(position.step)
+        self._learner.clear_signals()
+        number = max([0, *_files(self._own), *self._good]) + 1
+        try:
+            self._own.mkdir(parents=True, exist_ok=True)
+            self._checkpoint.write(str(self._own / f"ckpt-{number}"))
+            for file in _files(self._own)[number]:
+                on_disk(file)
+            on_disk(self._own)
+        except (tf.errors.OpError, OSError) as error:
+            _remove(_files(self._own).get(number, ()))
+            if isinstance(error, tf.errors.OpError) and str(self._own) not in str(error):
+                raise  # of another worker, not of a file
+            raise RunError(
+                f"{self.folder}: a checkpoint cannot be written ({_reason(error)}), expected a "
+                f"disk with room; {self._left()}; free some space and run the same command again."
+            ) from error
+        self._good = [*self._good, number][-self._keep :]
+        for former, files in _files(self._own).items():
+            if former not in self._good:
+                _remove(files)
+
+    def _left(self) -> str:
+        return f"the last good one is {self.latest}" if self.latest else "there is none before it"
+
+
+def _files(folder: pathlib.Path) -> dict[int, list[pathlib.Path]]:
+    """The files of each checkpoint in a folder, by number; also of those that lack some."""
+    found: dict[int, list[pathlib.Path]] = {}
+    for path in sorted(folder.glob("ckpt-*")):
+        if match := _NAME.fullmatch(path.name):
+            found.setdefault(int(match[1]), []).append(path)
+    return found
+
+
+def _remove(files: Iterable[pathlib.Path]) -> None:
+    for file in files:
+        with contextlib.suppress(OSError):
+            file.unlink()
+
+
+def _index(folder: pathlib.Path, number: int) -> pathlib.Path:
+    return folder / f"ckpt-{number}.index"
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of what an error says, or its type where it says nothing."""
+    lines = str(getattr(error, "message", error)).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def steps_left(
+    start: Position, *, total_steps: int, steps_per_epoch: int
+) -> list[tuple[Position, int, int]]:
+    """What is left of a stage, in parts of which all epochs are equally long.
+
+    Args:
+        start: the step that comes next.
+        total_steps: how many the whole stage has.
+        steps_per_epoch: how many an epoch has; the last one may be shorter.
+
+    Returns:
+        Where each part begins, how many epochs it has, and how many steps each of them has.
+
+    >>> steps_left(Position(1, 3), total_steps=48, steps_per_epoch=10)
+    [(Position(epoch=1, step=3), 1, 7), (Position(epoch=2, step=0), 2, 10), \
+(Position(epoch=4, step=0), 1, 8)]
+    """
+    whole, rest = divmod(total_steps, steps_per_epoch)
+    parts = []
+    if start.step:
+        end = steps_per_epoch if start.epoch < whole else rest
+        parts.append((start, 1, end - start.step))
+        start = Position(start.epoch + 1)
+    if start.epoch < whole:
+        parts.append((start, whole - start.epoch, steps_per_epoch))
+        start = Position(whole)
+    if start.epoch < math.ceil(total_steps / steps_per_epoch):
+        parts.append((start, 1, rest))
+    return parts

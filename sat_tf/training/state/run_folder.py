@@ -1,0 +1,240 @@
+"""The folder of a run: what is in it, and that each file in it is a whole one."""
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+from sat_tf.atomic_file import renamed_when_done
+from sat_tf.messages import RunError
+
+CONFIG = "config.yaml"
+ENVIRONMENT = "environment.json"
+METRICS = "metrics.csv"
+OSCILLATIONS = "oscillations.csv"
+STEPS = "steps.csv"
+TENSORBOARD = "tensorboard"  # a folder
+CURVES = "curves.png"
+FLOAT_MODEL = "float.keras"
+QUANTIZED_MODEL = "quantized.keras"
+TUNED_MODEL = "tuned.keras"  # of the deploy tail; at the end of a run it becomes the quantized one
+TFLITE_MODEL = "model.tflite"
+CERTIFICATE = "certificate.json"
+CERTIFICATE_PAGE = "certificate.html"
+RESULTS = "results.json"
+# How far the run has come, and what it takes to go on within a stage.
+STATE = "state.json"
+CHECKPOINTS = "checkpoints"
+LAYERS = "layers.json"
+REPORT = "report.html"
+
+FILES = (
+    CONFIG,
+    ENVIRONMENT,
+    METRICS,
+    OSCILLATIONS,
+    STEPS,
+    TENSORBOARD,
+    CURVES,
+    FLOAT_MODEL,
+    QUANTIZED_MODEL,
+    TUNED_MODEL,
+    TFLITE_MODEL,
+    CERTIFICATE,
+    CERTIFICATE_PAGE,
+    RESULTS,
+    STATE,
+    CHECKPOINTS,
+    LAYERS,
+    REPORT,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFolder:
+    """Where a run puts its files.
+
+    Attributes:
+        path: the folder; it need not exist.
+    """
+
+    path: pathlib.Path
+
+    def file(self, name: str) -> pathlib.Path:
+        """The path of one of `FILES`."""
+        return self.path / name
+
+    @contextlib.contextmanager
+    def written(self, name: str) -> Iterator[pathlib.Path]:
+        """A temporary name that becomes one of `FILES`, whole or not at all.
+
+        Raises:
+            RunError: the file cannot be written.
+        """
+        try:
+            with renamed_when_done(self.file(name)) as temporary:
+                yield temporary
+        except OSError as error:
+            raise RunError(
+                f"{self.file(name)}: received a file that cannot be written "
+                f"({error.strerror or error}), expected one that can; free some space, or see to "
+                "its folder.\n"
+                "What was written before is there: the same command goes on from it."
+            ) from error
+
+    def write_text(self, name: str, text: str) -> None:
+        """Writes one of `FILES`, whole or not at all; see `written`."""
+        with self.written(name) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+
+    def read_text(self, name: str) -> str:
+        """Reads one of `FILES`; nothing where it is not there.
+
+        Raises:
+            RunError: it is no text, or cannot be read.
+        """
+        try:
+            return self.file(name).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return ""
+        except (OSError, UnicodeDecodeError) as error:
+            raise self.damaged(name, error, "text") from error
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Reads one of `FILES` that is JSON; nothing where it is not there.
+
+        Raises:
+            RunError: it is no object in JSON.
+        """
+        if not self.file(name).exists():
+            return {}
+        text = self.read_text(name)
+        try:
+            values = json.loads(text)
+            # Half of a character can be escaped, but not written anywhere again.
+            json.dumps(values, ensure_ascii=False).encode("utf-8")
+        except (ValueError, RecursionError) as error:
+            raise self.damaged(name, error, "JSON") from error
+        if not isinstance(values, dict):
+            raise self.damaged(name, f"a {type(values).__name__}", "an object in JSON")
+        return values
+
+    def damaged(self, name: str, what: object, expected: str) -> RunError:
+        """The error of one of `FILES` that holds something else than a run has written."""
+        return RunError(
+            f"{self.file(name)}: received a damaged file ({what}), expected {expected} that a run "
+            "wrote; start anew with --no-resume, or remove the folder."
+        )
+
+    def write_json(self, name: str, values: dict[str, Any]) -> None:
+        """Writes one of `FILES` as JSON, whole or not at all."""
+        self.write_text(name, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
+
+    def check_writable(self) -> None:
+        """Raises an error where the folder could not be made or written to; leaves no trace.
+
+        Raises:
+            RunError: with the reason.
+        """
+        existing = self.path
+        try:
+            while not existing.exists() and existing != existing.parent:
+                existing = existing.parent
+            if not existing.is_dir():
+                raise NotADirectoryError(0, f"{existing} is a file")
+            # Asked of the file system itself: permission bits do not know of read-only mounts.
+            with tempfile.TemporaryFile(dir=existing):
+                pass
+        except OSError as error:
+            raise self._refused(error) from error
+
+    @property
+    def holds_run(self) -> bool:
+        """Whether a run has been started here."""
+        return self.file(CONFIG).is_file()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether a run has ended here; the report is the last of its files."""
+        return all(self.file(name).is_file() for name in (CONFIG, RESULTS, REPORT))
+
+    @contextlib.contextmanager
+    def held(self, *, wait: bool = False) -> Iterator[None]:
+        """In the block no other process holds this folder, which is made where it is not there.
+
+        Args:
+            wait: for another process to let go of it; otherwise that is an error.
+
+        Raises:
+            RunError: another process trains in this folder.
+        """
+        self.make()
+        # The folder itself is locked, which leaves no file behind.
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise RunError(
+                    f"run folder {self.path}: another process trains in it, expected one that is "
+                    "free; wait for it, or choose another one with --run_dir."
+                ) from error
+            except OSError:
+                pass  # a file system that knows no locks
+            yield
+        finally:
+            os.close(handle)
+
+    def make(self) -> None:
+        """Makes the folder where it is not there yet.
+
+        Raises:
+            RunError: the file system refuses.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._refused(error) from error
+
+    def start(self) -> None:
+        """Makes the folder; the files of a run that is there already move to `earlier-1`, ...
+
+        Raises:
+            RunError: the file system refuses.
+        """
+        self.make()
+        try:
+            former = [self.file(name) for name in FILES if self.file(name).exists()]
+            if former:
+                number = 1
+                while (aside := self.path / f"earlier-{number}").exists():
+                    number += 1
+                aside.mkdir()
+                for file in former:
+                    os.replace(file, aside / file.name)
+        except OSError as error:
+            raise self._refused(error) from error
+
+    def require(self, *names: str) -> None:
+        """Raises an error unless a run left these files here.
+
+        Raises:
+            RunError: naming all that are missing.
+        """
+        missing = [name for name in names if not self.file(name).is_file()]
+        if missing:
+            raise RunError(
+                f"run folder {self.path}: has no {', '.join(missing)}; expected the folder of a "
+                "finished run; make one with sat-tf train."
+            )
+
+    def _refused(self, error: OSError) -> RunError:
+        return RunError(
+            f"run folder {self.path}: {error.strerror}; expected a folder that can be made and "
+            "written to; choose another one with --run_dir."
+        )

@@ -1,0 +1,346 @@
+import csv
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.analysis.sensitivity.damage import Damage, DamageMeter
+from sat_tf.analysis.sensitivity.result import Share, mean_bits, within_average, within_drop
+from sat_tf.data.digits import load_digits
+from sat_tf.qat.policy import BitPolicy
+from tests.qat import float_models
+from tests.training.range_model import model_of_small_range
+from tests.training.small import small_images
+
+L = keras.layers
+EVERYWHERE = {"first_last_weight_bits": None}
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load_digits(8)
+
+
+@pytest.fixture(scope="module")
+def model(digits):
+    """A wide layer that hardly matters between narrow ones that do."""
+    keras.utils.set_random_seed(0)
+    image = keras.Input((8, 8, 3), name="image")
+    tensor = L.ReLU(name="stem_relu")(L.Conv2D(4, 3, 2, padding="same", name="stem")(image))
+    branch = L.Conv2D(48, 1, activation="relu", name="wide")(tensor)
+    branch = L.Conv2D(4, 3, padding="same", name="narrow")(branch)
+    tensor = L.Flatten(name="flatten")(L.Add(name="add")([tensor, branch]))
+    model = keras.Model(image, L.Dense(10, name="classifier")(tensor), name="tiny")
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.003), loss)
+    images = digits.train_images.astype(np.float32)
+    model.fit(images, digits.train_labels, batch_size=64, epochs=5, verbose=0)
+    return model
+
+
+@pytest.fixture(scope="module")
+def found(model, digits):
+    pair = (digits.train_images, digits.train_labels)
+    return sat_tf.sensitivity(model, pair, BitPolicy.mobile(2, **EVERYWHERE), num_images=128)
+
+
+def _named(found):
+    return {layer.name: layer for layer in found.layers}
+
+
+# -- what is measured --------------------------------------------------------------------------
+
+
+def test_every_linear_layer_and_every_stream_has_a_row(found):
+    rows = {layer.name: layer for layer in found.layers}
+    assert list(rows) == ["stem", "stem_relu", "wide", "narrow", "add", "classifier"]
+    bits = [(row.weight_bits, row.activation_bits, row.stream_bits) for row in found.layers]
+    assert bits == [
+        (2, None, None),
+        (None, None, 8),
+        (2, None, None),  # it reads the stream before it as it is, as the classifier does
+        (2, 2, 8),
+        (None, None, 8),
+        (2, None, None),
+    ]
+    assert (rows["wide"].num_weights, rows["wide"].values_read) == (4 * 48, 64)
+    assert rows["classifier"].values_read == 64
+
+
+def test_one_layer_loses_what_a_model_loses_in_which_it_alone_is_quantized(found, model, digits):
+    images = digits.train_images[:128].astype(np.float32)
+    only = {
+        "weight_bits": None,
+        "activation_bits": None,
+        "overrides": {"narrow": {"weight_bits": 2}},
+    }
+    alone = sat_tf.quantize_model(model, BitPolicy(**only))
+    wanted, own = model(images).numpy(), alone(images).numpy()
+    distance = np.linalg.norm(own - wanted) / np.linalg.norm(wanted)
+    # Two ways to the same kernel: multiplied out here, by a gain there.
+    assert _named(found)["narrow"].weights.distance == pytest.approx(distance, rel=1e-3)
+    labels = digits.train_labels[:128]
+    right = [np.mean(np.argmax(logits, 1) == labels) for logits in (wanted, own)]
+    assert _named(found)["narrow"].weights.top1_drop == pytest.approx(right[0] - right[1])
+    assert found.top1 == pytest.approx(right[0])
+
+
+@pytest.mark.parametrize("name", ["mobile_block", "depthwise", "branches"])
+def test_8_bits_of_any_layer_change_little_behind_normalization(name):
+    model = float_models.build(name)
+    found = sat_tf.sensitivity(model, float_models.images(64), BitPolicy.mobile(8))
+    assert found.metric == "distance"
+    # A wrong factor on a kernel would show as a distance of its own size.
+    assert max(layer.damage.distance for layer in found.layers) < 0.1
+    assert all(layer.damage.top1_drop is None for layer in found.layers)
+
+
+def test_activations_are_quantized_on_the_way_into_one_layer_only():
+    found = sat_tf.sensitivity(
+        float_models.build("two_readers"), float_models.images(64), BitPolicy.mobile(3)
+    )
+    rows = _named(found)
+    assert rows["b"].activations.distance != rows["c"].activations.distance
+    assert rows["b"].activation_bits == rows["c"].activation_bits == 3
+
+
+def test_the_models_own_bits_are_measured_whatever_its_latent_start(model, digits):
+    images = digits.train_images[:32]
+    policies = [BitPolicy.mobile(3, latent_start=start) for start in ("as_is", "keep_function")]
+    one, other = (sat_tf.sensitivity(model, images, policy) for policy in policies)
+    assert one.layers == other.layers
+    assert one.policy == policies[0]
+
+
+def test_the_model_stays_as_it_is(model, digits):
+    before = model.get_weights()
+    sat_tf.sensitivity(model, digits.train_images[:32], num_images=32)
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_fewer_bits_lose_more(found, model, digits):
+    pair = (digits.train_images, digits.train_labels)
+    finer = sat_tf.sensitivity(model, pair, BitPolicy.mobile(4, **EVERYWHERE), num_images=128)
+    for coarse, fine in zip(found.layers, finer.layers, strict=True):
+        if coarse.weights is not None:
+            assert fine.damage.distance < coarse.damage.distance
+    assert finer.together.divergence < found.together.divergence
+
+
+def test_a_softmax_counts_as_the_probabilities_it_gives():
+    logits = float_models.build("plain")
+    softmax = keras.Model(logits.input, L.Softmax(name="softmax")(logits.output))
+    images = float_models.images(64)
+    one, other = (sat_tf.sensitivity(each, images).together for each in (logits, softmax))
+    assert one.divergence == pytest.approx(other.divergence, rel=1e-3)
+    assert one.distance != pytest.approx(other.distance, rel=1e-3)
+
+
+def test_divergence_is_that_of_the_probabilities():
+    meter = DamageMeter(probabilities=False)
+    meter.add(np.array([[0.0, 0.0]]), np.log([[0.25, 0.75]]), None)
+    wanted = 0.25 * np.log(0.5) + 0.75 * np.log(1.5)
+    assert meter.damage().divergence == pytest.approx(wanted)
+    assert meter.damage().top1_drop is None
+
+
+# -- what is suggested -------------------------------------------------------------------------
+
+
+def test_the_suggestion_is_nearer_to_float_than_uniform_bits_of_the_same_mean(found, model, digits):
+    wanted = model(digits.test_images.astype(np.float32)).numpy()
+
+    def distance(policy):
+        own = sat_tf.calibrate(sat_tf.quantize_model(model, policy), digits.train_images)
+        return np.linalg.norm(own(digits.test_images.astype(np.float32)) - wanted)
+
+    chosen = dataclasses.replace(found.policy, overrides=found.suggest(average_bits=4))
+    uniform = BitPolicy.mobile(4, **EVERYWHERE)
+    assert distance(chosen) < 0.9 * distance(uniform)
+    again = sat_tf.sensitivity(model, digits.train_images, chosen)
+    assert again.mean_weight_bits() <= 4.0
+    assert again.mean_activation_bits() <= 4.0
+
+
+def test_layers_are_raised_to_8_bits_until_little_is_lost(found, model, digits):
+    found = dataclasses.replace(found, metric="distance")
+    few, many = (found.suggest(max_drop=share * found.together.distance) for share in (0.7, 0.2))
+    fields = [field for own in few.values() for field in own.values()]
+    assert set(fields) == {8}
+    assert sum(map(len, few.values())) < sum(map(len, many.values()))
+    chosen = dataclasses.replace(found.policy, overrides=many)
+    measured = sat_tf.sensitivity(model, digits.train_images, chosen, num_images=128)
+    assert measured.together.distance < 0.4 * found.together.distance
+    assert found.suggest(max_drop=2 * found.together.distance) == {}
+
+
+def test_overrides_of_the_policy_are_kept(model, digits):
+    policy = BitPolicy.mobile(3, overrides={"na*": {"weight_grid": "rounded", "weight_bits": 4}})
+    found = sat_tf.sensitivity(model, digits.train_images, policy)
+    suggested = found.suggest(max_drop=0.2 * found.together.distance)
+    assert suggested["na*"] == {"weight_grid": "rounded", "weight_bits": 4}
+    assert next(iter(suggested)) == "na*"
+    assert BitPolicy.mobile(3, overrides=suggested)
+
+
+def _share(name, distance, size=1, bits=2):
+    damage = Damage(top1_drop=None, distance=distance, divergence=None)
+    return Share(name, "weight_bits", bits, size, damage)
+
+
+def test_bits_go_where_they_save_most_for_their_number():
+    shares = [_share("small", 1.0, size=1), _share("large", 1.0, size=100)]
+    bits = within_average(shares, "distance", 2.06)
+    assert list(bits.values()) == [8, 2]
+    assert mean_bits(bits, "weight_bits") <= 2.06
+
+
+def test_what_cannot_be_had_is_said():
+    shares = [_share("a", 1.0), _share("b", 1.0, bits=8)]
+    together = Damage(top1_drop=None, distance=2.0, divergence=None)
+    with pytest.raises(ValueError, match="less than 8 bits everywhere lose by estimate"):
+        within_drop(shares, "distance", 0.5, together)
+    with pytest.raises(ValueError, match=r"the 5\.000 that weights have in the mean"):
+        within_average(shares, "distance", 4.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "received neither of max_drop and average_bits"),
+        ({"max_drop": 1.0, "average_bits": 4}, "received both"),
+        ({"max_drop": -0.1}, "max_drop=-0.1: expected a number of 0 or more"),
+        ({"max_drop": float("nan")}, "max_drop=nan"),
+        ({"average_bits": 9}, "average_bits=9: expected a number from 1 to 8"),
+        ({"average_bits": "4"}, "average_bits='4'"),
+        ({"average_bits": 1.5}, r"fewer bits than the 2\.000 that weights have"),
+    ],
+)
+def test_what_is_asked_of_a_suggestion_is_checked(found, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        found.suggest(**arguments)
+
+
+# -- how it is shown ---------------------------------------------------------------------------
+
+
+def test_the_table_has_the_most_sensitive_layer_first(found):
+    names = [layer.name for layer in found.ranked()]
+    lost = [layer.damage.top1_drop for layer in found.ranked()]
+    assert lost == sorted(lost, reverse=True)
+    lines = found.table().splitlines()
+    places = [next(i for i, line in enumerate(lines) if f"│ {n} " in line) for n in names]
+    assert places == sorted(places)
+    narrow = found.table(width=80)
+    assert max(map(len, narrow.splitlines()[3:])) <= 80
+
+
+def test_rows_frame_and_csv_say_the_same(found, tmp_path):
+    rows = found.to_rows()
+    assert rows[2]["weights_distance"] == found.layers[2].weights.distance
+    assert rows[1]["weights_distance"] is None
+    frame = found.to_frame()
+    assert list(frame["name"]) == [row["name"] for row in rows]
+    found.write_csv(tmp_path / "rows.csv")
+    with (tmp_path / "rows.csv").open(encoding="utf-8") as file:
+        written = list(csv.DictReader(file))
+    assert [row["name"] for row in written] == list(frame["name"])
+    assert float(written[2]["distance"]) == pytest.approx(rows[2]["distance"], rel=1e-5)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_pictures_are_drawn_for_every_metric(found, suffix, tmp_path):
+    contents = set()
+    for metric in ("top1", "distance", "divergence"):
+        path = tmp_path / f"{metric}{suffix}"
+        dataclasses.replace(found, metric=metric).write_picture(path)
+        contents.add(path.read_bytes())
+    assert len(contents) == 3
+    with pytest.raises(ValueError, match=r"ends in \.jpg, expected \.png or \.svg"):
+        found.write_picture(tmp_path / "picture.jpg")
+    with pytest.raises(ValueError, match="which does not exist"):
+        found.write_picture(tmp_path / "nowhere" / f"picture{suffix}")
+
+
+# -- bad input ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "message"),
+    [
+        (lambda x, y: x, {"metric": "top1"}, "metric='top1': received images without labels"),
+        (lambda x, y: x, {"metric": "topp1"}, "Did you mean top1?"),
+        (lambda x, y: x, {"metric": 1}, "metric=1: expected one of top1"),
+        (lambda x, y: x[:1], {}, "received 1 image, expected 2 or more"),
+        (lambda x, y: (x, y), {"num_images": 1}, "num_images=1: expected an integer of at least 2"),
+        (lambda x, y: (x, y), {"num_images": True}, "num_images=True"),
+        (lambda x, y: (x, y + 99), {}, "received the label 10"),
+        (lambda x, y: (x, y[:-1]), {}, "received 32 images and 31 labels"),
+        (lambda x, y: x[:, :4], {}, r"received images of shape \(4, 8, 3\), expected \(8, 8, 3\)"),
+        (lambda x, y: x.astype(float) * np.nan, {}, "NaN or infinite"),
+        (lambda x, y: None, {}, "received NoneType"),
+        (lambda x, y: (x, y, y), {}, r"received a tuple of 3, expected a pair \(images, labels\)"),
+    ],
+)
+def test_what_cannot_be_measured_is_said(dataset, options, message, model, digits):
+    images, labels = digits.train_images[:32], digits.train_labels[:32]
+    with pytest.raises(ValueError, match=message):
+        sat_tf.sensitivity(model, dataset(images, labels), **options)
+
+
+def test_the_float_model_is_asked_for(model, digits):
+    quantized = sat_tf.quantize_model(model)
+    with pytest.raises(ValueError, match="received a quantized model, expected the float model"):
+        sat_tf.sensitivity(quantized, digits.train_images)
+    with pytest.raises(ValueError, match="expected a tf_keras model"):
+        sat_tf.sensitivity(7, digits.train_images)
+    with pytest.raises(ValueError, match=r"expected a sat_tf\.BitPolicy"):
+        sat_tf.sensitivity(model, digits.train_images, 4)
+
+
+def test_a_model_with_two_inputs_is_refused_before_its_data_are_read():
+    first, second = keras.Input((4,)), keras.Input((4,))
+    model = keras.Model([first, second], L.Dense(3)(L.Add()([first, second])))
+    images = np.ones((8, 4), np.float32)
+    with pytest.raises(ValueError, match="received 2 inputs, expected one"):
+        sat_tf.sensitivity(model, [images, images])
+
+
+def test_a_model_without_classes_has_its_distance_measured():
+    model = float_models.build("one_convolution")
+    images = float_models.images(32)
+    found = sat_tf.sensitivity(model, images)
+    assert found.together.divergence is None
+    assert found.metric == "distance"
+    with pytest.raises(ValueError, match=r"is no row of classes, expected metric='distance'"):
+        sat_tf.sensitivity(model, images, metric="divergence")
+
+
+def test_a_model_of_any_size_has_no_mean_of_activations():
+    found = sat_tf.sensitivity(float_models.any_image_size(), float_models.images(32, size=16))
+    with pytest.raises(ValueError, match="of any image size, expected one of a fixed size"):
+        found.suggest(average_bits=6)
+    assert isinstance(found.suggest(max_drop=found.together.distance / 2), dict)
+
+
+def test_weights_that_are_broken_are_named():
+    model = float_models.build("plain")
+    norm = model.get_layer("a_bn")
+    norm.moving_variance.assign(tf.fill(norm.moving_variance.shape, -5.0))
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        sat_tf.sensitivity(model, float_models.images(32))
+
+
+def test_pixels_for_a_model_of_another_range_are_refused_with_the_range_that_fits():
+    data = small_images(train=1, test=128)
+    pixels, labels = data.test_images, data.test_labels
+    with pytest.raises(ValueError, match=r"dataset: .*seems to be \(0, 1\).*input_range=\(0.*1"):
+        sat_tf.sensitivity(model_of_small_range(), (pixels, labels))
+    policy = BitPolicy.mobile(8, input_range=(0, 1))
+    found = sat_tf.sensitivity(model_of_small_range(), (pixels / 255.0, labels), policy)
+    assert found.top1 > 0.9
+    assert sat_tf.sensitivity(model_of_small_range(inside=True), (pixels, labels)).top1 > 0.9

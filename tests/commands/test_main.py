@@ -1,0 +1,530 @@
+"""The command line: what it answers without TensorFlow, and one small run from end to end."""
+
+import csv
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf import models
+from sat_tf.commands import main
+from sat_tf.export.tflite.structure import read_structure
+from sat_tf.export.verify import verify_tflite
+from sat_tf.training.config.config import read_config
+from sat_tf.training.state import run_folder
+from tests.training.small import small_float_model
+
+TINY = """
+name: tiny
+seed: 0
+data: {name: digits, options: {image_size: 8, test_fraction: 0.85}, shift_pixels: 1}
+model: {name: mobilenet_v1, options: {width_multiplier: 0.25, stem_stride: 1}}
+stages:
+  float: {epochs: 2, batch_size: 32, base_learning_rate: 0.08, warmup_epochs: 1}
+  quantized: {epochs: 1, warmup_epochs: 0}
+calibration: {num_images: 64}
+export: {verify_images: 20}
+"""
+
+# Runs the command line in a process of its own, and prints which heavy libraries it loaded.
+PROBE = """
+import sys
+from sat_tf.commands import main
+try:
+    status = main.main(sys.argv[1:])
+except SystemExit as end:
+    status = end.code
+heavy = {"tensorflow", "tf_keras", "matplotlib", "sklearn", "pandas"}
+print(*sorted(heavy & set(sys.modules)), file=sys.stderr)
+print("loaded above", file=sys.stderr)
+sys.exit(status)
+"""
+
+
+def run_alone(*arguments):
+    return subprocess.run(
+        [sys.executable, "-c", PROBE, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")]
+)
+def test_too_little_memory_is_one_message(error, capsys):
+    def command():
+        raise error
+
+    assert main.report_errors(command) == 2
+    said = capsys.readouterr().err
+    assert " ".join(said.split()).startswith("error: there is not enough memory for this; take")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--help"], "compare a TFLite file with its model"),
+        (["train", "--help"], "sat-tf train --set stages.float.epochs=3"),
+        (["evaluate", "--help"], "sat-tf evaluate runs/digits_mobilenet_v2_w4a4"),
+        (["export", "--help"], "--float_head"),
+        (["export", "--help"], "--pack none|int4"),
+        (["verify", "--help"], "Exit status 1 if any differs with XNNPACK"),
+        (["audit", "--help"], "sat-tf audit model.keras"),
+        (["explain", "--help"], "sat-tf explain model.keras"),
+        (["--version"], "sat-tf 0."),
+    ],
+)
+def test_help_and_version_load_no_tensorflow(arguments, expected):
+    done = run_alone(*arguments)
+    assert done.returncode == 0
+    assert expected in " ".join(done.stdout.split())
+    assert done.stderr == "\nloaded above\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "expected"),
+    [
+        (["train", "--config", "nothing.yaml"], 2, "nothing.yaml: No such file or directory"),
+        (["train", "--set", "data.name=cifar"], 2, "data.name='cifar': expected the name of a"),
+        (["train", "--set", "stages.float.learnig_rate=1"], 2, "base_learning_rate"),
+        (["train", "--run_dir", "/dev/null/run"], 2, "/dev/null is a file"),
+        (["train", "--run_dir", ""], 2, "--run_dir: received an empty name"),
+        (["train", "--set", "name={{x}}"], 2, "a key is no plain word"),
+        (["train", "--seed", "-1"], 2, "expected an integer in [0, 4294967296)"),
+        (["evaluate", "nowhere"], 2, "nowhere: has no config.yaml, quantized.keras; expected"),
+        (["export", "nowhere"], 2, "nowhere: has no quantized.keras, config.yaml; expected"),
+        (["audit", "nowhere.keras"], 2, "nowhere.keras: not found; expected a Keras model"),
+        (["audit", "resnet19"], 2, "Did you mean resnet18?"),
+        (["verify", "nowhere.keras"], 2, "nowhere.keras: not found; expected"),
+        (["verify", "."], 2, "has no quantized.keras, model.tflite, config.yaml; expected"),
+        (["verify", __file__, "--dataset", "digit"], 2, "Did you mean digits?"),
+        (["verify", __file__, "--images", "nowhere"], 2, "nowhere: not found; expected"),
+        (["verify", __file__], 2, "is not a TFLite flatbuffer"),
+        (["verify", __file__, "--runtime", "fast"], 2, "invalid choice: 'fast'"),
+        (["verify", __file__, "--certificate", "none.json"], 2, "none.json: No such file"),
+        (["fly"], 2, "invalid choice: 'fly'"),
+        ([], 2, "COMMAND"),
+    ],
+)
+def test_bad_input_is_answered_without_tensorflow_or_a_traceback(
+    arguments, status, expected, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    done = run_alone(*arguments)
+    assert done.returncode == status
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.endswith("\n\nloaded above\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def build_small(name, *, image_size, num_classes, **_):
+    assert (name, image_size) == ("mobilenet_v1", 8)
+    return small_float_model(num_classes)
+
+
+@pytest.fixture(scope="module")
+def tiny_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    config = folder / "tiny.yaml"
+    config.write_text(TINY)
+    run_dir = folder / "run"
+    # A whole MobileNet takes half a minute to compile; the slow tests of the demo have one.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(models, "build", build_small)
+        assert main.main(["train", "--config", str(config), "--run_dir", str(run_dir)]) == 0
+    return run_dir
+
+
+def read_json(path):
+    return json.loads(path.read_text())
+
+
+def test_a_run_leaves_every_file_and_no_other(tiny_run):
+    # Some are there while it trains only, oscillations where weights are asked about.
+    passing = {run_folder.CHECKPOINTS, run_folder.TUNED_MODEL, run_folder.OSCILLATIONS}
+    expected = set(run_folder.FILES) - passing
+    assert {path.name for path in tiny_run.iterdir()} == expected
+
+
+def test_a_finished_run_is_not_run_again(tiny_run, capsys):
+    before = {path: path.stat().st_mtime_ns for path in tiny_run.iterdir()}
+    config = str(tiny_run.parent / "tiny.yaml")
+    assert main.main(["train", "--config", config, "--run_dir", str(tiny_run)]) == 0
+    printed = capsys.readouterr().out
+    assert "This run is finished" in printed
+    assert "codes that differ" in printed
+    assert {path: path.stat().st_mtime_ns for path in tiny_run.iterdir()} == before
+
+
+def test_a_folder_with_a_run_of_another_config_is_refused_with_the_difference(tiny_run, capsys):
+    config = str(tiny_run.parent / "tiny.yaml")
+    command = ["train", "--config", config, "--run_dir", str(tiny_run), "--set", "seed=7"]
+    assert main.main(command) == 2
+    assert "seed: 0 in the folder, 7 asked for" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_config_in_the_run_folder_is_the_resolved_one(tiny_run):
+    config = read_config(tiny_run / "config.yaml")
+    assert config == read_config(tiny_run.parent / "tiny.yaml")
+    assert "clipping_gradient: calibrated" in (tiny_run / "config.yaml").read_text()
+
+
+def test_the_metrics_have_a_row_for_every_epoch_of_both_stages(tiny_run):
+    with (tiny_run / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["stage"], row["epoch"]) for row in rows] == [
+        ("float", "1"),
+        ("float", "2"),
+        ("quantized", "1"),
+    ]
+    assert all(0 <= float(row["held_out_top1"]) <= 1 for row in rows)
+
+
+def test_the_results_agree_with_metrics_and_certificate_and_no_code_differs(tiny_run):
+    results = read_json(tiny_run / "results.json")
+    certificate = read_json(tiny_run / "certificate.json")
+    with (tiny_run / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert results["float_top1"] == pytest.approx(float(rows[1]["held_out_top1"]), abs=1e-5)
+    assert results["codes_differing"] == certificate["codes_differing"] == 0
+    assert results["codes_compared"] == certificate["codes_compared"] > 0
+    assert certificate["num_images"] == results["verified_images"] == 20
+    assert results["file_bytes"] == (tiny_run / "model.tflite").stat().st_size
+
+
+def test_both_models_load_with_nothing_but_the_package(tiny_run):
+    for name, bits in (("float", None), ("quantized", 4)):
+        model = keras.models.load_model(tiny_run / f"{name}.keras")
+        layer = model.get_layer("quant_pointwise")
+        assert layer.quantize_config.weights.num_bits == bits
+        assert model.optimizer is None
+
+
+def test_export_takes_all_that_a_file_can_say_and_prints_what_storage_costs(
+    tiny_run, tmp_path, capsys
+):
+    labels, path = tmp_path / "labels.txt", tmp_path / "model.tflite"
+    labels.write_text("".join(f"digit {number}\n" for number in range(10)))
+    settings = ["--softmax", "--resizable", "--labels", str(labels), "--description", "Digits."]
+    asked = ["export", str(tiny_run), "--out", str(path), *settings, "--compare_storage"]
+    assert main.main(asked) == 0
+    assert "pack=none: " in capsys.readouterr().out
+    assert zipfile.ZipFile(path).read("labels.txt") == labels.read_bytes()
+    model = keras.models.load_model(tiny_run / run_folder.QUANTIZED_MODEL)
+    images = np.zeros((2, *model.input_shape[1:]), np.uint8)
+    assert verify_tflite(model, path, images).codes_differing == 0
+    assert read_structure(path.read_bytes(), "model").metadata["resizable"] is True
+
+
+def test_a_dry_run_prints_whole_words_where_nobody_says_how_wide_a_line_is(tiny_run, capsys):
+    before = sorted(tiny_run.iterdir())
+    assert main.main(["export", str(tiny_run), "--dry_run"]) == 0
+    header = capsys.readouterr().out.splitlines()[2]
+    assert [word in header for word in ("operation", "makes", "multiply-adds")] == [True] * 3
+    assert sorted(tiny_run.iterdir()) == before
+
+
+def test_evaluate_prints_the_top1_of_the_results(tiny_run, capsys):
+    assert main.main(["evaluate", str(tiny_run)]) == 0
+    share = read_json(tiny_run / "results.json")["quantized_top1"]
+    assert f"held-out top-1 {100 * share:.2f} %" in capsys.readouterr().out
+
+
+def test_export_writes_the_same_file_again_and_another_one_with_a_float_head(tiny_run, tmp_path):
+    again, head = tmp_path / "again.tflite", tmp_path / "head.tflite"
+    assert main.main(["export", str(tiny_run), "--out", str(again)]) == 0
+    assert again.read_bytes() == (tiny_run / "model.tflite").read_bytes()
+    assert main.main(["export", str(tiny_run), "--out", str(head), "--float_head"]) == 0
+    assert head.read_bytes() != again.read_bytes()
+
+
+def test_verify_proves_a_run_folder_again(tiny_run, tmp_path, capsys):
+    out = tmp_path / "proof"
+    assert main.main(["verify", str(tiny_run), "--out", str(out)]) == 0
+    assert "0 of" in capsys.readouterr().out
+    fresh, first = read_json(out / "certificate.json"), read_json(tiny_run / "certificate.json")
+    assert sorted(path.name for path in out.iterdir()) == ["certificate.html", "certificate.json"]
+    assert fresh["images_sha256"] == first["images_sha256"]
+    assert fresh["codes_compared"] == first["codes_compared"]
+
+
+def test_a_run_and_its_verification_compare_the_file_with_the_float_model(
+    tiny_run, tmp_path, capsys
+):
+    first = read_json(tiny_run / "certificate.json")
+    (note,) = first["float_notes"]
+    assert f"the float model {100 * first['top1']['float']:.2f} %" in note["text"]
+    for page in ("certificate.html", "report.html"):
+        assert f"Beside the float model: {note['text']}" in (tiny_run / page).read_text()
+    out = tmp_path / "proof"
+    assert main.main(["verify", str(tiny_run), "--out", str(out)]) == 0
+    assert f"Beside the float model: {note['text']}" in capsys.readouterr().out
+    assert read_json(out / "certificate.json")["float_notes"] == [note]
+    # The quantized model in the place of the float one: nothing parts.
+    file, quantized = str(tiny_run / "model.tflite"), str(tiny_run / "quantized.keras")
+    np.save(tmp_path / "pixels.npy", np.full((3, 8, 8, 3), 7, np.uint8))
+    asked = ["--images", str(tmp_path / "pixels.npy"), "--out", str(out)]
+    assert main.main(["verify", file, "--float_model", quantized, *asked]) == 0
+    (note,) = read_json(out / "certificate.json")["float_notes"]
+    assert not note["is_bad"]
+    assert main.main(["verify", file, "--float_model", str(tmp_path / "no.keras"), *asked]) == 2
+    assert "--float_model:" in capsys.readouterr().err
+
+
+def test_verify_takes_a_model_and_a_file_with_given_or_random_images(tiny_run, tmp_path):
+    copy = tmp_path / "model.tflite"
+    copy.write_bytes((tiny_run / "model.tflite").read_bytes())
+    pair = [str(tiny_run / "quantized.keras"), str(copy)]
+    assert main.main(["verify", *pair]) == 0
+    assert read_json(tmp_path / "certificate.json")["num_images"] == 64
+    np.save(tmp_path / "pixels.npy", np.full((3, 8, 8, 3), 7, np.uint8))
+    assert main.main(["verify", *pair, "--images", str(tmp_path / "pixels.npy")]) == 0
+    assert read_json(tmp_path / "certificate.json")["num_images"] == 3
+
+
+def test_verify_exits_with_1_where_a_code_differs(tiny_run, monkeypatch, tmp_path, capsys):
+    from sat_tf.export.certificate import proof
+
+    simulate = proof.simulate
+
+    def wrong(graph, batch, given):
+        tensors = simulate(graph, batch, given)
+        tensors["stem_relu"] = tensors["stem_relu"].copy()
+        tensors["stem_relu"][0, 0, 0, :2] += 1
+        return tensors
+
+    monkeypatch.setattr(proof, "simulate", wrong)
+    np.save(tmp_path / "pixels.npy", np.full((3, 8, 8, 3), 7, np.uint8))
+    options = ["--images", str(tmp_path / "pixels.npy")]
+    options += ["--out", str(tmp_path / "proof")]
+    assert main.main(["verify", str(tiny_run), *options]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    found = read_json(tmp_path / "proof" / "certificate.json")
+    assert f"2 of {found['codes_compared']:,} codes differ" in printed
+    assert "│ stem_relu │ 2 │" in printed
+
+
+def test_a_second_export_follows_the_config_and_says_that_the_proof_is_old(
+    tiny_run, tmp_path, capsys
+):
+    run = tmp_path / "run"
+    shutil.copytree(tiny_run, run)
+    config = (run / "config.yaml").read_text()
+    assert "float_head: false" in config
+    (run / "config.yaml").write_text(config.replace("float_head: false", "float_head: true"))
+    assert main.main(["export", str(run)]) == 0
+    assert "certificate.json is about another file" in " ".join(capsys.readouterr().out.split())
+    with_head = (run / "model.tflite").read_bytes()
+    assert with_head != (tiny_run / "model.tflite").read_bytes()
+    assert main.main(["verify", str(run)]) == 0
+    capsys.readouterr()
+    assert main.main(["export", str(run)]) == 0
+    assert "another file" not in capsys.readouterr().out
+    assert (run / "model.tflite").read_bytes() == with_head
+    assert main.main(["export", str(run), "--no-float_head"]) == 0
+    assert (run / "model.tflite").read_bytes() == (tiny_run / "model.tflite").read_bytes()
+
+
+def test_images_that_no_file_holds_are_answered_without_a_traceback(tiny_run, tmp_path, capsys):
+    (tmp_path / "empty.npy").touch()
+    np.savez(tmp_path / "archive.npz", np.zeros((1, 8, 8, 3), np.uint8))
+    for name, expected in (("empty.npy", "expected an .npy file"), ("archive.npz", "an archive")):
+        assert main.main(["verify", str(tiny_run), "--images", str(tmp_path / name)]) == 2
+        assert expected in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["verify", "{run}", "{run}/certificate.json"], "certificate.json"),
+        (["verify", "{run}/quantized.keras"], "without a TFLite file"),
+        (["verify", "{run}/quantized.keras", "{run}/none.tflite"], "none.tflite: not found"),
+        (["verify", "{run}/model.tflite", "{run}/model.tflite"], "expected a Keras model"),
+        (
+            ["verify", "{run}", "--images", "{run}/config.yaml"],
+            "expected an .npy file of uint8 images",
+        ),
+        (["export", "{run}", "--out", "{run}/no/where.tflite"], "where.tflite"),
+        (["export", "{run}", "--pack", "int5"], "Did you mean int4?"),
+        (["export", "{run}", "--labels", "{run}/config.yaml"], "labels: received"),
+        (["export", "{run}", "--labels", "{run}/missing.txt"], "--labels: received"),
+        (["evaluate", "{run}/.."], "has no config.yaml"),
+    ],
+)
+def test_files_that_do_not_fit_are_answered_without_a_traceback(
+    tiny_run, arguments, expected, capsys
+):
+    assert main.main([word.format(run=tiny_run) for word in arguments]) == 2
+    assert expected in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("model.options.width_multiplier=-1", "width_multiplier: received -1; expected a finite"),
+        ("data.options.image_size=9", "image_size: received 9; expected a positive multiple"),
+        ("stages.float.batch_size=5000", "stages.float.batch_size=5000: expected at most"),
+        ("policy.overrides={conv_*: {weight_bits: 8}}", "conv_*"),
+    ],
+)
+def test_what_only_data_or_model_can_refuse_leaves_no_files(tmp_path, override, expected, capsys):
+    config = tmp_path / "tiny.yaml"
+    config.write_text(TINY)
+    run_dir = tmp_path / "run"
+    arguments = ["train", "--config", str(config), "--run_dir", str(run_dir), "--set", override]
+    assert main.main(arguments) == 2
+    assert expected in capsys.readouterr().err
+    assert not run_dir.exists()
+
+
+def test_training_that_breaks_is_an_error_and_leaves_whole_files_only(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(models, "build", build_small)
+    config = tmp_path / "tiny.yaml"
+    config.write_text(TINY)
+    arguments = ["train", "--config", str(config), "--run_dir", str(tmp_path / "run")]
+    assert main.main([*arguments, "--set", "stages.float.base_learning_rate=1e30"]) == 2
+    assert "float stage, epoch" in capsys.readouterr().err
+    left = {path.name for path in (tmp_path / "run").iterdir()}
+    text = {"config.yaml", "environment.json", "state.json", "metrics.csv", "steps.csv"}
+    assert left <= {*text, "tensorboard"}
+
+
+def test_ctrl_c_ends_with_a_line_and_status_130(capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    assert main.report_errors(interrupted) == 130
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_an_error_without_a_traceback(capsys):
+    def full():
+        raise OSError(28, "No space left on device", "runs/one/metrics.csv")
+
+    assert main.report_errors(full) == 2
+    assert "No space left on device: 'runs/one/metrics.csv'" in capsys.readouterr().err
+
+
+def test_the_package_runs_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "sat_tf", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("sat-tf 0.")
+
+
+def test_an_error_of_the_program_itself_keeps_its_traceback():
+    def broken():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        main.report_errors(broken)
+
+
+def test_without_a_config_and_a_folder_a_run_is_the_demo_in_runs():
+    from sat_tf.commands import train
+
+    config = train.load_config()
+    assert config.name == "digits_mobilenet_v2_w4a4"
+    assert train.choose_folder(config, None).path == pathlib.Path("runs") / config.name
+
+
+def test_a_file_is_verified_alone_and_then_against_its_certificate(tiny_run, tmp_path, capsys):
+    tflite, out = str(tiny_run / "model.tflite"), tmp_path / "proof"
+    assert main.main(["verify", tflite, "--dataset", "digits", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "xnnpack" in printed
+    assert "reference" in printed
+    assert read_json(out / "certificate.json")["reference"] == "simulation"
+    certificate = ["--certificate", str(out / "certificate.json")]
+    assert main.main(["verify", tflite, "--dataset", "digits", *certificate]) == 0
+    assert "holds; the codes of" in " ".join(capsys.readouterr().out.split())
+    # The digits of another seed would be other images; none at all are no better.
+    assert main.main(["verify", tflite, *certificate]) == 2
+    assert "received none, expected the 256" in " ".join(capsys.readouterr().err.split())
+    options = ["--dataset", "digits", "--num_images", "9"]
+    assert main.main(["verify", tflite, *options, *certificate]) == 2
+    assert "9 images with the hash" in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_certificate_of_a_run_holds_for_its_folder(tiny_run, capsys):
+    certificate = tiny_run / "certificate.json"
+    before = certificate.read_bytes()
+    assert main.main(["verify", str(tiny_run), "--certificate", str(certificate)]) == 0
+    assert "holds; the codes of" in " ".join(capsys.readouterr().out.split())
+    assert certificate.read_bytes() == before
+
+
+def test_a_certificate_of_random_images_needs_none(tiny_run, tmp_path, capsys):
+    tflite, out = str(tiny_run / "model.tflite"), tmp_path / "proof"
+    options = ["--runtime", "builtin", "--num_images", "5"]
+    assert main.main(["verify", tflite, "--out", str(out), *options]) == 0
+    assert "reference" not in capsys.readouterr().out
+    certificate = out / "certificate.json"
+    assert main.main(["verify", tflite, "--certificate", str(certificate)]) == 0
+    tampered = certificate.read_text()
+    first = read_json(certificate)["codes"][1]["sha256"]
+    certificate.write_text(tampered.replace(first, first[::-1]))
+    assert main.main(["verify", tflite, "--certificate", str(certificate)]) == 1
+    assert "does not hold" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_file_is_verified_with_its_model_on_a_data_set(tiny_run, tmp_path, capsys):
+    words = ["verify", str(tiny_run / "model.tflite"), "--model", str(tiny_run / "quantized.keras")]
+    words += ["--dataset", "digits", "--num_images", "8", "--out", str(tmp_path)]
+    assert main.main(words) == 0
+    found = read_json(tmp_path / "certificate.json")
+    assert (found["reference"], found["num_images"]) == ("keras", 8)
+    assert set(found["top1"]) == {"quantized", "simulation", "tflite"}
+
+
+def test_an_error_leaves_no_folder_behind(tiny_run, tmp_path, capsys):
+    (tmp_path / "pictures").mkdir()
+    words = ["verify", str(tiny_run / "model.tflite"), "--images", str(tmp_path / "pictures")]
+    assert main.main([*words, "--out", str(tmp_path / "proof")]) == 2
+    assert "with none, expected at least one JPEG" in " ".join(capsys.readouterr().err.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["pictures"]
+
+
+def test_evaluate_counts_a_file_and_its_simulation_alike(tiny_run, capsys):
+    words = ["evaluate", str(tiny_run / "model.tflite"), "--dataset", "digits"]
+    printed = []
+    for options in ([], ["--simulator"]):
+        assert main.main([*words, *options]) == 0
+        printed.append(capsys.readouterr().out)
+    assert "359 images" in printed[0]
+    shares = {text.split(": ")[1].split(" (")[0] for text in printed}
+    assert len(shares) == 1
+    assert shares.pop().startswith("top-1")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], "received a TFLite file without images, expected labelled ones"),
+        (["--images", "{run}/pixels.npy"], "received images without labels"),
+        (["--dataset", "digts"], "Did you mean digits?"),
+    ],
+)
+def test_evaluate_needs_labelled_images(tiny_run, options, expected, capsys):
+    np.save(tiny_run.parent / "pixels.npy", np.zeros((1, 8, 8, 3), np.uint8))
+    options = [word.format(run=tiny_run.parent) for word in options]
+    assert main.main(["evaluate", str(tiny_run / "model.tflite"), *options]) == 2
+    assert expected in " ".join(capsys.readouterr().err.split())
+
+
+def test_options_of_files_are_not_ignored_with_a_folder(tiny_run, capsys):
+    assert main.main(["evaluate", str(tiny_run), "--simulator"]) == 2
+    assert "with options of TFLite files" in " ".join(capsys.readouterr().err.split())

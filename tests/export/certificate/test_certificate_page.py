@@ -1,0 +1,114 @@
+import dataclasses
+import html.parser
+import re
+
+import pytest
+
+import sat_tf
+from sat_tf.export.certificate.page import certificate_page
+from sat_tf.export.file_verification import verify_file
+
+VOID = {"meta", "path"}
+
+
+class Outline(html.parser.HTMLParser):
+    """Tags that are open, text, and rows of tables."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.text = ""
+        self.rows = 0
+
+    def handle_starttag(self, tag, attrs):
+        self.links += [value for name, value in attrs if name in ("src", "href")]
+        self.rows += tag == "tr"
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        pass
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def outline(page: str) -> Outline:
+    found = Outline()
+    found.feed(page)
+    found.close()
+    assert found.open == []
+    return found
+
+
+@pytest.fixture(scope="module")
+def certificate(small, small_file, small_images, tmp_path_factory):
+    path = tmp_path_factory.mktemp("proof") / "certificate.json"
+    found = sat_tf.verify_tflite(small, small_file, small_images, certificate_path=path)
+    return found, path.with_suffix(".html").read_text()
+
+
+def test_the_page_beside_the_certificate_shows_it(certificate):
+    found, page = certificate
+    assert page == certificate_page(found)
+    shown = outline(page)
+    assert shown.rows == 1 + len(found.runtimes) + 1 + len(found.codes)
+    assert f"0 of {found.codes_compared:,} codes differ" in shown.text
+    for text in (found.sha256, found.images_sha256, *(t.name for t in found.codes)):
+        assert text in shown.text
+
+
+def test_the_page_loads_nothing(certificate):
+    _, page = certificate
+    assert outline(page).links == []
+    assert not re.search(r"<script|url\(|@import|https?:", page)
+
+
+def test_it_says_how_many_of_its_levels_a_tensor_uses(certificate):
+    found, page = certificate
+    four_bits = [tensor for tensor in found.codes if tensor.bits == 4]
+    assert four_bits
+    for tensor in four_bits:
+        assert len(tensor.counts) in (15, 16)  # signed ones leave out the lowest
+        assert f"<td>{tensor.codes_used} of {len(tensor.counts)}</td>" in page
+
+
+def test_names_are_text_and_never_markup(certificate):
+    found, _ = certificate
+    first = dataclasses.replace(found.codes[0], name="<script>&")
+    page = certificate_page(dataclasses.replace(found, file="<b>.tflite", codes=[first]))
+    shown = outline(page)
+    assert "<script>&" in shown.text
+    assert "<b>.tflite" in shown.text
+    assert "<script" not in page
+
+
+def test_a_difference_stands_out_and_names_the_first_tensor(certificate):
+    found, _ = certificate
+    xnnpack = found.runtimes["xnnpack"]
+    tensors = [
+        dataclasses.replace(tensor, codes_differing=index)
+        for index, tensor in enumerate(xnnpack.tensors)
+    ]
+    runtimes = {"xnnpack": dataclasses.replace(xnnpack, tensors=tensors)}
+    page = certificate_page(dataclasses.replace(found, runtimes=runtimes))
+    assert 'class="verdict bad"' in page
+    assert f"The first tensor that differs is <b>{tensors[1].name}</b>" in page
+
+
+def test_it_says_why_a_runtime_does_not_run_the_file(certificate):
+    found, _ = certificate
+    page = certificate_page(dataclasses.replace(found, refused={"reference": "no such kernel"}))
+    assert "LiteRT, reference kernels does not run the file: no such kernel" in re.sub(
+        r"</?td[^>]*>", " ", page
+    ).replace("  ", " ")
+
+
+def test_top1_is_shown_where_there_are_labels(small_file, small_images):
+    found = verify_file(small_file, small_images, [0] * len(small_images))
+    share = f"{100 * found.top1['simulation']:.2f} %"
+    assert f"simulation {share}" in outline(certificate_page(found)).text

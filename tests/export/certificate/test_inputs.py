@@ -1,0 +1,43 @@
+import numpy as np
+import pytest
+
+from sat_tf.export.certificate import inputs
+from sat_tf.export.tflite.reader import read_graph
+
+
+def test_random_images_are_the_same_every_time():
+    images = inputs.random_images((4, 4, 3), 3, 0)
+    assert (images.shape, images.dtype) == ((3, 4, 4, 3), np.uint8)
+    # RandomState promises its stream, so that certificates hold for years.
+    assert images.reshape(-1)[:4].tolist() == [172, 47, 117, 192]
+
+
+def test_more_random_images_begin_with_the_fewer():
+    fewer, more = (inputs.random_images((5,), count, 3) for count in (2, 4))
+    assert np.array_equal(more[:2], fewer)
+
+
+def test_more_random_images_than_memory_holds_are_refused():
+    with pytest.raises(ValueError, match=r"received 1,000,000,000,000,000 random images, expected"):
+        inputs.random_images((9, 9, 3), 10**15, 0)
+
+
+def test_a_hash_is_of_pixels_and_not_of_their_layout():
+    images = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+    turned = np.asfortranarray(images)
+    assert inputs.images_hash(turned) == inputs.images_hash(images)
+    assert inputs.images_hash(images[::-1]) != inputs.images_hash(images)
+
+
+def test_batches_are_the_images_in_order(small_file):
+    graph = read_graph(small_file.read_bytes(), "file")
+    images = inputs.random_images((8, 9, 3), 600, 0)
+    found = inputs.batches(images, graph)
+    assert len(found) > 1
+    assert np.array_equal(np.concatenate(found), images)
+
+
+@pytest.mark.parametrize("labels", [np.array([], int), np.array([3, 0])])
+def test_labels_within_the_classes_are_no_problem(labels):
+    images = np.zeros((len(labels), 2), np.uint8)
+    assert inputs.label_problems(images, labels, 4) == []

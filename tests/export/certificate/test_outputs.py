@@ -1,0 +1,258 @@
+"""Outputs are compared each by itself, and every place of a dense one for itself."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+import tf_keras as keras
+from rich.console import Console
+
+import sat_tf
+from sat_tf.commands.verification_table import print_certificate
+from sat_tf.export.certificate.certificate import FEW_POINTS, read_certificate
+from sat_tf.export.certificate.outputs import Output, compared, labels_of, smallest_agreement
+from sat_tf.qat.calibrate import estimate_statistics
+from sat_tf.qat.policy import BitPolicy
+from tests.export.task_models import detector, unet
+
+L = keras.layers
+
+
+def test_each_place_of_a_dense_output_has_a_class_of_its_own():
+    mask = Output("mask", (2, 3, 4))
+    values = np.random.default_rng(0).normal(size=(5, 2, 3, 4))
+    other = values.copy()
+    other[0, 0, 0] = -other[0, 0, 0]  # the largest of four becomes the smallest
+    assert mask.agreement(values, other) == 1.0 - 1 / 30
+    assert compared(mask, values, other).places == 30
+    labels = np.argmax(values, axis=-1)
+    assert mask.accuracy(values, labels) == 1.0
+    assert mask.accuracy(other, labels) == 1.0 - 1 / 30
+    values[1, 1, 1, 0] = np.nan
+    assert mask.accuracy(values, labels) == 1.0 - 1 / 30
+    assert mask.agreement(values, values) == 1.0 - 1 / 30
+
+
+def test_one_number_is_a_class_behind_a_sigmoid_alone():
+    one, other = np.array([[0.2], [0.6], [0.9]]), np.array([[0.4], [0.4], [0.8]])
+    sigmoid, number = Output("same", (1,), is_sigmoid=True), Output("age", (1,))
+    assert sigmoid.agreement(one, other) == pytest.approx(2 / 3)
+    assert sigmoid.accuracy(one, np.array([0, 1, 0])) == pytest.approx(2 / 3)
+    assert number.agreement(one, other) is None
+    count = compared(number, one, other)
+    assert (count.places, count.agreement) == (0, None)
+    assert count.mean_difference == pytest.approx(0.5 / 3)
+    assert count.largest_difference == pytest.approx(0.2)
+    assert count.spread == pytest.approx(np.std(other))
+    assert smallest_agreement([count, compared(sigmoid, one, other)]) == pytest.approx(2 / 3)
+    assert smallest_agreement([count]) is None
+
+
+_OUTPUTS = [Output("boxes", (6, 4)), Output("kind", (3,)), Output("age", (1,))]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "labels", "problem"),
+    [
+        (_OUTPUTS[:1], np.zeros((2, 5), int), r"received shape \(2, 5\), expected \(2, 6\), one"),
+        (_OUTPUTS[:1], np.full((2, 6), 4), "received 4 to 4, expected 0 to 3"),
+        (_OUTPUTS[2:], [0, 0], "which is a number and no class"),
+        (_OUTPUTS, np.zeros(2, int), r"ndarray for 3 outputs \(boxes, kind, age\)"),
+        (_OUTPUTS, {"knd": [0, 1]}, "some for 'knd', expected names of outputs; they are boxes"),
+        (_OUTPUTS, [None, [0, 1, 2], None], r"labels of kind: received shape \(3,\)"),
+    ],
+)
+def test_labels_that_fit_no_output_are_named(outputs, labels, problem):
+    _, (found,) = labels_of(labels, outputs, 2)
+    assert re.search(problem, found)
+
+
+def test_labels_of_some_outputs_are_enough():
+    for labels in ({"kind": [0, 2]}, [None, np.array([0, 2]), None], {"species": [0, 2]}):
+        arrays, problems = labels_of(labels, _OUTPUTS, 2, [{"b"}, {"species"}, set()])
+        assert problems == []
+        assert [None if array is None else array.tolist() for array in arrays] == [
+            None,
+            [0, 2],
+            None,
+        ]
+    (mask,), problems = labels_of(np.ones((2, 4, 4, 1), np.uint8), [Output("mask", (4, 4, 2))], 2)
+    assert (mask.shape, problems) == ((2, 4, 4), [])
+
+
+@pytest.fixture(scope="module")
+def segmented(tmp_path_factory):
+    """A U-Net, its file, pictures, and masks by the quantized model."""
+    keras.utils.set_random_seed(3)
+    model = unet(channels=(4,))
+    rng = np.random.default_rng(5)
+    images = np.kron(rng.integers(0, 256, (8, 4, 4, 3)), np.ones((1, 4, 4, 1))).astype(np.uint8)
+    estimate_statistics(model, images.astype(np.float32))
+    shares = model.predict(images.astype(np.float32), verbose=0)
+    mask = model.get_layer("mask")  # as many pixels of the one class as of the other
+    middle = np.median(np.log(shares[..., 0] / shares[..., 1]))
+    mask.bias.assign([-middle / 2, middle / 2])
+    quantized = sat_tf.quantize_model(model, BitPolicy.mobile(8))
+    sat_tf.calibrate(quantized, images.astype(np.float32))
+    path = tmp_path_factory.mktemp("unet") / "model.tflite"
+    sat_tf.export_tflite(quantized, path)
+    masks = np.argmax(quantized.predict(images.astype(np.float32), verbose=0), axis=-1)
+    return model, quantized, path, images, masks
+
+
+def test_masks_are_compared_by_pixel(segmented, tmp_path):
+    _, quantized, path, images, masks = segmented
+    written = tmp_path / "certificate.json"
+    found = sat_tf.verify_tflite(quantized, path, images, masks, certificate_path=written)
+    assert found.codes_differing == 0
+    assert found.top1["quantized"] == 1.0
+    assert 0.3 < np.mean(masks) < 0.7
+    assert found.agreement == found.top1["tflite"] > 0.9
+    (count,) = found.runtimes["xnnpack"].outputs
+    assert count.places == masks.size
+    assert found.accuracy == {count.name: found.top1}
+    assert read_certificate(written) == found
+
+
+def test_the_float_model_is_compared_with_the_file_on_the_same_pictures(segmented, tmp_path):
+    model, quantized, path, images, _ = segmented
+    written = tmp_path / "certificate.json"
+    float_masks = np.argmax(model.predict(images.astype(np.float32), verbose=0), axis=-1)
+    found = sat_tf.verify_tflite(
+        quantized, path, images, float_masks, float_model=model, certificate_path=written
+    )
+    assert found.float_model == "unet"
+    assert found.top1["float"] == 1.0
+    (count,) = found.float_outputs
+    assert count.agreement == found.top1["tflite"]
+    (note,) = found.float_notes
+    assert note.is_bad == (count.agreement < 1.0 - FEW_POINTS)
+    assert f"{100 * count.agreement:.2f} %" in note.text
+    assert read_certificate(written) == found
+    assert "Beside the float model" in written.with_suffix(".html").read_text()
+
+
+def test_a_float_model_that_parts_is_said_in_red(segmented, tmp_path):
+    _, quantized, path, images, masks = segmented
+    other = unet(channels=(4,))
+    other.get_layer("mask").set_weights([np.zeros((1, 1, 4, 2)), np.array([5.0, -5.0])])
+    written = tmp_path / "certificate.json"
+    found = sat_tf.verify_tflite(
+        quantized, path, images, masks, float_model=other, certificate_path=written
+    )
+    assert found.top1["float"] == np.mean(masks == 0)
+    (note,) = found.float_notes
+    assert note.is_bad
+    assert 0.3 < found.float_outputs[0].agreement < 0.7
+    console = Console(record=True, width=200)
+    print_certificate(found, "model.tflite", console)
+    assert "Beside the float model: " in console.export_text(clear=False)
+    red = next(line for line in console.export_text(styles=True).splitlines() if "Beside" in line)
+    assert red.startswith("\x1b[31m")
+    assert '<span class="bad">Beside the float model' in written.with_suffix(".html").read_text()
+
+
+def test_a_float_model_of_other_shapes_is_refused(segmented):
+    _, quantized, path, images, _ = segmented
+    other = keras.Sequential([keras.Input((16, 16, 3)), L.Conv2D(3, 1)])
+    with pytest.raises(ValueError, match=r"float_model: .*outputs have the shapes \[\(16, 16, 3\)"):
+        sat_tf.verify_tflite(quantized, path, images, float_model=other)
+    with pytest.raises(ValueError, match="float_model: received a str, expected a tf_keras model"):
+        sat_tf.verify_tflite(quantized, path, images, float_model="float.keras")
+
+
+def test_several_outputs_are_told_one_by_one(tmp_path):
+    keras.utils.set_random_seed(3)
+    model, path = detector(size=16, channels=(4, 4)), tmp_path / "model.tflite"
+    images = np.random.default_rng(2).integers(0, 256, (4, 16, 16, 3)).astype(np.uint8)
+    quantized = sat_tf.quantize_model(model, BitPolicy.mobile(8))
+    sat_tf.calibrate(quantized, images.astype(np.float32))
+    sat_tf.export_tflite(quantized, path)
+    scores = quantized(images.astype(np.float32))["classes"].numpy()
+    labels = {"classes": np.argmax(scores, axis=-1)}
+    written = tmp_path / "certificate.json"
+    found = sat_tf.verify_tflite(
+        quantized, path, images, labels, float_model=model, certificate_path=written
+    )
+    boxes, classes = found.runtimes["xnnpack"].outputs
+    assert (boxes.shape, classes.shape) == ((240, 4), (240, 5))
+    assert boxes.places == classes.places == 4 * 240
+    assert found.agreement == min(boxes.agreement, classes.agreement)
+    assert list(found.accuracy) == [classes.name]
+    assert found.accuracy[classes.name]["quantized"] == 1.0
+    assert found.accuracy[classes.name]["tflite"] >= 0.9
+    assert 0.0 <= classes.agreement < 1.0  # all five answers of a box
+    assert len(found.float_outputs) == 2
+    assert read_certificate(written) == found
+    page = written.with_suffix(".html").read_text()
+    assert "<h2>Outputs</h2>" in page
+    assert classes.name in page
+
+
+def test_a_regression_has_errors_and_no_agreement(tmp_path):
+    keras.utils.set_random_seed(3)
+    tensor = image = keras.Input((8, 8, 3), name="image")
+    tensor = L.Flatten()(L.Conv2D(4, 3, activation="relu")(tensor))
+    model, path = keras.Model(image, L.Dense(1, name="age")(tensor)), tmp_path / "model.tflite"
+    images = np.random.default_rng(2).integers(0, 256, (64, 8, 8, 3)).astype(np.uint8)
+    quantized = sat_tf.quantize_model(model, BitPolicy.mobile(8))
+    sat_tf.calibrate(quantized, images.astype(np.float32))
+    sat_tf.export_tflite(quantized, path)
+    written = tmp_path / "certificate.json"
+    found = sat_tf.verify_tflite(
+        quantized, path, images, float_model=model, certificate_path=written
+    )
+    assert found.agreement is None
+    (count,) = found.float_outputs
+    assert 0.0 < count.mean_difference < count.spread
+    assert "values differ from the float model's" in found.float_notes[0].text
+    assert read_certificate(written) == found
+    with pytest.raises(ValueError, match="which is a number and no class"):
+        sat_tf.verify_tflite(quantized, path, images, np.zeros(64, int))
+
+
+def test_certificates_without_what_is_new_are_read_back(segmented, tmp_path):
+    _, quantized, path, images, _ = segmented
+    written = tmp_path / "certificate.json"
+    found = sat_tf.verify_tflite(quantized, path, images, certificate_path=written)
+    values = json.loads(written.read_text())
+    for name in ("accuracy", "float_model", "float_outputs", "float_notes"):
+        del values[name]
+    for count in values["runtimes"].values():
+        del count["outputs"]
+    written.write_text(json.dumps(values))
+    older = read_certificate(written)
+    assert (older.float_outputs, older.accuracy, older.agreement) == ([], {}, found.agreement)
+    assert older.codes == found.codes
+
+
+def test_several_sigmoids_are_answers_of_their_own():
+    output = Output("labels", (3,), is_sigmoid=True)
+    values = np.array([[0.9, 0.6, 0.2], [0.1, 0.7, 0.4]])
+    other = np.array([[0.9, 0.4, 0.2], [0.1, 0.7, 0.6]])
+    assert output.agreement(values, other) == 0.0  # the largest number is the same in both
+    assert output.agreement(values, values + 0.05) == 1.0
+    assert output.agreement(values, np.where(values > 0.6, np.nan, values)) == 0.0
+    assert output.accuracy(values, np.array([[1, 1, 0], [0, 1, 1]])) == pytest.approx(5 / 6)
+    assert output.accuracy(values, np.array([0, 1])) == 1.0  # one class for all of them
+    for labels in ([[1, 1, 0], [0, 1, 1]], [0, 2]):
+        assert labels_of(labels, [output], 2)[1] == []
+    (problem,) = labels_of([[1, 2, 0], [0, 1, 1]], [output], 2)[1]
+    assert "expected 0 to 1" in problem
+    (problem,) = labels_of([1, 2, 3], [output], 2)[1]
+    assert "expected (2,), one class number an image, or (2, 3), 0 or 1 for each" in problem
+
+
+def test_an_output_is_called_by_the_layer_that_its_activation_was_part_of(tmp_path):
+    image = keras.Input((6, 6, 3), name="image")
+    tensor = keras.layers.Conv2D(4, 3, activation="relu", name="conv")(image)
+    mask = keras.layers.Conv2D(1, 1, activation="sigmoid", name="fg")(tensor)
+    box = keras.layers.Dense(4, name="box")(keras.layers.Flatten()(tensor))
+    images = np.random.default_rng(0).integers(0, 256, (32, 6, 6, 3)).astype(np.uint8)
+    model = sat_tf.quantize_model(keras.Model(image, [mask, box]), BitPolicy.mobile(8))
+    sat_tf.calibrate(model, images.astype(np.float32))
+    path = tmp_path / "model.tflite"
+    sat_tf.export_tflite(model, path)
+    found = sat_tf.verify_tflite(model, path, images, labels={"fg": np.zeros((32, 4, 4), int)})
+    assert list(found.accuracy) == ["fg_sigmoid"]

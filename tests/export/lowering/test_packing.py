@@ -1,0 +1,241 @@
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+import tf_keras as keras
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sat_tf
+from sat_tf.export.lowering.packing import pack_graph, packed_bytes
+from sat_tf.export.lowering.pipeline import deployed_graph, rounded, trained_graph
+from sat_tf.export.lowering.steps import floor_steps, settle_constants, snap_biases
+from sat_tf.export.lowering.trace import trace
+from sat_tf.export.operations.graph import Graph, Kernels, Linear, LinearKind, Storage
+from sat_tf.export.tflite.structure import read_structure
+from sat_tf.export.tflite.writer import serialize
+from sat_tf.qat.policy import BitPolicy
+from tests.export import zoo
+from tests.export.zoo import Specimen, images_for
+
+THREE = BitPolicy.mobile(3, first_last_weight_bits=None)
+NARROW = BitPolicy.mobile(4, weight_grid="narrow", first_last_weight_bits=None)
+ROUNDED = BitPolicy.mobile(2, weight_grid="rounded", first_last_weight_bits=None)
+
+
+def _packed(build, policy, **settings) -> keras.Model:
+    return Specimen(build, {}, policy, **settings).quantized()
+
+
+def _small() -> keras.Model:
+    """One layer of each kind, whose sizes are whole bytes."""
+    features = [*zoo.block(zoo.convolution(8)), *zoo.block(zoo.depthwise())]
+    pooled = [*zoo.block(zoo.convolution(12, 1)), zoo.layers.GlobalAveragePooling2D()]
+    return zoo.chain((9, 9, 3), *features, *pooled, zoo.Dense(5))
+
+
+@functools.cache
+def _traced(policy: BitPolicy) -> Graph:
+    return trace(_packed(_small, policy))
+
+
+def _linear(graph) -> dict[str, Linear]:
+    return {op.output: op for op in graph.operations if isinstance(op, Linear)}
+
+
+@pytest.fixture(scope="module")
+def model() -> keras.Model:
+    return _packed(_small, THREE)
+
+
+def _unpacked(data: np.ndarray, bits: int, count: int) -> list[int]:
+    """Codes from bytes, one at a time: the reader of the format."""
+    codes = []
+    for index in range(count):
+        bit = index * bits
+        code = (int(data[bit // 8]) >> (bit % 8)) & (2**bits - 1)
+        codes.append(code - 2**bits if code >= 2 ** (bits - 1) else code)
+    return codes
+
+
+@given(storage=st.sampled_from(Storage), count=st.integers(1, 40), seed=st.integers(0, 99))
+def test_packed_bytes_hold_every_code_in_order(storage, count, seed):
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(storage.lowest, storage.highest + 1, count)
+    data = packed_bytes(codes, storage)
+    assert data.size == -(-count * storage.value // 8)
+    assert _unpacked(data, storage.value, count) == codes.tolist()
+
+
+def test_the_first_code_has_the_low_bits_of_a_byte():
+    assert packed_bytes(np.array([1, -2, -8]), Storage.INT4).tolist() == [0xE1, 0x08]
+    assert packed_bytes(np.array([[1, -2], [0, -1]]), Storage.INT2).tolist() == [0b11_00_10_01]
+
+
+# Different kernels, shapes and grids; two dense layers, the second of few inputs.
+PACKED = {
+    "residual": (zoo.residual(rectified=False), THREE),
+    "residual_narrow": (zoo.residual(rectified=True), NARROW),
+    "bottleneck_rounded": (zoo.bottleneck, ROUNDED),
+    "depth_multiplier": (zoo.depth_multiplier, NARROW),
+    "dilated_depthwise": (zoo.dilated_depthwise, ROUNDED),
+    "flat_pixels": (zoo.flat_pixels, THREE),
+    "dense_on_a_sequence": (zoo.dense_on_a_sequence, NARROW),
+    "preactivation": (zoo.preactivation, NARROW),
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_a_packed_file_computes_the_simulated_integers(name, tmp_path):
+    model = _packed(*PACKED[name])
+    path = tmp_path / "model.tflite"
+    report = sat_tf.export_tflite(model, path, pack="int4", compare_storage=True)
+    found = sat_tf.verify_tflite(model, path, images_for(model))
+    xnnpack = found.runtimes["xnnpack"]
+    assert xnnpack.codes_compared > 0
+    assert {t.name: t.codes_differing for t in xnnpack.tensors if t.codes_differing} == {}
+    assert xnnpack.outputs_differing == 0
+    assert report.storage[0].pack == "int4"
+    assert report.storage[0].bytes < report.storage[1].bytes
+    # All but packed convolutions and the image's QUANTIZE run on XNNPACK, as the simulator has it.
+    graph = deployed_graph(model, pack="int4")
+    builtin = sum(op.kernels is Kernels.BUILTIN for op in _linear(graph).values())
+    assert xnnpack.delegation.delegated == xnnpack.delegation.operators - 1 - builtin
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (THREE, Storage.INT4),
+        (NARROW, Storage.INT4),
+        (BitPolicy.mobile(2, first_last_weight_bits=None), Storage.INT4),
+        (ROUNDED, Storage.INT2),
+        (dataclasses.replace(ROUNDED, weight_grid="narrow"), Storage.INT2),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # the narrow grid of 2 bits
+def test_dense_layers_are_stored_in_2_bits_where_they_fit(policy, expected):
+    graph = pack_graph(_traced(policy), "int4")
+    found = {op.kind: op.storage for op in _linear(graph).values()}
+    assert found[LinearKind.FULLY_CONNECTED] is expected
+    assert found[LinearKind.CONVOLUTION] is Storage.INT4
+
+
+def test_packed_codes_fill_their_storage_and_no_more(model):
+    for operation in _linear(deployed_graph(model, pack="int4")).values():
+        largest = np.max(np.abs(operation.kernel))
+        assert largest <= operation.storage.highest
+        assert 2 * largest > operation.storage.highest
+
+
+def test_the_file_holds_the_kernels_as_the_graph_says(model):
+    graph = deployed_graph(model, pack="int4")
+    types = {
+        operator.outputs[0].name: operator.inputs[1].type
+        for operator in read_structure(serialize(graph, {}), "model").operators
+        if len(operator.inputs) == 3
+    }
+    assert types == {name: op.storage.name for name, op in _linear(graph).items()}
+    assert set(types.values()) == {"INT4"}
+
+
+def test_layers_that_do_not_fit_stay_int8_and_the_report_says_which_and_why(tmp_path):
+    model = _packed(_small, BitPolicy.mobile(3))
+    report = sat_tf.export_tflite(model, tmp_path / "model.tflite", pack="int4")
+    speed, left = report.warnings
+    assert "makes the model slower" in speed
+    assert "XNNPACK does not run convolutions" in speed
+    assert "int8 stay" in left
+    assert left.count("(codes -") == 2
+    assert "INT4 holds -8 to 7" in left
+
+
+def test_the_lowest_code_of_the_rounded_grid_does_not_fit_behind_a_negative_gamma():
+    # The grid's codes are -8 to 7, and a negative γ makes 8 of -8.
+    policy = BitPolicy.mobile(4, weight_grid="rounded", first_last_weight_bits=None)
+    graph = _traced(policy)
+    for name, operation in _linear(pack_graph(graph, "int4")).items():
+        fits = np.min(operation.kernel) >= -8 and np.max(operation.kernel) <= 7
+        assert (operation.storage is not Storage.INT8) == fits, name
+    assert any(np.min(op.kernel) == -8 for op in _linear(graph).values())
+    assert any(np.max(op.kernel) == 8 for op in _linear(graph).values())
+
+
+def test_an_operation_that_the_export_adds_stays_int8():
+    graph = deployed_graph(_packed(zoo.preactivation, NARROW), pack="int4")
+    added = [op for op in _linear(graph).values() if op.storage is Storage.INT8]
+    assert added
+    for operation in added:
+        assert operation.kernel.shape[:2] == (1, 1)
+        assert np.max(np.abs(operation.kernel)) == 127
+
+
+def test_a_model_with_nothing_to_pack_is_refused_with_the_fix(tmp_path):
+    model = _packed(_small, BitPolicy.mobile(4))  # DoReFa: odd codes up to 15
+    with pytest.raises(ValueError, match=r"\(codes -1\d to 1\d, INT4(.|\n)*weight_grid='narrow'"):
+        sat_tf.export_tflite(model, tmp_path / "model.tflite", pack="int4")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("pack", ["int44", "INT4", 4, None])
+def test_an_unknown_packing_is_refused(pack, model, tmp_path):
+    with pytest.raises(ValueError, match=r"received .* expected 'none' or 'int4'"):
+        sat_tf.export_tflite(model, tmp_path / "model.tflite", pack=pack)
+    assert not list(tmp_path.iterdir())
+
+
+def test_kernels_of_float_activations_are_refused_for_what_they_are(tmp_path):
+    policy = BitPolicy(weight_bits=3, activation_bits=None)
+    model = sat_tf.quantize_model(_small(), policy)
+    expected = r"it computes in float32\): stays int8(.|\n)*requantize with activation_bits"
+    with pytest.raises(ValueError, match=expected):
+        sat_tf.export_tflite(model, tmp_path / "model.tflite", pack="int4")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_misspelt_packing_gets_a_proposal(model):
+    with pytest.raises(ValueError, match=r"Did you mean int4\?"):
+        pack_graph(trace(model), "int44")
+
+
+def test_a_packed_file_has_codes_of_its_own_and_says_so(model, tmp_path):
+    images = images_for(model)
+    for pack in ("none", "int4"):
+        sat_tf.export_tflite(model, tmp_path / f"{pack}.tflite", pack=pack)
+        settings = read_structure((tmp_path / f"{pack}.tflite").read_bytes(), pack).metadata
+        assert settings is not None
+        assert settings["pack"] == pack
+        assert sat_tf.verify_tflite(model, tmp_path / f"{pack}.tflite", images).codes_differing == 0
+
+
+def test_sums_that_overflow_builtin_kernels_are_refused():
+    graph = floor_steps(settle_constants(pack_graph(_traced(THREE), "int4")))
+    name, operation = next(
+        (name, op) for name, op in _linear(graph).items() if op.kernels is Kernels.BUILTIN
+    )
+    source, output = float(graph.codes(operation.inputs[0]).step), float(graph.codes(name).step)
+    # A multiplier of 130, and a bias that fits int32 until it is shifted by 8 bits.
+    weight_steps = np.full_like(operation.steps, 130.0 * output / source)
+    bias = np.full_like(operation.bias, 2.0**23 * source * weight_steps[0])
+    changed = dataclasses.replace(operation, steps=weight_steps, bias=bias)
+    operations = tuple(changed if op is operation else op for op in graph.operations)
+    with pytest.raises(ValueError, match=rf"{name}: received a layer stored in INT4(.|\n)*'none'"):
+        snap_biases(dataclasses.replace(graph, operations=operations))
+
+
+def test_a_model_snapped_for_its_packing_has_the_biases_of_the_packed_file():
+    model = _packed(_small, THREE)
+    furthest = []
+    for pack in ("none", "int4"):
+        sat_tf.export.snap_biases(model, pack=pack)
+        exact = trained_graph(model, pack="int4")
+        file, distances = _linear(rounded(exact)), []
+        for name, trained in _linear(exact).items():
+            unit = float(exact.codes(trained.inputs[0]).step) * trained.steps
+            alive = np.isclose(trained.steps, file[name].steps, rtol=1e-6)
+            alive &= np.abs(trained.bias / unit) < 2**20
+            distances.append(np.max(np.abs(trained.bias / unit - file[name].bias)[alive]))
+        furthest.append(max(distances))
+    # In units of the bias, of which β in float32 has a part in 2^24.
+    assert furthest[1] < 0.1 < furthest[0]

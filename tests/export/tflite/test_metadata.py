@@ -1,0 +1,199 @@
+import dataclasses
+import io
+import pathlib
+import zipfile
+
+import numpy as np
+import pytest
+import tf_keras as keras
+from ai_edge_litert import schema_py_generated as tfl
+from flatbuffers import number_types
+from flatbuffers.table import Table
+
+import sat_tf
+from sat_tf.export.litert.runtime import Runtime
+from sat_tf.export.lowering.pipeline import deployed_graph
+from sat_tf.export.tflite.metadata import (
+    Metadata,
+    append_labels,
+    checked_metadata,
+    encode,
+    read_labels,
+)
+from tests.export.zoo import Specimen, bottleneck, images_for
+
+LABELS = ["zero", "one", "two and a half", "träffar"]
+DESCRIPTION = "Tells four things apart."
+
+
+@pytest.fixture(scope="module")
+def model() -> keras.Model:
+    return Specimen(bottleneck, {}).quantized()
+
+
+@pytest.fixture(scope="module")
+def content(model, tmp_path_factory) -> bytes:
+    path = tmp_path_factory.mktemp("metadata") / "model.tflite"
+    sat_tf.export_tflite(model, path, labels=LABELS, description=DESCRIPTION)
+    return path.read_bytes()
+
+
+class Reader:
+    """A table of a flatbuffer, read by the places of its fields in the schema."""
+
+    def __init__(self, data: bytes, position: int) -> None:
+        self.table = Table(bytearray(data), position)
+
+    @classmethod
+    def root(cls, data: bytes) -> "Reader":
+        return cls(data, Table(bytearray(data), 0).Get(number_types.UOffsetTFlags, 0))
+
+    def _field(self, place: int) -> int:
+        return self.table.Offset(4 + 2 * place) + self.table.Pos
+
+    def has(self, place: int) -> bool:
+        return bool(self.table.Offset(4 + 2 * place))
+
+    def text(self, place: int) -> str:
+        return self.table.String(self._field(place)).decode()
+
+    def number(self, place: int) -> int:
+        return self.table.Get(number_types.Int8Flags, self._field(place))
+
+    def child(self, place: int) -> "Reader":
+        return Reader(bytes(self.table.Bytes), self.table.Indirect(self._field(place)))
+
+    def children(self, place: int) -> list["Reader"]:
+        offset = self.table.Offset(4 + 2 * place)
+        start = self.table.Vector(offset)
+        return [
+            Reader(bytes(self.table.Bytes), self.table.Indirect(start + 4 * index))
+            for index in range(self.table.VectorLen(offset))
+        ]
+
+    def floats(self, place: int) -> list[float]:
+        offset = self.table.Offset(4 + 2 * place)
+        return self.table.GetVectorAsNumpy(number_types.Float32Flags, offset).tolist()
+
+
+@pytest.fixture(scope="module")
+def metadata(content) -> bytes:
+    model = tfl.ModelT.InitFromPackedBuf(content, 0)
+    (entry,) = [entry for entry in model.metadata if entry.name == b"TFLITE_METADATA"]
+    return bytes(model.buffers[entry.buffer].data)
+
+
+def test_the_metadata_follow_the_public_schema(model, metadata):
+    assert metadata[4:8] == b"M001"
+    root = Reader.root(metadata)
+    assert (root.text(0), root.text(1), root.text(7)) == (model.name, DESCRIPTION, "1.0.0")
+    (subgraph,) = root.children(3)
+    (image,), (output,) = subgraph.children(2), subgraph.children(3)
+    content = image.child(3)
+    assert content.number(0) == 2  # ImageProperties
+    assert content.child(1).number(0) == 1  # RGB
+    (unit,) = image.children(4)
+    assert unit.number(0) == 1  # NormalizationOptions
+    normalization, stats = unit.child(1), image.child(5)
+    assert (normalization.floats(0), normalization.floats(1)) == ([0.0], [1.0])
+    assert (stats.floats(0), stats.floats(1)) == ([255.0], [0.0])
+    (labels,) = output.children(6)
+    assert labels.text(0) == "labels.txt"
+    assert labels.number(2) == 2  # TENSOR_AXIS_LABELS
+
+
+def test_the_labels_are_a_text_file_behind_the_model(content):
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        (entry,) = archive.infolist()
+        assert entry.filename == "labels.txt"
+        # Android maps it into memory as it is.
+        assert entry.compress_type == zipfile.ZIP_STORED
+        assert archive.read(entry).decode() == "zero\none\ntwo and a half\nträffar\n"
+    assert read_labels(content) == LABELS
+
+
+def test_the_same_words_give_the_same_file(model, content, tmp_path):
+    path = tmp_path / "model.tflite"
+    sat_tf.export_tflite(model, path, labels=iter(LABELS), description=DESCRIPTION)
+    assert path.read_bytes() == content
+
+
+def test_words_change_nothing_that_is_computed(model, content, tmp_path):
+    plain, named = tmp_path / "plain.tflite", tmp_path / "named.tflite"
+    sat_tf.export_tflite(model, plain)
+    named.write_bytes(content)
+    images = images_for(model, 3)
+    outputs = [
+        Runtime(path.read_bytes(), keep_tensors=False).run(images) for path in (plain, named)
+    ]
+    np.testing.assert_array_equal(*outputs)
+    found = sat_tf.verify_tflite(model, named, images)
+    assert found.codes_differing == 0
+    assert found.bytes == len(content)
+
+
+def test_a_file_without_words_has_neither_metadata_nor_archive(model, tmp_path):
+    path = tmp_path / "model.tflite"
+    sat_tf.export_tflite(model, path)
+    assert read_labels(path.read_bytes()) is None
+    assert b"TFLITE_METADATA" not in path.read_bytes()
+
+
+def test_a_description_alone_needs_no_archive(model, tmp_path):
+    path = tmp_path / "model.tflite"
+    sat_tf.export_tflite(model, path, description=DESCRIPTION)
+    assert b"TFLITE_METADATA" in path.read_bytes()
+    assert read_labels(path.read_bytes()) is None
+
+
+def test_only_pictures_have_a_color_space(model):
+    graph = deployed_graph(model)
+    for shape, space in (((8, 8, 1), 2), ((8, 8, 3), 1), ((8, 8, 4), None), ((8,), None)):
+        changed = dataclasses.replace(
+            graph, images=(dataclasses.replace(graph.images[0], shape=shape),)
+        )
+        (subgraph,) = Reader.root(encode(Metadata("Text."), changed)).children(3)
+        (image,) = subgraph.children(2)
+        assert image.has(3) == (space is not None)
+        if space:
+            assert image.child(3).child(1).number(0) == space
+
+
+def test_damaged_labels_are_named(content):
+    position = content.rindex(b"zero\none")
+    damaged = content[:position] + b"Z" + content[position + 1 :]
+    with pytest.raises(ValueError, match=r"labels are damaged"):
+        read_labels(damaged)
+    assert read_labels(append_labels(b"any file", ["a"])) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ([], "received none, expected one a class"),
+        ("zero one", "received str, expected a list of class names"),
+        (4, "received int, expected a list of class names"),
+        (["a", "b", "a", "c"], "received 'a' more than once"),
+        (["a", "", "c", "d"], "received '' for class 1"),
+        (["a", "b\nb", "c", "d"], r"received 'b\\nb' for class 1"),
+        (["a", 2, "c", "d"], "received 2 for class 1"),
+        (["a", "b"], "received 2, expected 4, one for each class"),
+        (["a", "b", "c", "d", "e"], "received 5, expected 4, one for each class"),
+    ],
+)
+def test_labels_that_name_no_classes_are_refused(labels, expected, model, tmp_path):
+    with pytest.raises(ValueError, match=rf"labels: {expected}"):
+        sat_tf.export_tflite(model, tmp_path / "model.tflite", labels=labels)
+    assert not list(pathlib.Path(tmp_path).iterdir())
+
+
+@pytest.mark.parametrize("description", ["", "  ", 7, ["text"]])
+def test_a_description_is_a_text(description):
+    _, problems = checked_metadata(description, None)
+    assert len(problems) == 1
+    assert "expected a text" in problems[0]
+
+
+def test_all_wrong_words_are_named_at_once(model, tmp_path):
+    with pytest.raises(ValueError, match=r"2 problems(.|\n)*description(.|\n)*labels"):
+        sat_tf.export_tflite(model, tmp_path / "model.tflite", labels=[], description=3)

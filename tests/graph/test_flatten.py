@@ -1,0 +1,235 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.graph.flatten import flatten, flattened
+from sat_tf.graph.network import Network
+from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.policy import BitPolicy
+from tests.qat import float_models, nested_models
+
+L = keras.layers
+
+# Weights are clamped, but nothing is rounded: the float model in another form.
+FLOAT = BitPolicy(weight_bits=None, activation_bits=None)
+
+
+def _names(model):
+    return [layer.name for layer in model.layers]
+
+
+@pytest.mark.parametrize("name", [n for n in nested_models.MODELS if n != "partly_normalized"])
+def test_a_flat_model_computes_the_same_bits(name):
+    model, images = nested_models.MODELS[name](), nested_models.images()
+    config, weights = model.get_config(), model.get_weights()
+    flat = flatten(model)
+    np.testing.assert_array_equal(flat(images), model(images))
+    assert flat.name == model.name
+    assert not any(isinstance(layer, keras.Model) for layer in flat.layers)
+    # The given model is as it was, and shares nothing.
+    assert model.get_config() == config
+    for one, other in zip(weights, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert not {id(v) for v in model.variables} & {id(v) for v in flat.variables}
+
+
+def test_a_model_that_is_flat_is_returned_as_it_is():
+    for model in (float_models.build("mobile_block"), nested_models.partly_normalized()):
+        assert flatten(model) is model
+
+
+def test_names_are_the_way_to_a_layer():
+    assert _names(flatten(nested_models.nested())) == [
+        "image",
+        "backbone/conv",
+        "backbone/conv_bn",
+        "backbone/conv_relu",
+        "backbone/block/conv",
+        "backbone/block/bn",
+        "backbone/block/relu",
+        "conv",
+        "conv_bn",
+        "conv_relu",
+        "pool",
+        "classifier",
+    ]
+    flat = flatten(nested_models.nested_in_a_sequential())
+    assert _names(flat)[1:4] == ["middle/inner/conv", "middle/inner/relu", "middle/conv"]
+
+
+def test_the_outer_layer_keeps_its_name_where_two_would_have_one():
+    image = keras.Input((8, 8, 3), name="image")
+    tensor = L.Conv2D(4, 3, name="backbone/conv")(nested_models.backbone()(image))
+    found = flattened(keras.Model(image, L.Flatten(name="flatten")(tensor)))
+    assert _names(found.model)[1] == "backbone/conv_2"
+    assert found.origins["backbone/conv_2"] == "backbone/conv"
+    assert found.model.get_layer("backbone/conv").kernel.shape[2] == 4
+
+
+def test_layers_without_weights_are_one_for_each_call():
+    found = flattened(nested_models.shared())
+    assert [name for name in found.origins if found.origins[name] in ("relu", "mix")] == [
+        "relu",
+        "relu_2",
+        "mix",
+        "mix_activation",
+        "mix_activation_2",
+    ]
+    nodes = [node.name for node in Network(found.model)]
+    assert {"conv", "conv@2", "norm@2", "mix@2", "plain@2"} <= set(nodes)
+
+
+def test_training_is_handed_down_to_the_layers_of_a_nested_model():
+    images = nested_models.images()
+    model = nested_models.nested(training=False)
+    flat = flatten(model)
+    # The backbone is in inference, the rest of the model is not.
+    np.testing.assert_array_equal(flat(images, training=True), model(images, training=True))
+    network = Network(flat)
+    assert network["backbone/block/bn"].arguments == {"training": False}
+    assert network["conv_bn"].arguments == {}
+
+
+def test_what_is_frozen_stays_frozen():
+    model = nested_models.nested(frozen=True)
+    frozen = {layer.name for layer in flatten(model).layers if not layer.trainable}
+    assert frozen == {name for name in _names(flatten(model)) if name.startswith("backbone/")}
+    outer = nested_models.nested()
+    outer.trainable = False
+    assert not flatten(outer).trainable_weights
+
+
+def test_inputs_and_outputs_keep_their_structure():
+    left, right = keras.Input((8, 8, 3), name="left"), keras.Input((8, 8, 3), name="right")
+    inner = nested_models.backbone()
+    outputs = {"second": inner(left), "first": [inner(right), L.Add(name="sum")([left, right])]}
+    model = keras.Model({"b": left, "a": right}, outputs)
+    given = {"a": nested_models.images(), "b": nested_models.images(seed=2)}
+    expected, found = model(given), flatten(model)(given)
+    tf.nest.assert_same_structure(found, expected)
+    for one, other in zip(tf.nest.flatten(found), tf.nest.flatten(expected), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_model_with_named_inputs_can_be_nested():
+    first, second = keras.Input((4, 4, 3), name="first"), keras.Input((4, 4, 3), name="second")
+    difference = L.Subtract(name="minus")([first, second])
+    inner = keras.Model({"y": first, "x": second}, difference, name="inner")
+    image = keras.Input((4, 4, 3), name="image")
+    more = L.Conv2D(3, 1, name="more")(image)
+    model = keras.Model(image, inner({"x": image, "y": more}))
+    images = nested_models.images(size=4)
+    np.testing.assert_array_equal(flatten(model)(images), model(images))
+
+
+def test_the_mean_of_an_adapted_normalization_is_kept():
+    norm = L.Normalization(name="norm")
+    norm.adapt(nested_models.images())
+    inner = keras.Sequential([norm], name="front")
+    image = keras.Input((8, 8, 3), name="image")
+    model = keras.Model(image, L.Flatten(name="flatten")(inner(image)))
+    images = nested_models.images()
+    np.testing.assert_array_equal(flatten(model)(images), model(images))
+
+
+# -- what has no flat form ---------------------------------------------------------------------
+
+
+class Mine(keras.Model):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.layer = L.Conv2D(3, 1)
+
+    def call(self, inputs):
+        return self.layer(inputs)
+
+
+def test_every_subclassed_model_is_named_by_its_path():
+    pixels = keras.Input((8, 8, 3), name="pixels")
+    inner = keras.Model(pixels, Mine(name="mine")(pixels), name="inner")
+    image = keras.Input((8, 8, 3), name="image")
+    model = keras.Model(image, Mine(name="own")(inner(image)), name="outer")
+    with pytest.raises(ValueError, match="model 'outer': 2 problems") as error:
+        sat_tf.quantize_model(model)
+    message = str(error.value)
+    assert "inner/mine: received a subclassed model (Mine)" in message
+    assert "own: received a subclassed model (Mine)" in message
+    assert "keras.Model(inputs, outputs)" in message
+
+
+def test_a_nested_model_that_casts_its_input_is_refused():
+    image = keras.Input((8, 8, 3), dtype="uint8", name="image")
+    model = keras.Model(image, nested_models.backbone()(image))
+    with pytest.raises(ValueError, match="backbone: received uint8 for an input of float32"):
+        flatten(model)
+
+
+# -- quantized ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "nested",
+        "shared",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("nested_in_a_sequential", "partly_normalized", "shared_backbone")
+        ),
+    ],
+)
+def test_a_quantized_model_keeps_the_function(name):
+    model, images = nested_models.MODELS[name](), nested_models.images()
+    expected = model(images).numpy()
+    found = sat_tf.quantize_model(model, FLOAT)(images).numpy()
+    # A division and a multiplication by the maximum in every layer, in float32.
+    assert np.abs(found - expected).max() / np.abs(expected).max() < 1e-4
+
+
+def test_overrides_name_the_layers_of_nested_models():
+    policy = BitPolicy.mobile(4, overrides={"backbone/block/*": {"weight_bits": 2}})
+    quantized = sat_tf.quantize_model(nested_models.nested(), policy)
+    conv = quantized.get_layer("quant_backbone/block/conv")
+    assert conv.quantize_config.weights.num_bits == 2
+    assert quantized.get_layer("quant_conv").quantize_config.weights.num_bits == 4
+    with pytest.raises(ValueError, match="matches no layer; the layers are backbone/conv"):
+        sat_tf.quantize_model(nested_models.nested(), BitPolicy(overrides={"conv9": {}}))
+
+
+def test_a_frozen_backbone_has_nothing_to_train_and_is_in_inference():
+    quantized = sat_tf.quantize_model(nested_models.nested(frozen=True), BitPolicy.mobile(4))
+    images = nested_models.images()
+    quantized.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    before = {v.name: v.numpy() for v in quantized.variables if "backbone" in v.name}
+    assert before
+    assert not [v.name for v in quantized.trainable_variables if "backbone" in v.name]
+    assert any("clipping_level" in v.name for v in quantized.trainable_variables)
+    quantized.fit(images, np.arange(8) % 3, epochs=2, verbose=0)
+    for variable in quantized.variables:
+        if variable.name in before:
+            np.testing.assert_array_equal(variable, before[variable.name])
+
+
+def test_a_frozen_model_thaws_with_its_clipping_levels():
+    quantized = sat_tf.quantize_model(nested_models.nested(frozen=True), BitPolicy.mobile(4))
+    relu = quantized.get_layer("quant_backbone/conv_relu")
+    assert not relu.trainable_weights
+    quantized.trainable = True
+    assert [v.name for v in relu.trainable_weights] == ["quant_backbone/conv_relu/clipping_level:0"]
+
+
+def test_nested_quantized_models_are_refused_as_quantized():
+    image = keras.Input((8, 8, 3), name="image")
+    inner = sat_tf.quantize_model(float_models.build("plain"))
+    with pytest.raises(ValueError, match="received a model that is quantized already"):
+        sat_tf.quantize_model(keras.Model(image, inner(image)))
+
+
+def test_inner_layers_are_those_of_the_flat_model():
+    model = nested_models.nested()
+    quantized = sat_tf.quantize_model(model, BitPolicy.paper(4))
+    flat = flatten(model)
+    kernel = inner_layer(quantized.get_layer("quant_backbone/conv")).kernel
+    np.testing.assert_array_equal(kernel, flat.get_layer("backbone/conv").kernel)

@@ -1,0 +1,148 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.core import asymmetric
+from sat_tf.graph import functions, layer_kinds
+from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.operation_layers import Clip, absolute
+from sat_tf.graph.operation_table import gelu_by_tanh
+from sat_tf.keras3.activations import (
+    celu,
+    hard_shrink,
+    hard_silu,
+    hard_tanh,
+    log_sigmoid,
+    relu6_sigmoid,
+    soft_shrink,
+    squareplus,
+    tanh_shrink,
+)
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.quantizers.functions import OffsetQuantizer
+from sat_tf.quantizers.pact import PactQuantizer, StreamQuantizer
+
+L = keras.layers
+
+LAYERS = [
+    L.Activation("sigmoid"),
+    L.Activation("hard_sigmoid"),
+    L.Activation("tanh"),
+    L.Activation("softsign"),
+    L.Activation("softplus"),
+    L.Activation("exponential"),
+    L.Activation("elu"),
+    L.Activation("selu"),
+    L.Activation("swish"),
+    L.Activation(tf.nn.silu),
+    L.Activation("gelu"),
+    L.Activation(gelu_by_tanh),
+    L.Activation("mish"),
+    L.Activation(absolute),
+    *(Clip(*ends) for ends in ((-1.0, 1.0), (-2.0, 3.0), (0.25, 1.0), (0.5, 4.0), (-0.5, None))),
+    *(L.Activation(f) for f in (celu, hard_silu, hard_tanh, relu6_sigmoid, squareplus)),
+    L.Activation(tf.nn.leaky_relu),
+    L.LeakyReLU(0.3),
+    L.LeakyReLU(0.0),
+    L.ELU(0.7),
+    L.ReLU(negative_slope=0.1),
+    L.ReLU(threshold=1.0),
+]
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.name)
+def test_functions_stay_within_their_reach(layer):
+    assert layer_kinds.role_of(layer) is Role.FUNCTION
+    assert layer_kinds.unsupported_problem(layer) is None
+    x = np.linspace(-20.0, 20.0, 100_001, dtype=np.float32)
+    values = layer(x[np.newaxis]).numpy()
+    reach = functions.reach(layer)
+    highest = float(np.max(values)) if reach.highest is None else reach.highest
+    assert np.max(values) <= highest
+    lowest = reach.lowest - reach.share * 20.0
+    assert np.min(values) >= lowest * (1.0 + 1e-6)
+    # A range that reaches further than the function would waste codes.
+    assert lowest == 0.0 or np.min(values) <= 0.9 * lowest
+    assert functions.works_on_each_value(layer)
+
+
+def test_what_is_cut_off_above_keeps_its_sign():
+    assert functions.reach(Clip(None, 2.0)) == asymmetric.UNKNOWN
+    assert functions.works_on_each_value(Clip(None, 2.0))
+    image = keras.Input((8, 8, 3))
+    kinds = {}
+    for name, function in (("positive", "softplus"), ("signed", "linear")):
+        features = L.Activation(function, name=name)(L.Conv2D(4, 3)(image))
+        for high in (2.0, -2.0):
+            cut = tf.minimum(features, high)
+            model = keras.Model(image, L.Dense(2)(L.Flatten()(L.Conv2D(4, 3)(cut))))
+            quantized = sat_tf.quantize_model(model, BitPolicy.mobile(4))
+            wrapper = quantized.get_layer(f"quant_{cut.node.layer.name}")
+            kinds[name, high] = type(wrapper.quantize_config.output)
+    assert kinds.pop(("positive", 2.0)) is PactQuantizer
+    assert set(kinds.values()) == {StreamQuantizer}
+
+
+def test_a_softmax_is_between_0_and_1_and_no_table():
+    for layer in (L.Softmax(), L.Activation("softmax")):
+        assert functions.reach(layer) == asymmetric.Reach(0.0, highest=1.0)
+        assert not functions.works_on_each_value(layer)
+
+
+@pytest.mark.parametrize("function", [hard_shrink, log_sigmoid, soft_shrink, tanh_shrink])
+def test_functions_of_one_value_without_a_lowest_one_are_streams(function):
+    layer = L.Activation(function)
+    assert layer_kinds.role_of(layer) is Role.FUNCTION
+    assert functions.reach(layer) == asymmetric.UNKNOWN
+    assert functions.works_on_each_value(layer)
+
+
+@pytest.mark.parametrize("layer", [L.PReLU(), L.LayerNormalization()])
+def test_of_layers_with_weights_nothing_is_known(layer):
+    assert layer_kinds.role_of(layer) is Role.FUNCTION
+    assert functions.reach(layer) == asymmetric.UNKNOWN
+    assert not functions.works_on_each_value(layer)
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "area", "nearest"])
+def test_resized_images_lie_within_the_image(interpolation):
+    layer = L.Resizing(7, 9, interpolation)
+    assert functions.keeps_range(layer)
+    image = np.random.default_rng(0).normal(size=(1, 4, 4, 2)).astype(np.float32)
+    made = layer(image).numpy()
+    assert np.min(image) - 1e-5 <= np.min(made)
+    assert np.max(made) <= np.max(image) + 1e-5
+    assert not functions.keeps_range(L.Resizing(7, 9, "bicubic"))
+
+
+def _quantizers_of_a_gated(function):
+    image = keras.Input((8, 8, 3))
+    features = L.Activation(function, name="function")(L.Conv2D(4, 3)(image))
+    squeezed = L.GlobalAveragePooling2D(keepdims=True, name="mean")(features)
+    gate = L.Activation("sigmoid", name="gate")(L.Conv2D(4, 1)(squeezed))
+    gated = L.Multiply(name="gated")([features, gate])
+    pooled = L.GlobalAveragePooling2D(name="pool")(gated)
+    model = sat_tf.quantize_model(keras.Model(image, L.Dense(2)(pooled)), BitPolicy.mobile(8))
+    return {
+        name: model.get_layer(f"quant_{name}").quantize_config.output
+        for name in ("function", "mean", "gated", "pool")
+    }
+
+
+def test_a_gate_and_a_mean_keep_the_range_of_a_function():
+    for function, lowest in (("swish", -0.2785), ("gelu", -0.1701)):
+        for quantizer in _quantizers_of_a_gated(function).values():
+            assert isinstance(quantizer, OffsetQuantizer)
+            assert quantizer.lowest == lowest
+
+
+def test_what_a_gate_multiplies_can_be_negative_without_a_bound():
+    found = _quantizers_of_a_gated("linear")
+    assert isinstance(found["gated"], StreamQuantizer)
+    assert isinstance(found["pool"], StreamQuantizer)
+
+
+def test_a_gated_tanh_keeps_a_clipping_level():
+    assert isinstance(_quantizers_of_a_gated("tanh")["gated"], StreamQuantizer)

@@ -1,0 +1,180 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.graph.network import Network
+from tests.qat import float_models
+
+L = keras.layers
+
+
+def _of(outputs, image):
+    return Network(keras.Model(image, outputs, name="custom"))
+
+
+@pytest.fixture
+def image():
+    return keras.Input((8, 8, 3), name="image")
+
+
+def test_nodes_come_after_what_they_read():
+    network = Network(float_models.build("mobile_block"))
+    seen = set()
+    for node in network:
+        assert set(node.inputs) <= seen
+        seen.add(node.name)
+    assert (network.input, network.output) == ("image", "classifier")
+
+
+def test_edges_are_known_in_both_directions():
+    network = Network(float_models.build("mobile_block"))
+    assert [node.name for node in network.consumers("project_bn")] == ["expand", "add"]
+    assert network["add"].inputs == ("project_bn", "again_bn")
+    assert network["add"].takes_list
+    assert not network["expand"].takes_list
+    assert network["expand"].shape == (8, 8, 4)
+    assert network.before("expand") == {"image", "a", "a_bn", "a_relu", "project", "project_bn"}
+    assert "expand" in network
+    assert "expnd" not in network
+
+
+def test_call_arguments_are_kept():
+    network = Network(float_models.build("frozen_normalization"))
+    assert network["a_bn"].arguments == {"training": False}
+
+
+def test_a_node_calls_another_layer_as_it_calls_its_own(image):
+    network = _of(L.Add(name="add")([L.Conv2D(3, 1, name="a")(image), image]), image)
+    total = network["add"].call(L.Add(), [np.ones((1, 2)), np.ones((1, 2))])
+    assert total.numpy().tolist() == [[2.0, 2.0]]
+    lone = _of(L.Average(name="mean")([image]), image)["mean"]
+    assert lone.takes_list
+
+
+def test_a_sequential_model_has_an_input():
+    network = Network(float_models.sequential_built_later())
+    assert network.input == "conv_input"
+    assert network["conv"].inputs == ("conv_input",)
+
+
+def test_layers_that_are_read_from_inside_a_larger_model_are_not_seen(image):
+    hidden = L.Conv2D(4, 3, name="a")(image)
+    keras.Model(image, L.Flatten(name="elsewhere")(hidden))
+    assert [node.name for node in _of(hidden, image)] == ["image", "a"]
+
+
+def test_a_layer_called_twice_has_two_nodes(image):
+    layer = L.Conv2D(3, 3, padding="same", name="twice")
+    network = _of(layer(layer(image)), image)
+    assert [node.name for node in network] == ["image", "twice", "twice@2"]
+    assert network["twice@2"].inputs == ("twice",)
+    assert [call.name for call in network.calls("twice@2")] == ["twice", "twice@2"]
+    assert network.is_shared("twice")
+    assert not network.is_shared("image")
+    assert not network.problems
+
+
+def test_calls_are_counted_along_the_arguments_whatever_stands_between(image):
+    layer, relu = L.Conv2D(3, 1, name="twice"), L.ReLU(name="relu")
+    # The second summand is as deep as the first, or deeper.
+    for second in (relu(image), relu(L.ReLU(name="more")(image))):
+        network = _of(L.Add(name="add")([layer(image), layer(second)]), image)
+        assert network["add"].inputs == ("twice", "twice@2")
+
+
+def test_several_inputs_and_outputs_keep_their_order_and_structure(image):
+    other = keras.Input((8, 8, 3), name="other")
+    total = L.Add(name="add")([image, other])
+    model = keras.Model([other, image], {"b": total, "a": [L.Flatten(name="flat")(total), total]})
+    network = Network(model)
+    assert network.inputs == ("other", "image")
+    assert network.outputs == ("flat", "add", "add")
+    again = network.assemble({node.name: node.layer.output for node in network}, name="again")
+    assert again.name == "again"
+    assert [tensor.name for tensor in again.inputs] == ["other", "image"]
+    assert set(again.output) == {"a", "b"}
+    with pytest.raises(ValueError, match=r"received 2 inputs \(other, image\), expected one"):
+        _ = network.input
+    with pytest.raises(ValueError, match=r"received 3 outputs \(flat, add, add\), expected one"):
+        _ = network.output
+
+
+# -- what cannot be read -----------------------------------------------------------------------
+
+
+def _problem(outputs, image, name):
+    problems = _of(outputs, image).problems
+    assert list(problems) == [name]
+    return problems[name]
+
+
+def test_a_model_inside_a_model_is_a_problem(image):
+    inner = keras.Sequential([L.Conv2D(4, 3, input_shape=(8, 8, 3))], name="inner")
+    assert "a model inside the model" in _problem(inner(image), image, "inner")
+
+
+def test_an_operation_with_further_values_is_a_problem(image):
+    doubled = image * 2.0
+    # Keras counts the operations of a process in their names.
+    problem = _problem(doubled, image, doubled.node.layer.name)
+    assert "called with values beside its input tensors" in problem
+
+
+def test_an_operation_on_one_tensor_is_none(image):
+    assert not _of(tf.nn.relu(image), image).problems
+
+
+def test_problems_can_be_refused_all_at_once(image):
+    models = [
+        keras.Sequential([L.Conv2D(3, 3, input_shape=(8, 8, 3), padding="same")], name=name)
+        for name in ("inner", "outer")
+    ]
+    network = _of(models[1](models[0](image)), image)
+    with pytest.raises(ValueError, match="model 'custom': 2 problems") as error:
+        network.refuse_problems()
+    assert [line.split(":")[0] for line in str(error.value).splitlines()[1:]] == [
+        "  - inner",
+        "  - outer",
+    ]
+    Network(float_models.dense_only()).refuse_problems()
+
+
+def _error(model):
+    with pytest.raises(ValueError, match="expected") as error:
+        Network(model)
+    return str(error.value)
+
+
+def test_a_sequential_model_that_is_not_built_is_refused():
+    message = _error(keras.Sequential([L.Dense(2)], name="unbuilt"))
+    assert message.startswith("model 'unbuilt': received a Sequential model that is not built")
+    assert "model.build((None, height, width, channels))" in message
+
+
+def test_a_subclassed_model_is_refused():
+    class Mine(keras.Model):
+        def call(self, inputs):
+            return inputs
+
+    message = _error(Mine(name="mine"))
+    assert "received a subclassed model (Mine)" in message
+    assert "keras.Model(inputs, outputs)" in message
+
+
+@pytest.mark.parametrize("received", [None, "model", 3, L.Dense])
+def test_something_else_than_a_model_is_refused(received):
+    assert "expected a tf_keras model" in _error(received)
+
+
+def test_a_path_is_refused_with_how_to_load_it():
+    assert "received 'model.keras'" in _error("model.keras")
+    assert "tf_keras.models.load_model(path)" in _error("model.keras")
+
+
+def test_a_model_of_keras_3_is_refused_with_the_reason():
+    keras_3 = pytest.importorskip("keras", minversion="3")
+    model = keras_3.Sequential([keras_3.layers.Input((3,)), keras_3.layers.Dense(2)])
+    message = _error(model)
+    assert message.startswith("received a Keras 3 model")
+    assert "convert it with sat_tf.from_keras3(model)" in message

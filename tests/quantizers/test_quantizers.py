@@ -1,0 +1,309 @@
+import json
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.core import dorefa, pact
+from sat_tf.quantizers.dorefa import DorefaQuantizer
+from sat_tf.quantizers.functions import OffsetQuantizer, UnitQuantizer
+from sat_tf.quantizers.image import ImageQuantizer
+from sat_tf.quantizers.input_range import range_of
+from sat_tf.quantizers.observers import InputQuantizer, RangeObserver
+from sat_tf.quantizers.pact import SMALLEST_CLIPPING_LEVEL, AtLeast, PactQuantizer, StreamQuantizer
+from sat_tf.quantizers.table import QUANTIZERS, deserialize_quantizer, serialize_quantizer
+from tests import reference
+
+# Every argument with a value that is not its default.
+EXAMPLES = [
+    DorefaQuantizer(
+        num_bits=3,
+        grid="rounded",
+        range_axes=(2, 3),
+        detach_max=True,
+        rescale="stddev",
+        fan_out=9,
+        initial_gain=2.5,
+        gain_axes=(3,),
+    ),
+    DorefaQuantizer(num_bits=None),
+    PactQuantizer(num_bits=2, initial_clipping_level=3.0, gradient="pact", ceiling=6.0, rate=0.1),
+    StreamQuantizer(num_bits=5, initial_clipping_level=3.0, gradient="pact", ceiling=6.0, rate=0.1),
+    ImageQuantizer(low=(-1, -2), high=(1.0, 3.0), reversed_channels=True, observes=False),
+    RangeObserver(momentum=0.5),
+    InputQuantizer(input_type="int8", momentum=0.5),
+    UnitQuantizer(num_bits=3, signed=True),
+    OffsetQuantizer(num_bits=3, initial_clipping_level=3.0, rate=0.1, lowest=-0.3, share=0.2),
+]
+
+
+@pytest.mark.parametrize("quantizer", EXAMPLES, ids=lambda q: type(q).__name__)
+def test_a_quantizer_survives_a_trip_through_json(quantizer):
+    values = json.loads(json.dumps(serialize_quantizer(quantizer)))
+    assert deserialize_quantizer(values) == quantizer
+    assert hash(deserialize_quantizer(values)) == hash(quantizer)
+    assert type(quantizer).from_config(quantizer.get_config()) == quantizer
+
+
+def test_no_quantizer_is_none():
+    assert serialize_quantizer(None) is None
+    assert deserialize_quantizer(None) is None
+
+
+def test_every_quantizer_is_in_the_table_and_in_the_examples():
+    assert set(QUANTIZERS.values()) == {type(quantizer) for quantizer in EXAMPLES}
+
+
+@pytest.mark.parametrize("quantizer", EXAMPLES, ids=lambda q: type(q).__name__)
+def test_quantizers_differ_where_an_argument_does(quantizer):
+    for name in quantizer.get_config():
+        other = [0] if name.endswith("_axes") else 0.125
+        assert type(quantizer)(**{**quantizer.get_config(), name: other}) != quantizer, name
+    assert quantizer != "a quantizer"
+    assert PactQuantizer(num_bits=4) != StreamQuantizer(num_bits=4)
+
+
+def test_a_quantizer_shows_its_settings():
+    assert repr(PactQuantizer(num_bits=4)) == (
+        "PactQuantizer(num_bits=4, initial_clipping_level=8.0, gradient='calibrated', "
+        "ceiling=None, rate=1.0)"
+    )
+
+
+def _built(quantizer, shape=(3, 3, 4, 8)):
+    layer = keras.layers.Layer()
+    return layer, quantizer.build(tf.TensorShape(shape), "quantizer", layer)
+
+
+@pytest.mark.parametrize("bits", [None, 1, 2, 4, 8])
+@pytest.mark.parametrize("method", [None, "constant", "stddev", "none"])
+def test_effective_weights_are_those_of_the_reference(bits, method):
+    latent = np.random.default_rng(0).normal(0, 0.5, (3, 3, 4, 8)).astype(np.float32)
+    quantizer = DorefaQuantizer(num_bits=bits, rescale=method, fan_out=72)
+    _, weights = _built(quantizer)
+    assert set(weights) == ({"rescale_gain"} if method else set())
+    if method:
+        weights["rescale_gain"].assign(3.0)
+    found = quantizer(latent, training=True, weights=weights).numpy()
+    grid = "dorefa" if bits != 8 else "narrow"
+    clear = np.ones(latent.shape, bool)
+    if bits is None:
+        expected = reference.clamp(latent)
+    else:
+        expected = reference.quantize_weights(latent, bits, grid)
+        position = reference.weight_position(latent, bits, grid)
+        clear = reference.distance_from_tie(position, grid) > 1e-4
+    factor = reference.rescale_factor(expected, 72, method or "none", latent)
+    expected = expected * factor * (3.0 if method else 1.0)
+    np.testing.assert_allclose(found[clear], expected[clear], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("axes", "shape"),
+    [((), ()), ((3,), (1, 1, 1, 8)), ((2, 3), (1, 1, 4, 8)), ((-1,), (1, 1, 1, 8))],
+)
+def test_the_gain_has_one_number_a_range(axes, shape):
+    quantizer = DorefaQuantizer(num_bits=4, range_axes=axes, rescale="constant", initial_gain=2.0)
+    layer, weights = _built(quantizer)
+    assert weights["rescale_gain"].shape == shape
+    assert (weights["rescale_gain"].numpy() == 2.0).all()
+    assert not layer.trainable_weights
+
+
+@pytest.mark.parametrize("method", [None, "constant"])
+def test_gains_of_channels_are_there_without_a_rescaling_too(method):
+    latent = np.random.default_rng(0).normal(0, 0.5, (3, 3, 4, 8)).astype(np.float32)
+    quantizer = DorefaQuantizer(num_bits=4, rescale=method, fan_out=72, gain_axes=(3,))
+    plain = DorefaQuantizer(num_bits=4, rescale=method, fan_out=72)
+    (_, weights), (_, ones) = _built(quantizer), _built(plain)
+    gains = np.linspace(0.5, 2.0, 8, dtype=np.float32).reshape(1, 1, 1, 8)
+    weights["rescale_gain"].assign(gains)
+    found = quantizer(latent, training=True, weights=weights)
+    np.testing.assert_allclose(found, plain(latent, training=True, weights=ones) * gains, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "function"),
+    [(PactQuantizer, pact.quantize_activation), (StreamQuantizer, pact.quantize_stream)],
+)
+def test_a_clipping_quantizer_is_its_function_with_a_trainable_level(kind, function):
+    x = np.random.default_rng(0).normal(0, 3, (2, 4, 4, 3)).astype(np.float32)
+    for gradient in pact.GRADIENTS:
+        quantizer = kind(num_bits=3, initial_clipping_level=2.5, gradient=gradient)
+        layer, weights = _built(quantizer)
+        (level,) = layer.trainable_weights
+        assert weights == {"clipping_level": level}
+        assert level.numpy() == 2.5
+        assert not layer.losses  # no weight decay
+        with tf.GradientTape() as tape:
+            value = quantizer(x, training=False, weights=weights)
+        found = tape.gradient(value, level)
+        with tf.GradientTape() as tape:
+            expected = function(x, level, 3, gradient)
+        np.testing.assert_array_equal(value, expected)
+        np.testing.assert_array_equal(found, tape.gradient(expected, level))
+
+
+@pytest.mark.parametrize("kind", [PactQuantizer, StreamQuantizer])
+def test_the_rate_is_a_factor_on_the_gradient_of_the_level_alone(kind):
+    x = tf.constant(np.random.default_rng(0).normal(0, 3, (2, 4, 4, 3)).astype(np.float32))
+    values, gradients = [], []
+    for rate in (1.0, 0.25):  # a power of two: the product is exact
+        quantizer = kind(num_bits=3, initial_clipping_level=2.5, rate=rate)
+        _, weights = _built(quantizer)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            values.append(quantizer(x, training=False, weights=weights))
+        gradients.append(tape.gradient(values[-1], [x, weights["clipping_level"]]))
+    np.testing.assert_array_equal(*values)
+    np.testing.assert_array_equal(gradients[0][0], gradients[1][0])
+    assert gradients[1][1].numpy() == 0.25 * gradients[0][1].numpy()
+
+
+@pytest.mark.parametrize(
+    ("start", "ceiling", "expected"),
+    [(8.0, None, 8.0), (8.0, 6.0, 6.0), (4.0, 6.0, 4.0), (8.0, 0.0, SMALLEST_CLIPPING_LEVEL)],
+)
+def test_a_rectifiers_maximum_caps_the_start(start, ceiling, expected):
+    quantizer = PactQuantizer(num_bits=4, initial_clipping_level=start, ceiling=ceiling)
+    _, weights = _built(quantizer)
+    assert weights["clipping_level"].numpy() == pytest.approx(expected)
+
+
+def test_float_twins_clip_only_where_the_rectifier_does():
+    x = tf.constant([-2.0, 0.5, 7.0, 100.0])
+    assert PactQuantizer(num_bits=4).float_twin(x).numpy().tolist() == [0.0, 0.5, 7.0, 100.0]
+    capped = PactQuantizer(num_bits=4, ceiling=6.0).float_twin(x)
+    assert capped.numpy().tolist() == [0.0, 0.5, 6.0, 6.0]
+    assert StreamQuantizer(num_bits=4).float_twin(x).numpy().tolist() == x.numpy().tolist()
+
+
+def test_a_clipping_level_stays_positive():
+    level = tf.Variable(-3.0, constraint=AtLeast(1e-3))
+    assert level.constraint(level).numpy() == np.float32(1e-3)
+    assert AtLeast.from_config(AtLeast(0.5).get_config()).minimum == 0.5
+
+
+def test_an_image_passes_as_it_is_and_has_variables_that_are_not_trained():
+    assert _built(ImageQuantizer(image_max=1.0))[1] == {}  # in models of before they were
+    layer, weights = _built(ImageQuantizer(low=0.0, high=1.0))
+    assert {*weights} == {"lowest", "highest", "off_grid", "observations"}
+    _, weights = _built(ImageQuantizer.of_range(range_of((0, 1))))
+    assert {*weights} == {"lowest", "highest", "off_grid", "off_usual", "observations"}
+    assert not layer.trainable_weights
+    x = tf.constant([0.3])
+    assert ImageQuantizer()(x, training=True, weights={}) is x
+
+
+# -- the observer ------------------------------------------------------------------------------
+
+
+def _range(weights):
+    return [float(weights[name]) for name in ("lowest", "highest", "observations")]
+
+
+def test_the_observed_range_is_the_mean_over_the_first_batches_then_a_moving_one():
+    observer = RangeObserver(momentum=0.5)
+    layer, weights = _built(observer)
+    assert not layer.trainable_weights
+    observer(tf.constant([-1.0, 4.0]), training=True, weights=weights)
+    assert _range(weights) == [-1.0, 4.0, 1.0]
+    observer(tf.constant([-3.0, 2.0]), training=True, weights=weights)
+    assert _range(weights) == [-2.0, 3.0, 2.0]
+    # The third batch weighs a third in a mean, but a half in this moving average.
+    observer(tf.constant([-4.0, 1.0]), training=True, weights=weights)
+    assert _range(weights) == [-3.0, 2.0, 3.0]
+
+
+def test_the_observed_range_holds_zero():
+    for batch, expected in (([2.0, 3.0], [0.0, 3.0]), ([-3.0, -2.0], [-3.0, 0.0])):
+        observer = RangeObserver()
+        _, weights = _built(observer)
+        observer(tf.constant(batch), training=True, weights=weights)
+        assert _range(weights)[:2] == expected
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_is_not_observed(bad):
+    observer = RangeObserver()
+    _, weights = _built(observer)
+    observer(tf.constant([-1.0, 4.0]), training=True, weights=weights)
+    for batch in ([bad, 1.0], [bad, bad]):
+        observer(tf.constant(batch), training=True, weights=weights)
+    assert _range(weights) == [-1.0, 4.0, 1.0]
+
+
+@pytest.mark.parametrize("training", [False, 0, None])
+def test_nothing_is_observed_outside_training(training):
+    observer = RangeObserver()
+    _, weights = _built(observer)
+    x = tf.constant([-1.0, 4.0])
+    assert observer(x, training=training, weights=weights) is x
+    assert _range(weights) == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_whether_it_is_training_may_be_a_tensor(training):
+    observer = RangeObserver()
+    _, weights = _built(observer)
+
+    @tf.function
+    def run(x, training):
+        return observer(x, training=training, weights=weights)
+
+    run(tf.constant([-1.0, 4.0]), tf.constant(training))
+    assert _range(weights) == ([-1.0, 4.0, 1.0] if training else [0.0, 0.0, 0.0])
+
+
+def test_observing_has_no_gradient_of_its_own():
+    observer = RangeObserver()
+    _, weights = _built(observer)
+    x = tf.constant([-1.0, 4.0])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        value = observer(x, training=True, weights=weights)
+    assert tape.gradient(value, x).numpy().tolist() == [1.0, 1.0]
+
+
+def test_half_precision_tensors_are_quantized_in_float32():
+    x = tf.constant([0.1, 1.7], tf.bfloat16)
+    quantizer = PactQuantizer(num_bits=8, initial_clipping_level=2.7)
+    layer = keras.layers.Layer(dtype="mixed_bfloat16")
+    weights = quantizer.build(x.shape, "quantizer", layer)
+    assert weights["clipping_level"].dtype == tf.float32
+    value = quantizer(x, training=False, weights=weights)
+    assert value.dtype == tf.bfloat16
+    expected = pact.quantize_activation(tf.cast(x, tf.float32), 2.7, 8)
+    np.testing.assert_array_equal(value, tf.cast(expected, tf.bfloat16))
+
+
+def test_the_clamp_of_a_quantizer_is_that_of_the_core():
+    latent = tf.constant([[0.5, -2.0], [0.1, 0.3]])
+    quantizer = DorefaQuantizer(num_bits=None, range_axes=(1,))
+    np.testing.assert_array_equal(
+        quantizer.clamp(latent), dorefa.clamp_weights(latent, range_axes=(1,))
+    )
+
+
+@pytest.mark.parametrize("activation", [None, "softmax"])
+def test_two_replicas_observe_the_range_of_the_whole_batch(activation):
+    images = keras.Input((4,))
+    model = keras.Model(images, keras.layers.Dense(3, activation=activation)(images))
+    batch = np.random.RandomState(0).uniform(0, 255, (8, 4)).astype(np.float32)
+    found = []
+    for count in (1, 2):
+        strategy = tf.distribute.MirroredStrategy(
+            [f"CPU:{index}" for index in range(count)],
+            cross_device_ops=tf.distribute.ReductionToOneDevice(),
+        )
+        with strategy.scope():
+            quantized = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(4))
+            quantized.compile(keras.optimizers.SGD(0.0), "mse")
+        quantized.fit(batch, np.zeros((8, 3), np.float32), batch_size=8, verbose=0)
+        variables = quantized.layers[-1].output_variables
+        found.append([variables[name].numpy() for name in ("lowest", "highest", "observations")])
+    assert found[0][0] < 0.0 < found[0][1]
+    np.testing.assert_array_equal(*found)

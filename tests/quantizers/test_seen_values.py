@@ -1,0 +1,253 @@
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.quantizers.input_range import PIXELS, range_of
+from sat_tf.quantizers.seen_values import SeenValues, misfit, pixel_doubt
+from tests.qat.float_models import pretend_trained
+
+L = keras.layers
+USUAL = [(0, 255), (0, 1), (-1, 1), "torch", "caffe", (-0.5, 0.5), (-128, 127)]
+PICTURES = np.random.default_rng(3).integers(0, 256, (32, 8, 8, 3)).astype(np.uint8)
+SHAPE = PICTURES.shape[1:]
+
+
+@pytest.mark.parametrize(("fed", "expected"), list(itertools.product(USUAL, USUAL)), ids=str)
+def test_values_of_another_usual_range_are_a_misfit_with_the_range_that_fits(fed, expected):
+    expected = range_of(expected)
+    seen = SeenValues.of(range_of(fed).fed(PICTURES), expected)
+    problem = misfit(seen, expected)
+    if range_of(fed) == expected:
+        assert problem is None
+        assert pixel_doubt(seen, expected) is None
+    else:
+        assert problem.endswith(
+            f"expected input_range={expected}; what fits is input_range={range_of(fed)}"
+        )
+
+
+FITTING = {
+    "dark": lambda x: np.floor(x * 0.1),
+    "nearly black": lambda x: np.floor(x * 0.02),
+    "black": lambda x: x * 0.0,
+    "bright": lambda x: 128 + np.floor(x * 0.4),
+    "resized": lambda x: x * 0.99 + 0.3,
+    "dark and resized": lambda x: x * 0.1 + 0.3,
+    "brighter than white": lambda x: x * 1.2,
+    "more contrast": lambda x: (x - 127.5) * 1.5 + 127.5,
+    "binary": lambda x: np.where(x > 127, 255.0, 0.0),
+    "labels": lambda x: x % 2,
+}
+
+
+@pytest.mark.parametrize("value", [(0, 255), (0, 1), (-1, 1)])
+@pytest.mark.parametrize("kind", FITTING)
+def test_unusual_pictures_of_the_right_range_are_no_misfit(kind, value):
+    expected = range_of(value)
+    pixels = FITTING[kind](PICTURES.astype(np.float32))
+    fed = np.asarray(expected.low + expected.steps * pixels, np.float32)
+    assert misfit(SeenValues.of(fed, expected), expected) is None
+
+
+LOW_CONTRAST = {
+    "a little": lambda x: np.floor(x * 0.9) + 8.0,
+    "some": lambda x: np.floor(x * 0.8) + 10.0,
+    "low": lambda x: np.floor(x * 0.6) + 30.0,
+    "one channel": lambda x: np.minimum(x, [255.0, 255.0, 167.0]),
+}
+
+
+@pytest.mark.parametrize("contrast", LOW_CONTRAST)
+@pytest.mark.parametrize(
+    ("fed", "expected"),
+    [
+        ("caffe", (0, 255)),
+        ("torch", (0, 255)),
+        ((0, 1), (-1, 1)),
+        ((0, 1), "torch"),
+        ((-1, 1), "torch"),
+        ((-1, 1), (-0.5, 0.5)),
+        ((-0.5, 0.5), (0, 1)),
+        ((-0.5, 0.5), (-1, 1)),
+    ],
+    ids=str,
+)
+def test_pictures_of_low_contrast_are_told_by_the_pixels_that_they_are_on(fed, expected, contrast):
+    fed, expected = range_of(fed), range_of(expected)
+    values = fed.fed(LOW_CONTRAST[contrast](PICTURES.astype(np.float32)).astype(np.uint8))
+    problem = misfit(SeenValues.of(values, expected), expected)
+    assert problem.endswith(f"what fits is input_range={fed}")
+
+
+def test_what_a_model_of_another_range_has_seen_fits_its_own():
+    seen = SeenValues.of(range_of((0, 1)).fed(PICTURES // 2), range_of((-1, 1)))
+    assert misfit(seen, range_of((-1, 1))).endswith("input_range=(0, 1)")
+    assert misfit(seen, range_of((0, 1))) is None
+    assert pixel_doubt(seen, range_of((0, 1))) is None
+
+
+def test_padding_with_zeros_is_no_misfit():
+    expected = range_of("caffe")
+    fed = np.pad(expected.fed(PICTURES), ((0, 0), (2, 2), (2, 2), (0, 0)))
+    assert misfit(SeenValues.of(fed, expected), expected) is None
+
+
+def test_values_in_half_precision_are_on_pixels():
+    fed = range_of((0, 1)).fed(PICTURES).astype(np.float16)
+    seen = SeenValues.of(fed, range_of((0, 1)))
+    assert pixel_doubt(seen, range_of((0, 1))) is None
+
+
+def test_the_channels_of_caffe_in_the_order_of_the_picture_are_a_misfit():
+    fed = range_of("caffe").fed(PICTURES)[..., ::-1]
+    problem = misfit(SeenValues.of(fed, range_of("caffe")), range_of("caffe"))
+    assert problem.endswith(
+        "input_range=((-123.68, -116.779, -103.939), (131.32, 138.221, 151.061))"
+    )
+
+
+def test_real_values_are_told_of_input_type():
+    features = np.random.default_rng(0).normal(size=(64, 5)).astype(np.float32)
+    seen = SeenValues.of(features, PIXELS)
+    assert "input_type='int8'" in misfit(seen, PIXELS)
+    # Hardly outside of the pixels, and between them.
+    for values in (features * 10.0 + 30.0, np.abs(features) * 60.0):
+        seen = SeenValues.of(values, PIXELS)
+        assert misfit(seen, PIXELS) is None
+        assert "set BitPolicy(input_type='int8'), or 'float32'" in pixel_doubt(seen, PIXELS)
+
+
+def _model():
+    image = keras.Input(SHAPE, name="image")
+    tensor = L.BatchNormalization(name="bn")(L.Conv2D(4, 3, use_bias=False, name="conv")(image))
+    tensor = L.GlobalAveragePooling2D(name="pool")(L.ReLU(name="relu")(tensor))
+    return pretend_trained(keras.Model(image, L.Dense(3, name="classifier")(tensor)))
+
+
+def _quantized(**fields):
+    return sat_tf.quantize_model(_model(), BitPolicy.mobile(8, **fields))
+
+
+def _fit(model, images, **options):
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), **options)
+    model.optimizer.learning_rate = 0.0
+    model.fit(images, np.zeros(len(images), np.int64), batch_size=8, verbose=0)
+
+
+def _seen(model):
+    layer = model.get_layer("quant_image_image")
+    return layer.quantize_config.output.seen(layer.output_variables)
+
+
+def _weights(model):
+    return [np.array(value) for value in model.get_weights()]
+
+
+@pytest.mark.parametrize("options", [{}, {"run_eagerly": True}], ids=str)
+def test_fit_warns_of_another_range_in_its_first_batch(options):
+    with pytest.warns(UserWarning, match=r"values from 0 to 1, .*what fits is input_range=\(0, 1"):
+        _fit(_quantized(), range_of((0, 1)).fed(PICTURES), **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"jit_compile": True}, {"run_eagerly": True}], ids=str)
+def test_the_image_layer_remembers_what_it_is_fed_in_training(options):
+    model = _quantized(input_range="tf")
+    assert _seen(model) is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        model.predict(PICTURES, verbose=0)
+        assert _seen(model) is None
+        _fit(model, range_of("tf").fed(PICTURES), **options)
+    seen = _seen(model)
+    assert (float(seen.lowest), float(seen.highest)) == (-1.0, 1.0)
+    assert seen.off_grid < 0.01
+
+
+def test_channels_with_ranges_of_their_own_are_remembered_one_by_one():
+    model = _quantized(input_range="caffe")
+    _fit(model, range_of("caffe").fed(PICTURES))
+    np.testing.assert_allclose(_seen(model).lowest, range_of("caffe").low, atol=2.0)
+
+
+def test_training_on_pictures_of_low_contrast_is_told_too():
+    model = _quantized(input_range=(-1, 1))
+    with pytest.warns(UserWarning, match=r"what fits is input_range=\(0, 1\)"):
+        _fit(model, range_of((0, 1)).fed(PICTURES // 2 + 40))
+    problem = misfit(_seen(model), range_of((-1, 1)))
+    assert problem.endswith("what fits is input_range=(0, 1)")
+
+
+def test_what_replicas_are_fed_is_remembered():
+    devices = tf.config.list_logical_devices("CPU")
+    strategy = tf.distribute.MirroredStrategy([device.name for device in devices[:2]])
+    with strategy.scope():
+        model = _quantized()
+        model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.fit(PICTURES, np.zeros(32, np.int64), batch_size=16, verbose=0)
+    assert float(_seen(model).highest) > 250.0
+
+
+def test_a_frozen_model_and_a_half_precision_one_train_as_they_did():
+    model = _quantized()
+    model.trainable = False
+    _fit(model, PICTURES.astype(np.float32))
+    assert _seen(model) is None
+    keras.mixed_precision.set_global_policy("mixed_bfloat16")
+    try:
+        half = _quantized(input_range=(0, 1))
+        _fit(half, range_of((0, 1)).fed(PICTURES))
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    assert float(_seen(half).highest) == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("suffix", [".keras", ".h5", ""])
+def test_what_was_seen_is_saved(suffix, tmp_path):
+    model = _quantized(input_range="torch")
+    _fit(model, range_of("torch").fed(PICTURES))
+    model.save(tmp_path / f"model{suffix}")
+    loaded = keras.models.load_model(tmp_path / f"model{suffix}")
+    np.testing.assert_array_equal(_seen(loaded).lowest, _seen(model).lowest)
+    np.testing.assert_array_equal(loaded(PICTURES / 99.0), model(PICTURES / 99.0))
+
+
+def test_calibrate_refuses_another_range_before_it_changes_anything():
+    model = _quantized(input_range=(-1, 1))
+    before = _weights(model)
+    with pytest.raises(ValueError, match=r"calibrate: 1 problem\n.*image: .*is input_range=\(0, 1"):
+        sat_tf.calibrate(model, range_of((0, 1)).fed(PICTURES))
+    for old, new in zip(before, _weights(model), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_calibrate_refuses_the_right_images_after_training_on_others():
+    model = _quantized()
+    with pytest.warns(UserWarning, match="the model is trained on"):
+        _fit(model, range_of((0, 1)).fed(PICTURES))
+    with pytest.raises(ValueError, match="the training before on values from 0 to 1"):
+        sat_tf.calibrate(model, PICTURES)
+
+
+def test_a_rescaling_inside_and_pixels_in_front_are_told_the_range_of_the_pixels():
+    image = keras.Input(SHAPE, name="image")
+    tensor = L.Conv2D(4, 3, name="conv")(L.Rescaling(1 / 255)(image))
+    tensor = L.GlobalAveragePooling2D(name="pool")(L.ReLU()(tensor))
+    model = pretend_trained(keras.Model(image, L.Dense(3, name="classifier")(tensor)))
+    quantized = sat_tf.quantize_model(model, BitPolicy(input_max=1.0))
+    with pytest.raises(ValueError, match=r"what fits is input_range=\(0, 255\)"):
+        sat_tf.calibrate(quantized, PICTURES)
+
+
+def test_the_quantized_model_gets_the_range_that_fits_by_requantize():
+    model = _quantized()
+    with pytest.warns(UserWarning, match="the model is trained on"):
+        _fit(model, range_of((0, 1)).fed(PICTURES))
+    fitting = sat_tf.requantize(model, BitPolicy.mobile(8, input_range=(0, 1)))
+    assert float(_seen(fitting).highest) == float(_seen(model).highest)
+    sat_tf.calibrate(fitting, range_of((0, 1)).fed(PICTURES), batch_normalization=False)

@@ -1,0 +1,122 @@
+import errno
+import os
+
+import pytest
+
+from sat_tf.atomic_file import check_writable, written_whole
+
+
+def test_a_file_appears_when_the_block_ends_well(tmp_path):
+    with written_whole(tmp_path / "a.json") as temporary:
+        assert temporary.suffix == ".json"
+        temporary.write_text("new")
+        assert not (tmp_path / "a.json").exists()
+    assert (tmp_path / "a.json").read_text() == "new"
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_an_older_file_stays_when_the_block_fails(tmp_path):
+    (tmp_path / "a.json").write_text("old")
+
+    def write_half() -> None:
+        with written_whole(tmp_path / "a.json") as temporary:
+            temporary.write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write_half()
+    assert (tmp_path / "a.json").read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_a_full_disk_is_named_and_leaves_the_older_file(tmp_path):
+    (tmp_path / "a.json").write_text("old")
+
+    def write_half() -> None:
+        with written_whole(tmp_path / "a.json") as temporary:
+            temporary.write_text("half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(ValueError, match=r"a.json: received .* \(No space left on device\)"):
+        write_half()
+    assert (tmp_path / "a.json").read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="asks Linux")
+def test_a_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    synced = []
+
+    def recorded(handle):
+        what = os.readlink(f"/proc/self/fd/{handle}")
+        synced.append((os.path.isdir(what), (tmp_path / "a.json").exists()))
+        real(handle)
+
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", recorded)
+    with written_whole(tmp_path / "a.json") as temporary:
+        temporary.write_text("new")
+    # The file, not named yet; then the folder, with its name.
+    assert synced == [(False, False), (True, True)]
+
+
+def test_a_disk_that_refuses_in_the_end_leaves_the_older_file(tmp_path, monkeypatch):
+    (tmp_path / "a.json").write_text("old")
+
+    def refuse(handle):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def write() -> None:
+        with written_whole(tmp_path / "a.json") as temporary:
+            temporary.write_text("new")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(ValueError, match=r"\(Input/output error\)"):
+        write()
+    assert (tmp_path / "a.json").read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+@pytest.mark.parametrize("length", [240, 250])
+def test_any_name_that_the_file_system_takes_will_do(tmp_path, length):
+    with written_whole(tmp_path / ("a" * length)) as temporary:
+        temporary.write_text("new")
+    assert os.listdir(tmp_path) == ["a" * length]
+
+
+def test_a_name_that_is_too_long_is_named(tmp_path):
+    def write() -> None:
+        with written_whole(tmp_path / ("a" * 300)) as temporary:
+            temporary.write_text("new")
+
+    with pytest.raises(ValueError, match=r"\(File name too long\), expected one that can"):
+        write()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("path", [None, 3, b"a.json"])
+def test_what_is_no_path_is_named(path):
+    with pytest.raises(ValueError, match=rf"received {type(path).__name__}, expected the name"):
+        check_writable(path)
+
+
+def test_a_device_is_not_replaced():
+    with pytest.raises(ValueError, match=r"received a device or a pipe, expected a regular file"):
+        check_writable(os.devnull)
+
+
+def test_a_missing_folder_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"which does not exist, expected one that does"):
+        check_writable(tmp_path / "missing" / "a.json")
+
+
+def test_a_folder_is_no_file(tmp_path):
+    with pytest.raises(ValueError, match=r"received a folder, expected the name of a file"):
+        check_writable(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root can write everywhere")
+def test_a_folder_that_is_not_writable_is_named(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(ValueError, match=r"which is not writable"):
+        check_writable(tmp_path / "a.json")

@@ -1,0 +1,52 @@
+import functools
+
+import numpy as np
+import tensorflow as tf
+
+from sat_tf.export.deployed import deployed_model
+from sat_tf.training.callbacks.saving import constant_while_measured
+from sat_tf.training.loop.learner import training_copy
+from sat_tf.training.recipes.weight_average import AverageMeasured, WeightAverage
+from tests.training.recipes.trained import fitted, on_each_number_of_replicas
+from tests.training.small import small_float_model, small_images, small_quantized_model
+
+
+def _held_out():
+    images = small_images()
+    return tf.data.Dataset.from_tensor_slices((images.test_images, images.test_labels)).batch(11)
+
+
+@on_each_number_of_replicas
+def test_what_is_measured_is_the_same_before_and_after_training(replicas):
+    start = small_quantized_model()
+    with replicas.scope():
+        model = training_copy(start, synchronized=True)
+    learner, _ = fitted(model, None, replicas, steps=2)
+    with replicas.scope():
+        callbacks = constant_while_measured(model)
+    assert len(callbacks) == 1
+    kernel = next(weight for weight in model.trainable_weights if weight.shape.rank > 1)
+    found = []
+    for _ in range(2):
+        found.append(learner.evaluate(_held_out(), verbose=0, callbacks=callbacks))
+        learner.test_function = None
+        assert found[-1] == learner.evaluate(_held_out(), verbose=0)
+        learner.test_function = None
+        kernel.assign(np.random.default_rng(0).normal(size=kernel.shape))
+    assert found[0] != found[1]
+
+
+def test_behind_an_average_it_is_the_average_that_is_copied():
+    model = training_copy(small_quantized_model())
+    average = functools.partial(WeightAverage, decay=0.9)
+    learner, _ = fitted(model, average, tf.distribute.get_strategy(), steps=3)
+    measured = AverageMeasured(learner.after_step[0])
+    expected = learner.evaluate(_held_out(), verbose=0, callbacks=[measured])
+    learner.test_function = None
+    callbacks = [measured, *constant_while_measured(model)]
+    assert learner.evaluate(_held_out(), verbose=0, callbacks=callbacks) == expected
+
+
+def test_models_without_effective_weights_of_their_own_have_none_copied():
+    assert constant_while_measured(small_float_model()) == []
+    assert constant_while_measured(deployed_model(small_quantized_model())) == []

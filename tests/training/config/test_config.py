@@ -1,0 +1,176 @@
+import inspect
+
+import pytest
+from pydantic import ValidationError
+
+from sat_tf import models
+from sat_tf.messages import RunError
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.training.config.config import config_text, parse_config
+from sat_tf.training.config.sections import MODEL_OPTIONS, StageConfig
+
+SMALLEST = "{name: small, data: {name: digits}, model: {name: mobilenet_v2}}"
+
+
+def problems(*overrides):
+    with pytest.raises(RunError) as error:
+        parse_config(SMALLEST, overrides)
+    header, *lines = str(error.value).splitlines()
+    assert header == f"config: {len(lines)} problem{'s' if len(lines) != 1 else ''}"
+    return [line.removeprefix("  - ") for line in lines]
+
+
+def test_what_a_config_leaves_out_is_the_papers_recipe():
+    config = parse_config(SMALLEST)
+    for stage in (config.stages.float, config.stages.quantized):
+        assert (stage.epochs, stage.batch_size, stage.warmup_epochs) == (150, 2048, 5)
+        assert (stage.momentum, stage.nesterov, stage.weight_decay) == (0.9, True, 4e-5)
+        assert (stage.first_learning_rate, stage.peak_learning_rate) == (0.05, 0.05 * 8)
+    assert config.policy == BitPolicy.mobile(4)
+    assert config.seed == 0
+    assert config.distribution == "auto"
+
+
+def test_the_table_of_model_options_says_what_the_models_take():
+    assert set(MODEL_OPTIONS) == set(models.MODELS)
+    given_by_the_run = {"image_size", "num_classes", "seed"}
+    for name, family in models.MODELS.items():
+        taken = set(inspect.signature(family).parameters)
+        assert set(MODEL_OPTIONS[name]) == taken - given_by_the_run
+
+
+def test_the_quantized_stage_inherits_what_it_leaves_out_from_the_float_stage():
+    config = parse_config(
+        SMALLEST,
+        [
+            "stages.float={epochs: 20, batch_size: 32, warmup_epochs: 3, nesterov: false}",
+            "stages.quantized={epochs: 4, weight_decay: 0.0}",
+        ],
+    )
+    quantized = config.stages.quantized
+    assert (quantized.epochs, quantized.weight_decay) == (4, 0.0)
+    assert (quantized.batch_size, quantized.warmup_epochs, quantized.nesterov) == (32, 3, False)
+    assert config.stages.float.weight_decay == 4e-5
+
+
+def test_the_warm_up_starts_at_the_rate_of_batches_of_256_unless_the_peak_is_lower():
+    def first(**fields):
+        return StageConfig(**fields).first_learning_rate
+
+    assert first(base_learning_rate=0.05, batch_size=1024) == 0.05
+    assert first(base_learning_rate=0.05, batch_size=64) == 0.0125
+    assert first(base_learning_rate=0.05, batch_size=64, warmup_learning_rate=0.001) == 0.001
+
+
+def test_all_problems_are_reported_at_once_with_the_nearest_name():
+    found = problems(
+        "data.name=digit",
+        "model.name=mobilenet_v3",
+        "policy.weight_bits=9",
+        "policy.actvation_bits=4",
+        "policy.rescale=std",
+        "stages.float.learnig_rate=1",
+        "stages.float.epochs=0",
+        "stages.quantized.momentum=1.0",
+        "sed=3",
+        "distribution=mirored",
+        "export.verify_images=0",
+        "calibration.num_images=10",
+    )
+    text = "\n".join(found)
+    assert len(found) == 12
+    for expected in (
+        "data.name='digit': expected the name of a data set. Did you mean digits?",
+        "model.name='mobilenet_v3': expected the name of a model. Did you mean mobilenet_v2?",
+        "policy.weight_bits=9: expected an integer from 1 to 8",
+        "policy.actvation_bits is not a key. Did you mean activation_bits?",
+        "policy.rescale='std': expected one of constant, stddev, none. Did you mean stddev?",
+        "stages.float.learnig_rate is not a key.",
+        "stages.float.epochs=0: expected a positive integer",
+        "stages.quantized.momentum=1.0: expected a number from 0 to below 1.",
+        "sed is not a key. Did you mean seed?",
+        "distribution='mirored': expected one of auto, none, mirrored, multi_worker, tpu.",
+        "export.verify_images=0: expected a positive integer",
+        "calibration.num_images=10: expected 0 or at least 64",
+    ):
+        assert expected in text
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("seed='3'", "seed='3': expected an integer in [0, 4294967296)"),
+        ("seed=-1", "seed=-1: expected an integer in [0, 4294967296)"),
+        ("seed=1.0", "seed=1.0: expected an integer in [0, 4294967296)"),
+        ("seed=true", "seed=True: expected an integer in [0, 4294967296)"),
+        ("name=a/b", "name='a/b': expected a word of letters"),
+        ("name=..", "name='..': expected a word of letters"),
+        ("data=digits", "data='digits': expected a mapping"),
+        ("data.shift_pixels=-1", "data.shift_pixels=-1: expected an integer, 0 (none) or more"),
+        ("model.options=[1]", "model.options=[1]: expected a mapping of options"),
+        ("policy=4", "policy=4: expected a mapping of BitPolicy's fields"),
+        ("policy.weight_bits=null", "policy.weight_bits=None: expected an integer from 1 to 8"),
+        ("policy.overrides={a: {bits: 8}}", "policy.overrides['a']: bits cannot be set"),
+        ("stages.float.epochs=two", "stages.float.epochs='two': expected a positive integer"),
+        ("stages.float.nesterov=yes please", "nesterov='yes please': expected true or false"),
+        ("stages.float.weight_decay=-1", "weight_decay=-1: expected a number, 0 (none) or more"),
+        ("stages.float.base_learning_rate=.inf", "base_learning_rate=inf: expected a positive"),
+        ("stages.float.base_learning_rate=.nan", "base_learning_rate=nan: expected a positive"),
+        ("stages.floot.epochs=3", "stages.floot is not a key. Did you mean float?"),
+        ("stages.float={epochs: 5}", "stages.float.warmup_epochs=5 with epochs=5: expected a"),
+        ("stages.quantized={epochs: 5}", "stages.quantized.warmup_epochs=5 with epochs=5"),
+        ("stages.float.momentum=0", "stages.float.momentum=0 with nesterov=true: expected"),
+        ("model.options.widht_multiplier=1", "not an option. Did you mean width_multiplier"),
+        ("model.options.seed=1", "model.options.seed is not set here: it is the seed of the run"),
+        ("data.options.image_sise=8", "data.options.image_sise is not an option. Did you mean im"),
+    ],
+)
+def test_a_bad_value_is_answered_with_what_was_received_and_expected(override, expected):
+    found = problems(override)
+    assert len(found) == 1
+    assert expected in found[0]
+
+
+def test_a_run_may_end_with_the_float_model():
+    config = parse_config(SMALLEST, ["stages.quantized=null"])
+    assert list(config.stages.by_name()) == ["float"]
+    assert parse_config(config_text(config)) == config
+    (problem,) = problems("stages={quantized: null, deploy_tail: {epochs: 2, warmup_epochs: 0}}")
+    assert "stages.deploy_tail is given and quantized=null" in problem
+
+
+def test_activations_may_stay_float():
+    assert parse_config(SMALLEST, ["policy.activation_bits=null"]).policy.activation_bits is None
+
+
+def test_missing_sections_are_named():
+    with pytest.raises(RunError) as error:
+        parse_config("{name: small, data: {}}")
+    assert "data.name is missing: expected the name of a data set; add it." in str(error.value)
+    assert "model is missing: expected a mapping; add it." in str(error.value)
+
+
+def test_a_config_cannot_be_changed():
+    config = parse_config(SMALLEST)
+    with pytest.raises(ValidationError):
+        config.seed = 1
+
+
+def test_a_resolved_config_reads_back_as_itself():
+    config = parse_config(
+        SMALLEST,
+        [
+            "policy={stream_bits: null, overrides: {'block_1_*': {weight_bits: 8}}}",
+            "stages.quantized={epochs: 20, weight_decay: 1e-5}",
+            "model.options={width_multiplier: 0.35, rectifier_max: null}",
+        ],
+    )
+    assert parse_config(config_text(config)) == config
+    assert config.policy.overrides == {"block_1_*": {"weight_bits": 8}}
+
+
+def test_epochs_of_a_stage_win_over_the_steps_of_the_stage_before():
+    config = parse_config(SMALLEST, ["stages={float: {steps: 100}, quantized: {epochs: 9}}"])
+    assert config.stages.quantized.total_steps(30) == 270
+    config = parse_config(SMALLEST, ["stages={float: {steps: 100}, quantized: {}}"])
+    assert config.stages.quantized.total_steps(30) == 100

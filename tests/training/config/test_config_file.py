@@ -1,0 +1,159 @@
+import pathlib
+
+import pytest
+
+from sat_tf.data import DATA_SETS
+from sat_tf.messages import RunError
+from sat_tf.training.config.config import DEMO, config_text, load_yaml, parse_config, read_config
+
+CONFIGS = pathlib.Path(__file__).parents[3] / "configs"
+SMALLEST = "{name: small, data: {name: digits}, model: {name: mobilenet_v2}}"
+
+# Those in configs/paper are no configurations but rows made of them.
+SHIPPED = sorted(path for path in CONFIGS.glob("*/*.yaml") if path.parent.name != "paper")
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_every_shipped_config_is_valid_and_named_after_its_file(path):
+    changes = [] if "tfds" in DATA_SETS else ["data={name: digits}"]
+    assert read_config(path, changes).name == f"{path.parent.name}_{path.stem}"
+
+
+def test_the_demo_is_the_shipped_config_of_its_name():
+    assert (CONFIGS / "digits" / "mobilenet_v2_w4a4.yaml").read_text() == DEMO
+
+
+@pytest.mark.parametrize("text", ["4e-5", "4.0e-5", "4E-5", "0.00004", "+4e-5"])
+def test_a_number_with_an_exponent_needs_no_point(text):
+    config = parse_config(SMALLEST, [f"stages.float.weight_decay={text}"])
+    assert config.stages.float.weight_decay == 4e-5
+
+
+def test_a_key_given_twice_is_an_error_with_its_line():
+    with pytest.raises(RunError, match=r"line 3, column 1: the key 'seed' stands here twice"):
+        parse_config("name: small\nseed: 1\nseed: 2\n")
+
+
+def test_broken_yaml_is_an_error_of_one_line_with_its_place(tmp_path):
+    path = tmp_path / "broken.yaml"
+    path.write_text("name: small\ndata: {name: digits\n")
+    with pytest.raises(RunError, match=r"broken\.yaml: not valid YAML; line 3, column 1") as error:
+        read_config(path)
+    assert len(str(error.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", "digits", "3"])
+def test_a_file_without_keys_is_an_error(text):
+    with pytest.raises(RunError, match="expected a mapping with keys such as"):
+        parse_config(text)
+
+
+def test_a_file_that_is_not_there_is_an_error_with_its_name(tmp_path):
+    with pytest.raises(RunError, match=r"nothing\.yaml: No such file or directory"):
+        read_config(tmp_path / "nothing.yaml")
+
+
+def test_a_folder_is_no_config(tmp_path):
+    with pytest.raises(RunError, match="Is a directory"):
+        read_config(tmp_path)
+
+
+def test_a_binary_file_is_no_config(tmp_path):
+    path = tmp_path / "model.tflite"
+    path.write_bytes(b"\x80\x81\xff")
+    with pytest.raises(RunError, match="expected a readable YAML file"):
+        read_config(path)
+
+
+def test_overrides_win_over_the_file_and_later_ones_over_earlier_ones():
+    config = parse_config(
+        SMALLEST,
+        ["seed=1", "stages.float.epochs=7", "seed=2", "model.options.rectifier_max=null"],
+    )
+    assert (config.seed, config.stages.float.epochs) == (2, 7)
+    assert config.model.options == {"rectifier_max": None}
+    assert parse_config(SMALLEST, ["seed=1"], seed=3).seed == 3
+
+
+def test_bad_overrides_are_reported_with_everything_else():
+    with pytest.raises(RunError) as error:
+        parse_config(SMALLEST, ["seed", "=3", "a..b=1", "seed.low=1", "seed=[", "name.part=x"])
+    text = str(error.value)
+    for received in ("'seed'", "'=3'", "'a..b=1'"):
+        assert f"{received}: expected key=value, such as stages.float.epochs=3." in text
+    assert "'seed=[': the value is not valid YAML" in text
+    assert "'name.part=x': name is 'small', expected a mapping to set a key in." in text
+    assert "seed={'low': 1}: expected an integer" in text
+
+
+def test_a_key_that_is_no_word_is_a_problem_like_any_other():
+    with pytest.raises(RunError, match="1 problem"):
+        parse_config("{name: small, data: {name: digits}, model: {name: mobilenet_v2}, 3: 4}")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("name: {{run_name}}", "not valid YAML; line 1, column 8: a key is no plain word"),
+        ("seed: 2020-13-45", "not valid YAML; month must be in 1..12"),
+        ("seed: !!float word", "not valid YAML; could not convert string to float"),
+        ("seed: !!int ''", "not valid YAML; a value is none of the type"),
+        ("seed: !!bool maybe", "not valid YAML; a value is none of the type"),
+        ("seed: !!timestamp today", "not valid YAML; a value is none of the type"),
+    ],
+)
+def test_values_that_yaml_cannot_make_are_errors(text, expected):
+    with pytest.raises(RunError, match=expected):
+        parse_config(text)
+    key, _, value = text.partition(": ")
+    with pytest.raises(RunError, match="the value is not valid YAML"):
+        parse_config(DEMO, [f"{key}={value}"])
+
+
+@pytest.mark.parametrize("name", ["1e5", "5E-8", "0x1f", "1_000", "yes", "null"])
+def test_words_that_look_like_values_read_back_as_words(name):
+    config = parse_config(SMALLEST).model_copy(update={"name": name})
+    assert parse_config(config_text(config)) == config
+
+
+_MERGES = "\n".join(
+    ["a0: &a0 {k: v}", *(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}" for n in range(1, 40))]
+)
+_LAUGHS = "\n".join(
+    ["a0: &a0 [x, x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40))]
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (_LAUGHS, r"values, with all that its aliases repeat"),
+        (_MERGES, r"values, with all that its aliases repeat"),
+        ("a: &a [*a]", "a value that holds itself"),
+        ("a: " + "[" * 5000, "nested deeper than 40"),
+        ("a: " + "{b: " * 5000, "nested deeper than 40"),
+        ("- " * 5000 + "x", "nested deeper than 40"),
+        ("\n".join(" " * n + "k:" for n in range(200)), "nested deeper than 40"),
+        (f"name: {'x' * 2**18}", "more than 131,072 characters"),
+        ("[" + "1," * 20_000 + "]", "20,001 values"),
+    ],
+    ids=["aliases", "merges", "itself", "lists", "maps", "dashes", "indented", "long", "many"],
+)
+def test_the_work_that_a_text_makes_is_bounded(text, reason):
+    with pytest.raises(ValueError, match=reason):
+        load_yaml(text)
+
+
+def test_a_large_file_is_not_read_whole(tmp_path):
+    path = tmp_path / "large.yaml"
+    with path.open("wb") as file:
+        file.truncate(2**40)  # a hole, which takes no room
+    with pytest.raises(RunError, match=r"large\.yaml: not valid YAML; received more than"):
+        read_config(path)
+
+
+def test_aliases_and_merge_keys_of_an_honest_size_are_read():
+    text = "usual: &usual {epochs: 3, momentum: 0.9}\nlong: {<<: *usual, epochs: 30}\nb: *usual"
+    found = load_yaml(text)
+    assert found["long"] == {"epochs": 30, "momentum": 0.9}
+    assert found["b"] == found["usual"]

@@ -1,0 +1,87 @@
+import errno
+import os
+import signal
+
+import pytest
+import tensorflow as tf
+
+from sat_tf.data.shards import Share
+from sat_tf.messages import RunError
+from sat_tf.training.loop import distribution as outside_failures
+from sat_tf.training.loop.distribution import outside_failures_told
+from sat_tf.training.state.run_folder import RunFolder
+from tests.training import processes
+
+LOST = "Graph execution error:\n\nDetected at node\n\nCollective ops is aborted by: Socket closed"
+
+
+def told(folder, error):
+    with outside_failures_told(RunFolder(folder), tf.distribute.get_strategy()):
+        raise error
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        tf.errors.UnavailableError,
+        tf.errors.AbortedError,
+        tf.errors.CancelledError,
+        tf.errors.DeadlineExceededError,
+        tf.errors.InternalError,
+    ],
+)
+def test_a_lost_worker_is_one_message_with_the_fix(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(outside_failures, "share_of", lambda strategy: Share(worker=0, workers=2))
+    expected = r"\(Collective ops is aborted by: Socket closed\), .* start the same command on all"
+    with pytest.raises(RunError, match=expected):
+        told(tmp_path, kind(None, None, LOST))
+
+
+def test_one_process_has_lost_nobody(tmp_path):
+    with pytest.raises(tf.errors.UnavailableError):
+        told(tmp_path, tf.errors.UnavailableError(None, None, LOST))
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.ENOSPC, errno.EIO])
+def test_a_folder_that_takes_no_more_files_is_one_message_with_the_fix(tmp_path, number):
+    reason = os.strerror(number)
+    path = tmp_path / "tensorboard" / "events"
+    for error in (
+        OSError(number, reason, str(path)),
+        tf.errors.FailedPreconditionError(None, None, f"{path}; {reason}"),
+        tf.errors.PermissionDeniedError(None, None, f"{path}; {reason}"),
+    ):
+        with pytest.raises(RunError, match=r"cannot be written to any more") as caught:
+            told(tmp_path, error)
+        assert reason in str(caught.value)
+        assert str(caught.value).endswith("the same command goes on from the last checkpoint.")
+
+
+def test_other_errors_pass(tmp_path):
+    for error in (KeyError("x"), tf.errors.InvalidArgumentError(None, None, "shapes"), OSError()):
+        with pytest.raises(type(error)):
+            told(tmp_path, error)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+def test_who_is_left_of_two_workers_ends_with_one_message_and_both_go_on(tmp_path, victim):
+    arguments = (
+        "distribution=multi_worker",
+        "stages.float.batch_size=33",
+        "stages.float.steps=30",
+        "stages.float.base_learning_rate=0.1",
+    )
+    running = processes.start(tmp_path, *arguments, workers=2)
+    processes.until_step(running[0], 7)
+    running[victim].send_signal(signal.SIGKILL)
+    left = running[1 - victim]
+    _, errors = left.communicate(timeout=300)
+    running[victim].communicate()
+    assert left.returncode == 2, errors[-4000:]
+    assert "Traceback" not in errors
+    assert "error: distribution: received no answer from another worker" in errors
+    rests = processes.finish(processes.start(tmp_path, *arguments, workers=2))
+    assert rests[0] == rests[1]
+    assert min(rests[0]) > 1
+    assert max(rests[0]) == 30

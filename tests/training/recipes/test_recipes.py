@@ -1,0 +1,120 @@
+import csv
+import io
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from rich.console import Console
+
+from sat_tf.data.arrays import ArraySource
+from sat_tf.messages import RunError
+from sat_tf.training.config.config import parse_config
+from sat_tf.training.errors import Interruption, Stopped
+from sat_tf.training.loop.stage import Run, held_out_metrics, train_stage
+from sat_tf.training.recipes.recipes import check_teacher
+from sat_tf.training.state.run_folder import FLOAT_MODEL, OSCILLATIONS, RunFolder
+from tests.training.small import small_float_model, small_images, small_quantized_model
+
+CONFIG = """
+name: small
+data: {name: digits, shift_pixels: 1}
+model: {name: mobilenet_v1}
+stages:
+  float: {epochs: 8, batch_size: 32, base_learning_rate: 1.6, warmup_epochs: 0}
+"""
+RECIPES = {
+    "distillation": "{temperature: 2.0}",
+    "progressive_bits": "{bits: [8, 6], shares: [0.2, 0.2]}",
+    "oscillation": "{start: 0.5, momentum: 0.5, last_threshold: 0.02}",
+    "weight_average": "{decay: 0.5}",
+    "label_smoothing": "{amount: 0.2}",
+}
+ALL = [f"recipes.{name}={value}" for name, value in RECIPES.items()]
+
+
+def make_run(folder, *overrides, strategy=None, interruption=None):
+    folder.mkdir(exist_ok=True)
+    small_float_model().save(folder / FLOAT_MODEL)
+    return Run(
+        config=parse_config(CONFIG, overrides),
+        source=ArraySource(small_images(), shift_pixels=1),
+        folder=RunFolder(folder),
+        strategy=strategy or tf.distribute.get_strategy(),
+        console=Console(file=io.StringIO()),
+        interruption=interruption or Interruption(),
+    )
+
+
+def trained(run):
+    return train_stage(run, "quantized", small_quantized_model())
+
+
+@pytest.fixture(scope="module")
+def without_recipes(tmp_path_factory):
+    return trained(make_run(tmp_path_factory.mktemp("without"))).get_weights()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_each_recipe_changes_what_a_stage_learns(name, tmp_path, without_recipes):
+    run = make_run(tmp_path, f"recipes.{name}={RECIPES[name]}")
+    model = trained(run)
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())
+    pairs = zip(without_recipes, model.get_weights(), strict=True)
+    assert not all(np.array_equal(*pair) for pair in pairs)
+    # What was measured after the last epoch is what the stage hands back.
+    assert held_out_metrics(model, run.source)["top1"] == run.rows[-1].held_out_top1
+
+
+@pytest.mark.slow
+def test_a_recipe_stays_out_of_other_stages(tmp_path, without_recipes):
+    run = make_run(tmp_path, "recipes.distillation.teacher=missing.keras", *ALL[1:4])
+    config = run.config.recipes
+    assert config.distillation.stages == config.weight_average.stages == ["quantized"]
+    model = train_stage(run, "float", small_quantized_model())
+    assert all(
+        np.array_equal(*pair) for pair in zip(without_recipes, model.get_weights(), strict=True)
+    )
+
+
+@pytest.mark.slow
+def test_oscillating_and_frozen_weights_are_listed_by_epoch_and_layer(tmp_path):
+    trained(make_run(tmp_path, "recipes.oscillation=true"))
+    rows = list(csv.DictReader((tmp_path / OSCILLATIONS).open()))
+    assert [(row["epoch"], row["layer"], row["bits"]) for row in rows] == [
+        (epoch, layer, "4") for epoch in "12345678" for layer in ("depthwise", "pointwise")
+    ]
+    assert all(int(row["oscillating"]) + int(row["frozen"]) <= int(row["weights"]) for row in rows)
+
+
+def test_a_stage_with_every_recipe_goes_on_bit_for_bit_where_it_was_stopped(tmp_path):
+    whole = trained(make_run(tmp_path / "whole", *ALL)).get_weights()
+    interruption = Interruption()
+    run = make_run(tmp_path / "parts", *ALL, interruption=interruption)
+    interruption.requested = True  # seen after the first step, done after the second
+    with pytest.raises(Stopped):
+        trained(run)
+    again = trained(make_run(tmp_path / "parts", *ALL)).get_weights()
+    assert all(np.array_equal(*pair) for pair in zip(whole, again, strict=True))
+
+
+@pytest.mark.parametrize("replicas", [2], indirect=True)
+def test_every_recipe_works_on_two_replicas(tmp_path, replicas):
+    run = make_run(tmp_path, *ALL, strategy=replicas)
+    model = trained(run)
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())
+    assert held_out_metrics(model, run.source)["top1"] == run.rows[-1].held_out_top1
+
+
+def test_a_missing_teacher_is_an_error_that_names_its_key(tmp_path):
+    run = make_run(tmp_path, "recipes.distillation.teacher=nowhere.keras")
+    with pytest.raises(RunError, match=r"^recipes.distillation.teacher='nowhere.keras': no such"):
+        trained(run)
+
+
+def test_a_teacher_that_is_missing_is_an_error_before_any_training():
+    source = ArraySource(small_images())
+    config = parse_config(CONFIG, ["recipes.distillation={teacher: nowhere.keras}"])
+    with pytest.raises(RunError, match=r"teacher='nowhere\.keras': no such file"):
+        check_teacher(config, source)
+    check_teacher(parse_config(CONFIG, ["recipes.distillation={}"]), source)

@@ -1,0 +1,115 @@
+"""The page that ends a run, read as text; `test_report_in_browser` opens it."""
+
+import pytest
+
+from sat_tf.analysis.layer_table import LayerRow
+from sat_tf.messages import RunError
+from sat_tf.training.report.report import write_layers, write_report
+from sat_tf.training.state import run_folder
+from sat_tf.training.state.run_folder import RunFolder
+from tests.export.certificate.test_certificate_page import outline
+from tests.training.report_folder import HOSTILE, fill
+
+
+def shown(folder):
+    write_report(folder)
+    return folder.file(run_folder.REPORT).read_text(encoding="utf-8")
+
+
+def test_the_report_holds_all_there_is_to_know(tmp_path):
+    page = shown(fill(RunFolder(tmp_path)))
+    found = outline(page)
+    for words in (
+        "97.03 % top-1 in 636,432 bytes",
+        "0 of 54,379,166 codes differ",
+        "float model",
+        "99.90 %",
+        "deployed model",
+        "Learning curves",
+        "block_2_relu",
+        "15 of 16",
+        "dorefa",
+        "constant 0.316",
+        "423,018",
+        "296,109",
+        "certificate.html",
+        "builtin: 1,234 of 54,379,166 codes differ",
+        "2.21.0",
+        "weight_bits: 4",
+        "seed",
+    ):
+        assert words in found.text, words
+
+
+def test_a_file_that_parts_from_the_float_model_is_said_in_red(tmp_path):
+    page = shown(fill(RunFolder(tmp_path)))
+    note = "Beside the float model: 97.03 % right &amp; more"
+    assert f'<span class="bad">{note}</span>' in page
+
+
+def test_it_loads_nothing_and_links_only_to_the_certificate(tmp_path):
+    page = shown(fill(RunFolder(tmp_path)))
+    for word in ("<script", "url(", "@import", "http:", "https:", "<img", "<link"):
+        assert word not in page
+    assert set(outline(page).links) == {"certificate.html", "certificate.json"}
+
+
+def test_every_drawing_has_a_name_and_a_description(tmp_path):
+    page = shown(fill(RunFolder(tmp_path)))
+    assert page.count('role="img"') == page.count("<desc>") == 4
+    assert "training from 2.5 to" in page
+    assert page.index("<h1>") < page.index("<h2>")
+
+
+def test_hostile_names_are_text(tmp_path):
+    page = shown(fill(RunFolder(tmp_path), layer=HOSTILE))
+    assert "<script" not in page
+    assert page.count("&lt;script&gt;") >= 3  # table, curve and legend
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        (run_folder.RESULTS, run_folder.LAYERS, run_folder.CERTIFICATE),
+        (run_folder.STEPS,),
+        (run_folder.METRICS,),
+        run_folder.FILES,
+    ],
+)
+def test_what_is_not_there_is_left_out(tmp_path, missing):
+    folder = fill(RunFolder(tmp_path))
+    for name in missing:
+        folder.file(name).unlink(missing_ok=True)
+    page = shown(folder)
+    assert ("Not finished" in page) == (run_folder.RESULTS in missing)
+    assert ("Learning curves" in page) == (missing != run_folder.FILES)
+    outline(page)
+
+
+def test_codes_that_differ_stand_out(tmp_path):
+    page = shown(fill(RunFolder(tmp_path), codes_differing=7))
+    assert '<span class="bad">7 of 54,379,166 codes differ</span>' in page
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (run_folder.RESULTS, "{", "results.json: received a damaged file"),
+        (run_folder.RESULTS, '{"float_top1": 1.0}', "results.json: .*\n.*held_out_images: Field"),
+        (run_folder.LAYERS, '{"layers": [{"name": 1}]}', r"layers.json: (.|\n)*layers.0.name"),
+        (run_folder.METRICS, "stage,epoch\nfloat,1\n", "metrics: received a file that cannot"),
+        (run_folder.STEPS, "stage,step\nfloat,1\n", "steps: received a file that cannot"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path, name, text, message):
+    folder = fill(RunFolder(tmp_path))
+    folder.write_text(name, text)
+    with pytest.raises(RunError, match=message):
+        write_report(folder)
+    assert not folder.file(run_folder.REPORT).exists()
+
+
+def test_layers_read_back_as_they_were(tmp_path):
+    folder = fill(RunFolder(tmp_path))
+    write_layers(folder, [LayerRow(name="only", kind="Dense", parameters=3)])
+    assert "<b>only</b>" in shown(folder)

@@ -1,0 +1,176 @@
+import errno
+import json
+import os
+import pathlib
+
+import pytest
+
+from sat_tf.messages import RunError
+from sat_tf.training.callbacks.step_recorder import recorded_steps
+from sat_tf.training.report.results import Results
+from sat_tf.training.state import run_folder
+from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.training.state.run_state import RunState
+
+
+def test_checking_a_folder_that_is_not_there_leaves_no_trace(tmp_path):
+    RunFolder(tmp_path / "runs" / "one").check_writable()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_checking_a_folder_that_is_there_leaves_no_trace(tmp_path):
+    RunFolder(tmp_path).check_writable()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("below", ["", "runs/one"])
+def test_a_file_in_the_way_is_named(tmp_path, below):
+    file = tmp_path / "file"
+    file.write_text("")
+    with pytest.raises(RunError, match=rf"{file} is a file; expected .* --run_dir"):
+        RunFolder(file / below).check_writable()
+
+
+@pytest.mark.parametrize("place", ["/proc/runs", "/dev/null/runs"])
+def test_a_place_that_cannot_be_written_to_is_named(place):
+    if not pathlib.Path(place).parts[1:] or not pathlib.Path(place).parent.exists():
+        pytest.skip("this system has no such place")
+    with pytest.raises(RunError, match=f"run folder {place}: "):
+        RunFolder(pathlib.Path(place)).check_writable()
+
+
+def test_a_second_run_keeps_the_files_of_the_first(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    for text in ("first", "second", "third"):
+        folder.start()
+        folder.write_text(run_folder.CONFIG, text)
+        if text == "first":
+            folder.write_text(run_folder.METRICS, text)
+    (folder.path / "notes.txt").write_text("mine")
+    assert folder.file(run_folder.CONFIG).read_text() == "third"
+    assert (folder.path / "earlier-1" / run_folder.CONFIG).read_text() == "first"
+    assert (folder.path / "earlier-1" / run_folder.METRICS).read_text() == "first"
+    assert (folder.path / "earlier-2" / run_folder.CONFIG).read_text() == "second"
+    assert not folder.file(run_folder.METRICS).exists()
+
+
+def test_files_of_others_stay_where_they_are(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    RunFolder(tmp_path).start()
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_text_that_cannot_be_written_leaves_the_old_one_and_nothing_else(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.write_text(run_folder.CONFIG, "old")
+    with pytest.raises(UnicodeEncodeError):
+        folder.write_text(run_folder.CONFIG, "new \ud800")
+    assert folder.file(run_folder.CONFIG).read_text() == "old"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_json_reads_back(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.write_json(run_folder.RESULTS, {"top1": 0.5, "name": "ü"})
+    assert json.loads(folder.file(run_folder.RESULTS).read_text()) == {"top1": 0.5, "name": "ü"}
+
+
+def test_all_missing_files_are_named_at_once(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.write_text(run_folder.CONFIG, "")
+    with pytest.raises(RunError, match=r"has no quantized\.keras, model\.tflite; expected"):
+        folder.require(run_folder.CONFIG, run_folder.QUANTIZED_MODEL, run_folder.TFLITE_MODEL)
+
+
+def test_a_full_disk_is_an_error_that_says_how_to_go_on(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.write_text(run_folder.STATE, "old")
+    with (
+        pytest.raises(RunError, match=r"(?s)No space left.* the same command goes on"),
+        folder.written(run_folder.STATE),
+    ):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert folder.file(run_folder.STATE).read_text() == "old"
+
+
+def test_what_goes_wrong_while_a_file_is_made_is_told_as_it_is(tmp_path):
+    with pytest.raises(ValueError, match="of its own"), RunFolder(tmp_path).written("state.json"):
+        raise ValueError("of its own")
+
+
+def test_a_folder_is_held_by_one_process_at_a_time(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    with (
+        folder.held(),
+        pytest.raises(RunError, match="another process trains in it, expected one that is free"),
+        folder.held(),
+    ):
+        pass
+    with folder.held(), pytest.raises(RunError):
+        # A second one that does not wait is told at once, and leaves the first its hold.
+        folder.held().__enter__()
+    with folder.held(wait=True):
+        assert folder.path.is_dir()
+
+
+def test_a_run_is_finished_when_its_last_file_is_there(tmp_path):
+    folder = RunFolder(tmp_path)
+    for name in (run_folder.CONFIG, run_folder.RESULTS, run_folder.REPORT):
+        assert not folder.is_finished
+        folder.write_text(name, "")
+    assert folder.is_finished
+
+
+DAMAGED = {
+    "empty": b"",
+    "bytes": bytes(range(256)),
+    "list": b"[]",
+    "null": b"null",
+    "number": b"9" * 6000,
+    "deep": b"[" * 100_000,
+    "another encoding": '{"é": 1}'.encode("latin-1"),
+    "wrong values": b'{"stages": 3, "float_top1": "x", "seed": "\\ud800"}',
+}
+
+
+def _damage(folder, name, kind):
+    file = folder.file(name)
+    if kind == "folder":
+        file.mkdir()
+    else:
+        file.write_bytes(DAMAGED[kind])
+
+
+@pytest.mark.parametrize("kind", ["folder", *DAMAGED])
+@pytest.mark.parametrize("read", [RunState.read, Results.read])
+def test_a_damaged_file_of_values_is_named_with_what_to_do(tmp_path, read, kind):
+    folder = RunFolder(tmp_path)
+    name = run_folder.STATE if read == RunState.read else run_folder.RESULTS
+    _damage(folder, name, kind)
+    with pytest.raises(RunError, match=f"{name}.*(--no-resume|expected)"):
+        read(folder)
+
+
+def test_half_a_character_is_named_with_what_to_do(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.file(run_folder.ENVIRONMENT).write_text('{"commit": "\\ud800"}')
+    with pytest.raises(RunError, match=r"environment\.json: .*surrogates not allowed.*--no-resume"):
+        folder.read_json(run_folder.ENVIRONMENT)
+
+
+@pytest.mark.parametrize("kind", ["folder", "bytes", "another encoding"])
+@pytest.mark.parametrize("name", [run_folder.METRICS, run_folder.STEPS, run_folder.OSCILLATIONS])
+def test_a_table_that_is_no_text_is_named_with_what_to_do(tmp_path, name, kind):
+    folder = RunFolder(tmp_path)
+    _damage(folder, name, kind)
+    with pytest.raises(RunError, match=f"{name}: received a damaged file .* --no-resume"):
+        folder.read_text(name)
+
+
+@pytest.mark.parametrize("kind", ["number", "wrong values"])
+def test_steps_that_are_another_table_are_named_with_what_to_do(tmp_path, kind):
+    folder = RunFolder(tmp_path)
+    _damage(folder, run_folder.STEPS, kind)
+    folder.file(run_folder.STEPS).open("a").write("\n1,2\n")
+    with pytest.raises(RunError, match=r"steps\.csv: received a damaged file .* --no-resume"):
+        recorded_steps(folder, 10)

@@ -1,0 +1,86 @@
+import contextlib
+
+import pytest
+
+from sat_tf.messages import RunError
+from sat_tf.training.config.config import config_text, parse_config
+from sat_tf.training.state import run_folder
+from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.training.state.run_state import RunState, expect_same_config
+
+SMALLEST = "{name: small, data: {name: digits}, model: {name: mobilenet_v2}}"
+
+
+def started(path, *overrides):
+    folder = RunFolder(path)
+    folder.write_text(run_folder.CONFIG, config_text(parse_config(SMALLEST, overrides)))
+    return folder
+
+
+def test_a_folder_without_a_run_takes_any_configuration(tmp_path):
+    expect_same_config(RunFolder(tmp_path / "new"), parse_config(SMALLEST))
+    expect_same_config(RunFolder(tmp_path), parse_config(SMALLEST))
+
+
+def test_the_same_configuration_goes_on_however_it_was_said(tmp_path):
+    folder = started(tmp_path)
+    expect_same_config(folder, parse_config(SMALLEST, ["stages.float.epochs=150", "seed=0"]))
+
+
+def test_another_configuration_is_refused_with_every_difference(tmp_path):
+    folder = started(tmp_path, "policy.weight_bits=3")
+    other = parse_config(SMALLEST, ["stages.float.epochs=20", "recipes.label_smoothing={}"])
+    with pytest.raises(RunError) as error:
+        expect_same_config(folder, other)
+    lines = str(error.value).splitlines()
+    assert lines[0] == f"run folder {tmp_path}, which holds a run of another config: 4 problems"
+    assert "  - policy.weight_bits: 3 in the folder, 4 asked for" in lines
+    assert "  - stages.float.epochs: 150 in the folder, 20 asked for" in lines
+    # The quantized stage takes over what the float stage says.
+    assert "  - stages.quantized.epochs: 150 in the folder, 20 asked for" in lines
+    assert any(line.startswith("  - recipes.label_smoothing: None in the") for line in lines)
+    assert "--no-resume" in lines[-1]
+    assert "--run_dir" in lines[-1]
+
+
+def test_a_configuration_that_cannot_be_read_is_no_run_to_go_on_with(tmp_path):
+    (tmp_path / run_folder.CONFIG).write_text("stages: {float: {epoch: 3}}")
+    with pytest.raises(RunError, match=r"Did you mean epochs\?[\s\S]*start anew with --no-resume"):
+        expect_same_config(RunFolder(tmp_path), parse_config(SMALLEST))
+
+
+def test_what_is_done_reads_back_in_order(tmp_path):
+    folder = RunFolder(tmp_path)
+    state = RunState.read(folder)
+    assert state.stages == {}
+    of_float, of_quantized = ({"loss": 1.0, "top1": top1, "top5": 0.9} for top1 in (0.5, 0.25))
+    state.finish("float", of_float)
+    state.finish("quantized", of_quantized)
+    assert list(RunState.read(folder).stages.items()) == [
+        ("float", of_float),
+        ("quantized", of_quantized),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"stages": ["float"]}', '{"stages": {"float": {}}}', '{"stage": {}}']
+)
+def test_a_damaged_state_is_an_error_that_says_what_to_do(tmp_path, text):
+    (tmp_path / run_folder.STATE).write_text(text)
+    with pytest.raises(RunError, match=r"state\.json: received a damaged file .* --no-resume"):
+        RunState.read(RunFolder(tmp_path))
+
+
+def test_a_run_may_save_more_or_less_often_when_it_goes_on(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.write_text(run_folder.CONFIG, config_text(parse_config(SMALLEST)))
+    expect_same_config(folder, parse_config(SMALLEST, ["training.checkpoint_minutes=1"]))
+
+
+def test_the_seconds_of_all_processes_of_a_run_count(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.write_json(run_folder.STATE, {"stages": {}, "seconds": 100.0})
+    state = RunState.read(folder)
+    with contextlib.suppress(KeyError), state.timed():
+        raise KeyError
+    assert 100.0 <= RunState.read(folder).seconds == pytest.approx(state.seconds_so_far(), abs=5.0)
