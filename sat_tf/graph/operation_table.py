@@ -26,6 +26,7 @@ from sat_tf.graph.operation_layers import (
     template_of,
 )
 from sat_tf.graph.rewrite import Call, Plan, pooled_in_rows, pooled_whole_row, step
+from sat_tf.loading.tensor_functions import CalledFunction
 
 L = keras.layers
 
@@ -47,7 +48,7 @@ def _as_it_is(call: Call) -> Plan | None:
         arguments = template_of([list(call.node.call_args), call.node.call_kwargs], places)
     except TypeError:
         return None
-    steps = [step(Operation, call.symbol, arguments)]
+    steps = [step(Operation, CalledFunction(call.symbol), arguments)]
     return Plan(tensors, steps, takes_list=len(tensors) > 1)
 
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow_model_optimization as tfmot
 
 from sat_tf.commands import explain, main
-from sat_tf.training.errors import RunError
+from sat_tf.messages import RunError
 from tests.commands.light import told_without_tensorflow
 from tests.planning.models import with_odd_activation
 from tests.training.small import small_float_model, small_quantized_model
