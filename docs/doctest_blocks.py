@@ -9,12 +9,13 @@ from typing import Any
 
 import griffe
 
-_DOCTEST = re.compile(r"^(?P<indent> *)>>> [^\n]*(?:\n(?P=indent)\S[^\n]*|\n(?P=indent) +\S[^\n]*)*", re.MULTILINE)
+# `>>>`, and the lines behind it down to an empty one or to one that is indented less.
+_DOCTEST = re.compile(r"^(?P<indent> *)>>> [^\n]*(?:\n(?P=indent) *\S[^\n]*)*", re.MULTILINE)
 _EXAMPLE = re.compile(r"^Example:$", re.MULTILINE)
 
 
 def with_blocks(docstring: str) -> str:
-    """A docstring with its examples as Griffe and Markdown read them.
+    r"""A docstring with its examples as Griffe and Markdown read them.
 
     >>> print(with_blocks("Adds.\n\n>>> 1 + 1\n2"))
     Adds.
