@@ -32,26 +32,6 @@ NAMES = [
 MODULES = {"sat_tf.callbacks", "sat_tf.configs", "sat_tf.export"}
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    missing = [name for name in ("mkdocs", "material", "mkdocstrings") if not _is_there(name)]
-    if missing:
-        pytest.skip(f"without {', '.join(missing)}; pip install '.[docs]'")
-    folder = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "WARNING" not in done.stderr
-    return folder
-
-
 def _is_there(module):
     return importlib.util.find_spec(module) is not None
 
@@ -74,7 +54,30 @@ class _Loaded(html.parser.HTMLParser):
             self.addresses.append(given.get("src", ""))
 
 
-def test_every_public_name_is_on_an_api_page(site):
+def test_the_site_builds_without_a_warning_and_is_whole(tmp_path):
+    # One test, because it builds once: on all cores, each would have a site of its own.
+    missing = [name for name in ("mkdocs", "material", "mkdocstrings") if not _is_there(name)]
+    if missing:
+        pytest.skip(f"without {', '.join(missing)}; pip install '.[docs]'")
+    site = tmp_path / "site"
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    every_public_name_is_on_an_api_page(site)
+    examples_of_docstrings_are_blocks_of_code(site)
+    pages_load_nothing_from_elsewhere(site)
+    assert not list(site.rglob("*.py"))
+
+
+def every_public_name_is_on_an_api_page(site):
     shown = set()
     for page in (site / "api").glob("*.html"):
         shown |= _Loaded(page).identifiers
@@ -83,12 +86,12 @@ def test_every_public_name_is_on_an_api_page(site):
     assert [name for name in NAMES if name not in MODULES and name not in shown] == []
 
 
-def test_examples_of_docstrings_are_blocks_of_code(site):
+def examples_of_docstrings_are_blocks_of_code(site):
     for page in (site / "api").glob("*.html"):
         assert "<blockquote>" not in page.read_text(encoding="utf-8"), page.name
 
 
-def test_pages_load_nothing_from_elsewhere(site):
+def pages_load_nothing_from_elsewhere(site):
     pages = list(site.rglob("*.html"))
     assert len(pages) >= 40
     for page in pages:
@@ -96,10 +99,6 @@ def test_pages_load_nothing_from_elsewhere(site):
         assert elsewhere == [], page.name
     for sheet in site.rglob("*.css"):
         assert not re.search(r"@import|url\(['\"]?(https?:)?//", sheet.read_text(encoding="utf-8"))
-
-
-def test_no_source_of_the_documentation_is_published(site):
-    assert not list(site.rglob("*.py"))
 
 
 def test_every_picture_is_on_a_page():
