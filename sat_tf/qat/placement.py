@@ -11,7 +11,7 @@ from sat_tf.core.rescale import fan_out
 from sat_tf.graph import functions, layer_kinds
 from sat_tf.graph.layer_kinds import Role
 from sat_tf.graph.network import Network, Node
-from sat_tf.messages import kind_of, list_problems
+from sat_tf.messages import kind_of, list_problems, listed_problems
 from sat_tf.qat.configs import LayerConfig, PlacedConfig
 from sat_tf.qat.inputs import entrance, range_problems
 from sat_tf.qat.policy import BitPolicy
@@ -249,8 +249,8 @@ class _Placer:
         try:
             return self.policy.at(name, self.annotations.get(node.name), end=end)
         except ValueError as error:  # fields that are right alone and wrong together
-            for line in str(error).splitlines()[1:]:
-                self._refuse(f"{name}: {line[4:]}")
+            for problem in listed_problems(error):
+                self._refuse(f"{name}: {problem}")
             return self.policy
 
     def _role(self, node: Node) -> Role:

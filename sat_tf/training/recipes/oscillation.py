@@ -229,7 +229,7 @@ def _quantized_kernels(
             yield layer, layer.quantize_config.weights
 
 
-_COLUMNS = ("epoch", *(field.name for field in dataclasses.fields(OscillationCount)))
+COLUMNS = ("epoch", *(field.name for field in dataclasses.fields(OscillationCount)))
 
 
 class OscillationLog(keras.callbacks.Callback):
@@ -263,18 +263,20 @@ class OscillationLog(keras.callbacks.Callback):
         """What the table holds of earlier epochs; a resumed run writes the others anew."""
         if self.folder is None:
             return []
-        rows: list[dict[str, Any]] = read_table(
-            self.folder.read_text(OSCILLATIONS),
-            lambda row: {**{name: row[name] for name in _COLUMNS}, "epoch": int(row["epoch"])},
-            name=str(self.folder.file(OSCILLATIONS)),
-            columns=_COLUMNS,
-        )
+        rows = self.folder.read_rows(OSCILLATIONS, _from_csv, "epochs with their layers")
         return [row for row in rows if row["epoch"] < epoch]
+
+
+def _from_csv(text: str) -> list[dict[str, Any]]:
+    def row(values: dict[str, str]) -> dict[str, Any]:
+        return {**values, "epoch": int(values["epoch"])}
+
+    return read_table(text, row, name="oscillations", columns=COLUMNS)
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
