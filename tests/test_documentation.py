@@ -108,6 +108,16 @@ def test_every_picture_is_on_a_page():
         assert f"images/{picture.name}" in pages, picture.name
 
 
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda page: page.stem
+)
+def test_every_file_that_a_page_names_is_there(page):
+    folders = "sat_tf|tests|benchmarks|examples|configs|docs"
+    named = re.findall(rf"\b((?:{folders})/[\w/.]*\w)", page.read_text(encoding="utf-8"))
+    # Addresses on pages are written from the page, and have been checked with the site.
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
 def test_every_example_names_a_command_that_is_there(capsys):
     text = "\n".join(page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *PAGES))
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
