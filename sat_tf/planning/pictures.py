@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sat_tf.atomic_file import expect_path, written_whole
 from sat_tf.planning.diagram import Drawing, Line, Rectangle, Shape, Words, draw
-from sat_tf.planning.plan import Plan
+from sat_tf.planning.planned_model import PlannedModel
 from sat_tf.presentation.page import text
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def check_diagram_path(path: str | os.PathLike[str]) -> None:
         )
 
 
-def write_diagram(plan: Plan, path: str | os.PathLike[str]) -> None:
+def write_diagram(plan: PlannedModel, path: str | os.PathLike[str]) -> None:
     """Draws the plan; the file appears whole, or not at all.
 
     Raises:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from sat_tf.atomic_file import written_whole
 from sat_tf.planning.diagram import draw
 from sat_tf.planning.pictures import PAGE_STYLE, svg_element
-from sat_tf.planning.plan import Fate, LayerPlan, Plan, shape_text
 from sat_tf.planning.plan_table import (
     file_text,
     number_text,
@@ -15,6 +14,7 @@ from sat_tf.planning.plan_table import (
     verdict,
     weights_text,
 )
+from sat_tf.planning.planned_model import Fate, LayerPlan, PlannedModel, shape_text
 from sat_tf.presentation.page import facts, page, row, table, text
 
 _STYLE = f"""{PAGE_STYLE}
@@ -27,7 +27,7 @@ _WORDS = ("layer", "kind", "shape", "becomes", "weights", "output", "in the file
 _NUMBERS = ("reads bits", "parameters", "multiply-adds", "BOPs", "bytes", "float bytes")
 
 
-def write_page(plan: Plan, path: str | os.PathLike[str]) -> None:
+def write_page(plan: PlannedModel, path: str | os.PathLike[str]) -> None:
     """Writes the page; the file appears whole, or not at all.
 
     Raises:
@@ -37,7 +37,7 @@ def write_page(plan: Plan, path: str | os.PathLike[str]) -> None:
         temporary.write_text(plan_page(plan), encoding="utf-8")
 
 
-def plan_page(plan: Plan) -> str:
+def plan_page(plan: PlannedModel) -> str:
     """HTML that shows all of a plan."""
     refused = plan.problems or plan.export_problems
     return page(
@@ -88,7 +88,7 @@ def _listed(title: str, lines: Iterable[str]) -> Iterator[str]:
         yield "</ul>"
 
 
-def _rows(plan: Plan) -> Iterator[str]:
+def _rows(plan: PlannedModel) -> Iterator[str]:
     for layer in plan.rows:
         made = row([text(word) for word in _words(layer)], _numbers(layer))
         kind = {Fate.PROBLEM: "problem", Fate.INSERTED: "inserted"}.get(layer.fate, "")
@@ -119,7 +119,7 @@ def _numbers(layer: LayerPlan) -> list[str]:
     ]
 
 
-def _totals(plan: Plan) -> str:
+def _totals(plan: PlannedModel) -> str:
     numbers = (
         plan.parameters,
         plan.multiply_adds,

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sat_tf.planning.plan import Export, Fate, LayerPlan, Plan
+from sat_tf.planning.planned_model import Export, Fate, LayerPlan, PlannedModel
 
 _SHORT = {
     "BatchNormalization": "BN",
@@ -39,14 +39,14 @@ _STYLES = {
 }
 
 
-def plan_text(plan: Plan, width: int | None = None) -> str:
+def plan_text(plan: PlannedModel, width: int | None = None) -> str:
     """The plan as plain text of this width."""
     text = io.StringIO()
     print_plan(plan, Console(file=text, width=width or _WIDTH))
     return text.getvalue()
 
 
-def print_plan(plan: Plan, console: Console) -> None:
+def print_plan(plan: PlannedModel, console: Console) -> None:
     """Prints the layers, the sums, and what stands in the way."""
     console.print(_table(plan, wide=console.width >= _WIDE))
     color = "red" if plan.problems or plan.export_problems else "green"
@@ -68,7 +68,7 @@ def print_plan(plan: Plan, console: Console) -> None:
         console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
 
 
-def verdict(plan: Plan) -> str:
+def verdict(plan: PlannedModel) -> str:
     """Whether the model can be quantized and exported, in a few words."""
     if plan.problems:
         return f"cannot be quantized as asked: {_count(len(plan.problems), 'problem')}"
@@ -81,7 +81,7 @@ def verdict(plan: Plan) -> str:
     return "can be quantized and exported"
 
 
-def summary(plan: Plan) -> list[str]:
+def summary(plan: PlannedModel) -> list[str]:
     """The sums, in words."""
     quantized = sum(row.weights is not None for row in plan.layers)
     lines = [
@@ -103,7 +103,7 @@ def summary(plan: Plan) -> list[str]:
     return lines
 
 
-def _operations(plan: Plan) -> str:
+def _operations(plan: PlannedModel) -> str:
     products, bops, whole = plan.multiply_adds, plan.bit_operations, plan.float_bit_operations
     if products is None or bops is None or whole is None:
         known = sum(row.multiply_adds or 0 for row in plan.rows)
@@ -114,7 +114,7 @@ def _operations(plan: Plan) -> str:
     return f"{products:,} multiply-adds an image, {bops:,} bit operations (BOPs){share}"
 
 
-def _table(plan: Plan, *, wide: bool) -> Table:
+def _table(plan: PlannedModel, *, wide: bool) -> Table:
     table = Table(title=f"{plan.model}: what becomes of it", title_justify="left", box=SIMPLE_HEAD)
     for name in ("layer", "kind", "weights", "output", "in the file"):
         table.add_column(name, overflow="fold")
@@ -179,7 +179,7 @@ def _file(row: LayerPlan) -> str:
     return is_float + ", ".join(names) if names else _NONE
 
 
-def reasons(plan: Plan) -> list[str]:
+def reasons(plan: PlannedModel) -> list[str]:
     """Why layers become what they become, layers with the same reason together."""
     found: dict[str, list[str]] = {}
     for row in plan.layers:

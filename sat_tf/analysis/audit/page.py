@@ -3,8 +3,15 @@
 import os
 from collections.abc import Iterable
 
-from sat_tf.analysis.audit import result as rules
-from sat_tf.analysis.audit.result import LIMITS, RULES, ActivationAudit, Audit, LayerAudit, Verdict
+from sat_tf.analysis.audit import audited_model as rules
+from sat_tf.analysis.audit.audited_model import (
+    LIMITS,
+    RULES,
+    ActivationAudit,
+    AuditedModel,
+    LayerAudit,
+    Verdict,
+)
 from sat_tf.analysis.audit.table import by_rule, kappa_cell, number, share, summary
 from sat_tf.atomic_file import written_whole
 from sat_tf.presentation.dot_chart import STYLE, DotChart, Dots
@@ -13,7 +20,7 @@ from sat_tf.presentation.page import page, row, table, text
 _CLASSES = {Verdict.OK: "good", Verdict.WATCH: "watch", Verdict.BROKEN: "bad"}
 
 
-def write_page(audit: Audit, path: str | os.PathLike[str]) -> None:
+def write_page(audit: AuditedModel, path: str | os.PathLike[str]) -> None:
     """Writes the page; the file appears whole, or not at all.
 
     Raises:
@@ -23,7 +30,7 @@ def write_page(audit: Audit, path: str | os.PathLike[str]) -> None:
         temporary.write_text(audit_page(audit), encoding="utf-8")
 
 
-def audit_page(audit: Audit) -> str:
+def audit_page(audit: AuditedModel) -> str:
     """HTML that shows all of an audit."""
     return page(
         f"Audit of {audit.model}",
@@ -53,14 +60,14 @@ _ON_LAYERS = (
 )
 
 
-def _what_is_wrong(audit: Audit) -> Iterable[str]:
+def _what_is_wrong(audit: AuditedModel) -> Iterable[str]:
     for rule, lines in by_rule(audit).items():
         yield f"<h2>{text(rule)}</h2><p>{text(RULES[rule])}</p><ul>"
         yield from (f"<li>{text(line)}</li>" for line in lines)
         yield "</ul>"
 
 
-def _charts(audit: Audit) -> list[DotChart]:
+def _charts(audit: AuditedModel) -> list[DotChart]:
     layers, names = audit.layers, [layer.name for layer in audit.layers]
     kappa = rules.KAPPA_WATCHED.value
     of_layers = [
@@ -128,7 +135,7 @@ def _used(row: ActivationAudit) -> float | None:
     return None if row.codes is None or row.codes_used is None else row.codes_used / row.codes
 
 
-def _layers(audit: Audit) -> str:
+def _layers(audit: AuditedModel) -> str:
     head = ["#", "layer", "kind", "behind", "followed by", "verdict"]
     numbers = ["n", "n̂", "bits", "VAR W", "VAR Ŵ", "VAR Q", "VAR Ξ", "codes", "VAR ∂Ξ", "κ"]
     rows = [_layer(index, layer) for index, layer in enumerate(audit.layers, 1)]

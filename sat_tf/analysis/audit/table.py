@@ -4,14 +4,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sat_tf.analysis.audit.result import RULES, ActivationAudit, Audit, LayerAudit, Verdict
+from sat_tf.analysis.audit.audited_model import (
+    RULES,
+    ActivationAudit,
+    AuditedModel,
+    LayerAudit,
+    Verdict,
+)
 
 _COLOURS = {Verdict.OK: "green", Verdict.WATCH: "yellow", Verdict.BROKEN: "red"}
 _NONE = "-"
 _FORMS = {True: "κ₁", False: "κ₂"}
 
 
-def print_audit(audit: Audit, console: Console, *, only_findings: bool = False) -> None:
+def print_audit(audit: AuditedModel, console: Console, *, only_findings: bool = False) -> None:
     """Prints the verdict, the layers and what is wrong with them.
 
     Args:
@@ -34,7 +40,7 @@ def print_audit(audit: Audit, console: Console, *, only_findings: bool = False) 
         console.print(note, highlight=False, markup=False, soft_wrap=True)
 
 
-def by_rule(audit: Audit) -> dict[str, list[str]]:
+def by_rule(audit: AuditedModel) -> dict[str, list[str]]:
     """What is wrong, as sentences under the rule; layers with the same fault and cure together."""
     found: dict[str, dict[tuple[str, str], list[str]]] = {}
     for name, finding in audit.findings():
@@ -60,7 +66,7 @@ def _listed(named: list[str]) -> str:
     return "; ".join(named[:_MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
-def summary(audit: Audit) -> str:
+def summary(audit: AuditedModel) -> str:
     """The verdict in a line."""
     rows: list[LayerAudit | ActivationAudit] = [*audit.layers, *audit.activations]
     broken = sum(row.verdict is Verdict.BROKEN for row in rows)
@@ -89,7 +95,7 @@ def share(part: int | None, whole: int | None) -> str:
     return _NONE if part is None or whole is None else f"{part}/{whole}"
 
 
-def _verdict(audit: Audit) -> Text:
+def _verdict(audit: AuditedModel) -> Text:
     verdict = audit.verdict
     return Text.assemble(
         f"{audit.model}: ", (verdict.value, _COLOURS[verdict]), f"; {summary(audit)}"

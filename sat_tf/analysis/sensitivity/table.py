@@ -4,7 +4,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sat_tf.analysis.sensitivity.damage import METRICS, Damage, Metric
-from sat_tf.analysis.sensitivity.result import LayerSensitivity, Sensitivity
+from sat_tf.analysis.sensitivity.measured_model import LayerSensitivity, MeasuredModel
 
 _NONE = "-"
 _TITLES = {"top1": "top-1 lost", "distance": "distance", "divergence": "divergence"}
@@ -12,7 +12,7 @@ _TITLES = {"top1": "top-1 lost", "distance": "distance", "divergence": "divergen
 _WIDE = 100
 
 
-def print_sensitivity(found: Sensitivity, console: Console, *, most: int | None = None) -> None:
+def print_sensitivity(found: MeasuredModel, console: Console, *, most: int | None = None) -> None:
     """Prints what the whole model loses, and each layer, the one that loses most first.
 
     Args:
@@ -60,7 +60,7 @@ def _bits(layer: LayerSensitivity) -> str:
     return "".join(f"{letter}{bits}" for letter, bits in named if bits is not None)
 
 
-def _summary(found: Sensitivity) -> list[str]:
+def _summary(found: MeasuredModel) -> list[str]:
     lost = []
     for name, metric in METRICS.items():
         if _value(found.together, metric) is not None:
