@@ -15,7 +15,10 @@ demo: $(VENV)/installed ## Train, quantize, export and verify a digits model; mi
 	$(BIN)/python examples/train_imagenet.py
 
 .PHONY: test
-test: lint types unit ## Lint, type check and test
+test: lint types unit ## Lint, type check, and run the tests that catch nearly everything; 5 minutes on two cores
+
+.PHONY: test-all
+test-all: test thorough ## The same, and all other tests but those of minutes each; half an hour
 
 .PHONY: lint
 lint: $(VENV)/installed-test ## Check style
@@ -28,7 +31,11 @@ types: $(VENV)/installed-test ## Check types
 
 .PHONY: unit
 unit: $(VENV)/installed-test ## Run the fast tests, on all cores
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
+.PHONY: thorough
+thorough: $(VENV)/installed-test ## Run the tests that `make unit` leaves out, but those of minutes each
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m 'thorough and not slow'
 
 .PHONY: test-slow
 test-slow: $(VENV)/installed-test ## Run the tests that take minutes each
