@@ -24,7 +24,9 @@ setuptools.setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=setuptools.find_packages(include=["sat_tf", "sat_tf.*"]),
-    package_data={"sat_tf": ["py.typed", "reproduction/paper/configs/**/*.yaml"]},
+    package_data={
+        "sat_tf": ["py.typed", "reproduction/paper/configs/**/*.yaml", "**/*.html", "**/*.css"]
+    },
     install_requires=[
         "tensorflow>=2.21,<2.22",
         "tf_keras>=2.21,<2.22",
@@ -37,6 +39,8 @@ setuptools.setup(
         "absl-py>=1.4,<3",
         "flatbuffers>=24.3,<26",
         "h5py>=3.10,<4",
+        "jinja2>=3.1,<4",
+        "markupsafe>=2.1,<4",
         "matplotlib>=3.8,<4",
         "pillow>=10,<14",
         "pydantic>=2.7,<3",

@@ -22,7 +22,7 @@ from sat_tf import data
 from sat_tf.atomic_file import written_whole
 from sat_tf.export.certificate.certificate import Certificate
 from sat_tf.export.deployed import DeployedModel
-from sat_tf.training.deploy_tail import deploy_tail
+from sat_tf.training.loop.deploy_tail import deploy_tail
 
 matplotlib.use("Agg")
 

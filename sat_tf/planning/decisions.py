@@ -10,7 +10,7 @@ from sat_tf.core.grid import find_grid
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layer_kinds import Role
 from sat_tf.graph.network import Network
-from sat_tf.planning.plan import ActivationPlan, Fate, WeightPlan
+from sat_tf.planning.planned_model import ActivationPlan, Fate, WeightPlan
 from sat_tf.qat.inputs import changes, find_folds
 from sat_tf.qat.placement import Placement
 from sat_tf.qat.policy import BitPolicy, fitting_grid

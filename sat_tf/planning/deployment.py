@@ -17,7 +17,7 @@ from sat_tf.export.operations.lookup import Lookup
 from sat_tf.export.operations.movements import Movement
 from sat_tf.export.operations.pairs import Pair
 from sat_tf.graph.network import Network, Node
-from sat_tf.planning.plan import Export
+from sat_tf.planning.planned_model import Export
 from sat_tf.planning.preview import by_layer, kernel_outlines, user_name
 from sat_tf.qat.layout import in_inference, inner_layer
 

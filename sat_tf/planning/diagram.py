@@ -5,8 +5,8 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from sat_tf.planning.plan import Export, Fate, LayerPlan, Plan, shape_text
 from sat_tf.planning.plan_table import short_kind, summary
+from sat_tf.planning.planned_model import Export, Fate, LayerPlan, PlannedModel, shape_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Box:
         return ", ".join(words)
 
 
-def boxes_of(plan: Plan) -> list[Box]:
+def boxes_of(plan: PlannedModel) -> list[Box]:
     """The boxes of a plan, producers before consumers."""
     readers: dict[str, list[str]] = {}
     for row in plan.rows:
@@ -123,7 +123,7 @@ def boxes_of(plan: Plan) -> list[Box]:
     return boxes
 
 
-def _fused_reader(row: LayerPlan, readers: list[str], plan: Plan) -> str:
+def _fused_reader(row: LayerPlan, readers: list[str], plan: PlannedModel) -> str:
     """The only reader of a layer, where it is one with it."""
     if len(readers) != 1:
         return ""
@@ -421,7 +421,7 @@ class Drawing:
     title: str
 
 
-def draw(plan: Plan) -> Drawing:
+def draw(plan: PlannedModel) -> Drawing:
     """The diagram of a plan."""
     boxes = boxes_of(plan)
     sizes = [(_WIDTH, _SMALL if box.is_small else _LARGE) for box in boxes]

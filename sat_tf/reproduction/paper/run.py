@@ -12,11 +12,11 @@ from sat_tf.reproduction.paper.library import Entry, data_sets, find
 from sat_tf.reproduction.paper.record import add_outcomes, outcome_of, read_outcomes
 from sat_tf.reproduction.paper.resolve import float_part, other_start, resolve
 from sat_tf.training.config.config import Config
-from sat_tf.training.loop.stage_plan import Listener
 from sat_tf.training.report.results import Results
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 from sat_tf.training.state.run_state import RunState
+from sat_tf.training.step.stage_plan import Listener
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

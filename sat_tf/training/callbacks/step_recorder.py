@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.training.loop.stage_plan import StagePlan
 from sat_tf.training.state.history import StepMetrics, steps_from_csv, steps_to_csv
 from sat_tf.training.state.run_folder import STEPS, RunFolder
+from sat_tf.training.step.stage_plan import StagePlan
 
 
 class StepCallback(keras.callbacks.Callback, abc.ABC):

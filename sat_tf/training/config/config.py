@@ -191,7 +191,7 @@ def parse_config(
     >>> parse_config("name: tiny", ["data.name=digits", "model.name=mobilenet_v3"])
     Traceback (most recent call last):
       ...
-    sat_tf.training.errors.RunError: config: 1 problem
+    sat_tf.messages.RunError: config: 1 problem
       - model.name='mobilenet_v3': expected the name of a model. Did you mean mobilenet_v2?
     """
     try:

@@ -21,19 +21,12 @@ from sat_tf.qat.calibrate import StaleStatisticsWarning, calibrate, estimate_sta
 from sat_tf.qat.layout import inner_layer
 from sat_tf.quantizers.input_range import InputRange
 from sat_tf.training.config.config import Config, config_text
-from sat_tf.training.deploy_tail import train_deploy_tail
-from sat_tf.training.errors import Interruption
-from sat_tf.training.loop.distribution import (
-    from_first_worker,
-    make_strategy,
-    outside_failures_told,
-    reading_errors_told,
-    writes_files,
-)
+from sat_tf.training.interruption import Interruption
+from sat_tf.training.loop.deploy_tail import train_deploy_tail
 from sat_tf.training.loop.environment import describe_environment
-from sat_tf.training.loop.fed_source import fed_range, fed_source
+from sat_tf.training.loop.outcome import conclude
+from sat_tf.training.loop.outside_failures import outside_failures_told, reading_errors_told
 from sat_tf.training.loop.stage import Run, batch_size_problems, held_out_metrics, train_stage
-from sat_tf.training.loop.stage_plan import Listener
 from sat_tf.training.loop.start import (
     check_range,
     check_range_of_teacher,
@@ -43,12 +36,18 @@ from sat_tf.training.loop.start import (
     trained_float_model,
 )
 from sat_tf.training.recipes.recipes import check_teacher
-from sat_tf.training.report.outcome import conclude
 from sat_tf.training.report.results import Results
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.history import EpochMetrics, from_csv
 from sat_tf.training.state.run_folder import RunFolder
 from sat_tf.training.state.run_state import RunState, expect_same_config
+from sat_tf.training.step.distribution import (
+    from_first_worker,
+    make_strategy,
+    writes_files,
+)
+from sat_tf.training.step.fed_source import fed_range, fed_source
+from sat_tf.training.step.stage_plan import Listener
 
 _GO_ON = "\nWhen the files are mended, the same command goes on with the run."
 

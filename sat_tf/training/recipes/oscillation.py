@@ -15,8 +15,8 @@ from sat_tf.presentation.tables import read_table
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers import dorefa
 from sat_tf.quantizers.dorefa import DorefaQuantizer
-from sat_tf.training.loop.distribution import assign_alike, replica_variable
 from sat_tf.training.state.run_folder import OSCILLATIONS, RunFolder
+from sat_tf.training.step.distribution import assign_alike, replica_variable
 
 # From so many oscillations a step on, the paper speaks of an oscillating weight.
 OSCILLATING = 0.005

@@ -16,7 +16,7 @@ import tf_keras as keras
 from sat_tf.atomic_file import on_disk
 from sat_tf.messages import RunError
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.training.loop.learner import Learner
+from sat_tf.training.step.learner import Learner
 
 _MOST_NAMED = 3
 

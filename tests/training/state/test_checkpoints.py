@@ -11,9 +11,9 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.messages import RunError
-from sat_tf.training.loop.learner import Learner, training_copy
 from sat_tf.training.state import checkpoints
 from sat_tf.training.state.checkpoints import Checkpoints, Position, steps_left
+from sat_tf.training.step.learner import Learner, training_copy
 from tests.training.small import small_images, small_quantized_model
 
 IMAGES = small_images()

@@ -11,9 +11,9 @@ from sat_tf import arguments
 from sat_tf.arguments import Rule
 from sat_tf.export.deployed import DeployedModel, deployed_model
 from sat_tf.messages import RunError
-from sat_tf.training.loop.learner import accuracy_metrics
-from sat_tf.training.loop.schedule import WarmupCosine
 from sat_tf.training.loop.stage import Run, train_stage
+from sat_tf.training.step.learner import accuracy_metrics
+from sat_tf.training.step.schedule import WarmupCosine
 
 
 def deploy_tail(

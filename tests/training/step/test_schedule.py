@@ -5,7 +5,7 @@ import pytest
 import tf_keras as keras
 
 from sat_tf.training.config.sections import StageConfig
-from sat_tf.training.loop.schedule import WarmupCosine
+from sat_tf.training.step.schedule import WarmupCosine
 
 
 def reference(step, first, peak, warmup, total):

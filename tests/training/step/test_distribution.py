@@ -7,8 +7,8 @@ import tensorflow as tf
 from sat_tf.data.arrays import ArraySource
 from sat_tf.data.shards import Share
 from sat_tf.messages import RunError
-from sat_tf.training.loop.distribution import make_strategy, share_of, writes_files
 from sat_tf.training.loop.stage import train_stage
+from sat_tf.training.step.distribution import make_strategy, share_of, writes_files
 from tests.training import processes
 from tests.training.loop.test_stage import make_run
 from tests.training.small import small_float_model, small_images, small_quantized_model

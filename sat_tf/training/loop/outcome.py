@@ -17,7 +17,6 @@ from sat_tf.graph.network import Network
 from sat_tf.loading.load import load_model
 from sat_tf.messages import RunError
 from sat_tf.qat.inputs import input_types
-from sat_tf.training.loop.fed_source import pixels_of
 from sat_tf.training.loop.stage import SAMPLE, Run
 from sat_tf.training.report.curves import draw_curves
 from sat_tf.training.report.report import write_layers, write_report
@@ -25,6 +24,7 @@ from sat_tf.training.report.results import Results
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import CERTIFICATE, TFLITE_MODEL, RunFolder
 from sat_tf.training.state.run_state import RunState
+from sat_tf.training.step.fed_source import pixels_of
 
 
 def deploy(

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from sat_tf.export.certificate.page import histogram
+from sat_tf.presentation.charts import histogram
 
 
 @pytest.mark.parametrize("places", [1, 2, 16, 32, 33, 256])

@@ -3,8 +3,8 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.training.loop.learner import Draws, Learner
 from sat_tf.training.state.checkpoints import Checkpoints, Position
+from sat_tf.training.step.learner import Draws, Learner
 from tests.training.small import small_images
 
 IMAGES = small_images()
