@@ -1,7 +1,7 @@
 """From a quantized Keras model to an integer TFLite file, with proof.
 
 The stages, in order: trace (with the folding of BatchNormalization), pack, upscale,
-settle_constants, floor_steps, snap_biases; then simulate, write and verify. `to_keras` gives the
+settle_constants, floor_scales, round_biases; then simulate, write and verify. `to_keras` gives the
 same graph to TensorFlow's own converter; `snap_biases` moves a trained model's biases to those of
 its file; `deployed_model` is that file in Keras, to be evaluated and trained; `with_image_size`
 fixes the size of a model of images of any size.

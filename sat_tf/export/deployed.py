@@ -160,8 +160,8 @@ class DeployedLayer(keras.layers.Layer):
             result = tf.stop_gradient(exact.compute(operation, self._graph, constants, *read))
             tensors[operation.output] = made[operation.output] = result
         value = tensors[self.part.tensor]
-        if "real_step" in self._constants:
-            value *= self._constants["real_step"]
+        if "real_scale" in self._constants:
+            value *= self._constants["real_scale"]
         return {
             "real": straight_through(tf.cast(value, surrogate.dtype), surrogate),
             "tensors": made,
@@ -188,7 +188,7 @@ class DeployedLayer(keras.layers.Layer):
             for name, value in exact.constants_of(operation, graph).items()
         }
         if part.tensor is not None and graph.tensors[part.tensor].codes is not None:
-            values["real_step"] = np.float32(graph.codes(part.tensor).real_step)
+            values["real_scale"] = np.float32(graph.codes(part.tensor).real_scale)
         return values
 
     def get_config(self) -> dict[str, Any]:

@@ -241,13 +241,13 @@ def export_tflite(
     which for dictionaries is that of the sorted keys; in the file's signature they are named after
     the Keras inputs, and after the tensors of the layers. Between them all tensors are int8, with
     the trained codes as their
-    integers: weights keep their lattice, BatchNormalization is folded into steps and int32 biases,
+    integers: weights keep their lattice, BatchNormalization is folded into scales and int32 biases,
     activations are clipped by int8 saturation where their clipping level is. Only the last
     DEQUANTIZE is float, and with it what the policy keeps float: the sums of float streams, and a
     softmax.
 
     The file differs from the trained model in what integers cannot hold: biases are rounded to
-    multiples of input step · weight step, channels that hardly vary get another step for it or,
+    multiples of input scale · weight scale, channels that hardly vary get another scale for it or,
     next to dead, other codes, sums and means round as the kernels do, and signed streams that these
     read saturate one code lower. `snap_biases` moves the model to where its file is.
     `verify_tflite` proves that LiteRT computes exactly these integers, and counts those of Keras

@@ -111,7 +111,7 @@ def stored_codes(real: np.ndarray, codes: Codes) -> np.ndarray:
     [-102, -99, -82]
     """
     with np.errstate(invalid="ignore"):
-        rounded = np.floor(real / np.float32(codes.real_step) + np.float32(0.5)) + codes.zero_point
+        rounded = np.floor(real / np.float32(codes.real_scale) + np.float32(0.5)) + codes.zero_point
         return np.clip(rounded, codes.lowest, codes.highest).astype(np.int32)
 
 
@@ -129,7 +129,7 @@ def verify_tflite(
 ) -> Certificate:
     """Proves that LiteRT computes the integers of a quantized model, tensor by tensor.
 
-    The file is first compared with what the model exports to: the same operators, settings, steps
+    The file is first compared with what the model exports to: the same operators, settings, scales
     and constants. Then LiteRT runs it, once with XNNPACK and once with its builtin kernels, and
     every stored integer of every activation is compared with an integer simulation in NumPy. How
     many codes the Keras model itself computes otherwise is counted too.

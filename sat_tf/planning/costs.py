@@ -119,7 +119,7 @@ _ONE_A_CHANNEL = (
 _HEADER = 782
 _OPERATOR = 71
 _CONSTANT = 151
-_STEP = 12
+_SCALE = 12
 _BIAS, _FLOAT = 4, 4
 # Of an input or output beside the first.
 _END = 200
@@ -188,12 +188,12 @@ def operation_bytes(
 
 def _linear_bytes(operation: ir.Linear, *, again: bool) -> int:
     dense = operation.kind is ir.LinearKind.FULLY_CONNECTED
-    steps = operation.steps.astype(np.float32)
-    count = 1 if dense and bool(np.all(steps == steps[0])) else steps.size
+    scales = operation.scales.astype(np.float32)
+    count = 1 if dense and bool(np.all(scales == scales[0])) else scales.size
     codes = 0 if again else math.ceil(operation.kernel.size * operation.storage.value / 8)
     if operation.real:  # a float bias, and a DEQUANTIZE of the kernel
-        return codes + _STEP * count + _FLOAT * operation.bias.size + _OPERATOR
-    return codes + 2 * _STEP * count + _BIAS * operation.bias.size
+        return codes + _SCALE * count + _FLOAT * operation.bias.size + _OPERATOR
+    return codes + 2 * _SCALE * count + _BIAS * operation.bias.size
 
 
 def bytes_of(deployed: Deployment) -> dict[str, int]:

@@ -114,11 +114,11 @@ def keras_tensors(model: keras.Model, images: np.ndarray) -> dict[str, np.ndarra
 
 def is_rounded(real: np.ndarray, codes: Codes) -> bool:
     """Whether real values are on the grid of the codes."""
-    units = real / codes.real_step
+    units = real / codes.real_scale
     return bool(np.max(np.abs(units - np.rint(units))) < 1e-3)
 
 
 def stored(real: np.ndarray, codes: Codes) -> np.ndarray:
     """Real values as stored integers, rounded half up."""
-    rounded = np.floor(real.astype(np.float64) / codes.real_step + 0.5) + codes.zero_point
+    rounded = np.floor(real.astype(np.float64) / codes.real_scale + 0.5) + codes.zero_point
     return np.clip(rounded, codes.lowest, codes.highest).astype(np.int32)

@@ -104,7 +104,7 @@ def test_a_plain_factor_costs_nothing():
     )
     one, other = deployed_graph(plain), deployed_graph(rescaled)
     assert [type(op) for op in one.operations] == [type(op) for op in other.operations]
-    assert other.images[0].step == 1.0  # the file reads the pixels that the Keras model does
+    assert other.images[0].scale == 1.0  # the file reads the pixels that the Keras model does
 
 
 def test_each_use_of_a_shared_layer_has_the_same_codes():

@@ -194,7 +194,7 @@ class CodesRecorder:
                     operator=self._operators[name],
                     shape=self._graph.tensors[name].shape,
                     bits=math.ceil(math.log2(codes.highest - codes.lowest + 1)),
-                    step=float(codes.step),
+                    step=float(codes.scale),
                     zero_point=codes.zero_point,
                     lowest=codes.lowest,
                     counts=counts[codes.lowest + 128 : codes.highest + 129].tolist(),

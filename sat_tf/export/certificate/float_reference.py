@@ -52,7 +52,7 @@ def _fed(image: Image, pixels: np.ndarray) -> np.ndarray:
     """What the quantized model is fed; of a file alone, what its first kernels take pixels for."""
     if image.range is not None or image.type != "uint8":
         return image.fed(pixels)
-    return (pixels.astype(np.float32) - np.float32(image.zero_point)) * image.step
+    return (pixels.astype(np.float32) - np.float32(image.zero_point)) * image.scale
 
 
 def _problem(model: Any, graph: Graph) -> str | None:

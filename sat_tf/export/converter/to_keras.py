@@ -41,12 +41,12 @@ def to_keras(model: keras.Model) -> keras.Model:
 
     Returns:
         A model for conversion only: its weights are constants. Input: pixels on the grid of the
-        file, step · (pixel - zero point); output:
+        file, scale · (pixel - zero point); output:
         what the quantized model gives, on the grid of its codes.
 
     Raises:
         ValueError: the model has no integer form, or has float streams: the converter would
-            quantize their sums on steps of its own. Lists every problem with its fix.
+            quantize their sums on scales of its own. Lists every problem with its fix.
     """
     return keras_of_graph(deployed_graph(model))
 
@@ -60,7 +60,7 @@ def keras_of_graph(graph: Graph) -> keras.Model:
     streams = list(_float_streams(graph))
     if streams:
         problems = [
-            f"{name}: received a float stream, which the converter quantizes on steps of its own; "
+            f"{name}: received a float stream, which the converter quantizes on scales of its own; "
             "requantize the model with stream_bits=8, or use sat_tf.export_tflite."
             for name in streams
         ]
@@ -69,8 +69,8 @@ def keras_of_graph(graph: Graph) -> keras.Model:
     tensors: dict[str, Any] = {tensor.name: tensor for tensor in images}
     for operation in _told_apart(graph.operations):
         inputs = [tensors[name] for name in operation.inputs]
-        step = _Step(_function(operation, graph), name=operation.output)
-        tensors[operation.output] = step(inputs)
+        made = _Step(_function(operation, graph), name=operation.output)
+        tensors[operation.output] = made(inputs)
     outputs = [tensors[name] for name in graph.outputs]
     if len(images) == len(outputs) == 1:
         return keras.Model(images[0], outputs[0], name=graph.name)
@@ -103,9 +103,9 @@ def _told_apart(operations: Iterable[ir.Operation]) -> Iterator[ir.Operation]:
             code = int(operation.kernel.flat[0]) - seen[key]
             seen[key] += 1
             factor = operation.kernel.flat[0] / code
-            steps = (operation.steps * factor).astype(np.float32)
+            scales = (operation.scales * factor).astype(np.float32)
             kernel = np.full_like(operation.kernel, code)
-            operation = dataclasses.replace(operation, kernel=kernel, steps=steps)
+            operation = dataclasses.replace(operation, kernel=kernel, scales=scales)
         yield operation
 
 
@@ -117,7 +117,7 @@ def _is_identity(operation: ir.Linear) -> bool:
         and operation.kernel.size > 0
         and operation.kernel.flat[0] > 1
         and bool(np.all(operation.kernel == operation.kernel.flat[0]))
-        and bool(np.all(operation.steps == operation.steps[0]))
+        and bool(np.all(operation.scales == operation.scales[0]))
     )
 
 
@@ -147,7 +147,7 @@ def _stored_as(codes: Codes | None, tensor: tf.Tensor) -> tf.Tensor:
     """The FakeQuant that makes the converter store a tensor with these codes, if it has any."""
     if codes is None:
         return tensor
-    low, high = ((end - codes.zero_point) * float(codes.step) for end in (-128, 127))
+    low, high = ((end - codes.zero_point) * float(codes.scale) for end in (-128, 127))
     return tf.quantization.fake_quant_with_min_max_args(tensor, low, high, num_bits=8)
 
 
@@ -158,18 +158,18 @@ def _function(operation: ir.Operation, graph: Graph) -> Callable[..., tf.Tensor]
 
 @_function.register
 def _(operation: ir.Linear, graph: Graph) -> Callable[..., tf.Tensor]:
-    steps = operation.steps.astype(np.float32)
-    kernel = operation.kernel.astype(np.float32) * operation.along_channels(steps)
+    scales = operation.scales.astype(np.float32)
+    kernel = operation.kernel.astype(np.float32) * operation.along_channels(scales)
     product = _PRODUCTS[operation.kind]
 
     def run(source: tf.Tensor) -> tf.Tensor:
-        return product(source, kernel, 127.0 * steps, operation.window) + bias.astype(np.float32)
+        return product(source, kernel, 127.0 * scales, operation.window) + bias.astype(np.float32)
 
     if operation.real:
         bias = operation.bias
         return run
     bias = operation.bias * (
-        float(graph.codes(operation.inputs[0]).step) * steps.astype(np.float64)
+        float(graph.codes(operation.inputs[0]).scale) * scales.astype(np.float64)
     )
     codes = graph.codes(operation.output)
     return lambda source: _stored_as(codes, _fused(codes, run(source)))
@@ -206,7 +206,7 @@ def _transposed(x: tf.Tensor, kernel: np.ndarray, ends: np.ndarray, window: Wind
 
 def _matrix(x: tf.Tensor, kernel: np.ndarray, ends: np.ndarray, window: Window) -> tf.Tensor:
     if np.any(ends != ends[0]):
-        # The converter takes one step only for a matrix, so that it is a convolution of one pixel.
+        # The converter takes one scale only for a matrix, so that it is a convolution of one pixel.
         pixels = tf.reshape(x, [-1, 1, 1, kernel.shape[1]])
         sums = _convolution(pixels, kernel[:, np.newaxis, np.newaxis, :], ends, window)
         return tf.reshape(sums, [-1, kernel.shape[0]])
@@ -239,8 +239,8 @@ def _(operation: ir.Add, graph: Graph) -> Callable[..., tf.Tensor]:
 
 @_function.register
 def _(operation: ir.AddConstant, graph: Graph) -> Callable[..., tf.Tensor]:
-    codes, end = graph.codes(operation.output), 127.0 * float(operation.step)
-    values = operation.constant.astype(np.float32) * operation.step
+    codes, end = graph.codes(operation.output), 127.0 * float(operation.scale)
+    values = operation.constant.astype(np.float32) * operation.scale
 
     def add(source: tf.Tensor) -> tf.Tensor:
         constant = tf.quantization.fake_quant_with_min_max_args(
@@ -267,10 +267,10 @@ def _(operation: Movement, graph: Graph) -> Callable[..., tf.Tensor]:
 @_function.register
 def _(operation: Lookup, graph: Graph) -> Callable[..., tf.Tensor]:
     source, output = graph.codes(operation.inputs[0]), graph.codes(operation.output)
-    values = (operation.table.astype(np.float32) - output.zero_point) * output.step
+    values = (operation.table.astype(np.float32) - output.zero_point) * output.scale
 
     def look_up(tensor: tf.Tensor) -> tf.Tensor:
-        places = tf.cast(tf.round(tensor / source.step), tf.int32) + (source.zero_point + FIRST)
+        places = tf.cast(tf.round(tensor / source.scale), tf.int32) + (source.zero_point + FIRST)
         return _stored_as(output, tf.gather(tf.constant(values), places))
 
     return look_up

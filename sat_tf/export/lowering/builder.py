@@ -28,7 +28,7 @@ from sat_tf.export.operations.graph import WHOLE, Codes, LinearKind, Pointwise, 
 from sat_tf.export.operations.lookup import Lookup, table_of
 from sat_tf.export.operations.pairs import Pair, PairKind
 
-# XNNPACK leaves a sum to other kernels, with another rounding, where a step of what it adds is
+# XNNPACK leaves a sum to other kernels, with another rounding, where a scale of what it adds is
 # less than 2^-10 of its own. A summand of 2^-9 still counts hundredths of an output code.
 _SMALLEST_SUMMAND = 2.0**-10
 _COARSE_SUMMAND = 2.0**-9
@@ -96,13 +96,13 @@ class GraphBuilder:
         if isinstance(form, ConstantSumForm):
             return self._constant_sum(form, codes, name, shape)
         if isinstance(form, SumForm) and form.divisor > 1:
-            # The sum on steps as much larger, whose codes are then those of the mean.
-            larger = dataclasses.replace(codes, step=np.float32(codes.step * form.divisor))
+            # The sum on scales as much larger, whose codes are then those of the mean.
+            larger = dataclasses.replace(codes, scale=np.float32(codes.scale * form.divisor))
             sums = self.between(f"{name}_sum")
             total = self.materialize(SumForm(form.sources), larger, sums, shape)
             mean = identity(total, shape[-1])
-            steps = mean.channels.steps / form.divisor
-            channels = dataclasses.replace(mean.channels, steps=steps)
+            scales = mean.channels.scales / form.divisor
+            channels = dataclasses.replace(mean.channels, scales=scales)
             return self._linear(dataclasses.replace(mean, channels=channels), codes, name, shape)
         first, second = self._two_summands(form.sources, name)
         summands = (self._summand(first, codes), self._summand(second, codes))
@@ -228,7 +228,7 @@ class GraphBuilder:
         read, codes = form.source, source.codes
         low, high = codes.real_range
         fine = range_codes(low, high)
-        if codes.real_step > fine.real_step:
+        if codes.real_scale > fine.real_scale:
             read, codes = self.between(f"{name}_fine"), fine
             self._linear(identity(form.source, source.shape[-1]), fine, read, source.shape)
         operation = ir.AveragePool((read,), self.between(f"{name}_mean"), form.size, form.window)
@@ -286,7 +286,7 @@ class GraphBuilder:
             written,
             kind=form.kind,
             kernel=form.kernel(),
-            steps=form.channels.steps * (units[0] / units[1]),
+            scales=form.channels.scales * (units[0] / units[1]),
             bias=form.channels.bias / units[1],
             center=form.channels.center / units[1],
             spread=form.channels.spread / units[1],
@@ -299,29 +299,29 @@ class GraphBuilder:
         return name
 
     def _summand(self, source: str, output: Codes) -> str:
-        """The tensor itself, or with a larger step where the sum's kernel needs one."""
+        """The tensor itself, or with a larger scale where the sum's kernel needs one."""
         codes = self.tensors[source].codes
-        if codes is None or codes.step / output.step >= _SMALLEST_SUMMAND:
+        if codes is None or codes.scale / output.scale >= _SMALLEST_SUMMAND:
             return source
-        coarse = Codes(np.float32(_COARSE_SUMMAND * output.step), 0)
+        coarse = Codes(np.float32(_COARSE_SUMMAND * output.scale), 0)
         name, shape = self.between(f"{source}_coarse"), self._shape(source)
         return self._linear(identity(source, shape[-1]), coarse, name, shape)
 
     def _constant_sum(
         self, form: ConstantSumForm, codes: Codes, name: str, shape: tuple[int, ...]
     ) -> str:
-        step, constant = form.step, form.codes
-        if step / codes.step < _SMALLEST_SUMMAND:
-            step = np.float32(_COARSE_SUMMAND * codes.step)
-            constant = np.rint(form.values / step).astype(np.int32)
+        scale, constant = form.scale, form.codes
+        if scale / codes.scale < _SMALLEST_SUMMAND:
+            scale = np.float32(_COARSE_SUMMAND * codes.scale)
+            constant = np.rint(form.values / scale).astype(np.int32)
         source = self._summand(form.source, codes)
-        operation = ir.AddConstant((source,), name, constant, np.asarray(step, np.float32))
+        operation = ir.AddConstant((source,), name, constant, np.asarray(scale, np.float32))
         return self.add(operation, shape, codes)
 
     def _float_normalization(
         self, form: LinearForm, source: str, name: str, shape: tuple[int, ...]
     ) -> str:
-        slope = form.channels.codes.reshape(-1) * form.channels.steps
+        slope = form.channels.codes.reshape(-1) * form.channels.scales
         product = self.between(f"{name}_product")
         self._with_constant(source, Pointwise.PRODUCT, slope, product, shape)
         return self._with_constant(product, Pointwise.SUM, form.channels.bias, name, shape)
@@ -344,7 +344,7 @@ class GraphBuilder:
             upper = self.between(f"{name}_upper")
             source = self._with_constant(source, Pointwise.MINIMUM, high, upper, shape)
         # The operation knows real values only, so the tensor is stored in real units.
-        stored = dataclasses.replace(codes, step=np.float32(codes.real_step), unit=1.0)
+        stored = dataclasses.replace(codes, scale=np.float32(codes.real_scale), unit=1.0)
         return self.add(ir.Quantize((source,), name), shape, stored)
 
     def _with_constant(

@@ -74,7 +74,7 @@ def is_unit_free(network: Network, node: Node) -> bool:
 
 
 def _has_linear_readers_only(network: Network, name: str) -> bool:
-    """Whether all that read a layer's codes can take its clipping level into their steps."""
+    """Whether all that read a layer's codes can take its clipping level into their scales."""
     if name in network.outputs:
         return False
     for reader in network.consumers(name):

@@ -257,7 +257,7 @@ class _Tracer:
         codes = range_codes(*(observed_range(node.layer) or (0.0, 0.0)))
         image = next(one for one, found in input_nodes(self.network).items() if found is node)
         given = _shape(self.network[image])
-        self.images[image] = ir.Image(image, given, codes.step, codes.zero_point, type=kind)
+        self.images[image] = ir.Image(image, given, codes.scale, codes.zero_point, type=kind)
         if kind == "int8":
             return TensorForm(self.builder.add(ir.ShiftImage((image,), name), shape, codes))
         form = self.forms[node.inputs[0]]
@@ -293,11 +293,11 @@ class _Tracer:
     def _linear(self, node: Node) -> Form:
         layer = inner_layer(node.layer)
         source = self._tensor(node.inputs[0])
-        codes, steps = integer_kernel(node.layer, self.kernels.get(node.name))
-        bias = np.zeros(steps.size) if layer.bias is None else layer.bias.numpy()
+        codes, scales = integer_kernel(node.layer, self.kernels.get(node.name))
+        bias = np.zeros(scales.size) if layer.bias is None else layer.bias.numpy()
         shape = self.builder.tensors[source].shape
         kind, codes, window = linear_operation(layer, codes, shape)
-        channels = ChannelCodes.unseen(codes, steps, bias.astype(np.float64))
+        channels = ChannelCodes.unseen(codes, scales, bias.astype(np.float64))
         return LinearForm(source, kind, channels, window)
 
     def _pointwise(self, node: Node, behind: Affine) -> Form:

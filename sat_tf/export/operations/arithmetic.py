@@ -75,7 +75,7 @@ def add(
 
 def summand_multipliers(summands: Sequence[Codes], output: Codes) -> tuple[np.ndarray, int]:
     """What a sum multiplies the codes of its inputs by, int64, and by how many bits it shifts."""
-    ratios = [np.float32(codes.step / output.step) for codes in summands]
+    ratios = [np.float32(codes.scale / output.scale) for codes in summands]
     shift = _MULTIPLIER_BITS - (int(np.frexp(max(ratios))[1]) - 1)
     return np.rint(np.ldexp(np.array(ratios, np.float64), shift)).astype(np.int64), shift
 
@@ -91,7 +91,7 @@ def mean(stored: np.ndarray, source: Codes, output: Codes, *, keep_dims: bool) -
 
 def mean_multiplier(source: Codes, output: Codes, count: int) -> tuple[np.float32, np.float32]:
     """What a mean multiplies the sum of `count` stored integers by, and what it adds then."""
-    multiplier = np.float32(source.step / output.step) * (np.float32(1.0) / np.float32(count))
+    multiplier = np.float32(source.scale / output.scale) * (np.float32(1.0) / np.float32(count))
     # The zero points are one float32 offset of the product.
     offset = np.float32(output.zero_point) - np.float32(
         np.float32(count * source.zero_point) * multiplier
@@ -280,7 +280,7 @@ def requantization_multipliers(graph: Graph, linear: Linear) -> np.ndarray:
     """
     source, output = graph.codes(linear.inputs[0]), graph.codes(linear.output)
     if linear.kernels is Kernels.BUILTIN:
-        steps = linear.steps.astype(np.float32).astype(np.float64)
-        return np.asarray(float(source.step) * steps / float(output.step))
-    product = source.step * linear.steps.astype(np.float32)
-    return np.asarray(product / output.step, np.float32)
+        scales = linear.scales.astype(np.float32).astype(np.float64)
+        return np.asarray(float(source.scale) * scales / float(output.scale))
+    product = source.scale * linear.scales.astype(np.float32)
+    return np.asarray(product / output.scale, np.float32)

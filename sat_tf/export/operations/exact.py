@@ -115,8 +115,8 @@ def _clipped(values: tf.Tensor, constants: Constants) -> tf.Tensor:
 @constants_of.register
 def _(operation: ir.Linear, graph: Graph) -> Numbers:
     if operation.real:
-        steps = operation.along_channels(operation.steps.astype(np.float32))
-        weights = operation.kernel.astype(np.float32) * steps
+        scales = operation.along_channels(operation.scales.astype(np.float32))
+        weights = operation.kernel.astype(np.float32) * scales
         channels = graph.tensors[operation.inputs[0]].shape[-1]
         kernel = _as_tensorflow(weights, operation.kind, channels)
         return {"kernel": kernel, "bias": operation.bias.astype(np.float32)}
@@ -367,7 +367,7 @@ def _(operation: Lookup, graph: Graph, constants: Constants, source: tf.Tensor) 
 @constants_of.register
 def _(operation: ir.ShiftImage, graph: Graph) -> Numbers:
     change = _range_of(operation, graph).change
-    unit = np.float32(graph.image(operation.inputs[0]).step) * change.ratio
+    unit = np.float32(graph.image(operation.inputs[0]).scale) * change.ratio
     return {
         # One and the same product for codes of real values, whose ties are those of QUANTIZE.
         "per_unit": np.asarray(np.float32(1.0) / unit.astype(np.float32), np.float32),
@@ -390,24 +390,24 @@ def _range_of(operation: ir.ShiftImage, graph: Graph) -> InputRange:
 
 @constants_of.register
 def _(operation: ir.Dequantize, graph: Graph) -> Numbers:
-    return {"step": np.float32(graph.codes(operation.inputs[0]).step)}
+    return {"scale": np.float32(graph.codes(operation.inputs[0]).scale)}
 
 
 @compute.register
 def _(operation: ir.Dequantize, graph: Graph, constants: Constants, source: tf.Tensor) -> tf.Tensor:
-    return source * constants["step"]
+    return source * constants["scale"]
 
 
 @constants_of.register
 def _(operation: ir.Quantize, graph: Graph) -> Numbers:
     codes = graph.codes(operation.output)
     low, high = np.float32(-128 - codes.zero_point), np.float32(127 - codes.zero_point)
-    return {"inverse_step": np.float32(1.0) / codes.step, "lowest": low, "highest": high}
+    return {"inverse_scale": np.float32(1.0) / codes.scale, "lowest": low, "highest": high}
 
 
 @compute.register
 def _(operation: ir.Quantize, graph: Graph, constants: Constants, source: tf.Tensor) -> tf.Tensor:
-    return _clipped(tf.round(source * constants["inverse_step"]), constants)
+    return _clipped(tf.round(source * constants["inverse_scale"]), constants)
 
 
 @compute.register

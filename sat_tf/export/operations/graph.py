@@ -28,14 +28,14 @@ class Codes:
     """How a tensor stores real values as int8.
 
     Attributes:
-        step: real value of one code in the units of the file; float32.
+        scale: real value of one code in the units of the file; float32.
         zero_point: the stored integer of real 0.
         lowest: smallest stored integer.
         highest: largest stored integer.
         unit: real value of 1 in the units of the file.
     """
 
-    step: np.float32
+    scale: np.float32
     zero_point: int
     lowest: int = -128
     highest: int = 127
@@ -55,15 +55,15 @@ class Codes:
         return dataclasses.replace(self, lowest=max(self.lowest, self.zero_point))
 
     @property
-    def real_step(self) -> float:
+    def real_scale(self) -> float:
         """Real value of one code."""
-        return float(self.step) * self.unit
+        return float(self.scale) * self.unit
 
     @property
     def real_range(self) -> tuple[float, float]:
         """Real values of the smallest and the largest stored integer."""
         low, high = self.lowest - self.zero_point, self.highest - self.zero_point
-        return low * self.real_step, high * self.real_step
+        return low * self.real_scale, high * self.real_scale
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Image:
     Attributes:
         name: its name in the file.
         shape: rows, columns and channels, or whatever shape the model's input has.
-        step: what a pixel more, or a code, is worth to the first kernels.
+        scale: what a pixel more, or a code, is worth to the first kernels.
         zero_point: the pixel, or the code, that is 0 to them.
         range: what the Keras model is fed, for pixels; None where only the file is known.
         type: "uint8", "int8" for codes of real values, or "float32" for these themselves.
@@ -96,7 +96,7 @@ class Image:
 
     name: str
     shape: tuple[int, ...]
-    step: np.float32
+    scale: np.float32
     zero_point: int = 0
     range: InputRange | None = None
     type: str = "uint8"
@@ -125,7 +125,7 @@ class Image:
     @property
     def codes(self) -> Codes:
         """The input as int8; of pixels, pixel - 128."""
-        return Codes(self.step, self.zero_point - (128 if self.type == "uint8" else 0))
+        return Codes(self.scale, self.zero_point - (128 if self.type == "uint8" else 0))
 
 
 def quantized(real: np.ndarray, codes: Codes) -> np.ndarray:
@@ -134,13 +134,13 @@ def quantized(real: np.ndarray, codes: Codes) -> np.ndarray:
     >>> quantized(np.float32([-1.0, 0.5, 1.5, 900.0]), Codes(np.float32(1.0), 0)).tolist()
     [-1, 0, 2, 127]
     """
-    rounded = np.rint(real * (np.float32(1.0) / codes.step))
+    rounded = np.rint(real * (np.float32(1.0) / codes.scale))
     return np.clip(rounded + codes.zero_point, -128, 127).astype(np.int32)
 
 
 def dequantized(stored: np.ndarray, codes: Codes) -> np.ndarray:
     """Stored integers as real values, in float32."""
-    return np.asarray((stored.astype(np.int32) - codes.zero_point).astype(np.float32) * codes.step)
+    return np.asarray((stored.astype(np.int32) - codes.zero_point).astype(np.float32) * codes.scale)
 
 
 _LISTING_WIDTH = 160
@@ -213,14 +213,14 @@ class Kernels(enum.Enum):
 class Linear(Operation):
     """A linear operation, with everything folded into it.
 
-    In the units of the file, y = steps · input step · (Σ codes · input code) + bias.
+    In the units of the file, y = scales · input scale · (Σ codes · input code) + bias.
 
     Attributes:
         kind: which one.
         kernel: integer codes, laid out as `LinearKind` says.
-        steps: step of each output channel's codes.
-        bias: one number an output channel: real values until `steps.snap_biases`, then integers of
-            steps · input step.
+        scales: scale of each output channel's codes.
+        bias: one number an output channel: real values until `scales.round_biases`, then integers
+            of scales · input scale.
         center: what y - bias usually is; 0 where nothing is known.
         spread: its standard deviation; infinite where nothing is known.
         window: strides, padding and dilation.
@@ -230,7 +230,7 @@ class Linear(Operation):
 
     kind: LinearKind
     kernel: np.ndarray
-    steps: np.ndarray
+    scales: np.ndarray
     bias: np.ndarray
     center: np.ndarray
     spread: np.ndarray
@@ -256,9 +256,9 @@ class Linear(Operation):
         return tuple(axis for axis in range(self.kernel.ndim) if axis != self.channel_axis)
 
     @property
-    def shares_step(self) -> bool:
-        """Whether several channels have one step in common."""
-        return self.steps.size > 1 and bool(np.all(self.steps == self.steps[0]))
+    def shares_scale(self) -> bool:
+        """Whether several channels have one scale in common."""
+        return self.scales.size > 1 and bool(np.all(self.scales == self.scales[0]))
 
     def along_channels(self, values: np.ndarray) -> np.ndarray:
         """One value a channel, shaped to broadcast with the kernel."""
@@ -278,16 +278,16 @@ class AddConstant(Operation):
 
     Attributes:
         constant: integer codes; axes of size 1 are stretched.
-        step: of the map, an array without axes: float32.
+        scale: of the map, an array without axes: float32.
     """
 
     constant: np.ndarray
-    step: np.ndarray
+    scale: np.ndarray
 
     @property
     def codes(self) -> Codes:
         """How the map is stored."""
-        return Codes(np.float32(self.step), 0)
+        return Codes(np.float32(self.scale), 0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,14 +25,14 @@ def graph_table(graph: Graph) -> Group:
     """Every operation with the tensor it makes, and the sums of all, for `rich` to print.
 
     Codes and weights are ranges of integers; "x8" behind weights means that they are stored
-    multiplied by that, on a step as much smaller.
+    multiplied by that, on a scale as much smaller.
     """
     shapes = " and ".join(" x ".join(map(str, image.shape)) for image in graph.images)
     types = " and ".join(dict.fromkeys(image.type for image in graph.images))
     table = Table(title=f"{graph.name}: {shapes}, {types}")
     for name, right in (
         *(("", True), ("operation", False), ("makes", False), ("shape", True), ("reads", False)),
-        *(("codes", True), ("step", True), ("weights", True), ("multiply-adds", True)),
+        *(("codes", True), ("scale", True), ("weights", True), ("multiply-adds", True)),
     ):
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     numbers = {image.name: 0 for image in graph.images}
@@ -47,7 +47,7 @@ def graph_table(graph: Graph) -> Group:
             " x ".join(map(str, tensor.shape)),
             ", ".join(str(numbers[name]) for name in operation.inputs),
             "float32" if tensor.codes is None else _codes(tensor.codes),
-            "" if tensor.codes is None else f"{float(tensor.codes.real_step):.4g}",
+            "" if tensor.codes is None else f"{float(tensor.codes.real_scale):.4g}",
             _weights(operation) if isinstance(operation, Linear) else "",
             f"{adds:,}" if adds else "",
             style="yellow" if tensor.codes is None else None,

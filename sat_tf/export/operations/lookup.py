@@ -36,7 +36,7 @@ def table_of(
     [127, 1, 0, 2]
     """
     stored = np.arange(-FIRST, FIRST)
-    real = ((stored - source.zero_point) * np.float32(source.real_step)).astype(np.float32)
-    made = np.asarray(function(real), np.float32) / np.float32(output.real_step)
+    real = ((stored - source.zero_point) * np.float32(source.real_scale)).astype(np.float32)
+    made = np.asarray(function(real), np.float32) / np.float32(output.real_scale)
     rounded = np.floor(made + np.float32(0.5)) + output.zero_point
     return np.clip(rounded, output.lowest, output.highest).astype(np.int8)

@@ -47,7 +47,7 @@ OPERATORS: dict[str, Operator] = {
     "REDUCE_MAX": Operator(2, "ReducerOptions"),
 }
 
-# Versions that read more: steps a row, a fused activation, and kernels of fewer bits than 8.
+# Versions that read more: scales a row, a fused activation, and kernels of fewer bits than 8.
 FULLY_CONNECTED_PER_CHANNEL = 12
 TRANSPOSED_AND_FUSED = 4
 PACKED = {

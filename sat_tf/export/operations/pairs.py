@@ -68,7 +68,7 @@ def on_codes(
 
 def product_multiplier(inputs: tuple[Codes, Codes], output: Codes) -> np.float32:
     """Output codes of a product of two codes of 1."""
-    return np.float32(np.float32(inputs[0].step * inputs[1].step) / output.step)
+    return np.float32(np.float32(inputs[0].scale * inputs[1].scale) / output.scale)
 
 
 _FUNCTIONS: dict[PairKind, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {

@@ -165,22 +165,23 @@ class OperatorView:
 def _codes(tensor: StoredTensor, activation: Activation) -> Codes | None:
     if tensor.type == "FLOAT32":
         return None
-    step, point = tensor.steps, tensor.zero_points
-    if tensor.type != "INT8" or step.size != 1 or not -128 <= point[0] <= 127:
+    scale, point = tensor.scales, tensor.zero_points
+    if tensor.type != "INT8" or scale.size != 1 or not -128 <= point[0] <= 127:
         raise NotUnderstoodError(
-            f"its tensor is {tensor.type} with {step.size} steps and zero points "
-            f"{point[:3].tolist()}, expected INT8 with one step and one zero point from -128 to 127"
+            f"its tensor is {tensor.type} with {scale.size} scales and zero points "
+            f"{point[:3].tolist()}, expected INT8 with one scale and one zero point from -128 to "
+            "127"
         )
-    if not (np.isfinite(step[0]) and step[0] > 0):
-        raise NotUnderstoodError(f"its tensor has the step {step[0]}, expected one above 0")
+    if not (np.isfinite(scale[0]) and scale[0] > 0):
+        raise NotUnderstoodError(f"its tensor has the scale {scale[0]}, expected one above 0")
     zero_point = int(point[0])
     if activation is Activation.RELU:
-        return Codes(step[0], zero_point, lowest=zero_point)
+        return Codes(scale[0], zero_point, lowest=zero_point)
     if activation is Activation.UNIT:
-        one = int(np.rint(1.0 / float(step[0])))
+        one = int(np.rint(1.0 / float(scale[0])))
         low, high = max(zero_point - one, -128), min(zero_point + one, 127)
-        return Codes(step[0], zero_point, lowest=low, highest=high)
-    return Codes(step[0], zero_point)
+        return Codes(scale[0], zero_point, lowest=low, highest=high)
+    return Codes(scale[0], zero_point)
 
 
 # What an operator becomes: the operation, and the codes of its tensor.
@@ -190,8 +191,10 @@ Made = tuple[ir.Operation, Codes | None]
 def moved_codes(operator: OperatorView) -> Codes | None:
     """The codes of the input, which the output shares."""
     codes, source = operator.codes(), operator.source_codes()
-    if (codes and (codes.step, codes.zero_point)) != (source and (source.step, source.zero_point)):
-        raise NotUnderstoodError("it changes the step or the zero point")
+    if (codes and (codes.scale, codes.zero_point)) != (
+        source and (source.scale, source.zero_point)
+    ):
+        raise NotUnderstoodError("it changes the scale or the zero point")
     return source
 
 
@@ -259,7 +262,7 @@ def _lookup(operator: OperatorView) -> Made:
     source, added = operator.progress.places.get(operator.tensor(1).name, ("", 0))
     if table.shape != (2 * FIRST,) or added != FIRST or codes is None:
         raise NotUnderstoodError("it looks up something else than each code in a table of 256")
-    codes = Codes(codes.step, codes.zero_point, int(np.min(table)), int(np.max(table)))
+    codes = Codes(codes.scale, codes.zero_point, int(np.min(table)), int(np.max(table)))
     return Lookup((source,), operator.output.name, table), codes
 
 
@@ -297,26 +300,26 @@ def _linear(operator: OperatorView) -> Made:
     if transposed:
         operator = operator.like_a_convolution()
     source = operator.source()
-    kernel, steps = _kernel(operator, kind, real=real)
+    kernel, scales = _kernel(operator, kind, real=real)
     bias = operator.constant(2, "FLOAT32" if real else "INT32")
-    if bias.shape != steps.shape:
-        raise NotUnderstoodError(f"its bias is not one of {steps.size} channels")
+    if bias.shape != scales.shape:
+        raise NotUnderstoodError(f"its bias is not one of {scales.size} channels")
     window = ir.WHOLE
     if kind is not LinearKind.FULLY_CONNECTED:
         window = operator.window(dilation=(1, 1) if transposed else operator.dilation())
     if transposed:
         window = _with_more(window, operator.tensor(0).shape, kernel.shape, operator.output.shape)
-    if not real and not _has_unit(operator, steps):
-        raise NotUnderstoodError("the steps of its bias are not input step · weight step")
+    if not real and not _has_unit(operator, scales):
+        raise NotUnderstoodError("the scales of its bias are not input scale · weight scale")
     operation = ir.Linear(
         (source,),
         operator.output.name,
         kind=kind,
         kernel=kernel,
-        steps=steps,
+        scales=scales,
         bias=bias if real else bias.astype(np.int64),
-        center=np.zeros(steps.size),
-        spread=np.full(steps.size, np.inf),
+        center=np.zeros(scales.size),
+        spread=np.full(scales.size, np.inf),
         window=window,
         real=real,
         storage=Storage[_stored_kernel(operator).type],
@@ -335,19 +338,19 @@ def _with_more(
     return dataclasses.replace(window, more=(rows, columns))
 
 
-def _has_unit(operator: OperatorView, steps: np.ndarray) -> bool:
+def _has_unit(operator: OperatorView, scales: np.ndarray) -> bool:
     """Whether the bias counts units of the sum; kernels differ in what they make of others."""
     bias, source = operator.tensor(2), operator.source_codes()
-    unit = (source.step * steps).astype(np.float32) if source else steps
-    return bias.steps.size in (1, steps.size) and bool(
-        np.all(bias.steps == unit) and not np.any(bias.zero_points)
+    unit = (source.scale * scales).astype(np.float32) if source else scales
+    return bias.scales.size in (1, scales.size) and bool(
+        np.all(bias.scales == unit) and not np.any(bias.zero_points)
     )
 
 
 def _kernel(
     operator: OperatorView, kind: LinearKind, *, real: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Integer codes as `LinearKind` lays them out, and the step of each output channel."""
+    """Integer codes as `LinearKind` lays them out, and the scale of each output channel."""
     weights = _stored_kernel(operator)
     if not real and weights is not operator.tensor(1):
         raise NotUnderstoodError(f"its kernel {operator.tensor(1).name} is float")
@@ -358,13 +361,13 @@ def _kernel(
     if kernel.ndim != dimensions or (kind is LinearKind.DEPTHWISE and len(kernel) != 1):
         raise NotUnderstoodError(f"its kernel has shape {kernel.shape}")
     channels = kernel.shape[axis]
-    shared = weights.steps.size == 1
+    shared = weights.scales.size == 1
     if any(weights.zero_points) or not (
-        shared or (weights.axis == axis and weights.steps.size == channels)
+        shared or (weights.axis == axis and weights.scales.size == channels)
     ):
-        raise NotUnderstoodError(f"its kernel {weights.name} has no step for each output channel")
-    steps = np.full(channels, weights.steps[0]) if shared else weights.steps
-    return kernel[0] if kind is LinearKind.DEPTHWISE else kernel, steps
+        raise NotUnderstoodError(f"its kernel {weights.name} has no scale for each output channel")
+    scales = np.full(channels, weights.scales[0]) if shared else weights.scales
+    return kernel[0] if kind is LinearKind.DEPTHWISE else kernel, scales
 
 
 def _stored_kernel(operator: OperatorView) -> StoredTensor:
@@ -404,8 +407,8 @@ def _pair(operator: OperatorView) -> Made:
         raise NotUnderstoodError("it combines codes and float values")
     if kind.keeps_grid and codes is not None:
         known = [found for found in inputs if found]
-        if any((c.step, c.zero_point) != (codes.step, codes.zero_point) for c in known):
-            raise NotUnderstoodError("its parts have other steps or zero points than it")
+        if any((c.scale, c.zero_point) != (codes.scale, codes.zero_point) for c in known):
+            raise NotUnderstoodError("its parts have other scales or zero points than it")
         codes = dataclasses.replace(
             codes,
             lowest=min(found.lowest for found in known),
@@ -428,13 +431,13 @@ def _with_constant(operator: OperatorView) -> Made:
 
 def _add_constant(operator: OperatorView) -> Made:
     stored, constant = operator.tensor(1), operator.constant(1, "INT8")
-    if operator.source_codes() is None or stored.steps.size != 1 or any(stored.zero_points):
-        raise NotUnderstoodError("it adds no codes of one step around 0 to others")
+    if operator.source_codes() is None or stored.scales.size != 1 or any(stored.zero_points):
+        raise NotUnderstoodError("it adds no codes of one scale around 0 to others")
     if constant.shape[:1] != (1,):
         raise NotUnderstoodError("it adds something else to each image")
-    step = np.asarray(stored.steps[0], np.float32)
+    scale = np.asarray(stored.scales[0], np.float32)
     codes = constant[0].astype(np.int32)
-    operation = ir.AddConstant((operator.source(),), operator.output.name, codes, step)
+    operation = ir.AddConstant((operator.source(),), operator.output.name, codes, scale)
     return operation, operator.fused_codes()
 
 
@@ -455,9 +458,9 @@ def _concatenation(operator: OperatorView) -> Made:
     names = [operator.source(index) for index in range(len(operator.stored.inputs))]
     codes = operator.codes()
     parts = [operator.source_codes(index) for index in range(len(names))]
-    grid = codes and (codes.step, codes.zero_point)
-    if any((part and (part.step, part.zero_point)) != grid for part in parts):
-        raise NotUnderstoodError("its parts have other steps or zero points than it")
+    grid = codes and (codes.scale, codes.zero_point)
+    if any((part and (part.scale, part.zero_point)) != grid for part in parts):
+        raise NotUnderstoodError("its parts have other scales or zero points than it")
     if codes is not None:
         lowest = min(part.lowest for part in parts if part)
         highest = max(part.highest for part in parts if part)
@@ -507,7 +510,7 @@ def _quantize(operator: OperatorView) -> Made:
     image = operator.progress.image(source)
     if image is not None and image.type != "FLOAT32":
         shift = _IMAGE_ZERO_POINT if image.type == "UINT8" else 0
-        if (codes.step, codes.zero_point) != (image.steps[0], int(image.zero_points[0]) + shift):
+        if (codes.scale, codes.zero_point) != (image.scales[0], int(image.zero_points[0]) + shift):
             raise NotUnderstoodError("it does not store its input as it is, or pixels less 128")
         return ir.ShiftImage((source,), operator.output.name), codes
     if operator.source_codes() is not None:
@@ -521,7 +524,7 @@ def _bounded(codes: Codes, source: str, operations: list[ir.Operation]) -> Codes
     by_output = {operation.output: operation for operation in operations}
     operation = by_output.get(source)
     while isinstance(operation, ir.WithConstant) and operation.constant.size == 1:
-        bound = float(operation.constant.item()) / codes.real_step + codes.zero_point
+        bound = float(operation.constant.item()) / codes.real_scale + codes.zero_point
         if operation.kind is Pointwise.MAXIMUM and -128 <= bound <= 127:
             codes = dataclasses.replace(codes, lowest=int(np.rint(bound)))
         elif operation.kind is Pointwise.MINIMUM and -128 <= bound <= 127:

@@ -86,8 +86,8 @@ def run_operation(operation: ir.Operation, graph: Graph, *inputs: np.ndarray) ->
 @run_operation.register
 def _(operation: ir.Linear, graph: Graph, source: np.ndarray) -> np.ndarray:
     if operation.real:
-        steps = operation.along_channels(operation.steps.astype(np.float32))
-        weights = operation.kernel.astype(np.float32) * steps
+        scales = operation.along_channels(operation.scales.astype(np.float32))
+        weights = operation.kernel.astype(np.float32) * scales
         products = arithmetic.products(source, weights, operation.kind, operation.window)
         return np.asarray(products + operation.bias.astype(np.float32), np.float32)
     zero_point = graph.codes(operation.inputs[0]).zero_point

@@ -86,23 +86,23 @@ def _check_input(found: StoredTensor) -> None:
     ends = _INPUT_TYPES[found.type]
     if ends is None:
         return
-    if found.steps.size != 1 or found.zero_points.size != 1:
-        raise NotUnderstoodError(f"its input has {found.steps.size} steps, expected one")
+    if found.scales.size != 1 or found.zero_points.size != 1:
+        raise NotUnderstoodError(f"its input has {found.scales.size} scales, expected one")
     if not ends[0] <= found.zero_points[0] <= ends[1]:
         raise NotUnderstoodError(f"its input has the zero point {found.zero_points[0]}")
-    if not (np.isfinite(found.steps[0]) and found.steps[0] > 0):
-        raise NotUnderstoodError(f"its input has the step {found.steps[0]}")
+    if not (np.isfinite(found.scales[0]) and found.scales[0] > 0):
+        raise NotUnderstoodError(f"its input has the scale {found.scales[0]}")
 
 
 def _input(found: StoredTensor, progress: Progress) -> ir.Image:
     shape, kind = found.shape[1:], found.type.lower()
     if found.type != "FLOAT32":
-        return ir.Image(found.name, shape, found.steps[0], int(found.zero_points[0]), type=kind)
+        return ir.Image(found.name, shape, found.scales[0], int(found.zero_points[0]), type=kind)
     # What it is quantized to, if that is the first that happens to it.
     for operation in progress.operations:
         codes = progress.tensors[operation.output].codes
         if isinstance(operation, ir.Quantize) and codes and found.name in operation.inputs:
-            return ir.Image(found.name, shape, codes.step, codes.zero_point, type=kind)
+            return ir.Image(found.name, shape, codes.scale, codes.zero_point, type=kind)
     return ir.Image(found.name, shape, np.float32(1.0 / 128.0), 0, type=kind)
 
 

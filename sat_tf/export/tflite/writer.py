@@ -67,7 +67,7 @@ class _Writer:
         self.names = {*(image.name for image in graph.images), *graph.tensors}
         for image in graph.images:
             kind = np.dtype(image.type)
-            codes = None if kind == np.float32 else Codes(image.step, image.zero_point)
+            codes = None if kind == np.float32 else Codes(image.scale, image.zero_point)
             self._activation(image.name, image.shape, kind, codes)
 
     def finish(self, metadata: Mapping[str, bytes]) -> bytes:
@@ -119,19 +119,19 @@ class _Writer:
         return self.indices[name]
 
     def constant(
-        self, name: str, values: np.ndarray, steps: Any = None, zero_point: int = 0
+        self, name: str, values: np.ndarray, scales: Any = None, zero_point: int = 0
     ) -> int:
-        """Adds a constant tensor, with a step for all its values or one for each of them."""
+        """Adds a constant tensor, with a scale for all its values or one for each of them."""
         data = np.frombuffer(values.tobytes(), np.uint8)
         quantization = None
-        if steps is not None:
-            quantization = _quantization(np.atleast_1d(steps), zero_point, 0)
+        if scales is not None:
+            quantization = _quantization(np.atleast_1d(scales), zero_point, 0)
         buffer = self._buffer(data)
         return self._constant(name, values.shape, _TYPES[values.dtype], buffer, quantization)
 
-    def kernel(self, name: str, codes: np.ndarray, storage: Storage, steps: Any, axis: int) -> int:
-        """Adds the kernel of a linear layer, with a step for each index of `axis`, or for all."""
-        data, quantization = packed_bytes(codes, storage), _quantization(steps, 0, axis)
+    def kernel(self, name: str, codes: np.ndarray, storage: Storage, scales: Any, axis: int) -> int:
+        """Adds the kernel of a linear layer, with a scale for each index of `axis`, or for all."""
+        data, quantization = packed_bytes(codes, storage), _quantization(scales, 0, axis)
         # Weights with several uses are in the file once.
         content = data.tobytes()
         if content not in self.kernel_buffers:
@@ -157,7 +157,7 @@ class _Writer:
             tensor.shapeSignature = [-1, *shape]
         tensor.type = _TYPES[dtype]
         if codes is not None:
-            tensor.quantization = _quantization(np.atleast_1d(codes.step), codes.zero_point, 0)
+            tensor.quantization = _quantization(np.atleast_1d(codes.scale), codes.zero_point, 0)
         self.subgraph.tensors.append(tensor)
         self.indices[name] = len(self.subgraph.tensors) - 1
 
@@ -205,10 +205,10 @@ class _Writer:
         return entry
 
 
-def _quantization(steps: np.ndarray, zero_point: int, axis: int) -> Any:
+def _quantization(scales: np.ndarray, zero_point: int, axis: int) -> Any:
     quantization = tfl.QuantizationParametersT()
-    quantization.scale = steps.astype(np.float32)
-    quantization.zeroPoint = np.full(steps.size, zero_point, np.int64)
+    quantization.scale = scales.astype(np.float32)
+    quantization.zeroPoint = np.full(scales.size, zero_point, np.int64)
     quantization.quantizedDimension = axis
     return quantization
 
@@ -238,15 +238,15 @@ def _write(operation: ir.Operation, writer: _Writer) -> None:
 @_write.register
 def _(operation: ir.Linear, writer: _Writer) -> None:
     kernel, storage = operation.kernel, operation.storage
-    steps = operation.steps.astype(np.float32)
+    scales = operation.scales.astype(np.float32)
     if operation.kind is LinearKind.DEPTHWISE:
         kernel = kernel[np.newaxis]
     dense = operation.kind is LinearKind.FULLY_CONNECTED
-    # XNNPACK takes matrices of 2 bits only with a step for each row.
-    if dense and storage is not Storage.INT2 and np.all(steps == steps[0]):
-        steps = steps[:1]
+    # XNNPACK takes matrices of 2 bits only with a scale for each row.
+    if dense and storage is not Storage.INT2 and np.all(scales == scales[0]):
+        scales = scales[:1]
     axis = operation.channel_axis + (operation.kind is LinearKind.DEPTHWISE)
-    weights = writer.kernel(f"{operation.output}/kernel", kernel, storage, steps, axis)
+    weights = writer.kernel(f"{operation.output}/kernel", kernel, storage, scales, axis)
     options: dict[str, Any] = {} if storage is Storage.INT8 else {"version": PACKED[operation.kind]}
     if operation.real:
         bias = writer.constant(f"{operation.output}/bias", operation.bias.astype(np.float32))
@@ -255,9 +255,9 @@ def _(operation: ir.Linear, writer: _Writer) -> None:
         source, output = (
             writer.graph.codes(name) for name in (operation.inputs[0], operation.output)
         )
-        bias_steps = (source.step * steps).astype(np.float32)
+        bias_scales = (source.scale * scales).astype(np.float32)
         bias = writer.constant(
-            f"{operation.output}/bias", operation.bias.astype(np.int32), bias_steps
+            f"{operation.output}/bias", operation.bias.astype(np.int32), bias_scales
         )
         options["fusedActivationFunction"] = _fused(output)
     if operation.kind is LinearKind.TRANSPOSED:
@@ -265,7 +265,7 @@ def _(operation: ir.Linear, writer: _Writer) -> None:
         _write_transposed(writer, operation, [weights, bias], options)
         return
     if dense:
-        if steps.size > 1 and not operation.real:
+        if scales.size > 1 and not operation.real:
             options["version"] = FULLY_CONNECTED_PER_CHANNEL
     else:
         options |= {**_placement(operation.window), **_dilation(operation.window)}
@@ -312,7 +312,7 @@ def _(operation: ir.Add | Pair, writer: _Writer) -> None:
 def _(operation: ir.AddConstant, writer: _Writer) -> None:
     fused = _fused(writer.graph.tensors[operation.output].codes)
     codes = operation.constant.astype(np.int8)[np.newaxis]
-    constant = writer.constant(f"{operation.output}/constant", codes, operation.step)
+    constant = writer.constant(f"{operation.output}/constant", codes, operation.scale)
     writer.operator("ADD", operation, [constant], fusedActivationFunction=fused)
 
 
@@ -331,7 +331,7 @@ def _(operation: Lookup, writer: _Writer) -> None:
     """Integers can be places in a table once they are int32."""
     name, shape = operation.output, writer.graph.tensors[operation.output].shape
     codes = writer.graph.codes(name)
-    table = writer.constant(f"{name}/table", operation.table, codes.step, codes.zero_point)
+    table = writer.constant(f"{name}/table", operation.table, codes.scale, codes.zero_point)
     first = writer.constant(f"{name}/first", np.array(FIRST, np.int32))
     number, place = (writer.places(f"{name}/{part}", shape) for part in ("number", "place"))
     types = {"inDataType": tfl.TensorType.INT8, "outDataType": tfl.TensorType.INT32}

@@ -23,7 +23,9 @@ def test_endings_are_put_into_words(status, errors, expected):
     assert processes.describe_ending(status, errors) == expected
 
 
-@pytest.mark.parametrize("module", ["litert.processes", "litert.workers", "evaluate", "file_verification"])
+@pytest.mark.parametrize(
+    "module", ["litert.processes", "litert.workers", "evaluate", "file_verification"]
+)
 def test_processes_that_run_files_load_no_tensorflow(module, tmp_path):
     # From a folder whose modules would be found first.
     (tmp_path / "numpy.py").write_text("raise ImportError")

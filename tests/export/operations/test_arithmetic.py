@@ -9,7 +9,7 @@ from sat_tf.export.operations import arithmetic
 from sat_tf.export.operations.graph import Codes, LinearKind, Window
 from tests.export import reference
 
-_STEP = np.float32(1.0)
+_SCALE = np.float32(1.0)
 
 
 @pytest.mark.parametrize(
@@ -59,19 +59,19 @@ def test_sums_beyond_float32_are_exact():
     zero_point=st.integers(-128, 127),
 )
 def test_requantization_is_one_float32_product_rounded_to_even(total, multiplier, zero_point):
-    codes = Codes(_STEP, zero_point)
+    codes = Codes(_SCALE, zero_point)
     found = arithmetic.requantize(np.array([[total]]), np.array([multiplier], np.float32), codes)
     assert found.item() == reference.requantized(total, multiplier, zero_point, -128, 127)
 
 
 def test_requantization_rounds_ties_to_even():
-    codes = Codes(_STEP, 0)
+    codes = Codes(_SCALE, 0)
     found = arithmetic.requantize(np.array([-3, -1, 1, 3, 5]), np.float32([0.5]), codes)
     np.testing.assert_array_equal(found, [-2, 0, 0, 2, 2])
 
 
 def test_requantization_clips_where_the_codes_end():
-    codes = Codes(_STEP, 112, lowest=112)
+    codes = Codes(_SCALE, 112, lowest=112)
     found = arithmetic.requantize(np.array([-900, 3, 900]), np.float32([1.0]), codes)
     np.testing.assert_array_equal(found, [112, 115, 127])
 
@@ -79,23 +79,23 @@ def test_requantization_clips_where_the_codes_end():
 def test_sums_of_two_tensors_round_ties_up():
     half = Codes(np.float32(0.5), 0)
     found = arithmetic.add(
-        np.array([-3, -1, 1, 3]), np.array([0, 0, 0, 0]), half, half, Codes(_STEP, 0)
+        np.array([-3, -1, 1, 3]), np.array([0, 0, 0, 0]), half, half, Codes(_SCALE, 0)
     )
     np.testing.assert_array_equal(found, [-1, 0, 1, 2])
 
 
 @settings(deadline=None, derandomize=True)
 @given(
-    steps=st.tuples(*[st.floats(0.0625, 2.0, width=32)] * 3),
+    scales=st.tuples(*[st.floats(0.0625, 2.0, width=32)] * 3),
     values=st.tuples(st.integers(-128, 127), st.integers(-128, 127)),
 )
-def test_a_sum_is_within_one_code_of_the_real_sum(steps, values):
-    first, second, output = (Codes(np.float32(step), 3) for step in steps)
+def test_a_sum_is_within_one_code_of_the_real_sum(scales, values):
+    first, second, output = (Codes(np.float32(scale), 3) for scale in scales)
     found = arithmetic.add(np.array(values[0]), np.array(values[1]), first, second, output).item()
-    real = (values[0] - 3) * steps[0] + (values[1] - 3) * steps[1]
+    real = (values[0] - 3) * scales[0] + (values[1] - 3) * scales[1]
     # Half a code of rounding, and multipliers of 20 bits on at most 2^8 codes.
-    exact = min(max(real / steps[2], -131), 124)
-    assert abs(found - 3 - exact) <= 0.5 + 2 * 2**8 * max(steps[:2]) / steps[2] * 2.0**-20
+    exact = min(max(real / scales[2], -131), 124)
+    assert abs(found - 3 - exact) <= 0.5 + 2 * 2**8 * max(scales[:2]) / scales[2] * 2.0**-20
 
 
 def test_the_mean_of_one_value_on_its_own_step_is_the_value():
@@ -121,7 +121,7 @@ def test_max_pooling_never_takes_the_padding():
 
 def test_builtin_kernels_round_twice_and_halves_up():
     sums = np.array([[-3], [-2], [-1], [0], [1], [2], [3], [5]])
-    codes = Codes(_STEP, zero_point=0)
+    codes = Codes(_SCALE, zero_point=0)
     # 0.25 is 2^30 · 2^-1: halves first, rounded up, and halved again.
     found = arithmetic.requantize_builtin(sums, np.array([0.25]), codes)
     assert found.reshape(-1).tolist() == [0, 0, 0, 0, 1, 1, 1, 2]
@@ -135,7 +135,7 @@ def test_builtin_kernels_round_twice_and_halves_up():
     zero_point=st.integers(-128, 127),
 )
 def test_builtin_fixed_point_is_that_of_whole_numbers(total, multiplier, zero_point):
-    """The kernels' own steps, in Python's integers."""
+    """The kernels' own arithmetic, in Python's integers."""
     fraction, exponent = np.frexp(multiplier)
     mantissa = int(np.floor(float(fraction) * 2**31 + 0.5))
     if mantissa == 2**31:
@@ -143,6 +143,6 @@ def test_builtin_fixed_point_is_that_of_whole_numbers(total, multiplier, zero_po
     high = (total * 2 ** max(int(exponent), 0) * mantissa + 2**30) // 2**31
     shift = max(-int(exponent), 0)
     rounded = (high + (2**shift // 2)) // 2**shift
-    codes = Codes(_STEP, zero_point)
+    codes = Codes(_SCALE, zero_point)
     found = arithmetic.requantize_builtin(np.array([[total]]), np.array([multiplier]), codes)
     assert found.item() == int(np.clip(rounded + zero_point, -128, 127))

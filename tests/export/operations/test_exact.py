@@ -53,7 +53,7 @@ def linear_of(kind: LinearKind, kernel: np.ndarray, bias: np.ndarray, **settings
         "y",
         kind=kind,
         kernel=kernel.astype(np.int32),
-        steps=np.full(channels, 1e-3, np.float32),
+        scales=np.full(channels, 1e-3, np.float32),
         bias=bias.astype(np.int64),
         center=np.zeros(channels),
         spread=np.full(channels, np.inf),
@@ -199,40 +199,42 @@ def test_transposed_convolutions_of_any_output_give_the_integers_of_the_simulati
 
 
 @given(
-    steps=st.tuples(*[st.floats(1e-3, 1.0)] * 3),
+    scales=st.tuples(*[st.floats(1e-3, 1.0)] * 3),
     source=st.sampled_from([SIGNED, UNSIGNED, FOUR_BITS]),
     output=st.sampled_from([SIGNED, UNSIGNED, FOUR_BITS]),
     shape=st.sampled_from([(3, 4, 5), (1, 4, 5), (3, 1, 1), (1, 1, 5)]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_sums_with_a_map_round_like_those_of_two_tensors(steps, source, output, shape, seed):
+def test_sums_with_a_map_round_like_those_of_two_tensors(scales, source, output, shape, seed):
     rng = np.random.default_rng(seed)
-    codes = Codes(np.float32(steps[0]), source.zero_point, source.lowest)
-    target = Codes(np.float32(steps[2]), output.zero_point, output.lowest)
+    codes = Codes(np.float32(scales[0]), source.zero_point, source.lowest)
+    target = Codes(np.float32(scales[2]), output.zero_point, output.lowest)
     constant = rng.integers(-127, 128, shape).astype(np.int32)
-    operation = ir.AddConstant(("x",), "y", constant, np.asarray(steps[1], np.float32))
+    operation = ir.AddConstant(("x",), "y", constant, np.asarray(scales[1], np.float32))
     tensors = Tensor("x", (3, 4, 5), codes), Tensor("y", (3, 4, 5), target)
     graph = graph_of(operation, tensors[0], output=tensors[1])
     stored = rng.integers(codes.lowest, 128, (8, 3, 4, 5)).astype(np.int32)
     expected, computed = both(operation, graph, stored)
     np.testing.assert_array_equal(computed, expected)
     pair = ir.Add(("x", "c"), "y")
-    known = Tensor("c", (3, 4, 5), Codes(np.float32(steps[1]), 0))
+    known = Tensor("c", (3, 4, 5), Codes(np.float32(scales[1]), 0))
     graph = graph_of(pair, tensors[0], known, output=tensors[1])
     full = np.broadcast_to(constant, (8, 3, 4, 5))
     np.testing.assert_array_equal(run_operation(pair, graph, stored, full), expected)
 
 
 @given(
-    steps=st.tuples(*[st.floats(1e-3, 1.0)] * 3),
+    scales=st.tuples(*[st.floats(1e-3, 1.0)] * 3),
     sources=st.tuples(*[st.sampled_from([-128, 0, 112])] * 2),
     output=st.sampled_from([SIGNED, UNSIGNED, FOUR_BITS]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_sums_round_like_the_kernel(steps, sources, output, seed):
+def test_sums_round_like_the_kernel(scales, sources, output, seed):
     rng = np.random.default_rng(seed)
-    codes = [Codes(np.float32(step), zero) for step, zero in zip(steps[:2], sources, strict=True)]
-    target = Codes(np.float32(steps[2]), output.zero_point, output.lowest)
+    codes = [
+        Codes(np.float32(scale), zero) for scale, zero in zip(scales[:2], sources, strict=True)
+    ]
+    target = Codes(np.float32(scales[2]), output.zero_point, output.lowest)
     operation = ir.Add(("a", "b"), "y")
     tensors = [Tensor(name, (64,), one) for name, one in zip("ab", codes, strict=True)]
     graph = graph_of(operation, *tensors, output=Tensor("y", (64,), target))
@@ -263,7 +265,7 @@ def test_sums_with_ties_are_rounded_up():
 def test_means_round_like_the_kernel(size, ratio, source, output, keep_dims, seed):
     rng = np.random.default_rng(seed)
     target = Codes(
-        np.float32(float(source.step) / ratio), output.zero_point, output.lowest, output.highest
+        np.float32(float(source.scale) / ratio), output.zero_point, output.lowest, output.highest
     )
     operation = ir.Mean(("x",), "y", keep_dims)
     graph = graph_of(operation, Tensor("x", (*size, 5), source), output=Tensor("y", (5,), target))
