@@ -2,17 +2,19 @@
 
 An integer file holds biases as multiples of input scale · weight scale, and the channels that
 hardly vary get another scale for it (`lowering.scales`); this is nearly all that makes a phone
-compute other numbers than the trained model. In a deep network of few bits these differences do not stay small:
-a code that flips in an early layer flips others behind it, and in the end the logits differ as if
-the model had been quantized anew. With the model itself moved to that grid before top-1 is
-measured, the model that is measured is, but for ties, the model that is shipped.
+compute other numbers than the trained model. In a deep network of few bits these differences do
+not stay small: a code that flips in an early layer flips others behind it, and in the end the
+logits differ as if the model had been quantized anew. With the model itself moved to that grid
+before top-1 is measured, the model that is measured is, but for ties, the model that is shipped.
 """
 
 import numpy as np
 import tf_keras as keras
 
 from sat_tf.export.lowering import pipeline, quantized_network
-from sat_tf.export.operations.graph import Graph, Linear, Reshape
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.linear import Linear
+from sat_tf.export.operations.shapes import Reshape
 from sat_tf.graph.network import Network, Node
 from sat_tf.graph.operation_layers import Scaling
 from sat_tf.qat.layout import call_name, inner_layer

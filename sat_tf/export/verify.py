@@ -28,9 +28,10 @@ from sat_tf.export.file_verification import file_problems
 from sat_tf.export.litert.runtime import USUAL_RUNTIMES
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import is_sized, with_image_size
-from sat_tf.export.operations.graph import Codes, Graph
-from sat_tf.export.operations.simulator import Pixels, arrays_of, joined, number_of
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of
 from sat_tf.export.tflite.structure import differences, read_structure
+from sat_tf.export.tflite.tensors import Codes
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, call_in_inference, check_model
 from sat_tf.messages import list_problems

@@ -4,7 +4,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.export.litert.runtime import Runtime
-from sat_tf.export.tflite.reader import read_graph
+from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import range_of
 from tests.qat.float_models import pretend_trained

@@ -7,10 +7,9 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.pipeline import deployed_graph
-from sat_tf.export.operations.graph import Linear
+from sat_tf.export.operations.graph_file import read_graph, serialize
+from sat_tf.export.operations.linear import Linear
 from sat_tf.export.operations.simulator import simulate
-from sat_tf.export.tflite.reader import read_graph
-from sat_tf.export.tflite.writer import serialize
 from sat_tf.qat.policy import BitPolicy
 from tests.qat import float_models, nested_models
 

@@ -4,8 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.export.operations.graph import Graph, Image
-from sat_tf.export.operations.simulator import Pixels, arrays_of, joined
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.tflite.images import Pixels, arrays_of, joined
+from sat_tf.export.tflite.tensors import Image
 from sat_tf.messages import kind_of
 
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from sat_tf.core import dorefa, grid
 from sat_tf.core.asymmetric import step_and_zero
-from sat_tf.export.operations.graph import Codes
+from sat_tf.export.tflite.tensors import Codes
 from sat_tf.graph import layer_kinds
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.dorefa import DorefaQuantizer

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.export.operations.graph import WHOLE, Codes, LinearKind, Window
+from sat_tf.export.operations.linear import LinearKind
 from sat_tf.export.operations.pairs import PairKind
+from sat_tf.export.tflite.tensors import WHOLE, Codes, Window
 
 if TYPE_CHECKING:
     from sat_tf.graph.network import Node

@@ -12,7 +12,9 @@ from sat_tf.export.lowering.codes import KernelTensors
 from sat_tf.export.lowering.packing import pack_graph
 from sat_tf.export.lowering.scales import settle_constants
 from sat_tf.export.lowering.trace import trace
-from sat_tf.export.operations.graph import Graph, Softmax, Tensor
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.softmax import Softmax
+from sat_tf.export.tflite.tensors import Tensor
 from sat_tf.graph.flatten import copied_weights
 from sat_tf.graph.network import Network, Node
 

@@ -41,7 +41,7 @@ def quantizes(node: Node) -> bool:
     return output_quantizer(node) is not None and not is_image(node)
 
 
-def is_island(node: Node) -> bool:
+def is_left_float(node: Node) -> bool:
     """Whether the layer is left float, for TensorFlow's own converter."""
     layer = inner_layer(node.layer)
     if role_of(node) is Role.INPUT:

@@ -7,8 +7,15 @@ from typing import TypeVar
 
 import numpy as np
 
-from sat_tf.export.operations.arithmetic import largest_sums, requantization_multipliers
-from sat_tf.export.operations.graph import Add, AddConstant, Graph, Kernels, Linear, Operation
+from sat_tf.export.operations.add import Add, AddConstant
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.linear import (
+    Kernels,
+    Linear,
+    largest_sums,
+    requantization_multipliers,
+)
+from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pairs import Pair, PairKind, product_multiplier
 from sat_tf.messages import list_problems
 
@@ -56,9 +63,18 @@ class Channel:
         return np.clip(np.rint(value), self.lowest, self.highest)
 
 
+def map_linear(graph: Graph, change: Callable[[Graph, Linear], Linear]) -> Graph:
+    """The same graph with every integer linear operation changed."""
+    operations = tuple(
+        change(graph, op) if isinstance(op, Linear) and not op.real else op
+        for op in graph.operations
+    )
+    return dataclasses.replace(graph, operations=operations)
+
+
 def settle_constants(graph: Graph) -> Graph:
     """Moves the scales of coarse channels to where integer biases give their constants."""
-    return graph.map_linear(_settled)
+    return map_linear(graph, _settled)
 
 
 def _settled(graph: Graph, linear: Linear) -> Linear:
@@ -176,7 +192,7 @@ def upscale(graph: Graph) -> Graph:
     """
     size = sum(op.kernel.size for op in graph.operations if isinstance(op, Linear))
     one_factor = size >= _LARGE_NETWORK
-    return graph.map_linear(functools.partial(_upscaled, one_factor=one_factor))
+    return map_linear(graph, functools.partial(_upscaled, one_factor=one_factor))
 
 
 def _upscaled(graph: Graph, linear: Linear, *, one_factor: bool) -> Linear:
@@ -196,7 +212,7 @@ def floor_scales(graph: Graph) -> Graph:
     Such channels are dead or nearly so (γ close to 0): their codes are rounded again on the larger
     scale, most to 0, and the bias says what they give.
     """
-    return graph.map_linear(_floored)
+    return map_linear(graph, _floored)
 
 
 def _floored(graph: Graph, linear: Linear) -> Linear:
@@ -225,7 +241,7 @@ def round_biases(graph: Graph) -> Graph:
     _check(graph, Add, _beyond_20_bits)
     _check(graph, AddConstant, _beyond_20_bits)
     _check(graph, Pair, _beyond_pairs)
-    snapped = graph.map_linear(_rounded)
+    snapped = map_linear(graph, _rounded)
     _check(snapped, Linear, _beyond_int32)
     _check(snapped, Linear, _beyond_products)
     _check(snapped, Linear, _beyond_builtin)

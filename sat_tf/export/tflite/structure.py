@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.export.lowering.packing import SETTINGS_NAME
 from sat_tf.export.tflite.contents import OPERATORS, TYPES, unpacked
+
+# Under this name a file says how it was made.
+SETTINGS_NAME = "sat_tf"
 
 _PIECE = 2**24
 

@@ -10,8 +10,9 @@ from sat_tf.export.lowering.scales import (
     settle,
     settle_constants,
 )
-from sat_tf.export.operations.arithmetic import requantization_multipliers
-from sat_tf.export.operations.graph import Codes, Graph, Linear, LinearKind, Tensor
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.linear import Linear, LinearKind, requantization_multipliers
+from sat_tf.export.tflite.tensors import Codes, Tensor
 
 
 def _codes(channel: Channel, multiplier: float, bias: int, sums: np.ndarray) -> np.ndarray:

@@ -8,13 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sat_tf
-from sat_tf.export.lowering.packing import pack_graph, packed_bytes
+from sat_tf.export.lowering.packing import pack_graph
 from sat_tf.export.lowering.pipeline import deployed_graph, rounded, trained_graph
 from sat_tf.export.lowering.scales import floor_scales, round_biases, settle_constants
 from sat_tf.export.lowering.trace import trace
-from sat_tf.export.operations.graph import Graph, Kernels, Linear, LinearKind, Storage
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.graph_file import serialize
+from sat_tf.export.operations.linear import Kernels, Linear, LinearKind
 from sat_tf.export.tflite.structure import read_structure
-from sat_tf.export.tflite.writer import serialize
+from sat_tf.export.tflite.tensors import Storage
+from sat_tf.export.tflite.writer import packed_bytes
 from sat_tf.qat.policy import BitPolicy
 from tests.export import zoo
 from tests.export.zoo import Specimen, images_for

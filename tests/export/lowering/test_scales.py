@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from sat_tf.export.lowering import scales
-from sat_tf.export.operations import arithmetic
-from sat_tf.export.operations.graph import Codes, Graph, Linear, LinearKind, Tensor
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.linear import Linear, LinearKind, requantization_multipliers
+from sat_tf.export.tflite.tensors import Codes, Tensor
 
 
 def _graph(kernel, weight_scales, bias, *, source=0.5, output=0.25) -> Graph:
@@ -84,7 +85,7 @@ def test_biases_become_integers_of_input_scale_times_weight_scale():
 @pytest.mark.parametrize("lowest_and_highest", [(-128, 127), (0, 255), (-255, 0), (-10, 245)])
 def test_multipliers_beyond_255_give_the_codes_of_255(weight_scale, lowest_and_highest):
     graph = scales.round_biases(_graph([[1]], [weight_scale], [3 * 0.5 * weight_scale]))
-    linear, multipliers = _only(graph), arithmetic.requantization_multipliers(graph, _only(graph))
+    linear, multipliers = _only(graph), requantization_multipliers(graph, _only(graph))
     assert multipliers == pytest.approx(255.0)
     assert linear.bias == 3
     sums = np.arange(-300, 301).astype(np.float64)

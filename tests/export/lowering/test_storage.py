@@ -3,7 +3,7 @@ import pytest
 
 from sat_tf.export.lowering import codes
 from sat_tf.export.lowering.codes import range_codes, signed_codes, unsigned_codes
-from sat_tf.export.operations.graph import Activation
+from sat_tf.export.tflite.tensors import Activation
 
 
 @pytest.mark.parametrize("num_bits", range(1, 9))

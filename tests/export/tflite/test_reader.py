@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from ai_edge_litert import schema_py_generated as tfl
 
-from sat_tf.export.tflite.reader import read_graph
+from sat_tf.export.operations.graph_file import read_graph
 from tests.export.damage import changed
 from tests.export.zoo import bottleneck
 
