@@ -11,10 +11,10 @@ import tf_keras as keras
 from sat_tf.core.custom_gradient import straight_through
 from sat_tf.export.lowering.codes import KernelTensors, kernel_tensors
 from sat_tf.export.lowering.pipeline import deployed_graph
-from sat_tf.export.lowering.quantized_network import is_island, role_of
-from sat_tf.export.operations import exact
-from sat_tf.export.operations.graph import Graph, Operation
-from sat_tf.export.operations.simulator import Pixels, arrays_of, joined
+from sat_tf.export.lowering.quantized_network import is_left_float, role_of
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.operation import Numbers, Operation
+from sat_tf.export.tflite.images import Pixels, arrays_of, joined
 from sat_tf.graph.layer_kinds import Role
 from sat_tf.graph.network import Network, Node, call_in_inference
 from sat_tf.qat.layout import call_name
@@ -131,7 +131,7 @@ class DeployedLayer(keras.layers.Layer):
         }
         self.assign(graph, part)
 
-    # Nothing here branches on tensors but `exact`, by tf.switch_case.
+    # Nothing here branches on tensors but the operations, by tf.switch_case.
     @tf.autograph.experimental.do_not_convert
     def call(self, inputs: Mapping[str, Any], training: Any = None) -> dict[str, Any]:
         """The layer's output, and the tensors of the deployed graph that it is made of.
@@ -157,11 +157,11 @@ class DeployedLayer(keras.layers.Layer):
                 if key.startswith(prefix)
             }
             read = [tensors[name] for name in operation.inputs]
-            result = tf.stop_gradient(exact.compute(operation, self._graph, constants, *read))
+            result = tf.stop_gradient(operation.compute(self._graph, constants, *read))
             tensors[operation.output] = made[operation.output] = result
         value = tensors[self.part.tensor]
-        if "real_step" in self._constants:
-            value *= self._constants["real_step"]
+        if "real_scale" in self._constants:
+            value *= self._constants["real_scale"]
         return {
             "real": straight_through(tf.cast(value, surrogate.dtype), surrogate),
             "tensors": made,
@@ -181,14 +181,14 @@ class DeployedLayer(keras.layers.Layer):
                 self._written[key] = value
 
     @staticmethod
-    def _values(graph: Graph, part: Part) -> exact.Numbers:
-        values: exact.Numbers = {
+    def _values(graph: Graph, part: Part) -> Numbers:
+        values: Numbers = {
             f"{operation.output}/{name}": value
             for operation in part.operations
-            for name, value in exact.constants_of(operation, graph).items()
+            for name, value in operation.numbers(graph).items()
         }
         if part.tensor is not None and graph.tensors[part.tensor].codes is not None:
-            values["real_step"] = np.float32(graph.codes(part.tensor).real_step)
+            values["real_scale"] = np.float32(graph.codes(part.tensor).real_scale)
         return values
 
     def get_config(self) -> dict[str, Any]:
@@ -435,7 +435,7 @@ def _kernels_of(network: Network) -> Callable[[], dict[str, KernelTensors]]:
     layers = {
         node.name: node.layer
         for node in network
-        if role_of(node) is Role.LINEAR and not is_island(node)
+        if role_of(node) is Role.LINEAR and not is_left_float(node)
     }
 
     @tf.function(autograph=False)

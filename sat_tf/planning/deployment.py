@@ -2,49 +2,22 @@
 
 import dataclasses
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import tf_keras as keras
 
-from sat_tf.export.converter.float_layers import float_operators, spliced_bytes
+from sat_tf.export.converter.float_layers import float_operators
 from sat_tf.export.lowering.refusals import find_problems
 from sat_tf.export.lowering.trace import trace_network
-from sat_tf.export.operations import graph as ir
-from sat_tf.export.operations.graph import Graph, Island, Operation
-from sat_tf.export.operations.lookup import Lookup
-from sat_tf.export.operations.movements import Movement
-from sat_tf.export.operations.pairs import Pair
+from sat_tf.export.operations.float_layer import FloatLayer
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.operation import Operation
+from sat_tf.export.tflite.splice import spliced_bytes
 from sat_tf.graph.network import Network, Node
 from sat_tf.planning.planned_model import Export
 from sat_tf.planning.preview import by_layer, kernel_outlines, user_name
 from sat_tf.qat.layout import in_inference, inner_layer
-
-_NAMES: dict[type, str] = {
-    ir.ShiftImage: "QUANTIZE",
-    ir.AddConstant: "ADD",
-    ir.Mean: "MEAN",
-    ir.Concatenate: "CONCATENATION",
-    ir.MaxPool: "MAX_POOL_2D",
-    ir.AveragePool: "AVERAGE_POOL_2D",
-}
-
-
-def operator_names(operation: ir.Operation) -> tuple[str, ...]:
-    """What the file calls the operators of an operation; of an island, its layer's class."""
-    if isinstance(operation, ir.Linear | ir.WithConstant | Pair):
-        return (operation.kind.value,)
-    if isinstance(operation, ir.Island):
-        return (f"float {type(inner_layer(operation.node.layer)).__name__}",)
-    if isinstance(operation, Lookup):
-        return "CAST", "ADD", "GATHER"
-    if isinstance(operation, Movement):
-        return (operation.operator,)
-    kind = type(operation)
-    name = _NAMES.get(kind) or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind.__name__).upper()
-    return (name,)
-
 
 # A conversion takes most of a second. These layers become the same operators at all sizes.
 _ALIKE_AT_ALL_SIZES = (
@@ -77,7 +50,7 @@ def conversions(graph: Graph) -> Conversions:
     found = Conversions({}, {})
     tried: dict[str, tuple[bytes, int] | str] = {}
     for operation in graph.operations:
-        if not isinstance(operation, Island):
+        if not isinstance(operation, FloatLayer):
             continue
         layer = inner_layer(operation.node.layer)
         shapes = [graph.tensors[name].shape for name in operation.inputs]
@@ -90,11 +63,11 @@ def conversions(graph: Graph) -> Conversions:
                 tried[kind] = str(error).removeprefix(f"{layer.name}: ")
         outcome = tried[kind]
         if isinstance(outcome, str):
-            found.problems[operation.layer] = f"{operation.layer}: {outcome}"
+            found.problems[operation.float_layer] = f"{operation.float_layer}: {outcome}"
         else:
             content, of_content = outcome
             spliced = spliced_bytes(content, operation.output)
-            found.bytes[operation.layer] = spliced - of_content + weights
+            found.bytes[operation.float_layer] = spliced - of_content + weights
     return found
 
 
@@ -123,7 +96,7 @@ class Deployed:
     @property
     def operators(self) -> tuple[str, ...]:
         """Names of its operators, as the file calls them."""
-        return tuple(name for operation in self.operations for name in operator_names(operation))
+        return tuple(name for operation in self.operations for name in operation.operators)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,13 +231,13 @@ class _Reading:
     def _way(self, operations: Iterable[Operation], name: str) -> Export:
         """By the operation that makes the layer's tensor, or the last one."""
         made = list(operations)
-        if any(isinstance(operation, Island) for operation in made):
+        if any(isinstance(operation, FloatLayer) for operation in made):
             return Export.CONVERTER
         own = [operation for operation in made if operation.output == name] or made[-1:]
         floats = any(self.graph.is_float(operation) for operation in own)
         return Export.FLOAT if floats else Export.INTEGER
 
     def _reason(self, operations: Iterable[Operation]) -> str:
-        if any(isinstance(operation, Island) for operation in operations):
+        if any(isinstance(operation, FloatLayer) for operation in operations):
             return "left float; it needs builtin TFLite operators"
         return ""

@@ -231,6 +231,6 @@ def _outline(layer: keras.layers.Layer, quantizer: DorefaQuantizer) -> KernelOut
     support = layer_kinds.find_support(layer)
     axes = support.channel_axes if support else (len(shape) - 1,)
     channels = int(np.prod([shape[axis] for axis in axes]))
-    # Channels with ranges of their own have steps of their own.
-    steps = np.linspace(1.0, 2.0, channels) if quantizer.range_axes else np.ones(channels)
-    return KernelOutline(np.broadcast_to(np.int8(0), shape), steps)
+    # Channels with ranges of their own have scales of their own.
+    scales = np.linspace(1.0, 2.0, channels) if quantizer.range_axes else np.ones(channels)
+    return KernelOutline(np.broadcast_to(np.int8(0), shape), scales)

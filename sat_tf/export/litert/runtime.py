@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-from sat_tf.export.operations.simulator import Pixels, arrays_of, joined, number_of, some_of
+from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of, some_of
 
 # XNNPACK is what LiteRT uses by itself; the builtin kernels round twice, where it rounds once. The
 # reference kernels are what the builtin ones have to give, without any haste.

@@ -23,12 +23,22 @@ from sat_tf.export.lowering.fold import (
     identity,
     window_mean,
 )
-from sat_tf.export.operations import graph as ir
-from sat_tf.export.operations.graph import WHOLE, Codes, LinearKind, Pointwise, Tensor
+from sat_tf.export.operations.add import Add, AddConstant
+from sat_tf.export.operations.concatenate import Concatenate
+from sat_tf.export.operations.float_layer import FloatLayer
+from sat_tf.export.operations.linear import Linear, LinearKind
 from sat_tf.export.operations.lookup import Lookup, table_of
+from sat_tf.export.operations.mean import Mean
+from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pairs import Pair, PairKind
+from sat_tf.export.operations.pointwise import Pointwise, WithConstant
+from sat_tf.export.operations.pools import AveragePool
+from sat_tf.export.operations.quantize import Dequantize, Quantize, ShiftImage
+from sat_tf.export.operations.shapes import Reshape
+from sat_tf.export.operations.softmax import Softmax
+from sat_tf.export.tflite.tensors import WHOLE, Codes, Tensor
 
-# XNNPACK leaves a sum to other kernels, with another rounding, where a step of what it adds is
+# XNNPACK leaves a sum to other kernels, with another rounding, where a scale of what it adds is
 # less than 2^-10 of its own. A summand of 2^-9 still counts hundredths of an output code.
 _SMALLEST_SUMMAND = 2.0**-10
 _COARSE_SUMMAND = 2.0**-9
@@ -43,7 +53,7 @@ class GraphBuilder:
 
     def __init__(self, layer_names: Collection[str] = ()) -> None:
         self.tensors: dict[str, Tensor] = {}
-        self.operations: list[ir.Operation] = []
+        self.operations: list[Operation] = []
         self._layer_names = frozenset(layer_names)
         self._floats: dict[str, str] = {}
 
@@ -52,12 +62,12 @@ class GraphBuilder:
         self.tensors[name] = Tensor(name, shape, codes)
         return name
 
-    def add(self, operation: ir.Operation, shape: tuple[int, ...], codes: Codes | None) -> str:
+    def add(self, operation: Operation, shape: tuple[int, ...], codes: Codes | None) -> str:
         """Adds an operation and the tensor it makes; returns the tensor's name."""
         self.operations.append(operation)
         return self.tensor(operation.output, shape, codes)
 
-    def move(self, operation: ir.Operation, shape: tuple[int, ...]) -> str:
+    def move(self, operation: Operation, shape: tuple[int, ...]) -> str:
         """Adds an operation that makes its tensor from the codes of its input as they are."""
         return self.add(operation, shape, self.tensors[operation.inputs[0]].codes)
 
@@ -90,23 +100,23 @@ class GraphBuilder:
         if isinstance(form, LinearForm):
             return self._linear(form, codes, name, shape)
         if isinstance(form, MeanForm):
-            return self.add(ir.Mean(form.sources, name, form.keep_dims), shape, codes)
+            return self.add(Mean(form.sources, name, form.keep_dims), shape, codes)
         if isinstance(form, PairForm):
             return self._pair(form, codes, name, shape)
         if isinstance(form, ConstantSumForm):
             return self._constant_sum(form, codes, name, shape)
         if isinstance(form, SumForm) and form.divisor > 1:
-            # The sum on steps as much larger, whose codes are then those of the mean.
-            larger = dataclasses.replace(codes, step=np.float32(codes.step * form.divisor))
+            # The sum on scales as much larger, whose codes are then those of the mean.
+            larger = dataclasses.replace(codes, scale=np.float32(codes.scale * form.divisor))
             sums = self.between(f"{name}_sum")
             total = self.materialize(SumForm(form.sources), larger, sums, shape)
             mean = identity(total, shape[-1])
-            steps = mean.channels.steps / form.divisor
-            channels = dataclasses.replace(mean.channels, steps=steps)
+            scales = mean.channels.scales / form.divisor
+            channels = dataclasses.replace(mean.channels, scales=scales)
             return self._linear(dataclasses.replace(mean, channels=channels), codes, name, shape)
         first, second = self._two_summands(form.sources, name)
         summands = (self._summand(first, codes), self._summand(second, codes))
-        return self.add(ir.Add(summands, name), shape, codes)
+        return self.add(Add(summands, name), shape, codes)
 
     def as_float(self, form: Form, name: str, shape: tuple[int, ...]) -> str:
         """Makes `form` as a float tensor; returns its name."""
@@ -123,11 +133,11 @@ class GraphBuilder:
         if isinstance(form, LinearForm):
             return self._float_normalization(form, sources[0], name, shape)
         if isinstance(form, AverageForm):
-            return self.add(ir.AveragePool(sources, name, form.size, form.window), shape, None)
+            return self.add(AveragePool(sources, name, form.size, form.window), shape, None)
         if isinstance(form, MeanForm):
-            return self.add(ir.Mean(sources, name, form.keep_dims), shape, None)
+            return self.add(Mean(sources, name, form.keep_dims), shape, None)
         if isinstance(form, FunctionForm):
-            return self.add(ir.Island(sources, name, form.node), shape, None)
+            return self.add(FloatLayer(sources, name, form.node), shape, None)
         if isinstance(form, ConstantSumForm):
             return self._with_constant(sources[0], Pointwise.SUM, form.values, name, shape)
         if isinstance(form, PairForm):
@@ -136,7 +146,7 @@ class GraphBuilder:
             total = self.as_float(SumForm(sources), self.between(f"{name}_sum"), shape)
             return self._with_constant(total, Pointwise.PRODUCT, 1.0 / form.divisor, name, shape)
         first, second = self._two_summands(sources, name)
-        return self.add(ir.Add((first, second), name), shape, None)
+        return self.add(Add((first, second), name), shape, None)
 
     def dequantized(self, source: str) -> str:
         """The float tensor with the real values of `source`; made once."""
@@ -144,7 +154,7 @@ class GraphBuilder:
             return source
         if source not in self._floats:
             shape, codes = self.tensors[source].shape, self.tensors[source].codes
-            dequantize = ir.Dequantize((source,), self.between(f"{source}_float"))
+            dequantize = Dequantize((source,), self.between(f"{source}_float"))
             self._floats[source] = self.add(dequantize, shape, None)
             if codes is not None and codes.unit != 1.0:
                 name = self.between(f"{source}_real")
@@ -157,14 +167,14 @@ class GraphBuilder:
         """Leaves out the codes of images that only others of the same image stand for."""
         read = {name for operation in self.operations for name in operation.inputs}
         for operation in list(self.operations):
-            if isinstance(operation, ir.ShiftImage) and operation.output not in read:
+            if isinstance(operation, ShiftImage) and operation.output not in read:
                 self.operations.remove(operation)
                 del self.tensors[operation.output]
 
     def softmax(self, source: str) -> str:
         """The probabilities over the last axis of `source`, in float; returns their tensor."""
         name = self.between(f"{source}_probabilities")
-        return self.add(ir.Softmax((self.dequantized(source),), name), self._shape(source), None)
+        return self.add(Softmax((self.dequantized(source),), name), self._shape(source), None)
 
     def _joined(
         self,
@@ -176,7 +186,7 @@ class GraphBuilder:
     ) -> str:
         """Parts that are tensors of one grid, as one tensor."""
         if form.kind is None:
-            return self.add(ir.Concatenate(parts, name, form.axis), shape, codes)
+            return self.add(Concatenate(parts, name, form.axis), shape, codes)
         picked, *others = parts
         for index, part in enumerate(others, start=1):
             last = index == len(others)
@@ -228,10 +238,10 @@ class GraphBuilder:
         read, codes = form.source, source.codes
         low, high = codes.real_range
         fine = range_codes(low, high)
-        if codes.real_step > fine.real_step:
+        if codes.real_scale > fine.real_scale:
             read, codes = self.between(f"{name}_fine"), fine
             self._linear(identity(form.source, source.shape[-1]), fine, read, source.shape)
-        operation = ir.AveragePool((read,), self.between(f"{name}_mean"), form.size, form.window)
+        operation = AveragePool((read,), self.between(f"{name}_mean"), form.size, form.window)
         return self.add(operation, shape, codes)
 
     def _two_summands(self, sources: tuple[str, ...], name: str) -> tuple[str, str]:
@@ -245,7 +255,7 @@ class GraphBuilder:
                 low, high = np.add(first.codes.real_range, second.codes.real_range)
                 codes = range_codes(float(low), float(high))
                 total, source = self._summand(total, codes), self._summand(source, codes)
-            operation = ir.Add((total, source), self.between(f"{name}_partial"))
+            operation = Add((total, source), self.between(f"{name}_partial"))
             total = self.add(operation, shape, codes)
         return total, sources[-1]
 
@@ -278,15 +288,15 @@ class GraphBuilder:
         on_images = form.kind is not LinearKind.FULLY_CONNECTED
         if on_images and len(source.shape) != 3:
             shaped = self.between(f"{name}_input")
-            read = self.move(ir.Reshape((read,), shaped), _image(source.shape))
+            read = self.move(Reshape((read,), shaped), _image(source.shape))
         if on_images and len(shape) != 3:
             written = self.between(f"{name}_image")
-        operation = ir.Linear(
+        operation = Linear(
             (read,),
             written,
             kind=form.kind,
             kernel=form.kernel(),
-            steps=form.channels.steps * (units[0] / units[1]),
+            scales=form.channels.scales * (units[0] / units[1]),
             bias=form.channels.bias / units[1],
             center=form.channels.center / units[1],
             spread=form.channels.spread / units[1],
@@ -295,33 +305,33 @@ class GraphBuilder:
         )
         self.add(operation, _image(shape) if written != name else shape, codes)
         if written != name:
-            self.move(ir.Reshape((written,), name), shape)
+            self.move(Reshape((written,), name), shape)
         return name
 
     def _summand(self, source: str, output: Codes) -> str:
-        """The tensor itself, or with a larger step where the sum's kernel needs one."""
+        """The tensor itself, or with a larger scale where the sum's kernel needs one."""
         codes = self.tensors[source].codes
-        if codes is None or codes.step / output.step >= _SMALLEST_SUMMAND:
+        if codes is None or codes.scale / output.scale >= _SMALLEST_SUMMAND:
             return source
-        coarse = Codes(np.float32(_COARSE_SUMMAND * output.step), 0)
+        coarse = Codes(np.float32(_COARSE_SUMMAND * output.scale), 0)
         name, shape = self.between(f"{source}_coarse"), self._shape(source)
         return self._linear(identity(source, shape[-1]), coarse, name, shape)
 
     def _constant_sum(
         self, form: ConstantSumForm, codes: Codes, name: str, shape: tuple[int, ...]
     ) -> str:
-        step, constant = form.step, form.codes
-        if step / codes.step < _SMALLEST_SUMMAND:
-            step = np.float32(_COARSE_SUMMAND * codes.step)
-            constant = np.rint(form.values / step).astype(np.int32)
+        scale, constant = form.scale, form.codes
+        if scale / codes.scale < _SMALLEST_SUMMAND:
+            scale = np.float32(_COARSE_SUMMAND * codes.scale)
+            constant = np.rint(form.values / scale).astype(np.int32)
         source = self._summand(form.source, codes)
-        operation = ir.AddConstant((source,), name, constant, np.asarray(step, np.float32))
+        operation = AddConstant((source,), name, constant, np.asarray(scale, np.float32))
         return self.add(operation, shape, codes)
 
     def _float_normalization(
         self, form: LinearForm, source: str, name: str, shape: tuple[int, ...]
     ) -> str:
-        slope = form.channels.codes.reshape(-1) * form.channels.steps
+        slope = form.channels.codes.reshape(-1) * form.channels.scales
         product = self.between(f"{name}_product")
         self._with_constant(source, Pointwise.PRODUCT, slope, product, shape)
         return self._with_constant(product, Pointwise.SUM, form.channels.bias, name, shape)
@@ -344,8 +354,8 @@ class GraphBuilder:
             upper = self.between(f"{name}_upper")
             source = self._with_constant(source, Pointwise.MINIMUM, high, upper, shape)
         # The operation knows real values only, so the tensor is stored in real units.
-        stored = dataclasses.replace(codes, step=np.float32(codes.real_step), unit=1.0)
-        return self.add(ir.Quantize((source,), name), shape, stored)
+        stored = dataclasses.replace(codes, scale=np.float32(codes.real_scale), unit=1.0)
+        return self.add(Quantize((source,), name), shape, stored)
 
     def _with_constant(
         self,
@@ -355,7 +365,7 @@ class GraphBuilder:
         name: str,
         shape: tuple[int, ...],
     ) -> str:
-        operation = ir.WithConstant((source,), name, kind, np.asarray(constant, np.float32))
+        operation = WithConstant((source,), name, kind, np.asarray(constant, np.float32))
         return self.add(operation, shape, None)
 
 

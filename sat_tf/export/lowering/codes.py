@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from sat_tf.core import dorefa, grid
 from sat_tf.core.asymmetric import step_and_zero
-from sat_tf.export.operations.graph import Codes
+from sat_tf.export.tflite.tensors import Codes
 from sat_tf.graph import layer_kinds
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.dorefa import DorefaQuantizer
@@ -40,15 +40,15 @@ def weight_problem(wrapper: QuantizedLayer) -> str | None:
 
 
 class KernelOutline(NamedTuple):
-    """Codes and steps that stand for those of a layer where only their number counts.
+    """Codes and scales that stand for those of a layer where only their number counts.
 
     Attributes:
         codes: integers, shaped like the Keras kernel.
-        steps: one an output channel.
+        scales: one an output channel.
     """
 
     codes: np.ndarray
-    steps: np.ndarray
+    scales: np.ndarray
 
 
 class KernelTensors(NamedTuple):
@@ -87,11 +87,11 @@ def kernel_tensors(wrapper: QuantizedLayer) -> KernelTensors:
     return KernelTensors(codes, factor, wrapper.effective_kernel())
 
 
-def _are_the_same(tensors: KernelTensors, steps: np.ndarray) -> bool:
-    """Whether codes · steps are the effective weights."""
+def _are_the_same(tensors: KernelTensors, scales: np.ndarray) -> bool:
+    """Whether codes · scales are the effective weights."""
     # In TensorFlow, which takes a large layer to all cores. Both sides are a few float32 roundings
-    # away from the exact product, and the smallest step is a 127th of the largest weight or more.
-    products = tf.cast(tensors.codes, tf.float32) * tf.constant(steps, tf.float32)
+    # away from the exact product, and the smallest scale is a 127th of the largest weight or more.
+    products = tf.cast(tensors.codes, tf.float32) * tf.constant(scales, tf.float32)
     size = tf.abs(tensors.effective)
     limit = 1e-5 * size + 1e-6 * tf.reduce_max(size)
     return bool(tf.reduce_all(tf.abs(products - tensors.effective) <= limit))
@@ -100,38 +100,40 @@ def _are_the_same(tensors: KernelTensors, steps: np.ndarray) -> bool:
 def integer_kernel(
     wrapper: QuantizedLayer, tensors: KernelTensors | KernelOutline | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Codes and steps of a layer's effective weights: Ξ = code · step.
+    """Codes and scales of a layer's effective weights: Ξ = code · scale.
 
-    The step is the grid's, times SAT's rescaling constant and the layer's gain where it has them.
+    The scale is the grid's, times SAT's rescaling constant and the layer's gain where it has them.
 
     Args:
         wrapper: a built linear layer without a `weight_problem`.
         tensors: its `kernel_tensors`, where they have been computed already, or what stands for
-            codes and steps.
+            codes and scales.
 
     Returns:
-        int32 codes shaped like the Keras kernel, and float64 steps, one an output channel.
+        int32 codes shaped like the Keras kernel, and float64 scales, one an output channel.
 
     Raises:
-        ArithmeticError: codes and steps do not give the weights the layer computes with, which
+        ArithmeticError: codes and scales do not give the weights the layer computes with, which
             would be a defect of sat-tf.
     """
     if isinstance(tensors, KernelOutline):
-        return tensors.codes, tensors.steps
+        return tensors.codes, tensors.scales
     tensors = kernel_tensors(wrapper) if tensors is None else tensors
     (quantizer, num_bits), layer = _quantizer_of(wrapper), wrapper.layer
     codes = tensors.codes.numpy()
-    step = np.float64(grid.find_grid(quantizer.grid, num_bits).step(num_bits))
-    steps = np.reshape(step, [1] * codes.ndim)
+    scale = np.float64(grid.find_grid(quantizer.grid, num_bits).step(num_bits))
+    scales = np.reshape(scale, [1] * codes.ndim)
     gain = wrapper.kernel_variables.get("rescale_gain")
     if gain is not None:
-        steps = steps * tensors.factor.numpy().astype(np.float64) * gain.numpy().astype(np.float64)
-    if not _are_the_same(tensors, steps):
-        raise ArithmeticError(f"{layer.name}: codes and steps do not give the effective weights.")
-    return codes, np.array(layer_kinds.along_channels(layer, steps, codes.shape), np.float64)
+        scales = (
+            scales * tensors.factor.numpy().astype(np.float64) * gain.numpy().astype(np.float64)
+        )
+    if not _are_the_same(tensors, scales):
+        raise ArithmeticError(f"{layer.name}: codes and scales do not give the effective weights.")
+    return codes, np.array(layer_kinds.along_channels(layer, scales, codes.shape), np.float64)
 
 
-# float32 divides and multiplies steps of such ranges without loss.
+# float32 divides and multiplies scales of such ranges without loss.
 _SMALLEST_RANGE, _LARGEST_RANGE = 1e-24, 1e24
 
 
@@ -141,7 +143,7 @@ def unsigned_codes(highest: float, num_bits: int) -> Codes:
     Stored as code + 127 - a: int8 saturates exactly where the quantizer clips.
 
     >>> codes = unsigned_codes(3.0, 2)
-    >>> float(codes.step), codes.zero_point, codes.lowest, codes.highest
+    >>> float(codes.scale), codes.zero_point, codes.lowest, codes.highest
     (1.0, 124, 124, 127)
     """
     levels = 2**num_bits - 1
@@ -170,14 +172,14 @@ def offset_codes(quantizer: OffsetQuantizer, clipping_level: float) -> Codes:
     Kernels do not clip at the smallest one; what makes these codes is a table, or a QUANTIZE.
     """
     levels = 2**quantizer.num_bits - 1
-    step, zero = step_and_zero(
+    scale, zero = step_and_zero(
         np.float32(clipping_level),
         np.float32(levels),
         quantizer.lowest,
         quantizer.share,
         np.floor,
     )
-    return Codes(np.float32(step), 127 - levels + int(zero), lowest=127 - levels)
+    return Codes(np.float32(scale), 127 - levels + int(zero), lowest=127 - levels)
 
 
 def unit_codes(quantizer: UnitQuantizer) -> Codes:
@@ -192,15 +194,15 @@ def range_codes(lowest: float, highest: float) -> Codes:
     """256 codes for an observed range; zero has a code of its own.
 
     >>> codes = range_codes(-1.0, 254.0)
-    >>> float(codes.step), codes.zero_point
+    >>> float(codes.scale), codes.zero_point
     (1.0, -127)
     """
     lowest, highest = min(lowest, 0.0), max(highest, 0.0)
     if highest - lowest < _SMALLEST_RANGE:
         return Codes(np.float32(1.0 / 255.0), -128)
-    step = (highest - lowest) / 255.0
-    zero_point = int(np.clip(np.rint(-128.0 - lowest / step), -128, 127))
-    return Codes(np.float32(step), zero_point)
+    scale = (highest - lowest) / 255.0
+    zero_point = int(np.clip(np.rint(-128.0 - lowest / scale), -128, 127))
+    return Codes(np.float32(scale), zero_point)
 
 
 def quantizer_codes(wrapper: QuantizedLayer, *, unit_free: bool) -> Codes:

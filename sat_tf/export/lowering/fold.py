@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.export.operations.graph import WHOLE, Codes, LinearKind, Window
+from sat_tf.export.operations.linear import LinearKind
 from sat_tf.export.operations.pairs import PairKind
+from sat_tf.export.tflite.tensors import WHOLE, Codes, Window
 
 if TYPE_CHECKING:
     from sat_tf.graph.network import Node
@@ -49,26 +50,26 @@ def affine(norm: keras.layers.BatchNormalization) -> Affine:
 
 @dataclasses.dataclass(frozen=True)
 class ChannelCodes:
-    """A linear layer before it is placed in the graph: Ξ = codes · steps, y = Ξ x + bias.
+    """A linear layer before it is placed in the graph: Ξ = codes · scales, y = Ξ x + bias.
 
     Attributes:
         codes: integers, output channels on the last axis.
-        steps: positive, one a channel.
+        scales: positive, one a channel.
         bias: real values, one a channel.
         center: what Ξ x usually is, as far as a normalization or an observed range knows; else 0.
         spread: the standard deviation from that; else infinite.
     """
 
     codes: np.ndarray
-    steps: np.ndarray
+    scales: np.ndarray
     bias: np.ndarray
     center: np.ndarray
     spread: np.ndarray
 
     @classmethod
-    def unseen(cls, codes: np.ndarray, steps: np.ndarray, bias: np.ndarray) -> "ChannelCodes":
+    def unseen(cls, codes: np.ndarray, scales: np.ndarray, bias: np.ndarray) -> "ChannelCodes":
         """A linear layer of whose values nothing is known."""
-        return cls(codes, steps, bias, np.zeros(steps.size), np.full(steps.size, np.inf))
+        return cls(codes, scales, bias, np.zeros(scales.size), np.full(scales.size, np.inf))
 
     def seen_within(self, low: float, high: float) -> "ChannelCodes":
         """The same, known to give values from `low` to `high`, where nothing better is known."""
@@ -87,11 +88,11 @@ def scaled(linear: ChannelCodes, slope: np.ndarray, offset: np.ndarray) -> Chann
         slope: not 0; one number, or one a channel.
         offset: likewise.
     """
-    count = linear.steps.size
+    count = linear.scales.size
     slope, offset = np.broadcast_to(slope, count), np.broadcast_to(offset, count)
     return ChannelCodes(
         codes=linear.codes * np.sign(slope).astype(linear.codes.dtype),
-        steps=linear.steps * np.abs(slope),
+        scales=linear.scales * np.abs(slope),
         bias=linear.bias * slope + offset,
         center=linear.center * slope,
         spread=linear.spread * np.abs(slope),
@@ -101,21 +102,21 @@ def scaled(linear: ChannelCodes, slope: np.ndarray, offset: np.ndarray) -> Chann
 def fold(linear: ChannelCodes, norm: Affine) -> ChannelCodes:
     """The linear layer and the normalization behind it, as one linear layer.
 
-    The sign of γ goes into the codes and its size into the steps, so that weights stay on their
+    The sign of γ goes into the codes and its size into the scales, so that weights stay on their
     lattice and nothing is rounded again. A channel with γ = 0 has codes 0.
 
     >>> one = ChannelCodes.unseen(np.array([[3, 1, 2]]), np.ones(3), np.ones(3))
     >>> slope, offset = np.array([2.0, -0.5, 0.0]), np.array([0.0, 0.0, 7.0])
     >>> folded = fold(one, Affine(slope, offset, np.zeros(3), np.ones(3)))
-    >>> folded.codes.tolist(), folded.steps.tolist(), folded.bias.tolist()
+    >>> folded.codes.tolist(), folded.scales.tolist(), folded.bias.tolist()
     ([[3, -1, 0]], [2.0, 0.5, 1.0], [2.0, -0.5, 7.0])
     """
     codes = linear.codes * np.sign(norm.slope).astype(linear.codes.dtype)
-    steps = np.where(norm.slope == 0.0, 1.0, np.abs(norm.slope)) * linear.steps
+    scales = np.where(norm.slope == 0.0, 1.0, np.abs(norm.slope)) * linear.scales
     bias = linear.bias * norm.slope + norm.offset
     center = norm.slope * (norm.mean - linear.bias)
     spread = np.where(norm.slope == 0.0, 0.0, np.abs(norm.slope) * norm.deviation)
-    return ChannelCodes(codes, steps, bias, np.where(np.isinf(spread), 0.0, center), spread)
+    return ChannelCodes(codes, scales, bias, np.where(np.isinf(spread), 0.0, center), spread)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +141,7 @@ class LinearForm(_OfOneTensor):
 
     Attributes:
         kind: which operation.
-        channels: codes, steps and bias in real units; the kernel is laid out as Keras does, with
+        channels: codes, scales and bias in real units; the kernel is laid out as Keras does, with
             all output channels on the last axis.
         window: strides, padding and dilation.
     """
@@ -164,8 +165,8 @@ class LinearForm(_OfOneTensor):
         """The smallest and the largest real value any input codes can give."""
         codes = self.channels.codes.reshape(-1, self.channels.codes.shape[-1]).astype(np.float64)
         ends = np.array(source.real_range)[:, np.newaxis, np.newaxis] * codes
-        low = np.min(ends, axis=0).sum(axis=0) * self.channels.steps + self.channels.bias
-        high = np.max(ends, axis=0).sum(axis=0) * self.channels.steps + self.channels.bias
+        low = np.min(ends, axis=0).sum(axis=0) * self.channels.scales + self.channels.bias
+        high = np.max(ends, axis=0).sum(axis=0) * self.channels.scales + self.channels.bias
         return float(np.min(low)), float(np.max(high))
 
 
@@ -188,16 +189,16 @@ class ConstantSumForm(_OfOneTensor):
 
     Attributes:
         codes: of the map, integers from -127 to 127.
-        step: of the map.
+        scale: of the map.
     """
 
     codes: np.ndarray
-    step: np.float32
+    scale: np.float32
 
     @property
     def values(self) -> np.ndarray:
         """The map."""
-        return np.asarray(self.codes * self.step, np.float32)
+        return np.asarray(self.codes * self.scale, np.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -301,7 +302,7 @@ Form = (
 
 
 def identity(source: str, num_channels: int) -> LinearForm:
-    """The 1x1 depthwise convolution with code 1 and step 1: exact re-quantization."""
+    """The 1x1 depthwise convolution with code 1 and scale 1: exact re-quantization."""
     ones = np.ones((1, 1, num_channels), np.int32)
     channels = ChannelCodes.unseen(ones, np.ones(num_channels), np.zeros(num_channels))
     return LinearForm(source, LinearKind.DEPTHWISE, channels)
@@ -319,8 +320,8 @@ def window_mean(
 ) -> LinearForm:
     """Average pooling without padding, as a depthwise convolution."""
     ones = np.ones((*size, num_channels), np.int32)
-    steps = np.full(num_channels, 1.0 / (size[0] * size[1]))
-    channels = ChannelCodes.unseen(ones, steps, np.zeros(num_channels))
+    scales = np.full(num_channels, 1.0 / (size[0] * size[1]))
+    channels = ChannelCodes.unseen(ones, scales, np.zeros(num_channels))
     return LinearForm(source, LinearKind.DEPTHWISE, channels, window)
 
 

@@ -7,10 +7,12 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.export.lowering.builder import GraphBuilder
-from sat_tf.export.operations import graph as ir
 from sat_tf.export.operations import movements
-from sat_tf.export.operations.arithmetic import transposed_size
-from sat_tf.export.operations.graph import WHOLE, LinearKind, Window
+from sat_tf.export.operations.linear import LinearKind
+from sat_tf.export.operations.pools import MaxPool
+from sat_tf.export.operations.shapes import Pad, Reshape
+from sat_tf.export.operations.windows import transposed_size
+from sat_tf.export.tflite.tensors import WHOLE, Window
 from sat_tf.graph.operation_layers import (
     ChannelMax,
     DepthToSpace,
@@ -110,7 +112,7 @@ def moved(
         source: the tensor it reads.
         shape: of what it makes, without the batch dimension.
     """
-    return builder.move(ir.Reshape((source,), layer.name), shape)
+    return builder.move(Reshape((source,), layer.name), shape)
 
 
 @moved.register
@@ -118,7 +120,7 @@ def _(
     layer: keras.layers.MaxPooling2D, builder: GraphBuilder, source: str, shape: tuple[int, ...]
 ) -> str:
     window = Window(tuple(layer.strides), layer.padding.upper())
-    return builder.move(ir.MaxPool((source,), layer.name, tuple(layer.pool_size), window), shape)
+    return builder.move(MaxPool((source,), layer.name, tuple(layer.pool_size), window), shape)
 
 
 @moved.register
@@ -130,9 +132,9 @@ def _(
 ) -> str:
     rows, columns, channels = builder.tensors[source].shape
     name = layer.name if layer.keepdims else builder.between(f"{layer.name}_pixel")
-    largest = ir.MaxPool((source,), name, (rows, columns), WHOLE)
+    largest = MaxPool((source,), name, (rows, columns), WHOLE)
     pixel = builder.move(largest, (1, 1, channels))
-    return pixel if layer.keepdims else builder.move(ir.Reshape((pixel,), layer.name), shape)
+    return pixel if layer.keepdims else builder.move(Reshape((pixel,), layer.name), shape)
 
 
 @moved.register
@@ -140,7 +142,7 @@ def _(
     layer: keras.layers.ZeroPadding2D, builder: GraphBuilder, source: str, shape: tuple[int, ...]
 ) -> str:
     margins = (*map(tuple, layer.padding), (0, 0))
-    return builder.move(ir.Pad((source,), layer.name, margins), shape)
+    return builder.move(Pad((source,), layer.name, margins), shape)
 
 
 @moved.register
@@ -149,11 +151,11 @@ def _(
 ) -> str:
     length, channels = builder.tensors[source].shape
     image = builder.between(f"{layer.name}_input")
-    builder.move(ir.Reshape((source,), image), (1, length, channels))
+    builder.move(Reshape((source,), image), (1, length, channels))
     padded = builder.between(f"{layer.name}_image")
     margins = ((0, 0), tuple(layer.padding), (0, 0))
-    builder.move(ir.Pad((image,), padded, margins), (1, *shape))
-    return builder.move(ir.Reshape((padded,), layer.name), shape)
+    builder.move(Pad((image,), padded, margins), (1, *shape))
+    return builder.move(Reshape((padded,), layer.name), shape)
 
 
 @moved.register
@@ -181,7 +183,7 @@ def _(layer: Slice, builder: GraphBuilder, source: str, shape: tuple[int, ...]) 
     part = builder.between(f"{layer.name}_part")
     sizes = [range(size)[slice(*k)] for size, k in zip(_shape(builder, source), kept, strict=True)]
     builder.move(movements.Slice((source,), part, kept), tuple(map(len, sizes)))
-    return builder.move(ir.Reshape((part,), layer.name), shape)
+    return builder.move(Reshape((part,), layer.name), shape)
 
 
 @moved.register
@@ -213,10 +215,10 @@ def _(
 ) -> str:
     length, channels = _shape(builder, source)
     image = builder.between(f"{layer.name}_input")
-    builder.move(ir.Reshape((source,), image), (1, length, channels))
+    builder.move(Reshape((source,), image), (1, length, channels))
     made = builder.between(f"{layer.name}_image")
     builder.move(movements.Resize((image,), made, (1, length * int(layer.size))), (1, *shape))
-    return builder.move(ir.Reshape((made,), layer.name), shape)
+    return builder.move(Reshape((made,), layer.name), shape)
 
 
 @moved.register
@@ -232,7 +234,7 @@ def _(layer: SpaceToDepth, builder: GraphBuilder, source: str, shape: tuple[int,
 @moved.register
 def _(layer: Padding, builder: GraphBuilder, source: str, shape: tuple[int, ...]) -> str:
     margins = tuple((before, behind) for before, behind in layer.margins)
-    return builder.move(ir.Pad((source,), layer.name, margins), shape)
+    return builder.move(Pad((source,), layer.name, margins), shape)
 
 
 @moved.register

@@ -41,7 +41,7 @@ def quantizes(node: Node) -> bool:
     return output_quantizer(node) is not None and not is_image(node)
 
 
-def is_island(node: Node) -> bool:
+def is_left_float(node: Node) -> bool:
     """Whether the layer is left float, for TensorFlow's own converter."""
     layer = inner_layer(node.layer)
     if role_of(node) is Role.INPUT:
@@ -74,7 +74,7 @@ def is_unit_free(network: Network, node: Node) -> bool:
 
 
 def _has_linear_readers_only(network: Network, name: str) -> bool:
-    """Whether all that read a layer's codes can take its clipping level into their steps."""
+    """Whether all that read a layer's codes can take its clipping level into their scales."""
     if name in network.outputs:
         return False
     for reader in network.consumers(name):

@@ -108,7 +108,7 @@ def _layer_problems(network: Network, node: Node) -> Iterator[str]:
             "received a layer that is called with training=True, expected one that follows the "
             "model; build the model without it"
         )
-    if quantized_network.is_island(node):
+    if quantized_network.is_left_float(node):
         return
     if role in _BY_ROLE:
         yield from _BY_ROLE[role](network, node)

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering import codes, quantized_network
 from sat_tf.export.lowering.builder import GraphBuilder
 from sat_tf.export.lowering.codes import (
@@ -40,9 +39,13 @@ from sat_tf.export.lowering.fold import (
 )
 from sat_tf.export.lowering.layer_operations import linear_operation, moved
 from sat_tf.export.lowering.refusals import find_problems
-from sat_tf.export.operations import graph as ir
-from sat_tf.export.operations.graph import Graph, Island, Linear, LinearKind, Operation, Window
+from sat_tf.export.operations.float_layer import FloatLayer
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.linear import Linear, LinearKind
+from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pairs import PairKind
+from sat_tf.export.operations.quantize import ShiftImage
+from sat_tf.export.tflite.tensors import Codes, Image, Window
 from sat_tf.graph import functions, layer_kinds
 from sat_tf.graph.layer_kinds import Role
 from sat_tf.graph.network import Network, Node
@@ -78,20 +81,10 @@ def one_image_only(operations: Iterable[Operation]) -> Iterator[str]:
         )
 
 
-def islands_of_one_image(graph: Graph, content: bytes) -> Iterator[str]:
-    """Of layers left float, of which the converter has made operators for a batch of 1."""
-    known = any(one_image_only(graph.operations))
-    if graph.islands and not known and Runtime(content, keep_tensors=False).takes_one_image:
-        yield (
-            f"{', '.join(graph.float_layers)}: what TensorFlow's converter makes of layers left "
-            "float has a batch of 1 in its shapes, so that LiteRT runs one image at a time"
-        )
-
-
 def float_functions(operations: Iterable[Operation]) -> Iterator[str]:
     """Of functions that have no table, or no codes to look up."""
     for operation in operations:
-        if isinstance(operation, Island) and quantized_network.is_function(operation.node):
+        if isinstance(operation, FloatLayer) and quantized_network.is_function(operation.node):
             layer = inner_layer(operation.node.layer)
             yield (
                 f"{layer.name}: this {type(layer).__name__} is computed in float32, and is "
@@ -171,8 +164,8 @@ class _Tracer:
         for node in self.network:
             if node.name in self.network.inputs:
                 continue
-            if quantized_network.is_island(node):
-                self.forms[node.name] = self._island(node)
+            if quantized_network.is_left_float(node):
+                self.forms[node.name] = self._float_layer(node)
                 continue
             self.forms[node.name] = self._quantized(node, self._form(node))
             if layer_kinds.is_softmax(
@@ -257,16 +250,16 @@ class _Tracer:
         codes = range_codes(*(observed_range(node.layer) or (0.0, 0.0)))
         image = next(one for one, found in input_nodes(self.network).items() if found is node)
         given = _shape(self.network[image])
-        self.images[image] = ir.Image(image, given, codes.step, codes.zero_point, type=kind)
+        self.images[image] = Image(image, given, codes.scale, codes.zero_point, type=kind)
         if kind == "int8":
-            return TensorForm(self.builder.add(ir.ShiftImage((image,), name), shape, codes))
+            return TensorForm(self.builder.add(ShiftImage((image,), name), shape, codes))
         form = self.forms[node.inputs[0]]
         return TensorForm(self.builder.materialize(form, codes, name, shape))
 
     def _pixels(self, image: str, node: Node, factor: float) -> Form:
         """The codes of an image, whose real values are multiplied by a factor."""
         codes = self.images[image].codes
-        shift = ir.ShiftImage((image,), call_name(node))
+        shift = ShiftImage((image,), call_name(node))
         tensor = self.builder.add(shift, _shape(node), dataclasses.replace(codes, unit=factor))
         self.pixels[tensor] = image
         return TensorForm(tensor)
@@ -274,11 +267,11 @@ class _Tracer:
     def _float_image(self, name: str) -> Form:
         """The pixels themselves, for a model that quantizes no activations."""
         shape = _shape(self.network[name])
-        shift = ir.ShiftImage((name,), self.builder.between(f"{name}_pixels"))
+        shift = ShiftImage((name,), self.builder.between(f"{name}_pixels"))
         codes = self.builder.add(shift, shape, self.images[name].codes)
         return TensorForm(self.builder.dequantized(codes))
 
-    def _island(self, node: Node) -> Form:
+    def _float_layer(self, node: Node) -> Form:
         """A layer that is left float, between what is dequantized and what is quantized again."""
         layer = inner_layer(node.layer)
         sources = tuple(self.builder.dequantized(self._tensor(name)) for name in node.inputs)
@@ -287,17 +280,17 @@ class _Tracer:
             "TensorFlow's converter makes of it"
         )
         return TensorForm(
-            self.builder.add(ir.Island(sources, call_name(node), node), _shape(node), None)
+            self.builder.add(FloatLayer(sources, call_name(node), node), _shape(node), None)
         )
 
     def _linear(self, node: Node) -> Form:
         layer = inner_layer(node.layer)
         source = self._tensor(node.inputs[0])
-        codes, steps = integer_kernel(node.layer, self.kernels.get(node.name))
-        bias = np.zeros(steps.size) if layer.bias is None else layer.bias.numpy()
+        codes, scales = integer_kernel(node.layer, self.kernels.get(node.name))
+        bias = np.zeros(scales.size) if layer.bias is None else layer.bias.numpy()
         shape = self.builder.tensors[source].shape
         kind, codes, window = linear_operation(layer, codes, shape)
-        channels = ChannelCodes.unseen(codes, steps, bias.astype(np.float64))
+        channels = ChannelCodes.unseen(codes, scales, bias.astype(np.float64))
         return LinearForm(source, kind, channels, window)
 
     def _pointwise(self, node: Node, behind: Affine) -> Form:
@@ -437,7 +430,7 @@ class _Tracer:
             return 0.0, observed[1] if ceiling is None else min(observed[1], ceiling)
         return observed
 
-    def _codes(self, name: str) -> ir.Codes:
+    def _codes(self, name: str) -> Codes:
         codes = self.builder.tensors[name].codes
         if codes is None:
             raise ValueError(
@@ -468,9 +461,9 @@ class _Tracer:
         return self.builder.materialize(form, range_codes(low, high), made, shape)
 
 
-def _image_of(name: str, shape: tuple[int, ...], found: InputRange) -> ir.Image:
+def _image_of(name: str, shape: tuple[int, ...], found: InputRange) -> Image:
     """The input with the grid of a range."""
-    return ir.Image(name, shape, np.float32(found.grid.step), found.grid.zero_point, found)
+    return Image(name, shape, np.float32(found.grid.step), found.grid.zero_point, found)
 
 
 def _shape(node: Node) -> tuple[int, ...]:

@@ -183,16 +183,16 @@ class StoredTensor:
         name: its name.
         type: of its values, as the schema calls it.
         shape: with the batch dimension.
-        steps: one for all values, or one for each index of `axis`; empty where it is not quantized.
+        scales: one for all values, or one for each index of `axis`; empty if it is not quantized.
         zero_points: as many.
-        axis: see `steps`.
+        axis: see `scales`.
         values: of a constant; None for what operators make.
     """
 
     name: str
     type: str
     shape: tuple[int, ...]
-    steps: np.ndarray
+    scales: np.ndarray
     zero_points: np.ndarray
     axis: int
     values: np.ndarray | None
@@ -297,19 +297,19 @@ def _tensor(constants: _Constants, tensor: Any) -> StoredTensor:
     if not name.isprintable():  # LiteRT ends a name at a zero
         raise NotUnderstoodError(f"a tensor has the name {name!r}")
     quantization = tensor.quantization
-    steps = np.empty(0, np.float32)
+    scales = np.empty(0, np.float32)
     if quantization is not None and quantization.scale is not None:
-        steps = np.asarray(quantization.scale, np.float32)
-    points = np.zeros(steps.size, np.int64)
-    if steps.size and quantization.zeroPoint is not None:
-        points = np.broadcast_to(np.asarray(quantization.zeroPoint, np.int64), steps.shape)
+        scales = np.asarray(quantization.scale, np.float32)
+    points = np.zeros(scales.size, np.int64)
+    if scales.size and quantization.zeroPoint is not None:
+        points = np.broadcast_to(np.asarray(quantization.zeroPoint, np.int64), scales.shape)
     return StoredTensor(
         name=name,
         type=kind,
         shape=shape,
-        steps=steps,
+        scales=scales,
         zero_points=points,
-        axis=int(quantization.quantizedDimension) if steps.size else 0,
+        axis=int(quantization.quantizedDimension) if scales.size else 0,
         values=constants.values(tensor.buffer, name, kind, shape),
     )
 

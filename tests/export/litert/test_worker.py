@@ -5,8 +5,9 @@ import sys
 import numpy as np
 import pytest
 
-from sat_tf.export.litert.workers import Interface, SimulatorTask, Task, TfliteTask, Worker
-from sat_tf.export.tflite.reader import read_graph
+from sat_tf.export.evaluate import SimulatorTask
+from sat_tf.export.litert.workers import Interface, Task, TfliteTask, Worker
+from sat_tf.export.operations.graph_file import read_graph
 
 
 class DyingTask(Task):

@@ -3,7 +3,7 @@ import pytest
 
 from sat_tf.export.lowering import codes
 from sat_tf.export.lowering.codes import range_codes, signed_codes, unsigned_codes
-from sat_tf.export.operations.graph import Activation
+from sat_tf.export.tflite.tensors import Activation
 
 
 @pytest.mark.parametrize("num_bits", range(1, 9))
@@ -22,14 +22,14 @@ def test_unit_free_codes_are_clipped_by_relu_n1_to_1(num_bits):
     codes = signed_codes(2.5, num_bits, unit_free=True)
     largest = 2 ** (num_bits - 1) - 1
     assert (codes.lowest, codes.highest, codes.zero_point) == (-largest, largest, 0)
-    assert np.rint(1.0 / codes.step) == largest
+    assert np.rint(1.0 / codes.scale) == largest
     assert codes.real_range == pytest.approx((-2.5, 2.5))
     assert codes.activation is Activation.UNIT
 
 
 def test_signed_codes_in_real_units_saturate_one_code_below():
     codes = signed_codes(2.54, 8, unit_free=False)
-    assert float(codes.step) == pytest.approx(0.02)
+    assert float(codes.scale) == pytest.approx(0.02)
     assert (codes.lowest, codes.highest, codes.activation) == (-128, 127, Activation.NONE)
 
 
@@ -38,9 +38,9 @@ def test_an_observed_range_is_covered_to_a_step_and_holds_zero(low, high):
     codes = range_codes(low, high)
     assert -128 <= codes.zero_point <= 127
     found = codes.real_range
-    assert found[0] == pytest.approx(low, abs=float(codes.step))
-    assert found[1] == pytest.approx(high, abs=float(codes.step))
+    assert found[0] == pytest.approx(low, abs=float(codes.scale))
+    assert found[1] == pytest.approx(high, abs=float(codes.scale))
 
 
-def test_a_range_of_zero_alone_still_has_a_step():
-    assert codes.range_codes(0.0, 0.0).step > 0
+def test_a_range_of_zero_alone_still_has_a_scale():
+    assert codes.range_codes(0.0, 0.0).scale > 0

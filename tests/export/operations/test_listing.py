@@ -1,5 +1,4 @@
 from sat_tf.export.lowering.pipeline import deployed_graph
-from sat_tf.export.operations.listing import multiply_adds
 from tests.export.zoo import ZOO
 
 
@@ -9,5 +8,5 @@ def test_a_graph_prints_every_operation_and_the_sums_of_all():
     for operation in graph.operations:
         assert operation.output in printed
     assert f"{len(graph.operations)} operations, {len(graph.integer_tensors)} integer" in printed
-    adds = sum(multiply_adds(graph, operation) for operation in graph.operations)
+    adds = sum(operation.multiply_adds(graph) for operation in graph.operations)
     assert f"{adds:,} multiply-adds an image" in printed

@@ -1,6 +1,6 @@
 import numpy as np
 
-from sat_tf.export.operations.graph import Linear, LinearKind, weight_counts
+from sat_tf.export.operations.linear import Linear, LinearKind, weight_counts
 
 
 def test_weights_are_counted_without_the_factor_of_their_channel():

@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 from ai_edge_litert import schema_py_generated as tfl
 
+from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.export.tflite.contents import _separated, names_of, unpacked
-from sat_tf.export.tflite.reader import read_graph
 from sat_tf.export.tflite.structure import read_structure
 from tests.export.damage import changed
 

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from ai_edge_litert import schema_py_generated as tfl
 
-from sat_tf.export.tflite.reader import read_graph
+from sat_tf.export.operations.graph_file import read_graph
 from tests.export.damage import changed
 from tests.export.zoo import bottleneck
 
@@ -25,7 +25,7 @@ def other_activation(model, graph):
     graph.operators[1].builtinOptions.fusedActivationFunction = 3
 
 
-def other_bias_steps(model, graph):
+def other_bias_scales(model, graph):
     bias = graph.tensors[graph.operators[1].inputs[2]]
     bias.quantization.scale = bias.quantization.scale * 2
 
@@ -44,7 +44,7 @@ def name_with_an_end(model, graph):
     graph.tensors[graph.operators[1].outputs[0]].name = b"re\x00lu"
 
 
-def no_step(model, graph):
+def no_scale(model, graph):
     graph.tensors[graph.operators[1].outputs[0]].quantization.scale = np.array([np.nan], np.float32)
 
 
@@ -61,11 +61,11 @@ def unmade_output(model, graph):
     [
         (unknown_operator, r"operator 1, BATCH_TO_SPACE_ND: no operator of sat-tf"),
         (other_activation, r"operator 1, CONV_2D \w+: its fused activation is RELU6"),
-        (other_bias_steps, r"the steps of its bias are not input step · weight step"),
+        (other_bias_scales, r"the scales of its bias are not input scale · weight scale"),
         (backward, r"operator 1, .*nothing before it makes its input dense\w*_float"),
         (other_shape, r"operator 1, .*its tensor has the shape|do not fit each other"),
         (name_with_an_end, r"a tensor has the name 're\\x00lu'"),
-        (no_step, r"its tensor has the step nan, expected one above 0"),
+        (no_scale, r"its tensor has the scale nan, expected one above 0"),
         (two_graphs, r"it has 2 graphs, expected one"),
         (unmade_output, r"nothing makes its output"),
     ],

@@ -1,4 +1,4 @@
-"""Steps and biases of a graph on the grids that integer kernels have."""
+"""Scales and biases of a graph on the grids that integer kernels have."""
 
 import dataclasses
 import functools
@@ -7,14 +7,21 @@ from typing import TypeVar
 
 import numpy as np
 
-from sat_tf.export.operations.arithmetic import largest_sums, requantization_multipliers
-from sat_tf.export.operations.graph import Add, AddConstant, Graph, Kernels, Linear, Operation
+from sat_tf.export.operations.add import Add, AddConstant
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.linear import (
+    Kernels,
+    Linear,
+    largest_sums,
+    requantization_multipliers,
+)
+from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pairs import Pair, PairKind, product_multiplier
 from sat_tf.messages import list_problems
 
 # A channel whose smallest change of the sum is worth a whole output code.
 _COARSE = 1.0
-# How far from the next code the product of step and bias stays: float32 errors are far smaller.
+# How far from the next code the product of scale and bias stays: float32 errors are far smaller.
 _MARGIN = 0.05
 # How many integers in the place of the constant are tried, the nearest ones.
 _TRIED = 64
@@ -56,29 +63,38 @@ class Channel:
         return np.clip(np.rint(value), self.lowest, self.highest)
 
 
+def map_linear(graph: Graph, change: Callable[[Graph, Linear], Linear]) -> Graph:
+    """The same graph with every integer linear operation changed."""
+    operations = tuple(
+        change(graph, op) if isinstance(op, Linear) and not op.real else op
+        for op in graph.operations
+    )
+    return dataclasses.replace(graph, operations=operations)
+
+
 def settle_constants(graph: Graph) -> Graph:
-    """Moves the steps of coarse channels to where integer biases give their constants."""
-    return graph.map_linear(_settled)
+    """Moves the scales of coarse channels to where integer biases give their constants."""
+    return map_linear(graph, _settled)
 
 
 def _settled(graph: Graph, linear: Linear) -> Linear:
     source, output = graph.codes(linear.inputs[0]), graph.codes(linear.output)
-    unit = float(source.step) * linear.steps
-    multipliers = unit / float(output.step)
+    unit = float(source.scale) * linear.scales
+    multipliers = unit / float(output.scale)
     gaps = np.gcd.reduce(np.abs(linear.kernel), axis=linear.inner_axes).astype(int)
-    steps, bias = linear.steps.copy(), linear.bias.copy()
+    scales, bias = linear.scales.copy(), linear.bias.copy()
     centers = np.clip(linear.center / unit, -_LARGEST_SUM, _LARGEST_SUM)
     usual = np.rint(centers / np.maximum(gaps, 1))
-    # Channels that share a step keep it where it is fine enough for biases: none of them is dead.
-    coarse = multipliers * (1 if linear.shares_step else gaps) >= _COARSE
+    # Channels that share a scale keep it where it is fine enough for biases: none of them is dead.
+    coarse = multipliers * (1 if linear.shares_scale else gaps) >= _COARSE
     # All that a channel of zeros gives is its constant: a unit of its sum becomes an output code.
-    zeros = (gaps == 0) & (coarse | (not linear.shares_step))
-    steps[zeros] = float(output.step) / float(source.step)
+    zeros = (gaps == 0) & (coarse | (not linear.shares_scale))
+    scales[zeros] = float(output.scale) / float(source.scale)
     for index in np.flatnonzero(coarse & (gaps > 0)):
         gap = int(gaps[index])
         channel = Channel(
             multiplier=float(multipliers[index]),
-            bias=float(bias[index]) / float(output.step),
+            bias=float(bias[index]) / float(output.scale),
             usual=int(usual[index]) * gap,
             spread=float(linear.spread[index] / unit[index]),
             gap=gap,
@@ -86,9 +102,9 @@ def _settled(graph: Graph, linear: Linear) -> Linear:
             highest=output.highest - output.zero_point,
         )
         multiplier, integer_bias = settle(channel)
-        steps[index] = multiplier * float(output.step) / float(source.step)
-        bias[index] = integer_bias * multiplier * float(output.step)
-    return dataclasses.replace(linear, steps=steps, bias=bias)
+        scales[index] = multiplier * float(output.scale) / float(source.scale)
+        bias[index] = integer_bias * multiplier * float(output.scale)
+    return dataclasses.replace(linear, scales=scales, bias=bias)
 
 
 def settle(channel: Channel) -> tuple[float, int]:
@@ -164,10 +180,10 @@ _BEYOND_OUTPUT = 2.0**9
 
 
 def upscale(graph: Graph) -> Graph:
-    """Multiplies each channel's codes by floor(127 / max|code|) and divides its step by that.
+    """Multiplies each channel's codes by floor(127 / max|code|) and divides its scale by that.
 
     Where the kernel is stored in fewer bits, their largest code stands for 127. The weights stay
-    the same to the last bit; the bias grid step · input step gets finer. Channels with very many
+    the same to the last bit; the bias grid scale · input scale gets finer. Channels with very many
     weights are multiplied by less: half of the range of int32 is left to the bias.
 
     In a large network, a layer has one factor for all channels. With one a channel, its bytes would
@@ -176,7 +192,7 @@ def upscale(graph: Graph) -> Graph:
     """
     size = sum(op.kernel.size for op in graph.operations if isinstance(op, Linear))
     one_factor = size >= _LARGE_NETWORK
-    return graph.map_linear(functools.partial(_upscaled, one_factor=one_factor))
+    return map_linear(graph, functools.partial(_upscaled, one_factor=one_factor))
 
 
 def _upscaled(graph: Graph, linear: Linear, *, one_factor: bool) -> Linear:
@@ -184,61 +200,61 @@ def _upscaled(graph: Graph, linear: Linear, *, one_factor: bool) -> Linear:
     reach = np.maximum(largest_sums(graph, linear), 1)
     room = np.maximum(linear.storage.highest // largest, 1)  # INT4 holds -8, and no 8
     factors = np.minimum(room, np.maximum(_LARGEST_SUM_OF_BUILTIN // reach, 1))
-    if linear.shares_step or one_factor:
+    if linear.shares_scale or one_factor:
         factors = np.full_like(factors, np.min(factors))
     kernel = linear.kernel * linear.along_channels(factors).astype(linear.kernel.dtype)
-    return dataclasses.replace(linear, kernel=kernel, steps=linear.steps / factors)
+    return dataclasses.replace(linear, kernel=kernel, scales=linear.scales / factors)
 
 
-def floor_steps(graph: Graph) -> Graph:
-    """Raises steps that are too small for an int32 bias, or for any effect on the output.
+def floor_scales(graph: Graph) -> Graph:
+    """Raises scales that are too small for an int32 bias, or for any effect on the output.
 
     Such channels are dead or nearly so (γ close to 0): their codes are rounded again on the larger
-    step, most to 0, and the bias says what they give.
+    scale, most to 0, and the bias says what they give.
     """
-    return graph.map_linear(_floored)
+    return map_linear(graph, _floored)
 
 
 def _floored(graph: Graph, linear: Linear) -> Linear:
-    source = float(graph.codes(linear.inputs[0]).step)
-    output = float(graph.codes(linear.output).step)
+    source = float(graph.codes(linear.inputs[0]).scale)
+    output = float(graph.codes(linear.output).scale)
     smallest = np.maximum(
         np.abs(linear.bias) / (_LARGEST_BIAS * source), _SMALLEST_MULTIPLIER * output / source
     )
-    steps = np.maximum(linear.steps, smallest)
-    ratio = linear.along_channels(linear.steps / steps)
+    scales = np.maximum(linear.scales, smallest)
+    ratio = linear.along_channels(linear.scales / scales)
     kernel = np.rint(linear.kernel * ratio).astype(linear.kernel.dtype)
-    return dataclasses.replace(linear, kernel=kernel, steps=steps)
+    return dataclasses.replace(linear, kernel=kernel, scales=scales)
 
 
-def snap_biases(graph: Graph) -> Graph:
-    """Rounds steps to float32 and biases to integers of input step · step, as the file has them.
+def round_biases(graph: Graph) -> Graph:
+    """Rounds scales to float32 and biases to integers of input scale · scale, as the file has them.
 
-    This defines the deployed model: apart from float32 steps, rounding the biases is the whole
+    This defines the deployed model: apart from float32 scales, rounding the biases is the whole
     difference to the trained one.
 
     Raises:
-        ValueError: a layer cannot be computed in int32, has steps beyond float32, or is a sum with
-            much smaller steps than what it adds; lists every such layer with its fix.
+        ValueError: a layer cannot be computed in int32, has scales beyond float32, or is a sum with
+            much smaller scales than what it adds; lists every such layer with its fix.
     """
     _check(graph, Linear, _beyond_float32)
     _check(graph, Add, _beyond_20_bits)
     _check(graph, AddConstant, _beyond_20_bits)
     _check(graph, Pair, _beyond_pairs)
-    snapped = graph.map_linear(_snapped)
+    snapped = map_linear(graph, _rounded)
     _check(snapped, Linear, _beyond_int32)
     _check(snapped, Linear, _beyond_products)
     _check(snapped, Linear, _beyond_builtin)
     return snapped
 
 
-def _snapped(graph: Graph, linear: Linear) -> Linear:
-    source = float(graph.codes(linear.inputs[0]).step)
-    largest = _LARGEST_MULTIPLIER * float(graph.codes(linear.output).step) / source
-    steps = np.minimum(linear.steps, largest).astype(np.float32)
-    units = source * np.where(linear.steps > largest, linear.steps, steps.astype(np.float64))
+def _rounded(graph: Graph, linear: Linear) -> Linear:
+    source = float(graph.codes(linear.inputs[0]).scale)
+    largest = _LARGEST_MULTIPLIER * float(graph.codes(linear.output).scale) / source
+    scales = np.minimum(linear.scales, largest).astype(np.float32)
+    units = source * np.where(linear.scales > largest, linear.scales, scales.astype(np.float64))
     bias = np.rint(linear.bias / units).astype(int)
-    snapped = dataclasses.replace(linear, steps=steps, bias=bias)
+    snapped = dataclasses.replace(linear, scales=scales, bias=bias)
     return dataclasses.replace(snapped, bias=_bounded_bias(graph, snapped))
 
 
@@ -277,19 +293,19 @@ def _check(
 def _beyond_float32(graph: Graph, linear: Linear) -> str | None:
     source, output = graph.codes(linear.inputs[0]), graph.codes(linear.output)
     limits = np.finfo(np.float32)
-    largest = _LARGEST_MULTIPLIER * float(output.step) / float(source.step)
-    steps = np.minimum(linear.steps, largest)  # NaN stays NaN
-    products = steps * float(source.step)
+    largest = _LARGEST_MULTIPLIER * float(output.scale) / float(source.scale)
+    scales = np.minimum(linear.scales, largest)  # NaN stays NaN
+    products = scales * float(source.scale)
     if (
-        np.all(np.isfinite(linear.steps) & np.isfinite(linear.bias))
-        and min(np.min(steps), np.min(products)) >= limits.tiny
-        and max(np.max(steps), np.max(products)) <= limits.max
+        np.all(np.isfinite(linear.scales) & np.isfinite(linear.bias))
+        and min(np.min(scales), np.min(products)) >= limits.tiny
+        and max(np.max(scales), np.max(products)) <= limits.max
     ):
         return None
     return (
-        f"received weight steps from {np.min(linear.steps):.4g} to {np.max(linear.steps):.4g} and "
-        f"biases to {np.max(np.abs(linear.bias)):.4g} on inputs of step {source.step:.4g}, "
-        "expected steps that float32 holds; a normalization or a clipping level has diverged: go "
+        f"received weight scales from {np.min(linear.scales):.4g} to {np.max(linear.scales):.4g} "
+        f"and biases to {np.max(np.abs(linear.bias)):.4g} on inputs of scale {source.scale:.4g}, "
+        "expected scales that float32 holds; a normalization or a clipping level has diverged: go "
         "back to an earlier checkpoint, or call sat_tf.calibrate."
     )
 
@@ -315,11 +331,11 @@ def _beyond_20_bits(graph: Graph, add: Add | AddConstant | Pair) -> str | None:
     summands = [graph.codes(name) for name in add.inputs]
     if isinstance(add, AddConstant):
         summands.append(add.codes)
-    largest = max(float(codes.step / output.step) for codes in summands)
+    largest = max(float(codes.scale / output.scale) for codes in summands)
     if largest < _LARGEST_SUMMAND:
         return None
     return (
-        f"received a sum with steps {largest:.4g} times smaller than those of a tensor it adds, "
+        f"received a sum with scales {largest:.4g} times smaller than those of a tensor it adds, "
         f"expected less than {_LARGEST_SUMMAND:g} times; its clipping level is much too small: "
         "call sat_tf.calibrate, or train longer."
     )
@@ -340,7 +356,7 @@ def _beyond_products(graph: Graph, linear: Linear) -> str | None:
     if largest <= _LARGEST_PRODUCT:
         return None
     return (
-        f"received a layer whose sums reach {largest:.4g} steps of its output, expected at most "
+        f"received a layer whose sums reach {largest:.4g} codes of its output, expected at most "
         f"{_LARGEST_PRODUCT:.4g}, beyond which LiteRT's kernels overflow; a normalization or a "
         "clipping level has diverged: go back to an earlier checkpoint, or call sat_tf.calibrate."
     )

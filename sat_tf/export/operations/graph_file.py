@@ -1,13 +1,14 @@
-"""Reads a file that `export_tflite` wrote back into its graph."""
+"""A graph as a TFLite file, and the file as a graph again."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 
-from sat_tf.export.operations import graph as ir
-from sat_tf.export.operations.graph import Graph, Tensor
-from sat_tf.export.operations.readers import READERS, OperatorView, Progress, read_places
-from sat_tf.export.operations.simulator import run_operation
+from sat_tf.export.operations.float_layer import FloatLayerOperator, layer_of
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.operation import Operation
+from sat_tf.export.operations.table import reader_of, readers_of
 from sat_tf.export.tflite.contents import (
     Contents,
     NotUnderstoodError,
@@ -16,9 +17,30 @@ from sat_tf.export.tflite.contents import (
     read_contents,
     unpacked,
 )
+from sat_tf.export.tflite.operator_view import OperatorView, Progress
 from sat_tf.export.tflite.structure import read_settings
+from sat_tf.export.tflite.tensors import Codes, Image, Tensor
+from sat_tf.export.tflite.writer import Writer
 
 _EMPTY = Graph("", {}, (), (), "")
+
+
+def serialize(graph: Graph, metadata: Mapping[str, bytes], *, resizable: bool = False) -> bytes:
+    """The file of a deployed graph, with nothing between its integers and the file's.
+
+    Args:
+        graph: a graph from `deployed_graph`.
+        metadata: what the file says of itself, by the names of its entries.
+        resizable: say that the batch size, 1, is free.
+
+    Returns:
+        A TFLite flatbuffer whose inputs are the graph's images and whose output is float32.
+    """
+    writer = Writer(graph.images, graph.tensors, resizable=resizable)
+    for operation in graph.operations:
+        writer.begin(operation.output)
+        operation.write(writer)
+    return writer.finish(graph.outputs, metadata)
 
 
 def read_graph(content: bytes, name: str) -> Graph:
@@ -37,11 +59,11 @@ def read_graph(content: bytes, name: str) -> Graph:
     """
     try:
         with unpacked(content, name) as model:
-            islands = (read_settings(model) or {}).get("islands", {})
-            if not isinstance(islands, dict):  # a list of what are layers and tensors
-                islands = {tensor: tensor for tensor in islands}
-            layers = {str(tensor): str(layer) for tensor, layer in islands.items()}
-            return _graph(read_contents(model), name, layers)
+            layers = (read_settings(model) or {}).get("islands", {})
+            if not isinstance(layers, dict):  # a list of what are layers and tensors
+                layers = {tensor: tensor for tensor in layers}
+            by_tensor = {str(tensor): str(layer) for tensor, layer in layers.items()}
+            return _graph(read_contents(model), name, by_tensor)
     except NotUnderstoodError as error:
         raise ValueError(
             f"{name}: received a file that sat_tf.export_tflite did not write ({error}), expected "
@@ -49,7 +71,7 @@ def read_graph(content: bytes, name: str) -> Graph:
         ) from error
 
 
-def _graph(contents: Contents, name: str, islands: dict[str, str]) -> Graph:
+def _graph(contents: Contents, name: str, float_layers: dict[str, str]) -> Graph:
     if not contents.inputs or not contents.outputs:
         raise NotUnderstoodError(
             f"it has {len(contents.inputs)} inputs and {len(contents.outputs)} outputs, expected "
@@ -57,7 +79,7 @@ def _graph(contents: Contents, name: str, islands: dict[str, str]) -> Graph:
         )
     for image in contents.inputs:
         _check_input(image)
-    progress = Progress(tuple(contents.inputs), islands=islands)
+    progress = Progress(tuple(contents.inputs), float_layers)
     for index, operator in enumerate(contents.operators):
         _read(index, operator, progress)
     for end in contents.outputs:
@@ -86,79 +108,66 @@ def _check_input(found: StoredTensor) -> None:
     ends = _INPUT_TYPES[found.type]
     if ends is None:
         return
-    if found.steps.size != 1 or found.zero_points.size != 1:
-        raise NotUnderstoodError(f"its input has {found.steps.size} steps, expected one")
+    if found.scales.size != 1 or found.zero_points.size != 1:
+        raise NotUnderstoodError(f"its input has {found.scales.size} scales, expected one")
     if not ends[0] <= found.zero_points[0] <= ends[1]:
         raise NotUnderstoodError(f"its input has the zero point {found.zero_points[0]}")
-    if not (np.isfinite(found.steps[0]) and found.steps[0] > 0):
-        raise NotUnderstoodError(f"its input has the step {found.steps[0]}")
+    if not (np.isfinite(found.scales[0]) and found.scales[0] > 0):
+        raise NotUnderstoodError(f"its input has the scale {found.scales[0]}")
 
 
-def _input(found: StoredTensor, progress: Progress) -> ir.Image:
+def _input(found: StoredTensor, progress: Progress) -> Image:
     shape, kind = found.shape[1:], found.type.lower()
     if found.type != "FLOAT32":
-        return ir.Image(found.name, shape, found.steps[0], int(found.zero_points[0]), type=kind)
+        return Image(found.name, shape, found.scales[0], int(found.zero_points[0]), type=kind)
     # What it is quantized to, if that is the first that happens to it.
     for operation in progress.operations:
         codes = progress.tensors[operation.output].codes
-        if isinstance(operation, ir.Quantize) and codes and found.name in operation.inputs:
-            return ir.Image(found.name, shape, codes.step, codes.zero_point, type=kind)
-    return ir.Image(found.name, shape, np.float32(1.0 / 128.0), 0, type=kind)
+        if codes and found.name in operation.inputs:
+            return Image(found.name, shape, codes.scale, codes.zero_point, type=kind)
+    return Image(found.name, shape, np.float32(1.0 / 128.0), 0, type=kind)
 
 
 def _read(index: int, operator: StoredOperator, progress: Progress) -> None:
+    view = OperatorView(operator, progress)
     where = f"operator {index}, {operator.name}"
-    island = progress.island(operator)
-    if island is not None:
-        _read_island(island, operator, progress)
+    if layer_of(operator, progress) is not None:
+        if (made := FloatLayerOperator.read(view)) is not None:
+            _add(made, view)
         return
-    if operator.name not in (*READERS, "CAST"):
+    if not readers_of(operator.name):
         raise NotUnderstoodError(f"{where}: no operator of sat-tf")
     if len(operator.outputs) != 1 or not operator.inputs:
         raise NotUnderstoodError(f"{where}: it makes {len(operator.outputs)} tensors")
-    (output,), first = operator.outputs, operator.inputs[0]
+    (output,) = operator.outputs
     try:
         if output.name in progress.known or output.values is not None:
             raise NotUnderstoodError("something else has made its tensor")
-        if operator.name == "DEQUANTIZE" and first is not None and first.values is not None:
-            progress.real_kernels[output.name] = first
-            return
-        places = read_places(OperatorView(operator, progress))
-        if places is not None:
-            progress.places[output.name] = places
-            return
-        operation, codes = READERS[operator.name](OperatorView(operator, progress))
-        progress.operations.append(operation)
-        progress.tensors[output.name] = Tensor(output.name, output.shape[1:], codes)
-        _check_shape(operation, progress)
+        reader = reader_of(view)
+        if reader is None:
+            raise NotUnderstoodError("no operation of sat-tf has it in this form")
+        made = reader.read(view)
+        if made is not None:
+            _add(made, view)
+            _check_shape(made[0], progress)
     except NotUnderstoodError as error:
         raise NotUnderstoodError(f"{where} {output.name}: {error}") from error
 
 
-def _read_island(island: str, operator: StoredOperator, progress: Progress) -> None:
-    """An operator of a layer that is left float: whatever it does, no integers are part of it."""
-    given = [tensor for tensor in operator.inputs if tensor is not None and tensor.values is None]
-    where = f"{operator.name} {operator.outputs[0].name}"
-    if any(tensor.type in ("INT8", "UINT8") for tensor in (*operator.outputs, *given)):
-        raise NotUnderstoodError(f"{where}: it is left float, and has codes")
-    if any(tensor.name not in progress.known for tensor in given):
-        raise NotUnderstoodError(f"{where}: its tensors are not in order")
-    names = tuple(tensor.name for tensor in given)
-    for output in operator.outputs:
-        if output.name in progress.known:
-            raise NotUnderstoodError(f"{where}: its tensors are not in order")
-        progress.operations.append(ir.Foreign(names, output.name, progress.islands[island]))
-        progress.tensors[output.name] = Tensor(output.name, output.shape[1:], None)
+def _add(made: tuple[Operation, Codes | None], view: OperatorView) -> None:
+    (operation, codes), output = made, view.stored.outputs[-1]
+    view.progress.operations.append(operation)
+    view.progress.tensors[output.name] = Tensor(output.name, output.shape[1:], codes)
 
 
-def _check_shape(operation: ir.Operation, progress: Progress) -> None:
+def _check_shape(operation: Operation, progress: Progress) -> None:
     """Runs the operation on no image at all, which costs nothing and gives its shape."""
     shapes = {image.name: image.shape[1:] for image in progress.images}
     shapes |= {name: tensor.shape for name, tensor in progress.tensors.items()}
     graph = dataclasses.replace(_EMPTY, tensors=progress.tensors)
     inputs = [np.zeros((0, *shapes[name]), np.int32) for name in operation.inputs]
     try:
-        found = run_operation(operation, graph, *inputs).shape[1:]
+        found = operation.simulate(graph, *inputs).shape[1:]
     except (ValueError, IndexError, TypeError, ArithmeticError) as error:
         raise NotUnderstoodError(f"its tensors do not fit each other: {error}") from error
     if found != shapes[operation.output]:
