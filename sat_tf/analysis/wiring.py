@@ -18,6 +18,7 @@ from sat_tf.analysis.linear_layers import (
     unwrapped,
 )
 from sat_tf.graph import layer_kinds
+from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import check_model, check_one_of_each
 from sat_tf.graph.tfmot_layers import refuse_wrapped
 
@@ -287,7 +288,7 @@ def _passes_logits(layer: keras.layers.Layer) -> bool:
     """Whether what comes out are the logits that go in, or their softmax."""
     if "softmax" in str(getattr(layer, "symbol", "")):
         return True
-    if layer_kinds.role_of(layer) is layer_kinds.Role.IDENTITY or layer_kinds.is_softmax(layer):
+    if layer_kinds.role_of(layer) is Role.IDENTITY or layer_kinds.is_softmax(layer):
         return True
     return type(layer) in (keras.layers.Flatten, keras.layers.Reshape)
 

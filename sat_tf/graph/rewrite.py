@@ -11,7 +11,7 @@ import tf_keras as keras
 
 from sat_tf.graph import functions, layer_kinds
 from sat_tf.graph.flatten import layer_copy
-from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.operation_layers import OfSeveralTensors, Scaling, template_of
 
 L = keras.layers

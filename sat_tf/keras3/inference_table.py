@@ -8,8 +8,8 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.graph import operation_layers
+from sat_tf.graph.layers.preprocessing import constant_copy, is_adapted
 from sat_tf.graph.operation_table import gelu_by_tanh
-from sat_tf.graph.preprocessing import constant_copy, is_adapted
 from sat_tf.keras3 import inference_operations, layer_table, translator
 from sat_tf.keras3.activations import keras3_name
 from sat_tf.keras3.inference_layers import FusedBatchNormalization, FusedLayerNormalization

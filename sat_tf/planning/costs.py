@@ -12,7 +12,7 @@ from sat_tf.export.operations import graph as ir
 from sat_tf.export.operations.lookup import Lookup
 from sat_tf.export.operations.movements import Movement
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node
 from sat_tf.planning.deployment import Deployment
 from sat_tf.planning.preview import Shape

@@ -8,7 +8,7 @@ import tf_keras as keras
 
 from sat_tf.core.grid import find_grid
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network
 from sat_tf.planning.plan import ActivationPlan, Fate, WeightPlan
 from sat_tf.qat.inputs import changes, find_folds

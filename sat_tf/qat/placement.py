@@ -9,7 +9,7 @@ import tf_keras as keras
 
 from sat_tf.core.rescale import fan_out
 from sat_tf.graph import functions, layer_kinds
-from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import kind_of, list_problems
 from sat_tf.qat.configs import LayerConfig, PlacedConfig

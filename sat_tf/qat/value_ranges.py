@@ -16,10 +16,10 @@ import tf_keras as keras
 
 from sat_tf.core import asymmetric
 from sat_tf.graph import functions, layer_kinds
-from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.layers.kind import Role
+from sat_tf.graph.layers.preprocessing import is_adapted, is_plain_factor, slope_and_offset
 from sat_tf.graph.network import Network, Node
 from sat_tf.graph.operation_layers import ConstantSum
-from sat_tf.graph.preprocessing import is_adapted, is_plain_factor, slope_and_offset
 from sat_tf.qat.best_levels import best_level
 from sat_tf.quantizers.input_range import Grid
 from sat_tf.quantizers.pact import SMALLEST_CLIPPING_LEVEL, ClippingQuantizer

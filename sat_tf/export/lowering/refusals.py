@@ -9,7 +9,7 @@ import tf_keras as keras
 
 from sat_tf.export.lowering import codes, quantized_network
 from sat_tf.export.lowering.layer_operations import ONE_DIMENSIONAL
-from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node
 from sat_tf.graph.operation_layers import ConstantSum
 from sat_tf.qat.layout import call_name, inner_layer

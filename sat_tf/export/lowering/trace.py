@@ -44,10 +44,10 @@ from sat_tf.export.operations import graph as ir
 from sat_tf.export.operations.graph import Graph, Island, Linear, LinearKind, Operation, Window
 from sat_tf.export.operations.pairs import PairKind
 from sat_tf.graph import functions, layer_kinds
-from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.layers.kind import Role
+from sat_tf.graph.layers.preprocessing import is_plain_factor, slope_and_offset
 from sat_tf.graph.network import Network, Node
 from sat_tf.graph.operation_layers import ChannelMean, ConstantSum
-from sat_tf.graph.preprocessing import is_plain_factor, slope_and_offset
 from sat_tf.messages import list_problems
 from sat_tf.qat.inputs import input_nodes, input_types
 from sat_tf.qat.layout import call_name, in_inference, inner_layer

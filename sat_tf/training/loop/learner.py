@@ -8,7 +8,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.data.source import NO_LABEL
-from sat_tf.graph.layer_kinds import SynchronizedBatchNormalization
+from sat_tf.graph.layers.normalization import SynchronizedBatchNormalization
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer, graphs_go_with
 
