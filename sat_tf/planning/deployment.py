@@ -16,6 +16,7 @@ from sat_tf.export.operations.graph import Graph, Island, Operation
 from sat_tf.export.operations.lookup import Lookup
 from sat_tf.export.operations.movements import Movement
 from sat_tf.export.operations.pairs import Pair
+from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, Node
 from sat_tf.planning.plan import Export
 from sat_tf.planning.preview import by_layer, kernel_outlines, user_name
@@ -46,13 +47,6 @@ def operator_names(operation: ir.Operation) -> tuple[str, ...]:
     return (name,)
 
 
-# A conversion takes most of a second. These layers become the same operators at all sizes.
-_ALIKE_AT_ALL_SIZES = (
-    keras.layers.Activation,
-    keras.layers.LayerNormalization,
-    keras.layers.PReLU,
-    keras.layers.Softmax,
-)
 _FLOAT_BYTES = 4
 
 
@@ -99,7 +93,10 @@ def conversions(graph: Graph) -> Conversions:
 
 
 def _kind(layer: keras.layers.Layer, shapes: Sequence[tuple[int, ...]]) -> str:
-    sizes = [len(shape) if isinstance(layer, _ALIKE_AT_ALL_SIZES) else shape for shape in shapes]
+    # A conversion takes most of a second: what becomes the same operators at all sizes has one.
+    known = layer_kinds.find_kind(layer)
+    alike = known is not None and known.alike_at_all_sizes
+    sizes = [len(shape) if alike else shape for shape in shapes]
     settings = {key: value for key, value in layer.get_config().items() if key != "name"}
     return json.dumps([type(layer).__qualname__, settings, sizes], default=str)
 

@@ -109,7 +109,7 @@ class _Assembler:
 
     def _inserted(self, name: str, config: PlacedConfig, frozen: bool) -> QuantizedLayer:
         """A quantizer in a layer of its own."""
-        identity = keras.layers.Activation("linear", name=unique_name(name, self.inner))
+        identity = layer_kinds.identity_layer(name=unique_name(name, self.inner))
         name = unique_name(f"quant_{identity.name}", self.taken)
         return QuantizedLayer(identity, config, name=name, trainable=not frozen)
 
