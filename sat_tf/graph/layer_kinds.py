@@ -92,7 +92,7 @@ def kernels_of(layer: keras.layers.Layer) -> tuple[Kernel, ...]:
     return kind.kernels if kind else ()
 
 
-def kernel_of(layer: keras.layers.Layer) -> Kernel | None:
+def quantized_kernel(layer: keras.layers.Layer) -> Kernel | None:
     """The kernel of a linear layer that sat-tf quantizes; None for other layers."""
     support = find_support(layer)
     return support.kernels[0] if support and support.kernels else None
