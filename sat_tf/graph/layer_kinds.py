@@ -22,7 +22,17 @@ from sat_tf.graph.layers import (
     training_only,
 )
 from sat_tf.graph.layers.activations import RECTIFIERS, activation_name
-from sat_tf.graph.layers.kind import Kernel, Kinds, LayerKind, Moments, Move, Role, window_detail
+from sat_tf.graph.layers.kind import (
+    Combination,
+    Kernel,
+    Kinds,
+    LayerKind,
+    Moments,
+    Move,
+    Pooling,
+    Role,
+    window_detail,
+)
 from sat_tf.graph.operation_layers import OfSeveralTensors, Operation
 from sat_tf.graph.suggestions import fix_of
 
@@ -104,6 +114,19 @@ def kernel_name(layer: keras.layers.Layer) -> str:
     return support.kernel if support else ""
 
 
+def fan_out(layer: keras.layers.Layer) -> int:
+    """n̂ of a built linear layer: how many outputs one input reaches, strides left out; else 0.
+
+    kernel_h · kernel_w · out_channels (Conv2D, Conv2DTranspose), units (Dense), kernel_h · kernel_w
+    · depth_multiplier (DepthwiseConv2D); without kernel_w in one dimension. Of the output channels
+    of a grouped convolution, an input reaches those of its own group.
+    """
+    kernel = quantized_kernel(layer)
+    if kernel is None:
+        return 0
+    return kernel.fan_out(getattr(layer, kernel.attribute).shape, getattr(layer, "groups", 1))
+
+
 def along_channels(
     layer: keras.layers.Layer, values: np.ndarray, kernel_shape: Sequence[int]
 ) -> np.ndarray:
@@ -169,6 +192,27 @@ def in_training(layer: keras.layers.Layer, inputs: tf.Tensor) -> tf.Tensor | Non
     """What a layer gives in training where that of Keras has no gradient; None for other layers."""
     support = find_support(layer)
     return support.in_training(layer, inputs) if support and support.in_training else None
+
+
+# -- several tensors, several places ---------------------------------------------------------------
+
+
+def combination_of(layer: keras.layers.Layer) -> Combination | None:
+    """What a layer makes of several tensors; None where it reads one, or is not quantized."""
+    support = find_support(layer)
+    return support.combination if support else None
+
+
+def pooling_of(layer: keras.layers.Layer) -> Pooling | None:
+    """How a layer pools places; None where it does not, or is not quantized."""
+    support = find_support(layer)
+    return support.pooling if support else None
+
+
+def reshapes(layer: keras.layers.Layer) -> bool:
+    """Whether a layer gives values another shape, and leaves them in order."""
+    support = find_support(layer)
+    return support is not None and support.reshapes
 
 
 # -- data movement ---------------------------------------------------------------------------------
