@@ -89,8 +89,8 @@ def _pooled_area(node: Node, network: Network) -> int | None:
     if role_of(node) is not Role.MEAN:
         return 1
     layer = inner_layer(node.layer)
-    support = layer_kinds.find_support(layer)
-    if support and support.pooling and not support.pooling.whole:
+    pooling = layer_kinds.pooling_of(layer)
+    if pooling and not pooling.whole:
         return math.prod(layer.pool_size)
     rows, columns, _ = network[node.inputs[0]].shape
     return None if rows is None or columns is None else rows * columns

@@ -255,8 +255,7 @@ def _passes_logits(layer: keras.layers.Layer) -> bool:
         return True
     if layer_kinds.role_of(layer) is Role.IDENTITY or layer_kinds.is_softmax(layer):
         return True
-    support = layer_kinds.find_support(layer)
-    return support is not None and support.reshapes
+    return layer_kinds.reshapes(layer)
 
 
 def _size(shape: tuple[int | None, ...]) -> int | None:
