@@ -118,7 +118,7 @@ def plan_of(call: Call) -> Plan | None:
         return plan_of_operation(call)
     if call.node.is_input:
         return None
-    return {**_PLANS, **LAYERS}.get(type(call.layer), _of_several)(call)
+    return LAYERS.get(type(call.layer), _plan_of_layer)(call)
 
 
 def _of_several(call: Call) -> Plan | None:
@@ -229,15 +229,15 @@ def _separable(call: Call) -> list[Step] | None:
     apart = functions.is_known(name) or (layer_kinds.is_softmax(layer) and _is_read_inside(call))
     pointwise["activation"] = "linear" if apart else layer.activation
     first, *others = layer.get_weights()
-    one_dimensional = isinstance(layer, L.SeparableConv1D)
+    of_windows, of_pixels = layer_kinds.KINDS[type(layer)].pieces
     steps = [
         *padding,
         Step(
-            _maker(L.DepthwiseConv1D if one_dimensional else L.DepthwiseConv2D, depthwise),
+            _maker(of_windows, depthwise),
             "depthwise",
             [first],
         ),
-        Step(_maker(L.Conv1D if one_dimensional else L.Conv2D, pointwise), weights=others),
+        Step(_maker(of_pixels, pointwise), weights=others),
     ]
     return steps + ([step(L.Activation, layer.activation, suffix=name)] if apart else [])
 
@@ -314,25 +314,29 @@ def _maker(layer_class: Any, settings: dict[str, Any]) -> Callable[..., keras.la
 # `x + scale * y`, which Keras has in its InceptionResNetV2 alone.
 _WeightedSum = sys.modules[keras.applications.InceptionResNetV2.__module__].CustomScaleLayer
 
-_STEPS: dict[type, Callable[[Call], list[Step] | None]] = {
-    L.Dense: _linear,
-    L.Conv1D: _linear,
-    L.Conv2D: _linear,
-    L.Conv1DTranspose: _linear,
-    L.Conv2DTranspose: _linear,
-    L.DepthwiseConv1D: _linear,
-    L.DepthwiseConv2D: _linear,
-    L.SeparableConv1D: _separable,
-    L.SeparableConv2D: _separable,
-    L.MaxPooling1D: _pool(L.MaxPooling2D),
-    L.AveragePooling1D: _pool(L.AveragePooling2D),
-    L.GlobalMaxPooling1D: _global_pool(L.GlobalMaxPooling2D),
-    L.GlobalAveragePooling1D: _global_pool(L.GlobalAveragePooling2D),
-}
-_PLANS: dict[type, Callable[[Call], Plan | None]] = {
-    **{layer: _behind_each_other(steps_of) for layer, steps_of in _STEPS.items()},
-    _WeightedSum: _weighted_sum,
-}
+_Steps = Callable[[Call], list[Step] | None]
+
+
+def _steps_of(layer: keras.layers.Layer) -> _Steps | None:
+    """What makes the layers in the place of one that reads one tensor; None where it stays."""
+    kind = layer_kinds.KINDS.get(type(layer))
+    if kind is None:
+        return None
+    if kind.pieces:
+        return _separable
+    if kind.quantized and kind.role is Role.LINEAR:
+        return _linear
+    if kind.pooling is None or kind.pooling.on_images is None:
+        return None
+    made = kind.pooling.on_images
+    return _global_pool(made) if kind.pooling.whole else _pool(made)
+
+
+def _plan_of_layer(call: Call) -> Plan | None:
+    if type(call.layer) is _WeightedSum:
+        return _weighted_sum(call)
+    steps_of = _steps_of(call.layer)
+    return _behind_each_other(steps_of)(call) if steps_of else _of_several(call)
 
 
 def with_layers_for_operations(model: keras.Model) -> keras.Model:
