@@ -54,6 +54,15 @@ MAY_IMPORT = {
         "presentation",
     },
 }
+# The same for the folders of the export; the files beside them stand on top of all.
+EXPORT_MAY_IMPORT = {
+    "tflite": set(),
+    "litert": {"tflite"},
+    "converter": {"litert", "tflite"},
+    "operations": {"converter", "tflite"},
+    "lowering": {"operations", "tflite"},
+    "certificate": {"litert", "operations", "tflite"},
+}
 # Modules that all rooms share, and those at the top that may use everything.
 SHARED = {"arguments", "atomic_file", "messages", "version"}
 TOP = {"__init__", "__main__"}
@@ -113,6 +122,18 @@ def test_imports_follow_the_arrows():
         words = [imported.split(".") for imported in _imported(tree)]
         imported = {word[1] for word in words if word[0] == "sat_tf" and len(word) > 1} & parts
         return imported - SHARED - MAY_IMPORT.get(_part(name), set()) - {_part(name)}
+
+    assert not _offenders(against_the_arrows)
+
+
+def test_imports_within_the_export_follow_its_arrows():
+    def against_the_arrows(name, tree):
+        room, *places = name.split("/")
+        if room != "export" or len(places) < 2:
+            return set()
+        words = [imported.split(".") for imported in _imported(tree)]
+        found = {word[2] for word in words if word[:2] == ["sat_tf", "export"] and len(word) > 2}
+        return found - EXPORT_MAY_IMPORT[places[0]] - {places[0]}
 
     assert not _offenders(against_the_arrows)
 

@@ -168,8 +168,8 @@ class ExportReport:
         float_operators: the operators that read or make float tensors, with the tensor they make.
         route: "direct" or "converter".
         islands: the layers that are left float, which TensorFlow's converter has written.
-        certified: the tensors whose integers `verify_tflite` compares one by one. Those behind an
-            island are certified as what follows from its output.
+        certified: the tensors whose integers `verify_tflite` compares one by one. Those behind a
+            layer left float are certified as what follows from its output.
         storage: what this choice of `pack` costs, and, where it was asked for, what the others
             would.
         warnings: what to know about the file.
