@@ -14,6 +14,7 @@ import tf_keras as keras
 
 from sat_tf.atomic_file import check_writable, written_whole
 from sat_tf.export.converter.float_layers import run_converter
+from sat_tf.export.converter_route import keras_of_graph
 from sat_tf.export.deployed import DeployedModel
 from sat_tf.export.litert.runtime import Runtime, check_loading
 from sat_tf.export.lowering.packing import PACKINGS, FileSettings
@@ -30,7 +31,6 @@ from sat_tf.export.tflite.metadata import (
     encode,
 )
 from sat_tf.export.tflite.structure import SETTINGS_NAME, gzip_size, read_structure
-from sat_tf.export.to_keras import keras_of_graph
 from sat_tf.messages import did_you_mean, list_problems
 
 # By name, what the export's report says of its files.

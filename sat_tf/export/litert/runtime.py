@@ -110,7 +110,7 @@ class Runtime:
         return sum(int(np.prod(found["shape"][1:])) for found in self._outputs)
 
     def run(self, images: Pixels) -> np.ndarray:
-        """The file's output for a batch of images; see `several.joined` for several outputs.
+        """The file's output for a batch of images; see `images.joined` for several outputs.
 
         Raises:
             ValueError: LiteRT does not run the file on them.
