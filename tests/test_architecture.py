@@ -3,6 +3,7 @@ import collections
 import pathlib
 
 import sat_tf
+import sat_tf.export
 
 PACKAGE = pathlib.Path(sat_tf.__file__).parent
 TREES = {
@@ -136,6 +137,17 @@ def test_imports_within_the_export_follow_its_arrows():
         return found - EXPORT_MAY_IMPORT[places[0]] - {places[0]}
 
     assert not _offenders(against_the_arrows)
+
+
+def test_the_lazy_names_are_for_users_alone():
+    lazy = {f"sat_tf.{name}" for name, home in sat_tf._HOMES.items() if home != "sat_tf"}
+    lazy |= {f"sat_tf.export.{name}" for name in sat_tf.export._HOMES}
+    lazy -= {"sat_tf.configs"}  # a module, which users find here
+
+    def shortcuts(name, tree):
+        return set() if name.endswith("__init__.py") else lazy & set(_imported(tree))
+
+    assert not _offenders(shortcuts)
 
 
 def test_every_part_has_its_arrows():

@@ -293,7 +293,7 @@ def export_tflite(
 
     Raises:
         ValueError: the model has no integer form, nothing of it can be packed, a weight is not
-            finite, LiteRT does not run the file, an argument is none, or the path cannot be
+            finite, LiteRT does not run the file, an argument is invalid, or the path cannot be
             written; lists every problem with its fix. There is no file then.
     """
     start = time.perf_counter()

@@ -32,7 +32,7 @@ def is_image(node: Node) -> bool:
 
 
 def is_input(node: Node) -> bool:
-    """Whether the layer makes the codes of an input that is no image."""
+    """Whether the layer makes the codes of an input that is not an image."""
     return isinstance(output_quantizer(node), InputQuantizer)
 
 
