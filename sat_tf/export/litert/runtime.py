@@ -177,13 +177,13 @@ class Runtime:
 
 
 @contextlib.contextmanager
-def _explained(step: str) -> Iterator[None]:
+def _explained(action: str) -> Iterator[None]:
     """What LiteRT raises, in the words of this package."""
     try:
         yield
     except (RuntimeError, ValueError, TypeError, IndexError, OverflowError) as error:
         raise ValueError(
-            f"received a TFLite file that LiteRT does not {step} ({error}), expected one as "
+            f"received a TFLite file that LiteRT does not {action} ({error}), expected one as "
             "sat_tf.export_tflite wrote it; export the model again."
         ) from error
 
