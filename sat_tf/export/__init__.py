@@ -16,6 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sat_tf.export.converter_route import to_keras as to_keras
     from sat_tf.export.deployed import deployed_model as deployed_model
     from sat_tf.export.evaluate import evaluate_simulator as evaluate_simulator
     from sat_tf.export.evaluate import evaluate_tflite as evaluate_tflite
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from sat_tf.export.operations.graph_file import read_graph as read_graph
     from sat_tf.export.operations.simulator import simulate as simulate
     from sat_tf.export.snapping import snap_biases as snap_biases
-    from sat_tf.export.to_keras import to_keras as to_keras
 
 _HOMES = {
     "deployed_model": "sat_tf.export.deployed",
@@ -33,7 +33,7 @@ _HOMES = {
     "read_graph": "sat_tf.export.operations.graph_file",
     "simulate": "sat_tf.export.operations.simulator",
     "snap_biases": "sat_tf.export.snapping",
-    "to_keras": "sat_tf.export.to_keras",
+    "to_keras": "sat_tf.export.converter_route",
     "verify_file": "sat_tf.export.file_verification",
     "with_image_size": "sat_tf.export.lowering.pipeline",
 }

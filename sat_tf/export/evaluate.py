@@ -202,7 +202,7 @@ def _checked_batch(batch: Batch, interface: Interface) -> Batch:
     """The batch, if it is one for a task.
 
     Raises:
-        ValueError: it is none; lists every problem.
+        ValueError: it is not; lists every problem.
     """
     images, labels = batch
     problems = label_problems(images, labels, interface.num_outputs)

@@ -14,6 +14,7 @@ import tf_keras as keras
 
 from sat_tf.atomic_file import check_writable, written_whole
 from sat_tf.export.converter.float_layers import run_converter
+from sat_tf.export.converter_route import keras_of_graph
 from sat_tf.export.deployed import DeployedModel
 from sat_tf.export.litert.runtime import Runtime, check_loading
 from sat_tf.export.lowering.packing import PACKINGS, FileSettings
@@ -30,7 +31,6 @@ from sat_tf.export.tflite.metadata import (
     encode,
 )
 from sat_tf.export.tflite.structure import SETTINGS_NAME, gzip_size, read_structure
-from sat_tf.export.to_keras import keras_of_graph
 from sat_tf.messages import did_you_mean, list_problems
 
 # By name, what the export's report says of its files.
@@ -168,8 +168,8 @@ class ExportReport:
         float_operators: the operators that read or make float tensors, with the tensor they make.
         route: "direct" or "converter".
         islands: the layers that are left float, which TensorFlow's converter has written.
-        certified: the tensors whose integers `verify_tflite` compares one by one. Those behind an
-            island are certified as what follows from its output.
+        certified: the tensors whose integers `verify_tflite` compares one by one. Those behind a
+            layer left float are certified as what follows from its output.
         storage: what this choice of `pack` costs, and, where it was asked for, what the others
             would.
         warnings: what to know about the file.
@@ -293,7 +293,7 @@ def export_tflite(
 
     Raises:
         ValueError: the model has no integer form, nothing of it can be packed, a weight is not
-            finite, LiteRT does not run the file, an argument is none, or the path cannot be
+            finite, LiteRT does not run the file, an argument is invalid, or the path cannot be
             written; lists every problem with its fix. There is no file then.
     """
     start = time.perf_counter()

@@ -76,7 +76,7 @@ _FLOAT = 4
 # Of an input or output beside the first.
 _END = 200
 # Of a layer that TensorFlow's converter would write, and does not.
-_ISLAND = 400
+_FLOAT_LAYER = 400
 
 # How the graph names calls of a layer from the second on.
 _ANOTHER_CALL = re.compile(r"@\d+$")
@@ -95,7 +95,7 @@ def operation_bytes(
     graph: Graph,
     *,
     again: bool = False,
-    island_bytes: Mapping[str, int] = MappingProxyType({}),
+    float_layer_bytes: Mapping[str, int] = MappingProxyType({}),
 ) -> int:
     """What an operation, its constants and the tensor it makes take.
 
@@ -103,11 +103,11 @@ def operation_bytes(
         operation: the operation.
         graph: what it is part of.
         again: it is another call of a layer, whose kernel is in the file already.
-        island_bytes: of what the converter writes, by the names of layers.
+        float_layer_bytes: of what the converter writes, by the names of layers.
     """
     if isinstance(operation, FloatLayer):
-        unknown = _ISLAND + _FLOAT * int(inner_layer(operation.node.layer).count_params())
-        spliced = island_bytes.get(operation.float_layer, unknown)
+        unknown = _FLOAT_LAYER + _FLOAT * int(inner_layer(operation.node.layer).count_params())
+        spliced = float_layer_bytes.get(operation.float_layer, unknown)
         return _OPERATOR + len(operation.output) + spliced
     parts = operation.file_parts(graph, shares_kernel=again)
     name = len(operation.output)
@@ -137,7 +137,7 @@ def bytes_of(deployed: Deployment) -> dict[str, int]:
                 operation,
                 deployed.graph,
                 again=_ANOTHER_CALL.search(owner) is not None,
-                island_bytes=deployed.island_bytes,
+                float_layer_bytes=deployed.float_layer_bytes,
             )
     return found
 

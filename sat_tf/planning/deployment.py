@@ -105,14 +105,14 @@ class Deployment:
         graph: what the file holds; None where there is none.
         problems: why it is not exported.
         linear_layers: which of the layers are quantized linear layers.
-        island_bytes: what the layers that are left float take in the file, by their names.
+        float_layer_bytes: what the layers that are left float take in the file, by their names.
     """
 
     layers: Mapping[str, Deployed]
     graph: Graph | None
     problems: tuple[str, ...]
     linear_layers: frozenset[str]
-    island_bytes: Mapping[str, int]
+    float_layer_bytes: Mapping[str, int]
 
 
 def deployment(preview: Network, *, tolerant: bool = False) -> Deployment:
@@ -140,13 +140,13 @@ def deployment(preview: Network, *, tolerant: bool = False) -> Deployment:
     if problems and not _sizes_are_known(preview):
         graph = None
     layers: dict[str, Deployed] = {}
-    island_bytes: Mapping[str, int] = {}
+    float_layer_bytes: Mapping[str, int] = {}
     if graph is not None:
         layers = _Reading(graph, view, names).layers()
         for node in preview:
             if node.name not in view:
                 layers[names[node.name]] = _of_training(layers[names[node.inputs[0]]])
-        reasons, island_bytes = conversions(graph)
+        reasons, float_layer_bytes = conversions(graph)
         for name, reason in reasons.items():
             refused.setdefault(name, []).append(reason)
             problems.append(reason)
@@ -157,7 +157,7 @@ def deployment(preview: Network, *, tolerant: bool = False) -> Deployment:
         elif name not in layers:
             layers[name] = Deployed(Export.UNKNOWN)
     linear = frozenset(names[name] for name in outlines)
-    return Deployment(layers, graph, tuple(problems), linear, island_bytes)
+    return Deployment(layers, graph, tuple(problems), linear, float_layer_bytes)
 
 
 def _of_training(read: Deployed) -> Deployed:

@@ -91,9 +91,9 @@ def verdict(plan: PlannedModel) -> str:
     if plan.export_problems:
         count = _count(len(plan.export_problems), "problem")
         return f"can be quantized, but not exported: {count}"
-    islands = plan.float_layers
-    if islands:
-        return f"can be quantized and exported, with {_count(len(islands), 'layer')} left float"
+    left_float = plan.float_layers
+    if left_float:
+        return f"can be quantized and exported, with {_count(len(left_float), 'layer')} left float"
     return "can be quantized and exported"
 
 

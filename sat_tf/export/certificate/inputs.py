@@ -77,7 +77,7 @@ def image_problems(
 
 
 def _value_problems(values: np.ndarray, kind: str) -> list[str]:
-    """Why these are no values for an input that is no image."""
+    """What is invalid about the values of an input that is not an image."""
     codes = " or the int8 codes of them" if kind == "int8" else ""
     real = np.issubdtype(values.dtype, np.floating)
     if not real and not (kind == "int8" and values.dtype == np.int8):

@@ -96,7 +96,7 @@ def _converted(node: Node, shapes: Sequence[tuple[int, ...]], batch: int | None)
 
 @contextlib.contextmanager
 def _without_loops(layer: keras.layers.Layer) -> Iterator[None]:
-    """Recurrent layers, in `layer` too, compute one step behind the other, without a loop.
+    """Recurrent layers, in `layer` too, compute place after place, without a loop.
 
     A loop is a subgraph of its own in a file; and what the converter fuses an LSTM into keeps its
     state from one image to the next.
@@ -116,7 +116,7 @@ def _without_loops(layer: keras.layers.Layer) -> Iterator[None]:
             for name in attributes:
                 setattr(part, name, name == "unroll")
         for part in convolutional:
-            part.call = functools.partial(_in_steps, part)
+            part.call = functools.partial(_unrolled, part)
         yield
     finally:
         for part in convolutional:
@@ -126,23 +126,23 @@ def _without_loops(layer: keras.layers.Layer) -> Iterator[None]:
                 setattr(part, name, value)
 
 
-def _in_steps(
+def _unrolled(
     layer: keras.layers.Layer,
     inputs: Any,
     mask: Any = None,
     training: Any = None,
     initial_state: Any = None,
 ) -> Any:
-    """What a recurrent convolution computes in inference, one step behind the other."""
+    """What a recurrent convolution computes in inference, place after place."""
     del mask, training
 
-    def step(source: Any, states: Any) -> Any:
+    def cell(source: Any, states: Any) -> Any:
         return layer.cell(source, states, training=False)
 
     if initial_state is None:
         initial_state = layer.get_initial_state(inputs)
     last, outputs, _ = keras.backend.rnn(
-        step, inputs, initial_state, go_backwards=layer.go_backwards, unroll=True
+        cell, inputs, initial_state, go_backwards=layer.go_backwards, unroll=True
     )
     return outputs if layer.return_sequences else last
 

@@ -27,7 +27,7 @@ _BITS_PER_BYTE = 8
 
 
 def packing_problem(pack: object) -> str | None:
-    """Why `pack` is no name of a packing, with the one that was meant; None where it is one."""
+    """Why `pack` is not the name of a packing, with the one that was meant; None where it is."""
     if isinstance(pack, str) and pack in PACKINGS:
         return None
     names = " or ".join(repr(name) for name in PACKINGS)
@@ -157,7 +157,7 @@ class FileSettings:
         resizable: the batch size is free.
 
     Raises:
-        ValueError: a setting is none; lists every one.
+        ValueError: a setting is invalid; lists every one.
     """
 
     float_head: bool = False

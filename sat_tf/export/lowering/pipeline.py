@@ -52,7 +52,7 @@ def with_image_size(model: keras.Model, image_size: Sequence[int]) -> keras.Mode
         A model with the same weights, to be exported, deployed and verified like any other.
 
     Raises:
-        ValueError: a size that is none, or that does not fit the model.
+        ValueError: an invalid size, or one that does not fit the model.
     """
     sizes = _checked(image_size)
     network = Network(model)

@@ -27,7 +27,7 @@ def is_image(node: Node) -> bool:
 
 
 def is_input(node: Node) -> bool:
-    """Whether the layer makes the codes of an input that is no image."""
+    """Whether the layer makes the codes of an input that is not an image."""
     quantizer = output_quantizer(node)
     return quantizer is not None and quantizer.input_type is not None and not is_image(node)
 

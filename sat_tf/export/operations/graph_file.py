@@ -54,7 +54,7 @@ def read_graph(content: bytes, name: str) -> Graph:
         name: what errors call it, and the name of the graph.
 
     Raises:
-        ValueError: it is no TFLite file, or one with an operator that sat-tf does not write; names
+        ValueError: it is not a TFLite file, or has an operator that sat-tf does not write; names
             the first of them.
     """
     try:

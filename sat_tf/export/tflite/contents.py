@@ -65,7 +65,7 @@ def unpacked(content: bytes, name: str) -> Iterator[Any]:
         name: what errors call it.
 
     Raises:
-        ValueError: it is no TFLite file.
+        ValueError: it is not a TFLite file.
     """
     problem = ValueError(
         f"{name}: received a file that is not a TFLite flatbuffer ({len(content)} bytes), expected "

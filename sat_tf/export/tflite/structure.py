@@ -95,7 +95,7 @@ def read_structure(content: bytes, name: str) -> Structure:
         name: what errors call it.
 
     Raises:
-        ValueError: it is no TFLite file.
+        ValueError: it is not a TFLite file.
     """
     with unpacked(content, name) as model:
         subgraph = model.subgraphs[0]

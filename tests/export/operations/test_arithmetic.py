@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sat_tf.export.operations import linear
 from sat_tf.export.operations.add import rounded_sum
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.linear import LinearKind
+from sat_tf.export.operations.linear import Linear, LinearKind, weight_counts
 from sat_tf.export.operations.mean import rounded_mean
 from sat_tf.export.operations.pools import MaxPool
 from sat_tf.export.tflite.tensors import Codes, Window
@@ -152,3 +152,11 @@ def test_builtin_fixed_point_is_that_of_whole_numbers(total, multiplier, zero_po
     codes = Codes(_SCALE, zero_point)
     found = linear.requantize_builtin(np.array([[total]]), np.array([multiplier]), codes)
     assert found.item() == int(np.clip(rounded + zero_point, -128, 127))
+
+
+def test_weights_are_counted_without_the_factor_of_their_channel():
+    kernel = np.array([[-24, 8, 8], [0, 0, 0], [3, -5, 7]])
+    linear = Linear(
+        ("x",), "y", LinearKind.FULLY_CONNECTED, kernel, *(np.zeros(3) for _ in range(4))
+    )
+    assert weight_counts(linear) == {-5: 1, -3: 1, 0: 3, 1: 2, 3: 1, 7: 1}

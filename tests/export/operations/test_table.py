@@ -10,6 +10,7 @@ from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.export.certificate.comparison import RuntimeCounter
 from sat_tf.export.converter.float_layers import run_converter
+from sat_tf.export.converter_route import keras_of_graph
 from sat_tf.export.litert.runtime import RUNTIMES
 from sat_tf.export.operations import table
 from sat_tf.export.operations.add import Add, AddConstant
@@ -41,7 +42,6 @@ from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.structure import read_structure
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor, Window
 from sat_tf.export.tflite.writer import Operator
-from sat_tf.export.to_keras import keras_of_graph
 
 SHAPE = (4, 4, 4)
 SCALE = np.float32(1.0 / 64.0)

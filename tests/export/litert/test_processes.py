@@ -1,13 +1,47 @@
 import os
 import signal
+import subprocess
 import sys
 
 import pytest
 
 from sat_tf.export.litert import processes
-from sat_tf.export.litert import processes as trial
 from sat_tf.export.litert.runtime import RUNTIMES
 from tests.export.damage import changed
+
+HEAVY = "print(sorted({'tensorflow', 'tf_keras', 'matplotlib'} & set(sys.modules)))"
+
+
+@pytest.mark.parametrize(
+    ("status", "errors", "expected"),
+    [
+        (-signal.SIGABRT, b"", "it ends the process with SIGABRT"),
+        (-signal.SIGSEGV, b"noise", "it ends the process with SIGSEGV"),
+        (-250, b"", "it ends the process with signal 250"),
+        (1, b"first\nlast\n", "its process ended with status 1: last"),
+        (0, b"", "its process ended with status 0: no message"),
+    ],
+)
+def test_endings_are_put_into_words(status, errors, expected):
+    assert processes.describe_ending(status, errors) == expected
+
+
+@pytest.mark.parametrize(
+    "module", ["litert.processes", "litert.workers", "evaluate", "file_verification"]
+)
+def test_processes_that_run_files_load_no_tensorflow(module, tmp_path):
+    # From a folder whose modules would be found first.
+    (tmp_path / "numpy.py").write_text("raise ImportError")
+    code = f"import sys; import sat_tf.export.{module}; {HEAVY}"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        env=processes.child_environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "[]\n"
 
 
 def test_every_runtime_runs_a_whole_file(small_file):
@@ -38,7 +72,7 @@ def test_the_signal_is_named_and_the_other_runtimes_are_tried(monkeypatch):
         f"len(names) > 1 and os.kill(os.getpid(), {int(signal.SIGABRT)})"
     )
     monkeypatch.setattr(
-        trial, "child_command", lambda module, *words: [sys.executable, "-c", code, *words]
+        processes, "child_command", lambda module, *words: [sys.executable, "-c", code, *words]
     )
     assert processes.refusals(b"", ["one", "two", "three"]) == {
         "one": None,
@@ -48,9 +82,9 @@ def test_the_signal_is_named_and_the_other_runtimes_are_tried(monkeypatch):
 
 
 def test_a_file_that_takes_too_long_is_refused(monkeypatch):
-    monkeypatch.setattr(trial, "_SECONDS", 0.1)
+    monkeypatch.setattr(processes, "_SECONDS", 0.1)
     monkeypatch.setattr(
-        trial, "child_command", lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"]
+        processes, "child_command", lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"]
     )
     assert processes.refusals(b"", ["one"]) == {"one": "it took more than 0.1 s"}
 

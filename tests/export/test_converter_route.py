@@ -24,7 +24,7 @@ def test_the_converter_gives_the_logits_of_the_written_file(converted, quantized
     written = Runtime((tmp_path / "model.tflite").read_bytes(), keep_tensors=False)
     ordinary = Runtime(converted, keep_tensors=False)
     found, expected = ordinary.run(images.astype(np.float32)), written.run(images)
-    # The same codes; the converter's steps have been through FakeQuant's ranges.
+    # The same codes; the converter's scales have been through FakeQuant's ranges.
     np.testing.assert_allclose(found, expected, rtol=1e-6)
     np.testing.assert_array_equal(np.argmax(found, axis=1), np.argmax(expected, axis=1))
 

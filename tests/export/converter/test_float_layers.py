@@ -112,7 +112,7 @@ def several_outputs() -> keras.Model:
     return chain((8, 8, 3), *block(convolution(6)), Swapped(name="swap"), convolution(4), *head())
 
 
-@keras.utils.register_keras_serializable("test_island")
+@keras.utils.register_keras_serializable("test_float_layers")
 class Jitter(layers.Layer):
     """A user's own layer that acts in training alone, which sat-tf cannot know."""
 
@@ -165,33 +165,33 @@ HALVES: dict[str, tuple[Callable[[], keras.Model], list[str]]] = {
 
 @pytest.fixture(params=HALVES)
 def half(request) -> tuple[keras.Model, list[str]]:
-    build, islands = HALVES[request.param]
-    return Specimen(build, {}, POLICY).quantized(), islands
+    build, float_layers = HALVES[request.param]
+    return Specimen(build, {}, POLICY).quantized(), float_layers
 
 
 def test_every_integer_around_a_float_layer_is_certified(half, tmp_path):
-    model, islands = half
+    model, float_layers = half
     report = sat_tf.export_tflite(model, tmp_path / "model.tflite")
-    assert report.islands == islands
+    assert report.islands == float_layers
     certificate = sat_tf.verify_tflite(model, tmp_path / "model.tflite", images_for(model))
     assert certificate.codes_differing == 0
     assert {t.name for t in certificate.tensors} == set(report.certified)
-    assert certificate.islands == islands
+    assert certificate.islands == float_layers
     assert certificate.agreement > 0.9
 
 
 def test_a_file_with_float_layers_is_proved_without_its_model_too(half, tmp_path):
-    model, islands = half
+    model, float_layers = half
     path, images = tmp_path / "model.tflite", images_for(model)
     sat_tf.export_tflite(model, path)
     certificate = verify_file(path, images)
     assert certificate.codes_differing == 0
-    assert certificate.islands == islands
+    assert certificate.islands == float_layers
     assert certificate.codes == sat_tf.verify_tflite(model, path, images).codes
 
 
 def test_a_float_layer_computes_what_keras_computes(half, tmp_path):
-    model, islands = half
+    model, float_layers = half
     graph, images = deployed_graph(model), images_for(model)
     sat_tf.export_tflite(model, tmp_path / "model.tflite")
     runtime = Runtime((tmp_path / "model.tflite").read_bytes(), keep_tensors=True)
@@ -200,27 +200,27 @@ def test_a_float_layer_computes_what_keras_computes(half, tmp_path):
         tensor for tensor in graph.tensors if graph.tensors[tensor].codes is None
     )
     simulated = simulate(graph, images, given)
-    for name in islands:
+    for name in float_layers:
         scale = np.max(np.abs(simulated[name]))
         # Two implementations of float32, such as of a sigmoid.
         np.testing.assert_allclose(given[name], simulated[name], atol=1e-5 * scale)
 
 
 def test_the_export_leaves_the_model_as_it_is(half, tmp_path):
-    model, islands = half
+    model, float_layers = half
     calls = {layer.name: len(layer.inbound_nodes) for layer in model.layers}
     sat_tf.export_tflite(model, tmp_path / "model.tflite")
     again = sat_tf.export_tflite(model, tmp_path / "again.tflite")
     assert (tmp_path / "model.tflite").read_bytes() == (tmp_path / "again.tflite").read_bytes()
     assert calls == {layer.name: len(layer.inbound_nodes) for layer in model.layers}
-    for name in islands:
+    for name in float_layers:
         assert any(name in warning for warning in again.warnings)
 
 
 def test_the_converter_carries_float_layers_too(half, tmp_path):
-    model, islands = half
+    model, float_layers = half
     report = sat_tf.export_tflite(model, tmp_path / "model.tflite", route="converter")
-    assert report.islands == islands
+    assert report.islands == float_layers
     assert report.certified == []
     assert any("not certified" in warning for warning in report.warnings)
     output = Runtime((tmp_path / "model.tflite").read_bytes(), keep_tensors=False).run(
