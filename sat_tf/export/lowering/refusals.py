@@ -14,7 +14,7 @@ from sat_tf.graph.network import Network, Node
 from sat_tf.graph.operation_layers import ConstantSum
 from sat_tf.qat.layout import call_name, inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.image import ImageQuantizer
+from sat_tf.quantizers.protocol import PixelQuantizer
 from sat_tf.quantizers.seen_values import RANGE_FIX, misfit
 
 
@@ -79,7 +79,7 @@ def find_problems(network: Network, *, float_head: bool) -> list[str]:
 def _misfits(node: Node) -> Iterator[str]:
     """Why an input cannot have been fed what the file will get."""
     quantizer = quantized_network.output_quantizer(node)
-    if isinstance(quantizer, ImageQuantizer):
+    if isinstance(quantizer, PixelQuantizer):
         seen = quantizer.seen(node.layer.output_variables)
         problem = misfit(seen, quantizer.range) if seen else None
         if problem:

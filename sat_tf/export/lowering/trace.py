@@ -54,16 +54,15 @@ from sat_tf.graph.preprocessing import is_plain_factor, slope_and_offset
 from sat_tf.messages import list_problems
 from sat_tf.qat.inputs import input_nodes, input_types
 from sat_tf.qat.layout import call_name, in_inference, inner_layer
-from sat_tf.quantizers.image import ImageQuantizer
 from sat_tf.quantizers.input_range import PIXELS, InputRange
-from sat_tf.quantizers.observers import RangeObserver
+from sat_tf.quantizers.protocol import PixelQuantizer
 from sat_tf.quantizers.seen_values import pixel_doubt, unseen
 
 
 def float_activations(network: Network) -> str:
     """Of a model that quantizes its weights only."""
     quantizers = [quantized_network.output_quantizer(node) for node in network]
-    marks = [str(found.range) for found in quantizers if isinstance(found, ImageQuantizer)]
+    marks = [str(found.range) for found in quantizers if isinstance(found, PixelQuantizer)]
     return (
         "no activations are quantized: it computes in float32, with weights stored as codes, "
         f"on pixels of {' and '.join(dict.fromkeys(marks)) or PIXELS}"
@@ -388,7 +387,7 @@ class _Tracer:
         wrapper, name = node.layer, call_name(node)
         if node.name == self.float_head and isinstance(form, LinearForm):
             return TensorForm(self.builder.as_float(form, name, _shape(node)))
-        if isinstance(wrapper.quantize_config.output, RangeObserver):
+        if getattr(wrapper.quantize_config.output, "observes_range", False):
             if self._stays_float(node, form):
                 return form
             low, high = self._range(node, form)

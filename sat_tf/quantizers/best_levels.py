@@ -17,11 +17,10 @@ import tensorflow as tf
 
 from sat_tf.core import grid as grids
 from sat_tf.core.asymmetric import step_and_zero
-from sat_tf.quantizers.functions import OffsetQuantizer
-from sat_tf.quantizers.pact import SMALLEST_CLIPPING_LEVEL, ClippingQuantizer
+from sat_tf.quantizers.protocol import ActivationQuantizer, Function
 
-# Of many values at once, float32, each for itself.
-Function = Callable[[np.ndarray], np.ndarray]
+# No clipping level is lower.
+SMALLEST_CLIPPING_LEVEL = 1e-3
 
 # The power p of the error by bit width.
 _POWERS = {8: 4}
@@ -87,30 +86,40 @@ class Sample:
         self.values.append(values)
         self.counts.append(np.full(values.size, count))
 
-    def best_level(self, quantizer: ClippingQuantizer) -> float:
+    def best_level(self, quantizer: ActivationQuantizer) -> float:
         """The clipping level with the smallest error; the tensor must not be all 0."""
         values, counts = np.concatenate(self.values), np.concatenate(self.counts)
-        return best_level(quantizer, values, self.largest, counts, self.function)
+        return quantizer.best_level(values, self.largest, counts, self.function)
 
 
-def best_level(
-    quantizer: ClippingQuantizer,
+def search(
+    quantize: Callable[[np.ndarray, float], np.ndarray],
     values: np.ndarray,
     largest: float,
+    num_bits: int,
+    *,
     counts: np.ndarray | None = None,
-    function: Function = itself,
+    function: Function | None = None,
 ) -> float:
-    """The clipping level of a quantizer with the smallest error; see the search of its kind."""
-    if isinstance(quantizer, OffsetQuantizer):
-        return best_offset_level(values, quantizer, counts)
-    return best_clipping_level(
-        values,
-        largest,
-        quantizer.num_bits,
-        signed=quantizer.signed,
-        counts=counts,
-        function=function,
-    )
+    """The clipping level with the smallest quantization error, of 100 evenly spaced ones.
+
+    Args:
+        quantize: what becomes of float32 values at a clipping level.
+        values: a sample of the tensor, any shape.
+        largest: the highest level that is tried; above 0.
+        num_bits: bits of the quantizer.
+        counts: how many values each stands for; None is 1 for all.
+        function: what becomes of the values, where the error counts.
+    """
+    function = itself if function is None else function
+    values = np.asarray(values, np.float32).reshape(-1)
+    wanted = function(values)
+    best, smallest = largest, np.inf
+    for level in np.arange(100, 0, -1) / 100.0 * largest:
+        error = _mean_error(function(quantize(values, level)) - wanted, num_bits, counts)
+        if error < smallest:
+            best, smallest = float(level), error
+    return best
 
 
 def best_clipping_level(
@@ -120,60 +129,42 @@ def best_clipping_level(
     *,
     signed: bool,
     counts: np.ndarray | None = None,
-    function: Function = itself,
+    function: Function | None = None,
 ) -> float:
-    """The clipping level with the smallest quantization error.
-
-    Searched on 100 levels up to the largest magnitude, evenly spaced.
-
-    Args:
-        values: a sample of the tensor, any shape.
-        largest: largest magnitude in the whole tensor; above 0.
-        num_bits: bits of the quantizer.
-        signed: whether the quantizer is `pact.quantize_stream` or `pact.quantize_activation`.
-        counts: how many values each stands for; None is 1 for all.
-        function: what becomes of the values, where the error counts.
+    """The best level of `pact.quantize_activation` or, where `signed`, of `pact.quantize_stream`.
 
     >>> best_clipping_level(np.array([0.0, 1.0, 2.0, 3.0]), 3.0, 2, signed=False)
     3.0
     """
     steps = grids.levels(num_bits, "narrow" if signed else "dorefa")
-    values = np.asarray(values, np.float32).reshape(-1)
-    wanted = function(values)
-    best, smallest = largest, np.inf
-    for level in np.arange(100, 0, -1) / 100.0 * largest:
-        step = np.float32((2.0 if signed else 1.0) * level / steps)
+
+    def quantize(values: np.ndarray, level: float) -> np.ndarray:
+        scale = np.float32((2.0 if signed else 1.0) * level / steps)
         clipped = np.clip(values, np.float32(-level if signed else 0.0), np.float32(level))
-        quantized = np.floor(clipped / step + np.float32(0.5)) * step
-        error = _mean_error(function(quantized) - wanted, num_bits, counts)
-        if error < smallest:
-            best, smallest = float(level), error
-    return best
+        return np.asarray(np.floor(clipped / scale + np.float32(0.5)) * scale)
+
+    return search(quantize, values, largest, num_bits, counts=counts, function=function)
 
 
 def best_offset_level(
-    values: np.ndarray, quantizer: OffsetQuantizer, counts: np.ndarray | None = None
+    values: np.ndarray,
+    num_bits: int,
+    *,
+    lowest: float,
+    share: float,
+    counts: np.ndarray | None = None,
 ) -> float:
-    """The clipping level with the smallest error of `offset.quantize_offset`.
-
-    Searched like `best_clipping_level`, on levels up to the largest value.
-
-    Args:
-        values: a sample of the tensor, any shape.
-        quantizer: whose level it is.
-        counts: how many values each stands for; None is 1 for all.
-    """
+    """The best level of `asymmetric.quantize_offset`, of those up to the largest value."""
     values = np.asarray(values, np.float32).reshape(-1)
+    steps = grids.levels(num_bits)
+
+    def quantize(values: np.ndarray, level: float) -> np.ndarray:
+        scale, zero = step_and_zero(level, steps, lowest, share, np.floor)
+        codes = np.clip(np.floor(values / np.float32(scale) + np.float32(0.5)), -zero, steps - zero)
+        return np.asarray(codes * np.float32(scale))
+
     largest = max(float(np.max(values)), SMALLEST_CLIPPING_LEVEL)
-    steps = grids.levels(quantizer.num_bits)
-    best, smallest = largest, np.inf
-    for level in np.arange(100, 0, -1) / 100.0 * largest:
-        step, zero = step_and_zero(level, steps, quantizer.lowest, quantizer.share, np.floor)
-        codes = np.clip(np.floor(values / np.float32(step) + np.float32(0.5)), -zero, steps - zero)
-        error = _mean_error(codes * np.float32(step) - values, quantizer.num_bits, counts)
-        if error < smallest:
-            best, smallest = float(level), error
-    return best
+    return search(quantize, values, largest, num_bits, counts=counts)
 
 
 def _mean_error(differences: np.ndarray, num_bits: int, counts: np.ndarray | None) -> float:
