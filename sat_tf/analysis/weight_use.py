@@ -128,7 +128,7 @@ def _latent(step: Step) -> tf.Tensor | None:
         same = [
             weight
             for weight in step.outer.trainable_weights
-            if weight.shape == kernel.shape and step.part.kernel in weight.name
+            if weight.shape == kernel.shape and step.part.attribute in weight.name
         ]
         if len(same) != 1:
             return None

@@ -12,6 +12,7 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import unique_name
+from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.operation_layers import template_of
 from sat_tf.keras3 import inference_table
 from sat_tf.keras3.calls import LayerCall
@@ -76,7 +77,7 @@ def pieces_of(layer: Any, names: Names) -> list[Callable[..., Any]]:
         names: where the pieces get their names.
     """
     if not isinstance(layer, QuantizedLayer):
-        if layer_kinds.role_of(layer) is layer_kinds.Role.IDENTITY:
+        if layer_kinds.role_of(layer) is Role.IDENTITY:
             return []
         return [_plain(layer, names, activation=True, kernel=None)]
     inner, config = layer.layer, layer.quantize_config
@@ -105,10 +106,7 @@ def run(pieces: list[Callable[..., Any]], args: Any, kwargs: Any) -> Any:
 def _is_gone(layer: QuantizedLayer) -> bool:
     """Whether inference has no use for the wrapped layer, beside that of its quantizer."""
     config = layer.quantize_config
-    return (
-        config.replaces(layer.layer)
-        or layer_kinds.role_of(layer.layer) is layer_kinds.Role.IDENTITY
-    )
+    return config.replaces(layer.layer) or layer_kinds.role_of(layer.layer) is Role.IDENTITY
 
 
 def _quantizer(layer: QuantizedLayer, names: Names) -> list[Callable[..., Any]]:
@@ -155,7 +153,7 @@ def _plain_problem(layer: Any) -> str | None:
     symbol = _symbol(layer)
     if symbol is not None:
         return inference_table.operation_problem(symbol)
-    if layer_kinds.role_of(layer) is layer_kinds.Role.IDENTITY:
+    if layer_kinds.role_of(layer) is Role.IDENTITY:
         return None
     if isinstance(layer, keras.layers.InputLayer):
         return None

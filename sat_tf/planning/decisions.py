@@ -1,13 +1,12 @@
 """What a placement decides for each layer, with the reasons that it rests on."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network
 from sat_tf.planning.planned_model import ActivationPlan, Fate, WeightPlan
 from sat_tf.qat.inputs import changes, find_folds
@@ -17,43 +16,6 @@ from sat_tf.qat.requantize import channel_problems, with_inputs_of
 from sat_tf.quantizers.input_range import INPUT_TYPES, InputRange
 from sat_tf.quantizers.protocol import ActivationQuantizer, SatQuantizer, WeightQuantizer
 from sat_tf.quantizers.table import line_of
-
-
-def detail_of(layer: keras.layers.Layer) -> str:
-    """Size of the kernel, the window or the output, strides and dilation, where they say something.
-
-    >>> detail_of(keras.layers.Conv2D(8, 3, strides=2)), detail_of(keras.layers.Dense(10))
-    ('3x3 /2', '10')
-    >>> detail_of(keras.layers.Conv2D(8, (1, 7), dilation_rate=2)), detail_of(keras.layers.Add())
-    ('1x7 dilated 2', '')
-    """
-    words = []
-    size = getattr(layer, "kernel_size", None) or getattr(layer, "pool_size", None)
-    if size is not None:
-        words.append("x".join(map(str, _pair(size))))
-    elif isinstance(layer, keras.layers.Dense):
-        words.append(str(layer.units))
-    strides = _shared(getattr(layer, "strides", None))
-    if strides not in ("", "1"):
-        words.append(f"/{strides}")
-    dilation = _shared(getattr(layer, "dilation_rate", None))
-    if dilation not in ("", "1"):
-        words.append(f"dilated {dilation}")
-    if isinstance(layer, keras.layers.Activation):
-        words.append(getattr(layer.activation, "__name__", ""))
-    return " ".join(words)
-
-
-def _pair(size: Any) -> tuple[Any, ...]:
-    return tuple(size) if isinstance(size, tuple | list) else (size,)
-
-
-def _shared(sizes: Any) -> str:
-    if sizes is None:
-        return ""
-    values = _pair(sizes)
-    return str(values[0]) if len(set(values)) == 1 else "x".join(map(str, values))
-
 
 _TAKEN = {
     "int8": "real values, int8 codes of their calibrated range in the file",

@@ -159,7 +159,7 @@ def preview(network: Network, placement: Placement) -> Network:
         if shared and config is not None and config.output is not None:
             # Each call has its quantizer in a layer of its own.
             own_name = f"{node.name.replace('@', '_call_')}_output"
-            identity = keras.layers.Activation("linear", name=own_name)
+            identity = layer_kinds.identity_layer(name=own_name)
             output = PlacedConfig(output=config.output, inserted=True)
             quantizer = QuantizedLayer(identity, output)
             _build(quantizer, (None, *node.shape), len(nodes))
@@ -171,7 +171,7 @@ def preview(network: Network, placement: Placement) -> Network:
             name = quantizer.name
         made[node.name, None] = renamed[node.name] = name
         for insertion in insertions.get(node.name, []):
-            identity = keras.layers.Activation("linear", name=insertion.name)
+            identity = layer_kinds.identity_layer(name=insertion.name)
             quantizer = QuantizedLayer(identity, insertion.config)
             _build(quantizer, (None, *node.shape), len(nodes))
             nodes.append(Node(quantizer.name, quantizer, (name,), False, {}, shape=node.shape))

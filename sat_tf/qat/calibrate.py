@@ -78,7 +78,7 @@ class Statistics:
         )
 
 
-def read_statistics(norms: Sequence[keras.layers.BatchNormalization]) -> list[Statistics]:
+def read_statistics(norms: Sequence[keras.layers.Layer]) -> list[Statistics]:
     """The moving statistics of layers."""
     return [
         Statistics(
@@ -91,7 +91,7 @@ def read_statistics(norms: Sequence[keras.layers.BatchNormalization]) -> list[St
 
 
 def assign_statistics(
-    norms: Sequence[keras.layers.BatchNormalization], statistics: Sequence[Statistics]
+    norms: Sequence[keras.layers.Layer], statistics: Sequence[Statistics]
 ) -> None:
     """Gives layers these moving statistics."""
     for norm, own in zip(norms, statistics, strict=True):
@@ -388,7 +388,7 @@ def _function_behind(network: Network, node: Node) -> Function:
     """The function that alone reads a tensor, where it is one of each value for itself."""
     readers = [inner_layer(reader.layer) for reader in in_inference(network).consumers(node.name)]
     names = {
-        layer_kinds.activation_name(reader) if type(reader) is keras.layers.Activation else "linear"
+        layer_kinds.activation_name(reader) if layer_kinds.is_activation(reader) else "linear"
         for reader in readers
     }
     if len(names) != 1 or not functions.is_known(*names):
@@ -412,15 +412,13 @@ def _call_unrounded(node: Node, inputs: Any, on_batch_statistics: bool) -> tf.Te
     return quantizer.float_twin(before) if _clips(node) else before
 
 
-def _norms(network: Network) -> list[keras.layers.BatchNormalization]:
+def _norms(network: Network) -> list[keras.layers.Layer]:
     """The normalizations, each once."""
     found = {id(node.layer): inner_layer(node.layer) for node in network if _is_norm(node)}
     return list(found.values())
 
 
-def _fit_both(
-    network: Network, batches: list[Images], norms: list[keras.layers.BatchNormalization]
-) -> None:
+def _fit_both(network: Network, batches: list[Images], norms: list[keras.layers.Layer]) -> None:
     """Clipping levels, and statistics for the quantized network: see `best_statistics`."""
     own = read_statistics(norms)
     try:
@@ -449,7 +447,7 @@ def _fit_both(
 def _measured_statistics(
     network: Network,
     batches: list[Images],
-    norms: list[keras.layers.BatchNormalization],
+    norms: list[keras.layers.Layer],
     call: Callable[[Node, Any, bool], tf.Tensor],
 ) -> list[Statistics]:
     _estimate_statistics(network, batches, call)
@@ -550,7 +548,7 @@ def _clips(node: Node) -> bool:
 
 
 def _is_norm(node: Node) -> bool:
-    return isinstance(inner_layer(node.layer), keras.layers.BatchNormalization)
+    return layer_kinds.is_batch_normalization(inner_layer(node.layer))
 
 
 def _arguments(node: Node, on_batch_statistics: bool) -> dict[str, Any]:

@@ -185,7 +185,7 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
 
     def replaces(self, layer: keras.layers.Layer) -> bool:
         """Whether `output` takes the place of the whole layer: a quantizer for a rectifier."""
-        plain = type(layer) is keras.layers.ReLU and layer_kinds.rectifies(layer)
+        plain = layer_kinds.rectifies(layer) and not hasattr(layer, "activation")
         return plain and self._rectifies()
 
     def _at_activation(self, layer: keras.layers.Layer) -> bool:

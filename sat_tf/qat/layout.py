@@ -8,9 +8,9 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import copied_weights, flattened, layer_copy, unique_name
+from sat_tf.graph.layers.preprocessing import adapted_copy, is_adapted
 from sat_tf.graph.network import Network, Node
 from sat_tf.graph.operation_layers import ConstantSum
-from sat_tf.graph.preprocessing import adapted_copy, is_adapted
 from sat_tf.messages import list_problems, warn
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.inputs import apply_fold, find_folds
@@ -106,7 +106,7 @@ class _Assembler:
 
     def _inserted(self, name: str, config: PlacedConfig, frozen: bool) -> QuantizedLayer:
         """A quantizer in a layer of its own."""
-        identity = keras.layers.Activation("linear", name=unique_name(name, self.inner))
+        identity = layer_kinds.identity_layer(name=unique_name(name, self.inner))
         name = unique_name(f"quant_{identity.name}", self.taken)
         return QuantizedLayer(identity, config, name=name, trainable=not frozen)
 

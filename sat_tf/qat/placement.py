@@ -5,11 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
-import tf_keras as keras
 
-from sat_tf.core.rescale import fan_out
 from sat_tf.graph import functions, layer_kinds
-from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import kind_of, list_problems, listed_problems
 from sat_tf.qat.configs import LayerConfig, PlacedConfig, weight_request
@@ -472,7 +470,8 @@ class _Placer:
         """Whether integer kernels compute the layer even where its output stays float."""
         if self.roles[node.name] in (Role.LINEAR, *_AFFINE, Role.RECTIFIER):
             return True
-        return isinstance(node.layer, keras.layers.AveragePooling2D)
+        pooling = layer_kinds.pooling_of(node.layer)
+        return pooling is not None and pooling.mean and not pooling.whole
 
     def _insertions(self, outputs: dict[str, SatQuantizer | None]) -> Iterator[Insertion]:
         for name in self.network.inputs:
@@ -592,12 +591,11 @@ class _Placer:
         end = any(call.name in ends for call in self.network.calls(name))
         policy = self._policy_at(self.network[name], end=end)
         support = layer_kinds.find_support(layer)
-        kernel = getattr(layer, layer_kinds.kernel_name(layer))
         request = weight_request(
             policy,
             channel_axes=support.channel_axes if support else (),
             rescaled=not self._norms_behind(name),
-            fan_out=fan_out(kernel.shape, type(layer).__name__, getattr(layer, "groups", 1)),
+            fan_out=layer_kinds.fan_out(layer),
             keeps_function=policy.latent_start == "keep_function",
         )
         return make_weight_quantizer(policy.weight_quantizer, request)

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node, call_in_inference
 from sat_tf.qat.calibrate import calibrate, float_weights
 from sat_tf.qat.layout import call_name

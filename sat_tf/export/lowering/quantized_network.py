@@ -1,9 +1,7 @@
 """What the stages of the export ask about a quantized network."""
 
-import tf_keras as keras
-
 from sat_tf.graph import functions, layer_kinds
-from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.layers.kind import KernelForm, Role
 from sat_tf.graph.network import Network, Node
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer
@@ -104,10 +102,12 @@ def find_head(network: Network) -> str | None:
     while role_of(node).keeps_codes or role_of(node) is Role.SOFTMAX:
         node = network[node.inputs[0]]
     layer = inner_layer(node.layer)
-    dense = isinstance(layer, keras.layers.Dense) and not layer_kinds.rectifies(layer)
+    kernel = layer_kinds.quantized_kernel(layer)
+    dense = kernel is not None and kernel.form is KernelForm.DENSE
     quantizer = output_quantizer(node)
     observed = quantizer is not None and quantizer.observes_range
-    return node.name if dense and observed and len(node.shape) == 1 else None
+    linear = dense and not layer_kinds.rectifies(layer)
+    return node.name if linear and observed and len(node.shape) == 1 else None
 
 
 def is_function(node: Node) -> bool:

@@ -47,10 +47,10 @@ from sat_tf.export.operations.pairs import PairKind
 from sat_tf.export.operations.quantize import ShiftImage
 from sat_tf.export.tflite.tensors import Codes, Image, Window
 from sat_tf.graph import functions, layer_kinds
-from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.layers.kind import Combination, Role
+from sat_tf.graph.layers.preprocessing import is_plain_factor, slope_and_offset
 from sat_tf.graph.network import Network, Node
-from sat_tf.graph.operation_layers import ChannelMean, ConstantSum
-from sat_tf.graph.preprocessing import is_plain_factor, slope_and_offset
+from sat_tf.graph.operation_layers import ConstantSum
 from sat_tf.messages import list_problems
 from sat_tf.qat.inputs import input_nodes, input_types
 from sat_tf.qat.layout import call_name, in_inference, inner_layer
@@ -126,9 +126,11 @@ def trace_network(
     return _Tracer(network, head, kernels).trace()
 
 
-_PICKING = {
-    PairKind.MAXIMUM: keras.layers.Maximum,
-    PairKind.MINIMUM: keras.layers.Minimum,
+_PAIRS = {
+    Combination.DIFFERENCE: PairKind.DIFFERENCE,
+    Combination.PRODUCT: PairKind.PRODUCT,
+    Combination.MAXIMUM: PairKind.MAXIMUM,
+    Combination.MINIMUM: PairKind.MINIMUM,
 }
 
 
@@ -321,12 +323,10 @@ class _Tracer:
         layer, sources = inner_layer(node.layer), tuple(map(self._natural, node.inputs))
         if isinstance(layer, ConstantSum):
             return ConstantSumForm(sources[0], *layer.codes())
-        if isinstance(layer, keras.layers.Multiply):
-            return PairForm(sources, PairKind.PRODUCT)
-        if isinstance(layer, keras.layers.Subtract):
-            return PairForm(sources, PairKind.DIFFERENCE)
-        mean = isinstance(layer, keras.layers.Average)
-        return SumForm(sources, len(sources) if mean else 1)
+        combination = layer_kinds.combination_of(layer)
+        if combination in _PAIRS:
+            return PairForm(sources, _PAIRS[combination])
+        return SumForm(sources, len(sources) if combination is Combination.MEAN else 1)
 
     def _function(self, node: Node) -> Form:
         layer, source = inner_layer(node.layer), self._natural(node.inputs[0])
@@ -341,10 +341,11 @@ class _Tracer:
     def _mean(self, node: Node) -> Form:
         layer = inner_layer(node.layer)
         source = self._natural(node.inputs[0])
-        if isinstance(layer, keras.layers.GlobalAveragePooling2D):
-            return MeanForm(source, bool(layer.keepdims))
-        if isinstance(layer, ChannelMean):
+        pooling = layer_kinds.pooling_of(layer)
+        if pooling is None:
             return channel_mean(source, self.builder.tensors[source].shape[-1])
+        if pooling.whole:
+            return MeanForm(source, bool(layer.keepdims))
         window = Window(tuple(layer.strides), layer.padding.upper())
         size = tuple(layer.pool_size)
         if self.builder.tensors[source].codes is None or quantized_network.pads(self.network, node):
@@ -361,9 +362,9 @@ class _Tracer:
             form = self.forms[name] if alone else TensorForm(self._tensor(name))
             parts.append(Part(form, call_name(made), _shape(made)))
         layer = inner_layer(node.layer)
-        for kind, picking in _PICKING.items():
-            if isinstance(layer, picking):
-                return ConcatenationForm(tuple(parts), kind=kind)
+        combination = layer_kinds.combination_of(layer)
+        if combination in _PAIRS:
+            return ConcatenationForm(tuple(parts), kind=_PAIRS[combination])
         return ConcatenationForm(tuple(parts), layer.axis % (len(node.shape) + 1) - 1)
 
     def _movement(self, node: Node) -> Form:

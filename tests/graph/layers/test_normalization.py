@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.graph.layer_kinds import SynchronizedBatchNormalization
+from sat_tf.graph.layers.normalization import SynchronizedBatchNormalization
 
 SHAPES = {"images": (6, 3, 3, 4), "vectors": (6, 4), "one pixel": (1, 1, 1, 4)}
 

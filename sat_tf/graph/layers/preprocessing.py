@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import tf_keras as keras
 
+from sat_tf.graph.layers.kind import SAME, Kinds, LayerKind, Role
+
 
 def is_plain_factor(layer: keras.layers.Layer) -> bool:
     """Whether the layer multiplies by one positive number, and does nothing else."""
-    if type(layer) is not keras.layers.Rescaling:
+    if not isinstance(layer, keras.layers.Rescaling):
         return False
     scale, offset = np.asarray(layer.scale), np.asarray(layer.offset)
     same = np.all(scale == scale.flat[0]) and np.all(np.isfinite(scale))
@@ -27,7 +29,7 @@ def slope_and_offset(layer: keras.layers.Layer) -> tuple[np.ndarray, np.ndarray]
     Returns:
         Two float64 arrays, of one number or of one for each channel.
     """
-    if type(layer) is keras.layers.Rescaling:
+    if isinstance(layer, keras.layers.Rescaling):
         slope, offset = (np.asarray(v, np.float64) for v in (layer.scale, layer.offset))
         return _by_channel(slope), _by_channel(offset)
     mean, variance = (np.asarray(value, np.float32) for value in _mean_and_variance(layer))
@@ -42,7 +44,7 @@ def affine_problem(layer: keras.layers.Layer) -> str | None:
     """Why this preprocessing layer cannot be quantized, and what to do; None where it can."""
     if is_adapted(layer) and not layer.built:
         return None
-    rescaling = type(layer) is keras.layers.Rescaling
+    rescaling = isinstance(layer, keras.layers.Rescaling)
     names = ("scale", "offset") if rescaling else ("mean", "variance")
     values = (layer.scale, layer.offset) if rescaling else _mean_and_variance(layer)
     for name, value in zip(names, values, strict=True):
@@ -110,3 +112,10 @@ def _mean_and_variance(layer: keras.layers.Normalization) -> tuple[Any, ...]:
 
 def _by_channel(values: np.ndarray) -> np.ndarray:
     return values.reshape(-1) if values.size > 1 else values.reshape(())
+
+
+KINDS: Kinds = {
+    keras.layers.Rescaling: LayerKind(Role.AFFINE, affine_problem, keras3=SAME),
+    keras.layers.Normalization: LayerKind(Role.AFFINE, affine_problem, keras3=SAME),
+    AdaptedNormalization: LayerKind(Role.AFFINE, affine_problem),
+}

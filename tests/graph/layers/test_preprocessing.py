@@ -6,7 +6,7 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.graph.preprocessing import is_plain_factor, slope_and_offset
+from sat_tf.graph.layers.preprocessing import is_plain_factor, slope_and_offset
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.pact import StreamQuantizer
