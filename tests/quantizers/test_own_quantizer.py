@@ -13,7 +13,7 @@ import sat_tf
 from sat_tf.quantizers.table import ACTIVATION_QUANTIZERS, QUANTIZERS, WEIGHT_QUANTIZERS
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "own_quantizer.md").read_text()
+PAGE = (ROOT / "docs" / "extend" / "own_quantizer.md").read_text()
 OF_WEIGHTS, USED, LOADED, OF_ACTIVATIONS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 L = keras.layers
 
@@ -220,5 +220,5 @@ def test_codes_that_are_not_the_effective_weights_are_refused(tmp_path, register
         return sat_tf.configs.IntegerWeights(tf.cast(codes, tf.int32), 2.0 * scales)
 
     quantized.get_layer("quant_pointwise").quantize_config.weights.integer_weights = doubled
-    with pytest.raises(ArithmeticError, match="pointwise: codes and steps do not give"):
+    with pytest.raises(ArithmeticError, match="pointwise: codes and scales do not give"):
         sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
