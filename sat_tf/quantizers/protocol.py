@@ -212,9 +212,7 @@ class WeightQuantizer(SatQuantizer):
     @classmethod
     def create(cls, request: WeightRequest) -> "WeightQuantizer":
         """The quantizer of one kernel."""
-        return cls(  # type: ignore[call-arg]
-            num_bits=request.num_bits, channel_axes=request.channel_axes, **request.options
-        )
+        return cls(num_bits=request.num_bits, channel_axes=request.channel_axes, **request.options)
 
     @classmethod
     def asked_names(cls) -> tuple[str, ...]:
@@ -443,7 +441,7 @@ class ActivationQuantizer(SatQuantizer):
     @classmethod
     def create(cls, request: ActivationRequest) -> "ActivationQuantizer":
         """The quantizer of one tensor that it serves."""
-        return cls(num_bits=request.num_bits, **request.options)  # type: ignore[call-arg]
+        return cls(num_bits=request.num_bits, **request.options)
 
     @classmethod
     def _try_options(cls, options: Mapping[str, Any]) -> None:
