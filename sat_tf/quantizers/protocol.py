@@ -45,10 +45,12 @@ class SatQuantizer(tfmot.quantization.keras.quantizers.Quantizer):
             other tensor.
         observes_range: whether it remembers the range of its tensor in its variables `lowest`,
             `highest` and `observations`.
+        registered_name: of one that a policy can name; "" for all others.
     """
 
     input_type: str | None = None
     observes_range: ClassVar[bool] = False
+    registered_name: ClassVar[str] = ""
 
     def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
         """Makes no variables."""
@@ -272,8 +274,8 @@ class WeightQuantizer(SatQuantizer):
 
     @property
     def grid_name(self) -> str:
-        """What the grid of its codes is called."""
-        return "integers"
+        """What the grid of its codes is called: as the quantizer itself."""
+        return self.registered_name or "integers"
 
     @property
     def channels_differ(self) -> bool:

@@ -79,6 +79,7 @@ def _registering(name: str, table: dict[str, Any], kind: type) -> Callable[[_Cla
         problem = _registering_problem(name, cls, table, kind)
         if problem:
             raise ValueError(f"{name}: {problem}")
+        setattr(cls, "registered_name", name)  # noqa: B010
         table[name] = QUANTIZERS[name] = cls
         return cls
 
