@@ -274,6 +274,54 @@ def test_imports_are_absolute_and_by_name():
     assert not _offenders(loose)
 
 
+# Where all concrete quantizers are named, beside the file of each.
+TABLE_OF_QUANTIZERS = "quantizers/table.py"
+
+
+def _concrete_quantizers():
+    """The file of each class that can be made, by name: decorated as what saved models hold."""
+    return {
+        node.name: name
+        for name, tree in TREES.items()
+        if _part(name) == "quantizers"
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+        and node.name.endswith(("Quantizer", "Observer"))
+        and any("register_quantizer" in ast.unparse(one) for one in node.decorator_list)
+    }
+
+
+def _words(tree):
+    """Names, attributes and imported names of a file, and its strings that are one word."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_a_quantizer_is_named_in_its_own_file_and_in_one_table():
+    # Everyone else asks it: see quantizers/protocol.py.
+    own = _concrete_quantizers()
+    assert len(own) == 8
+
+    def named(name, tree):
+        if name == TABLE_OF_QUANTIZERS:
+            return set()
+        return {word for word in _words(tree) if own.get(word, name) != name}
+
+    assert not _offenders(named)
+
+
+def test_every_quantizer_is_in_the_table():
+    names = set(_words(TREES[TABLE_OF_QUANTIZERS]))
+    assert set(_concrete_quantizers()) <= names
+
+
 def test_there_is_one_keras():
     # The meaning of the others depends on what was imported first. Keras 3 itself is `keras`, in
     # the one part that is about it.

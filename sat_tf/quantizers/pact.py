@@ -52,7 +52,7 @@ class ClippingQuantizer(ActivationQuantizer):
         """
         self.num_bits = num_bits
         self.initial_clipping_level: float = initial_clipping_level
-        self.gradient = gradient
+        self.gradient: str = gradient
         self.ceiling = ceiling
         self.rate = rate
 

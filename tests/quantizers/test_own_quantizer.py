@@ -138,7 +138,11 @@ def test_a_policy_places_it_by_name_for_single_layers_and_explain_shows_its_line
         },
     )
     model = _model()
-    plan = {row.name: row for row in sat_tf.explain(model, policy).layers}
+    explained = sat_tf.explain(model, policy)
+    plan = {row.name: row for row in explained.layers}
+    assert "weights by power_of_two: PowerOfTwo (clipped=1) (pointwise)" in str(explained)
+    assert "output by power_of_two_pact: PowerOfTwoPact (" in str(explained)
+    assert "4 power_of_two a channel" in str(explained)
     assert "power_of_two: PowerOfTwo (clipped=1)" in str(plan["pointwise"].weights)
     assert "power_of_two" not in str(plan["depthwise"].weights)
     assert "power_of_two_pact" in str(plan["stem_relu"].activation)
