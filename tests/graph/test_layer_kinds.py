@@ -123,7 +123,11 @@ def exported(model, path):
     quantized = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(4))
     sat_tf.calibrate(quantized, images_for(quantized).astype(np.float32))
     sat_tf.export_tflite(quantized, path)
-    return quantized, sat_tf.verify_tflite(quantized, path, images_for(quantized, 4))
+    certificate = path.with_name("certificate.json")
+    images = images_for(quantized, 4)
+    found = sat_tf.verify_tflite(quantized, path, images, certificate_path=certificate)
+    assert certificate.stat().st_size > 0
+    return quantized, found
 
 
 @pytest.mark.parametrize("kind", QUANTIZED, ids=name_of)
