@@ -1,9 +1,14 @@
 import ast
 import collections
+import importlib
 import pathlib
+import pkgutil
+
+import tf_keras as keras
 
 import sat_tf
 import sat_tf.export
+from sat_tf.graph import layer_kinds, layers
 
 PACKAGE = pathlib.Path(sat_tf.__file__).parent
 TREES = {
@@ -88,6 +93,24 @@ MAY_IMPORT_WITHIN = {
 # Modules that all rooms share, and those at the top that may use everything.
 SHARED = {"arguments", "atomic_file", "messages", "version"}
 TOP = {"__init__", "__main__"}
+
+# Where classes of Keras layers are named: where the registry of layer kinds is and models are
+# rewritten, where float networks are built, and where layers are made of Keras 3's operations.
+# Everything else asks the registry.
+MAY_NAME_LAYERS = ("graph/", "models/", "keras3/operation_table.py")
+# Of keras.layers, what is no kind of layer to look up.
+NO_KINDS = {
+    "Layer",  # a base
+    "Wrapper",  # a base
+    "InputLayer",  # where a graph begins
+    "Lambda",  # code of the user's own, which is never looked into
+    "RNN",  # a loop over steps of any kind
+}
+# What else is named beside the registry, by file.
+NAMED_BESIDE = {
+    # Of these, TensorFlow's converter would write a loop: what it is told instead stands there.
+    "export/converter/float_layers.py": {"ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D"},
+}
 
 # All that the arithmetic needs besides Python itself.
 CORE_LIBRARIES = {"tensorflow", "sat_tf"}
@@ -333,6 +356,46 @@ def test_there_is_one_keras():
         return wrong | {n for n in imported if n.startswith(beside)}
 
     assert not _offenders(others)
+
+
+def _named_layers(tree):
+    """Classes of Keras layers that code names, with the line; not those of Keras 3."""
+    spelled = {"keras.layers"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and ast.unparse(node.value) in spelled:
+            spelled |= {ast.unparse(target) for target in node.targets}
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in spelled:
+            names = [node.attr]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").endswith("keras.layers"):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
+            names = [arg.value for arg in node.args[1:2] if isinstance(arg, ast.Constant)]
+            names = names if ast.unparse(node.args[0]) in spelled else []
+        for name in names:
+            found = getattr(keras.layers, name, None)
+            if isinstance(found, type) and issubclass(found, keras.layers.Layer):
+                yield name, node.lineno
+
+
+def test_layer_kinds_are_rows_of_the_registry_and_named_nowhere_else():
+    def named(name, tree):
+        known = NO_KINDS | NAMED_BESIDE.get(name, set())
+        found = [one for one in _named_layers(tree) if one[0] not in known]
+        return [] if name.startswith(MAY_NAME_LAYERS) else found
+
+    assert not _offenders(named)
+
+
+def test_each_layer_kind_is_a_row_of_one_family():
+    modules = [
+        importlib.import_module(f"{layers.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(layers.__path__)
+    ]
+    rows = [kind for module in modules for kind in getattr(module, "KINDS", ())]
+    assert len(rows) == len(set(rows))
+    assert set(layer_kinds.KINDS) - set(rows) == {keras.layers.InputLayer}
 
 
 def test_files_are_named_after_what_they_hold():

@@ -21,7 +21,7 @@ from sat_tf.graph.layers import (
     preprocessing,
     training_only,
 )
-from sat_tf.graph.layers.activations import RECTIFIERS, activation_name
+from sat_tf.graph.layers.activations import RECTIFIERS
 from sat_tf.graph.layers.kind import (
     Combination,
     Kernel,
@@ -167,6 +167,11 @@ def is_softmax(layer: keras.layers.Layer) -> bool:
     return role_of(layer) is Role.SOFTMAX or activation_name(layer) == "softmax"
 
 
+def activation_name(layer: keras.layers.Layer) -> str:
+    """Name of the layer's activation function; "linear" where it has none."""
+    return activations.activation_name(layer)
+
+
 def is_activation(layer: keras.layers.Layer) -> bool:
     """Whether the layer is nothing but the function that it names as its activation."""
     support = find_support(layer)
@@ -290,7 +295,7 @@ def supported_names() -> list[str]:
 def class_of_keras3(name: str) -> type[keras.layers.Layer] | None:
     """The class of tf_keras for one of Keras 3's own, by its name there; None without one."""
     found = getattr(keras.layers, name, None)
-    kind = KINDS.get(found)
+    kind = KINDS.get(found) if found is not None else None
     return found if kind is not None and kind.keras3 is not None else None
 
 

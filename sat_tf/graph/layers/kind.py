@@ -227,10 +227,12 @@ SAME = Keras3()
 
 def _no_problem(layer: Any) -> str | None:
     del layer
+    return None
 
 
 def _no_problem_at(layer: Any, rank: int) -> str | None:
     del layer, rank
+    return None
 
 
 def shared_sizes(sizes: Any) -> str:
