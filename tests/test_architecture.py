@@ -16,7 +16,7 @@ LINES = {name: len((PACKAGE / name).read_text().splitlines()) for name in TREES}
 MAY_IMPORT = {
     "core": set(),
     "quantizers": {"core"},
-    "graph": {"core"},
+    "graph": {"core", "loading"},
     "qat": {"core", "graph", "quantizers"},
     "export": {"core", "graph", "quantizers", "qat", "presentation"},
     "loading": set(),
@@ -55,14 +55,34 @@ MAY_IMPORT = {
         "presentation",
     },
 }
-# The same for the folders of the export; the files beside them stand on top of all.
-EXPORT_MAY_IMPORT = {
-    "tflite": set(),
-    "litert": {"tflite"},
-    "converter": {"litert", "tflite"},
-    "operations": {"converter", "tflite"},
-    "lowering": {"operations", "tflite"},
-    "certificate": {"litert", "operations", "tflite"},
+# The same inside a room whose folders stand one above the other; "." are the modules beside them.
+MAY_IMPORT_WITHIN = {
+    "analysis": {".": set(), "audit": {"."}, "sensitivity": {"."}},
+    "export": {
+        "tflite": set(),
+        "litert": {"tflite"},
+        "converter": {"tflite", "litert"},
+        "operations": {"tflite", "converter"},
+        "lowering": {"tflite", "operations"},
+        "certificate": {"tflite", "litert", "operations"},
+        ".": {"tflite", "litert", "converter", "operations", "lowering", "certificate"},
+    },
+    "training": {
+        ".": set(),
+        "config": set(),
+        "step": {"config"},
+        "state": {"config", "step"},
+        "recipes": {"config", "step", "state"},
+        "callbacks": {".", "config", "step", "state"},
+        "report": {"config", "state"},
+        "loop": {".", "config", "step", "state", "recipes", "callbacks", "report"},
+    },
+    "reproduction": {
+        ".": set(),
+        "figures": set(),
+        "paper": set(),
+        "miniature": {"figures", "paper"},
+    },
 }
 # Modules that all rooms share, and those at the top that may use everything.
 SHARED = {"arguments", "atomic_file", "messages", "version"}
@@ -82,6 +102,10 @@ PYTHON = {
 }
 
 
+# Packages whose names are loaded when they are first used: that is for those who use the package.
+LAZY = ("sat_tf", "sat_tf.export")
+
+
 def _part(name):
     return name.split("/")[0].removesuffix(".py")
 
@@ -94,6 +118,45 @@ def _imported(tree):
         elif isinstance(node, ast.ImportFrom):
             yield node.module or "."
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _module(name):
+    """The dotted name of the module in a file."""
+    words = ("sat_tf", *pathlib.PurePath(name).with_suffix("").parts)
+    return ".".join(words[:-1] if words[-1] == "__init__" else words)
+
+
+MODULES = {_module(name): tree for name, tree in TREES.items()}
+
+
+def _imported_modules(tree):
+    """The modules of the package that a file imports, wherever in it and for whatever."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ({alias.name for alias in node.names} & set(MODULES))
+        elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield whole if whole in MODULES else node.module
+
+
+def _circles(arrows):
+    """Names that lead back to themselves along the arrows, as sets of those that do so together."""
+
+    def reached(start):
+        found, waiting = set(), [start]
+        while waiting:
+            new = arrows[waiting.pop()] - found
+            found |= new
+            waiting += new
+        return found
+
+    reach = {name: reached(name) for name in arrows}
+    return {
+        frozenset(other for other in found if name in reach[other])
+        for name, found in reach.items()
+        if name in found
+    }
 
 
 def _definitions(tree):
@@ -127,27 +190,61 @@ def test_imports_follow_the_arrows():
     assert not _offenders(against_the_arrows)
 
 
-def test_imports_within_the_export_follow_its_arrows():
+def test_imports_inside_a_room_follow_the_arrows():
+    def folder(words):
+        rooms = MAY_IMPORT_WITHIN.get(words[0], {})
+        return words[1] if len(words) > 2 and words[1] in rooms else "."
+
     def against_the_arrows(name, tree):
-        room, *places = name.split("/")
-        if room != "export" or len(places) < 2:
+        words = _module(name).split(".")[1:]
+        if not words or words[0] not in MAY_IMPORT_WITHIN:
             return set()
-        words = [imported.split(".") for imported in _imported(tree)]
-        found = {word[2] for word in words if word[:2] == ["sat_tf", "export"] and len(word) > 2}
-        return found - EXPORT_MAY_IMPORT[places[0]] - {places[0]}
+        beside = [imported.split(".")[1:] for imported in _imported_modules(tree)]
+        beside = {folder(other) for other in beside if other and other[0] == words[0]}
+        return beside - MAY_IMPORT_WITHIN[words[0]][folder(words)] - {folder(words)}
 
     assert not _offenders(against_the_arrows)
 
 
-def test_the_lazy_names_are_for_users_alone():
-    lazy = {f"sat_tf.{name}" for name, home in sat_tf._HOMES.items() if home != "sat_tf"}
-    lazy |= {f"sat_tf.export.{name}" for name in sat_tf.export._HOMES}
-    lazy -= {"sat_tf.configs"}  # a module, which users find here
+def test_every_folder_of_such_a_room_has_its_arrows():
+    for room, arrows in MAY_IMPORT_WITHIN.items():
+        folders = {path.parent.name for path in (PACKAGE / room).glob("*/__init__.py")}
+        assert folders == set(arrows) - {"."}
 
-    def shortcuts(name, tree):
-        return set() if name.endswith("__init__.py") else lazy & set(_imported(tree))
 
-    assert not _offenders(shortcuts)
+def test_arrows_lead_in_no_circle():
+    for arrows in (MAY_IMPORT, *MAY_IMPORT_WITHIN.values()):
+        assert not _circles(arrows)
+
+
+def test_files_import_each_other_in_no_circle():
+    # Those that are imported in a function, or for types alone, as well: who reads one of the files
+    # has to read them all.
+    arrows = {name: set(_imported_modules(tree)) - {name} for name, tree in MODULES.items()}
+    assert [sorted(circle) for circle in _circles(arrows)] == []
+
+
+def test_lazy_names_are_not_used_inside_the_package():
+    # They hide which module is needed, from readers and from the tests above.
+    def lazy(name, tree):
+        if _part(name) in TOP or _module(name) in LAZY:
+            return []
+        names = [
+            f"{node.module}.{alias.name}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module in LAZY
+            for alias in node.names
+        ]
+        whole = [
+            alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import)
+            for alias in node.names
+            if alias.name in LAZY
+        ]
+        return whole + [found for found in names if found not in MODULES]
+
+    assert not _offenders(lazy)
 
 
 def test_every_part_has_its_arrows():

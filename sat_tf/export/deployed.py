@@ -15,7 +15,7 @@ from sat_tf.export.lowering.quantized_network import is_left_float, role_of
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.operation import Numbers, Operation
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined
-from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node, call_in_inference
 from sat_tf.qat.layout import call_name
 

@@ -15,6 +15,7 @@ from sat_tf.export.lowering import pipeline, quantized_network
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear
 from sat_tf.export.operations.shapes import Reshape
+from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, Node
 from sat_tf.graph.operation_layers import Scaling
 from sat_tf.qat.layout import call_name, inner_layer
@@ -68,7 +69,7 @@ def _move(holder: keras.layers.Layer, graph: Graph, exact: Linear, rounded: Line
     bias = exact.bias * unit
     source = float(graph.codes(exact.inputs[0]).scale)
     moved = rounded.bias * source * rounded.scales.astype(np.float64) * unit
-    if isinstance(holder, keras.layers.BatchNormalization):
+    if layer_kinds.is_batch_normalization(holder):
         beta = holder.beta.numpy().astype(np.float64)
         if holder.gamma is None:
             holder.beta.assign(beta + (moved - bias) + (ratio - 1.0) * exact.center * unit)
@@ -93,7 +94,7 @@ def _bias_holder(network: Network, node: Node) -> keras.layers.Layer | None:
         layer = inner_layer(node.layer)
         if network.is_shared(node.name):
             return None
-        if isinstance(layer, keras.layers.BatchNormalization):
+        if layer_kinds.is_batch_normalization(layer):
             return layer if layer.beta is not None else None
         if getattr(layer, "bias", None) is not None:
             return layer

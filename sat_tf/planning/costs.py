@@ -2,17 +2,15 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-
-import tf_keras as keras
 
 from sat_tf.export.operations.float_layer import FloatLayer
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear
 from sat_tf.export.operations.operation import Operation
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.layers.kind import LayerKind, Role
 from sat_tf.graph.network import Network, Node
 from sat_tf.planning.deployment import Deployment
 from sat_tf.planning.preview import Shape
@@ -31,14 +29,25 @@ def multiply_adds(node: Node, input_shapes: list[Shape]) -> int | None:
         node: the layer.
         input_shapes: of the tensors it reads, without the batch.
     """
-    layer = node.layer
-    for classes, count in _COUNTS:
-        if isinstance(layer, classes):
-            counted = count(layer, input_shapes[0], node.shape) if input_shapes else None
-            return None if counted is None else int(counted)
-    if isinstance(layer, _ONE_A_CHANNEL) or all(len(w.shape) <= 1 for w in layer.weights):
+    kind = layer_kinds.find_kind(node.layer)
+    if kind is not None and kind.kernels:
+        return _products(node, kind, input_shapes[0]) if input_shapes else None
+    by_channel = kind is not None and kind.weights_by_channel
+    if by_channel or all(len(weight.shape) <= 1 for weight in node.layer.weights):
         return 0
     return None
+
+
+def _products(node: Node, kind: LayerKind, read: Shape) -> int | None:
+    """Of all kernels of a layer, at the places of what it reads or makes."""
+    channels_first = getattr(node.layer, "data_format", None) == "channels_first"
+    axes = slice(1, None) if channels_first else slice(None, -1)
+    places = _places(read, axes), _places(node.shape, axes)
+    shapes = [getattr(node.layer, kernel.attribute).shape for kernel in kind.kernels]
+    found = [
+        kernel.products(shape, *places) for kernel, shape in zip(kind.kernels, shapes, strict=True)
+    ]
+    return None if None in found else sum(count for count in found if count is not None)
 
 
 def bit_operations(
@@ -58,62 +67,6 @@ def _places(shape: Shape, axes: slice) -> int | None:
     sizes = shape[axes]
     return None if None in sizes else math.prod(size for size in sizes if size is not None)
 
-
-def _size(layer: keras.layers.Layer, name: str) -> int:
-    return math.prod(getattr(layer, name).shape)
-
-
-def _per_output(kernel: str) -> Callable[[keras.layers.Layer, Shape, Shape], int | None]:
-    """The whole kernel at each place of the output."""
-
-    def count(layer: keras.layers.Layer, read: Shape, made: Shape) -> int | None:
-        del read
-        channels_first = getattr(layer, "data_format", None) == "channels_first"
-        places = _places(made, slice(1, None) if channels_first else slice(None, -1))
-        return None if places is None else places * _size(layer, kernel)
-
-    return count
-
-
-def _per_input(layer: keras.layers.Layer, read: Shape, made: Shape) -> int | None:
-    """The whole kernel at each place of the input: transposed convolutions."""
-    del made
-    first = layer.data_format == "channels_first"
-    places = _places(read, slice(1, None) if first else slice(None, -1))
-    return None if places is None else places * _size(layer, "kernel")
-
-
-def _separable(layer: keras.layers.Layer, read: Shape, made: Shape) -> int | None:
-    """A depthwise convolution, and a pointwise one at the same places."""
-    both = [_per_output(name)(layer, read, made) for name in _SEPARABLE_KERNELS]
-    return None if None in both else sum(count for count in both if count is not None)
-
-
-_SEPARABLE_KERNELS = ("depthwise_kernel", "pointwise_kernel")
-
-# The first row that holds; subclasses before what they derive from.
-_COUNTS: tuple[tuple[tuple[type, ...], Callable[..., int | None]], ...] = (
-    ((keras.layers.DepthwiseConv2D, keras.layers.DepthwiseConv1D), _per_output("depthwise_kernel")),
-    ((keras.layers.SeparableConv2D, keras.layers.SeparableConv1D), _separable),
-    (
-        (
-            keras.layers.Conv1DTranspose,
-            keras.layers.Conv2DTranspose,
-            keras.layers.Conv3DTranspose,
-        ),
-        _per_input,
-    ),
-    (
-        (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D, keras.layers.Dense),
-        _per_output("kernel"),
-    ),
-)
-_ONE_A_CHANNEL = (
-    keras.layers.BatchNormalization,
-    keras.layers.LayerNormalization,
-    keras.layers.GroupNormalization,
-    keras.layers.PReLU,
-)
 
 # Of a file without operators: its input, its signature and what it says of itself.
 _HEADER = 782
@@ -196,9 +149,9 @@ def float_bytes(network: Network, node: Node) -> int:
         network: the float model.
         node: the layer.
     """
-    if isinstance(node.layer, keras.layers.InputLayer):
-        return _HEADER
     role = layer_kinds.role_of(node.layer)
+    if role is Role.INPUT:
+        return _HEADER
     if role is Role.NORM:
         producers = [network[name] for name in node.inputs]
         folded = all(layer_kinds.role_of(producer.layer) is Role.LINEAR for producer in producers)

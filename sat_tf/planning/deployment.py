@@ -14,18 +14,12 @@ from sat_tf.export.operations.float_layer import FloatLayer
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.tflite.splice import spliced_bytes
+from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, Node
-from sat_tf.planning.plan import Export
+from sat_tf.planning.planned_model import Export
 from sat_tf.planning.preview import by_layer, kernel_outlines, user_name
 from sat_tf.qat.layout import in_inference, inner_layer
 
-# A conversion takes most of a second. These layers become the same operators at all sizes.
-_ALIKE_AT_ALL_SIZES = (
-    keras.layers.Activation,
-    keras.layers.LayerNormalization,
-    keras.layers.PReLU,
-    keras.layers.Softmax,
-)
 _FLOAT_BYTES = 4
 
 
@@ -72,7 +66,10 @@ def conversions(graph: Graph) -> Conversions:
 
 
 def _kind(layer: keras.layers.Layer, shapes: Sequence[tuple[int, ...]]) -> str:
-    sizes = [len(shape) if isinstance(layer, _ALIKE_AT_ALL_SIZES) else shape for shape in shapes]
+    # A conversion takes most of a second: what becomes the same operators at all sizes has one.
+    known = layer_kinds.find_kind(layer)
+    alike = known is not None and known.alike_at_all_sizes
+    sizes = [len(shape) if alike else shape for shape in shapes]
     settings = {key: value for key, value in layer.get_config().items() if key != "name"}
     return json.dumps([type(layer).__qualname__, settings, sizes], default=str)
 

@@ -15,12 +15,12 @@ from sat_tf.planning.costs import bit_operations, bytes_of, float_bytes, header_
 from sat_tf.planning.decisions import (
     Decided,
     activation_plan,
-    detail_of,
     input_lines,
     of_requantized,
 )
 from sat_tf.planning.deployment import Deployed, Deployment, deployment
-from sat_tf.planning.plan import Export, Fate, LayerPlan, Plan
+from sat_tf.planning.plan import Plan
+from sat_tf.planning.planned_model import Export, Fate, LayerPlan
 from sat_tf.planning.preview import by_layer, preview, reading_bits, user_name, with_image_size
 from sat_tf.qat.layout import non_finite_weights
 from sat_tf.qat.placement import Insertion, Placement, PlacementError, place
@@ -200,7 +200,7 @@ def _undecided(network: Network, problems: Sequence[str]) -> Iterator[LayerPlan]
         yield LayerPlan(
             name=node.name,
             kind=layer_kinds.class_name(node.layer),
-            detail=detail_of(node.layer),
+            detail=layer_kinds.detail_of(node.layer),
             reads=node.inputs,
             shape=node.shape,
             fate=Fate.PROBLEM if found else Fate.FLOAT,
@@ -243,7 +243,7 @@ def _rows(
         planned = LayerPlan(
             name=node.name,
             kind=layer_kinds.class_name(node.layer),
-            detail=detail_of(node.layer),
+            detail=layer_kinds.detail_of(node.layer),
             reads=reads,
             shape=node.shape,
             fate=Fate.PROBLEM if found else decided.fate(node.name),

@@ -30,7 +30,7 @@ class Affine:
         return cls(slope, np.array(np.broadcast_to(offset, channels)), 0.0 * slope, deviation)
 
 
-def affine(norm: keras.layers.BatchNormalization) -> Affine:
+def affine(norm: keras.layers.Layer) -> Affine:
     """Slope γ / sqrt(σ² + ε), offset β - slope · μ; γ = 1 and β = 0 where it has none."""
     mean = norm.moving_mean.numpy().astype(np.float64)
     variance = norm.moving_variance.numpy().astype(np.float64)

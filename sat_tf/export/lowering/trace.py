@@ -43,23 +43,22 @@ from sat_tf.export.operations.pairs import PairKind
 from sat_tf.export.operations.quantize import ShiftImage
 from sat_tf.export.tflite.tensors import Codes, Image, Window
 from sat_tf.graph import functions, layer_kinds
-from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.layers.kind import Combination, Role
+from sat_tf.graph.layers.preprocessing import is_plain_factor, slope_and_offset
 from sat_tf.graph.network import Network, Node
-from sat_tf.graph.operation_layers import ChannelMean, ConstantSum
-from sat_tf.graph.preprocessing import is_plain_factor, slope_and_offset
+from sat_tf.graph.operation_layers import ConstantSum
 from sat_tf.messages import list_problems
 from sat_tf.qat.inputs import input_nodes, input_types
 from sat_tf.qat.layout import call_name, in_inference, inner_layer
-from sat_tf.quantizers.image import ImageQuantizer
 from sat_tf.quantizers.input_range import PIXELS, InputRange
-from sat_tf.quantizers.observers import RangeObserver
+from sat_tf.quantizers.protocol import PixelQuantizer
 from sat_tf.quantizers.seen_values import pixel_doubt, unseen
 
 
 def float_activations(network: Network) -> str:
     """Of a model that quantizes its weights only."""
     quantizers = [quantized_network.output_quantizer(node) for node in network]
-    marks = [str(found.range) for found in quantizers if isinstance(found, ImageQuantizer)]
+    marks = [str(found.range) for found in quantizers if isinstance(found, PixelQuantizer)]
     return (
         "no activations are quantized: it computes in float32, with weights stored as codes, "
         f"on pixels of {' and '.join(dict.fromkeys(marks)) or PIXELS}"
@@ -123,9 +122,11 @@ def trace_network(
     return _Tracer(network, head, kernels).trace()
 
 
-_PICKING = {
-    PairKind.MAXIMUM: keras.layers.Maximum,
-    PairKind.MINIMUM: keras.layers.Minimum,
+_PAIRS = {
+    Combination.DIFFERENCE: PairKind.DIFFERENCE,
+    Combination.PRODUCT: PairKind.PRODUCT,
+    Combination.MAXIMUM: PairKind.MAXIMUM,
+    Combination.MINIMUM: PairKind.MINIMUM,
 }
 
 
@@ -318,12 +319,10 @@ class _Tracer:
         layer, sources = inner_layer(node.layer), tuple(map(self._natural, node.inputs))
         if isinstance(layer, ConstantSum):
             return PendingConstantSum(sources[0], *layer.codes())
-        if isinstance(layer, keras.layers.Multiply):
-            return PendingPair(sources, PairKind.PRODUCT)
-        if isinstance(layer, keras.layers.Subtract):
-            return PendingPair(sources, PairKind.DIFFERENCE)
-        mean = isinstance(layer, keras.layers.Average)
-        return PendingSum(sources, len(sources) if mean else 1)
+        combination = layer_kinds.combination_of(layer)
+        if combination in _PAIRS:
+            return PendingPair(sources, _PAIRS[combination])
+        return PendingSum(sources, len(sources) if combination is Combination.MEAN else 1)
 
     def _function(self, node: Node) -> Lowered:
         layer, source = inner_layer(node.layer), self._natural(node.inputs[0])
@@ -338,10 +337,11 @@ class _Tracer:
     def _mean(self, node: Node) -> Lowered:
         layer = inner_layer(node.layer)
         source = self._natural(node.inputs[0])
-        if isinstance(layer, keras.layers.GlobalAveragePooling2D):
-            return PendingMean(source, bool(layer.keepdims))
-        if isinstance(layer, ChannelMean):
+        pooling = layer_kinds.pooling_of(layer)
+        if pooling is None:
             return channel_mean(source, self.builder.tensors[source].shape[-1])
+        if pooling.whole:
+            return PendingMean(source, bool(layer.keepdims))
         window = Window(tuple(layer.strides), layer.padding.upper())
         size = tuple(layer.pool_size)
         if self.builder.tensors[source].codes is None or quantized_network.pads(self.network, node):
@@ -358,9 +358,9 @@ class _Tracer:
             pending = self.lowered[name] if alone else FinishedTensor(self._tensor(name))
             parts.append(PendingPart(pending, call_name(made), _shape(made)))
         layer = inner_layer(node.layer)
-        for kind, picking in _PICKING.items():
-            if isinstance(layer, picking):
-                return PendingConcatenation(tuple(parts), kind=kind)
+        combination = layer_kinds.combination_of(layer)
+        if combination in _PAIRS:
+            return PendingConcatenation(tuple(parts), kind=_PAIRS[combination])
         return PendingConcatenation(tuple(parts), layer.axis % (len(node.shape) + 1) - 1)
 
     def _movement(self, node: Node) -> Lowered:
@@ -386,7 +386,7 @@ class _Tracer:
         wrapper, name = node.layer, call_name(node)
         if node.name == self.float_head and isinstance(pending, PendingLinear):
             return FinishedTensor(self.builder.as_float(pending, name, _shape(node)))
-        if isinstance(wrapper.quantize_config.output, RangeObserver):
+        if getattr(wrapper.quantize_config.output, "observes_range", False):
             if self._stays_float(node, pending):
                 return pending
             low, high = self._range(node, pending)

@@ -1,14 +1,21 @@
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from sat_tf.export.lowering import codes
-from sat_tf.export.lowering.codes import range_codes, signed_codes, unsigned_codes
+from sat_tf.export.lowering.codes import codes_of, range_codes
 from sat_tf.export.tflite.tensors import Activation
+from sat_tf.quantizers.pact import PactQuantizer, StreamQuantizer
+
+
+def _codes(kind, num_bits, level, *, unit_free=False):
+    variables = {"clipping_level": tf.constant(level)}
+    return codes_of(kind(num_bits=num_bits), variables, unit_free=unit_free)
 
 
 @pytest.mark.parametrize("num_bits", range(1, 9))
 def test_unsigned_codes_saturate_at_the_clipping_level(num_bits):
-    codes = unsigned_codes(3.0, num_bits)
+    codes = _codes(PactQuantizer, num_bits, 3.0)
     levels = 2**num_bits - 1
     assert (codes.lowest, codes.highest) == (127 - levels, 127)
     assert codes.real_range == pytest.approx((0.0, 3.0))
@@ -19,7 +26,7 @@ def test_unsigned_codes_saturate_at_the_clipping_level(num_bits):
 
 @pytest.mark.parametrize("num_bits", range(2, 9))
 def test_unit_free_codes_are_clipped_by_relu_n1_to_1(num_bits):
-    codes = signed_codes(2.5, num_bits, unit_free=True)
+    codes = _codes(StreamQuantizer, num_bits, 2.5, unit_free=True)
     largest = 2 ** (num_bits - 1) - 1
     assert (codes.lowest, codes.highest, codes.zero_point) == (-largest, largest, 0)
     assert np.rint(1.0 / codes.scale) == largest
@@ -28,7 +35,7 @@ def test_unit_free_codes_are_clipped_by_relu_n1_to_1(num_bits):
 
 
 def test_signed_codes_in_real_units_saturate_one_code_below():
-    codes = signed_codes(2.54, 8, unit_free=False)
+    codes = _codes(StreamQuantizer, 8, 2.54)
     assert float(codes.scale) == pytest.approx(0.02)
     assert (codes.lowest, codes.highest, codes.activation) == (-128, 127, Activation.NONE)
 

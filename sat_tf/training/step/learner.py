@@ -1,0 +1,312 @@
+"""The model that `fit` sees: one that trains another by the rules of a run."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.data.source import NO_LABEL
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.layers.kind import Role
+from sat_tf.graph.layers.normalization import synchronized_class
+from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.wrapper import QuantizedLayer, graphs_go_with
+
+
+@keras.utils.register_keras_serializable(package="sat_tf")
+class TopK(keras.metrics.Metric):
+    """Share of images whose label has one of the k largest logits; NaN once one was not finite.
+
+    Of equal logits, the one of the lower class counts as the larger, so that an image has exactly k
+    such classes, however coarse logits are; with k = 1 this is the argmax. A model with k classes
+    or fewer therefore has 1.0. With NaN logits no logit is larger than the label's, so a metric
+    that counts larger logits reports 100 %, and one that takes the argmax the share of class 0.
+
+    Images whose label is `sat_tf.data.source.NO_LABEL` fill up a batch: neither they nor their
+    logits count. Without any other image the share is 0.
+
+    Args:
+        k: 1 or more.
+        name: by default top1, top5 and so on.
+        **options: options of any Keras metric.
+    """
+
+    def __init__(self, k: int, name: str | None = None, **options: Any) -> None:
+        super().__init__(name=name or f"top{k}", **options)
+        self.k = k
+        self._correct = self.add_weight(name="correct", initializer="zeros")
+        self._seen = self.add_weight(name="seen", initializer="zeros")
+        self._not_finite = self.add_weight(name="not_finite", initializer="zeros")
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        """Takes in labels (batch,) or (batch, 1), and logits (batch, classes)."""
+        del sample_weight
+        logits = tf.convert_to_tensor(y_pred)
+        labels = tf.reshape(tf.cast(y_true, tf.int32), [-1])
+        counted = tf.not_equal(labels, NO_LABEL)
+        hits = counted & (_rank(logits, labels) < self.k)
+        broken = counted[:, None] & tf.logical_not(tf.math.is_finite(logits))
+        for variable, found in (
+            (self._correct, hits),
+            (self._seen, counted),
+            (self._not_finite, broken),
+        ):
+            variable.assign_add(tf.reduce_sum(tf.cast(found, variable.dtype)))
+
+    def result(self) -> tf.Tensor:
+        """The share, in [0, 1]."""
+        share = tf.math.divide_no_nan(self._correct, self._seen)
+        return tf.where(self._not_finite > 0, tf.constant(float("nan"), share.dtype), share)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "k": self.k}
+
+
+Top1 = functools.partial(TopK, 1)
+Top5 = functools.partial(TopK, 5)
+
+
+def accuracy_metrics() -> list[TopK]:
+    """What every stage measures beside its loss: fresh metrics called top1 and top5."""
+    return [Top1(), Top5()]
+
+
+def _rank(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    """How many logits (batch, classes) are larger than the label's; no end of them for no class."""
+    classes = tf.range(tf.shape(logits)[-1])[None]
+    own = classes == labels[:, None]
+    of_label = tf.reduce_sum(tf.where(own, logits, tf.zeros_like(logits)), axis=-1, keepdims=True)
+    larger = (logits > of_label) | ((logits == of_label) & (classes < labels[:, None]))
+    rank = tf.reduce_sum(tf.cast(larger, tf.int32), axis=-1)
+    return tf.where(tf.reduce_any(own, axis=-1), rank, tf.int32.max)
+
+
+class Draws:
+    """The random generators in the layers of a model, nested models included.
+
+    In every step they start from a place of their own. What is drawn depends on the seed, the step
+    and the replica alone: no checkpoint has to hold a state, which is another one on every replica
+    where their shares of a batch differ in size.
+
+    Args:
+        model: whose layers are built, with `enable_tf_random_generator` in force.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        # By private names, because there is no other way to them.
+        holders = (getattr(layer, "_random_generator", None) for layer in model.submodules)
+        found = (getattr(holder, "_generator", None) for holder in holders)
+        self._generators = [one for one in found if isinstance(one, tf.random.Generator)]
+
+    def start_step(self, step: tf.Tensor) -> None:
+        """Called in every replica, before it draws.
+
+        Args:
+            step: counts the steps; int64, a scalar.
+        """
+        for generator in self._generators:
+            # Of Philox, a counter of 128 bits and a key: the upper half of the counter is the step.
+            state = generator.state.read_value()
+            begin = tf.concat([tf.zeros_like(state[:1]), step[None], state[2:]], axis=0)
+            # As the generator itself does it: a replica's own copy, which `assign` would not reach.
+            tf.raw_ops.AssignVariableOp(resource=generator.state.handle, value=begin)
+
+
+def training_copy(
+    model: keras.Model,
+    *,
+    weight_decay: float = 0.0,
+    precision: str = "float32",
+    synchronized: bool = False,
+) -> keras.Model:
+    """Returns a copy of a model, with the same weights; its regularizers are replaced.
+
+    Weight decay is the paper's: in the gradient, and on some kernels only. It adds
+    weight_decay · sum(W²) / 2 to the loss for the kernel W of every convolution and dense layer, so
+    that its gradient gets weight_decay · W. In a quantized layer W are the latent weights, which
+    are what the optimizer updates. Depthwise kernels, biases, BatchNormalization and clipping
+    levels get none.
+
+    The copy's variables are made under the `tf.distribute` strategy that is in scope. They are
+    float32 in every precision, and so is the arithmetic of quantizers.
+
+    Args:
+        model: a float Keras model, or one quantized by sat-tf.
+        weight_decay: 0 (none) or more.
+        precision: name of a Keras dtype policy, such as "mixed_float16": what its layers compute
+            in.
+        synchronized: BatchNormalization takes its statistics over all replicas.
+    """
+
+    def fresh(layer: keras.layers.Layer) -> keras.layers.Layer:
+        inner = _copied(inner_layer(layer))
+        copy = inner
+        if isinstance(layer, QuantizedLayer):
+            config = layer.get_config()
+            copy = type(layer).from_config({**config, "layer": keras.layers.serialize(inner)})
+            inner = copy.layer
+        regularizer = keras.regularizers.L2(weight_decay / 2) if weight_decay else None
+        known = layer_kinds.find_kind(inner)
+        kernels = known.kernels if known else ()
+        if len(kernels) > 1:
+            inner.pointwise_regularizer = regularizer
+        elif hasattr(inner, "kernel_regularizer") and not any(k.depthwise for k in kernels):
+            inner.kernel_regularizer = regularizer
+        return copy
+
+    def _copied(layer: keras.layers.Layer) -> keras.layers.Layer:
+        config, kind = layer.get_config(), type(layer)
+        if not isinstance(layer, keras.layers.InputLayer):
+            config["dtype"] = precision
+        if layer_kinds.role_of(layer) is Role.NORM:
+            config["synchronized"] = synchronized
+            kind = synchronized_class(kind, synchronized)
+        return kind.from_config(config)
+
+    copy = keras.models.clone_model(model, clone_function=fresh)
+    copy.set_weights(model.get_weights())
+    return copy
+
+
+# From images (batch, rows, columns, 3), labels (batch,) and float32 logits (batch, classes) to a
+# loss for each image (batch,), float32. What it says of images without a label does not count.
+ImageLoss = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
+
+_SIGNALS = ("stop", "save")
+
+
+def cross_entropy(images: tf.Tensor, labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    """The loss of the paper, -log softmax(logits)[label], for each image."""
+    del images
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.maximum(labels, 0), logits)
+
+
+class Learner(keras.Model):
+    """Trains a model whose output are logits, and measures it.
+
+    The loss is the sum over the images of a global batch, divided by its size, plus what the
+    regularizers of the model say. Every replica adds its own images' part, so that the sum of the
+    gradients over replicas is the gradient of that loss, whatever share of the batch each has.
+    Images with a negative label count for nothing. After a loss that is not finite no gradient
+    reaches the variables any more.
+
+    Its logs are `loss` (mean over the images of the epoch so far, regularization included), `top1`
+    and `top5`; in training also `batch_loss` (of the last batch alone), and
+    how many processes have raised the signals `stop` and `save`, the same on all of them.
+
+    Args:
+        student: the model that is trained; its variables are what is trained.
+        batch_size: images of a global batch, over all replicas.
+        image_loss: gives the loss of each image.
+        after_step: called in every replica, inside the step, after the optimizer; with state in
+            variables that the callables hold. Those that are `tf.Module` or Keras objects are
+            part of the learner's checkpoints.
+    """
+
+    def __init__(
+        self,
+        student: keras.Model,
+        *,
+        batch_size: int,
+        image_loss: ImageLoss = cross_entropy,
+        after_step: Sequence[Callable[[], None]] = (),
+    ) -> None:
+        super().__init__(name=f"learner_of_{student.name}")
+        self.student = student
+        self.batch_size = batch_size
+        self.image_loss = image_loss
+        self.after_step = list(after_step)
+        # What the step returns is the same on every replica.
+        self.distribute_reduction_method = "first"
+        self._loss = keras.metrics.Mean("loss")
+        self._accuracy = accuracy_metrics()
+        self._draws = Draws(student)
+        self._signals = tf.Variable(
+            tf.zeros(len(_SIGNALS)),
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+            name="signals",
+        )
+
+    def call(self, inputs: tf.Tensor, training: Any = None) -> tf.Tensor:
+        """Logits in float32 for images of any type."""
+        logits = self.student(tf.cast(inputs, tf.float32), training=training)
+        return tf.cast(logits, tf.float32)
+
+    def train_step(self, data: Any) -> dict[str, tf.Tensor]:
+        """One step on this replica's images and labels."""
+        images, labels = data
+        graphs_go_with(self)
+        context = tf.distribute.get_replica_context()
+        self._draws.start_step(tf.convert_to_tensor(self.optimizer.iterations))
+        with tf.GradientTape() as tape:
+            logits = self(images, training=True)
+            losses = _of_labelled(labels, self.image_loss(images, labels, logits))
+            of_batch = tf.reduce_sum(losses) / self.batch_size
+            penalty = tf.add_n([tf.constant(0.0), *self.student.losses])
+            objective = of_batch + penalty / context.num_replicas_in_sync
+        shared = tf.concat([of_batch[None], tf.convert_to_tensor(self._signals)], axis=0)
+        if context.num_replicas_in_sync > 1:
+            shared = context.all_reduce(tf.distribute.ReduceOp.SUM, shared)
+        # A loss that is no number must not spread over all variables, which then could not tell
+        # where it came from.
+        sound = tf.math.is_finite(shared[0] + penalty)
+        variables = self.student.trainable_variables
+        gradients = self.optimizer.compute_gradients(objective, variables, tape)
+        self.optimizer.apply_gradients(
+            [(_kept_if(sound, gradient), variable) for gradient, variable in gradients]
+        )
+        for act in self.after_step:
+            act()
+        self._measure(labels, logits, losses + penalty)
+        return {
+            **self._results(),
+            "batch_loss": shared[0] + penalty,
+            **{name: shared[1 + index] for index, name in enumerate(_SIGNALS)},
+        }
+
+    def test_step(self, data: Any) -> dict[str, tf.Tensor]:
+        """Measures this replica's images; the loss is that of the images alone."""
+        images, labels = data
+        logits = self(images, training=False)
+        self._measure(labels, logits, cross_entropy(images, labels, logits))
+        return self._results()
+
+    def signal(self, name: str) -> None:
+        """Raises a signal, which all processes see in the logs of their next step.
+
+        Args:
+            name: "stop" or "save".
+        """
+        raised = [float(known == name) for known in _SIGNALS]
+        self._signals.assign(tf.maximum(self._signals.read_value(), tf.constant(raised)))
+
+    def clear_signals(self) -> None:
+        """Takes this process's signals back."""
+        self._signals.assign(tf.zeros(len(_SIGNALS)))
+
+    @property
+    def metrics(self) -> list[keras.metrics.Metric]:
+        """What is measured; starts anew every epoch."""
+        return [self._loss, *self._accuracy]
+
+    def _measure(self, labels: tf.Tensor, logits: tf.Tensor, losses: tf.Tensor) -> None:
+        self._loss.update_state(losses, sample_weight=tf.cast(labels >= 0, tf.float32))
+        for metric in self._accuracy:
+            metric.update_state(labels, logits)
+
+    def _results(self) -> dict[str, tf.Tensor]:
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+def _kept_if(sound: tf.Tensor, gradient: Any) -> Any:
+    return None if gradient is None else tf.where(sound, gradient, tf.zeros_like(gradient))
+
+
+def _of_labelled(labels: tf.Tensor, losses: tf.Tensor) -> tf.Tensor:
+    """The losses, 0 where there is no label; not by a product, which NaN would survive."""
+    return tf.where(labels >= 0, losses, tf.zeros_like(losses))
