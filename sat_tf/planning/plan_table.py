@@ -8,25 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sat_tf.graph import layer_kinds
 from sat_tf.planning.plan import Export, Fate, LayerPlan, Plan
-
-_SHORT = {
-    "BatchNormalization": "BN",
-    "DepthwiseConv2D": "Depthwise",
-    "GlobalAveragePooling2D": "GlobalAverage",
-    "AveragePooling2D": "AveragePool",
-    "MaxPooling2D": "MaxPool",
-    "GlobalMaxPooling2D": "GlobalMax",
-    "ZeroPadding2D": "ZeroPad",
-    "Concatenate": "Concat",
-    "InputLayer": "Input",
-}
-
-
-def short_kind(kind: str) -> str:
-    """The name of a class, shorter where it is long and well known."""
-    return _SHORT.get(kind, kind)
-
 
 _WIDTH = 160
 _WIDE = 120
@@ -134,7 +117,9 @@ def _table(plan: Plan, *, wide: bool) -> Table:
 
 
 def _kind(row: LayerPlan) -> str:
-    return "quantizer" if row.inserted else f"{short_kind(row.kind)} {row.detail}".strip()
+    return (
+        "quantizer" if row.inserted else f"{layer_kinds.short_name(row.kind)} {row.detail}".strip()
+    )
 
 
 def _weights(row: LayerPlan) -> str:
