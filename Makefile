@@ -15,7 +15,10 @@ demo: $(VENV)/installed ## Train, quantize, export and verify a digits model; mi
 	$(BIN)/python examples/train_imagenet.py
 
 .PHONY: test
-test: lint types unit ## Lint, type check and test
+test: lint types unit ## Lint, type check, and run the tests that catch nearly everything; 5 minutes on two cores
+
+.PHONY: test-all
+test-all: test thorough ## The same, and all other tests but those of minutes each; half an hour
 
 .PHONY: lint
 lint: $(VENV)/installed-test ## Check style
@@ -28,11 +31,19 @@ types: $(VENV)/installed-test ## Check types
 
 .PHONY: unit
 unit: $(VENV)/installed-test ## Run the fast tests, on all cores
-	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
+.PHONY: thorough
+thorough: $(VENV)/installed-test ## Run the tests that `make unit` leaves out, but those of minutes each
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m 'thorough and not slow'
 
 .PHONY: test-slow
 test-slow: $(VENV)/installed-test ## Run the tests that take minutes each
 	$(BIN)/python -m pytest -m slow
+
+.PHONY: docs
+docs: $(VENV)/installed-docs ## Build the documentation into site/; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --clean
 
 .PHONY: bench
 bench: $(VENV)/installed ## Measure steps, quantizers, graphs, input, inference and scaling; an hour, on an idle machine
@@ -53,7 +64,7 @@ bench-grid: $(VENV)/installed ## Measure steps of five models at two image sizes
 
 .PHONY: clean
 clean: ## Remove the virtual environment and the caches, but no runs
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build *.egg-info
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build site *.egg-info
 
 # The stamps make an installation happen once, and again when what it installs has changed.
 $(VENV)/bin/python:
@@ -63,6 +74,10 @@ $(VENV)/bin/python:
 $(VENV)/installed: setup.py pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
+
+$(VENV)/installed-docs: setup.py pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	@touch $@ $(VENV)/installed
 
 $(VENV)/installed-test: setup.py pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --editable '.[test]'

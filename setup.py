@@ -7,6 +7,14 @@ import setuptools
 _HERE = pathlib.Path(__file__).parent
 _VERSION = (_HERE / "sat_tf" / "version.py").read_text().split('"')[-2]
 
+# What builds the documentation. Ruff wraps the signatures on the API pages.
+_DOCS = [
+    "mkdocs>=1.6,<2",
+    "mkdocs-material>=9.6,<10",
+    "mkdocstrings[python]>=1.0,<2",
+    "ruff>=0.6",
+]
+
 setuptools.setup(
     name="sat-tf",
     version=_VERSION,
@@ -16,7 +24,9 @@ setuptools.setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=setuptools.find_packages(include=["sat_tf", "sat_tf.*"]),
-    package_data={"sat_tf": ["py.typed", "reproduction/paper/configs/**/*.yaml"]},
+    package_data={
+        "sat_tf": ["py.typed", "reproduction/paper/configs/**/*.yaml", "**/*.html", "**/*.css"]
+    },
     install_requires=[
         "tensorflow>=2.21,<2.22",
         "tf_keras>=2.21,<2.22",
@@ -29,6 +39,8 @@ setuptools.setup(
         "absl-py>=1.4,<3",
         "flatbuffers>=24.3,<26",
         "h5py>=3.10,<4",
+        "jinja2>=3.1,<4",
+        "markupsafe>=2.1,<4",
         "matplotlib>=3.8,<4",
         "pillow>=10,<14",
         "pydantic>=2.7,<3",
@@ -39,13 +51,14 @@ setuptools.setup(
     ],
     extras_require={
         "gpu": ["tensorflow[and-cuda]>=2.21,<2.22"],
+        "docs": _DOCS,
         "test": [
+            *_DOCS,
             "hypothesis>=6.100",
             "mypy>=1.11",
             "pytest>=8",
             "pytest-xdist>=3.5",
             "tensorboard>=2.19,<3",
-            "ruff>=0.6",
             "types-PyYAML",
         ],
     },

@@ -21,10 +21,10 @@ from rich.console import Console
 import sat_tf
 from sat_tf.commands.train import load_config
 from sat_tf.training.callbacks.callback_list import watched
-from sat_tf.training.loop.learner import accuracy_metrics
 from sat_tf.training.loop.runner import float_model, load_source
-from sat_tf.training.loop.stage_plan import StagePlan
 from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.training.step.learner import accuracy_metrics
+from sat_tf.training.step.stage_plan import StagePlan
 
 _PAIRS = 8
 _IMAGES = 32

@@ -30,9 +30,9 @@ from sat_tf.atomic_file import written_whole
 from sat_tf.data.arrays import ArraySource
 from sat_tf.export.deployed import deployed_model
 from sat_tf.models import build
-from sat_tf.training.deploy_tail import deploy_tail
-from sat_tf.training.loop.learner import training_copy
-from sat_tf.training.loop.schedule import WarmupCosine
+from sat_tf.training.loop.deploy_tail import deploy_tail
+from sat_tf.training.step.learner import training_copy
+from sat_tf.training.step.schedule import WarmupCosine
 
 _MODEL = flags.DEFINE_string("model", "mobilenet_v2", "float model, by name")
 _WIDTH = flags.DEFINE_float("width", 0.35, "its width multiplier")

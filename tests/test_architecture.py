@@ -7,6 +7,7 @@ import pkgutil
 import tf_keras as keras
 
 import sat_tf
+import sat_tf.export
 from sat_tf.graph import layer_kinds, layers
 
 PACKAGE = pathlib.Path(sat_tf.__file__).parent
@@ -20,7 +21,7 @@ LINES = {name: len((PACKAGE / name).read_text().splitlines()) for name in TREES}
 MAY_IMPORT = {
     "core": set(),
     "quantizers": {"core"},
-    "graph": {"core"},
+    "graph": {"core", "loading"},
     "qat": {"core", "graph", "quantizers"},
     "export": {"core", "graph", "quantizers", "qat", "presentation"},
     "loading": set(),
@@ -59,6 +60,36 @@ MAY_IMPORT = {
         "presentation",
     },
 }
+# The same inside a room whose folders stand one above the other; "." are the modules beside them.
+MAY_IMPORT_WITHIN = {
+    "analysis": {".": set(), "audit": {"."}, "sensitivity": {"."}},
+    "training": {
+        ".": set(),
+        "config": set(),
+        "step": {"config"},
+        "state": {"config", "step"},
+        "recipes": {"config", "step", "state"},
+        "callbacks": {".", "config", "step", "state"},
+        "report": {"config", "state"},
+        "loop": {".", "config", "step", "state", "recipes", "callbacks", "report"},
+    },
+    "export": {
+        "tflite": set(),
+        "litert": {"tflite"},
+        "converter": {"litert", "tflite"},
+        "operations": {"converter", "tflite"},
+        "lowering": {"operations", "tflite"},
+        "certificate": {"litert", "operations", "tflite"},
+        # What users call stands on top of all.
+        ".": {"tflite", "litert", "converter", "operations", "lowering", "certificate"},
+    },
+    "reproduction": {
+        ".": set(),
+        "figures": set(),
+        "paper": set(),
+        "miniature": {"figures", "paper"},
+    },
+}
 # Modules that all rooms share, and those at the top that may use everything.
 SHARED = {"arguments", "atomic_file", "messages", "version"}
 TOP = {"__init__", "__main__"}
@@ -95,6 +126,10 @@ PYTHON = {
 }
 
 
+# Packages whose names are loaded when they are first used: that is for those who use the package.
+LAZY = ("sat_tf", "sat_tf.export")
+
+
 def _part(name):
     return name.split("/")[0].removesuffix(".py")
 
@@ -107,6 +142,45 @@ def _imported(tree):
         elif isinstance(node, ast.ImportFrom):
             yield node.module or "."
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _module(name):
+    """The dotted name of the module in a file."""
+    words = ("sat_tf", *pathlib.PurePath(name).with_suffix("").parts)
+    return ".".join(words[:-1] if words[-1] == "__init__" else words)
+
+
+MODULES = {_module(name): tree for name, tree in TREES.items()}
+
+
+def _imported_modules(tree):
+    """The modules of the package that a file imports, wherever in it and for whatever."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ({alias.name for alias in node.names} & set(MODULES))
+        elif isinstance(node, ast.ImportFrom) and node.module in MODULES:
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                yield whole if whole in MODULES else node.module
+
+
+def _circles(arrows):
+    """Names that lead back to themselves along the arrows, as sets of those that do so together."""
+
+    def reached(start):
+        found, waiting = set(), [start]
+        while waiting:
+            new = arrows[waiting.pop()] - found
+            found |= new
+            waiting += new
+        return found
+
+    reach = {name: reached(name) for name in arrows}
+    return {
+        frozenset(other for other in found if name in reach[other])
+        for name, found in reach.items()
+        if name in found
+    }
 
 
 def _definitions(tree):
@@ -140,6 +214,64 @@ def test_imports_follow_the_arrows():
     assert not _offenders(against_the_arrows)
 
 
+def test_imports_inside_a_room_follow_the_arrows():
+    def folder(words):
+        rooms = MAY_IMPORT_WITHIN.get(words[0], {})
+        return words[1] if len(words) > 2 and words[1] in rooms else "."
+
+    def against_the_arrows(name, tree):
+        words = _module(name).split(".")[1:]
+        if not words or words[0] not in MAY_IMPORT_WITHIN:
+            return set()
+        beside = [imported.split(".")[1:] for imported in _imported_modules(tree)]
+        beside = {folder(other) for other in beside if other and other[0] == words[0]}
+        return beside - MAY_IMPORT_WITHIN[words[0]][folder(words)] - {folder(words)}
+
+    assert not _offenders(against_the_arrows)
+
+
+def test_every_folder_of_such_a_room_has_its_arrows():
+    for room, arrows in MAY_IMPORT_WITHIN.items():
+        folders = {path.parent.name for path in (PACKAGE / room).glob("*/__init__.py")}
+        assert folders == set(arrows) - {"."}
+
+
+def test_arrows_lead_in_no_circle():
+    for arrows in (MAY_IMPORT, *MAY_IMPORT_WITHIN.values()):
+        assert not _circles(arrows)
+
+
+def test_files_import_each_other_in_no_circle():
+    # Those that are imported in a function, or for types alone, as well: who reads one of the files
+    # has to read them all.
+    arrows = {name: set(_imported_modules(tree)) - {name} for name, tree in MODULES.items()}
+    circles = [sorted(circle) for circle in _circles(arrows)]
+    assert circles == []
+
+
+def test_lazy_names_are_not_used_inside_the_package():
+    # They hide which module is needed, from readers and from the tests above.
+    def lazy(name, tree):
+        if _part(name) in TOP or _module(name) in LAZY:
+            return []
+        names = [
+            f"{node.module}.{alias.name}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and node.module in LAZY
+            for alias in node.names
+        ]
+        whole = [
+            alias.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import)
+            for alias in node.names
+            if alias.name in LAZY
+        ]
+        return whole + [found for found in names if found not in MODULES]
+
+    assert not _offenders(lazy)
+
+
 def test_every_part_has_its_arrows():
     assert {_part(name) for name in TREES} <= set(MAY_IMPORT) | SHARED | TOP
 
@@ -163,6 +295,54 @@ def test_imports_are_absolute_and_by_name():
         ]
 
     assert not _offenders(loose)
+
+
+# Where all concrete quantizers are named, beside the file of each.
+TABLE_OF_QUANTIZERS = "quantizers/table.py"
+
+
+def _concrete_quantizers():
+    """The file of each class that can be made, by name: decorated as what saved models hold."""
+    return {
+        node.name: name
+        for name, tree in TREES.items()
+        if _part(name) == "quantizers"
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+        and node.name.endswith(("Quantizer", "Observer"))
+        and any("register_quantizer" in ast.unparse(one) for one in node.decorator_list)
+    }
+
+
+def _words(tree):
+    """Names, attributes and imported names of a file, and its strings that are one word."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_a_quantizer_is_named_in_its_own_file_and_in_one_table():
+    # Everyone else asks it: see quantizers/protocol.py.
+    own = _concrete_quantizers()
+    assert len(own) == 8
+
+    def named(name, tree):
+        if name == TABLE_OF_QUANTIZERS:
+            return set()
+        return {word for word in _words(tree) if own.get(word, name) != name}
+
+    assert not _offenders(named)
+
+
+def test_every_quantizer_is_in_the_table():
+    names = set(_words(TREES[TABLE_OF_QUANTIZERS]))
+    assert set(_concrete_quantizers()) <= names
 
 
 def test_there_is_one_keras():

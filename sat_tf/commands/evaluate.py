@@ -83,10 +83,10 @@ def evaluate(folder: RunFolder, console: Console, *, trust: bool = False) -> Non
     config = read_config(folder.file(CONFIG))
     quiet_tensorflow()
     from sat_tf.export.deployed import deployed_model
-    from sat_tf.training.loop.classifier_file import data_problems
-    from sat_tf.training.loop.fed_source import fed_range, fed_source
     from sat_tf.training.loop.runner import load_source
     from sat_tf.training.loop.stage import held_out_metrics
+    from sat_tf.training.state.classifier_file import data_problems
+    from sat_tf.training.step.fed_source import fed_range, fed_source
 
     model = load_model(folder.file(QUANTIZED_MODEL), trust=trust)
     source = load_source(config)

@@ -3,12 +3,12 @@
 import argparse
 
 from rich.console import Console
-from rich.table import Table
 
 from sat_tf.commands.models import quiet_tensorflow
 from sat_tf.commands.options import seed
 from sat_tf.messages import RunError, list_problems
-from sat_tf.reproduction.figures.figure import Claim, Figure, open_folder
+from sat_tf.presentation.tables import Column, Table, digits
+from sat_tf.reproduction.figures.figure import COMPARED, Comparison, Figure, open_folder
 from sat_tf.reproduction.figures.library import find
 from sat_tf.reproduction.figures.run import run as make
 
@@ -58,24 +58,25 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             figures,
             folder,
             seed=arguments.seed,
-            done=lambda figure, claims, seconds: _show(figure, claims, seconds, console),
+            done=lambda figure, found, seconds: _show(figure, found, seconds, console),
         )
     console.print(f"Page: {page}", highlight=False, markup=False, soft_wrap=True)
     return True
 
 
+_FIGURE: list[Column[Figure]] = [
+    Column("name", lambda figure: figure.name),
+    Column("in the paper", lambda figure: figure.place),
+    Column("what", lambda figure: figure.title),
+    Column("seconds, about", lambda figure: figure.seconds, digits(".0f")),
+]
+
+
 def _list(figures: list[Figure], console: Console) -> None:
-    table = Table("name", "in the paper", "what", "seconds, about", box=None)
-    for figure in figures:
-        table.add_row(figure.name, figure.place, figure.title, f"{figure.seconds:.0f}")
-    console.print(table)
+    console.print(Table(columns=_FIGURE, rows=figures).to_rich(box=None))
 
 
-def _show(figure: Figure, claims: list[Claim], seconds: float, console: Console) -> None:
-    table = Table("", "paper", "here", "", box=None, pad_edge=False)
-    for claim in claims:
-        verdict = "agrees" if claim.holds else "[red]differs[/red]"
-        table.add_row(claim.about, claim.paper, claim.ours, verdict)
+def _show(figure: Figure, found: list[Comparison], seconds: float, console: Console) -> None:
     title = f"{figure.place}: {figure.title} ({seconds:.0f} s)"
     console.print(title, style="bold", highlight=False, markup=False, soft_wrap=True)
-    console.print(table)
+    console.print(Table(columns=COMPARED, rows=found).to_rich(box=None, pad_edge=False))

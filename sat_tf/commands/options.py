@@ -10,7 +10,7 @@ from rich.console import Console
 
 from sat_tf.arguments import SEED_LIMIT
 from sat_tf.quantizers.input_range import range_problem
-from sat_tf.training.errors import Interruption, Stopped
+from sat_tf.training.interruption import Interruption, Stopped
 
 _RANGE_OPTIONS = ("--input_range", "--input_max")
 _NEGATIVE = re.compile(r"-[\d.]")

@@ -1,11 +1,13 @@
 """What a verification found, as tables on the screen."""
 
+import rich.table
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from sat_tf.export.certificate.certificate import Certificate, RuntimeCount
-from sat_tf.export.certificate.page import RUNTIME_TITLES, percent
+from sat_tf.export.certificate.certificate import Certificate
+from sat_tf.export.certificate.outputs import OutputCount
+from sat_tf.export.certificate.page import RUNTIME_TITLES, RuntimeRow, runtime_columns, shown_share
+from sat_tf.presentation.tables import Column, Table, digits
 
 _MOST_TENSORS_LISTED = 10
 
@@ -47,50 +49,32 @@ def print_certificate(certificate: Certificate, path: str, console: Console) -> 
     _print_differing(certificate, console)
 
 
-def _runtimes(certificate: Certificate) -> Table:
-    reference = "Keras" if certificate.reference == "keras" else "simulation"
-    table = Table()
-    table.add_column("runtime")
-    table.add_column("codes differing", justify="right")
-    table.add_column("first that differs", overflow="fold")
-    table.add_column("top-1", justify="right")
-    table.add_column(f"classes of {reference}", justify="right")
-    table.add_column("worst output", justify="right")
-    for name, count in certificate.runtimes.items():
-        table.add_row(name, *_cells(count))
-    if certificate.top1:
-        names = {"quantized": "Keras", "simulation": "simulation", "float": "float model"}
-        for name, title in names.items():
-            if name in certificate.top1:
-                table.add_row(title, "", "", f"{100 * certificate.top1[name]:.2f} %", "", "")
-    return table
+def _runtimes(certificate: Certificate) -> rich.table.Table:
+    rows = [
+        RuntimeRow(name, name, count, count.top1) for name, count in certificate.runtimes.items()
+    ]
+    titles = {"quantized": "Keras", "simulation": "simulation", "float": "float model"}
+    rows += [
+        RuntimeRow(title, "", None, certificate.top1[name])
+        for name, title in titles.items()
+        if name in certificate.top1
+    ]
+    return Table(columns=runtime_columns(certificate), rows=rows).to_rich()
 
 
-def _outputs(certificate: Certificate) -> Table:
-    table = Table()
-    table.add_column("output", overflow="fold")
-    for title in ("right", "same class", "mean difference", "largest"):
-        table.add_column(title, justify="right")
-    for count in certificate.runtimes["xnnpack"].outputs:
-        table.add_row(
-            Text(count.name),
-            percent(certificate.accuracy.get(count.name, {}).get("tflite")),
-            percent(count.agreement),
-            f"{count.mean_difference:.4g}",
-            f"{count.largest_difference:.4g}",
-        )
-    return table
+def _outputs(certificate: Certificate) -> rich.table.Table:
+    def right(count: OutputCount) -> float | None:
+        return certificate.accuracy.get(count.name, {}).get("tflite")
 
-
-def _cells(count: RuntimeCount) -> tuple[Text | str, ...]:
-    differing = count.codes_differing
-    return (
-        Text(f"{differing:,} of {count.codes_compared:,}", "red" if differing else "green"),
-        Text(count.first_differing or "none"),
-        "" if count.top1 is None else f"{100 * count.top1:.2f} %",
-        percent(count.agreement),
-        f"{count.largest_output_difference:.4g}",
-    )
+    four = digits(".4g")
+    columns: list[Column[OutputCount]] = [
+        Column("output", lambda count: count.name, wrap="fold"),
+        Column("right", right, shown_share, number=True),
+        Column("same class", lambda count: count.agreement, shown_share, number=True),
+        Column("mean difference", lambda count: count.mean_difference, four, number=True),
+        Column("largest", lambda count: count.largest_difference, four, number=True),
+    ]
+    return Table(columns=columns, rows=certificate.runtimes["xnnpack"].outputs).to_rich()
 
 
 def _print_differing(certificate: Certificate, console: Console) -> None:
@@ -105,13 +89,15 @@ def _print_differing(certificate: Certificate, console: Console) -> None:
     ]
     if not names:
         return
-    table = Table(title="Codes that differ", title_justify="left")
-    table.add_column("tensor", overflow="fold")
-    for runtime in counts:
-        table.add_column(runtime, justify="right")
-    for name in names[:_MOST_TENSORS_LISTED]:
-        table.add_row(Text(name), *(f"{found[name]:,}" for found in counts.values()))
-    console.print(table)
+    columns: list[Column[str]] = [
+        Column("tensor", lambda name: name, wrap="fold"),
+        *(
+            Column(runtime, found.__getitem__, digits(","), number=True)
+            for runtime, found in counts.items()
+        ),
+    ]
+    table = Table(columns=columns, rows=names[:_MOST_TENSORS_LISTED])
+    console.print(table.to_rich(title="Codes that differ", title_justify="left"))
     hidden = len(names) - _MOST_TENSORS_LISTED
     if hidden > 0:
         console.print(f"and {hidden} more tensors; the certificate has all", highlight=False)

@@ -16,7 +16,6 @@ from sat_tf.data.batch_order import (
     in_pieces,
     shuffled_spans,
 )
-from sat_tf.data.class_folders import Part, Tree
 from sat_tf.data.crops import (
     held_out_crop,
     held_out_crop_of_jpeg,
@@ -34,6 +33,7 @@ from sat_tf.data.decoding import (
     decoded,
     first_good,
 )
+from sat_tf.data.folder_tree import Part, Tree
 from sat_tf.data.shards import Share, spread_evenly
 from sat_tf.data.source import NO_LABEL, FirstError, ImageSource, ReadingError, expect_images
 

@@ -25,21 +25,30 @@ from sat_tf.graph.operation_layers import (
     absolute,
     template_of,
 )
-from sat_tf.graph.rewrite import Call, Plan, pooled_in_rows, pooled_whole_row, step
+from sat_tf.graph.replacement import (
+    Finder,
+    LayerCall,
+    Replacement,
+    new_layer,
+    one_layer,
+    pooled_in_rows,
+    pooled_whole_row,
+)
+from sat_tf.loading.tensor_functions import CalledFunction
 
 L = keras.layers
 
 
-def plan_of_operation(call: Call) -> Plan | None:
+def replacement_of_operation(call: LayerCall) -> Replacement | None:
     """The layers in the place of an operation; None where sat-tf has none."""
     find = _OPERATIONS.get(call.symbol)
-    plan = find(call) if find else None
-    if plan is None and _is_keras(call.node.outputs):  # one result, and no list of them
+    replacement = find(call) if find else None
+    if replacement is None and _is_keras(call.node.outputs):  # one result, and no list of them
         return _as_it_is(call)
-    return plan
+    return replacement
 
 
-def _as_it_is(call: Call) -> Plan | None:
+def _as_it_is(call: LayerCall) -> Replacement | None:
     """A layer that does nothing but the operation, to be left float or refused by its name."""
     tensors = list(call.node.keras_inputs)
     places = {id(tensor): place for place, tensor in enumerate(tensors)}
@@ -47,8 +56,8 @@ def _as_it_is(call: Call) -> Plan | None:
         arguments = template_of([list(call.node.call_args), call.node.call_kwargs], places)
     except TypeError:
         return None
-    steps = [step(Operation, call.symbol, arguments)]
-    return Plan(tensors, steps, takes_list=len(tensors) > 1)
+    layers = [new_layer(Operation, CalledFunction(call.symbol), arguments)]
+    return Replacement(tensors, layers, takes_list=len(tensors) > 1)
 
 
 def _is_keras(value: Any) -> bool:
@@ -78,16 +87,16 @@ def _axis(tensor: Any, value: Any) -> int | None:
     return int(axis) % len(tensor.shape) or None
 
 
-def _of_two(combining: Any, formula: str, reverse: str | None) -> Callable[[Call], Plan | None]:
+def _of_two(combining: Any, formula: str, reverse: str | None) -> Finder:
     """A layer of two tensors, or of a tensor and a number in one of two formulas."""
 
-    def find(call: Call) -> Plan | None:
+    def find(call: LayerCall) -> Replacement | None:
         first, second = call.argument(0, "x"), call.argument(1, "y")
         tensors = [value for value in (first, second) if _is_keras(value)]
         if len(tensors) == 2:
             fits = combining is not None and len(first.shape) == len(second.shape)
             same = fits and first.dtype == second.dtype
-            return Plan(tensors, [step(combining)], takes_list=True) if same else None
+            return Replacement(tensors, [new_layer(combining)], takes_list=True) if same else None
         chosen = formula if _is_keras(first) else reverse
         if not tensors or chosen is None:
             return None
@@ -96,7 +105,7 @@ def _of_two(combining: Any, formula: str, reverse: str | None) -> Callable[[Call
     return find
 
 
-def _scaled(tensor: Any, formula: str, number: Any) -> Plan | None:
+def _scaled(tensor: Any, formula: str, number: Any) -> Replacement | None:
     values = _constant(number)
     if values is None or values.ndim > len(tensor.shape):
         return None
@@ -109,10 +118,10 @@ def _scaled(tensor: Any, formula: str, number: Any) -> Plan | None:
     zero = formula in ("x * c", "x / c") and np.any(values == 0)
     if zero or not np.all(np.isfinite(values)):
         return None
-    return Plan([tensor], [step(Scaling, formula, values.tolist())])
+    return one_layer(tensor, Scaling, formula, values.tolist())
 
 
-def _with_map(tensor: Any, formula: str, values: np.ndarray) -> Plan | None:
+def _with_map(tensor: Any, formula: str, values: np.ndarray) -> Replacement | None:
     """A sum or difference with numbers that are the same for all images."""
     rank = len(tensor.shape)
     if not 0 < values.ndim <= rank or not np.all(np.isfinite(values)):
@@ -122,18 +131,21 @@ def _with_map(tensor: Any, formula: str, values: np.ndarray) -> Plan | None:
     if not fits or values.shape[0] != 1:
         return None
     values = values[0].astype(np.float32)
-    steps = {
-        "x + c": [step(ConstantSum, values)],
-        "x - c": [step(ConstantSum, -values)],
-        "c - x": [step(Scaling, "x * c", -1.0, suffix="negative"), step(ConstantSum, values)],
+    layers = {
+        "x + c": [new_layer(ConstantSum, values)],
+        "x - c": [new_layer(ConstantSum, -values)],
+        "c - x": [
+            new_layer(Scaling, "x * c", -1.0, suffix="negative"),
+            new_layer(ConstantSum, values),
+        ],
     }
-    return Plan([tensor], steps[formula]) if formula in steps else None
+    return Replacement([tensor], layers[formula]) if formula in layers else None
 
 
-def _with_constant(formula: str) -> Callable[[Call], Plan | None]:
+def _with_constant(formula: str) -> Finder:
     """A layer of two tensors that is called with one, and with numbers of as many axes."""
 
-    def find(call: Call) -> Plan | None:
+    def find(call: LayerCall) -> Replacement | None:
         given = call.node.call_args[0]
         if not isinstance(given, list | tuple) or len(given) != 2:
             return None
@@ -147,20 +159,20 @@ def _with_constant(formula: str) -> Callable[[Call], Plan | None]:
     return find
 
 
-def _biased(call: Call) -> Plan | None:
+def _biased(call: LayerCall) -> Replacement | None:
     tensor, bias = call.argument(0, "value"), _constant(call.argument(1, "bias"))
     if str(call.argument(2, "data_format")).startswith("NC") or bias is None or bias.ndim != 1:
         return None
     return _scaled(tensor, "x + c", bias)
 
 
-def _extremum(combining: Any) -> Callable[[Call], Plan | None]:
+def _extremum(combining: Any) -> Finder:
     """The largest or the smallest of two tensors, or of a tensor and a number."""
 
-    def find(call: Call) -> Plan | None:
+    def find(call: LayerCall) -> Replacement | None:
         first, second = call.argument(0, "x"), call.argument(1, "y")
         if _is_keras(first) and _is_keras(second):
-            return Plan([first, second], [step(combining)], takes_list=True)
+            return Replacement([first, second], [new_layer(combining)], takes_list=True)
         return _clipped(call)
 
     return find
@@ -170,7 +182,7 @@ def _extremum(combining: Any) -> Callable[[Call], Plan | None]:
 _Ends = tuple[Any, float | None, float | None]
 
 
-def _clipped(call: Call) -> Plan | None:
+def _clipped(call: LayerCall) -> Replacement | None:
     """Clipping, and clippings in front of it, as one: from 0 it is a rectifier."""
     found = _ends(call)
     if found is None:
@@ -183,10 +195,10 @@ def _clipped(call: Call) -> Plan | None:
     if math.inf in (low, high) or -math.inf in (low, high):
         return None  # it makes everything infinite
     if low is None and high is None:
-        return Plan([tensor], [step(L.Activation, "linear")])
+        return one_layer(tensor, L.Activation, "linear")
     if low == 0.0 and (high is None or high > 0.0):
-        return Plan([tensor], [step(L.ReLU, high)])
-    return Plan([tensor], [step(Clip, low, high)])
+        return one_layer(tensor, L.ReLU, high)
+    return one_layer(tensor, Clip, low, high)
 
 
 def _within(
@@ -199,11 +211,11 @@ def _within(
     return value if high is None else min(value, high)
 
 
-def _ends_of_maker(call: Call, tensor: Any) -> _Ends | None:
+def _ends_of_maker(call: LayerCall, tensor: Any) -> _Ends | None:
     """The ends of the clipping that makes a tensor, if one does."""
     if not any(node is tensor.node for node in call.nodes):
         return None
-    maker = Call(tensor.node, call.nodes)
+    maker = LayerCall(tensor.node, call.nodes)
     if maker.node.is_input:
         return None
     if isinstance(maker.layer, L.ReLU | L.Activation) and layer_kinds.rectifies(maker.layer):
@@ -211,13 +223,13 @@ def _ends_of_maker(call: Call, tensor: Any) -> _Ends | None:
     return _ends(maker)
 
 
-def _ends(call: Call) -> _Ends | None:
+def _ends(call: LayerCall) -> _Ends | None:
     find = _CLIPPINGS.get(call.symbol)
     return find(call) if find else None
 
 
-def _ends_of_extremum(is_lowest: bool) -> Callable[[Call], _Ends | None]:
-    def find(call: Call) -> _Ends | None:
+def _ends_of_extremum(is_lowest: bool) -> Callable[[LayerCall], _Ends | None]:
+    def find(call: LayerCall) -> _Ends | None:
         first, second = call.argument(0, "x"), call.argument(1, "y")
         tensor, other = (first, second) if _is_keras(first) else (second, first)
         number = _number(other)
@@ -228,7 +240,7 @@ def _ends_of_extremum(is_lowest: bool) -> Callable[[Call], _Ends | None]:
     return find
 
 
-def _ends_of_clip(call: Call) -> _Ends | None:
+def _ends_of_clip(call: LayerCall) -> _Ends | None:
     tensor = call.argument(0, "t")
     low = _number(call.argument(1, "clip_value_min"))
     high = _number(call.argument(2, "clip_value_max"))
@@ -237,15 +249,15 @@ def _ends_of_clip(call: Call) -> _Ends | None:
     return tensor, low, high
 
 
-def _ends_of_rectifier(high: float | None) -> Callable[[Call], _Ends | None]:
-    def find(call: Call) -> _Ends | None:
+def _ends_of_rectifier(high: float | None) -> Callable[[LayerCall], _Ends | None]:
+    def find(call: LayerCall) -> _Ends | None:
         tensor = _first(call)
         return None if tensor is None else (tensor, 0.0, high)
 
     return find
 
 
-_CLIPPINGS: dict[str, Callable[[Call], _Ends | None]] = {
+_CLIPPINGS: dict[str, Callable[[LayerCall], _Ends | None]] = {
     "math.maximum": _ends_of_extremum(is_lowest=True),
     "math.minimum": _ends_of_extremum(is_lowest=False),
     "clip_by_value": _ends_of_clip,
@@ -254,17 +266,17 @@ _CLIPPINGS: dict[str, Callable[[Call], _Ends | None]] = {
 }
 
 
-def _function(layer: Any, *args: Any, **settings: Any) -> Callable[[Call], Plan | None]:
+def _function(layer: Any, *args: Any, **settings: Any) -> Finder:
     """A layer without other arguments than its tensor."""
 
-    def find(call: Call) -> Plan | None:
+    def find(call: LayerCall) -> Replacement | None:
         tensor = _first(call)
-        return None if tensor is None else Plan([tensor], [step(layer, *args, **settings)])
+        return None if tensor is None else one_layer(tensor, layer, *args, **settings)
 
     return find
 
 
-def _first(call: Call) -> Any:
+def _first(call: LayerCall) -> Any:
     """The operation's only tensor; None where it has others."""
     tensors = call.node.keras_inputs
     first = call.node.call_args[0] if call.node.call_args else None
@@ -273,30 +285,30 @@ def _first(call: Call) -> Any:
     return first if _is_keras(first) and len(tensors) == 1 else None
 
 
-def _negative(call: Call) -> Plan | None:
+def _negative(call: LayerCall) -> Replacement | None:
     return _scaled(call.argument(0, "x"), "x * c", -1.0)
 
 
-def _sum(call: Call) -> Plan | None:
+def _sum(call: LayerCall) -> Replacement | None:
     tensors = list(call.argument(0, "inputs"))
     if len(tensors) < 2 or not all(map(_is_keras, tensors)):
         return None
-    return Plan(tensors, [step(L.Add)], takes_list=True)
+    return Replacement(tensors, [new_layer(L.Add)], takes_list=True)
 
 
-def _square(call: Call) -> Plan | None:
+def _square(call: LayerCall) -> Replacement | None:
     tensor = call.argument(0, "x")
-    return Plan([tensor, tensor], [step(L.Multiply)], takes_list=True)
+    return Replacement([tensor, tensor], [new_layer(L.Multiply)], takes_list=True)
 
 
-def _leaky(call: Call) -> Plan | None:
-    return Plan([call.argument(0, "features")], [step(L.LeakyReLU, call.argument(1, "alpha", 0.2))])
+def _leaky(call: LayerCall) -> Replacement | None:
+    return one_layer(call.argument(0, "features"), L.LeakyReLU, call.argument(1, "alpha", 0.2))
 
 
-def _gelu(call: Call) -> Plan | None:
+def _gelu(call: LayerCall) -> Replacement | None:
     if call.argument(1, "approximate", False):
-        return Plan([call.argument(0, "features")], [step(L.Activation, gelu_by_tanh)])
-    return Plan([call.argument(0, "features")], [step(L.Activation, "gelu")])
+        return one_layer(call.argument(0, "features"), L.Activation, gelu_by_tanh)
+    return one_layer(call.argument(0, "features"), L.Activation, "gelu")
 
 
 @keras.utils.register_keras_serializable(package="sat_tf")
@@ -305,20 +317,20 @@ def gelu_by_tanh(x: tf.Tensor) -> tf.Tensor:
     return tf.nn.gelu(x, approximate=True)
 
 
-def _softmax(call: Call) -> Plan | None:
+def _softmax(call: LayerCall) -> Replacement | None:
     axis = call.argument(1, "axis", -1)
-    return Plan([call.argument(0, "logits")], [step(L.Softmax, -1 if axis is None else axis)])
+    return one_layer(call.argument(0, "logits"), L.Softmax, -1 if axis is None else axis)
 
 
-def _reshaped(call: Call) -> Plan | None:
+def _reshaped(call: LayerCall) -> Replacement | None:
     """Whatever gives each image another shape, as far as the shape of the result says it."""
     tensor = call.argument(0, "tensor", call.node.call_kwargs.get("input"))
     if not _is_keras(tensor) or _moves_batch(tensor, call):
         return None
-    return Plan([tensor], [step(L.Reshape, call.shape)])
+    return one_layer(tensor, L.Reshape, call.shape)
 
 
-def _moves_batch(tensor: Any, call: Call) -> bool:
+def _moves_batch(tensor: Any, call: LayerCall) -> bool:
     """Whether pixels could go from one image to another, or nobody knows."""
     if tensor.shape[0] != call.node.outputs.shape[0] or None in (*tensor.shape[1:], *call.shape):
         return True
@@ -326,14 +338,14 @@ def _moves_batch(tensor: Any, call: Call) -> bool:
     return before != after
 
 
-def _transposed(call: Call) -> Plan | None:
+def _transposed(call: LayerCall) -> Replacement | None:
     order = call.argument(1, "perm")
     if order is None or next(iter(order)) != 0:
         return None
-    return Plan([call.argument(0, "a")], [step(L.Permute, tuple(order)[1:])])
+    return Replacement([call.argument(0, "a")], [new_layer(L.Permute, tuple(order)[1:])])
 
 
-def _padded(call: Call) -> Plan | None:
+def _padded(call: LayerCall) -> Replacement | None:
     tensor, paddings = call.argument(0, "tensor"), _constant(call.argument(1, "paddings"))
     mode = call.argument(2, "mode", "CONSTANT")
     zeros = _number(call.argument(4, "constant_values", 0)) == 0.0
@@ -342,20 +354,20 @@ def _padded(call: Call) -> Plan | None:
     margins = [tuple(margin) for margin in paddings[1:].tolist()]
     *inner, channels = margins
     if channels == (0, 0) and len(inner) == 2:
-        return Plan([tensor], [step(L.ZeroPadding2D, tuple(inner))])
+        return one_layer(tensor, L.ZeroPadding2D, tuple(inner))
     if channels == (0, 0) and len(inner) == 1:
-        return Plan([tensor], [step(L.ZeroPadding1D, inner[0])])
-    return Plan([tensor], [step(Padding, margins)])
+        return Replacement([tensor], [new_layer(L.ZeroPadding1D, inner[0])])
+    return one_layer(tensor, Padding, margins)
 
 
-def _joined(call: Call) -> Plan | None:
+def _joined(call: LayerCall) -> Replacement | None:
     tensors, axis = call.argument(0, "values"), call.argument(1, "axis")
     if not isinstance(tensors, list | tuple) or not all(map(_is_keras, tensors)) or axis == 0:
         return None
-    return Plan(list(tensors), [step(L.Concatenate, axis)], takes_list=True)
+    return Replacement(list(tensors), [new_layer(L.Concatenate, axis)], takes_list=True)
 
 
-def _stacked(call: Call) -> Plan | None:
+def _stacked(call: LayerCall) -> Replacement | None:
     """Tensors with a new axis, behind each other along it."""
     tensors, axis = call.argument(0, "values"), _number(call.argument(1, "axis", 0))
     if not isinstance(tensors, list | tuple) or not all(map(_is_keras, tensors)) or axis is None:
@@ -366,12 +378,14 @@ def _stacked(call: Call) -> Plan | None:
         return None
     shape = (*call.shape[: place - 1], 1, *call.shape[place:])
     fronts = {
-        index: step(L.Reshape, shape, suffix=f"part_{index}") for index in range(len(tensors))
+        index: new_layer(L.Reshape, shape, suffix=f"part_{index}") for index in range(len(tensors))
     }
-    return Plan(list(tensors), [step(L.Concatenate, place)], takes_list=True, fronts=fronts)
+    return Replacement(
+        list(tensors), [new_layer(L.Concatenate, place)], takes_list=True, fronts=fronts
+    )
 
 
-def _split(call: Call) -> Plan | None:
+def _split(call: LayerCall) -> Replacement | None:
     tensor = call.argument(0, "value")
     axis = _axis(tensor, call.argument(2, "axis", 0))
     if axis is None:
@@ -383,7 +397,7 @@ def _split(call: Call) -> Plan | None:
     return _parts(tensor, axis, list(zip([0, *ends], ends, strict=False)), drops=False)
 
 
-def _unstacked(call: Call) -> Plan | None:
+def _unstacked(call: LayerCall) -> Replacement | None:
     tensor = call.argument(0, "value")
     axis = _axis(tensor, call.argument(2, "axis", 0))
     if axis is None:
@@ -392,21 +406,23 @@ def _unstacked(call: Call) -> Plan | None:
     return _parts(tensor, axis, bounds, drops=True)
 
 
-def _parts(tensor: Any, axis: int, bounds: Sequence[tuple[int, int]], *, drops: bool) -> Plan:
+def _parts(
+    tensor: Any, axis: int, bounds: Sequence[tuple[int, int]], *, drops: bool
+) -> Replacement:
     """A slice for each of several outputs."""
     whole: list[list[int | None]] = [[None, None, None] for _ in tensor.shape[1:]]
-    steps = []
+    layers = []
     for index, (start, stop) in enumerate(bounds):
         slices = [*whole[: axis - 1], [start, stop, None], *whole[axis:]]
         dropped = [axis - 1] if drops else []
-        steps.append(step(Slice, slices, dropped, suffix=f"part_{index}"))
-    return Plan([tensor], steps, beside=True)
+        layers.append(new_layer(Slice, slices, dropped, suffix=f"part_{index}"))
+    return Replacement([tensor], layers, beside=True)
 
 
-def _gathered(axis_at: int) -> Callable[[Call], Plan | None]:
+def _gathered(axis_at: int) -> Finder:
     """Parts by constant numbers; one of them, or some at equal distances, as a slice."""
 
-    def find(call: Call) -> Plan | None:
+    def find(call: LayerCall) -> Replacement | None:
         tensor, indices = call.argument(0, "params"), _constant(call.argument(1, "indices"))
         axis = _axis(tensor, call.argument(axis_at, "axis", 0)) if _is_keras(tensor) else None
         if indices is None or axis is None or call.argument(axis_at + 1, "batch_dims", 0):
@@ -421,13 +437,13 @@ def _gathered(axis_at: int) -> Callable[[Call], Plan | None]:
             stop = first + (indices.size - 1) * stride + 1
             slices = [*whole[: axis - 1], [first, stop, stride], *whole[axis:]]
             dropped = [] if indices.ndim else [axis - 1]
-            return Plan([tensor], [step(Slice, slices, dropped)])
-        return Plan([tensor], [step(Gather, indices.tolist(), axis - 1)])
+            return one_layer(tensor, Slice, slices, dropped)
+        return one_layer(tensor, Gather, indices.tolist(), axis - 1)
 
     return find
 
 
-def _rolled(call: Call) -> Plan | None:
+def _rolled(call: LayerCall) -> Replacement | None:
     """The same values in another order along one axis."""
     tensor, shift = call.argument(0, "input"), _constant(call.argument(1, "shift"))
     axis = _axis(tensor, call.argument(2, "axis")) if _is_keras(tensor) else None
@@ -435,24 +451,24 @@ def _rolled(call: Call) -> Plan | None:
     if size is None or shift is None or shift.ndim:
         return None
     order = np.roll(np.arange(size), int(shift)).tolist()
-    return Plan([tensor], [step(Gather, order, axis - 1)]) if axis else None
+    return one_layer(tensor, Gather, order, axis - 1) if axis else None
 
 
-def _moved_blocks(layer: Any) -> Callable[[Call], Plan | None]:
-    def find(call: Call) -> Plan | None:
+def _moved_blocks(layer: Any) -> Finder:
+    def find(call: LayerCall) -> Replacement | None:
         tensor, size = _first(call), _number(call.argument(1, "block_size"))
         formats = [call.argument(at, "data_format", "NHWC") for at in (2, 3)]
         if tensor is None or size is None or "NCHW" in formats:
             return None
-        return Plan([tensor], [step(layer, int(size))])
+        return one_layer(tensor, layer, int(size))
 
     return find
 
 
-def _reduced(spatial: Any, channel: Any) -> Callable[[Call], Plan | None]:
+def _reduced(spatial: Any, channel: Any) -> Finder:
     """A mean or maximum over the pixels of each image, or over the channels of each pixel."""
 
-    def find(call: Call) -> Plan | None:
+    def find(call: LayerCall) -> Replacement | None:
         tensor, axis = call.argument(0, "input_tensor"), _constant(call.argument(1, "axis"))
         keepdims = bool(call.argument(2, "keepdims", call.node.call_kwargs.get("keep_dims")))
         if axis is None:
@@ -460,26 +476,28 @@ def _reduced(spatial: Any, channel: Any) -> Callable[[Call], Plan | None]:
         rank = len(tensor.shape)
         axes = sorted({int(one) % rank for one in np.atleast_1d(axis)})
         if axes == [1, 2] and rank == 4:
-            return Plan([tensor], [step(spatial, keepdims=keepdims)])
+            return one_layer(tensor, spatial, keepdims=keepdims)
         if axes == [1] and rank == 3:
-            return Plan([tensor], pooled_whole_row(tensor, spatial, keepdims=keepdims))
+            return Replacement([tensor], pooled_whole_row(tensor, spatial, keepdims=keepdims))
         if axes != [rank - 1] or rank < 2:
             return None
         if keepdims:
-            return Plan([tensor], [step(channel)])
+            return one_layer(tensor, channel)
         inner = call.shape
         if not inner or inner.count(None) > 1:
             return None
         shape = [-1 if size is None else size for size in inner]
-        return Plan([tensor], [step(channel, suffix="channel"), step(L.Reshape, shape)])
+        return Replacement(
+            [tensor], [new_layer(channel, suffix="channel"), new_layer(L.Reshape, shape)]
+        )
 
     return find
 
 
-def _pooled(layer: Any) -> Callable[[Call], Plan | None]:
+def _pooled(layer: Any) -> Finder:
     """Pooling by its window, strides and padding."""
 
-    def find(call: Call) -> Plan | None:
+    def find(call: LayerCall) -> Replacement | None:
         size, strides = call.argument(1, "ksize"), call.argument(2, "strides")
         if str(call.argument(4, "data_format")).startswith("NC"):
             return None
@@ -488,7 +506,7 @@ def _pooled(layer: Any) -> Callable[[Call], Plan | None]:
     return find
 
 
-def _pooled_by_kind(call: Call) -> Plan | None:
+def _pooled_by_kind(call: LayerCall) -> Replacement | None:
     """`tf.nn.pool`, which is told what to do."""
     window, kind = call.argument(1, "window_shape"), call.argument(2, "pooling_type")
     rates = [call.argument(4, "dilation_rate"), call.argument(8, "dilations")]
@@ -502,7 +520,9 @@ def _pooled_by_kind(call: Call) -> Plan | None:
     return _pooled_by(call, layer, window, 1 if strides is None else strides, padding)
 
 
-def _pooled_by(call: Call, layer: Any, size: Any, strides: Any, padding: Any) -> Plan | None:
+def _pooled_by(
+    call: LayerCall, layer: Any, size: Any, strides: Any, padding: Any
+) -> Replacement | None:
     tensor = _first(call)
     if tensor is None or str(padding).lower() not in ("same", "valid"):
         return None
@@ -512,8 +532,10 @@ def _pooled_by(call: Call, layer: Any, size: Any, strides: Any, padding: Any) ->
         return None
     padding = str(padding).lower()
     if inner == 1:
-        return Plan([tensor], pooled_in_rows(call, tensor, layer, sizes[0], steps[0], padding))
-    return Plan([tensor], [step(layer, sizes, steps, padding)])
+        return Replacement(
+            [tensor], pooled_in_rows(call, tensor, layer, sizes[0], steps[0], padding)
+        )
+    return one_layer(tensor, layer, sizes, steps, padding)
 
 
 def _along_images(value: Any, inner: int) -> tuple[int, ...] | None:
@@ -525,7 +547,7 @@ def _along_images(value: Any, inner: int) -> tuple[int, ...] | None:
     return tuple(sizes) if len(sizes) == inner else None
 
 
-def _resized(call: Call) -> Plan | None:
+def _resized(call: LayerCall) -> Replacement | None:
     tensor = call.argument(0, "images")
     method = str(call.argument(2, "method", "bilinear"))
     options = ("preserve_aspect_ratio", "antialias")
@@ -536,20 +558,20 @@ def _resized(call: Call) -> Plan | None:
         return None
     factors = _whole_factors(tensor.shape[1:3], (rows, columns))
     if method == "nearest" and factors:
-        return Plan([tensor], [step(L.UpSampling2D, factors)])
-    return Plan([tensor], [step(L.Resizing, rows, columns, method)])
+        return one_layer(tensor, L.UpSampling2D, factors)
+    return one_layer(tensor, L.Resizing, rows, columns, method)
 
 
-def _resized_nearest(call: Call) -> Plan | None:
+def _resized_nearest(call: LayerCall) -> Replacement | None:
     """The older form, whose pixels lie elsewhere unless it is told."""
     tensor, rows, columns = call.argument(0, "images"), *call.shape[:2]
     if call.argument(2, "align_corners", False) or None in (rows, columns):
         return None
     factors = _whole_factors(tensor.shape[1:3], (rows, columns))
     if factors:
-        return Plan([tensor], [step(L.UpSampling2D, factors)])
+        return one_layer(tensor, L.UpSampling2D, factors)
     if call.argument(4, "half_pixel_centers", False):
-        return Plan([tensor], [step(L.Resizing, rows, columns, "nearest")])
+        return one_layer(tensor, L.Resizing, rows, columns, "nearest")
     return None
 
 
@@ -567,7 +589,7 @@ def _whole_factors(
     return tuple(factors)
 
 
-def _sliced(call: Call) -> Plan | None:
+def _sliced(call: LayerCall) -> Replacement | None:
     """x[:, 1:-1, ::2], x[..., :3], x[:, 0]: slices and integers that leave the batch alone."""
     tensor, wanted = call.argument(0, "tensor"), call.argument(1, "slice_spec")
     wanted = list(wanted) if isinstance(wanted, list | tuple) else [wanted]
@@ -582,7 +604,7 @@ def _sliced(call: Call) -> Plan | None:
     if batch != [None, None, None] or any(bounds is None for bounds in others):
         return None
     dropped = [axis for axis, value in enumerate(wanted[1:]) if not isinstance(value, slice | dict)]
-    return Plan([tensor], [step(Slice, others, dropped)])
+    return one_layer(tensor, Slice, others, dropped)
 
 
 def _bounds(value: Any) -> list[int | None] | None:
@@ -600,19 +622,19 @@ def _bounds(value: Any) -> list[int | None] | None:
     return None
 
 
-def _cast(call: Call) -> Plan | None:
+def _cast(call: LayerCall) -> Replacement | None:
     tensor = call.argument(0, "x")
     same = _is_keras(tensor) and tensor.dtype == call.node.outputs.dtype
-    return Plan([tensor], [step(L.Activation, "linear")]) if same else None
+    return one_layer(tensor, L.Activation, "linear") if same else None
 
 
 # Layers that stand for an operation where some of what they read are numbers.
-LAYERS: dict[type, Callable[[Call], Plan | None]] = {
+LAYERS: dict[type, Finder] = {
     L.Add: _with_constant("x + c"),
     L.Subtract: _with_constant("x - c"),
 }
 
-_OPERATIONS: dict[str, Callable[[Call], Plan | None]] = {
+_OPERATIONS: dict[str, Finder] = {
     "__operators__.add": _of_two(L.Add, "x + c", "x + c"),
     "math.add": _of_two(L.Add, "x + c", "x + c"),
     "math.subtract": _of_two(L.Subtract, "x - c", "c - x"),

@@ -1,9 +1,8 @@
 """Rewrites a model so that each of its calls is a layer that sat-tf quantizes."""
 
-import dataclasses
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -13,115 +12,30 @@ from sat_tf.graph import functions, layer_kinds
 from sat_tf.graph.flatten import layer_copy
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.operation_layers import OfSeveralTensors, Scaling, template_of
+from sat_tf.graph.operation_table import LAYERS, replacement_of_operation
+from sat_tf.graph.replacement import (
+    Finder,
+    LayerCall,
+    NewLayer,
+    Replacement,
+    new_layer,
+    pooled_in_rows,
+    pooled_whole_row,
+)
 
 L = keras.layers
 
 
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """One call of a layer.
-
-    Attributes:
-        node: its Keras node.
-        nodes: all of the model.
-    """
-
-    node: Any
-    nodes: tuple[Any, ...] = dataclasses.field(repr=False)
-
-    @property
-    def layer(self) -> keras.layers.Layer:
-        """The layer."""
-        return self.node.layer
-
-    @property
-    def symbol(self) -> str:
-        """Name of the TensorFlow function that the layer stands for; "" where it has none."""
-        return getattr(self.layer, "symbol", None) or ""
-
-    @property
-    def shape(self) -> tuple[int | None, ...]:
-        """Of the output, without the batch."""
-        return tuple(self.node.outputs.shape)[1:]
-
-    @property
-    def dtype(self) -> Any:
-        """What the layers in its place compute in."""
-        outputs = tf.nest.flatten(self.node.outputs)
-        return outputs[0].dtype if self.symbol else self.layer.dtype_policy
-
-    def argument(self, position: int, name: str, default: Any = None) -> Any:
-        """An argument of the function, however it was passed."""
-        if position < len(self.node.call_args):
-            return self.node.call_args[position]
-        return self.node.call_kwargs.get(name, default)
-
-    def readers(self) -> Iterator[keras.layers.Layer]:
-        """The layers that read what it makes."""
-        for node in self.nodes:
-            if any(tensor is self.node.outputs for tensor in node.keras_inputs):
-                yield node.layer
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """One layer of a plan.
-
-    Attributes:
-        layer: makes it, given its name and dtype.
-        suffix: of its name; "" for the name of the layer in whose place it is.
-        weights: of the layer, in Keras's order.
-    """
-
-    layer: Callable[..., keras.layers.Layer]
-    suffix: str = ""
-    weights: Sequence[Any] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """Layers one behind the other, or beside each other.
-
-    Attributes:
-        sources: the tensors that the first one reads.
-        steps: the layers.
-        takes_list: the first one is called with a list.
-        fronts: layers that single sources, by their place, pass before the first one.
-        beside: each of the layers reads the source, and makes one of several outputs.
-    """
-
-    sources: list[Any]
-    steps: list[Step]
-    takes_list: bool = False
-    fronts: Mapping[int, Step] = dataclasses.field(default_factory=dict)
-    beside: bool = False
-
-    @property
-    def layers(self) -> list[Step]:
-        """All of them, those of single sources first."""
-        return [*self.fronts.values(), *self.steps]
-
-
-def step(layer: Callable[..., Any], *args: Any, suffix: str = "", **settings: Any) -> Step:
-    """A layer without weights."""
-    return Step(lambda **options: layer(*args, **settings, **options), suffix)
-
-
-def plan_of(call: Call) -> Plan | None:
+def replacement_of(call: LayerCall) -> Replacement | None:
     """What takes the place of a call; None where it stays what it is."""
-    from sat_tf.graph.operation_table import (
-        LAYERS,  # which makes plans
-        plan_of_operation,
-    )
-
     if call.symbol:
-        return plan_of_operation(call)
+        return replacement_of_operation(call)
     if call.node.is_input:
         return None
-    return LAYERS.get(type(call.layer), _plan_of_layer)(call)
+    return LAYERS.get(type(call.layer), _replacement_of_layer)(call)
 
 
-def _of_several(call: Call) -> Plan | None:
+def _of_several(call: LayerCall) -> Replacement | None:
     """The same layer, called with a list, where it takes its tensors one by one."""
     layer = call.layer
     found = [_one_by_one(node) for node in call.nodes if node.layer is layer]
@@ -129,11 +43,11 @@ def _of_several(call: Call) -> Plan | None:
     # One layer stands for all calls, and holds what they have beside their tensors.
     if arguments is None or any(of_node[1] != arguments for of_node in found):
         return None
-    one = Step(
+    one = NewLayer(
         lambda **settings: OfSeveralTensors(layer_copy(layer), arguments, **settings),
         weights=layer.get_weights(),
     )
-    return Plan(tensors, [one], takes_list=len(tensors) > 1)
+    return Replacement(tensors, [one], takes_list=len(tensors) > 1)
 
 
 def _one_by_one(node: Any) -> tuple[list[Any], list[Any] | None]:
@@ -152,53 +66,55 @@ def _one_by_one(node: Any) -> tuple[list[Any], list[Any] | None]:
 
 
 def _behind_each_other(
-    steps_of: Callable[[Call], list[Step] | None],
-) -> Callable[[Call], Plan | None]:
-    """The plan of steps on the layer's only tensor."""
+    layers_of: Callable[[LayerCall], list[NewLayer] | None],
+) -> Finder:
+    """New layers one behind the other, of which the first reads the old one's only tensor."""
 
-    def plan(call: Call) -> Plan | None:
-        steps = steps_of(call)
-        return Plan([call.node.call_args[0]], steps) if steps else None
+    def replacement(call: LayerCall) -> Replacement | None:
+        layers = layers_of(call)
+        return Replacement([call.node.call_args[0]], layers) if layers else None
 
-    return plan
+    return replacement
 
 
-def _weighted_sum(call: Call) -> Plan | None:
+def _weighted_sum(call: LayerCall) -> Replacement | None:
     scale = float(call.layer.scale)
     if scale == 0.0 or not math.isfinite(scale):
         return None
-    front = step(Scaling, "x * c", scale, suffix="scale")
-    return Plan(list(call.node.call_args[0]), [step(L.Add)], takes_list=True, fronts={1: front})
+    front = new_layer(Scaling, "x * c", scale, suffix="scale")
+    return Replacement(
+        list(call.node.call_args[0]), [new_layer(L.Add)], takes_list=True, fronts={1: front}
+    )
 
 
-def _linear(call: Call) -> list[Step] | None:
+def _linear(call: LayerCall) -> list[NewLayer] | None:
     """A linear layer, and its activation where that has to be a layer of its own."""
     layer, name = call.layer, layer_kinds.activation_name(call.layer)
-    steps = _padding(call)
+    layers = _padding(call)
     apart = functions.is_known(name) or (layer_kinds.is_softmax(layer) and _is_read_inside(call))
-    if not steps and not apart:
+    if not layers and not apart:
         return None
     settings = _settings(layer)
-    if steps:
+    if layers:
         settings["padding"] = "valid"
     if apart:
         settings["activation"] = "linear"
-    steps.append(Step(_maker(type(layer), settings), weights=layer.get_weights()))
+    layers.append(NewLayer(_maker(type(layer), settings), weights=layer.get_weights()))
     if apart:
-        steps.append(step(L.Activation, layer.activation, suffix=name))
-    return steps
+        layers.append(new_layer(L.Activation, layer.activation, suffix=name))
+    return layers
 
 
-def _padding(call: Call) -> list[Step]:
+def _padding(call: LayerCall) -> list[NewLayer]:
     """The margin of a causal convolution."""
     layer = call.layer
     if getattr(layer, "padding", "") != "causal" or layer.data_format != "channels_last":
         return []
     margin = layer.dilation_rate[0] * (layer.kernel_size[0] - 1)
-    return [step(L.ZeroPadding1D, (margin, 0), suffix="padding")]
+    return [new_layer(L.ZeroPadding1D, (margin, 0), suffix="padding")]
 
 
-def _separable(call: Call) -> list[Step] | None:
+def _separable(call: LayerCall) -> list[NewLayer] | None:
     """A depthwise convolution, and one of single pixels with everything else."""
     layer, name = call.layer, layer_kinds.activation_name(call.layer)
     if layer.data_format != "channels_last":
@@ -230,19 +146,15 @@ def _separable(call: Call) -> list[Step] | None:
     pointwise["activation"] = "linear" if apart else layer.activation
     first, *others = layer.get_weights()
     of_windows, of_pixels = layer_kinds.KINDS[type(layer)].pieces
-    steps = [
+    layers = [
         *padding,
-        Step(
-            _maker(of_windows, depthwise),
-            "depthwise",
-            [first],
-        ),
-        Step(_maker(of_pixels, pointwise), weights=others),
+        NewLayer(_maker(of_windows, depthwise), "depthwise", [first]),
+        NewLayer(_maker(of_pixels, pointwise), weights=others),
     ]
-    return steps + ([step(L.Activation, layer.activation, suffix=name)] if apart else [])
+    return layers + ([new_layer(L.Activation, layer.activation, suffix=name)] if apart else [])
 
 
-def _is_read_inside(call: Call) -> bool:
+def _is_read_inside(call: LayerCall) -> bool:
     """Whether something but data movement to the output reads the layer."""
     return any(
         not (layer_kinds.role_of(reader).keeps_codes or layer_kinds.role_of(reader) is Role.SOFTMAX)
@@ -250,35 +162,23 @@ def _is_read_inside(call: Call) -> bool:
     )
 
 
-def _pool(two_dimensional: Any) -> Callable[[Call], list[Step] | None]:
+def _pool(two_dimensional: Any) -> Callable[[LayerCall], list[NewLayer] | None]:
     """The same pooling of images with one row."""
 
-    def plan(call: Call) -> list[Step] | None:
+    def replacement(call: LayerCall) -> list[NewLayer] | None:
         layer = call.layer
         if layer.data_format != "channels_last":
             return None
         window = (layer.pool_size[0], layer.strides[0], layer.padding)
         return pooled_in_rows(call, call.node.call_args[0], two_dimensional, *window)
 
-    return plan
+    return replacement
 
 
-def pooled_in_rows(
-    call: Call, tensor: Any, two_dimensional: Any, size: int, stride: int, padding: str
-) -> list[Step]:
-    """A pooling of sequences as one of images with one row."""
-    length, channels = tensor.shape[1:]
-    return [
-        step(L.Reshape, (1, length or -1, channels), suffix="image"),
-        step(two_dimensional, (1, size), (1, stride), padding, suffix="pool"),
-        step(L.Reshape, (call.shape[0] or -1, channels)),
-    ]
-
-
-def _global_pool(two_dimensional: Any) -> Callable[[Call], list[Step] | None]:
+def _global_pool(two_dimensional: Any) -> Callable[[LayerCall], list[NewLayer] | None]:
     """The same pooling of images with one row."""
 
-    def plan(call: Call) -> list[Step] | None:
+    def replacement(call: LayerCall) -> list[NewLayer] | None:
         if (
             call.layer.data_format != "channels_last"
             or call.node.call_kwargs.get("mask") is not None
@@ -288,16 +188,7 @@ def _global_pool(two_dimensional: Any) -> Callable[[Call], list[Step] | None]:
             call.node.call_args[0], two_dimensional, keepdims=call.layer.keepdims
         )
 
-    return plan
-
-
-def pooled_whole_row(tensor: Any, two_dimensional: Any, *, keepdims: bool) -> list[Step]:
-    """A pooling of whole sequences as one of images with one row."""
-    length, channels = tensor.shape[1:]
-    steps = [step(L.Reshape, (1, length or -1, channels), suffix="image")]
-    if not keepdims:
-        return [*steps, step(two_dimensional)]
-    return [*steps, step(two_dimensional, suffix="pool"), step(L.Reshape, (1, channels))]
+    return replacement
 
 
 def _settings(layer: keras.layers.Layer) -> dict[str, Any]:
@@ -314,10 +205,10 @@ def _maker(layer_class: Any, settings: dict[str, Any]) -> Callable[..., keras.la
 # `x + scale * y`, which Keras has in its InceptionResNetV2 alone.
 _WeightedSum = sys.modules[keras.applications.InceptionResNetV2.__module__].CustomScaleLayer
 
-_Steps = Callable[[Call], list[Step] | None]
+_InARow = Callable[[LayerCall], list[NewLayer] | None]
 
 
-def _steps_of(layer: keras.layers.Layer) -> _Steps | None:
+def _in_a_row(layer: keras.layers.Layer) -> _InARow | None:
     """What makes the layers in the place of one that reads one tensor; None where it stays."""
     kind = layer_kinds.KINDS.get(type(layer))
     if kind is None:
@@ -332,11 +223,11 @@ def _steps_of(layer: keras.layers.Layer) -> _Steps | None:
     return _global_pool(made) if kind.pooling.whole else _pool(made)
 
 
-def _plan_of_layer(call: Call) -> Plan | None:
+def _replacement_of_layer(call: LayerCall) -> Replacement | None:
     if type(call.layer) is _WeightedSum:
         return _weighted_sum(call)
-    steps_of = _steps_of(call.layer)
-    return _behind_each_other(steps_of)(call) if steps_of else _of_several(call)
+    layers_of = _in_a_row(call.layer)
+    return _behind_each_other(layers_of)(call) if layers_of else _of_several(call)
 
 
 def with_layers_for_operations(model: keras.Model) -> keras.Model:
@@ -365,25 +256,28 @@ def with_layers_for_operations(model: keras.Model) -> keras.Model:
     """
     depths = sorted(model._nodes_by_depth, reverse=True)
     nodes = [node for depth in depths for node in model._nodes_by_depth[depth]]
-    calls = [Call(node, tuple(nodes)) for node in nodes]
-    plans = {id(call.node): plan_of(call) for call in calls}
-    if not any(plans.values()):
+    calls = [LayerCall(node, tuple(nodes)) for node in nodes]
+    replacements = {id(call.node): replacement_of(call) for call in calls}
+    if not any(replacements.values()):
         return model
-    return _Rewriter(model, calls, plans).model()
+    return _Rewriter(model, calls, replacements).model()
 
 
 class _Rewriter:
     def __init__(
-        self, model: keras.Model, calls: list[Call], plans: dict[int, Plan | None]
+        self,
+        model: keras.Model,
+        calls: list[LayerCall],
+        replacements: dict[int, Replacement | None],
     ) -> None:
         self.original = model
-        self.plans = plans
+        self.replacements = replacements
         self.names = {layer.name for layer in model.layers}
         self.layers: dict[int, list[keras.layers.Layer]] = {}
         self.made: dict[int, Any] = {}
         # Who makes a tensor. It is called when something needs it: nothing needs the size of a
         # tensor any more when `tf.reshape` has become a layer.
-        self.makers: dict[int, Call] = {}
+        self.makers: dict[int, LayerCall] = {}
         for call in calls:
             for tensor in tf.nest.flatten(call.node.outputs):
                 self.makers[id(tensor)] = call
@@ -413,18 +307,18 @@ class _Rewriter:
                 self.made.update({id(one): other for one, other in zip(outputs, new, strict=True)})
         return self.made[id(old)]
 
-    def _sources(self, call: Call) -> list[Any]:
-        plan = self.plans[id(call.node)]
+    def _sources(self, call: LayerCall) -> list[Any]:
+        replacement = self.replacements[id(call.node)]
         if call.node.is_input:
             return []
-        return plan.sources if plan else call.node.keras_inputs
+        return replacement.sources if replacement else call.node.keras_inputs
 
-    def _call(self, call: Call) -> Any:
-        plan = self.plans[id(call.node)]
-        layers = self._layers(call, plan)
+    def _call(self, call: LayerCall) -> Any:
+        replacement = self.replacements[id(call.node)]
+        layers = self._layers(call, replacement)
         if call.node.is_input:
             return layers[0].output
-        if plan is None:
+        if replacement is None:
             arguments = (call.node.call_args, call.node.call_kwargs)
             args, kwargs = tf.nest.map_structure(
                 lambda value: self.made.get(id(value), value), arguments
@@ -432,29 +326,29 @@ class _Rewriter:
             made = layers[0](*args, **kwargs)
             layers[0].set_weights(call.layer.get_weights())
             return made
-        tensors = [self.made[id(source)] for source in plan.sources]
-        for place, layer in zip(plan.fronts, layers, strict=False):
+        tensors = [self.made[id(source)] for source in replacement.sources]
+        for place, layer in zip(replacement.fronts, layers, strict=False):
             tensors[place] = layer(tensors[place])
-        made = tensors if plan.takes_list else tensors[0]
-        if plan.beside:
+        made = tensors if replacement.takes_list else tensors[0]
+        if replacement.beside:
             return [layer(made) for layer in layers]
-        for layer, step in zip(layers[len(plan.fronts) :], plan.steps, strict=True):
+        for layer, new in zip(layers[len(replacement.fronts) :], replacement.layers, strict=True):
             made = layer(made)
-            if step.weights:
-                layer.set_weights(step.weights)
+            if new.weights:
+                layer.set_weights(new.weights)
         return made
 
-    def _layers(self, call: Call, plan: Plan | None) -> list[keras.layers.Layer]:
+    def _layers(self, call: LayerCall, replacement: Replacement | None) -> list[keras.layers.Layer]:
         """New layers for a call; the same ones for each call of one layer."""
         # Operations that are alike may have one layer, with other constants in each call.
         key = id(call.node) if call.symbol else id(call.layer)
         if key not in self.layers:
-            if plan is None:
+            if replacement is None:
                 made = [layer_copy(call.layer)]
             else:
                 made = [
-                    step.layer(name=self._name(step.suffix, call.layer.name), dtype=call.dtype)
-                    for step in plan.layers
+                    new.layer(name=self._name(new.suffix, call.layer.name), dtype=call.dtype)
+                    for new in replacement.all_layers
                 ]
             for layer in made:
                 layer.trainable = call.layer.trainable

@@ -5,11 +5,10 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-import numpy as np
-
-from sat_tf.export.operations import graph as ir
-from sat_tf.export.operations.lookup import Lookup
-from sat_tf.export.operations.movements import Movement
+from sat_tf.export.operations.float_layer import FloatLayer
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.linear import Linear
+from sat_tf.export.operations.operation import Operation
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import LayerKind, Role
 from sat_tf.graph.network import Network, Node
@@ -73,28 +72,17 @@ def _places(shape: Shape, axes: slice) -> int | None:
 _HEADER = 782
 _OPERATOR = 71
 _CONSTANT = 151
-_STEP = 12
-_BIAS, _FLOAT = 4, 4
+_FLOAT = 4
 # Of an input or output beside the first.
 _END = 200
 # Of a layer that TensorFlow's converter would write, and does not.
-_ISLAND = 400
+_FLOAT_LAYER = 400
 
 # How the graph names calls of a layer from the second on.
 _ANOTHER_CALL = re.compile(r"@\d+$")
 
-_CONSTANTS: dict[type, int] = {
-    ir.Linear: 2,
-    ir.Mean: 1,
-    ir.Pad: 1,
-    ir.AddConstant: 1,
-    ir.Reshape: 1,
-    ir.WithConstant: 1,
-    Lookup: 2,
-}
 
-
-def header_bytes(graph: ir.Graph | None) -> int:
+def header_bytes(graph: Graph | None) -> int:
     """What a file has that is no operator's."""
     if graph is None:
         return 0
@@ -103,11 +91,11 @@ def header_bytes(graph: ir.Graph | None) -> int:
 
 
 def operation_bytes(
-    operation: ir.Operation,
-    graph: ir.Graph,
+    operation: Operation,
+    graph: Graph,
     *,
     again: bool = False,
-    island_bytes: Mapping[str, int] = MappingProxyType({}),
+    float_layer_bytes: Mapping[str, int] = MappingProxyType({}),
 ) -> int:
     """What an operation, its constants and the tensor it makes take.
 
@@ -115,39 +103,16 @@ def operation_bytes(
         operation: the operation.
         graph: what it is part of.
         again: it is another call of a layer, whose kernel is in the file already.
-        island_bytes: of what the converter writes, by the names of layers.
+        float_layer_bytes: of what the converter writes, by the names of layers.
     """
-    if isinstance(operation, ir.Island):
-        unknown = _ISLAND + _FLOAT * int(inner_layer(operation.node.layer).count_params())
-        spliced = island_bytes.get(operation.layer, unknown)
+    if isinstance(operation, FloatLayer):
+        unknown = _FLOAT_LAYER + _FLOAT * int(inner_layer(operation.node.layer).count_params())
+        spliced = float_layer_bytes.get(operation.float_layer, unknown)
         return _OPERATOR + len(operation.output) + spliced
-    constants = _CONSTANTS.get(type(operation), 0)
-    tables = _OPERATOR + constants * _CONSTANT + (1 + constants) * len(operation.output)
-    if isinstance(operation, ir.Linear):
-        return tables + _linear_bytes(operation, again=again)
-    if isinstance(operation, Lookup):  # a CAST, an ADD and a GATHER
-        return tables + 2 * (_OPERATOR + len(operation.output)) + operation.table.nbytes
-    if isinstance(operation, Movement):
-        shape = graph.tensors[operation.inputs[0]].shape
-        return tables + sum(
-            _CONSTANT + len(operation.output) + constant.nbytes
-            for constant in operation.constants(shape).values()
-        )
-    if isinstance(operation, ir.AddConstant):
-        return tables + operation.constant.size
-    if isinstance(operation, ir.WithConstant):
-        return tables + _FLOAT * int(np.size(operation.constant))
-    return tables
-
-
-def _linear_bytes(operation: ir.Linear, *, again: bool) -> int:
-    dense = operation.kind is ir.LinearKind.FULLY_CONNECTED
-    steps = operation.steps.astype(np.float32)
-    count = 1 if dense and bool(np.all(steps == steps[0])) else steps.size
-    codes = 0 if again else math.ceil(operation.kernel.size * operation.storage.value / 8)
-    if operation.real:  # a float bias, and a DEQUANTIZE of the kernel
-        return codes + _STEP * count + _FLOAT * operation.bias.size + _OPERATOR
-    return codes + 2 * _STEP * count + _BIAS * operation.bias.size
+    parts = operation.file_parts(graph, shares_kernel=again)
+    name = len(operation.output)
+    tables = parts.operators * (_OPERATOR + name) + parts.constants * (_CONSTANT + name)
+    return tables + parts.data_bytes
 
 
 def bytes_of(deployed: Deployment) -> dict[str, int]:
@@ -166,13 +131,13 @@ def bytes_of(deployed: Deployment) -> dict[str, int]:
     found = dict.fromkeys(deployed.layers, 0)
     for name, layer in deployed.layers.items():
         for operation in layer.operations:
-            elsewhere = isinstance(operation, ir.Linear) and name not in deployed.linear_layers
+            elsewhere = isinstance(operation, Linear) and name not in deployed.linear_layers
             owner = heads.get(name, name) if elsewhere else name
             found[owner] += operation_bytes(
                 operation,
                 deployed.graph,
                 again=_ANOTHER_CALL.search(owner) is not None,
-                island_bytes=deployed.island_bytes,
+                float_layer_bytes=deployed.float_layer_bytes,
             )
     return found
 

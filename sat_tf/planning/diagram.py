@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from sat_tf.graph import layer_kinds
-from sat_tf.planning.plan import Export, Fate, LayerPlan, Plan, shape_text
 from sat_tf.planning.plan_table import summary
+from sat_tf.planning.planned_model import Export, Fate, LayerPlan, PlannedModel, shape_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Box:
         return ", ".join(words)
 
 
-def boxes_of(plan: Plan) -> list[Box]:
+def boxes_of(plan: PlannedModel) -> list[Box]:
     """The boxes of a plan, producers before consumers."""
     readers: dict[str, list[str]] = {}
     for row in plan.rows:
@@ -124,11 +124,17 @@ def boxes_of(plan: Plan) -> list[Box]:
     return boxes
 
 
-def _fused_reader(row: LayerPlan, readers: list[str], plan: Plan) -> str:
+def _is_image(row: LayerPlan) -> bool:
+    """Whether a quantizer marks the pixels of an image: 8 bits that nothing clips."""
+    made = row.activation
+    return row.inserted and made is not None and made.clipping_level is None and not made.signed
+
+
+def _fused_reader(row: LayerPlan, readers: list[str], plan: PlannedModel) -> str:
     """The only reader of a layer, where it is one with it."""
     if len(readers) != 1:
         return ""
-    if row.kind == "InputLayer" and plan[readers[0]].kind == "ImageQuantizer":
+    if row.kind == "InputLayer" and _is_image(plan[readers[0]]):
         return readers[0]
     if row.export in (Export.UNKNOWN, Export.REFUSED):
         concatenates = row.absorbed_by and plan[row.absorbed_by].kind == "Concatenate"
@@ -422,7 +428,7 @@ class Drawing:
     title: str
 
 
-def draw(plan: Plan) -> Drawing:
+def draw(plan: PlannedModel) -> Drawing:
     """The diagram of a plan."""
     boxes = boxes_of(plan)
     sizes = [(_WIDTH, _SMALL if box.is_small else _LARGE) for box in boxes]

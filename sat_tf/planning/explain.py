@@ -19,7 +19,8 @@ from sat_tf.planning.decisions import (
     of_requantized,
 )
 from sat_tf.planning.deployment import Deployed, Deployment, deployment
-from sat_tf.planning.plan import Export, Fate, LayerPlan, Plan
+from sat_tf.planning.plan import Plan
+from sat_tf.planning.planned_model import Export, Fate, LayerPlan
 from sat_tf.planning.preview import by_layer, preview, reading_bits, user_name, with_image_size
 from sat_tf.qat.layout import non_finite_weights
 from sat_tf.qat.placement import Insertion, Placement, PlacementError, place

@@ -7,10 +7,11 @@ import pathlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup, escape
+
 from sat_tf.atomic_file import expect_path, written_whole
 from sat_tf.planning.diagram import Drawing, Line, Rectangle, Shape, Words, draw
-from sat_tf.planning.plan import Plan
-from sat_tf.presentation.page import text
+from sat_tf.planning.planned_model import PlannedModel
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -18,10 +19,6 @@ if TYPE_CHECKING:
 # On a page, the page's own colours; a file of its own has these.
 _STYLE = """<style>.edge { stroke: #5c6370; fill: none; } .arrow { fill: #5c6370; }
 .words { fill: #1c1f23; } .ground { fill: #ffffff; }</style>"""
-PAGE_STYLE = """
-.plan .edge { stroke: var(--soft); fill: none; } .plan .arrow { fill: var(--soft); }
-.plan .words { fill: var(--ink); } .plan .ground { fill: none; }
-"""
 
 
 def svg_file(drawing: Drawing) -> str:
@@ -29,9 +26,9 @@ def svg_file(drawing: Drawing) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{_svg(drawing, _STYLE)}\n'
 
 
-def svg_element(drawing: Drawing) -> str:
-    """An element of a page that has `PAGE_STYLE`."""
-    return _svg(drawing, "")
+def svg_element(drawing: Drawing) -> Markup:
+    """An element of a page, which has the colours."""
+    return Markup(_svg(drawing, ""))
 
 
 def _svg(drawing: Drawing, style: str) -> str:
@@ -41,7 +38,7 @@ def _svg(drawing: Drawing, style: str) -> str:
         f'<svg class="plan" xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" '
         f'height="{height:.0f}" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
         'font-family="DejaVu Sans, Verdana, sans-serif">\n'
-        f"<title>{text(drawing.title)}</title>{style}\n"
+        f"<title>{escape(drawing.title)}</title>{style}\n"
         f'<rect class="ground" width="100%" height="100%"/>\n{parts}\n</svg>'
     )
 
@@ -49,7 +46,7 @@ def _svg(drawing: Drawing, style: str) -> str:
 def _element(shape: Shape) -> Iterator[str]:
     if isinstance(shape, Rectangle):
         dashes = ' stroke-dasharray="4 3"' if shape.dashed else ""
-        tip = f"<title>{text(shape.tip)}</title>" if shape.tip else ""
+        tip = f"<title>{escape(shape.tip)}</title>" if shape.tip else ""
         yield (
             f'<rect x="{shape.left:.1f}" y="{shape.top:.1f}" width="{shape.width:.1f}" '
             f'height="{shape.height:.1f}" rx="3" fill="{shape.fill}" stroke="{shape.outline}" '
@@ -65,7 +62,7 @@ def _element(shape: Shape) -> Iterator[str]:
         color = f'fill="{shape.color}"' if shape.color else 'class="words"'
         yield (
             f'<text x="{shape.x:.1f}" y="{shape.y:.1f}" dy="0.35em" font-size="{shape.size:g}" '
-            f"{color}{anchor}{weight}>{text(shape.words)}</text>"
+            f"{color}{anchor}{weight}>{escape(shape.words)}</text>"
         )
 
 
@@ -183,7 +180,7 @@ def check_diagram_path(path: str | os.PathLike[str]) -> None:
         )
 
 
-def write_diagram(plan: Plan, path: str | os.PathLike[str]) -> None:
+def write_diagram(plan: PlannedModel, path: str | os.PathLike[str]) -> None:
     """Draws the plan; the file appears whole, or not at all.
 
     Raises:

@@ -1,33 +1,20 @@
 """A plan as a page to read: one file with the diagram and the table, without anything to load."""
 
+import operator
 import os
-from collections.abc import Iterable, Iterator
 
 from sat_tf.atomic_file import written_whole
 from sat_tf.planning.diagram import draw
-from sat_tf.planning.pictures import PAGE_STYLE, svg_element
-from sat_tf.planning.plan import Fate, LayerPlan, Plan, shape_text
-from sat_tf.planning.plan_table import (
-    file_text,
-    number_text,
-    output_text,
-    summary,
-    verdict,
-    weights_text,
-)
-from sat_tf.presentation.page import facts, page, row, table, text
+from sat_tf.planning.pictures import svg_element
+from sat_tf.planning.plan_table import NUMBERS, number_text, summary, totals, verdict
+from sat_tf.planning.planned_model import Export, Fate, LayerPlan, PlannedModel, shape_text
+from sat_tf.presentation.page import render
+from sat_tf.presentation.tables import Column, Table, digits
 
-_STYLE = f"""{PAGE_STYLE}
-.plan {{ height: auto; }} .problem td {{ color: var(--bad); }}
-.inserted td {{ color: var(--soft); }}
-main {{ max-width: 120rem; }} td {{ vertical-align: top; }} .wide > svg {{ max-width: none; }}
-@media print {{ .wide svg.plan {{ width: 100%; height: auto; }} }}
-"""
-_WORDS = ("layer", "kind", "shape", "becomes", "weights", "output", "in the file")
-_NUMBERS = ("reads bits", "parameters", "multiply-adds", "BOPs", "bytes", "float bytes")
+_KINDS = {Fate.PROBLEM: "problem", Fate.INSERTED: "inserted"}
 
 
-def write_page(plan: Plan, path: str | os.PathLike[str]) -> None:
+def write_page(plan: PlannedModel, path: str | os.PathLike[str]) -> None:
     """Writes the page; the file appears whole, or not at all.
 
     Raises:
@@ -37,95 +24,68 @@ def write_page(plan: Plan, path: str | os.PathLike[str]) -> None:
         temporary.write_text(plan_page(plan), encoding="utf-8")
 
 
-def plan_page(plan: Plan) -> str:
+def plan_page(plan: PlannedModel) -> str:
     """HTML that shows all of a plan."""
-    refused = plan.problems or plan.export_problems
-    return page(
-        f"Plan of {plan.model}",
-        [
-            f'<p class="verdict {"bad" if refused else "good"}">{text(verdict(plan))}</p>',
-            *(f"<p>{text(line)}.</p>" for line in summary(plan)),
-            *_listed("Cannot be quantized as asked", plan.problems),
-            *_listed("Cannot be exported", plan.export_problems),
-            *_listed("Notes on the file", plan.notes),
-            "<h2>Graph</h2>",
-            f"<p>{_ON_GRAPH}</p>",
-            '<div class="wide" tabindex="0" role="region" aria-label="graph">',
-            svg_element(draw(plan)),
-            "</div>",
-            "<h2>Layers</h2>",
-            f"<p>{_ON_NUMBERS}</p>",
-            table(
-                [*_WORDS, *_NUMBERS],
-                [*_rows(plan), _totals(plan)],
-                label="layers",
-                right=len(_NUMBERS),
-            ),
-            "<h2>Policy</h2>",
-            facts({name: str(value) for name, value in plan.policy.to_dict().items()}),
-        ],
-        style=_STYLE,
+    layers = Table(
+        columns=[*_WORDS, *_NUMBERS],
+        rows=plan.rows,
+        kind=lambda row: _KINDS.get(row.fate, ""),
+        totals=["in all", *[""] * len(_WORDS), *totals(plan, _NUMBERS[1:])],
+    )
+    return render(
+        "planning/plan_page.html",
+        plan=plan,
+        verdict=verdict(plan),
+        summary=summary(plan),
+        diagram=svg_element(draw(plan)),
+        layers=layers.to_html("layers"),
+        policy={name: str(value) for name, value in plan.policy.to_dict().items()},
     )
 
 
-_ON_GRAPH = (
-    "Layers that become one operator of the file share a box. Its colour says how many bits its "
-    "weights have, or else its codes; the strip, how many bits the codes have that it makes. "
-    "Dashed boxes are quantizers that are put between layers."
+def weights_text(row: LayerPlan) -> str:
+    """How the weights are quantized, in few words."""
+    return "-" if row.weights is None else str(row.weights)
+
+
+def output_text(row: LayerPlan) -> str:
+    """What the output has for a quantizer, and why it has none."""
+    if row.problems:
+        return " ".join(row.problems)
+    if row.activation is None:
+        return row.reason or row.activation_reason
+    if row.inserted:
+        return f"{row.activation}; {row.activation_reason}"
+    return str(row.activation)
+
+
+def file_text(row: LayerPlan) -> str:
+    """How the layer gets into the file."""
+    if row.fused_into:
+        return f"{row.export.value}, fused into {', '.join(row.fused_into)}"
+    if row.operators:
+        names = dict.fromkeys(row.operators)
+        listed = ", ".join(
+            f"{row.operators.count(name)} {name}" if row.operators.count(name) > 1 else name
+            for name in names
+        )
+        return f"{row.export.value}: {listed}"
+    if row.export in (Export.REFUSED, Export.NOTHING) and row.export_reason:
+        return f"{row.export.value}: {row.export_reason}"
+    return row.export.value
+
+
+_WORDS: tuple[Column[LayerPlan], ...] = (
+    Column("layer", lambda row: row.name),
+    Column("kind", lambda row: f"{row.kind} {row.detail}".strip()),
+    Column("shape", lambda row: row.shape, shape_text),
+    Column("becomes", lambda row: row.fate.value),
+    Column("weights", weights_text),
+    Column("output", output_text),
+    Column("in the file", file_text),
 )
-_ON_NUMBERS = (
-    "BOPs: multiply-adds times the bits of the weights times the bits of what they read; float "
-    "counts as 32. Bytes are estimates: of the TFLite file, and of a float one. The image's row "
-    "has what belongs to no layer."
+_NUMBERS = (
+    Column("reads bits", operator.attrgetter("reading_bits"), digits("", "-"), number=True),
+    *NUMBERS,
+    Column("float bytes", operator.attrgetter("float_bytes"), number_text, number=True),
 )
-
-
-def _listed(title: str, lines: Iterable[str]) -> Iterator[str]:
-    items = [f"<li>{text(line)}</li>" for line in lines]
-    if items:
-        yield f"<h2>{text(title)}</h2><ul>"
-        yield from items
-        yield "</ul>"
-
-
-def _rows(plan: Plan) -> Iterator[str]:
-    for layer in plan.rows:
-        made = row([text(word) for word in _words(layer)], _numbers(layer))
-        kind = {Fate.PROBLEM: "problem", Fate.INSERTED: "inserted"}.get(layer.fate, "")
-        yield made.replace("<tr>", f'<tr class="{kind}">', 1) if kind else made
-
-
-def _words(layer: LayerPlan) -> list[str]:
-    return [
-        layer.name,
-        f"{layer.kind} {layer.detail}".strip(),
-        shape_text(layer.shape),
-        layer.fate.value,
-        weights_text(layer),
-        output_text(layer),
-        file_text(layer),
-    ]
-
-
-def _numbers(layer: LayerPlan) -> list[str]:
-    reads = layer.reading_bits
-    return [
-        "-" if reads is None else str(reads),
-        number_text(layer.parameters),
-        number_text(layer.multiply_adds),
-        number_text(layer.bit_operations),
-        number_text(layer.bytes),
-        number_text(layer.float_bytes),
-    ]
-
-
-def _totals(plan: Plan) -> str:
-    numbers = (
-        plan.parameters,
-        plan.multiply_adds,
-        plan.bit_operations,
-        plan.bytes,
-        plan.float_bytes,
-    )
-    words = ["in all", *[""] * (len(_WORDS) - 1)]
-    return row(words, ["", *map(number_text, numbers)])

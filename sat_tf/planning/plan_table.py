@@ -1,35 +1,51 @@
 """A plan as text on the screen."""
 
 import io
+import operator
 from collections.abc import Iterable
+from typing import Any
 
+import rich.table
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from sat_tf.graph import layer_kinds
-from sat_tf.planning.plan import Export, Fate, LayerPlan, Plan
+from sat_tf.planning.planned_model import Export, Fate, LayerPlan, PlannedModel
+from sat_tf.presentation.tables import Cell, Column, Table
 
 _WIDTH = 160
 _WIDE = 120
 _NONE = "-"
 _MOST_NAMED = 3
-_STYLES = {
-    Fate.PROBLEM: "red",
-    Fate.FLOAT: "yellow",
-    Fate.INSERTED: "cyan",
-}
+_KINDS = {Fate.PROBLEM: "bad", Fate.FLOAT: "watch", Fate.INSERTED: "soft"}
 
 
-def plan_text(plan: Plan, width: int | None = None) -> str:
+def number_text(value: int | None) -> str:
+    """A number with commas, or that it is unknown."""
+    return "unknown" if value is None else f"{value:,}" if value else _NONE
+
+
+# Of a layer, and of a whole plan.
+NUMBERS: tuple[Column[Any], ...] = tuple(
+    Column(title, operator.attrgetter(field), number_text, number=True, wrap="never")
+    for title, field in (
+        ("parameters", "parameters"),
+        ("multiply-adds", "multiply_adds"),
+        ("BOPs", "bit_operations"),
+        ("bytes", "bytes"),
+    )
+)
+
+
+def plan_text(plan: PlannedModel, width: int | None = None) -> str:
     """The plan as plain text of this width."""
     text = io.StringIO()
     print_plan(plan, Console(file=text, width=width or _WIDTH))
     return text.getvalue()
 
 
-def print_plan(plan: Plan, console: Console) -> None:
+def print_plan(plan: PlannedModel, console: Console) -> None:
     """Prints the layers, the sums, and what stands in the way."""
     console.print(_table(plan, wide=console.width >= _WIDE))
     color = "red" if plan.problems or plan.export_problems else "green"
@@ -51,20 +67,20 @@ def print_plan(plan: Plan, console: Console) -> None:
         console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
 
 
-def verdict(plan: Plan) -> str:
+def verdict(plan: PlannedModel) -> str:
     """Whether the model can be quantized and exported, in a few words."""
     if plan.problems:
         return f"cannot be quantized as asked: {_count(len(plan.problems), 'problem')}"
     if plan.export_problems:
         count = _count(len(plan.export_problems), "problem")
         return f"can be quantized, but not exported: {count}"
-    islands = plan.float_layers
-    if islands:
-        return f"can be quantized and exported, with {_count(len(islands), 'layer')} left float"
+    left_float = plan.float_layers
+    if left_float:
+        return f"can be quantized and exported, with {_count(len(left_float), 'layer')} left float"
     return "can be quantized and exported"
 
 
-def summary(plan: Plan) -> list[str]:
+def summary(plan: PlannedModel) -> list[str]:
     """The sums, in words."""
     quantized = sum(row.weights is not None for row in plan.layers)
     lines = [
@@ -86,7 +102,7 @@ def summary(plan: Plan) -> list[str]:
     return lines
 
 
-def _operations(plan: Plan) -> str:
+def _operations(plan: PlannedModel) -> str:
     products, bops, whole = plan.multiply_adds, plan.bit_operations, plan.float_bit_operations
     if products is None or bops is None or whole is None:
         known = sum(row.multiply_adds or 0 for row in plan.rows)
@@ -97,23 +113,21 @@ def _operations(plan: Plan) -> str:
     return f"{products:,} multiply-adds an image, {bops:,} bit operations (BOPs){share}"
 
 
-def _table(plan: Plan, *, wide: bool) -> Table:
-    table = Table(title=f"{plan.model}: what becomes of it", title_justify="left", box=SIMPLE_HEAD)
-    for name in ("layer", "kind", "weights", "output", "in the file"):
-        table.add_column(name, overflow="fold")
-    numbers = ("parameters", "multiply-adds", "BOPs", "bytes") if wide else ("BOPs", "bytes")
-    for name in numbers:
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in plan.rows:
-        words = (row.name, _kind(row), _weights(row), _output(row), _file(row))
-        values = (row.parameters, row.multiply_adds, row.bit_operations, row.bytes)
-        cells = [Text(word) for word in words]
-        cells += [Text(number_text(value)) for value in values[-len(numbers) :]]
-        table.add_row(*cells, style=_STYLES.get(row.fate))
-    totals = (plan.parameters, plan.multiply_adds, plan.bit_operations, plan.bytes)
-    table.add_section()
-    table.add_row("in all", "", "", "", "", *map(number_text, totals[-len(numbers) :]))
-    return table
+def _table(plan: PlannedModel, *, wide: bool) -> rich.table.Table:
+    numbers = NUMBERS if wide else NUMBERS[2:]
+    whole = Table(
+        columns=[*_WORDS, *numbers],
+        rows=plan.rows,
+        kind=lambda row: _KINDS.get(row.fate, ""),
+        totals=["in all", *[""] * (len(_WORDS) - 1), *totals(plan, numbers)],
+    )
+    title = f"{plan.model}: what becomes of it"
+    return whole.to_rich(title=title, title_justify="left", box=SIMPLE_HEAD)
+
+
+def totals(plan: PlannedModel, numbers: Iterable[Column[Any]]) -> list[Cell]:
+    """The last row of a table of layers: what a plan has the sums of by the same names."""
+    return [number.cell(plan) for number in numbers]
 
 
 def _kind(row: LayerPlan) -> str:
@@ -164,17 +178,31 @@ def _file(row: LayerPlan) -> str:
     return is_float + ", ".join(names) if names else _NONE
 
 
-def reasons(plan: Plan) -> list[str]:
+_WORDS: tuple[Column[LayerPlan], ...] = (
+    Column("layer", lambda row: row.name, wrap="fold"),
+    Column("kind", _kind, wrap="fold"),
+    Column("weights", _weights, wrap="fold"),
+    Column("output", _output, wrap="fold"),
+    Column("in the file", _file, wrap="fold"),
+)
+
+
+def reasons(plan: PlannedModel) -> list[str]:
     """Why layers become what they become, layers with the same reason together."""
     found: dict[str, list[str]] = {}
     for row in plan.layers:
         weights = row.weights
         if weights is not None:
             kind = f"{weights.rescale} rescale" if weights.rescale else "no rescale"
-            found.setdefault(f"{kind}: {weights.rescale_reason}", []).append(row.name)
+            method = f"{kind}: {weights.rescale_reason}"
+            if weights.quantizer:
+                method = f"weights by {weights.quantizer}"
+            found.setdefault(method, []).append(row.name)
             if weights.bits_reason:
                 found.setdefault(f"{weights.bits} bits: {weights.bits_reason}", []).append(row.name)
             found.setdefault(f"start: {weights.start}", []).append(row.name)
+        if row.activation is not None and row.activation.quantizer:
+            found.setdefault(f"output by {row.activation.quantizer}", []).append(row.name)
         if row.reading_reason:
             reads = f"reads {row.reading_bits} bits: {row.reading_reason}"
             found.setdefault(reads, []).append(row.name)
@@ -189,43 +217,6 @@ def _named(names: list[str]) -> str:
     shown = ", ".join(names[:_MOST_NAMED])
     more = len(names) - _MOST_NAMED
     return f"{shown} and {more} more" if more > 0 else shown
-
-
-def weights_text(row: LayerPlan) -> str:
-    """How the weights are quantized, in few words."""
-    return _NONE if row.weights is None else str(row.weights)
-
-
-def output_text(row: LayerPlan) -> str:
-    """What the output has for a quantizer, and why it has none."""
-    if row.problems:
-        return " ".join(row.problems)
-    if row.activation is None:
-        return row.reason or row.activation_reason
-    if row.inserted:
-        return f"{row.activation}; {row.activation_reason}"
-    return str(row.activation)
-
-
-def file_text(row: LayerPlan) -> str:
-    """How the layer gets into the file."""
-    if row.fused_into:
-        return f"{row.export.value}, fused into {', '.join(row.fused_into)}"
-    if row.operators:
-        names = dict.fromkeys(row.operators)
-        listed = ", ".join(
-            f"{row.operators.count(name)} {name}" if row.operators.count(name) > 1 else name
-            for name in names
-        )
-        return f"{row.export.value}: {listed}"
-    if row.export in (Export.REFUSED, Export.NOTHING) and row.export_reason:
-        return f"{row.export.value}: {row.export_reason}"
-    return row.export.value
-
-
-def number_text(value: int | None) -> str:
-    """A number with commas, or that it is unknown."""
-    return "unknown" if value is None else f"{value:,}" if value else _NONE
 
 
 def _count(number: int, noun: str) -> str:

@@ -11,9 +11,8 @@ from sat_tf.graph.layers.kind import Kernel, Role
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import did_you_mean
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.quantizers.image import ImageQuantizer
 from sat_tf.quantizers.input_range import INPUT_TYPES, NO_CHANGE, PIXELS, Change, InputRange
-from sat_tf.quantizers.observers import InputQuantizer
+from sat_tf.quantizers.protocol import PixelQuantizer
 
 
 def input_nodes(network: Network) -> dict[str, Node]:
@@ -24,7 +23,7 @@ def input_nodes(network: Network) -> dict[str, Node]:
     found = {}
     for node in network:
         config = getattr(node.layer, "quantize_config", None)
-        if config is not None and isinstance(config.output, ImageQuantizer | InputQuantizer):
+        if config is not None and getattr(config.output, "input_type", None) is not None:
             name = node.inputs[0]
             while name not in network.inputs:  # preprocessing in float
                 name = network[name].inputs[0]
@@ -40,7 +39,7 @@ def input_ranges(network: Network) -> dict[str, InputRange]:
         quantizer = nodes[name].layer.quantize_config.output if name in nodes else None
         if quantizer is None:
             ranges[name] = PIXELS
-        elif isinstance(quantizer, ImageQuantizer):
+        elif isinstance(quantizer, PixelQuantizer):
             ranges[name] = quantizer.range
     return ranges
 
@@ -49,9 +48,7 @@ def input_types(network: Network) -> dict[str, str]:
     """What the file takes for each input, a name of `input_ranges.INPUT_TYPES`."""
     types = dict.fromkeys(network.inputs, "uint8")
     for name, node in input_nodes(network).items():
-        quantizer = node.layer.quantize_config.output
-        if isinstance(quantizer, InputQuantizer):
-            types[name] = quantizer.input_type
+        types[name] = node.layer.quantize_config.output.input_type
     return types
 
 

@@ -20,9 +20,9 @@ from sat_tf.graph.layers.kind import Combination, Role
 from sat_tf.graph.layers.preprocessing import is_adapted, is_plain_factor, slope_and_offset
 from sat_tf.graph.network import Network, Node
 from sat_tf.graph.operation_layers import ConstantSum
-from sat_tf.qat.best_levels import best_level
+from sat_tf.quantizers.best_levels import SMALLEST_CLIPPING_LEVEL
 from sat_tf.quantizers.input_range import Grid
-from sat_tf.quantizers.pact import SMALLEST_CLIPPING_LEVEL, ClippingQuantizer
+from sat_tf.quantizers.protocol import ActivationQuantizer
 
 
 class PixelRanges:
@@ -196,7 +196,7 @@ class Spread:
     source: str
     known: bool = True
 
-    def best_level(self, quantizer: ClippingQuantizer) -> float | None:
+    def best_level(self, quantizer: ActivationQuantizer) -> float | None:
         """The clipping level with the smallest error, and room for the longer tails of real values.
 
         None where the values tell of none.
@@ -207,7 +207,7 @@ class Spread:
         if not np.isfinite(rows).all() or largest < SMALLEST_CLIPPING_LEVEL:
             return None
         counts = np.tile(_SHARES, len(rows))
-        level = best_level(quantizer, rows.astype(np.float32).reshape(-1), largest, counts)
+        level = quantizer.best_level(rows.astype(np.float32).reshape(-1), largest, counts)
         return float(f"{_LONGER_TAILS * level:.4g}")
 
     @property

@@ -14,7 +14,7 @@ from tensorflow.python.framework import ops
 
 from sat_tf.graph import layer_kinds
 from sat_tf.qat.configs import PlacedConfig
-from sat_tf.quantizers.base import BIT_FLOOR
+from sat_tf.quantizers.protocol import BIT_FLOOR
 from sat_tf.version import __version__
 
 # Raised when an older sat-tf could not read what this one saves, or would compute otherwise from

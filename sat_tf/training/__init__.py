@@ -1,5 +1,6 @@
 """Training runs: a YAML file in, a run folder out.
 
-`config` and `run_folder` read no TensorFlow, so that mistakes in a configuration are answered at
-once; `run` is where the work starts.
+Each folder imports only those to its left: `config`, `step`, `state`, `recipes`, `callbacks`,
+`report`, `loop`. `config`, `state.run_folder` and `interruption` read no TensorFlow, so that
+mistakes in a configuration are answered at once; `loop.runner` is where the work starts.
 """

@@ -2,7 +2,8 @@ import os
 
 import pytest
 
-from sat_tf.data.class_folders import load_folder_tree, read_tree
+from sat_tf.data.class_folders import load_folder_tree
+from sat_tf.data.folder_tree import read_tree
 
 
 def touch(root, *names):

@@ -9,18 +9,17 @@ import sat_tf
 from sat_tf.export.deployed import deployed_model
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.pipeline import deployed_graph
+from sat_tf.export.operations.graph_file import serialize
 from sat_tf.export.operations.simulator import simulate
-from sat_tf.export.tflite.writer import serialize
 from sat_tf.export.verify import TrainedModel
 from sat_tf.graph.network import Network
 from sat_tf.qat.layout import inner_layer
-from tests.export.zoo import ZOO, images_for
+from tests.export.zoo import EACH, ZOO, images_for, quantized
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", EACH)
 def test_every_integer_of_every_model_is_the_one_of_the_simulation_and_of_litert(name):
-    specimen = ZOO[name]
-    model = specimen.quantized()
+    specimen, model = ZOO[name], quantized(name)
     deployed = deployed_model(model, float_head=specimen.float_head)
     images = images_for(model)
     codes, output = deployed.run(images)

@@ -11,11 +11,11 @@ from sat_tf.export.export import ExportReport, file_content
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import deployed_graph
+from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.export.operations.simulator import simulate
-from sat_tf.export.tflite.reader import read_graph
 from sat_tf.export.tflite.structure import read_structure
 from tests.export.local import local_differences
-from tests.export.zoo import ZOO, Specimen, images_for
+from tests.export.zoo import EACH, FEW, ZOO, Specimen, images_for, quantized
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,15 +32,32 @@ class Exported:
         return images_for(self.model)
 
 
-def _export(specimen: Specimen, folder: pathlib.Path) -> Exported:
-    model, path = specimen.quantized(), folder / "model.tflite"
+def _export(name: str, folder: pathlib.Path) -> Exported:
+    specimen, model, path = ZOO[name], quantized(name), folder / "model.tflite"
     report = sat_tf.export_tflite(model, path, float_head=specimen.float_head)
     return Exported(specimen, model, path, report)
 
 
-@pytest.fixture(scope="module", params=ZOO)
+@pytest.fixture(scope="module", params=EACH)
 def exported(request, tmp_path_factory) -> Exported:
-    return _export(ZOO[request.param], tmp_path_factory.mktemp(request.param))
+    return _export(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def test_the_few_have_every_operator_storage_and_kind_of_stream():
+    def kinds(names):
+        return {
+            kind
+            for specimen in map(ZOO.__getitem__, names)
+            for kind in (
+                *specimen.operators,
+                *((operator, "float") for operator in specimen.float_operators),
+                *((field, getattr(specimen, field)) for field in ("float_head", "annotated")),
+                ("streams", specimen.policy.stream_bits is None),
+                ("grid", specimen.policy.weight_grid),
+            )
+        }
+
+    assert kinds(FEW) == kinds(ZOO)
 
 
 def test_xnnpack_computes_the_simulated_integers_of_every_model(exported):
@@ -109,7 +126,7 @@ def test_a_file_says_which_codes_its_tensors_have(exported):
 
 @pytest.mark.parametrize("name", ["residual", "annotated_by_hand", "residual_float_streams"])
 def test_a_saved_and_loaded_model_has_the_same_file(name, tmp_path):
-    found = _export(ZOO[name], tmp_path)
+    found = _export(name, tmp_path)
     found.model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     assert sat_tf.verify_tflite(loaded, found.path, found.images).codes_differing == 0
@@ -143,7 +160,7 @@ def test_a_saved_and_loaded_model_has_the_same_file(name, tmp_path):
 )
 @pytest.mark.filterwarnings("ignore:Statistics for quantized inputs")
 def test_the_ordinary_converter_gives_the_classes_of_the_written_file(name, tmp_path):
-    found = _export(ZOO[name], tmp_path)
+    found = _export(name, tmp_path)
     converter = tf.lite.TFLiteConverter.from_keras_model(sat_tf.export.to_keras(found.model))
     converter.optimizations = [tf.lite.Optimize.DEFAULT]
     content = converter.convert()

@@ -5,10 +5,12 @@ negative, zero, next to zero and huge, some channels are dead, some biases are l
 """
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Mapping
 
 import numpy as np
+import pytest
 import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
@@ -1055,3 +1057,18 @@ ZOO: dict[str, Specimen] = {
         float_operators=("DEQUANTIZE", "SOFTMAX"),
     ),
 }
+
+# Those that every operator, storage and kind of stream is in.
+FEW = (
+    *("residual", "bottleneck", "inception_float_streams", "float_head_with_softmax"),
+    *("dorefa_1_bits", "narrow_2_bits", "rounded_3_bits", "narrow_8_bits", "never_calibrated"),
+    *("preactivation_float_streams", "average_of_a_float_sum", "pooled_stem", "annotated_by_hand"),
+)
+# For `pytest.mark.parametrize`: all of them, most among the thorough tests.
+EACH = [name if name in FEW else pytest.param(name, marks=pytest.mark.thorough) for name in ZOO]
+
+
+@functools.cache
+def quantized(name: str) -> keras.Model:
+    """A model of the zoo, built once; nobody changes it."""
+    return ZOO[name].quantized()

@@ -21,8 +21,7 @@ from sat_tf.keras3.activations import (
     tanh_shrink,
 )
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.quantizers.functions import OffsetQuantizer
-from sat_tf.quantizers.pact import PactQuantizer, StreamQuantizer
+from sat_tf.quantizers.pact import OffsetQuantizer, PactQuantizer, StreamQuantizer
 
 L = keras.layers
 

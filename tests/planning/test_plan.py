@@ -57,7 +57,7 @@ def test_the_page_has_the_diagram_and_every_layer_and_loads_nothing(plan, refuse
         assert page.count("<svg") == 1
         assert all(f"<td>{row.name}</td>" in page for row in made.rows)
         assert not re.search(r"<script|<link|src=|url\(", page)
-    assert "&#x27;sin&#x27;, expected one of linear" in page
+    assert "&#39;sin&#39;, expected one of linear" in page
 
 
 def test_a_diagram_is_well_formed_svg_and_png(plan, refused, tmp_path):

@@ -4,12 +4,12 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from sat_tf.presentation.line_chart import Chart, Line, legend
+from sat_tf.presentation.charts import Line, LineChart, legend
 
 
 def chart(*points, stages=((0.0, "float"),), **options):
     lines = [Line(label="loss", points=list(points), colour="red", dots=True)]
-    return Chart(title="Loss", lines=lines, stages=stages, summary="It falls.", **options)
+    return LineChart(title="Loss", lines=lines, stages=stages, summary="It falls.", **options)
 
 
 def places(svg):
@@ -82,7 +82,7 @@ def test_names_of_stages_stand_inside_the_drawing_and_not_on_each_other():
 
 def test_hostile_names_are_text():
     line = Line(label="<script>&", points=[(0.0, 1.0)], colour="red")
-    drawn = Chart(
+    drawn = LineChart(
         title="<b>", lines=[line], stages=[(0.0, "<i>")], summary='"<u>"', logarithmic=False
     ).to_svg()
     for html in (drawn, legend([line])):

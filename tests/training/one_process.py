@@ -18,16 +18,16 @@ from rich.console import Console
 from sat_tf.data.arrays import ArraySource
 from sat_tf.messages import RunError
 from sat_tf.training.config.config import parse_config
-from sat_tf.training.errors import Interruption, Stopped
-from sat_tf.training.loop.distribution import (
+from sat_tf.training.interruption import Interruption, Stopped
+from sat_tf.training.loop.stage import Run, train_stage
+from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.training.step.distribution import (
     make_strategy,
     outside_failures_told,
     share_of,
     writes_files,
 )
-from sat_tf.training.loop.learner import Learner
-from sat_tf.training.loop.stage import Run, train_stage
-from sat_tf.training.state.run_folder import RunFolder
+from sat_tf.training.step.learner import Learner
 from tests.training.small import small_images, small_quantized_model
 
 CONFIG = """

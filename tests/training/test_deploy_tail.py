@@ -13,12 +13,12 @@ from sat_tf.commands import main
 from sat_tf.export.deployed import DeployedModel
 from sat_tf.messages import RunError
 from sat_tf.training.config.config import parse_config
-from sat_tf.training.deploy_tail import deploy_tail, train_deploy_tail
 from sat_tf.training.loop import runner
-from sat_tf.training.loop.learner import training_copy
+from sat_tf.training.loop.deploy_tail import deploy_tail, train_deploy_tail
 from sat_tf.training.loop.stage import held_out_metrics
 from sat_tf.training.state.run_folder import QUANTIZED_MODEL, RunFolder
 from sat_tf.training.state.run_state import RunState
+from sat_tf.training.step.learner import training_copy
 from tests.training.loop.test_stage import make_run
 from tests.training.small import small_float_model, small_images, small_quantized_model
 

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from sat_tf.training.errors import Interruption, Stopped
+from sat_tf.training.interruption import Interruption, Stopped
 
 
 def ask_to_stop():

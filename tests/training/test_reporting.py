@@ -13,11 +13,11 @@ from sat_tf.data.arrays import ArraySource
 from sat_tf.messages import RunError
 from sat_tf.training.callbacks.epoch_recorder import Recorder, StopWhenNotFinite
 from sat_tf.training.loop.environment import describe_environment
-from sat_tf.training.loop.stage_plan import StagePlan
 from sat_tf.training.report.curves import draw_curves
 from sat_tf.training.report.results import Results
 from sat_tf.training.state.history import COLUMNS, EpochMetrics, from_csv, to_csv
 from sat_tf.training.state.run_folder import METRICS, RunFolder
+from sat_tf.training.step.stage_plan import StagePlan
 from tests.training.small import small_images, small_quantized_model
 
 LOGS = {"loss": 0.5, "top1": 0.9, "val_loss": 0.6, "val_top1": 0.8, "top5": 0.99, "val_top5": 0.95}

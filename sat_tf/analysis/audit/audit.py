@@ -14,9 +14,10 @@ from sat_tf.analysis.activations import (
     clipping_levels,
     clipping_quantizer,
 )
-from sat_tf.analysis.audit import result as rules
+from sat_tf.analysis.audit import audited_model as rules
+from sat_tf.analysis.audit.audited_model import ActivationAudit, Finding, LayerAudit, Limit, Verdict
 from sat_tf.analysis.audit.kappa_1 import GradientFlow, GradientProbe
-from sat_tf.analysis.audit.result import ActivationAudit, Audit, Finding, LayerAudit, Limit, Verdict
+from sat_tf.analysis.audit.result import Audit
 from sat_tf.analysis.labelled_images import USUAL_IMAGES, LabelledImages, labelled_images
 from sat_tf.analysis.linear_layers import holds_matrices
 from sat_tf.analysis.weight_use import WeightProbe, WeightUse

@@ -1,19 +1,35 @@
 """An audit as a page to read: one file, without scripts and without anything to load."""
 
+import dataclasses
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
+from typing import Any
 
-from sat_tf.analysis.audit import result as rules
-from sat_tf.analysis.audit.result import LIMITS, RULES, ActivationAudit, Audit, LayerAudit, Verdict
-from sat_tf.analysis.audit.table import by_rule, kappa_cell, number, share, summary
+from sat_tf.analysis.audit import audited_model as rules
+from sat_tf.analysis.audit.audited_model import (
+    LIMITS,
+    RULES,
+    ActivationAudit,
+    AuditedModel,
+    Limit,
+)
+from sat_tf.analysis.audit.table import (
+    ACTIVATION,
+    ACTIVATION_NUMBERS,
+    KINDS,
+    LAYER,
+    LAYER_NUMBERS,
+    VERDICT,
+    by_rule,
+    summary,
+)
 from sat_tf.atomic_file import written_whole
-from sat_tf.presentation.dot_chart import STYLE, DotChart, Dots
-from sat_tf.presentation.page import page, row, table, text
+from sat_tf.presentation.charts import DotChart, Dots
+from sat_tf.presentation.page import render
+from sat_tf.presentation.tables import Column, Table, digits
 
-_CLASSES = {Verdict.OK: "good", Verdict.WATCH: "watch", Verdict.BROKEN: "bad"}
 
-
-def write_page(audit: Audit, path: str | os.PathLike[str]) -> None:
+def write_page(audit: AuditedModel, path: str | os.PathLike[str]) -> None:
     """Writes the page; the file appears whole, or not at all.
 
     Raises:
@@ -23,44 +39,25 @@ def write_page(audit: Audit, path: str | os.PathLike[str]) -> None:
         temporary.write_text(audit_page(audit), encoding="utf-8")
 
 
-def audit_page(audit: Audit) -> str:
+def audit_page(audit: AuditedModel) -> str:
     """HTML that shows all of an audit."""
-    return page(
-        f"Audit of {audit.model}",
-        [
-            f'<p class="verdict {_CLASSES[audit.verdict]}">{audit.verdict.value}</p>',
-            f"<p>{text(summary(audit))}.</p>",
-            *(f"<p>{text(note)}</p>" for note in audit.notes),
-            *_what_is_wrong(audit),
-            "<h2>Pictures</h2>",
-            *(chart.to_svg() for chart in _charts(audit)),
-            "<h2>Linear layers</h2>",
-            f"<p>{_ON_LAYERS}</p>",
-            _layers(audit),
-            *_activations(audit.activations),
-            "<h2>Limits</h2>",
-            _limits(),
-        ],
-        style=STYLE,
+    activations = audit.activations
+    return render(
+        "analysis/audit/page.html",
+        audit=audit,
+        kind=KINDS[audit.verdict],
+        summary=summary(audit),
+        wrong={rule: (RULES[rule], lines) for rule, lines in by_rule(audit).items()},
+        charts=[chart.to_svg() for chart in _charts(audit)],
+        layers=Table(columns=_LAYER, rows=_numbered(audit.layers)).to_html("linear layers"),
+        activations=Table(columns=_ACTIVATION, rows=_numbered(activations)).to_html(
+            "quantized activations"
+        ),
+        limits=Table(columns=_LIMIT, rows=list(LIMITS.items())).to_html("limits"),
     )
 
 
-_ON_LAYERS = (
-    "n: inputs of one output. n̂: outputs of one input. W: latent weights; Ŵ: clamped; Q: "
-    "quantized; Ξ: effective, what the layer multiplies by. VAR: variance over the kernel. κ₁ "
-    "(normalization right behind) and κ₂ (none) are the constants of the gradient-flowing law "
-    "between a layer and those that follow it; κ₀ is the classifier's."
-)
-
-
-def _what_is_wrong(audit: Audit) -> Iterable[str]:
-    for rule, lines in by_rule(audit).items():
-        yield f"<h2>{text(rule)}</h2><p>{text(RULES[rule])}</p><ul>"
-        yield from (f"<li>{text(line)}</li>" for line in lines)
-        yield "</ul>"
-
-
-def _charts(audit: Audit) -> list[DotChart]:
+def _charts(audit: AuditedModel) -> list[DotChart]:
     layers, names = audit.layers, [layer.name for layer in audit.layers]
     kappa = rules.KAPPA_WATCHED.value
     of_layers = [
@@ -128,69 +125,38 @@ def _used(row: ActivationAudit) -> float | None:
     return None if row.codes is None or row.codes_used is None else row.codes_used / row.codes
 
 
-def _layers(audit: Audit) -> str:
-    head = ["#", "layer", "kind", "behind", "followed by", "verdict"]
-    numbers = ["n", "n̂", "bits", "VAR W", "VAR Ŵ", "VAR Q", "VAR Ξ", "codes", "VAR ∂Ξ", "κ"]
-    rows = [_layer(index, layer) for index, layer in enumerate(audit.layers, 1)]
-    return table([*head, *numbers], rows, label="linear layers", right=len(numbers))
+# On the page every row has its number, by which the charts name it.
+_Numbered = tuple[int, Any]
 
 
-def _layer(index: int, layer: LayerAudit) -> str:
-    cells = [
-        str(index),
-        text(layer.name),
-        text(layer.kind),
-        text(layer.normalization or "-"),
-        text(", ".join(layer.following) or "-"),
-        _judged(layer),
-    ]
-    numbers = [
-        str(layer.fan_in),
-        str(layer.fan_out),
-        "-" if layer.weight_bits is None else str(layer.weight_bits),
-        number(layer.latent_variance),
-        number(layer.clamped_variance),
-        number(layer.quantized_variance),
-        number(layer.effective_variance),
-        share(layer.weight_codes_used, layer.weight_codes),
-        number(layer.gradient_variance),
-        kappa_cell(layer),
-    ]
-    return row(cells, numbers)
+def _numbered(rows: Sequence[Any]) -> list[_Numbered]:
+    return list(enumerate(rows, 1))
 
 
-def _activations(activations: tuple[ActivationAudit, ...]) -> list[str]:
-    if not activations:
-        return []
-    numbers = ["bits", "clipping level", "clipped %", "codes", "∂L/∂level"]
-    rows = [
-        row(
-            [str(index), text(activation.name), _judged(activation)],
-            [
-                str(activation.bits),
-                number(activation.clipping_level),
-                "-" if activation.clipped is None else f"{100 * activation.clipped:.2f}",
-                share(activation.codes_used, activation.codes),
-                number(activation.level_gradient),
-            ],
-        )
-        for index, activation in enumerate(activations, 1)
-    ]
-    head = ["#", "made by", "verdict", *numbers]
-    return [
-        "<h2>Quantized activations</h2>",
-        table(head, rows, label="quantized activations", right=len(numbers)),
-    ]
+def _behind_its_number(column: Column[Any]) -> Column[_Numbered]:
+    return dataclasses.replace(column, value=lambda row: column.value(row[1]))
 
 
-def _judged(audited: LayerAudit | ActivationAudit) -> str:
-    broken = ", ".join(dict.fromkeys(finding.rule for finding in audited.findings))
-    words = audited.verdict.value + (f": {broken}" if broken else "")
-    return f'<span class="{_CLASSES[audited.verdict]}">{text(words)}</span>'
-
-
-def _limits() -> str:
-    rows = [
-        row([text(name), f"{limit.value:g}", text(limit.reason)]) for name, limit in LIMITS.items()
-    ]
-    return table(["limit", "value", "why"], rows, label="limits")
+_NUMBER: Column[_Numbered] = Column("#", lambda row: row[0])
+_LAYER = [
+    _NUMBER,
+    *map(
+        _behind_its_number,
+        (
+            *LAYER,
+            Column("behind", lambda row: row.normalization or "-"),
+            Column("followed by", lambda row: ", ".join(row.following) or "-"),
+            VERDICT,
+            *LAYER_NUMBERS,
+        ),
+    ),
+]
+_ACTIVATION = [
+    _NUMBER,
+    *map(_behind_its_number, (ACTIVATION, VERDICT, *ACTIVATION_NUMBERS)),
+]
+_LIMIT: list[Column[tuple[str, Limit]]] = [
+    Column("limit", lambda row: row[0]),
+    Column("value", lambda row: row[1].value, digits("g")),
+    Column("why", lambda row: row[1].reason),
+]

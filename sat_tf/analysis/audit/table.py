@@ -1,17 +1,29 @@
-"""An audit as tables on the screen."""
+"""An audit as tables on the screen, and the columns that its page has too."""
 
+from typing import Any
+
+import rich.table
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from sat_tf.analysis.audit.result import RULES, ActivationAudit, Audit, LayerAudit, Verdict
+from sat_tf.analysis.audit.audited_model import (
+    RULES,
+    ActivationAudit,
+    AuditedModel,
+    LayerAudit,
+    Verdict,
+)
+from sat_tf.presentation.tables import Column, Marked, Table, digits, marked_text, percent
 
-_COLOURS = {Verdict.OK: "green", Verdict.WATCH: "yellow", Verdict.BROKEN: "red"}
+KINDS = {Verdict.OK: "good", Verdict.WATCH: "watch", Verdict.BROKEN: "bad"}
 _NONE = "-"
 _FORMS = {True: "κ₁", False: "κ₂"}
 
+# Three digits, or a dash for what is not there.
+number = digits(".3g", missing=_NONE)
 
-def print_audit(audit: Audit, console: Console, *, only_findings: bool = False) -> None:
+
+def print_audit(audit: AuditedModel, console: Console, *, only_findings: bool = False) -> None:
     """Prints the verdict, the layers and what is wrong with them.
 
     Args:
@@ -34,7 +46,7 @@ def print_audit(audit: Audit, console: Console, *, only_findings: bool = False) 
         console.print(note, highlight=False, markup=False, soft_wrap=True)
 
 
-def by_rule(audit: Audit) -> dict[str, list[str]]:
+def by_rule(audit: AuditedModel) -> dict[str, list[str]]:
     """What is wrong, as sentences under the rule; layers with the same fault and cure together."""
     found: dict[str, dict[tuple[str, str], list[str]]] = {}
     for name, finding in audit.findings():
@@ -60,7 +72,7 @@ def _listed(named: list[str]) -> str:
     return "; ".join(named[:_MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
-def summary(audit: Audit) -> str:
+def summary(audit: AuditedModel) -> str:
     """The verdict in a line."""
     rows: list[LayerAudit | ActivationAudit] = [*audit.layers, *audit.activations]
     broken = sum(row.verdict is Verdict.BROKEN for row in rows)
@@ -79,66 +91,9 @@ def summary(audit: Audit) -> str:
     return "; ".join(parts)
 
 
-def number(value: float | None) -> str:
-    """Three digits, or a dash for what is not there."""
-    return _NONE if value is None else f"{value:.3g}"
-
-
-def share(part: int | None, whole: int | None) -> str:
+def _share(part: int | None, whole: int | None) -> str:
     """How many of how many, or a dash."""
     return _NONE if part is None or whole is None else f"{part}/{whole}"
-
-
-def _verdict(audit: Audit) -> Text:
-    verdict = audit.verdict
-    return Text.assemble(
-        f"{audit.model}: ", (verdict.value, _COLOURS[verdict]), f"; {summary(audit)}"
-    )
-
-
-# What a terminal of 80 columns has no room for; the page and the CSV have it.
-_WIDE = 120
-_FOR_WIDE = ("kind", "VAR W", "VAR Ŵ", "VAR Q", "codes")
-
-
-def _layers(rows: list[LayerAudit], *, wide: bool) -> Table:
-    columns: dict[str, list[str]] = {
-        "kind": [row.kind for row in rows],
-        "behind": [SHORT.get(row.normalization or "", row.normalization or _NONE) for row in rows],
-        "n": [str(row.fan_in) for row in rows],
-        "n̂": [str(row.fan_out) for row in rows],
-        "bits": [_NONE if row.weight_bits is None else str(row.weight_bits) for row in rows],
-        "VAR W": [number(row.latent_variance) for row in rows],
-        "VAR Ŵ": [number(row.clamped_variance) for row in rows],
-        "VAR Q": [number(row.quantized_variance) for row in rows],
-        "VAR Ξ": [number(row.effective_variance) for row in rows],
-        "codes": [share(row.weight_codes_used, row.weight_codes) for row in rows],
-        "VAR ∂Ξ": [number(row.gradient_variance) for row in rows],
-        "κ": [kappa_cell(row) for row in rows],
-    }
-    shown = {
-        title: cells
-        for title, cells in columns.items()
-        if (wide or title not in _FOR_WIDE) and set(cells) != {_NONE}
-    }
-    table = Table(title="linear layers", title_justify="left")
-    table.add_column("layer", no_wrap=True)
-    for title in shown:
-        words = title in ("kind", "behind")
-        table.add_column(title, justify="left" if words else "right", no_wrap=True)
-    table.add_column("verdict")
-    for index, row in enumerate(rows):
-        cells = [column[index] for column in shown.values()]
-        table.add_row(row.name, *cells, _judged(row))
-    return table
-
-
-SHORT = {
-    "BatchNormalization": "BN",
-    "SyncBatchNormalization": "BN",
-    "LayerNormalization": "LN",
-    "GroupNormalization": "GN",
-}
 
 
 def kappa_cell(row: LayerAudit) -> str:
@@ -148,26 +103,72 @@ def kappa_cell(row: LayerAudit) -> str:
     return f"{_FORMS[row.normalization is not None]} {number(row.kappa)}"
 
 
-def _activations(rows: list[ActivationAudit]) -> Table:
-    table = Table(title="quantized activations", title_justify="left")
-    table.add_column("made by", no_wrap=True)
-    for name in ("bits", "clipping level", "clipped %", "codes", "∂L/∂level"):
-        table.add_column(name, justify="right")
-    table.add_column("verdict")
-    for row in rows:
-        table.add_row(
-            row.name,
-            str(row.bits),
-            number(row.clipping_level),
-            _NONE if row.clipped is None else f"{100 * row.clipped:.2f}",
-            share(row.codes_used, row.codes),
-            number(row.level_gradient),
-            _judged(row),
-        )
-    return table
-
-
-def _judged(row: LayerAudit | ActivationAudit) -> Text:
+def judged(row: LayerAudit | ActivationAudit) -> Marked:
+    """The verdict on a layer, with the rules that it does not keep."""
     rules = ", ".join(dict.fromkeys(finding.rule for finding in row.findings))
-    words = row.verdict.value + (f": {rules}" if rules else "")
-    return Text(words, style=_COLOURS[row.verdict])
+    return Marked(row.verdict.value + (f": {rules}" if rules else ""), KINDS[row.verdict])
+
+
+_SHORT = {
+    "BatchNormalization": "BN",
+    "SyncBatchNormalization": "BN",
+    "LayerNormalization": "LN",
+    "GroupNormalization": "GN",
+}
+# What a terminal of 80 columns has no room for; the page and the CSV have it.
+_WIDE = 120
+_FOR_WIDE = ("kind", "VAR W", "VAR Ŵ", "VAR Q", "codes")
+
+VERDICT: Column[Any] = Column("verdict", judged)
+LAYER: tuple[Column[LayerAudit], ...] = (
+    Column("layer", lambda row: row.name, wrap="never"),
+    Column("kind", lambda row: row.kind, wrap="never"),
+)
+LAYER_NUMBERS: tuple[Column[LayerAudit], ...] = tuple(
+    Column(title, value, show, number=True, wrap="never")
+    for title, value, show in (
+        ("n", lambda row: row.fan_in, str),
+        ("n̂", lambda row: row.fan_out, str),
+        ("bits", lambda row: row.weight_bits, digits("", missing=_NONE)),
+        ("VAR W", lambda row: row.latent_variance, number),
+        ("VAR Ŵ", lambda row: row.clamped_variance, number),
+        ("VAR Q", lambda row: row.quantized_variance, number),
+        ("VAR Ξ", lambda row: row.effective_variance, number),
+        ("codes", lambda row: _share(row.weight_codes_used, row.weight_codes), str),
+        ("VAR ∂Ξ", lambda row: row.gradient_variance, number),
+        ("κ", kappa_cell, str),
+    )
+)
+ACTIVATION: Column[ActivationAudit] = Column("made by", lambda row: row.name, wrap="never")
+ACTIVATION_NUMBERS: tuple[Column[ActivationAudit], ...] = tuple(
+    Column(title, value, show, unit=unit, number=True)
+    for title, unit, value, show in (
+        ("bits", "", lambda row: row.bits, str),
+        ("clipping level", "", lambda row: row.clipping_level, number),
+        ("clipped", "%", lambda row: row.clipped, percent(unit="", missing=_NONE)),
+        ("codes", "", lambda row: _share(row.codes_used, row.codes), str),
+        ("∂L/∂level", "", lambda row: row.level_gradient, number),
+    )
+)
+
+
+def _short_normalization(row: LayerAudit) -> str:
+    return _SHORT.get(row.normalization or "", row.normalization or _NONE)
+
+
+def _layers(rows: list[LayerAudit], *, wide: bool) -> rich.table.Table:
+    behind = Column("behind", _short_normalization, wrap="never")
+    columns = [*LAYER, behind, *LAYER_NUMBERS, VERDICT]
+    shown = [column for column in columns if wide or column.title not in _FOR_WIDE]
+    table = Table(columns=shown, rows=rows).without_empty(_NONE)
+    return table.to_rich(title="linear layers", title_justify="left")
+
+
+def _activations(rows: list[ActivationAudit]) -> rich.table.Table:
+    table = Table(columns=[ACTIVATION, *ACTIVATION_NUMBERS, VERDICT], rows=rows)
+    return table.to_rich(title="quantized activations", title_justify="left")
+
+
+def _verdict(audit: AuditedModel) -> Text:
+    verdict = Marked(audit.verdict.value, KINDS[audit.verdict])
+    return Text.assemble(f"{audit.model}: ", marked_text(verdict), f"; {summary(audit)}")

@@ -5,7 +5,7 @@ import pathlib
 from typing import TYPE_CHECKING, Any
 
 from sat_tf.analysis.sensitivity.damage import METRICS
-from sat_tf.analysis.sensitivity.result import LayerSensitivity, Sensitivity
+from sat_tf.analysis.sensitivity.measured_model import LayerSensitivity, MeasuredModel
 from sat_tf.atomic_file import check_writable, written_whole
 from sat_tf.presentation import palette
 
@@ -18,7 +18,7 @@ _MOST_LAYERS = 40
 _WIDE_RANGE = 30.0
 
 
-def write_picture(found: Sensitivity, path: str | os.PathLike[str]) -> None:
+def write_picture(found: MeasuredModel, path: str | os.PathLike[str]) -> None:
     """Draws what each layer loses, as `Sensitivity.write_picture` says."""
     path = check_writable(path)
     check_format(path)
@@ -37,7 +37,7 @@ def check_format(path: pathlib.Path) -> None:
         )
 
 
-def draw(found: Sensitivity) -> "Picture":
+def draw(found: MeasuredModel) -> "Picture":
     """A row for each layer, in graph order."""
     chosen = found.ranked()[:_MOST_LAYERS]
     layers = [layer for layer in found.layers if layer in chosen]
@@ -81,7 +81,7 @@ _STYLES: dict[str, dict[str, Any]] = {
 }
 
 
-def _marks(found: Sensitivity, layer: LayerSensitivity) -> list[tuple[str, float, str]]:
+def _marks(found: MeasuredModel, layer: LayerSensitivity) -> list[tuple[str, float, str]]:
     """What is drawn of a layer: the kind of mark, its value, the layer."""
     parts = (
         ("stream", layer.stream),

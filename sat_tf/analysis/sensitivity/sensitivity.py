@@ -10,8 +10,9 @@ import tf_keras as keras
 from sat_tf.analysis.labelled_images import LabelledImages, class_shares, labelled_images
 from sat_tf.analysis.range_accuracy import range_accuracies
 from sat_tf.analysis.sensitivity.damage import METRICS, Damage, DamageMeter, right
+from sat_tf.analysis.sensitivity.measured_model import LayerSensitivity
 from sat_tf.analysis.sensitivity.one_at_a_time import OneAtATime, Part, calibrate_on_float_weights
-from sat_tf.analysis.sensitivity.result import LayerSensitivity, Sensitivity
+from sat_tf.analysis.sensitivity.result import Sensitivity
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import flatten
 from sat_tf.graph.network import Network, check_model, check_one_of_each

@@ -1,10 +1,12 @@
 """What layers lose, as a table on the screen."""
 
+import operator
+
 from rich.console import Console
-from rich.table import Table
 
 from sat_tf.analysis.sensitivity.damage import METRICS, Damage, Metric
-from sat_tf.analysis.sensitivity.result import LayerSensitivity, Sensitivity
+from sat_tf.analysis.sensitivity.measured_model import LayerSensitivity, MeasuredModel
+from sat_tf.presentation.tables import Column, Table
 
 _NONE = "-"
 _TITLES = {"top1": "top-1 lost", "distance": "distance", "divergence": "divergence"}
@@ -12,7 +14,7 @@ _TITLES = {"top1": "top-1 lost", "distance": "distance", "divergence": "divergen
 _WIDE = 100
 
 
-def print_sensitivity(found: Sensitivity, console: Console, *, most: int | None = None) -> None:
+def print_sensitivity(found: MeasuredModel, console: Console, *, most: int | None = None) -> None:
     """Prints what the whole model loses, and each layer, the one that loses most first.
 
     Args:
@@ -22,25 +24,34 @@ def print_sensitivity(found: Sensitivity, console: Console, *, most: int | None 
     """
     for line in _summary(found):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+    ranked = found.ranked()
+    table = Table(columns=_columns(found, wide=console.width >= _WIDE), rows=ranked[:most])
+    title = "one layer quantized, the others float"
+    console.print(table.to_rich(title=title, title_justify="left"))
+    if most is not None and len(ranked) > most:
+        console.print(f"and {len(ranked) - most} more layers, which lose less", highlight=False)
+
+
+def _columns(found: MeasuredModel, *, wide: bool) -> list[Column[LayerSensitivity]]:
     metrics = [name for name in METRICS if _value(found.together, METRICS[name]) is not None]
     # What layers are ranked by comes first.
     metrics.sort(key=lambda name: name != found.metric)
-    table = Table(title="one layer quantized, the others float", title_justify="left")
-    table.add_column("layer", no_wrap=True)
-    if console.width >= _WIDE:
-        table.add_column("kind", no_wrap=True)
-    for title in ("bits", *(_TITLES[name] for name in metrics), "weights", "activations"):
-        table.add_column(title, justify="right", no_wrap=True)
-    ranked = found.ranked()
-    for layer in ranked[:most]:
-        cells = [layer.name, *([layer.kind] if console.width >= _WIDE else []), _bits(layer)]
-        cells += [shown(layer.damage, METRICS[name]) for name in metrics]
-        alone = (layer.weights, layer.activations)
-        cells += [shown(damage, METRICS[found.metric]) for damage in alone]
-        table.add_row(*cells)
-    console.print(table)
-    if most is not None and len(ranked) > most:
-        console.print(f"and {len(ranked) - most} more layers, which lose less", highlight=False)
+    kind: Column[LayerSensitivity] = Column("kind", lambda layer: layer.kind, wrap="never")
+    return [
+        Column("layer", lambda layer: layer.name, wrap="never"),
+        *([kind] if wide else []),
+        Column("bits", _bits, number=True, wrap="never"),
+        *(_damage(_TITLES[name], "damage", METRICS[name]) for name in metrics),
+        _damage("weights", "weights", METRICS[found.metric]),
+        _damage("activations", "activations", METRICS[found.metric]),
+    ]
+
+
+def _damage(title: str, field: str, metric: Metric) -> Column[LayerSensitivity]:
+    def show(damage: Damage | None) -> str:
+        return shown(damage, metric)
+
+    return Column(title, operator.attrgetter(field), show, number=True, wrap="never")
 
 
 def shown(damage: Damage | None, metric: Metric) -> str:
@@ -60,7 +71,7 @@ def _bits(layer: LayerSensitivity) -> str:
     return "".join(f"{letter}{bits}" for letter, bits in named if bits is not None)
 
 
-def _summary(found: Sensitivity) -> list[str]:
+def _summary(found: MeasuredModel) -> list[str]:
     lost = []
     for name, metric in METRICS.items():
         if _value(found.together, metric) is not None:

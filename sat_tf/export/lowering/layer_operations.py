@@ -7,10 +7,13 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.export.lowering.builder import GraphBuilder
-from sat_tf.export.operations import graph as ir
 from sat_tf.export.operations import movements
-from sat_tf.export.operations.arithmetic import transposed_size
-from sat_tf.export.operations.graph import WHOLE, LinearKind, Window
+from sat_tf.export.operations.linear import LinearKind
+from sat_tf.export.operations.operation import Operation
+from sat_tf.export.operations.pools import MaxPool
+from sat_tf.export.operations.shapes import Pad, Reshape
+from sat_tf.export.operations.windows import transposed_size
+from sat_tf.export.tflite.tensors import WHOLE, Window
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import KernelForm
 
@@ -95,14 +98,14 @@ def _max_pool(
     size: tuple[int, int],
     strides: tuple[int, int],
     padding: str,
-) -> ir.Operation:
-    return ir.MaxPool(inputs, output, size, Window(strides, padding))
+) -> Operation:
+    return MaxPool(inputs, output, size, Window(strides, padding))
 
 
 # The operations of `layer_kinds.moves_of`, by TFLite's name.
-_MOVES: dict[str, Callable[..., ir.Operation]] = {
-    "RESHAPE": ir.Reshape,
-    "PAD": ir.Pad,
+_MOVES: dict[str, Callable[..., Operation]] = {
+    "RESHAPE": Reshape,
+    "PAD": Pad,
     "MAX_POOL_2D": _max_pool,
     "STRIDED_SLICE": movements.Slice,
     "TRANSPOSE": movements.Transpose,

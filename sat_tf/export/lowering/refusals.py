@@ -12,7 +12,7 @@ from sat_tf.graph.network import Network, Node
 from sat_tf.graph.operation_layers import ConstantSum
 from sat_tf.qat.layout import call_name, inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.image import ImageQuantizer
+from sat_tf.quantizers.protocol import PixelQuantizer
 from sat_tf.quantizers.seen_values import RANGE_FIX, misfit
 
 
@@ -77,7 +77,7 @@ def find_problems(network: Network, *, float_head: bool) -> list[str]:
 def _misfits(node: Node) -> Iterator[str]:
     """Why an input cannot have been fed what the file will get."""
     quantizer = quantized_network.output_quantizer(node)
-    if isinstance(quantizer, ImageQuantizer):
+    if isinstance(quantizer, PixelQuantizer):
         seen = quantizer.seen(node.layer.output_variables)
         problem = misfit(seen, quantizer.range) if seen else None
         if problem:
@@ -106,7 +106,7 @@ def _layer_problems(network: Network, node: Node) -> Iterator[str]:
             "received a layer that is called with training=True, expected one that follows the "
             "model; build the model without it"
         )
-    if quantized_network.is_island(node):
+    if quantized_network.is_left_float(node):
         return
     if role in _BY_ROLE:
         yield from _BY_ROLE[role](network, node)

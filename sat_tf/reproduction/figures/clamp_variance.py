@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sat_tf.presentation import palette
-from sat_tf.reproduction.figures.figure import Advance, Claim, Table
+from sat_tf.reproduction.figures.figure import Advance, Comparison, Numbers
 from sat_tf.reproduction.figures.variances import Spread, clamping_ratio, gaussian
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def measure(
     *,
     neurons: tuple[int, ...] = NEURONS,
     samples: int = SAMPLES,
-) -> Table:
+) -> Numbers:
     """VAR[Ŵ] / VAR[W] of square layers of n x n weights W ~ N(0, 1/n).
 
     Args:
@@ -49,10 +49,10 @@ def measure(
                 *(spread.mean, spread.deviation, spread.smallest, spread.largest),
             )
         )
-    return Table(COLUMNS, tuple(rows))
+    return Numbers(COLUMNS, tuple(rows))
 
 
-def draw(table: Table) -> "Picture":
+def draw(table: Numbers) -> "Picture":
     """The mean, its standard deviation as a band, and the extremes, on logarithmic axes."""
     picture, axes = palette.canvas()
     neurons, mean, deviation = table["neurons"], table["ratio_mean"], table["ratio_std"]
@@ -89,20 +89,20 @@ def draw(table: Table) -> "Picture":
     return picture
 
 
-def compare(table: Table) -> list[Claim]:
+def compare(table: Numbers) -> list[Comparison]:
     """The words of Section 3.3.1, and the ratio that Table S1 implies."""
     large = table["ratio_mean"][table["neurons"] >= 512]
     at_1000 = table.row(neurons=1000)
     mean, deviation = at_1000["ratio_mean"], at_1000["ratio_std"]
     smallest, largest = at_1000["ratio_min"], at_1000["ratio_max"]
     return [
-        Claim(
+        Comparison(
             about="the variance for large neuron numbers (512 and more)",
             paper="enlarged to tens of the original",
             ours=f"{large.min():.0f} to {large.max():.0f} times",
             holds=bool(large.min() >= 10.0),
         ),
-        Claim(
+        Comparison(
             about="ratio for a layer of 1000 neurons",
             paper=f"{IMPLIED_RATIO:g} (Table S1, κ₀ clamped over vanilla)",
             ours=f"{mean:.3g} ± {deviation:.2g}, {smallest:.3g} to {largest:.3g}",

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from sat_tf.atomic_file import written_whole
 from sat_tf.messages import RunError
 from sat_tf.presentation import palette
+from sat_tf.presentation.tables import Column, Marked, write_table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
@@ -24,14 +25,14 @@ Value: TypeAlias = float | int | str
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class Numbers:
     """Named columns and rows of numbers and words.
 
     Attributes:
         columns: names, with the unit where there is one.
         rows: one value for each column.
 
-    >>> table = Table(("bits", "ratio"), ((1, 2.5), (2, 1.25)))
+    >>> table = Numbers(("bits", "ratio"), ((1, 2.5), (2, 1.25)))
     >>> table["ratio"].tolist(), table.where(bits=2).rows
     ([2.5, 1.25], ((2, 1.25),))
     """
@@ -52,10 +53,10 @@ class Table:
         """What a column holds, each value once, in the order in which they come."""
         return list(dict.fromkeys(self.values(column)))
 
-    def where(self, **wanted: Value) -> "Table":
+    def where(self, **wanted: Value) -> "Numbers":
         """The rows that have these values in these columns."""
         places = {self.columns.index(column): value for column, value in wanted.items()}
-        return Table(
+        return Numbers(
             self.columns,
             tuple(row for row in self.rows if all(row[at] == v for at, v in places.items())),
         )
@@ -68,15 +69,10 @@ class Table:
 
     def to_csv(self) -> str:
         """A header line and a line for each row; six digits of every number that is no integer."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(self.columns)
-        for row in self.rows:
-            writer.writerow(f"{v:.6g}" if isinstance(v, float) else v for v in row)
-        return text.getvalue()
+        return write_table(self.columns, self.rows)
 
     @classmethod
-    def from_csv(cls, text: str, columns: Sequence[str]) -> "Table":
+    def from_csv(cls, text: str, columns: Sequence[str]) -> "Numbers":
         """The table that `to_csv` wrote, to the digits that it keeps.
 
         Raises:
@@ -113,7 +109,7 @@ Advance: TypeAlias = Callable[[float], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Claim:
+class Comparison:
     """Something the paper prints beside what came out here.
 
     Attributes:
@@ -129,6 +125,19 @@ class Claim:
     ours: str
     holds: bool
     reason: str = ""
+
+
+def _agreement(comparison: Comparison) -> Marked:
+    return Marked("✓ agrees", "good") if comparison.holds else Marked("✗ differs", "bad")
+
+
+# What every table of comparisons has.
+COMPARED: list[Column[Comparison]] = [
+    Column("", lambda found: found.about),
+    Column("paper", lambda found: found.paper),
+    Column("here", lambda found: found.ours),
+    Column("", _agreement),
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,9 +162,9 @@ class Figure:
     caption: str
     seconds: float
     columns: tuple[str, ...]
-    measure: Callable[[int, Advance], Table]
-    draw: Callable[[Table], "Picture"]
-    compare: Callable[[Table], list[Claim]]
+    measure: Callable[[int, Advance], Numbers]
+    draw: Callable[[Numbers], "Picture"]
+    compare: Callable[[Numbers], list[Comparison]]
 
 
 PICTURES = (".png", ".svg")
@@ -193,7 +202,7 @@ def open_folder(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
                 folder.rmdir()
 
 
-def write_figure(folder: pathlib.Path, figure: Figure, table: Table) -> None:
+def write_figure(folder: pathlib.Path, figure: Figure, table: Numbers) -> None:
     """Writes the numbers of a figure, and its pictures beside them.
 
     Raises:
@@ -206,7 +215,7 @@ def write_figure(folder: pathlib.Path, figure: Figure, table: Table) -> None:
     write_text(folder / f"{figure.name}.csv", table.to_csv())
 
 
-def read_table(folder: pathlib.Path, figure: Figure) -> Table | None:
+def read_numbers(folder: pathlib.Path, figure: Figure) -> Numbers | None:
     """The numbers of a figure in a folder; None where it lacks any of its files.
 
     Raises:
@@ -216,7 +225,7 @@ def read_table(folder: pathlib.Path, figure: Figure) -> Table | None:
     if not all(file.is_file() for file in files):
         return None
     try:
-        return Table.from_csv(files[0].read_text(encoding="utf-8"), figure.columns)
+        return Numbers.from_csv(files[0].read_text(encoding="utf-8"), figure.columns)
     except ValueError as error:
         raise RunError(
             f"{files[0]}: received a file that cannot be read ({error}); it comes from another "

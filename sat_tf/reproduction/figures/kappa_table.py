@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sat_tf.presentation import palette
-from sat_tf.reproduction.figures.figure import Advance, Claim, Table, Value
+from sat_tf.reproduction.figures.figure import Advance, Comparison, Numbers, Value
 from sat_tf.reproduction.figures.variances import Spread, clamping_ratio, gaussian
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ PRINTED = {
 }
 
 
-def measure(seed: int, advance: Advance, *, samples: int = SAMPLES) -> Table:
+def measure(seed: int, advance: Advance, *, samples: int = SAMPLES) -> Numbers:
     """κ₀ of sat-tf's models at 224 pixels, with weights of the classifier drawn from N(0, 1/n̂_L).
 
     Args:
@@ -91,7 +91,7 @@ def measure(seed: int, advance: Advance, *, samples: int = SAMPLES) -> Table:
             )
         )
         advance(0.15)
-    return Table(COLUMNS, tuple(rows))
+    return Numbers(COLUMNS, tuple(rows))
 
 
 def round_to_printed(values: Sequence[float] | np.ndarray, printed: str) -> float:
@@ -135,7 +135,7 @@ def _kappa_0(model: "keras.Model") -> float:
     return kappa
 
 
-def draw(table: Table) -> "Picture":
+def draw(table: Numbers) -> "Picture":
     """Ours as dots with a standard deviation, printed as stars, and the limits of rule I."""
     picture, axes = palette.canvas(size=(7.6, 4.4))
     places = np.arange(len(table.rows), dtype=float)
@@ -175,7 +175,7 @@ def draw(table: Table) -> "Picture":
     return picture
 
 
-def compare(table: Table) -> list[Claim]:
+def compare(table: Numbers) -> list[Comparison]:
     """Every number of the table."""
     claims = []
     for name, printed in PRINTED.items():
@@ -183,7 +183,7 @@ def compare(table: Table) -> list[Claim]:
         sizes = [int(row[column]) for column in ("n_L", "n_hat_L", "k_pool")]
         expected = [printed.features, printed.classes, printed.pool]
         claims.append(
-            Claim(
+            Comparison(
                 about=f"{printed.title}: n_L, n̂_L, k_pool",
                 paper=", ".join(map(str, expected)),
                 ours=", ".join(map(str, sizes)),
@@ -200,7 +200,7 @@ def compare(table: Table) -> list[Claim]:
         ):
             share = row[f"{column}_round_to_printed"]
             claims.append(
-                Claim(
+                Comparison(
                     about=f"{printed.title}: κ₀ {about}",
                     paper=value,
                     ours=f"{row[f'{column}_mean']:.{digits}f} ± {row[f'{column}_std']:.{digits}f}",

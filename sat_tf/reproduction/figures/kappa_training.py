@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sat_tf.presentation import palette
-from sat_tf.reproduction.figures.figure import Advance, Claim, Table, Value
+from sat_tf.reproduction.figures.figure import Advance, Comparison, Numbers, Value
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -23,7 +23,7 @@ COLUMNS = ("step", "seed", "quantity", "layer", "value")
 FIRST, SHORTCUT = "stem_conv", "shortcut"
 
 
-def measure(seed: int, advance: Advance) -> Table:
+def measure(seed: int, advance: Advance) -> Numbers:
     """Trains a quarter-wide ResNet-18 on a thousand printed characters of 24 x 24 pixels.
 
     As many classes as ImageNet has, because κ₀ depends on their number.
@@ -51,7 +51,7 @@ def record(
     *,
     steps: int,
     every: int,
-) -> Table:
+) -> Numbers:
     """Trains a model by SGD with Nesterov momentum, and measures it every so many steps.
 
     The learning rate falls as a cosine; there is no weight decay. κ₁ is that of Eq. S17, with
@@ -97,7 +97,7 @@ def record(
         if step < steps:
             model.train_on_batch(*next(batches))
             advance(1.0 / steps)
-    return Table(COLUMNS, tuple(rows))
+    return Numbers(COLUMNS, tuple(rows))
 
 
 def _batches(images: "ImageSet", size: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -110,7 +110,7 @@ def _batches(images: "ImageSet", size: int, seed: int) -> Iterator[tuple[np.ndar
             yield images.train_images[chosen].astype(np.float32), images.train_labels[chosen]
 
 
-def draw(table: Table) -> "Picture":
+def draw(table: Numbers) -> "Picture":
     """κ₀ on the left; on the right κ₁ of every convolution, coloured by its depth."""
     from matplotlib.cm import ScalarMappable
 
@@ -153,7 +153,7 @@ def draw(table: Table) -> "Picture":
     return picture
 
 
-def compare(table: Table) -> list[Claim]:
+def compare(table: Numbers) -> list[Comparison]:
     """The words of Section S1.2."""
     kappa_0 = table.where(quantity="kappa_0")["value"]
     flow = table.where(quantity="kappa_1")
@@ -163,21 +163,21 @@ def compare(table: Table) -> list[Claim]:
     inside = (others > 0.1) & (others < 10.0)
     loss = table.where(quantity="loss")["value"]
     claims = [
-        Claim(
+        Comparison(
             about="κ₀ during the whole training",
             paper="≪ 1",
             ours=f"{kappa_0.min():.3f} to {kappa_0.max():.3f}",
             holds=bool(kappa_0.max() < 0.1),
             reason=f"below 0.1; the loss goes from {loss[0]:.2f} to {loss[-1]:.2f}",
         ),
-        Claim(
+        Comparison(
             about="κ₁ before training, first layer excepted",
             paper="of order 1",
             ours=_range(flow["value"][at_start & ~is_first]),
             holds=bool(inside[at_start[~is_first]].all()),
             reason="from 0.1 to 10",
         ),
-        Claim(
+        Comparison(
             about="κ₁ during the whole training, first layer excepted",
             paper="of order 1",
             ours=f"{_range(others)}, median {np.median(others):.2f}",
@@ -187,7 +187,7 @@ def compare(table: Table) -> list[Claim]:
     ]
     if len(first):
         claims.append(
-            Claim(
+            Comparison(
                 about="κ₁ of the first layer",
                 paper="the discrepancy is not large",
                 ours=_range(first),

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sat_tf.presentation import palette
-from sat_tf.reproduction.figures.figure import Advance, Claim, Table
+from sat_tf.reproduction.figures.figure import Advance, Comparison, Numbers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
@@ -16,7 +16,7 @@ COLUMNS = ("bits", "x_over_level", "pact", "calibrated")
 _POINTS = np.arange(-199.5, 1400.0) / 1000.0
 
 
-def measure(seed: int, advance: Advance) -> Table:
+def measure(seed: int, advance: Advance) -> Numbers:
     """∂q/∂α of `core.pact.quantize_activation` for α = 1; nothing is drawn at random."""
     del seed
     rows = []
@@ -25,7 +25,7 @@ def measure(seed: int, advance: Advance) -> Table:
         advance(1.0 / len(BITS))
         for x, original, calibrated in zip(_POINTS, *gradients, strict=True):
             rows.append((bits, float(x), float(original), float(calibrated)))
-    return Table(COLUMNS, tuple(rows))
+    return Numbers(COLUMNS, tuple(rows))
 
 
 def level_gradients(x: np.ndarray, level: float, bits: int, gradient: str) -> np.ndarray:
@@ -56,7 +56,7 @@ def level_gradients(x: np.ndarray, level: float, bits: int, gradient: str) -> np
     return np.asarray(as_graph(each)(tf.constant(x, tf.float32)))
 
 
-def draw(table: Table) -> "Picture":
+def draw(table: Numbers) -> "Picture":
     """A panel for each number of bits."""
     picture, panels = palette.canvas(1, 3, size=(10.2, 3.9), sharey=True)
     for axes, bits in zip(panels, table.distinct("bits"), strict=True):
@@ -72,7 +72,7 @@ def draw(table: Table) -> "Picture":
     return picture
 
 
-def compare(table: Table) -> list[Claim]:
+def compare(table: Numbers) -> list[Comparison]:
     """Equation 13, and what the paper says of the error it keeps."""
     x, original, calibrated = table["x_over_level"], table["pact"], table["calibrated"]
     inside = (x > 0.0) & (x < 1.0)
@@ -80,19 +80,19 @@ def compare(table: Table) -> list[Claim]:
         bits: float(np.abs(calibrated[inside & (table["bits"] == bits)]).max()) for bits in BITS
     }
     return [
-        Claim(
+        Comparison(
             about="x above α",
             paper="1 in both",
             ours=f"{calibrated[x > 1].min():g} and {original[x > 1].min():g}",
             holds=bool((calibrated[x > 1] == 1.0).all() and (original[x > 1] == 1.0).all()),
         ),
-        Claim(
+        Comparison(
             about="x below α in the original",
             paper="0",
             ours=f"{np.abs(original[x < 1]).max():g}",
             holds=bool((original[x < 1] == 0.0).all()),
         ),
-        Claim(
+        Comparison(
             about="x below α, calibrated: largest magnitude",
             paper="q/α - x/α, at most half a step: "
             + ", ".join(f"{0.5 / (2**bits - 1):.3f}" for bits in BITS),

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from sat_tf.presentation import palette
-from sat_tf.reproduction.figures.figure import Advance, Claim, Table
+from sat_tf.reproduction.figures.figure import Advance, Comparison, Numbers
 from sat_tf.reproduction.figures.variances import Spread, gaussian, quantization_ratios
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ COLUMNS = ("grid", "channels", "bits", "samples", "seed", "std_ratio", "std_rati
 
 def measure(
     seed: int, advance: Advance, *, channels: tuple[int, ...] = CHANNELS, samples: int = SAMPLES
-) -> Table:
+) -> Numbers:
     """std[Q] / std[Ŵ] of square layers of n x n weights W ~ N(0, 1/n), by grid, n and bits.
 
     Args:
@@ -43,10 +43,10 @@ def measure(
         spread = Spread.of(deviations)
         rms = Spread.of(root_mean_squares).mean
         rows.append((grid, size, bits, samples, seed, spread.mean, spread.deviation, rms))
-    return Table(COLUMNS, tuple(rows))
+    return Numbers(COLUMNS, tuple(rows))
 
 
-def draw(table: Table) -> "Picture":
+def draw(table: Numbers) -> "Picture":
     """A panel for each grid, a line for each number of channels."""
     picture, panels = palette.canvas(2, 2, size=(8.4, 6.2), sharex=True, sharey=True)
     for axes, grid in zip(panels.flat, table.distinct("grid"), strict=True):
@@ -66,28 +66,28 @@ def draw(table: Table) -> "Picture":
     return picture
 
 
-def compare(table: Table) -> list[Claim]:
+def compare(table: Numbers) -> list[Comparison]:
     """The words of Section S2, on the grid of the paper."""
     paper = table.where(grid="dorefa")
     fine = paper["std_ratio"][paper["bits"] > 3]
     coarse = {bits: paper.where(bits=bits)["std_ratio"] for bits in (1, 2, 3)}
     ranges = {bits: f"{found.min():.2f} to {found.max():.2f}" for bits, found in coarse.items()}
     return [
-        Claim(
+        Comparison(
             about="more than 3 bits",
             paper="nearly the same variance",
             ours=f"std ratio {fine.min():.3f} to {fine.max():.3f}",
             holds=bool(abs(fine - 1.0).max() < 0.05),
             reason="within 5 %",
         ),
-        Claim(
+        Comparison(
             about="1 or 2 bits",
             paper="the discrepancy increases significantly",
             ours=f"std ratio {ranges[2]} at 2 bits, {ranges[1]} at 1",
             holds=bool(min(coarse[1].min(), coarse[2].min()) > coarse[3].max()),
             reason="farther from 1 than any ratio at 3 bits",
         ),
-        Claim(
+        Comparison(
             about="different channel numbers",
             paper="give similar results",
             ours=f"{ranges[3]} at 3 bits, {ranges[2]} at 2, {ranges[1]} at 1",

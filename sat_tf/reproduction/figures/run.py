@@ -1,6 +1,5 @@
 """Makes figures: numbers, pictures, and the page that shows them."""
 
-import base64
 import pathlib
 import time
 from collections.abc import Callable
@@ -8,17 +7,22 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from sat_tf.presentation.page import page, row, table, text
+from sat_tf.presentation.page import image_source, render
+from sat_tf.presentation.tables import Column, Table
 from sat_tf.reproduction.figures.figure import (
+    COMPARED,
     INDEX,
-    Claim,
+    Comparison,
     Figure,
-    read_table,
+    Numbers,
+    read_numbers,
     write_figure,
     write_text,
 )
 from sat_tf.reproduction.figures.library import FIGURES
 from sat_tf.version import __version__
+
+_REASON: Column[Comparison] = Column("by which measure", lambda found: found.reason)
 
 
 def gallery(folder: pathlib.Path, figures: list[Figure]) -> str:
@@ -31,56 +35,26 @@ def gallery(folder: pathlib.Path, figures: list[Figure]) -> str:
     Raises:
         RunError: a CSV file is not what was written.
     """
-    body = [
-        "<p>Numbers and pictures of <cite>Towards Efficient Training for Neural Network "
-        "Quantization</cite> that need no ImageNet, computed by sat-tf "
-        f"{text(__version__)}. A value “a ± b” is a mean and the standard deviation of one "
-        "sample.</p>"
-    ]
-    for figure in figures:
-        numbers = read_table(folder, figure)
-        if numbers is not None:
-            body += _section(folder, figure, figure.compare(numbers))
-    return page("The paper's figures, recomputed", body, _STYLE)
-
-
-def _section(folder: pathlib.Path, figure: Figure, claims: list[Claim]) -> list[str]:
-    drawing = (folder / f"{figure.name}.svg").read_bytes()
-    # As an image: inside the page itself, parts of two drawings could have the same name.
-    source = f"data:image/svg+xml;base64,{base64.b64encode(drawing).decode()}"
-    files = ", ".join(
-        f'<a href="{figure.name}{suffix}">{figure.name}{suffix}</a>'
-        for suffix in (".csv", ".png", ".svg")
+    found = [(figure, read_numbers(folder, figure)) for figure in figures]
+    return render(
+        "reproduction/figures/gallery.html",
+        version=__version__,
+        figures=[
+            _shown(folder, figure, numbers) for figure, numbers in found if numbers is not None
+        ],
     )
-    rows = [
-        row(
-            [
-                text(claim.about),
-                text(claim.paper),
-                text(claim.ours),
-                '<span class="good">✓ agrees</span>'
-                if claim.holds
-                else '<span class="bad">✗ differs</span>',
-                text(claim.reason),
-            ]
-        )
-        for claim in claims
-    ]
-    return [
-        f'<h2 id="{figure.name}">{text(figure.place)}: {text(figure.title)}</h2>',
-        f'<figure><img src="{source}" alt="{text(figure.title)}">'
-        f"<figcaption>{text(figure.caption)} {files}</figcaption></figure>",
-        table(["", "paper", "here", "", "by which measure"], rows, label="paper and here"),
-    ]
 
 
-_STYLE = """
-figure { margin: .6rem 0; } figcaption { color: var(--soft); max-width: 60rem; margin: .3rem 0; }
-img { display: block; max-width: 100%; height: auto; background: #fff; padding: .4rem;
-  border-radius: 4px; box-sizing: border-box; }
-a { color: var(--bars); } .good, .bad { white-space: nowrap; } h2 { margin-top: 2.2rem; }
-td { vertical-align: top; padding-top: .2rem; padding-bottom: .2rem; }
-"""
+def _shown(folder: pathlib.Path, figure: Figure, numbers: Numbers) -> dict[str, str]:
+    comparisons = Table(columns=[*COMPARED, _REASON], rows=figure.compare(numbers))
+    return {
+        "name": figure.name,
+        "title": f"{figure.place}: {figure.title}",
+        "alt": figure.title,
+        "caption": figure.caption,
+        "source": image_source((folder / f"{figure.name}.svg").read_bytes()),
+        "comparisons": comparisons.to_html("paper and here"),
+    }
 
 
 def run(
@@ -88,7 +62,7 @@ def run(
     folder: pathlib.Path,
     *,
     seed: int,
-    done: Callable[[Figure, list[Claim], float], None] = lambda *_: None,
+    done: Callable[[Figure, list[Comparison], float], None] = lambda *_: None,
 ) -> pathlib.Path:
     """Makes figures one after another, with a bar on standard error.
 
@@ -123,7 +97,7 @@ def run(
                 progress.advance(task, share * seconds)
 
             write_figure(folder, figure, figure.measure(seed, advance))
-            table = read_table(folder, figure)
+            table = read_numbers(folder, figure)
             if table is not None:
                 done(figure, figure.compare(table), time.monotonic() - start)
     index = folder / INDEX

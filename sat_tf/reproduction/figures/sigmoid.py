@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sat_tf.presentation import palette
-from sat_tf.reproduction.figures.figure import Advance, Claim, Table
+from sat_tf.reproduction.figures.figure import Advance, Comparison, Numbers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 COLUMNS = ("x", "sigmoid", "derivative")
 
 
-def measure(seed: int, advance: Advance) -> Table:
+def measure(seed: int, advance: Advance) -> Numbers:
     """The function and its derivative on [-10, 10]; nothing is drawn at random."""
     del seed
     x = np.linspace(-10.0, 10.0, 401)
@@ -21,10 +21,10 @@ def measure(seed: int, advance: Advance) -> Table:
     derivative = sigmoid * (1.0 - sigmoid)
     advance(1.0)
     rows = zip(x.tolist(), sigmoid.tolist(), derivative.tolist(), strict=True)
-    return Table(COLUMNS, tuple(rows))
+    return Numbers(COLUMNS, tuple(rows))
 
 
-def draw(table: Table) -> "Picture":
+def draw(table: Numbers) -> "Picture":
     """Both curves, and where |x| is below 1."""
     picture, panels = palette.canvas(1, 2, size=(8.4, 3.6))
     labels = ("sigmoid(x)", "derivative of the sigmoid")
@@ -37,11 +37,11 @@ def draw(table: Table) -> "Picture":
     return picture
 
 
-def compare(table: Table) -> list[Claim]:
+def compare(table: Numbers) -> list[Comparison]:
     """The words of Section S1.1.1."""
     at = dict(zip(table["x"].round(6), table["derivative"], strict=True))
     return [
-        Claim(
+        Comparison(
             about="inputs well below 1",
             paper="efficient optimization",
             ours=f"derivative {at[0.0]:.3g} at 0, {at[1.0] / at[0.0]:.0%} of it at 1, "

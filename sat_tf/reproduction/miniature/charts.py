@@ -1,4 +1,4 @@
-"""The charts of the page: curves of trainings, and top-1 of several rows side by side."""
+"""The curves of trainings on the page, those of several methods in each chart."""
 
 import dataclasses
 import math
@@ -6,8 +6,9 @@ import pathlib
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 
-from sat_tf.presentation.line_chart import Chart, Line, Point, legend
-from sat_tf.presentation.page import text
+from markupsafe import Markup
+
+from sat_tf.presentation.charts import Line, LineChart, Point
 from sat_tf.reproduction.paper.record import Outcome
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.history import StepMetrics, steps_from_csv
@@ -121,8 +122,8 @@ LEARNING = (
 )
 
 
-def figure(picture: Picture, outcomes: Sequence[Outcome], folder: pathlib.Path) -> str:
-    """A picture with its caption; "" where no run of it is in the folder.
+def figure(picture: Picture, outcomes: Sequence[Outcome], folder: pathlib.Path) -> Markup | None:
+    """A picture with its caption; None where no run of it is in the folder.
 
     Args:
         picture: what to draw.
@@ -150,18 +151,17 @@ def figure(picture: Picture, outcomes: Sequence[Outcome], folder: pathlib.Path) 
         if found:
             named.append(dataclasses.replace(found[0], label=_with_ends(method.label, found)))
     if not lines:
-        return ""
-    chart = Chart(
+        return None
+    chart = LineChart(
         title=picture.title,
         lines=lines,
         stages=(),
         from_zero=picture.from_zero,
         summary="; ".join(line.label for line in named),
+        caption=picture.caption,
+        named=named,
     )
-    return (
-        f"<figure><figcaption>{text(picture.title)}</figcaption>{chart.to_svg()}{legend(named)}"
-        f"<p>{text(picture.caption)}</p></figure>"
-    )
+    return chart.to_figure()
 
 
 def ends(lines: Sequence[Line]) -> Mapping[str, float]:
@@ -185,73 +185,3 @@ def _with_ends(label: str, lines: Sequence[Line]) -> str:
 def _points(folder: RunFolder, value: Value) -> list[Point]:
     rows = steps_from_csv(folder.read_text(run_folder.STEPS))
     return [(float(row.step_of_run), found) for row in rows if (found := value(row)) is not None]
-
-
-_WIDTH, _ROW = 480.0, 24.0
-_LEFT, _RIGHT, _TOP, _BOTTOM = 176.0, 48.0, 6.0, 40.0
-
-
-def dots(rows: Sequence[tuple[str, Mapping[int, float]]], *, title: str) -> str:
-    """A drawing with a line for each row, its mean beside it; "" where nothing was measured.
-
-    Args:
-        rows: label and top-1 in percent by seed; what has no seed is drawn empty.
-        title: for who cannot see it, in plain text.
-    """
-    values = [value for _, by_seed in rows for value in by_seed.values()]
-    if not values:
-        return ""
-    step = 10.0 if max(values) - min(values) > 15 else 5.0
-    low = max(0.0, step * ((min(values) - 1) // step))
-    high = min(100.0, step * -(-(max(values) + 1) // step))
-    height = _TOP + _ROW * len(rows) + _BOTTOM
-
-    def across(value: float) -> float:
-        return _LEFT + (value - low) / (high - low) * (_WIDTH - _LEFT - _RIGHT)
-
-    parts = []
-    bottom = height - _BOTTOM
-    for tick in range(round((high - low) / step) + 1):
-        value = low + step * tick
-        parts.append(
-            f'<path d="M{across(value):.1f} {_TOP:g}V{bottom:g}" class="grid"/>'
-            f'<text x="{across(value):.1f}" y="{bottom + 16:g}" text-anchor="middle">'
-            f"{value:g}</text>"
-        )
-    centre = (_LEFT + _WIDTH - _RIGHT) / 2
-    parts.append(
-        f'<text x="{centre:g}" y="{height - 6:g}" text-anchor="middle">held-out top-1, %</text>'
-    )
-    for index, (label, by_seed) in enumerate(rows):
-        middle = _TOP + _ROW * (index + 0.5)
-        parts.append(
-            f'<text x="{_LEFT - 10:g}" y="{middle + 4:.1f}" text-anchor="end" class="name">'
-            f"{text(label)}</text>"
-        )
-        if not by_seed:
-            parts.append(f'<text x="{_LEFT + 6:g}" y="{middle + 4:.1f}">not run</text>')
-            continue
-        mean = statistics.fmean(by_seed.values())
-        parts.append(
-            f'<path d="M{across(mean):.1f} {middle - 8:.1f}V{middle + 8:.1f}" class="mean"/>'
-            f'<text x="{_WIDTH - _RIGHT + 8:g}" y="{middle + 4:.1f}" class="name">{mean:.1f}</text>'
-        )
-        parts += [
-            f'<circle cx="{across(value):.1f}" cy="{middle:.1f}" r="3.6">'
-            f"<title>seed {seed}: {value:.2f} %</title></circle>"
-            for seed, value in sorted(by_seed.items())
-        ]
-    summary = "; ".join(
-        f"{label} {statistics.fmean(by_seed.values()):.1f}" for label, by_seed in rows if by_seed
-    )
-    return (
-        f'<svg viewBox="0 0 {_WIDTH:g} {height:g}" role="img" class="chart dots">'
-        f"<title>{text(title)}</title><desc>Mean top-1 in percent: {text(summary)}.</desc>"
-        f"{''.join(parts)}</svg>"
-    )
-
-
-STYLE = """
-.dots circle { fill: var(--curve); fill-opacity: .75; } .dots .mean { stroke: var(--ink);
-  stroke-width: 1.6; } .chart.dots .name { fill: var(--ink); }
-"""

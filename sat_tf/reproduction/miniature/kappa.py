@@ -3,12 +3,11 @@
 import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from sat_tf.atomic_file import written_whole
 from sat_tf.messages import RunError
-from sat_tf.presentation import page as pages
-from sat_tf.presentation.page import text
-from sat_tf.presentation.tables import read_table, write_table
+from sat_tf.presentation.tables import Column, Table, digits, read_table, write_table
 from sat_tf.reproduction.miniature.groups import GROUPS
 from sat_tf.reproduction.paper.record import Outcome
 from sat_tf.training.state import run_folder
@@ -76,21 +75,36 @@ def read(folder: pathlib.Path) -> dict[str, Kappa]:
     return {row.run: row for row in rows}
 
 
+class _Row(NamedTuple):
+    """A float run with what is known of it."""
+
+    setting: str
+    model: str
+    outcome: Outcome
+    kappa: Kappa
+
+
+_ROW: list[Column[_Row]] = [
+    Column("setting", lambda row: row.setting),
+    Column("float model", lambda row: row.model),
+    Column("seed", lambda row: row.outcome.seed, number=True),
+    Column("κ₀ before training", lambda row: row.kappa.before, digits(".3g"), number=True),
+    Column("κ₀ after", lambda row: row.kappa.after, digits(".3g"), number=True),
+    Column("top-1, %", lambda row: row.outcome.top1, digits(".1f"), number=True),
+]
+
+
 def table(outcomes: Sequence[Outcome], folder: pathlib.Path) -> str:
     """HTML of κ₀ beside top-1, run by run; "" where none is known."""
     known = read(folder)
-    lines = []
-    for group in GROUPS:
-        for name, label in _float_rows(group.rows).items():
-            for outcome in outcomes:
-                kappa = known.get(outcome.run)
-                if outcome.row == name and kappa is not None:
-                    numbers = [f"{kappa.before:.3g}", f"{kappa.after:.3g}", f"{outcome.top1:.1f}"]
-                    lines.append(
-                        pages.row([text(group.title), text(label)], [str(outcome.seed), *numbers])
-                    )
-    head = ["setting", "float model", "seed", "κ₀ before training", "κ₀ after", "top-1, %"]
-    return pages.table(head, lines, label="κ₀ of the float models", right=4) if lines else ""
+    rows = [
+        _Row(group.title, label, outcome, known[outcome.run])
+        for group in GROUPS
+        for name, label in _float_rows(group.rows).items()
+        for outcome in outcomes
+        if outcome.row == name and outcome.run in known
+    ]
+    return Table(columns=_ROW, rows=rows).to_html("κ₀ of the float models") if rows else ""
 
 
 def _float_rows(rows: Mapping[str, str]) -> dict[str, str]:

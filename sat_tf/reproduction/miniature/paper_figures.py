@@ -1,12 +1,14 @@
 """The figures of the paper that `sat-tf figures` recomputes, for the page of the miniature."""
 
-import base64
+import dataclasses
 import pathlib
 from collections.abc import Sequence
 
-from sat_tf.presentation import page as pages
-from sat_tf.presentation.page import text
-from sat_tf.reproduction.figures.figure import Claim, Figure, read_table
+from markupsafe import Markup
+
+from sat_tf.presentation.page import image_source
+from sat_tf.presentation.tables import Table
+from sat_tf.reproduction.figures.figure import COMPARED, Comparison, Figure, read_numbers
 from sat_tf.reproduction.figures.library import FIGURES
 
 # Where they are kept, beside the runs.
@@ -19,51 +21,43 @@ def missing(folder: pathlib.Path) -> list[Figure]:
     Raises:
         RunError: the numbers of one cannot be read.
     """
-    return [figure for figure in FIGURES.values() if read_table(folder / FOLDER, figure) is None]
+    return [figure for figure in FIGURES.values() if read_numbers(folder / FOLDER, figure) is None]
 
 
-def drawn(folder: pathlib.Path) -> str:
-    """HTML of the figures that the folder of the miniature has, each beside what the paper prints.
+@dataclasses.dataclass(frozen=True)
+class Drawn:
+    """A figure as the page shows it.
+
+    Attributes:
+        title: with its place in the paper.
+        source: address of the image, which is all of it.
+        caption: in plain text.
+        comparisons: a table of what it says beside the paper.
+    """
+
+    title: str
+    source: str
+    caption: str
+    comparisons: Markup
+
+
+def drawn(folder: pathlib.Path) -> list[Drawn]:
+    """The figures that the folder of the miniature has, each beside what the paper prints.
 
     Raises:
         RunError: the numbers of one cannot be read.
     """
-    made = {figure: read_table(folder / FOLDER, figure) for figure in FIGURES.values()}
-    parts = [
-        _figure(folder, figure, figure.compare(numbers))
+    made = {figure: read_numbers(folder / FOLDER, figure) for figure in FIGURES.values()}
+    return [
+        _drawn(folder, figure, figure.compare(numbers))
         for figure, numbers in made.items()
         if numbers is not None
     ]
-    return f'<div class="curves pictures">{"".join(parts)}</div>' if parts else ""
 
 
-def _figure(folder: pathlib.Path, figure: Figure, claims: Sequence[Claim]) -> str:
-    drawing = (folder / FOLDER / f"{figure.name}.svg").read_bytes()
-    # As an image: inside the page itself, parts of two drawings could have the same name.
-    source = f"data:image/svg+xml;base64,{base64.b64encode(drawing).decode()}"
-    rows = [
-        pages.row(
-            [
-                text(claim.about),
-                '<span class="good">✓ agrees</span>'
-                if claim.holds
-                else '<span class="bad">✗ differs</span>',
-                text(claim.paper),
-                text(claim.ours),
-            ]
-        )
-        for claim in claims
-    ]
+def _drawn(folder: pathlib.Path, figure: Figure, comparisons: Sequence[Comparison]) -> Drawn:
     title = f"{figure.place}: {figure.title}"
-    return (
-        f'<figure><figcaption>{text(title)}</figcaption><img src="{source}" alt="{text(title)}">'
-        f"<p>{text(figure.caption)}</p>"
-        f"{pages.table(['', '', 'paper', 'here'], rows, label=title)}</figure>"
+    source = image_source((folder / FOLDER / f"{figure.name}.svg").read_bytes())
+    return Drawn(
+        title, source, figure.caption, Table(columns=COMPARED, rows=comparisons).to_html(title)
     )
-
-
-STYLE = """
-.pictures img { display: block; max-width: 100%; height: auto; background: #fff; padding: .4rem;
-  border-radius: 4px; box-sizing: border-box; }
-.pictures td { vertical-align: top; } .pictures .good, .pictures .bad { white-space: nowrap; }
-"""

@@ -1,5 +1,6 @@
 """Tables of rows: what the paper prints beside what came out here."""
 
+import dataclasses
 import itertools
 import pathlib
 import re
@@ -8,10 +9,11 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
 import rich.box
-from rich.table import Table
+import rich.table
 
 from sat_tf.atomic_file import written_whole
 from sat_tf.messages import RunError, list_problems
+from sat_tf.presentation.tables import Column, Marked, Table
 from sat_tf.reproduction.paper.library import Entry, find
 from sat_tf.reproduction.paper.record import Outcome
 
@@ -24,29 +26,21 @@ _BLOCK = re.compile(
 )
 
 
-def show(rows: Iterable[Entry], outcomes: Sequence[Outcome]) -> Iterator[Table]:
+def show(rows: Iterable[Entry], outcomes: Sequence[Outcome]) -> Iterator[rich.table.Table]:
     """The rows for the terminal: a table for each table or figure of the paper."""
-    columns = _data_of(outcomes)
+    columns = [*_OF_ENTRY, _PRINTED, *(_measured(data, outcomes) for data in _data_of(outcomes))]
+    # The names of data sets are wider than the numbers below them.
+    columns = [
+        dataclasses.replace(column, title=column.title.replace(", ", ",\n")) for column in columns
+    ]
     for (source, caption), group in itertools.groupby(rows, lambda row: (row.source, row.caption)):
-        table = Table(
+        yield Table(columns=columns, rows=list(group)).to_rich(
             title=f"[bold]{source}[/]: {caption}",
             title_style="",
             title_justify="left",
             box=rich.box.SIMPLE_HEAD,
             pad_edge=False,
         )
-        table.add_column("row", no_wrap=True)
-        table.add_column("method")
-        for name in ("paper,\ntop-1 / top-5", *(f"{name},\ntop-1" for name in columns)):
-            table.add_column(name, justify="right")
-        for entry in group:
-            table.add_row(
-                entry.id,
-                entry.row.method,
-                _printed(entry),
-                *(summary(entry.id, name, outcomes) for name in columns),
-            )
-        yield table
 
 
 def markdown(rows: Sequence[Entry], outcomes: Sequence[Outcome]) -> str:
@@ -56,25 +50,12 @@ def markdown(rows: Sequence[Entry], outcomes: Sequence[Outcome]) -> str:
     has their standard deviation and number behind it.
     """
     chosen = {entry.id for entry in rows}
-    columns = _data_of([outcome for outcome in outcomes if outcome.row in chosen])
-    in_paper = any(_printed(entry) for entry in rows)
-    paper = ["paper, top-1 / top-5"] if in_paper else []
-    if "imagenet2012" not in columns and any(entry.data == "imagenet2012" for entry in rows):
-        columns.insert(0, "imagenet2012")
-    lines = [
-        ["row", "method", *paper, *(f"{name}, top-1" for name in columns)],
-        ["---", "---", *("---:" for _ in (*paper, *columns))],
-    ]
-    for entry in rows:
-        lines.append(
-            [
-                f"`{entry.id}`",
-                entry.row.method,
-                *([_printed(entry)] if in_paper else []),
-                *(summary(entry.id, name, outcomes) for name in columns),
-            ]
-        )
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    data = _data_of([outcome for outcome in outcomes if outcome.row in chosen])
+    if "imagenet2012" not in data and any(entry.data == "imagenet2012" for entry in rows):
+        data.insert(0, "imagenet2012")
+    printed = [_PRINTED] if any(_printed(entry) for entry in rows) else []
+    columns = [*_OF_ENTRY, *printed, *(_measured(name, outcomes) for name in data)]
+    return Table(columns=columns, rows=rows).to_markdown()
 
 
 def summary(row: str, data: str, outcomes: Iterable[Outcome]) -> str:
@@ -156,3 +137,14 @@ def _printed(entry: Entry) -> str:
     return " / ".join(
         f"{percent:.1f}" for percent in (printed.top1, printed.top5) if percent is not None
     )
+
+
+_OF_ENTRY: list[Column[Entry]] = [
+    Column("row", lambda entry: Marked(entry.id, "code"), wrap="never"),
+    Column("method", lambda entry: entry.row.method),
+]
+_PRINTED: Column[Entry] = Column("paper, top-1 / top-5", _printed, number=True)
+
+
+def _measured(data: str, outcomes: Sequence[Outcome]) -> Column[Entry]:
+    return Column(f"{data}, top-1", lambda entry: summary(entry.id, data, outcomes), number=True)

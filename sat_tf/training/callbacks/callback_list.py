@@ -17,9 +17,9 @@ from sat_tf.training.callbacks.step_recorder import (
     recorded_steps,
 )
 from sat_tf.training.callbacks.tensorboard import Summaries, drop_events_after
-from sat_tf.training.loop.stage_plan import StagePlan
 from sat_tf.training.state.history import EpochMetrics
 from sat_tf.training.state.run_folder import TENSORBOARD, RunFolder
+from sat_tf.training.step.stage_plan import StagePlan
 
 
 @contextlib.contextmanager

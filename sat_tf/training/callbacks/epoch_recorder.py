@@ -9,11 +9,11 @@ import tf_keras as keras
 from sat_tf.data.source import ImageSource
 from sat_tf.messages import RunError
 from sat_tf.training.callbacks.step_recorder import StepCallback, current_learning_rate
-from sat_tf.training.loop.learner import Learner
-from sat_tf.training.loop.stage_plan import StagePlan
 from sat_tf.training.state.checkpoints import Checkpoints, describe_break
 from sat_tf.training.state.history import EpochMetrics, to_csv
 from sat_tf.training.state.run_folder import METRICS, RunFolder
+from sat_tf.training.step.learner import Learner
+from sat_tf.training.step.stage_plan import StagePlan
 
 # What Keras logs at the end of an epoch, by what it is called in the metrics file.
 _MEASURED = {

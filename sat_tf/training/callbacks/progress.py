@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from sat_tf.training.callbacks.step_recorder import StepCallback
-from sat_tf.training.loop.stage_plan import Listener, StagePlan
+from sat_tf.training.step.stage_plan import Listener, StagePlan
 
 
 class Telling(StepCallback):

@@ -10,9 +10,9 @@ from sat_tf.export.deployed import DeployedModel
 from sat_tf.qat.wrapper import ConstantWeights, has_quantized_layers
 from sat_tf.training.callbacks.step_recorder import StepCallback
 from sat_tf.training.config.sections import TrainingConfig
-from sat_tf.training.errors import Interruption, Stopped
-from sat_tf.training.loop.learner import Learner
+from sat_tf.training.interruption import Interruption, Stopped
 from sat_tf.training.state.checkpoints import Checkpoints, Position
+from sat_tf.training.step.learner import Learner
 
 
 class Keeper(keras.callbacks.Callback):

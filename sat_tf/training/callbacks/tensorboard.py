@@ -13,8 +13,8 @@ from sat_tf.analysis.kappa import kappa_0
 from sat_tf.analysis.measurement import scalar_events
 from sat_tf.atomic_file import renamed_when_done
 from sat_tf.training.callbacks.step_recorder import StepCallback
-from sat_tf.training.loop.stage_plan import StagePlan
 from sat_tf.training.state.history import StepMetrics
+from sat_tf.training.step.stage_plan import StagePlan
 
 _AT_EPOCHS = {"val_loss": "held_out/loss", "val_top1": "held_out/top1", "val_top5": "held_out/top5"}
 

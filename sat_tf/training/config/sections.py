@@ -281,7 +281,7 @@ class StagesConfig(Section):
     """The float stage with clamped weights, the quantized one that goes on from it, and the tail.
 
     The tail, which is optional, trains the quantized model on the integers of its file; see
-    `sat_tf.training.deploy_tail`.
+    `sat_tf.training.loop.deploy_tail`.
     """
 
     float: StageConfig = Field(default=StageConfig(), description="a mapping")

@@ -21,19 +21,12 @@ from sat_tf.qat.calibrate import StaleStatisticsWarning, calibrate, estimate_sta
 from sat_tf.qat.layout import inner_layer
 from sat_tf.quantizers.input_range import InputRange
 from sat_tf.training.config.config import Config, config_text
-from sat_tf.training.deploy_tail import train_deploy_tail
-from sat_tf.training.errors import Interruption
-from sat_tf.training.loop.distribution import (
-    from_first_worker,
-    make_strategy,
-    outside_failures_told,
-    reading_errors_told,
-    writes_files,
-)
+from sat_tf.training.interruption import Interruption
+from sat_tf.training.loop.deploy_tail import train_deploy_tail
 from sat_tf.training.loop.environment import describe_environment
-from sat_tf.training.loop.fed_source import fed_range, fed_source
+from sat_tf.training.loop.outcome import conclude
+from sat_tf.training.loop.outside_failures import outside_failures_told, reading_errors_told
 from sat_tf.training.loop.stage import Run, batch_size_problems, held_out_metrics, train_stage
-from sat_tf.training.loop.stage_plan import Listener
 from sat_tf.training.loop.start import (
     check_range,
     check_range_of_teacher,
@@ -43,12 +36,18 @@ from sat_tf.training.loop.start import (
     trained_float_model,
 )
 from sat_tf.training.recipes.recipes import check_teacher
-from sat_tf.training.report.outcome import conclude
 from sat_tf.training.report.results import Results
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.history import EpochMetrics, from_csv
 from sat_tf.training.state.run_folder import RunFolder
 from sat_tf.training.state.run_state import RunState, expect_same_config
+from sat_tf.training.step.distribution import (
+    from_first_worker,
+    make_strategy,
+    writes_files,
+)
+from sat_tf.training.step.fed_source import fed_range, fed_source
+from sat_tf.training.step.stage_plan import Listener
 
 _GO_ON = "\nWhen the files are mended, the same command goes on with the run."
 
@@ -160,11 +159,20 @@ def stage_model(
         name: of the stage.
         file: name of the saved model in the run folder.
         make: trains and finishes the model.
+
+    Raises:
+        RunError: the saved model is gone, or cannot be read.
     """
     if name in state.stages:
         path = run.folder.file(file)
-        # The end of a run has given the model of the tail the name of the quantized one.
-        path = path if path.is_file() else run.folder.file(run_folder.QUANTIZED_MODEL)
+        if file == run_folder.TUNED_MODEL and not path.is_file():
+            # The end of a run has given it the name of the quantized one.
+            path = run.folder.file(run_folder.QUANTIZED_MODEL)
+        if not path.is_file():
+            raise RunError(
+                f"{path}: received no file, expected the model of the {name} stage, which is done; "
+                "put it back, start anew with --no-resume, or remove the folder."
+            )
         return loaded(path, safe_mode=not run.config.training.trust_model)
     # A request to stop waits: within the stage for its next step, after it for the saved model.
     with run.interruption.deferred():
@@ -266,6 +274,7 @@ def train(
             # The others read what the first worker has prepared.
             from_first_worker(strategy, [0])
             state = RunState.read(folder)
+            state.expect_whole(config.stages.by_name())
             with state.timed() if writes else contextlib.nullcontext():
                 return _train(run, state, start_model)
 
@@ -321,11 +330,7 @@ def _prepare_folder(run: Run, *, anew: bool) -> None:
 
 
 def _rows(folder: RunFolder) -> list[EpochMetrics]:
-    text = folder.read_text(run_folder.METRICS)
-    try:
-        return from_csv(text)
-    except RunError as error:
-        raise folder.damaged(run_folder.METRICS, error, "epochs with their metrics") from error
+    return folder.read_rows(run_folder.METRICS, from_csv, "epochs with their metrics")
 
 
 def _float(run: Run, start: keras.Model) -> keras.Model:

@@ -17,15 +17,16 @@ from sat_tf.training.callbacks.progress import Telling
 from sat_tf.training.callbacks.saving import Keeper, Refresher, constant_while_measured
 from sat_tf.training.config.config import Config
 from sat_tf.training.config.sections import StageConfig
-from sat_tf.training.errors import Interruption
-from sat_tf.training.loop.distribution import distributed, from_first_worker, reading_errors_told
-from sat_tf.training.loop.learner import Learner, training_copy
-from sat_tf.training.loop.schedule import WarmupCosine
-from sat_tf.training.loop.stage_plan import Listener, StagePlan
+from sat_tf.training.interruption import Interruption
+from sat_tf.training.loop.outside_failures import reading_errors_told
 from sat_tf.training.recipes.recipes import stage_recipes, stage_teacher
 from sat_tf.training.state.checkpoints import Checkpoints, Position, steps_left
 from sat_tf.training.state.history import EpochMetrics
 from sat_tf.training.state.run_folder import CHECKPOINTS, RunFolder
+from sat_tf.training.step.distribution import distributed, from_first_worker
+from sat_tf.training.step.learner import Learner, training_copy
+from sat_tf.training.step.schedule import WarmupCosine
+from sat_tf.training.step.stage_plan import Listener, StagePlan
 
 _HELD_OUT_BATCH_SIZE = 256
 _FROM_THE_START = Position()

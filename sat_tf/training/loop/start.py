@@ -17,8 +17,8 @@ from sat_tf.qat.scheme import quantize_model
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.input_range import InputRange
 from sat_tf.training.config.config import Config
-from sat_tf.training.loop.classifier_file import read_float_model
 from sat_tf.training.recipes.recipes import check_teacher
+from sat_tf.training.state.classifier_file import read_float_model
 
 
 def check_range(

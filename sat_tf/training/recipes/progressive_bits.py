@@ -6,7 +6,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.training.loop.distribution import replica_variable
+from sat_tf.training.step.distribution import replica_variable
 
 
 class ProgressiveBits(tf.Module):

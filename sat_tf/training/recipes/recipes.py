@@ -9,13 +9,13 @@ import tf_keras as keras
 from sat_tf.data.source import ImageSource
 from sat_tf.training.config.config import Config
 from sat_tf.training.config.recipes import FLOAT_STAGE, RecipesConfig
-from sat_tf.training.loop.classifier_file import read_classifier, read_weights
-from sat_tf.training.loop.learner import ImageLoss, cross_entropy, training_copy
 from sat_tf.training.recipes.oscillation import Oscillation, OscillationLog
 from sat_tf.training.recipes.progressive_bits import ProgressiveBits
 from sat_tf.training.recipes.targets import distilled, smoothed_cross_entropy
 from sat_tf.training.recipes.weight_average import AverageMeasured, WeightAverage
+from sat_tf.training.state.classifier_file import read_classifier, read_weights
 from sat_tf.training.state.run_folder import FLOAT_MODEL, RunFolder
+from sat_tf.training.step.learner import ImageLoss, cross_entropy, training_copy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.training.loop.learner import ImageLoss
+from sat_tf.training.step.learner import ImageLoss
 
 
 def soft_divergence(teacher: tf.Tensor, student: tf.Tensor, temperature: float) -> tf.Tensor:

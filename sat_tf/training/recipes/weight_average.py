@@ -5,7 +5,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.training.loop.distribution import replica_variable
+from sat_tf.training.step.distribution import replica_variable
 
 
 class WeightAverage(tf.Module):

@@ -4,8 +4,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 
-from sat_tf.presentation.line_chart import Chart, Line, Point, legend
-from sat_tf.presentation.page import text
+from sat_tf.presentation.charts import Line, LineChart, Point
 from sat_tf.training.state.history import EpochMetrics, StepMetrics
 
 _COLOURS = {"float": "tab:blue", "quantized": "tab:orange", "deploy_tail": "tab:green"}
@@ -52,23 +51,10 @@ def draw_curves(rows: list[EpochMetrics], title: str, path: str | os.PathLike[st
     figure.savefig(path, format="png")
 
 
-_MOST_NAMED = 8
 _TRAINING, _HELD_OUT, _FIVE = "var(--curve)", "var(--other)", "var(--third)"
 
-STYLE = """
-:root { --curve: #2f6fb0; --other: #c2570c; --third: #6b4fbb; }
-@media (prefers-color-scheme: dark) {
-  :root { --curve: #7db4ea; --other: #f2a65a; --third: #b9a5f5; } }
-.curves { display: grid; gap: 1rem 1.5rem; grid-template-columns: 1fr 1fr; }
-@media (max-width: 44rem) { .curves { grid-template-columns: 1fr; } }
-figure { margin: 0; min-width: 0; break-inside: avoid; }
-figcaption { font-weight: 600; margin-bottom: .2rem; }
-@media print { :root { --curve: #2f6fb0; --other: #c2570c; --third: #6b4fbb; }
-  .curves { grid-template-columns: repeat(4, 1fr); } }
-"""
 
-
-def curves(epochs: Sequence[EpochMetrics], steps: Sequence[StepMetrics]) -> str:
+def charts(epochs: Sequence[EpochMetrics], steps: Sequence[StepMetrics]) -> list[LineChart]:
     """Loss, accuracy, learning rate and clipping levels over all stages.
 
     Args:
@@ -127,28 +113,28 @@ def curves(epochs: Sequence[EpochMetrics], steps: Sequence[StepMetrics]) -> str:
         colour=_TRAINING,
     )
     levels = clipping_lines(steps)
-    charts = [
-        Chart(
+    return [
+        LineChart(
             title="Loss",
             lines=_drawn(loss),
             stages=stages,
             logarithmic=True,
             summary=_ends("loss", loss),
         ),
-        Chart(
+        LineChart(
             title="Accuracy (%)",
             lines=_drawn(top1),
             stages=stages,
             summary=_ends("accuracy in percent", top1),
         ),
-        Chart(
+        LineChart(
             title="Learning rate",
             lines=_drawn([rate]),
             stages=stages,
             from_zero=True,
             summary=_ends("learning rate", [rate]),
         ),
-        Chart(
+        LineChart(
             title="Clipping levels",
             lines=_drawn(levels),
             stages=stages,
@@ -157,7 +143,6 @@ def curves(epochs: Sequence[EpochMetrics], steps: Sequence[StepMetrics]) -> str:
             "layers.",
         ),
     ]
-    return f'<div class="curves">{"".join(map(_figure, charts))}</div>'
 
 
 def clipping_lines(steps: Sequence[StepMetrics]) -> list[Line]:
@@ -188,18 +173,6 @@ def _points(values: Sequence[tuple[str, int, float | None]]) -> list[Point]:
         points.append((float(step), value))
         last = stage
     return points
-
-
-def _figure(chart: Chart) -> str:
-    lines = list(chart.lines)
-    if len(lines) <= 1:
-        key = ""
-    elif len(lines) <= _MOST_NAMED:
-        key = legend(lines)
-    else:
-        key = legend([lines[0], lines[len(lines) // 2], lines[-1]])
-        key += f"<p>{len(lines)} lines, coloured in the order of the layers.</p>"
-    return f"<figure><figcaption>{text(chart.title)}</figcaption>{chart.to_svg()}{key}</figure>"
 
 
 def _drawn(lines: Sequence[Line]) -> list[Line]:

@@ -2,16 +2,15 @@
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import pydantic
 
 from sat_tf.analysis.layer_table import LayerRow
 from sat_tf.export.certificate.certificate import FloatNote
-from sat_tf.export.certificate.page import float_notes
 from sat_tf.messages import RunError, list_problems
-from sat_tf.presentation import line_chart
-from sat_tf.presentation.page import facts, page, row, table, text
+from sat_tf.presentation.page import render
+from sat_tf.presentation.tables import Column, Marked, Table, digits, percent, plain
 from sat_tf.training.config.config import load_yaml
 from sat_tf.training.report import curves
 from sat_tf.training.report.results import MODELS, Results
@@ -45,24 +44,25 @@ def report_page(folder: RunFolder) -> str:
     results = _read(folder, run_folder.RESULTS, Results)
     layers = _read(folder, run_folder.LAYERS, _Layers)
     certificate = folder.read_json(run_folder.CERTIFICATE)
-    environment = folder.read_json(run_folder.ENVIRONMENT)
     epochs = history.from_csv(folder.read_text(run_folder.METRICS))
     steps = history.steps_from_csv(folder.read_text(run_folder.STEPS))
-    sections = {
-        "Accuracy": _accuracy(results) if results else "",
-        "Learning curves": curves.curves(epochs, steps) if epochs or steps else "",
-        "Layers": _layers(layers.layers) if layers else "",
-        "Size": _sizes(results) if results else "",
-        "Certificate": _certificate(certificate) if certificate else "",
-        "Epochs": _epochs(epochs) if epochs else "",
-        "Environment": facts(_flat(environment)) if environment else "",
-        "Configuration": f"<pre>{text(config)}</pre>" if config else "",
-    }
-    body = [_verdict(results)]
-    for title, section in sections.items():
-        if section:
-            body.append(f"<section>\n<h2>{title}</h2>\n{section}\n</section>")
-    return page(f"Run {_name(config)}".strip(), body, _STYLE + line_chart.STYLE + curves.STYLE)
+    of_layers = Table(columns=_LAYER, rows=layers.layers) if layers else None
+    return render(
+        "training/report/report.html",
+        name=_name(config),
+        verdict=_verdict(results) if results else {},
+        accuracy=_accuracy(results).to_html("Accuracy") if results else "",
+        curves=[chart.to_figure() for chart in curves.charts(epochs, steps)]
+        if epochs or steps
+        else [],
+        layers=of_layers.to_html("Layers") if of_layers else "",
+        sizes=_sizes(results) if results else {},
+        certificate=_certificate(certificate) if certificate else {},
+        num_epochs=len(epochs),
+        epochs=Table(columns=_EPOCH, rows=epochs).to_html("Epochs"),
+        environment=_flat(folder.read_json(run_folder.ENVIRONMENT) or {}),
+        config=config,
+    )
 
 
 class _Layers(pydantic.BaseModel):
@@ -71,44 +71,57 @@ class _Layers(pydantic.BaseModel):
     layers: list[LayerRow]
 
 
-def _verdict(results: Results | None) -> str:
-    if results is None:
-        return '<p class="verdict">Not finished</p><p>What follows is how far the run has come.</p>'
+def _verdict(results: Results) -> dict[str, Any]:
+    """What the report begins with."""
+    found = {
+        "images": f"{results.held_out_images:,}",
+        "float": _percent(results.float_top1),
+        "duration": _duration(results.seconds),
+        "file": None,
+    }
     if results.tflite_top1 is None:
-        return (
-            f'<p class="verdict">{100 * results.float_top1:.2f} % top-1</p>\n<p>The float model on '
-            f"{results.held_out_images:,} held-out images; this run ends with it. Trained in "
-            f"{_duration(results.seconds)}.</p>"
-        )
-    exact = results.codes_differing == 0
+        return found
     # Top-1 of fewer images than the float model was measured on would not compare with its.
     on_all = results.verified_images == results.held_out_images
     trained = results.quantized_top1 if results.deployed_top1 is None else results.deployed_top1
     top1 = results.tflite_top1 if on_all or trained is None else trained
-    what = "TFLite file" if top1 is results.tflite_top1 else "trained model"
-    gained = 100 * (top1 - results.float_top1)
-    return (
-        f'<p class="verdict">{100 * top1:.2f} % top-1 in {results.file_bytes:,} '
-        f"bytes</p>\n<p>The {what} on {results.held_out_images:,} held-out images; "
-        f"the float model has {100 * results.float_top1:.2f} % ({gained:+.2f} points). "
-        f'<span class="{"good" if exact else "bad"}">'
-        f"{results.codes_differing:,} of {results.codes_compared:,} codes differ</span> between "
-        f"LiteRT and the trained integers. Trained in {_duration(results.seconds)}.</p>"
-    )
+    differing = f"{results.codes_differing:,} of {results.codes_compared:,} codes differ"
+    return {
+        **found,
+        "file": f"{results.file_bytes:,}",
+        "top1": _percent(top1),
+        "what": "TFLite file" if top1 is results.tflite_top1 else "trained model",
+        "gained": f"{100 * (top1 - results.float_top1):+.2f}",
+        "differing": Marked(differing, "bad" if results.codes_differing else "good"),
+    }
 
 
-def _accuracy(results: Results) -> str:
+class _Accuracy(NamedTuple):
+    """What one of the models of a run achieved."""
+
+    title: str
+    top1: float
+    top5: float | None
+    images: int | None
+
+
+def _accuracy(results: Results) -> Table[_Accuracy]:
     rows = []
     for name, title in MODELS.items():
         top1, top5 = (getattr(results, f"{name}_{metric}") for metric in ("top1", "top5"))
         images = results.verified_images if name == "tflite" else results.held_out_images
         if top1 is not None:
-            rows.append(row([title], [_percent(top1), _percent(top5), f"{images:,}"]))
-    head = ("model", "top-1", "top-5", "held-out images")
-    return f'<div class="few">{table(head, rows, label="Accuracy", right=3)}</div>'
+            rows.append(_Accuracy(title, top1, top5, images))
+    columns: list[Column[_Accuracy]] = [
+        Column("model", lambda row: row.title),
+        Column("top-1", lambda row: row.top1, _percent, number=True),
+        Column("top-5", lambda row: row.top5, _percent, number=True),
+        Column("held-out images", lambda row: row.images, digits(","), number=True),
+    ]
+    return Table(columns=columns, rows=rows)
 
 
-def _sizes(results: Results) -> str:
+def _sizes(results: Results) -> dict[str, str]:
     as_floats = _FLOAT_BYTES * results.parameters
     sizes = {"Parameters": f"{results.parameters:,}", "As float32": f"{as_floats:,} bytes"}
     if results.file_bytes is not None:
@@ -116,89 +129,75 @@ def _sizes(results: Results) -> str:
         smaller = f", {share:.1f} times smaller" if share >= 1 else ""
         sizes["TFLite file"] = f"{results.file_bytes:,} bytes{smaller}"
         sizes["After gzip"] = f"{results.gzip_bytes:,} bytes"
-    return facts(sizes)
+    return sizes
 
 
-def _layers(layers: Sequence[LayerRow]) -> str:
-    head = ["layer", "kind", "grid", "weight bits", "codes used", "rescale"]
-    head += ["activation bits", "clipping level", "codes used", "clipped", "parameters"]
-    rows = [
-        row(
-            [
-                f"<b>{text(layer.name)}</b>",
-                text(layer.kind),
-                text(layer.weight_grid or ""),
-            ],
-            [
-                _number(layer.weight_bits),
-                _used(layer.weight_codes_used, layer.weight_codes),
-                f"{text(layer.rescale or '')} {_number(layer.rescale_constant)}",
-                _number(layer.activation_bits),
-                _number(layer.clipping_level),
-                _used(layer.activation_codes_used, layer.activation_codes),
-                _percent(layer.clipped),
-                f"{layer.parameters:,}" if layer.parameters else "",
-            ],
+def _used(used: int | None, of: int | None) -> str:
+    return "" if used is None else f"{used} of {of}"
+
+
+_percent, _number = percent(), digits(".4g")
+_LAYER: list[Column[LayerRow]] = [
+    Column("layer", lambda layer: Marked(layer.name, "name")),
+    Column("kind", lambda layer: layer.kind),
+    Column("grid", lambda layer: layer.weight_grid),
+    *(
+        Column(title, value, show, number=True)
+        for title, value, show in (
+            ("weight bits", lambda layer: layer.weight_bits, _number),
+            ("codes used", lambda lay: _used(lay.weight_codes_used, lay.weight_codes), plain),
+            ("rescale", lambda lay: f"{lay.rescale or ''} {_number(lay.rescale_constant)}", plain),
+            ("activation bits", lambda layer: layer.activation_bits, _number),
+            ("clipping level", lambda layer: layer.clipping_level, _number),
+            ("codes used", lambda la: _used(la.activation_codes_used, la.activation_codes), plain),
+            ("clipped", lambda layer: layer.clipped, _percent),
+            ("parameters", lambda layer: layer.parameters or None, digits(",")),
         )
-        for layer in layers
-    ]
-    note = (
-        "Codes used are those that occur, of all that the grid has. Rescale is SAT's, with the "
-        "constant that the weights are multiplied by. Activations were measured on a few training "
-        "images; clipped is the share of values at or beyond the clipping level."
-    )
-    return f"<p>{note}</p>" + table(head, rows, label="Layers", right=8)
+    ),
+]
+_EPOCH: list[Column[history.EpochMetrics]] = [
+    Column("stage", lambda epoch: epoch.stage),
+    *(
+        Column(title, value, show, number=True)
+        for title, value, show in (
+            ("epoch", lambda epoch: epoch.epoch, plain),
+            ("step", lambda epoch: epoch.step, digits(",")),
+            ("learning rate", lambda epoch: epoch.learning_rate, digits(".3g")),
+            ("loss", lambda epoch: epoch.loss, _number),
+            ("top-1", lambda epoch: epoch.train_top1, _percent),
+            ("top-5", lambda epoch: epoch.train_top5, _percent),
+            ("held-out loss", lambda epoch: epoch.held_out_loss, _number),
+            ("held-out top-1", lambda epoch: epoch.held_out_top1, _percent),
+            ("held-out top-5", lambda epoch: epoch.held_out_top5, _percent),
+            ("seconds", lambda epoch: epoch.seconds, digits(".1f")),
+        )
+    ),
+]
 
 
-def _certificate(certificate: Mapping[str, Any]) -> str:
+def _certificate(certificate: Mapping[str, Any]) -> dict[str, Any]:
     compared, differing = certificate["codes_compared"], certificate["codes_differing"]
-    kind = "bad" if differing else "good"
-    page_name, file_name = run_folder.CERTIFICATE_PAGE, run_folder.CERTIFICATE
-    rows = {
-        "SHA-256 of the file": str(certificate.get("sha256", "")),
-        "Images": f"{certificate.get('num_images', 0):,}",
-        "Other runtimes": ", ".join(
-            f"{name}: {count.get('codes_differing', 0):,} of {count.get('codes_compared', 0):,} "
-            "codes differ"
-            for name, count in certificate.get("runtimes", {}).items()
-            if name != "xnnpack"
+    return {
+        "differing": Marked(
+            f"{differing:,} of {compared:,} codes differ", "bad" if differing else "good"
         ),
-        "Float operators": ", ".join(certificate.get("float_operators", [])),
-        "Layers left float": ", ".join(certificate.get("islands", [])),
-        "Notes": "; ".join(certificate.get("warnings", [])),
+        "page": run_folder.CERTIFICATE_PAGE,
+        "file": run_folder.CERTIFICATE,
+        "float_notes": [FloatNote(**note) for note in certificate.get("float_notes", [])],
+        "facts": {
+            "SHA-256 of the file": str(certificate.get("sha256", "")),
+            "Images": f"{certificate.get('num_images', 0):,}",
+            "Other runtimes": ", ".join(
+                f"{name}: {count.get('codes_differing', 0):,} of "
+                f"{count.get('codes_compared', 0):,} codes differ"
+                for name, count in certificate.get("runtimes", {}).items()
+                if name != "xnnpack"
+            ),
+            "Float operators": ", ".join(certificate.get("float_operators", [])),
+            "Layers left float": ", ".join(certificate.get("islands", [])),
+            "Notes": "; ".join(certificate.get("warnings", [])),
+        },
     }
-    return (
-        f'<p><span class="{kind}">{differing:,} of {compared:,} codes differ</span> between LiteRT '
-        f"with XNNPACK and the integer simulation of the trained model. All tensors: "
-        f'<a href="{page_name}">{page_name}</a>, <a href="{file_name}">{file_name}</a>.</p>'
-        + float_notes(FloatNote(**note) for note in certificate.get("float_notes", []))
-        + facts(rows)
-    )
-
-
-def _epochs(epochs: Sequence[history.EpochMetrics]) -> str:
-    head = ["stage", "epoch", "step", "learning rate", "loss", "top-1", "top-5"]
-    head += ["held-out loss", "held-out top-1", "held-out top-5", "seconds"]
-    rows = [
-        row(
-            [text(epoch.stage)],
-            [
-                str(epoch.epoch),
-                f"{epoch.step:,}",
-                f"{epoch.learning_rate:.3g}",
-                _number(epoch.loss),
-                _percent(epoch.train_top1),
-                _percent(epoch.train_top5),
-                _number(epoch.held_out_loss),
-                _percent(epoch.held_out_top1),
-                _percent(epoch.held_out_top5),
-                f"{epoch.seconds:.1f}",
-            ],
-        )
-        for epoch in epochs
-    ]
-    listed = table(head, rows, label="Epochs", right=10)
-    return f"<details><summary>{len(rows)} epochs, number by number</summary>\n{listed}</details>"
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, str]:
@@ -209,18 +208,6 @@ def _flat(values: Mapping[str, Any]) -> dict[str, str]:
         for name, value in values.items()
         if value is not None
     }
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.2f} %"
-
-
-def _used(used: int | None, of: int | None) -> str:
-    return "" if used is None else f"{used} of {of}"
 
 
 def _duration(seconds: float) -> str:
@@ -256,17 +243,3 @@ def _read(folder: RunFolder, name: str, kind: type[_Kind]) -> _Kind | None:
             f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors()
         ]
         raise RunError(list_problems(str(folder.file(name)), problems)) from error
-
-
-_STYLE = """
-section { margin-top: 1.8rem; } .few { max-width: 40rem; } a { color: var(--bars); }
-pre { overflow-x: auto; font-size: .85em; line-height: 1.35; border: 1px solid var(--line);
-  padding: .7rem; margin: 0; } summary { cursor: pointer; }
-.wide { font-size: .86em; } .wide th, .wide td { padding-right: .5rem; }
-.wide:focus-visible { outline: 2px solid var(--bars); }
-td.number { white-space: nowrap; }
-@media (max-width: 40rem) { main { padding: 1rem; } .verdict { font-size: 1.5rem; }
-  td, th { white-space: nowrap; } dl { grid-template-columns: 1fr; gap: 0; }
-  dd { margin: 0 0 .4rem; } }
-@media print { pre { white-space: pre-wrap; } h2 { break-after: avoid; } a { color: inherit; } }
-"""

@@ -3,9 +3,10 @@
 import dataclasses
 from typing import Any, ClassVar
 
+import rich.table
 from pydantic import ConfigDict, TypeAdapter, ValidationError
-from rich.table import Table
 
+from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits, percent
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 
@@ -96,32 +97,29 @@ class Results:
             return ""
         return f"{100 * top1:.2f} %" + ("" if top5 is None else f" (top-5 {100 * top5:.2f} %)")
 
-    def table(self, title: str) -> Table:
+    def table(self, title: str) -> rich.table.Table:
         """The table that ends a run."""
-        table = Table(title=title, show_header=False, title_justify="left")
-        table.add_column()
-        table.add_column(justify="right")
         held_out = f"held-out top-1 ({self.held_out_images} images)"
         verified = f"held-out top-1 ({self.verified_images} images)"
-        differing = "green" if self.codes_differing == 0 else "bold red"
-        accuracies = [
-            (f"{title}, {verified if name == 'tflite' else held_out}", self.accuracy(name), "{}")
-            for name, title in MODELS.items()
+        count = digits(",")
+        rows: list[tuple[str, Cell]] = [
+            *(
+                (f"{model}, {verified if name == 'tflite' else held_out}", self.accuracy(name))
+                for name, model in MODELS.items()
+            ),
+            ("parameters", count(self.parameters)),
+            ("TFLite file, bytes", count(self.file_bytes)),
+            ("TFLite file after gzip, bytes", count(self.gzip_bytes)),
+            ("codes compared", count(self.codes_compared)),
+            ("codes of Keras that differ", percent(4)(self.trained_differing)),
+            ("seconds", f"{self.seconds:.0f}"),
         ]
-        for label, value, shown in (
-            *accuracies,
-            ("parameters", self.parameters, "{:,}"),
-            ("TFLite file, bytes", self.file_bytes, "{:,}"),
-            ("TFLite file after gzip, bytes", self.gzip_bytes, "{:,}"),
-            ("codes compared", self.codes_compared, "{:,}"),
-            ("codes that differ", self.codes_differing, f"[{differing}]{{:,}}[/]"),
-            ("codes of Keras that differ", _percent(self.trained_differing), "{}"),
-            ("seconds", self.seconds, "{:.0f}"),
-        ):
-            if value not in (None, ""):
-                table.add_row(label, shown.format(value))
-        return table
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.4f} %"
+        if self.codes_differing is not None:
+            kind = "bad" if self.codes_differing else "good"
+            rows.insert(-2, ("codes that differ", Marked(count(self.codes_differing), kind)))
+        columns: list[Column[tuple[str, Cell]]] = [
+            Column("", lambda row: row[0]),
+            Column("", lambda row: row[1], number=True),
+        ]
+        table = Table(columns=columns, rows=[row for row in rows if row[1]])
+        return table.to_rich(title=title, show_header=False, title_justify="left")

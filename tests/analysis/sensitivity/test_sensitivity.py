@@ -8,7 +8,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.analysis.sensitivity.damage import Damage, DamageMeter
-from sat_tf.analysis.sensitivity.result import Share, mean_bits, within_average, within_drop
+from sat_tf.analysis.sensitivity.measured_model import Share, mean_bits, within_average, within_drop
 from sat_tf.data.digits import load_digits
 from sat_tf.qat.policy import BitPolicy
 from tests.qat import float_models

@@ -13,7 +13,7 @@ from sat_tf.reproduction.figures import (
     quantized_deviation,
     sigmoid,
 )
-from sat_tf.reproduction.figures.figure import Table
+from sat_tf.reproduction.figures.figure import Numbers
 
 
 def nothing(share):
@@ -48,7 +48,7 @@ def training_table(kappa_0=0.02, kappa_1=1.0):
         rows.append((step, 0, "kappa_1", "stem_conv", 2.0))
         rows.append((step, 0, "kappa_1", "block_1_shortcut_conv", kappa_1))
         rows.append((step, 0, "kappa_1", "block_1_first_conv", 0.5))
-    return Table(kappa_training.COLUMNS, tuple(rows))
+    return Numbers(kappa_training.COLUMNS, tuple(rows))
 
 
 @functools.cache

@@ -4,7 +4,7 @@ import os
 import pytest
 
 from sat_tf.messages import RunError
-from sat_tf.reproduction.figures.figure import open_folder, read_table, write_figure, write_text
+from sat_tf.reproduction.figures.figure import open_folder, read_numbers, write_figure, write_text
 from sat_tf.reproduction.figures.library import FIGURES
 from tests.reproduction.figures.small import tables
 
@@ -17,14 +17,14 @@ def test_a_figure_is_three_files_and_the_same_each_time(tmp_path):
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     write_figure(tmp_path, FIGURE, tables()["figure_s1"])
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-    assert read_table(tmp_path, FIGURE).columns == FIGURE.columns
+    assert read_numbers(tmp_path, FIGURE).columns == FIGURE.columns
 
 
 def test_a_figure_that_lacks_a_file_is_not_there(tmp_path):
-    assert read_table(tmp_path, FIGURE) is None
+    assert read_numbers(tmp_path, FIGURE) is None
     write_figure(tmp_path, FIGURE, tables()["figure_s1"])
     (tmp_path / "figure_s1.svg").unlink()
-    assert read_table(tmp_path, FIGURE) is None
+    assert read_numbers(tmp_path, FIGURE) is None
 
 
 def test_a_picture_that_cannot_be_drawn_leaves_nothing(tmp_path):
@@ -54,7 +54,7 @@ def test_numbers_that_were_changed_are_an_error_with_the_fix(tmp_path):
     write_figure(tmp_path, FIGURE, tables()["figure_s1"])
     (tmp_path / "figure_s1.csv").write_text("x,y\n1,2\n")
     with pytest.raises(RunError, match="make it anew with `sat-tf figures figure_s1 --out"):
-        read_table(tmp_path, FIGURE)
+        read_numbers(tmp_path, FIGURE)
 
 
 def test_a_folder_is_made_with_those_around_it(tmp_path):

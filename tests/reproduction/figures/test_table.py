@@ -1,14 +1,14 @@
 import pytest
 
-from sat_tf.reproduction.figures.figure import Table
+from sat_tf.reproduction.figures.figure import Numbers
 
-TABLE = Table(("grid", "bits", "ratio"), (("dorefa", 1, 2.0 / 3.0), ("dorefa", 2, 1e-9)))
+TABLE = Numbers(("grid", "bits", "ratio"), (("dorefa", 1, 2.0 / 3.0), ("dorefa", 2, 1e-9)))
 
 
 def test_a_table_is_read_back_to_six_digits():
     text = TABLE.to_csv()
     assert text == "grid,bits,ratio\ndorefa,1,0.666667\ndorefa,2,1e-09\n"
-    again = Table.from_csv(text, TABLE.columns)
+    again = Numbers.from_csv(text, TABLE.columns)
     assert again.rows == (("dorefa", 1, 0.666667), ("dorefa", 2, 1e-9))
     assert again.to_csv() == text
 
@@ -26,4 +26,4 @@ def test_columns_and_rows_are_found_by_name():
 )
 def test_what_is_no_such_table_is_refused(text):
     with pytest.raises(ValueError, match="expected rows of grid, bits, ratio"):
-        Table.from_csv(text, TABLE.columns)
+        Numbers.from_csv(text, TABLE.columns)

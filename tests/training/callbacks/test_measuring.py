@@ -5,8 +5,8 @@ import tensorflow as tf
 
 from sat_tf.export.deployed import deployed_model
 from sat_tf.training.callbacks.saving import constant_while_measured
-from sat_tf.training.loop.learner import training_copy
 from sat_tf.training.recipes.weight_average import AverageMeasured, WeightAverage
+from sat_tf.training.step.learner import training_copy
 from tests.training.recipes.trained import fitted, on_each_number_of_replicas
 from tests.training.small import small_float_model, small_images, small_quantized_model
 

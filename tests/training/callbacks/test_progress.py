@@ -9,7 +9,7 @@ from rich.console import Console
 from sat_tf.messages import RunError
 from sat_tf.training.callbacks import progress as module
 from sat_tf.training.callbacks.progress import ProgressBar
-from sat_tf.training.loop.stage_plan import StagePlan
+from sat_tf.training.step.stage_plan import StagePlan
 
 LOGS = {"loss": 0.5, "top1": 0.9, "val_loss": 0.6, "val_top1": 0.8}
 

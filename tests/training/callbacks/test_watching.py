@@ -15,9 +15,9 @@ from sat_tf.analysis.kappa import kappa_0
 from sat_tf.training.callbacks.callback_list import watched
 from sat_tf.training.callbacks.step_recorder import recorded_steps
 from sat_tf.training.callbacks.tensorboard import drop_events_after
-from sat_tf.training.loop.learner import accuracy_metrics
-from sat_tf.training.loop.stage_plan import StagePlan
 from sat_tf.training.state.run_folder import METRICS, STEPS, TENSORBOARD, RunFolder
+from sat_tf.training.step.learner import accuracy_metrics
+from sat_tf.training.step.stage_plan import StagePlan
 from tests.training.small import small_float_model, small_images, small_quantized_model
 
 BATCH = 8

@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from sat_tf.data.shards import Share
 from sat_tf.messages import RunError
-from sat_tf.training.loop import distribution as outside_failures
-from sat_tf.training.loop.distribution import outside_failures_told
+from sat_tf.training.loop import outside_failures
+from sat_tf.training.loop.outside_failures import outside_failures_told
 from sat_tf.training.state.run_folder import RunFolder
 from tests.training import processes
 

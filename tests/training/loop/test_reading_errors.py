@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from sat_tf import data
 from sat_tf.messages import RunError
-from sat_tf.training.loop.distribution import reading_errors_told
+from sat_tf.training.loop.outside_failures import reading_errors_told
 from tests.data.photographs import encoded, photograph
 
 CONFIG = """

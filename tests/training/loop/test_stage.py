@@ -10,7 +10,6 @@ import sat_tf
 from sat_tf.data.arrays import ArraySource
 from sat_tf.messages import RunError
 from sat_tf.training.config.config import parse_config
-from sat_tf.training.loop.learner import Learner, training_copy
 from sat_tf.training.loop.stage import (
     Run,
     batch_size_problems,
@@ -19,6 +18,7 @@ from sat_tf.training.loop.stage import (
     train_stage,
 )
 from sat_tf.training.state.run_folder import METRICS, RunFolder
+from sat_tf.training.step.learner import Learner, training_copy
 from tests.training.small import small_images, small_quantized_model
 
 CONFIG = """

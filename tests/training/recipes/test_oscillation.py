@@ -6,8 +6,8 @@ import sat_tf
 from sat_tf.core import dorefa
 from sat_tf.core import grid as grids
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.training.loop.learner import training_copy
 from sat_tf.training.recipes.oscillation import Motion, Oscillation
+from sat_tf.training.step.learner import training_copy
 from tests.training.recipes.trained import (
     fitted,
     latent_kernels,

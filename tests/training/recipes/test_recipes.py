@@ -9,7 +9,7 @@ from rich.console import Console
 from sat_tf.data.arrays import ArraySource
 from sat_tf.messages import RunError
 from sat_tf.training.config.config import parse_config
-from sat_tf.training.errors import Interruption, Stopped
+from sat_tf.training.interruption import Interruption, Stopped
 from sat_tf.training.loop.stage import Run, held_out_metrics, train_stage
 from sat_tf.training.recipes.recipes import check_teacher
 from sat_tf.training.state.run_folder import FLOAT_MODEL, OSCILLATIONS, RunFolder

@@ -1,8 +1,8 @@
 import numpy as np
 import tensorflow as tf
 
-from sat_tf.training.loop.learner import Learner, training_copy
 from sat_tf.training.recipes.weight_average import AverageMeasured, WeightAverage
+from sat_tf.training.step.learner import Learner, training_copy
 from tests.training.recipes.trained import fitted, on_each_number_of_replicas
 from tests.training.small import small_images, small_quantized_model
 

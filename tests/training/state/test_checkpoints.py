@@ -1,4 +1,5 @@
 import contextlib
+import os
 import resource
 import shutil
 import signal
@@ -10,9 +11,9 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.messages import RunError
-from sat_tf.training.loop.learner import Learner, training_copy
 from sat_tf.training.state import checkpoints
 from sat_tf.training.state.checkpoints import Checkpoints, Position, steps_left
+from sat_tf.training.step.learner import Learner, training_copy
 from tests.training.small import small_images, small_quantized_model
 
 IMAGES = small_images()
@@ -123,6 +124,11 @@ def replace_by_folder(path):
     path.mkdir()
 
 
+def replace_by_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
 DAMAGES = {
     "halved": halve,
     "cut by a byte": lambda path: path.write_bytes(path.read_bytes()[:-1]),
@@ -132,6 +138,7 @@ DAMAGES = {
     "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
     "of one bit": flip,
     "a folder": replace_by_folder,
+    "a pipe": replace_by_pipe,
 }
 
 

@@ -1,0 +1,320 @@
+"""What each layer of a model loses by being quantized, and which should have more bits."""
+
+import dataclasses
+import glob
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sat_tf.analysis.sensitivity.damage import METRICS, Damage
+from sat_tf.qat.policy import BitPolicy
+
+MOST_BITS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """One number of bits of one layer, which can be raised to 8.
+
+    Attributes:
+        layer: its name.
+        field: of `BitPolicy`: "weight_bits", "activation_bits" or "stream_bits".
+        bits: what the policy gives it.
+        size: how many numbers have these bits.
+        damage: what they do to the model alone.
+        errors: mean square error of these numbers at the policy's bits, one more, and so on to 8.
+    """
+
+    layer: str
+    field: str
+    bits: int
+    size: int
+    damage: Damage
+    errors: tuple[float, ...] = ()
+
+    def loss(self, metric: str, bits: int) -> float:
+        """What it loses at some bits, by estimate, in units that can be added up.
+
+        The squared distance and the divergence go with the power of the rounding error, and so, by
+        assumption, do images lost. Where that is not known, it goes with the square of the step.
+        """
+        value = _value(self.damage, metric)
+        power = value * value if METRICS[metric].is_root else value
+        if not self.errors:
+            return power * (_levels(self.bits) / _levels(bits)) ** 2
+        first = self.errors[0]
+        return power * self.errors[bits - self.bits] / first if first > 0.0 else 0.0
+
+
+Bits = dict[Share, int]
+
+
+def mean_bits(bits: Mapping[Share, int], field: str) -> float:
+    """Mean bits of all numbers that a field is about; NaN where there are none."""
+    own = [share for share in bits if share.field == field]
+    size = sum(share.size for share in own)
+    return sum(share.size * bits[share] for share in own) / size if size else math.nan
+
+
+def within_average(shares: Sequence[Share], metric: str, average_bits: float) -> Bits:
+    """The bits of each share with the least loss, by estimate, within a mean.
+
+    Weights and activations each have the mean to themselves. One bit after the other goes to where
+    it saves most for its cost; what no longer fits is passed over.
+
+    Raises:
+        ValueError: the policy's own mean is above it already.
+    """
+    bits = {share: share.bits for share in shares}
+    # Nothing that can be counted tells apart layers that lose no image.
+    metric = "divergence" if metric == "top1" else metric
+    for field, what in (("weight_bits", "weights"), ("activation_bits", "activations")):
+        own = [share for share in shares if share.field == field]
+        mean = mean_bits(bits, field)
+        if mean > average_bits and any(share.bits < MOST_BITS for share in own):
+            raise ValueError(
+                f"average_bits={average_bits:g}: received fewer bits than the {mean:.3f} that "
+                f"{what} have in the mean under the measured policy, first and last layer "
+                "included; expected more, or measure a policy with fewer bits, such as one with "
+                "first_last_weight_bits=None."
+            )
+        room = sum(share.size * (average_bits - share.bits) for share in own)
+        while able := [s for s in own if bits[s] < MOST_BITS and 0 < s.size <= room]:
+            best = max(able, key=lambda share: _saved(share, metric, bits[share]) / share.size)
+            if _saved(best, metric, bits[best]) <= 0.0:
+                break
+            bits[best] += 1
+            room -= best.size
+    return bits
+
+
+def within_drop(shares: Sequence[Share], metric: str, max_drop: float, together: Damage) -> Bits:
+    """The fewest layers raised to 8 bits so that no more is lost, by estimate.
+
+    What the parts lose alone is added up, and the sum stretched so that all of them together lose
+    what the quantized model was measured to lose.
+
+    Raises:
+        ValueError: 8 bits everywhere lose more.
+    """
+    bits = {share: share.bits for share in shares}
+    measured = _value(together, metric)
+    if measured <= max_drop:
+        return bits
+    # All images may be right with each layer quantized alone, and not with all of them.
+    by = metric if any(_value(share.damage, metric) > 0.0 for share in shares) else "distance"
+    whole = math.fsum(share.loss(by, share.bits) for share in shares)
+    root = METRICS[metric].is_root
+
+    def lost() -> float:
+        part = math.fsum(share.loss(by, own) for share, own in bits.items()) / whole
+        return measured * (math.sqrt(part) if root else part)
+
+    def worth(share: Share) -> float:
+        saved = share.loss(by, share.bits) - share.loss(by, MOST_BITS)
+        return saved / (share.size or 1) / (MOST_BITS - share.bits)
+
+    able = [share for share in shares if share.bits < MOST_BITS]
+    for share in sorted(able, key=worth, reverse=True):
+        if whole <= 0.0 or lost() <= max_drop:
+            break
+        bits[share] = MOST_BITS
+    least = lost() if whole > 0.0 else measured
+    if least > max_drop:
+        factor, unit = METRICS[metric].unit
+        raise ValueError(
+            f"max_drop={max_drop:g}: received less than 8 bits everywhere lose by estimate, "
+            f"{least:.3g}{f' ({factor * least:.3g} {unit})' if unit else ''}; expected at least "
+            "that; leave layers float, or measure with more images."
+        )
+    return bits
+
+
+def as_overrides(bits: Mapping[Share, int]) -> dict[str, dict[str, int]]:
+    """What has more bits than the policy gives it, in the form of `BitPolicy.overrides`.
+
+    >>> lost = Damage(top1_drop=None, distance=0.1, divergence=None)
+    >>> as_overrides({Share("conv[1]", "weight_bits", 4, 9, lost): 8})
+    {'conv[[]1]': {'weight_bits': 8}}
+    """
+    overrides: dict[str, dict[str, int]] = {}
+    for share, own in bits.items():
+        if own > share.bits:
+            overrides.setdefault(glob.escape(share.layer), {})[share.field] = own
+    return overrides
+
+
+def _saved(share: Share, metric: str, bits: int) -> float:
+    return share.loss(metric, bits) - share.loss(metric, bits + 1)
+
+
+def _levels(bits: int) -> int:
+    return int(2**bits - 1)
+
+
+def _value(damage: Damage, metric: str) -> float:
+    """Never below 0: that a layer gains an image by being quantized is chance."""
+    return max(getattr(damage, METRICS[metric].field) or 0.0, 0.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerSensitivity:
+    """What is lost with one layer quantized and all others float.
+
+    Attributes:
+        name: of the layer.
+        kind: its class.
+        weight_bits: of its kernel; None where that stays float, and for streams.
+        activation_bits: of the tensor it reads; None where that stays float or is the image.
+        stream_bits: of the tensor it makes, for streams: sums, means, linear bottlenecks.
+        num_weights: how many its kernel has.
+        values_read: how many numbers of an image enter it, or leave it where it is not linear; 0
+            where the image size is open.
+        values_made: how many numbers of an image leave it; 0 where the image size is open.
+        damage: with all of this quantized.
+        weights: with its kernel alone quantized; None where there is nothing of the kind.
+        activations: with the tensor it reads alone quantized.
+        stream: with the tensor it makes alone quantized.
+        weight_errors: mean square error of the kernel at its bits, at one more, and so on to 8.
+        activation_errors: the same of what it reads.
+    """
+
+    name: str
+    kind: str
+    weight_bits: int | None
+    activation_bits: int | None
+    stream_bits: int | None
+    num_weights: int
+    values_read: int
+    values_made: int
+    damage: Damage
+    weights: Damage | None = None
+    activations: Damage | None = None
+    stream: Damage | None = None
+    weight_errors: tuple[float, ...] = ()
+    activation_errors: tuple[float, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeasuredModel:
+    """What a model loses by each of its layers being quantized, and by all of them.
+
+    Attributes:
+        model: its name.
+        policy: the bits that were measured.
+        metric: "top1", "distance" or "divergence": what `ranked` and `suggest` go by.
+        layers: linear layers and streams, in graph order.
+        together: what the whole quantized model loses, without training.
+        num_images: on how many images.
+        top1: share of them that the float model gets right; None without labels.
+    """
+
+    model: str
+    policy: BitPolicy
+    metric: str
+    layers: tuple[LayerSensitivity, ...]
+    together: Damage
+    num_images: int
+    top1: float | None = None
+
+    def ranked(self) -> list[LayerSensitivity]:
+        """The layers, the one that loses most first."""
+
+        def lost(layer: LayerSensitivity) -> tuple[float, float]:
+            return self.value(layer.damage) or 0.0, layer.damage.distance
+
+        return sorted(self.layers, key=lost, reverse=True)
+
+    def value(self, damage: Damage | None) -> float | None:
+        """What the metric says of some damage."""
+        if damage is None:
+            return None
+        value: float | None = getattr(damage, METRICS[self.metric].field)
+        return value
+
+    def suggest(
+        self, *, max_drop: float | None = None, average_bits: float | None = None
+    ) -> dict[str, dict[str, Any]]:
+        """Overrides that give the sensitive layers more bits, up to 8.
+
+        Give one of both. With `average_bits`, bits go one by one to where they save most, as long
+        as weights have no more than that in the mean over all weights of linear layers, first and
+        last included, and activations in the mean over all values that linear layers read but the
+        image.
+        With `max_drop`, layers are raised to 8 bits until the model is estimated to lose no more.
+        Estimates add up what layers lose alone, with the power of rounding noise at their bits;
+        measure the suggested policy to know. Measured at the fewest bits that are of interest,
+        layers differ most.
+
+        Args:
+            max_drop: the most that may be lost, in the unit of `Damage`: for top1 a share of the
+                images, 0.01 for a point.
+            average_bits: the most bits in the mean, up to 8.
+
+        Returns:
+            The policy's own overrides and those for the layers to keep at 8 bits:
+            `dataclasses.replace(policy, overrides=found.suggest(average_bits=5))`.
+
+        Raises:
+            ValueError: neither or both are given, or it cannot be kept.
+        """
+        if (max_drop is None) == (average_bits is None):
+            given = "neither" if max_drop is None else "both"
+            raise ValueError(
+                f"suggest: received {given} of max_drop and average_bits, expected one of them."
+            )
+        if average_bits is not None:
+            _check("average_bits", average_bits, 8.0, "a number from 1 to 8")
+            self._refuse_open_sizes()
+            bits = within_average(self._shares(), self.metric, average_bits)
+        elif max_drop is not None:
+            _check("max_drop", max_drop, math.inf, "a number of 0 or more")
+            bits = within_drop(self._shares(), self.metric, max_drop, self.together)
+        overrides: dict[str, dict[str, Any]] = self.policy.to_dict()["overrides"]
+        for pattern, fields in as_overrides(bits).items():
+            # Behind the policy's own, because later patterns win.
+            overrides[pattern] = {**overrides.pop(pattern, {}), **fields}
+        return overrides
+
+    def mean_weight_bits(self) -> float:
+        """Bits of a weight, in the mean over all quantized weights of linear layers."""
+        return mean_bits({share: share.bits for share in self._shares()}, "weight_bits")
+
+    def mean_activation_bits(self) -> float:
+        """Bits of an activation, in the mean over what linear layers read, but the image."""
+        return mean_bits({share: share.bits for share in self._shares()}, "activation_bits")
+
+    def _refuse_open_sizes(self) -> None:
+        if any(not layer.values_read for layer in self.layers):
+            raise ValueError(
+                f"average_bits: received a model, {self.model!r}, of any image size, expected one "
+                "of a fixed size, whose activations can be counted; build it for one, or give "
+                "max_drop."
+            )
+
+    def _shares(self) -> list[Share]:
+        return [
+            share
+            for layer in self.layers
+            for share in (
+                _share(layer, "weight_bits", layer.num_weights, layer.weights),
+                _share(layer, "activation_bits", layer.values_read, layer.activations),
+                _share(layer, "stream_bits", layer.values_made, layer.stream),
+            )
+            if share is not None
+        ]
+
+
+def _share(layer: LayerSensitivity, field: str, size: int, damage: Damage | None) -> Share | None:
+    bits: int | None = getattr(layer, field)
+    if bits is None or damage is None:
+        return None
+    errors = getattr(layer, field.replace("_bits", "_errors"), ())
+    return Share(layer.name, field, bits, size, damage, errors)
+
+
+def _check(name: str, value: object, most: float, expected: str) -> None:
+    least = 1.0 if most == 8.0 else 0.0
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not least <= float(str(value)) <= most or math.isinf(float(str(value))):
+        raise ValueError(f"{name}={value!r}: expected {expected}.")

@@ -1,0 +1,213 @@
+"""The pictures under train/<class>/ and val/<class>/, listed; none of them is opened."""
+
+import os
+import pathlib
+from typing import NamedTuple
+
+from sat_tf.messages import list_problems
+
+TRAIN = "train"
+# In this order, because a folder "test" often has no labels.
+HELD_OUT = ("val", "validation", "test")
+SUFFIXES = frozenset(
+    {".jpeg", ".jpg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".jpe", ".jfif"}
+)
+_MOST_NAMED = 5
+
+
+class Part(NamedTuple):
+    """One part of the set.
+
+    Attributes:
+        paths: of all pictures, class by class, each in the order of their names.
+        labels: number of the class of each.
+        endless: pipes, sockets and devices with the names of pictures.
+    """
+
+    paths: list[str]
+    labels: list[int]
+    endless: list[str]
+
+
+class Tree(NamedTuple):
+    """What a folder holds.
+
+    Attributes:
+        class_names: names of the classes, sorted; their places are the labels.
+        train: the part to train on.
+        held_out: the part to measure with.
+    """
+
+    class_names: list[str]
+    train: Part
+    held_out: Part
+
+
+def read_tree(data_dir: str | os.PathLike[str]) -> Tree:
+    """Lists the pictures of a folder; opens none.
+
+    Hidden files and files of other kinds are passed over; folders in those of the classes are not,
+    nor are links to folders. What has the name of a picture and is a pipe, a socket or a device is
+    an error, because reading it would wait for ever.
+
+    Args:
+        data_dir: the folder.
+
+    Raises:
+        ValueError: it is no folder of this kind; lists everything that is wrong.
+    """
+    if not isinstance(data_dir, str | os.PathLike):
+        raise ValueError(f"data_dir: received {data_dir!r}; expected the path of a folder.")
+    root = pathlib.Path(data_dir).expanduser()
+    if not root.is_dir():
+        raise ValueError(
+            f"data_dir: received {root}, which is no folder; expected one that holds "
+            f"{TRAIN}/<class>/*.JPEG and {HELD_OUT[0]}/<class>/*.JPEG."
+        )
+    names = {entry.name for entry in root.iterdir() if entry.is_dir()}
+    held_out = next((name for name in HELD_OUT if name in names), None)
+    problems = []
+    if TRAIN not in names:
+        problems.append(_missing(TRAIN, names))
+    if held_out is None:
+        problems.append(_missing(" or ".join(HELD_OUT), names))
+    if held_out is None or problems:
+        raise ValueError(list_problems(str(root), problems))
+    unreadable: list[OSError] = []
+    classes, others = (_classes(root / name, unreadable) for name in (TRAIN, held_out))
+    parts = {name: _part(root / name, classes, unreadable) for name in (TRAIN, held_out)}
+    if unreadable:  # what is missing may be in there
+        raise ValueError(list_problems(str(root), _refused(unreadable)))
+    problems += _endless([path for part in parts.values() for path in part.endless])
+    problems += _differences(held_out, classes, others)
+    if not classes:
+        problems.append(f"{TRAIN}: received no folders in it; expected one for each class.")
+    problems += _empty(TRAIN, classes, parts[TRAIN])
+    if classes and not parts[held_out].paths:
+        problems.append(
+            f"{held_out}: received no pictures; expected at least one ({_kinds()}) in a folder of "
+            "a class."
+        )
+    elif others:
+        both = [name for name in classes if name in set(others)]
+        problems += _empty(held_out, classes, parts[held_out], among=both)
+    if problems:
+        raise ValueError(list_problems(str(root), problems))
+    return Tree(classes, parts[TRAIN], parts[held_out])
+
+
+def _missing(expected: str, names: set[str]) -> str:
+    found = ", ".join(sorted(names)[:_MOST_NAMED]) or "none"
+    return f"received the folders {found}; expected {expected} with a folder for each class."
+
+
+def _classes(folder: pathlib.Path, unreadable: list[OSError]) -> list[str]:
+    try:
+        return sorted(e.name for e in os.scandir(folder) if e.is_dir() and e.name[0] != ".")
+    except OSError as error:
+        unreadable.append(error)
+        return []
+
+
+def _refused(errors: list[OSError]) -> list[str]:
+    problems = [
+        f"{error.filename}: received a folder that cannot be read ({error.strerror}); expected to "
+        "read all of them; allow it, or take the folder away."
+        for error in errors[:_MOST_NAMED]
+    ]
+    if len(errors) > _MOST_NAMED:
+        problems.append(f"{len(errors) - _MOST_NAMED} more folders cannot be read.")
+    return problems
+
+
+def _endless(paths: list[str]) -> list[str]:
+    if not paths:
+        return []
+    return [
+        f"received {len(paths)} pipes, sockets or devices with the names of pictures "
+        f"({_some(paths)}); expected files; take them away."
+    ]
+
+
+def _differences(held_out: str, train: list[str], others: list[str]) -> list[str]:
+    """Classes that only one of the parts has; a part without folders has no classes at all."""
+    if train and not others:
+        return [
+            f"{held_out}: received no folders of classes; expected those of {TRAIN}; move each "
+            "picture into the folder of its class."
+        ]
+    problems = []
+    for name, mine, other, part in (
+        (TRAIN, train, others, held_out),
+        (held_out, others, train, TRAIN),
+    ):
+        only = sorted(set(mine) - set(other))
+        if train and only:
+            problems.append(
+                f"{name}: received {len(only)} classes that {part} does not have "
+                f"({_some(only)}); expected the same in both; move or rename them."
+            )
+    return problems
+
+
+def _empty(
+    name: str, classes: list[str], part: Part, *, among: list[str] | None = None
+) -> list[str]:
+    """Classes without pictures; those that the part does not have are named elsewhere."""
+    filled = {classes[label] for label in set(part.labels)}
+    empty = [found for found in (classes if among is None else among) if found not in filled]
+    if not empty:
+        return []
+    return [
+        f"{name}: received {len(empty)} classes without pictures "
+        f"({_some(empty)}); expected at least one each ({_kinds()})."
+    ]
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _kinds() -> str:
+    return ", ".join(sorted(SUFFIXES))
+
+
+def _part(folder: pathlib.Path, classes: list[str], unreadable: list[OSError]) -> Part:
+    part = Part([], [], [])
+    for label, name in enumerate(classes):
+        if not (folder / name).is_dir():
+            continue
+        found = sorted(_pictures(folder / name, unreadable, part.endless))
+        part.paths.extend(found)
+        part.labels.extend([label] * len(found))
+    return part
+
+
+def _pictures(folder: pathlib.Path, unreadable: list[OSError], endless: list[str]) -> list[str]:
+    """The pictures in a folder and in those inside it; what cannot be read goes to the lists."""
+    found: list[str] = []
+    waiting = [str(folder)]
+    # Links may lead round in circles.
+    seen = {os.path.realpath(folder)}
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                inside = [entry for entry in entries if entry.name[0] != "."]
+        except OSError as error:
+            unreadable.append(error)
+            continue
+        for entry in sorted(inside, key=lambda entry: entry.name):
+            # Of a link, os.path looks at what it leads to, and bears one that leads to itself.
+            linked = entry.is_symlink()
+            if os.path.isdir(entry.path) if linked else entry.is_dir():
+                target = os.path.realpath(entry.path)
+                if target not in seen:
+                    seen.add(target)
+                    waiting.append(entry.path)
+            elif os.path.splitext(entry.name)[1].lower() in SUFFIXES:
+                # A link to nothing fails at once, and is a corrupt picture.
+                is_file = os.path.isfile(entry.path) if linked else entry.is_file()
+                is_endless = not is_file and os.path.exists(entry.path)
+                (endless.append if is_endless else found.append)(entry.path)
+    return found

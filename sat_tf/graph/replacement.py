@@ -1,0 +1,130 @@
+"""What takes the place of a call when a model is rewritten: layers behind or beside each other."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+import tf_keras as keras
+
+L = keras.layers
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerCall:
+    """One call of a layer.
+
+    Attributes:
+        node: its Keras node.
+        nodes: all of the model.
+    """
+
+    node: Any
+    nodes: tuple[Any, ...] = dataclasses.field(repr=False)
+
+    @property
+    def layer(self) -> keras.layers.Layer:
+        """The layer."""
+        return self.node.layer
+
+    @property
+    def symbol(self) -> str:
+        """Name of the TensorFlow function that the layer stands for; "" where it has none."""
+        return getattr(self.layer, "symbol", None) or ""
+
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """Of the output, without the batch."""
+        return tuple(self.node.outputs.shape)[1:]
+
+    @property
+    def dtype(self) -> Any:
+        """What the layers in its place compute in."""
+        outputs = tf.nest.flatten(self.node.outputs)
+        return outputs[0].dtype if self.symbol else self.layer.dtype_policy
+
+    def argument(self, position: int, name: str, default: Any = None) -> Any:
+        """An argument of the function, however it was passed."""
+        if position < len(self.node.call_args):
+            return self.node.call_args[position]
+        return self.node.call_kwargs.get(name, default)
+
+    def readers(self) -> Iterator[keras.layers.Layer]:
+        """The layers that read what it makes."""
+        for node in self.nodes:
+            if any(tensor is self.node.outputs for tensor in node.keras_inputs):
+                yield node.layer
+
+
+@dataclasses.dataclass(frozen=True)
+class NewLayer:
+    """One layer of a replacement.
+
+    Attributes:
+        layer: makes it, given its name and dtype.
+        suffix: of its name; "" for the name of the layer in whose place it is.
+        weights: of the layer, in Keras's order.
+    """
+
+    layer: Callable[..., keras.layers.Layer]
+    suffix: str = ""
+    weights: Sequence[Any] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Replacement:
+    """Layers one behind the other, or beside each other.
+
+    Attributes:
+        sources: the tensors that the first one reads.
+        layers: the layers.
+        takes_list: the first one is called with a list.
+        fronts: layers that single sources, by their place, pass before the first one.
+        beside: each of the layers reads the source, and makes one of several outputs.
+    """
+
+    sources: list[Any]
+    layers: list[NewLayer]
+    takes_list: bool = False
+    fronts: Mapping[int, NewLayer] = dataclasses.field(default_factory=dict)
+    beside: bool = False
+
+    @property
+    def all_layers(self) -> list[NewLayer]:
+        """All of them, those of single sources first."""
+        return [*self.fronts.values(), *self.layers]
+
+
+# Finds what takes the place of a call; None where it stays what it is.
+Finder = Callable[[LayerCall], Replacement | None]
+
+
+def new_layer(layer: Callable[..., Any], *args: Any, suffix: str = "", **settings: Any) -> NewLayer:
+    """A layer without weights."""
+    return NewLayer(lambda **options: layer(*args, **settings, **options), suffix)
+
+
+def one_layer(tensor: Any, layer: Callable[..., Any], *args: Any, **settings: Any) -> Replacement:
+    """A layer without weights that reads one tensor, with the name of what it stands for."""
+    return Replacement([tensor], [new_layer(layer, *args, **settings)])
+
+
+def pooled_in_rows(
+    call: LayerCall, tensor: Any, two_dimensional: Any, size: int, stride: int, padding: str
+) -> list[NewLayer]:
+    """A pooling of sequences as one of images with one row."""
+    length, channels = tensor.shape[1:]
+    return [
+        new_layer(L.Reshape, (1, length or -1, channels), suffix="image"),
+        new_layer(two_dimensional, (1, size), (1, stride), padding, suffix="pool"),
+        new_layer(L.Reshape, (call.shape[0] or -1, channels)),
+    ]
+
+
+def pooled_whole_row(tensor: Any, two_dimensional: Any, *, keepdims: bool) -> list[NewLayer]:
+    """A pooling of whole sequences as one of images with one row."""
+    length, channels = tensor.shape[1:]
+    layers = [new_layer(L.Reshape, (1, length or -1, channels), suffix="image")]
+    if not keepdims:
+        return [*layers, new_layer(two_dimensional)]
+    return [*layers, new_layer(two_dimensional, suffix="pool"), new_layer(L.Reshape, (1, channels))]

@@ -1,0 +1,251 @@
+"""What becomes of each layer of a model that is quantized, and of the model: plain data."""
+
+import dataclasses
+import enum
+from collections.abc import Iterable
+
+from sat_tf.messages import did_you_mean
+from sat_tf.qat.policy import BitPolicy
+
+
+class Fate(enum.Enum):
+    """What becomes of a layer when its model is quantized."""
+
+    INPUT = "input"
+    QUANTIZED = "quantized"
+    ABSORBED = "absorbed"
+    OBSERVED = "observed"
+    MOVES = "moves codes"
+    FLOAT = "left float"
+    PROBLEM = "problem"
+    INSERTED = "inserted"
+
+
+class Export(enum.Enum):
+    """How a layer gets into the TFLite file."""
+
+    INTEGER = "integer"
+    FLOAT = "float operators"
+    CONVERTER = "float, by TensorFlow's converter"
+    NOTHING = "no operator"
+    REFUSED = "not at all"
+    UNKNOWN = "unknown"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WeightPlan:
+    """How the kernel of a linear layer is quantized.
+
+    Attributes:
+        bits: of its codes; None where it is clamped but not rounded.
+        grid: name of the grid.
+        range: "layer" or "channel": what has a maximum of its own.
+        rescale: name of SAT's rescaling, or None.
+        rescale_reason: why it has one or none.
+        bits_reason: where its number of bits comes from.
+        start: how its latent weights start, and why.
+        quantizer: what it says of itself, where it is not the default one.
+    """
+
+    bits: int | None
+    grid: str
+    range: str
+    rescale: str | None
+    rescale_reason: str
+    bits_reason: str = ""
+    start: str = ""
+    quantizer: str = ""
+
+    def __str__(self) -> str:
+        rounded = "not rounded" if self.bits is None else f"{self.bits} bits {self.grid}"
+        because = f" ({self.bits_reason})" if self.bits_reason else ""
+        if self.quantizer:
+            return f"{rounded}{because}, by {self.quantizer}"
+        rescaled = f"{self.rescale} rescale" if self.rescale else "no rescale"
+        return f"{rounded}{because}, range of a {self.range}; {rescaled}: {self.rescale_reason}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ActivationPlan:
+    """The quantizer of a tensor.
+
+    Attributes:
+        bits: of its codes.
+        signed: whether it has codes for negative values.
+        clipping_level: where its clipping level starts; None where it has none, as an image.
+        gradient: of the clipping level: "calibrated" or "pact".
+        stream: it has the bits of streams: something else than linear layers reads it, no
+            rectifier made it, or it is a sum, mean or concatenation that can be negative.
+        quantizer: what it says of itself, where it is not the default one.
+    """
+
+    bits: int
+    signed: bool
+    clipping_level: float | None = None
+    gradient: str | None = None
+    stream: bool = False
+    quantizer: str = ""
+
+    def __str__(self) -> str:
+        codes = f"{self.bits} bits {'signed' if self.signed else 'unsigned'}"
+        if self.quantizer:
+            codes += f" by {self.quantizer}"
+        if self.clipping_level is None:
+            return codes
+        kind = ", stream" if self.stream else ""
+        return f"{codes}{kind}, from {self.clipping_level:g} ({self.gradient})"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LayerPlan:
+    """One layer of the float model, or a quantizer that gets a layer of its own.
+
+    Attributes:
+        name: of the layer, as the user knows it.
+        kind: its class.
+        detail: its size, such as that of its kernel or window, and its strides.
+        reads: names of the layers whose outputs it reads, inserted quantizers included.
+        shape: of its output without the batch; None where a size is open.
+        fate: what becomes of it.
+        reason: why, where it is not quantized.
+        weights: of linear layers that are quantized.
+        activation: the quantizer of its output, if it has one.
+        activation_reason: why its output has this one or none.
+        observed: its output is not quantized, but its range is watched for the export.
+        absorbed_by: the reader that has the quantizer instead.
+        export: how it gets into the file.
+        fused_into: the layers in whose operators it is, where it has none of its own.
+        operators: those of the file that it makes.
+        export_reason: why it is not in the file as integers.
+        reading_bits: of the codes that a linear layer reads; None where they are float.
+        reading_reason: why these are not its activation bits.
+        parameters: how many numbers its weights have.
+        multiply_adds: for one image; None where they are unknown.
+        bit_operations: these times the bits of both factors, 32 for float ones.
+        bytes: of the TFLite file, estimated; None where there is none.
+        float_bytes: of a float TFLite file of the model, estimated.
+        problems: why it cannot be quantized as asked, with the fix.
+        inserted: it is not a layer of the model.
+        readers: of an inserted quantizer: who reads it.
+    """
+
+    name: str
+    kind: str
+    detail: str = ""
+    reads: tuple[str, ...]
+    shape: tuple[int | None, ...]
+    fate: Fate
+    reason: str = ""
+    weights: WeightPlan | None = None
+    activation: ActivationPlan | None = None
+    activation_reason: str = ""
+    observed: bool = False
+    absorbed_by: str = ""
+    export: Export = Export.UNKNOWN
+    fused_into: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
+    export_reason: str = ""
+    reading_bits: int | None = None
+    reading_reason: str = ""
+    parameters: int = 0
+    multiply_adds: int | None = 0
+    bit_operations: int | None = 0
+    bytes: int | None = None
+    float_bytes: int = 0
+    problems: tuple[str, ...] = ()
+    inserted: bool = False
+    readers: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlannedModel:
+    """What becomes of a model: its layers one by one, and their sums.
+
+    Attributes:
+        model: its name.
+        policy: what it is quantized by.
+        rows: the layers of the model in graph order, each once, and behind each the quantizers
+            that are inserted behind it.
+        problems: why `quantize_model` refuses the model, with the fix, one a line; none where it
+            does not. Rows are then planned as if the layers that have problems were left float.
+        export_problems: the same for `export_tflite`.
+        notes: what the export would say about the file.
+        inputs: what each input of the model is fed, and what the file takes for it.
+    """
+
+    model: str
+    policy: BitPolicy
+    rows: tuple[LayerPlan, ...]
+    problems: tuple[str, ...] = ()
+    export_problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> LayerPlan:
+        for row in self.rows:
+            if row.name == name:
+                return row
+        hint = did_you_mean(name, [row.name for row in self.rows])
+        raise KeyError(f"{name!r} is no layer of the plan. {hint}")
+
+    @property
+    def layers(self) -> tuple[LayerPlan, ...]:
+        """The layers of the model."""
+        return tuple(row for row in self.rows if not row.inserted)
+
+    @property
+    def insertions(self) -> tuple[LayerPlan, ...]:
+        """The quantizers that get layers of their own."""
+        return tuple(row for row in self.rows if row.inserted)
+
+    @property
+    def float_layers(self) -> tuple[str, ...]:
+        """The layers that TensorFlow's converter has to write."""
+        return tuple(row.name for row in self.rows if row.export is Export.CONVERTER)
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in the weights of the float model."""
+        return sum(row.parameters for row in self.rows)
+
+    @property
+    def multiply_adds(self) -> int | None:
+        """Of one image; None where those of some layer are unknown."""
+        return _total(row.multiply_adds for row in self.rows)
+
+    @property
+    def bit_operations(self) -> int | None:
+        """Of one image; None where those of some layer are unknown."""
+        return _total(row.bit_operations for row in self.rows)
+
+    @property
+    def float_bit_operations(self) -> int | None:
+        """The same of the float model."""
+        total = self.multiply_adds
+        return None if total is None else 32 * 32 * total
+
+    @property
+    def bytes(self) -> int | None:
+        """Of the TFLite file, estimated; None where there is none."""
+        return _total(row.bytes for row in self.rows)
+
+    @property
+    def float_bytes(self) -> int:
+        """Of a float TFLite file of the model, estimated."""
+        return sum(row.float_bytes for row in self.rows)
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """The layers whose multiply-adds are unknown."""
+        return tuple(row.name for row in self.rows if row.multiply_adds is None)
+
+
+def _total(numbers: Iterable[int | None]) -> int | None:
+    found = list(numbers)
+    known = [number for number in found if number is not None]
+    return sum(known) if len(known) == len(found) else None
+
+
+def shape_text(shape: tuple[int | None, ...]) -> str:
+    """A shape as people write it; "?" for an open size."""
+    return "x".join("?" if size is None else str(size) for size in shape)

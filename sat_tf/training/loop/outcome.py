@@ -1,0 +1,147 @@
+"""The end of a run: export, proof, results, curves and report."""
+
+import shutil
+from typing import Any
+
+import numpy as np
+import tf_keras as keras
+from rich.markup import escape
+
+from sat_tf.analysis.layer_table import layer_rows
+from sat_tf.data.source import ImageSource
+from sat_tf.export.certificate.certificate import Certificate
+from sat_tf.export.deployed import DeployedModel
+from sat_tf.export.export import ExportReport, export_tflite
+from sat_tf.export.verify import verify_tflite
+from sat_tf.graph.network import Network
+from sat_tf.loading.load import load_model
+from sat_tf.messages import RunError
+from sat_tf.qat.inputs import input_types
+from sat_tf.training.loop.stage import SAMPLE, Run
+from sat_tf.training.report.curves import draw_curves
+from sat_tf.training.report.report import write_layers, write_report
+from sat_tf.training.report.results import Results
+from sat_tf.training.state import run_folder
+from sat_tf.training.state.run_folder import CERTIFICATE, TFLITE_MODEL, RunFolder
+from sat_tf.training.state.run_state import RunState
+from sat_tf.training.step.fed_source import pixels_of
+
+
+def deploy(
+    model: keras.Model,
+    source: ImageSource,
+    folder: RunFolder,
+    *,
+    float_head: bool,
+    verify_images: int,
+    float_model: keras.Model | None = None,
+) -> tuple[ExportReport, Certificate]:
+    """Writes the TFLite file of a quantized model into its run folder, and the certificate.
+
+    Args:
+        model: the quantized model, or its deployed one.
+        source: the data set.
+        folder: of the run.
+        float_head: see `sat_tf.export_tflite`.
+        verify_images: how many held-out images to verify with, at most.
+        float_model: that of the run, to compare the file with.
+
+    Returns:
+        The export's report and the certificate.
+
+    Raises:
+        RunError: the model has no integer form.
+    """
+    path = folder.file(TFLITE_MODEL)
+    pixels, labels = pixels_of(source).held_out_sample(verify_images)
+    quantized = model.quantized if isinstance(model, DeployedModel) else model
+    takes_pixels = set(input_types(Network(quantized)).values()) == {"uint8"}
+    images = pixels if takes_pixels else pixels.astype(np.float32)
+    try:
+        report = export_tflite(model, path, float_head=float_head)
+        certificate = verify_tflite(
+            model,
+            path,
+            images,
+            labels,
+            float_model=float_model,
+            certificate_path=folder.file(CERTIFICATE),
+        )
+    except ValueError as error:
+        raise RunError(f"{error}\nThe trained models are in {folder.path}.") from error
+    return report, certificate
+
+
+def conclude(run: Run, state: RunState, model: keras.Model | None, *, parameters: int) -> Results:
+    """Exports and verifies the model of a run, and writes its results, curves and report.
+
+    Args:
+        run: whose stages are done.
+        state: what they have achieved.
+        model: the quantized model, or its deployed one; None where the run ends in floats.
+        parameters: of the float model.
+
+    Raises:
+        RunError: the model has no integer form.
+    """
+    folder = run.folder
+    tuned = folder.file(run_folder.TUNED_MODEL)
+    if tuned.is_file():
+        tuned.replace(folder.file(run_folder.QUANTIZED_MODEL))
+    with folder.written(run_folder.CURVES) as temporary:
+        draw_curves(run.rows, run.config.name, temporary)
+    accuracies: dict[str, Any] = {
+        f"{name}_{metric}": state.stages[stage][metric]
+        for name, stage in (
+            ("float", "float"),
+            ("quantized", "quantized"),
+            ("deployed", "deploy_tail"),
+        )
+        if stage in state.stages
+        for metric in ("top1", "top5")
+    }
+    results = Results(
+        held_out_images=run.source.num_test,
+        parameters=parameters,
+        **accuracies,
+        **({} if model is None else _of_file(run, model)),
+        seconds=state.seconds_so_far(),
+    )
+    folder.write_json(run_folder.RESULTS, results.to_dict())
+    if model is not None:
+        quantized = model.quantized if isinstance(model, DeployedModel) else model
+        sample = run.source.training_sample(SAMPLE, seed=run.config.seed)
+        write_layers(folder, layer_rows(quantized, sample))
+    write_report(folder)
+    shutil.rmtree(folder.file(run_folder.CHECKPOINTS), ignore_errors=True)
+    return results
+
+
+def _of_file(run: Run, model: keras.Model) -> dict[str, Any]:
+    """Writes the file and its certificate; what the results say of them."""
+    config = run.config.export
+    floats = run.folder.file(run_folder.FLOAT_MODEL)
+    is_safe = not run.config.training.trust_model
+    report, certificate = deploy(
+        model,
+        run.source,
+        run.folder,
+        float_head=config.float_head,
+        verify_images=config.verify_images,
+        float_model=load_model(floats, safe_mode=is_safe) if floats.is_file() else None,
+    )
+    for note in certificate.float_notes:
+        style = "red" if note.is_bad else None
+        text = f"Beside the float model: {escape(note.text)}"
+        run.console.print(text, style=style, highlight=False, soft_wrap=True)
+    for warning in report.warnings:
+        run.console.print(f"Note: {escape(warning)}", highlight=False, soft_wrap=True)
+    return {
+        "tflite_top1": certificate.top1["tflite"],
+        "verified_images": min(config.verify_images, run.source.num_test),
+        "file_bytes": report.bytes,
+        "gzip_bytes": report.gzip_bytes,
+        "codes_compared": certificate.codes_compared,
+        "codes_differing": certificate.codes_differing,
+        "trained_differing": certificate.trained_differing,
+    }

@@ -1,0 +1,199 @@
+"""Trained classifiers in files: read, checked against the data, and with logits as their output."""
+
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import tf_keras as keras
+
+from sat_tf import models
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.network import Network, check_one_of_each
+from sat_tf.loading.load import load_model
+from sat_tf.loading.model_file import check_arrays
+from sat_tf.loading.trust import UntrustedModelError
+from sat_tf.messages import RunError, list_problems
+from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.wrapper import QuantizedLayer
+from sat_tf.quantizers.protocol import ActivationQuantizer
+
+
+def read_classifier(
+    path: str | os.PathLike[str],
+    *,
+    image_size: int,
+    num_classes: int,
+    key: str,
+    safe_mode: bool = True,
+) -> keras.Model:
+    """Reads a trained Keras model that classifies the images of a run.
+
+    A softmax at its end is taken off, because losses and teachers work on logits.
+
+    Args:
+        path: a `.keras` or `.h5` file of tf_keras, such as the `float.keras` of a run.
+        image_size: height and width of the images of the run.
+        num_classes: of its data set.
+        key: the key of the configuration that names the file, for errors.
+        safe_mode: see `load_model`.
+
+    Returns:
+        The model, whose output are logits.
+
+    Raises:
+        RunError: there is no such file, it cannot be read, or does not fit the data.
+    """
+    path = _expect_file(path, key)
+    try:
+        model = load_model(path, safe_mode=safe_mode)
+    except UntrustedModelError as error:
+        raise RunError(f"{key}={error}") from error
+    except ValueError as error:
+        raise RunError(
+            f"{key}={str(path)!r}: {_first_line(error)}; expected a model saved by tf_keras as "
+            ".keras or .h5, with no layers of its own; save it with model.save(...)."
+        ) from error
+    problems = data_problems(model, image_size, num_classes)
+    if problems:
+        raise RunError(list_problems(f"{key}={str(path)!r}", problems))
+    return _with_logits(model)
+
+
+def read_float_model(
+    path: str | os.PathLike[str],
+    *,
+    image_size: int,
+    num_classes: int,
+    key: str,
+    safe_mode: bool = True,
+) -> keras.Model:
+    """What `read_classifier` reads, unless its weights or activations are rounded.
+
+    Args:
+        path: see there; an ordinary float model, or one with clamped weights.
+        image_size: see there.
+        num_classes: see there.
+        key: see there.
+        safe_mode: see there.
+
+    Raises:
+        RunError: as there, or the model is quantized.
+    """
+    model = read_classifier(
+        path, image_size=image_size, num_classes=num_classes, key=key, safe_mode=safe_mode
+    )
+    rounded = [layer.name for layer in model.layers if _rounds(layer)]
+    if rounded:
+        raise RunError(
+            f"{key}={str(path)!r}: received a model with quantized layers ({len(rounded)}, the "
+            f"first is {rounded[0]}), expected a float one; give the float.keras of its run."
+        )
+    return model
+
+
+def read_weights(
+    path: str | os.PathLike[str],
+    *,
+    name: str,
+    options: Mapping[str, Any],
+    image_size: int,
+    num_classes: int,
+    key: str,
+) -> keras.Model:
+    """Builds a model of `sat_tf.models` and gives it the weights of a file.
+
+    Args:
+        path: a file written by `save_weights`, or a whole model of the same layers.
+        name: of the model family.
+        options: of the family.
+        image_size: height and width of the images of the run.
+        num_classes: of its data set.
+        key: the key of the configuration that names the file, for errors.
+
+    Raises:
+        RunError: an option is out of its range, or the file does not hold these weights.
+    """
+    path = _expect_file(path, key)
+    try:
+        model = models.build(name, image_size=image_size, num_classes=num_classes, **options)
+        check_arrays(path)
+        model.load_weights(path)
+    except Exception as error:  # Keras raises many types on files that are none of its own.
+        raise RunError(
+            f"{key}={str(path)!r}: {_first_line(error)}; expected the weights of {name} for "
+            f"{num_classes} classes, as its save_weights(...) writes them."
+        ) from error
+    return model
+
+
+def _expect_file(path: str | os.PathLike[str], key: str) -> pathlib.Path:
+    path = pathlib.Path(path)
+    if not path.is_file():
+        raise RunError(f"{key}={str(path)!r}: no such file; expected one of tf_keras.")
+    return path
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def data_problems(model: keras.Model, image_size: int, num_classes: int) -> list[str]:
+    """Why a model does not classify the images of some data set; empty where it does.
+
+    Args:
+        model: any.
+        image_size: height and width of the images.
+        num_classes: of the data set.
+    """
+    try:
+        network = Network(model)
+        check_one_of_each(model)
+    except ValueError as error:
+        return [str(error)]
+    problems = [f"{name}: {text}." for name, text in network.problems.items()]
+    taken, given = network[network.input].shape, network[network.output].shape
+    expected = (image_size, image_size, 3)
+    fits = len(taken) == len(expected) and all(
+        size in (None, wanted) for size, wanted in zip(taken, expected, strict=True)
+    )
+    if not fits:
+        problems.append(
+            f"received a model for inputs of shape {taken}, expected {expected}, the images of the "
+            "data; change its input, or the image size of the data."
+        )
+    if given != (num_classes,):
+        problems.append(
+            f"received a model with outputs of shape {given}, expected ({num_classes},), one for "
+            "each class of the data."
+        )
+    return problems
+
+
+def _rounds(layer: keras.layers.Layer) -> bool:
+    if not isinstance(layer, QuantizedLayer):
+        return False
+    weights, output = layer.quantize_config.weights, layer.quantize_config.output
+    return isinstance(output, ActivationQuantizer) or (
+        weights is not None and weights.num_bits is not None
+    )
+
+
+def _with_logits(model: keras.Model) -> keras.Model:
+    """The model without the softmax at its end; itself where there is none."""
+    network = Network(model)
+    last = network[network.output].layer
+    if not layer_kinds.is_softmax(inner_layer(last)):
+        return model
+    if not model.get_layer(last.name).weights:  # a layer of its own
+        return keras.Model(model.inputs, last.input, name=model.name)
+
+    def fresh(layer: keras.layers.Layer) -> keras.layers.Layer:
+        copy = type(layer).from_config(layer.get_config())
+        if layer is last:
+            inner_layer(copy).activation = keras.activations.linear
+        return copy
+
+    copy = keras.models.clone_model(model, clone_function=fresh)
+    copy.set_weights(model.get_weights())
+    return copy

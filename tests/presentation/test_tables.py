@@ -1,0 +1,105 @@
+import csv
+import io
+
+import pytest
+import rich.console
+from markupsafe import Markup
+
+from sat_tf.presentation.tables import Column, Marked, RowTable, Table, digits, percent
+
+COLUMNS = [
+    Column("layer", lambda row: row["name"], wrap="never"),
+    Column("codes", lambda row: row["codes"], digits(","), number=True),
+    Column("clipped", lambda row: row["clipped"], percent(1, unit=""), unit="%", number=True),
+    Column("verdict", lambda row: Marked(row["verdict"], "bad" if row["verdict"] else "good")),
+]
+ROWS = [
+    {"name": "<b>conv", "codes": 1234, "clipped": 0.123456789, "verdict": "broken"},
+    {"name": "[red]dense", "codes": None, "clipped": None, "verdict": ""},
+]
+TABLE = Table(columns=COLUMNS, rows=ROWS, kind=lambda row: "bad" if row["verdict"] else "")
+
+
+def printed(table, width=80, **options):
+    text = io.StringIO()
+    rich.console.Console(file=text, width=width).print(table.to_rich(**options))
+    return text.getvalue()
+
+
+def test_all_forms_show_the_same_words():
+    shown, page, markdown = printed(TABLE), TABLE.to_html("layers"), TABLE.to_markdown()
+    for words in ("layer", "codes", "clipped %", "1,234", "12.3", "broken"):
+        assert words in shown
+        assert words in page
+        assert words in markdown
+
+
+def test_names_are_no_markup_anywhere():
+    assert "&lt;b&gt;conv" in TABLE.to_html("layers")
+    assert "[red]dense" in printed(TABLE)
+
+
+def test_html_that_is_meant_to_be_stays():
+    columns = [Column("drawing", lambda row: Markup("<svg></svg>"))]
+    assert "<td><svg></svg></td>" in Table(columns=columns, rows=[1]).to_html("drawings")
+
+
+def test_numbers_are_on_the_right():
+    page = TABLE.to_html("layers")
+    assert '<th scope="col" class="number">codes</th>' in page
+    assert '<td class="number">1,234</td>' in page
+    assert TABLE.to_markdown().splitlines()[1] == "| --- | ---: | ---: | --- |"
+
+
+def test_marked_words_and_rows_have_their_class():
+    page = TABLE.to_html("layers")
+    assert '<tr class="bad"><td>' in page
+    assert '<span class="bad">broken</span>' in page
+    assert "<b>conv</b>" in _one(Marked("conv", "name")).to_html("")
+    assert "<code>conv</code>" in _one(Marked("conv", "code")).to_html("")
+    assert "| `conv` |" in _one(Marked("conv", "code")).to_markdown()
+
+
+def _one(cell):
+    return Table(columns=[Column("", lambda row: row)], rows=[cell])
+
+
+def test_csv_and_data_frame_hold_values_and_not_what_is_shown():
+    first, second = csv.DictReader(io.StringIO(TABLE.to_csv()))
+    assert first["codes"] == "1234"
+    assert first["clipped"] == "0.123457"
+    assert second["clipped"] == ""
+    assert TABLE.to_frame()["clipped"][0] == 0.123456789
+
+
+def test_totals_stand_below_all_rows():
+    table = Table(columns=COLUMNS[:2], rows=ROWS, totals=["in all", "1,234"])
+    assert printed(table).splitlines()[-2].split("│")[1].strip() == "in all"
+    assert table.to_html("").index("dense") < table.to_html("").index("in all")
+
+
+def test_columns_without_anything_can_be_left_out():
+    columns = [Column("a", lambda row: row), Column("b", lambda row: None, digits("", missing="-"))]
+    table = Table(columns=columns, rows=[1, 2]).without_empty("-")
+    assert [column.title for column in table.columns] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(None, ""), (3, "3"), ("words", "words"), (0, "0"), (False, "False")]
+)
+def test_a_value_is_shown_as_it_is(value, shown):
+    assert Column("", lambda row: row).cell(value) == shown
+
+
+class Rows(RowTable):
+    def to_rows(self):
+        return [{"name": "conv", "value": 0.1234567}, {"name": "dense", "value": None}]
+
+    def _columns(self):
+        return ("name", "value")
+
+
+def test_a_result_with_rows_is_a_data_frame_and_a_file(tmp_path):
+    Rows().write_csv(tmp_path / "rows.csv")
+    assert (tmp_path / "rows.csv").read_bytes() == b"name,value\nconv,0.123457\ndense,\n"
+    assert list(Rows().to_frame()["name"]) == ["conv", "dense"]

@@ -1,0 +1,132 @@
+import json
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from sat_tf.data.arrays import ArraySource
+from sat_tf.data.shards import Share
+from sat_tf.messages import RunError
+from sat_tf.training.loop.stage import train_stage
+from sat_tf.training.step.distribution import make_strategy, share_of, writes_files
+from tests.training import processes
+from tests.training.loop.test_stage import make_run
+from tests.training.small import small_float_model, small_images, small_quantized_model
+
+TINY = """
+name: tiny
+data: {name: digits, options: {image_size: 8, test_fraction: 0.85}}
+model: {name: mobilenet_v1, options: {width_multiplier: 0.25, stem_stride: 1}}
+stages:
+  float: {epochs: 1, batch_size: 32, base_learning_rate: 0.08, warmup_epochs: 0}
+calibration: {num_images: 64, final_statistics: true}
+export: {verify_images: 20}
+distribution: multi_worker
+"""
+TASK = {"type": "worker", "index": 0}
+
+
+def two_replicas():
+    # The default, collective operations, can serve only one strategy a process.
+    return tf.distribute.MirroredStrategy(
+        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
+    )
+
+
+def test_one_device_needs_no_strategy_and_this_process_writes(monkeypatch):
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    monkeypatch.delenv("TPU_NAME", raising=False)
+    for name in ("none", "auto"):  # one GPU, or none
+        if name == "auto" and len(tf.config.list_physical_devices("GPU")) > 1:
+            continue
+        strategy = make_strategy(name)
+        assert strategy is tf.distribute.get_strategy()
+        assert writes_files(strategy)
+        assert share_of(strategy) == Share()
+
+
+def test_a_mirrored_strategy_writes_from_this_process():
+    strategy = make_strategy("mirrored")
+    assert isinstance(strategy, tf.distribute.MirroredStrategy)
+    assert writes_files(strategy)
+    assert share_of(two_replicas()) == Share(replicas=2)
+
+
+def test_auto_takes_one_process_in_tf_config_for_no_cluster(monkeypatch):
+    monkeypatch.delenv("TPU_NAME", raising=False)
+    one = {"cluster": {"worker": ["localhost:1"]}, "task": TASK}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(one))
+    assert not isinstance(
+        make_strategy("auto"), tf.distribute.MultiWorkerMirroredStrategy | tf.distribute.TPUStrategy
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        json.dumps({"cluster": {"worker": ["a:1"]}}),
+        json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}),
+        json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": -2}}),
+        json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"type": "chief", "index": 0}}),
+    ],
+)
+def test_a_tf_config_that_describes_no_cluster_is_an_error_that_shows_one(monkeypatch, text):
+    monkeypatch.setenv("TF_CONFIG", text)
+    with pytest.raises(RunError, match=r'expected the cluster and the task .*"first:2222"'):
+        make_strategy("multi_worker")
+
+
+# 33 images do not divide evenly between two, and 96 do not between batches of 33.
+@pytest.mark.parametrize("batch_size", [32, 33])
+def test_two_replicas_train_like_one_device(tmp_path, batch_size):
+    settings = [
+        f"stages.quantized={{batch_size: {batch_size}, steps: 20, base_learning_rate: 0.1}}",
+        "stages.float.batch_size=24",
+    ]
+    rows, weights = [], []
+    for strategy in (None, two_replicas()):
+        source = ArraySource(small_images(), shift_pixels=1)
+        run = make_run(tmp_path / str(len(rows)), *settings, strategy=strategy, source=source)
+        run.folder.make()
+        weights.append(train_stage(run, "quantized", small_quantized_model()).trainable_variables)
+        rows.append([(row.loss, row.train_top1, row.held_out_top1) for row in run.rows])
+    # Sums over the batch are taken in another order, in float32: that moves a weight by an ulp,
+    # and, after the first epoch, a code that lies on the boundary between two by a step.
+    one, two = (np.array(found) for found in rows)
+    np.testing.assert_allclose(two[:1], one[:1], rtol=1e-5)
+    np.testing.assert_allclose(two[:, 0], one[:, 0], rtol=2e-3)
+    np.testing.assert_allclose(two[:, 1:], one[:, 1:], rtol=0.0, atol=1.01 / 33)
+    levels = [v for v in weights[0] if "clipping_level" in v.name]
+    assert len(levels) > 3
+    for old, new in zip(*weights, strict=True):
+        np.testing.assert_allclose(new, old, rtol=0.0, atol=5e-4, err_msg=old.name)
+
+
+@pytest.mark.parametrize("name", ["float", "quantized"])
+def test_two_replicas_follow_the_statistics_of_one_device(tmp_path, name):
+    settings = f"stages.{name}={{batch_size: 33, steps: 2, base_learning_rate: 0.1}}"
+    statistics = []
+    for strategy in (None, two_replicas()):
+        run = make_run(tmp_path / str(len(statistics)), settings, strategy=strategy)
+        run.folder.make()
+        model = small_float_model() if name == "float" else small_quantized_model()
+        trained = train_stage(run, name, model)
+        statistics.append({v.name: v.numpy() for v in trained.weights if "moving_" in v.name})
+    one, two = statistics
+    assert len(one) == 6
+    for key, values in one.items():
+        np.testing.assert_allclose(two[key], values, rtol=1e-5, atol=1e-5, err_msg=key)
+
+
+@pytest.mark.slow
+def test_two_workers_train_one_model_and_the_first_one_keeps_the_files(tmp_path):
+    config = tmp_path / "tiny.yaml"
+    config.write_text(TINY)
+    outputs = processes.train_together(config, tmp_path / "run", workers=2)
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["codes_differing"] == 0
+    assert "codes that differ" in outputs[0]
+    assert "epoch" not in outputs[1]
