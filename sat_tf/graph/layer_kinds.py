@@ -37,7 +37,7 @@ from sat_tf.graph.operation_layers import OfSeveralTensors, Operation
 from sat_tf.graph.suggestions import fix_of
 
 KINDS: Kinds = {
-    keras.layers.InputLayer: LayerKind(Role.INPUT),
+    keras.layers.InputLayer: LayerKind(Role.INPUT, short_name="Input"),
     **linear.KINDS,
     **normalization.KINDS,
     **activations.KINDS,
@@ -245,6 +245,16 @@ def moves_of(
 def class_name(layer: keras.layers.Layer) -> str:
     """Name of the class of a layer, as the user knows it."""
     return type(_inner(layer)).__name__
+
+
+def short_name(name: str) -> str:
+    """The name of a class of layers, shorter where it is long and well known.
+
+    >>> short_name("DepthwiseConv2D"), short_name("Dense")
+    ('Depthwise', 'Dense')
+    """
+    short = {kind.__name__: row.short_name for kind, row in KINDS.items() if row.short_name}
+    return short.get(name, name)
 
 
 def detail_of(layer: keras.layers.Layer) -> str:
