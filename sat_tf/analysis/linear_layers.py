@@ -13,17 +13,17 @@ _Count = Callable[[Sequence[int], int], int]
 
 
 @dataclasses.dataclass(frozen=True)
-class LinearPart:
+class LinearKernel:
     """One multiplication by a kernel; a separable convolution does two.
 
     Attributes:
-        kernel: name of the attribute that holds the kernel.
-        suffix: what tells it from the other parts of its layer; "" where it is the only one.
+        attribute: name of the attribute that holds it.
+        suffix: what tells it from the other kernels of its layer; "" where it is the only one.
         fan_in: n from the kernel's shape and the number of groups: inputs of one output.
         fan_out: n̂ from the same: outputs of one input, strides left out as in the paper.
     """
 
-    kernel: str
+    attribute: str
     suffix: str
     fan_in: _Count
     fan_out: _Count
@@ -33,15 +33,15 @@ class LinearPart:
         return f"{layer_name}/{self.suffix}" if self.suffix else layer_name
 
 
-def linear_parts(layer: keras.layers.Layer) -> tuple[LinearPart, ...]:
+def linear_kernels(layer: keras.layers.Layer) -> tuple[LinearKernel, ...]:
     """The multiplications of a layer, in order; none where it is not known to be linear.
 
     Subclasses are not known: what they do with their kernel is their own affair.
 
-    >>> [part.kernel for part in linear_parts(keras.layers.SeparableConv2D(4, 3))]
+    >>> [kernel.attribute for kernel in linear_kernels(keras.layers.SeparableConv2D(4, 3))]
     ['depthwise_kernel', 'pointwise_kernel']
     """
-    return _PARTS.get(type(layer), ())
+    return _KERNELS.get(type(layer), ())
 
 
 def holds_matrices(layer: keras.layers.Layer) -> bool:
@@ -101,15 +101,15 @@ def _transposed_out(shape: Sequence[int], groups: int) -> int:
     return math.prod(shape[:-1])
 
 
-_KERNEL = (LinearPart("kernel", "", _convolution, _convolution_out),)
-_DEPTHWISE = (LinearPart("depthwise_kernel", "", _depthwise, _depthwise_out),)
+_KERNEL = (LinearKernel("kernel", "", _convolution, _convolution_out),)
+_DEPTHWISE = (LinearKernel("depthwise_kernel", "", _depthwise, _depthwise_out),)
 _SEPARABLE = (
-    LinearPart("depthwise_kernel", "depthwise", _depthwise, _depthwise_out),
-    LinearPart("pointwise_kernel", "pointwise", _convolution, _convolution_out),
+    LinearKernel("depthwise_kernel", "depthwise", _depthwise, _depthwise_out),
+    LinearKernel("pointwise_kernel", "pointwise", _convolution, _convolution_out),
 )
-_TRANSPOSED = (LinearPart("kernel", "", _transposed, _transposed_out),)
+_TRANSPOSED = (LinearKernel("kernel", "", _transposed, _transposed_out),)
 
-_PARTS: dict[type, tuple[LinearPart, ...]] = {
+_KERNELS: dict[type, tuple[LinearKernel, ...]] = {
     keras.layers.Dense: _KERNEL,
     keras.layers.Conv1D: _KERNEL,
     keras.layers.Conv2D: _KERNEL,
@@ -124,6 +124,6 @@ _PARTS: dict[type, tuple[LinearPart, ...]] = {
 }
 
 
-def kernel_of(layer: keras.layers.Layer, part: LinearPart) -> Any:
+def kernel_of(layer: keras.layers.Layer, kernel: LinearKernel) -> Any:
     """What the layer has in the place of the kernel: a variable, or what stands in for it."""
-    return getattr(layer, part.kernel)
+    return getattr(layer, kernel.attribute)

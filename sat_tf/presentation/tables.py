@@ -222,7 +222,7 @@ def read_table(
         columns: what it should have.
 
     Raises:
-        RunError: it is no such table.
+        RunError: it has other columns, or is damaged.
     """
     try:
         lines = list(csv.DictReader(io.StringIO(text), strict=True))

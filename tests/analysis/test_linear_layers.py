@@ -1,7 +1,7 @@
 import pytest
 import tf_keras as keras
 
-from sat_tf.analysis.linear_layers import groups, holds_matrices, linear_parts, unwrapped
+from sat_tf.analysis.linear_layers import groups, holds_matrices, linear_kernels, unwrapped
 
 layers = keras.layers
 
@@ -26,10 +26,10 @@ def test_neurons_are_counted_as_by_hand(layer, shape, counts):
     layer.build((None, *shape))
     found = [
         (
-            part.fan_in(getattr(layer, part.kernel).shape, groups(layer)),
-            part.fan_out(getattr(layer, part.kernel).shape, groups(layer)),
+            kernel.fan_in(getattr(layer, kernel.attribute).shape, groups(layer)),
+            kernel.fan_out(getattr(layer, kernel.attribute).shape, groups(layer)),
         )
-        for part in linear_parts(layer)
+        for kernel in linear_kernels(layer)
     ]
     assert found == counts
 
@@ -38,7 +38,7 @@ def test_a_subclass_is_not_known():
     class Standardized(layers.Conv2D):
         pass
 
-    assert linear_parts(Standardized(3, 3)) == ()
+    assert linear_kernels(Standardized(3, 3)) == ()
 
 
 def test_wrappers_are_taken_off():
