@@ -41,6 +41,10 @@ thorough: $(VENV)/installed-test ## Run the tests that `make unit` leaves out, b
 test-slow: $(VENV)/installed-test ## Run the tests that take minutes each
 	$(BIN)/python -m pytest -m slow
 
+.PHONY: docs
+docs: $(VENV)/installed-docs ## Build the documentation into site/; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --clean
+
 .PHONY: bench
 bench: $(VENV)/installed ## Measure steps, quantizers, graphs, input, inference and scaling; an hour, on an idle machine
 	$(BIN)/python benchmarks/step_time.py
@@ -60,7 +64,7 @@ bench-grid: $(VENV)/installed ## Measure steps of five models at two image sizes
 
 .PHONY: clean
 clean: ## Remove the virtual environment and the caches, but no runs
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build *.egg-info
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build site *.egg-info
 
 # The stamps make an installation happen once, and again when what it installs has changed.
 $(VENV)/bin/python:
@@ -70,6 +74,10 @@ $(VENV)/bin/python:
 $(VENV)/installed: setup.py pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --editable .
 	@touch $@
+
+$(VENV)/installed-docs: setup.py pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	@touch $@ $(VENV)/installed
 
 $(VENV)/installed-test: setup.py pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --editable '.[test]'

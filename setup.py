@@ -7,6 +7,14 @@ import setuptools
 _HERE = pathlib.Path(__file__).parent
 _VERSION = (_HERE / "sat_tf" / "version.py").read_text().split('"')[-2]
 
+# What builds the documentation. Ruff wraps the signatures on the API pages.
+_DOCS = [
+    "mkdocs>=1.6,<2",
+    "mkdocs-material>=9.6,<10",
+    "mkdocstrings[python]>=1.0,<2",
+    "ruff>=0.6",
+]
+
 setuptools.setup(
     name="sat-tf",
     version=_VERSION,
@@ -43,13 +51,14 @@ setuptools.setup(
     ],
     extras_require={
         "gpu": ["tensorflow[and-cuda]>=2.21,<2.22"],
+        "docs": _DOCS,
         "test": [
+            *_DOCS,
             "hypothesis>=6.100",
             "mypy>=1.11",
             "pytest>=8",
             "pytest-xdist>=3.5",
             "tensorboard>=2.19,<3",
-            "ruff>=0.6",
             "types-PyYAML",
         ],
     },

@@ -2,7 +2,7 @@
 
     python benchmarks/applications.py
     python benchmarks/applications.py --models ResNet50 VGG16
-    python benchmarks/applications.py --write docs/applications.md
+    python benchmarks/applications.py --write docs/measurements/applications.md
 
 Each model, in a process of its own, first learns for a minute or so to tell apart the quarters of
 two photographs, by random crops: random weights would only amplify each rounding. It is quantized

@@ -2,7 +2,7 @@
 
     python benchmarks/audit_applications.py
     python benchmarks/audit_applications.py --models ResNet50 VGG16
-    python benchmarks/audit_applications.py --write docs/audit.md
+    python benchmarks/audit_applications.py --write docs/measurements/audit.md
 
 Each model is looked at in a process of its own: its weights, and with them rule I, as it is built
 for images of the usual size; its gradients, and with them rule II, as it is built for small images,

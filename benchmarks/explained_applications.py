@@ -2,7 +2,7 @@
 
     python benchmarks/explained_applications.py
     python benchmarks/explained_applications.py --models ResNet50 VGG16
-    python benchmarks/explained_applications.py --write docs/applications.md
+    python benchmarks/explained_applications.py --write docs/measurements/applications.md
 
 `sat_tf.explain` on each, built for images of the usual size: nothing is quantized. Models that have
 a row already are left out. `--write` puts the counts, and the models that are not taken whole, into

@@ -57,6 +57,9 @@ __all__ = [*_HOMES]
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "configs":
+        # Keras learns of the layers while TFMOT is imported, which imports this module itself.
+        importlib.import_module("tensorflow_model_optimization")
     if name in ("callbacks", "configs", "export"):
         return importlib.import_module(f"{_HOMES[name]}.{name}")
     return getattr(importlib.import_module(_HOMES[name]), name)

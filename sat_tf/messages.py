@@ -64,3 +64,15 @@ def list_problems(subject: str, problems: Iterable[str]) -> str:
     lines = list(problems)
     count = f"{len(lines)} problem{'s' if len(lines) != 1 else ''}"
     return "\n".join([f"{subject}: {count}", *(f"  - {line}" for line in lines)])
+
+
+def listed_problems(error: Exception) -> list[str]:
+    """Returns the problems that an error made with `list_problems` lists, or its only line.
+
+    >>> listed_problems(ValueError(list_problems("BitPolicy", ["weight_bits=9: give 1 to 8."])))
+    ['weight_bits=9: give 1 to 8.']
+    >>> listed_problems(ValueError("too long"))  # of Python, which lists nothing
+    ['too long']
+    """
+    lines = str(error).splitlines()[1:]
+    return [line.removeprefix("  - ") for line in lines] or [str(error)]

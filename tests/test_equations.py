@@ -8,7 +8,7 @@ import re
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
-GUIDE = (ROOT / "docs" / "equations.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs" / "paper" / "equations.md").read_text(encoding="utf-8")
 FUNCTIONS = sorted(set(re.findall(r"`(sat_tf\.[\w.]+)`", GUIDE)))
 TESTS = sorted(set(re.findall(r"`(tests/[\w/]+\.py::\w+)`", GUIDE)))
 ROWS = [line for line in GUIDE.splitlines() if re.match(r"\| (\(|rule|Figure|Table|\d)", line)]

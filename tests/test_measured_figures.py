@@ -1,14 +1,18 @@
-"""The tables of measurements in the README and the docs say what the files of results say."""
+"""The tables of measurements in the README and the documentation are those of the result files."""
 
 import csv
 import pathlib
 import re
+import statistics
 
 import pytest
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _README = (_ROOT / "README.md").read_text()
-_COST = (_ROOT / "docs" / "cost.md").read_text()
+_MEASUREMENTS = _ROOT / "docs" / "measurements"
+_ACCURACY = (_MEASUREMENTS / "accuracy.md").read_text()
+_FILES = (_MEASUREMENTS / "files.md").read_text()
+_COST = (_MEASUREMENTS / "training.md").read_text()
 _MODELS = {
     "mobilenet_v1": "MobileNet-V1",
     "mobilenet_v2": "MobileNet-V2",
@@ -63,7 +67,7 @@ def test_the_cost_of_a_step_is_that_of_the_file(label, contender):
     row = _the_row("step_time", **case, contender=contender)
     constant = _ratio(row, "constant weights") if contender.startswith("sat-tf") else ""
     cells = [_ratio(row, "training"), _ratio(row, "evaluation"), constant]
-    assert _line(label, *cells, row["memory, times float"]) in _README
+    assert _line(label, *cells, row["memory, times float"]) in _COST
 
 
 def test_the_cost_of_steps_of_other_networks_is_that_of_the_file():
@@ -110,7 +114,7 @@ def test_the_aims_are_measured_by_the_files():
     (large,) = times("memory", "mobilenet_v2", size="224")
     assert f"| 1.10 | {small} at 96x96, **{large}** at 224x224 |" in _COST
     step = _ratio(row("mobilenet_v2", size="224"), "training")
-    assert f"training step takes {step} times a float one, and {large} times its memory" in _README
+    assert f"training step takes {step} times a float one, and {large} times its memory" in _COST
     found = times("constant weights", "mobilenet_v2", "resnet50", "preresnet50")
     assert f"| 1.05 | {found[0]}, **{found[1]}**, **{found[2]}** |" in _COST
     export = _the_row("export", model="mobilenet_v2", policy="w4a4")
@@ -153,9 +157,10 @@ def test_the_latency_of_files_is_that_of_the_file(model):
         return _with_quartiles(found["times TFMOT"], found["times TFMOT, quartiles"])
 
     cells = [_MODELS[model], times("XNNPACK", "1"), times("XNNPACK", "2"), times("builtin", "1")]
-    cells.append(f"{float(row('sat-tf w4a4', 'XNNPACK', '1')['gzip, times TFMOT']):.2f}")
-    cells.append(f"{float(row('float', 'XNNPACK', '1')['times TFMOT']):.1f}")
-    assert _line(*cells) in _README
+    size = f"{float(row('sat-tf w4a4', 'XNNPACK', '1')['gzip, times TFMOT']):.2f}"
+    of_float = f"{float(row('float', 'XNNPACK', '1')['times TFMOT']):.1f}"
+    assert _line(*cells, size, of_float) in _FILES
+    assert _line(_MODELS[model], size, times("XNNPACK", "1"), of_float) in _README
 
 
 @pytest.mark.parametrize(
@@ -168,7 +173,7 @@ def test_the_latency_of_files_is_that_of_the_file(model):
 )
 def test_the_speed_of_reading_is_that_of_the_file(label, pipeline):
     row = _the_row("input_pipeline", pipeline=pipeline)
-    assert _line(label, row["images/s"], row["core ms/image"]) in _README
+    assert _line(label, row["images/s"], row["core ms/image"]) in _COST
 
 
 @pytest.mark.parametrize("model", _MODELS)
@@ -178,9 +183,9 @@ def test_the_export_of_full_size_networks_is_that_of_the_file(model):
         f"| {_MODELS[model]} | {int(row['codes compared']):,} | **{row['codes differing']}** "
         f"| {int(row['differing, builtin kernels']):,} | {row['delegated'].split()[0]} of"
     )
-    assert line in _README
+    assert line in _FILES
     size = f"| {row['export seconds']} | {int(row['bytes']):,} ({int(row['gzip bytes']):,}) |"
-    assert size in _README
+    assert size in _FILES
 
 
 def test_what_networks_of_twelve_kinds_learn_is_that_of_the_file():
@@ -201,9 +206,69 @@ def test_what_networks_of_twelve_kinds_learn_is_that_of_the_file():
             for start in ("from scratch", "pretrained")
             for optimizer in ("sgd", "adam")
         ]
-        assert _line(network, *found) in _README
+        assert _line(network, *found) in _ACCURACY
     compared, differing = (
         sum(int(row[f"codes {of}"]) for row in _rows("architectures"))
         for of in ("compared", "differing")
     )
-    assert f"{compared:,} codes\ncompared, **{differing}** differ" in _README
+    assert f"{compared:,} codes\ncompared, **{differing}** differ" in _ACCURACY
+
+
+@pytest.mark.parametrize(
+    ("label", "method"),
+    [
+        ("TFMOT, experimental n bits, every tensor", "TFMOT n-bit"),
+        ("QKeras, its best settings for each", "QKeras"),
+        ("QKeras, distilled", "QKeras; distilled"),
+        ("sat-tf, its default policy", "sat-tf; not distilled"),
+        ("**sat-tf, its default policy, distilled**", "sat-tf"),
+    ],
+)
+def test_the_accuracy_beside_other_tools_is_that_of_the_file(label, method):
+    strong = "**" if label.startswith("**") else ""
+    means, with_ranges = [], []
+    for bits in ("4", "3", "2"):
+        top1 = [float(row["top1"]) for row in _rows("peers", method=method, bits=bits)]
+        mean, low, high = (f"{of(top1):.1f}" for of in (statistics.fmean, min, max))
+        means.append(f"{strong}{mean}{strong}")
+        with_ranges.append(means[-1] if low == high else f"{means[-1]} ({low} to {high})")
+    assert _line(label, *means) in _README
+    no_teacher = label.replace("policy", "policy, no teacher") if label[0] == "s" else label
+    assert _line(no_teacher, *with_ranges) in _ACCURACY
+
+
+@pytest.mark.parametrize(
+    ("method", "bits", "in_readme", "on_page"),
+    [
+        ("float", "32", "same three float models ({} %)", "The float models have {}"),
+        ("TFMOT 8-bit", "8", "TFMOT at 8 bits has {} %", "TFMOT at 8 bits has {}"),
+    ],
+)
+def test_what_other_tools_are_compared_with_is_that_of_the_file(method, bits, in_readme, on_page):
+    top1 = [float(row["top1"]) for row in _rows("peers", method=method, bits=bits)]
+    mean, low, high = (f"{of(top1):.1f}" for of in (statistics.fmean, min, max))
+    assert in_readme.format(mean) in " ".join(_README.split())
+    assert on_page.format(f"{mean} ({low} to {high})") in " ".join(_ACCURACY.split())
+
+
+def test_the_small_networks_of_every_family_are_those_of_the_file():
+    names = {**_MODELS, "vgg16": "VGG-16"}
+    for row in _rows("families_on_glyphs"):
+        top1 = [row[f"top-1 %, {of}"] for of in ("float", "Keras", "simulator", "LiteRT")]
+        codes = f"{int(row['codes compared']):,}, **{row['codes differing']}**"
+        assert _line(names[row["family"]], *top1, codes) in _ACCURACY
+
+
+def test_the_deploy_tail_is_that_of_the_file():
+    labels = {
+        "deployed, not trained": "deployed",
+        "deployed, after the tail": "after 3 epochs of the tail",
+    }
+    rows = _rows("deploy_tail")
+    assert len(rows) == 4
+    for row in rows:
+        label = labels.get(row["model"], row["model"])
+        share = row["code match"]
+        share = f"**{share}**" if row["model"] == "deployed, after the tail" else share
+        top1 = f"{row['top-1 Keras']} / {row['top-1 LiteRT']}"
+        assert _line(label, share, top1) in _ACCURACY

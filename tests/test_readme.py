@@ -8,7 +8,9 @@ import tf_keras as keras
 
 import sat_tf
 
-README = (pathlib.Path(__file__).parents[1] / "README.md").read_text()
+ROOT = pathlib.Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+LARGEST_README = 8 * 1024
 _COMPILE = "q.compile('sgd', keras.losses.SparseCategoricalCrossentropy(from_logits=True))"
 _FIT = "q.fit(images.astype('float32'), labels, verbose=0)"
 
@@ -26,7 +28,12 @@ def _small_model():
     )
 
 
-def test_the_code_in_the_readme_runs_and_no_code_differs(tmp_path, monkeypatch):
+def _python_blocks(page):
+    text = (ROOT / page).read_text()
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def test_the_code_in_the_readme_and_its_guides_runs_and_no_code_differs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     keras.utils.set_random_seed(0)
     draw = np.random.default_rng(0)
@@ -36,7 +43,10 @@ def test_the_code_in_the_readme_runs_and_no_code_differs(tmp_path, monkeypatch):
         "images": draw.integers(0, 256, (64, 8, 8, 3)).astype(np.uint8),
         "labels": draw.integers(0, 3, 64),
     }
-    whole, in_tfmots_words, tail, in_litert = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    (whole,) = _python_blocks("README.md")
+    (in_tfmots_words,) = _python_blocks("docs/guides/tfmot.md")
+    (tail,) = _python_blocks("docs/guides/deploy_tail.md")
+    _, in_litert = _python_blocks("docs/guides/export.md")
     exec(whole.replace("q.compile(...)", _COMPILE).replace("q.fit(...)", _FIT), names)
     assert names["certificate"].codes_differing == 0
     batches = tf.data.Dataset.from_tensor_slices((names["images"], names["labels"])).batch(32)
@@ -60,4 +70,15 @@ def test_every_file_the_readme_links_to_is_there():
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
     assert len(links) >= 4
     for link in links:
-        assert (pathlib.Path(__file__).parents[1] / link).is_file(), link
+        assert (ROOT / link).is_file(), link
+
+
+def test_the_readme_is_a_front_door():
+    assert len(README.encode()) <= LARGEST_README
+    rows = [line.strip("| ").split(" | ") for line in README.splitlines() if "|" in line]
+    assert not any(cell == "" for row in rows for cell in row[1:])
+
+
+def test_the_first_page_of_the_documentation_has_the_lines_of_the_readme():
+    (in_readme,), (on_page,) = _python_blocks("README.md"), _python_blocks("docs/index.md")
+    assert on_page == in_readme

@@ -11,8 +11,7 @@ from sat_tf.analysis.measurement import as_graph
 from sat_tf.graph.network import Network, Node, call_in_inference
 from sat_tf.qat.layout import call_name
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.code_range import code_range
-from sat_tf.quantizers.pact import ClippingQuantizer
+from sat_tf.quantizers.protocol import ActivationQuantizer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,10 +106,11 @@ def _clips(node: Node) -> bool:
     return isinstance(node.layer, QuantizedLayer) and clipping_quantizer(node.layer) is not None
 
 
-def clipping_quantizer(layer: QuantizedLayer) -> ClippingQuantizer | None:
+def clipping_quantizer(layer: QuantizedLayer) -> ActivationQuantizer | None:
     """The quantizer of a layer's output, if it is one with a clipping level."""
     quantizer = layer.quantize_config.output
-    return quantizer if isinstance(quantizer, ClippingQuantizer) else None
+    found = isinstance(quantizer, ActivationQuantizer) and quantizer.has_clipping_level
+    return quantizer if found else None
 
 
 def _measured(
@@ -118,14 +118,13 @@ def _measured(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Share of `before` that is clipped, and counts of the codes of `after`."""
     quantizer: Any = clipping_quantizer(layer)
-    level = tf.convert_to_tensor(layer.output_variables["clipping_level"])
-    codes = code_range(quantizer, level)
-    step, lowest, steps = codes.step, codes.lowest, codes.steps
+    codes = quantizer.code_range(layer.output_variables)
+    scale, lowest, steps = codes.scale, codes.lowest, codes.steps
     before, after = tf.cast(before, tf.float32), tf.cast(after, tf.float32)
-    beyond = before >= (lowest + steps) * step
+    beyond = before >= (lowest + steps) * scale
     if quantizer.signed:
-        beyond |= before <= lowest * step
-    indices = tf.clip_by_value(tf.cast(tf.round(after / step) - lowest, tf.int32), 0, steps)
+        beyond |= before <= lowest * scale
+    indices = tf.clip_by_value(tf.cast(tf.round(after / scale) - lowest, tf.int32), 0, steps)
     # A sum in float32 would stop counting at 2^24.
     share = tf.reduce_sum(tf.cast(beyond, tf.float64)) / tf.cast(tf.size(beyond), tf.float64)
     counts = tf.math.bincount(tf.reshape(indices, [-1]), minlength=steps + 1, maxlength=steps + 1)

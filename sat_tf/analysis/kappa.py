@@ -6,7 +6,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer
@@ -89,7 +89,8 @@ def _pooled_area(node: Node, network: Network) -> int | None:
     if role_of(node) is not Role.MEAN:
         return 1
     layer = inner_layer(node.layer)
-    if isinstance(layer, keras.layers.AveragePooling2D):
+    pooling = layer_kinds.pooling_of(layer)
+    if pooling and not pooling.whole:
         return math.prod(layer.pool_size)
     rows, columns, _ = network[node.inputs[0]].shape
     return None if rows is None or columns is None else rows * columns

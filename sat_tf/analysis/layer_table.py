@@ -7,13 +7,10 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.analysis.activations import ActivationProbe, ActivationUse, clipping_quantizer
-from sat_tf.core import dorefa
-from sat_tf.core import grid as grids
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.dorefa import DorefaQuantizer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,27 +87,20 @@ def _kind(layer: keras.layers.Layer) -> str:
 
 def _with_weights(row: LayerRow, layer: QuantizedLayer) -> LayerRow:
     quantizer = layer.quantize_config.weights
-    if not isinstance(quantizer, DorefaQuantizer):
+    if quantizer is None:
         return row
     latent = tf.convert_to_tensor(getattr(layer.layer, layer_kinds.kernel_name(layer.layer)))
     latent = tf.cast(latent, tf.float32)
-    bits, axes = quantizer.num_bits, quantizer.range_axes
-    values = quantizer.clamp(latent)
-    if bits is not None:
-        grid = grids.find_grid(quantizer.grid, bits)
-        codes = dorefa.weight_codes(latent, bits, quantizer.grid, range_axes=axes)
-        values = dorefa.quantize_weights(latent, bits, quantizer.grid, range_axes=axes)
+    variables = layer.kernel_variables
+    if quantizer.num_bits is not None:
         row = dataclasses.replace(
             row,
-            weight_bits=bits,
-            weight_grid=grid.name,
-            weight_codes=grid.top(bits) + 1,
-            weight_codes_used=len(np.unique(codes)),
+            weight_bits=quantizer.num_bits,
+            weight_grid=quantizer.grid_name,
+            weight_codes=quantizer.top_unit + 1,
+            weight_codes_used=len(np.unique(quantizer.units(latent, variables))),
         )
-    if quantizer.rescale is None:
-        return row
-    factor = quantizer.factor(values, latent) * layer.kernel_variables["rescale_gain"]
-    constant = float(tf.reduce_mean(factor))
+    constant = quantizer.rescale_constant(latent, variables)
     return dataclasses.replace(row, rescale=quantizer.rescale, rescale_constant=constant)
 
 

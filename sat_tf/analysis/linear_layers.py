@@ -1,47 +1,10 @@
-"""The table of linear layers that are measured: their kernels, and how many neurons they join."""
+"""Which layer computes inside its wrappers, and what it multiplies by."""
 
-import dataclasses
-import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import tf_keras as keras
 
-from sat_tf.qat.wrapper import QuantizedLayer
-
-_Count = Callable[[Sequence[int], int], int]
-
-
-@dataclasses.dataclass(frozen=True)
-class LinearKernel:
-    """One multiplication by a kernel; a separable convolution does two.
-
-    Attributes:
-        attribute: name of the attribute that holds it.
-        suffix: what tells it from the other kernels of its layer; "" where it is the only one.
-        fan_in: n from the kernel's shape and the number of groups: inputs of one output.
-        fan_out: n̂ from the same: outputs of one input, strides left out as in the paper.
-    """
-
-    attribute: str
-    suffix: str
-    fan_in: _Count
-    fan_out: _Count
-
-    def name(self, layer_name: str) -> str:
-        """What to call it."""
-        return f"{layer_name}/{self.suffix}" if self.suffix else layer_name
-
-
-def linear_kernels(layer: keras.layers.Layer) -> tuple[LinearKernel, ...]:
-    """The multiplications of a layer, in order; none where it is not known to be linear.
-
-    Subclasses are not known: what they do with their kernel is their own affair.
-
-    >>> [kernel.attribute for kernel in linear_kernels(keras.layers.SeparableConv2D(4, 3))]
-    ['depthwise_kernel', 'pointwise_kernel']
-    """
-    return _KERNELS.get(type(layer), ())
+from sat_tf.graph.layers.kind import Kernel
 
 
 def holds_matrices(layer: keras.layers.Layer) -> bool:
@@ -51,8 +14,8 @@ def holds_matrices(layer: keras.layers.Layer) -> bool:
 
 def unwrapped(layer: keras.layers.Layer) -> keras.layers.Layer:
     """The layer that computes: inside its quantizing or distributing wrappers."""
-    wrappers = (QuantizedLayer, keras.layers.Wrapper)
-    while isinstance(layer, wrappers) and not isinstance(layer, keras.layers.Bidirectional):
+    # A bidirectional one wraps two, neither of which is the one that computes.
+    while isinstance(layer, keras.layers.Wrapper) and not hasattr(layer, "backward_layer"):
         layer = layer.layer
     return layer
 
@@ -72,58 +35,6 @@ def groups(layer: keras.layers.Layer) -> int:
     return int(getattr(layer, "groups", 1) or 1)
 
 
-def _convolution(shape: Sequence[int], groups: int) -> int:
-    del groups  # the kernel holds the inputs of one group
-    return math.prod(shape[:-1])
-
-
-def _convolution_out(shape: Sequence[int], groups: int) -> int:
-    return math.prod(shape[:-2]) * shape[-1] // groups
-
-
-def _depthwise(shape: Sequence[int], groups: int) -> int:
-    del groups
-    return math.prod(shape[:-2])
-
-
-def _depthwise_out(shape: Sequence[int], groups: int) -> int:
-    del groups
-    return math.prod(shape[:-2]) * shape[-1]
-
-
-def _transposed(shape: Sequence[int], groups: int) -> int:
-    del groups  # the kernel is (rows, columns, out, in)
-    return math.prod(shape[:-2]) * shape[-1]
-
-
-def _transposed_out(shape: Sequence[int], groups: int) -> int:
-    del groups
-    return math.prod(shape[:-1])
-
-
-_KERNEL = (LinearKernel("kernel", "", _convolution, _convolution_out),)
-_DEPTHWISE = (LinearKernel("depthwise_kernel", "", _depthwise, _depthwise_out),)
-_SEPARABLE = (
-    LinearKernel("depthwise_kernel", "depthwise", _depthwise, _depthwise_out),
-    LinearKernel("pointwise_kernel", "pointwise", _convolution, _convolution_out),
-)
-_TRANSPOSED = (LinearKernel("kernel", "", _transposed, _transposed_out),)
-
-_KERNELS: dict[type, tuple[LinearKernel, ...]] = {
-    keras.layers.Dense: _KERNEL,
-    keras.layers.Conv1D: _KERNEL,
-    keras.layers.Conv2D: _KERNEL,
-    keras.layers.Conv3D: _KERNEL,
-    keras.layers.DepthwiseConv1D: _DEPTHWISE,
-    keras.layers.DepthwiseConv2D: _DEPTHWISE,
-    keras.layers.SeparableConv1D: _SEPARABLE,
-    keras.layers.SeparableConv2D: _SEPARABLE,
-    keras.layers.Conv1DTranspose: _TRANSPOSED,
-    keras.layers.Conv2DTranspose: _TRANSPOSED,
-    keras.layers.Conv3DTranspose: _TRANSPOSED,
-}
-
-
-def kernel_of(layer: keras.layers.Layer, kernel: LinearKernel) -> Any:
-    """What the layer has in the place of the kernel: a variable, or what stands in for it."""
+def kernel_of(layer: keras.layers.Layer, kernel: Kernel) -> Any:
+    """What the layer has in the place of a kernel: a variable, or what stands in for it."""
     return getattr(layer, kernel.attribute)

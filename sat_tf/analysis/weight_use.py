@@ -10,11 +10,8 @@ import tf_keras as keras
 from sat_tf.analysis.linear_layers import kernel_of
 from sat_tf.analysis.measurement import as_graph
 from sat_tf.analysis.wiring import LinearCall
-from sat_tf.core import dorefa as core_dorefa
-from sat_tf.core import grid as grids
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers import dorefa
-from sat_tf.quantizers.dorefa import DorefaQuantizer
+from sat_tf.quantizers.protocol import WeightQuantizer
 
 
 def variance(tensor: tf.Tensor) -> tf.Tensor:
@@ -81,7 +78,9 @@ class WeightProbe:
     def codes(self) -> dict[str, tf.Tensor]:
         """The integers n = 0..top of every kernel that has codes, as uint8."""
         return {
-            call.name: tf.cast(dorefa.units(quantizer, _latent(call)), tf.uint8)
+            call.name: tf.cast(
+                quantizer.units(_latent(call), call.outer.kernel_variables), tf.uint8
+            )
             for call in self._linear_calls
             if (quantizer := quantizer_of(call)) is not None and quantizer.num_bits is not None
         }
@@ -90,7 +89,7 @@ class WeightProbe:
         return {call.name: _measured(call) for call in self._linear_calls}
 
 
-def quantizer_of(call: LinearCall) -> DorefaQuantizer | None:
+def quantizer_of(call: LinearCall) -> WeightQuantizer | None:
     """The quantizer of a call's kernel, if sat-tf quantizes it."""
     outer = call.outer
     if not isinstance(outer, QuantizedLayer) or outer.layer is not call.layer:
@@ -112,17 +111,11 @@ def _measured(call: LinearCall) -> dict[str, tf.Tensor]:
         )
     found = {
         "latent": variance(latent),
-        "clamped": variance(quantizer.clamp(latent)),
+        **{name: variance(made) for name, made in quantizer.stages(latent).items()},
         "effective": variance(call.outer.effective_kernel()),
     }
     if quantizer.num_bits is not None:
-        axes = quantizer.range_axes
-        found["quantized"] = variance(
-            core_dorefa.quantize_weights(
-                latent, quantizer.num_bits, quantizer.grid, range_axes=axes
-            )
-        )
-        units = tf.cast(dorefa.units(quantizer, latent), tf.int32)
+        units = tf.cast(quantizer.units(latent, call.outer.kernel_variables), tf.int32)
         counts = tf.math.bincount(tf.reshape(units, [-1]), minlength=256, maxlength=256)
         found["codes_used"] = tf.math.count_nonzero(counts)
     return found
@@ -159,7 +152,7 @@ def _use(call: LinearCall, measured: dict[str, tf.Tensor]) -> WeightUse:
     return dataclasses.replace(
         use,
         bits=bits,
-        codes=grids.find_grid(quantizer.grid, bits).top(bits) + 1,
+        codes=quantizer.top_unit + 1,
         codes_used=int(measured["codes_used"]),
     )
 

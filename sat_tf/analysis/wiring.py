@@ -9,53 +9,16 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.analysis.linear_layers import (
-    LinearKernel,
     activation_name,
     groups,
     holds_matrices,
     kernel_of,
-    linear_kernels,
     unwrapped,
 )
 from sat_tf.graph import layer_kinds
+from sat_tf.graph.layers.kind import Kernel, LayerKind, Role
 from sat_tf.graph.network import check_model, check_one_of_each
 from sat_tf.graph.tfmot_layers import refuse_wrapped
-
-_NORMALIZATIONS = (
-    keras.layers.BatchNormalization,
-    keras.layers.LayerNormalization,
-    keras.layers.GroupNormalization,
-)
-_AVERAGES = (
-    keras.layers.GlobalAveragePooling1D,
-    keras.layers.GlobalAveragePooling2D,
-    keras.layers.GlobalAveragePooling3D,
-)
-_POOLS = (
-    keras.layers.AveragePooling1D,
-    keras.layers.AveragePooling2D,
-    keras.layers.AveragePooling3D,
-)
-# They change how many values there are, and average none of them; maxima do not count, as in the
-# paper.
-_MOVES = (
-    keras.layers.MaxPooling1D,
-    keras.layers.MaxPooling2D,
-    keras.layers.MaxPooling3D,
-    keras.layers.GlobalMaxPooling1D,
-    keras.layers.GlobalMaxPooling2D,
-    keras.layers.GlobalMaxPooling3D,
-    keras.layers.ZeroPadding1D,
-    keras.layers.ZeroPadding2D,
-    keras.layers.ZeroPadding3D,
-    keras.layers.Cropping1D,
-    keras.layers.Cropping2D,
-    keras.layers.Cropping3D,
-    keras.layers.UpSampling1D,
-    keras.layers.UpSampling2D,
-    keras.layers.UpSampling3D,
-    keras.layers.Resizing,
-)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,7 +44,7 @@ class WiredCall:
     @property
     def is_linear(self) -> bool:
         """Whether it multiplies by a kernel that can be measured."""
-        return bool(linear_kernels(self.layer))
+        return bool(layer_kinds.kernels_of(self.layer))
 
     @property
     def mixes(self) -> bool:
@@ -89,38 +52,41 @@ class WiredCall:
         if self.is_linear:
             return True
         known = layer_kinds.find_support(self.layer) is not None
-        return not known and not isinstance(self.layer, _NORMALIZATIONS) and self._has_matrices
+        # The slopes of a PReLU have the shape of a matrix, and no tensor is multiplied by it.
+        by_channel = self._kind is not None and self._kind.weights_by_channel
+        return not known and not by_channel and holds_matrices(self.layer)
 
     @property
-    def _has_matrices(self) -> bool:
-        # A PReLU's slopes have the shape of a matrix, and nothing is multiplied by them as one.
-        return holds_matrices(self.layer) and not isinstance(self.layer, keras.layers.PReLU)
+    def _kind(self) -> LayerKind | None:
+        return layer_kinds.find_kind(self.layer)
 
     @property
     def normalizes(self) -> bool:
         """Whether it divides by a deviation that it measures."""
-        return isinstance(self.layer, _NORMALIZATIONS)
+        return self._kind is not None and self._kind.normalizes
 
     @property
     def gates(self) -> bool:
         """Whether it multiplies tensors, so that no input of it passes by the others."""
-        if isinstance(self.layer, keras.layers.Multiply):
+        if self._kind is not None and self._kind.role is Role.PRODUCT:
             return True
         return "mul" in str(getattr(self.layer, "symbol", "")).lower()
 
     @property
     def pooled_area(self) -> int | None:
         """Over how many places it averages, 1 where it does not; None where that is not known."""
-        layer = self.layer
-        if isinstance(layer, _POOLS):
-            return math.prod(layer.pool_size)
+        kind = self._kind
+        pooling = kind.pooling if kind else None
+        if pooling and pooling.mean and not pooling.whole:
+            return math.prod(self.layer.pool_size)
         before, after = (_size(shape) for shape in (self.inputs[0].shape, self.shape))
-        averages = "mean" in str(getattr(layer, "symbol", ""))
-        if isinstance(layer, _AVERAGES) or averages:
+        averages = "mean" in str(getattr(self.layer, "symbol", ""))
+        if (pooling and pooling.mean) or averages:
             return before // after if before and after else None
-        if before == after or len(self.inputs) > 1 or isinstance(layer, _MOVES):
+        if before == after or len(self.inputs) > 1:
             return 1
-        return 1 if layer_kinds.find_support(layer) is not None else None
+        # Whatever else is known averages nothing; maxima do not count, as in the paper.
+        return 1 if kind is not None and kind.role is not Role.OPAQUE else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,9 +255,9 @@ def _passes_logits(layer: keras.layers.Layer) -> bool:
     """Whether what comes out are the logits that go in, or their softmax."""
     if "softmax" in str(getattr(layer, "symbol", "")):
         return True
-    if layer_kinds.role_of(layer) is layer_kinds.Role.IDENTITY or layer_kinds.is_softmax(layer):
+    if layer_kinds.role_of(layer) is Role.IDENTITY or layer_kinds.is_softmax(layer):
         return True
-    return type(layer) in (keras.layers.Flatten, keras.layers.Reshape)
+    return layer_kinds.reshapes(layer)
 
 
 def _size(shape: tuple[int | None, ...]) -> int | None:
@@ -316,7 +282,7 @@ class LinearCall:
     name: str
     layer: keras.layers.Layer
     outer: keras.layers.Layer
-    kernel: LinearKernel
+    kernel: Kernel
     normalization: str | None = None
     reads_image: bool = False
     following: tuple[tuple[str, int | None], ...] = ()
@@ -330,12 +296,12 @@ class LinearCall:
     @property
     def is_last_kernel(self) -> bool:
         """Whether the layer's output is that of this multiplication."""
-        return self.kernel is linear_kernels(self.layer)[-1]
+        return self.kernel is layer_kinds.kernels_of(self.layer)[-1]
 
     @property
     def fan_in(self) -> int:
         """Inputs of one output, n."""
-        return self.kernel.fan_in(self._shape, groups(self.layer))
+        return self.kernel.fan_in(self._shape)
 
     @property
     def fan_out(self) -> int:
@@ -356,7 +322,7 @@ def linear_calls(wiring: Wiring) -> dict[str, LinearCall]:
         if not call.is_linear:
             calls_by_name.update(_hidden(call))
             continue
-        kernels = linear_kernels(call.layer)
+        kernels = layer_kinds.kernels_of(call.layer)
         for kernel, behind in zip(kernels, (*kernels[1:], None), strict=True):
             following, unknown = _following(wiring, call, behind)
             if times.count(call.layer) > 1:
@@ -388,18 +354,18 @@ def _hidden(call: WiredCall) -> dict[str, LinearCall]:
             unknown=f"it is inside {call.name}, whose calls cannot be followed",
         )
         for inner in call.layer._flatten_layers(include_self=False, recursive=True)
-        for kernel in linear_kernels(inner)
+        for kernel in layer_kinds.kernels_of(inner)
     }
 
 
 def _following(
-    wiring: Wiring, call: WiredCall, behind: LinearKernel | None
+    wiring: Wiring, call: WiredCall, behind: Kernel | None
 ) -> tuple[tuple[tuple[str, int | None], ...], str]:
     if behind is not None:
         return ((behind.name(call.name), 1),), ""
     found = wiring.neighbours(call)
     following = tuple(
-        (linear_kernels(to.call.layer)[0].name(to.call.name), to.pooled_area)
+        (layer_kinds.kernels_of(to.call.layer)[0].name(to.call.name), to.pooled_area)
         for to in found
         if to.call.is_linear
     )

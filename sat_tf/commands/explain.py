@@ -15,7 +15,7 @@ from sat_tf.commands.models import (
     value_errors_as_run_errors,
 )
 from sat_tf.commands.options import add_input_range, input_range_fields
-from sat_tf.messages import RunError, list_problems
+from sat_tf.messages import RunError, list_problems, listed_problems
 from sat_tf.qat.policy import OLD_INPUT_RANGE, BitPolicy
 from sat_tf.training.config.config import load_yaml, read_yaml_text
 from sat_tf.training.state.run_folder import CONFIG
@@ -141,7 +141,7 @@ def _policy(words: list[str], config: pathlib.Path, flags: dict[str, Any]) -> Bi
     try:
         policy = BitPolicy(**fields)
     except ValueError as error:
-        problems += [line.removeprefix("  - ") for line in str(error).splitlines()[1:]]
+        problems += listed_problems(error)
     if problems:
         raise RunError(list_problems("--policy", problems))
     return policy

@@ -138,7 +138,7 @@ def show(
     quiet_tensorflow()
     from sat_tf.export.export import file_graph
     from sat_tf.export.lowering.packing import FileSettings
-    from sat_tf.export.operations.listing import graph_table
+    from sat_tf.export.operations.graph import graph_table
 
     try:
         graph = file_graph(

@@ -14,7 +14,7 @@ from sat_tf.data.picture_folder import load_folder, resized
 from sat_tf.data.shards import spread_evenly
 from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.export.certificate.inputs import random_images
-from sat_tf.export.operations.graph import Image
+from sat_tf.export.tflite.tensors import Image
 from sat_tf.messages import RunError, did_you_mean
 
 _RANDOM_IMAGES = 64

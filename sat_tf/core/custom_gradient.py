@@ -66,7 +66,7 @@ def straight_through(value: tf.Tensor, surrogate: tf.Tensor) -> tf.Tensor:
 
     The sum surrogate + (value - surrogate) would be rounded twice.
     """
-    return with_gradient(_passed_on, value, [surrogate])
+    return with_gradient(_passed_on, value, [tf.convert_to_tensor(surrogate)])
 
 
 def _passed_on(upstream: tf.Tensor, value: tf.Tensor, surrogate: tf.Tensor) -> tuple[tf.Tensor]:

@@ -92,10 +92,10 @@ def weight_codes(
     *,
     range_axes: tuple[int, ...] = (),
 ) -> tf.Tensor:
-    """Integer codes of the quantized weights: Q = code * step.
+    """Integer codes of the quantized weights: Q = code * scale.
 
-    Codes are 2n - a (odd numbers) on the DoReFa grid, n - a/2 on the narrow one; the step is
-    `grid.GRIDS[name].step(num_bits)`.
+    Codes are 2n - a (odd numbers) on the DoReFa grid, n - a/2 on the narrow one; the scale is
+    `grid.GRIDS[name].scale(num_bits)`.
 
     Args:
         kernel: latent weights, any shape.

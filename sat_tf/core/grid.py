@@ -7,11 +7,11 @@ A grid divides the unit interval into steps. The unit value u in [0, 1] becomes 
 and stands for n / divisor. Weights live on [-1, 1], so their value is Q = 2 n / divisor - 1, and
 their stored integer (their *code*) is the smallest integer multiple that represents Q exactly:
 
-    grid      divisor    top        code          Q = code * step       2-bit values
-    dorefa    2^b - 1    2^b - 1    2 n - a       step = 1 / a          -1, -1/3, 1/3, 1
-    narrow    2^b - 2    2^b - 2    n - a / 2     step = 2 / a          -1, 0, 1
-    rounded   2^b        2^b - 1    n - 2^(b-1)   step = 2^(1-b)        -1, -1/2, 0, 1/2
-    modified  2^b        2^b - 1    n - 2^(b-1)   step = 2^(1-b)        -1, -1/2, 0, 1/2  (floor)
+    grid      divisor    top        code          Q = code * scale      2-bit values
+    dorefa    2^b - 1    2^b - 1    2 n - a       scale = 1 / a         -1, -1/3, 1/3, 1
+    narrow    2^b - 2    2^b - 2    n - a / 2     scale = 2 / a         -1, 0, 1
+    rounded   2^b        2^b - 1    n - 2^(b-1)   scale = 2^(1-b)       -1, -1/2, 0, 1/2
+    modified  2^b        2^b - 1    n - 2^(b-1)   scale = 2^(1-b)       -1, -1/2, 0, 1/2  (floor)
 """
 
 import dataclasses
@@ -66,8 +66,8 @@ class Grid:
     rounding: Callable[[tf.Tensor], tf.Tensor]
     codes_per_unit: int
 
-    def step(self, num_bits: int) -> float:
-        """Real value of one weight code, on the scale where weights span [-1, 1]."""
+    def scale(self, num_bits: int) -> float:
+        """Real value of one weight code, where weights span [-1, 1]."""
         return 2.0 / (self.divisor(num_bits) * self.codes_per_unit)
 
     def code_offset(self, num_bits: int) -> int:

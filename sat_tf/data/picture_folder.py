@@ -6,14 +6,13 @@ import warnings
 
 import numpy as np
 import numpy.typing as npt
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageOps, TiffImagePlugin
 
 from sat_tf.data.shards import spread_evenly
 
 _MODES = {1: "L", 3: "RGB"}
-# Of Pillow: integers of 16 bits; and those of 32, into which it reads 16-bit PGM files.
+# Of Pillow: integers of 16 bits. Those of 32, "I", it also makes of the 16 of PGM files.
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
-_WIDER = ("I", "F")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -124,19 +123,28 @@ def _read(path: pathlib.Path, shape: tuple[int, ...]) -> npt.NDArray[np.uint8] |
 def eight_bits(image: Image.Image) -> Image.Image:
     """A picture with 8 bits a channel: of 16 the upper half, v >> 8, as TensorFlow decodes them.
 
-    Pillow itself would clip 16-bit values at 255, to white.
+    Pillow itself would clip 16-bit values at 255, to white. Of 12, which TIFF files may have, the
+    upper 8 are taken.
 
     Raises:
         ValueError: its values have no range that is known, as those of 32 bits have none.
     """
-    if image.mode in _WIDER and image.format != "PPM":
+    if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
         raise ValueError(f"its values are of 32 bits (mode {image.mode}), expected 8 or 16")
-    if image.mode not in (*_SIXTEEN_BITS, *_WIDER):
+    if image.mode not in (*_SIXTEEN_BITS, "I"):
         return image
-    upper = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+    values = np.asarray(image).astype(np.int64) >> (_bits(image) - 8)
+    upper = Image.fromarray(values.clip(0, 255).astype(np.uint8))
     if orientation := image.getexif().get(ExifTags.Base.Orientation):
         upper.getexif()[ExifTags.Base.Orientation] = orientation
     return upper
+
+
+def _bits(image: Image.Image) -> int:
+    """Bits of a value that Pillow gives as one of 16: those of a TIFF file are what it says."""
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        return int(image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (16,))[0])
+    return 16
 
 
 def resized(images: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:

@@ -1,7 +1,7 @@
 """From a quantized Keras model to an integer TFLite file, with proof.
 
 The stages, in order: trace (with the folding of BatchNormalization), pack, upscale,
-settle_constants, floor_steps, snap_biases; then simulate, write and verify. `to_keras` gives the
+settle_constants, floor_scales, round_biases; then simulate, write and verify. `to_keras` gives the
 same graph to TensorFlow's own converter; `snap_biases` moves a trained model's biases to those of
 its file; `deployed_model` is that file in Keras, to be evaluated and trained; `with_image_size`
 fixes the size of a model of images of any size.
@@ -16,24 +16,24 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sat_tf.export.converter.to_keras import to_keras as to_keras
+    from sat_tf.export.converter_route import to_keras as to_keras
     from sat_tf.export.deployed import deployed_model as deployed_model
     from sat_tf.export.evaluate import evaluate_simulator as evaluate_simulator
     from sat_tf.export.evaluate import evaluate_tflite as evaluate_tflite
     from sat_tf.export.file_verification import verify_file as verify_file
     from sat_tf.export.lowering.pipeline import with_image_size as with_image_size
+    from sat_tf.export.operations.graph_file import read_graph as read_graph
     from sat_tf.export.operations.simulator import simulate as simulate
     from sat_tf.export.snapping import snap_biases as snap_biases
-    from sat_tf.export.tflite.reader import read_graph as read_graph
 
 _HOMES = {
     "deployed_model": "sat_tf.export.deployed",
     "evaluate_simulator": "sat_tf.export.evaluate",
     "evaluate_tflite": "sat_tf.export.evaluate",
-    "read_graph": "sat_tf.export.tflite.reader",
+    "read_graph": "sat_tf.export.operations.graph_file",
     "simulate": "sat_tf.export.operations.simulator",
     "snap_biases": "sat_tf.export.snapping",
-    "to_keras": "sat_tf.export.converter.to_keras",
+    "to_keras": "sat_tf.export.converter_route",
     "verify_file": "sat_tf.export.file_verification",
     "with_image_size": "sat_tf.export.lowering.pipeline",
 }

@@ -11,17 +11,17 @@ import tf_keras as keras
 from sat_tf.core.custom_gradient import straight_through
 from sat_tf.export.lowering.codes import KernelTensors, kernel_tensors
 from sat_tf.export.lowering.pipeline import deployed_graph
-from sat_tf.export.lowering.quantized_network import is_island, role_of
-from sat_tf.export.operations import exact
-from sat_tf.export.operations.graph import Graph, Operation
-from sat_tf.export.operations.simulator import Pixels, arrays_of, joined
-from sat_tf.graph.layer_kinds import Role
+from sat_tf.export.lowering.quantized_network import is_left_float, role_of
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.operation import Numbers, Operation
+from sat_tf.export.tflite.images import Pixels, arrays_of, joined
+from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node, call_in_inference
 from sat_tf.qat.layout import call_name
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class Replacement:
     """What the deployed graph has in the place of one Keras layer.
 
     Attributes:
@@ -36,17 +36,17 @@ class Part:
     tensor: str | None = None
 
 
-def parts_of(graph: Graph) -> dict[str, Part]:
+def replacements_of(graph: Graph) -> dict[str, Replacement]:
     """What the graph has in the place of each layer that has an output there, by its name."""
     makers = {operation.output: operation for operation in graph.operations}
     known = {image.name for image in graph.images}
-    parts: dict[str, Part] = {}
+    replacements: dict[str, Replacement] = {}
     for name, tensor in graph.layer_outputs.items():
         operations = list(_needed(tensor, makers, known))
         made = {operation.output for operation in operations}
         read = {tensor, *(source for op in operations for source in op.inputs)} - made
-        parts[name] = Part(tuple(sorted(read)), tuple(operations), tensor)
-    return parts
+        replacements[name] = Replacement(tuple(sorted(read)), tuple(operations), tensor)
+    return replacements
 
 
 def _needed(tensor: str, makers: dict[str, Operation], known: set[str]) -> Iterator[Operation]:
@@ -106,15 +106,15 @@ class DeployedLayer(keras.layers.Layer):
 
     Args:
         node: the layer in the quantized model; its variables are shared.
-        part: what the deployed graph has in its place.
+        replacement: what the deployed graph has in its place.
         graph: the deployed graph.
     """
 
-    def __init__(self, node: Node, part: Part, graph: Graph) -> None:
+    def __init__(self, node: Node, replacement: Replacement, graph: Graph) -> None:
         name = f"deployed_{call_name(node)}".replace("@", "_call_")
         super().__init__(name=name, dtype="float32", autocast=False)
         self.layer = node.layer
-        self.part = part
+        self.replacement = replacement
         self._node = node
         self._graph = graph
         # Past Keras' own __setattr__, which would make it part of checkpoints.
@@ -127,18 +127,18 @@ class DeployedLayer(keras.layers.Layer):
                 initializer=keras.initializers.Zeros(),
                 trainable=False,
             )
-            for key, value in self._values(graph, part).items()
+            for key, value in self._values(graph, replacement).items()
         }
-        self.assign(graph, part)
+        self.assign(graph, replacement)
 
-    # Nothing here branches on tensors but `exact`, by tf.switch_case.
+    # Nothing here branches on tensors but the operations, by tf.switch_case.
     @tf.autograph.experimental.do_not_convert
     def call(self, inputs: Mapping[str, Any], training: Any = None) -> dict[str, Any]:
         """The layer's output, and the tensors of the deployed graph that it is made of.
 
         Args:
             inputs: "real", the outputs of the layers it reads, as a list; and "tensors", those
-                of the deployed graph that its part reads, by name: codes or real values.
+                of the deployed graph that its replacement reads, by name: codes or real values.
             training: makes no difference.
 
         Returns:
@@ -146,10 +146,10 @@ class DeployedLayer(keras.layers.Layer):
         """
         del training
         surrogate = call_in_inference(self._node, self.layer, inputs["real"])
-        if self.part.tensor is None:
+        if self.replacement.tensor is None:
             return {"real": surrogate, "tensors": {}}
         tensors, made = dict(inputs["tensors"]), {}
-        for operation in self.part.operations:
+        for operation in self.replacement.operations:
             prefix = f"{operation.output}/"
             constants = {
                 key.removeprefix(prefix): tf.convert_to_tensor(variable)
@@ -157,38 +157,38 @@ class DeployedLayer(keras.layers.Layer):
                 if key.startswith(prefix)
             }
             read = [tensors[name] for name in operation.inputs]
-            result = tf.stop_gradient(exact.compute(operation, self._graph, constants, *read))
+            result = tf.stop_gradient(operation.compute(self._graph, constants, *read))
             tensors[operation.output] = made[operation.output] = result
-        value = tensors[self.part.tensor]
-        if "real_step" in self._constants:
-            value *= self._constants["real_step"]
+        value = tensors[self.replacement.tensor]
+        if "real_scale" in self._constants:
+            value *= self._constants["real_scale"]
         return {
             "real": straight_through(tf.cast(value, surrogate.dtype), surrogate),
             "tensors": made,
         }
 
-    def assign(self, graph: Graph, part: Part, *, everything: bool = True) -> None:
+    def assign(self, graph: Graph, replacement: Replacement, *, everything: bool = True) -> None:
         """Takes the numbers of the model's present state.
 
         Args:
             graph: the deployed graph, with the operations that it was made with.
-            part: what it has in the place of this layer.
+            replacement: what it has in the place of this layer.
             everything: write also what has not changed since it was written last.
         """
-        for key, value in self._values(graph, part).items():
+        for key, value in self._values(graph, replacement).items():
             if everything or not np.array_equal(self._written[key], value):
                 self._constants[key].assign(value)
                 self._written[key] = value
 
     @staticmethod
-    def _values(graph: Graph, part: Part) -> exact.Numbers:
-        values: exact.Numbers = {
+    def _values(graph: Graph, replacement: Replacement) -> Numbers:
+        values: Numbers = {
             f"{operation.output}/{name}": value
-            for operation in part.operations
-            for name, value in exact.constants_of(operation, graph).items()
+            for operation in replacement.operations
+            for name, value in operation.numbers(graph).items()
         }
-        if part.tensor is not None and graph.tensors[part.tensor].codes is not None:
-            values["real_step"] = np.float32(graph.codes(part.tensor).real_step)
+        if replacement.tensor is not None and graph.tensors[replacement.tensor].codes is not None:
+            values["real_scale"] = np.float32(graph.codes(replacement.tensor).real_scale)
         return values
 
     def get_config(self) -> dict[str, Any]:
@@ -251,18 +251,18 @@ class DeployedModel(keras.Model):
     """
 
     def __init__(self, quantized: keras.Model, graph: Graph, *, float_head: bool) -> None:
-        network, parts = Network(quantized), parts_of(graph)
+        network, replacements = Network(quantized), replacements_of(graph)
         images = {image.name: keras.Input(image.shape, name=image.name) for image in graph.images}
         real, tensors, layers = dict(images), dict(images), {}
         for node in network:
             if node.name in images:
                 continue
-            part = parts.get(node.name, Part())
-            layers[node.name] = DeployedLayer(node, part, graph)
+            replacement = replacements.get(node.name, Replacement())
+            layers[node.name] = DeployedLayer(node, replacement, graph)
             made = layers[node.name](
                 {
                     "real": [real[name] for name in node.inputs],
-                    "tensors": {name: tensors[name] for name in part.sources},
+                    "tensors": {name: tensors[name] for name in replacement.sources},
                 }
             )
             real[node.name] = made["real"]
@@ -320,10 +320,10 @@ class DeployedModel(keras.Model):
 
     def _take(self, graph: Graph, *, everything: bool) -> None:
         check_same_operations(self.name, self._view.graph, graph)
-        parts = parts_of(graph)
+        replacements = replacements_of(graph)
         with self.distribute_strategy.scope():
             for name, layer in self._view.layers.items():
-                layer.assign(graph, parts.get(name, Part()), everything=everything)
+                layer.assign(graph, replacements.get(name, Replacement()), everything=everything)
         self._view.graph = graph
 
     def run(self, images: Pixels) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -435,7 +435,7 @@ def _kernels_of(network: Network) -> Callable[[], dict[str, KernelTensors]]:
     layers = {
         node.name: node.layer
         for node in network
-        if role_of(node) is Role.LINEAR and not is_island(node)
+        if role_of(node) is Role.LINEAR and not is_left_float(node)
     }
 
     @tf.function(autograph=False)

@@ -15,19 +15,16 @@ from sat_tf.arguments import Rule, check, is_integer
 from sat_tf.atomic_file import expect_path
 from sat_tf.export.certificate.outputs import top_hits
 from sat_tf.export.file_verification import file_problems
-from sat_tf.export.litert.workers import (
-    Interface,
-    SharedBatches,
-    SimulatorTask,
-    Task,
-    TfliteTask,
-    Worker,
-    checked_batch,
-    labelled_batches,
-)
+from sat_tf.export.litert.workers import Interface, Task, TfliteTask, Worker
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.tflite.reader import read_graph
+from sat_tf.export.operations.graph_file import read_graph
+from sat_tf.export.operations.simulator import batches, simulate
+from sat_tf.messages import list_problems
 from sat_tf.presentation.progress_bar import Advance, image_bar
+
+_MOST_AT_ONCE = 16
+
+Batch = tuple[np.ndarray, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +130,139 @@ def file_interface(path: str | os.PathLike[str]) -> Interface:
         return worker.interface
 
 
+class SimulatorTask(Task):
+    """A graph in the integer simulation.
+
+    Args:
+        graph: of a file.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+
+    def start(self) -> Interface:
+        """Nothing to load."""
+        self._graph.expect_one_of_each("evaluate")
+        outputs = int(np.prod(self._graph.tensors[self._graph.output].shape))
+        image = self._graph.images[0]
+        return Interface(image.shape, np.dtype(image.type), outputs)
+
+    def run(self, images: np.ndarray) -> np.ndarray:
+        """Simulates it."""
+        output = self._graph.output
+        pieces = [simulate(self._graph, batch)[output] for batch in batches(images, self._graph)]
+        return np.concatenate(pieces)
+
+
+def _labelled_batches(
+    images: Any, labels: Any, *, workers: int
+) -> tuple[Iterator[Batch], int | None]:
+    """Small batches of images and labels, and how many images there are, where that is known.
+
+    Args:
+        images: (n, ...), or batches of images and labels.
+        labels: (n,), or None beside batches.
+        workers: how many take them.
+
+    Raises:
+        ValueError: they are no pairs; also while batches are taken.
+    """
+    if labels is None:
+        if isinstance(images, np.ndarray) or not isinstance(images, Iterable):
+            raise ValueError(
+                f"labels: received None beside images of type {type(images).__name__}, expected "
+                "class numbers, or batches of images and labels; pass labels too."
+            )
+        return (piece for batch in images for piece in _pieces(*_pair(batch), workers)), None
+    arrays = np.asarray(images), np.asarray(labels)
+    if arrays[0].shape[:1] != arrays[1].shape:
+        raise ValueError(
+            f"labels: received shape {arrays[1].shape} for images of shape {arrays[0].shape}, "
+            "expected one class number an image."
+        )
+    return _pieces(*arrays, workers), len(arrays[0])
+
+
+def _pair(batch: Any) -> Batch:
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise ValueError(
+            f"images: received a batch of type {type(batch).__name__}, expected a pair of images "
+            "and labels; use dataset.batch(...) with both, or pass labels too."
+        )
+    return np.asarray(batch[0]), np.asarray(batch[1])
+
+
+def _pieces(images: np.ndarray, labels: np.ndarray, workers: int) -> Iterator[Batch]:
+    size = min(max(-(-len(images) // workers), 1), _MOST_AT_ONCE)
+    for start in range(0, len(images), size):
+        yield images[start : start + size], labels[start : start + size]
+
+
+def _checked_batch(batch: Batch, interface: Interface) -> Batch:
+    """The batch, if it is one for a task.
+
+    Raises:
+        ValueError: it is not; lists every problem.
+    """
+    images, labels = batch
+    problems = label_problems(images, labels, interface.num_outputs)
+    if (images.dtype, images.shape[1:]) != (interface.input_type, interface.input_shape):
+        sizes = ", ".join(map(str, interface.input_shape))
+        problems.append(
+            f"images: received {images.dtype} {images.shape}, expected {interface.input_type} "
+            f"(n, {sizes}) as the file takes them; resize or cast them."
+        )
+    if problems:
+        raise ValueError(list_problems("evaluation", problems))
+    return batch
+
+
+class _SharedBatches:
+    """An iterator that several threads take from.
+
+    Args:
+        batches: what they take.
+    """
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._batches = batches
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    def take(self) -> Batch | None:
+        """The next batch; None after the last one."""
+        with self._lock:
+            if self._stopped:
+                return None
+            try:
+                return next(self._batches, None)
+            except BaseException:
+                self._stopped = True
+                raise
+
+    def stop(self) -> None:
+        """Lets no thread take any more."""
+        with self._lock:
+            self._stopped = True
+
+
+def label_problems(images: np.ndarray, labels: np.ndarray, classes: float) -> list[str]:
+    """Why these are no labels for the images, which have so many classes."""
+    if labels.shape != images.shape[:1]:
+        return [
+            f"labels: received shape {labels.shape}, expected {images.shape[:1]}, one class "
+            "number an image."
+        ]
+    if not np.issubdtype(labels.dtype, np.integer):
+        return [f"labels: received {labels.dtype}, expected integers, the class numbers."]
+    if labels.size and not 0 <= np.min(labels) <= np.max(labels) < classes:
+        return [
+            f"labels: received {np.min(labels)} to {np.max(labels)}, expected 0 to {classes - 1}; "
+            "count classes from 0."
+        ]
+    return []
+
+
 def _evaluate(
     name: str,
     task: Task,
@@ -146,7 +276,7 @@ def _evaluate(
     wanted = tuple(top)
     _check_settings(wanted, processes)
     count = processes or _cores()
-    source, total = labelled_batches(images, labels, workers=count)
+    source, total = _labelled_batches(images, labels, workers=count)
     if total is not None:
         count = max(1, min(count, total))
     tally = _Tally(wanted)
@@ -157,7 +287,7 @@ def _evaluate(
                 f"top: received {max(wanted)}, expected at most the {first.interface.num_outputs} "
                 f"outputs of {name}; ask for fewer."
             )
-        batches = SharedBatches(checked_batch(piece, first.interface) for piece in source)
+        batches = _SharedBatches(_checked_batch(piece, first.interface) for piece in source)
         title = os.path.basename(name)
         advance = stack.enter_context(image_bar(title, total, shown=progress))
         with concurrent.futures.ThreadPoolExecutor(count) as pool:
@@ -236,7 +366,7 @@ def _start_and_serve(task: Task, name: str, *rest: Any) -> None:
 
 
 def _serve(
-    worker: Worker, name: str, batches: SharedBatches, tally: _Tally, advance: Advance
+    worker: Worker, name: str, batches: _SharedBatches, tally: _Tally, advance: Advance
 ) -> None:
     while (batch := batches.take()) is not None:
         images, labels = batch

@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,14 @@ import tf_keras as keras
 
 from sat_tf.atomic_file import check_writable, written_whole
 from sat_tf.export.converter.float_layers import run_converter
-from sat_tf.export.converter.to_keras import keras_of_graph
+from sat_tf.export.converter_route import keras_of_graph
 from sat_tf.export.deployed import DeployedModel
 from sat_tf.export.litert.runtime import Runtime, check_loading
-from sat_tf.export.lowering.packing import PACKINGS, SETTINGS_NAME, FileSettings
+from sat_tf.export.lowering.packing import PACKINGS, FileSettings
 from sat_tf.export.lowering.pipeline import deployed_graph, with_image_size
-from sat_tf.export.lowering.trace import islands_of_one_image
+from sat_tf.export.lowering.trace import one_image_only
 from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.graph_file import serialize
 from sat_tf.export.tflite.metadata import (
     METADATA_NAME,
     Metadata,
@@ -29,8 +30,7 @@ from sat_tf.export.tflite.metadata import (
     count_problem,
     encode,
 )
-from sat_tf.export.tflite.structure import gzip_size, read_structure
-from sat_tf.export.tflite.writer import serialize
+from sat_tf.export.tflite.structure import SETTINGS_NAME, gzip_size, read_structure
 from sat_tf.messages import did_you_mean, list_problems
 
 # By name, what the export's report says of its files.
@@ -168,8 +168,8 @@ class ExportReport:
         float_operators: the operators that read or make float tensors, with the tensor they make.
         route: "direct" or "converter".
         islands: the layers that are left float, which TensorFlow's converter has written.
-        certified: the tensors whose integers `verify_tflite` compares one by one. Those behind an
-            island are certified as what follows from its output.
+        certified: the tensors whose integers `verify_tflite` compares one by one. Those behind a
+            layer left float are certified as what follows from its output.
         storage: what this choice of `pack` costs, and, where it was asked for, what the others
             would.
         warnings: what to know about the file.
@@ -194,6 +194,16 @@ class ExportReport:
         return dataclasses.asdict(self)
 
 
+def float_layers_of_one_image(graph: Graph, content: bytes) -> Iterator[str]:
+    """Of layers left float, of which the converter has made operators for a batch of 1."""
+    known = any(one_image_only(graph.operations))
+    if graph.float_layers and not known and Runtime(content, keep_tensors=False).takes_one_image:
+        yield (
+            f"{', '.join(graph.float_layers)}: what TensorFlow's converter makes of layers left "
+            "float has a batch of 1 in its shapes, so that LiteRT runs one image at a time"
+        )
+
+
 def file_graph(model: keras.Model, settings: FileSettings) -> Graph:
     """The graph that a file with these settings holds.
 
@@ -213,9 +223,9 @@ def file_content(graph: Graph, settings: FileSettings, metadata: Metadata = _NON
         settings: how it is written.
         metadata: what the user says of it.
     """
-    entries = {SETTINGS_NAME: settings.to_json(graph.islands)}
+    entries = {SETTINGS_NAME: settings.to_json(graph.layers_left_float)}
     if metadata:
-        entries[METADATA_NAME] = encode(metadata, graph)
+        entries[METADATA_NAME] = encode(metadata, graph.name, graph.images[0], graph.output)
     content = serialize(graph, entries, resizable=settings.resizable)
     return append_labels(content, metadata.labels) if metadata.labels else content
 
@@ -241,13 +251,13 @@ def export_tflite(
     which for dictionaries is that of the sorted keys; in the file's signature they are named after
     the Keras inputs, and after the tensors of the layers. Between them all tensors are int8, with
     the trained codes as their
-    integers: weights keep their lattice, BatchNormalization is folded into steps and int32 biases,
+    integers: weights keep their lattice, BatchNormalization is folded into scales and int32 biases,
     activations are clipped by int8 saturation where their clipping level is. Only the last
     DEQUANTIZE is float, and with it what the policy keeps float: the sums of float streams, and a
     softmax.
 
     The file differs from the trained model in what integers cannot hold: biases are rounded to
-    multiples of input step · weight step, channels that hardly vary get another step for it or,
+    multiples of input scale · weight scale, channels that hardly vary get another scale for it or,
     next to dead, other codes, sums and means round as the kernels do, and signed streams that these
     read saturate one code lower. `snap_biases` moves the model to where its file is.
     `verify_tflite` proves that LiteRT computes exactly these integers, and counts those of Keras
@@ -283,7 +293,7 @@ def export_tflite(
 
     Raises:
         ValueError: the model has no integer form, nothing of it can be packed, a weight is not
-            finite, LiteRT does not run the file, an argument is none, or the path cannot be
+            finite, LiteRT does not run the file, an argument is invalid, or the path cannot be
             written; lists every problem with its fix. There is no file then.
     """
     start = time.perf_counter()
@@ -305,7 +315,7 @@ def export_tflite(
     graph = file_graph(model, settings)
     if metadata:
         graph.expect_one_of_each("export_tflite with labels or a description")
-    problem = count_problem(metadata, graph)
+    problem = count_problem(metadata, graph.tensors[graph.output].shape)
     if problem:
         raise ValueError(list_problems("export_tflite", [f"{problem}."]))
     direct = route == "direct"
@@ -331,7 +341,7 @@ def export_tflite(
         storage=costs,
         warnings=[
             *graph.warnings,
-            *islands_of_one_image(graph, content),
+            *float_layers_of_one_image(graph, content),
             *([ROUTES[route]] if ROUTES[route] else []),
         ],
         seconds=time.perf_counter() - start,

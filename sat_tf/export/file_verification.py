@@ -23,7 +23,7 @@ from sat_tf.export.certificate.page import check_certificate_path, write_both
 from sat_tf.export.certificate.proof import Subject, prove
 from sat_tf.export.litert.runtime import USUAL_RUNTIMES
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.tflite.reader import read_graph
+from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.export.tflite.structure import read_structure
 from sat_tf.messages import list_problems
 

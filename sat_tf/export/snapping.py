@@ -1,18 +1,21 @@
 """A trained model moved to where its integer file is.
 
-An integer file holds biases as multiples of input step · weight step, and the channels that hardly
-vary get another step for it (`constants`); this is nearly all that makes a phone compute other
-numbers than the trained model. In a deep network of few bits these differences do not stay small:
-a code that flips in an early layer flips others behind it, and in the end the logits differ as if
-the model had been quantized anew. With the model itself moved to that grid before top-1 is
-measured, the model that is measured is, but for ties, the model that is shipped.
+An integer file holds biases as multiples of input scale · weight scale, and the channels that
+hardly vary get another scale for it (`lowering.scales`); this is nearly all that makes a phone
+compute other numbers than the trained model. In a deep network of few bits these differences do
+not stay small: a code that flips in an early layer flips others behind it, and in the end the
+logits differ as if the model had been quantized anew. With the model itself moved to that grid
+before top-1 is measured, the model that is measured is, but for ties, the model that is shipped.
 """
 
 import numpy as np
 import tf_keras as keras
 
 from sat_tf.export.lowering import pipeline, quantized_network
-from sat_tf.export.operations.graph import Graph, Linear, Reshape
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.linear import Linear
+from sat_tf.export.operations.shapes import Reshape
+from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, Node
 from sat_tf.graph.operation_layers import Scaling
 from sat_tf.qat.layout import call_name, inner_layer
@@ -24,9 +27,9 @@ def snap_biases(model: keras.Model, *, pack: str = "none") -> None:
     Call it when training is done, before the top-1 is measured. What moves is β of the
     BatchNormalization behind a linear layer, or the layer's own bias where there is none; layers
     with neither stay as they are, and so do layers that are called several times, whose uses have
-    grids of their own. Where the file gives a channel another step, γ follows it:
+    grids of their own. Where the file gives a channel another scale, γ follows it:
 
-        γ <- ratio · γ,   β <- bias' - ratio · (bias - β),   ratio = step' / step
+        γ <- ratio · γ,   β <- bias' - ratio · (bias - β),   ratio = scale' / scale
 
     with bias the constant of the whole channel, statistics included, and ' for the file's. Without
     a γ, the constant is moved so that it is right where the channel usually is.
@@ -62,11 +65,11 @@ def snap_biases(model: keras.Model, *, pack: str = "none") -> None:
 def _move(holder: keras.layers.Layer, graph: Graph, exact: Linear, rounded: Linear) -> None:
     """Gives a layer the constants, and where it has a γ the slopes, of its file."""
     unit = graph.codes(exact.output).unit
-    ratio = _step_ratio(exact, rounded)
+    ratio = _scale_ratio(exact, rounded)
     bias = exact.bias * unit
-    source = float(graph.codes(exact.inputs[0]).step)
-    moved = rounded.bias * source * rounded.steps.astype(np.float64) * unit
-    if isinstance(holder, keras.layers.BatchNormalization):
+    source = float(graph.codes(exact.inputs[0]).scale)
+    moved = rounded.bias * source * rounded.scales.astype(np.float64) * unit
+    if layer_kinds.is_batch_normalization(holder):
         beta = holder.beta.numpy().astype(np.float64)
         if holder.gamma is None:
             holder.beta.assign(beta + (moved - bias) + (ratio - 1.0) * exact.center * unit)
@@ -78,11 +81,11 @@ def _move(holder: keras.layers.Layer, graph: Graph, exact: Linear, rounded: Line
         holder.bias.assign(old + (moved - bias) + (ratio - 1.0) * exact.center * unit)
 
 
-def _step_ratio(exact: Linear, rounded: Linear) -> np.ndarray:
-    """The file's step over the trained one, a channel; 1 where it no longer has the same codes."""
+def _scale_ratio(exact: Linear, rounded: Linear) -> np.ndarray:
+    """The file's scale over the trained one, a channel; 1 where it no longer has the same codes."""
     same = np.all(exact.kernel == rounded.kernel, axis=exact.inner_axes)
     seen = np.any(exact.kernel != 0, axis=exact.inner_axes)
-    return np.where(same & seen, rounded.steps.astype(np.float64) / exact.steps, 1.0)
+    return np.where(same & seen, rounded.scales.astype(np.float64) / exact.scales, 1.0)
 
 
 def _bias_holder(network: Network, node: Node) -> keras.layers.Layer | None:
@@ -91,7 +94,7 @@ def _bias_holder(network: Network, node: Node) -> keras.layers.Layer | None:
         layer = inner_layer(node.layer)
         if network.is_shared(node.name):
             return None
-        if isinstance(layer, keras.layers.BatchNormalization):
+        if layer_kinds.is_batch_normalization(layer):
             return layer if layer.beta is not None else None
         if getattr(layer, "bias", None) is not None:
             return layer

@@ -28,9 +28,10 @@ from sat_tf.export.file_verification import file_problems
 from sat_tf.export.litert.runtime import USUAL_RUNTIMES
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import is_sized, with_image_size
-from sat_tf.export.operations.graph import Codes, Graph
-from sat_tf.export.operations.simulator import Pixels, arrays_of, joined, number_of
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of
 from sat_tf.export.tflite.structure import differences, read_structure
+from sat_tf.export.tflite.tensors import Codes
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, call_in_inference, check_model
 from sat_tf.messages import list_problems
@@ -111,7 +112,7 @@ def stored_codes(real: np.ndarray, codes: Codes) -> np.ndarray:
     [-102, -99, -82]
     """
     with np.errstate(invalid="ignore"):
-        rounded = np.floor(real / np.float32(codes.real_step) + np.float32(0.5)) + codes.zero_point
+        rounded = np.floor(real / np.float32(codes.real_scale) + np.float32(0.5)) + codes.zero_point
         return np.clip(rounded, codes.lowest, codes.highest).astype(np.int32)
 
 
@@ -129,7 +130,7 @@ def verify_tflite(
 ) -> Certificate:
     """Proves that LiteRT computes the integers of a quantized model, tensor by tensor.
 
-    The file is first compared with what the model exports to: the same operators, settings, steps
+    The file is first compared with what the model exports to: the same operators, settings, scales
     and constants. Then LiteRT runs it, once with XNNPACK and once with its builtin kernels, and
     every stored integer of every activation is compared with an integer simulation in NumPy. How
     many codes the Keras model itself computes otherwise is counted too.

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import check_model, keras_calls, own_call_problem
 from sat_tf.messages import kind_of, list_problems
 

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.loading.tensor_functions import expect_allowed
 from sat_tf.messages import did_you_mean
 
 
@@ -230,11 +231,15 @@ class OfTensorFlow(keras.layers.Layer):
         arguments: its arguments and, by name, those that have names: plain values, with
             {"tensor": i} in the place of the i-th tensor that the layer is called with.
         **options: options of any Keras layer.
+
+    Raises:
+        ValueError: the function may do more than compute on tensors, and only a file has named it;
+            see `expect_allowed`.
     """
 
     def __init__(self, function: str, arguments: Sequence[Any], **options: Any) -> None:
         super().__init__(**options)
-        self.function = function
+        self.function = expect_allowed(function)
         self.arguments = arguments
         kind = "SlicingOpLambda" if function.endswith("getitem") else "TFOpLambda"
         config = {"name": f"{self.name}_function", "function": function}
@@ -265,6 +270,9 @@ class Operation(OfTensorFlow):
         function: see `OfTensorFlow`.
         arguments: see `OfTensorFlow`.
         **options: options of any Keras layer.
+
+    Raises:
+        ValueError: see `OfTensorFlow`.
 
     >>> Operation("math.square", [[{"tensor": 0}], {}])(tf.constant([3.0])).numpy().tolist()
     [9.0]

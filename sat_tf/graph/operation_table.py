@@ -34,6 +34,7 @@ from sat_tf.graph.replacement import (
     pooled_in_rows,
     pooled_whole_row,
 )
+from sat_tf.loading.tensor_functions import CalledFunction
 
 L = keras.layers
 
@@ -55,7 +56,7 @@ def _as_it_is(call: OldCall) -> Replacement | None:
         arguments = template_of([list(call.node.call_args), call.node.call_kwargs], places)
     except TypeError:
         return None
-    layers = [new_layer(Operation, call.symbol, arguments)]
+    layers = [new_layer(Operation, CalledFunction(call.symbol), arguments)]
     return Replacement(tensors, layers, takes_list=len(tensors) > 1)
 
 

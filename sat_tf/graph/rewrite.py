@@ -10,7 +10,7 @@ import tf_keras as keras
 
 from sat_tf.graph import functions, layer_kinds
 from sat_tf.graph.flatten import layer_copy
-from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.operation_layers import OfSeveralTensors, Scaling, template_of
 from sat_tf.graph.operation_table import LAYERS, replacement_of_operation
 from sat_tf.graph.replacement import (
@@ -32,7 +32,7 @@ def replacement_of(call: OldCall) -> Replacement | None:
         return replacement_of_operation(call)
     if call.node.is_input:
         return None
-    return {**_REPLACEMENTS, **LAYERS}.get(type(call.layer), _of_several)(call)
+    return LAYERS.get(type(call.layer), _replacement_of_layer)(call)
 
 
 def _of_several(call: OldCall) -> Replacement | None:
@@ -145,15 +145,11 @@ def _separable(call: OldCall) -> list[NewLayer] | None:
     apart = functions.is_known(name) or (layer_kinds.is_softmax(layer) and _is_read_inside(call))
     pointwise["activation"] = "linear" if apart else layer.activation
     first, *others = layer.get_weights()
-    one_dimensional = isinstance(layer, L.SeparableConv1D)
+    of_windows, of_pixels = layer_kinds.KINDS[type(layer)].pieces
     layers = [
         *padding,
-        NewLayer(
-            _maker(L.DepthwiseConv1D if one_dimensional else L.DepthwiseConv2D, depthwise),
-            "depthwise",
-            [first],
-        ),
-        NewLayer(_maker(L.Conv1D if one_dimensional else L.Conv2D, pointwise), weights=others),
+        NewLayer(_maker(of_windows, depthwise), "depthwise", [first]),
+        NewLayer(_maker(of_pixels, pointwise), weights=others),
     ]
     return layers + ([new_layer(L.Activation, layer.activation, suffix=name)] if apart else [])
 
@@ -209,25 +205,29 @@ def _maker(layer_class: Any, settings: dict[str, Any]) -> Callable[..., keras.la
 # `x + scale * y`, which Keras has in its InceptionResNetV2 alone.
 _WeightedSum = sys.modules[keras.applications.InceptionResNetV2.__module__].CustomScaleLayer
 
-_IN_A_ROW: dict[type, Callable[[OldCall], list[NewLayer] | None]] = {
-    L.Dense: _linear,
-    L.Conv1D: _linear,
-    L.Conv2D: _linear,
-    L.Conv1DTranspose: _linear,
-    L.Conv2DTranspose: _linear,
-    L.DepthwiseConv1D: _linear,
-    L.DepthwiseConv2D: _linear,
-    L.SeparableConv1D: _separable,
-    L.SeparableConv2D: _separable,
-    L.MaxPooling1D: _pool(L.MaxPooling2D),
-    L.AveragePooling1D: _pool(L.AveragePooling2D),
-    L.GlobalMaxPooling1D: _global_pool(L.GlobalMaxPooling2D),
-    L.GlobalAveragePooling1D: _global_pool(L.GlobalAveragePooling2D),
-}
-_REPLACEMENTS: dict[type, Finder] = {
-    **{layer: _behind_each_other(layers_of) for layer, layers_of in _IN_A_ROW.items()},
-    _WeightedSum: _weighted_sum,
-}
+_InARow = Callable[[OldCall], list[NewLayer] | None]
+
+
+def _in_a_row(layer: keras.layers.Layer) -> _InARow | None:
+    """What makes the layers in the place of one that reads one tensor; None where it stays."""
+    kind = layer_kinds.KINDS.get(type(layer))
+    if kind is None:
+        return None
+    if kind.pieces:
+        return _separable
+    if kind.quantized and kind.role is Role.LINEAR:
+        return _linear
+    if kind.pooling is None or kind.pooling.on_images is None:
+        return None
+    made = kind.pooling.on_images
+    return _global_pool(made) if kind.pooling.whole else _pool(made)
+
+
+def _replacement_of_layer(call: OldCall) -> Replacement | None:
+    if type(call.layer) is _WeightedSum:
+        return _weighted_sum(call)
+    layers_of = _in_a_row(call.layer)
+    return _behind_each_other(layers_of)(call) if layers_of else _of_several(call)
 
 
 def with_layers_for_operations(model: keras.Model) -> keras.Model:

@@ -1,4 +1,4 @@
-"""What to write in the place of an operation or a layer that sat-tf does not quantize."""
+"""What to write in the place of an operation that sat-tf does not quantize."""
 
 _POOLING = (
     "sat-tf pools rows and columns, with padding 'SAME' or 'VALID' and channels last; put a "
@@ -18,15 +18,10 @@ _SUMMED = (
     "sat-tf takes tensors of one rank, and numbers: one, one a channel, or a map as large as an "
     "image"
 )
-_OPEN_SIZE = "the size of images is open behind it; use RandomZoom, or resize in the data"
 _LAYER = "use keras.layers.{}"
 
-# By the function's name without "tf.", or the layer's class: of those that are quantized in other
-# forms, which these are.
+# By the function's name without "tf.": of those that are quantized in other forms, which these are.
 _FIXES = {
-    "RandomCrop": "it resizes in inference; crop in the data",
-    "RandomHeight": _OPEN_SIZE,
-    "RandomWidth": _OPEN_SIZE,
     "__operators__.getitem": "sat-tf takes numbers and slices of positive steps behind the batch, "
     "as in x[:, 1:, ::2]; tf.expand_dims adds dimensions",
     "cast": "sat-tf takes casts to the type that a tensor has",
@@ -73,7 +68,6 @@ _FIXES = {
     "image its values",
     "roll": "sat-tf takes a number along one axis behind the batch, whose size is known",
     "split": _PIECES,
-    "Lambda": "write what it does on the tensor itself, as in tf.nn.depth_to_space(x, 2)",
     "stack": "sat-tf takes tensors of known sizes, along an axis behind the batch",
     "transpose": "sat-tf takes orders that leave the batch in front",
     "unstack": _PIECES,
@@ -84,7 +78,7 @@ def fix_of(function: str) -> str:
     """What to do about a TensorFlow operation, to be put behind a message; "" where nobody knows.
 
     Args:
-        function: its name without "tf."; or the class of a layer that stands for one.
+        function: its name without "tf.".
 
     >>> fix_of("math.pow")
     '; a square is x * x'

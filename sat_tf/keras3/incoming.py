@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sat_tf.atomic_file import expect_path
-from sat_tf.loading.load import named_by_content
-from sat_tf.loading.model_file import ModelFile, open_model_file, parts
+from sat_tf.loading.load import bounded_weights, named_by_content
+from sat_tf.loading.model_file import ModelFile, Part, open_model_file, parts
 from sat_tf.loading.trust import UntrustedModelError, untrusted
 from sat_tf.messages import list_problems
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 # Layers of Keras 3 that hold programs: of PyTorch, JAX and TensorFlow.
 _PROGRAMS = ("TorchModuleWrapper", "TFSMLayer", "JaxLayer", "FlaxLayer", "__lambda__")
-# Values, which have no module.
-_VALUES = ("__tensor__", "__numpy__", "__bytes__", "__ellipsis__", "__none__", "__slice__", "slice")
+# Where Keras 3 has its activations, by the public names of its modules.
+_FUNCTION_MODULES = ("builtins", "keras.activations", "keras.ops", "keras.ops.nn")
 _OURS = "sat_tf>"
 
 
@@ -157,7 +157,7 @@ def _load(path: pathlib.Path, safe_mode: bool) -> Any:
     import keras as keras3
 
     try:
-        with named_by_content(found) as name:
+        with named_by_content(found) as name, bounded_weights(found.weight_bytes):
             return keras3.saving.load_model(name, compile=False, safe_mode=safe_mode)
     except Exception as error:  # Keras wraps what layers of any author raise in any class
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -173,33 +173,65 @@ def _check_file(file: ModelFile, safe_mode: bool) -> None:
             f"{file.path}: received a file that Keras {file.version or '2'} saved, expected one of "
             "Keras 3; it needs no conversion: load it with tf_keras.models.load_model(path)."
         )
-    import keras as keras3
-
+    try:
+        found = list(parts({**file.config, "compile_config": None}))
+    except ValueError as error:
+        raise ValueError(f"{file.path}: {error}") from error
     problems, programs = [], []
-    for part in parts({**file.config, "compile_config": None}):
-        if part.class_name == "Lambda":
-            problems.append(
-                f"{part.name}: received a Lambda layer, whose Python code cannot be shown to "
-                "do the same in tf_keras; write it with keras.ops or with layers."
-            )
-        elif part.class_name in _PROGRAMS:
+    for part in found:
+        if part.class_name in _PROGRAMS:
             programs.append(f"{part.name}: {part.class_name}, which holds a program")
-        elif part.class_name in _VALUES or part.module in ("builtins", ""):
-            continue  # looked up in Keras' own tables alone
-        elif part.module.split(".")[0] == "keras":
             continue
-        elif (part.registered_name or "").startswith(_OURS):
-            problems.append(
-                f"{part.name}: received {part.class_name}, which sat_tf.to_keras3 made; it only "
-                "infers: use the quantized model that it was made of."
-            )
-        elif keras3.saving.get_registered_object(part.registered_name) is None:
-            problems.append(
-                f"{part.name}: received {part.class_name}, a class of your own "
-                f"({part.registered_name}) that Keras 3 does not know yet; import the module that "
-                "registers it, and pass custom_layers={...} with its tf_keras class."
-            )
+        problem = _part_problem(part)
+        if problem is not None:
+            problems.append(f"{part.name}: received {problem}")
     if problems:
         raise ValueError(list_problems(str(file.path), dict.fromkeys(problems)))
     if programs and safe_mode:
         raise UntrustedModelError(f"{file.path}: {untrusted(programs)}")
+
+
+def _part_problem(part: Part) -> str | None:
+    kind, registered_name = part.class_name, part.registered_name
+    if kind == "Lambda":
+        return (
+            "a Lambda layer, whose Python code cannot be shown to do the same in tf_keras; write "
+            "it with keras.ops or with layers."
+        )
+    # Keras looks for each of the two, in the tables of registered classes first.
+    if kind.startswith(_OURS) or (registered_name or "").startswith(_OURS):
+        return (
+            f"{kind}, which sat_tf.to_keras3 made; it only infers: use the quantized model that it "
+            "was made of."
+        )
+    if kind == "function":
+        return _function_problem(part)
+    is_of_keras = part.module in ("builtins", "") or part.module.split(".")[0] == "keras"
+    if is_of_keras or _is_registered(registered_name):
+        return None
+    return (
+        f"{kind}, a class of your own ({registered_name}) that Keras 3 does not know yet; import "
+        "the module that registers it, and pass custom_layers={...} with its tf_keras class."
+    )
+
+
+def _function_problem(part: Part) -> str | None:
+    from sat_tf.keras3.activations import ACTIVATIONS
+
+    name = part.config
+    if _is_registered(name):
+        return None
+    is_named_once = part.registered_name in (None, name, "function")
+    if part.module in _FUNCTION_MODULES and is_named_once and name in list(ACTIVATIONS):
+        return None
+    where = f" of {part.module}" if part.module else ""
+    return (
+        f"the function {name!r}{where}, which is no activation that tf_keras has too; load the "
+        "model with Keras 3, use a layer for the function, and pass the model."
+    )
+
+
+def _is_registered(name: Any) -> bool:
+    import keras as keras3
+
+    return isinstance(name, str) and keras3.saving.get_registered_object(name) is not None

@@ -12,6 +12,7 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import unique_name
+from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.operation_layers import template_of
 from sat_tf.keras3 import inference_table
 from sat_tf.keras3.calls import LayerCall
@@ -19,13 +20,8 @@ from sat_tf.keras3.inference_layers import PixelGrid, QuantizedActivation
 from sat_tf.keras3.inference_operations import Operation
 from sat_tf.keras3.proof import TOLERANCE, UNKNOWN_SIZE, difference
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers import code_range
-from sat_tf.quantizers.functions import OffsetQuantizer
-from sat_tf.quantizers.image import ImageQuantizer
 from sat_tf.quantizers.input_range import PIXELS
-from sat_tf.quantizers.observers import RangeObserver
-
-_IDENTITIES = (ImageQuantizer, RangeObserver, type(None))
+from sat_tf.quantizers.protocol import ActivationQuantizer, PixelQuantizer, SatQuantizer
 
 
 def problem_of(layer: Any) -> str | None:
@@ -33,7 +29,7 @@ def problem_of(layer: Any) -> str | None:
     if not isinstance(layer, QuantizedLayer):
         return _plain_problem(layer)
     config = layer.quantize_config
-    if not (code_range.has_codes(config.output) or type(config.output) in _IDENTITIES):
+    if not _is_known(config.output):
         return (
             f"received {config.output!r}, which sat-tf does not know in Keras 3; use a policy "
             "without it"
@@ -41,6 +37,13 @@ def problem_of(layer: Any) -> str | None:
     if config.weights is not None and not layer_kinds.kernel_name(layer.layer):
         return f"received {type(layer.layer).__name__}, whose kernel sat-tf does not know"
     return None if _is_gone(layer) else _plain_problem(layer.layer)
+
+
+def _is_known(quantizer: SatQuantizer | None) -> bool:
+    """Whether it rounds, marks an image or leaves a tensor as it is."""
+    if quantizer is None or isinstance(quantizer, ActivationQuantizer | PixelQuantizer):
+        return True
+    return quantizer.observes_range and quantizer.input_type is None
 
 
 class Names:
@@ -74,7 +77,7 @@ def pieces_of(layer: Any, names: Names) -> list[Callable[..., Any]]:
         names: where the pieces get their names.
     """
     if not isinstance(layer, QuantizedLayer):
-        if layer_kinds.role_of(layer) is layer_kinds.Role.IDENTITY:
+        if layer_kinds.role_of(layer) is Role.IDENTITY:
             return []
         return [_plain(layer, names, activation=True, kernel=None)]
     inner, config = layer.layer, layer.quantize_config
@@ -103,34 +106,29 @@ def run(pieces: list[Callable[..., Any]], args: Any, kwargs: Any) -> Any:
 def _is_gone(layer: QuantizedLayer) -> bool:
     """Whether inference has no use for the wrapped layer, beside that of its quantizer."""
     config = layer.quantize_config
-    return (
-        config.replaces(layer.layer)
-        or layer_kinds.role_of(layer.layer) is layer_kinds.Role.IDENTITY
-    )
+    return config.replaces(layer.layer) or layer_kinds.role_of(layer.layer) is Role.IDENTITY
 
 
 def _quantizer(layer: QuantizedLayer, names: Names) -> list[Callable[..., Any]]:
     quantizer = layer.quantize_config.output
-    if isinstance(quantizer, ImageQuantizer):
+    if isinstance(quantizer, PixelQuantizer):
         return _pixel_grid(layer, quantizer, names)
-    if quantizer is None or not code_range.has_codes(quantizer):
+    if not isinstance(quantizer, ActivationQuantizer):
         return []
-    codes = code_range.code_range(quantizer, layer.output_variables.get("clipping_level"))
-    lowest = int(codes.lowest.numpy())
+    codes = quantizer.code_range(layer.output_variables)
     made = QuantizedActivation(
-        lowest,
-        lowest + codes.steps,
-        from_zero=isinstance(quantizer, OffsetQuantizer),
+        *codes.ends,
+        from_zero=quantizer.rounds_before_clipping,
         name=names.give(layer.name),
         dtype=_policy(layer.layer),
         trainable=False,
     )
-    made.step.assign(codes.step)
+    made.step.assign(codes.scale)
     return [made]
 
 
 def _pixel_grid(
-    layer: QuantizedLayer, quantizer: ImageQuantizer, names: Names
+    layer: QuantizedLayer, quantizer: PixelQuantizer, names: Names
 ) -> list[Callable[..., Any]]:
     change = quantizer.range.change
     if change.is_none:
@@ -155,7 +153,7 @@ def _plain_problem(layer: Any) -> str | None:
     symbol = _symbol(layer)
     if symbol is not None:
         return inference_table.operation_problem(symbol)
-    if layer_kinds.role_of(layer) is layer_kinds.Role.IDENTITY:
+    if layer_kinds.role_of(layer) is Role.IDENTITY:
         return None
     if isinstance(layer, keras.layers.InputLayer):
         return None
@@ -326,7 +324,7 @@ def _pixels(calls: list[LayerCall]) -> Iterator[np.ndarray]:
     ranges = {}
     for call in calls:
         config = getattr(call.layer, "quantize_config", None)
-        if config is not None and isinstance(config.output, ImageQuantizer):
+        if config is not None and isinstance(config.output, PixelQuantizer):
             ranges[id(call.node.keras_inputs[0])] = config.output.range
     for call in calls:
         if not isinstance(call.layer, keras.layers.InputLayer):

@@ -1,4 +1,4 @@
-"""The table of tf_keras layers that Keras 3 has too, and the inference layer it makes of each."""
+"""The Keras 3 layer that infers what a tf_keras layer infers, and how its settings translate."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,18 +7,14 @@ import keras as keras3
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.graph import operation_layers
+from sat_tf.graph import layer_kinds, operation_layers
+from sat_tf.graph.layers.kind import SAME, Keras3
+from sat_tf.graph.layers.preprocessing import constant_copy, is_adapted
 from sat_tf.graph.operation_table import gelu_by_tanh
-from sat_tf.graph.preprocessing import constant_copy, is_adapted
-from sat_tf.keras3 import inference_operations, layer_table, translator
+from sat_tf.keras3 import inference_layers, inference_operations, layer_table, translator
 from sat_tf.keras3.activations import keras3_name
-from sat_tf.keras3.inference_layers import FusedBatchNormalization, FusedLayerNormalization
 from sat_tf.messages import did_you_mean
 
-_OWN: dict[type, type] = {
-    operation_layers.Scaling: inference_operations.Scaling,
-    operation_layers.Slice: inference_operations.Slice,
-}
 # Functions of tf_keras that Keras 3 does not have by a name of its own.
 _FUNCTIONS: dict[Any, Callable[[Any], Any]] = {
     keras.activations.hard_sigmoid: inference_operations.hard_sigmoid_of_keras2,
@@ -28,7 +24,6 @@ _FUNCTIONS: dict[Any, Callable[[Any], Any]] = {
 
 # Inference needs none of these.
 _OF_TRAINING = ("_initializer", "_regularizer", "_constraint", "rng_type")
-_RENAMED = {("LeakyReLU", "alpha"): "negative_slope"}
 # Settings that Keras 3 does not have, with the value at which tf_keras does as Keras 3 does.
 _NEUTRAL: dict[str, Any] = {
     "dynamic": False,
@@ -48,8 +43,7 @@ def problem_of(layer: Any) -> str | None:
     name = type(layer).__name__
     if isinstance(layer, operation_layers.OfTensorFlow):
         return operation_problem(layer.function)
-    is_same = type(layer).__module__.split(".")[0] == "tf_keras" and name in layer_table.SAME
-    if not is_same and type(layer) not in _OWN:
+    if _counterpart(layer) is None:
         return f"received {name}, which sat-tf does not know in Keras 3; build the model without it"
     _, problems = _settings(layer)
     return "; ".join(problems) or None
@@ -90,13 +84,19 @@ def _with_settings(layer: Any) -> Any:
 
 
 def _class_of(layer: Any) -> Any:
-    if isinstance(layer, keras.layers.BatchNormalization) and layer.fused:
-        return FusedBatchNormalization
-    if isinstance(layer, keras.layers.LayerNormalization):
-        return FusedLayerNormalization
     if isinstance(layer, operation_layers.OfTensorFlow):
         return inference_operations.Operation
-    return _OWN.get(type(layer)) or getattr(keras3.layers, type(layer).__name__)
+    counterpart = _counterpart(layer) or SAME
+    own = counterpart.inference(layer)
+    for module in (inference_layers, inference_operations):
+        if own and hasattr(module, own):
+            return getattr(module, own)
+    return getattr(keras3.layers, counterpart.name or type(layer).__name__)
+
+
+def _counterpart(layer: Any) -> Keras3 | None:
+    kind = layer_kinds.KINDS.get(type(layer))
+    return kind.keras3 if kind else None
 
 
 class _WithWeights:
@@ -131,7 +131,7 @@ class _WithWeights:
 
 
 def _settings(layer: Any) -> tuple[dict[str, Any], list[str]]:
-    name = type(layer).__name__
+    counterpart = _counterpart(layer) or SAME
     accepted = layer_table.accepted_names(_class_of(layer))
     settings: dict[str, Any] = {}
     problems: list[str] = []
@@ -139,7 +139,7 @@ def _settings(layer: Any) -> tuple[dict[str, Any], list[str]]:
         dtype = layer.dtype_policy.name
         return {"function": layer.function, "arguments": layer.arguments, "dtype": dtype}, []
     for key, value in layer.get_config().items():
-        given = _RENAMED.get((name, key), key)
+        given = counterpart.renamed.get(key, key)
         if key.endswith(_OF_TRAINING):
             continue
         if key.endswith("activation"):
@@ -150,7 +150,7 @@ def _settings(layer: Any) -> tuple[dict[str, Any], list[str]]:
                     f"received {key}={getattr(function, '__name__', key)!r}, which Keras 3 does "
                     "not have"
                 )
-        if isinstance(layer, keras.layers.BatchNormalization) and key == "axis":
+        if counterpart.one_axis and key == "axis":
             axes = np.atleast_1d(value)
             value = int(axes[0])
             if len(axes) > 1:

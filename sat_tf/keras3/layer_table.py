@@ -1,4 +1,4 @@
-"""The table of Keras 3 layers that tf_keras has too, and the layer it makes of each."""
+"""The tf_keras layer that is made of a Keras 3 one, and how its settings translate."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -6,6 +6,8 @@ from typing import Any
 
 import tf_keras as keras
 
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.layers.kind import SAME, Keras3
 from sat_tf.keras3.activations import ACTIVATIONS
 from sat_tf.messages import did_you_mean
 
@@ -107,38 +109,6 @@ def _named(value: Any) -> str:
     return str(value.get("registered_name") or value.get("class_name") or "a lambda")
 
 
-# Layers with a kernel or a window: of these, tf_keras runs channels_first on GPUs only, and sat-tf
-# quantizes channels_last.
-_WINDOWS = (
-    *(f"Conv{rank}D" for rank in (1, 2, 3)),
-    *(f"Conv{rank}DTranspose" for rank in (1, 2, 3)),
-    *(f"DepthwiseConv{rank}D" for rank in (1, 2)),
-    *(f"SeparableConv{rank}D" for rank in (1, 2)),
-    *(f"{kind}Pooling{rank}D" for kind in ("Average", "Max") for rank in (1, 2, 3)),
-)
-SAME = frozenset(
-    (
-        *_WINDOWS,
-        *(f"Global{kind}Pooling{rank}D" for kind in ("Average", "Max") for rank in (1, 2, 3)),
-        *(f"{kind}{rank}D" for kind in ("Cropping", "UpSampling") for rank in (1, 2, 3)),
-        *(f"{kind}{rank}D" for kind in ("SpatialDropout", "ZeroPadding") for rank in (1, 2, 3)),
-        *("Activation", "ELU", "LeakyReLU", "PReLU", "ReLU", "Softmax"),
-        *("ActivityRegularization", "AlphaDropout", "Dropout", "GaussianDropout", "GaussianNoise"),
-        *("Add", "Average", "Concatenate", "Dot", "Maximum", "Minimum", "Multiply", "Subtract"),
-        *("AdditiveAttention", "Attention", "MultiHeadAttention"),
-        *("BatchNormalization", "GroupNormalization", "LayerNormalization", "UnitNormalization"),
-        *("Bidirectional", "SpectralNormalization", "TimeDistributed"),
-        *("CategoryEncoding", "CenterCrop", "Discretization", "Normalization", "Rescaling"),
-        *("Dense", "EinsumDense", "Embedding", "Flatten", "GRU", "Identity", "LSTM", "Masking"),
-        *("Permute", "RepeatVector", "Reshape", "Resizing", "SimpleRNN"),
-        *("RandomBrightness", "RandomContrast", "RandomCrop", "RandomFlip", "RandomRotation"),
-        *("RandomTranslation", "RandomZoom"),
-    )
-)
-_WRAPPERS = ("SpectralNormalization", "TimeDistributed")
-
-_RENAMED = {("LeakyReLU", "negative_slope"): "alpha"}
-
 # Settings that tf_keras does not have, with the value at which Keras 3 does as tf_keras does.
 _NEUTRAL = {
     "antialias": False,
@@ -171,8 +141,9 @@ def is_built_in(layer: Any) -> bool:
 
 
 def is_known(layer: Any) -> bool:
-    """Whether the table has a row for this Keras 3 layer."""
-    return is_built_in(layer) and (type(layer).__name__ in SAME or _own_class(layer) is not None)
+    """Whether tf_keras has a counterpart of this Keras 3 layer."""
+    known = layer_kinds.class_of_keras3(type(layer).__name__) or _own_class(layer)
+    return is_built_in(layer) and known is not None
 
 
 def make_layer(
@@ -191,11 +162,8 @@ def make_layer(
     name = type(layer).__name__
     made = own.get(name) or _own_class(layer) or getattr(keras.layers, name)
     config = dict(layer.get_config())
-    if name in _WRAPPERS:
-        config["layer"] = inner(layer.layer)
-    elif name == "Bidirectional":
-        config["layer"] = inner(layer.forward_layer)
-        config["backward_layer"] = inner(layer.backward_layer)
+    for key, attribute in _counterpart(name).wrapped.items():
+        config[key] = inner(getattr(layer, attribute))
     settings, problems = _settings(name, config, accepted_names(made), name in own)
     if problems:
         raise ValueError("; ".join(problems))
@@ -212,8 +180,10 @@ def _settings(
 ) -> tuple[dict[str, Any], list[str]]:
     settings: dict[str, Any] = {}
     problems: list[str] = []
+    counterpart = _counterpart(name)
+    renamed = {theirs: ours for ours, theirs in counterpart.renamed.items()}
     for key, value in config.items():
-        given = _RENAMED.get((name, key), key)
+        given = renamed.get(key, key)
         if given not in accepted or (key == "seed" and isinstance(value, dict)):
             if not _is_without_effect(key, value) or is_own:
                 problems.append(
@@ -221,7 +191,7 @@ def _settings(
                     f"{name} does not take"
                 )
             continue
-        if key == "data_format" and name in _WINDOWS and value != "channels_last":
+        if key == "data_format" and counterpart.channels_last and value != "channels_last":
             problems.append(
                 f"received data_format={value!r}, expected 'channels_last'; build the model with "
                 "it, and copy the weights, which have the same shapes"
@@ -237,6 +207,12 @@ def _settings(
         for key in ("renorm", "renorm_clipping", "renorm_momentum"):
             settings.pop(key, None)
     return settings, problems
+
+
+def _counterpart(name: str) -> Keras3:
+    """How a layer of Keras 3's own translates, by the name of its class."""
+    found = layer_kinds.class_of_keras3(name)
+    return (layer_kinds.KINDS[found].keras3 if found else None) or SAME
 
 
 def _is_without_effect(key: str, value: Any) -> bool:

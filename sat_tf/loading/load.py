@@ -5,12 +5,14 @@ import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sat_tf.atomic_file import expect_path
 from sat_tf.loading import saved_model, trust
+from sat_tf.loading.layer_order import check_order
 from sat_tf.loading.model_file import ModelFile, open_model_file
+from sat_tf.loading.tensor_functions import trusted_maker
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -49,9 +51,12 @@ def load_model(path: str | os.PathLike[str], *, safe_mode: bool = True) -> "kera
         with named_by_content(file) as name, _loading(file.weight_bytes):
             import tf_keras as keras
 
+            check_order(file.config)
             if safe_mode:
                 trust.check(file.config)
-            return keras.models.load_model(name, compile=False, safe_mode=safe_mode)
+                return keras.models.load_model(name, compile=False)
+            with trusted_maker():
+                return keras.models.load_model(name, compile=False, safe_mode=False)
     except trust.UntrustedModelError as error:
         raise trust.UntrustedModelError(f"{path}: {error}") from error
     except ValueError as error:
@@ -80,14 +85,65 @@ def _from_folder(path: pathlib.Path, safe_mode: bool) -> "keras.Model":
     if not saved_model.is_saved_model(path):
         raise ValueError("received a folder without a saved_model.pb, expected a SavedModel")
     if not safe_mode:
-        with _loading(None):
+        with _loading(None), trusted_maker():
             import tf_keras as keras
 
             return keras.models.load_model(path, compile=False)
     config = saved_model.saved_model_config(path)
     with _loading(saved_model.variable_bytes(path)):
+        check_order(config)
         trust.check(config)
         return saved_model.rebuilt(path, config)
+
+
+@contextlib.contextmanager
+def bounded_weights(weight_bytes: int | None) -> Iterator[None]:
+    """A scope in which TensorFlow makes no more variables than the weights of a file explain.
+
+    Args:
+        weight_bytes: of the file; None bounds nothing.
+
+    Raises:
+        ValueError: in the scope, before a variable that is too much is made.
+    """
+    import tensorflow as tf
+
+    most = None
+    if weight_bytes is not None:
+        most = max(_LARGEST_RATIO * weight_bytes, _ALWAYS_BUILT_BYTES)
+    built = 0
+
+    def creator(make: Any, **options: Any) -> Any:
+        nonlocal built
+        built += _variable_bytes(options) if most is not None else 0
+        if most is not None and built > most:
+            raise ValueError(
+                f"received a model of more than {built:,} bytes of weights in a file that holds "
+                f"{weight_bytes:,}, expected them all in it"
+            )
+        return make(**options)
+
+    with tf.variable_creator_scope(creator):
+        yield
+
+
+def _variable_bytes(options: Mapping[str, Any]) -> int:
+    """What a variable with these options takes; 0 where nobody can say."""
+    import tensorflow as tf
+
+    value, dtype = options.get("initial_value"), options.get("dtype")
+    shape = tf.TensorShape(options.get("shape"))
+    if not shape.is_fully_defined() and callable(value):
+        # Keras 3 gives the function that makes the value, and no shape. A graph of it makes none.
+        try:
+            traced = tf.function(value, autograph=False).get_concrete_function()
+        except Exception:  # functions of users raise anything; Keras says what is wrong with them
+            return 0
+        shape = tf.TensorShape(traced.structured_outputs.shape)
+        dtype = traced.structured_outputs.dtype
+    if not shape.is_fully_defined() or dtype is None:
+        return 0
+    return int(shape.num_elements()) * tf.as_dtype(dtype).size
 
 
 @contextlib.contextmanager
@@ -97,25 +153,7 @@ def _loading(weight_bytes: int | None) -> Iterator[None]:
     Args:
         weight_bytes: of the file; None bounds nothing.
     """
-    import tensorflow as tf
     import tensorflow_model_optimization as tfmot
-
-    most = None
-    if weight_bytes is not None:
-        most = max(_LARGEST_RATIO * weight_bytes, _ALWAYS_BUILT_BYTES)
-    built = 0
-
-    def creator(make: Any, **options: Any) -> Any:
-        nonlocal built
-        shape = tf.TensorShape(options.get("shape"))
-        if shape.is_fully_defined() and options.get("dtype") is not None:
-            built += shape.num_elements() * tf.as_dtype(options["dtype"]).size
-        if most is not None and built > most:
-            raise ValueError(
-                f"received a model of more than {built:,} bytes of weights in a file that holds "
-                f"{weight_bytes:,}, expected them all in it"
-            )
-        return make(**options)
 
     try:
         # So that a model that TFMOT has pruned, clustered or quantized is refused as what it is,
@@ -124,7 +162,7 @@ def _loading(weight_bytes: int | None) -> Iterator[None]:
             tfmot.sparsity.keras.prune_scope(),
             tfmot.clustering.keras.cluster_scope(),
             tfmot.quantization.keras.quantize_scope(),
-            tf.variable_creator_scope(creator),
+            bounded_weights(weight_bytes),
         ):
             yield
     except trust.UntrustedModelError:

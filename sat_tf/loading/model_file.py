@@ -221,7 +221,7 @@ def parts(config: Any) -> Iterator[Part]:
     """Every object that a configuration names, however deep, in the order of the file.
 
     Raises:
-        ValueError: it is nested too deep.
+        ValueError: it is nested too deep, or the name of an object is no text.
     """
     waiting = [(config, "", 0)]
     while waiting:
@@ -235,6 +235,11 @@ def parts(config: Any) -> Iterator[Part]:
                 name = own["name"]
             if "class_name" in value:
                 kind, registered = value["class_name"], value.get("registered_name")
+                if not isinstance(registered, str | None):
+                    raise ValueError(
+                        f"received {name or kind} with registered_name={registered!r}, expected "
+                        "text or nothing"
+                    )
                 yield Part(name, str(kind), str(value.get("module") or ""), registered, own)
             inside = value.values()
         elif isinstance(value, list):

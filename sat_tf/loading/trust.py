@@ -6,12 +6,12 @@ called while the model is being built, those that write files among them. `probl
 what is known to compute on tensors alone, and names all else.
 """
 
-import re
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from sat_tf.loading.model_file import Part, parts
+from sat_tf.loading.tensor_functions import computes_on_tensors
 
 SWITCH = (
     "if you trust whoever made it, load it with --trust_model (in Python safe_mode=False; in a "
@@ -52,36 +52,11 @@ _VALUES = frozenset(
         *("TypeSpec", "CompositeTensor", "__wrapped__"),
     }
 )
+_FUNCTION_MODULES = (
+    *("", "builtins"),
+    *(f"{keras}.{room}" for keras in ("keras", "tf_keras") for room in _FUNCTIONS_IN),
+)
 _NO_FUNCTIONS = frozenset({"get", "serialize", "deserialize"})
-
-# Whole rooms of TensorFlow whose functions take tensors and give tensors, and what else is in them:
-# state, functions as arguments, decoders of files.
-_TENSOR_ROOMS = (
-    *("math.", "linalg.", "bitwise.", "signal.", "quantization.", "__operators__.", "nn."),
-    *("image.", "random.", "keras.activations."),
-)
-_NOT_IN_ROOMS = re.compile(
-    r"experimental|rnn|generator|candidate_sampler|set_seed|[de][ne]code|jpeg|custom|batch_function|serialize|"
-    r"activations\.get$",
-    re.IGNORECASE,
-)
-_TENSOR_FUNCTIONS = """
-abs acos acosh add add_n argmax argmin argsort asin asinh atan atan2 atanh batch_to_space
-bitcast boolean_mask broadcast_dynamic_shape broadcast_to cast clip_by_norm clip_by_value
-complex concat constant convert_to_tensor cos cosh cumsum divide dynamic_partition
-dynamic_stitch einsum ensure_shape equal exp expand_dims extract_volume_patches eye fill
-floor gather gather_nd greater greater_equal histogram_fixed_width identity identity_n
-less less_equal linspace logical_and logical_not logical_or matmul maximum meshgrid
-minimum multiply negative norm not_equal one_hot ones ones_like pad pow range rank realdiv
-reduce_all reduce_any reduce_logsumexp reduce_max reduce_mean reduce_min reduce_prod
-reduce_sum repeat reshape reverse reverse_sequence roll round saturate_cast scalar_mul
-scatter_nd searchsorted sequence_mask shape shape_n sigmoid sign sin sinh size slice sort
-space_to_batch space_to_batch_nd split sqrt square squeeze stack stop_gradient
-strided_slice subtract tan tanh tensor_scatter_nd_add tensor_scatter_nd_max
-tensor_scatter_nd_min tensor_scatter_nd_sub tensor_scatter_nd_update tensordot tile
-transpose truediv truncatediv truncatemod unravel_index unstack where zeros zeros_like
-dtypes.cast dtypes.complex dtypes.saturate_cast
-"""
 
 # Of sat-tf: a layer that calls a function of TensorFlow by its name.
 _OPERATION = "sat_tf>Operation"
@@ -116,7 +91,7 @@ def untrusted(problems: list[str]) -> str:
 def _problems(config: Mapping[str, Any]) -> Iterator[str]:
     # With compile=False nobody reads it.
     config = {key: value for key, value in config.items() if key != "compile_config"}
-    known = _known_classes()
+    known = keras_classes()
     for part in parts(config):
         problem = _problem(part, known)
         if problem is not None:
@@ -124,22 +99,31 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _problem(part: Part, known: frozenset[str]) -> str | None:
-    kind = part.class_name
-    if kind in _SPECIAL:
-        return _SPECIAL[kind](part)
-    if kind in _VALUES:
-        return None
+    """What is wrong with every way in which tf_keras may read a part.
+
+    Without a module, and in SavedModels, it looks for the class name; else for the registered name
+    first, for the class name then. What is known by one of the names is not trusted by the other.
+    """
+    kind, registered_name = part.class_name, part.registered_name
     if kind == "function":
         return _function_problem(part)
-    elsewhere = bool(part.module) and not _is_keras(part.module)
-    # tf_keras asks for the class name only where there is no registered one.
-    name = kind if part.registered_name is None and not elsewhere else part.registered_name
-    if _is_registered(name):
-        return _operation_problem(part) if name == _OPERATION else None
-    if elsewhere:
+    if kind in _VALUES and not part.module and registered_name is None:
+        return None
+    for name in dict.fromkeys((kind, registered_name)):
+        check = _SPECIAL.get(name) if isinstance(name, str) else None
+        problem = check(part) if check else None
+        if problem is not None:
+            return problem
+    own = _registered(registered_name)
+    if isinstance(own, type):
+        if kind in (registered_name, str(registered_name).split(">")[-1], own.__name__):
+            return None
+        return f"{kind}, which is not what is registered as {registered_name}"
+    if part.module and not _is_keras(part.module):
         return f"{kind} of the module {part.module}, which would be imported"
     # Without a module, tf_keras looks a name up in its own tables alone.
-    if kind not in known or part.registered_name not in (None, kind):
+    is_class = kind in known or isinstance(_registered(kind), type)
+    if not is_class or registered_name not in (None, kind):
         return f"{kind}, which is no layer of Keras, and no class that is registered with it"
     return None
 
@@ -147,13 +131,17 @@ def _problem(part: Part, known: frozenset[str]) -> str | None:
 def _function_problem(part: Part) -> str | None:
     name = part.config
     if isinstance(name, str):
-        if _is_registered(name):
+        own = _registered(name)
+        if own is not None and not isinstance(own, type):
             return None
-        public = not part.module or part.module == "builtins" or _is_keras(part.module)
-        if public and name in _known_functions():
+        # What is not found by its name is looked for by the registered one, in the module.
+        is_named_once = part.registered_name in (None, name, "function")
+        if part.module in _FUNCTION_MODULES and is_named_once and name in _known_functions():
             return None
     where = f" of the module {part.module}" if part.module else ""
-    return f"the function {name!r}{where}"
+    alias = part.registered_name
+    also = f", also called {alias!r}," if alias not in (None, name, "function") else ""
+    return f"the function {name!r}{also}{where}"
 
 
 def _code(part: Part) -> str:
@@ -162,12 +150,8 @@ def _code(part: Part) -> str:
 
 def _operation_problem(part: Part) -> str | None:
     name = part.config.get("function") if isinstance(part.config, Mapping) else None
-    if isinstance(name, str):
-        modern = name.removeprefix("compat.v1.")
-        if modern.startswith(_TENSOR_ROOMS) and not _NOT_IN_ROOMS.search(modern):
-            return None
-        if modern in _TENSOR_FUNCTIONS.split():
-            return None
+    if computes_on_tensors(name):
+        return None
     return f"TensorFlow's function {name!r}, which may do more than compute on tensors"
 
 
@@ -186,6 +170,7 @@ _SPECIAL: dict[str, Callable[[Part], str | None]] = {
     "__lambda__": lambda part: "a Python lambda, whose code is in the file",
     "TFOpLambda": _operation_problem,
     "SlicingOpLambda": _operation_problem,
+    _OPERATION: _operation_problem,
     "StringLookup": _lookup_problem,
     "IntegerLookup": _lookup_problem,
     "TextVectorization": _lookup_problem,
@@ -203,16 +188,15 @@ def _is_keras(module: str) -> bool:
     return module.split(".")[0] in ("keras", "tf_keras")
 
 
-def _is_registered(name: Any) -> bool:
-    """Whether running code has registered a class or function, or has it in a scope."""
+def _registered(name: Any) -> Any:
+    """The class or function that running code has registered, or has in a scope; else None."""
     import tf_keras as keras
 
-    if not isinstance(name, str):
-        return False
-    return keras.saving.get_registered_object(name) is not None
+    return keras.saving.get_registered_object(name) if isinstance(name, str) else None
 
 
-def _known_classes() -> frozenset[str]:
+def keras_classes() -> frozenset[str]:
+    """The names of the classes of tf_keras that may be in a file."""
     return _OTHER_CLASSES | {
         name
         for room in _rooms(_CLASSES_IN)

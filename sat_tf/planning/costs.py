@@ -2,17 +2,15 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
-import numpy as np
-import tf_keras as keras
-
-from sat_tf.export.operations import graph as ir
-from sat_tf.export.operations.lookup import Lookup
-from sat_tf.export.operations.movements import Movement
+from sat_tf.export.operations.float_layer import FloatLayer
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.linear import Linear
+from sat_tf.export.operations.operation import Operation
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.layers.kind import LayerKind, Role
 from sat_tf.graph.network import Network, Node
 from sat_tf.planning.deployment import Deployment
 from sat_tf.planning.preview import Shape
@@ -31,14 +29,25 @@ def multiply_adds(node: Node, input_shapes: list[Shape]) -> int | None:
         node: the layer.
         input_shapes: of the tensors it reads, without the batch.
     """
-    layer = node.layer
-    for classes, count in _COUNTS:
-        if isinstance(layer, classes):
-            counted = count(layer, input_shapes[0], node.shape) if input_shapes else None
-            return None if counted is None else int(counted)
-    if isinstance(layer, _ONE_A_CHANNEL) or all(len(w.shape) <= 1 for w in layer.weights):
+    kind = layer_kinds.find_kind(node.layer)
+    if kind is not None and kind.kernels:
+        return _products(node, kind, input_shapes[0]) if input_shapes else None
+    by_channel = kind is not None and kind.weights_by_channel
+    if by_channel or all(len(weight.shape) <= 1 for weight in node.layer.weights):
         return 0
     return None
+
+
+def _products(node: Node, kind: LayerKind, read: Shape) -> int | None:
+    """Of all kernels of a layer, at the places of what it reads or makes."""
+    channels_first = getattr(node.layer, "data_format", None) == "channels_first"
+    axes = slice(1, None) if channels_first else slice(None, -1)
+    places = _places(read, axes), _places(node.shape, axes)
+    shapes = [getattr(node.layer, kernel.attribute).shape for kernel in kind.kernels]
+    found = [
+        kernel.products(shape, *places) for kernel, shape in zip(kind.kernels, shapes, strict=True)
+    ]
+    return None if None in found else sum(count for count in found if count is not None)
 
 
 def bit_operations(
@@ -59,88 +68,21 @@ def _places(shape: Shape, axes: slice) -> int | None:
     return None if None in sizes else math.prod(size for size in sizes if size is not None)
 
 
-def _size(layer: keras.layers.Layer, name: str) -> int:
-    return math.prod(getattr(layer, name).shape)
-
-
-def _per_output(kernel: str) -> Callable[[keras.layers.Layer, Shape, Shape], int | None]:
-    """The whole kernel at each place of the output."""
-
-    def count(layer: keras.layers.Layer, read: Shape, made: Shape) -> int | None:
-        del read
-        channels_first = getattr(layer, "data_format", None) == "channels_first"
-        places = _places(made, slice(1, None) if channels_first else slice(None, -1))
-        return None if places is None else places * _size(layer, kernel)
-
-    return count
-
-
-def _per_input(layer: keras.layers.Layer, read: Shape, made: Shape) -> int | None:
-    """The whole kernel at each place of the input: transposed convolutions."""
-    del made
-    first = layer.data_format == "channels_first"
-    places = _places(read, slice(1, None) if first else slice(None, -1))
-    return None if places is None else places * _size(layer, "kernel")
-
-
-def _separable(layer: keras.layers.Layer, read: Shape, made: Shape) -> int | None:
-    """A depthwise convolution, and a pointwise one at the same places."""
-    both = [_per_output(name)(layer, read, made) for name in _SEPARABLE_KERNELS]
-    return None if None in both else sum(count for count in both if count is not None)
-
-
-_SEPARABLE_KERNELS = ("depthwise_kernel", "pointwise_kernel")
-
-# The first row that holds; subclasses before what they derive from.
-_COUNTS: tuple[tuple[tuple[type, ...], Callable[..., int | None]], ...] = (
-    ((keras.layers.DepthwiseConv2D, keras.layers.DepthwiseConv1D), _per_output("depthwise_kernel")),
-    ((keras.layers.SeparableConv2D, keras.layers.SeparableConv1D), _separable),
-    (
-        (
-            keras.layers.Conv1DTranspose,
-            keras.layers.Conv2DTranspose,
-            keras.layers.Conv3DTranspose,
-        ),
-        _per_input,
-    ),
-    (
-        (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D, keras.layers.Dense),
-        _per_output("kernel"),
-    ),
-)
-_ONE_A_CHANNEL = (
-    keras.layers.BatchNormalization,
-    keras.layers.LayerNormalization,
-    keras.layers.GroupNormalization,
-    keras.layers.PReLU,
-)
-
 # Of a file without operators: its input, its signature and what it says of itself.
 _HEADER = 782
 _OPERATOR = 71
 _CONSTANT = 151
-_STEP = 12
-_BIAS, _FLOAT = 4, 4
+_FLOAT = 4
 # Of an input or output beside the first.
 _END = 200
 # Of a layer that TensorFlow's converter would write, and does not.
-_ISLAND = 400
+_FLOAT_LAYER = 400
 
 # How the graph names calls of a layer from the second on.
 _ANOTHER_CALL = re.compile(r"@\d+$")
 
-_CONSTANTS: dict[type, int] = {
-    ir.Linear: 2,
-    ir.Mean: 1,
-    ir.Pad: 1,
-    ir.AddConstant: 1,
-    ir.Reshape: 1,
-    ir.WithConstant: 1,
-    Lookup: 2,
-}
 
-
-def header_bytes(graph: ir.Graph | None) -> int:
+def header_bytes(graph: Graph | None) -> int:
     """What a file has that is no operator's."""
     if graph is None:
         return 0
@@ -149,11 +91,11 @@ def header_bytes(graph: ir.Graph | None) -> int:
 
 
 def operation_bytes(
-    operation: ir.Operation,
-    graph: ir.Graph,
+    operation: Operation,
+    graph: Graph,
     *,
     again: bool = False,
-    island_bytes: Mapping[str, int] = MappingProxyType({}),
+    float_layer_bytes: Mapping[str, int] = MappingProxyType({}),
 ) -> int:
     """What an operation, its constants and the tensor it makes take.
 
@@ -161,39 +103,16 @@ def operation_bytes(
         operation: the operation.
         graph: what it is part of.
         again: it is another call of a layer, whose kernel is in the file already.
-        island_bytes: of what the converter writes, by the names of layers.
+        float_layer_bytes: of what the converter writes, by the names of layers.
     """
-    if isinstance(operation, ir.Island):
-        unknown = _ISLAND + _FLOAT * int(inner_layer(operation.node.layer).count_params())
-        spliced = island_bytes.get(operation.layer, unknown)
+    if isinstance(operation, FloatLayer):
+        unknown = _FLOAT_LAYER + _FLOAT * int(inner_layer(operation.node.layer).count_params())
+        spliced = float_layer_bytes.get(operation.float_layer, unknown)
         return _OPERATOR + len(operation.output) + spliced
-    constants = _CONSTANTS.get(type(operation), 0)
-    tables = _OPERATOR + constants * _CONSTANT + (1 + constants) * len(operation.output)
-    if isinstance(operation, ir.Linear):
-        return tables + _linear_bytes(operation, again=again)
-    if isinstance(operation, Lookup):  # a CAST, an ADD and a GATHER
-        return tables + 2 * (_OPERATOR + len(operation.output)) + operation.table.nbytes
-    if isinstance(operation, Movement):
-        shape = graph.tensors[operation.inputs[0]].shape
-        return tables + sum(
-            _CONSTANT + len(operation.output) + constant.nbytes
-            for constant in operation.constants(shape).values()
-        )
-    if isinstance(operation, ir.AddConstant):
-        return tables + operation.constant.size
-    if isinstance(operation, ir.WithConstant):
-        return tables + _FLOAT * int(np.size(operation.constant))
-    return tables
-
-
-def _linear_bytes(operation: ir.Linear, *, again: bool) -> int:
-    dense = operation.kind is ir.LinearKind.FULLY_CONNECTED
-    steps = operation.steps.astype(np.float32)
-    count = 1 if dense and bool(np.all(steps == steps[0])) else steps.size
-    codes = 0 if again else math.ceil(operation.kernel.size * operation.storage.value / 8)
-    if operation.real:  # a float bias, and a DEQUANTIZE of the kernel
-        return codes + _STEP * count + _FLOAT * operation.bias.size + _OPERATOR
-    return codes + 2 * _STEP * count + _BIAS * operation.bias.size
+    parts = operation.file_parts(graph, shares_kernel=again)
+    name = len(operation.output)
+    tables = parts.operators * (_OPERATOR + name) + parts.constants * (_CONSTANT + name)
+    return tables + parts.data_bytes
 
 
 def bytes_of(deployed: Deployment) -> dict[str, int]:
@@ -212,13 +131,13 @@ def bytes_of(deployed: Deployment) -> dict[str, int]:
     found = dict.fromkeys(deployed.layers, 0)
     for name, layer in deployed.layers.items():
         for operation in layer.operations:
-            elsewhere = isinstance(operation, ir.Linear) and name not in deployed.linear_layers
+            elsewhere = isinstance(operation, Linear) and name not in deployed.linear_layers
             owner = heads.get(name, name) if elsewhere else name
             found[owner] += operation_bytes(
                 operation,
                 deployed.graph,
                 again=_ANOTHER_CALL.search(owner) is not None,
-                island_bytes=deployed.island_bytes,
+                float_layer_bytes=deployed.float_layer_bytes,
             )
     return found
 
@@ -230,9 +149,9 @@ def float_bytes(network: Network, node: Node) -> int:
         network: the float model.
         node: the layer.
     """
-    if isinstance(node.layer, keras.layers.InputLayer):
-        return _HEADER
     role = layer_kinds.role_of(node.layer)
+    if role is Role.INPUT:
+        return _HEADER
     if role is Role.NORM:
         producers = [network[name] for name in node.inputs]
         folded = all(layer_kinds.role_of(producer.layer) is Role.LINEAR for producer in producers)

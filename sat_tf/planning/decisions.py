@@ -1,63 +1,21 @@
 """What a placement decides for each layer, with the reasons that it rests on."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.core.grid import find_grid
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network
 from sat_tf.planning.planned_model import ActivationPlan, Fate, WeightPlan
 from sat_tf.qat.inputs import changes, find_folds
 from sat_tf.qat.placement import Placement
 from sat_tf.qat.policy import BitPolicy, fitting_grid
 from sat_tf.qat.requantize import channel_problems, with_inputs_of
-from sat_tf.quantizers import dorefa
-from sat_tf.quantizers.base import SatQuantizer
-from sat_tf.quantizers.dorefa import DorefaQuantizer
-from sat_tf.quantizers.image import ImageQuantizer
 from sat_tf.quantizers.input_range import INPUT_TYPES, InputRange
-from sat_tf.quantizers.observers import InputQuantizer, RangeObserver
-
-
-def detail_of(layer: keras.layers.Layer) -> str:
-    """Size of the kernel, the window or the output, strides and dilation, where they say something.
-
-    >>> detail_of(keras.layers.Conv2D(8, 3, strides=2)), detail_of(keras.layers.Dense(10))
-    ('3x3 /2', '10')
-    >>> detail_of(keras.layers.Conv2D(8, (1, 7), dilation_rate=2)), detail_of(keras.layers.Add())
-    ('1x7 dilated 2', '')
-    """
-    words = []
-    size = getattr(layer, "kernel_size", None) or getattr(layer, "pool_size", None)
-    if size is not None:
-        words.append("x".join(map(str, _pair(size))))
-    elif isinstance(layer, keras.layers.Dense):
-        words.append(str(layer.units))
-    strides = _shared(getattr(layer, "strides", None))
-    if strides not in ("", "1"):
-        words.append(f"/{strides}")
-    dilation = _shared(getattr(layer, "dilation_rate", None))
-    if dilation not in ("", "1"):
-        words.append(f"dilated {dilation}")
-    if isinstance(layer, keras.layers.Activation):
-        words.append(getattr(layer.activation, "__name__", ""))
-    return " ".join(words)
-
-
-def _pair(size: Any) -> tuple[Any, ...]:
-    return tuple(size) if isinstance(size, tuple | list) else (size,)
-
-
-def _shared(sizes: Any) -> str:
-    if sizes is None:
-        return ""
-    values = _pair(sizes)
-    return str(values[0]) if len(set(values)) == 1 else "x".join(map(str, values))
-
+from sat_tf.quantizers.protocol import ActivationQuantizer, SatQuantizer, WeightQuantizer
+from sat_tf.quantizers.table import line_of
 
 _TAKEN = {
     "int8": "real values, int8 codes of their calibrated range in the file",
@@ -147,7 +105,7 @@ class LayerDecisions:
             return Fate.ABSORBED
         if role in (Role.MOVEMENT, Role.SOFTMAX):
             return Fate.MOVES if role is Role.MOVEMENT else Fate.FLOAT
-        return Fate.OBSERVED if isinstance(config.output, RangeObserver) else Fate.FLOAT
+        return Fate.OBSERVED if _observes(config.output) else Fate.FLOAT
 
     def float_reason(self, name: str) -> str:
         """Why a layer is left float, where it is."""
@@ -165,29 +123,30 @@ class LayerDecisions:
         """How the kernel of a layer is quantized."""
         config = self._placement.configs.get(name)
         quantizer = config.weights if config else None
-        if not isinstance(quantizer, DorefaQuantizer):
+        if quantizer is None:
             return None
-        bits = quantizer.num_bits
         return WeightPlan(
-            bits=bits,
-            grid=quantizer.grid if bits is None else find_grid(quantizer.grid, bits).name,
-            range="channel" if quantizer.range_axes else "layer",
+            bits=quantizer.num_bits,
+            grid=quantizer.grid_name,
+            range="channel" if quantizer.channels_differ else "layer",
             rescale=quantizer.rescale if quantizer.rescale != "none" else None,
             rescale_reason=self._rescale_reason(name, quantizer),
             bits_reason=self._bits_reason(name, quantizer),
             start=self._start(name, quantizer),
+            quantizer=line_of(quantizer),
         )
 
-    def _start(self, name: str, quantizer: DorefaQuantizer) -> str:
+    def _start(self, name: str, quantizer: WeightQuantizer) -> str:
         if self._requantized:
             return "goes on with its latent weights"
         if self._policy.latent_start == "as_is":
-            return "latent_start='as_is': the float weights, which the clamp bends"
+            bent = "" if line_of(quantizer) else ", which the clamp bends"
+            return f"latent_start='as_is': the float weights{bent}"
         layer = self._network[name].layer
         kernel = np.asarray(getattr(layer, layer_kinds.kernel_name(layer)))
-        return dorefa.describe_start(kernel, quantizer.range_axes)
+        return quantizer.describe_start(kernel)
 
-    def _rescale_reason(self, name: str, quantizer: DorefaQuantizer) -> str:
+    def _rescale_reason(self, name: str, quantizer: WeightQuantizer) -> str:
         norms = self._placement.norms_behind.get(name, ())
         if norms:
             classes = {type(self._network[norm].layer).__name__ for norm in norms}
@@ -196,7 +155,7 @@ class LayerDecisions:
             return "rescale='none'"
         return "no BatchNormalization right behind"
 
-    def _bits_reason(self, name: str, quantizer: DorefaQuantizer) -> str:
+    def _bits_reason(self, name: str, quantizer: WeightQuantizer) -> str:
         bits, policy = quantizer.num_bits, self._policy
         if bits is None or bits == policy.weight_bits:
             return ""
@@ -207,7 +166,7 @@ class LayerDecisions:
         else:
             reason, asked = "by an override or annotation", None
         asked = asked or policy.weight_grid
-        if quantizer.grid == fitting_grid(asked, bits) != asked:
+        if quantizer.get_config().get("grid") == fitting_grid(asked, bits) != asked:
             reason += f"; {asked} does not fit int8 at {bits} bits"
         return reason
 
@@ -240,7 +199,7 @@ class LayerDecisions:
     def observed(self, name: str) -> bool:
         """Whether the range of a layer's output is observed."""
         config = self._placement.configs.get(name)
-        return config is not None and isinstance(config.output, RangeObserver)
+        return config is not None and _observes(config.output)
 
     def absorbed_by(self, name: str) -> str:
         """The reader that absorbs a layer's output; "" where it has integers of its own."""
@@ -255,7 +214,7 @@ class LayerDecisions:
             if self._takes_pixels(name):
                 return "pixels from 0 to 255 are codes already"
             return "real values, of whose calibrated range there are 8-bit codes"
-        if isinstance(output, RangeObserver):
+        if _observes(output):
             end = " before the softmax" if layer_kinds.is_softmax(self._network[name].layer) else ""
             made = "the model's output" if self._is_output(name) else "it stays float"
             return f"{made}: its range{end} is observed, for the 8-bit codes of the file"
@@ -307,20 +266,22 @@ class LayerDecisions:
 
 def activation_plan(quantizer: SatQuantizer, *, stream: bool = False) -> ActivationPlan | None:
     """A quantizer in plain values; None for one that makes no codes."""
-    if isinstance(quantizer, ImageQuantizer | InputQuantizer):
-        signed = not isinstance(quantizer, ImageQuantizer)
-        return ActivationPlan(bits=_IMAGE_BITS, signed=signed)
-    bits = getattr(quantizer, "num_bits", None)
-    if bits is None:
+    if quantizer.input_type is not None:
+        return ActivationPlan(bits=_IMAGE_BITS, signed=quantizer.input_type != INPUT_TYPES[0])
+    if not isinstance(quantizer, ActivationQuantizer):
         return None
-    level = getattr(quantizer, "initial_clipping_level", None)
-    ceiling = getattr(quantizer, "ceiling", None)
-    if level is not None and ceiling is not None:
-        level = min(level, ceiling)
+    level = quantizer.initial_clipping_level
+    if level is not None and quantizer.ceiling is not None:
+        level = min(level, quantizer.ceiling)
     return ActivationPlan(
-        bits=bits,
-        signed=bool(getattr(quantizer, "signed", False)),
+        bits=quantizer.num_bits,
+        signed=quantizer.signed,
         clipping_level=level,
-        gradient=getattr(quantizer, "gradient", None),
+        gradient=quantizer.gradient,
         stream=stream,
+        quantizer=line_of(quantizer),
     )
+
+
+def _observes(quantizer: SatQuantizer | None) -> bool:
+    return quantizer is not None and quantizer.observes_range

@@ -2,57 +2,24 @@
 
 import dataclasses
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import tf_keras as keras
 
-from sat_tf.export.converter.float_layers import float_operators, spliced_bytes
+from sat_tf.export.converter.float_layers import float_operators
 from sat_tf.export.lowering.refusals import find_problems
 from sat_tf.export.lowering.trace import trace_network
-from sat_tf.export.operations import graph as ir
-from sat_tf.export.operations.graph import Graph, Island, Operation
-from sat_tf.export.operations.lookup import Lookup
-from sat_tf.export.operations.movements import Movement
-from sat_tf.export.operations.pairs import Pair
+from sat_tf.export.operations.float_layer import FloatLayer
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.operation import Operation
+from sat_tf.export.tflite.splice import spliced_bytes
+from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, Node
 from sat_tf.planning.planned_model import Export
 from sat_tf.planning.preview import by_layer, kernel_outlines, user_name
 from sat_tf.qat.layout import in_inference, inner_layer
 
-_NAMES: dict[type, str] = {
-    ir.ShiftImage: "QUANTIZE",
-    ir.AddConstant: "ADD",
-    ir.Mean: "MEAN",
-    ir.Concatenate: "CONCATENATION",
-    ir.MaxPool: "MAX_POOL_2D",
-    ir.AveragePool: "AVERAGE_POOL_2D",
-}
-
-
-def operator_names(operation: ir.Operation) -> tuple[str, ...]:
-    """What the file calls the operators of an operation; of an island, its layer's class."""
-    if isinstance(operation, ir.Linear | ir.WithConstant | Pair):
-        return (operation.kind.value,)
-    if isinstance(operation, ir.Island):
-        return (f"float {type(inner_layer(operation.node.layer)).__name__}",)
-    if isinstance(operation, Lookup):
-        return "CAST", "ADD", "GATHER"
-    if isinstance(operation, Movement):
-        return (operation.operator,)
-    kind = type(operation)
-    name = _NAMES.get(kind) or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", kind.__name__).upper()
-    return (name,)
-
-
-# A conversion takes most of a second. These layers become the same operators at all sizes.
-_ALIKE_AT_ALL_SIZES = (
-    keras.layers.Activation,
-    keras.layers.LayerNormalization,
-    keras.layers.PReLU,
-    keras.layers.Softmax,
-)
 _FLOAT_BYTES = 4
 
 
@@ -77,7 +44,7 @@ def conversions(graph: Graph) -> Conversions:
     found = Conversions({}, {})
     tried: dict[str, tuple[bytes, int] | str] = {}
     for operation in graph.operations:
-        if not isinstance(operation, Island):
+        if not isinstance(operation, FloatLayer):
             continue
         layer = inner_layer(operation.node.layer)
         shapes = [graph.tensors[name].shape for name in operation.inputs]
@@ -90,16 +57,19 @@ def conversions(graph: Graph) -> Conversions:
                 tried[kind] = str(error).removeprefix(f"{layer.name}: ")
         outcome = tried[kind]
         if isinstance(outcome, str):
-            found.problems[operation.layer] = f"{operation.layer}: {outcome}"
+            found.problems[operation.float_layer] = f"{operation.float_layer}: {outcome}"
         else:
             content, of_content = outcome
             spliced = spliced_bytes(content, operation.output)
-            found.bytes[operation.layer] = spliced - of_content + weights
+            found.bytes[operation.float_layer] = spliced - of_content + weights
     return found
 
 
 def _kind(layer: keras.layers.Layer, shapes: Sequence[tuple[int, ...]]) -> str:
-    sizes = [len(shape) if isinstance(layer, _ALIKE_AT_ALL_SIZES) else shape for shape in shapes]
+    # A conversion takes most of a second: what becomes the same operators at all sizes has one.
+    known = layer_kinds.find_kind(layer)
+    alike = known is not None and known.alike_at_all_sizes
+    sizes = [len(shape) if alike else shape for shape in shapes]
     settings = {key: value for key, value in layer.get_config().items() if key != "name"}
     return json.dumps([type(layer).__qualname__, settings, sizes], default=str)
 
@@ -123,7 +93,7 @@ class Deployed:
     @property
     def operators(self) -> tuple[str, ...]:
         """Names of its operators, as the file calls them."""
-        return tuple(name for operation in self.operations for name in operator_names(operation))
+        return tuple(name for operation in self.operations for name in operation.operators)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,14 +105,14 @@ class Deployment:
         graph: what the file holds; None where there is none.
         problems: why it is not exported.
         linear_layers: which of the layers are quantized linear layers.
-        island_bytes: what the layers that are left float take in the file, by their names.
+        float_layer_bytes: what the layers that are left float take in the file, by their names.
     """
 
     layers: Mapping[str, Deployed]
     graph: Graph | None
     problems: tuple[str, ...]
     linear_layers: frozenset[str]
-    island_bytes: Mapping[str, int]
+    float_layer_bytes: Mapping[str, int]
 
 
 def deployment(preview: Network, *, tolerant: bool = False) -> Deployment:
@@ -170,13 +140,13 @@ def deployment(preview: Network, *, tolerant: bool = False) -> Deployment:
     if problems and not _sizes_are_known(preview):
         graph = None
     layers: dict[str, Deployed] = {}
-    island_bytes: Mapping[str, int] = {}
+    float_layer_bytes: Mapping[str, int] = {}
     if graph is not None:
         layers = _Reading(graph, view, names).layers()
         for node in preview:
             if node.name not in view:
                 layers[names[node.name]] = _of_training(layers[names[node.inputs[0]]])
-        reasons, island_bytes = conversions(graph)
+        reasons, float_layer_bytes = conversions(graph)
         for name, reason in reasons.items():
             refused.setdefault(name, []).append(reason)
             problems.append(reason)
@@ -187,7 +157,7 @@ def deployment(preview: Network, *, tolerant: bool = False) -> Deployment:
         elif name not in layers:
             layers[name] = Deployed(Export.UNKNOWN)
     linear = frozenset(names[name] for name in outlines)
-    return Deployment(layers, graph, tuple(problems), linear, island_bytes)
+    return Deployment(layers, graph, tuple(problems), linear, float_layer_bytes)
 
 
 def _of_training(read: Deployed) -> Deployed:
@@ -258,13 +228,13 @@ class _Reading:
     def _way(self, operations: Iterable[Operation], name: str) -> Export:
         """By the operation that makes the layer's tensor, or the last one."""
         made = list(operations)
-        if any(isinstance(operation, Island) for operation in made):
+        if any(isinstance(operation, FloatLayer) for operation in made):
             return Export.CONVERTER
         own = [operation for operation in made if operation.output == name] or made[-1:]
         floats = any(self.graph.is_float(operation) for operation in own)
         return Export.FLOAT if floats else Export.INTEGER
 
     def _reason(self, operations: Iterable[Operation]) -> str:
-        if any(isinstance(operation, Island) for operation in operations):
+        if any(isinstance(operation, FloatLayer) for operation in operations):
             return "left float; it needs builtin TFLite operators"
         return ""

@@ -123,11 +123,17 @@ def boxes_of(plan: PlannedModel) -> list[Box]:
     return boxes
 
 
+def _is_image(row: LayerPlan) -> bool:
+    """Whether a quantizer marks the pixels of an image: 8 bits that nothing clips."""
+    made = row.activation
+    return row.inserted and made is not None and made.clipping_level is None and not made.signed
+
+
 def _fused_reader(row: LayerPlan, readers: list[str], plan: PlannedModel) -> str:
     """The only reader of a layer, where it is one with it."""
     if len(readers) != 1:
         return ""
-    if row.kind == "InputLayer" and plan[readers[0]].kind == "ImageQuantizer":
+    if row.kind == "InputLayer" and _is_image(plan[readers[0]]):
         return readers[0]
     if row.export in (Export.UNKNOWN, Export.REFUSED):
         concatenates = row.absorbed_by and plan[row.absorbed_by].kind == "Concatenate"

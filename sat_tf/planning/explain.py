@@ -15,7 +15,6 @@ from sat_tf.planning.costs import bit_operations, bytes_of, float_bytes, header_
 from sat_tf.planning.decisions import (
     LayerDecisions,
     activation_plan,
-    detail_of,
     input_lines,
     of_requantized,
 )
@@ -201,7 +200,7 @@ def _rows_without_placement(network: Network, problems: Sequence[str]) -> Iterat
         yield LayerPlan(
             name=node.name,
             kind=layer_kinds.class_name(node.layer),
-            detail=detail_of(node.layer),
+            detail=layer_kinds.detail_of(node.layer),
             reads=node.inputs,
             shape=node.shape,
             fate=Fate.PROBLEM if found else Fate.FLOAT,
@@ -244,7 +243,7 @@ def _rows(
         planned = LayerPlan(
             name=node.name,
             kind=layer_kinds.class_name(node.layer),
-            detail=detail_of(node.layer),
+            detail=layer_kinds.detail_of(node.layer),
             reads=reads,
             shape=node.shape,
             fate=Fate.PROBLEM if found else decisions.fate(node.name),

@@ -91,9 +91,9 @@ def verdict(plan: PlannedModel) -> str:
     if plan.export_problems:
         count = _count(len(plan.export_problems), "problem")
         return f"can be quantized, but not exported: {count}"
-    islands = plan.float_layers
-    if islands:
-        return f"can be quantized and exported, with {_count(len(islands), 'layer')} left float"
+    left_float = plan.float_layers
+    if left_float:
+        return f"can be quantized and exported, with {_count(len(left_float), 'layer')} left float"
     return "can be quantized and exported"
 
 
@@ -209,10 +209,15 @@ def reasons(plan: PlannedModel) -> list[str]:
         weights = row.weights
         if weights is not None:
             kind = f"{weights.rescale} rescale" if weights.rescale else "no rescale"
-            found.setdefault(f"{kind}: {weights.rescale_reason}", []).append(row.name)
+            method = f"{kind}: {weights.rescale_reason}"
+            if weights.quantizer:
+                method = f"weights by {weights.quantizer}"
+            found.setdefault(method, []).append(row.name)
             if weights.bits_reason:
                 found.setdefault(f"{weights.bits} bits: {weights.bits_reason}", []).append(row.name)
             found.setdefault(f"start: {weights.start}", []).append(row.name)
+        if row.activation is not None and row.activation.quantizer:
+            found.setdefault(f"output by {row.activation.quantizer}", []).append(row.name)
         if row.reading_reason:
             reads = f"reads {row.reading_bits} bits: {row.reading_reason}"
             found.setdefault(reads, []).append(row.name)

@@ -44,6 +44,7 @@ class WeightPlan:
         rescale_reason: why it has one or none.
         bits_reason: where its number of bits comes from.
         start: how its latent weights start, and why.
+        quantizer: what it says of itself, where it is not the default one.
     """
 
     bits: int | None
@@ -53,10 +54,13 @@ class WeightPlan:
     rescale_reason: str
     bits_reason: str = ""
     start: str = ""
+    quantizer: str = ""
 
     def __str__(self) -> str:
         rounded = "not rounded" if self.bits is None else f"{self.bits} bits {self.grid}"
         because = f" ({self.bits_reason})" if self.bits_reason else ""
+        if self.quantizer:
+            return f"{rounded}{because}, by {self.quantizer}"
         rescaled = f"{self.rescale} rescale" if self.rescale else "no rescale"
         return f"{rounded}{because}, range of a {self.range}; {rescaled}: {self.rescale_reason}"
 
@@ -72,6 +76,7 @@ class ActivationPlan:
         gradient: of the clipping level: "calibrated" or "pact".
         stream: it has the bits of streams: something else than linear layers reads it, no
             rectifier made it, or it is a sum, mean or concatenation that can be negative.
+        quantizer: what it says of itself, where it is not the default one.
     """
 
     bits: int
@@ -79,9 +84,12 @@ class ActivationPlan:
     clipping_level: float | None = None
     gradient: str | None = None
     stream: bool = False
+    quantizer: str = ""
 
     def __str__(self) -> str:
         codes = f"{self.bits} bits {'signed' if self.signed else 'unsigned'}"
+        if self.quantizer:
+            codes += f" by {self.quantizer}"
         if self.clipping_level is None:
             return codes
         kind = ", stream" if self.stream else ""

@@ -16,9 +16,7 @@ from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.placement import Insertion, Placement
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.dorefa import DorefaQuantizer
-from sat_tf.quantizers.image import ImageQuantizer
-from sat_tf.quantizers.observers import InputQuantizer, RangeObserver
+from sat_tf.quantizers.protocol import CLIPPING_LEVEL, WeightQuantizer
 
 
 def by_layer(problems: Iterable[str], names: Iterable[str]) -> dict[str, list[str]]:
@@ -161,7 +159,7 @@ def preview(network: Network, placement: Placement) -> Network:
         if shared and config is not None and config.output is not None:
             # Each call has its quantizer in a layer of its own.
             own_name = f"{node.name.replace('@', '_call_')}_output"
-            identity = keras.layers.Activation("linear", name=own_name)
+            identity = layer_kinds.identity_layer(name=own_name)
             output = PlacedConfig(output=config.output, inserted=True)
             quantizer = QuantizedLayer(identity, output)
             _build(quantizer, (None, *node.shape), len(nodes))
@@ -173,7 +171,7 @@ def preview(network: Network, placement: Placement) -> Network:
             name = quantizer.name
         made[node.name, None] = renamed[node.name] = name
         for insertion in insertions.get(node.name, []):
-            identity = keras.layers.Activation("linear", name=insertion.name)
+            identity = layer_kinds.identity_layer(name=insertion.name)
             quantizer = QuantizedLayer(identity, insertion.config)
             _build(quantizer, (None, *node.shape), len(nodes))
             nodes.append(Node(quantizer.name, quantizer, (name,), False, {}, shape=node.shape))
@@ -193,7 +191,7 @@ def kernel_outlines(network: Network) -> dict[str, KernelOutline]:
     outlines = {}
     for node in network:
         quantizer = getattr(getattr(node.layer, "quantize_config", None), "weights", None)
-        if isinstance(quantizer, DorefaQuantizer):
+        if quantizer is not None:
             outlines[node.name] = _outline(inner_layer(node.layer), quantizer)
     return outlines
 
@@ -203,7 +201,7 @@ def reading_bits(network: Network, name: str) -> int | None:
     node = network[network[name].inputs[0]]
     while True:
         quantizer = getattr(getattr(node.layer, "quantize_config", None), "output", None)
-        if isinstance(quantizer, ImageQuantizer | InputQuantizer):
+        if getattr(quantizer, "input_type", None) is not None:
             return 8
         bits: int | None = getattr(quantizer, "num_bits", None)
         if bits is not None:
@@ -218,19 +216,19 @@ def _build(layer: QuantizedLayer, shape: Any, index: int) -> None:
     apart = 1.0 + index * _APART
     layer.build(shape)
     variables = layer.output_variables
-    if isinstance(layer.quantize_config.output, RangeObserver):
+    if getattr(layer.quantize_config.output, "observes_range", False):
         # As after a calibration, without which no model is exported.
         for name, value in (("lowest", -1.0), ("highest", 1.0), ("observations", 1.0)):
             variables[name].assign(value * apart)
-    if "clipping_level" in variables:
-        variables["clipping_level"].assign(variables["clipping_level"] * apart)
+    if CLIPPING_LEVEL in variables:
+        variables[CLIPPING_LEVEL].assign(variables[CLIPPING_LEVEL] * apart)
 
 
-def _outline(layer: keras.layers.Layer, quantizer: DorefaQuantizer) -> KernelOutline:
+def _outline(layer: keras.layers.Layer, quantizer: WeightQuantizer) -> KernelOutline:
     shape = tuple(getattr(layer, layer_kinds.kernel_name(layer)).shape)
     support = layer_kinds.find_support(layer)
     axes = support.channel_axes if support else (len(shape) - 1,)
     channels = int(np.prod([shape[axis] for axis in axes]))
-    # Channels with ranges of their own have steps of their own.
-    steps = np.linspace(1.0, 2.0, channels) if quantizer.range_axes else np.ones(channels)
-    return KernelOutline(np.broadcast_to(np.int8(0), shape), steps)
+    # Channels with ranges of their own have scales of their own.
+    scales = np.linspace(1.0, 2.0, channels) if quantizer.channels_differ else np.ones(channels)
+    return KernelOutline(np.broadcast_to(np.int8(0), shape), scales)

@@ -4,6 +4,7 @@ import abc
 import csv
 import dataclasses
 import io
+import itertools
 import operator
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     import pandas
 
 _Row = TypeVar("_Row")
+# Of the name of a column that is none.
+_SHOWN = 40
 
 # How words are marked, on a terminal and in HTML.
 _STYLES = {"good": "green", "watch": "yellow", "bad": "red", "soft": "cyan"}
@@ -211,32 +214,55 @@ def write_table(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
 
 
 def read_table(
-    text: str, read: Callable[[dict[str, str]], _Row], *, name: str, columns: Sequence[str]
+    text: str,
+    read: Callable[[dict[str, str]], _Row],
+    *,
+    name: str,
+    columns: Sequence[str],
+    more: str | None = None,
 ) -> list[_Row]:
-    """The rows that `write_table` wrote, to the digits that it keeps.
+    """The rows that `write_table` wrote, to the digits that it keeps; none of an empty text.
 
     Args:
         text: the table.
         read: makes a row of its values by column.
         name: what to call the table in errors.
         columns: what it should have.
+        more: what the names of further columns begin with; None where there are none.
 
     Raises:
         RunError: it has other columns, or is damaged.
     """
+    if not text:
+        return []
     try:
-        lines = list(csv.DictReader(io.StringIO(text), strict=True))
+        reader = csv.DictReader(io.StringIO(text), strict=True)
+        if strange := _strange_column(reader.fieldnames or (), columns, more):
+            raise ValueError(f"its first line has {strange}")
+        if not text.endswith("\n"):
+            raise ValueError("its last line breaks off")
+        lines = list(reader)
         for values in lines:
             if None in values or None in values.values():
                 raise ValueError(
                     f"a line with {'more' if None in values else 'less'} than its columns"
                 )
         return [read(values) for values in lines]
-    except (KeyError, TypeError, ValueError, csv.Error) as error:
+    except (TypeError, ValueError, csv.Error) as error:
         raise RunError(
-            f"{name}: received a file that cannot be read ({error!r}), expected the columns "
+            f"{name}: received a file that cannot be read ({error}), expected the columns "
             f"{', '.join(columns)}; it comes from another version, or was changed by hand."
         ) from error
+
+
+def _strange_column(found: Sequence[str], columns: Sequence[str], more: str | None) -> str | None:
+    """The first column that is not the one in its place; None where all of them are."""
+    for name, wanted in itertools.zip_longest(found, columns):
+        if name is None:
+            return f"no column {wanted}"
+        if name != wanted and not (wanted is None and more and name.startswith(more)):
+            return f"the column {name[:_SHOWN]!r}"
+    return None
 
 
 def numbers(

@@ -14,20 +14,17 @@ import tf_keras as keras
 from sat_tf.graph import functions, layer_kinds
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import list_problems
-from sat_tf.qat.best_levels import Function, Sample, itself
 from sat_tf.qat.layout import in_inference, inner_layer, quantized_network
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.base import SatQuantizer
-from sat_tf.quantizers.dorefa import DorefaQuantizer
-from sat_tf.quantizers.image import ImageQuantizer
-from sat_tf.quantizers.observers import InputQuantizer, RangeObserver
-from sat_tf.quantizers.pact import SMALLEST_CLIPPING_LEVEL, ClippingQuantizer
+from sat_tf.quantizers.best_levels import SMALLEST_CLIPPING_LEVEL, Sample, itself
+from sat_tf.quantizers.protocol import (
+    CLIPPING_LEVEL,
+    ActivationQuantizer,
+    Function,
+    PixelQuantizer,
+    SatQuantizer,
+)
 from sat_tf.quantizers.seen_values import RANGE_FIX, SeenValues, misfit, pixel_doubt
-
-
-def at_bits(quantizer: DorefaQuantizer, num_bits: int | None) -> DorefaQuantizer:
-    """The same quantizer with other bits; None clamps and rescales only."""
-    return DorefaQuantizer(**{**quantizer.get_config(), "num_bits": num_bits})
 
 
 @contextlib.contextmanager
@@ -37,7 +34,7 @@ def float_weights(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
     quantizers = [config.weights for config in configs]
     try:
         for config, quantizer in zip(configs, quantizers, strict=True):
-            config.weights = None if quantizer is None else at_bits(quantizer, None)
+            config.weights = None if quantizer is None else quantizer.with_settings(num_bits=None)
         yield
     finally:
         for config, quantizer in zip(configs, quantizers, strict=True):
@@ -81,7 +78,7 @@ class Statistics:
         )
 
 
-def read_statistics(norms: Sequence[keras.layers.BatchNormalization]) -> list[Statistics]:
+def read_statistics(norms: Sequence[keras.layers.Layer]) -> list[Statistics]:
     """The moving statistics of layers."""
     return [
         Statistics(
@@ -94,7 +91,7 @@ def read_statistics(norms: Sequence[keras.layers.BatchNormalization]) -> list[St
 
 
 def assign_statistics(
-    norms: Sequence[keras.layers.BatchNormalization], statistics: Sequence[Statistics]
+    norms: Sequence[keras.layers.Layer], statistics: Sequence[Statistics]
 ) -> None:
     """Gives layers these moving statistics."""
     for norm, own in zip(norms, statistics, strict=True):
@@ -237,7 +234,7 @@ def observe_pixels(several: Images, network: Network, batches: int) -> None:
     found, problems = [], []
     for node in network:
         quantizer = getattr(getattr(node.layer, "quantize_config", None), "output", None)
-        if not isinstance(quantizer, ImageQuantizer):
+        if not isinstance(quantizer, PixelQuantizer):
             continue
         (name,) = node.inputs
         seen = SeenValues.of(several[network.inputs.index(name)], quantizer.range)
@@ -275,8 +272,8 @@ def calibrate(
     Passes over the images. One leaves activations float and sets every clipping level to the one
     with the smallest error, argmin_α E|q(x; α) - x|^p over x and the quantizer's grid, p = 2 up to
     7 bits and 4 at 8 bits, behind a function where only that reads x (see
-    `sat_tf.qat.best_levels`). There x is what inference would give, with quantized weights and
-    with moving statistics of BatchNormalization that fit them. One, now with quantized activations,
+    `sat_tf.quantizers.best_levels`). There x is what inference would give, with quantized weights
+    and moving statistics of BatchNormalization that fit them. One, now with quantized activations,
     measures the statistics as the mean over batches. The last observes the range of the logits.
     Where BatchNormalization is frozen (trainable=False) or called with training=False, or with
     batch_normalization=False, it keeps its moving statistics.
@@ -310,7 +307,7 @@ def calibrate(
     batches = in_batches(images)
     observe_pixels(images, network, len(batches))
     # Before all else, because what the first layers read hangs on it.
-    _observe_ranges(network, batches, InputQuantizer)
+    _observe_ranges(network, batches, of_inputs=True)
     _warn_of_coarse_features(network, images)
     norms = _norms(network) if batch_normalization else []
     if clipping_levels and norms:
@@ -319,7 +316,7 @@ def calibrate(
         _set_clipping_levels(network, batches)
     elif norms:
         _estimate_statistics(network, batches, _call)
-    _observe_ranges(network, batches, RangeObserver)
+    _observe_ranges(network, batches, of_inputs=False)
     return model
 
 
@@ -372,10 +369,7 @@ def _set_clipping_levels(network: Network, batches: list[Images]) -> None:
 
     def call(node: Node, inputs: Any) -> tf.Tensor:
         tensor = _call_unrounded(node, inputs, on_batch_statistics=False)
-        layer = node.layer
-        if isinstance(layer, QuantizedLayer) and isinstance(
-            layer.quantize_config.output, ClippingQuantizer
-        ):
+        if _clips(node):
             if node.name not in samples:
                 samples[node.name] = Sample(node.name, _function_behind(network, node))
             samples[node.name].take(tensor)
@@ -387,14 +381,14 @@ def _set_clipping_levels(network: Network, batches: list[Images]) -> None:
         if sample.largest > 0.0:
             layer = network[name].layer
             level = sample.best_level(layer.quantize_config.output)
-            layer.output_variables["clipping_level"].assign(max(level, SMALLEST_CLIPPING_LEVEL))
+            layer.output_variables[CLIPPING_LEVEL].assign(max(level, SMALLEST_CLIPPING_LEVEL))
 
 
 def _function_behind(network: Network, node: Node) -> Function:
     """The function that alone reads a tensor, where it is one of each value for itself."""
     readers = [inner_layer(reader.layer) for reader in in_inference(network).consumers(node.name)]
     names = {
-        layer_kinds.activation_name(reader) if type(reader) is keras.layers.Activation else "linear"
+        layer_kinds.activation_name(reader) if layer_kinds.is_activation(reader) else "linear"
         for reader in readers
     }
     if len(names) != 1 or not functions.is_known(*names):
@@ -415,18 +409,18 @@ def _call_unrounded(node: Node, inputs: Any, on_batch_statistics: bool) -> tf.Te
         return layer(inputs, **arguments)
     before = layer.before_quantization(inputs, arguments.get("training", False))
     quantizer = layer.quantize_config.output
-    return quantizer.float_twin(before) if isinstance(quantizer, ClippingQuantizer) else before
+    if isinstance(quantizer, ActivationQuantizer) and quantizer.has_clipping_level:
+        return quantizer.float_twin(before)
+    return before
 
 
-def _norms(network: Network) -> list[keras.layers.BatchNormalization]:
+def _norms(network: Network) -> list[keras.layers.Layer]:
     """The normalizations, each once."""
     found = {id(node.layer): inner_layer(node.layer) for node in network if _is_norm(node)}
     return list(found.values())
 
 
-def _fit_both(
-    network: Network, batches: list[Images], norms: list[keras.layers.BatchNormalization]
-) -> None:
+def _fit_both(network: Network, batches: list[Images], norms: list[keras.layers.Layer]) -> None:
     """Clipping levels, and statistics for the quantized network: see `best_statistics`."""
     own = read_statistics(norms)
     try:
@@ -455,7 +449,7 @@ def _fit_both(
 def _measured_statistics(
     network: Network,
     batches: list[Images],
-    norms: list[keras.layers.BatchNormalization],
+    norms: list[keras.layers.Layer],
     call: Callable[[Node, Any, bool], tf.Tensor],
 ) -> list[Statistics]:
     _estimate_statistics(network, batches, call)
@@ -485,15 +479,22 @@ def _estimate_statistics(
             norm.momentum = momenta[key]
 
 
-def _observe_ranges(network: Network, batches: list[Images], kind: type[RangeObserver]) -> None:
-    """Gives observers of one kind the range of all batches."""
-    if not any(type(_output_quantizer(node)) is kind for node in network):
+def _observe_ranges(network: Network, batches: list[Images], *, of_inputs: bool) -> None:
+    """Gives the observers of inputs, or all others, the range of all batches."""
+
+    def observes(node: Node) -> bool:
+        quantizer = _output_quantizer(node)
+        if quantizer is None or not quantizer.observes_range:
+            return False
+        return (quantizer.input_type is not None) is of_inputs
+
+    if not any(map(observes, network)):
         return
     ranges: dict[str, list[float]] = {}
 
     def call(node: Node, inputs: Any) -> tf.Tensor:
         layer = node.layer
-        if type(_output_quantizer(node)) is kind:
+        if observes(node):
             before = layer.before_quantization(inputs)
             seen = ranges.setdefault(node.name, [0.0, 0.0])
             seen[0] = min(seen[0], float(tf.reduce_min(before)))
@@ -513,7 +514,9 @@ def _warn_of_coarse_features(network: Network, images: Images) -> None:
     """Warns where one step for all features of an input makes a few codes of some of them."""
     for node in network:
         quantizer = _output_quantizer(node)
-        if not isinstance(quantizer, InputQuantizer) or node.inputs[0] not in network.inputs:
+        if quantizer is None or not quantizer.observes_range or quantizer.input_type is None:
+            continue
+        if node.inputs[0] not in network.inputs:
             continue
         (name,) = node.inputs
         values = images[network.inputs.index(name)]
@@ -541,8 +544,14 @@ def _output_quantizer(node: Node) -> SatQuantizer | None:
     return node.layer.quantize_config.output if isinstance(node.layer, QuantizedLayer) else None
 
 
+def _clips(node: Node) -> bool:
+    """Whether the layer's output has a clipping level."""
+    quantizer = _output_quantizer(node)
+    return isinstance(quantizer, ActivationQuantizer) and quantizer.has_clipping_level
+
+
 def _is_norm(node: Node) -> bool:
-    return isinstance(inner_layer(node.layer), keras.layers.BatchNormalization)
+    return layer_kinds.is_batch_normalization(inner_layer(node.layer))
 
 
 def _arguments(node: Node, on_batch_statistics: bool) -> dict[str, Any]:

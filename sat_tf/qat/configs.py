@@ -10,11 +10,35 @@ import tf_keras as keras
 from sat_tf.graph import layer_kinds
 from sat_tf.messages import did_you_mean, list_problems
 from sat_tf.qat.policy import PER_LAYER_FIELDS, BitPolicy, check_fields, plain_numbers, warn_of
-from sat_tf.quantizers.base import SatQuantizer
-from sat_tf.quantizers.dorefa import DorefaQuantizer
-from sat_tf.quantizers.functions import UnitQuantizer
-from sat_tf.quantizers.pact import PactQuantizer
-from sat_tf.quantizers.table import deserialize_quantizer, serialize_quantizer
+from sat_tf.quantizers.pact import ClippingQuantizer
+from sat_tf.quantizers.protocol import (
+    ActivationQuantizer,
+    CodeRange,
+    IntegerWeights,
+    SatQuantizer,
+    WeightQuantizer,
+    WeightRequest,
+)
+from sat_tf.quantizers.table import (
+    activation_quantizer,
+    deserialize_quantizer,
+    make_weight_quantizer,
+    serialize_quantizer,
+    weight_quantizer,
+)
+
+# What a quantizer of your own is made with; docs/own_quantizer.md walks through it.
+__all__ = [
+    "ActivationQuantizer",
+    "ClippingQuantizer",
+    "CodeRange",
+    "IntegerWeights",
+    "LayerConfig",
+    "PlacedConfig",
+    "WeightQuantizer",
+    "activation_quantizer",
+    "weight_quantizer",
+]
 
 _register = keras.utils.register_keras_serializable(package="sat_tf")
 
@@ -30,7 +54,8 @@ class LayerConfig(tfmot.quantization.keras.QuantizeConfig):
 
     Args:
         **fields: any of weight_bits, activation_bits, stream_bits, weight_grid, weight_range,
-            detach_max, rescale, clipping_gradient, initial_clipping_level.
+            detach_max, rescale, clipping_gradient, initial_clipping_level, weight_quantizer,
+            weight_options, activation_quantizer, activation_options.
 
     Raises:
         ValueError: an unknown field or a bad value; all problems at once.
@@ -55,7 +80,8 @@ class LayerConfig(tfmot.quantization.keras.QuantizeConfig):
     @classmethod
     def from_policy(cls, policy: BitPolicy) -> "LayerConfig":
         """Every field a layer can have, as the policy gives it."""
-        return cls(**{name: getattr(policy, name) for name in PER_LAYER_FIELDS})
+        fields = policy.to_dict()
+        return cls(**{name: fields[name] for name in PER_LAYER_FIELDS})
 
     def get_weights_and_quantizers(self, layer: keras.layers.Layer) -> list[tuple[Any, Any]]:
         """The kernel with a quantizer that knows nothing of the graph, so without rescaling."""
@@ -63,12 +89,8 @@ class LayerConfig(tfmot.quantization.keras.QuantizeConfig):
         support = layer_kinds.find_support(layer)
         if support is None or not support.kernel:
             return []
-        quantizer = DorefaQuantizer(
-            num_bits=policy.weight_bits,
-            grid=policy.weight_grid,
-            range_axes=support.channel_axes if policy.weight_range == "channel" else (),
-            detach_max=policy.detach_max,
-        )
+        request = weight_request(policy, channel_axes=support.channel_axes)
+        quantizer = make_weight_quantizer(policy.weight_quantizer, request)
         return [(getattr(layer, support.kernel), quantizer)]
 
     def set_quantize_weights(
@@ -111,7 +133,7 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
     Args:
         weights: quantizer of the kernel, or None.
         output: quantizer or observer of the tensor the layer makes, or None. Where the layer ends
-            in a rectifier, a `PactQuantizer` takes the rectifier's place; where it ends in a
+            in a rectifier, a quantizer that `rectifies` takes its place; where it ends in a
             softmax, the quantizer stands before it, unless it is one for probabilities.
         annotation: the fields of the `LayerConfig` the user gave, to be kept by `requantize`.
         inserted: the layer is not the user's; it exists to hold `output`.
@@ -120,7 +142,7 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
     def __init__(
         self,
         *,
-        weights: DorefaQuantizer | None = None,
+        weights: WeightQuantizer | None = None,
         output: SatQuantizer | None = None,
         annotation: dict[str, Any] | None = None,
         inserted: bool = False,
@@ -163,15 +185,19 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
 
     def replaces(self, layer: keras.layers.Layer) -> bool:
         """Whether `output` takes the place of the whole layer: a quantizer for a rectifier."""
-        plain = type(layer) is keras.layers.ReLU and layer_kinds.rectifies(layer)
-        return plain and isinstance(self.output, PactQuantizer)
+        plain = layer_kinds.rectifies(layer) and not hasattr(layer, "activation")
+        return plain and self._rectifies()
 
     def _at_activation(self, layer: keras.layers.Layer) -> bool:
         if not hasattr(layer, "activation"):
             return False
         if layer_kinds.is_softmax(layer):
-            return not isinstance(self.output, UnitQuantizer)  # that one quantizes probabilities
-        return layer_kinds.rectifies(layer) and isinstance(self.output, PactQuantizer)
+            unit = isinstance(self.output, ActivationQuantizer) and self.output.is_unit
+            return not unit  # that one quantizes probabilities
+        return layer_kinds.rectifies(layer) and self._rectifies()
+
+    def _rectifies(self) -> bool:
+        return isinstance(self.output, ActivationQuantizer) and self.output.rectifies
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor as plain values."""
@@ -196,6 +222,36 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
 
     def __repr__(self) -> str:
         return f"PlacedConfig(weights={self.weights!r}, output={self.output!r})"
+
+
+def weight_request(
+    policy: BitPolicy,
+    *,
+    channel_axes: tuple[int, ...],
+    rescaled: bool = False,
+    fan_out: int = 1,
+    keeps_function: bool = False,
+) -> WeightRequest:
+    """What a policy asks of the quantizer of one kernel, and the graph with it.
+
+    Args:
+        policy: that of the layer.
+        channel_axes: see `WeightRequest`.
+        rescaled: whether the layer takes the policy's rescaling.
+        fan_out: see `WeightRequest`.
+        keeps_function: see there.
+    """
+    return WeightRequest(
+        num_bits=policy.weight_bits,
+        channel_axes=channel_axes,
+        fan_out=fan_out,
+        grid=policy.weight_grid,
+        range=policy.weight_range,
+        detach_max=policy.detach_max,
+        rescale=policy.rescale if rescaled else None,
+        keeps_function=keeps_function,
+        options=policy.weight_options,
+    )
 
 
 def _set_kernel(layer: keras.layers.Layer, kernels: Sequence[tf.Tensor]) -> None:

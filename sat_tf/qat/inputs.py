@@ -7,13 +7,12 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.layers.kind import Kernel, Role
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import did_you_mean
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.quantizers.image import ImageQuantizer
 from sat_tf.quantizers.input_range import INPUT_TYPES, NO_CHANGE, PIXELS, Change, InputRange
-from sat_tf.quantizers.observers import InputQuantizer
+from sat_tf.quantizers.protocol import PixelQuantizer
 
 
 def input_nodes(network: Network) -> dict[str, Node]:
@@ -24,7 +23,7 @@ def input_nodes(network: Network) -> dict[str, Node]:
     found = {}
     for node in network:
         config = getattr(node.layer, "quantize_config", None)
-        if config is not None and isinstance(config.output, ImageQuantizer | InputQuantizer):
+        if config is not None and getattr(config.output, "input_type", None) is not None:
             name = node.inputs[0]
             while name not in network.inputs:  # preprocessing in float
                 name = network[name].inputs[0]
@@ -40,7 +39,7 @@ def input_ranges(network: Network) -> dict[str, InputRange]:
         quantizer = nodes[name].layer.quantize_config.output if name in nodes else None
         if quantizer is None:
             ranges[name] = PIXELS
-        elif isinstance(quantizer, ImageQuantizer):
+        elif isinstance(quantizer, PixelQuantizer):
             ranges[name] = quantizer.range
     return ranges
 
@@ -49,9 +48,7 @@ def input_types(network: Network) -> dict[str, str]:
     """What the file takes for each input, a name of `input_ranges.INPUT_TYPES`."""
     types = dict.fromkeys(network.inputs, "uint8")
     for name, node in input_nodes(network).items():
-        quantizer = node.layer.quantize_config.output
-        if isinstance(quantizer, InputQuantizer):
-            types[name] = quantizer.input_type
+        types[name] = node.layer.quantize_config.output.input_type
     return types
 
 
@@ -59,24 +56,6 @@ def changes(network: Network) -> dict[str, Change]:
     """For each input, what leads from what the first layers read to what the model is fed."""
     ranges = input_ranges(network)
     return {name: ranges[name].change if name in ranges else NO_CHANGE for name in network.inputs}
-
-
-L = keras.layers
-# Layers that move values about within their channel.
-_KEEP_CHANNELS = (
-    L.ZeroPadding1D,
-    L.ZeroPadding2D,
-    L.Cropping1D,
-    L.Cropping2D,
-    L.MaxPooling2D,
-    L.GlobalMaxPooling2D,
-    L.UpSampling1D,
-    L.UpSampling2D,
-    L.Dropout,
-    L.SpatialDropout1D,
-    L.SpatialDropout2D,
-    L.Activation,
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,7 +209,7 @@ def find_folds(network: Network, changes: Mapping[str, Change]) -> tuple[list[Fo
 def apply_fold(
     fold: Fold,
     layer: keras.layers.Layer,
-    norms: Sequence[keras.layers.BatchNormalization],
+    norms: Sequence[keras.layers.Layer],
     kernel: np.ndarray | None = None,
 ) -> None:
     """Changes the weights of a layer, and of what stands behind it, so that it reads p.
@@ -241,7 +220,7 @@ def apply_fold(
         norms: those that the fold names.
         kernel: what the layer multiplies by, where that is not the value of its variable.
     """
-    if isinstance(layer, L.BatchNormalization):
+    if layer_kinds.is_batch_normalization(layer):
         mean, variance = layer.moving_mean.numpy(), layer.moving_variance.numpy()
         layer.moving_mean.assign((mean - fold.shift) / fold.ratio)
         layer.moving_variance.assign((variance + layer.epsilon) / fold.ratio**2 - layer.epsilon)
@@ -259,7 +238,7 @@ def apply_fold(
             norm.moving_mean.assign(norm.moving_mean.numpy() - moved)
     if np.any(fold.ratio != 1.0) or not fold.keeps_order:
         values = values * _along(layer, fold.ratio, values.shape)
-        axis = _INPUT_AXES[type(layer)]
+        axis = _kernel(layer).input_axis
         where = np.argsort(fold.order)  # value order[c] of p is what value c was
         variable.assign(values if fold.keeps_order else np.take(values, where, axis))
 
@@ -277,7 +256,8 @@ def _readers(network: Network, name: str, fold: Fold | None) -> Iterator[tuple[N
 
 def _moved(node: Node, fold: Fold | None) -> Fold | None:
     """The change of what a layer of data movement makes; None where sat-tf does not follow it."""
-    if fold is None or isinstance(node.layer, _KEEP_CHANNELS):
+    support = layer_kinds.find_support(node.layer)
+    if fold is None or (support and support.keeps_channels):
         return fold
     size = node.shape[-1] if node.shape else None
     if size is None:
@@ -285,7 +265,7 @@ def _moved(node: Node, fold: Fold | None) -> Fold | None:
     alike = np.all(fold.shift == fold.shift[0]) and np.all(fold.ratio == 1.0)
     if alike and fold.keeps_order:
         return Fold.of_channels(Change(np.ones(1), fold.shift[:1]), size)
-    if isinstance(node.layer, L.Flatten | L.Reshape) and size % fold.order.size == 0:
+    if support and support.reshapes and size % fold.order.size == 0:
         return fold.of_pixels(size // fold.order.size)
     return None
 
@@ -297,11 +277,12 @@ def _at(network: Network, node: Node, fold: Fold) -> Fold:
         _NoFoldError: it cannot.
     """
     layer = node.layer
-    if type(layer) is L.BatchNormalization and fold.keeps_order:
+    if layer_kinds.role_of(layer) is Role.NORM and fold.keeps_order:
         return dataclasses.replace(fold, layer=layer.name)
-    if type(layer) not in _INPUT_AXES:
+    kernel = layer_kinds.quantized_kernel(layer)
+    if kernel is None or not kernel.folds_inputs:
         raise _NoFoldError("it is no layer with a kernel")
-    if np.any(fold.shift) and type(layer) is L.Conv2DTranspose:
+    if np.any(fold.shift) and kernel.transposed:
         raise _NoFoldError("its outputs have different numbers of summands")
     if not fold.keeps_order and not _mixes_channels(layer):
         raise _NoFoldError("its outputs have the order of its inputs")
@@ -312,7 +293,7 @@ def _at(network: Network, node: Node, fold: Fold) -> Fold:
     own = {call.name for call in calls}
     plain = layer_kinds.activation_name(layer) == "linear" and not own & set(network.outputs)
     norms = all(
-        type(reader.layer) is L.BatchNormalization
+        layer_kinds.role_of(reader.layer) is Role.NORM
         and all(own.issuperset(call.inputs) for call in network.calls(reader.name))
         for reader in readers
     )
@@ -324,23 +305,18 @@ def _at(network: Network, node: Node, fold: Fold) -> Fold:
 
 def _mixes_channels(layer: keras.layers.Layer) -> bool:
     """Whether every output of a linear layer is made of all its inputs."""
-    return type(layer) is not L.DepthwiseConv2D and getattr(layer, "groups", 1) == 1
+    return not _kernel(layer).depthwise and getattr(layer, "groups", 1) == 1
 
 
-# The axis of the kernel along which the values of the input lie.
-_INPUT_AXES: dict[type, int] = {
-    L.Conv1D: 1,
-    L.Conv2D: 2,
-    L.Conv2DTranspose: 3,
-    L.DepthwiseConv2D: 2,
-    L.Dense: 0,
-}
+def _kernel(layer: keras.layers.Layer) -> Kernel:
+    """That of a layer that takes changes in."""
+    return layer_kinds.kernels_of(layer)[0]
 
 
 def _along(layer: keras.layers.Layer, values: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     """One number for each value of the input, as broadcastable to the kernel."""
-    axis, groups = _INPUT_AXES[type(layer)], getattr(layer, "groups", 1)
-    if groups > 1 and type(layer) is not L.DepthwiseConv2D:
+    axis, groups = _kernel(layer).input_axis, getattr(layer, "groups", 1)
+    if groups > 1 and not _kernel(layer).depthwise:
         # Each group of outputs reads inputs of its own.
         own = np.repeat(values.reshape(groups, -1).T, shape[-1] // groups, axis=1)
         return own.reshape([1] * axis + list(own.shape))

@@ -3,24 +3,21 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import copied_weights, flattened, layer_copy, unique_name
+from sat_tf.graph.layers.preprocessing import adapted_copy, is_adapted
 from sat_tf.graph.network import Network, Node
 from sat_tf.graph.operation_layers import ConstantSum
-from sat_tf.graph.preprocessing import adapted_copy, is_adapted
 from sat_tf.messages import list_problems, warn
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.inputs import apply_fold, find_folds
 from sat_tf.qat.model_class import of_class_of
 from sat_tf.qat.placement import Insertion, Placement, place
-from sat_tf.qat.policy import BitPolicy, fitting_grid
+from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers import dorefa
-from sat_tf.quantizers.dorefa import DorefaQuantizer
 from sat_tf.quantizers.input_range import Change
 
 
@@ -109,7 +106,7 @@ class _Assembler:
 
     def _inserted(self, name: str, config: PlacedConfig, frozen: bool) -> QuantizedLayer:
         """A quantizer in a layer of its own."""
-        identity = keras.layers.Activation("linear", name=unique_name(name, self.inner))
+        identity = layer_kinds.identity_layer(name=unique_name(name, self.inner))
         name = unique_name(f"quant_{identity.name}", self.taken)
         return QuantizedLayer(identity, config, name=name, trainable=not frozen)
 
@@ -196,7 +193,9 @@ def quantized_model(
         for name, config in placement.configs.items():
             # Once for all calls of a layer.
             if config.weights is not None and name == network[name].layer.name:
-                _keep_function(layers[name], config.weights)
+                layer = layers[name]
+                kernel = getattr(layer.layer, layer_kinds.kernel_name(layer.layer))
+                config.weights.keep_function(kernel, layer.kernel_variables)
     return built
 
 
@@ -270,9 +269,9 @@ def _warn_of_codes_beyond_int8(model_name: str, placement: Placement) -> None:
     """Says before the training which layers have weights that no file holds."""
     kernels = {name: config.weights for name, config in placement.configs.items() if config.weights}
     found = [
-        f"{name} ({kernel.num_bits} bits, {kernel.grid})"
+        f"{name} ({kernel.num_bits} bits, {kernel.grid_name})"
         for name, kernel in kernels.items()
-        if fitting_grid(kernel.grid, kernel.num_bits) != kernel.grid
+        if not kernel.fits_int8
     ]
     if found:
         warn(
@@ -295,14 +294,3 @@ def _warn_of_guessed_levels(model_name: str, placement: Placement) -> None:
             "sat_tf.calibrate(model, images), or set initial_clipping_level.",
             GuessedClippingLevelsWarning,
         )
-
-
-def _keep_function(wrapper: QuantizedLayer, quantizer: DorefaQuantizer) -> None:
-    """Gives a linear layer latent weights, and as its gain the size that the clamp takes."""
-    layer = wrapper.layer
-    variable = getattr(layer, layer_kinds.kernel_name(layer))
-    latent_kernel, maximum = dorefa.latent_kernel(variable.numpy(), quantizer.range_axes)
-    variable.assign(latent_kernel)
-    gain = wrapper.kernel_variables["rescale_gain"]
-    factor = quantizer.factor(quantizer.clamp(variable), variable).numpy()
-    gain.assign(np.broadcast_to(maximum / factor, gain.shape))

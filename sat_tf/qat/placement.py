@@ -5,24 +5,29 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
-import tf_keras as keras
 
-from sat_tf.core.rescale import fan_out
 from sat_tf.graph import functions, layer_kinds
-from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node
-from sat_tf.messages import kind_of, list_problems
-from sat_tf.qat.configs import LayerConfig, PlacedConfig
+from sat_tf.messages import kind_of, list_problems, listed_problems
+from sat_tf.qat.configs import LayerConfig, PlacedConfig, weight_request
 from sat_tf.qat.inputs import entrance, range_problems
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.value_ranges import PixelRanges, Spreads, ValueRanges
-from sat_tf.quantizers.base import SatQuantizer
-from sat_tf.quantizers.dorefa import DorefaQuantizer
-from sat_tf.quantizers.functions import OffsetQuantizer, function_quantizer
-from sat_tf.quantizers.image import ImageQuantizer
 from sat_tf.quantizers.input_range import INPUT_TYPES
-from sat_tf.quantizers.observers import InputQuantizer, RangeObserver
-from sat_tf.quantizers.pact import ClippingQuantizer, PactQuantizer, StreamQuantizer
+from sat_tf.quantizers.protocol import (
+    ActivationQuantizer,
+    ActivationRequest,
+    SatQuantizer,
+    WeightQuantizer,
+)
+from sat_tf.quantizers.table import (
+    make_activation_quantizer,
+    make_image_quantizer,
+    make_input_quantizer,
+    make_range_observer,
+    make_weight_quantizer,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,8 +254,8 @@ class _Placer:
         try:
             return self.policy.at(name, self.annotations.get(node.name), end=end)
         except ValueError as error:  # fields that are right alone and wrong together
-            for line in str(error).splitlines()[1:]:
-                self._refuse(f"{name}: {line[4:]}")
+            for problem in listed_problems(error):
+                self._refuse(f"{name}: {problem}")
             return self.policy
 
     def _role(self, node: Node) -> Role:
@@ -315,7 +320,9 @@ class _Placer:
         """Refuses signed streams that a file cannot clip at fewer bits than int8 has."""
         for node in self.network:
             quantizer = outputs[node.name]
-            if not isinstance(quantizer, StreamQuantizer) or quantizer.num_bits == 8:
+            if not isinstance(quantizer, ActivationQuantizer) or quantizer.num_bits == 8:
+                continue
+            if not quantizer.is_symmetric or quantizer.is_unit:
                 continue
             if not self._is_for_linear_kernels(node):
                 self._refuse(
@@ -447,9 +454,9 @@ class _Placer:
                 self.streams.add(name)
                 return self._quantizer(name, stream_bits, demands)
             # It stays float here; the export needs its range where integer kernels compute it.
-            return RangeObserver() if self._is_linear_kernel(node) else None
+            return make_range_observer() if self._is_linear_kernel(node) else None
         observed = "float" not in kinds and self._is_linear_kernel(node)
-        return RangeObserver() if kinds == {"output"} or observed else None
+        return make_range_observer() if kinds == {"output"} or observed else None
 
     def _is_read_as_stream(self, node: Node, demands: list[Demand]) -> bool:
         """Whether what only linear layers read is a stream, and one of them reads it as one."""
@@ -463,7 +470,8 @@ class _Placer:
         """Whether integer kernels compute the layer even where its output stays float."""
         if self.roles[node.name] in (Role.LINEAR, *_AFFINE, Role.RECTIFIER):
             return True
-        return isinstance(node.layer, keras.layers.AveragePooling2D)
+        pooling = layer_kinds.pooling_of(node.layer)
+        return pooling is not None and pooling.mean and not pooling.whole
 
     def _insertions(self, outputs: dict[str, SatQuantizer | None]) -> Iterator[Insertion]:
         for name in self.network.inputs:
@@ -471,9 +479,9 @@ class _Placer:
             readers = frozenset(node.name for node in self.whole.consumers(made))
             quantizer: SatQuantizer
             if kind == INPUT_TYPES[0]:
-                call, quantizer = "image", ImageQuantizer.of_range(self.policy.range_of(name))
+                call, quantizer = "image", make_image_quantizer(self.policy.range_of(name))
             else:
-                call, quantizer = "codes", InputQuantizer(input_type=kind)
+                call, quantizer = "codes", make_input_quantizer(kind)
             config = PlacedConfig(output=quantizer, inserted=True)
             yield Insertion(f"{name}_{call}", made, readers, config)
         if not self.quantizes_activations:
@@ -531,26 +539,28 @@ class _Placer:
             level = policy.initial_classifier_clipping_level
         if self.roles[name] is Role.AFFINE and self.pixels.reads(name):
             level, source = max(map(abs, self.pixels[name])) or level, "the range of pixels"
-        settings: dict[str, Any] = {
-            "num_bits": bits,
-            "gradient": policy.clipping_gradient,
-            "rate": policy.clipping_level_rate,
-            "ceiling": self.ranges.ceiling(name),
-        }
-        quantizer: SatQuantizer = (StreamQuantizer if negative else PactQuantizer)(**settings)
         reach, layer = self.ranges.reach(name), self.network[name].layer
         function = self.roles[name] is Role.FUNCTION and not functions.keeps_range(layer)
         # A gated swish, or the mean of one, reaches as far below 0 as the swish, and no further.
-        if behind_layer and (function or (negative and reach.has_lowest_alone)):
-            quantizer = function_quantizer(reach, settings)
-        if bits < 2 and negative and not isinstance(quantizer, OffsetQuantizer):
+        reaches = behind_layer and (function or (negative and reach.has_lowest_alone))
+        request = ActivationRequest(
+            num_bits=bits,
+            signed=negative,
+            reach=reach if reaches else None,
+            ceiling=self.ranges.ceiling(name),
+            gradient=policy.clipping_gradient,
+            rate=policy.clipping_level_rate,
+            options=policy.activation_options,
+        )
+        quantizer = make_activation_quantizer(policy.activation_quantizer, request)
+        if bits < quantizer.fewest_bits and negative:
             self._refuse(
                 f"{name}: received activation_bits={bits} for a tensor that can be negative, "
                 "expected at least 2 (-1, 0, 1); put a rectifier in front of its readers, or "
                 "override their activation_bits."
             )
             return quantizer
-        if not isinstance(quantizer, ClippingQuantizer):
+        if not quantizer.has_clipping_level:
             return quantizer
         key = name, repr(quantizer)
         if level is None and key not in self.starts:  # a tensor is looked at more than once
@@ -562,7 +572,7 @@ class _Placer:
         if level is None:
             return quantizer
         self.level_sources[name] = source
-        return type(quantizer)(**{**quantizer.get_config(), "initial_clipping_level": level})
+        return quantizer.with_settings(initial_clipping_level=level)
 
     def _kernel(self, name: str) -> Any:
         """The kernel of a linear layer as the quantized model starts with it, but for rounding."""
@@ -574,22 +584,18 @@ class _Placer:
         if name not in self.linear or self.policy.latent_start == "keep_function":
             return kernel
         quantizer, latent = self._weights(name), tf.convert_to_tensor(kernel, tf.float32)
-        clamped = quantizer.clamp(latent)
-        return clamped * quantizer.factor(clamped, latent)
+        return quantizer.unrounded(latent)
 
-    def _weights(self, name: str) -> DorefaQuantizer:
+    def _weights(self, name: str) -> WeightQuantizer:
         layer, ends = self.network[name].layer, self.first | self.last
         end = any(call.name in ends for call in self.network.calls(name))
         policy = self._policy_at(self.network[name], end=end)
         support = layer_kinds.find_support(layer)
-        kernel = getattr(layer, layer_kinds.kernel_name(layer))
-        channel_axes = support.channel_axes if support else ()
-        return DorefaQuantizer(
-            num_bits=policy.weight_bits,
-            grid=policy.weight_grid,
-            range_axes=channel_axes if policy.weight_range == "channel" else (),
-            detach_max=policy.detach_max,
-            rescale=None if self._norms_behind(name) else policy.rescale,
-            fan_out=fan_out(kernel.shape, type(layer).__name__, getattr(layer, "groups", 1)),
-            gain_axes=channel_axes if policy.latent_start == "keep_function" else None,
+        request = weight_request(
+            policy,
+            channel_axes=support.channel_axes if support else (),
+            rescaled=not self._norms_behind(name),
+            fan_out=layer_kinds.fan_out(layer),
+            keeps_function=policy.latent_start == "keep_function",
         )
+        return make_weight_quantizer(policy.weight_quantizer, request)

@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import fnmatch
 import functools
+import importlib
 import math
 import numbers
 import warnings
@@ -113,6 +114,16 @@ def _is_level(value: Any) -> bool:
     return value is None or _is_positive(value)
 
 
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_options(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+
+
+_QUANTIZER_NAME = "the name of a quantizer"
+_OPTIONS = "a mapping of the quantizer's options by name"
 _LEVEL = "a positive number, or None (what the model's weights tell)"
 
 
@@ -152,6 +163,10 @@ _FIELDS: dict[str, _Field] = {
     ),
     "initial_clipping_level": _Field(_is_level, _LEVEL, per_layer=True),
     "initial_classifier_clipping_level": _Field(_is_level, _LEVEL),
+    "weight_quantizer": _Field(_is_name, _QUANTIZER_NAME, per_layer=True),
+    "weight_options": _Field(_is_options, _OPTIONS, per_layer=True),
+    "activation_quantizer": _Field(_is_name, _QUANTIZER_NAME, per_layer=True),
+    "activation_options": _Field(_is_options, _OPTIONS, per_layer=True),
     "input_range": _InputField(lambda value: range_problem(value) is None, "a range"),
     "input_type": _InputField(
         lambda value: type_problem(value) is None, "a type", problem_of=type_problem
@@ -165,7 +180,7 @@ PER_LAYER_FIELDS = tuple(name for name, field in _FIELDS.items() if field.per_la
 
 def check_fields(values: Mapping[str, Any]) -> list[str]:
     """Returns what is wrong with these policy fields, one line a problem."""
-    return _field_problems(values) + _pair_problems(values)
+    return _field_problems(values) + _pair_problems(values) + _quantizer_problems(values)
 
 
 def _field_problems(values: Mapping[str, Any]) -> list[str]:
@@ -204,6 +219,26 @@ def _pair_problems(values: Mapping[str, Any]) -> list[str]:
     return problems
 
 
+# Those that are there where nobody names one; they take no options.
+_DEFAULT_QUANTIZERS = {"weight": "dorefa", "activation": "pact"}
+
+
+def _quantizer_problems(values: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the names of quantizers, and what these say of their options."""
+    problems = []
+    for kind, default in _DEFAULT_QUANTIZERS.items():
+        name, options = values.get(f"{kind}_quantizer", default), values.get(f"{kind}_options", {})
+        if not _is_name(name) or not _is_options(options) or (name == default and not options):
+            continue
+        # Only now, because quantizers need TensorFlow, and policies of the default ones do not.
+        # And TFMOT first: Keras learns of our layers while that is imported, for which the table
+        # must be there.
+        importlib.import_module("tensorflow_model_optimization")
+        table = importlib.import_module("sat_tf.quantizers.table")
+        problems += getattr(table, f"{kind}_quantizer_problems")(name, options)
+    return problems
+
+
 def _pairs(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Any, Any]]:
     """Names and values of bits and grids that meet in a layer, as far as these fields tell."""
     bits, end_bits = values.get("weight_bits"), values.get("first_last_weight_bits")
@@ -232,11 +267,17 @@ def _names(field: str) -> list[str]:
     return _FIELDS[field].expected.removeprefix("one of ").split(", ")
 
 
+def _frozen(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return _Frozen(value)
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
+
+
 class _Frozen(Mapping[str, Any]):
     """A mapping that cannot be changed, and has a hash."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        self._values = dict(values)
+        self._values = {name: _frozen(value) for name, value in values.items()}
 
     def __getitem__(self, key: str) -> Any:
         return self._values[key]
@@ -327,6 +368,13 @@ class BitPolicy:
             tell of its values; see `sat_tf.qat.value_ranges`. The paper starts at 8, and at 10 for
             what enters the last linear layer.
         initial_classifier_clipping_level: the same for what enters the last linear layer.
+        weight_quantizer: what quantizes weights: "dorefa", or the name of one of your own; see
+            `sat_tf.configs.weight_quantizer`. weight_grid, weight_range, detach_max and rescale
+            are settings of "dorefa".
+        weight_options: the settings of another one, {"name": value}, which it checks itself.
+        activation_quantizer: what quantizes the tensors that it is for: "pact", or the name of one
+            of your own; see `sat_tf.configs.activation_quantizer`.
+        activation_options: the settings of that one, {"name": value}.
         input_range: what the model is fed: (low, high), the real values of the pixels 0 and 255,
             such as (0, 1) for x / 255 and (-1, 1) for x / 127.5 - 1, each a number or one for each
             channel; or the name of a preprocessing of `keras.applications`, "tf", "torch" or
@@ -345,7 +393,8 @@ class BitPolicy:
             example {"block_1_*": {"weight_bits": 8}}; later patterns win. weight_* , rescale and
             detach_max speak of the layer's kernel, activation_bits and requantize_streams of the
             tensor that enters it (activation_bits given here hold for streams too), stream_bits,
-            clipping_gradient and initial_clipping_level of the tensor it makes.
+            clipping_gradient, initial_clipping_level and activation_quantizer, with its options,
+            of the tensor it makes.
     """
 
     weight_bits: int | None = 4
@@ -362,6 +411,10 @@ class BitPolicy:
     clipping_level_rate: float = 1.0
     initial_clipping_level: float | None = None
     initial_classifier_clipping_level: float | None = None
+    weight_quantizer: str = "dorefa"
+    weight_options: Mapping[str, Any] = dataclasses.field(default_factory=lambda: _Frozen({}))
+    activation_quantizer: str = "pact"
+    activation_options: Mapping[str, Any] = dataclasses.field(default_factory=lambda: _Frozen({}))
     input_range: Any = _PIXELS
     input_type: Any = None
     latent_start: str = "keep_function"
@@ -380,6 +433,9 @@ class BitPolicy:
             object.__setattr__(self, "input_range", plain)
         if isinstance(self.input_type, Mapping):
             object.__setattr__(self, "input_type", _Frozen(self.input_type))
+        for kind in _DEFAULT_QUANTIZERS:
+            name = f"{kind}_options"
+            object.__setattr__(self, name, _Frozen(getattr(self, name)))
         frozen = _Frozen(
             {pattern: _Frozen(plain_numbers(fields)) for pattern, fields in self.overrides.items()}
         )
@@ -457,6 +513,7 @@ class BitPolicy:
             fields |= self._kernel(fields, end=end)
         if "activation_bits" in fields:
             fields.setdefault("requantize_streams", True)
+        fields = _with_own_options(fields)
         if "initial_clipping_level" in fields:
             fields["initial_classifier_clipping_level"] = fields["initial_clipping_level"]
         with warnings.catch_warnings():
@@ -516,9 +573,12 @@ class BitPolicy:
 
     def to_dict(self) -> dict[str, Any]:
         """The policy as plain values, for YAML and JSON; `BitPolicy(**d)` reads it back."""
-        overrides = {pattern: dict(fields) for pattern, fields in self.overrides.items()}
-        inputs = {name: _listed(getattr(self, name)) for name in ("input_range", "input_type")}
-        return {**self._plain_fields(), **inputs, "overrides": overrides}
+        overrides = {
+            pattern: {name: _listed(value) for name, value in fields.items()}
+            for pattern, fields in self.overrides.items()
+        }
+        plain = {name: _listed(value) for name, value in self._plain_fields().items()}
+        return {**plain, "overrides": overrides}
 
     def _plain_fields(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _FIELDS}
@@ -568,17 +628,26 @@ def _listed(value: Any) -> Any:
 
 def _problems_of(fields: Mapping[str, Any]) -> list[str]:
     plain = plain_numbers({name: value for name, value in fields.items() if name != "overrides"})
-    defaults = {name: getattr(BitPolicy, name) for name in _FIELDS}
+    defaults = {name: getattr(BitPolicy, name, {}) for name in _FIELDS}
     overrides = _check_overrides(fields.get("overrides", {}), {**defaults, **plain})
     return check_fields(plain) + overrides
 
 
 def _overridden(values: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """What fields of one layer make of the policy's, as far as it does not hang on the layer."""
+    fields = _with_own_options(fields)
     merged = {**values, **fields, "first_last_weight_bits": None, "first_last_weight_grid": None}
     if "weight_bits" in fields and "weight_grid" not in fields:
         merged["weight_grid"] = fitting_grid(values["weight_grid"], fields["weight_bits"])
     return merged
+
+
+def _with_own_options(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The same fields; a quantizer that is named for one layer has no options but its own."""
+    options: dict[str, Any] = {
+        f"{kind}_options": {} for kind in _DEFAULT_QUANTIZERS if f"{kind}_quantizer" in fields
+    }
+    return {**options, **fields}
 
 
 def _check_overrides(overrides: Any, values: Mapping[str, Any]) -> list[str]:
@@ -599,7 +668,12 @@ def _check_overrides(overrides: Any, values: Mapping[str, Any]) -> list[str]:
                 problems.append(f"{where}: {name} cannot be set for one layer. {hint}")
         known = plain_numbers({name: fields[name] for name in fields if name in PER_LAYER_FIELDS})
         problems += [f"{where}: {problem}" for problem in _field_problems(known)]
+        merged, found = _overridden(values, known), []
         if "weight_bits" in known:  # else they depend on whether the layer is first or last
-            found = _pair_problems(_overridden(values, known))
-            problems += [f"{where}: {problem}" for problem in found]
+            found += _pair_problems(merged)
+        for kind in _DEFAULT_QUANTIZERS:
+            names = {f"{kind}_quantizer", f"{kind}_options"}
+            if names & known.keys():
+                found += _quantizer_problems({name: merged.get(name) for name in names})
+        problems += [f"{where}: {problem}" for problem in found]
     return problems

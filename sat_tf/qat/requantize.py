@@ -19,7 +19,6 @@ from sat_tf.qat.layout import inner_layer, quantized_model, quantized_network
 from sat_tf.qat.model_class import of_class_of
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.dorefa import DorefaQuantizer
 from sat_tf.quantizers.input_range import INPUT_TYPES, PIXELS, Change
 
 
@@ -75,7 +74,7 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
             continue
         carried.add(id(layer))
         _carry(old[place], layer)
-        _carry_gain(old[place], layer, keep_function)
+        _carry_weights(old[place], layer, keep_function)
     by_inner = {inner_layer(node.layer).name: node.layer for node in Network(requantized)}
     for fold in find_folds(Network(float_model), changes)[0]:
         layer, norms_behind = by_inner[fold.layer], [by_inner[name] for name in fold.norms]
@@ -165,53 +164,30 @@ def _by_place(model: keras.Model) -> dict[tuple[str, ...], QuantizedLayer]:
 
 def _has_gains(layer: QuantizedLayer) -> bool:
     quantizer = layer.quantize_config.weights
-    return quantizer is not None and quantizer.gain_axes is not None
+    return quantizer is not None and quantizer.keeps_gains
 
 
-def _carry_gain(old: QuantizedLayer, new: QuantizedLayer, keep_function: bool) -> None:
-    """Gives a layer its gain, and makes up for another range or rescaling of the clamped weights.
-
-    Args:
-        old: the layer under the old policy.
-        new: the same under the new one.
-        keep_function: whether to make up for it.
-    """
+def _carry_weights(old: QuantizedLayer, new: QuantizedLayer, keep_function: bool) -> None:
+    """Gives the quantizer of a layer's weights what that of the old policy has in its variables."""
     before, after = old.quantize_config.weights, new.quantize_config.weights
-    variable = new.kernel_variables.get("rescale_gain")
-    if before is None or after is None or variable is None:
+    if before is None or after is None:
         return
-    old_gain = old.kernel_variables.get("rescale_gain")
-    gain = np.float32(1.0) if old_gain is None else old_gain.numpy()
-    differs = (before.range_axes, before.rescale) != (after.range_axes, after.rescale)
-    if differs and keep_function:
-        kernel = getattr(new.layer, layer_kinds.kernel_name(new.layer))
-        gain = gain * _shrinkage(before, after, tf.convert_to_tensor(kernel, tf.float32))
-    if np.broadcast_shapes(np.shape(gain), variable.shape) == tuple(variable.shape):
-        variable.assign(np.broadcast_to(gain, variable.shape))
-
-
-def _shrinkage(before: DorefaQuantizer, after: DorefaQuantizer, kernel: tf.Tensor) -> np.ndarray:
-    """By how much the weights of another quantizer are smaller, for each range of either."""
-    one, other = before.clamp(kernel), after.clamp(kernel)
-    # Both are tanh(W), each over its own maximum, so that any weight of a channel tells the ratio.
-    axes = {*before.range_axes, *after.range_axes}
-    inner = [axis for axis in range(kernel.shape.rank) if axis not in axes]
-    old_size, new_size = (
-        np.max(np.abs(values), axis=tuple(inner), keepdims=True) for values in (one, other)
-    )
-    shrunk = np.where(old_size > 0.0, old_size / np.where(new_size > 0.0, new_size, 1.0), 1.0)
-    sizes = before.factor(one, kernel) / after.factor(other, kernel)
-    return np.asarray(shrunk * sizes.numpy())
+    kernel = getattr(new.layer, layer_kinds.kernel_name(new.layer))
+    if type(before) is type(after):
+        latent = tf.convert_to_tensor(kernel, tf.float32)
+        variables, old_variables = new.kernel_variables, old.kernel_variables
+        after.carry(latent, variables, before, old_variables, keep_function=keep_function)
+    elif keep_function:
+        # Latent weights mean something else to it: it starts anew with what the layer computes.
+        unrounded = before.with_settings(num_bits=None)
+        latent = getattr(old.layer, layer_kinds.kernel_name(old.layer))
+        kernel.assign(unrounded(tf.convert_to_tensor(latent), False, old.kernel_variables))
+        after.keep_function(kernel, new.kernel_variables)
 
 
 def _carry(old: QuantizedLayer, new: QuantizedLayer) -> None:
-    pairs = [
-        (old.kernel_variables, new.kernel_variables),
-        (old.output_variables, new.output_variables),
-    ]
-    for old_variables, new_variables in pairs:
-        for name, variable in new_variables.items():
-            if name in old_variables and name != "rescale_gain":
-                variable.assign(old_variables[name])
+    for name, variable in new.output_variables.items():
+        if name in old.output_variables:
+            variable.assign(old.output_variables[name])
     if not old.trainable:
         new.trainable = False

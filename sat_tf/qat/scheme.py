@@ -7,7 +7,6 @@ import numpy as np
 import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
-from sat_tf.core import grid as grids
 from sat_tf.graph import layer_kinds, operation_layers
 from sat_tf.graph.flatten import flatten
 from sat_tf.graph.network import Network, check_model
@@ -19,8 +18,8 @@ from sat_tf.qat.model_class import of_class_of
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers import dorefa, functions, image, observers, pact
-from sat_tf.quantizers.dorefa import DorefaQuantizer
+from sat_tf.quantizers import pact
+from sat_tf.quantizers.table import QUANTIZERS
 
 
 class SatQuantizeScheme(tfmot.quantization.keras.QuantizeScheme):
@@ -145,14 +144,7 @@ def quantize_scope(*objects: dict[str, Any]) -> Any:
             configs.LayerConfig,
             configs.PlacedConfig,
             pact.AtLeast,
-            dorefa.DorefaQuantizer,
-            image.ImageQuantizer,
-            observers.InputQuantizer,
-            pact.PactQuantizer,
-            observers.RangeObserver,
-            pact.StreamQuantizer,
-            functions.OffsetQuantizer,
-            functions.UnitQuantizer,
+            *QUANTIZERS.values(),
             *operation_layers.LAYERS,
         )
     }
@@ -172,7 +164,7 @@ def warn_of_lost_zeros(quantized: keras.Model) -> None:
             continue
         ((kernel, quantizer),) = config.get_weights_and_quantizers(layer.layer)
         share = float(np.mean(kernel.numpy() == 0.0))
-        if _PRUNED <= share < 1.0 and not _has_zero(quantizer):
+        if _PRUNED <= share < 1.0 and not quantizer.holds_zero:
             lost.append(f"{layer.layer.name} ({100 * share:.0f} % zeros)")
     if lost:
         more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
@@ -182,10 +174,3 @@ def warn_of_lost_zeros(quantized: keras.Model) -> None:
             "BitPolicy(weight_grid='narrow'), which keeps them.",
             stacklevel=3,
         )
-
-
-def _has_zero(quantizer: DorefaQuantizer) -> bool:
-    # Every other code of a grid is left out where there are two of them to a unit: 0 among them.
-    return quantizer.num_bits is None or (
-        grids.find_grid(quantizer.grid, quantizer.num_bits).codes_per_unit == 1
-    )

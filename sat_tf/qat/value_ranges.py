@@ -16,13 +16,13 @@ import tf_keras as keras
 
 from sat_tf.core import asymmetric
 from sat_tf.graph import functions, layer_kinds
-from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.layers.kind import Combination, Role
+from sat_tf.graph.layers.preprocessing import is_adapted, is_plain_factor, slope_and_offset
 from sat_tf.graph.network import Network, Node
 from sat_tf.graph.operation_layers import ConstantSum
-from sat_tf.graph.preprocessing import is_adapted, is_plain_factor, slope_and_offset
-from sat_tf.qat.best_levels import best_level
+from sat_tf.quantizers.best_levels import SMALLEST_CLIPPING_LEVEL
 from sat_tf.quantizers.input_range import Grid
-from sat_tf.quantizers.pact import SMALLEST_CLIPPING_LEVEL, ClippingQuantizer
+from sat_tf.quantizers.protocol import ActivationQuantizer
 
 
 class PixelRanges:
@@ -122,12 +122,13 @@ class ValueRanges:
         return True
 
     def _combines_to_negative(self, node: Node) -> bool:
-        if isinstance(node.layer, keras.layers.Subtract):
+        combination = layer_kinds.combination_of(node.layer)
+        if combination is Combination.DIFFERENCE:
             return True
         if isinstance(node.layer, ConstantSum) and np.any(node.layer.values < 0.0):
             return True
         negative = [self.is_negative(producer) for producer in node.inputs]
-        return all(negative) if isinstance(node.layer, keras.layers.Maximum) else any(negative)
+        return all(negative) if combination is Combination.MAXIMUM else any(negative)
 
     def reach(self, name: str) -> asymmetric.Reach:
         """Which values the layer's output can have, as far as functions in or before it say."""
@@ -195,7 +196,7 @@ class Spread:
     source: str
     known: bool = True
 
-    def best_level(self, quantizer: ClippingQuantizer) -> float | None:
+    def best_level(self, quantizer: ActivationQuantizer) -> float | None:
         """The clipping level with the smallest error, and room for the longer tails of real values.
 
         None where the values tell of none.
@@ -206,7 +207,7 @@ class Spread:
         if not np.isfinite(rows).all() or largest < SMALLEST_CLIPPING_LEVEL:
             return None
         counts = np.tile(_SHARES, len(rows))
-        level = best_level(quantizer, rows.astype(np.float32).reshape(-1), largest, counts)
+        level = quantizer.best_level(rows.astype(np.float32).reshape(-1), largest, counts)
         return float(f"{_LONGER_TAILS * level:.4g}")
 
     @property
@@ -262,7 +263,7 @@ class Spreads:
 
     def _needs(self, name: str) -> Sequence[str]:
         node = self._network[name]
-        if self._pixels.reads(name) or _own_moments(node.layer) is not None:
+        if self._pixels.reads(name) or layer_kinds.own_moments(node.layer) is not None:
             return ()
         return node.inputs
 
@@ -271,7 +272,7 @@ class Spreads:
         channels = node.shape[-1] if node.shape and node.shape[-1] else 1
         if self._pixels.reads(node.name):
             return self._of_pixels(node.name, channels)
-        moments = _own_moments(layer)
+        moments = layer_kinds.own_moments(layer)
         if moments is not None:
             return Spread(_normal(*moments), f"γ and β of {layer.name}").of_channels(channels)
         inputs = [self._found[name] for name in node.inputs]
@@ -279,7 +280,7 @@ class Spreads:
             made = _linear(layer, self._kernel(node.name), inputs[0])
         elif role is Role.MEAN:
             made = _mean(inputs[0], self._positions(node))
-        elif isinstance(layer, keras.layers.MaxPooling2D | keras.layers.GlobalMaxPooling2D):
+        elif _takes_largest(layer):
             made = _largest(inputs[0], self._positions(node))
         else:
             made = _MAKERS.get(role, _unknown)(node, inputs)
@@ -310,33 +311,24 @@ def _normal(mean: _Array, variance: _Array) -> _Array:
     return np.asarray(mean[:, None] + np.sqrt(np.maximum(variance, 0.0))[:, None] * _QUANTILES)
 
 
-def _own_moments(layer: keras.layers.Layer) -> tuple[_Array, _Array] | None:
-    """Mean and variance that a normalization gives its channels; None for other layers."""
-    kinds = keras.layers.BatchNormalization | keras.layers.LayerNormalization
-    if not isinstance(layer, kinds) or not layer.built:
-        return None
-    gamma, beta = (
-        None if value is None else np.asarray(value, np.float64).reshape(-1)
-        for value in (layer.gamma, layer.beta)
-    )
-    variance = np.ones(1) if gamma is None else gamma**2
-    if isinstance(layer, keras.layers.BatchNormalization):
-        spread = np.maximum(np.asarray(layer.moving_variance, np.float64), 0.0)
-        variance = variance * spread / np.maximum(spread + layer.epsilon, 1e-30)
-    mean = np.zeros(1) if beta is None else beta
-    return tuple(np.broadcast_arrays(mean, variance))  # type: ignore[return-value]
+def _takes_largest(layer: keras.layers.Layer) -> bool:
+    """Whether it pools the largest values of places."""
+    kind = layer_kinds.find_kind(layer)
+    pooling = kind.pooling if kind and kind.quantized else None
+    return pooling is not None and not pooling.mean
 
 
 def _linear(layer: keras.layers.Layer, kernel: Any, given: Spread) -> _Array:
     """A weighted sum: mean Σ K μ, variance Σ K² σ², for alike pixels (Σ K)² σ² over these."""
     kernel = np.asarray(kernel, np.float64)
+    kind = layer_kinds.quantized_kernel(layer)
     share = 1.0
-    if isinstance(layer, keras.layers.Conv1DTranspose | keras.layers.Conv2DTranspose):
+    if kind is not None and kind.transposed:
         kernel = np.swapaxes(kernel, -1, -2)
         share = 1.0 / math.prod(layer.strides)  # of the kernel that each pixel sees
     pixels = kernel.reshape(-1, *kernel.shape[-2:])  # (positions, in, out)
     sums, squares = pixels.sum(axis=0), np.square(pixels).sum(axis=0)
-    per_channel = isinstance(layer, keras.layers.DepthwiseConv1D | keras.layers.DepthwiseConv2D)
+    per_channel = kind is not None and kind.depthwise
     groups = 1 if per_channel else getattr(layer, "groups", 1)
     given = given.of_channels(sums.shape[0] * groups)
     both = (1.0 - _CORRELATION) * share * squares + _CORRELATION * (share * sums) ** 2
@@ -367,14 +359,13 @@ def _rectified(layer: keras.layers.Layer, values: _Array) -> _Array:
 
 def _function(node: Node, inputs: Sequence[Spread]) -> _Array:
     layer, values = node.layer, inputs[0].values
-    if isinstance(layer, keras.layers.PReLU):
-        slope = np.asarray(layer.alpha, np.float64).reshape(-1, layer.alpha.shape[-1])
-        by_channel = np.mean(slope, axis=0) if slope.shape[1] == len(values) else [np.mean(slope)]
-        return np.where(values < 0.0, np.reshape(by_channel, (-1, 1)) * values, values)
+    support = layer_kinds.find_support(layer)
+    if support and support.function and support.function.spread:
+        return support.function.spread(layer, values)
     if functions.works_on_each_value(layer):
         function = getattr(layer, "activation", layer)
         return np.asarray(function(tf.constant(values, tf.float32)), np.float64)
-    if isinstance(layer, keras.layers.Softmax) or layer_kinds.is_softmax(layer):
+    if layer_kinds.is_softmax(layer):
         return np.clip(np.zeros_like(values) + 0.5 + 0.25 * _QUANTILES, 0.0, 1.0)
     return values
 
@@ -387,8 +378,9 @@ def _scaled(node: Node, inputs: Sequence[Spread]) -> _Array:
 
 
 def _sum(node: Node, inputs: Sequence[Spread]) -> _Array:
-    signs = [1.0, -1.0] if isinstance(node.layer, keras.layers.Subtract) else [1.0] * len(inputs)
-    if isinstance(node.layer, keras.layers.Average):
+    combination = layer_kinds.combination_of(node.layer)
+    signs = [1.0, -1.0] if combination is Combination.DIFFERENCE else [1.0] * len(inputs)
+    if combination is Combination.MEAN:
         signs = [1.0 / len(inputs)] * len(inputs)
     total: dict[str, float] = {}
     for name, sign in zip(node.inputs, signs, strict=True):
@@ -422,11 +414,11 @@ def _product(node: Node, inputs: Sequence[Spread]) -> _Array:
 
 def _joined(node: Node, inputs: Sequence[Spread]) -> _Array:
     channels = sum(len(spread.values) for spread in inputs)
-    if isinstance(node.layer, keras.layers.Concatenate) and channels == node.shape[-1]:
+    if layer_kinds.combination_of(node.layer) is Combination.JOINED and channels == node.shape[-1]:
         return np.concatenate([spread.values for spread in inputs])
     count = max(len(spread.values) for spread in inputs)
     several = [spread.of_channels(count).values for spread in inputs]
-    if isinstance(node.layer, keras.layers.Minimum):
+    if layer_kinds.combination_of(node.layer) is Combination.MINIMUM:
         return np.min(several, axis=0)
     return np.max(several, axis=0)
 
@@ -449,7 +441,7 @@ def _largest(given: Spread, positions: int) -> _Array:
 
 def _moved(node: Node, inputs: Sequence[Spread]) -> _Array:
     (given,) = inputs
-    if isinstance(node.layer, keras.layers.Flatten | keras.layers.Reshape) and node.shape[-1]:
+    if layer_kinds.reshapes(node.layer) and node.shape[-1]:
         times, rest = divmod(node.shape[-1], len(given.values))
         if times > 1 and not rest:
             return np.tile(given.values, (times, 1))

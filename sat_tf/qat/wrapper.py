@@ -14,7 +14,7 @@ from tensorflow.python.framework import ops
 
 from sat_tf.graph import layer_kinds
 from sat_tf.qat.configs import PlacedConfig
-from sat_tf.quantizers.base import BIT_FLOOR
+from sat_tf.quantizers.protocol import BIT_FLOOR
 from sat_tf.version import __version__
 
 # Raised when an older sat-tf could not read what this one saves, or would compute otherwise from
@@ -234,8 +234,9 @@ class QuantizedLayer(keras.layers.Wrapper):
     def _run(self, inputs: Any, training: Any, quantize: Callable[[Any], Any]) -> Any:
         if self.quantize_config.replaces(self.layer):
             return quantize(inputs)
-        if training and type(self.layer) is keras.layers.RandomContrast:
-            return quantize(_contrasted(self.layer, inputs))
+        own = layer_kinds.in_training(self.layer, inputs) if training else None
+        if own is not None:
+            return quantize(own)
         takes_training = "training" in inspect.signature(self.layer.call).parameters
         arguments = {"training": training} if takes_training else {}
         if self.quantize_config.weights is None and not hasattr(self.layer, "activation"):
@@ -322,26 +323,6 @@ class QuantizedLayer(keras.layers.Wrapper):
         )
         quantize_config = PlacedConfig.from_config(config.pop("quantize_config"))
         return cls(layer, quantize_config, **config)
-
-
-def _contrasted(layer: keras.layers.RandomContrast, images: tf.Tensor) -> tf.Tensor:
-    """What the layer makes of images in training: x becomes (x - mean) · factor + mean.
-
-    Keras takes a kernel of TensorFlow's that has no gradient, so that nothing in front of the layer
-    could be trained: not even the clipping level that a Normalization there has here.
-    """
-    lowest, highest = 1.0 - layer.lower, 1.0 + layer.upper
-    # Keras has no public name for what a layer draws from; saved models go on with it.
-    generator = layer._random_generator
-    seed = generator.make_seed_for_stateless_op()
-    if seed is None:
-        factor = tf.random.uniform([], lowest, highest, seed=generator.make_legacy_seed())
-    else:
-        factor = tf.random.stateless_uniform([], seed, lowest, highest)
-    images = tf.cast(images, tf.float32)
-    mean = tf.reduce_mean(images, [-3, -2], keepdims=True)
-    changed = tf.clip_by_value((images - mean) * factor + mean, 0.0, 255.0)
-    return tf.cast(changed, layer.compute_dtype)
 
 
 # What Keras traces once and then keeps.

@@ -1,4 +1,4 @@
-"""DoReFa weights: the quantizer, latent weights of a float kernel, weights held at their codes."""
+"""DoReFa weights: the quantizer, and the latent weights of a float kernel."""
 
 from typing import Any
 
@@ -7,11 +7,22 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core import dorefa, rescale
-from sat_tf.quantizers.base import SatQuantizer, bits_of, register_quantizer
+from sat_tf.core import grid as grids
+from sat_tf.quantizers.protocol import (
+    LARGEST_INT8,
+    IntegerWeights,
+    Variables,
+    WeightQuantizer,
+    WeightRequest,
+    bits_of,
+    register_quantizer,
+)
+
+_GAIN = "rescale_gain"
 
 
 @register_quantizer
-class DorefaQuantizer(SatQuantizer):
+class DorefaQuantizer(WeightQuantizer):
     """Latent weights to effective weights: clamp, quantize, rescale (Eq. 5 to 10).
 
     Forward: Ξ = gain · c · Q, with Q from `dorefa.quantize_weights` (Ŵ where `num_bits` is None)
@@ -48,10 +59,29 @@ class DorefaQuantizer(SatQuantizer):
         self.grid = grid
         self.range_axes = tuple(range_axes)
         self.detach_max = detach_max
-        self.rescale = rescale
+        self.rescale: str | None = rescale
         self.fan_out = fan_out
         self.initial_gain = initial_gain
         self.gain_axes = None if gain_axes is None else tuple(gain_axes)
+
+    @classmethod
+    def create(cls, request: WeightRequest) -> WeightQuantizer:
+        """The quantizer of one kernel."""
+        axes = request.channel_axes
+        return cls(
+            num_bits=request.num_bits,
+            grid=request.grid,
+            range_axes=axes if request.range == "channel" else (),
+            detach_max=request.detach_max,
+            rescale=request.rescale,
+            fan_out=request.fan_out,
+            gain_axes=axes if request.keeps_function else None,
+        )
+
+    @classmethod
+    def option_names(cls) -> tuple[str, ...]:
+        """None: its settings are fields of the policy."""
+        return ()
 
     def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
         """Makes the variable `rescale_gain`, where there is a gain."""
@@ -64,16 +94,16 @@ class DorefaQuantizer(SatQuantizer):
         keep = {axis % len(tensor_shape) for axis in axes}
         shape = [size if axis in keep else 1 for axis, size in enumerate(tensor_shape)]
         gain = layer.add_weight(
-            name="rescale_gain",
+            name=_GAIN,
             shape=shape if axes else (),
             dtype=tf.float32,
             initializer=keras.initializers.Constant(self.initial_gain),
             trainable=False,
         )
-        return {"rescale_gain": gain}
+        return {_GAIN: gain}
 
     def __call__(
-        self, inputs: tf.Tensor, training: Any, weights: dict[str, Any], **kwargs: Any
+        self, inputs: tf.Tensor, training: Any, weights: Variables, **kwargs: Any
     ) -> tf.Tensor:
         """Effective weights from latent weights, both in float32."""
         del training, kwargs
@@ -84,7 +114,7 @@ class DorefaQuantizer(SatQuantizer):
             values = dorefa.quantize_weights(
                 inputs, bits, self.grid, self.detach_max, range_axes=self.range_axes
             )
-        gain = weights.get("rescale_gain")
+        gain = weights.get(_GAIN)
         if gain is None:
             return values
         if self.rescale is None:
@@ -117,6 +147,174 @@ class DorefaQuantizer(SatQuantizer):
             "initial_gain": self.initial_gain,
             "gain_axes": None if self.gain_axes is None else list(self.gain_axes),
         }
+
+    # -- codes -------------------------------------------------------------------------------------
+
+    @property
+    def bits(self) -> int:
+        """The bits of the codes.
+
+        Raises:
+            ValueError: it does not round.
+        """
+        if self.num_bits is None:
+            raise ValueError(f"{self!r}: received a quantizer that does not round; give it bits.")
+        return self.num_bits
+
+    @property
+    def row(self) -> grids.Grid:
+        """The row of its grid, at its bits."""
+        return grids.find_grid(self.grid, self.bits)
+
+    def integer_weights(self, latent: tf.Tensor, variables: Variables) -> IntegerWeights:
+        """Codes of the grid; its scale, times c and the gain where the layer has them."""
+        settings = (self.bits, self.grid)
+        codes = dorefa.weight_codes(latent, *settings, range_axes=self.range_axes)
+        scale = tf.constant(self.row.scale(self.bits), tf.float64)
+        scales = tf.reshape(scale, [1] * codes.shape.rank)
+        gain = variables.get(_GAIN)
+        if gain is None:
+            return IntegerWeights(codes, scales)
+        if self.rescale is not None:
+            values = dorefa.quantize_weights(latent, *settings, range_axes=self.range_axes)
+            scales = scales * tf.cast(self.factor(values, latent), tf.float64)
+        gain = tf.cast(tf.convert_to_tensor(gain), tf.float64)
+        return IntegerWeights(codes, scales * gain)
+
+    @property
+    def largest_code(self) -> int:
+        """The largest magnitude among the codes of the grid."""
+        return self.row.largest_code(self.bits)
+
+    @property
+    def grid_name(self) -> str:
+        """The name of the grid; of "auto" what that is at its bits."""
+        return self.grid if self.num_bits is None else self.row.name
+
+    @property
+    def channels_differ(self) -> bool:
+        """Whether output channels have maxima of their own."""
+        return bool(self.range_axes)
+
+    @property
+    def holds_zero(self) -> bool:
+        """Whether a weight of 0 stays 0."""
+        # Every other code of a grid is left out where there are two of them to a unit: 0 among
+        # them.
+        return self.num_bits is None or self.row.codes_per_unit == 1
+
+    @property
+    def top_unit(self) -> int:
+        """The largest n of the grid."""
+        return self.row.top(self.bits)
+
+    def units(self, latent: tf.Tensor, variables: Variables) -> tf.Tensor:
+        """The integers n = 0..top; `dorefa.weight_units`."""
+        del variables
+        return dorefa.weight_units(latent, self.bits, self.grid, range_axes=self.range_axes)
+
+    def can_be_held(self, latent: tf.Tensor, variables: Variables) -> tf.Tensor:
+        """Which weights may be held: not those that give their range its size."""
+        del variables
+        return ~dorefa.largest_weights(latent, range_axes=self.range_axes)
+
+    def hold(
+        self, latent: tf.Tensor, variables: Variables, units: tf.Tensor, held: tf.Tensor
+    ) -> tf.Tensor:
+        """Latent weights of which those that are held have given n; `dorefa.held_weights`."""
+        del variables
+        axes = self.range_axes
+        return dorefa.held_weights(latent, units, held, self.bits, self.grid, range_axes=axes)
+
+    def stages(self, latent: tf.Tensor) -> dict[str, tf.Tensor]:
+        """The clamped weights Ŵ, and the quantized ones Q where it rounds."""
+        found = {"clamped": self.clamp(latent)}
+        if self.num_bits is not None:
+            found["quantized"] = dorefa.quantize_weights(
+                latent, self.num_bits, self.grid, range_axes=self.range_axes
+            )
+        return found
+
+    def rescale_constant(self, latent: tf.Tensor, variables: Variables) -> float | None:
+        """The mean of c times the gain; None without a rescaling."""
+        if self.rescale is None:
+            return None
+        stages = self.stages(latent)
+        values = stages.get("quantized", stages["clamped"])
+        return float(tf.reduce_mean(self.factor(values, latent) * variables[_GAIN]))
+
+    def export_problem(self) -> str | None:
+        """Why its weights have no int8 codes, and what to do; None where they have."""
+        if self.fits_int8:
+            return super().export_problem()
+        # The rounded grid reaches -128 at 8 bits, and a negative γ turns that into +128.
+        return (
+            f"received {self.num_bits}-bit weights on the {self.grid_name} grid, whose codes reach "
+            f"{self.largest_code}, expected at most {LARGEST_INT8} to fit int8; requantize with "
+            "weight_grid='auto' or 'narrow', or with 7 bits"
+        )
+
+    # -- its start ---------------------------------------------------------------------------------
+
+    @property
+    def keeps_gains(self) -> bool:
+        """Whether its gains hold the size of a pretrained layer's weights."""
+        return self.gain_axes is not None
+
+    def unrounded(self, latent: tf.Tensor) -> tf.Tensor:
+        """The clamped weights, rescaled."""
+        clamped = self.clamp(latent)
+        return clamped * self.factor(clamped, latent)
+
+    def keep_function(self, kernel: tf.Variable, variables: Variables) -> None:
+        """Latent weights of a float kernel, and as the gain the size that the clamp takes."""
+        latent, maximum = latent_kernel(kernel.numpy(), self.range_axes)
+        kernel.assign(latent)
+        factor = self.factor(self.clamp(kernel), kernel).numpy()
+        gain = variables[_GAIN]
+        gain.assign(np.broadcast_to(maximum / factor, gain.shape))
+
+    def describe_start(self, kernel: np.ndarray) -> str:
+        """In words, how the latent weights of `latent_kernel` start, and why."""
+        return describe_start(kernel, self.range_axes)
+
+    def carry(
+        self,
+        latent: tf.Tensor,
+        variables: Variables,
+        before: WeightQuantizer,
+        before_variables: Variables,
+        *,
+        keep_function: bool,
+    ) -> None:
+        """Takes over the gain, and makes up for another range or rescaling of the clamped weights.
+
+        See `WeightQuantizer.carry`.
+        """
+        variable = variables.get(_GAIN)
+        if variable is None or not isinstance(before, DorefaQuantizer):
+            return
+        old_gain = before_variables.get(_GAIN)
+        gain = np.float32(1.0) if old_gain is None else old_gain.numpy()
+        differs = (before.range_axes, before.rescale) != (self.range_axes, self.rescale)
+        if differs and keep_function:
+            gain = gain * _shrinkage(before, self, latent)
+        if np.broadcast_shapes(np.shape(gain), variable.shape) == tuple(variable.shape):
+            variable.assign(np.broadcast_to(gain, variable.shape))
+
+
+def _shrinkage(before: DorefaQuantizer, after: DorefaQuantizer, kernel: tf.Tensor) -> np.ndarray:
+    """By how much the weights of another quantizer are smaller, for each range of either."""
+    one, other = before.clamp(kernel), after.clamp(kernel)
+    # Both are tanh(W), each over its own maximum, so that any weight of a channel tells the ratio.
+    axes = {*before.range_axes, *after.range_axes}
+    inner = [axis for axis in range(kernel.shape.rank) if axis not in axes]
+    old_size, new_size = (
+        np.max(np.abs(values), axis=tuple(inner), keepdims=True) for values in (one, other)
+    )
+    shrunk = np.where(old_size > 0.0, old_size / np.where(new_size > 0.0, new_size, 1.0), 1.0)
+    sizes = before.factor(one, kernel) / after.factor(other, kernel)
+    return np.asarray(shrunk * sizes.numpy())
 
 
 # The largest |tanh(W)| of a start: kernels that reach 1 or more have no latent weights of their own
@@ -168,35 +366,3 @@ def _maximum(kernel: np.ndarray, range_axes: tuple[int, ...]) -> np.ndarray:
     reduced = tuple(axis for axis in range(kernel.ndim) if axis not in keep)
     maximum = np.max(np.abs(kernel), axis=reduced, keepdims=True)
     return np.where(maximum > 0.0, maximum, 1.0)
-
-
-def units(quantizer: DorefaQuantizer, kernel: tf.Tensor) -> tf.Tensor:
-    """The integers n = 0..top that a quantizer makes of latent weights; `dorefa.weight_units`."""
-    return dorefa.weight_units(
-        kernel, _bits(quantizer), quantizer.grid, range_axes=quantizer.range_axes
-    )
-
-
-def hold(
-    quantizer: DorefaQuantizer, kernel: tf.Tensor, units: tf.Tensor, held: tf.Tensor
-) -> tf.Tensor:
-    """Latent weights of which those that are held have given integers; `dorefa.held_weights`."""
-    return dorefa.held_weights(
-        kernel,
-        units,
-        held,
-        _bits(quantizer),
-        quantizer.grid,
-        range_axes=quantizer.range_axes,
-    )
-
-
-def can_be_held(quantizer: DorefaQuantizer, kernel: tf.Tensor) -> tf.Tensor:
-    """Which weights may be held: not those that give their range its size."""
-    return ~dorefa.largest_weights(kernel, range_axes=quantizer.range_axes)
-
-
-def _bits(quantizer: DorefaQuantizer) -> int:
-    if quantizer.num_bits is None:
-        raise ValueError(f"{quantizer!r}: received a quantizer that does not round; give it bits.")
-    return quantizer.num_bits

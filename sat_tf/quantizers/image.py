@@ -9,9 +9,9 @@ import tf_keras as keras
 
 from sat_tf.core.custom_gradient import compiles_with_xla
 from sat_tf.messages import warn
-from sat_tf.quantizers.base import SatQuantizer, register_quantizer
-from sat_tf.quantizers.input_range import InputRange
+from sat_tf.quantizers.input_range import INPUT_TYPES, InputRange
 from sat_tf.quantizers.observers import COUNT, add_observed, move_averages, when_training
+from sat_tf.quantizers.protocol import PixelQuantizer, register_quantizer
 from sat_tf.quantizers.seen_values import USUAL, SeenValues, has_channels, misfit, pixel_doubt
 
 _IMAGE_MOMENTUM = 0.99
@@ -22,7 +22,7 @@ _WARNING_BATCHES = (0.0, 15.0)
 
 
 @register_quantizer
-class ImageQuantizer(SatQuantizer):
+class ImageQuantizer(PixelQuantizer):
     """Marks the image: uint8 pixels, whose real values are those of an `InputRange`.
 
     Forward: what the model is fed, x, on the grid of the file, p = (x - shift) / ratio, with its
@@ -44,6 +44,8 @@ class ImageQuantizer(SatQuantizer):
         compares: remember `off_usual` too; False in saved models of before there was one.
         image_max: an older spelling of low=0, high=image_max, observes=False, in saved models.
     """
+
+    input_type = INPUT_TYPES[0]
 
     def __init__(
         self,

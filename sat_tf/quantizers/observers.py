@@ -1,13 +1,13 @@
 """Ranges observed in training: of tensors that only the file quantizes, and of other inputs."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core.asymmetric import quantize_observed
-from sat_tf.quantizers.base import SatQuantizer, register_quantizer
+from sat_tf.quantizers.protocol import SatQuantizer, register_quantizer
 
 # The variable of observers that counts batches; 0 means never observed.
 COUNT = "observations"
@@ -24,6 +24,8 @@ class RangeObserver(SatQuantizer):
     Args:
         momentum: weight of the past in the moving average, in [0, 1).
     """
+
+    observes_range: ClassVar[bool] = True
 
     def __init__(self, *, momentum: float = 0.99) -> None:
         self.momentum = momentum

@@ -1,25 +1,35 @@
-"""Activations with a trainable clipping level: PACT, CG-PACT, and a signed form for streams."""
+"""Activations with a clipping level: PACT, CG-PACT, and their forms for what can be negative."""
 
-import abc
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.core import pact
-from sat_tf.quantizers.base import SatQuantizer, bits_of, register_quantizer
+from sat_tf.core import asymmetric, grid, pact
+from sat_tf.core.asymmetric import step_and_zero
+from sat_tf.quantizers.best_levels import (
+    SMALLEST_CLIPPING_LEVEL,
+    best_clipping_level,
+    best_offset_level,
+    search,
+)
+from sat_tf.quantizers.protocol import (
+    CLIPPING_LEVEL,
+    ActivationQuantizer,
+    ActivationRequest,
+    CodeRange,
+    Function,
+    Variables,
+    bits_of,
+    register_quantizer,
+)
 
-SMALLEST_CLIPPING_LEVEL = 1e-3
 
+class ClippingQuantizer(ActivationQuantizer):
+    """A quantizer with a trainable clipping level."""
 
-class ClippingQuantizer(SatQuantizer):
-    """A quantizer with a trainable clipping level.
-
-    Attributes:
-        signed: whether what it quantizes can be negative.
-    """
-
-    signed: bool
+    has_clipping_level: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -41,10 +51,20 @@ class ClippingQuantizer(SatQuantizer):
             rate: factor on the gradient of the clipping level, above 0.
         """
         self.num_bits = num_bits
-        self.initial_clipping_level = initial_clipping_level
-        self.gradient = gradient
+        self.initial_clipping_level: float = initial_clipping_level
+        self.gradient: str = gradient
         self.ceiling = ceiling
         self.rate = rate
+
+    @classmethod
+    def create(cls, request: ActivationRequest) -> ActivationQuantizer:
+        """The quantizer of one tensor that it serves."""
+        return cls(**_settings(request), **request.options)
+
+    @classmethod
+    def asked_names(cls) -> tuple[str, ...]:
+        """The arguments of the constructor that a policy and the graph give it."""
+        return ("num_bits", "initial_clipping_level", "gradient", "ceiling", "rate")
 
     def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
         """Makes the trainable scalar `clipping_level`, at least 1e-3 and without weight decay."""
@@ -52,14 +72,15 @@ class ClippingQuantizer(SatQuantizer):
         start = self.initial_clipping_level
         if self.ceiling is not None:
             start = max(min(start, self.ceiling), SMALLEST_CLIPPING_LEVEL)
-        level = _add_scalar(
-            layer,
-            "clipping_level",
-            keras.initializers.Constant(start),
+        level = layer.add_weight(
+            name=CLIPPING_LEVEL,
+            shape=(),
+            dtype=tf.float32,
+            initializer=keras.initializers.Constant(start),
             trainable=True,
             constraint=AtLeast(SMALLEST_CLIPPING_LEVEL),
         )
-        return {"clipping_level": level}
+        return {CLIPPING_LEVEL: level}
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
@@ -71,14 +92,31 @@ class ClippingQuantizer(SatQuantizer):
             "rate": self.rate,
         }
 
-    @abc.abstractmethod
-    def float_twin(self, inputs: tf.Tensor) -> tf.Tensor:
-        """What the tensor would be without rounding, and with no clipping to the level."""
-
-    def level(self, weights: dict[str, Any]) -> tf.Tensor:
+    def level(self, weights: Variables) -> tf.Tensor:
         """The clipping level, which learns at its own rate."""
-        level = weights["clipping_level"]
+        level = weights[CLIPPING_LEVEL]
         return level if self.rate == 1.0 else pact.learning_at_rate(level, self.rate)
+
+    def best_level(
+        self,
+        values: np.ndarray,
+        largest: float,
+        counts: np.ndarray | None = None,
+        function: Function | None = None,
+    ) -> float:
+        """The clipping level with the smallest error on values, by the quantizer's own forward."""
+
+        def quantize(values: np.ndarray, level: float) -> np.ndarray:
+            variables = {CLIPPING_LEVEL: tf.constant(level, tf.float32)}
+            return np.asarray(self(tf.constant(values), False, variables).numpy())
+
+        return search(quantize, values, largest, self.num_bits, counts=counts, function=function)
+
+
+def _settings(request: ActivationRequest) -> dict[str, Any]:
+    """What a quantizer with a clipping level takes of a request."""
+    names = ("num_bits", "gradient", "rate", "ceiling")
+    return {name: getattr(request, name) for name in names}
 
 
 @register_quantizer
@@ -87,13 +125,52 @@ class PactQuantizer(ClippingQuantizer):
 
     signed = False
 
+    @classmethod
+    def serves(cls, request: ActivationRequest) -> bool:
+        """All tensors, with the quantizers of this file for those that are not rectified."""
+        return True
+
+    @classmethod
+    def create(cls, request: ActivationRequest) -> ActivationQuantizer:
+        """The quantizer of this file for the values that a tensor has."""
+        settings, reach = _settings(request), request.reach
+        if reach is None:
+            return (StreamQuantizer if request.signed else cls)(**settings)
+        if reach.highest is not None:
+            return UnitQuantizer(num_bits=request.num_bits, signed=reach.is_negative)
+        if reach.lowest is None:
+            return StreamQuantizer(**settings)
+        if not reach.is_negative:
+            return cls(**settings)
+        return OffsetQuantizer(**settings, lowest=reach.lowest, share=reach.share)
+
     def __call__(
-        self, inputs: tf.Tensor, training: Any, weights: dict[str, Any], **kwargs: Any
+        self, inputs: tf.Tensor, training: Any, weights: Variables, **kwargs: Any
     ) -> tf.Tensor:
         """The quantized tensor, in the type of `inputs`."""
         del training, kwargs
         level, bits = self.level(weights), bits_of(self.num_bits, weights)
         return pact.quantize_activation(inputs, level, bits, self.gradient)
+
+    def code_range(self, variables: Variables) -> CodeRange:
+        """Codes 0..a."""
+        return _unsigned(self.num_bits, tf.convert_to_tensor(variables[CLIPPING_LEVEL]))
+
+    def highest_value(self, variables: Variables) -> float:
+        """The clipping level."""
+        return _level_now(variables)
+
+    def best_level(
+        self,
+        values: np.ndarray,
+        largest: float,
+        counts: np.ndarray | None = None,
+        function: Function | None = None,
+    ) -> float:
+        """The clipping level with the smallest error on values."""
+        return best_clipping_level(
+            values, largest, self.num_bits, signed=False, counts=counts, function=function
+        )
 
     def float_twin(self, inputs: tf.Tensor) -> tf.Tensor:
         """What it would be without rounding and with no clipping but the rectifier's own."""
@@ -110,29 +187,157 @@ class StreamQuantizer(ClippingQuantizer):
     signed = True
 
     def __call__(
-        self, inputs: tf.Tensor, training: Any, weights: dict[str, Any], **kwargs: Any
+        self, inputs: tf.Tensor, training: Any, weights: Variables, **kwargs: Any
     ) -> tf.Tensor:
         """The quantized tensor, in the type of `inputs`."""
         del training, kwargs
         level, bits = self.level(weights), bits_of(self.num_bits, weights)
         return pact.quantize_stream(inputs, level, bits, self.gradient)
 
-    def float_twin(self, inputs: tf.Tensor) -> tf.Tensor:
-        """What it would be without clipping and rounding: its input."""
-        return inputs
+    def code_range(self, variables: Variables) -> CodeRange:
+        """Codes -a/2..a/2.
+
+        >>> found = StreamQuantizer(num_bits=3).code_range({"clipping_level": tf.constant(6.0)})
+        >>> float(found.scale), float(found.lowest), found.steps
+        (2.0, -3.0, 6)
+        """
+        return _symmetric(self.num_bits, tf.convert_to_tensor(variables[CLIPPING_LEVEL]))
+
+    def highest_value(self, variables: Variables) -> float:
+        """The clipping level."""
+        return _level_now(variables)
+
+    def best_level(
+        self,
+        values: np.ndarray,
+        largest: float,
+        counts: np.ndarray | None = None,
+        function: Function | None = None,
+    ) -> float:
+        """The clipping level with the smallest error on values."""
+        return best_clipping_level(
+            values, largest, self.num_bits, signed=True, counts=counts, function=function
+        )
 
 
-def _add_scalar(
-    layer: keras.layers.Layer, name: str, initializer: Any, *, trainable: bool, **options: Any
-) -> tf.Variable:
-    return layer.add_weight(
-        name=name,
-        shape=(),
-        dtype=tf.float32,
-        initializer=initializer,
-        trainable=trainable,
-        **options,
-    )
+@register_quantizer
+class OffsetQuantizer(ClippingQuantizer):
+    """Clips and quantizes a tensor with a small negative part: `asymmetric.quantize_offset`.
+
+    Args:
+        lowest: see `asymmetric.quantize_offset`.
+        share: see there.
+        **settings: those of the other quantizers with a clipping level.
+    """
+
+    signed = True
+    rounds_before_clipping: ClassVar[bool] = True
+
+    def __init__(self, *, lowest: float = 0.0, share: float = 0.0, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.lowest = lowest
+        self.share = share
+
+    def __call__(
+        self, inputs: tf.Tensor, training: Any, weights: Variables, **kwargs: Any
+    ) -> tf.Tensor:
+        """The quantized tensor, in the type of `inputs`."""
+        del training, kwargs
+        return asymmetric.quantize_offset(
+            inputs,
+            self.level(weights),
+            bits_of(self.num_bits, weights),
+            self.gradient,
+            lowest=self.lowest,
+            share=self.share,
+        )
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Never: it is for what reaches less far below 0."""
+        return False
+
+    def code_range(self, variables: Variables) -> CodeRange:
+        """Codes -z..a - z."""
+        steps = grid.levels(self.num_bits)
+        level = tf.convert_to_tensor(variables[CLIPPING_LEVEL])
+        scale, below = step_and_zero(level, steps, self.lowest, self.share)
+        return CodeRange(scale, -below, steps)
+
+    def best_level(
+        self,
+        values: np.ndarray,
+        largest: float,
+        counts: np.ndarray | None = None,
+        function: Function | None = None,
+    ) -> float:
+        """The clipping level with the smallest error on values, of those up to the largest one."""
+        del largest, function
+        return best_offset_level(
+            values, self.num_bits, lowest=self.lowest, share=self.share, counts=counts
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "lowest": self.lowest, "share": self.share}
+
+
+@register_quantizer
+class UnitQuantizer(ActivationQuantizer):
+    """Quantizes what is between 0 and 1, or between -1 and 1, by its own definition.
+
+    `pact.quantize_activation` or `pact.quantize_stream` with a clipping level of 1, which is no
+    variable.
+
+    Args:
+        num_bits: bits of the codes.
+        signed: whether the range is [-1, 1].
+    """
+
+    def __init__(self, *, num_bits: int, signed: bool = False) -> None:
+        self.num_bits = num_bits
+        self.signed = signed
+
+    def __call__(
+        self, inputs: tf.Tensor, training: Any, weights: Variables, **kwargs: Any
+    ) -> tf.Tensor:
+        """The quantized tensor, in the type of `inputs`."""
+        del training, kwargs
+        quantize = pact.quantize_stream if self.signed else pact.quantize_activation
+        return quantize(inputs, tf.constant(1.0), bits_of(self.num_bits, weights))
+
+    @property
+    def is_unit(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def rectifies(self) -> bool:
+        """Never: there is nothing to rectify."""
+        return False
+
+    def code_range(self, variables: Variables) -> CodeRange:
+        """Codes 0..a, or -a/2..a/2."""
+        del variables
+        return (_symmetric if self.signed else _unsigned)(self.num_bits, tf.constant(1.0))
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {"num_bits": self.num_bits, "signed": self.signed}
+
+
+def _unsigned(num_bits: int, highest: tf.Tensor) -> CodeRange:
+    steps = grid.levels(num_bits)
+    return CodeRange(highest / float(steps), tf.constant(0.0), steps)
+
+
+def _symmetric(num_bits: int, highest: tf.Tensor) -> CodeRange:
+    steps = grid.levels(num_bits, "narrow")
+    return CodeRange((highest + highest) / float(steps), tf.constant(-steps / 2), steps)
+
+
+def _level_now(variables: Variables) -> float:
+    return float(tf.convert_to_tensor(variables[CLIPPING_LEVEL]).numpy())
 
 
 @keras.utils.register_keras_serializable(package="sat_tf")

@@ -1,14 +1,35 @@
-"""The table of quantizers: by name, and as plain values."""
+"""The tables of quantizers: those a policy can name, and all of them as plain values in files.
 
-from typing import Any
+The only module that knows their classes. A quantizer of the user's own joins by a decorator:
 
-from sat_tf.quantizers.base import SatQuantizer
+    @sat_tf.configs.weight_quantizer("power_of_two")
+    class PowerOfTwo(sat_tf.configs.WeightQuantizer): ...
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.dorefa import DorefaQuantizer
 from sat_tf.quantizers.image import ImageQuantizer
+from sat_tf.quantizers.input_range import InputRange
 from sat_tf.quantizers.observers import InputQuantizer, RangeObserver
-from sat_tf.quantizers.pact import PactQuantizer, StreamQuantizer
+from sat_tf.quantizers.pact import OffsetQuantizer, PactQuantizer, StreamQuantizer, UnitQuantizer
+from sat_tf.quantizers.protocol import (
+    ActivationQuantizer,
+    ActivationRequest,
+    PixelQuantizer,
+    SatQuantizer,
+    WeightQuantizer,
+    WeightRequest,
+)
 
-QUANTIZERS: dict[str, type] = {
+# By the names that a policy gives them.
+WEIGHT_QUANTIZERS: dict[str, type[WeightQuantizer]] = {"dorefa": DorefaQuantizer}
+ACTIVATION_QUANTIZERS: dict[str, type[ActivationQuantizer]] = {"pact": PactQuantizer}
+
+# By the names that saved models have for them.
+QUANTIZERS: dict[str, type[SatQuantizer]] = {
     cls.__name__: cls
     for cls in (
         DorefaQuantizer,
@@ -17,8 +38,131 @@ QUANTIZERS: dict[str, type] = {
         ImageQuantizer,
         RangeObserver,
         InputQuantizer,
+        UnitQuantizer,
+        OffsetQuantizer,
     )
 }
+
+
+# Those that are there where nobody names one.
+_OURS = frozenset(QUANTIZERS.values())
+
+_Class = TypeVar("_Class", bound=type)
+
+
+def weight_quantizer(name: str) -> Callable[[_Class], _Class]:
+    """Registers a weight quantizer of your own, by the name that a policy gives it.
+
+    Whatever loads a model with it has to run this too: import the module that the class is in.
+
+    Args:
+        name: for `BitPolicy(weight_quantizer=name)`, and in saved models.
+
+    Raises:
+        ValueError: the class is no `WeightQuantizer`, lacks one of its methods, or the name is that
+            of another one.
+    """
+    return _registering(name, WEIGHT_QUANTIZERS, WeightQuantizer)
+
+
+def activation_quantizer(name: str) -> Callable[[_Class], _Class]:
+    """Registers an activation quantizer of your own; see `weight_quantizer`.
+
+    Args:
+        name: for `BitPolicy(activation_quantizer=name)`, and in saved models.
+    """
+    return _registering(name, ACTIVATION_QUANTIZERS, ActivationQuantizer)
+
+
+def _registering(name: str, table: dict[str, Any], kind: type) -> Callable[[_Class], _Class]:
+    def register(cls: _Class) -> _Class:
+        problem = _registering_problem(name, cls, table, kind)
+        if problem:
+            raise ValueError(f"{name}: {problem}")
+        setattr(cls, "registered_name", name)  # noqa: B010
+        table[name] = QUANTIZERS[name] = cls
+        return cls
+
+    return register
+
+
+def _registering_problem(name: Any, cls: Any, table: dict[str, Any], kind: type) -> str | None:
+    if not isinstance(name, str) or not name.isidentifier():
+        return "received a name that is no identifier, expected one such as power_of_two."
+    if not (isinstance(cls, type) and issubclass(cls, kind)):
+        return f"received {cls!r}, expected a subclass of sat_tf.configs.{kind.__name__}."
+    missing = sorted(getattr(cls, "__abstractmethods__", ()))
+    if missing:
+        return f"received {cls.__name__} without {', '.join(missing)}; write them."
+    other = QUANTIZERS.get(name)
+    # A cell of a notebook that runs again makes the same class again.
+    again = other is not None and table.get(name) is other and _place(other) == _place(cls)
+    if not again and (other is not None or name in table):
+        return "received a name that another quantizer has; choose another one."
+    return None
+
+
+def _place(cls: Any) -> tuple[str, str]:
+    return cls.__module__, cls.__qualname__
+
+
+def make_weight_quantizer(name: str, request: WeightRequest) -> WeightQuantizer:
+    """The quantizer of one kernel, by the name that a policy gives."""
+    return WEIGHT_QUANTIZERS[name].create(request)
+
+
+def make_activation_quantizer(name: str, request: ActivationRequest) -> ActivationQuantizer:
+    """The quantizer of one tensor, by the name that a policy gives.
+
+    Where that one does not serve a tensor of this kind, the default one does.
+    """
+    cls = ACTIVATION_QUANTIZERS[name]
+    return (cls if cls.serves(request) else PactQuantizer).create(request)
+
+
+def make_image_quantizer(found: InputRange) -> PixelQuantizer:
+    """The mark of an image with this range."""
+    return ImageQuantizer.of_range(found)
+
+
+def make_input_quantizer(input_type: str) -> SatQuantizer:
+    """The quantizer of an input that is no image, by what the file takes."""
+    return InputQuantizer(input_type=input_type)
+
+
+def make_range_observer() -> SatQuantizer:
+    """What remembers the range of a tensor that stays float."""
+    return RangeObserver()
+
+
+def weight_quantizer_problems(name: str, options: Any) -> list[str]:
+    """What is wrong with a policy's `weight_quantizer` and `weight_options`."""
+    return _problems("weight", name, options, WEIGHT_QUANTIZERS)
+
+
+def activation_quantizer_problems(name: str, options: Any) -> list[str]:
+    """What is wrong with a policy's `activation_quantizer` and `activation_options`."""
+    return _problems("activation", name, options, ACTIVATION_QUANTIZERS)
+
+
+def _problems(kind: str, name: Any, options: Any, table: dict[str, Any]) -> list[str]:
+    if name not in table:
+        return [
+            f"{kind}_quantizer={name!r}: expected the name of a quantizer. "
+            f"{did_you_mean(str(name), table)} One of your own is registered by the decorator "
+            f"sat_tf.configs.{kind}_quantizer."
+        ]
+    return [
+        f"{kind}_options of {name}: {problem}" for problem in table[name].option_problems(options)
+    ]
+
+
+def line_of(quantizer: SatQuantizer) -> str:
+    """What a quantizer says of itself; "" for those that policies have where they name none."""
+    if type(quantizer) in _OURS:
+        return ""
+    describe = getattr(quantizer, "describe", None)
+    return f"{_saved_name(type(quantizer))}: {describe()}" if describe else ""
 
 
 def serialize_quantizer(quantizer: SatQuantizer | None) -> dict[str, Any] | None:
@@ -29,12 +173,27 @@ def serialize_quantizer(quantizer: SatQuantizer | None) -> dict[str, Any] | None
     """
     if quantizer is None:
         return None
-    return {"quantizer": type(quantizer).__name__, **quantizer.get_config()}
+    return {"quantizer": _saved_name(type(quantizer)), **quantizer.get_config()}
+
+
+def _saved_name(cls: type) -> str:
+    return next((name for name, known in QUANTIZERS.items() if known is cls), cls.__name__)
 
 
 def deserialize_quantizer(values: dict[str, Any] | None) -> Any:
-    """The quantizer that `serialize_quantizer` wrote."""
+    """The quantizer that `serialize_quantizer` wrote.
+
+    Raises:
+        ValueError: nobody has registered it.
+    """
     if values is None:
         return None
     settings = dict(values)
-    return QUANTIZERS[settings.pop("quantizer")](**settings)
+    name = settings.pop("quantizer")
+    if name not in QUANTIZERS:
+        raise ValueError(
+            f"received a model with the quantizer {name!r}, which is not registered. "
+            f"{did_you_mean(str(name), QUANTIZERS)} Import the module that registers it, by "
+            f"sat_tf.configs.weight_quantizer({name!r}) or activation_quantizer, before loading."
+        )
+    return QUANTIZERS[name](**settings)

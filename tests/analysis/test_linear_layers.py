@@ -1,7 +1,8 @@
 import pytest
 import tf_keras as keras
 
-from sat_tf.analysis.linear_layers import groups, holds_matrices, linear_kernels, unwrapped
+from sat_tf.analysis.linear_layers import groups, holds_matrices, kernel_of, unwrapped
+from sat_tf.graph.layer_kinds import kernels_of
 
 layers = keras.layers
 
@@ -24,12 +25,9 @@ COUNTS = [
 )
 def test_neurons_are_counted_as_by_hand(layer, shape, counts):
     layer.build((None, *shape))
+    shapes = [(kernel, kernel_of(layer, kernel).shape) for kernel in kernels_of(layer)]
     found = [
-        (
-            kernel.fan_in(getattr(layer, kernel.attribute).shape, groups(layer)),
-            kernel.fan_out(getattr(layer, kernel.attribute).shape, groups(layer)),
-        )
-        for kernel in linear_kernels(layer)
+        (kernel.fan_in(shape), kernel.fan_out(shape, groups(layer))) for kernel, shape in shapes
     ]
     assert found == counts
 
@@ -38,7 +36,7 @@ def test_a_subclass_is_not_known():
     class Standardized(layers.Conv2D):
         pass
 
-    assert linear_kernels(Standardized(3, 3)) == ()
+    assert kernels_of(Standardized(3, 3)) == ()
 
 
 def test_wrappers_are_taken_off():

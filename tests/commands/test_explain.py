@@ -1,9 +1,11 @@
 import csv
+import pathlib
 
 import pytest
 import tensorflow_model_optimization as tfmot
 
-from sat_tf.commands import main
+from sat_tf.commands import explain, main
+from sat_tf.messages import RunError
 from tests.commands.light import told_without_tensorflow
 from tests.planning.models import with_odd_activation
 from tests.training.small import small_float_model, small_quantized_model
@@ -80,6 +82,7 @@ def test_a_model_is_built_by_its_name(capsys):
         (["nowhere.keras"], "nowhere.keras: not found"),
         (["resnet18", "--policy", "weigth_bits=4"], "Did you mean weight_bits?"),
         (["resnet18", "--policy", "weight_bits=4", "rescale=std"], "Did you mean stddev?"),
+        (["resnet18", "--policy", f"weight_bits=0x{'f' * 5000}"], "expected one of 64 bits"),
         (["resnet18", "--policy", "nowhere.yaml"], "No such file"),
         (["resnet18", "--policy", "a.yaml", "b.yaml"], "expected one at most"),
         (["resnet18", "--diagram", "plan.pdf"], "expected .svg or .png"),
@@ -89,6 +92,13 @@ def test_a_model_is_built_by_its_name(capsys):
 def test_what_cannot_be_explained_is_said_without_tensorflow(words, expected, tmp_path):
     told = told_without_tensorflow("explain", *words, status=2, cwd=tmp_path)
     assert expected in " ".join(told.split())
+
+
+def test_an_error_of_python_in_one_line_is_a_problem_of_the_policy(monkeypatch):
+    # Its digits are more than Python writes, so that the policy's own message is one of Python's.
+    monkeypatch.setattr(explain, "load_yaml", lambda text: 10**5000)
+    with pytest.raises(RunError, match=r"--policy: 1 problem\n  - Exceeds the limit"):
+        explain._policy(["weight_bits=x"], pathlib.Path("nowhere"), {})
 
 
 def test_the_help_has_examples_and_needs_no_tensorflow():

@@ -81,7 +81,7 @@ def test_codes_worked_by_hand(name, bits, codes):
     latent = _latent(clamped)
     assert dorefa.weight_codes(latent, bits, name).numpy().tolist() == codes
     assert reference.weight_codes(latent, bits, name).tolist() == codes
-    step = grids.GRIDS[name].step(bits)
+    step = grids.GRIDS[name].scale(bits)
     quantized = dorefa.quantize_weights(latent, bits, name).numpy()
     np.testing.assert_allclose(quantized, np.array(codes) * step, atol=1e-7)
 
@@ -184,7 +184,7 @@ def test_codes_are_integers_of_the_grid(at, latent):
     else:
         assert -(2 ** (bits - 1)) <= codes.min() <= codes.max() <= 2 ** (bits - 1) - 1
     quantized = dorefa.quantize_weights(latent, bits, name).numpy()
-    np.testing.assert_allclose(quantized, codes * row.step(bits), atol=1e-7)
+    np.testing.assert_allclose(quantized, codes * row.scale(bits), atol=1e-7)
 
 
 @settings(max_examples=300)
@@ -196,7 +196,7 @@ def test_quantized_weights_are_the_nearest_and_keep_their_order(at, latent):
     quantized = dorefa.quantize_weights(latent, bits, name).numpy()
     order = np.argsort(clamped, axis=None)
     assert (np.diff(quantized.reshape(-1)[order]) >= 0).all()
-    spacing = row.step(bits) * row.codes_per_unit
+    spacing = row.scale(bits) * row.codes_per_unit
     highest = 2.0 * row.top(bits) / row.divisor(bits) - 1.0
     error = quantized - np.minimum(clamped, highest)
     down = 1.0 if name == "modified" else 0.5
@@ -254,7 +254,7 @@ def test_xla_differs_at_ties_only(name, bits):
     ).numpy()
     position = reference.weight_position(latent, bits, name)
     clear = reference.distance_from_tie(position, name) > TIE
-    found = compiled / grids.GRIDS[name].step(bits)
+    found = compiled / grids.GRIDS[name].scale(bits)
     np.testing.assert_allclose(found[clear], codes[clear], atol=1e-4)
     assert np.abs(found).max() <= grids.GRIDS[name].largest_code(bits) + 1e-4
 

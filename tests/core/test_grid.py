@@ -37,7 +37,7 @@ ROWS = [(name, bits) for name in grids.GRIDS for bits in BITS if (name, bits) !=
 def test_grids_have_the_steps_and_codes_of_the_table(name, bits, steps, step, codes):
     row = grids.GRIDS[name]
     assert grids.levels(bits, name) == steps
-    assert row.step(bits) == step
+    assert row.scale(bits) == step
     units = range(row.top(bits) + 1)
     assert [row.codes_per_unit * n - row.code_offset(bits) for n in units] == codes
     assert row.largest_code(bits) == max(abs(code) for code in codes)

@@ -1,6 +1,7 @@
 """Pictures with the detail of photographs, and files as odd as those of ImageNet."""
 
 import io
+import struct
 
 import numpy as np
 from PIL import Image
@@ -26,6 +27,24 @@ def encoded(image, kind="JPEG", **options):
     file = io.BytesIO()
     image.save(file, kind, **({"quality": 90} if kind == "JPEG" else {}), **options)
     return file.getvalue()
+
+
+def tiff_of_12_bits(values):
+    """A grey TIFF file of 12 bits a pixel, which Pillow reads and does not write.
+
+    Args:
+        values: (height, width), of which both values of a pair share the middle byte.
+    """
+    height, width = values.shape
+    data = int("".join(f"{value:012b}" for value in values.ravel()), 2).to_bytes(
+        values.size * 12 // 8, "big"
+    )
+    # Width, height, bits, compression, black is zero, where the data is, channels, rows, bytes.
+    tags = {256: width, 257: height, 258: 12, 259: 1, 262: 1, 273: 8}
+    tags |= {277: 1, 278: height, 279: len(data)}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    header = b"II*\0" + struct.pack("<I", 8 + len(data))
+    return header + data + struct.pack("<H", len(tags)) + entries + bytes(4)
 
 
 def odd_files():

@@ -6,7 +6,9 @@ import pytest
 import tensorflow as tf
 from PIL import Image
 
-from sat_tf.data.picture_folder import load_folder, resized
+from sat_tf.data.decoding import decode_slowly
+from sat_tf.data.picture_folder import eight_bits, load_folder, resized
+from tests.data.photographs import tiff_of_12_bits
 
 SHAPE = (6, 8, 3)
 
@@ -160,6 +162,29 @@ def test_pictures_of_32_bits_are_named_and_left_out(kind, tmp_path):
     save(tmp_path / "wide.tiff", SIXTEEN.astype(kind))
     found = load_folder(tmp_path, SHAPE)
     assert [name.rsplit("/", 1)[1] for name in found.unreadable] == ["wide.tiff"]
+
+
+@pytest.mark.parametrize("largest", [1.0, 255.0, 65535.0])
+def test_pixels_that_are_floats_are_refused(largest, tmp_path):
+    # A PFM file, whose format Pillow calls that of PGM files of 16 bits.
+    values = (SIXTEEN / 65535.0 * largest).astype("<f4")
+    content = b"Pf\n8 6\n-1.0\n" + values.tobytes()
+    save(tmp_path / "good.png", picture(1))
+    (tmp_path / "float.pfm").write_bytes(content)
+    found = load_folder(tmp_path, SHAPE)
+    assert [name.rsplit("/", 1)[1] for name in found.unreadable] == ["float.pfm"]
+    with pytest.raises(ValueError, match="nothing decodes it"):
+        decode_slowly(content)
+    with pytest.raises(ValueError, match=r"its values are of 32 bits \(mode F\)"):
+        eight_bits(Image.open(tmp_path / "float.pfm"))
+
+
+def test_of_12_bits_the_upper_8_are_taken(tmp_path):
+    values = np.array([[0, 15, 16, 31, 256, 2048, 4079, 4095]] * 6, np.uint16)
+    (tmp_path / "a.tiff").write_bytes(tiff_of_12_bits(values))
+    found = load_folder(tmp_path, SHAPE).images[0]
+    assert found[0].tolist() == [[value] * 3 for value in (0, 0, 1, 1, 16, 128, 254, 255)]
+    np.testing.assert_array_equal(decode_slowly((tmp_path / "a.tiff").read_bytes()), found)
 
 
 def test_pipes_sockets_and_links_to_nothing_are_named_and_left_out(tmp_path):

@@ -5,9 +5,11 @@ import dataclasses
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.export.operations.arithmetic import requantization_multipliers
-from sat_tf.export.operations.graph import Codes, Graph, Linear, Operation, Reshape
-from sat_tf.export.operations.simulator import run_operation
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.linear import Linear, requantization_multipliers
+from sat_tf.export.operations.operation import Operation
+from sat_tf.export.operations.shapes import Reshape
+from sat_tf.export.tflite.tensors import Codes
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
 from sat_tf.qat.layout import call_name, inner_layer
@@ -59,7 +61,7 @@ def local_differences(model: keras.Model, graph: Graph, images: np.ndarray) -> l
     units: dict[str, np.ndarray] = {}
     for operation in graph.operations:
         inputs = [known[name] for name in operation.inputs]
-        computed = run_operation(operation, graph, *inputs)
+        computed = operation.simulate(graph, *inputs)
         name, codes = operation.output, graph.tensors[operation.output].codes
         units[name] = _units(graph, operation, units)
         known[name] = computed
@@ -114,11 +116,11 @@ def keras_tensors(model: keras.Model, images: np.ndarray) -> dict[str, np.ndarra
 
 def is_rounded(real: np.ndarray, codes: Codes) -> bool:
     """Whether real values are on the grid of the codes."""
-    units = real / codes.real_step
+    units = real / codes.real_scale
     return bool(np.max(np.abs(units - np.rint(units))) < 1e-3)
 
 
 def stored(real: np.ndarray, codes: Codes) -> np.ndarray:
     """Real values as stored integers, rounded half up."""
-    rounded = np.floor(real.astype(np.float64) / codes.real_step + 0.5) + codes.zero_point
+    rounded = np.floor(real.astype(np.float64) / codes.real_scale + 0.5) + codes.zero_point
     return np.clip(rounded, codes.lowest, codes.highest).astype(np.int32)

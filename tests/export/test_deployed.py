@@ -9,8 +9,8 @@ import sat_tf
 from sat_tf.export.deployed import deployed_model
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.pipeline import deployed_graph
+from sat_tf.export.operations.graph_file import serialize
 from sat_tf.export.operations.simulator import simulate
-from sat_tf.export.tflite.writer import serialize
 from sat_tf.export.verify import TrainedModel
 from sat_tf.graph.network import Network
 from sat_tf.qat.layout import inner_layer

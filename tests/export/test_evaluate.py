@@ -10,7 +10,7 @@ from sat_tf.export.certificate.outputs import top_hits
 from sat_tf.export.evaluate import _Tally, evaluate_simulator, evaluate_tflite, file_interface
 from sat_tf.export.litert import processes
 from sat_tf.export.litert.runtime import Runtime
-from sat_tf.export.tflite.reader import read_graph
+from sat_tf.export.operations.graph_file import read_graph
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.export.litert.runtime import Runtime
-from sat_tf.export.tflite.reader import read_graph
+from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import range_of
 from tests.qat.float_models import pretend_trained
@@ -52,7 +52,7 @@ def test_a_file_takes_pixels_and_computes_what_keras_does_of_its_range(value, tm
     assert certificate.agreement == 1.0
     found = read_graph(path.read_bytes(), "file").images[0]
     grid = range_of(value).grid
-    assert (found.step, found.zero_point) == (np.float32(grid.step), grid.zero_point)
+    assert (found.scale, found.zero_point) == (np.float32(grid.step), grid.zero_point)
 
 
 @pytest.mark.parametrize("value", [(-1, 1), "caffe"], ids=str)

@@ -4,7 +4,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.export.file_verification import verify_file
-from sat_tf.export.tflite.reader import read_graph
+from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.graph.network import Network
 from sat_tf.qat.inputs import input_types
 from sat_tf.qat.policy import BitPolicy

@@ -5,7 +5,7 @@ from ai_edge_litert.interpreter import Interpreter
 
 import sat_tf
 from sat_tf.export.lowering.pipeline import deployed_graph, trained_graph
-from sat_tf.export.operations.graph import Linear
+from sat_tf.export.operations.linear import Linear
 from sat_tf.export.operations.simulator import simulate
 from sat_tf.export.snapping import snap_biases
 from sat_tf.export.verify import TrainedModel
@@ -103,12 +103,12 @@ def _linear_pairs(model):
 def test_the_file_has_the_constants_of_the_snapped_model_in_every_channel(deep):
     graph, pairs = _linear_pairs(deep[1])
     for exact, rounded in pairs:
-        unit = float(graph.codes(exact.inputs[0]).step) * rounded.steps.astype(np.float64)
+        unit = float(graph.codes(exact.inputs[0]).scale) * rounded.scales.astype(np.float64)
         np.testing.assert_allclose(rounded.bias, exact.bias / unit, atol=0.02, rtol=1e-5)
-        np.testing.assert_allclose(rounded.steps, exact.steps, rtol=1e-5)
-    # Before, one unit of the sum was worth so much in many channels that they got another step.
+        np.testing.assert_allclose(rounded.scales, exact.scales, rtol=1e-5)
+    # Before, one unit of the sum was worth so much in many channels that they got another scale.
     pairs = _linear_pairs(deep[0])[1]
-    other = [np.abs(rounded.steps / exact.steps - 1.0) > 1e-3 for exact, rounded in pairs]
+    other = [np.abs(rounded.scales / exact.scales - 1.0) > 1e-3 for exact, rounded in pairs]
     assert np.count_nonzero(np.concatenate(other)) > 10
 
 
@@ -162,9 +162,9 @@ def test_a_snapped_model_computes_the_logits_of_its_file(tmp_path):
         interpreter.invoke()
         received = interpreter.get_tensor(logits["index"])
         expected = model(pixels.astype(np.float32), training=False).numpy()
-        step = np.min(np.diff(np.unique(received)))
-        # Rounding to codes alone is half a step; a code that differed before is far beyond.
-        shares[name] = np.mean(np.max(np.abs(received - expected), axis=1) < 0.51 * step)
+        scale = np.min(np.diff(np.unique(received)))
+        # Rounding to codes alone is half a scale; a code that differed before is far beyond.
+        shares[name] = np.mean(np.max(np.abs(received - expected), axis=1) < 0.51 * scale)
     # Not all: a signed stream that is averaged saturates one code lower in the file.
     assert shares["snapped"] > 0.95
     assert 1 - shares["snapped"] < (1 - shares["as trained"]) / 2

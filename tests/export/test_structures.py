@@ -7,10 +7,9 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.pipeline import deployed_graph
-from sat_tf.export.operations.graph import Linear
+from sat_tf.export.operations.graph_file import read_graph, serialize
+from sat_tf.export.operations.linear import Linear
 from sat_tf.export.operations.simulator import simulate
-from sat_tf.export.tflite.reader import read_graph
-from sat_tf.export.tflite.writer import serialize
 from sat_tf.qat.policy import BitPolicy
 from tests.qat import float_models, nested_models
 
@@ -104,7 +103,7 @@ def test_a_plain_factor_costs_nothing():
     )
     one, other = deployed_graph(plain), deployed_graph(rescaled)
     assert [type(op) for op in one.operations] == [type(op) for op in other.operations]
-    assert other.images[0].step == 1.0  # the file reads the pixels that the Keras model does
+    assert other.images[0].scale == 1.0  # the file reads the pixels that the Keras model does
 
 
 def test_each_use_of_a_shared_layer_has_the_same_codes():

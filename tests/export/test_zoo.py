@@ -11,8 +11,8 @@ from sat_tf.export.export import ExportReport, file_content
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import deployed_graph
+from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.export.operations.simulator import simulate
-from sat_tf.export.tflite.reader import read_graph
 from sat_tf.export.tflite.structure import read_structure
 from tests.export.local import local_differences
 from tests.export.zoo import EACH, FEW, ZOO, Specimen, images_for, quantized

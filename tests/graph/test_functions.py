@@ -6,7 +6,7 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.core import asymmetric
 from sat_tf.graph import functions, layer_kinds
-from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.operation_layers import Clip, absolute
 from sat_tf.graph.operation_table import gelu_by_tanh
 from sat_tf.keras3.activations import (
@@ -21,8 +21,7 @@ from sat_tf.keras3.activations import (
     tanh_shrink,
 )
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.quantizers.functions import OffsetQuantizer
-from sat_tf.quantizers.pact import PactQuantizer, StreamQuantizer
+from sat_tf.quantizers.pact import OffsetQuantizer, PactQuantizer, StreamQuantizer
 
 L = keras.layers
 

@@ -384,3 +384,70 @@ def test_the_name_of_a_file_of_keras_3_changes_nothing(tmp_path):
     keras3.Model(image, L.Dense(2, name="head")(image), name="small").save(tmp_path / "a.keras")
     (tmp_path / "a.h5").write_bytes((tmp_path / "a.keras").read_bytes())
     assert sat_tf.from_keras3(tmp_path / "a.h5").get_layer("head").units == 2
+
+
+def _changed(path, **changes):
+    """A file of a small model, with other settings of its last layer."""
+    image = keras3.Input((4,), name="image")
+    keras3.Model(image, L.Dense(2, name="head")(image), name="small").save(path)
+    config = config_of(path)
+    head = layer_in(config, "head")
+    for key, value in changes.items():
+        (head["config"] if key in head["config"] else head)[key] = value
+    return with_config(path, config)
+
+
+@pytest.mark.parametrize("suffix", [".keras", ".h5"])
+@pytest.mark.parametrize("module", ["keras.layers", "elsewhere"])
+def test_a_registered_name_that_is_no_text_is_refused(module, suffix, tmp_path):
+    for name in (5, ["Dense"]):
+        path = _changed(tmp_path / f"model{suffix}", registered_name=name, module=module)
+        message = _error(path)
+        assert f"model{suffix}: received head with registered_name={name!r}, expected" in message
+
+
+@pytest.mark.parametrize("suffix", [".keras", ".h5"])
+def test_small_files_of_keras_3_do_not_grow_in_memory(suffix, tmp_path):
+    path = _changed(tmp_path / f"model{suffix}", units=300_000_000)
+    assert "received a model of more than 4,800,000,0" in _error(path)
+    seeded = {"class_name": "RandomNormal", "module": "keras.initializers", "registered_name": None}
+    generator = {"module": "keras.random", "class_name": "SeedGenerator", "registered_name": None}
+    generator["config"] = {"name": "seeds", "seed": 3}
+    seeded["config"] = {"mean": 0.0, "stddev": 1.0, "seed": generator}
+    path = _changed(tmp_path / f"model{suffix}", units=300_000_000, kernel_initializer=seeded)
+    assert "received a model of more than 4,800,000,0" in _error(path)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("keras.utils", "get_file"),
+        ("keras.models", "load_model"),
+        ("keras.src.utils.file_utils", "get_file"),
+        ("keras.ops", "vectorized_map"),
+        ("keras.src.activations", "relu"),
+        ("os", "relu"),
+    ],
+)
+def test_functions_of_a_file_are_activations_that_both_have(module, name, tmp_path):
+    function = {"class_name": "function", "config": name, "module": module, "registered_name": name}
+    path = _changed(tmp_path / "model.keras", activation=function)
+    assert f"head: received the function '{name}' of {module}, which is no activation" in _error(
+        path
+    )
+    function |= {"config": "relu", "module": "keras.activations", "registered_name": "get_file"}
+    path = _changed(tmp_path / "model.keras", activation=function)
+    assert "head: received the function 'relu' of keras.activations" in _error(path)
+    function["registered_name"] = "relu"
+    path = _changed(tmp_path / "model.keras", activation=function)
+    assert sat_tf.from_keras3(path).get_layer("head").activation is keras.activations.relu
+
+
+@pytest.mark.parametrize("suffix", [".keras", ".h5"])
+def test_each_name_of_a_layer_of_ours_is_looked_at(suffix, tmp_path):
+    for names in (
+        {"class_name": "sat_tf>Operation"},
+        {"class_name": "Dense", "registered_name": "sat_tf>Operation"},
+    ):
+        path = _changed(tmp_path / f"model{suffix}", **names)
+        assert ", which sat_tf.to_keras3 made; it only infers" in _error(path)

@@ -6,6 +6,7 @@ import zipfile
 
 import h5py
 import tf_keras as keras
+from tf_keras.protobuf import saved_metadata_pb2
 
 
 def small(*layers):
@@ -34,7 +35,9 @@ def saved(model, path, marker):
 
 
 def config_of(path):
-    """The configuration in a `.keras` or HDF5 file."""
+    """The configuration in a `.keras` or HDF5 file, or in a SavedModel."""
+    if pathlib.Path(path).is_dir():
+        return json.loads(_root_of(_metadata(path)).metadata)
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             return json.loads(archive.read("config.json"))
@@ -42,8 +45,24 @@ def config_of(path):
         return json.loads(file.attrs["model_config"])
 
 
+def _metadata(folder):
+    metadata = saved_metadata_pb2.SavedMetadata()
+    metadata.ParseFromString((pathlib.Path(folder) / "keras_metadata.pb").read_bytes())
+    return metadata
+
+
+def _root_of(metadata):
+    (root,) = [node for node in metadata.nodes if node.node_id == 0]
+    return root
+
+
 def with_config(path, config):
-    """Puts another configuration into a `.keras` or HDF5 file."""
+    """Puts another configuration into a `.keras` or HDF5 file, or into a SavedModel."""
+    if pathlib.Path(path).is_dir():
+        metadata = _metadata(path)
+        _root_of(metadata).metadata = json.dumps(config)
+        (pathlib.Path(path) / "keras_metadata.pb").write_bytes(metadata.SerializeToString())
+        return path
     if not zipfile.is_zipfile(path):
         with h5py.File(path, "a") as file:
             file.attrs["model_config"] = json.dumps(config)

@@ -200,6 +200,99 @@ def test_the_functions_of_sat_tf_s_own_layer_are_checked_too(tmp_path):
         load_model(tmp_path / "model.keras")
 
 
+_WRITES = {"function": "io.write_file", "arguments": [[{"tensor": 0}], {}]}
+_NAMED_TWICE = {
+    "an operation as a slice": {
+        "class_name": "sat_tf>Operation",
+        "registered_name": "sat_tf>Slice",
+    },
+    "a slice as an operation": {
+        "class_name": "sat_tf>Slice",
+        "registered_name": "sat_tf>Operation",
+    },
+    "an operation": {"class_name": "sat_tf>Operation"},
+    "a value as an operation": {"class_name": "TensorShape", "registered_name": "sat_tf>Operation"},
+    "a lookup as an operation": {
+        "class_name": "StringLookup",
+        "module": "keras.layers",
+        "registered_name": "sat_tf>Operation",
+    },
+    "a lambda as a slice": {"class_name": "Lambda", "registered_name": "sat_tf>Slice"},
+    "a slice as a lambda": {"class_name": "sat_tf>Slice", "registered_name": "Lambda"},
+    "a value of a module": {"class_name": "TensorShape", "module": "marker_module"},
+    "a lookup of a module": {"class_name": "IntegerLookup", "module": "marker_module"},
+    "a layer as a slice": {"class_name": "Dense", "registered_name": "sat_tf>Slice"},
+}
+
+
+@pytest.mark.parametrize("key", ["activation", "kernel_regularizer", "bias_initializer"])
+@pytest.mark.parametrize("names", _NAMED_TWICE)
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_name_of_a_part_is_checked(name, names, key, tmp_path):
+    small().save(tmp_path / name)
+
+    def change(layer):
+        layer["config"][key] = {**_NAMED_TWICE[names], "config": dict(_WRITES)}
+
+    _changed(tmp_path / name, change, "head")
+    with pytest.raises(UntrustedModelError, match=r"head: .*--trust_model"):
+        load_model(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "module", ["keras.src.utils.data_utils", "keras.utils", "keras.activations", "builtins"]
+)
+def test_a_function_has_one_name(module, tmp_path):
+    small(L.Activation("relu", name="other")).save(tmp_path / "model.keras")
+
+    def change(layer):
+        layer["config"]["activation"] = {
+            "class_name": "function",
+            "module": module,
+            "config": "relu",
+            "registered_name": "urlretrieve",
+        }
+
+    _changed(tmp_path / "model.keras", change, "other")
+    with pytest.raises(UntrustedModelError, match=r"'relu', also called 'urlretrieve', of the mod"):
+        load_model(tmp_path / "model.keras")
+
+
+@pytest.mark.parametrize("module", ["keras.src.utils.data_utils", "tf_keras.utils", "keras.models"])
+def test_functions_are_taken_from_public_modules_of_functions(module, tmp_path):
+    small(L.Activation("relu", name="other")).save(tmp_path / "model.keras")
+    function = {"class_name": "function", "config": "relu", "registered_name": "relu"}
+    _changed(
+        tmp_path / "model.keras",
+        lambda layer: layer["config"].update(activation={**function, "module": module}),
+        "other",
+    )
+    with pytest.raises(UntrustedModelError, match=rf"the function 'relu' of the module {module}"):
+        load_model(tmp_path / "model.keras")
+    _changed(
+        tmp_path / "model.keras",
+        lambda layer: layer["config"].update(
+            activation={**function, "module": "keras.activations"}
+        ),
+        "other",
+    )
+    assert (
+        load_model(tmp_path / "model.keras").get_layer("other").activation is keras.activations.relu
+    )
+
+
+@pytest.mark.parametrize("registered_name", [5, ["Dense"], {"a": 1}])
+def test_a_name_that_is_no_text_is_refused(registered_name, tmp_path):
+    small().save(tmp_path / "model.keras")
+    _changed(
+        tmp_path / "model.keras",
+        lambda layer: layer.update(registered_name=registered_name),
+        "head",
+    )
+    with pytest.raises(ValueError, match=r"received head with registered_name=.*, expected text"):
+        load_model(tmp_path / "model.keras")
+
+
 def test_a_vocabulary_in_another_file_is_refused(tmp_path):
     small().save(tmp_path / "model.keras")
 

@@ -6,7 +6,8 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf import models
-from sat_tf.graph.layer_kinds import Role, role_of
+from sat_tf.graph.layer_kinds import role_of
+from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy

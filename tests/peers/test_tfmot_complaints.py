@@ -30,14 +30,14 @@ class Complaint:
         build: makes the model.
         tfmot: what TFMOT's error says; "" where it takes the model.
         ours: what our error says; "" where we take the model. It is to name the layer in the way.
-        islands: the layers that our file computes in float32.
+        float_layers: the layers that our file computes in float32.
     """
 
     issues: str
     build: Callable[[], object]
     tfmot: str
     ours: str = ""
-    islands: tuple[str, ...] = ()
+    float_layers: tuple[str, ...] = ()
 
 
 def _image():
@@ -144,7 +144,9 @@ COMPLAINTS = {
     ),
     "Conv1D": Complaint("mo#1031", _conv1d, "Conv1D'> is not supported"),
     "Conv2DTranspose": Complaint("tf#43939", _transposed, ""),
-    "PReLU": Complaint("mo#602, mo#942", _prelu, "PReLU'> is not supported", islands=("prelu",)),
+    "PReLU": Complaint(
+        "mo#602, mo#942", _prelu, "PReLU'> is not supported", float_layers=("prelu",)
+    ),
     "preprocessing": Complaint("mo#764", _rescaling, "Rescaling'> is not supported"),
     "swish": Complaint("mo#372, mo#718", _swish, ""),
     "shared layers": Complaint("mo#756", _shared, ""),
@@ -207,8 +209,8 @@ def test_a_model_that_sat_tf_takes_keeps_its_function_in_8_bits(taken):
 def test_its_file_is_all_integer_and_computes_the_proved_codes(taken, tmp_path):
     complaint, _, quantized, images = taken
     report = sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
-    assert report.islands == list(complaint.islands)
-    if not complaint.islands:
+    assert report.islands == list(complaint.float_layers)
+    if not complaint.float_layers:
         assert [name.split()[0] for name in report.float_operators] == ["DEQUANTIZE"]
     proof = sat_tf.verify_tflite(quantized, tmp_path / "model.tflite", images.astype(np.uint8))
     assert proof.codes_differing == 0

@@ -63,7 +63,7 @@ def odd_model():
     ],
     ids=["mobile", "paper", "weights_only"],
 )
-def test_islands_and_float_operators_are_those_that_the_export_reports(policy, tmp_path):
+def test_float_layers_and_float_operators_are_those_that_the_export_reports(policy, tmp_path):
     model = odd_model()
     plan = sat_tf.explain(model, policy)
     quantized = sat_tf.quantize_model(model, policy)
@@ -71,10 +71,10 @@ def test_islands_and_float_operators_are_those_that_the_export_reports(policy, t
     report = sat_tf.export_tflite(quantized, tmp_path / "odd.tflite")
     assert list(plan.float_layers) == report.islands
     planned = operators_of(plan)
-    islands = {name: count for name, count in planned.items() if name.startswith("float ")}
-    assert sum(islands.values()) == len(report.islands)
+    planned_floats = {name: count for name, count in planned.items() if name.startswith("float ")}
+    assert sum(planned_floats.values()) == len(report.islands)
     for name, count in planned.items():
-        assert name in islands or report.operators[name] >= count
+        assert name in planned_floats or report.operators[name] >= count
     assert set(plan.notes) == set(report.warnings)
 
 

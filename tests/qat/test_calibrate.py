@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sat_tf
-from sat_tf.qat.best_levels import best_clipping_level
 from sat_tf.qat.calibrate import estimate_statistics
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.quantizers.best_levels import best_clipping_level
 from tests import reference
 from tests.qat import float_models
 

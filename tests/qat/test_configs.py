@@ -26,6 +26,10 @@ ANNOTATION = {
     "rescale": "none",
     "clipping_gradient": "pact",
     "initial_clipping_level": 2.5,
+    "weight_quantizer": "dorefa",
+    "weight_options": {},
+    "activation_quantizer": "pact",
+    "activation_options": {},
 }
 
 

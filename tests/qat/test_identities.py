@@ -7,7 +7,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.qat.configs import PlacedConfig

@@ -9,11 +9,10 @@ from sat_tf.qat.configs import LayerConfig
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.dorefa import DorefaQuantizer
-from sat_tf.quantizers.functions import UnitQuantizer
 from sat_tf.quantizers.image import ImageQuantizer
 from sat_tf.quantizers.input_range import range_of
 from sat_tf.quantizers.observers import RangeObserver
-from sat_tf.quantizers.pact import PactQuantizer, StreamQuantizer
+from sat_tf.quantizers.pact import PactQuantizer, StreamQuantizer, UnitQuantizer
 from tests import reference
 from tests.qat import float_models
 from tests.qat.placements import MOBILE, PAPER, REQUANTIZED

@@ -5,20 +5,13 @@ import tf_keras as keras
 
 from sat_tf.core import asymmetric, pact
 from sat_tf.core.asymmetric import Reach
-from sat_tf.qat.best_levels import best_offset_level
 from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.functions import OffsetQuantizer, UnitQuantizer, function_quantizer
-from sat_tf.quantizers.pact import PactQuantizer, StreamQuantizer
+from sat_tf.quantizers.pact import OffsetQuantizer, PactQuantizer, StreamQuantizer, UnitQuantizer
+from sat_tf.quantizers.protocol import ActivationRequest
 from sat_tf.quantizers.table import deserialize_quantizer, serialize_quantizer
 
-SETTINGS = {
-    "num_bits": 4,
-    "initial_clipping_level": 3.0,
-    "gradient": "pact",
-    "ceiling": None,
-    "rate": 0.5,
-}
+SETTINGS = {"num_bits": 4, "gradient": "pact", "ceiling": None, "rate": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -33,7 +26,7 @@ SETTINGS = {
     ],
 )
 def test_each_reach_has_its_quantizer(reach, expected):
-    found = function_quantizer(reach, SETTINGS)
+    found = PactQuantizer.create(ActivationRequest(reach=reach, **SETTINGS))
     assert found == expected
     assert deserialize_quantizer(serialize_quantizer(found)) == expected
 
@@ -65,7 +58,8 @@ def test_a_signed_unit_range_is_symmetric():
 
 def test_a_range_with_an_offset_has_a_level_that_learns_at_its_rate():
     x = tf.constant(np.linspace(-6.0, 6.0, 50, dtype=np.float32)[np.newaxis])
-    layer = _wrapped(function_quantizer(Reach(-0.3), SETTINGS), "swish")
+    quantizer = PactQuantizer.create(ActivationRequest(reach=Reach(-0.3), **SETTINGS))
+    layer = _wrapped(quantizer.with_settings(initial_clipping_level=3.0), "swish")
     (level,) = layer.trainable_variables
     with tf.GradientTape() as tape:
         made = layer(x)
@@ -87,6 +81,6 @@ def test_the_best_level_has_no_larger_error_than_any_other(bits):
         made = asymmetric.quantize_offset(values, level, bits, lowest=-0.2785)
         return float(np.mean(np.abs(made - values) ** (4 if bits == 8 else 2)))
 
-    best = best_offset_level(values, quantizer)
+    best = quantizer.best_level(values, 0.0)
     # Floats round the same levels in another order.
     assert error(best) <= min(error(np.max(values) * i / 20.0) for i in range(1, 21)) * 1.0001

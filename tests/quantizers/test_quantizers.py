@@ -8,12 +8,18 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.core import dorefa, pact
+from sat_tf.quantizers.best_levels import SMALLEST_CLIPPING_LEVEL
 from sat_tf.quantizers.dorefa import DorefaQuantizer
-from sat_tf.quantizers.functions import OffsetQuantizer, UnitQuantizer
 from sat_tf.quantizers.image import ImageQuantizer
 from sat_tf.quantizers.input_range import range_of
 from sat_tf.quantizers.observers import InputQuantizer, RangeObserver
-from sat_tf.quantizers.pact import SMALLEST_CLIPPING_LEVEL, AtLeast, PactQuantizer, StreamQuantizer
+from sat_tf.quantizers.pact import (
+    AtLeast,
+    OffsetQuantizer,
+    PactQuantizer,
+    StreamQuantizer,
+    UnitQuantizer,
+)
 from sat_tf.quantizers.table import QUANTIZERS, deserialize_quantizer, serialize_quantizer
 from tests import reference
 

@@ -22,6 +22,7 @@ from sat_tf.analysis.labelled_images import USUAL_IMAGES, LabelledImages, labell
 from sat_tf.analysis.linear_layers import holds_matrices
 from sat_tf.analysis.weight_use import WeightProbe, WeightUse
 from sat_tf.analysis.wiring import LinearCall, Wiring, linear_calls
+from sat_tf.graph import layer_kinds
 from sat_tf.qat.wrapper import QuantizedLayer
 
 
@@ -372,7 +373,7 @@ def _measured_clipping(model: keras.Model) -> dict[str, QuantizedLayer]:
     return {name: wrapped[name] for name in clipping_levels(model)}
 
 
-def _has_statistics(layer: keras.layers.BatchNormalization) -> bool:
+def _has_statistics(layer: keras.layers.Layer) -> bool:
     return bool(np.any(layer.moving_mean.numpy() != 0.0))
 
 
@@ -400,8 +401,7 @@ def _notes(wiring: Wiring, sample: LabelledImages | None, *, clips: bool) -> tup
     untrained = [
         call
         for call in wiring
-        if isinstance(call.layer, keras.layers.BatchNormalization)
-        and not _has_statistics(call.layer)
+        if layer_kinds.is_batch_normalization(call.layer) and not _has_statistics(call.layer)
     ]
     if sample is not None and untrained and clips:
         notes.append(

@@ -10,10 +10,11 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.analysis.labelled_images import LabelledImages, class_shares, labelled_images
-from sat_tf.analysis.linear_layers import activation_name, linear_kernels
+from sat_tf.analysis.linear_layers import activation_name
 from sat_tf.analysis.measurement import as_graph
 from sat_tf.analysis.weight_use import variance
 from sat_tf.analysis.wiring import LinearCall, Wiring, linear_calls
+from sat_tf.graph import layer_kinds
 from sat_tf.qat.wrapper import QuantizedLayer
 
 # A layer and the attribute that holds its kernel; the names of layers inside others may repeat.
@@ -64,7 +65,7 @@ def tapped(
         for layer in model._flatten_layers(include_self=False, recursive=True):
             if isinstance(layer, QuantizedLayer):
                 stack.enter_context(_tapped_levels(layer, tape, taps))
-            elif linear_kernels(layer):
+            elif layer_kinds.kernels_of(layer):
                 stack.enter_context(_tapped_kernels(layer, tape, taps))
             elif _normalizes_by_batch(layer) and id(layer) not in frozen:
                 stack.enter_context(_replaced(layer, "call", _by_batch(layer)))
@@ -79,7 +80,7 @@ def _tapped_kernels(layer: Any, tape: tf.GradientTape, taps: Taps) -> Iterator[N
 
     def tapping(*arguments: Any, **options: Any) -> Any:
         with contextlib.ExitStack() as stack:
-            for kernel in linear_kernels(layer):
+            for kernel in layer_kinds.kernels_of(layer):
                 # A quantizing wrapper has put the effective weights here by now. Around it, a cast
                 # to the type the layer computes in is a constant factor of the gradient: 1.
                 effective = tf.identity(tf.convert_to_tensor(getattr(layer, kernel.attribute)))
@@ -107,10 +108,10 @@ def _tapped_levels(layer: QuantizedLayer, tape: tf.GradientTape, taps: Taps) -> 
 
 def _normalizes_by_batch(layer: keras.layers.Layer) -> bool:
     # Frozen layers use the statistics they have.
-    return isinstance(layer, keras.layers.BatchNormalization) and layer.trainable
+    return layer_kinds.is_batch_normalization(layer) and layer.trainable
 
 
-def _by_batch(layer: keras.layers.BatchNormalization) -> Any:
+def _by_batch(layer: keras.layers.Layer) -> Any:
     """BatchNormalization with the statistics of its batch, and without remembering them."""
 
     def call(inputs: tf.Tensor, *arguments: Any, **options: Any) -> tf.Tensor:
@@ -265,8 +266,8 @@ def gradient_flow(model: keras.Model, images: Any, labels: Any) -> GradientFlow:
 
     The loss is the cross entropy, its mean over the images. BatchNormalization uses the statistics
     of these images, as in training; nothing is dropped out, and nothing of the model changes. The
-    layers are those of `linear_kernels`; on a quantized model their effective weights are the
-    quantized and rescaled ones, on a plain one the kernels themselves.
+    layers are those of `layer_kinds.kernels_of`; on a quantized model their effective weights are
+    the quantized and rescaled ones, on a plain one the kernels themselves.
 
     Args:
         model: a Functional or Sequential model with one input and one output: logits, or their
@@ -408,7 +409,7 @@ def _check_logits(wiring: Wiring) -> None:
     odd = {
         activation_name(call.layer)
         for call in wiring.tail()
-        if call.is_linear or type(call.layer) is keras.layers.Activation
+        if call.is_linear or layer_kinds.is_activation(call.layer)
     } - {"linear", "softmax"}
     if odd:
         raise ValueError(
@@ -430,6 +431,6 @@ def _refuse_hidden_softmax(wiring: Wiring) -> None:
 
 
 def _is_softmax(layer: keras.layers.Layer) -> bool:
-    if type(layer) is keras.layers.Softmax or activation_name(layer) == "softmax":
+    if layer_kinds.is_softmax(layer) or activation_name(layer) == "softmax":
         return True
     return "softmax" in str(getattr(layer, "symbol", ""))

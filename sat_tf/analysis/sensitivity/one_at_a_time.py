@@ -10,15 +10,12 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node, call_in_inference
-from sat_tf.qat.best_levels import best_clipping_level, best_offset_level
-from sat_tf.qat.calibrate import at_bits, calibrate, float_weights
+from sat_tf.qat.calibrate import calibrate, float_weights
 from sat_tf.qat.layout import call_name
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.dorefa import DorefaQuantizer
-from sat_tf.quantizers.functions import OffsetQuantizer, UnitQuantizer
-from sat_tf.quantizers.pact import ClippingQuantizer
+from sat_tf.quantizers.protocol import CLIPPING_LEVEL, ActivationQuantizer, WeightQuantizer
 
 # Of the tensors of one batch, all of which are kept.
 _BYTES_AT_ONCE = 2**28
@@ -217,27 +214,25 @@ def calibrate_on_float_weights(quantized: keras.Model, images: np.ndarray) -> No
         calibrate(quantized, images, num_images=len(images), batch_normalization=False)
 
 
-def _effective(layer: QuantizedLayer, quantizer: DorefaQuantizer) -> tf.Tensor:
+def _effective(layer: QuantizedLayer, quantizer: WeightQuantizer) -> tf.Tensor:
     """The quantized kernel in the size of the float one, by another quantizer than its own."""
     ((latent_kernel, _),) = layer.quantize_config.get_weights_and_quantizers(layer.layer)
     return quantizer(tf.convert_to_tensor(latent_kernel), False, weights=layer.kernel_variables)
 
 
 def _weight_errors(
-    layer: QuantizedLayer, kernel: tf.Variable, quantizer: DorefaQuantizer, num_bits: int
+    layer: QuantizedLayer, kernel: tf.Variable, quantizer: WeightQuantizer, num_bits: int
 ) -> tuple[float, ...]:
-    finer = (at_bits(quantizer, bits) for bits in range(num_bits, 9))
+    finer = (quantizer.with_settings(num_bits=bits) for bits in range(num_bits, 9))
     return tuple(float(tf.reduce_mean((_effective(layer, each) - kernel) ** 2)) for each in finer)
 
 
-def _activation_quantizer(layer: QuantizedLayer) -> ClippingQuantizer | UnitQuantizer | None:
+def _activation_quantizer(layer: QuantizedLayer) -> ActivationQuantizer | None:
     quantizer = layer.quantize_config.output
-    return quantizer if isinstance(quantizer, ClippingQuantizer | UnitQuantizer) else None
+    return quantizer if isinstance(quantizer, ActivationQuantizer) else None
 
 
-def _rounding_errors(
-    values: np.ndarray, quantizer: ClippingQuantizer | UnitQuantizer
-) -> tuple[float, ...]:
+def _rounding_errors(values: np.ndarray, quantizer: ActivationQuantizer) -> tuple[float, ...]:
     """Mean square errors at the best clipping level of each number of bits."""
     values = np.random.default_rng(0).choice(values.reshape(-1), _VALUES_LOOKED_AT)
     largest = float(np.max(np.abs(values)))
@@ -245,15 +240,11 @@ def _rounding_errors(
         return ()
     errors = []
     for bits in range(quantizer.num_bits, 9):
-        finer = type(quantizer)(**{**quantizer.get_config(), "num_bits": bits})
-        level = 1.0  # of a UnitQuantizer
-        if isinstance(finer, OffsetQuantizer):
-            level = best_offset_level(values, finer)
-        elif isinstance(finer, ClippingQuantizer):
-            level = best_clipping_level(values, largest, bits, signed=finer.signed)
-        quantized = finer(
-            tf.constant(values), False, weights={"clipping_level": tf.constant(level)}
-        )
+        finer = quantizer.with_settings(num_bits=bits)
+        variables = {}
+        if finer.has_clipping_level:
+            variables[CLIPPING_LEVEL] = tf.constant(finer.best_level(values, largest))
+        quantized = finer(tf.constant(values), False, variables)
         errors.append(float(tf.reduce_mean((quantized - values) ** 2)))
     return tuple(errors)
 

@@ -18,8 +18,9 @@ from sat_tf.export.certificate.outputs import (
     smallest_agreement,
 )
 from sat_tf.export.litert.runtime import Runtime
-from sat_tf.export.operations.graph import Graph, Linear, weight_counts
-from sat_tf.export.operations.simulator import Pixels
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.linear import Linear, weight_counts
+from sat_tf.export.tflite.images import Pixels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +70,7 @@ class RuntimeCounter:
         self._tensors = {
             name: TensorCount(name, graph.tensors[name].shape) for name in graph.integer_tensors
         }
-        self._islands = graph.islands
+        self._left_float = graph.layers_left_float
         self._float_values = 0
         self._largest_difference = 0.0
         self._outputs_differing = 0
@@ -80,13 +81,18 @@ class RuntimeCounter:
         """What a phone gives for all images so far."""
         return np.concatenate(self._outputs)
 
+    @property
+    def tensors(self) -> list[TensorCount]:
+        """How many codes of each tensor differ so far."""
+        return list(self._tensors.values())
+
     def run(self, images: Pixels) -> dict[str, np.ndarray]:
         """Runs a batch; returns what it makes of the layers that are left float."""
         output = self._plain.run(images)
         kept = self._keeping.run(images)
         self._outputs.append(output)
         self._outputs_differing += int(np.count_nonzero(output != kept))
-        return self._keeping.tensors(self._islands)
+        return self._keeping.tensors(self._left_float)
 
     def count(self, simulated: dict[str, np.ndarray]) -> None:
         """Compares the batch that was run last."""
@@ -104,7 +110,7 @@ class RuntimeCounter:
         outputs = self.outputs
         counts, right = reference.compared(outputs), reference.accuracy(outputs)
         return RuntimeCount(
-            tensors=list(self._tensors.values()),
+            tensors=self.tensors,
             float_values_compared=self._float_values,
             largest_float_difference=self._largest_difference,
             outputs_differing=self._outputs_differing,
@@ -194,7 +200,7 @@ class CodesRecorder:
                     operator=self._operators[name],
                     shape=self._graph.tensors[name].shape,
                     bits=math.ceil(math.log2(codes.highest - codes.lowest + 1)),
-                    step=float(codes.step),
+                    step=float(codes.scale),
                     zero_point=codes.zero_point,
                     lowest=codes.lowest,
                     counts=counts[codes.lowest + 128 : codes.highest + 129].tolist(),

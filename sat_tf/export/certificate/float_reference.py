@@ -4,8 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.export.operations.graph import Graph, Image
-from sat_tf.export.operations.simulator import Pixels, arrays_of, joined
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.tflite.images import Pixels, arrays_of, joined
+from sat_tf.export.tflite.tensors import Image
 from sat_tf.messages import kind_of
 
 
@@ -52,7 +53,7 @@ def _fed(image: Image, pixels: np.ndarray) -> np.ndarray:
     """What the quantized model is fed; of a file alone, what its first kernels take pixels for."""
     if image.range is not None or image.type != "uint8":
         return image.fed(pixels)
-    return (pixels.astype(np.float32) - np.float32(image.zero_point)) * image.step
+    return (pixels.astype(np.float32) - np.float32(image.zero_point)) * image.scale
 
 
 def _problem(model: Any, graph: Graph) -> str | None:

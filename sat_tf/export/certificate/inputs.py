@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 
 from sat_tf.export.certificate.certificate import ImagesFrom
-from sat_tf.export.operations.graph import Graph, Linear, LinearKind
-from sat_tf.export.operations.simulator import Pixels, arrays_of, number_of, some_of
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.tflite.images import Pixels, arrays_of
 
 GIVEN = ImagesFrom("given by the caller")
-_VALUES_PER_BATCH = 2**24
-_LARGEST_BATCH = 256
 _MOST_RANDOM_BYTES = 2**32
 
 
@@ -79,7 +77,7 @@ def image_problems(
 
 
 def _value_problems(values: np.ndarray, kind: str) -> list[str]:
-    """Why these are no values for an input that is no image."""
+    """What is invalid about the values of an input that is not an image."""
     codes = " or the int8 codes of them" if kind == "int8" else ""
     real = np.issubdtype(values.dtype, np.floating)
     if not real and not (kind == "int8" and values.dtype == np.int8):
@@ -89,23 +87,6 @@ def _value_problems(values: np.ndarray, kind: str) -> list[str]:
         ]
     if real and not np.all(np.isfinite(values)):
         return ["images: received values that are NaN or infinite, expected finite ones."]
-    return []
-
-
-def label_problems(images: np.ndarray, labels: np.ndarray, classes: float) -> list[str]:
-    """Why these are no labels for the images, which have so many classes."""
-    if labels.shape != images.shape[:1]:
-        return [
-            f"labels: received shape {labels.shape}, expected {images.shape[:1]}, one class "
-            "number an image."
-        ]
-    if not np.issubdtype(labels.dtype, np.integer):
-        return [f"labels: received {labels.dtype}, expected integers, the class numbers."]
-    if labels.size and not 0 <= np.min(labels) <= np.max(labels) < classes:
-        return [
-            f"labels: received {np.min(labels)} to {np.max(labels)}, expected 0 to {classes - 1}; "
-            "count classes from 0."
-        ]
     return []
 
 
@@ -143,18 +124,3 @@ def taken_by(graph: Graph, images: Pixels) -> Pixels:
     """What the file of a graph takes for values that its inputs accept."""
     arrays = [one.taken(array) for one, array in zip(graph.images, arrays_of(images), strict=True)]
     return tuple(arrays) if isinstance(images, tuple) else arrays[0]
-
-
-def batches(images: Pixels, graph: Graph) -> list[Pixels]:
-    """The images, so many at a time that the tensors of a graph fit into memory.
-
-    One at a time where the file has TRANSPOSE_CONV, which holds the shape of its output, or what
-    TensorFlow's converter makes of a layer that is left float, which may.
-    """
-    largest = max(int(np.prod(tensor.shape)) for tensor in graph.tensors.values())
-    size = int(np.clip(_VALUES_PER_BATCH // (4 * max(largest, 1)), 1, _LARGEST_BATCH))
-    kinds = {op.kind for op in graph.operations if isinstance(op, Linear)}
-    if LinearKind.TRANSPOSED in kinds or graph.islands:
-        size = 1
-    starts = range(0, number_of(images), size)
-    return [some_of(images, start, start + size) for start in starts]

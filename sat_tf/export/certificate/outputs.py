@@ -169,7 +169,7 @@ def outputs_in(graph: Graph, makers: Mapping[str, str]) -> list[Output]:
 
 
 def apart(joined: np.ndarray, outputs: Sequence[Output]) -> list[np.ndarray]:
-    """The outputs that `several.joined` has made one array of."""
+    """The outputs that `images.joined` has made one array of."""
     if len(outputs) == 1:
         return [joined.reshape(len(joined), *outputs[0].shape)]
     sizes = [int(np.prod(output.shape)) for output in outputs]

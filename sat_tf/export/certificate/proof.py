@@ -18,12 +18,13 @@ from sat_tf.export.certificate.comparison import (
     TrainedCounter,
 )
 from sat_tf.export.certificate.float_reference import FloatReference
-from sat_tf.export.certificate.inputs import batches, images_hash
+from sat_tf.export.certificate.inputs import images_hash
 from sat_tf.export.certificate.outputs import Output, only, outputs_in
 from sat_tf.export.litert.processes import refusals
 from sat_tf.export.litert.runtime import RUNTIMES, USUAL_RUNTIMES
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.simulator import Pixels, number_of, outputs_of, simulate
+from sat_tf.export.operations.simulator import batches, outputs_of, simulate
+from sat_tf.export.tflite.images import Pixels, number_of
 from sat_tf.export.tflite.structure import Structure, gzip_size
 from sat_tf.messages import did_you_mean
 from sat_tf.presentation.progress_bar import image_bar
@@ -115,7 +116,7 @@ def prove(
                     counter.count(simulated)
                 else:
                     own = counter.run(batch)
-                    counter.count(simulate(graph, batch, own) if graph.islands else simulated)
+                    counter.count(simulate(graph, batch, own) if graph.float_layers else simulated)
             if keras:
                 keras.add(batch, simulated)
             if float_model:

@@ -1,4 +1,4 @@
-"""Layers that are left float: what TensorFlow's converter makes of them, inside another file."""
+"""Layers that are left float: what TensorFlow's converter makes of them."""
 
 import contextlib
 import functools
@@ -6,20 +6,19 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import flatbuffers
 import tensorflow as tf
 import tf_keras as keras
 from ai_edge_litert import schema_py_generated as tfl
 
 from sat_tf.export.litert.runtime import Runtime
+from sat_tf.export.tflite.splice import INPUT_NAME
 from sat_tf.graph.network import Node, call_on_floats
 from sat_tf.messages import kind_of
 from sat_tf.qat.layout import inner_layer
 
-_INPUT = "island_input_"
 _L = keras.layers
 _CONVOLUTIONAL = (_L.ConvLSTM1D, _L.ConvLSTM2D, _L.ConvLSTM3D)
 
@@ -85,7 +84,7 @@ def _received(node: Node) -> str:
 def _converted(node: Node, shapes: Sequence[tuple[int, ...]], batch: int | None) -> bytes:
     layer = inner_layer(node.layer)
     signature = [
-        tf.TensorSpec([batch, *shape], tf.float32, name=f"{_INPUT}{i}")
+        tf.TensorSpec([batch, *shape], tf.float32, name=f"{INPUT_NAME}{i}")
         for i, shape in enumerate(shapes)
     ]
     # A function, and no Keras model, in which the user's layer would be called once more.
@@ -97,7 +96,7 @@ def _converted(node: Node, shapes: Sequence[tuple[int, ...]], batch: int | None)
 
 @contextlib.contextmanager
 def _without_loops(layer: keras.layers.Layer) -> Iterator[None]:
-    """Recurrent layers, in `layer` too, compute one step behind the other, without a loop.
+    """Recurrent layers, in `layer` too, compute place after place, without a loop.
 
     A loop is a subgraph of its own in a file; and what the converter fuses an LSTM into keeps its
     state from one image to the next.
@@ -117,7 +116,7 @@ def _without_loops(layer: keras.layers.Layer) -> Iterator[None]:
             for name in attributes:
                 setattr(part, name, name == "unroll")
         for part in convolutional:
-            part.call = functools.partial(_in_steps, part)
+            part.call = functools.partial(_unrolled, part)
         yield
     finally:
         for part in convolutional:
@@ -127,23 +126,23 @@ def _without_loops(layer: keras.layers.Layer) -> Iterator[None]:
                 setattr(part, name, value)
 
 
-def _in_steps(
+def _unrolled(
     layer: keras.layers.Layer,
     inputs: Any,
     mask: Any = None,
     training: Any = None,
     initial_state: Any = None,
 ) -> Any:
-    """What a recurrent convolution computes in inference, one step behind the other."""
+    """What a recurrent convolution computes in inference, place after place."""
     del mask, training
 
-    def step(source: Any, states: Any) -> Any:
+    def cell(source: Any, states: Any) -> Any:
         return layer.cell(source, states, training=False)
 
     if initial_state is None:
         initial_state = layer.get_initial_state(inputs)
     last, outputs, _ = keras.backend.rnn(
-        step, inputs, initial_state, go_backwards=layer.go_backwards, unroll=True
+        cell, inputs, initial_state, go_backwards=layer.go_backwards, unroll=True
     )
     return outputs if layer.return_sequences else last
 
@@ -221,89 +220,6 @@ def _batch_of_output(content: bytes) -> int | None:
         return len(Runtime(content, keep_tensors=False).rehearse())
     except ValueError:
         return None
-
-
-def splice(
-    content: bytes,
-    model: Any,
-    subgraph: Any,
-    inputs: Sequence[int],
-    output: int,
-    name_of: Callable[[str], str],
-) -> int:
-    """Puts the operators of a file into another one.
-
-    Args:
-        content: the file, with one subgraph and one output.
-        model: where they go, as the schema's ModelT.
-        subgraph: its SubGraphT.
-        inputs: the tensors of `subgraph` that stand for the file's inputs.
-        output: the one that its output becomes.
-        name_of: gives a tensor a name that no other has.
-
-    Returns:
-        The tensor with the result: `output`, or, where no operator makes it, the input or the
-        constant that it equals.
-    """
-    source = tfl.ModelT.InitFromPackedBuf(content, 0)
-    (graph,) = source.subgraphs
-    result = graph.outputs[0]
-    where = dict(zip(_in_order(graph), inputs, strict=True))
-    if any(result in operator.outputs for operator in graph.operators):
-        where[result] = output
-    for index, tensor in enumerate(graph.tensors):
-        if index in where:
-            continue
-        model.buffers.append(source.buffers[tensor.buffer])
-        tensor.buffer = len(model.buffers) - 1
-        # The converter's own names count how often it was called.
-        tensor.name = name_of(f"{subgraph.tensors[output].name}/island_{index}")
-        subgraph.tensors.append(tensor)
-        where[index] = len(subgraph.tensors) - 1
-    for operator in graph.operators:
-        model.operatorCodes.append(source.operatorCodes[operator.opcodeIndex])
-        operator.opcodeIndex = len(model.operatorCodes) - 1
-        operator.inputs = [where.get(index, -1) for index in operator.inputs]
-        operator.outputs = [where[index] for index in operator.outputs]
-        subgraph.operators.append(operator)
-    return where[result]
-
-
-def spliced_bytes(content: bytes, output: str) -> int:
-    """How many bytes longer `splice` makes a file, beside the tensor that the operators make.
-
-    Args:
-        content: the file that is spliced into another one.
-        output: the name of that tensor, which others are named after.
-    """
-    model, subgraph = tfl.ModelT(), tfl.SubGraphT()
-    source = tfl.ModelT.InitFromPackedBuf(content, 0).subgraphs[0]
-    model.buffers, model.operatorCodes, model.subgraphs = [tfl.BufferT()], [], [subgraph]
-    subgraph.operators, subgraph.tensors = [], []
-    for _ in (*source.inputs, source.outputs[0]):
-        tensor = tfl.TensorT()
-        tensor.name = output
-        subgraph.tensors.append(tensor)
-    before = _packed_bytes(model)
-    *inputs, made = range(len(subgraph.tensors))
-    splice(content, model, subgraph, inputs, made, lambda name: name)
-    return _packed_bytes(model) - before
-
-
-def _packed_bytes(model: Any) -> int:
-    builder = flatbuffers.Builder(1 << 10)
-    builder.Finish(model.Pack(builder))
-    return len(builder.Output())
-
-
-def _in_order(graph: Any) -> list[int]:
-    """The file's inputs in the order of the layer's: the converter may list them otherwise."""
-    return sorted(graph.inputs, key=lambda index: _number(graph.tensors[index].name))
-
-
-def _number(name: bytes | str) -> int:
-    text = name.decode() if isinstance(name, bytes) else name
-    return int(text.rsplit(_INPUT, 1)[-1].split(":")[0])
 
 
 def first_line(error: BaseException | None) -> str:

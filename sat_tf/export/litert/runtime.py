@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-from sat_tf.export.operations.simulator import Pixels, arrays_of, joined, number_of, some_of
+from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of, some_of
 
 # XNNPACK is what LiteRT uses by itself; the builtin kernels round twice, where it rounds once. The
 # reference kernels are what the builtin ones have to give, without any haste.
@@ -110,7 +110,7 @@ class Runtime:
         return sum(int(np.prod(found["shape"][1:])) for found in self._outputs)
 
     def run(self, images: Pixels) -> np.ndarray:
-        """The file's output for a batch of images; see `several.joined` for several outputs.
+        """The file's output for a batch of images; see `images.joined` for several outputs.
 
         Raises:
             ValueError: LiteRT does not run the file on them.
@@ -177,13 +177,13 @@ class Runtime:
 
 
 @contextlib.contextmanager
-def _explained(step: str) -> Iterator[None]:
+def _explained(action: str) -> Iterator[None]:
     """What LiteRT raises, in the words of this package."""
     try:
         yield
     except (RuntimeError, ValueError, TypeError, IndexError, OverflowError) as error:
         raise ValueError(
-            f"received a TFLite file that LiteRT does not {step} ({error}), expected one as "
+            f"received a TFLite file that LiteRT does not {action} ({error}), expected one as "
             "sat_tf.export_tflite wrote it; export the model again."
         ) from error
 

@@ -1,4 +1,4 @@
-"""Workers: processes with one thread each that run images through a file, or its simulation."""
+"""Workers: processes with one thread each that run images through a task, such as a file."""
 
 import abc
 import contextlib
@@ -8,19 +8,13 @@ import pickle
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
-from sat_tf.export.certificate.inputs import batches, label_problems
 from sat_tf.export.litert.processes import child_command, child_environment, describe_ending
 from sat_tf.export.litert.runtime import Runtime
-from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.simulator import simulate
-from sat_tf.messages import list_problems
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,127 +81,6 @@ class TfliteTask(Task):
         if self._runtime is None:
             raise TypeError("the task has not been started")
         return self._runtime.run(images)
-
-
-class SimulatorTask(Task):
-    """A graph in the integer simulation.
-
-    Args:
-        graph: of a file.
-    """
-
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-
-    def start(self) -> Interface:
-        """Nothing to load."""
-        self._graph.expect_one_of_each("evaluate")
-        outputs = int(np.prod(self._graph.tensors[self._graph.output].shape))
-        image = self._graph.images[0]
-        return Interface(image.shape, np.dtype(image.type), outputs)
-
-    def run(self, images: np.ndarray) -> np.ndarray:
-        """Simulates it."""
-        output = self._graph.output
-        pieces = [simulate(self._graph, batch)[output] for batch in batches(images, self._graph)]
-        return np.concatenate(pieces)
-
-
-_MOST_AT_ONCE = 16
-
-Batch = tuple[np.ndarray, np.ndarray]
-
-
-def labelled_batches(
-    images: Any, labels: Any, *, workers: int
-) -> tuple[Iterator[Batch], int | None]:
-    """Small batches of images and labels, and how many images there are, where that is known.
-
-    Args:
-        images: (n, ...), or batches of images and labels.
-        labels: (n,), or None beside batches.
-        workers: how many take them.
-
-    Raises:
-        ValueError: they are no pairs; also while batches are taken.
-    """
-    if labels is None:
-        if isinstance(images, np.ndarray) or not isinstance(images, Iterable):
-            raise ValueError(
-                f"labels: received None beside images of type {type(images).__name__}, expected "
-                "class numbers, or batches of images and labels; pass labels too."
-            )
-        return (piece for batch in images for piece in _pieces(*_pair(batch), workers)), None
-    arrays = np.asarray(images), np.asarray(labels)
-    if arrays[0].shape[:1] != arrays[1].shape:
-        raise ValueError(
-            f"labels: received shape {arrays[1].shape} for images of shape {arrays[0].shape}, "
-            "expected one class number an image."
-        )
-    return _pieces(*arrays, workers), len(arrays[0])
-
-
-def _pair(batch: Any) -> Batch:
-    if not isinstance(batch, tuple | list) or len(batch) != 2:
-        raise ValueError(
-            f"images: received a batch of type {type(batch).__name__}, expected a pair of images "
-            "and labels; use dataset.batch(...) with both, or pass labels too."
-        )
-    return np.asarray(batch[0]), np.asarray(batch[1])
-
-
-def _pieces(images: np.ndarray, labels: np.ndarray, workers: int) -> Iterator[Batch]:
-    size = min(max(-(-len(images) // workers), 1), _MOST_AT_ONCE)
-    for start in range(0, len(images), size):
-        yield images[start : start + size], labels[start : start + size]
-
-
-def checked_batch(batch: Batch, interface: Interface) -> Batch:
-    """The batch, if it is one for a task.
-
-    Raises:
-        ValueError: it is none; lists every problem.
-    """
-    images, labels = batch
-    problems = label_problems(images, labels, interface.num_outputs)
-    if (images.dtype, images.shape[1:]) != (interface.input_type, interface.input_shape):
-        sizes = ", ".join(map(str, interface.input_shape))
-        problems.append(
-            f"images: received {images.dtype} {images.shape}, expected {interface.input_type} "
-            f"(n, {sizes}) as the file takes them; resize or cast them."
-        )
-    if problems:
-        raise ValueError(list_problems("evaluation", problems))
-    return batch
-
-
-class SharedBatches:
-    """An iterator that several threads take from.
-
-    Args:
-        batches: what they take.
-    """
-
-    def __init__(self, batches: Iterator[Batch]) -> None:
-        self._batches = batches
-        self._lock = threading.Lock()
-        self._stopped = False
-
-    def take(self) -> Batch | None:
-        """The next batch; None after the last one."""
-        with self._lock:
-            if self._stopped:
-                return None
-            try:
-                return next(self._batches, None)
-            except BaseException:
-                self._stopped = True
-                raise
-
-    def stop(self) -> None:
-        """Lets no thread take any more."""
-        with self._lock:
-            self._stopped = True
 
 
 # Of the words a worker answers with.

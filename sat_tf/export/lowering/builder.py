@@ -1,4 +1,4 @@
-"""Puts operations into a graph, one form at a time."""
+"""Puts operations into a graph: makes tensors of pending layers."""
 
 import dataclasses
 import math
@@ -7,28 +7,38 @@ from collections.abc import Collection
 import numpy as np
 
 from sat_tf.export.lowering.codes import range_codes
-from sat_tf.export.lowering.fold import (
-    AverageForm,
-    ConcatenationForm,
-    ConstantSumForm,
-    Form,
-    FunctionForm,
-    LinearForm,
-    MeanForm,
-    PairForm,
-    Part,
-    RectifiedForm,
-    SumForm,
-    TensorForm,
+from sat_tf.export.lowering.pending import (
+    FinishedTensor,
+    Lowered,
+    PendingAveragePool,
+    PendingConcatenation,
+    PendingConstantSum,
+    PendingFunction,
+    PendingLinear,
+    PendingMean,
+    PendingPair,
+    PendingPart,
+    PendingRectifier,
+    PendingSum,
     identity,
     window_mean,
 )
-from sat_tf.export.operations import graph as ir
-from sat_tf.export.operations.graph import WHOLE, Codes, LinearKind, Pointwise, Tensor
+from sat_tf.export.operations.add import Add, AddConstant
+from sat_tf.export.operations.concatenate import Concatenate
+from sat_tf.export.operations.float_layer import FloatLayer
+from sat_tf.export.operations.linear import Linear, LinearKind
 from sat_tf.export.operations.lookup import Lookup, table_of
+from sat_tf.export.operations.mean import Mean
+from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pairs import Pair, PairKind
+from sat_tf.export.operations.pointwise import Pointwise, WithConstant
+from sat_tf.export.operations.pools import AveragePool
+from sat_tf.export.operations.quantize import Dequantize, Quantize, ShiftImage
+from sat_tf.export.operations.shapes import Reshape
+from sat_tf.export.operations.softmax import Softmax
+from sat_tf.export.tflite.tensors import WHOLE, Codes, Tensor
 
-# XNNPACK leaves a sum to other kernels, with another rounding, where a step of what it adds is
+# XNNPACK leaves a sum to other kernels, with another rounding, where a scale of what it adds is
 # less than 2^-10 of its own. A summand of 2^-9 still counts hundredths of an output code.
 _SMALLEST_SUMMAND = 2.0**-10
 _COARSE_SUMMAND = 2.0**-9
@@ -43,7 +53,7 @@ class GraphBuilder:
 
     def __init__(self, layer_names: Collection[str] = ()) -> None:
         self.tensors: dict[str, Tensor] = {}
-        self.operations: list[ir.Operation] = []
+        self.operations: list[Operation] = []
         self._layer_names = frozenset(layer_names)
         self._floats: dict[str, str] = {}
 
@@ -52,12 +62,12 @@ class GraphBuilder:
         self.tensors[name] = Tensor(name, shape, codes)
         return name
 
-    def add(self, operation: ir.Operation, shape: tuple[int, ...], codes: Codes | None) -> str:
+    def add(self, operation: Operation, shape: tuple[int, ...], codes: Codes | None) -> str:
         """Adds an operation and the tensor it makes; returns the tensor's name."""
         self.operations.append(operation)
         return self.tensor(operation.output, shape, codes)
 
-    def move(self, operation: ir.Operation, shape: tuple[int, ...]) -> str:
+    def move(self, operation: Operation, shape: tuple[int, ...]) -> str:
         """Adds an operation that makes its tensor from the codes of its input as they are."""
         return self.add(operation, shape, self.tensors[operation.inputs[0]].codes)
 
@@ -67,76 +77,78 @@ class GraphBuilder:
             name += "_"
         return name
 
-    def materialize(self, form: Form, codes: Codes, name: str, shape: tuple[int, ...]) -> str:
-        """Adds the operation that makes `form` as a tensor of codes; returns the tensor's name."""
-        some_float = any(self.tensors[source].codes is None for source in form.sources)
+    def materialize(self, pending: Lowered, codes: Codes, name: str, shape: tuple[int, ...]) -> str:
+        """Adds what makes a tensor of codes of a pending layer; returns the tensor's name."""
+        some_float = any(self.tensors[source].codes is None for source in pending.sources)
         # QUANTIZE cannot make codes with a unit, which no part alone has either.
-        if isinstance(form, ConcatenationForm) and not (some_float and codes.unit != 1.0):
-            parts = tuple(self._part(part, codes) for part in form.parts)
-            return self._joined(form, parts, name, shape, codes)
-        if isinstance(form, RectifiedForm) and form.ceiling is None:
-            return self.materialize(form.form, codes.rectified(), name, shape)
+        if isinstance(pending, PendingConcatenation) and not (some_float and codes.unit != 1.0):
+            parts = tuple(self._part(part, codes) for part in pending.parts)
+            return self._joined(pending, parts, name, shape, codes)
+        if isinstance(pending, PendingRectifier) and pending.ceiling is None:
+            return self.materialize(pending.rectified, codes.rectified(), name, shape)
         if some_float:
-            real = self.as_float(form, self.between(f"{name}_float"), shape)
+            real = self.as_float(pending, self.between(f"{name}_float"), shape)
             return self._quantize(real, codes, name, shape)
-        if isinstance(form, FunctionForm):
-            return self._function(form, codes, name, shape)
-        if isinstance(form, AverageForm):
-            form = TensorForm(self._average(form, name, shape))
-        if isinstance(form, TensorForm):
-            form = identity(form.source, shape[-1])
-        if isinstance(form, MeanForm) and not self._means_saturate(form.source, codes):
-            form = self._mean_as_linear(form)
-        if isinstance(form, LinearForm):
-            return self._linear(form, codes, name, shape)
-        if isinstance(form, MeanForm):
-            return self.add(ir.Mean(form.sources, name, form.keep_dims), shape, codes)
-        if isinstance(form, PairForm):
-            return self._pair(form, codes, name, shape)
-        if isinstance(form, ConstantSumForm):
-            return self._constant_sum(form, codes, name, shape)
-        if isinstance(form, SumForm) and form.divisor > 1:
-            # The sum on steps as much larger, whose codes are then those of the mean.
-            larger = dataclasses.replace(codes, step=np.float32(codes.step * form.divisor))
+        if isinstance(pending, PendingFunction):
+            return self._function(pending, codes, name, shape)
+        if isinstance(pending, PendingAveragePool):
+            pending = FinishedTensor(self._average(pending, name, shape))
+        if isinstance(pending, FinishedTensor):
+            pending = identity(pending.source, shape[-1])
+        if isinstance(pending, PendingMean) and not self._means_saturate(pending.source, codes):
+            pending = self._mean_as_linear(pending)
+        if isinstance(pending, PendingLinear):
+            return self._linear(pending, codes, name, shape)
+        if isinstance(pending, PendingMean):
+            return self.add(Mean(pending.sources, name, pending.keep_dims), shape, codes)
+        if isinstance(pending, PendingPair):
+            return self._pair(pending, codes, name, shape)
+        if isinstance(pending, PendingConstantSum):
+            return self._constant_sum(pending, codes, name, shape)
+        if isinstance(pending, PendingSum) and pending.divisor > 1:
+            # The sum on scales as much larger, whose codes are then those of the mean.
+            larger = dataclasses.replace(codes, scale=np.float32(codes.scale * pending.divisor))
             sums = self.between(f"{name}_sum")
-            total = self.materialize(SumForm(form.sources), larger, sums, shape)
+            total = self.materialize(PendingSum(pending.sources), larger, sums, shape)
             mean = identity(total, shape[-1])
-            steps = mean.channels.steps / form.divisor
-            channels = dataclasses.replace(mean.channels, steps=steps)
+            scales = mean.channels.scales / pending.divisor
+            channels = dataclasses.replace(mean.channels, scales=scales)
             return self._linear(dataclasses.replace(mean, channels=channels), codes, name, shape)
-        first, second = self._two_summands(form.sources, name)
+        first, second = self._two_summands(pending.sources, name)
         summands = (self._summand(first, codes), self._summand(second, codes))
-        return self.add(ir.Add(summands, name), shape, codes)
+        return self.add(Add(summands, name), shape, codes)
 
-    def as_float(self, form: Form, name: str, shape: tuple[int, ...]) -> str:
-        """Makes `form` as a float tensor; returns its name."""
-        if isinstance(form, TensorForm):
-            return self.dequantized(form.source)
-        if isinstance(form, ConcatenationForm):
-            parts = tuple(self.as_float(part.form, part.name, part.shape) for part in form.parts)
-            return self._joined(form, parts, name, shape, None)
-        if isinstance(form, RectifiedForm):
-            return self._float_rectifier(form, name, shape)
-        if isinstance(form, LinearForm) and not form.is_pointwise:
-            return self._linear(form, None, name, shape)
-        sources = tuple(self.dequantized(source) for source in form.sources)
-        if isinstance(form, LinearForm):
-            return self._float_normalization(form, sources[0], name, shape)
-        if isinstance(form, AverageForm):
-            return self.add(ir.AveragePool(sources, name, form.size, form.window), shape, None)
-        if isinstance(form, MeanForm):
-            return self.add(ir.Mean(sources, name, form.keep_dims), shape, None)
-        if isinstance(form, FunctionForm):
-            return self.add(ir.Island(sources, name, form.node), shape, None)
-        if isinstance(form, ConstantSumForm):
-            return self._with_constant(sources[0], Pointwise.SUM, form.values, name, shape)
-        if isinstance(form, PairForm):
-            return self._pair(dataclasses.replace(form, sources=sources), None, name, shape)
-        if form.divisor > 1:
-            total = self.as_float(SumForm(sources), self.between(f"{name}_sum"), shape)
-            return self._with_constant(total, Pointwise.PRODUCT, 1.0 / form.divisor, name, shape)
+    def as_float(self, pending: Lowered, name: str, shape: tuple[int, ...]) -> str:
+        """Adds what makes a float tensor of a pending layer; returns the tensor's name."""
+        if isinstance(pending, FinishedTensor):
+            return self.dequantized(pending.source)
+        if isinstance(pending, PendingConcatenation):
+            parts = tuple(
+                self.as_float(part.pending, part.name, part.shape) for part in pending.parts
+            )
+            return self._joined(pending, parts, name, shape, None)
+        if isinstance(pending, PendingRectifier):
+            return self._float_rectifier(pending, name, shape)
+        if isinstance(pending, PendingLinear) and not pending.is_pointwise:
+            return self._linear(pending, None, name, shape)
+        sources = tuple(self.dequantized(source) for source in pending.sources)
+        if isinstance(pending, PendingLinear):
+            return self._float_normalization(pending, sources[0], name, shape)
+        if isinstance(pending, PendingAveragePool):
+            return self.add(AveragePool(sources, name, pending.size, pending.window), shape, None)
+        if isinstance(pending, PendingMean):
+            return self.add(Mean(sources, name, pending.keep_dims), shape, None)
+        if isinstance(pending, PendingFunction):
+            return self.add(FloatLayer(sources, name, pending.node), shape, None)
+        if isinstance(pending, PendingConstantSum):
+            return self._with_constant(sources[0], Pointwise.SUM, pending.values, name, shape)
+        if isinstance(pending, PendingPair):
+            return self._pair(dataclasses.replace(pending, sources=sources), None, name, shape)
+        if pending.divisor > 1:
+            total = self.as_float(PendingSum(sources), self.between(f"{name}_sum"), shape)
+            return self._with_constant(total, Pointwise.PRODUCT, 1.0 / pending.divisor, name, shape)
         first, second = self._two_summands(sources, name)
-        return self.add(ir.Add((first, second), name), shape, None)
+        return self.add(Add((first, second), name), shape, None)
 
     def dequantized(self, source: str) -> str:
         """The float tensor with the real values of `source`; made once."""
@@ -144,7 +156,7 @@ class GraphBuilder:
             return source
         if source not in self._floats:
             shape, codes = self.tensors[source].shape, self.tensors[source].codes
-            dequantize = ir.Dequantize((source,), self.between(f"{source}_float"))
+            dequantize = Dequantize((source,), self.between(f"{source}_float"))
             self._floats[source] = self.add(dequantize, shape, None)
             if codes is not None and codes.unit != 1.0:
                 name = self.between(f"{source}_real")
@@ -157,37 +169,39 @@ class GraphBuilder:
         """Leaves out the codes of images that only others of the same image stand for."""
         read = {name for operation in self.operations for name in operation.inputs}
         for operation in list(self.operations):
-            if isinstance(operation, ir.ShiftImage) and operation.output not in read:
+            if isinstance(operation, ShiftImage) and operation.output not in read:
                 self.operations.remove(operation)
                 del self.tensors[operation.output]
 
     def softmax(self, source: str) -> str:
         """The probabilities over the last axis of `source`, in float; returns their tensor."""
         name = self.between(f"{source}_probabilities")
-        return self.add(ir.Softmax((self.dequantized(source),), name), self._shape(source), None)
+        return self.add(Softmax((self.dequantized(source),), name), self._shape(source), None)
 
     def _joined(
         self,
-        form: ConcatenationForm,
+        pending: PendingConcatenation,
         parts: tuple[str, ...],
         name: str,
         shape: tuple[int, ...],
         codes: Codes | None,
     ) -> str:
         """Parts that are tensors of one grid, as one tensor."""
-        if form.kind is None:
-            return self.add(ir.Concatenate(parts, name, form.axis), shape, codes)
+        if pending.kind is None:
+            return self.add(Concatenate(parts, name, pending.axis), shape, codes)
         picked, *others = parts
         for index, part in enumerate(others, start=1):
             last = index == len(others)
             made = name if last else self.between(f"{name}_partial")
             sizes = np.broadcast_shapes(self._shape(picked), self._shape(part))
-            picked = self.add(Pair((picked, part), made, form.kind), sizes, codes)
+            picked = self.add(Pair((picked, part), made, pending.kind), sizes, codes)
         return picked
 
-    def _pair(self, form: PairForm, codes: Codes | None, name: str, shape: tuple[int, ...]) -> str:
+    def _pair(
+        self, pending: PendingPair, codes: Codes | None, name: str, shape: tuple[int, ...]
+    ) -> str:
         """A difference, or a product of two tensors at a time."""
-        first, *others, last = form.sources
+        first, *others, last = pending.sources
         for other in others:
             one, two = self.tensors[first], self.tensors[other]
             sizes = np.broadcast_shapes(one.shape, two.shape)
@@ -195,43 +209,45 @@ class GraphBuilder:
             if one.codes is not None and two.codes is not None:
                 ends = np.outer(one.codes.real_range, two.codes.real_range)
                 between = range_codes(float(np.min(ends)), float(np.max(ends)))
-            partial = Pair((first, other), self.between(f"{name}_partial"), form.kind)
+            partial = Pair((first, other), self.between(f"{name}_partial"), pending.kind)
             first = self.add(partial, sizes, between)
         inputs = (first, last)
-        if codes is not None and form.kind is PairKind.DIFFERENCE:
+        if codes is not None and pending.kind is PairKind.DIFFERENCE:
             inputs = (self._summand(first, codes), self._summand(last, codes))
-        return self.add(Pair(inputs, name, form.kind), shape, codes)
+        return self.add(Pair(inputs, name, pending.kind), shape, codes)
 
-    def _function(self, form: FunctionForm, codes: Codes, name: str, shape: tuple[int, ...]) -> str:
+    def _function(
+        self, pending: PendingFunction, codes: Codes, name: str, shape: tuple[int, ...]
+    ) -> str:
         """A function of codes: a table, or what TensorFlow's converter makes of it."""
-        source = self.tensors[form.source].codes
-        if form.function is None or source is None:
-            real = self.as_float(form, self.between(f"{name}_float"), shape)
+        source = self.tensors[pending.source].codes
+        if pending.function is None or source is None:
+            real = self.as_float(pending, self.between(f"{name}_float"), shape)
             return self._quantize(real, codes, name, shape)
-        table = table_of(form.function, source, codes)
-        return self.add(Lookup((form.source,), name, table), shape, codes)
+        table = table_of(pending.function, source, codes)
+        return self.add(Lookup((pending.source,), name, table), shape, codes)
 
-    def _part(self, part: Part, codes: Codes) -> str:
+    def _part(self, part: PendingPart, codes: Codes) -> str:
         """A part of a concatenation with the grid of the whole; returns its tensor's name."""
-        form = part.form
-        if isinstance(form, TensorForm) and self.tensors[form.source].codes == codes:
-            return form.source
+        pending = part.pending
+        if isinstance(pending, FinishedTensor) and self.tensors[pending.source].codes == codes:
+            return pending.source
         # A part that exists already, such as a pooled tensor, keeps its name for itself.
         name = self.between(f"{part.name}_part") if part.name in self.tensors else part.name
-        return self.materialize(form, codes, name, part.shape)
+        return self.materialize(pending, codes, name, part.shape)
 
-    def _average(self, form: AverageForm, name: str, shape: tuple[int, ...]) -> str:
+    def _average(self, pending: PendingAveragePool, name: str, shape: tuple[int, ...]) -> str:
         """The means on a grid of 8 bits: their kernel rounds them to the codes that it reads."""
-        source = self.tensors[form.source]
+        source = self.tensors[pending.source]
         if source.codes is None:
             raise TypeError(f"{name}: the codes of a mean of float values.")
-        read, codes = form.source, source.codes
+        read, codes = pending.source, source.codes
         low, high = codes.real_range
         fine = range_codes(low, high)
-        if codes.real_step > fine.real_step:
+        if codes.real_scale > fine.real_scale:
             read, codes = self.between(f"{name}_fine"), fine
-            self._linear(identity(form.source, source.shape[-1]), fine, read, source.shape)
-        operation = ir.AveragePool((read,), self.between(f"{name}_mean"), form.size, form.window)
+            self._linear(identity(pending.source, source.shape[-1]), fine, read, source.shape)
+        operation = AveragePool((read,), self.between(f"{name}_mean"), pending.size, pending.window)
         return self.add(operation, shape, codes)
 
     def _two_summands(self, sources: tuple[str, ...], name: str) -> tuple[str, str]:
@@ -245,7 +261,7 @@ class GraphBuilder:
                 low, high = np.add(first.codes.real_range, second.codes.real_range)
                 codes = range_codes(float(low), float(high))
                 total, source = self._summand(total, codes), self._summand(source, codes)
-            operation = ir.Add((total, source), self.between(f"{name}_partial"))
+            operation = Add((total, source), self.between(f"{name}_partial"))
             total = self.add(operation, shape, codes)
         return total, sources[-1]
 
@@ -255,84 +271,84 @@ class GraphBuilder:
         negative = read is None or read.lowest < read.zero_point
         return codes.unit == 1.0 and codes.highest == 127 and (codes.lowest == -128 or not negative)
 
-    def _mean_as_linear(self, form: MeanForm) -> LinearForm:
+    def _mean_as_linear(self, pending: PendingMean) -> PendingLinear:
         """The same mean as one window of a depthwise convolution."""
-        rows, columns, channels = self._shape(form.source)
-        return window_mean(form.source, channels, (rows, columns), WHOLE)
+        rows, columns, channels = self._shape(pending.source)
+        return window_mean(pending.source, channels, (rows, columns), WHOLE)
 
     def _shape(self, name: str) -> tuple[int, ...]:
         return self.tensors[name].shape
 
     def _linear(
-        self, form: LinearForm, codes: Codes | None, name: str, shape: tuple[int, ...]
+        self, pending: PendingLinear, codes: Codes | None, name: str, shape: tuple[int, ...]
     ) -> str:
         """A linear operation that makes these codes, or float values from real ones."""
-        source = self.tensors[form.source]
+        source = self.tensors[pending.source]
         units = source.codes.unit if source.codes else 1.0, codes.unit if codes else 1.0
-        read, written = form.source, name
+        read, written = pending.source, name
         if codes is None:
             read = self.dequantized(read)
         elif source.codes is None:
             raise TypeError(f"{name}: codes of a float tensor.")
         # Convolutions want rows and columns; those of other tensors are 1x1 and work on any.
-        on_images = form.kind is not LinearKind.FULLY_CONNECTED
+        on_images = pending.kind is not LinearKind.FULLY_CONNECTED
         if on_images and len(source.shape) != 3:
             shaped = self.between(f"{name}_input")
-            read = self.move(ir.Reshape((read,), shaped), _image(source.shape))
+            read = self.move(Reshape((read,), shaped), _image(source.shape))
         if on_images and len(shape) != 3:
             written = self.between(f"{name}_image")
-        operation = ir.Linear(
+        operation = Linear(
             (read,),
             written,
-            kind=form.kind,
-            kernel=form.kernel(),
-            steps=form.channels.steps * (units[0] / units[1]),
-            bias=form.channels.bias / units[1],
-            center=form.channels.center / units[1],
-            spread=form.channels.spread / units[1],
-            window=form.window,
+            kind=pending.kind,
+            kernel=pending.kernel(),
+            scales=pending.channels.scales * (units[0] / units[1]),
+            bias=pending.channels.bias / units[1],
+            center=pending.channels.center / units[1],
+            spread=pending.channels.spread / units[1],
+            window=pending.window,
             real=codes is None,
         )
         self.add(operation, _image(shape) if written != name else shape, codes)
         if written != name:
-            self.move(ir.Reshape((written,), name), shape)
+            self.move(Reshape((written,), name), shape)
         return name
 
     def _summand(self, source: str, output: Codes) -> str:
-        """The tensor itself, or with a larger step where the sum's kernel needs one."""
+        """The tensor itself, or with a larger scale where the sum's kernel needs one."""
         codes = self.tensors[source].codes
-        if codes is None or codes.step / output.step >= _SMALLEST_SUMMAND:
+        if codes is None or codes.scale / output.scale >= _SMALLEST_SUMMAND:
             return source
-        coarse = Codes(np.float32(_COARSE_SUMMAND * output.step), 0)
+        coarse = Codes(np.float32(_COARSE_SUMMAND * output.scale), 0)
         name, shape = self.between(f"{source}_coarse"), self._shape(source)
         return self._linear(identity(source, shape[-1]), coarse, name, shape)
 
     def _constant_sum(
-        self, form: ConstantSumForm, codes: Codes, name: str, shape: tuple[int, ...]
+        self, pending: PendingConstantSum, codes: Codes, name: str, shape: tuple[int, ...]
     ) -> str:
-        step, constant = form.step, form.codes
-        if step / codes.step < _SMALLEST_SUMMAND:
-            step = np.float32(_COARSE_SUMMAND * codes.step)
-            constant = np.rint(form.values / step).astype(np.int32)
-        source = self._summand(form.source, codes)
-        operation = ir.AddConstant((source,), name, constant, np.asarray(step, np.float32))
+        scale, constant = pending.scale, pending.codes
+        if scale / codes.scale < _SMALLEST_SUMMAND:
+            scale = np.float32(_COARSE_SUMMAND * codes.scale)
+            constant = np.rint(pending.values / scale).astype(np.int32)
+        source = self._summand(pending.source, codes)
+        operation = AddConstant((source,), name, constant, np.asarray(scale, np.float32))
         return self.add(operation, shape, codes)
 
     def _float_normalization(
-        self, form: LinearForm, source: str, name: str, shape: tuple[int, ...]
+        self, pending: PendingLinear, source: str, name: str, shape: tuple[int, ...]
     ) -> str:
-        slope = form.channels.codes.reshape(-1) * form.channels.steps
+        slope = pending.channels.codes.reshape(-1) * pending.channels.scales
         product = self.between(f"{name}_product")
         self._with_constant(source, Pointwise.PRODUCT, slope, product, shape)
-        return self._with_constant(product, Pointwise.SUM, form.channels.bias, name, shape)
+        return self._with_constant(product, Pointwise.SUM, pending.channels.bias, name, shape)
 
-    def _float_rectifier(self, form: RectifiedForm, name: str, shape: tuple[int, ...]) -> str:
-        real = self.as_float(form.form, self.between(f"{name}_input"), shape)
-        if form.ceiling is None:
+    def _float_rectifier(self, pending: PendingRectifier, name: str, shape: tuple[int, ...]) -> str:
+        real = self.as_float(pending.rectified, self.between(f"{name}_input"), shape)
+        if pending.ceiling is None:
             return self._with_constant(real, Pointwise.MAXIMUM, 0.0, name, shape)
         lower = self.between(f"{name}_lower")
         self._with_constant(real, Pointwise.MAXIMUM, 0.0, lower, shape)
-        return self._with_constant(lower, Pointwise.MINIMUM, form.ceiling, name, shape)
+        return self._with_constant(lower, Pointwise.MINIMUM, pending.ceiling, name, shape)
 
     def _quantize(self, source: str, codes: Codes, name: str, shape: tuple[int, ...]) -> str:
         """Float to codes. What int8 does not saturate at is bounded before."""
@@ -344,8 +360,8 @@ class GraphBuilder:
             upper = self.between(f"{name}_upper")
             source = self._with_constant(source, Pointwise.MINIMUM, high, upper, shape)
         # The operation knows real values only, so the tensor is stored in real units.
-        stored = dataclasses.replace(codes, step=np.float32(codes.real_step), unit=1.0)
-        return self.add(ir.Quantize((source,), name), shape, stored)
+        stored = dataclasses.replace(codes, scale=np.float32(codes.real_scale), unit=1.0)
+        return self.add(Quantize((source,), name), shape, stored)
 
     def _with_constant(
         self,
@@ -355,7 +371,7 @@ class GraphBuilder:
         name: str,
         shape: tuple[int, ...],
     ) -> str:
-        operation = ir.WithConstant((source,), name, kind, np.asarray(constant, np.float32))
+        operation = WithConstant((source,), name, kind, np.asarray(constant, np.float32))
         return self.add(operation, shape, None)
 
 

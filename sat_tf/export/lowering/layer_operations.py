@@ -1,27 +1,21 @@
 """Which operations stand for a Keras layer: of linear layers, and of those that move codes."""
 
 import dataclasses
-import functools
+from collections.abc import Callable
 
 import numpy as np
 import tf_keras as keras
 
 from sat_tf.export.lowering.builder import GraphBuilder
-from sat_tf.export.operations import graph as ir
 from sat_tf.export.operations import movements
-from sat_tf.export.operations.arithmetic import transposed_size
-from sat_tf.export.operations.graph import WHOLE, LinearKind, Window
-from sat_tf.graph.operation_layers import (
-    ChannelMax,
-    DepthToSpace,
-    Gather,
-    Padding,
-    Slice,
-    SpaceToDepth,
-)
-
-# Layers of sequences, which are images with one row in the file.
-ONE_DIMENSIONAL = (keras.layers.Conv1D, keras.layers.DepthwiseConv1D)  # Conv1DTranspose is a Conv1D
+from sat_tf.export.operations.linear import LinearKind
+from sat_tf.export.operations.operation import Operation
+from sat_tf.export.operations.pools import MaxPool
+from sat_tf.export.operations.shapes import Pad, Reshape
+from sat_tf.export.operations.windows import transposed_size
+from sat_tf.export.tflite.tensors import WHOLE, Window
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.layers.kind import KernelForm
 
 
 def linear_operation(
@@ -34,17 +28,17 @@ def linear_operation(
         codes: shaped like its kernel.
         source: shape of its input, without the batch dimension.
     """
-    if isinstance(layer, keras.layers.Dense):
+    kernel = layer_kinds.quantized_kernel(layer)
+    if kernel is None or kernel.form is KernelForm.DENSE:
         if len(source) == 1:
             return LinearKind.FULLY_CONNECTED, codes, WHOLE
         return LinearKind.CONVOLUTION, codes[np.newaxis, np.newaxis], WHOLE
     sizes = [tuple(layer.strides), tuple(layer.dilation_rate)]
-    one_row = isinstance(layer, ONE_DIMENSIONAL)
+    one_row = kernel.one_dimensional
     if one_row:
         sizes, codes = [(1, *size) for size in sizes], codes[np.newaxis]
     window = Window(sizes[0], layer.padding.upper(), sizes[1])
-    # A transposed convolution is a convolution to Keras's classes.
-    if isinstance(layer, keras.layers.Conv1DTranspose | keras.layers.Conv2DTranspose):
+    if kernel.transposed:
         image = (1, *source) if one_row else source
         made = layer.compute_output_shape((None, *source))[1:]
         wanted = (1, *made) if one_row else tuple(made)
@@ -53,7 +47,7 @@ def linear_operation(
         window = dataclasses.replace(window, more=(rows, columns))
         codes, window = _for_xnnpack(np.swapaxes(codes, 2, 3), window, image[:2], wanted[:2])
         return LinearKind.TRANSPOSED, codes, window
-    if isinstance(layer, keras.layers.DepthwiseConv1D | keras.layers.DepthwiseConv2D):
+    if kernel.depthwise:
         return LinearKind.DEPTHWISE, codes.reshape(*codes.shape[:2], -1), window
     return LinearKind.CONVOLUTION, codes, window
 
@@ -98,158 +92,44 @@ def _zeros_around(size: int, kernel: int, stride: int, made: int) -> tuple[int, 
     )
 
 
-@functools.singledispatch
+def _max_pool(
+    inputs: tuple[str, ...],
+    output: str,
+    size: tuple[int, int],
+    strides: tuple[int, int],
+    padding: str,
+) -> Operation:
+    return MaxPool(inputs, output, size, Window(strides, padding))
+
+
+# The operations of `layer_kinds.moves_of`, by TFLite's name.
+_MOVES: dict[str, Callable[..., Operation]] = {
+    "RESHAPE": Reshape,
+    "PAD": Pad,
+    "MAX_POOL_2D": _max_pool,
+    "STRIDED_SLICE": movements.Slice,
+    "TRANSPOSE": movements.Transpose,
+    "RESIZE_NEAREST_NEIGHBOR": movements.Resize,
+    "DEPTH_TO_SPACE": movements.DepthToSpace,
+    "SPACE_TO_DEPTH": movements.SpaceToDepth,
+    "GATHER": movements.Gather,
+    "REDUCE_MAX": movements.ChannelMax,
+}
+
+
 def moved(
     layer: keras.layers.Layer, builder: GraphBuilder, source: str, shape: tuple[int, ...]
 ) -> str:
     """Adds what a layer of data movement does; returns its tensor's name.
 
     Args:
-        layer: the layer; one without an operation of its own gives the values another shape.
+        layer: the layer.
         builder: where the operations go.
         source: the tensor it reads.
         shape: of what it makes, without the batch dimension.
     """
-    return builder.move(ir.Reshape((source,), layer.name), shape)
-
-
-@moved.register
-def _(
-    layer: keras.layers.MaxPooling2D, builder: GraphBuilder, source: str, shape: tuple[int, ...]
-) -> str:
-    window = Window(tuple(layer.strides), layer.padding.upper())
-    return builder.move(ir.MaxPool((source,), layer.name, tuple(layer.pool_size), window), shape)
-
-
-@moved.register
-def _(
-    layer: keras.layers.GlobalMaxPooling2D,
-    builder: GraphBuilder,
-    source: str,
-    shape: tuple[int, ...],
-) -> str:
-    rows, columns, channels = builder.tensors[source].shape
-    name = layer.name if layer.keepdims else builder.between(f"{layer.name}_pixel")
-    largest = ir.MaxPool((source,), name, (rows, columns), WHOLE)
-    pixel = builder.move(largest, (1, 1, channels))
-    return pixel if layer.keepdims else builder.move(ir.Reshape((pixel,), layer.name), shape)
-
-
-@moved.register
-def _(
-    layer: keras.layers.ZeroPadding2D, builder: GraphBuilder, source: str, shape: tuple[int, ...]
-) -> str:
-    margins = (*map(tuple, layer.padding), (0, 0))
-    return builder.move(ir.Pad((source,), layer.name, margins), shape)
-
-
-@moved.register
-def _(
-    layer: keras.layers.ZeroPadding1D, builder: GraphBuilder, source: str, shape: tuple[int, ...]
-) -> str:
-    length, channels = builder.tensors[source].shape
-    image = builder.between(f"{layer.name}_input")
-    builder.move(ir.Reshape((source,), image), (1, length, channels))
-    padded = builder.between(f"{layer.name}_image")
-    margins = ((0, 0), tuple(layer.padding), (0, 0))
-    builder.move(ir.Pad((image,), padded, margins), (1, *shape))
-    return builder.move(ir.Reshape((padded,), layer.name), shape)
-
-
-@moved.register
-def _(
-    layer: keras.layers.Cropping2D, builder: GraphBuilder, source: str, shape: tuple[int, ...]
-) -> str:
-    rows, columns = (_without(*margin) for margin in layer.cropping)
-    kept = (rows, columns, (None, None, None))
-    return builder.move(movements.Slice((source,), layer.name, kept), shape)
-
-
-@moved.register
-def _(
-    layer: keras.layers.Cropping1D, builder: GraphBuilder, source: str, shape: tuple[int, ...]
-) -> str:
-    kept = (_without(*layer.cropping), (None, None, None))
-    return builder.move(movements.Slice((source,), layer.name, kept), shape)
-
-
-@moved.register
-def _(layer: Slice, builder: GraphBuilder, source: str, shape: tuple[int, ...]) -> str:
-    kept = tuple((first, stop, step) for first, stop, step in layer.slices)
-    if not layer.dropped:
-        return builder.move(movements.Slice((source,), layer.name, kept), shape)
-    part = builder.between(f"{layer.name}_part")
-    sizes = [range(size)[slice(*k)] for size, k in zip(_shape(builder, source), kept, strict=True)]
-    builder.move(movements.Slice((source,), part, kept), tuple(map(len, sizes)))
-    return builder.move(ir.Reshape((part,), layer.name), shape)
-
-
-@moved.register
-def _(
-    layer: keras.layers.Permute, builder: GraphBuilder, source: str, shape: tuple[int, ...]
-) -> str:
-    return builder.move(movements.Transpose((source,), layer.name, tuple(layer.dims)), shape)
-
-
-@moved.register
-def _(
-    layer: keras.layers.UpSampling2D, builder: GraphBuilder, source: str, shape: tuple[int, ...]
-) -> str:
-    rows, columns, _ = shape
-    return builder.move(movements.Resize((source,), layer.name, (rows, columns)), shape)
-
-
-@moved.register
-def _(
-    layer: keras.layers.Resizing, builder: GraphBuilder, source: str, shape: tuple[int, ...]
-) -> str:
-    size = (int(layer.height), int(layer.width))
-    return builder.move(movements.Resize((source,), layer.name, size), shape)
-
-
-@moved.register
-def _(
-    layer: keras.layers.UpSampling1D, builder: GraphBuilder, source: str, shape: tuple[int, ...]
-) -> str:
-    length, channels = _shape(builder, source)
-    image = builder.between(f"{layer.name}_input")
-    builder.move(ir.Reshape((source,), image), (1, length, channels))
-    made = builder.between(f"{layer.name}_image")
-    builder.move(movements.Resize((image,), made, (1, length * int(layer.size))), (1, *shape))
-    return builder.move(ir.Reshape((made,), layer.name), shape)
-
-
-@moved.register
-def _(layer: DepthToSpace, builder: GraphBuilder, source: str, shape: tuple[int, ...]) -> str:
-    return builder.move(movements.DepthToSpace((source,), layer.name, layer.block_size), shape)
-
-
-@moved.register
-def _(layer: SpaceToDepth, builder: GraphBuilder, source: str, shape: tuple[int, ...]) -> str:
-    return builder.move(movements.SpaceToDepth((source,), layer.name, layer.block_size), shape)
-
-
-@moved.register
-def _(layer: Padding, builder: GraphBuilder, source: str, shape: tuple[int, ...]) -> str:
-    margins = tuple((before, behind) for before, behind in layer.margins)
-    return builder.move(ir.Pad((source,), layer.name, margins), shape)
-
-
-@moved.register
-def _(layer: Gather, builder: GraphBuilder, source: str, shape: tuple[int, ...]) -> str:
-    indices = tuple(layer.indices)
-    return builder.move(movements.Gather((source,), layer.name, indices, layer.axis), shape)
-
-
-@moved.register
-def _(layer: ChannelMax, builder: GraphBuilder, source: str, shape: tuple[int, ...]) -> str:
-    return builder.move(movements.ChannelMax((source,), layer.name), shape)
-
-
-def _shape(builder: GraphBuilder, source: str) -> tuple[int, ...]:
-    return builder.tensors[source].shape
-
-
-def _without(first: int, last: int) -> tuple[int | None, int | None, None]:
-    """A slice without so many values at its ends."""
-    return (first or None, -last or None, None)
+    for move in layer_kinds.moves_of(layer, builder.tensors[source].shape, shape):
+        name = builder.between(f"{layer.name}_{move.suffix}") if move.suffix else layer.name
+        operation = _MOVES[move.operator]((source,), name, *move.arguments)
+        source = builder.move(operation, shape if move.shape is None else move.shape)
+    return source

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.export.operations.graph import Graph, Linear, LinearKind, Storage
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.linear import Linear, LinearKind
+from sat_tf.export.tflite.tensors import Storage
 from sat_tf.messages import did_you_mean, list_problems
 from sat_tf.version import __version__
 
@@ -25,7 +27,7 @@ _BITS_PER_BYTE = 8
 
 
 def packing_problem(pack: object) -> str | None:
-    """Why `pack` is no name of a packing, with the one that was meant; None where it is one."""
+    """Why `pack` is not the name of a packing, with the one that was meant; None where it is."""
     if isinstance(pack, str) and pack in PACKINGS:
         return None
     names = " or ".join(repr(name) for name in PACKINGS)
@@ -75,29 +77,6 @@ def pack_graph(graph: Graph, pack: str) -> Graph:
         raise ValueError(list_problems(f"model {graph.name!r}, pack={pack!r}", problems))
     warnings = (*graph.warnings, *_warnings(pack, packed, left))
     return dataclasses.replace(graph, operations=tuple(operations), warnings=warnings)
-
-
-def packed_bytes(codes: np.ndarray, storage: Storage) -> np.ndarray:
-    """Codes as the file holds them: the first in the lowest bits of a byte, zeros at the end.
-
-    Args:
-        codes: integers within the range of `storage`, any shape.
-        storage: bits a code.
-
-    Returns:
-        uint8, flat.
-
-    >>> packed_bytes(np.array([1, -1, 7]), Storage.INT4).tolist()
-    [241, 7]
-    """
-    if storage is Storage.INT8:
-        return np.frombuffer(codes.astype(np.int8).tobytes(), np.uint8)
-    per_byte = _BITS_PER_BYTE // storage.value
-    # Two's complement in one byte each, of which the low bits are kept.
-    flat = codes.astype(np.int8).reshape(-1).view(np.uint8) & np.uint8(2**storage.value - 1)
-    groups = np.pad(flat, (0, -flat.size % per_byte)).reshape(-1, per_byte)
-    shifts = storage.value * np.arange(per_byte, dtype=np.uint8)
-    return np.asarray(np.bitwise_or.reduce(groups << shifts, axis=1), np.uint8)
 
 
 def _is_trained(linear: Linear) -> bool:
@@ -167,10 +146,6 @@ def _warnings(pack: str, packed: list[Linear], left: list[str]) -> list[str]:
     return lines
 
 
-# Under this name a file says how it was made.
-SETTINGS_NAME = "sat_tf"
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FileSettings:
     """How a model is written as a file; see `sat_tf.export_tflite`.
@@ -182,7 +157,7 @@ class FileSettings:
         resizable: the batch size is free.
 
     Raises:
-        ValueError: a setting is none; lists every one.
+        ValueError: a setting is invalid; lists every one.
     """
 
     float_head: bool = False
@@ -202,13 +177,13 @@ class FileSettings:
         if problems:
             raise ValueError(list_problems("export_tflite", problems))
 
-    def to_json(self, islands: Mapping[str, str]) -> bytes:
+    def to_json(self, float_layers: Mapping[str, str]) -> bytes:
         """What the file says of how it was made.
 
         Args:
-            islands: the layers that are left float, by the tensors that they make.
+            float_layers: the layers that are left float, by the tensors that they make.
         """
-        values = {"version": __version__, **dataclasses.asdict(self), "islands": dict(islands)}
+        values = {"version": __version__, **dataclasses.asdict(self), "islands": dict(float_layers)}
         return json.dumps(values, sort_keys=True).encode()
 
     @classmethod
@@ -216,7 +191,7 @@ class FileSettings:
         """The settings that a file says it was written with.
 
         Args:
-            found: its entry `SETTINGS_NAME`; None where it has none.
+            found: its entry `structure.SETTINGS_NAME`; None where it has none.
             path: what errors call it.
 
         Raises:

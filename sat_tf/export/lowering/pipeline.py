@@ -7,12 +7,14 @@ from typing import Any
 
 import tf_keras as keras
 
-from sat_tf.export.lowering import steps
+from sat_tf.export.lowering import scales
 from sat_tf.export.lowering.codes import KernelTensors
 from sat_tf.export.lowering.packing import pack_graph
-from sat_tf.export.lowering.steps import settle_constants
+from sat_tf.export.lowering.scales import settle_constants
 from sat_tf.export.lowering.trace import trace
-from sat_tf.export.operations.graph import Graph, Softmax, Tensor
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.softmax import Softmax
+from sat_tf.export.tflite.tensors import Tensor
 from sat_tf.graph.flatten import copied_weights
 from sat_tf.graph.network import Network, Node
 
@@ -50,7 +52,7 @@ def with_image_size(model: keras.Model, image_size: Sequence[int]) -> keras.Mode
         A model with the same weights, to be exported, deployed and verified like any other.
 
     Raises:
-        ValueError: a size that is none, or that does not fit the model.
+        ValueError: an invalid size, or one that does not fit the model.
     """
     sizes = _checked(image_size)
     network = Network(model)
@@ -123,7 +125,7 @@ def deployed_graph(
     softmax: bool = False,
     kernels: Mapping[str, KernelTensors] | None = None,
 ) -> Graph:
-    """The graph of the deployed model, whose biases are integers of input step · weight step.
+    """The graph of the deployed model, whose biases are integers of input scale · weight scale.
 
     Args:
         model: a model quantized by sat-tf.
@@ -146,7 +148,7 @@ def rounded(graph: Graph) -> Graph:
     Raises:
         ValueError: an operation does not fit its integer kernel; lists every one with its fix.
     """
-    for stage in (settle_constants, steps.floor_steps, steps.snap_biases):
+    for stage in (settle_constants, scales.floor_scales, scales.round_biases):
         graph = stage(graph)
     return graph
 
@@ -171,4 +173,4 @@ def trained_graph(
             fix.
     """
     graph = trace(model, float_head=float_head, kernels=kernels)
-    return steps.upscale(pack_graph(graph, pack))
+    return scales.upscale(pack_graph(graph, pack))

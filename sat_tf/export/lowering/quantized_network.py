@@ -1,16 +1,11 @@
 """What the stages of the export ask about a quantized network."""
 
-import tf_keras as keras
-
 from sat_tf.graph import functions, layer_kinds
-from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.layers.kind import KernelForm, Role
 from sat_tf.graph.network import Network, Node
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.base import SatQuantizer
-from sat_tf.quantizers.functions import UnitQuantizer
-from sat_tf.quantizers.image import ImageQuantizer
-from sat_tf.quantizers.observers import InputQuantizer, RangeObserver
+from sat_tf.quantizers.protocol import ActivationQuantizer, PixelQuantizer, SatQuantizer
 
 _KERNELS_OF_8_BITS = (Role.SUM, Role.PRODUCT, Role.CONCATENATION, Role.MEAN)
 _NATURAL_READERS = (*_KERNELS_OF_8_BITS, Role.SOFTMAX, Role.OPAQUE)
@@ -28,12 +23,13 @@ def output_quantizer(node: Node) -> SatQuantizer | None:
 
 def is_image(node: Node) -> bool:
     """Whether the layer marks the image."""
-    return isinstance(output_quantizer(node), ImageQuantizer)
+    return isinstance(output_quantizer(node), PixelQuantizer)
 
 
 def is_input(node: Node) -> bool:
-    """Whether the layer makes the codes of an input that is no image."""
-    return isinstance(output_quantizer(node), InputQuantizer)
+    """Whether the layer makes the codes of an input that is not an image."""
+    quantizer = output_quantizer(node)
+    return quantizer is not None and quantizer.input_type is not None and not is_image(node)
 
 
 def quantizes(node: Node) -> bool:
@@ -41,7 +37,7 @@ def quantizes(node: Node) -> bool:
     return output_quantizer(node) is not None and not is_image(node)
 
 
-def is_island(node: Node) -> bool:
+def is_left_float(node: Node) -> bool:
     """Whether the layer is left float, for TensorFlow's own converter."""
     layer = inner_layer(node.layer)
     if role_of(node) is Role.INPUT:
@@ -51,8 +47,9 @@ def is_island(node: Node) -> bool:
 
 
 def clips(node: Node) -> bool:
-    """Whether the layer's output has a clipping level."""
-    return "clipping_level" in getattr(node.layer, "output_variables", {})
+    """Whether the layer's output is clipped to a range of its own."""
+    quantizer = output_quantizer(node)
+    return isinstance(quantizer, ActivationQuantizer) and not quantizer.is_unit
 
 
 def is_float_function(node: Node) -> bool:
@@ -63,7 +60,7 @@ def is_float_function(node: Node) -> bool:
 
 def has_codes(node: Node) -> bool:
     """Whether the layer's output is on a grid that its quantizer says."""
-    return clips(node) or isinstance(output_quantizer(node), UnitQuantizer)
+    return isinstance(output_quantizer(node), ActivationQuantizer)
 
 
 def is_unit_free(network: Network, node: Node) -> bool:
@@ -74,7 +71,7 @@ def is_unit_free(network: Network, node: Node) -> bool:
 
 
 def _has_linear_readers_only(network: Network, name: str) -> bool:
-    """Whether all that read a layer's codes can take its clipping level into their steps."""
+    """Whether all that read a layer's codes can take its clipping level into their scales."""
     if name in network.outputs:
         return False
     for reader in network.consumers(name):
@@ -105,11 +102,16 @@ def find_head(network: Network) -> str | None:
     while role_of(node).keeps_codes or role_of(node) is Role.SOFTMAX:
         node = network[node.inputs[0]]
     layer = inner_layer(node.layer)
-    dense = isinstance(layer, keras.layers.Dense) and not layer_kinds.rectifies(layer)
-    observed = isinstance(output_quantizer(node), RangeObserver)
-    return node.name if dense and observed and len(node.shape) == 1 else None
+    kernel = layer_kinds.quantized_kernel(layer)
+    dense = kernel is not None and kernel.form is KernelForm.DENSE
+    quantizer = output_quantizer(node)
+    observed = quantizer is not None and quantizer.observes_range
+    linear = dense and not layer_kinds.rectifies(layer)
+    return node.name if linear and observed and len(node.shape) == 1 else None
 
 
 def is_function(node: Node) -> bool:
     """Whether the layer computes a function that no kernel does; also a softmax inside."""
-    return role_of(node) is Role.FUNCTION or isinstance(output_quantizer(node), UnitQuantizer)
+    quantizer = output_quantizer(node)
+    unit = isinstance(quantizer, ActivationQuantizer) and quantizer.is_unit
+    return role_of(node) is Role.FUNCTION or unit

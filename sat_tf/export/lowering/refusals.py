@@ -1,20 +1,18 @@
 """What has no integer form, or none that is exact: found before anything is built."""
 
 import collections
-import functools
 from collections.abc import Iterator
 
 import numpy as np
-import tf_keras as keras
 
 from sat_tf.export.lowering import codes, quantized_network
-from sat_tf.export.lowering.layer_operations import ONE_DIMENSIONAL
-from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.layers.kind import KernelForm, Role
 from sat_tf.graph.network import Network, Node
 from sat_tf.graph.operation_layers import ConstantSum
 from sat_tf.qat.layout import call_name, inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.image import ImageQuantizer
+from sat_tf.quantizers.protocol import PixelQuantizer
 from sat_tf.quantizers.seen_values import RANGE_FIX, misfit
 
 
@@ -79,7 +77,7 @@ def find_problems(network: Network, *, float_head: bool) -> list[str]:
 def _misfits(node: Node) -> Iterator[str]:
     """Why an input cannot have been fed what the file will get."""
     quantizer = quantized_network.output_quantizer(node)
-    if isinstance(quantizer, ImageQuantizer):
+    if isinstance(quantizer, PixelQuantizer):
         seen = quantizer.seen(node.layer.output_variables)
         problem = misfit(seen, quantizer.range) if seen else None
         if problem:
@@ -101,18 +99,21 @@ def _model_problem(network: Network) -> str | None:
 
 
 def _layer_problems(network: Network, node: Node) -> Iterator[str]:
-    """What is wrong with a layer, as the part it plays, as its own class, and as a tensor."""
+    """What is wrong with a layer, as the part it plays, as its own kind, and as a tensor."""
     layer, role = inner_layer(node.layer), quantized_network.role_of(node)
     if node.arguments.get("training"):
         yield (
             "received a layer that is called with training=True, expected one that follows the "
             "model; build the model without it"
         )
-    if quantized_network.is_island(node):
+    if quantized_network.is_left_float(node):
         return
     if role in _BY_ROLE:
         yield from _BY_ROLE[role](network, node)
-    yield from _by_class(layer, network, node)
+    if node.inputs:
+        problem = layer_kinds.problem_at(layer, len(network[node.inputs[0]].shape))
+        if problem:
+            yield problem
     if quantized_network.clips(node):
         unit_free = quantized_network.is_unit_free(network, node)
         problem = codes.quantizer_problem(node.layer, unit_free=unit_free)
@@ -122,8 +123,9 @@ def _layer_problems(network: Network, node: Node) -> Iterator[str]:
 
 def _linear_problems(network: Network, node: Node) -> Iterator[str]:
     rank, layer = len(network[node.inputs[0]].shape), inner_layer(node.layer)
-    expected = 2 if isinstance(layer, ONE_DIMENSIONAL) else 3
-    if rank != expected and not isinstance(layer, keras.layers.Dense):
+    kernel = layer_kinds.quantized_kernel(layer)
+    expected = 2 if kernel and kernel.one_dimensional else 3
+    if rank != expected and not (kernel and kernel.form is KernelForm.DENSE):
         yield (
             f"received inputs with {rank} axes beside the batch, expected {expected}; put a "
             "Reshape in front"
@@ -160,25 +162,6 @@ _BY_ROLE = {
     Role.NORM: _norm_problems,
     Role.SUM: _sum_problems,
 }
-
-
-@functools.singledispatch
-def _by_class(layer: keras.layers.Layer, network: Network, node: Node) -> Iterator[str]:
-    """What is wrong with the settings of a layer where it stands."""
-    del layer, network, node
-    return iter(())
-
-
-@_by_class.register
-def _(layer: keras.layers.Flatten, network: Network, node: Node) -> Iterator[str]:
-    if layer.data_format != "channels_last" and len(network[node.inputs[0]].shape) > 1:
-        yield "received data_format='channels_first', expected 'channels_last'; use that"
-
-
-@_by_class.register
-def _(layer: keras.layers.Softmax, network: Network, node: Node) -> Iterator[str]:
-    if layer.axis not in (-1, len(network[node.inputs[0]].shape)):
-        yield f"received axis={layer.axis!r}, expected the last one; use axis=-1"
 
 
 def _non_finite(node: Node) -> Iterator[str]:

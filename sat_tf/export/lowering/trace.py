@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering import codes, quantized_network
 from sat_tf.export.lowering.builder import GraphBuilder
 from sat_tf.export.lowering.codes import (
@@ -15,52 +14,51 @@ from sat_tf.export.lowering.codes import (
     quantizer_codes,
     range_codes,
 )
-from sat_tf.export.lowering.fold import (
-    Affine,
-    AverageForm,
-    ChannelCodes,
-    ConcatenationForm,
-    ConstantSumForm,
-    Form,
-    FunctionForm,
-    LinearForm,
-    MeanForm,
-    PairForm,
-    Part,
-    RectifiedForm,
-    SumForm,
-    TensorForm,
-    affine,
+from sat_tf.export.lowering.fold import Affine, ChannelCodes, affine, fold, scaled
+from sat_tf.export.lowering.layer_operations import linear_operation, moved
+from sat_tf.export.lowering.pending import (
+    FinishedTensor,
+    Lowered,
+    PendingAveragePool,
+    PendingConcatenation,
+    PendingConstantSum,
+    PendingFunction,
+    PendingLinear,
+    PendingMean,
+    PendingPair,
+    PendingPart,
+    PendingRectifier,
+    PendingSum,
     channel_mean,
-    fold,
     identity,
-    scaled,
     window_mean,
     worst_range,
 )
-from sat_tf.export.lowering.layer_operations import linear_operation, moved
 from sat_tf.export.lowering.refusals import find_problems
-from sat_tf.export.operations import graph as ir
-from sat_tf.export.operations.graph import Graph, Island, Linear, LinearKind, Operation, Window
+from sat_tf.export.operations.float_layer import FloatLayer
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.linear import Linear, LinearKind
+from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pairs import PairKind
+from sat_tf.export.operations.quantize import ShiftImage
+from sat_tf.export.tflite.tensors import Codes, Image, Window
 from sat_tf.graph import functions, layer_kinds
-from sat_tf.graph.layer_kinds import Role
+from sat_tf.graph.layers.kind import Combination, Role
+from sat_tf.graph.layers.preprocessing import is_plain_factor, slope_and_offset
 from sat_tf.graph.network import Network, Node
-from sat_tf.graph.operation_layers import ChannelMean, ConstantSum
-from sat_tf.graph.preprocessing import is_plain_factor, slope_and_offset
+from sat_tf.graph.operation_layers import ConstantSum
 from sat_tf.messages import list_problems
 from sat_tf.qat.inputs import input_nodes, input_types
 from sat_tf.qat.layout import call_name, in_inference, inner_layer
-from sat_tf.quantizers.image import ImageQuantizer
 from sat_tf.quantizers.input_range import PIXELS, InputRange
-from sat_tf.quantizers.observers import RangeObserver
+from sat_tf.quantizers.protocol import PixelQuantizer
 from sat_tf.quantizers.seen_values import pixel_doubt, unseen
 
 
 def float_activations(network: Network) -> str:
     """Of a model that quantizes its weights only."""
     quantizers = [quantized_network.output_quantizer(node) for node in network]
-    marks = [str(found.range) for found in quantizers if isinstance(found, ImageQuantizer)]
+    marks = [str(found.range) for found in quantizers if isinstance(found, PixelQuantizer)]
     return (
         "no activations are quantized: it computes in float32, with weights stored as codes, "
         f"on pixels of {' and '.join(dict.fromkeys(marks)) or PIXELS}"
@@ -78,20 +76,10 @@ def one_image_only(operations: Iterable[Operation]) -> Iterator[str]:
         )
 
 
-def islands_of_one_image(graph: Graph, content: bytes) -> Iterator[str]:
-    """Of layers left float, of which the converter has made operators for a batch of 1."""
-    known = any(one_image_only(graph.operations))
-    if graph.islands and not known and Runtime(content, keep_tensors=False).takes_one_image:
-        yield (
-            f"{', '.join(graph.float_layers)}: what TensorFlow's converter makes of layers left "
-            "float has a batch of 1 in its shapes, so that LiteRT runs one image at a time"
-        )
-
-
 def float_functions(operations: Iterable[Operation]) -> Iterator[str]:
     """Of functions that have no table, or no codes to look up."""
     for operation in operations:
-        if isinstance(operation, Island) and quantized_network.is_function(operation.node):
+        if isinstance(operation, FloatLayer) and quantized_network.is_function(operation.node):
             layer = inner_layer(operation.node.layer)
             yield (
                 f"{layer.name}: this {type(layer).__name__} is computed in float32, and is "
@@ -134,9 +122,11 @@ def trace_network(
     return _Tracer(network, head, kernels).trace()
 
 
-_PICKING = {
-    PairKind.MAXIMUM: keras.layers.Maximum,
-    PairKind.MINIMUM: keras.layers.Minimum,
+_PAIRS = {
+    Combination.DIFFERENCE: PairKind.DIFFERENCE,
+    Combination.PRODUCT: PairKind.PRODUCT,
+    Combination.MAXIMUM: PairKind.MAXIMUM,
+    Combination.MINIMUM: PairKind.MINIMUM,
 }
 
 
@@ -151,7 +141,7 @@ class _Tracer:
         self.float_head = float_head
         self.kernels = kernels
         self.builder = GraphBuilder([call_name(node) for node in network])
-        self.forms: dict[str, Form] = {}
+        self.lowered: dict[str, Lowered] = {}
         self.warnings: list[str] = []
         # The images, and the tensors of codes that are images, with the image.
         self.images = {
@@ -161,25 +151,25 @@ class _Tracer:
 
     def trace(self) -> Graph:
         if not input_nodes(self.network):
-            self.forms |= {name: self._float_image(name) for name in self.network.inputs}
+            self.lowered |= {name: self._float_image(name) for name in self.network.inputs}
         if not any(quantized_network.quantizes(node) for node in self.network):
             self.warnings.append(float_activations(self.network))
         for name, kind in input_types(self.network).items():
             if kind == "float32":
                 shape = _shape(self.network[name])
-                self.forms[name] = TensorForm(self.builder.tensor(name, shape, None))
+                self.lowered[name] = FinishedTensor(self.builder.tensor(name, shape, None))
         for node in self.network:
             if node.name in self.network.inputs:
                 continue
-            if quantized_network.is_island(node):
-                self.forms[node.name] = self._island(node)
+            if quantized_network.is_left_float(node):
+                self.lowered[node.name] = self._float_layer(node)
                 continue
-            self.forms[node.name] = self._quantized(node, self._form(node))
+            self.lowered[node.name] = self._quantized(node, self._lowered(node))
             if layer_kinds.is_softmax(
                 inner_layer(node.layer)
             ) and not quantized_network.is_function(node):
                 tensor = self._tensor(node.name)
-                self.forms[node.name] = TensorForm(self.builder.softmax(tensor))
+                self.lowered[node.name] = FinishedTensor(self.builder.softmax(tensor))
         outputs = [self.builder.dequantized(self._tensor(name)) for name in self.network.outputs]
         self.builder.drop_unread_images()
         operations = self.builder.operations
@@ -196,18 +186,18 @@ class _Tracer:
             output=outputs[0],
             warnings=tuple(self.warnings),
             layer_outputs={
-                name: form.source
-                for name, form in self.forms.items()
-                if isinstance(form, TensorForm)
+                name: pending.source
+                for name, pending in self.lowered.items()
+                if isinstance(pending, FinishedTensor)
                 and name not in self.network.inputs
-                and form.source in self.builder.tensors
+                and pending.source in self.builder.tensors
             },
             more_outputs=tuple(outputs[1:]),
         )
 
     # -- what a layer computes -----------------------------------------------------------------
 
-    def _form(self, node: Node) -> Form:
+    def _lowered(self, node: Node) -> Lowered:
         role = quantized_network.role_of(node)
         if quantized_network.is_image(node):
             return self._image(node)
@@ -231,9 +221,9 @@ class _Tracer:
             return self._movement(node)
         if quantized_network.is_function(node):
             return self._function(node)
-        return self.forms[node.inputs[0]]  # a rectifier: its quantizer does it
+        return self.lowered[node.inputs[0]]  # a rectifier: its quantizer does it
 
-    def _image(self, node: Node) -> Form:
+    def _image(self, node: Node) -> Lowered:
         quantizer = node.layer.quantize_config.output
         (image,) = node.inputs
         shape = _shape(self.network[image])
@@ -247,7 +237,7 @@ class _Tracer:
             self.warnings.append(f"{image}: {doubt}")
         return self._pixels(image, node, 1.0)
 
-    def _codes_of_input(self, node: Node) -> Form:
+    def _codes_of_input(self, node: Node) -> Lowered:
         """An input of real values, or what preprocessing in float makes of one."""
         kind, name, shape = (
             node.layer.quantize_config.output.input_type,
@@ -257,28 +247,28 @@ class _Tracer:
         codes = range_codes(*(observed_range(node.layer) or (0.0, 0.0)))
         image = next(one for one, found in input_nodes(self.network).items() if found is node)
         given = _shape(self.network[image])
-        self.images[image] = ir.Image(image, given, codes.step, codes.zero_point, type=kind)
+        self.images[image] = Image(image, given, codes.scale, codes.zero_point, type=kind)
         if kind == "int8":
-            return TensorForm(self.builder.add(ir.ShiftImage((image,), name), shape, codes))
-        form = self.forms[node.inputs[0]]
-        return TensorForm(self.builder.materialize(form, codes, name, shape))
+            return FinishedTensor(self.builder.add(ShiftImage((image,), name), shape, codes))
+        pending = self.lowered[node.inputs[0]]
+        return FinishedTensor(self.builder.materialize(pending, codes, name, shape))
 
-    def _pixels(self, image: str, node: Node, factor: float) -> Form:
+    def _pixels(self, image: str, node: Node, factor: float) -> Lowered:
         """The codes of an image, whose real values are multiplied by a factor."""
         codes = self.images[image].codes
-        shift = ir.ShiftImage((image,), call_name(node))
+        shift = ShiftImage((image,), call_name(node))
         tensor = self.builder.add(shift, _shape(node), dataclasses.replace(codes, unit=factor))
         self.pixels[tensor] = image
-        return TensorForm(tensor)
+        return FinishedTensor(tensor)
 
-    def _float_image(self, name: str) -> Form:
+    def _float_image(self, name: str) -> Lowered:
         """The pixels themselves, for a model that quantizes no activations."""
         shape = _shape(self.network[name])
-        shift = ir.ShiftImage((name,), self.builder.between(f"{name}_pixels"))
+        shift = ShiftImage((name,), self.builder.between(f"{name}_pixels"))
         codes = self.builder.add(shift, shape, self.images[name].codes)
-        return TensorForm(self.builder.dequantized(codes))
+        return FinishedTensor(self.builder.dequantized(codes))
 
-    def _island(self, node: Node) -> Form:
+    def _float_layer(self, node: Node) -> Lowered:
         """A layer that is left float, between what is dequantized and what is quantized again."""
         layer = inner_layer(node.layer)
         sources = tuple(self.builder.dequantized(self._tensor(name)) for name in node.inputs)
@@ -286,57 +276,55 @@ class _Tracer:
             f"{layer.name}: this {layer_kinds.class_name(layer)} is left float, and is what "
             "TensorFlow's converter makes of it"
         )
-        return TensorForm(
-            self.builder.add(ir.Island(sources, call_name(node), node), _shape(node), None)
+        return FinishedTensor(
+            self.builder.add(FloatLayer(sources, call_name(node), node), _shape(node), None)
         )
 
-    def _linear(self, node: Node) -> Form:
+    def _linear(self, node: Node) -> Lowered:
         layer = inner_layer(node.layer)
         source = self._tensor(node.inputs[0])
-        codes, steps = integer_kernel(node.layer, self.kernels.get(node.name))
-        bias = np.zeros(steps.size) if layer.bias is None else layer.bias.numpy()
+        codes, scales = integer_kernel(node.layer, self.kernels.get(node.name))
+        bias = np.zeros(scales.size) if layer.bias is None else layer.bias.numpy()
         shape = self.builder.tensors[source].shape
         kind, codes, window = linear_operation(layer, codes, shape)
-        channels = ChannelCodes.unseen(codes, steps, bias.astype(np.float64))
-        return LinearForm(source, kind, channels, window)
+        channels = ChannelCodes.unseen(codes, scales, bias.astype(np.float64))
+        return PendingLinear(source, kind, channels, window)
 
-    def _pointwise(self, node: Node, behind: Affine) -> Form:
-        form = self.forms[node.inputs[0]]
-        if not isinstance(form, LinearForm):
-            form = identity(self._tensor(node.inputs[0]), _shape(node)[-1])
-        channels = fold(form.channels, behind)
-        return LinearForm(form.source, form.kind, channels, form.window)
+    def _pointwise(self, node: Node, behind: Affine) -> Lowered:
+        pending = self.lowered[node.inputs[0]]
+        if not isinstance(pending, PendingLinear):
+            pending = identity(self._tensor(node.inputs[0]), _shape(node)[-1])
+        channels = fold(pending.channels, behind)
+        return PendingLinear(pending.source, pending.kind, channels, pending.window)
 
-    def _preprocessing(self, node: Node) -> Form:
+    def _preprocessing(self, node: Node) -> Lowered:
         layer = inner_layer(node.layer)
         slope, offset = slope_and_offset(layer)
-        form = self.forms[node.inputs[0]]
+        pending = self.lowered[node.inputs[0]]
         keeps_codes = is_plain_factor(layer) and quantized_network.output_quantizer(node) is None
-        if isinstance(form, TensorForm) and form.source in self.pixels and keeps_codes:
-            factor = self._codes(form.source).unit * float(slope.flat[0])
-            return self._pixels(self.pixels[form.source], node, factor)
+        if isinstance(pending, FinishedTensor) and pending.source in self.pixels and keeps_codes:
+            factor = self._codes(pending.source).unit * float(slope.flat[0])
+            return self._pixels(self.pixels[pending.source], node, factor)
         channels = _shape(node)[-1]
         return self._pointwise(node, Affine.of_constants(slope, offset, channels))
 
-    def _scaling(self, node: Node) -> Form:
-        form = self.forms[node.inputs[0]]
-        if not isinstance(form, LinearForm):
-            form = identity(self._tensor(node.inputs[0]), _shape(node)[-1])
-        channels = scaled(form.channels, *inner_layer(node.layer).affine())
-        return LinearForm(form.source, form.kind, channels, form.window)
+    def _scaling(self, node: Node) -> Lowered:
+        pending = self.lowered[node.inputs[0]]
+        if not isinstance(pending, PendingLinear):
+            pending = identity(self._tensor(node.inputs[0]), _shape(node)[-1])
+        channels = scaled(pending.channels, *inner_layer(node.layer).affine())
+        return PendingLinear(pending.source, pending.kind, channels, pending.window)
 
-    def _combination(self, node: Node) -> Form:
+    def _combination(self, node: Node) -> Lowered:
         layer, sources = inner_layer(node.layer), tuple(map(self._natural, node.inputs))
         if isinstance(layer, ConstantSum):
-            return ConstantSumForm(sources[0], *layer.codes())
-        if isinstance(layer, keras.layers.Multiply):
-            return PairForm(sources, PairKind.PRODUCT)
-        if isinstance(layer, keras.layers.Subtract):
-            return PairForm(sources, PairKind.DIFFERENCE)
-        mean = isinstance(layer, keras.layers.Average)
-        return SumForm(sources, len(sources) if mean else 1)
+            return PendingConstantSum(sources[0], *layer.codes())
+        combination = layer_kinds.combination_of(layer)
+        if combination in _PAIRS:
+            return PendingPair(sources, _PAIRS[combination])
+        return PendingSum(sources, len(sources) if combination is Combination.MEAN else 1)
 
-    def _function(self, node: Node) -> Form:
+    def _function(self, node: Node) -> Lowered:
         layer, source = inner_layer(node.layer), self._natural(node.inputs[0])
         each = functions.works_on_each_value(layer)
 
@@ -344,89 +332,92 @@ class _Tracer:
         def function(values: np.ndarray) -> np.ndarray:
             return np.asarray(layer(values[np.newaxis, :]))[0]
 
-        return FunctionForm(source, node, function if each else None)
+        return PendingFunction(source, node, function if each else None)
 
-    def _mean(self, node: Node) -> Form:
+    def _mean(self, node: Node) -> Lowered:
         layer = inner_layer(node.layer)
         source = self._natural(node.inputs[0])
-        if isinstance(layer, keras.layers.GlobalAveragePooling2D):
-            return MeanForm(source, bool(layer.keepdims))
-        if isinstance(layer, ChannelMean):
+        pooling = layer_kinds.pooling_of(layer)
+        if pooling is None:
             return channel_mean(source, self.builder.tensors[source].shape[-1])
+        if pooling.whole:
+            return PendingMean(source, bool(layer.keepdims))
         window = Window(tuple(layer.strides), layer.padding.upper())
         size = tuple(layer.pool_size)
         if self.builder.tensors[source].codes is None or quantized_network.pads(self.network, node):
-            return AverageForm(source, size, window)
+            return PendingAveragePool(source, size, window)
         window = Window(window.strides, "VALID")
         return window_mean(source, _shape(node)[-1], size, window)
 
-    def _concatenation(self, node: Node) -> Form:
+    def _concatenation(self, node: Node) -> Lowered:
         parts = []
         for name in node.inputs:
             made = self.network[name]
             # What nothing else reads may get its codes from the quantizer of the concatenation.
             alone = len(self.network.consumers(name)) == 1
-            form = self.forms[name] if alone else TensorForm(self._tensor(name))
-            parts.append(Part(form, call_name(made), _shape(made)))
+            pending = self.lowered[name] if alone else FinishedTensor(self._tensor(name))
+            parts.append(PendingPart(pending, call_name(made), _shape(made)))
         layer = inner_layer(node.layer)
-        for kind, picking in _PICKING.items():
-            if isinstance(layer, picking):
-                return ConcatenationForm(tuple(parts), kind=kind)
-        return ConcatenationForm(tuple(parts), layer.axis % (len(node.shape) + 1) - 1)
+        combination = layer_kinds.combination_of(layer)
+        if combination in _PAIRS:
+            return PendingConcatenation(tuple(parts), kind=_PAIRS[combination])
+        return PendingConcatenation(tuple(parts), layer.axis % (len(node.shape) + 1) - 1)
 
-    def _movement(self, node: Node) -> Form:
+    def _movement(self, node: Node) -> Lowered:
         layer = inner_layer(node.layer)
         if quantized_network.role_of(node) is Role.IDENTITY:  # that holds a quantizer
-            form = self.forms[node.inputs[0]]
+            pending = self.lowered[node.inputs[0]]
             # A sum that no quantizer of its own follows is a float stream, and stays one.
-            stays = isinstance(form, SumForm | PairForm | FunctionForm | ConstantSumForm)
-            return TensorForm(self._tensor(node.inputs[0])) if stays else form
+            stays = isinstance(
+                pending, PendingSum | PendingPair | PendingFunction | PendingConstantSum
+            )
+            return FinishedTensor(self._tensor(node.inputs[0])) if stays else pending
         source = self._tensor(node.inputs[0])
-        return TensorForm(moved(layer, self.builder, source, _shape(node)))
+        return FinishedTensor(moved(layer, self.builder, source, _shape(node)))
 
     # -- where it becomes a tensor -------------------------------------------------------------
 
-    def _quantized(self, node: Node, form: Form) -> Form:
-        """The form after the layer's output quantizer, if it has one."""
+    def _quantized(self, node: Node, pending: Lowered) -> Lowered:
+        """The layer behind its output quantizer, if it has one."""
         if quantized_network.is_image(node) or quantized_network.is_input(node):
-            return form
+            return pending
         if quantized_network.output_quantizer(node) is None and node.name != self.float_head:
-            return self._rectified(node, form)
+            return self._rectified(node, pending)
         wrapper, name = node.layer, call_name(node)
-        if node.name == self.float_head and isinstance(form, LinearForm):
-            return TensorForm(self.builder.as_float(form, name, _shape(node)))
-        if isinstance(wrapper.quantize_config.output, RangeObserver):
-            if self._stays_float(node, form):
-                return form
-            low, high = self._range(node, form)
+        if node.name == self.float_head and isinstance(pending, PendingLinear):
+            return FinishedTensor(self.builder.as_float(pending, name, _shape(node)))
+        if getattr(wrapper.quantize_config.output, "observes_range", False):
+            if self._stays_float(node, pending):
+                return pending
+            low, high = self._range(node, pending)
             codes = range_codes(low, high)
-            if isinstance(form, LinearForm):
-                channels = form.channels.seen_within(low, high)
-                form = dataclasses.replace(form, channels=channels)
+            if isinstance(pending, PendingLinear):
+                channels = pending.channels.seen_within(low, high)
+                pending = dataclasses.replace(pending, channels=channels)
         elif quantized_network.has_codes(node):
             codes = quantizer_codes(
                 wrapper, unit_free=quantized_network.is_unit_free(self.network, node)
             )
         else:
-            return form
-        return TensorForm(self.builder.materialize(form, codes, name, _shape(node)))
+            return pending
+        return FinishedTensor(self.builder.materialize(pending, codes, name, _shape(node)))
 
-    def _rectified(self, node: Node, form: Form) -> Form:
-        """The form after a rectifier that no quantizer replaces, if the layer has one."""
+    def _rectified(self, node: Node, pending: Lowered) -> Lowered:
+        """The layer behind a rectifier that no quantizer replaces, if it has one."""
         layer = inner_layer(node.layer)
         if not layer_kinds.rectifies(layer):
-            return form
-        return RectifiedForm(form, layer_kinds.rectifier_ceiling(layer))
+            return pending
+        return PendingRectifier(pending, layer_kinds.rectifier_ceiling(layer))
 
-    def _stays_float(self, node: Node, form: Form) -> bool:
+    def _stays_float(self, node: Node, pending: Lowered) -> bool:
         """Whether no integer kernel computes an observed layer, and no one asks for its codes."""
-        averages = isinstance(form, AverageForm) and node.name not in self.network.outputs
-        return averages and self.builder.tensors[form.sources[0]].codes is None
+        averages = isinstance(pending, PendingAveragePool) and node.name not in self.network.outputs
+        return averages and self.builder.tensors[pending.sources[0]].codes is None
 
-    def _range(self, node: Node, form: Form) -> tuple[float, float]:
+    def _range(self, node: Node, pending: Lowered) -> tuple[float, float]:
         observed = codes.observed_range(node.layer)
         if observed is None:
-            observed = worst_range(form, self._codes)
+            observed = worst_range(pending, self._codes)
             self.warnings.append(
                 f"{inner_layer(node.layer).name}: its range was never observed, so its codes span "
                 f"the worst case, {observed[0]:.4g} to {observed[1]:.4g}; train the model, or call "
@@ -437,7 +428,7 @@ class _Tracer:
             return 0.0, observed[1] if ceiling is None else min(observed[1], ceiling)
         return observed
 
-    def _codes(self, name: str) -> ir.Codes:
+    def _codes(self, name: str) -> Codes:
         codes = self.builder.tensors[name].codes
         if codes is None:
             raise ValueError(
@@ -448,29 +439,29 @@ class _Tracer:
 
     def _tensor(self, node_name: str) -> str:
         """The tensor with a layer's output; float where no quantizer made codes of it."""
-        form = self.forms[node_name]
-        if isinstance(form, TensorForm):
-            return form.source
+        pending = self.lowered[node_name]
+        if isinstance(pending, FinishedTensor):
+            return pending.source
         name = call_name(self.network[node_name])
-        tensor = self.builder.as_float(form, name, _shape(self.network[node_name]))
-        self.forms[node_name] = TensorForm(tensor)
+        tensor = self.builder.as_float(pending, name, _shape(self.network[node_name]))
+        self.lowered[node_name] = FinishedTensor(tensor)
         return tensor
 
     def _natural(self, node_name: str) -> str:
         """The same, in real units: kernels that read several tensors know no others."""
-        name, form = self._tensor(node_name), self.forms[node_name]
+        name, pending = self._tensor(node_name), self.lowered[node_name]
         codes = self.builder.tensors[name].codes
         if codes is None or codes.unit == 1.0:
             return name
         made = self.builder.between(f"{name}_natural")
         low, high = codes.real_range
         shape = _shape(self.network[node_name])
-        return self.builder.materialize(form, range_codes(low, high), made, shape)
+        return self.builder.materialize(pending, range_codes(low, high), made, shape)
 
 
-def _image_of(name: str, shape: tuple[int, ...], found: InputRange) -> ir.Image:
+def _image_of(name: str, shape: tuple[int, ...], found: InputRange) -> Image:
     """The input with the grid of a range."""
-    return ir.Image(name, shape, np.float32(found.grid.step), found.grid.zero_point, found)
+    return Image(name, shape, np.float32(found.grid.step), found.grid.zero_point, found)
 
 
 def _shape(node: Node) -> tuple[int, ...]:

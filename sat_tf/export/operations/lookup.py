@@ -2,13 +2,37 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
+from ai_edge_litert import schema_py_generated as tfl
 
-from sat_tf.export.operations.graph import Codes, Operation
+from sat_tf.export.operations.operation import (
+    Constants,
+    FileParts,
+    Made,
+    Numbers,
+    Operation,
+    TfTensor,
+    fake_quantized,
+)
+from sat_tf.export.tflite.contents import NotUnderstoodError
+from sat_tf.export.tflite.operator_view import OperatorView
+from sat_tf.export.tflite.tensors import Codes, Tensors
+from sat_tf.export.tflite.writer import Operator, Writer
 
 # What is added to a stored integer to find its place in the table.
-FIRST = 128
+_FIRST = 128
+_CAST = Operator("CAST", 1, "CastOptions")
+_ADD = Operator("ADD", 1, "AddOptions")  # of int32
+_GATHER = Operator("GATHER", 2, "GatherOptions")
+
+
+class _Places(NamedTuple):
+    """The codes that an int32 tensor is made of, and what was added to them."""
+
+    source: str
+    added: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,9 +45,94 @@ class Lookup(Operation):
 
     table: np.ndarray
 
-    def on_array(self, stored: np.ndarray) -> np.ndarray:
-        """The stored integers of the output."""
-        return np.asarray(self.table.astype(np.int32)[stored + FIRST])
+    reads = ("CAST", "ADD", "GATHER")
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """See `Operation`."""
+        return _CAST.name, _ADD.name, _GATHER.name
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        """See `Operation`."""
+        del graph
+        (stored,) = inputs
+        return np.asarray(self.table.astype(np.int32)[stored + _FIRST])
+
+    def write(self, writer: Writer) -> None:
+        """Integers can be places in a table once they are int32."""
+        name, shape = self.output, writer.tensors[self.output].shape
+        codes = writer.codes(name)
+        table = writer.constant(f"{name}/table", self.table, codes.scale, codes.zero_point)
+        first = writer.constant(f"{name}/first", np.array(_FIRST, np.int32))
+        number, place = (writer.between(f"{name}/{part}", shape) for part in ("number", "place"))
+        types = {"inDataType": tfl.TensorType.INT8, "outDataType": tfl.TensorType.INT32}
+        writer.operator(_CAST, self.inputs, number, **types)
+        writer.operator(_ADD, [number, first], place)
+        writer.operator(_GATHER, [table, place], name, axis=0)
+
+    @classmethod
+    def recognizes(cls, operator: OperatorView) -> bool:
+        """Every CAST, additions to what they make, and gathering from a constant."""
+        if operator.name == "ADD":
+            first = operator.stored.inputs[0]
+            found = operator.progress.pending.get(first.name) if first else None
+            return isinstance(found, _Places)
+        return operator.name == "CAST" or operator.is_constant(0)
+
+    @classmethod
+    def read(cls, operator: OperatorView) -> Made:
+        """See `Operation`."""
+        pending = operator.progress.pending
+        if operator.name == "CAST":
+            if operator.source_codes() is None or operator.output.type != "INT32":
+                raise NotUnderstoodError("it does not make int32 of codes")
+            pending[operator.output.name] = _Places(operator.source(), 0)
+            return None
+        if operator.name == "ADD":
+            source, added = pending[operator.tensor(0).name]
+            added += int(operator.constant(1, "INT32"))
+            pending[operator.output.name] = _Places(source, added)
+            return None
+        table, codes = operator.constant(0, "INT8"), operator.codes()
+        found = pending.get(operator.tensor(1).name)
+        source, added = found if isinstance(found, _Places) else ("", 0)
+        if table.shape != (2 * _FIRST,) or added != _FIRST or codes is None:
+            raise NotUnderstoodError("it looks up something else than each code in a table of 256")
+        codes = Codes(codes.scale, codes.zero_point, int(np.min(table)), int(np.max(table)))
+        return cls((source,), operator.output.name, table), codes
+
+    def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
+        """The table and a number."""
+        del graph, shares_kernel
+        return FileParts(operators=3, constants=2, data_bytes=int(self.table.nbytes))
+
+    def numbers(self, graph: Tensors) -> Numbers:
+        """The table as codes, and the place of code 0."""
+        source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
+        codes = self.table.astype(np.float32) - np.float32(output.zero_point)
+        return {"codes": codes, "first": np.int32(_FIRST + source.zero_point)}
+
+    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
+        """See `Operation`."""
+        import tensorflow as tf
+
+        del graph
+        (source,) = inputs
+        return tf.gather(constants["codes"], tf.cast(source, tf.int32) + constants["first"])
+
+    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
+        """See `Operation`."""
+        import tensorflow as tf
+
+        source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
+        values = (self.table.astype(np.float32) - output.zero_point) * output.scale
+
+        def look_up(tensor: TfTensor) -> TfTensor:
+            places = tf.cast(tf.round(tensor / source.scale), tf.int32)
+            places += source.zero_point + _FIRST
+            return fake_quantized(output, tf.gather(tf.constant(values), places))
+
+        return look_up
 
 
 def table_of(
@@ -35,8 +144,8 @@ def table_of(
     >>> table_of(np.abs, codes, codes)[[0, 127, 128, 130]].tolist()
     [127, 1, 0, 2]
     """
-    stored = np.arange(-FIRST, FIRST)
-    real = ((stored - source.zero_point) * np.float32(source.real_step)).astype(np.float32)
-    made = np.asarray(function(real), np.float32) / np.float32(output.real_step)
+    stored = np.arange(-_FIRST, _FIRST)
+    real = ((stored - source.zero_point) * np.float32(source.real_scale)).astype(np.float32)
+    made = np.asarray(function(real), np.float32) / np.float32(output.real_scale)
     rounded = np.floor(made + np.float32(0.5)) + output.zero_point
     return np.clip(rounded, output.lowest, output.highest).astype(np.int8)

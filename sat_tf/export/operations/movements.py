@@ -1,35 +1,33 @@
-"""Operations that pick codes or put them elsewhere, and change none, each with its operator."""
+"""Operations that pick codes or put them elsewhere, and change none."""
 
 import abc
 import dataclasses
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterator
+from typing import Any, Self
 
 import numpy as np
 
-from sat_tf.export.operations.graph import Operation
+from sat_tf.export.operations.operation import Constants, FileParts, Made, Operation, TfTensor
+from sat_tf.export.tflite.contents import NotUnderstoodError
+from sat_tf.export.tflite.operator_view import OperatorView
+from sat_tf.export.tflite.tensors import Tensors
+from sat_tf.export.tflite.writer import Operator, Writer
 
 
 @dataclasses.dataclass(frozen=True)
 class Movement(Operation, abc.ABC):
-    """An operation of one tensor, whose codes its output shares.
-
-    Attributes:
-        operator: its name in the file.
-    """
-
-    operator: ClassVar[str]
+    """An operation of one tensor, whose codes its output shares, with one operator."""
 
     @abc.abstractmethod
     def on_array(self, values: np.ndarray) -> np.ndarray:
         """What it makes of values, with the batch dimension first."""
 
     @abc.abstractmethod
-    def on_tensor(self, values: Any) -> Any:
+    def on_tensor(self, values: TfTensor) -> TfTensor:
         """The same of a TensorFlow tensor."""
 
     @abc.abstractmethod
-    def constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+    def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
         """What the operator reads beside its tensor, in order, by names.
 
         Args:
@@ -40,6 +38,50 @@ class Movement(Operation, abc.ABC):
     def options(self) -> dict[str, Any]:
         """Builtin options of the operator."""
         return {}
+
+    @classmethod
+    @abc.abstractmethod
+    def of_operator(cls, operator: OperatorView) -> Self:
+        """The movement that an operator stands for.
+
+        Raises:
+            NotUnderstoodError: it moves otherwise, with the reason.
+        """
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        """See `on_array`."""
+        del graph
+        return self.on_array(*inputs)
+
+    def write(self, writer: Writer) -> None:
+        """The constants and the operator."""
+        shape = writer.tensors[self.inputs[0]].shape
+        constants = [
+            writer.constant(f"{self.output}/{name}", np.ascontiguousarray(values))
+            for name, values in self.file_constants(shape).items()
+        ]
+        writer.operator(self.operator, [*self.inputs, *constants], self.output, **self.options)
+
+    @classmethod
+    def read(cls, operator: OperatorView) -> Made:
+        """See `of_operator`."""
+        return cls.of_operator(operator), operator.moved_codes()
+
+    def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
+        """The constants."""
+        del shares_kernel
+        constants = self.file_constants(graph.tensors[self.inputs[0]].shape).values()
+        return FileParts(constants=len(constants), data_bytes=sum(one.nbytes for one in constants))
+
+    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
+        """See `on_tensor`."""
+        del graph, constants
+        return self.on_tensor(*inputs)
+
+    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
+        """See `on_tensor`."""
+        del graph
+        return self.on_tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,13 +94,14 @@ class Slice(Movement):
 
     slices: tuple[tuple[int | None, int | None, int | None], ...]
 
-    operator = "STRIDED_SLICE"
+    operator = Operator("STRIDED_SLICE", 2, "StridedSliceOptions")
+    reads = ("STRIDED_SLICE",)
 
     def on_array(self, values: np.ndarray) -> np.ndarray:
         """See `Movement`."""
         return np.asarray(values[self._index])
 
-    def on_tensor(self, values: Any) -> Any:
+    def on_tensor(self, values: TfTensor) -> TfTensor:
         """See `Movement`."""
         return values[self._index]
 
@@ -66,7 +109,7 @@ class Slice(Movement):
     def _index(self) -> tuple[slice, ...]:
         return (slice(None), *(slice(*bounds) for bounds in self.slices))
 
-    def constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+    def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
         """See `Movement`."""
         bounds = [
             slice(*wanted).indices(size) for wanted, size in zip(self.slices, shape, strict=True)
@@ -79,6 +122,17 @@ class Slice(Movement):
         """The whole batch, whatever its size."""
         return {"beginMask": 1, "endMask": 1}
 
+    @classmethod
+    def of_operator(cls, operator: OperatorView) -> Self:
+        """See `Movement`."""
+        begin, end, strides = (operator.constant(index, "INT32") for index in (1, 2, 3))
+        whole = (operator.option("beginMask"), operator.option("endMask"), strides[0]) == (1, 1, 1)
+        masks = ("ellipsisMask", "newAxisMask", "shrinkAxisMask")
+        if not whole or any(map(operator.option, masks)) or operator.option("offset"):
+            raise NotUnderstoodError("it takes some images, or other axes than there are")
+        slices = tuple(zip(begin[1:].tolist(), end[1:].tolist(), strides[1:].tolist(), strict=True))
+        return cls((operator.source(),), operator.output.name, slices)
+
 
 @dataclasses.dataclass(frozen=True)
 class Transpose(Movement):
@@ -90,22 +144,31 @@ class Transpose(Movement):
 
     order: tuple[int, ...]
 
-    operator = "TRANSPOSE"
+    operator = Operator("TRANSPOSE", 2, "TransposeOptions")
+    reads = ("TRANSPOSE",)
 
     def on_array(self, values: np.ndarray) -> np.ndarray:
         """See `Movement`."""
         return np.transpose(values, (0, *self.order))
 
-    def on_tensor(self, values: Any) -> Any:
+    def on_tensor(self, values: TfTensor) -> TfTensor:
         """See `Movement`."""
-        import tensorflow as tf  # which processes that only run files do without
+        import tensorflow as tf
 
         return tf.transpose(values, (0, *self.order))
 
-    def constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+    def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
         """See `Movement`."""
         del shape
         return {"order": np.array((0, *self.order), np.int32)}
+
+    @classmethod
+    def of_operator(cls, operator: OperatorView) -> Self:
+        """See `Movement`."""
+        batch, *order = operator.constant(1, "INT32").tolist()
+        if batch != 0:
+            raise NotUnderstoodError("it moves the batch")
+        return cls((operator.source(),), operator.output.name, tuple(order))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,16 +183,17 @@ class Resize(Movement):
 
     size: tuple[int, int]
 
-    operator = "RESIZE_NEAREST_NEIGHBOR"
+    operator = Operator("RESIZE_NEAREST_NEIGHBOR", 3, "ResizeNearestNeighborOptions")
+    reads = ("RESIZE_NEAREST_NEIGHBOR",)
 
     def on_array(self, values: np.ndarray) -> np.ndarray:
         """See `Movement`."""
         rows, columns = self._nearest(values)
         return values[:, rows][:, :, columns]
 
-    def on_tensor(self, values: Any) -> Any:
+    def on_tensor(self, values: TfTensor) -> TfTensor:
         """See `Movement`."""
-        import tensorflow as tf  # which processes that only run files do without
+        import tensorflow as tf
 
         return tf.image.resize(values, self.size, "nearest")
 
@@ -139,7 +203,7 @@ class Resize(Movement):
             places = np.floor((np.arange(after, dtype=np.float32) + np.float32(0.5)) * scale)
             yield np.minimum(places.astype(int), before - 1)
 
-    def constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+    def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
         """See `Movement`."""
         del shape
         return {"size": np.array(self.size, np.int32)}
@@ -148,6 +212,13 @@ class Resize(Movement):
     def options(self) -> dict[str, Any]:
         """The centers of pixels count."""
         return {"alignCorners": False, "halfPixelCenters": True}
+
+    @classmethod
+    def of_operator(cls, operator: OperatorView) -> Self:
+        """See `Movement`."""
+        operator.expect(alignCorners=False, halfPixelCenters=True, otherwise="it places pixels by")
+        rows, columns = operator.constant(1, "INT32").tolist()
+        return cls((operator.source(),), operator.output.name, (rows, columns))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,7 +231,7 @@ class _Blocks(Movement):
 
     block_size: int
 
-    def constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+    def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
         """See `Movement`."""
         del shape
         return {}
@@ -169,6 +240,11 @@ class _Blocks(Movement):
     def options(self) -> dict[str, Any]:
         """See `Movement`."""
         return {"blockSize": self.block_size}
+
+    @classmethod
+    def of_operator(cls, operator: OperatorView) -> Self:
+        """See `Movement`."""
+        return cls((operator.source(),), operator.output.name, operator.option("blockSize"))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +255,8 @@ class DepthToSpace(_Blocks):
         block_size: b.
     """
 
-    operator = "DEPTH_TO_SPACE"
+    operator = Operator("DEPTH_TO_SPACE", 1, "DepthToSpaceOptions")
+    reads = ("DEPTH_TO_SPACE",)
 
     def on_array(self, values: np.ndarray) -> np.ndarray:
         """See `Movement`."""
@@ -188,9 +265,9 @@ class DepthToSpace(_Blocks):
         moved = blocks.transpose(0, 1, 3, 2, 4, 5)
         return moved.reshape(images, rows * size, columns * size, channels // size**2)
 
-    def on_tensor(self, values: Any) -> Any:
+    def on_tensor(self, values: TfTensor) -> TfTensor:
         """See `Movement`."""
-        import tensorflow as tf  # which processes that only run files do without
+        import tensorflow as tf
 
         return tf.nn.depth_to_space(values, self.block_size)
 
@@ -203,7 +280,8 @@ class SpaceToDepth(_Blocks):
         block_size: b.
     """
 
-    operator = "SPACE_TO_DEPTH"
+    operator = Operator("SPACE_TO_DEPTH", 2, "SpaceToDepthOptions")
+    reads = ("SPACE_TO_DEPTH",)
 
     def on_array(self, values: np.ndarray) -> np.ndarray:
         """See `Movement`."""
@@ -212,9 +290,9 @@ class SpaceToDepth(_Blocks):
         moved = blocks.transpose(0, 1, 3, 2, 4, 5)
         return moved.reshape(images, rows // size, columns // size, channels * size**2)
 
-    def on_tensor(self, values: Any) -> Any:
+    def on_tensor(self, values: TfTensor) -> TfTensor:
         """See `Movement`."""
-        import tensorflow as tf  # which processes that only run files do without
+        import tensorflow as tf
 
         return tf.nn.space_to_depth(values, self.block_size)
 
@@ -231,19 +309,20 @@ class Gather(Movement):
     indices: tuple[int, ...]
     axis: int
 
-    operator = "GATHER"
+    operator = Operator("GATHER", 2, "GatherOptions")
+    reads = ("GATHER",)
 
     def on_array(self, values: np.ndarray) -> np.ndarray:
         """See `Movement`."""
         return np.take(values, self.indices, axis=self.axis + 1)
 
-    def on_tensor(self, values: Any) -> Any:
+    def on_tensor(self, values: TfTensor) -> TfTensor:
         """See `Movement`."""
-        import tensorflow as tf  # which processes that only run files do without
+        import tensorflow as tf
 
         return tf.gather(values, self.indices, axis=self.axis + 1)
 
-    def constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+    def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
         """See `Movement`."""
         del shape
         return {"indices": np.array(self.indices, np.int32)}
@@ -253,24 +332,40 @@ class Gather(Movement):
         """See `Movement`."""
         return {"axis": self.axis + 1}
 
+    @classmethod
+    def recognizes(cls, operator: OperatorView) -> bool:
+        """Gathering from a constant is a `Lookup`."""
+        return not operator.is_constant(0)
+
+    @classmethod
+    def of_operator(cls, operator: OperatorView) -> Self:
+        """See `Movement`."""
+        indices, axis = operator.constant(1, "INT32"), operator.option("axis")
+        size = operator.tensor(0).shape[axis] if axis > 0 else 0
+        within = indices.ndim == 1 and np.all((indices >= 0) & (indices < size))
+        if not within or operator.option("batchDims"):
+            raise NotUnderstoodError("it takes other parts than those of an axis of each image")
+        return cls((operator.source(),), operator.output.name, tuple(indices.tolist()), axis - 1)
+
 
 @dataclasses.dataclass(frozen=True)
 class ChannelMax(Movement):
     """The largest code of each pixel."""
 
-    operator = "REDUCE_MAX"
+    operator = Operator("REDUCE_MAX", 2, "ReducerOptions")
+    reads = ("REDUCE_MAX",)
 
     def on_array(self, values: np.ndarray) -> np.ndarray:
         """See `Movement`."""
         return np.asarray(np.max(values, axis=-1, keepdims=True))
 
-    def on_tensor(self, values: Any) -> Any:
+    def on_tensor(self, values: TfTensor) -> TfTensor:
         """See `Movement`."""
-        import tensorflow as tf  # which processes that only run files do without
+        import tensorflow as tf
 
         return tf.reduce_max(values, axis=-1, keepdims=True)
 
-    def constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
+    def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
         """See `Movement`."""
         return {"axes": np.array([len(shape)], np.int32)}
 
@@ -278,3 +373,11 @@ class ChannelMax(Movement):
     def options(self) -> dict[str, Any]:
         """See `Movement`."""
         return {"keepDims": True}
+
+    @classmethod
+    def of_operator(cls, operator: OperatorView) -> Self:
+        """See `Movement`."""
+        axes, last = operator.constant(1, "INT32").tolist(), len(operator.output.shape) - 1
+        if axes != [last] or not operator.option("keepDims"):
+            raise NotUnderstoodError(f"its axes are {axes}, expected the channels, [{last}]")
+        return cls((operator.source(),), operator.output.name)

@@ -1,4 +1,4 @@
-"""Operations of two tensors, value by value, beside their sum; in NumPy as LiteRT's kernels do."""
+"""Operations of two tensors, value by value, beside their sum: SUB, MUL, MAXIMUM and MINIMUM."""
 
 import dataclasses
 import enum
@@ -6,8 +6,23 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sat_tf.export.operations.arithmetic import stored_codes, summand_multipliers
-from sat_tf.export.operations.graph import Codes, Operation
+from sat_tf.export.operations.add import computed_sum, scaled_multipliers, summand_multipliers
+from sat_tf.export.operations.operation import (
+    Constants,
+    Made,
+    Numbers,
+    Operation,
+    TfTensor,
+    activated,
+    clipped,
+    code_ends,
+    fake_quantized,
+    stored_codes,
+)
+from sat_tf.export.tflite.contents import NotUnderstoodError
+from sat_tf.export.tflite.operator_view import OperatorView, grid_of
+from sat_tf.export.tflite.tensors import Codes, Tensors
+from sat_tf.export.tflite.writer import Operator, Writer, fused_activation
 
 
 class PairKind(enum.Enum):
@@ -24,6 +39,14 @@ class PairKind(enum.Enum):
         return self in (PairKind.MAXIMUM, PairKind.MINIMUM)
 
 
+_OPERATORS = {
+    PairKind.DIFFERENCE: Operator("SUB", 2, "SubOptions"),
+    PairKind.PRODUCT: Operator("MUL", 2, "MulOptions"),
+    PairKind.MAXIMUM: Operator("MAXIMUM", 2, "MaximumMinimumOptions"),
+    PairKind.MINIMUM: Operator("MINIMUM", 2, "MaximumMinimumOptions"),
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class Pair(Operation):
     """An operation of two tensors, both codes or both float; axes of size 1 are stretched.
@@ -33,6 +56,86 @@ class Pair(Operation):
     """
 
     kind: PairKind
+
+    reads = tuple(kind.value for kind in PairKind)
+    mixes = True
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """See `Operation`."""
+        return (self.kind.value,)
+
+    def title(self, graph: Tensors) -> str:
+        """See `Operation`."""
+        return f"{'float ' if self.is_float(graph) else ''}{self.kind.value}"
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        """See `on_codes`."""
+        first, second = inputs
+        if self.is_float(graph):
+            return on_floats(self.kind, first, second).astype(np.float32)
+        one, other = (graph.codes(name) for name in self.inputs)
+        return on_codes(self.kind, first, second, (one, other), graph.codes(self.output))
+
+    def write(self, writer: Writer) -> None:
+        """See `Operation`."""
+        fused = fused_activation(writer.tensors[self.output].codes)
+        options = {} if self.kind.keeps_grid else fused
+        writer.operator(_OPERATORS[self.kind], self.inputs, self.output, **options)
+
+    @classmethod
+    def recognizes(cls, operator: OperatorView) -> bool:
+        """Two tensors, none of which is a constant."""
+        return not operator.is_constant(1)
+
+    @classmethod
+    def read(cls, operator: OperatorView) -> Made:
+        """See `Operation`."""
+        kind = PairKind(operator.name)
+        codes = operator.codes() if kind.keeps_grid else operator.fused_codes()
+        names = (operator.source(0), operator.source(1))
+        inputs = [operator.source_codes(index) for index in (0, 1)]
+        if any((found is None) != (codes is None) for found in inputs):
+            raise NotUnderstoodError("it combines codes and float values")
+        if kind.keeps_grid and codes is not None:
+            known = [found for found in inputs if found]
+            if any(grid_of(found) != grid_of(codes) for found in known):
+                raise NotUnderstoodError("its parts have other scales or zero points than it")
+            codes = dataclasses.replace(
+                codes,
+                lowest=min(found.lowest for found in known),
+                highest=max(found.highest for found in known),
+            )
+        return cls(names, operator.output.name, kind), codes
+
+    def numbers(self, graph: Tensors) -> Numbers:
+        """Multipliers, and the ends of the codes."""
+        if self.is_float(graph) or self.kind.keeps_grid:
+            return {}
+        output = graph.codes(self.output)
+        one, other = (graph.codes(name) for name in self.inputs)
+        if self.kind is PairKind.PRODUCT:
+            return {"multiplier": product_multiplier((one, other), output), **code_ends(output)}
+        multipliers = scaled_multipliers((one, other), output)
+        return {"multipliers": multipliers * [1.0, -1.0], **code_ends(output)}
+
+    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
+        """See `Operation`."""
+        import tensorflow as tf
+
+        if self.is_float(graph) or self.kind.keeps_grid:
+            return _in_tensorflow(self.kind)(*inputs)
+        if self.kind is PairKind.PRODUCT:
+            product = inputs[0] * inputs[1] * constants["multiplier"]
+            return clipped(tf.round(product), constants)
+        return computed_sum(constants, inputs)
+
+    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
+        """See `Operation`."""
+        codes, function = graph.tensors[self.output].codes, _in_tensorflow(self.kind)
+        if self.kind.keeps_grid:
+            return function
+        return lambda *inputs: fake_quantized(codes, activated(codes, function(*inputs)))
 
 
 def on_floats(kind: PairKind, first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -68,7 +171,7 @@ def on_codes(
 
 def product_multiplier(inputs: tuple[Codes, Codes], output: Codes) -> np.float32:
     """Output codes of a product of two codes of 1."""
-    return np.float32(np.float32(inputs[0].step * inputs[1].step) / output.step)
+    return np.float32(np.float32(inputs[0].scale * inputs[1].scale) / output.scale)
 
 
 _FUNCTIONS: dict[PairKind, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
@@ -77,3 +180,15 @@ _FUNCTIONS: dict[PairKind, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     PairKind.MAXIMUM: np.maximum,
     PairKind.MINIMUM: np.minimum,
 }
+
+
+def _in_tensorflow(kind: PairKind) -> Callable[..., TfTensor]:
+    import tensorflow as tf
+
+    functions: dict[PairKind, Callable[..., TfTensor]] = {
+        PairKind.DIFFERENCE: tf.subtract,
+        PairKind.PRODUCT: tf.multiply,
+        PairKind.MAXIMUM: tf.maximum,
+        PairKind.MINIMUM: tf.minimum,
+    }
+    return functions[kind]

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -32,15 +32,13 @@ _ALWAYS_UNPACKED_BYTES = 2**12
 _MOST_TABLES = 2**17
 _TABLE_BYTES = 8
 _OFFSET_BYTES = 4
-# The vectors of tables in a model and in a graph, by their attribute: whatever is in these tables
-# is read with them.
+# The vectors of tables in a model, by their attribute: none of these tables holds a vector of
+# tables itself, so that each takes no longer than its bytes do.
 _MODEL_VECTORS = {
     "operatorCodes": tfl.OperatorCodeT,
     "buffers": tfl.BufferT,
     "metadata": tfl.MetadataT,
-    "signatureDefs": tfl.SignatureDefT,
 }
-_GRAPH_VECTORS = {"tensors": tfl.TensorT, "operators": tfl.OperatorT}
 # More values than LiteRT itself takes in a tensor of a phone.
 _MOST_VALUES = 2**28
 # Integers that share a byte, the first one in the lowest bits.
@@ -67,7 +65,7 @@ def unpacked(content: bytes, name: str) -> Iterator[Any]:
         name: what errors call it.
 
     Raises:
-        ValueError: it is no TFLite file.
+        ValueError: it is not a TFLite file.
     """
     problem = ValueError(
         f"{name}: received a file that is not a TFLite flatbuffer ({len(content)} bytes), expected "
@@ -132,7 +130,10 @@ def _unpacked_model(content: bytes) -> Any:
     budget, root, model = _Budget(content), tfl.Model.GetRootAs(content, 0), tfl.ModelT()
     model.version = root.Version()
     for attribute, kind in _MODEL_VECTORS.items():
-        setattr(model, attribute, _vector(root, attribute, kind, budget))
+        setattr(model, attribute, _vector(root, attribute, kind.InitFromObj, budget))
+    model.signatureDefs = [
+        _signature(root.SignatureDefs(index), budget) for index in range(root.SignatureDefsLength())
+    ]
     model.subgraphs = []
     for index in range(root.SubgraphsLength()):
         packed, graph = root.Subgraphs(index), tfl.SubGraphT()
@@ -140,17 +141,38 @@ def _unpacked_model(content: bytes) -> Any:
         graph.inputs = None if packed.InputsIsNone() else packed.InputsAsNumpy()
         graph.outputs = None if packed.OutputsIsNone() else packed.OutputsAsNumpy()
         budget.spend(graph)
-        for attribute, kind in _GRAPH_VECTORS.items():
-            setattr(graph, attribute, _vector(packed, attribute, kind, budget))
+        graph.tensors = _vector(packed, "tensors", _tensor_table, budget)
+        graph.operators = _vector(packed, "operators", tfl.OperatorT.InitFromObj, budget)
         model.subgraphs.append(graph)
     return model
 
 
-def _vector(table: Any, attribute: str, kind: Any, budget: _Budget) -> list[Any]:
-    """A vector of tables, unpacked."""
+def _vector(table: Any, attribute: str, unpack: Callable[[Any], Any], budget: _Budget) -> list[Any]:
+    """A vector of tables, each unpacked and then counted."""
     name = attribute[0].upper() + attribute[1:]
     count, at = getattr(table, f"{name}Length"), getattr(table, name)
-    return [budget.spend(kind.InitFromObj(at(index))) for index in range(count())]
+    return [budget.spend(unpack(at(index))) for index in range(count())]
+
+
+def _signature(packed: Any, budget: _Budget) -> Any:
+    """A `SignatureDefT`, whose entries are counted one by one: they may all be the same one."""
+    signature = tfl.SignatureDefT()
+    signature.signatureKey, signature.subgraphIndex = packed.SignatureKey(), packed.SubgraphIndex()
+    budget.spend(signature)
+    for attribute in ("inputs", "outputs"):
+        entries = _vector(packed, attribute, tfl.TensorMapT.InitFromObj, budget)
+        setattr(signature, attribute, entries)
+    return signature
+
+
+def _tensor_table(packed: Any) -> Any:
+    """The parts of a `TensorT` that are read here, of which none is a vector of tables."""
+    tensor = tfl.TensorT()
+    tensor.name, tensor.type, tensor.buffer = packed.Name(), packed.Type(), packed.Buffer()
+    tensor.shape = None if packed.ShapeIsNone() else packed.ShapeAsNumpy()
+    if (quantization := packed.Quantization()) is not None:
+        tensor.quantization = tfl.QuantizationParametersT.InitFromObj(quantization)
+    return tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,16 +183,16 @@ class StoredTensor:
         name: its name.
         type: of its values, as the schema calls it.
         shape: with the batch dimension.
-        steps: one for all values, or one for each index of `axis`; empty where it is not quantized.
+        scales: one for all values, or one for each index of `axis`; empty if it is not quantized.
         zero_points: as many.
-        axis: see `steps`.
+        axis: see `scales`.
         values: of a constant; None for what operators make.
     """
 
     name: str
     type: str
     shape: tuple[int, ...]
-    steps: np.ndarray
+    scales: np.ndarray
     zero_points: np.ndarray
     axis: int
     values: np.ndarray | None
@@ -275,19 +297,19 @@ def _tensor(constants: _Constants, tensor: Any) -> StoredTensor:
     if not name.isprintable():  # LiteRT ends a name at a zero
         raise NotUnderstoodError(f"a tensor has the name {name!r}")
     quantization = tensor.quantization
-    steps = np.empty(0, np.float32)
+    scales = np.empty(0, np.float32)
     if quantization is not None and quantization.scale is not None:
-        steps = np.asarray(quantization.scale, np.float32)
-    points = np.zeros(steps.size, np.int64)
-    if steps.size and quantization.zeroPoint is not None:
-        points = np.broadcast_to(np.asarray(quantization.zeroPoint, np.int64), steps.shape)
+        scales = np.asarray(quantization.scale, np.float32)
+    points = np.zeros(scales.size, np.int64)
+    if scales.size and quantization.zeroPoint is not None:
+        points = np.broadcast_to(np.asarray(quantization.zeroPoint, np.int64), scales.shape)
     return StoredTensor(
         name=name,
         type=kind,
         shape=shape,
-        steps=steps,
+        scales=scales,
         zero_points=points,
-        axis=int(quantization.quantizedDimension) if steps.size else 0,
+        axis=int(quantization.quantizedDimension) if scales.size else 0,
         values=constants.values(tensor.buffer, name, kind, shape),
     )
 

@@ -14,7 +14,7 @@ from typing import Any
 import flatbuffers
 import numpy as np
 
-from sat_tf.export.operations.graph import Graph
+from sat_tf.export.tflite.tensors import Image
 
 # The names that readers look for, and none of ours.
 METADATA_NAME = "TFLITE_METADATA"
@@ -92,9 +92,8 @@ def _label_problems(labels: tuple[Any, ...]) -> list[str]:
     return problems
 
 
-def count_problem(metadata: Metadata, graph: Graph) -> str | None:
-    """Why there are not as many labels as classes; None where there are."""
-    shape = graph.tensors[graph.output].shape
+def count_problem(metadata: Metadata, shape: tuple[int, ...]) -> str | None:
+    """Why there are not as many labels as classes in an output of this shape, if there are not."""
     if metadata.labels is None or (len(metadata.labels),) == shape:
         return None
     if len(shape) != 1:
@@ -110,20 +109,27 @@ def _first(items: list[str]) -> str:
     return ", ".join(items[:_SHOWN] + more)
 
 
-def encode(metadata: Metadata, graph: Graph) -> bytes:
-    """The flatbuffer of the file's entry `METADATA_NAME`."""
+def encode(metadata: Metadata, name: str, image: Image, output: str) -> bytes:
+    """The flatbuffer of the file's entry `METADATA_NAME`.
+
+    Args:
+        metadata: what the user says.
+        name: of the model.
+        image: its input.
+        output: name of its output.
+    """
     builder = flatbuffers.Builder(1024)
     files: list[int] = []
     if metadata.labels is not None:
-        name = builder.CreateString(LABELS_NAME)
+        file_name = builder.CreateString(LABELS_NAME)
         about = builder.CreateString("Names of the classes, one a line.")
-        files = [_table(builder, {0: name, 1: about}, numbers={2: _TENSOR_AXIS_LABELS})]
+        files = [_table(builder, {0: file_name, 1: about}, numbers={2: _TENSOR_AXIS_LABELS})]
     graph_fields = {
-        2: _vector(builder, [_image(builder, graph)]),
-        3: _vector(builder, [_output(builder, graph, files)]),
+        2: _vector(builder, [_image(builder, image)]),
+        3: _vector(builder, [_output(builder, output, files)]),
     }
     subgraph = _table(builder, graph_fields)
-    fields = {0: builder.CreateString(graph.name), 3: _vector(builder, [subgraph])}
+    fields = {0: builder.CreateString(name), 3: _vector(builder, [subgraph])}
     if metadata.description is not None:
         fields[1] = builder.CreateString(metadata.description)
     fields[7] = builder.CreateString(_PARSER_VERSION)
@@ -160,10 +166,10 @@ def read_labels(content: bytes) -> list[str] | None:
         ) from error
 
 
-def _image(builder: Any, graph: Graph) -> int:
+def _image(builder: Any, image: Image) -> int:
     """The input's TensorMetadata: pixels from 0 to 255, used as they are."""
-    name = builder.CreateString(graph.images[0].name)
-    if graph.images[0].type != "uint8":
+    name = builder.CreateString(image.name)
+    if image.type != "uint8":
         about = builder.CreateString("Values as the model was trained on; codes of them if int8.")
         return _table(builder, {0: name, 1: about})
     about = builder.CreateString("The image, pixels from 0 to 255 as they are.")
@@ -173,16 +179,16 @@ def _image(builder: Any, graph: Graph) -> int:
     normalization = _table(builder, {0: factors[0], 1: factors[1]})
     unit = _table(builder, {1: normalization}, numbers={0: _NORMALIZATION_OPTIONS})
     fields = {0: name, 1: about, 4: _vector(builder, [unit]), 5: stats}
-    shape = graph.images[0].shape
+    shape = image.shape
     if len(shape) == 3 and shape[-1] in _COLOR_SPACES:
         properties = _table(builder, {}, numbers={0: _COLOR_SPACES[shape[-1]]})
         fields[3] = _table(builder, {1: properties}, numbers={0: _IMAGE_PROPERTIES})
     return _table(builder, fields)
 
 
-def _output(builder: Any, graph: Graph, files: list[int]) -> int:
+def _output(builder: Any, name: str, files: list[int]) -> int:
     """The output's TensorMetadata, with its labels."""
-    fields = {0: builder.CreateString(graph.output)}
+    fields = {0: builder.CreateString(name)}
     if files:
         fields[6] = _vector(builder, files)
     return _table(builder, fields)

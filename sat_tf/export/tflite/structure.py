@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.export.lowering.packing import SETTINGS_NAME
 from sat_tf.export.tflite.contents import OPERATORS, TYPES, unpacked
+
+# Under this name a file says how it was made.
+SETTINGS_NAME = "sat_tf"
 
 _PIECE = 2**24
 
@@ -40,7 +42,7 @@ class TensorRecord:
     name: str
     type: str
     shape: tuple[int, ...]
-    steps: tuple[float, ...]
+    scales: tuple[float, ...]
     zero_points: tuple[int, ...]
     axis: int
     data: str
@@ -93,7 +95,7 @@ def read_structure(content: bytes, name: str) -> Structure:
         name: what errors call it.
 
     Raises:
-        ValueError: it is no TFLite file.
+        ValueError: it is not a TFLite file.
     """
     with unpacked(content, name) as model:
         subgraph = model.subgraphs[0]
@@ -143,14 +145,14 @@ def _data_hash(data: Any) -> str:
 def _tensor_record(tensor: Any, hashes: list[str]) -> TensorRecord:
     quantization = tensor.quantization
     scale = quantization.scale if quantization is not None else None
-    steps = () if scale is None else tuple(np.asarray(scale).tolist())
+    scales = () if scale is None else tuple(np.asarray(scale).tolist())
     return TensorRecord(
         name=tensor.name.decode(),
         type=TYPES[tensor.type],
         shape=tuple(int(size) for size in tensor.shape) if tensor.shape is not None else (),
-        steps=steps,
-        zero_points=tuple(np.asarray(quantization.zeroPoint).tolist()) if steps else (),
-        axis=quantization.quantizedDimension if steps else 0,
+        scales=scales,
+        zero_points=tuple(np.asarray(quantization.zeroPoint).tolist()) if scales else (),
+        axis=quantization.quantizedDimension if scales else 0,
         data=hashes[tensor.buffer],
     )
 

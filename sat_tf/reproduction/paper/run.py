@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.markup import escape
 
-from sat_tf.messages import RunError, did_you_mean, list_problems
+from sat_tf.messages import RunError, did_you_mean, list_problems, listed_problems
 from sat_tf.reproduction.paper.library import Entry, data_sets, find
 from sat_tf.reproduction.paper.record import add_outcomes, outcome_of, read_outcomes
 from sat_tf.reproduction.paper.resolve import float_part, other_start, resolve
@@ -75,11 +75,10 @@ def plan(
                 try:
                     jobs.append(_job(row, data, data_dir, tuple(changes), seed))
                 except RunError as error:
-                    problems += str(error).splitlines()[1:] or [str(error)]
+                    problems += listed_problems(error)
     if problems:
         # Most of what is wrong with changes is so for every row.
-        once = dict.fromkeys(problem.removeprefix("  - ") for problem in problems)
-        raise RunError(list_problems("sat-tf paper", once))
+        raise RunError(list_problems("sat-tf paper", dict.fromkeys(problems)))
     return jobs
 
 

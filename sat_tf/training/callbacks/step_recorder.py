@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.messages import RunError
 from sat_tf.training.state.history import StepMetrics, steps_from_csv, steps_to_csv
 from sat_tf.training.state.run_folder import STEPS, RunFolder
 from sat_tf.training.step.stage_plan import StagePlan
@@ -238,8 +237,5 @@ def recorded_steps(folder: RunFolder, step_of_run: int) -> list[StepMetrics]:
     Raises:
         RunError: the file is no steps file.
     """
-    try:
-        rows = steps_from_csv(folder.read_text(STEPS))
-    except RunError as error:
-        raise folder.damaged(STEPS, error, "steps with their metrics") from error
+    rows = folder.read_rows(STEPS, steps_from_csv, "steps with their metrics")
     return [row for row in rows if row.step_of_run <= step_of_run]

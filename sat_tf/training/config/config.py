@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from sat_tf.arguments import SEED_LIMIT
-from sat_tf.messages import RunError, did_you_mean, list_problems
+from sat_tf.messages import RunError, did_you_mean, list_problems, listed_problems
 from sat_tf.qat.policy import OLD_INPUT_RANGE, BitPolicy
 from sat_tf.training.config.recipes import RecipesConfig
 from sat_tf.training.config.sections import (
@@ -87,7 +87,7 @@ def _read_policy(fields: Any) -> BitPolicy:
     try:
         policy = BitPolicy(**{name: fields[name] for name in fields if name not in unknown})
     except ValueError as error:
-        problems += [line.removeprefix("  - ") for line in str(error).splitlines()[1:]]
+        problems += listed_problems(error)
     if fields.get("weight_bits", 0) is None:
         problems.append(
             "weight_bits=None: expected an integer from 1 to 8; the float stage leaves bits out by "
@@ -145,6 +145,10 @@ class Config(Section):
 _MOST_CHARACTERS = 2**17
 _MOST_VALUES = 10_000
 _DEEPEST = 40
+_INTEGER_LIMIT = 2**63
+# In base two, with underscores and some zeros in front.
+_LONGEST_INTEGER = 200
+_LONGEST_SHOWN = 24
 
 
 def read_config(
@@ -238,6 +242,28 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
+    """An integer as YAML 1.1 writes it; PyYAML's own reader knows no largest one.
+
+    What is longer is not computed at all: the time for it grows with the square of its length.
+    """
+    text = str(node.value)
+    value = loader.construct_yaml_int(node) if len(text) <= _LONGEST_INTEGER else None
+    if value is None or not -_INTEGER_LIMIT <= value < _INTEGER_LIMIT:
+        shown = text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+        raise yaml.constructor.ConstructorError(
+            None,
+            None,
+            f"received an integer of {len(text):,} characters ({shown}), expected one of 64 bits "
+            "at most",
+            node.start_mark,
+        )
+    return int(value)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _integer)
+
+
 class _Dumper(yaml.SafeDumper):
     """Puts words that `_Loader` would take for numbers between quotes."""
 
@@ -267,7 +293,7 @@ def load_yaml(text: str) -> Any:
 
     The work is bounded before any value is made: by the length of the text, by how deep its values
     are nested, and by how many there are when each alias and merge key stands for all that it
-    repeats.
+    repeats. Integers have 64 bits at most.
 
     Raises:
         ValueError: one line on what is wrong with it.

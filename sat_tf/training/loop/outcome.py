@@ -14,6 +14,7 @@ from sat_tf.export.deployed import DeployedModel
 from sat_tf.export.export import ExportReport, export_tflite
 from sat_tf.export.verify import verify_tflite
 from sat_tf.graph.network import Network
+from sat_tf.loading.load import load_model
 from sat_tf.messages import RunError
 from sat_tf.qat.inputs import input_types
 from sat_tf.training.loop.stage import SAMPLE, Run
@@ -120,13 +121,14 @@ def _of_file(run: Run, model: keras.Model) -> dict[str, Any]:
     """Writes the file and its certificate; what the results say of them."""
     config = run.config.export
     floats = run.folder.file(run_folder.FLOAT_MODEL)
+    is_safe = not run.config.training.trust_model
     report, certificate = deploy(
         model,
         run.source,
         run.folder,
         float_head=config.float_head,
         verify_images=config.verify_images,
-        float_model=keras.models.load_model(floats, compile=False) if floats.is_file() else None,
+        float_model=load_model(floats, safe_mode=is_safe) if floats.is_file() else None,
     )
     for note in certificate.float_notes:
         style = "red" if note.is_bad else None

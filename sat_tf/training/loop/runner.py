@@ -162,11 +162,20 @@ def stage_model(
         name: of the stage.
         file: name of the saved model in the run folder.
         make: trains and finishes the model.
+
+    Raises:
+        RunError: the saved model is gone, or cannot be read.
     """
     if name in state.stages:
         path = run.folder.file(file)
-        # The end of a run has given the model of the tail the name of the quantized one.
-        path = path if path.is_file() else run.folder.file(run_folder.QUANTIZED_MODEL)
+        if file == run_folder.TUNED_MODEL and not path.is_file():
+            # The end of a run has given it the name of the quantized one.
+            path = run.folder.file(run_folder.QUANTIZED_MODEL)
+        if not path.is_file():
+            raise RunError(
+                f"{path}: received no file, expected the model of the {name} stage, which is done; "
+                "put it back, start anew with --no-resume, or remove the folder."
+            )
         return loaded(path, safe_mode=not run.config.training.trust_model)
     # A request to stop waits: within the stage for its next step, after it for the saved model.
     with run.interruption.deferred():
@@ -268,6 +277,7 @@ def train(
             # The others read what the first worker has prepared.
             from_first_worker(strategy, [0])
             state = RunState.read(folder)
+            state.expect_whole(config.stages.by_name())
             with state.timed() if writes else contextlib.nullcontext():
                 return _train(run, state, start_model)
 
@@ -323,11 +333,7 @@ def _prepare_folder(run: Run, *, anew: bool) -> None:
 
 
 def _rows(folder: RunFolder) -> list[EpochMetrics]:
-    text = folder.read_text(run_folder.METRICS)
-    try:
-        return from_csv(text)
-    except RunError as error:
-        raise folder.damaged(run_folder.METRICS, error, "epochs with their metrics") from error
+    return folder.read_rows(run_folder.METRICS, from_csv, "epochs with their metrics")
 
 
 def _float(run: Run, start: keras.Model) -> keras.Model:

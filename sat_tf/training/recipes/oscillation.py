@@ -13,8 +13,7 @@ import tf_keras as keras
 from sat_tf.graph import layer_kinds
 from sat_tf.presentation.tables import read_table
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers import dorefa
-from sat_tf.quantizers.dorefa import DorefaQuantizer
+from sat_tf.quantizers.protocol import WeightQuantizer
 from sat_tf.training.state.run_folder import OSCILLATIONS, RunFolder
 from sat_tf.training.step.distribution import assign_alike, replica_variable
 
@@ -120,7 +119,7 @@ class Oscillation(tf.Module):
         self._total_steps = total_steps
         self.steps = replica_variable(0, "steps", dtype=tf.int64)
         self.kernels = [
-            _Kernel(layer.layer, quantizer, quantizer.num_bits)
+            _Kernel(layer, quantizer, quantizer.num_bits)
             for layer, quantizer in _quantized_kernels(model)
             if quantizer.num_bits is not None and quantizer.num_bits <= most_bits
         ]
@@ -155,13 +154,16 @@ class _Kernel(tf.Module):
     Integers and directions are small, and kept in a byte each.
     """
 
-    def __init__(self, layer: keras.layers.Layer, quantizer: DorefaQuantizer, bits: int) -> None:
+    def __init__(self, wrapper: QuantizedLayer, quantizer: WeightQuantizer, bits: int) -> None:
         super().__init__(name="kernel")
+        layer, variables = wrapper.layer, wrapper.kernel_variables
         variable = getattr(layer, layer_kinds.kernel_name(layer))
-        self._variable = lambda: variable  # a function keeps it from being saved twice
+        # Functions keep them from being saved twice.
+        self._variable = lambda: variable
+        self._own = lambda: variables
         self._quantizer = quantizer
         self._layer_name, self._bits = layer.name, bits
-        units = dorefa.units(quantizer, self._latent())
+        units = quantizer.units(self._latent(), variables)
         self.units = replica_variable(tf.cast(units, tf.uint8), "units")
         self.direction = replica_variable(tf.zeros(units.shape, tf.int8), "direction")
         self.frequency = replica_variable(tf.zeros(units.shape), "frequency")
@@ -186,8 +188,9 @@ class _Kernel(tf.Module):
         """
         quantizer, frozen = self._quantizer, tf.convert_to_tensor(self.frozen)
         units = tf.cast(self.units, tf.float32)
-        latent = dorefa.hold(quantizer, self._latent(), units, frozen)
-        now = dorefa.units(quantizer, latent)
+        own = self._own()
+        latent = quantizer.hold(self._latent(), own, units, frozen)
+        now = quantizer.units(latent, own)
         before = Motion(
             units,
             tf.cast(self.direction, tf.float32),
@@ -198,10 +201,10 @@ class _Kernel(tf.Module):
         units = now
         if threshold is not None:
             freezing = begun & ~frozen & (after.frequency > threshold)
-            freezing &= dorefa.can_be_held(quantizer, latent)
+            freezing &= quantizer.can_be_held(latent, own)
             units = tf.where(freezing, tf.floor(after.average + 0.5), now)
             frozen |= freezing
-            latent = dorefa.hold(quantizer, latent, units, frozen)
+            latent = quantizer.hold(latent, own, units, frozen)
             self.frozen.assign(frozen)
         self.units.assign(tf.cast(units, tf.uint8))
         self.direction.assign(tf.cast(tf.where(begun, after.direction, 0.0), tf.int8))
@@ -223,13 +226,13 @@ class _Kernel(tf.Module):
 
 def _quantized_kernels(
     model: keras.Model,
-) -> Iterator[tuple[QuantizedLayer, DorefaQuantizer]]:
+) -> Iterator[tuple[QuantizedLayer, WeightQuantizer]]:
     for layer in model.layers:
         if isinstance(layer, QuantizedLayer) and layer.quantize_config.weights is not None:
             yield layer, layer.quantize_config.weights
 
 
-_COLUMNS = ("epoch", *(field.name for field in dataclasses.fields(OscillationCount)))
+COLUMNS = ("epoch", *(field.name for field in dataclasses.fields(OscillationCount)))
 
 
 class OscillationLog(keras.callbacks.Callback):
@@ -263,18 +266,20 @@ class OscillationLog(keras.callbacks.Callback):
         """What the table holds of earlier epochs; a resumed run writes the others anew."""
         if self.folder is None:
             return []
-        rows: list[dict[str, Any]] = read_table(
-            self.folder.read_text(OSCILLATIONS),
-            lambda row: {**{name: row[name] for name in _COLUMNS}, "epoch": int(row["epoch"])},
-            name=str(self.folder.file(OSCILLATIONS)),
-            columns=_COLUMNS,
-        )
+        rows = self.folder.read_rows(OSCILLATIONS, _from_csv, "epochs with their layers")
         return [row for row in rows if row["epoch"] < epoch]
+
+
+def _from_csv(text: str) -> list[dict[str, Any]]:
+    def row(values: dict[str, str]) -> dict[str, Any]:
+        return {**values, "epoch": int(values["epoch"])}
+
+    return read_table(text, row, name="oscillations", columns=COLUMNS)
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, _COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()

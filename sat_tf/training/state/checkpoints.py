@@ -163,10 +163,12 @@ class Checkpoints:
             RunError: there are checkpoints, but none that can be read.
         """
         damaged: list[str] = []
-        there = sorted(_files(self.folder))
+        files = _files(self.folder)
+        there = sorted(files)
         for number in reversed(there):
             path = str(self.folder / f"ckpt-{number}")
             try:
+                _expect_regular(files[number])
                 self._checkpoint.read(path).assert_existing_objects_matched()
             except Exception as error:  # TensorFlow has many types for a file that is damaged.
                 damaged.append(f"{path} cannot be read ({_reason(error)})")
@@ -236,6 +238,13 @@ def _remove(files: Iterable[pathlib.Path]) -> None:
     for file in files:
         with contextlib.suppress(OSError):
             file.unlink()
+
+
+def _expect_regular(files: Iterable[pathlib.Path]) -> None:
+    """Raises OSError for what TensorFlow could wait for without end, as it would for a pipe."""
+    for file in files:
+        if not file.is_file():
+            raise OSError(f"{file.name} is no regular file")
 
 
 def _index(folder: pathlib.Path, number: int) -> pathlib.Path:

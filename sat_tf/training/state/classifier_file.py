@@ -16,8 +16,7 @@ from sat_tf.loading.trust import UntrustedModelError
 from sat_tf.messages import RunError, list_problems
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.functions import UnitQuantizer
-from sat_tf.quantizers.pact import ClippingQuantizer
+from sat_tf.quantizers.protocol import ActivationQuantizer
 
 
 def read_classifier(
@@ -175,7 +174,7 @@ def _rounds(layer: keras.layers.Layer) -> bool:
     if not isinstance(layer, QuantizedLayer):
         return False
     weights, output = layer.quantize_config.weights, layer.quantize_config.output
-    return isinstance(output, ClippingQuantizer | UnitQuantizer) or (
+    return isinstance(output, ActivationQuantizer) or (
         weights is not None and weights.num_bits is not None
     )
 

@@ -93,7 +93,7 @@ class StepMetrics:
     clipping_levels: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
-_COLUMNS = tuple(field.name for field in dataclasses.fields(StepMetrics))[:-1]
+COLUMNS_step_history = tuple(field.name for field in dataclasses.fields(StepMetrics))[:-1]
 _STEP_INTEGERS = ("step", "step_of_run")
 _LEVEL = "clipping_level/"
 
@@ -113,12 +113,12 @@ def steps_to_csv(rows: Sequence[StepMetrics]) -> str:
     names = list(dict.fromkeys(name for row in rows for name in row.clipping_levels))
     values = (
         [
-            *(getattr(row, name) for name in _COLUMNS),
+            *(getattr(row, name) for name in COLUMNS_step_history),
             *(row.clipping_levels.get(name) for name in names),
         ]
         for row in rows
     )
-    return write_table([*_COLUMNS, *(_LEVEL + name for name in names)], values)
+    return write_table([*COLUMNS_step_history, *(_LEVEL + name for name in names)], values)
 
 
 def steps_from_csv(text: str) -> list[StepMetrics]:
@@ -127,7 +127,7 @@ def steps_from_csv(text: str) -> list[StepMetrics]:
     Raises:
         RunError: the file cannot be read, or has other columns.
     """
-    return read_table(text, _step_row, name="steps", columns=_COLUMNS)
+    return read_table(text, _step_row, name="steps", columns=COLUMNS_step_history, more=_LEVEL)
 
 
 def _step_row(values: dict[str, str]) -> StepMetrics:
@@ -139,5 +139,5 @@ def _step_row(values: dict[str, str]) -> StepMetrics:
     return StepMetrics(
         stage=values["stage"],
         clipping_levels=levels,
-        **numbers(values, _COLUMNS[1:], _STEP_INTEGERS),
+        **numbers(values, COLUMNS_step_history[1:], _STEP_INTEGERS),
     )

@@ -7,11 +7,13 @@ import json
 import os
 import pathlib
 import tempfile
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from sat_tf.atomic_file import renamed_when_done
 from sat_tf.messages import RunError
+
+_Row = TypeVar("_Row")
 
 CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"
@@ -98,12 +100,34 @@ class RunFolder:
         Raises:
             RunError: it is no text, or cannot be read.
         """
+        file = self.file(name)
         try:
-            return self.file(name).read_text(encoding="utf-8")
+            if file.exists() and not file.is_file():  # a pipe would wait for its writer
+                raise self.damaged(name, "no regular file", "text")
+            return file.read_text(encoding="utf-8")
         except FileNotFoundError:
             return ""
         except (OSError, UnicodeDecodeError) as error:
             raise self.damaged(name, error, "text") from error
+
+    def read_rows(self, name: str, read: Callable[[str], list[_Row]], expected: str) -> list[_Row]:
+        """Reads one of `FILES` that is a table; no rows where it is not there.
+
+        Args:
+            name: of the file.
+            read: makes the rows of its text.
+            expected: what it should hold, for errors.
+
+        Raises:
+            RunError: it is no such table.
+        """
+        text = self.read_text(name)
+        if not text and self.file(name).exists():
+            raise self.damaged(name, "it is empty", expected)
+        try:
+            return read(text)
+        except RunError as error:
+            raise self.damaged(name, error, expected) from error
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Reads one of `FILES` that is JSON; nothing where it is not there.

@@ -3,7 +3,8 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -17,6 +18,12 @@ from sat_tf.training.state.run_folder import RunFolder
 _NO_MATTER = {
     f"training.{name}"
     for name in ("checkpoint_minutes", "checkpoint_steps", "keep_checkpoints", "trust_model")
+}
+# What each stage saves when it is done.
+_MODELS = {
+    "float": run_folder.FLOAT_MODEL,
+    "quantized": run_folder.QUANTIZED_MODEL,
+    "deploy_tail": run_folder.TUNED_MODEL,
 }
 
 
@@ -58,6 +65,45 @@ class RunState:
             problem = f"{error.error_count()} of its values are invalid"
             expected = "stages with their metrics"
             raise folder.damaged(run_folder.STATE, problem, expected) from error
+
+    def expect_whole(self, stages: Iterable[str]) -> None:
+        """Raises an error where later stages have left something, and one before is not done.
+
+        A model of the stage that comes next is no error: a run that is killed right after it was
+        saved leaves one. It is a warning, because the stage is trained again.
+
+        Args:
+            stages: of the run, in order.
+
+        Raises:
+            RunError: what says which stages are done is gone, or is an older one.
+        """
+        to_do = [stage for stage in stages if stage not in self.stages]
+        if not to_do:
+            return
+        missing, *later = to_do
+        file = self.folder.file(run_folder.STATE)
+        received = f"a file without the {missing} stage" if file.exists() else "no file"
+        if left := [name for stage in later for name in self._left_by(stage)]:
+            raise RunError(
+                f"{file}: received {received} beside {', '.join(left)}, expected one in which the "
+                f"{missing} stage is done; put it back, start anew with --no-resume, or remove "
+                "the folder."
+            )
+        model = self.folder.file(_MODELS[missing])
+        if model.exists():
+            warnings.warn(
+                f"{file}: received {received} beside {model.name}: the {missing} stage is trained "
+                "again, from its last checkpoint where there is one",
+                stacklevel=2,
+            )
+
+    def _left_by(self, stage: str) -> Iterator[str]:
+        """What a stage that has begun has left, as it is called in the folder."""
+        if any((self.folder.file(run_folder.CHECKPOINTS) / stage).glob("ckpt-*")):
+            yield f"{run_folder.CHECKPOINTS}/{stage}"
+        if self.folder.file(_MODELS[stage]).exists():
+            yield _MODELS[stage]
 
     def finish(self, stage: str, metrics: dict[str, float]) -> None:
         """Notes that a stage has saved its model."""

@@ -8,7 +8,9 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.data.source import NO_LABEL
-from sat_tf.graph.layer_kinds import SynchronizedBatchNormalization
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.layers.kind import Role
+from sat_tf.graph.layers.normalization import synchronized_class
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer, graphs_go_with
 
@@ -113,13 +115,6 @@ class RandomGenerators:
             tf.raw_ops.AssignVariableOp(resource=generator.state.handle, value=begin)
 
 
-_WITHOUT_DECAY = (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
-_SEPARABLE = (keras.layers.SeparableConv1D, keras.layers.SeparableConv2D)
-
-# By whether they are synchronized.
-_NORMALIZATIONS = (keras.layers.BatchNormalization, SynchronizedBatchNormalization)
-
-
 def training_copy(
     model: keras.Model,
     *,
@@ -154,9 +149,11 @@ def training_copy(
             copy = type(layer).from_config({**config, "layer": keras.layers.serialize(inner)})
             inner = copy.layer
         regularizer = keras.regularizers.L2(weight_decay / 2) if weight_decay else None
-        if isinstance(inner, _SEPARABLE):
+        known = layer_kinds.find_kind(inner)
+        kernels = known.kernels if known else ()
+        if len(kernels) > 1:
             inner.pointwise_regularizer = regularizer
-        elif hasattr(inner, "kernel_regularizer") and not isinstance(inner, _WITHOUT_DECAY):
+        elif hasattr(inner, "kernel_regularizer") and not any(k.depthwise for k in kernels):
             inner.kernel_regularizer = regularizer
         return copy
 
@@ -164,9 +161,9 @@ def training_copy(
         config, kind = layer.get_config(), type(layer)
         if not isinstance(layer, keras.layers.InputLayer):
             config["dtype"] = precision
-        if kind in _NORMALIZATIONS:
+        if layer_kinds.role_of(layer) is Role.NORM:
             config["synchronized"] = synchronized
-            kind = _NORMALIZATIONS[synchronized]
+            kind = synchronized_class(kind, synchronized)
         return kind.from_config(config)
 
     copy = keras.models.clone_model(model, clone_function=fresh)

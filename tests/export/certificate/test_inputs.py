@@ -2,7 +2,9 @@ import numpy as np
 import pytest
 
 from sat_tf.export.certificate import inputs
-from sat_tf.export.tflite.reader import read_graph
+from sat_tf.export.evaluate import label_problems
+from sat_tf.export.operations.graph_file import read_graph
+from sat_tf.export.operations.simulator import batches
 
 
 def test_random_images_are_the_same_every_time():
@@ -32,7 +34,7 @@ def test_a_hash_is_of_pixels_and_not_of_their_layout():
 def test_batches_are_the_images_in_order(small_file):
     graph = read_graph(small_file.read_bytes(), "file")
     images = inputs.random_images((8, 9, 3), 600, 0)
-    found = inputs.batches(images, graph)
+    found = batches(images, graph)
     assert len(found) > 1
     assert np.array_equal(np.concatenate(found), images)
 
@@ -40,4 +42,4 @@ def test_batches_are_the_images_in_order(small_file):
 @pytest.mark.parametrize("labels", [np.array([], int), np.array([3, 0])])
 def test_labels_within_the_classes_are_no_problem(labels):
     images = np.zeros((len(labels), 2), np.uint8)
-    assert inputs.label_problems(images, labels, 4) == []
+    assert label_problems(images, labels, 4) == []

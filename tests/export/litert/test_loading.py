@@ -7,8 +7,10 @@ import sat_tf
 from sat_tf.export import export as file
 from sat_tf.export.litert.runtime import check_loading
 from sat_tf.export.lowering.pipeline import deployed_graph
-from sat_tf.export.operations.graph import Graph, Pointwise, Tensor, WithConstant
-from sat_tf.export.tflite.writer import serialize
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.graph_file import serialize
+from sat_tf.export.operations.pointwise import Pointwise, WithConstant
+from sat_tf.export.tflite.tensors import Tensor
 from tests.export.zoo import Specimen, bottleneck
 
 

@@ -3,9 +3,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from sat_tf.export.lowering.steps import Channel, floor_steps, settle, settle_constants, snap_biases
-from sat_tf.export.operations.arithmetic import requantization_multipliers
-from sat_tf.export.operations.graph import Codes, Graph, Linear, LinearKind, Tensor
+from sat_tf.export.lowering.scales import (
+    Channel,
+    floor_scales,
+    round_biases,
+    settle,
+    settle_constants,
+)
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.linear import Linear, LinearKind, requantization_multipliers
+from sat_tf.export.tflite.tensors import Codes, Tensor
 
 
 def _codes(channel: Channel, multiplier: float, bias: int, sums: np.ndarray) -> np.ndarray:
@@ -53,13 +60,13 @@ def test_a_bias_that_is_an_integer_already_is_left_alone():
     assert settle(Channel(0.5, 4.0, usual=0, spread=0.0, gap=8, lowest=0, highest=15)) == (0.5, 8)
 
 
-def test_a_channel_without_weights_gives_its_constant_however_coarse_its_step():
+def test_a_channel_without_weights_gives_its_constant_however_coarse_its_scale():
     linear = Linear(
         ("x",),
         "y",
         kind=LinearKind.CONVOLUTION,
         kernel=np.zeros((3, 1, 1, 2), np.int32),
-        steps=np.array([7.0, 1e-9, 1e20]),
+        scales=np.array([7.0, 1e-9, 1e20]),
         bias=np.array([0.74, -5.0, 30.0]),
         center=np.zeros(3),
         spread=np.full(3, np.inf),
@@ -69,7 +76,7 @@ def test_a_channel_without_weights_gives_its_constant_however_coarse_its_step():
         "y": Tensor("y", (2, 2, 3), Codes(np.float32(0.25), 0)),
     }
     graph = Graph("net", tensors, (linear,), (2, 2, 1), np.float32(1.0), "image", "y")
-    for stage in (settle_constants, floor_steps, snap_biases):
+    for stage in (settle_constants, floor_scales, round_biases):
         graph = stage(graph)
     (settled,) = graph.operations
     assert isinstance(settled, Linear)

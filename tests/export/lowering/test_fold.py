@@ -29,12 +29,12 @@ def test_folding_gives_the_same_function_with_codes_on_their_lattice():
     norm.set_weights(np.array(values))
     folded = fold(linear, affine(norm))
     x = rng.normal(size=(6, 4))
-    before = x @ (linear.codes * linear.steps) + linear.bias
-    after = x @ (folded.codes * folded.steps) + folded.bias
+    before = x @ (linear.codes * linear.scales) + linear.bias
+    after = x @ (folded.codes * folded.scales) + folded.bias
     found = affine(norm)
     np.testing.assert_allclose(after, before * found.slope + found.offset, rtol=1e-12)
     np.testing.assert_array_equal(np.abs(folded.codes[:, :2]), np.abs(linear.codes[:, :2]))
-    assert np.all(folded.steps > 0)
+    assert np.all(folded.scales > 0)
     assert not folded.codes[:, 2].any()
 
 

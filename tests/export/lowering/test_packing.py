@@ -8,13 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sat_tf
-from sat_tf.export.lowering.packing import pack_graph, packed_bytes
+from sat_tf.export.lowering.packing import pack_graph
 from sat_tf.export.lowering.pipeline import deployed_graph, rounded, trained_graph
-from sat_tf.export.lowering.steps import floor_steps, settle_constants, snap_biases
+from sat_tf.export.lowering.scales import floor_scales, round_biases, settle_constants
 from sat_tf.export.lowering.trace import trace
-from sat_tf.export.operations.graph import Graph, Kernels, Linear, LinearKind, Storage
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.graph_file import serialize
+from sat_tf.export.operations.linear import Kernels, Linear, LinearKind
 from sat_tf.export.tflite.structure import read_structure
-from sat_tf.export.tflite.writer import serialize
+from sat_tf.export.tflite.tensors import Storage
+from sat_tf.export.tflite.writer import packed_bytes
 from sat_tf.qat.policy import BitPolicy
 from tests.export import zoo
 from tests.export.zoo import Specimen, images_for
@@ -210,18 +213,18 @@ def test_a_packed_file_has_codes_of_its_own_and_says_so(model, tmp_path):
 
 
 def test_sums_that_overflow_builtin_kernels_are_refused():
-    graph = floor_steps(settle_constants(pack_graph(_traced(THREE), "int4")))
+    graph = floor_scales(settle_constants(pack_graph(_traced(THREE), "int4")))
     name, operation = next(
         (name, op) for name, op in _linear(graph).items() if op.kernels is Kernels.BUILTIN
     )
-    source, output = float(graph.codes(operation.inputs[0]).step), float(graph.codes(name).step)
+    source, output = float(graph.codes(operation.inputs[0]).scale), float(graph.codes(name).scale)
     # A multiplier of 130, and a bias that fits int32 until it is shifted by 8 bits.
-    weight_steps = np.full_like(operation.steps, 130.0 * output / source)
-    bias = np.full_like(operation.bias, 2.0**23 * source * weight_steps[0])
-    changed = dataclasses.replace(operation, steps=weight_steps, bias=bias)
+    weight_scales = np.full_like(operation.scales, 130.0 * output / source)
+    bias = np.full_like(operation.bias, 2.0**23 * source * weight_scales[0])
+    changed = dataclasses.replace(operation, scales=weight_scales, bias=bias)
     operations = tuple(changed if op is operation else op for op in graph.operations)
     with pytest.raises(ValueError, match=rf"{name}: received a layer stored in INT4(.|\n)*'none'"):
-        snap_biases(dataclasses.replace(graph, operations=operations))
+        round_biases(dataclasses.replace(graph, operations=operations))
 
 
 def test_a_model_snapped_for_its_packing_has_the_biases_of_the_packed_file():
@@ -232,8 +235,8 @@ def test_a_model_snapped_for_its_packing_has_the_biases_of_the_packed_file():
         exact = trained_graph(model, pack="int4")
         file, distances = _linear(rounded(exact)), []
         for name, trained in _linear(exact).items():
-            unit = float(exact.codes(trained.inputs[0]).step) * trained.steps
-            alive = np.isclose(trained.steps, file[name].steps, rtol=1e-6)
+            unit = float(exact.codes(trained.inputs[0]).scale) * trained.scales
+            alive = np.isclose(trained.scales, file[name].scales, rtol=1e-6)
             alive &= np.abs(trained.bias / unit) < 2**20
             distances.append(np.max(np.abs(trained.bias / unit - file[name].bias)[alive]))
         furthest.append(max(distances))

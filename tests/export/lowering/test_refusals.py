@@ -140,7 +140,7 @@ REFUSED: dict[str, tuple[Callable[[], keras.Model], list[str]]] = {
     ),
     "a sum much smaller than what it adds": (
         _with_a_small_sum,
-        [r"sum: received a sum with steps .* times smaller .* sat_tf.calibrate"],
+        [r"sum: received a sum with scales .* times smaller .* sat_tf.calibrate"],
     ),
     "a float model": (
         separable,

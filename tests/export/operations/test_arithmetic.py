@@ -5,11 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sat_tf.export.operations import arithmetic
-from sat_tf.export.operations.graph import Codes, LinearKind, Window
+from sat_tf.export.operations import linear
+from sat_tf.export.operations.add import rounded_sum
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.linear import Linear, LinearKind, weight_counts
+from sat_tf.export.operations.mean import rounded_mean
+from sat_tf.export.operations.pools import MaxPool
+from sat_tf.export.tflite.tensors import Codes, Window
 from tests.export import reference
 
-_STEP = np.float32(1.0)
+_SCALE = np.float32(1.0)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +31,7 @@ def test_convolution_sums_are_those_of_the_definition(size, strides, padding, di
     stored = rng.integers(-128, 128, (2, 7, 6, 3)).astype(np.int32)
     kernel = rng.integers(-127, 128, (4, size, size, 3)).astype(np.int32)
     window = Window(strides, padding, dilation)
-    sums = arithmetic.sums(stored, -128, kernel, LinearKind.CONVOLUTION, window)
+    sums = linear.sums(stored, -128, kernel, LinearKind.CONVOLUTION, window)
     expected = reference.convolution(stored, -128, kernel, strides, padding, dilation)
     np.testing.assert_array_equal(sums, expected)
 
@@ -39,7 +44,7 @@ def test_depthwise_sums_are_those_of_the_definition(multiplier, padding, stride)
     stored = rng.integers(-128, 128, (2, 6, 5, 3)).astype(np.int32)
     kernel = rng.integers(-127, 128, (3, 3, 3 * multiplier)).astype(np.int32)
     window = Window((stride, stride), padding)
-    sums = arithmetic.sums(stored, 112, kernel, LinearKind.DEPTHWISE, window)
+    sums = linear.sums(stored, 112, kernel, LinearKind.DEPTHWISE, window)
     expected = reference.depthwise(stored, 112, kernel, (stride, stride), padding)
     np.testing.assert_array_equal(sums, expected)
 
@@ -48,7 +53,7 @@ def test_sums_beyond_float32_are_exact():
     stored = np.full((1, 4096), 127, np.int32)
     kernel = np.full((1, 4096), 127, np.int32)
     kernel[0, 0] = 126
-    sums = arithmetic.sums(stored, -128, kernel, LinearKind.FULLY_CONNECTED, Window())
+    sums = linear.sums(stored, -128, kernel, LinearKind.FULLY_CONNECTED, Window())
     assert int(sums[0, 0]) == 255 * (127 * 4095 + 126)
 
 
@@ -59,73 +64,74 @@ def test_sums_beyond_float32_are_exact():
     zero_point=st.integers(-128, 127),
 )
 def test_requantization_is_one_float32_product_rounded_to_even(total, multiplier, zero_point):
-    codes = Codes(_STEP, zero_point)
-    found = arithmetic.requantize(np.array([[total]]), np.array([multiplier], np.float32), codes)
+    codes = Codes(_SCALE, zero_point)
+    found = linear.requantize(np.array([[total]]), np.array([multiplier], np.float32), codes)
     assert found.item() == reference.requantized(total, multiplier, zero_point, -128, 127)
 
 
 def test_requantization_rounds_ties_to_even():
-    codes = Codes(_STEP, 0)
-    found = arithmetic.requantize(np.array([-3, -1, 1, 3, 5]), np.float32([0.5]), codes)
+    codes = Codes(_SCALE, 0)
+    found = linear.requantize(np.array([-3, -1, 1, 3, 5]), np.float32([0.5]), codes)
     np.testing.assert_array_equal(found, [-2, 0, 0, 2, 2])
 
 
 def test_requantization_clips_where_the_codes_end():
-    codes = Codes(_STEP, 112, lowest=112)
-    found = arithmetic.requantize(np.array([-900, 3, 900]), np.float32([1.0]), codes)
+    codes = Codes(_SCALE, 112, lowest=112)
+    found = linear.requantize(np.array([-900, 3, 900]), np.float32([1.0]), codes)
     np.testing.assert_array_equal(found, [112, 115, 127])
 
 
 def test_sums_of_two_tensors_round_ties_up():
     half = Codes(np.float32(0.5), 0)
-    found = arithmetic.add(
-        np.array([-3, -1, 1, 3]), np.array([0, 0, 0, 0]), half, half, Codes(_STEP, 0)
+    found = rounded_sum(
+        (np.array([-3, -1, 1, 3]), np.array([0, 0, 0, 0])), (half, half), Codes(_SCALE, 0)
     )
     np.testing.assert_array_equal(found, [-1, 0, 1, 2])
 
 
 @settings(deadline=None, derandomize=True)
 @given(
-    steps=st.tuples(*[st.floats(0.0625, 2.0, width=32)] * 3),
+    scales=st.tuples(*[st.floats(0.0625, 2.0, width=32)] * 3),
     values=st.tuples(st.integers(-128, 127), st.integers(-128, 127)),
 )
-def test_a_sum_is_within_one_code_of_the_real_sum(steps, values):
-    first, second, output = (Codes(np.float32(step), 3) for step in steps)
-    found = arithmetic.add(np.array(values[0]), np.array(values[1]), first, second, output).item()
-    real = (values[0] - 3) * steps[0] + (values[1] - 3) * steps[1]
+def test_a_sum_is_within_one_code_of_the_real_sum(scales, values):
+    first, second, output = (Codes(np.float32(scale), 3) for scale in scales)
+    found = rounded_sum((np.array(values[0]), np.array(values[1])), (first, second), output).item()
+    real = (values[0] - 3) * scales[0] + (values[1] - 3) * scales[1]
     # Half a code of rounding, and multipliers of 20 bits on at most 2^8 codes.
-    exact = min(max(real / steps[2], -131), 124)
-    assert abs(found - 3 - exact) <= 0.5 + 2 * 2**8 * max(steps[:2]) / steps[2] * 2.0**-20
+    exact = min(max(real / scales[2], -131), 124)
+    assert abs(found - 3 - exact) <= 0.5 + 2 * 2**8 * max(scales[:2]) / scales[2] * 2.0**-20
 
 
-def test_the_mean_of_one_value_on_its_own_step_is_the_value():
+def test_the_mean_of_one_value_on_its_own_scale_is_the_value():
     codes = Codes(np.float32(0.1), 112, lowest=112)
     stored = np.arange(112, 128, dtype=np.int32).reshape(1, 1, 1, 16)
-    found = arithmetic.mean(stored, codes, codes, keep_dims=False)
+    found = rounded_mean(stored, codes, codes, keep_dims=False)
     np.testing.assert_array_equal(found, stored[:, 0, 0])
 
 
-def test_a_mean_changes_steps_and_zero_points():
+def test_a_mean_changes_scales_and_zero_points():
     source, output = Codes(np.float32(0.5), -128), Codes(np.float32(0.25), 112)
     stored = np.array([-128, -126, -124, -122], np.int32).reshape(1, 2, 2, 1)
-    found = arithmetic.mean(stored, source, output, keep_dims=True)
+    found = rounded_mean(stored, source, output, keep_dims=True)
     assert found.shape == (1, 1, 1, 1)
     assert found.item() == 112 + 6  # 3 codes of 0.5 are 1.5
 
 
 def test_max_pooling_never_takes_the_padding():
     stored = np.full((1, 3, 3, 1), -120, np.int32)
-    found = arithmetic.max_pool(stored, (2, 2), Window((2, 2), "SAME"))
+    operation = MaxPool(("x",), "y", (2, 2), Window((2, 2), "SAME"))
+    found = operation.simulate(Graph("", {}, (), (), ""), stored)
     np.testing.assert_array_equal(found, np.full((1, 2, 2, 1), -120))
 
 
 def test_builtin_kernels_round_twice_and_halves_up():
     sums = np.array([[-3], [-2], [-1], [0], [1], [2], [3], [5]])
-    codes = Codes(_STEP, zero_point=0)
+    codes = Codes(_SCALE, zero_point=0)
     # 0.25 is 2^30 · 2^-1: halves first, rounded up, and halved again.
-    found = arithmetic.requantize_builtin(sums, np.array([0.25]), codes)
+    found = linear.requantize_builtin(sums, np.array([0.25]), codes)
     assert found.reshape(-1).tolist() == [0, 0, 0, 0, 1, 1, 1, 2]
-    once = arithmetic.requantize(sums, np.array([0.25], np.float32), codes)
+    once = linear.requantize(sums, np.array([0.25], np.float32), codes)
     assert once.reshape(-1).tolist() == [-1, 0, 0, 0, 0, 0, 1, 1]
 
 
@@ -135,7 +141,7 @@ def test_builtin_kernels_round_twice_and_halves_up():
     zero_point=st.integers(-128, 127),
 )
 def test_builtin_fixed_point_is_that_of_whole_numbers(total, multiplier, zero_point):
-    """The kernels' own steps, in Python's integers."""
+    """The kernels' own arithmetic, in Python's integers."""
     fraction, exponent = np.frexp(multiplier)
     mantissa = int(np.floor(float(fraction) * 2**31 + 0.5))
     if mantissa == 2**31:
@@ -143,6 +149,14 @@ def test_builtin_fixed_point_is_that_of_whole_numbers(total, multiplier, zero_po
     high = (total * 2 ** max(int(exponent), 0) * mantissa + 2**30) // 2**31
     shift = max(-int(exponent), 0)
     rounded = (high + (2**shift // 2)) // 2**shift
-    codes = Codes(_STEP, zero_point)
-    found = arithmetic.requantize_builtin(np.array([[total]]), np.array([multiplier]), codes)
+    codes = Codes(_SCALE, zero_point)
+    found = linear.requantize_builtin(np.array([[total]]), np.array([multiplier]), codes)
     assert found.item() == int(np.clip(rounded + zero_point, -128, 127))
+
+
+def test_weights_are_counted_without_the_factor_of_their_channel():
+    kernel = np.array([[-24, 8, 8], [0, 0, 0], [3, -5, 7]])
+    linear = Linear(
+        ("x",), "y", LinearKind.FULLY_CONNECTED, kernel, *(np.zeros(3) for _ in range(4))
+    )
+    assert weight_counts(linear) == {-5: 1, -3: 1, 0: 3, 1: 2, 3: 1, 7: 1}

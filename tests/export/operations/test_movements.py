@@ -19,7 +19,7 @@ MOVEMENTS: list[Movement] = [
 ]
 
 
-@pytest.mark.parametrize("movement", MOVEMENTS, ids=lambda movement: movement.operator)
+@pytest.mark.parametrize("movement", MOVEMENTS, ids=lambda movement: movement.operator.name)
 def test_arrays_and_tensors_are_moved_alike(movement):
     expected = movement.on_tensor(tf.constant(STORED, tf.float32)).numpy()
     np.testing.assert_array_equal(movement.on_array(STORED), expected)

@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 from ai_edge_litert import schema_py_generated as tfl
 
+from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.export.tflite.contents import _separated, names_of, unpacked
-from sat_tf.export.tflite.reader import read_graph
 from sat_tf.export.tflite.structure import read_structure
 from tests.export.damage import changed
 
@@ -67,6 +67,24 @@ def _offsets(builder, offsets):
     return builder.EndVector()
 
 
+def _shared_entries(entries, signatures, name):
+    """A file whose signatures are all the same one, and their inputs too."""
+    builder = flatbuffers.Builder(1024)
+    text = builder.CreateString(name)
+    tfl.TensorMapStart(builder)
+    tfl.TensorMapAddName(builder, text)
+    entry = tfl.TensorMapEnd(builder)
+    inputs = _offsets(builder, [entry] * entries)
+    tfl.SignatureDefStart(builder)
+    tfl.SignatureDefAddInputs(builder, inputs)
+    signature = tfl.SignatureDefEnd(builder)
+    vector = _offsets(builder, [signature] * signatures)
+    tfl.ModelStart(builder)
+    tfl.ModelAddSignatureDefs(builder, vector)
+    builder.Finish(tfl.ModelEnd(builder), file_identifier=b"TFL3")
+    return bytes(builder.Output())
+
+
 @pytest.mark.parametrize("read", [read_graph, read_structure])
 @pytest.mark.parametrize(
     "content",
@@ -75,8 +93,10 @@ def _offsets(builder, offsets):
         _shared(20_000, 20_000),
         _shared(5_000, 1, name=b"x" * 50_000),
         _shared(5_000, 1, sizes=[1] * 10_000),
+        _shared_entries(20_000, 1, "x" * 80_000),
+        _shared_entries(20_000, 20_000, "x"),
     ],
-    ids=["2.5 KB", "160 KB", "names", "shapes"],
+    ids=["2.5 KB", "160 KB", "names", "shapes", "entries", "signatures"],
 )
 def test_files_whose_tables_share_others_are_refused_at_once(content, read):
     # Unpacked whole, the first takes 17 seconds and the second takes minutes.
@@ -84,6 +104,23 @@ def test_files_whose_tables_share_others_are_refused_at_once(content, read):
         ValueError, match=r"file: received a .* unpacks to more than 2 times as many"
     ):
         read(content, "file")
+
+
+@pytest.mark.parametrize("attribute", ["sparsity", "variantTensors"])
+def test_what_is_not_read_of_a_tensor_is_not_unpacked(small_file, attribute, monkeypatch):
+    def add(model, graph):
+        for tensor in graph.tensors:
+            tensor.sparsity = tfl.SparsityParametersT(dimMetadata=[tfl.DimensionMetadataT()] * 2)
+            tensor.variantTensors = [tfl.VariantSubTypeT()] * 2
+
+    content = changed(small_file.read_bytes(), add)
+    # A quarter of a million entries that are one take half a minute to unpack.
+    for kind in (tfl.SparsityParametersT, tfl.VariantSubTypeT):
+        monkeypatch.setattr(kind, "InitFromObj", None)
+    with unpacked(content, "file") as model:
+        found = [getattr(tensor, attribute) for tensor in model.subgraphs[0].tensors]
+    assert found
+    assert not any(found)
 
 
 def test_tensors_may_share_a_buffer(small_file):

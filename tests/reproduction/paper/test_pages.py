@@ -11,13 +11,13 @@ REPOSITORY = pathlib.Path(__file__).parents[3]
 RESULTS = REPOSITORY / "benchmarks" / "results" / "paper.csv"
 PAGES = [
     page
-    for page in (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")))
+    for page in (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md")))
     if "<!-- sat-tf paper table" in page.read_text(encoding="utf-8")
 ]
 
 
 def test_the_pages_with_results_have_tables():
-    assert {page.name for page in PAGES} >= {"README.md", "paper.md", "recipes.md"}
+    assert {page.name for page in PAGES} >= {"experiments.md", "miniature.md", "recipes.md"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

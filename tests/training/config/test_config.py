@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from sat_tf import models
 from sat_tf.messages import RunError
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.training.config.config import config_text, parse_config
+from sat_tf.training.config.config import Config, config_text, load_yaml, parse_config
 from sat_tf.training.config.sections import MODEL_OPTIONS, StageConfig
 
 SMALLEST = "{name: small, data: {name: digits}, model: {name: mobilenet_v2}}"
@@ -60,6 +60,12 @@ def test_the_warm_up_starts_at_the_rate_of_batches_of_256_unless_the_peak_is_low
     assert first(base_learning_rate=0.05, batch_size=1024) == 0.05
     assert first(base_learning_rate=0.05, batch_size=64) == 0.0125
     assert first(base_learning_rate=0.05, batch_size=64, warmup_learning_rate=0.001) == 0.001
+
+
+def test_an_error_of_python_in_one_line_is_a_problem_of_the_policy():
+    # Its digits are more than Python writes, so that the policy's own message is one of Python's.
+    with pytest.raises(ValidationError, match="Exceeds the limit"):
+        Config.model_validate({**load_yaml(SMALLEST), "policy": {"weight_bits": 10**5000}})
 
 
 def test_all_problems_are_reported_at_once_with_the_nearest_name():

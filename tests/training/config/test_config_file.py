@@ -110,6 +110,46 @@ def test_values_that_yaml_cannot_make_are_errors(text, expected):
         parse_config(DEMO, [f"{key}={value}"])
 
 
+@pytest.mark.parametrize(
+    "number",
+    [
+        "9" * 100_000,
+        "-0x" + "f" * 5_000,
+        "0b" + "1" * 100_000,
+        "0" + "7" * 100_000,
+        "1" + ":59" * 30_000,
+        "!!int " + "9" * 5_000,
+        str(2**63),
+        str(-(2**63) - 1),
+        "0x8000_0000_0000_0000",
+    ],
+    ids=["decimal", "hexadecimal", "binary", "octal", "sexagesimal", "tagged", "+", "-", "one bit"],
+)
+@pytest.mark.parametrize("key", ["seed", "policy.weight_bits", "policy.overrides.a.weight_bits"])
+def test_integers_of_more_than_64_bits_are_refused(number, key):
+    with pytest.raises(RunError, match=r"an integer .*, expected one of 64 bits at most"):
+        parse_config(SMALLEST, [f"{key}={number}"])
+    with pytest.raises(RunError, match=r"not valid YAML; line 1, column 7: received an integer"):
+        parse_config(f"seed: {number}")
+    with pytest.raises(RunError, match=r"an integer .*, expected one of 64 bits at most"):
+        parse_config(f"{{? {number} : value}}")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (str(2**63 - 1), 2**63 - 1),
+        (str(-(2**63)), -(2**63)),
+        ("0x7fff_ffff_ffff_ffff", 2**63 - 1),
+        ("-0b" + "1" * 63, -(2**63) + 1),
+        ("0" * 100 + "7", 7),
+        ("1:30", 90),
+    ],
+)
+def test_integers_of_64_bits_are_read(text, value):
+    assert load_yaml(text) == value
+
+
 @pytest.mark.parametrize("name", ["1e5", "5E-8", "0x1f", "1_000", "yes", "null"])
 def test_words_that_look_like_values_read_back_as_words(name):
     config = parse_config(SMALLEST).model_copy(update={"name": name})

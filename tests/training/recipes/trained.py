@@ -6,7 +6,6 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers import dorefa
 from sat_tf.training.step.learner import Learner, cross_entropy
 from tests.training.small import small_images
 
@@ -64,7 +63,7 @@ def units_of(model, name):
     layer = model.get_layer(f"quant_{name}")
     quantizer = layer.quantize_config.weights
     kernel = getattr(layer.layer, layer_kinds.kernel_name(layer.layer))
-    return dorefa.units(quantizer, tf.convert_to_tensor(kernel)).numpy()
+    return quantizer.units(tf.convert_to_tensor(kernel), layer.kernel_variables).numpy()
 
 
 def latent_kernels(model):

@@ -1,4 +1,5 @@
 import contextlib
+import os
 import resource
 import shutil
 import signal
@@ -123,6 +124,11 @@ def replace_by_folder(path):
     path.mkdir()
 
 
+def replace_by_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
 DAMAGES = {
     "halved": halve,
     "cut by a byte": lambda path: path.write_bytes(path.read_bytes()[:-1]),
@@ -132,6 +138,7 @@ DAMAGES = {
     "zeros": lambda path: path.write_bytes(bytes(path.stat().st_size)),
     "of one bit": flip,
     "a folder": replace_by_folder,
+    "a pipe": replace_by_pipe,
 }
 
 

@@ -7,8 +7,11 @@ import pytest
 
 from sat_tf.messages import RunError
 from sat_tf.training.callbacks.step_recorder import recorded_steps
+from sat_tf.training.loop.runner import _rows
+from sat_tf.training.recipes import oscillation
+from sat_tf.training.recipes.oscillation import OscillationLog
 from sat_tf.training.report.results import Results
-from sat_tf.training.state import run_folder
+from sat_tf.training.state import history, run_folder
 from sat_tf.training.state.run_folder import RunFolder
 from sat_tf.training.state.run_state import RunState
 
@@ -137,11 +140,13 @@ def _damage(folder, name, kind):
     file = folder.file(name)
     if kind == "folder":
         file.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(file)
     else:
         file.write_bytes(DAMAGED[kind])
 
 
-@pytest.mark.parametrize("kind", ["folder", *DAMAGED])
+@pytest.mark.parametrize("kind", ["folder", "pipe", *DAMAGED])
 @pytest.mark.parametrize("read", [RunState.read, Results.read])
 def test_a_damaged_file_of_values_is_named_with_what_to_do(tmp_path, read, kind):
     folder = RunFolder(tmp_path)
@@ -158,7 +163,7 @@ def test_half_a_character_is_named_with_what_to_do(tmp_path):
         folder.read_json(run_folder.ENVIRONMENT)
 
 
-@pytest.mark.parametrize("kind", ["folder", "bytes", "another encoding"])
+@pytest.mark.parametrize("kind", ["folder", "pipe", "bytes", "another encoding"])
 @pytest.mark.parametrize("name", [run_folder.METRICS, run_folder.STEPS, run_folder.OSCILLATIONS])
 def test_a_table_that_is_no_text_is_named_with_what_to_do(tmp_path, name, kind):
     folder = RunFolder(tmp_path)
@@ -167,10 +172,41 @@ def test_a_table_that_is_no_text_is_named_with_what_to_do(tmp_path, name, kind):
         folder.read_text(name)
 
 
-@pytest.mark.parametrize("kind", ["number", "wrong values"])
-def test_steps_that_are_another_table_are_named_with_what_to_do(tmp_path, kind):
+TABLES = {
+    run_folder.METRICS: (_rows, history.COLUMNS),
+    run_folder.STEPS: (lambda folder: recorded_steps(folder, 10), history.COLUMNS_step_history),
+    run_folder.OSCILLATIONS: (
+        lambda folder: OscillationLog(None, folder)._rows_before(9),
+        oscillation.COLUMNS,
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "it is empty"),
+        (bytes(500), r"its first line has the column '\\x00"),  # which a power cut leaves
+        (b"\n" * 500, "its first line has no column"),
+        (b"9" * 6000, "its first line has the column '999"),
+        (b"a,b\n1,2\n", "its first line has the column 'a'"),
+        (b"COLUMNS,more\n", "its first line has the column 'more'"),
+        (b"COLUMNS", "its last line breaks off"),
+        (b"COLUMNS\n1,2\n", "a line with less"),
+        (b"COLUMNS\n" + b"1," * 40 + b"\n", "a line with more"),
+    ],
+    ids=["empty", "zeros", "lines", "number", "other", "more", "cut", "short", "long"],
+)
+@pytest.mark.parametrize("name", TABLES)
+def test_what_is_another_table_is_named_with_what_to_do(tmp_path, name, content, reason):
     folder = RunFolder(tmp_path)
-    _damage(folder, run_folder.STEPS, kind)
-    folder.file(run_folder.STEPS).open("a").write("\n1,2\n")
-    with pytest.raises(RunError, match=r"steps\.csv: received a damaged file .* --no-resume"):
-        recorded_steps(folder, 10)
+    read, columns = TABLES[name]
+    assert read(folder) == []
+    folder.file(name).write_bytes(content.replace(b"COLUMNS", ",".join(columns).encode()))
+    with pytest.raises(
+        RunError, match=rf"{name}: received a damaged file \(.*{reason}.*--no-resume"
+    ) as caught:
+        read(folder)
+    assert str(caught.value).count("damaged") == 1
+    folder.write_text(name, ",".join(columns) + "\n")
+    assert read(folder) == []

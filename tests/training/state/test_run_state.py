@@ -1,9 +1,12 @@
 import contextlib
+import types
+import warnings
 
 import pytest
 
 from sat_tf.messages import RunError
 from sat_tf.training.config.config import config_text, parse_config
+from sat_tf.training.loop.runner import stage_model
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 from sat_tf.training.state.run_state import RunState, expect_same_config
@@ -69,6 +72,95 @@ def test_a_damaged_state_is_an_error_that_says_what_to_do(tmp_path, text):
     (tmp_path / run_folder.STATE).write_text(text)
     with pytest.raises(RunError, match=r"state\.json: received a damaged file .* --no-resume"):
         RunState.read(RunFolder(tmp_path))
+
+
+STAGES = ("float", "quantized", "deploy_tail")
+METRICS = {"loss": 1.0, "top1": 0.5, "top5": 0.9}
+
+
+def left(folder, name):
+    """Puts an empty file into the folder of a run, and those above it."""
+    file = folder.path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+
+
+@pytest.mark.parametrize(
+    ("done", "name", "missing"),
+    [
+        ((), "checkpoints/quantized/ckpt-2.index", "float"),
+        ((), "checkpoints/deploy_tail/ckpt-2.index", "float"),
+        ((), "quantized.keras", "float"),
+        ((), "tuned.keras", "float"),
+        (("float",), "checkpoints/deploy_tail/ckpt-1.data-00000-of-00001", "quantized"),
+        (("float",), "tuned.keras", "quantized"),
+    ],
+)
+def test_what_a_later_stage_has_left_needs_the_stages_before_it(tmp_path, done, name, missing):
+    folder = RunFolder(tmp_path)
+    if done:
+        folder.write_json(run_folder.STATE, {"stages": dict.fromkeys(done, METRICS)})
+    left(folder, name)
+    state = RunState.read(folder)
+    received = "a file without the" if done else "no file"
+    with pytest.raises(
+        RunError,
+        match=rf"state\.json: received {received}.*{name.split('/ckpt')[0]}.*the "
+        rf"{missing} stage.*--no-resume",
+    ):
+        state.expect_whole(STAGES)
+    assert folder.file(run_folder.STATE).exists() == bool(done)
+
+
+def test_a_saved_model_of_a_stage_that_is_not_done_is_told(tmp_path):
+    folder = RunFolder(tmp_path)
+    left(folder, "float.keras")
+    with pytest.warns(
+        UserWarning, match=r"state\.json: received no file beside float\.keras.*again"
+    ):
+        RunState.read(folder).expect_whole(STAGES)
+
+
+@pytest.mark.parametrize(
+    ("done", "names"),
+    [
+        ((), ()),
+        ((), ("checkpoints/float/ckpt-1.index",)),  # killed in the first stage
+        (("float",), ("float.keras", "checkpoints/quantized/ckpt-1.index")),
+        (("float",), ("float.keras", "checkpoints/float/ckpt-1.index")),
+        (STAGES, ("float.keras", "quantized.keras", "tuned.keras")),
+    ],
+)
+def test_what_runs_leave_when_they_are_killed_is_whole(tmp_path, done, names):
+    folder = RunFolder(tmp_path)
+    if done:
+        folder.write_json(run_folder.STATE, {"stages": dict.fromkeys(done, METRICS)})
+    for name in names:
+        left(folder, name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        RunState.read(folder).expect_whole(STAGES)
+
+
+@pytest.mark.parametrize(
+    ("stage", "file", "named"),
+    [
+        ("float", run_folder.FLOAT_MODEL, "float.keras"),
+        ("quantized", run_folder.QUANTIZED_MODEL, "quantized.keras"),
+        ("deploy_tail", run_folder.TUNED_MODEL, "quantized.keras"),  # what it ends as
+    ],
+)
+def test_the_model_of_a_stage_that_is_gone_is_named(tmp_path, stage, file, named):
+    folder = RunFolder(tmp_path)
+    state = RunState(folder, {stage: METRICS})
+    run = types.SimpleNamespace(folder=folder)
+    if stage != "deploy_tail":
+        left(folder, {"float": "quantized.keras", "quantized": "float.keras"}[stage])
+    with pytest.raises(
+        RunError,
+        match=rf"{named}: received no file, expected the model of the {stage} stage.*--no-resume",
+    ):
+        stage_model(run, state, stage, file, lambda: None)
 
 
 def test_a_run_may_save_more_or_less_often_when_it_goes_on(tmp_path):

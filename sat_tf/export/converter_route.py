@@ -1,0 +1,124 @@
+"""The ordinary route: a deployed graph as Keras operations that TensorFlow's converter reads."""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.export.lowering.pipeline import deployed_graph
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.linear import Linear, LinearKind
+from sat_tf.export.operations.operation import Operation
+from sat_tf.messages import list_problems
+
+
+def to_keras(model: keras.Model) -> keras.Model:
+    """The deployed model as a Keras model of FakeQuant operations, for `tf.lite.TFLiteConverter`.
+
+        converter = tf.lite.TFLiteConverter.from_keras_model(to_keras(model))
+        converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        content = converter.convert()
+
+    gives an int8 model with the codes of `sat_tf.export_tflite`, its input and output float32
+    unless the converter is told otherwise. Use it where other tools need to see the graph, or add
+    to it; `export_tflite` is faster, and `verify_tflite` reads only its files. Layers that are left
+    float are part of it as they are; the converter may quantize them too, and what stands next to
+    them may become float: it says nothing of it.
+
+    Args:
+        model: a model quantized by sat-tf, without float streams.
+
+    Returns:
+        A model for conversion only: its weights are constants. Input: pixels on the grid of the
+        file, scale · (pixel - zero point); output:
+        what the quantized model gives, on the grid of its codes.
+
+    Raises:
+        ValueError: the model has no integer form, or has float streams: the converter would
+            quantize their sums on scales of its own. Lists every problem with its fix.
+    """
+    return keras_of_graph(deployed_graph(model))
+
+
+def keras_of_graph(graph: Graph) -> keras.Model:
+    """What `to_keras` gives, of a deployed graph.
+
+    Raises:
+        ValueError: it has float streams.
+    """
+    streams = list(_float_streams(graph))
+    if streams:
+        problems = [
+            f"{name}: received a float stream, which the converter quantizes on scales of its own; "
+            "requantize the model with stream_bits=8, or use sat_tf.export_tflite."
+            for name in streams
+        ]
+        raise ValueError(list_problems(f"model {graph.name!r}", problems))
+    images = [keras.Input(image.shape, name=image.name) for image in graph.images]
+    tensors: dict[str, Any] = {tensor.name: tensor for tensor in images}
+    for operation in _told_apart(graph.operations):
+        inputs = [tensors[name] for name in operation.inputs]
+        made = _Converted(operation.keras_function(graph), name=operation.output)
+        tensors[operation.output] = made(inputs)
+    outputs = [tensors[name] for name in graph.outputs]
+    if len(images) == len(outputs) == 1:
+        return keras.Model(images[0], outputs[0], name=graph.name)
+    return keras.Model(images, outputs, name=graph.name)
+
+
+def _float_streams(graph: Graph) -> Iterator[str]:
+    """The float tensors that come from codes alone, and are more than one of their tensors."""
+    behind_float_layers: set[str] = set()
+    for operation in graph.operations:
+        if not graph.is_float(operation):
+            continue
+        if operation.float_layer is not None or behind_float_layers.intersection(operation.inputs):
+            behind_float_layers.add(operation.output)
+        elif operation.mixes:
+            yield operation.output
+
+
+def _told_apart(operations: Iterable[Operation]) -> Iterator[Operation]:
+    """The operations, with no two re-quantizations of a tensor alike before their own quantizers.
+
+    The converter would merge these into one, which then has no codes and stays float. The same
+    slope is written as 127 / 127, 126 / 126, and so on; it is exact in each, as they have no bias.
+    """
+    seen: collections.Counter[tuple[str, int]] = collections.Counter()
+    for operation in operations:
+        if isinstance(operation, Linear) and _is_identity(operation):
+            key = operation.inputs[0], operation.kernel.size
+            code = int(operation.kernel.flat[0]) - seen[key]
+            seen[key] += 1
+            factor = operation.kernel.flat[0] / code
+            scales = (operation.scales * factor).astype(np.float32)
+            kernel = np.full_like(operation.kernel, code)
+            operation = dataclasses.replace(operation, kernel=kernel, scales=scales)
+        yield operation
+
+
+def _is_identity(operation: Linear) -> bool:
+    depthwise = operation.kind is LinearKind.DEPTHWISE and operation.kernel.shape[:2] == (1, 1)
+    return (
+        depthwise
+        and not np.any(operation.bias)
+        and operation.kernel.size > 0
+        and operation.kernel.flat[0] > 1
+        and bool(np.all(operation.kernel == operation.kernel.flat[0]))
+        and bool(np.all(operation.scales == operation.scales[0]))
+    )
+
+
+class _Converted(keras.layers.Layer):
+    """One operation of the graph."""
+
+    def __init__(self, function: Callable[..., tf.Tensor], name: str) -> None:
+        super().__init__(name=name, trainable=False)
+        self._function = function
+
+    def call(self, inputs: list[tf.Tensor]) -> tf.Tensor:
+        return self._function(*inputs)

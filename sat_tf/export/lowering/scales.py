@@ -1,0 +1,377 @@
+"""Scales and biases of a graph on the grids that integer kernels have."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+
+from sat_tf.export.operations.add import Add, AddConstant
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.linear import (
+    Kernels,
+    Linear,
+    largest_sums,
+    requantization_multipliers,
+)
+from sat_tf.export.operations.operation import Operation
+from sat_tf.export.operations.pairs import Pair, PairKind, product_multiplier
+from sat_tf.messages import list_problems
+
+# A channel whose smallest change of the sum is worth a whole output code.
+_COARSE = 1.0
+# How far from the next code the product of scale and bias stays: float32 errors are far smaller.
+_MARGIN = 0.05
+# How many integers in the place of the constant are tried, the nearest ones.
+_TRIED = 64
+# Of the standard deviation, in units of the sum.
+_SMALLEST_SPREAD = 1e-3
+# No kernel has larger sums, whatever a normalization says.
+_LARGEST_SUM = 2**31
+
+
+@dataclasses.dataclass(frozen=True)
+class Channel:
+    """One channel of a linear layer in output codes: y = multiplier · sum + bias.
+
+    Attributes:
+        multiplier: output codes of one unit of the sum.
+        bias: in output codes.
+        usual: the sum at the operating point.
+        spread: the standard deviation from there, in units of the sum; infinite where unknown.
+        gap: all sums are multiples of this integer.
+        lowest: smallest output code.
+        highest: largest output code.
+    """
+
+    multiplier: float
+    bias: float
+    usual: int
+    spread: float
+    gap: int
+    lowest: int
+    highest: int
+
+    @property
+    def constant(self) -> float:
+        """The output at the operating point, neither rounded nor clipped."""
+        return self.multiplier * self.usual + self.bias
+
+    def code(self, value: np.ndarray) -> np.ndarray:
+        """Rounded and clipped output."""
+        return np.clip(np.rint(value), self.lowest, self.highest)
+
+
+def map_linear(graph: Graph, change: Callable[[Graph, Linear], Linear]) -> Graph:
+    """The same graph with every integer linear operation changed."""
+    operations = tuple(
+        change(graph, op) if isinstance(op, Linear) and not op.real else op
+        for op in graph.operations
+    )
+    return dataclasses.replace(graph, operations=operations)
+
+
+def settle_constants(graph: Graph) -> Graph:
+    """Moves the scales of coarse channels to where integer biases give their constants."""
+    return map_linear(graph, _settled)
+
+
+def _settled(graph: Graph, linear: Linear) -> Linear:
+    source, output = graph.codes(linear.inputs[0]), graph.codes(linear.output)
+    unit = float(source.scale) * linear.scales
+    multipliers = unit / float(output.scale)
+    gaps = np.gcd.reduce(np.abs(linear.kernel), axis=linear.inner_axes).astype(int)
+    scales, bias = linear.scales.copy(), linear.bias.copy()
+    centers = np.clip(linear.center / unit, -_LARGEST_SUM, _LARGEST_SUM)
+    usual = np.rint(centers / np.maximum(gaps, 1))
+    # Channels that share a scale keep it where it is fine enough for biases: none of them is dead.
+    coarse = multipliers * (1 if linear.shares_scale else gaps) >= _COARSE
+    # All that a channel of zeros gives is its constant: a unit of its sum becomes an output code.
+    zeros = (gaps == 0) & (coarse | (not linear.shares_scale))
+    scales[zeros] = float(output.scale) / float(source.scale)
+    for index in np.flatnonzero(coarse & (gaps > 0)):
+        gap = int(gaps[index])
+        channel = Channel(
+            multiplier=float(multipliers[index]),
+            bias=float(bias[index]) / float(output.scale),
+            usual=int(usual[index]) * gap,
+            spread=float(linear.spread[index] / unit[index]),
+            gap=gap,
+            lowest=output.lowest - output.zero_point,
+            highest=output.highest - output.zero_point,
+        )
+        multiplier, integer_bias = settle(channel)
+        scales[index] = multiplier * float(output.scale) / float(source.scale)
+        bias[index] = integer_bias * multiplier * float(output.scale)
+    return dataclasses.replace(linear, scales=scales, bias=bias)
+
+
+def settle(channel: Channel) -> tuple[float, int]:
+    """The multiplier and the integer bias of a coarse channel.
+
+    Of many pairs, the one whose codes multiplier' · (sum + bias') are nearest to the trained ones,
+    on the average over sums as they are spread around the operating point. With no spread, only
+    the constant there counts, and then the codes at all other sums.
+
+    >>> settle(Channel(2.5, 3.3, usual=0, spread=0.0, gap=8, lowest=0, highest=15))
+    (3.3, 1)
+    >>> settle(Channel(2.5, 3.3, usual=0, spread=100.0, gap=1, lowest=0, highest=255))
+    (2.5, 1)
+    """
+    # Beyond twice the largest sum, a bias saturates whatever it is.
+    limit = 2.0 * _LARGEST_SUM
+    plain = int(np.rint(np.clip(channel.bias / channel.multiplier, -limit, limit)))
+    pairs = [(channel.multiplier, plain + shift) for shift in (0, -1, 1)]
+    if channel.lowest < channel.constant < channel.highest:
+        pairs += _exact_pairs(channel)
+    reach = int((channel.highest - channel.lowest) / (channel.multiplier * channel.gap)) + 2
+    sums = channel.usual + channel.gap * np.arange(-reach, reach + 1)
+    trained = channel.code(channel.multiplier * sums + channel.bias)
+
+    deviations = (sums - channel.usual) / max(channel.spread, _SMALLEST_SPREAD)
+    shares = np.exp(-0.5 * np.square(deviations))
+
+    # All pairs at once: there may be hundreds of channels.
+    multipliers = np.array([multiplier for multiplier, _ in pairs])[:, np.newaxis]
+    biases = np.array([bias for _, bias in pairs])[:, np.newaxis]
+    off = np.abs(channel.code(multipliers * (sums + biases)) - trained)
+    # The last key counts first, and the first of equal pairs wins.
+    best = np.lexsort((np.sum(off, axis=1), np.sum(shares * off, axis=1)))[0]
+    return pairs[best]
+
+
+def _exact_pairs(channel: Channel) -> list[tuple[float, int]]:
+    """Pairs whose product at the operating point is the constant, or its code at least."""
+    constant, code = channel.constant, float(channel.code(np.array(channel.constant)))
+    low, high = code - 0.5 + _MARGIN, code + 0.5 - _MARGIN
+    targets = (min(max(constant, low), high), low, high)
+    nearest = abs(constant) / channel.multiplier
+    first = max(int(nearest) - _TRIED // 2, 1)
+    pairs = []
+    for count in range(first, first + _TRIED):
+        units = count if constant > 0 else -count
+        for target in targets:
+            if target / units > 0:
+                pairs.append((target / units, units - channel.usual))
+    return pairs
+
+
+_Operation = TypeVar("_Operation", bound=Operation)
+
+# A bias beyond int32 saturates without a word: it gets half of the range, and the sum the other.
+_LARGEST_BIAS = 2.0**30
+_LARGEST_SUM_OF_BUILTIN = 2**30
+# XNNPACK refuses requantization multipliers of 256 and more. No output has more than 255 codes, so
+# that this one already gives its lowest or its highest for every sum but 0, and 0 for 0.
+_LARGEST_MULTIPLIER = 255.0
+# A sum of 2^31 times this is half an output code.
+_SMALLEST_MULTIPLIER = 2.0**-32
+# XNNPACK leaves other sums to kernels with another rounding.
+_LARGEST_SUMMAND = 256.0
+_SMALLEST_PRODUCT = 2.0**-16
+_INT32 = 2**31 - 1
+# Weights of a network whose file has megabytes.
+_LARGE_NETWORK = 2**20
+# XNNPACK's products become int32 before the zero point is added, on x86 without saturation.
+_LARGEST_PRODUCT = 2.0**31 - 2**8
+# More output codes than there are: whatever is beyond is stored as the lowest or the highest.
+_BEYOND_OUTPUT = 2.0**9
+
+
+def upscale(graph: Graph) -> Graph:
+    """Multiplies each channel's codes by floor(127 / max|code|) and divides its scale by that.
+
+    Where the kernel is stored in fewer bits, their largest code stands for 127. The weights stay
+    the same to the last bit; the bias grid scale · input scale gets finer. Channels with very many
+    weights are multiplied by less: half of the range of int32 is left to the bias.
+
+    In a large network, a layer has one factor for all channels. With one a channel, its bytes would
+    have many more values than its codes, and the file be larger after compression. A small network
+    has the finest grids instead, as its biases are few and its file is small anyway.
+    """
+    size = sum(op.kernel.size for op in graph.operations if isinstance(op, Linear))
+    one_factor = size >= _LARGE_NETWORK
+    return map_linear(graph, functools.partial(_upscaled, one_factor=one_factor))
+
+
+def _upscaled(graph: Graph, linear: Linear, *, one_factor: bool) -> Linear:
+    largest = np.maximum(np.max(np.abs(linear.kernel), axis=linear.inner_axes), 1)
+    reach = np.maximum(largest_sums(graph, linear), 1)
+    room = np.maximum(linear.storage.highest // largest, 1)  # INT4 holds -8, and no 8
+    factors = np.minimum(room, np.maximum(_LARGEST_SUM_OF_BUILTIN // reach, 1))
+    if linear.shares_scale or one_factor:
+        factors = np.full_like(factors, np.min(factors))
+    kernel = linear.kernel * linear.along_channels(factors).astype(linear.kernel.dtype)
+    return dataclasses.replace(linear, kernel=kernel, scales=linear.scales / factors)
+
+
+def floor_scales(graph: Graph) -> Graph:
+    """Raises scales that are too small for an int32 bias, or for any effect on the output.
+
+    Such channels are dead or nearly so (γ close to 0): their codes are rounded again on the larger
+    scale, most to 0, and the bias says what they give.
+    """
+    return map_linear(graph, _floored)
+
+
+def _floored(graph: Graph, linear: Linear) -> Linear:
+    source = float(graph.codes(linear.inputs[0]).scale)
+    output = float(graph.codes(linear.output).scale)
+    smallest = np.maximum(
+        np.abs(linear.bias) / (_LARGEST_BIAS * source), _SMALLEST_MULTIPLIER * output / source
+    )
+    scales = np.maximum(linear.scales, smallest)
+    ratio = linear.along_channels(linear.scales / scales)
+    kernel = np.rint(linear.kernel * ratio).astype(linear.kernel.dtype)
+    return dataclasses.replace(linear, kernel=kernel, scales=scales)
+
+
+def round_biases(graph: Graph) -> Graph:
+    """Rounds scales to float32 and biases to integers of input scale · scale, as the file has them.
+
+    This defines the deployed model: apart from float32 scales, rounding the biases is the whole
+    difference to the trained one.
+
+    Raises:
+        ValueError: a layer cannot be computed in int32, has scales beyond float32, or is a sum with
+            much smaller scales than what it adds; lists every such layer with its fix.
+    """
+    _check(graph, Linear, _beyond_float32)
+    _check(graph, Add, _beyond_20_bits)
+    _check(graph, AddConstant, _beyond_20_bits)
+    _check(graph, Pair, _beyond_pairs)
+    snapped = map_linear(graph, _rounded)
+    _check(snapped, Linear, _beyond_int32)
+    _check(snapped, Linear, _beyond_products)
+    _check(snapped, Linear, _beyond_builtin)
+    return snapped
+
+
+def _rounded(graph: Graph, linear: Linear) -> Linear:
+    source = float(graph.codes(linear.inputs[0]).scale)
+    largest = _LARGEST_MULTIPLIER * float(graph.codes(linear.output).scale) / source
+    scales = np.minimum(linear.scales, largest).astype(np.float32)
+    units = source * np.where(linear.scales > largest, linear.scales, scales.astype(np.float64))
+    bias = np.rint(linear.bias / units).astype(int)
+    snapped = dataclasses.replace(linear, scales=scales, bias=bias)
+    return dataclasses.replace(snapped, bias=_bounded_bias(graph, snapped))
+
+
+def _bounded_bias(graph: Graph, linear: Linear) -> np.ndarray:
+    """The bias, or where its products overflow the smallest one that gives the same output.
+
+    Such a bias is larger than every sum, so that its channel always gives its lowest or its
+    highest code.
+    """
+    bound = largest_sums(graph, linear) + np.ceil(
+        _BEYOND_OUTPUT / requantization_multipliers(graph, linear).astype(np.float64)
+    )
+    overflows = _largest_products(graph, linear) > _LARGEST_PRODUCT
+    return np.where(overflows, np.clip(linear.bias, -bound, bound), linear.bias).astype(int)
+
+
+def _largest_products(graph: Graph, linear: Linear) -> np.ndarray:
+    """The largest magnitude in output codes that a channel's sums reach before they are clipped."""
+    multipliers = requantization_multipliers(graph, linear).astype(np.float64)
+    return np.asarray((largest_sums(graph, linear) + np.abs(linear.bias)) * multipliers)
+
+
+def _check(
+    graph: Graph, kind: type[_Operation], find_problem: Callable[[Graph, _Operation], str | None]
+) -> None:
+    found = [
+        (op.output, find_problem(graph, op))
+        for op in graph.operations
+        if isinstance(op, kind) and not graph.is_float(op)
+    ]
+    problems = [f"{name}: {problem}" for name, problem in found if problem]
+    if problems:
+        raise ValueError(list_problems(f"model {graph.name!r}", problems))
+
+
+def _beyond_float32(graph: Graph, linear: Linear) -> str | None:
+    source, output = graph.codes(linear.inputs[0]), graph.codes(linear.output)
+    limits = np.finfo(np.float32)
+    largest = _LARGEST_MULTIPLIER * float(output.scale) / float(source.scale)
+    scales = np.minimum(linear.scales, largest)  # NaN stays NaN
+    products = scales * float(source.scale)
+    if (
+        np.all(np.isfinite(linear.scales) & np.isfinite(linear.bias))
+        and min(np.min(scales), np.min(products)) >= limits.tiny
+        and max(np.max(scales), np.max(products)) <= limits.max
+    ):
+        return None
+    return (
+        f"received weight scales from {np.min(linear.scales):.4g} to {np.max(linear.scales):.4g} "
+        f"and biases to {np.max(np.abs(linear.bias)):.4g} on inputs of scale {source.scale:.4g}, "
+        "expected scales that float32 holds; a normalization or a clipping level has diverged: go "
+        "back to an earlier checkpoint, or call sat_tf.calibrate."
+    )
+
+
+def _beyond_pairs(graph: Graph, pair: Pair) -> str | None:
+    if pair.kind is PairKind.DIFFERENCE:
+        return _beyond_20_bits(graph, pair)
+    if pair.kind is not PairKind.PRODUCT:
+        return None
+    one, other = (graph.codes(name) for name in pair.inputs)
+    multiplier = float(product_multiplier((one, other), graph.codes(pair.output)))
+    if _SMALLEST_PRODUCT <= multiplier < _LARGEST_SUMMAND:
+        return None
+    return (
+        f"received a product whose codes are worth {multiplier:.4g} output codes, expected at "
+        f"least {_SMALLEST_PRODUCT:.4g} and less than {_LARGEST_SUMMAND:g}; a clipping level is "
+        "far from its values: call sat_tf.calibrate, or train longer."
+    )
+
+
+def _beyond_20_bits(graph: Graph, add: Add | AddConstant | Pair) -> str | None:
+    output = graph.codes(add.output)
+    summands = [graph.codes(name) for name in add.inputs]
+    if isinstance(add, AddConstant):
+        summands.append(add.codes)
+    largest = max(float(codes.scale / output.scale) for codes in summands)
+    if largest < _LARGEST_SUMMAND:
+        return None
+    return (
+        f"received a sum with scales {largest:.4g} times smaller than those of a tensor it adds, "
+        f"expected less than {_LARGEST_SUMMAND:g} times; its clipping level is much too small: "
+        "call sat_tf.calibrate, or train longer."
+    )
+
+
+def _beyond_int32(graph: Graph, linear: Linear) -> str | None:
+    reach = largest_sums(graph, linear)
+    if np.max(reach + np.abs(linear.bias)) <= _INT32:
+        return None
+    return (
+        f"received a layer whose sums reach {np.max(reach):.4g}, expected at most {_INT32} for "
+        "int32; split its inputs over two layers."
+    )
+
+
+def _beyond_products(graph: Graph, linear: Linear) -> str | None:
+    largest = np.max(_largest_products(graph, linear))
+    if largest <= _LARGEST_PRODUCT:
+        return None
+    return (
+        f"received a layer whose sums reach {largest:.4g} codes of its output, expected at most "
+        f"{_LARGEST_PRODUCT:.4g}, beyond which LiteRT's kernels overflow; a normalization or a "
+        "clipping level has diverged: go back to an earlier checkpoint, or call sat_tf.calibrate."
+    )
+
+
+def _beyond_builtin(graph: Graph, linear: Linear) -> str | None:
+    if linear.kernels is not Kernels.BUILTIN:
+        return None
+    # Builtin kernels first multiply sums by the power of 2 above the multiplier, and int32 wraps.
+    exponents = np.frexp(requantization_multipliers(graph, linear))[1]
+    reach = (largest_sums(graph, linear) + np.abs(linear.bias)) * 2.0 ** np.maximum(exponents, 0)
+    if np.max(reach) <= _INT32:
+        return None
+    return (
+        f"received a layer stored in {linear.storage.name} whose shifted sums reach "
+        f"{np.max(reach):.4g}, expected at most {_INT32}, beyond which LiteRT's builtin kernels "
+        "overflow; export with pack='none'."
+    )

@@ -1,0 +1,207 @@
+"""Sums: of two tensors, and of a tensor and a map that is the same for all images."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from sat_tf.export.operations.operation import (
+    Constants,
+    FileParts,
+    Made,
+    Numbers,
+    Operation,
+    TfTensor,
+    activated,
+    clipped,
+    code_ends,
+    fake_quantized,
+    stored_codes,
+)
+from sat_tf.export.tflite.contents import NotUnderstoodError
+from sat_tf.export.tflite.operator_view import OperatorView
+from sat_tf.export.tflite.tensors import Codes, Tensors
+from sat_tf.export.tflite.writer import Operator, Writer, fused_activation
+
+_ADD = Operator("ADD", 2, "AddOptions")
+_MULTIPLIER_BITS = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Add(Operation):
+    """Sum of two tensors, both codes or both float."""
+
+    operator = _ADD
+    reads = ("ADD",)
+    mixes = True
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        """See `rounded_sum`."""
+        first, second = inputs
+        if self.is_float(graph):
+            return np.asarray(first + second, np.float32)
+        codes = [graph.codes(name) for name in self.inputs]
+        return rounded_sum((first, second), codes, graph.codes(self.output))
+
+    def write(self, writer: Writer) -> None:
+        """See `Operation`."""
+        fused = fused_activation(writer.tensors[self.output].codes)
+        writer.operator(self.operator, self.inputs, self.output, **fused)
+
+    @classmethod
+    def recognizes(cls, operator: OperatorView) -> bool:
+        """Sums of what operators have made: neither a constant nor places in a table."""
+        pending = operator.tensor(0).name in operator.progress.pending
+        return not pending and not operator.is_constant(1)
+
+    @classmethod
+    def read(cls, operator: OperatorView) -> Made:
+        """See `Operation`."""
+        codes = operator.fused_codes()
+        if any((operator.source_codes(index) is None) != (codes is None) for index in (0, 1)):
+            raise NotUnderstoodError("it adds codes and float values")
+        return cls((operator.source(0), operator.source(1)), operator.output.name), codes
+
+    def numbers(self, graph: Tensors) -> Numbers:
+        """Multipliers, and the ends of the codes."""
+        if self.is_float(graph):
+            return {}
+        output = graph.codes(self.output)
+        multipliers = scaled_multipliers([graph.codes(name) for name in self.inputs], output)
+        return {"multipliers": multipliers, **code_ends(output)}
+
+    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
+        """See `Operation`."""
+        import tensorflow as tf
+
+        return tf.add_n(inputs) if self.is_float(graph) else computed_sum(constants, inputs)
+
+    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
+        """See `Operation`."""
+        codes = graph.tensors[self.output].codes
+        return lambda first, second: fake_quantized(codes, activated(codes, first + second))
+
+
+@dataclasses.dataclass(frozen=True)
+class AddConstant(Operation):
+    """Sum of a tensor of codes and a map of codes that is the same for all images.
+
+    Attributes:
+        constant: integer codes; axes of size 1 are stretched.
+        scale: of the map, an array without axes: float32.
+    """
+
+    constant: np.ndarray
+    scale: np.ndarray
+
+    operator = _ADD
+    reads = ("ADD",)
+
+    @property
+    def codes(self) -> Codes:
+        """How the map is stored."""
+        return Codes(np.float32(self.scale), 0)
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        """See `rounded_sum`."""
+        codes = [graph.codes(self.inputs[0]), self.codes]
+        summands = (*inputs, self.constant[np.newaxis])
+        return rounded_sum(summands, codes, graph.codes(self.output))
+
+    def write(self, writer: Writer) -> None:
+        """See `Operation`."""
+        fused = fused_activation(writer.tensors[self.output].codes)
+        codes = self.constant.astype(np.int8)[np.newaxis]
+        constant = writer.constant(f"{self.output}/constant", codes, self.scale)
+        writer.operator(self.operator, [*self.inputs, constant], self.output, **fused)
+
+    @classmethod
+    def recognizes(cls, operator: OperatorView) -> bool:
+        """Sums of codes and a constant."""
+        pending = operator.tensor(0).name in operator.progress.pending
+        return not pending and operator.is_constant(1) and operator.codes() is not None
+
+    @classmethod
+    def read(cls, operator: OperatorView) -> Made:
+        """See `Operation`."""
+        stored, constant = operator.tensor(1), operator.constant(1, "INT8")
+        if operator.source_codes() is None or stored.scales.size != 1 or any(stored.zero_points):
+            raise NotUnderstoodError("it adds no codes of one scale around 0 to others")
+        if constant.shape[:1] != (1,):
+            raise NotUnderstoodError("it adds something else to each image")
+        scale = np.asarray(stored.scales[0], np.float32)
+        codes = constant[0].astype(np.int32)
+        operation = cls((operator.source(),), operator.output.name, codes, scale)
+        return operation, operator.fused_codes()
+
+    def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
+        """A byte for each code of the map."""
+        del graph, shares_kernel
+        return FileParts(constants=1, data_bytes=int(self.constant.size))
+
+    def numbers(self, graph: Tensors) -> Numbers:
+        """The map, multipliers, and the ends of the codes."""
+        output = graph.codes(self.output)
+        summands = [graph.codes(self.inputs[0]), self.codes]
+        return {
+            "constant": self.constant.astype(np.float32),
+            "multipliers": scaled_multipliers(summands, output),
+            **code_ends(output),
+        }
+
+    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
+        """See `Operation`."""
+        del graph
+        (source,) = inputs
+        return computed_sum(constants, (source, constants["constant"][np.newaxis]))
+
+    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
+        """See `Operation`."""
+        import tensorflow as tf
+
+        codes, end = graph.codes(self.output), 127.0 * float(self.scale)
+        values = self.constant.astype(np.float32) * self.scale
+
+        def add(source: TfTensor) -> TfTensor:
+            constant = tf.quantization.fake_quant_with_min_max_args(
+                tf.constant(values), -end, end, num_bits=8, narrow_range=True
+            )
+            return fake_quantized(codes, activated(codes, source + constant))
+
+        return add
+
+
+def rounded_sum(
+    summands: Sequence[np.ndarray], inputs: Sequence[Codes], output: Codes
+) -> np.ndarray:
+    """The sum of two tensors: multipliers of 20 bits, round half up, clip."""
+    multipliers, shift = summand_multipliers(inputs, output)
+    total = np.full(summands[0].shape, 1 << (shift - 1), np.int64)
+    for stored, codes, multiplier in zip(summands, inputs, multipliers, strict=True):
+        total = total + (stored.astype(np.int64) - codes.zero_point) * multiplier
+    return stored_codes(total >> shift, output)
+
+
+def summand_multipliers(summands: Sequence[Codes], output: Codes) -> tuple[np.ndarray, int]:
+    """What a sum multiplies the codes of its inputs by, int64, and by how many bits it shifts."""
+    ratios = [np.float32(codes.scale / output.scale) for codes in summands]
+    shift = _MULTIPLIER_BITS - (int(np.frexp(max(ratios))[1]) - 1)
+    return np.rint(np.ldexp(np.array(ratios, np.float64), shift)).astype(np.int64), shift
+
+
+def scaled_multipliers(summands: Sequence[Codes], output: Codes) -> np.ndarray:
+    """The multipliers and the shift in one, for `computed_sum`."""
+    multipliers, shift = summand_multipliers(summands, output)
+    # Powers of two only move the binary point of a float64.
+    return np.asarray(np.ldexp(multipliers.astype(np.float64), -shift))
+
+
+def computed_sum(constants: Constants, summands: Sequence[TfTensor]) -> TfTensor:
+    """Σ multiplier · code in TensorFlow, rounded half up and clipped."""
+    import tensorflow as tf
+
+    multipliers = tf.unstack(constants["multipliers"], len(summands))
+    total = tf.constant(0.5, tf.float64)
+    for codes, multiplier in zip(summands, multipliers, strict=True):
+        total += tf.cast(codes, tf.float64) * multiplier
+    return clipped(tf.cast(tf.floor(total), tf.float32), constants)

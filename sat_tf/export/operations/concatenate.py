@@ -1,0 +1,75 @@
+"""Tensors behind each other."""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from sat_tf.export.operations.operation import (
+    Constants,
+    Made,
+    Operation,
+    TfTensor,
+    fake_quantized,
+)
+from sat_tf.export.tflite.contents import NotUnderstoodError
+from sat_tf.export.tflite.operator_view import OperatorView, grid_of
+from sat_tf.export.tflite.tensors import Tensors
+from sat_tf.export.tflite.writer import Operator, Writer
+
+
+@dataclasses.dataclass(frozen=True)
+class Concatenate(Operation):
+    """Tensors of one grid behind each other.
+
+    Attributes:
+        axis: along which, counted without the batch dimension.
+    """
+
+    axis: int
+
+    operator = Operator("CONCATENATION", 2, "ConcatenationOptions")
+    reads = ("CONCATENATION",)
+    mixes = True
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        """See `Operation`."""
+        del graph
+        return np.concatenate(inputs, axis=self.axis + 1)
+
+    def write(self, writer: Writer) -> None:
+        """See `Operation`."""
+        writer.operator(self.operator, self.inputs, self.output, axis=self.axis + 1)
+
+    @classmethod
+    def read(cls, operator: OperatorView) -> Made:
+        """See `Operation`."""
+        operator.expect(fusedActivationFunction=0, otherwise="it fuses an activation:")
+        names = [operator.source(index) for index in range(len(operator.stored.inputs))]
+        codes = operator.codes()
+        parts = [operator.source_codes(index) for index in range(len(names))]
+        if any(grid_of(part) != grid_of(codes) for part in parts):
+            raise NotUnderstoodError("its parts have other scales or zero points than it")
+        if codes is not None:
+            lowest = min(part.lowest for part in parts if part)
+            highest = max(part.highest for part in parts if part)
+            codes = dataclasses.replace(codes, lowest=lowest, highest=highest)
+        dimensions = len(operator.output.shape)
+        axis = operator.option("axis") % dimensions
+        if axis == 0:
+            raise NotUnderstoodError("it joins images, not their parts")
+        return cls(tuple(names), operator.output.name, axis - 1), codes
+
+    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
+        """See `Operation`."""
+        import tensorflow as tf
+
+        del graph, constants
+        return tf.concat(inputs, self.axis + 1)
+
+    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
+        """See `Operation`."""
+        import tensorflow as tf
+
+        codes = graph.tensors[self.output].codes
+        return lambda *parts: fake_quantized(codes, tf.concat(parts, self.axis + 1))

@@ -1,0 +1,176 @@
+"""A graph as a TFLite file, and the file as a graph again."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from sat_tf.export.operations.float_layer import FloatLayerOperator, layer_of
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.operation import Operation
+from sat_tf.export.operations.table import reader_of, readers_of
+from sat_tf.export.tflite.contents import (
+    Contents,
+    NotUnderstoodError,
+    StoredOperator,
+    StoredTensor,
+    read_contents,
+    unpacked,
+)
+from sat_tf.export.tflite.operator_view import OperatorView, Progress
+from sat_tf.export.tflite.structure import read_settings
+from sat_tf.export.tflite.tensors import Codes, Image, Tensor
+from sat_tf.export.tflite.writer import Writer
+
+_EMPTY = Graph("", {}, (), (), "")
+
+
+def serialize(graph: Graph, metadata: Mapping[str, bytes], *, resizable: bool = False) -> bytes:
+    """The file of a deployed graph, with nothing between its integers and the file's.
+
+    Args:
+        graph: a graph from `deployed_graph`.
+        metadata: what the file says of itself, by the names of its entries.
+        resizable: say that the batch size, 1, is free.
+
+    Returns:
+        A TFLite flatbuffer whose inputs are the graph's images and whose output is float32.
+    """
+    writer = Writer(graph.images, graph.tensors, resizable=resizable)
+    for operation in graph.operations:
+        writer.begin(operation.output)
+        operation.write(writer)
+    return writer.finish(graph.outputs, metadata)
+
+
+def read_graph(content: bytes, name: str) -> Graph:
+    """The graph of a file that sat-tf has written, without its Keras model.
+
+    What no file says is left open: units of real values (all 1), what a layer's sums usually are,
+    and warnings. `simulate` gives the same tensors as for the graph that was written.
+
+    Args:
+        content: the file.
+        name: what errors call it, and the name of the graph.
+
+    Raises:
+        ValueError: it is not a TFLite file, or has an operator that sat-tf does not write; names
+            the first of them.
+    """
+    try:
+        with unpacked(content, name) as model:
+            layers = (read_settings(model) or {}).get("islands", {})
+            if not isinstance(layers, dict):  # a list of what are layers and tensors
+                layers = {tensor: tensor for tensor in layers}
+            by_tensor = {str(tensor): str(layer) for tensor, layer in layers.items()}
+            return _graph(read_contents(model), name, by_tensor)
+    except NotUnderstoodError as error:
+        raise ValueError(
+            f"{name}: received a file that sat_tf.export_tflite did not write ({error}), expected "
+            "one that it wrote; export the model with it."
+        ) from error
+
+
+def _graph(contents: Contents, name: str, float_layers: dict[str, str]) -> Graph:
+    if not contents.inputs or not contents.outputs:
+        raise NotUnderstoodError(
+            f"it has {len(contents.inputs)} inputs and {len(contents.outputs)} outputs, expected "
+            "at least one of each"
+        )
+    for image in contents.inputs:
+        _check_input(image)
+    progress = Progress(tuple(contents.inputs), float_layers)
+    for index, operator in enumerate(contents.operators):
+        _read(index, operator, progress)
+    for end in contents.outputs:
+        if end.name not in progress.tensors:
+            raise NotUnderstoodError(f"nothing makes its output {end.name}")
+    output, *outputs = (end.name for end in contents.outputs)
+    return Graph(
+        name=name,
+        tensors=progress.tensors,
+        operations=tuple(progress.operations),
+        images=tuple(_input(found, progress) for found in contents.inputs),
+        output=output,
+        more_outputs=tuple(outputs),
+    )
+
+
+# The types of inputs, with the smallest and the largest zero point.
+_INPUT_TYPES = {"UINT8": (0, 255), "INT8": (-128, 127), "FLOAT32": None}
+
+
+def _check_input(found: StoredTensor) -> None:
+    if found.type not in _INPUT_TYPES:
+        raise NotUnderstoodError(
+            f"its input is {found.type}, expected one of {', '.join(_INPUT_TYPES)}"
+        )
+    ends = _INPUT_TYPES[found.type]
+    if ends is None:
+        return
+    if found.scales.size != 1 or found.zero_points.size != 1:
+        raise NotUnderstoodError(f"its input has {found.scales.size} scales, expected one")
+    if not ends[0] <= found.zero_points[0] <= ends[1]:
+        raise NotUnderstoodError(f"its input has the zero point {found.zero_points[0]}")
+    if not (np.isfinite(found.scales[0]) and found.scales[0] > 0):
+        raise NotUnderstoodError(f"its input has the scale {found.scales[0]}")
+
+
+def _input(found: StoredTensor, progress: Progress) -> Image:
+    shape, kind = found.shape[1:], found.type.lower()
+    if found.type != "FLOAT32":
+        return Image(found.name, shape, found.scales[0], int(found.zero_points[0]), type=kind)
+    # What it is quantized to, if that is the first that happens to it.
+    for operation in progress.operations:
+        codes = progress.tensors[operation.output].codes
+        if codes and found.name in operation.inputs:
+            return Image(found.name, shape, codes.scale, codes.zero_point, type=kind)
+    return Image(found.name, shape, np.float32(1.0 / 128.0), 0, type=kind)
+
+
+def _read(index: int, operator: StoredOperator, progress: Progress) -> None:
+    view = OperatorView(operator, progress)
+    where = f"operator {index}, {operator.name}"
+    if layer_of(operator, progress) is not None:
+        if (made := FloatLayerOperator.read(view)) is not None:
+            _add(made, view)
+        return
+    if not readers_of(operator.name):
+        raise NotUnderstoodError(f"{where}: no operator of sat-tf")
+    if len(operator.outputs) != 1 or not operator.inputs:
+        raise NotUnderstoodError(f"{where}: it makes {len(operator.outputs)} tensors")
+    (output,) = operator.outputs
+    try:
+        if output.name in progress.known or output.values is not None:
+            raise NotUnderstoodError("something else has made its tensor")
+        reader = reader_of(view)
+        if reader is None:
+            raise NotUnderstoodError("no operation of sat-tf has it in this form")
+        made = reader.read(view)
+        if made is not None:
+            _add(made, view)
+            _check_shape(made[0], progress)
+    except NotUnderstoodError as error:
+        raise NotUnderstoodError(f"{where} {output.name}: {error}") from error
+
+
+def _add(made: tuple[Operation, Codes | None], view: OperatorView) -> None:
+    (operation, codes), output = made, view.stored.outputs[-1]
+    view.progress.operations.append(operation)
+    view.progress.tensors[output.name] = Tensor(output.name, output.shape[1:], codes)
+
+
+def _check_shape(operation: Operation, progress: Progress) -> None:
+    """Runs the operation on no image at all, which costs nothing and gives its shape."""
+    shapes = {image.name: image.shape[1:] for image in progress.images}
+    shapes |= {name: tensor.shape for name, tensor in progress.tensors.items()}
+    graph = dataclasses.replace(_EMPTY, tensors=progress.tensors)
+    inputs = [np.zeros((0, *shapes[name]), np.int32) for name in operation.inputs]
+    try:
+        found = operation.simulate(graph, *inputs).shape[1:]
+    except (ValueError, IndexError, TypeError, ArithmeticError) as error:
+        raise NotUnderstoodError(f"its tensors do not fit each other: {error}") from error
+    if found != shapes[operation.output]:
+        raise NotUnderstoodError(
+            f"its tensor has the shape {shapes[operation.output]}, expected {found}"
+        )

@@ -1,0 +1,130 @@
+"""The mean over rows and columns."""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from sat_tf.export.operations.operation import (
+    Constants,
+    FileParts,
+    Made,
+    Numbers,
+    Operation,
+    TfTensor,
+    clipped,
+    code_ends,
+    fake_quantized,
+)
+from sat_tf.export.tflite.contents import NotUnderstoodError
+from sat_tf.export.tflite.operator_view import OperatorView
+from sat_tf.export.tflite.tensors import Codes, Tensors
+from sat_tf.export.tflite.writer import Operator, Writer
+
+
+@dataclasses.dataclass(frozen=True)
+class Mean(Operation):
+    """Mean over rows and columns.
+
+    Attributes:
+        keep_dims: rows and columns stay, with size 1.
+    """
+
+    keep_dims: bool = False
+
+    operator = Operator("MEAN", 2, "ReducerOptions")
+    reads = ("MEAN",)
+    mixes = True
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        """See `rounded_mean`."""
+        (source,) = inputs
+        if self.is_float(graph):
+            real = np.mean(source, axis=(1, 2), dtype=np.float32, keepdims=self.keep_dims)
+            return np.asarray(real)
+        codes, output = graph.codes(self.inputs[0]), graph.codes(self.output)
+        return rounded_mean(source, codes, output, keep_dims=self.keep_dims)
+
+    def write(self, writer: Writer) -> None:
+        """See `Operation`."""
+        axes = writer.constant(f"{self.output}/axes", np.array([1, 2], np.int32))
+        writer.operator(self.operator, [*self.inputs, axes], self.output, keepDims=self.keep_dims)
+
+    @classmethod
+    def read(cls, operator: OperatorView) -> Made:
+        """See `Operation`."""
+        axes = operator.constant(1, "INT32")
+        if not np.array_equal(axes, [1, 2]):
+            raise NotUnderstoodError(f"its axes are {axes}, expected rows and columns")
+        codes, source = operator.codes(), operator.source_codes()
+        if codes and source and source.lowest >= source.zero_point:
+            # The mean of what is never negative has no code below 0.
+            codes = dataclasses.replace(codes, lowest=codes.zero_point)
+        keep = bool(operator.option("keepDims"))
+        return cls((operator.source(),), operator.output.name, keep_dims=keep), codes
+
+    def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
+        """The axes."""
+        del graph, shares_kernel
+        return FileParts(constants=1)
+
+    def numbers(self, graph: Tensors) -> Numbers:
+        """The multiplier and the offset, and the ends of the codes."""
+        if self.is_float(graph):
+            return {}
+        source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
+        rows, columns, _ = graph.tensors[self.inputs[0]].shape
+        count = rows * columns
+        multiplier, offset = mean_multiplier(source, output, count)
+        return {
+            "stored_zeros": np.float64(count * source.zero_point),
+            "multiplier": multiplier,
+            "offset": offset,
+            "zero_point": np.float32(output.zero_point),
+            **code_ends(output),
+        }
+
+    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
+        """See `Operation`."""
+        import tensorflow as tf
+
+        (source,) = inputs
+        if self.is_float(graph):
+            return tf.reduce_mean(source, [1, 2], keepdims=self.keep_dims)
+        sums = tf.reduce_sum(tf.cast(source, tf.float64), [1, 2], keepdims=self.keep_dims)
+        stored_sums = tf.cast(sums + constants["stored_zeros"], tf.float32)
+        # Each result is rounded to float32 by itself, also where a compiler would fuse the two.
+        wide = tf.cast(stored_sums, tf.float64) * tf.cast(constants["multiplier"], tf.float64)
+        product = tf.cast(tf.cast(wide, tf.float32), tf.float64)
+        stored = tf.cast(product + tf.cast(constants["offset"], tf.float64), tf.float32)
+        return clipped(tf.round(stored) - constants["zero_point"], constants)
+
+    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
+        """See `Operation`."""
+        import tensorflow as tf
+
+        codes = graph.tensors[self.output].codes
+        return lambda source: fake_quantized(
+            codes, tf.reduce_mean(source, [1, 2], keepdims=self.keep_dims)
+        )
+
+
+def rounded_mean(
+    stored: np.ndarray, source: Codes, output: Codes, *, keep_dims: bool
+) -> np.ndarray:
+    """The mean over rows and columns: an exact sum, one float32 product, round half to even."""
+    count = stored.shape[1] * stored.shape[2]
+    sums = np.sum(stored, axis=(1, 2), dtype=np.int64, keepdims=keep_dims)
+    multiplier, offset = mean_multiplier(source, output, count)
+    rounded = np.rint(sums.astype(np.float32) * multiplier + offset)
+    return np.clip(rounded, output.lowest, output.highest).astype(np.int32)
+
+
+def mean_multiplier(source: Codes, output: Codes, count: int) -> tuple[np.float32, np.float32]:
+    """What a mean multiplies the sum of `count` stored integers by, and what it adds then."""
+    multiplier = np.float32(source.scale / output.scale) * (np.float32(1.0) / np.float32(count))
+    # The zero points are one float32 offset of the product.
+    offset = np.float32(output.zero_point) - np.float32(
+        np.float32(count * source.zero_point) * multiplier
+    )
+    return multiplier, offset

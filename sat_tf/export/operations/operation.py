@@ -1,0 +1,220 @@
+"""What every operation of a deployed graph says of itself, and what several of them share."""
+
+import abc
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from sat_tf.export.tflite.operator_view import OperatorView
+from sat_tf.export.tflite.tensors import Activation, Codes, Tensors
+from sat_tf.export.tflite.writer import Operator, Writer
+
+# A tf.Tensor. Processes that only run files do not load TensorFlow, so that it is imported in the
+# methods that need it.
+TfTensor = Any
+
+# By name: arrays of float32, float64 or int32, as NumPy has them, and as TensorFlow does.
+Numbers = dict[str, np.ndarray | np.generic]
+Constants = Mapping[str, Any]
+
+# What an operator of a file becomes: the operation, and the codes of its tensor. None for one that
+# is only the first of an operation's operators.
+Made = tuple["Operation", Codes | None] | None
+
+
+class FileParts(NamedTuple):
+    """What an operation takes in a file.
+
+    Attributes:
+        operators: how many.
+        constants: tensors beside the one that it makes.
+        data_bytes: of the values and the scales in these.
+    """
+
+    operators: int = 1
+    constants: int = 0
+    data_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation(abc.ABC):
+    """One operation of a graph, complete in one file; `table.OPERATIONS` lists them all.
+
+    Attributes:
+        inputs: names of the tensors that it reads.
+        output: name of the tensor that it makes.
+        operator: what it is in a file, where that is one operator and always the same.
+        reads: names of the operators that it may be read back from.
+        mixes: whether it computes with several values of its inputs, so that TensorFlow's converter
+            would choose a grid for what it makes in float.
+    """
+
+    inputs: tuple[str, ...]
+    output: str
+
+    operator: ClassVar[Operator]
+    reads: ClassVar[tuple[str, ...]] = ()
+    mixes: ClassVar[bool] = False
+
+    # -- in words --------------------------------------------------------------------------------
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """What the file calls its operators, as `explain` tells it."""
+        return (self.operator.name,)
+
+    def title(self, graph: Tensors) -> str:
+        """What the listing of a graph calls it."""
+        del graph
+        return type(self).__name__
+
+    def weights_title(self) -> str:
+        """The range of its weights in the listing; empty where it has none."""
+        return ""
+
+    @property
+    def num_weights(self) -> int:
+        """How many weights it has."""
+        return 0
+
+    def multiply_adds(self, graph: Tensors) -> int:
+        """How many products of weights and inputs one image takes."""
+        del graph
+        return 0
+
+    @property
+    def float_layer(self) -> str | None:
+        """The layer left float that it stands for, or is part of; None for any other operation."""
+        return None
+
+    def is_float(self, graph: Tensors) -> bool:
+        """Whether it makes a float tensor."""
+        return graph.tensors[self.output].codes is None
+
+    # -- in NumPy --------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        """What the kernel of the file makes of its inputs, bit for bit.
+
+        Args:
+            graph: it is part of.
+            *inputs: int32 arrays of stored integers, or float32 where the graph is float, with the
+                batch dimension first. The batch may be empty.
+
+        Returns:
+            int32, or float32 where its tensor is float.
+        """
+
+    # -- in a file -------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def write(self, writer: Writer) -> None:
+        """Adds its constants and its operators to a file, which has its tensors already."""
+
+    @classmethod
+    def recognizes(cls, operator: OperatorView) -> bool:
+        """Whether an operator with one of the names in `reads` is this operation's.
+
+        Only one of the operations that read a name may say so.
+        """
+        del operator
+        return True
+
+    @classmethod
+    @abc.abstractmethod
+    def read(cls, operator: OperatorView) -> Made:
+        """The operation that an operator stands for, and the codes of its tensor.
+
+        Returns:
+            None where others of its operators follow; what has been learned is then in
+            `operator.progress.pending`.
+
+        Raises:
+            NotUnderstoodError: it is none that sat-tf writes, with the reason.
+        """
+
+    def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
+        """What it takes in a file.
+
+        Args:
+            graph: it is part of.
+            shares_kernel: another operation has put the same kernel there.
+        """
+        del graph, shares_kernel
+        return FileParts()
+
+    # -- in TensorFlow ---------------------------------------------------------------------------
+
+    def numbers(self, graph: Tensors) -> Numbers:
+        """The numbers that `compute` takes: what training changes."""
+        del graph
+        return {}
+
+    @abc.abstractmethod
+    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
+        """What `simulate` makes, bit for bit, on any device; it has no gradient.
+
+        Tensors hold codes, stored - zero_point, as float32, or real values where the graph keeps
+        them float.
+
+        Args:
+            graph: it is part of, of which only shapes are used.
+            constants: tensors, named and shaped like the arrays of `numbers`. Of the operation
+                itself only settings are used.
+            *inputs: with the batch dimension first.
+        """
+
+    @abc.abstractmethod
+    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
+        """The same in real values, as TensorFlow's converter reads it: with FakeQuant operations.
+
+        Returns:
+            A function of the tensors that it reads.
+        """
+
+
+def stored_codes(rounded: np.ndarray, codes: Codes) -> np.ndarray:
+    """Rounded codes as stored integers, clipped."""
+    low, high = codes.lowest - codes.zero_point, codes.highest - codes.zero_point
+    return np.clip(rounded, low, high).astype(np.int32) + codes.zero_point
+
+
+def code_ends(codes: Codes) -> Numbers:
+    """The smallest and the largest code, for `clipped`."""
+    return {
+        "lowest": np.float32(codes.lowest - codes.zero_point),
+        "highest": np.float32(codes.highest - codes.zero_point),
+    }
+
+
+def clipped(values: TfTensor, constants: Constants) -> TfTensor:
+    """Codes from the smallest to the largest."""
+    import tensorflow as tf
+
+    return tf.clip_by_value(values, constants["lowest"], constants["highest"])
+
+
+def activated(codes: Codes | None, tensor: TfTensor) -> TfTensor:
+    """The activation that the converter fuses into the operation before it."""
+    import tensorflow as tf
+
+    if codes is None:
+        return tensor
+    if codes.activation is Activation.RELU:
+        return tf.nn.relu(tensor)
+    if codes.activation is Activation.UNIT:
+        return tf.clip_by_value(tensor, -1.0, 1.0)
+    return tensor
+
+
+def fake_quantized(codes: Codes | None, tensor: TfTensor) -> TfTensor:
+    """The FakeQuant that makes the converter store a tensor with these codes, if it has any."""
+    import tensorflow as tf
+
+    if codes is None:
+        return tensor
+    low, high = ((end - codes.zero_point) * float(codes.scale) for end in (-128, 127))
+    return tf.quantization.fake_quant_with_min_max_args(tensor, low, high, num_bits=8)

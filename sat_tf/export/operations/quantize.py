@@ -1,0 +1,215 @@
+"""Between codes and real values, and from an image to codes."""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from sat_tf.export.operations.operation import (
+    Constants,
+    Made,
+    Numbers,
+    Operation,
+    TfTensor,
+    clipped,
+    code_ends,
+    fake_quantized,
+)
+from sat_tf.export.operations.pointwise import Pointwise, WithConstant
+from sat_tf.export.tflite.contents import NotUnderstoodError
+from sat_tf.export.tflite.operator_view import OperatorView
+from sat_tf.export.tflite.tensors import Codes, Tensors, dequantized, quantized
+from sat_tf.export.tflite.writer import Operator, Writer
+from sat_tf.quantizers.input_range import PIXELS, InputRange
+
+_QUANTIZE = Operator("QUANTIZE", 2, "QuantizeOptions")
+_IMAGE_ZERO_POINT = -128
+
+
+@dataclasses.dataclass(frozen=True)
+class ShiftImage(Operation):
+    """uint8 pixels to int8, stored = pixel - 128; int8 codes of an input as they are."""
+
+    operator = _QUANTIZE
+    reads = ("QUANTIZE",)
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        """See `Operation`."""
+        del graph
+        (image,) = inputs
+        return image.astype(np.int32) - (0 if image.dtype == np.int8 else 128)
+
+    def write(self, writer: Writer) -> None:
+        """See `Operation`."""
+        writer.operator(self.operator, self.inputs, self.output)
+
+    @classmethod
+    def recognizes(cls, operator: OperatorView) -> bool:
+        """What reads an input of integers."""
+        image = operator.progress.image(operator.source())
+        return image is not None and image.type != "FLOAT32"
+
+    @classmethod
+    def read(cls, operator: OperatorView) -> Made:
+        """See `Operation`."""
+        source, codes = operator.source(), operator.codes()
+        image = operator.progress.image(source)
+        if codes is None or image is None:
+            raise NotUnderstoodError("its tensor is float")
+        shift = _IMAGE_ZERO_POINT if image.type == "UINT8" else 0
+        if (codes.scale, codes.zero_point) != (image.scales[0], int(image.zero_points[0]) + shift):
+            raise NotUnderstoodError("it does not store its input as it is, or pixels less 128")
+        return cls((source,), operator.output.name), codes
+
+    def numbers(self, graph: Tensors) -> Numbers:
+        """What turns the values that Keras is fed into codes."""
+        change = self._range(graph).change
+        unit = np.float32(graph.image(self.inputs[0]).scale) * change.ratio
+        return {
+            # One and the same product for codes of real values, whose ties are those of QUANTIZE.
+            "per_unit": np.asarray(np.float32(1.0) / unit.astype(np.float32), np.float32),
+            "shift": np.asarray(change.shift, np.float32),
+            **code_ends(graph.codes(self.output)),
+        }
+
+    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
+        """The codes of what Keras is fed."""
+        import tensorflow as tf
+
+        (image,) = inputs
+        codes = tf.round((image - constants["shift"]) * constants["per_unit"])
+        if self._range(graph).reversed_channels:
+            codes = tf.reverse(codes, axis=[-1])
+        return clipped(codes, constants)
+
+    def _range(self, graph: Tensors) -> InputRange:
+        return graph.image(self.inputs[0]).range or PIXELS
+
+    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
+        """See `Operation`."""
+        codes = graph.codes(self.output)
+        return lambda source: fake_quantized(codes, source)
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantize(Operation):
+    """float32 to codes; values beyond the range saturate."""
+
+    operator = _QUANTIZE
+    reads = ("QUANTIZE",)
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        """See `quantized`.
+
+        Raises:
+            ValueError: values that are not finite.
+        """
+        (source,) = inputs
+        if not np.all(np.isfinite(source)):  # A float layer made it; an integer cannot say so.
+            raise ValueError(
+                f"{self.inputs[0]}: received NaN or infinite values on these images, expected "
+                "finite ones, which alone have codes; keep the layer from dividing by 0, as with "
+                "tf.math.divide_no_nan, and from roots and logarithms of what is not positive."
+            )
+        return quantized(source, graph.codes(self.output))
+
+    def write(self, writer: Writer) -> None:
+        """See `Operation`."""
+        writer.operator(self.operator, self.inputs, self.output)
+
+    @classmethod
+    def recognizes(cls, operator: OperatorView) -> bool:
+        """What does not read an input of integers."""
+        return not ShiftImage.recognizes(operator)
+
+    @classmethod
+    def read(cls, operator: OperatorView) -> Made:
+        """See `Operation`."""
+        source, codes = operator.source(), operator.codes()
+        if codes is None:
+            raise NotUnderstoodError("its tensor is float")
+        if operator.source_codes() is not None:
+            raise NotUnderstoodError("it changes codes to others, which kernels round differently")
+        codes = _bounded(codes, source, operator.progress.operations)
+        return cls((source,), operator.output.name), codes
+
+    def numbers(self, graph: Tensors) -> Numbers:
+        """The inverse scale, and the ends of int8."""
+        codes = graph.codes(self.output)
+        low, high = np.float32(-128 - codes.zero_point), np.float32(127 - codes.zero_point)
+        return {"inverse_scale": np.float32(1.0) / codes.scale, "lowest": low, "highest": high}
+
+    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
+        """See `Operation`."""
+        import tensorflow as tf
+
+        del graph
+        (source,) = inputs
+        return clipped(tf.round(source * constants["inverse_scale"]), constants)
+
+    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
+        """See `Operation`."""
+        codes = graph.codes(self.output)
+        return lambda source: fake_quantized(codes, source)
+
+
+def _bounded(codes: Codes, source: str, operations: Iterable[Operation]) -> Codes:
+    """Codes without those beyond the bounds that the float tensor has been given before."""
+    by_output = {operation.output: operation for operation in operations}
+    operation = by_output.get(source)
+    while isinstance(operation, WithConstant) and operation.constant.size == 1:
+        bound = float(operation.constant.item()) / codes.real_scale + codes.zero_point
+        if operation.kind is Pointwise.MAXIMUM and -128 <= bound <= 127:
+            codes = dataclasses.replace(codes, lowest=int(np.rint(bound)))
+        elif operation.kind is Pointwise.MINIMUM and -128 <= bound <= 127:
+            codes = dataclasses.replace(codes, highest=int(np.rint(bound)))
+        else:
+            break
+        operation = by_output.get(operation.inputs[0])
+    return codes
+
+
+@dataclasses.dataclass(frozen=True)
+class Dequantize(Operation):
+    """Codes to float32."""
+
+    operator = Operator("DEQUANTIZE", 2, "DequantizeOptions")
+    reads = ("DEQUANTIZE",)
+
+    def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
+        """See `dequantized`."""
+        (source,) = inputs
+        return dequantized(source, graph.codes(self.inputs[0]))
+
+    def write(self, writer: Writer) -> None:
+        """See `Operation`."""
+        writer.operator(self.operator, self.inputs, self.output)
+
+    @classmethod
+    def recognizes(cls, operator: OperatorView) -> bool:
+        """What reads no constant."""
+        return not operator.is_constant(0)
+
+    @classmethod
+    def read(cls, operator: OperatorView) -> Made:
+        """See `Operation`."""
+        if operator.source_codes() is None or operator.codes() is not None:
+            raise NotUnderstoodError("it does not make float values of codes")
+        return cls((operator.source(),), operator.output.name), None
+
+    def numbers(self, graph: Tensors) -> Numbers:
+        """The scale."""
+        return {"scale": np.float32(graph.codes(self.inputs[0]).scale)}
+
+    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
+        """See `Operation`."""
+        del graph
+        (source,) = inputs
+        return source * constants["scale"]
+
+    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
+        """See `Operation`."""
+        import tensorflow as tf
+
+        del graph
+        return tf.identity

@@ -1,0 +1,63 @@
+"""The table of operations: adding one is a file of its own, and a row here."""
+
+from sat_tf.export.operations.add import Add, AddConstant
+from sat_tf.export.operations.concatenate import Concatenate
+from sat_tf.export.operations.float_layer import FloatLayer, FloatLayerOperator
+from sat_tf.export.operations.linear import Linear
+from sat_tf.export.operations.lookup import Lookup
+from sat_tf.export.operations.mean import Mean
+from sat_tf.export.operations.movements import (
+    ChannelMax,
+    DepthToSpace,
+    Gather,
+    Resize,
+    Slice,
+    SpaceToDepth,
+    Transpose,
+)
+from sat_tf.export.operations.operation import Operation
+from sat_tf.export.operations.pairs import Pair
+from sat_tf.export.operations.pointwise import WithConstant
+from sat_tf.export.operations.pools import AveragePool, MaxPool
+from sat_tf.export.operations.quantize import Dequantize, Quantize, ShiftImage
+from sat_tf.export.operations.shapes import Pad, Reshape
+from sat_tf.export.operations.softmax import Softmax
+from sat_tf.export.tflite.operator_view import OperatorView
+
+OPERATIONS: list[type[Operation]] = [
+    Linear,
+    Add,
+    AddConstant,
+    Pair,
+    Mean,
+    MaxPool,
+    AveragePool,
+    Concatenate,
+    Slice,
+    Transpose,
+    Resize,
+    DepthToSpace,
+    SpaceToDepth,
+    Gather,
+    ChannelMax,
+    Pad,
+    Reshape,
+    Lookup,
+    ShiftImage,
+    Quantize,
+    Dequantize,
+    WithConstant,
+    Softmax,
+    FloatLayer,
+    FloatLayerOperator,
+]
+
+
+def readers_of(name: str) -> list[type[Operation]]:
+    """The operations that read operators of a name of the schema."""
+    return [operation for operation in OPERATIONS if name in operation.reads]
+
+
+def reader_of(operator: OperatorView) -> type[Operation] | None:
+    """The operation that an operator of a file is part of; None where sat-tf writes none such."""
+    return next((one for one in readers_of(operator.name) if one.recognizes(operator)), None)

@@ -1,0 +1,178 @@
+"""One operator of a file as an operation reads it, and what has been read before it."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from ai_edge_litert import schema_py_generated as tfl
+
+from sat_tf.export.tflite.contents import NotUnderstoodError, StoredOperator, StoredTensor, names_of
+from sat_tf.export.tflite.tensors import Activation, Codes, Tensor, Window
+
+_ACTIVATIONS = names_of(tfl.ActivationFunctionType)
+_PADDINGS = names_of(tfl.Padding)
+
+
+@dataclasses.dataclass
+class Progress:
+    """What has been read so far.
+
+    Attributes:
+        images: the inputs of the file.
+        float_layers: layers that are left float, by the tensors that they make.
+        tensors: by name, without the images.
+        operations: those that make them.
+        pending: by the tensors that they make, what is known of operators that are only the first
+            of an operation's: what the operation itself has put there.
+    """
+
+    images: tuple[StoredTensor, ...]
+    float_layers: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    tensors: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    operations: list[Any] = dataclasses.field(default_factory=list)
+    pending: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def known(self) -> set[str]:
+        """The tensors that an operator may read."""
+        return {*(image.name for image in self.images), *self.tensors}
+
+    def image(self, name: str) -> StoredTensor | None:
+        """The input of that name; None where there is none."""
+        return next((image for image in self.images if image.name == name), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class OperatorView:
+    """One operator, and what has been read before it.
+
+    Attributes:
+        stored: the operator.
+        progress: what has been read before it.
+    """
+
+    stored: StoredOperator
+    progress: Progress
+
+    def source(self, index: int = 0) -> str:
+        """Name of an input that an operator or the caller makes."""
+        tensor = self.tensor(index)
+        if tensor.name not in self.progress.known:
+            raise NotUnderstoodError(f"nothing before it makes its input {tensor.name}")
+        return tensor.name
+
+    def tensor(self, index: int) -> StoredTensor:
+        """An input, whatever makes it."""
+        tensor = self.stored.inputs[index] if index < len(self.stored.inputs) else None
+        if tensor is None:
+            raise NotUnderstoodError(f"it has no input {index}")
+        return tensor
+
+    def reordered(self, *indices: int) -> "OperatorView":
+        """The same with only some inputs, in another order, by their present indices."""
+        inputs = tuple(self.stored.inputs[index] for index in indices)
+        return dataclasses.replace(self, stored=dataclasses.replace(self.stored, inputs=inputs))
+
+    def constant(self, index: int, *types: str) -> np.ndarray:
+        """An input that is a constant of one of some types."""
+        tensor = self.tensor(index)
+        if tensor.values is None or tensor.type not in types:
+            wanted = " or ".join(types)
+            raise NotUnderstoodError(f"its input {tensor.name} is no constant of type {wanted}")
+        return tensor.values
+
+    def is_constant(self, index: int) -> bool:
+        """Whether an input is a constant."""
+        return self.tensor(index).values is not None
+
+    @property
+    def name(self) -> str:
+        """The operator's, as the schema calls it."""
+        return self.stored.name
+
+    @property
+    def output(self) -> StoredTensor:
+        """The tensor it makes."""
+        return self.stored.outputs[0]
+
+    def option(self, name: str, names: dict[int, str] | None = None) -> Any:
+        """One of its builtin options, by its name where it has one."""
+        value = getattr(self.stored.options, name)
+        return value if names is None else names[value]
+
+    def expect(self, *, otherwise: str, **options: Any) -> None:
+        """Raises unless options that the graph has no word for have the only value it means."""
+        found = {name: self.option(name) for name in options}
+        if found != options:
+            raise NotUnderstoodError(f"{otherwise} {found}")
+
+    def source_codes(self, index: int = 0) -> Codes | None:
+        """How an input is stored; None where it is float."""
+        name = self.source(index)
+        image = self.progress.image(name)
+        if image is not None and image.type == "FLOAT32":
+            return None
+        if image is not None:
+            raise NotUnderstoodError("it reads pixels, which have to become int8 first")
+        return self.progress.tensors[name].codes
+
+    def codes(self, activation: Activation = Activation.NONE) -> Codes | None:
+        """How the output is stored; its kernel clips where the fused activation says."""
+        return _codes(self.output, activation)
+
+    def moved_codes(self) -> Codes | None:
+        """The codes of the input, which the output shares."""
+        codes, source = self.codes(), self.source_codes()
+        if grid_of(codes) != grid_of(source):
+            raise NotUnderstoodError("it changes the scale or the zero point")
+        return source
+
+    def fused_codes(self) -> Codes | None:
+        """How the output is stored, clipped by the fused activation."""
+        kind = self.option("fusedActivationFunction", _ACTIVATIONS)
+        if kind not in {known.value for known in Activation}:
+            raise NotUnderstoodError(f"its fused activation is {kind}")
+        codes = self.codes(Activation(kind))
+        if codes is None and kind != Activation.NONE.value:
+            raise NotUnderstoodError(f"it is float, and its fused activation is {kind}")
+        return codes
+
+    def window(self, *, dilation: tuple[int, int] = (1, 1)) -> Window:
+        """Where its kernel is placed."""
+        return Window(
+            strides=(self.option("strideH"), self.option("strideW")),
+            padding=self.option("padding", _PADDINGS),
+            dilation=dilation,
+        )
+
+    def dilation(self) -> tuple[int, int]:
+        """Of its kernel."""
+        return self.option("dilationHFactor"), self.option("dilationWFactor")
+
+
+def grid_of(codes: Codes | None) -> tuple[np.float32, int] | None:
+    """Scale and zero point; None for float values."""
+    return None if codes is None else (codes.scale, codes.zero_point)
+
+
+def _codes(tensor: StoredTensor, activation: Activation) -> Codes | None:
+    if tensor.type == "FLOAT32":
+        return None
+    scale, point = tensor.scales, tensor.zero_points
+    if tensor.type != "INT8" or scale.size != 1 or not -128 <= point[0] <= 127:
+        raise NotUnderstoodError(
+            f"its tensor is {tensor.type} with {scale.size} scales and zero points "
+            f"{point[:3].tolist()}, expected INT8 with one scale and one zero point from -128 to "
+            "127"
+        )
+    if not (np.isfinite(scale[0]) and scale[0] > 0):
+        raise NotUnderstoodError(f"its tensor has the scale {scale[0]}, expected one above 0")
+    zero_point = int(point[0])
+    if activation is Activation.RELU:
+        return Codes(scale[0], zero_point, lowest=zero_point)
+    if activation is Activation.UNIT:
+        one = int(np.rint(1.0 / float(scale[0])))
+        low, high = max(zero_point - one, -128), min(zero_point + one, 127)
+        return Codes(scale[0], zero_point, lowest=low, highest=high)
+    return Codes(scale[0], zero_point)

@@ -1,0 +1,191 @@
+"""How a file stores tensors: codes and their grids, bits, windows, and fused activations."""
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+
+from sat_tf.quantizers.input_range import InputRange
+
+
+class Activation(enum.Enum):
+    """The fused activation that makes a kernel clip where the quantizer does."""
+
+    NONE = "NONE"
+    RELU = "RELU"
+    UNIT = "RELU_N1_TO_1"
+
+
+@dataclasses.dataclass(frozen=True)
+class Codes:
+    """How a tensor stores real values as int8.
+
+    Attributes:
+        scale: real value of one code in the units of the file; float32.
+        zero_point: the stored integer of real 0.
+        lowest: smallest stored integer.
+        highest: largest stored integer.
+        unit: real value of 1 in the units of the file.
+    """
+
+    scale: np.float32
+    zero_point: int
+    lowest: int = -128
+    highest: int = 127
+    unit: float = 1.0
+
+    @property
+    def activation(self) -> Activation:
+        """What a kernel must fuse, beside int8 saturation, to clip to lowest..highest."""
+        if (self.lowest, self.highest) == (-128, 127):
+            return Activation.NONE
+        if self.highest == 127 and self.lowest == self.zero_point:
+            return Activation.RELU
+        return Activation.UNIT
+
+    def rectified(self) -> "Codes":
+        """The same grid without what is below real 0."""
+        return dataclasses.replace(self, lowest=max(self.lowest, self.zero_point))
+
+    @property
+    def real_scale(self) -> float:
+        """Real value of one code."""
+        return float(self.scale) * self.unit
+
+    @property
+    def real_range(self) -> tuple[float, float]:
+        """Real values of the smallest and the largest stored integer."""
+        low, high = self.lowest - self.zero_point, self.highest - self.zero_point
+        return low * self.real_scale, high * self.real_scale
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """An activation.
+
+    Attributes:
+        name: its name in the file.
+        shape: without the batch dimension.
+        codes: how it is stored; None for float32.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    codes: Codes | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Image:
+    """An input: uint8 pixels, or what stands for them in a model that is for other data.
+
+    Attributes:
+        name: its name in the file.
+        shape: rows, columns and channels, or whatever shape the model's input has.
+        scale: what a pixel more, or a code, is worth to the first kernels.
+        zero_point: the pixel, or the code, that is 0 to them.
+        range: what the Keras model is fed, for pixels; None where only the file is known.
+        type: "uint8", "int8" for codes of real values, or "float32" for these themselves.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    scale: np.float32
+    zero_point: int = 0
+    range: InputRange | None = None
+    type: str = "uint8"
+
+    def fed(self, pixels: np.ndarray) -> np.ndarray:
+        """What the Keras model is fed for what the file takes, in float32."""
+        if self.type != "uint8":
+            return dequantized(pixels, self.codes) if self.type == "int8" else pixels
+        if self.range is None:
+            raise TypeError(f"{self.name}: received the graph of a file, expected one of a model.")
+        return self.range.fed(pixels)
+
+    def taken(self, values: np.ndarray) -> np.ndarray:
+        """What the file takes for values: real ones become codes where it takes codes."""
+        if self.type == "int8" and values.dtype != np.int8:
+            return quantized(values.astype(np.float32), self.codes).astype(np.int8)
+        return values.astype(np.float32) if self.type == "float32" else values
+
+    def drawn(self, pixels: np.ndarray) -> np.ndarray:
+        """Random pixels as random values of this type, over all codes."""
+        if self.type == "uint8":
+            return pixels
+        stored = (pixels.astype(np.int32) - 128).astype(np.int8)
+        return stored if self.type == "int8" else dequantized(stored, self.codes)
+
+    @property
+    def codes(self) -> Codes:
+        """The input as int8; of pixels, pixel - 128."""
+        return Codes(self.scale, self.zero_point - (128 if self.type == "uint8" else 0))
+
+
+def quantized(real: np.ndarray, codes: Codes) -> np.ndarray:
+    """Real values as stored integers, as QUANTIZE makes them with XNNPACK.
+
+    >>> quantized(np.float32([-1.0, 0.5, 1.5, 900.0]), Codes(np.float32(1.0), 0)).tolist()
+    [-1, 0, 2, 127]
+    """
+    rounded = np.rint(real * (np.float32(1.0) / codes.scale))
+    return np.clip(rounded + codes.zero_point, -128, 127).astype(np.int32)
+
+
+def dequantized(stored: np.ndarray, codes: Codes) -> np.ndarray:
+    """Stored integers as real values, in float32."""
+    return np.asarray((stored.astype(np.int32) - codes.zero_point).astype(np.float32) * codes.scale)
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """Where the kernel of a convolution or pooling is placed.
+
+    Attributes:
+        strides: in rows and columns.
+        padding: "SAME" or "VALID".
+        dilation: in rows and columns.
+        more: rows and columns that a transposed convolution makes beyond
+            `windows.transposed_size`; below 0 where it makes fewer.
+    """
+
+    strides: tuple[int, int] = (1, 1)
+    padding: str = "VALID"
+    dilation: tuple[int, int] = (1, 1)
+    more: tuple[int, int] = (0, 0)
+
+
+WHOLE = Window()
+
+
+class Storage(enum.Enum):
+    """Bits that the file spends on a weight code: two's complement."""
+
+    INT8 = 8
+    INT4 = 4
+    INT2 = 2
+
+    @property
+    def lowest(self) -> int:
+        """The smallest code it holds."""
+        return -(2 ** (self.value - 1))
+
+    @property
+    def highest(self) -> int:
+        """The largest code it holds."""
+        return 2 ** (self.value - 1) - 1
+
+
+class Tensors(Protocol):
+    """What an operation may know of the graph that it is part of."""
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """All tensors but the inputs, by name."""
+
+    def codes(self, name: str) -> Codes:
+        """How tensor `name`, which is not float, is stored."""
+
+    def image(self, name: str) -> Image:
+        """The input of this name."""

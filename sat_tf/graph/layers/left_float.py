@@ -1,0 +1,44 @@
+"""Layers that are not quantized: what to do about some, and which of them Keras 3 has too."""
+
+import tf_keras as keras
+
+from sat_tf.graph.layers.kind import SAME, Keras3, Kinds, LayerKind
+
+L = keras.layers
+
+_OPEN_SIZE = "the size of images is open behind it; use RandomZoom, or resize in the data"
+_IN_BOTH = LayerKind(quantized=False, keras3=SAME)
+
+KINDS: Kinds = {
+    L.Lambda: LayerKind(
+        quantized=False,
+        fix="write what it does on the tensor itself, as in tf.nn.depth_to_space(x, 2)",
+    ),
+    L.RandomCrop: LayerKind(
+        quantized=False, fix="it resizes in inference; crop in the data", keras3=SAME
+    ),
+    L.RandomHeight: LayerKind(quantized=False, fix=_OPEN_SIZE),
+    L.RandomWidth: LayerKind(quantized=False, fix=_OPEN_SIZE),
+    L.AdditiveAttention: _IN_BOTH,
+    L.Attention: _IN_BOTH,
+    L.MultiHeadAttention: _IN_BOTH,
+    L.Dot: _IN_BOTH,
+    L.EinsumDense: _IN_BOTH,
+    L.Embedding: _IN_BOTH,
+    L.GRU: _IN_BOTH,
+    L.LSTM: _IN_BOTH,
+    L.SimpleRNN: _IN_BOTH,
+    L.Masking: _IN_BOTH,
+    L.RepeatVector: _IN_BOTH,
+    L.CategoryEncoding: _IN_BOTH,
+    L.CenterCrop: _IN_BOTH,
+    L.Discretization: _IN_BOTH,
+    L.SpectralNormalization: LayerKind(quantized=False, keras3=Keras3(wrapped={"layer": "layer"})),
+    L.TimeDistributed: LayerKind(quantized=False, keras3=Keras3(wrapped={"layer": "layer"})),
+    L.Bidirectional: LayerKind(
+        quantized=False,
+        keras3=Keras3(
+            wrapped={"layer": "forward_layer", "backward_layer": "backward_layer"},
+        ),
+    ),
+}

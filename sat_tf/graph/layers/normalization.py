@@ -1,0 +1,123 @@
+"""Normalizations, and BatchNormalization over several replicas."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.graph.layers.kind import SAME, Function, Keras3, Kinds, LayerKind, Moments, Role
+
+
+@keras.utils.register_keras_serializable(package="sat_tf")
+class SynchronizedBatchNormalization(keras.layers.BatchNormalization):
+    """Takes its statistics over all replicas, and follows them as one device does.
+
+    On one device, the kernel for images (fused) follows the unbiased variance of a batch, V · N /
+    (N - 1) for the variance V of N numbers a channel. What Keras computes over several replicas is
+    V; here N / (N - 1) is made up for, with the N of all replicas together. Other inputs than
+    images have V everywhere.
+
+    It is for the time of training: in files there is the BatchNormalization of Keras.
+
+    Args:
+        **options: those of BatchNormalization.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "synchronized": True})
+
+    def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        """The normalized inputs; in training, the moving statistics take a step."""
+        updates = isinstance(training, bool | int) and training and self.trainable
+        if not updates or inputs.shape.rank not in (4, 5):
+            return super().call(inputs, training=training, mask=mask)
+        before = tf.convert_to_tensor(self.moving_variance)
+        outputs = super().call(inputs, training=training, mask=mask)
+        # The moving variance became μ v + (1 - μ) V.
+        share = self.moving_variance - self.momentum * before
+        count = tf.cast(tf.size(inputs) // tf.size(before), share.dtype)
+        total = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, count)
+        self.moving_variance.assign_add(tf.math.divide_no_nan(share, total - 1.0))
+        return outputs
+
+
+def synchronized_class(
+    kind: type[keras.layers.Layer], synchronized: bool
+) -> type[keras.layers.Layer]:
+    """The class that normalizes over the batch of a replica, or of all; other classes as they are.
+
+    Args:
+        kind: class of a layer.
+        synchronized: over all replicas.
+    """
+    both = (keras.layers.BatchNormalization, SynchronizedBatchNormalization)
+    return both[synchronized] if kind in both else kind
+
+
+def _refuse_batch_normalization(layer: Any) -> str | None:
+    axes = [layer.axis] if isinstance(layer.axis, int) else list(layer.axis)
+    rank = layer.input_spec.ndim if layer.input_spec else None
+    if axes not in ([-1], [rank - 1] if rank else [-1]):
+        return f"received axis={axes}, expected the channel axis, -1"
+    if getattr(layer, "renorm", False) or getattr(layer, "virtual_batch_size", None) is not None:
+        return "received renorm or virtual_batch_size, expected plain BatchNormalization"
+    return None
+
+
+def _refuse_normalization_of_layers(layer: Any) -> str | None:
+    axes = [layer.axis] if isinstance(layer.axis, int) else list(layer.axis)
+    if 0 in axes:
+        return f"received axis={axes}, with the batch, expected others; use axis=-1"
+    return None
+
+
+def _moments(layer: Any) -> Moments:
+    gamma, beta = (
+        None if value is None else np.asarray(value, np.float64).reshape(-1)
+        for value in (layer.gamma, layer.beta)
+    )
+    variance = np.ones(1) if gamma is None else gamma**2
+    mean = np.zeros(1) if beta is None else beta
+    return mean, variance
+
+
+def _batch_moments(layer: Any) -> Moments:
+    mean, variance = _moments(layer)
+    spread = np.maximum(np.asarray(layer.moving_variance, np.float64), 0.0)
+    return mean, variance * spread / np.maximum(spread + layer.epsilon, 1e-30)
+
+
+_BATCH_NORMALIZATION = LayerKind(
+    Role.NORM,
+    _refuse_batch_normalization,
+    weights_by_channel=True,
+    normalizes=True,
+    moments=_batch_moments,
+)
+
+KINDS: Kinds = {
+    keras.layers.BatchNormalization: dataclasses.replace(
+        _BATCH_NORMALIZATION,
+        keras3=Keras3(
+            one_axis=True,
+            inference=lambda layer: "FusedBatchNormalization" if layer.fused else "",
+        ),
+    ),
+    SynchronizedBatchNormalization: _BATCH_NORMALIZATION,
+    keras.layers.LayerNormalization: LayerKind(
+        Role.FUNCTION,
+        _refuse_normalization_of_layers,
+        weights_by_channel=True,
+        normalizes=True,
+        moments=_moments,
+        function=Function(),
+        alike_at_all_sizes=True,
+        keras3=Keras3(inference=lambda layer: "FusedLayerNormalization"),
+    ),
+    keras.layers.GroupNormalization: LayerKind(
+        quantized=False, weights_by_channel=True, normalizes=True, keras3=SAME
+    ),
+    keras.layers.UnitNormalization: LayerKind(quantized=False, keras3=SAME),
+}

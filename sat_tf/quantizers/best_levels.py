@@ -1,0 +1,172 @@
+"""Clipping levels with the smallest quantization error on a sample of a tensor.
+
+The error is the mean of |q(x; α) - x|^p. p = 2 up to 7 bits. At 8 bits p = 4, which clips less:
+where rounding is small, what counts is that clipping moves means, which squeeze-and-excitation
+passes on and no BatchNormalization takes back.
+
+Where all that reads the tensor is a function, such as swish, the error is that of what the function
+gives, |f(q(x; α)) - f(x)|^p: large negative values, all of which become nearly 0 there, must not
+cost the others their resolution.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from sat_tf.core import grid as grids
+from sat_tf.core.asymmetric import step_and_zero
+from sat_tf.quantizers.protocol import ActivationQuantizer, Function
+
+# No clipping level is lower.
+SMALLEST_CLIPPING_LEVEL = 1e-3
+
+# The power p of the error by bit width.
+_POWERS = {8: 4}
+_USUAL_POWER = 2
+
+# Of the values of a batch, so many at random, and about so many of the largest, which decide what
+# clipping costs: among values at random there are too few of them.
+_AT_RANDOM = 8192
+_LARGEST = 2048
+
+
+def itself(values: np.ndarray) -> np.ndarray:
+    """The function that does nothing."""
+    return values
+
+
+@dataclasses.dataclass
+class Sample:
+    """What was seen of one tensor: some values, how many each stands for, the largest magnitude.
+
+    Attributes:
+        name: of the layer that gives it.
+        function: the one that alone reads it.
+        values: from each batch.
+        counts: how many each of them stands for.
+        largest: magnitude of all that was there.
+    """
+
+    name: str
+    function: Function = itself
+    values: list[np.ndarray] = dataclasses.field(default_factory=list)
+    counts: list[np.ndarray] = dataclasses.field(default_factory=list)
+    largest: float = 0.0
+
+    def take(self, tensor: tf.Tensor) -> None:
+        """Looks at one batch of it.
+
+        Raises:
+            ValueError: some of it is NaN or infinite.
+        """
+        values = tensor.numpy().astype(np.float32).reshape(-1)
+        magnitudes = np.abs(values)
+        largest = float(np.max(magnitudes, initial=0.0))
+        if not np.isfinite(largest):
+            raise ValueError(
+                f"{self.name}: received NaN or infinite activations, expected finite ones; check "
+                "the images, and the weights and statistics of the layers before it."
+            )
+        self.largest = max(self.largest, largest)
+        if values.size <= _AT_RANDOM + _LARGEST:
+            self._add(values, 1.0)
+            return
+        # At random: an even stride would meet some channels again and again, others never.
+        chosen = np.random.default_rng(len(self.values)).integers(0, values.size, _AT_RANDOM)
+        place = max(1, round(_AT_RANDOM * _LARGEST / values.size))
+        bound = np.partition(magnitudes[chosen], -place)[-place]
+        tail = values[magnitudes > bound]
+        others = values[chosen[magnitudes[chosen] <= bound]]
+        self._add(tail, 1.0)
+        self._add(others, (values.size - tail.size) / others.size)
+
+    def _add(self, values: np.ndarray, count: float) -> None:
+        self.values.append(values)
+        self.counts.append(np.full(values.size, count))
+
+    def best_level(self, quantizer: ActivationQuantizer) -> float:
+        """The clipping level with the smallest error; the tensor must not be all 0."""
+        values, counts = np.concatenate(self.values), np.concatenate(self.counts)
+        return quantizer.best_level(values, self.largest, counts, self.function)
+
+
+def search(
+    quantize: Callable[[np.ndarray, float], np.ndarray],
+    values: np.ndarray,
+    largest: float,
+    num_bits: int,
+    *,
+    counts: np.ndarray | None = None,
+    function: Function | None = None,
+) -> float:
+    """The clipping level with the smallest quantization error, of 100 evenly spaced ones.
+
+    Args:
+        quantize: what becomes of float32 values at a clipping level.
+        values: a sample of the tensor, any shape.
+        largest: the highest level that is tried; above 0.
+        num_bits: bits of the quantizer.
+        counts: how many values each stands for; None is 1 for all.
+        function: what becomes of the values, where the error counts.
+    """
+    function = itself if function is None else function
+    values = np.asarray(values, np.float32).reshape(-1)
+    wanted = function(values)
+    best, smallest = largest, np.inf
+    for level in np.arange(100, 0, -1) / 100.0 * largest:
+        error = _mean_error(function(quantize(values, level)) - wanted, num_bits, counts)
+        if error < smallest:
+            best, smallest = float(level), error
+    return best
+
+
+def best_clipping_level(
+    values: np.ndarray,
+    largest: float,
+    num_bits: int,
+    *,
+    signed: bool,
+    counts: np.ndarray | None = None,
+    function: Function | None = None,
+) -> float:
+    """The best level of `pact.quantize_activation` or, where `signed`, of `pact.quantize_stream`.
+
+    >>> best_clipping_level(np.array([0.0, 1.0, 2.0, 3.0]), 3.0, 2, signed=False)
+    3.0
+    """
+    steps = grids.levels(num_bits, "narrow" if signed else "dorefa")
+
+    def quantize(values: np.ndarray, level: float) -> np.ndarray:
+        scale = np.float32((2.0 if signed else 1.0) * level / steps)
+        clipped = np.clip(values, np.float32(-level if signed else 0.0), np.float32(level))
+        return np.asarray(np.floor(clipped / scale + np.float32(0.5)) * scale)
+
+    return search(quantize, values, largest, num_bits, counts=counts, function=function)
+
+
+def best_offset_level(
+    values: np.ndarray,
+    num_bits: int,
+    *,
+    lowest: float,
+    share: float,
+    counts: np.ndarray | None = None,
+) -> float:
+    """The best level of `asymmetric.quantize_offset`, of those up to the largest value."""
+    values = np.asarray(values, np.float32).reshape(-1)
+    steps = grids.levels(num_bits)
+
+    def quantize(values: np.ndarray, level: float) -> np.ndarray:
+        scale, zero = step_and_zero(level, steps, lowest, share, np.floor)
+        codes = np.clip(np.floor(values / np.float32(scale) + np.float32(0.5)), -zero, steps - zero)
+        return np.asarray(codes * np.float32(scale))
+
+    largest = max(float(np.max(values)), SMALLEST_CLIPPING_LEVEL)
+    return search(quantize, values, largest, num_bits, counts=counts)
+
+
+def _mean_error(differences: np.ndarray, num_bits: int, counts: np.ndarray | None) -> float:
+    errors = np.abs(differences.astype(np.float64)) ** _POWERS.get(num_bits, _USUAL_POWER)
+    return float(np.average(errors, weights=counts))

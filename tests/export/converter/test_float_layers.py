@@ -1,0 +1,372 @@
+"""Models that are half integer and half float: who writes which part, and what is proved of it."""
+
+import pathlib
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.export.converter.float_layers import first_line
+from sat_tf.export.file_verification import verify_file
+from sat_tf.export.litert.runtime import Runtime
+from sat_tf.export.lowering.pipeline import deployed_graph
+from sat_tf.export.operations.simulator import simulate
+from sat_tf.export.tflite.structure import read_structure
+from sat_tf.qat.policy import BitPolicy
+from tests.export.zoo import (
+    Dense,
+    ReLU,
+    Specimen,
+    block,
+    chain,
+    convolution,
+    head,
+    images_for,
+    layers,
+    normalization,
+)
+
+POLICY = BitPolicy.mobile(4, unsupported="float")
+
+
+def _unknown(layer_class: type) -> type:
+    """A subclass, of which nothing is assumed: it is left float."""
+    subclass = type(f"Own{layer_class.__name__}", (layer_class,), {})
+    return keras.utils.register_keras_serializable(package="tests")(subclass)
+
+
+UpSampling2D, LeakyReLU, Subtract, Multiply, Conv2D, Activation, Pixels, Rescaling = map(
+    _unknown,
+    (
+        layers.UpSampling2D,
+        layers.LeakyReLU,
+        layers.Subtract,
+        layers.Multiply,
+        layers.Conv2D,
+        layers.Activation,
+        layers.Dense,
+        layers.Rescaling,
+    ),
+)
+
+
+def upsampled() -> keras.Model:
+    """A resized image, and an activation that is no rectifier."""
+    return chain(
+        (8, 8, 3),
+        *block(convolution(8)),
+        UpSampling2D(interpolation="bilinear", name="up"),
+        *block(convolution(6)),
+        LeakyReLU(name="leaky"),
+        *block(convolution(5, 1)),
+        *head(),
+    )
+
+
+def two_inputs() -> keras.Model:
+    """A layer whose inputs are not interchangeable, and one behind it."""
+    image = layers.Input((8, 8, 3))
+    x = ReLU()(normalization()(convolution(6)(image)))
+    y = Subtract(name="subtract")([convolution(6)(x), x])
+    y = Multiply(name="multiply")([y, x])
+    return keras.Model(image, Dense(4)(layers.GlobalAveragePooling2D()(y)))
+
+
+def scaled_image() -> keras.Model:
+    return chain(
+        (8, 8, 3), Rescaling(1 / 127.5, -1.0, name="scale"), *block(convolution(8)), *head()
+    )
+
+
+def grouped() -> keras.Model:
+    return chain(
+        (8, 8, 4),
+        *block(convolution(8)),
+        Conv2D(8, 3, groups=2, name="groups"),
+        Activation("swish", name="swish"),
+        convolution(4),
+        layers.Flatten(),
+        Dense(3),
+    )
+
+
+def sigmoid_at_the_end() -> keras.Model:
+    return chain(
+        (8, 8, 3), *block(convolution(8)), *head(), layers.Activation("sigmoid", name="end")
+    )
+
+
+@keras.utils.register_keras_serializable(package="tests")
+class Swapped(keras.layers.Layer):
+    """Operators that make several tensors; in training, which is its default, another layer."""
+
+    def call(self, inputs, training=True):
+        first, second = tf.split(inputs, 2, axis=-1)
+        return inputs * 0.0 if training else tf.concat([second, first], axis=-1)
+
+
+def several_outputs() -> keras.Model:
+    return chain((8, 8, 3), *block(convolution(6)), Swapped(name="swap"), convolution(4), *head())
+
+
+@keras.utils.register_keras_serializable("test_float_layers")
+class Jitter(layers.Layer):
+    """A user's own layer that acts in training alone, which sat-tf cannot know."""
+
+    def call(self, tensor: tf.Tensor, training: bool = False) -> tf.Tensor:
+        return tensor + tf.random.normal(tf.shape(tensor)) if training else tensor
+
+
+def nothing_in_inference() -> keras.Model:
+    """Layers of which no operator is left, at the image, inside and at the end."""
+    return chain(
+        (8, 8, 3),
+        Jitter(name="flip"),
+        *block(convolution(6)),
+        Jitter(name="noise"),
+        *block(convolution(4)),
+        *head(),
+        Jitter(name="end"),
+    )
+
+
+def tensors_without_axes() -> keras.Model:
+    """A Dense layer that asks for the batch size, of which LiteRT makes scalars."""
+    return chain(
+        (8, 8, 3), *block(convolution(6)), Pixels(6, activation="swish", name="pixels"), *head()
+    )
+
+
+def normalized_in_groups() -> keras.Model:
+    """A layer whose operators, where the batch is free, LiteRT refuses."""
+    return chain(
+        (8, 8, 3),
+        *block(convolution(6)),
+        layers.GroupNormalization(2, name="groups"),
+        *block(convolution(4)),
+        *head(),
+    )
+
+
+HALVES: dict[str, tuple[Callable[[], keras.Model], list[str]]] = {
+    "upsampled": (upsampled, ["up", "leaky"]),
+    "two_inputs": (two_inputs, ["subtract", "multiply"]),
+    "scaled_image": (scaled_image, ["scale"]),
+    "grouped": (grouped, ["groups", "swish"]),
+    "sigmoid_at_the_end": (sigmoid_at_the_end, ["end"]),
+    "several_outputs": (several_outputs, ["swap"]),
+    "nothing_in_inference": (nothing_in_inference, ["flip", "noise", "end"]),
+    "tensors_without_axes": (tensors_without_axes, ["pixels"]),
+}
+
+
+@pytest.fixture(params=HALVES)
+def half(request) -> tuple[keras.Model, list[str]]:
+    build, float_layers = HALVES[request.param]
+    return Specimen(build, {}, POLICY).quantized(), float_layers
+
+
+def test_every_integer_around_a_float_layer_is_certified(half, tmp_path):
+    model, float_layers = half
+    report = sat_tf.export_tflite(model, tmp_path / "model.tflite")
+    assert report.islands == float_layers
+    certificate = sat_tf.verify_tflite(model, tmp_path / "model.tflite", images_for(model))
+    assert certificate.codes_differing == 0
+    assert {t.name for t in certificate.tensors} == set(report.certified)
+    assert certificate.islands == float_layers
+    assert certificate.agreement > 0.9
+
+
+def test_a_file_with_float_layers_is_proved_without_its_model_too(half, tmp_path):
+    model, float_layers = half
+    path, images = tmp_path / "model.tflite", images_for(model)
+    sat_tf.export_tflite(model, path)
+    certificate = verify_file(path, images)
+    assert certificate.codes_differing == 0
+    assert certificate.islands == float_layers
+    assert certificate.codes == sat_tf.verify_tflite(model, path, images).codes
+
+
+def test_a_float_layer_computes_what_keras_computes(half, tmp_path):
+    model, float_layers = half
+    graph, images = deployed_graph(model), images_for(model)
+    sat_tf.export_tflite(model, tmp_path / "model.tflite")
+    runtime = Runtime((tmp_path / "model.tflite").read_bytes(), keep_tensors=True)
+    runtime.run(images)
+    given = runtime.tensors(
+        tensor for tensor in graph.tensors if graph.tensors[tensor].codes is None
+    )
+    simulated = simulate(graph, images, given)
+    for name in float_layers:
+        scale = np.max(np.abs(simulated[name]))
+        # Two implementations of float32, such as of a sigmoid.
+        np.testing.assert_allclose(given[name], simulated[name], atol=1e-5 * scale)
+
+
+def test_the_export_leaves_the_model_as_it_is(half, tmp_path):
+    model, float_layers = half
+    calls = {layer.name: len(layer.inbound_nodes) for layer in model.layers}
+    sat_tf.export_tflite(model, tmp_path / "model.tflite")
+    again = sat_tf.export_tflite(model, tmp_path / "again.tflite")
+    assert (tmp_path / "model.tflite").read_bytes() == (tmp_path / "again.tflite").read_bytes()
+    assert calls == {layer.name: len(layer.inbound_nodes) for layer in model.layers}
+    for name in float_layers:
+        assert any(name in warning for warning in again.warnings)
+
+
+def test_the_converter_carries_float_layers_too(half, tmp_path):
+    model, float_layers = half
+    report = sat_tf.export_tflite(model, tmp_path / "model.tflite", route="converter")
+    assert report.islands == float_layers
+    assert report.certified == []
+    assert any("not certified" in warning for warning in report.warnings)
+    output = Runtime((tmp_path / "model.tflite").read_bytes(), keep_tensors=False).run(
+        images_for(model)
+    )
+    assert np.all(np.isfinite(output))
+
+
+def test_the_converters_file_reads_the_same_pixels_and_gives_the_same_classes(tmp_path):
+    model = Specimen(lambda: chain((8, 8, 3), *block(convolution(8)), *head()), {}).quantized()
+    images = images_for(model)
+    outputs = []
+    for route in ("direct", "converter"):
+        path: pathlib.Path = tmp_path / f"{route}.tflite"
+        report = sat_tf.export_tflite(model, path, route=route)
+        assert report.route == route
+        outputs.append(Runtime(path.read_bytes(), keep_tensors=False).run(images))
+    np.testing.assert_allclose(*outputs, rtol=1e-6)
+
+
+@pytest.mark.parametrize("weight_bits", [2, 3, 4])
+def test_a_model_with_float_activations_is_float_with_integer_weights(weight_bits, tmp_path):
+    policy = BitPolicy(weight_bits=weight_bits, activation_bits=None)
+    model = Specimen(two_branches, {}, policy, calibrated=False).quantized()
+    path, images = tmp_path / "model.tflite", images_for(model)
+    report = sat_tf.export_tflite(model, path)
+    assert any("no activations are quantized" in warning for warning in report.warnings)
+    certificate = sat_tf.verify_tflite(model, path, images)
+    assert certificate.codes_differing == 0
+    assert "float values, which no one computes exactly, differ by at most" in (
+        certificate.float_verdict
+    )
+    assert certificate.agreement == 1.0
+    expected = model.predict(images.astype(np.float32), verbose=0)
+    output = Runtime(path.read_bytes(), keep_tensors=False).run(images)
+    np.testing.assert_allclose(output, expected, atol=1e-5 * np.max(np.abs(expected)))
+    kernels = [
+        tensor
+        for operator in read_structure(path.read_bytes(), "file").operators
+        for tensor in operator.inputs
+        if tensor.name.endswith("/kernel")
+    ]
+    assert len(kernels) == 5
+    assert {tensor.type for tensor in kernels} == {"INT8"}
+
+
+def test_float_activations_read_pixels_as_the_policy_says(tmp_path):
+    policy = BitPolicy(weight_bits=4, activation_bits=None, input_max=1.0)
+    model = Specimen(two_branches, {}, policy, calibrated=False).quantized()
+    path, images = tmp_path / "model.tflite", images_for(model)
+    report = sat_tf.export_tflite(model, path)
+    assert any("on pixels of (0, 1)" in warning for warning in report.warnings)
+    assert sat_tf.verify_tflite(model, path, images).agreement == 1.0
+    expected = model.predict(images / np.float32(255.0), verbose=0)
+    output = Runtime(path.read_bytes(), keep_tensors=False).run(images)
+    np.testing.assert_allclose(output, expected, atol=1e-5 * np.max(np.abs(expected)))
+
+
+def two_branches() -> keras.Model:
+    image = layers.Input((9, 8, 3))
+    x = ReLU(6.0)(normalization()(convolution(6, strides=2)(image)))
+    x = ReLU()(normalization()(layers.DepthwiseConv2D(3, depth_multiplier=2)(x)))
+    y = normalization()(convolution(12, 1, dilation_rate=2)(x))
+    x = layers.Add()([layers.MaxPooling2D(1)(x), y])
+    x = layers.Concatenate()(
+        [layers.Conv2D(4, 1, activation="relu")(x), layers.AveragePooling2D(1)(x)]
+    )
+    return keras.Model(image, Dense(4, activation="softmax")(layers.GlobalAveragePooling2D()(x)))
+
+
+def test_activations_of_one_layer_may_be_float(tmp_path):
+    policy = BitPolicy.mobile(4, overrides={"wide": {"activation_bits": None}})
+    model = Specimen(
+        lambda: chain(
+            (8, 8, 3),
+            *block(convolution(8)),
+            convolution(5, name="wide"),
+            *block(convolution(4)),
+            *head(),
+        ),
+        {},
+        policy,
+    ).quantized()
+    sat_tf.export_tflite(model, tmp_path / "model.tflite")
+    certificate = sat_tf.verify_tflite(model, tmp_path / "model.tflite", images_for(model))
+    assert certificate.codes_differing == 0
+    assert any("CONV_2D" in operator for operator in certificate.float_operators)
+
+
+@keras.utils.register_keras_serializable(package="tests")
+class Python(keras.layers.Layer):
+    """Nothing TFLite has operators for."""
+
+    def call(self, inputs):
+        return tf.ensure_shape(tf.numpy_function(np.cos, [inputs], tf.float32), inputs.shape)
+
+
+def test_a_layer_that_the_converter_does_not_convert_is_named(tmp_path):
+    model = Specimen(
+        lambda: chain((8, 8, 3), *block(convolution(4)), Python(name="python"), *head()), {}, POLICY
+    ).quantized()
+    with pytest.raises(ValueError, match=r"python: received a Python that is left float and"):
+        sat_tf.export_tflite(model, tmp_path / "model.tflite")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_layer_whose_operators_take_one_image_is_named_and_proved(tmp_path):
+    model = Specimen(normalized_in_groups, {}, POLICY).quantized()
+    path, images = tmp_path / "model.tflite", images_for(model)
+    report = sat_tf.export_tflite(model, path)
+    assert report.islands == ["groups"]
+    assert any("groups: " in text and "one image at a time" in text for text in report.warnings)
+    for certificate in (sat_tf.verify_tflite(model, path, images), verify_file(path, images)):
+        assert certificate.codes_differing == 0
+        assert certificate.agreement > 0.8  # a random network of 4 bits
+
+
+def test_a_layer_that_mixes_the_images_of_a_batch_is_named(tmp_path):
+    image = layers.Input((8, 8, 3))
+    x = ReLU()(normalization()(convolution(4)(image)))
+    x = tf.concat([x, x], axis=0, name="doubled")
+    doubled = keras.Model(image, Dense(3)(layers.GlobalAveragePooling2D()(x)))
+    model = sat_tf.quantize_model(doubled, POLICY)
+    with pytest.raises(ValueError, match=r"concat\w*: .* makes 2 of one image, .* by itself"):
+        sat_tf.export_tflite(model, tmp_path / "model.tflite")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (
+            {"route": "convertor"},
+            r"route: received 'convertor', expected .* Did you mean converter",
+        ),
+        ({"route": "converter", "pack": "int4"}, r"route='converter' with pack='int4'"),
+        ({"route": "converter", "float_head": True}, r"route='converter' with float_head=True"),
+    ],
+)
+def test_routes_that_do_not_exist_are_refused(settings, expected, tmp_path):
+    model = Specimen(lambda: chain((8, 8, 3), *block(convolution(4)), *head()), {}).quantized()
+    with pytest.raises(ValueError, match=expected):
+        sat_tf.export_tflite(model, tmp_path / "model.tflite", **settings)
+    assert not list(tmp_path.iterdir())
+
+
+def test_of_what_a_layer_raises_the_error_is_said_and_not_its_code():
+    error = ValueError('in user code:\n\n    File "own.py", line 3\n    TypeError: no floats\n')
+    assert first_line(error) == "TypeError: no floats"

@@ -1,0 +1,130 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+from sat_tf.export.lowering import scales
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.linear import Linear, LinearKind, requantization_multipliers
+from sat_tf.export.tflite.tensors import Codes, Tensor
+
+
+def _graph(kernel, weight_scales, bias, *, source=0.5, output=0.25) -> Graph:
+    """One 1x1 convolution."""
+    kernel = np.asarray(kernel, np.int32).reshape(len(kernel), 1, 1, -1)
+    linear = Linear(
+        ("x",),
+        "y",
+        kind=LinearKind.CONVOLUTION,
+        kernel=kernel,
+        scales=np.asarray(weight_scales, np.float64),
+        bias=np.asarray(bias, np.float64),
+        center=np.zeros(len(kernel)),
+        spread=np.full(len(kernel), np.inf),
+    )
+    tensors = {
+        "x": Tensor("x", (2, 2, kernel.shape[-1]), Codes(np.float32(source), 0)),
+        "y": Tensor("y", (2, 2, len(kernel)), Codes(np.float32(output), 0)),
+    }
+    return Graph("net", tensors, (linear,), (2, 2, 1), np.float32(1.0), "image", "y")
+
+
+def _only(graph: Graph) -> Linear:
+    (linear,) = graph.operations
+    assert isinstance(linear, Linear)
+    return linear
+
+
+def test_upscaling_keeps_the_weights():
+    before = _only(_graph([[3, -15], [1, 0], [0, 0]], [0.1, 0.2, 0.3], [0, 0, 0]))
+    after = _only(scales.upscale(_graph([[3, -15], [1, 0], [0, 0]], [0.1, 0.2, 0.3], [0, 0, 0])))
+    np.testing.assert_array_equal(after.kernel.reshape(3, 2), [[24, -120], [127, 0], [0, 0]])
+    np.testing.assert_allclose(
+        after.kernel * after.along_channels(after.scales),
+        before.kernel * before.along_channels(before.scales),
+        rtol=1e-15,
+    )
+
+
+def test_one_scale_for_all_channels_stays_one_scale():
+    after = _only(scales.upscale(_graph([[3, -15], [1, 0]], [0.1, 0.1], [0, 0])))
+    np.testing.assert_array_equal(after.kernel.reshape(2, 2), [[24, -120], [8, 0]])
+    assert after.scales[0] == after.scales[1]
+
+
+def test_a_layer_of_a_large_network_has_one_factor_so_that_its_bytes_have_few_values():
+    codes = np.tile([[3, -15], [1, 0]], (2**18, 1))
+    weight_scales = np.linspace(0.1, 0.2, len(codes))
+    after = _only(scales.upscale(_graph(codes, weight_scales, np.zeros(len(codes)))))
+    assert set(np.unique(after.kernel)) == {-120, 0, 8, 24}
+
+
+def test_upscaling_leaves_room_in_int32():
+    wide = np.where(np.arange(100_000) % 2, 1, -1)[np.newaxis]
+    after = _only(scales.upscale(_graph(wide, [0.1], [0.0])))
+    # 100 000 codes of 83 meet inputs of at most 128.
+    assert np.max(after.kernel) == 2**30 // (100_000 * 128) == 83
+
+
+def test_a_dead_channel_gets_a_step_that_its_bias_fits():
+    graph = scales.round_biases(scales.floor_scales(_graph([[5], [5]], [1e-12, 0.1], [1.0, 1.0])))
+    linear = _only(graph)
+    np.testing.assert_array_equal(linear.kernel.ravel(), [0, 5])
+    real = linear.bias * 0.5 * linear.scales.astype(np.float64)
+    np.testing.assert_allclose(real, [1.0, 1.0], atol=0.025)
+    assert np.max(np.abs(linear.bias)) <= 2**30
+
+
+def test_biases_become_integers_of_input_scale_times_weight_scale():
+    linear = _only(scales.round_biases(_graph([[1], [1]], [0.5, 0.25], [1.1, -1.1])))
+    np.testing.assert_array_equal(linear.bias, [4, -9])
+    assert linear.scales.dtype == np.float32
+
+
+@pytest.mark.parametrize("weight_scale", [128.0, 1e4, 1e30])
+@pytest.mark.parametrize("lowest_and_highest", [(-128, 127), (0, 255), (-255, 0), (-10, 245)])
+def test_multipliers_beyond_255_give_the_codes_of_255(weight_scale, lowest_and_highest):
+    graph = scales.round_biases(_graph([[1]], [weight_scale], [3 * 0.5 * weight_scale]))
+    linear, multipliers = _only(graph), requantization_multipliers(graph, _only(graph))
+    assert multipliers == pytest.approx(255.0)
+    assert linear.bias == 3
+    sums = np.arange(-300, 301).astype(np.float64)
+    trained = np.clip(np.rint(weight_scale * 0.5 / 0.25 * sums), *lowest_and_highest)
+    np.testing.assert_array_equal(
+        np.clip(np.rint(multipliers * sums), *lowest_and_highest), trained
+    )
+
+
+@pytest.mark.parametrize(
+    ("weight_scale", "bias"), [(1e-46, 0.0), (np.inf, 0.0), (np.nan, 0.0), (1.0, np.inf)]
+)
+def test_what_float32_does_not_hold_is_refused(weight_scale, bias):
+    with pytest.raises(ValueError, match=r"y: received weight scales from .* has diverged"):
+        scales.round_biases(_graph([[1]], [weight_scale], [bias]))
+
+
+def test_sums_beyond_int32_are_refused():
+    wide = np.full((1, 140_000), 127)
+    with pytest.raises(ValueError, match=r"y: received a layer whose sums reach .* for int32"):
+        scales.round_biases(_graph(wide, [1e-6], [0.0]))
+
+
+@pytest.mark.parametrize(("bias", "expected"), [(-5e10, -131), (5e10, 131), (-5e7, -1_000_000)])
+def test_a_bias_whose_products_overflow_becomes_the_smallest_that_saturates(bias, expected):
+    linear = _only(scales.round_biases(_graph([[1]], [100.0], [bias])))  # in units of 50
+    assert linear.bias == expected
+    # Inputs of at most 128, and 200 output codes each.
+    assert abs(200 * (abs(expected) - 128)) > 255
+
+
+def test_products_beyond_int32_are_refused():
+    wide = np.full((1, 1_000), 127)
+    with pytest.raises(ValueError, match=r"y: received a layer .* 3.251e.09 codes of its output"):
+        scales.round_biases(_graph(wide, [100.0], [0.0]))
+
+
+def test_float_layers_are_left_alone():
+    graph = _graph([[3]], [0.1], [0.05])
+    real = dataclasses.replace(_only(graph), real=True)
+    graph = dataclasses.replace(graph, operations=(real,))
+    assert _only(scales.round_biases(scales.upscale(graph))) is real

@@ -1,0 +1,280 @@
+"""Every operation of the table answers everything, and another one needs no more than its row."""
+
+import dataclasses
+import inspect
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from ai_edge_litert import schema_py_generated as tfl
+
+from sat_tf.export.certificate.comparison import RuntimeCounter
+from sat_tf.export.converter.float_layers import run_converter
+from sat_tf.export.converter_route import keras_of_graph
+from sat_tf.export.litert.runtime import RUNTIMES
+from sat_tf.export.operations import table
+from sat_tf.export.operations.add import Add, AddConstant
+from sat_tf.export.operations.concatenate import Concatenate
+from sat_tf.export.operations.float_layer import FloatLayer, FloatLayerOperator
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.graph_file import read_graph, serialize
+from sat_tf.export.operations.linear import Linear, LinearKind
+from sat_tf.export.operations.lookup import Lookup
+from sat_tf.export.operations.mean import Mean
+from sat_tf.export.operations.movements import (
+    ChannelMax,
+    DepthToSpace,
+    Gather,
+    Resize,
+    Slice,
+    SpaceToDepth,
+    Transpose,
+)
+from sat_tf.export.operations.operation import Operation, fake_quantized, stored_codes
+from sat_tf.export.operations.pairs import Pair, PairKind
+from sat_tf.export.operations.pointwise import Pointwise, WithConstant
+from sat_tf.export.operations.pools import AveragePool, MaxPool
+from sat_tf.export.operations.quantize import Dequantize, Quantize, ShiftImage
+from sat_tf.export.operations.shapes import Pad, Reshape
+from sat_tf.export.operations.simulator import batches, simulate
+from sat_tf.export.operations.softmax import Softmax
+from sat_tf.export.tflite.contents import NotUnderstoodError
+from sat_tf.export.tflite.structure import read_structure
+from sat_tf.export.tflite.tensors import Codes, Image, Tensor, Window
+from sat_tf.export.tflite.writer import Operator
+
+SHAPE = (4, 4, 4)
+SCALE = np.float32(1.0 / 64.0)
+CODES = Codes(SCALE, 0)
+IMAGE = Image("image", SHAPE, SCALE, 128)
+_X, _Y = ("x",), "y"
+_WINDOW = Window((2, 2), "SAME")
+
+
+def _linear(kind: LinearKind, kernel: np.ndarray, **settings) -> Linear:
+    channels = kernel.shape[-1] if kind is LinearKind.DEPTHWISE else len(kernel)
+    numbers = {
+        "scales": np.linspace(0.01, 0.02, channels).astype(np.float32),
+        "bias": np.arange(channels),
+        "center": np.zeros(channels),
+        "spread": np.full(channels, np.inf),
+    }
+    return Linear(_X, _Y, kind=kind, kernel=kernel, **numbers, **settings)
+
+
+_KERNEL = np.arange(-72, 72).reshape(4, 3, 3, 4)
+# One operation and the shape that it makes of (4, 4, 4), all of codes.
+ON_CODES: list[tuple[Operation, tuple[int, ...]]] = [
+    (_linear(LinearKind.CONVOLUTION, _KERNEL, window=_WINDOW), (2, 2, 4)),
+    (_linear(LinearKind.DEPTHWISE, _KERNEL[0], window=_WINDOW), (2, 2, 4)),
+    (_linear(LinearKind.TRANSPOSED, _KERNEL, window=_WINDOW), (8, 8, 4)),
+    (Add(("x", "x"), _Y), SHAPE),
+    (AddConstant(_X, _Y, np.arange(-32, 32).reshape(SHAPE), np.array(SCALE)), SHAPE),
+    *((Pair(("x", "x"), _Y, kind), SHAPE) for kind in PairKind),
+    (Mean(_X, _Y), (4,)),
+    (MaxPool(_X, _Y, (2, 2), _WINDOW), (2, 2, 4)),
+    (AveragePool(_X, _Y, (3, 3), _WINDOW), (2, 2, 4)),
+    (Concatenate(("x", "x"), _Y, 2), (4, 4, 8)),
+    (Slice(_X, _Y, ((1, 3, 1), (0, 4, 2), (0, 4, 1))), (2, 2, 4)),
+    (Transpose(_X, _Y, (3, 1, 2)), SHAPE),
+    (Resize(_X, _Y, (8, 2)), (8, 2, 4)),
+    (DepthToSpace(_X, _Y, 2), (8, 8, 1)),
+    (SpaceToDepth(_X, _Y, 2), (2, 2, 16)),
+    (Gather(_X, _Y, (3, 0), 2), (4, 4, 2)),
+    (ChannelMax(_X, _Y), (4, 4, 1)),
+    (Pad(_X, _Y, ((1, 0), (0, 2), (0, 0))), (5, 6, 4)),
+    (Reshape(_X, _Y), (16, 4)),
+    (Lookup(_X, _Y, np.arange(127, -129, -1).astype(np.int8)), SHAPE),
+]
+# Those that make or read float values.
+ON_FLOATS: list[Operation] = [
+    *(WithConstant(("real",), "z", kind, np.float32([0.5])) for kind in Pointwise),
+    Softmax(("real",), "z"),
+]
+
+
+def graph_of(operation: Operation, shape: tuple[int, ...]) -> Graph:
+    """Pixels, an operation of their codes, and its result in float."""
+    tensors = {
+        "x": Tensor("x", SHAPE, CODES),
+        "y": Tensor("y", shape, CODES),
+        "out": Tensor("out", shape, None),
+    }
+    operations = (ShiftImage(("image",), "x"), operation, Dequantize(("y",), "out"))
+    return Graph("net", tensors, operations, (IMAGE,), "out")
+
+
+def float_graph_of(operation: Operation) -> Graph:
+    """Pixels, their real values, an operation of these, and its codes."""
+    real = {name: Tensor(name, SHAPE, None) for name in ("real", "z", "out")}
+    tensors = {"x": Tensor("x", SHAPE, CODES), **real, "y": Tensor("y", SHAPE, CODES)}
+    operations = (
+        ShiftImage(("image",), "x"),
+        Dequantize(("x",), "real"),
+        operation,
+        Quantize(("z",), "y"),
+        Dequantize(("y",), "out"),
+    )
+    return Graph("net", tensors, operations, (IMAGE,), "out")
+
+
+GRAPHS = [graph_of(*row) for row in ON_CODES] + [float_graph_of(each) for each in ON_FLOATS]
+
+
+def _name(graph: Graph) -> str:
+    operation = next(op for op in graph.operations if op.output in ("y", "z"))
+    return f"{type(operation).__name__}-{'-'.join(operation.operators)}"
+
+
+def _pixels(count: int = 8) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (count, *SHAPE)).astype(np.uint8)
+
+
+def _in_tensorflow(graph: Graph) -> np.ndarray:
+    """The codes of "y" as the deployed model computes them."""
+    made = {"image": (tf.constant(_pixels(), tf.float32) - 128.0) * SCALE}
+    for operation in graph.operations:
+        constants = {name: tf.constant(value) for name, value in operation.numbers(graph).items()}
+        read = [made[name] for name in operation.inputs]
+        made[operation.output] = operation.compute(graph, constants, *read)
+    return made["y"].numpy() + CODES.zero_point
+
+
+def test_every_operation_of_the_table_has_an_example_here():
+    shown = {type(operation) for graph in GRAPHS for operation in graph.operations}
+    assert shown == set(table.OPERATIONS) - {FloatLayer, FloatLayerOperator}
+
+
+@pytest.mark.parametrize("kind", table.OPERATIONS, ids=lambda kind: kind.__name__)
+def test_every_operation_is_whole(kind):
+    assert not inspect.isabstract(kind)
+    assert dataclasses.is_dataclass(kind)
+    assert kind.__dataclass_params__.frozen
+    assert kind in [reader for name in kind.reads for reader in table.readers_of(name)] or (
+        kind in (FloatLayer, FloatLayerOperator)
+    )
+
+
+@pytest.mark.parametrize("graph", GRAPHS, ids=_name)
+def test_every_operation_gives_one_result_in_numpy_tensorflow_and_litert(graph):
+    expected = simulate(graph, _pixels())
+    assert {name: array.shape[1:] for name, array in expected.items()} == {
+        name: tensor.shape for name, tensor in graph.tensors.items()
+    }
+    np.testing.assert_array_equal(_in_tensorflow(graph), expected["y"])
+    counter = RuntimeCounter(graph, serialize(graph, {}), "xnnpack")
+    for batch in batches(_pixels(), graph):
+        counter.run(batch)
+        counter.count(simulate(graph, batch))
+    assert {tensor.name: tensor.codes_differing for tensor in counter.tensors} == {"x": 0, "y": 0}
+
+
+@pytest.mark.parametrize("graph", GRAPHS, ids=_name)
+def test_every_operation_is_read_back_as_it_was_written(graph):
+    content = serialize(graph, {})
+    found = read_graph(content, "net")
+    assert [type(op) for op in found.operations] == [type(op) for op in graph.operations]
+    assert serialize(found, {}) == content
+    names = [name for operation in graph.operations for name in operation.operators]
+    assert names == [operator.name for operator in read_structure(content, "net").operators]
+
+
+@pytest.mark.parametrize("graph", GRAPHS, ids=_name)
+def test_every_operation_is_told_in_words_and_bytes(graph):
+    printed = str(graph)
+    for operation in graph.operations:
+        assert operation.title(graph) in printed
+        assert operation.file_parts(graph).operators == len(operation.operators)
+    inputs = [tf.constant(_pixels(1), tf.float32)]
+    for operation in graph.operations[:1]:
+        assert operation.keras_function(graph)(*inputs).shape[1:] == SHAPE
+
+
+def test_what_stands_for_an_operator_that_nobody_knows_says_so():
+    operation = FloatLayerOperator(("x",), "y", "layer")
+    graph = graph_of(operation, SHAPE)
+    for ask in (
+        lambda: operation.simulate(graph),
+        lambda: operation.compute(graph, {}),
+        lambda: operation.keras_function(graph),
+        lambda: serialize(graph, {}),
+    ):
+        with pytest.raises(ValueError, match="an operator that the simulator does not know"):
+            ask()
+
+
+# -- an operation that only this test knows -----------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Absolute(Operation):
+    """Codes without their signs, on a grid around 0: the builtin kernel of ABS."""
+
+    operator = Operator("ABS", 2, "AbsOptions")
+    reads = ("ABS",)
+
+    def simulate(self, graph, *inputs):
+        """The kernel saturates at 127."""
+        (source,) = inputs
+        return stored_codes(np.abs(source), graph.codes(self.output))
+
+    def write(self, writer):
+        """One operator."""
+        writer.operator(self.operator, self.inputs, self.output)
+
+    @classmethod
+    def read(cls, operator):
+        """Codes around 0 alone."""
+        codes = operator.moved_codes()
+        if codes is None or codes.zero_point:
+            raise NotUnderstoodError("its codes are not around 0")
+        return cls((operator.source(),), operator.output.name), codes
+
+    def compute(self, graph, constants, *inputs):
+        """The same in TensorFlow."""
+        del graph, constants
+        return tf.minimum(tf.abs(*inputs), 127.0)
+
+    def keras_function(self, graph):
+        """In real values."""
+        codes = graph.codes(self.output)
+        return lambda source: fake_quantized(codes, tf.abs(source))
+
+
+@pytest.fixture
+def absolute(monkeypatch) -> Graph:
+    monkeypatch.setattr(table, "OPERATIONS", [*table.OPERATIONS, Absolute])
+    return graph_of(Absolute(("x",), "y"), SHAPE)
+
+
+def test_a_new_operation_needs_its_class_and_a_row(absolute):
+    pixels = np.arange(256, dtype=np.uint8).reshape(4, *SHAPE)
+    expected = simulate(absolute, pixels)
+    assert set(np.unique(expected["y"])) == set(range(128))
+    content = serialize(absolute, {})
+    for runtime in RUNTIMES:
+        counter = RuntimeCounter(absolute, content, runtime)
+        counter.run(pixels)
+        counter.count(expected)
+        assert [tensor.codes_differing for tensor in counter.tensors] == [0, 0]
+    again = read_graph(content, "net")
+    assert again.operations == absolute.operations
+    np.testing.assert_array_equal(simulate(again, pixels)["y"], expected["y"])
+    assert "Absolute" in str(absolute)
+    assert absolute.operations[1].operators == ("ABS",)
+
+
+def test_a_new_operation_is_converted_and_computed_in_keras(absolute):
+    np.testing.assert_array_equal(_in_tensorflow(absolute), simulate(absolute, _pixels())["y"])
+    converter = tf.lite.TFLiteConverter.from_keras_model(keras_of_graph(absolute))
+    converter.optimizations = [tf.lite.Optimize.DEFAULT]
+    model = tfl.ModelT.InitFromPackedBuf(run_converter(converter), 0)
+    codes = [max(code.builtinCode, code.deprecatedBuiltinCode) for code in model.operatorCodes]
+    assert tfl.BuiltinOperator.ABS in codes
+
+
+def test_without_its_row_nobody_reads_it(absolute, monkeypatch):
+    content = serialize(absolute, {})
+    monkeypatch.setattr(table, "OPERATIONS", table.OPERATIONS[:-1])
+    with pytest.raises(ValueError, match="operator 1, ABS: no operator of sat-tf"):
+        read_graph(content, "net")

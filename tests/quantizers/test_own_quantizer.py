@@ -1,0 +1,228 @@
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.quantizers.table import ACTIVATION_QUANTIZERS, QUANTIZERS, WEIGHT_QUANTIZERS
+
+ROOT = pathlib.Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "extend" / "own_quantizer.md").read_text()
+OF_WEIGHTS, USED, LOADED, OF_ACTIVATIONS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+L = keras.layers
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+    """The quantizers of the page, which exist nowhere else, for as long as these tests run."""
+    tables = QUANTIZERS, WEIGHT_QUANTIZERS, ACTIVATION_QUANTIZERS
+    before = [dict(table) for table in tables]
+    names = {"__name__": "power_of_two"}
+    exec(OF_WEIGHTS + OF_ACTIVATIONS, names)
+    yield names
+    for table, content in zip(tables, before, strict=True):
+        table.clear()
+        table.update(content)
+
+
+def _model():
+    image = keras.Input((8, 8, 3), name="image")
+    tensor = L.Conv2D(4, 3, use_bias=False, name="stem")(image)
+    tensor = L.ReLU(name="stem_relu")(L.BatchNormalization(name="stem_bn")(tensor))
+    branch = L.DepthwiseConv2D(3, padding="same", name="depthwise")(tensor)
+    branch = L.ReLU(6.0, name="branch_relu")(L.Conv2D(4, 1, name="pointwise")(branch))
+    tensor = L.GlobalAveragePooling2D(name="pool")(L.Add(name="add")([tensor, branch]))
+    return keras.Model(image, L.Dense(3, name="classifier")(tensor), name="small")
+
+
+def _data():
+    draw = np.random.default_rng(0)
+    images = draw.integers(0, 256, (64, 8, 8, 3)).astype(np.float32)
+    return images, draw.integers(0, 3, 64)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_a_quantizer_of_ones_own_goes_all_the_way_to_a_certificate(bits, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    keras.utils.set_random_seed(bits)
+    model = _model()
+    images, labels = _data()
+    names = {"sat_tf": sat_tf, "keras": keras, "model": model, "bits": bits}
+    exec(USED, names | {"images": images, "labels": labels, "print": lambda plan: None})
+
+    again = keras.models.load_model("quantized.keras")
+    kernel = again.get_layer("quant_pointwise")
+    quantizer = kernel.quantize_config.weights
+    assert (type(quantizer).__name__, quantizer.num_bits) == ("PowerOfTwo", bits)
+    assert again.get_layer("quant_stem").quantize_config.weights.num_bits == 8
+    effective = kernel.effective_kernel().numpy()
+    scales = quantizer.integer_weights(kernel.layer.kernel, {}).scales.numpy()
+    assert scales.shape == (1, 1, 1, 4)
+    assert (np.exp2(np.round(np.log2(scales))) == scales).all()
+    codes = effective / scales
+    np.testing.assert_array_equal(codes, np.round(codes))
+    assert 0 < np.abs(codes).max() <= quantizer.largest_code
+    # Trained: the latent weights are no longer the float model's.
+    assert not np.array_equal(kernel.layer.kernel, model.get_layer("pointwise").kernel)
+    assert (
+        sat_tf.verify_tflite(again, "model.tflite", images[:4].astype("uint8")).codes_differing == 0
+    )
+
+
+def test_it_loads_in_another_process_which_imports_its_script(tmp_path):
+    keras.utils.set_random_seed(0)
+    images, _ = _data()
+    policy = sat_tf.BitPolicy.mobile(
+        4, weight_quantizer="power_of_two", activation_quantizer="power_of_two_pact"
+    )
+    quantized = sat_tf.calibrate(sat_tf.quantize_model(_model(), policy), images)
+    quantized.save(tmp_path / "quantized.keras")
+    np.savez(tmp_path / "values.npz", images=images[:4], expected=quantized(images[:4]))
+    (tmp_path / "power_of_two.py").write_text(OF_WEIGHTS + OF_ACTIVATIONS)
+    compared = """
+import numpy as np
+values = np.load("values.npz")
+np.testing.assert_array_equal(quantized(values["images"]), values["expected"])
+print("the same")
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    without = LOADED.replace("import power_of_two", "# import power_of_two")
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", text + compared],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=environment,
+        )
+        for text in (LOADED, without)
+    ]
+    assert runs[0].stdout.endswith("the same\n"), runs[0].stderr[-2000:]
+    assert "with the quantizer 'power_of_two', which is not registered" in runs[1].stderr
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_an_activation_quantizer_of_ones_own_goes_all_the_way_too(bits, tmp_path):
+    keras.utils.set_random_seed(bits)
+    images, labels = _data()
+    policy = sat_tf.BitPolicy.mobile(bits, activation_quantizer="power_of_two_pact")
+    quantized = sat_tf.quantize_model(_model(), policy)
+    output = quantized.get_layer("quant_stem_relu").quantize_config.output
+    assert type(output).__name__ == "PowerOfTwoPact"
+    assert quantized.get_layer("quant_add").quantize_config.output.num_bits == 8
+    sat_tf.calibrate(quantized, images)
+    quantized.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    quantized.fit(images, labels, epochs=2, verbose=0)
+    layer = quantized.get_layer("quant_stem_relu")
+    scale = float(layer.quantize_config.output.code_range(layer.output_variables).scale)
+    assert np.log2(scale) == np.round(np.log2(scale))
+    path = tmp_path / "model.tflite"
+    sat_tf.export_tflite(quantized, path)
+    certificate = sat_tf.verify_tflite(quantized, path, images[:8].astype("uint8"))
+    assert certificate.codes_differing == 0
+    assert certificate.trained_differing < 0.01  # float32 sums round in another order
+
+
+def test_a_policy_places_it_by_name_for_single_layers_and_explain_shows_its_line():
+    policy = sat_tf.BitPolicy.mobile(
+        4,
+        activation_quantizer="power_of_two_pact",
+        overrides={
+            "pointwise": {"weight_quantizer": "power_of_two", "weight_options": {"clipped": 1}}
+        },
+    )
+    model = _model()
+    explained = sat_tf.explain(model, policy)
+    plan = {row.name: row for row in explained.layers}
+    assert "weights by power_of_two: PowerOfTwo (clipped=1) (pointwise)" in str(explained)
+    assert "output by power_of_two_pact: PowerOfTwoPact (" in str(explained)
+    assert "4 power_of_two a channel" in str(explained)
+    assert "power_of_two: PowerOfTwo (clipped=1)" in str(plan["pointwise"].weights)
+    assert "power_of_two" not in str(plan["depthwise"].weights)
+    assert "power_of_two_pact" in str(plan["stem_relu"].activation)
+    quantized = sat_tf.quantize_model(model, policy)
+    own = quantized.get_layer("quant_pointwise").quantize_config.weights
+    assert (own.clipped, own.num_bits) == (1, 4)
+    config = sat_tf.configs.LayerConfig(weight_quantizer="power_of_two", weight_bits=3)
+    ((_, quantizer),) = config.get_weights_and_quantizers(model.get_layer("pointwise"))
+    assert (type(quantizer).__name__, quantizer.num_bits) == ("PowerOfTwo", 3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"weight_quantizer": "power_of_tow"}, "Did you mean power_of_two?"),
+        (
+            {"weight_quantizer": "power_of_two", "weight_options": {"cliped": 1}},
+            "weight_options of power_of_two: cliped is not one of its options. Did you mean "
+            "clipped?",
+        ),
+        (
+            {"weight_quantizer": "power_of_two", "weight_options": {"clipped": 2}},
+            "clipped=2: expected 0, or 1 to halve the range.",
+        ),
+        ({"weight_options": {"grid": "narrow"}}, "It takes none; its settings are fields of"),
+        (
+            {"overrides": {"stem": {"activation_quantizer": "power_of_two"}}},
+            "overrides['stem']: activation_quantizer='power_of_two': expected the name of",
+        ),
+    ],
+)
+def test_the_policy_names_what_is_wrong_with_a_quantizer_and_its_options(fields, text):
+    with pytest.raises(ValueError, match="BitPolicy: 1 problem") as error:
+        sat_tf.BitPolicy(**fields)
+    assert text in str(error.value)
+
+
+def test_a_model_can_change_to_it_and_back_with_its_function():
+    keras.utils.set_random_seed(0)
+    images, _ = _data()
+    model = _model()
+    quantized = sat_tf.calibrate(sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(8)), images)
+    own = sat_tf.requantize(quantized, sat_tf.BitPolicy.mobile(8, weight_quantizer="power_of_two"))
+    back = sat_tf.requantize(own, sat_tf.BitPolicy.mobile(8))
+    kernel = model.get_layer("pointwise").kernel.numpy()
+    for one in (quantized, own, back):
+        found = one.get_layer("quant_pointwise").effective_kernel().numpy()
+        np.testing.assert_allclose(found, kernel, atol=2 * np.abs(kernel).max() / 127)
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "text"),
+    [
+        ("dorefa", lambda: sat_tf.configs.WeightQuantizer, "without"),
+        ("of two", lambda: QUANTIZERS["power_of_two"], "no identifier"),
+        ("pact", lambda: QUANTIZERS["PactQuantizer"], "expected a subclass of sat_tf.configs.We"),
+        ("dorefa", lambda: QUANTIZERS["power_of_two"], "that another quantizer has"),
+        ("DorefaQuantizer", lambda: QUANTIZERS["power_of_two"], "that another quantizer has"),
+    ],
+)
+def test_registering_refuses_what_is_no_quantizer_or_has_the_name_of_another(name, make, text):
+    with pytest.raises(ValueError, match=text):
+        sat_tf.configs.weight_quantizer(name)(make())
+
+
+def test_a_cell_that_runs_again_registers_again(registered):
+    exec(OF_WEIGHTS, {"__name__": "power_of_two"})
+    assert WEIGHT_QUANTIZERS["power_of_two"] is not registered["PowerOfTwo"]
+    assert WEIGHT_QUANTIZERS["power_of_two"] is QUANTIZERS["power_of_two"]
+
+
+def test_codes_that_are_not_the_effective_weights_are_refused(tmp_path, registered):
+    images, _ = _data()
+    policy = sat_tf.BitPolicy.mobile(4, weight_quantizer="power_of_two")
+    quantized = sat_tf.calibrate(sat_tf.quantize_model(_model(), policy), images)
+
+    def doubled(latent, variables):
+        codes, scales = registered["PowerOfTwo"](num_bits=4)._codes_and_scales(latent)
+        return sat_tf.configs.IntegerWeights(tf.cast(codes, tf.int32), 2.0 * scales)
+
+    quantized.get_layer("quant_pointwise").quantize_config.weights.integer_weights = doubled
+    with pytest.raises(ArithmeticError, match="pointwise: codes and scales do not give"):
+        sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
