@@ -248,7 +248,7 @@ class CorruptPictures:
             if self._error is not None:
                 raise ReadingError(self._error)
 
-    def none_is_good(self) -> str:
+    def all_are_corrupt(self) -> str:
         """What to say where all pictures that were asked for are corrupt."""
         return (
             f"{self._subject}: received {len(self._names)} corrupt pictures and no good one, "
@@ -285,4 +285,4 @@ def first_good(
             return decode_slowly(picture.read()), picture.label
         except (ValueError, OSError) as error:
             corrupt.add(picture.name, str(error))
-    raise NoGoodPictureError(corrupt.none_is_good())
+    raise NoGoodPictureError(corrupt.all_are_corrupt())

@@ -52,8 +52,8 @@ def load_tfds(
             read; otherwise the fastest files and pictures come first.
 
     Raises:
-        ValueError: an argument is out of its range, there is no such builder, it is no image
-            classification, or it has not been prepared.
+        ValueError: an argument is out of its range, there is no such builder, it is not for
+            image classification, or it has not been prepared.
         ImportError: tensorflow-datasets is not installed.
     """
     texts = {"builder": builder, "train_split": train_split, "held_out_split": held_out_split}

@@ -72,7 +72,7 @@ def _numbers(values: Sequence[float]) -> str:
 _IMAGE_BITS = 8
 
 
-class Decided:
+class LayerDecisions:
     """Reads a placement, layer by layer.
 
     Args:

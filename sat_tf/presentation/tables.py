@@ -231,7 +231,7 @@ def read_table(
         more: what the names of further columns begin with; None where there are none.
 
     Raises:
-        RunError: it is no such table.
+        RunError: it has other columns, or is damaged.
     """
     if not text:
         return []

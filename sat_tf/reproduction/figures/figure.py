@@ -76,7 +76,7 @@ class Numbers:
         """The table that `to_csv` wrote, to the digits that it keeps.
 
         Raises:
-            ValueError: it is no table with these columns.
+            ValueError: it has other columns, or is damaged.
         """
         try:
             lines = list(csv.reader(io.StringIO(text), strict=True))
