@@ -1,4 +1,4 @@
-"""The images that a command is told to run a file on."""
+"""The images that a command runs a file on."""
 
 import argparse
 import dataclasses
@@ -73,7 +73,7 @@ class ImageOptions:
         return self.images is not None or self.dataset is not None
 
     def check(self) -> None:
-        """What can be said without reading anything.
+        """Checks what can be checked without reading anything.
 
         Raises:
             RunError: two sources, or one that is not there.

@@ -198,7 +198,7 @@ def _pictures(folder: pathlib.Path, unreadable: list[OSError], endless: list[str
             unreadable.append(error)
             continue
         for entry in sorted(inside, key=lambda entry: entry.name):
-            # Of a link, os.path looks at what it leads to, and bears one that leads to itself.
+            # os.path follows links, and does not fail on one that leads to itself.
             linked = entry.is_symlink()
             if os.path.isdir(entry.path) if linked else entry.is_dir():
                 target = os.path.realpath(entry.path)

@@ -35,7 +35,7 @@ from sat_tf.data.source import NO_LABEL, FirstError, ImageSource, ReadingError, 
 
 # What TensorFlow puts around its messages.
 _AROUND = re.compile(r"\{\{.*?\}\} ?| ?\[Op:.*", re.DOTALL)
-# Pictures by which the kind of most is told.
+# How many pictures are looked at to tell which format most have.
 _LOOKED_AT = 16
 
 

@@ -137,7 +137,7 @@ def _image_and_label(builder: Any) -> tuple[str, str]:
 
 def _held_out(builder: Any) -> str:
     splits = list(builder.info.splits or {})
-    # Where nothing has been prepared, the usual name: what is missing is said when it is read.
+    # Where nothing has been prepared, the usual name: reading it reports what is missing.
     name = next((name for name in _HELD_OUT if name in splits), None if splits else _HELD_OUT[0])
     if name is None:
         raise ValueError(

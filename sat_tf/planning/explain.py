@@ -133,7 +133,7 @@ def explain(
         )
     policy = BitPolicy() if policy is None else expect_policy(policy)
     source = read_source(model)
-    with_image_size(source.network, image_size)  # a bad size is said before anything else
+    with_image_size(source.network, image_size)  # reports a bad size before anything else
     refused: list[str] = []
     if source.requantized:
         policy, refused = of_requantized(model, policy)

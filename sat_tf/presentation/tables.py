@@ -204,7 +204,7 @@ def _markdown(cell: Cell) -> str:
 
 
 def write_table(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
-    """A header line, and a line for each row; six digits of every number that is no integer."""
+    """A header line, and a line for each row; six digits of every float."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)

@@ -68,7 +68,7 @@ class Numbers:
         return {name: float(value) for name, value in named if not isinstance(value, str)}
 
     def to_csv(self) -> str:
-        """A header line and a line for each row; six digits of every number that is no integer."""
+        """A header line and a line for each row; six digits of every float."""
         return write_table(self.columns, self.rows)
 
     @classmethod
