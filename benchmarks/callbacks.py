@@ -20,7 +20,7 @@ from rich.console import Console
 
 import sat_tf
 from sat_tf.commands.train import load_config
-from sat_tf.training.callbacks.callback_list import watched
+from sat_tf.training.callbacks.callback_list import recording
 from sat_tf.training.loop.runner import float_model, load_source
 from sat_tf.training.state.run_folder import RunFolder
 from sat_tf.training.step.learner import accuracy_metrics
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> None:
     console = Console(file=io.StringIO(), force_terminal=True)
     with (
         tempfile.TemporaryDirectory() as folder,
-        watched(
+        recording(
             plan,
             model,
             RunFolder(pathlib.Path(folder)),

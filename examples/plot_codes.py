@@ -19,7 +19,7 @@ from sat_tf.atomic_file import written_whole
 from sat_tf.export.lowering.codes import integer_kernel
 from sat_tf.loading.load import load_model
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.pact import PactQuantizer
+from sat_tf.quantizers.protocol import ActivationQuantizer
 
 matplotlib.use("Agg")
 
@@ -60,7 +60,7 @@ def _draw_weights(axes: plt.Axes, layer: QuantizedLayer) -> None:
     quantizer = layer.quantize_config.weights
     if quantizer is None:
         raise app.UsageError(f"received {layer.layer.name}, expected a linear layer.")
-    clamped = np.ravel(quantizer.clamp(layer.layer.kernel))
+    clamped = np.ravel(quantizer.stages(layer.layer.kernel)["clamped"])
     codes = np.ravel(integer_kernel(layer)[0])
     values, counts = np.unique(codes, return_counts=True)
     axes.hist(clamped, bins=120, range=(-1, 1), color=_REAL_COLOR, label="before quantization")
@@ -81,10 +81,10 @@ def _draw_activations(
     real = np.ravel(layer.before_quantization(before))
     level = float(layer.output_variables["clipping_level"].numpy())
     quantizer = layer.quantize_config.output
-    if not isinstance(quantizer, PactQuantizer):
+    if not (isinstance(quantizer, ActivationQuantizer) and quantizer.rectifies):
         raise app.UsageError(f"received {layer.layer.name}, expected a quantized rectifier.")
     codes = np.ravel(keras.Model(model.input, layer.output)(images.astype(np.float32)))
-    levels = 2**quantizer.num_bits - 1
+    levels = quantizer.code_range(layer.output_variables).steps
     values, counts = np.unique(np.rint(codes * levels / level), return_counts=True)
     axes.hist(real, bins=160, range=(-level, 1.6 * level), color=_REAL_COLOR)
     axes.axvline(level, color="black", linestyle="--", linewidth=1)

@@ -1,9 +1,14 @@
 import ast
 import collections
+import importlib
 import pathlib
+import pkgutil
+
+import tf_keras as keras
 
 import sat_tf
 import sat_tf.export
+from sat_tf.graph import layer_kinds, layers
 
 PACKAGE = pathlib.Path(sat_tf.__file__).parent
 TREES = {
@@ -58,15 +63,6 @@ MAY_IMPORT = {
 # The same inside a room whose folders stand one above the other; "." are the modules beside them.
 MAY_IMPORT_WITHIN = {
     "analysis": {".": set(), "audit": {"."}, "sensitivity": {"."}},
-    "export": {
-        "tflite": set(),
-        "litert": {"tflite"},
-        "converter": {"tflite", "litert"},
-        "operations": {"tflite", "converter"},
-        "lowering": {"tflite", "operations"},
-        "certificate": {"tflite", "litert", "operations"},
-        ".": {"tflite", "litert", "converter", "operations", "lowering", "certificate"},
-    },
     "training": {
         ".": set(),
         "config": set(),
@@ -76,6 +72,16 @@ MAY_IMPORT_WITHIN = {
         "callbacks": {".", "config", "step", "state"},
         "report": {"config", "state"},
         "loop": {".", "config", "step", "state", "recipes", "callbacks", "report"},
+    },
+    "export": {
+        "tflite": set(),
+        "litert": {"tflite"},
+        "converter": {"litert", "tflite"},
+        "operations": {"converter", "tflite"},
+        "lowering": {"operations", "tflite"},
+        "certificate": {"litert", "operations", "tflite"},
+        # What users call stands on top of all.
+        ".": {"tflite", "litert", "converter", "operations", "lowering", "certificate"},
     },
     "reproduction": {
         ".": set(),
@@ -87,6 +93,24 @@ MAY_IMPORT_WITHIN = {
 # Modules that all rooms share, and those at the top that may use everything.
 SHARED = {"arguments", "atomic_file", "messages", "version"}
 TOP = {"__init__", "__main__"}
+
+# Where classes of Keras layers are named: where the registry of layer kinds is and models are
+# rewritten, where float networks are built, and where layers are made of Keras 3's operations.
+# Everything else asks the registry.
+MAY_NAME_LAYERS = ("graph/", "models/", "keras3/operation_table.py")
+# Of keras.layers, what is no kind of layer to look up.
+NO_KINDS = {
+    "Layer",  # a base
+    "Wrapper",  # a base
+    "InputLayer",  # where a graph begins
+    "Lambda",  # code of the user's own, which is never looked into
+    "RNN",  # a loop over steps of any kind
+}
+# What else is named beside the registry, by file.
+NAMED_BESIDE = {
+    # Of these, TensorFlow's converter would write a loop: what it is told instead stands there.
+    "export/converter/float_layers.py": {"ConvLSTM1D", "ConvLSTM2D", "ConvLSTM3D"},
+}
 
 # All that the arithmetic needs besides Python itself.
 CORE_LIBRARIES = {"tensorflow", "sat_tf"}
@@ -221,7 +245,8 @@ def test_files_import_each_other_in_no_circle():
     # Those that are imported in a function, or for types alone, as well: who reads one of the files
     # has to read them all.
     arrows = {name: set(_imported_modules(tree)) - {name} for name, tree in MODULES.items()}
-    assert [sorted(circle) for circle in _circles(arrows)] == []
+    circles = [sorted(circle) for circle in _circles(arrows)]
+    assert circles == []
 
 
 def test_lazy_names_are_not_used_inside_the_package():
@@ -272,6 +297,54 @@ def test_imports_are_absolute_and_by_name():
     assert not _offenders(loose)
 
 
+# Where all concrete quantizers are named, beside the file of each.
+TABLE_OF_QUANTIZERS = "quantizers/table.py"
+
+
+def _concrete_quantizers():
+    """The file of each class that can be made, by name: decorated as what saved models hold."""
+    return {
+        node.name: name
+        for name, tree in TREES.items()
+        if _part(name) == "quantizers"
+        for node in tree.body
+        if isinstance(node, ast.ClassDef)
+        and node.name.endswith(("Quantizer", "Observer"))
+        and any("register_quantizer" in ast.unparse(one) for one in node.decorator_list)
+    }
+
+
+def _words(tree):
+    """Names, attributes and imported names of a file, and its strings that are one word."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.ImportFrom | ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def test_a_quantizer_is_named_in_its_own_file_and_in_one_table():
+    # Everyone else asks it: see quantizers/protocol.py.
+    own = _concrete_quantizers()
+    assert len(own) == 8
+
+    def named(name, tree):
+        if name == TABLE_OF_QUANTIZERS:
+            return set()
+        return {word for word in _words(tree) if own.get(word, name) != name}
+
+    assert not _offenders(named)
+
+
+def test_every_quantizer_is_in_the_table():
+    names = set(_words(TREES[TABLE_OF_QUANTIZERS]))
+    assert set(_concrete_quantizers()) <= names
+
+
 def test_there_is_one_keras():
     # The meaning of the others depends on what was imported first. Keras 3 itself is `keras`, in
     # the one part that is about it.
@@ -283,6 +356,46 @@ def test_there_is_one_keras():
         return wrong | {n for n in imported if n.startswith(beside)}
 
     assert not _offenders(others)
+
+
+def _named_layers(tree):
+    """Classes of Keras layers that code names, with the line; not those of Keras 3."""
+    spelled = {"keras.layers"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and ast.unparse(node.value) in spelled:
+            spelled |= {ast.unparse(target) for target in node.targets}
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) in spelled:
+            names = [node.attr]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").endswith("keras.layers"):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr":
+            names = [arg.value for arg in node.args[1:2] if isinstance(arg, ast.Constant)]
+            names = names if ast.unparse(node.args[0]) in spelled else []
+        for name in names:
+            found = getattr(keras.layers, name, None)
+            if isinstance(found, type) and issubclass(found, keras.layers.Layer):
+                yield name, node.lineno
+
+
+def test_layer_kinds_are_rows_of_the_registry_and_named_nowhere_else():
+    def named(name, tree):
+        known = NO_KINDS | NAMED_BESIDE.get(name, set())
+        found = [one for one in _named_layers(tree) if one[0] not in known]
+        return [] if name.startswith(MAY_NAME_LAYERS) else found
+
+    assert not _offenders(named)
+
+
+def test_each_layer_kind_is_a_row_of_one_family():
+    modules = [
+        importlib.import_module(f"{layers.__name__}.{module.name}")
+        for module in pkgutil.iter_modules(layers.__path__)
+    ]
+    rows = [kind for module in modules for kind in getattr(module, "KINDS", ())]
+    assert len(rows) == len(set(rows))
+    assert set(layer_kinds.KINDS) - set(rows) == {keras.layers.InputLayer}
 
 
 def test_files_are_named_after_what_they_hold():

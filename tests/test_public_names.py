@@ -36,6 +36,14 @@ def test_importing_sat_tf_loads_nothing_heavy():
     assert run.stdout == "light\n", run.stderr[-2000:]
 
 
+def test_the_first_name_that_is_used_may_be_any():
+    code = "import sat_tf; print(sat_tf.configs.weight_quantizer.__name__)"
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=PACKAGE.parent
+    )
+    assert run.stdout == "weight_quantizer\n", run.stderr[-2000:]
+
+
 def test_there_are_at_most_16_public_names():
     assert len(sat_tf.__all__) == len(set(sat_tf.__all__)) <= 16
 

@@ -35,6 +35,6 @@ def groups(layer: keras.layers.Layer) -> int:
     return int(getattr(layer, "groups", 1) or 1)
 
 
-def kernel_of(layer: keras.layers.Layer, part: Kernel) -> Any:
+def kernel_of(layer: keras.layers.Layer, kernel: Kernel) -> Any:
     """What the layer has in the place of a kernel: a variable, or what stands in for it."""
-    return getattr(layer, part.attribute)
+    return getattr(layer, kernel.attribute)

@@ -112,7 +112,7 @@ def range_accuracies(
 def range_note(
     subject: str, model: keras.Model, data: tuple[Any, Any], given: InputRange, policy: BitPolicy
 ) -> str | None:
-    """What is to be said of a range that a policy states, if another one is clearly better.
+    """A note on the range that a policy states, if another one is clearly better.
 
     Args:
         subject: what the model is called.

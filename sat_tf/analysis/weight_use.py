@@ -9,7 +9,7 @@ import tf_keras as keras
 
 from sat_tf.analysis.linear_layers import kernel_of
 from sat_tf.analysis.measurement import as_graph
-from sat_tf.analysis.wiring import Step
+from sat_tf.analysis.wiring import LinearCall
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.protocol import WeightQuantizer
 
@@ -62,43 +62,43 @@ class WeightProbe:
     """Measures kernels, each time it is called.
 
     Args:
-        steps: where they are used.
+        linear_calls: where they are used.
         compiled: make a graph of the measurement, which pays from a few calls on.
     """
 
-    def __init__(self, steps: Sequence[Step], *, compiled: bool = False) -> None:
-        self._steps = steps
+    def __init__(self, linear_calls: Sequence[LinearCall], *, compiled: bool = False) -> None:
+        self._linear_calls = linear_calls
         self._measure = as_graph(self._run) if compiled else self._run
 
     def __call__(self) -> dict[str, WeightUse]:
-        """What the kernels are now, by the names of the steps."""
+        """What the kernels are now, by the names of the calls."""
         measured = self._measure()
-        return {step.name: _use(step, measured[step.name]) for step in self._steps}
+        return {call.name: _use(call, measured[call.name]) for call in self._linear_calls}
 
     def codes(self) -> dict[str, tf.Tensor]:
         """The integers n = 0..top of every kernel that has codes, as uint8."""
         return {
-            step.name: tf.cast(
-                quantizer.units(_latent(step), step.outer.kernel_variables), tf.uint8
+            call.name: tf.cast(
+                quantizer.units(_latent(call), call.outer.kernel_variables), tf.uint8
             )
-            for step in self._steps
-            if (quantizer := quantizer_of(step)) is not None and quantizer.num_bits is not None
+            for call in self._linear_calls
+            if (quantizer := quantizer_of(call)) is not None and quantizer.num_bits is not None
         }
 
     def _run(self) -> dict[str, dict[str, tf.Tensor]]:
-        return {step.name: _measured(step) for step in self._steps}
+        return {call.name: _measured(call) for call in self._linear_calls}
 
 
-def quantizer_of(step: Step) -> WeightQuantizer | None:
-    """The quantizer of a step's kernel, if sat-tf quantizes it."""
-    outer = step.outer
-    if not isinstance(outer, QuantizedLayer) or outer.layer is not step.layer:
+def quantizer_of(call: LinearCall) -> WeightQuantizer | None:
+    """The quantizer of a call's kernel, if sat-tf quantizes it."""
+    outer = call.outer
+    if not isinstance(outer, QuantizedLayer) or outer.layer is not call.layer:
         return None
     return outer.quantize_config.weights
 
 
-def _measured(step: Step) -> dict[str, tf.Tensor]:
-    latent, quantizer = _latent(step), quantizer_of(step)
+def _measured(call: LinearCall) -> dict[str, tf.Tensor]:
+    latent, quantizer = _latent(call), quantizer_of(call)
     if latent is None:
         return {}
     if quantizer is None:
@@ -106,29 +106,29 @@ def _measured(step: Step) -> dict[str, tf.Tensor]:
         # What other wrappers make of a kernel is seen only while they run.
         return (
             own
-            if isinstance(step.outer, keras.layers.Wrapper)
+            if isinstance(call.outer, keras.layers.Wrapper)
             else {**own, "effective": own["latent"]}
         )
     found = {
         "latent": variance(latent),
         **{name: variance(made) for name, made in quantizer.stages(latent).items()},
-        "effective": variance(step.outer.effective_kernel()),
+        "effective": variance(call.outer.effective_kernel()),
     }
     if quantizer.num_bits is not None:
-        units = tf.cast(quantizer.units(latent, step.outer.kernel_variables), tf.int32)
+        units = tf.cast(quantizer.units(latent, call.outer.kernel_variables), tf.int32)
         counts = tf.math.bincount(tf.reshape(units, [-1]), minlength=256, maxlength=256)
         found["codes_used"] = tf.math.count_nonzero(counts)
     return found
 
 
-def _latent(step: Step) -> tf.Tensor | None:
+def _latent(call: LinearCall) -> tf.Tensor | None:
     """The variable that is trained; None where a wrapper has hidden it."""
-    kernel: Any = kernel_of(step.layer, step.part)
+    kernel: Any = kernel_of(call.layer, call.kernel)
     if not hasattr(kernel, "assign"):
         same = [
             weight
-            for weight in step.outer.trainable_weights
-            if weight.shape == kernel.shape and step.part.attribute in weight.name
+            for weight in call.outer.trainable_weights
+            if weight.shape == kernel.shape and call.kernel.attribute in weight.name
         ]
         if len(same) != 1:
             return None
@@ -136,9 +136,9 @@ def _latent(step: Step) -> tf.Tensor | None:
     return tf.cast(tf.convert_to_tensor(kernel), tf.float32)
 
 
-def _use(step: Step, measured: dict[str, tf.Tensor]) -> WeightUse:
-    shape = kernel_of(step.layer, step.part).shape
-    quantizer = quantizer_of(step)
+def _use(call: LinearCall, measured: dict[str, tf.Tensor]) -> WeightUse:
+    shape = kernel_of(call.layer, call.kernel).shape
+    quantizer = quantizer_of(call)
     variances: dict[str, Any] = {
         name: float(measured[name]) for name in _VARIANCES if name in measured
     }

@@ -22,7 +22,7 @@ from sat_tf.graph.tfmot_layers import refuse_wrapped
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Call:
+class WiredCall:
     """One call of a layer.
 
     Attributes:
@@ -37,7 +37,7 @@ class Call:
     name: str
     layer: keras.layers.Layer
     outer: keras.layers.Layer
-    inputs: tuple["Call", ...]
+    inputs: tuple["WiredCall", ...]
     shape: tuple[int | None, ...]
     in_inference: bool
 
@@ -52,7 +52,7 @@ class Call:
         if self.is_linear:
             return True
         known = layer_kinds.find_support(self.layer) is not None
-        # The slopes of a PReLU have the shape of a matrix, and are none.
+        # The slopes of a PReLU have the shape of a matrix, and no tensor is multiplied by it.
         by_channel = self._kind is not None and self._kind.weights_by_channel
         return not known and not by_channel and holds_matrices(self.layer)
 
@@ -99,7 +99,7 @@ class Neighbour:
             not known.
     """
 
-    call: Call
+    call: WiredCall
     pooled_area: int | None
 
 
@@ -118,23 +118,25 @@ class Wiring:
         refuse_wrapped(model, but=("QuantizeWrapper",))
         check_one_of_each(model)
         self.name: str = model.name
-        self._calls: list[Call] = []
+        self._calls: list[WiredCall] = []
         (self.output,) = self._read(model, None, "")
-        self._readers: dict[Call, list[Call]] = {call: [] for call in self._calls}
+        self._readers: dict[WiredCall, list[WiredCall]] = {call: [] for call in self._calls}
         for call in self._calls:
             for producer in dict.fromkeys(call.inputs):
                 self._readers[producer].append(call)
 
-    def __iter__(self) -> Iterator[Call]:
+    def __iter__(self) -> Iterator[WiredCall]:
         return iter(self._calls)
 
-    def linear(self) -> list[Call]:
+    def linear(self) -> list[WiredCall]:
         """The calls of linear layers."""
         return [call for call in self if call.is_linear]
 
-    def _read(self, model: keras.Model, inputs: list[Call] | None, prefix: str) -> list[Call]:
+    def _read(
+        self, model: keras.Model, inputs: list[WiredCall] | None, prefix: str
+    ) -> list[WiredCall]:
         """Adds a model's calls; returns those that make its outputs."""
-        made: dict[int, Call] = {}
+        made: dict[int, WiredCall] = {}
         if inputs is not None:
             made = {id(tensor): call for tensor, call in zip(model.inputs, inputs, strict=True)}
         # Keras has no public view of which of a layer's calls belong to which model.
@@ -144,7 +146,7 @@ class Wiring:
                     self._add(node, made, prefix)
         return [made[id(tensor)] for tensor in model.outputs]
 
-    def _add(self, node: Any, made: dict[int, Call], prefix: str) -> None:
+    def _add(self, node: Any, made: dict[int, WiredCall], prefix: str) -> None:
         reads = [made[id(tensor)] for tensor in node.keras_inputs]
         outputs = tf.nest.flatten(node.outputs)
         outer = node.layer
@@ -153,7 +155,7 @@ class Wiring:
             made.update({id(tensor): call for tensor, call in zip(outputs, found, strict=True)})
             return
         layer = unwrapped(outer)
-        call = Call(
+        call = WiredCall(
             name=prefix + layer.name,
             layer=layer,
             outer=outer,
@@ -164,7 +166,7 @@ class Wiring:
         self._calls.append(call)
         made.update({id(tensor): call for tensor in outputs})
 
-    def normalization_behind(self, call: Call) -> str | None:
+    def normalization_behind(self, call: WiredCall) -> str | None:
         """Class of the normalization right behind a linear layer, if nothing else reads it."""
         readers = self._readers[call]
         plain = activation_name(call.layer) == "linear"
@@ -174,7 +176,7 @@ class Wiring:
             return None
         return type(readers[0].layer).__name__
 
-    def neighbours(self, call: Call) -> list[Neighbour]:
+    def neighbours(self, call: WiredCall) -> list[Neighbour]:
         """The linear layers that follow another one, nearest along the graph.
 
         A layer follows where a path leads to it on which no other linear layer lies. A path ends
@@ -186,8 +188,8 @@ class Wiring:
         Args:
             call: of a linear layer.
         """
-        areas: dict[Call, int | None] = {call: 1}
-        behind_found: set[Call] = set()
+        areas: dict[WiredCall, int | None] = {call: 1}
+        behind_found: set[WiredCall] = set()
         found = []
         for reader in self._calls[self._calls.index(call) + 1 :]:
             reached = [areas[producer] for producer in reader.inputs if producer in areas]
@@ -205,7 +207,7 @@ class Wiring:
                 areas[reader] = None if area is None or own is None else area * own
         return found
 
-    def reads_image(self, call: Call) -> bool:
+    def reads_image(self, call: WiredCall) -> bool:
         """Whether no linear layer comes before this one."""
         waiting, seen = list(call.inputs), set(call.inputs)
         while waiting:
@@ -217,27 +219,27 @@ class Wiring:
             waiting.extend(new)
         return True
 
-    def tail(self) -> list[Call]:
+    def tail(self) -> list[WiredCall]:
         """The calls from the output back to the first that is linear or reads several tensors."""
         found = [self.output]
         while not found[-1].mixes and len(found[-1].inputs) == 1:
             found.append(found[-1].inputs[0])
         return found
 
-    def classifier(self) -> Call | None:
+    def classifier(self) -> WiredCall | None:
         """The linear layer that makes the output, but for softmax, reshaping and dropout."""
         *behind, last = self.tail()
         if not last.is_linear or not all(_passes_logits(call.layer) for call in behind):
             return None
         return last
 
-    def pooled_area_before(self, call: Call) -> int | None:
+    def pooled_area_before(self, call: WiredCall) -> int | None:
         """k²_pool: over how many places is averaged between the linear layers before and a call.
 
         Where paths meet, the smallest area counts: through it the largest values come. None where
         it is not known.
         """
-        areas: dict[Call, int | None] = {}
+        areas: dict[WiredCall, int | None] = {}
         for producer in self._calls[: self._calls.index(call)]:
             if producer.mixes or not producer.inputs:
                 areas[producer] = 1
@@ -263,24 +265,24 @@ def _size(shape: tuple[int | None, ...]) -> int | None:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Step:
+class LinearCall:
     """One multiplication by a kernel, and those that follow it.
 
     Attributes:
         name: see `kappa_1.LayerFlow`.
         layer: that multiplies.
         outer: the layer of the graph it belongs to: itself, its wrapper, or what hides it.
-        part: which of the layer's multiplications it is.
+        kernel: which of the layer's multiplications it is.
         normalization: see `kappa_1.LayerFlow`.
         reads_image: see `kappa_1.LayerFlow`.
-        following: names of the steps l + 1, and the area of the average pooling in between.
+        following: names of the calls of layer l + 1, and the area of the pooling in between.
         unknown: see `kappa_1.LayerFlow`.
     """
 
     name: str
     layer: keras.layers.Layer
     outer: keras.layers.Layer
-    part: Kernel
+    kernel: Kernel
     normalization: str | None = None
     reads_image: bool = False
     following: tuple[tuple[str, int | None], ...] = ()
@@ -292,72 +294,72 @@ class Step:
         return type(self.layer).__name__
 
     @property
-    def is_last_part(self) -> bool:
+    def is_last_kernel(self) -> bool:
         """Whether the layer's output is that of this multiplication."""
-        return self.part is layer_kinds.kernels_of(self.layer)[-1]
+        return self.kernel is layer_kinds.kernels_of(self.layer)[-1]
 
     @property
     def fan_in(self) -> int:
         """Inputs of one output, n."""
-        return self.part.fan_in(self._shape)
+        return self.kernel.fan_in(self._shape)
 
     @property
     def fan_out(self) -> int:
         """Outputs of one input, n̂."""
-        return self.part.fan_out(self._shape, groups(self.layer))
+        return self.kernel.fan_out(self._shape, groups(self.layer))
 
     @property
     def _shape(self) -> tuple[int, ...]:
-        return tuple(kernel_of(self.layer, self.part).shape)
+        return tuple(kernel_of(self.layer, self.kernel).shape)
 
 
-def linear_steps(wiring: Wiring) -> dict[str, Step]:
-    """The multiplications by kernels of a model, by name, in graph order."""
+def linear_calls(wiring: Wiring) -> dict[str, LinearCall]:
+    """The calls of linear layers of a model, kernel by kernel, by name, in graph order."""
     calls = wiring.linear()
     times = [call.layer for call in calls]
-    steps: dict[str, Step] = {}
+    calls_by_name: dict[str, LinearCall] = {}
     for call in wiring:
         if not call.is_linear:
-            steps.update(_hidden(call))
+            calls_by_name.update(_hidden(call))
             continue
-        parts = layer_kinds.kernels_of(call.layer)
-        for part, behind in zip(parts, (*parts[1:], None), strict=True):
+        kernels = layer_kinds.kernels_of(call.layer)
+        for kernel, behind in zip(kernels, (*kernels[1:], None), strict=True):
             following, unknown = _following(wiring, call, behind)
             if times.count(call.layer) > 1:
                 unknown = "the layer is called more than once"
-            step = Step(
-                part.name(call.name),
+            found = LinearCall(
+                kernel.name(call.name),
                 call.layer,
                 call.outer,
-                part,
+                kernel,
                 # Nothing bends between the two parts of a separable convolution: what divides the
                 # second's output by its deviation takes the size of both kernels out.
                 normalization=wiring.normalization_behind(call),
-                reads_image=wiring.reads_image(call) and part is parts[0],
+                reads_image=wiring.reads_image(call) and kernel is kernels[0],
                 following=following,
                 unknown=unknown,
             )
-            steps.setdefault(step.name, step)
-    return steps
+            calls_by_name.setdefault(found.name, found)
+    return calls_by_name
 
 
-def _hidden(call: Call) -> dict[str, Step]:
+def _hidden(call: WiredCall) -> dict[str, LinearCall]:
     """The multiplications inside a layer whose calls cannot be followed."""
     return {
-        part.name(f"{call.name}/{inner.name}"): Step(
-            part.name(f"{call.name}/{inner.name}"),
+        kernel.name(f"{call.name}/{inner.name}"): LinearCall(
+            kernel.name(f"{call.name}/{inner.name}"),
             inner,
             call.outer,
-            part,
+            kernel,
             unknown=f"it is inside {call.name}, whose calls cannot be followed",
         )
         for inner in call.layer._flatten_layers(include_self=False, recursive=True)
-        for part in layer_kinds.kernels_of(inner)
+        for kernel in layer_kinds.kernels_of(inner)
     }
 
 
 def _following(
-    wiring: Wiring, call: Call, behind: Kernel | None
+    wiring: Wiring, call: WiredCall, behind: Kernel | None
 ) -> tuple[tuple[tuple[str, int | None], ...], str]:
     if behind is not None:
         return ((behind.name(call.name), 1),), ""

@@ -15,10 +15,10 @@ from sat_tf.commands.models import (
     add_model_sizes,
     model_maker,
     quiet_tensorflow,
-    said_plainly,
+    value_errors_as_run_errors,
 )
 from sat_tf.commands.options import add_input_range, input_range_fields
-from sat_tf.commands.pixels import Choice, add_image_arguments, choice_of
+from sat_tf.commands.pixels import ImageOptions, add_image_arguments, image_options
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.training.state.run_folder import CONFIG
@@ -70,10 +70,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:
     """Does what the arguments ask for; False where --strict finds a broken rule."""
-    choice = dataclasses.replace(choice_of(arguments), usual=_USUAL_IMAGES)
-    choice.check()
+    wanted = dataclasses.replace(image_options(arguments), usual=_USUAL_IMAGES)
+    wanted.check()
     make = model_maker(arguments, "audit")
-    with said_plainly():
+    with value_errors_as_run_errors():
         for path in (arguments.page, arguments.csv):
             if path is not None:
                 check_writable(path)
@@ -84,10 +84,10 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     from sat_tf.analysis.range_accuracy import range_note
     from sat_tf.graph.network import check_model
 
-    with said_plainly():
+    with value_errors_as_run_errors():
         model = make()
         check_model(model)
-        images = _images(arguments, choice, model)
+        images = _images(arguments, wanted, model)
         note = None
         if images is not None:
             policy = BitPolicy(**input_range_fields(arguments))
@@ -129,19 +129,19 @@ def _fed_range(model: "keras.Model", policy: BitPolicy) -> InputRange:
 
 
 def _images(
-    arguments: argparse.Namespace, choice: Choice, model: "keras.Model"
+    arguments: argparse.Namespace, wanted: ImageOptions, model: "keras.Model"
 ) -> tuple[Any, Any] | None:
     """The images to measure on, with their labels; None where none are asked for."""
     from sat_tf.training.config.config import read_config
 
-    if choice.is_given:
+    if wanted.is_given:
         shape, classes = tuple(model.input_shape[1:]), model.output_shape[-1]
         if None in shape:
             raise ValueError(
                 f"model {model.name!r}: received images for a model of any size, expected one of "
                 f"a fixed size, not {shape}; build it for one."
             )
-        found = choice.load(shape, classes)
+        found = wanted.load(shape, classes)
         return found.images, found.labels
     path = pathlib.Path(arguments.model)
     if not (path / CONFIG).is_file():

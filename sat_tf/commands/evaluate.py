@@ -9,7 +9,7 @@ from rich.console import Console
 
 from sat_tf.commands.models import load_model, quiet_tensorflow
 from sat_tf.commands.options import add_trust
-from sat_tf.commands.pixels import Choice, add_image_arguments, choice_of
+from sat_tf.commands.pixels import ImageOptions, add_image_arguments, image_options
 from sat_tf.export.evaluate import evaluate_simulator, evaluate_tflite, file_interface
 from sat_tf.messages import RunError, list_problems
 from sat_tf.training.config.config import read_config
@@ -50,17 +50,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Does what the arguments ask for."""
     source = pathlib.Path(arguments.source)
-    choice = dataclasses.replace(choice_of(arguments), usual=None)
+    wanted = dataclasses.replace(image_options(arguments), usual=None)
     if source.is_file():
         evaluate_file(
             source,
             console,
-            choice=choice,
+            wanted=wanted,
             simulator=arguments.simulator,
             processes=arguments.processes,
         )
         return
-    if choice.is_given or arguments.simulator or arguments.processes:
+    if wanted.is_given or arguments.simulator or arguments.processes:
         raise RunError(
             f"{source}: received a folder with options of TFLite files, expected a TFLite file; "
             f"name {source / 'model.tflite'}, or leave out the options."
@@ -107,7 +107,7 @@ def evaluate_file(
     path: pathlib.Path,
     console: Console,
     *,
-    choice: Choice,
+    wanted: ImageOptions,
     simulator: bool = False,
     processes: int | None = None,
 ) -> None:
@@ -116,15 +116,15 @@ def evaluate_file(
     Args:
         path: of the file.
         console: where to print them.
-        choice: which images; they need labels.
+        wanted: which images; they need labels.
         simulator: run the integer simulation, not LiteRT.
         processes: how many; by default one for each core.
 
     Raises:
         RunError: there are no labelled images, or they do not fit the file.
     """
-    choice.check()
-    if not choice.is_given:
+    wanted.check()
+    if not wanted.is_given:
         raise RunError(
             f"{path}: received a TFLite file without images, expected labelled ones; name them "
             "with --images or --dataset."
@@ -136,10 +136,10 @@ def evaluate_file(
                 f"{path}: received a file that takes {interface.input_type}, expected one that "
                 "takes uint8 pixels; evaluate others with sat_tf.export.evaluate_tflite."
             )
-        pixels = choice.load(interface.input_shape, interface.num_outputs)
+        pixels = wanted.load(interface.input_shape, interface.num_outputs)
         if pixels.labels is None:
             raise RunError(
-                f"{choice.images}: received images without labels, expected a folder with a folder "
+                f"{wanted.images}: received images without labels, expected a folder with a folder "
                 "of pictures for each class, or --dataset."
             )
         for note in pixels.notes:

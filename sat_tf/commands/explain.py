@@ -12,7 +12,7 @@ from sat_tf.commands.models import (
     is_built_by_name,
     model_maker,
     quiet_tensorflow,
-    said_plainly,
+    value_errors_as_run_errors,
 )
 from sat_tf.commands.options import add_input_range, input_range_fields
 from sat_tf.messages import RunError, list_problems, listed_problems
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     if not is_built_by_name(name):
         size, arguments.image_size = arguments.image_size, None
     make = model_maker(arguments, "explain")
-    with said_plainly():
+    with value_errors_as_run_errors():
         for path in (arguments.page, arguments.diagram, arguments.csv):
             if path is not None:
                 check_writable(path)
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     from sat_tf.planning.explain import explain
     from sat_tf.planning.plan_table import print_plan
 
-    with said_plainly():
+    with value_errors_as_run_errors():
         plan = explain(make(), policy, image_size=size)
         print_plan(plan, console)
         if arguments.page is not None:

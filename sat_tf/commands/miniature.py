@@ -10,7 +10,7 @@ from sat_tf.atomic_file import check_writable
 from sat_tf.commands.models import compute_on_one_thread, quiet_tensorflow
 from sat_tf.commands.options import add_overrides, seeds, unless_stopped
 from sat_tf.messages import RunError, list_problems
-from sat_tf.reproduction.miniature.claims import CHAPTERS, Verdict
+from sat_tf.reproduction.miniature.claims import CHAPTERS, ClaimVerdict
 from sat_tf.reproduction.miniature.groups import jobs
 from sat_tf.reproduction.miniature.page import write_page
 from sat_tf.reproduction.miniature.paper_figures import missing
@@ -116,18 +116,20 @@ def _report(outcomes: list[Outcome], changes: str, console: Console) -> bool:
     found = {one.claim: one for one in judged(outcomes, changes)}
     for chapter in CHAPTERS:
         run_at_all = [
-            found[claim] for claim in chapter.claims if found[claim].verdict is not Verdict.NOT_RUN
+            found[claim]
+            for claim in chapter.claims
+            if found[claim].verdict is not ClaimVerdict.NOT_RUN
         ]
         if run_at_all:
             console.print(f"[bold]{chapter.title}[/]", highlight=False, soft_wrap=True)
         for one in run_at_all:
-            colour = "green" if one.verdict is Verdict.SHOWS else "red"
+            colour = "green" if one.verdict is ClaimVerdict.SHOWS else "red"
             console.print(f"  [{colour}]{one.verdict.value:13}[/]", end=" ")
             console.print(
                 f"{one.measured:22} {one.claim.text}", highlight=False, markup=False, soft_wrap=True
             )
     verdicts = [one.verdict for one in found.values()]
-    shown, missing = (verdicts.count(kind) for kind in (Verdict.SHOWS, Verdict.NOT_RUN))
+    shown, missing = (verdicts.count(kind) for kind in (ClaimVerdict.SHOWS, ClaimVerdict.NOT_RUN))
     console.print(f"{shown} of {len(verdicts) - missing} claims show, {missing} were not run.")
     return not not_shown(list(found.values()))
 

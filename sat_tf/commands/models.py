@@ -26,7 +26,7 @@ def load_model(path: pathlib.Path, *, trust: bool = False) -> "keras.Model":
         trust: run what is in it; see `sat_tf.loading.load.load_model`.
 
     Raises:
-        RunError: it is none.
+        RunError: the file cannot be read as such.
     """
     advice = "expected a Keras model that sat-tf has saved; train it again."
     return read_keras_model(path, advice, trust=trust)
@@ -111,7 +111,7 @@ def add_model_sizes(parser: argparse.ArgumentParser) -> None:
 
 
 @contextlib.contextmanager
-def said_plainly() -> Iterator[None]:
+def value_errors_as_run_errors() -> Iterator[None]:
     """Lets the command line say what is wrong with the input, without a traceback."""
     try:
         yield

@@ -17,7 +17,7 @@ _NEGATIVE = re.compile(r"-[\d.]")
 
 
 def seed(text: str) -> int:
-    """A seed on the command line; raises `argparse.ArgumentTypeError` for what is none."""
+    """A seed on the command line; raises `argparse.ArgumentTypeError` for anything else."""
     if text.isdecimal() and int(text) < SEED_LIMIT:
         return int(text)
     raise argparse.ArgumentTypeError(f"{text!r}: expected an integer in [0, {SEED_LIMIT})")
@@ -105,7 +105,7 @@ def unless_stopped(
         console: where to say it.
     """
     try:
-        with Interruption().watched():
+        with Interruption().catching_sigterm():
             return work()
     except Stopped:
         console.print(

@@ -1,4 +1,4 @@
-"""The images that a command is told to run a file on."""
+"""The images that a command runs a file on."""
 
 import argparse
 import dataclasses
@@ -50,7 +50,7 @@ class Pixels:
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
+class ImageOptions:
     """Which images the arguments of a command name.
 
     Attributes:
@@ -73,7 +73,7 @@ class Choice:
         return self.images is not None or self.dataset is not None
 
     def check(self) -> None:
-        """What can be said without reading anything.
+        """Checks what can be checked without reading anything.
 
         Raises:
             RunError: two sources, or one that is not there.
@@ -102,7 +102,7 @@ class Choice:
         """The images, for an input of some shape and so many classes.
 
         Raises:
-            RunError: there are none, or they do not fit.
+            RunError: they cannot be read, or do not fit.
         """
         try:
             if self.dataset is not None:
@@ -184,9 +184,9 @@ def add_image_arguments(parser: argparse.ArgumentParser, *, default: str, usual:
     )
 
 
-def choice_of(arguments: argparse.Namespace) -> Choice:
+def image_options(arguments: argparse.Namespace) -> ImageOptions:
     """What --images, --dataset, --data_dir and --num_images say."""
-    return Choice(
+    return ImageOptions(
         arguments.images,
         arguments.dataset,
         arguments.num_images,
@@ -198,10 +198,10 @@ def read_array(path: str) -> np.ndarray:
     """The array in an .npy file.
 
     Raises:
-        RunError: it is none.
+        RunError: the file is something else.
     """
     problem = (
-        f"{path}: received no file that np.save has written, expected an .npy file of uint8 "
+        f"{path}: received a file that np.save has not written, expected an .npy file of uint8 "
         "images (n, rows, columns, channels)."
     )
     if not os.path.isfile(path):  # a pipe would wait for its writer

@@ -13,10 +13,10 @@ from sat_tf.commands.models import (
     add_model_sizes,
     model_maker,
     quiet_tensorflow,
-    said_plainly,
+    value_errors_as_run_errors,
 )
 from sat_tf.commands.options import add_input_range, input_range_fields
-from sat_tf.commands.pixels import add_image_arguments, choice_of
+from sat_tf.commands.pixels import add_image_arguments, image_options
 from sat_tf.export.certificate.inputs import image_problems
 from sat_tf.messages import RunError, list_problems
 from sat_tf.qat.policy import BitPolicy
@@ -82,16 +82,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
     """Does what the arguments ask for."""
-    choice = dataclasses.replace(choice_of(arguments), usual=_USUAL_IMAGES)
-    choice.check()
-    if not choice.is_given:
+    wanted = dataclasses.replace(image_options(arguments), usual=_USUAL_IMAGES)
+    wanted.check()
+    if not wanted.is_given:
         raise RunError(
             "received no images, expected --images or --dataset: losses are measured on images."
         )
     if arguments.average_bits is not None and arguments.max_drop is not None:
         raise RunError("received --average_bits and --max_drop, expected one; leave one out.")
     make = model_maker(arguments, "sensitivity")
-    with said_plainly():
+    with value_errors_as_run_errors():
         policy = BitPolicy.mobile(
             arguments.bits,
             first_last_weight_bits=arguments.first_last_weight_bits,
@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     from sat_tf.analysis.sensitivity.table import print_sensitivity
     from sat_tf.graph.network import check_model, check_one_of_each
 
-    with said_plainly():
+    with value_errors_as_run_errors():
         model = make()
         check_model(model)
         check_one_of_each(model)
@@ -118,7 +118,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
                 f"model {model.name!r}: received a model for images of any size, expected one of a "
                 f"fixed size, not {shape}; build it for one."
             )
-        pixels = choice.load(shape, model.output_shape[-1])
+        pixels = wanted.load(shape, model.output_shape[-1])
         problems = image_problems(pixels.images, shape)
         if problems:
             raise ValueError(list_problems("--images", problems))

@@ -12,7 +12,13 @@ from rich.console import Console
 
 from sat_tf.commands.models import load_model, quiet_tensorflow
 from sat_tf.commands.options import add_trust
-from sat_tf.commands.pixels import USUAL_IMAGES, Choice, Pixels, add_image_arguments, choice_of
+from sat_tf.commands.pixels import (
+    USUAL_IMAGES,
+    ImageOptions,
+    Pixels,
+    add_image_arguments,
+    image_options,
+)
 from sat_tf.commands.verification_table import print_certificate
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom, read_certificate
 from sat_tf.export.certificate.page import write_both
@@ -164,14 +170,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:
     """Does what the arguments ask for."""
-    choice = choice_of(arguments)
+    wanted = image_options(arguments)
     target = choose_target(
-        arguments.source, arguments.tflite, arguments.model, needs_config=not choice.is_given
+        arguments.source, arguments.tflite, arguments.model, needs_config=not wanted.is_given
     )
     return verify(
         target,
         console,
-        choice=choice,
+        wanted=wanted,
         certificate=arguments.certificate,
         runtimes=tuple(arguments.runtime or RUNTIMES),
         out=arguments.out,
@@ -184,7 +190,7 @@ def verify(
     target: Target,
     console: Console,
     *,
-    choice: Choice,
+    wanted: ImageOptions,
     certificate: str | None = None,
     runtimes: tuple[str, ...] = tuple(RUNTIMES),
     out: str | None = None,
@@ -196,7 +202,7 @@ def verify(
     Args:
         target: what to verify.
         console: where to print the outcome.
-        choice: which images; by default the held-out ones of the run, or random ones.
+        wanted: which images; by default the held-out ones of the run, or random ones.
         certificate: of a certificate to check the file against; nothing of Keras is then asked.
         runtimes: names of `RUNTIMES` to compare.
         out: folder of the certificate; by default that of the file.
@@ -209,13 +215,13 @@ def verify(
     Raises:
         RunError: something is missing or does not fit.
     """
-    choice.check()
+    wanted.check()
     try:
         if certificate is not None:
-            return _check(target, console, choice, certificate, runtimes, out)
+            return _check(target, console, wanted, certificate, runtimes, out)
         with _folder_for(out, target.tflite) as folder:
             path = _float_model(target, float_model)
-            found = _prove(target, console, choice, runtimes, folder / CERTIFICATE, trust, path)
+            found = _prove(target, console, wanted, runtimes, folder / CERTIFICATE, trust, path)
             print_certificate(found, str(target.tflite), console)
             page = (folder / CERTIFICATE).with_suffix(".html")
             console.print(f"Certificate: {page}", highlight=False, markup=False, soft_wrap=True)
@@ -229,7 +235,7 @@ def verify(
 def _prove(
     target: Target,
     console: Console,
-    choice: Choice,
+    wanted: ImageOptions,
     runtimes: tuple[str, ...],
     certificate_path: pathlib.Path,
     trust: bool,
@@ -247,7 +253,7 @@ def _prove(
         subject = read_subject(target.tflite)
         graph = subject.graph
         classes = int(graph.tensors[graph.output].shape[-1])
-        pixels = _pixels(target, choice, graph.images[0].shape, classes, console)
+        pixels = _pixels(target, wanted, graph.images[0].shape, classes, console)
         pixels = pixels.of_input(graph.images[0])
         return verify_subject(
             subject, pixels.images, pixels.labels, images_from=pixels.source, **settings
@@ -257,7 +263,7 @@ def _prove(
 
     model: keras.Model = _as_measured(load_model(target.model, trust=trust), target)
     shape = tuple(model.input_shape[1:])
-    pixels = _pixels(target, choice, shape, int(model.output_shape[-1]), console)
+    pixels = _pixels(target, wanted, shape, int(model.output_shape[-1]), console)
     if _takes_values(model):
         pixels = pixels.of_input(read_subject(target.tflite).graph.images[0])
     return verify_tflite(
@@ -271,7 +277,7 @@ def _prove(
 
 
 def _takes_values(model: "keras.Model") -> bool:
-    """Whether the input of a quantized model, or of a deployed one, is no image."""
+    """Whether the input of a quantized model, or of a deployed one, is not an image."""
     from sat_tf.graph.network import Network
     from sat_tf.qat.inputs import input_types
 
@@ -302,11 +308,15 @@ def _as_measured(model: "keras.Model", target: Target) -> "keras.Model":
 
 
 def _pixels(
-    target: Target, choice: Choice, shape: tuple[int, ...], num_classes: int, console: Console
+    target: Target,
+    wanted: ImageOptions,
+    shape: tuple[int, ...],
+    num_classes: int,
+    console: Console,
 ) -> Pixels:
     """The images that were chosen, or those of the run."""
-    if target.folder is None or choice.is_given:
-        pixels = choice.load(shape, num_classes)
+    if target.folder is None or wanted.is_given:
+        pixels = wanted.load(shape, num_classes)
         for note in pixels.notes:
             console.print(f"Note: {note}", highlight=False, markup=False, soft_wrap=True)
         return pixels
@@ -314,7 +324,7 @@ def _pixels(
     quiet_tensorflow()
     from sat_tf.training.loop.runner import load_source
 
-    most = choice.num_images or config.export.verify_images
+    most = wanted.num_images or config.export.verify_images
     images, labels = load_source(config).held_out_sample(most)
     return Pixels(images, labels, ImagesFrom(f"held-out images of {config.data.name}"))
 
@@ -322,7 +332,7 @@ def _pixels(
 def _check(
     target: Target,
     console: Console,
-    choice: Choice,
+    wanted: ImageOptions,
     certificate: str,
     runtimes: tuple[str, ...],
     out: str | None,
@@ -330,12 +340,12 @@ def _check(
     """Checks a file against its certificate."""
     recorded = read_certificate(certificate)
     images = None
-    if choice.is_given or (target.folder and recorded.images_from.seed is None):
+    if wanted.is_given or (target.folder and recorded.images_from.seed is None):
         # As many as then, from the same source: their hash says whether they are the same.
-        choice = dataclasses.replace(choice, num_images=choice.num_images or recorded.num_images)
+        wanted = dataclasses.replace(wanted, num_images=wanted.num_images or recorded.num_images)
         graph = read_subject(target.tflite).graph
         classes = int(graph.tensors[graph.output].shape[-1])
-        pixels = _pixels(target, choice, graph.images[0].shape, classes, console)
+        pixels = _pixels(target, wanted, graph.images[0].shape, classes, console)
         images = pixels.of_input(graph.images[0]).images
     found = recheck(target.tflite, recorded, images, runtimes=runtimes, progress=True)
     print_certificate(found.certificate, str(target.tflite), console)

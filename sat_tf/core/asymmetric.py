@@ -24,7 +24,7 @@ def quantize_offset(
     """Clips and quantizes a tensor whose negative part is small: swish, GELU, a leaky rectifier.
 
     The range goes from -(ℓ + ρ α) to α, with ℓ = -lowest and the share ρ. With a = 2^b - 1 levels,
-    the step s = ((1 + ρ) α + ℓ) / a and z = round((ℓ + ρ α) / s) codes below zero, which makes 0
+    the scale s = ((1 + ρ) α + ℓ) / a and z = round((ℓ + ρ α) / s) codes below zero, which makes 0
     one of the values,
 
     Forward:   q = s · clip(round(x / s), -z, a - z).
@@ -32,7 +32,7 @@ def quantize_offset(
                dq/dα = (1 + ρ) / a · dq/ds, with dq/ds = q/s where x is clipped, and between
                q/s - x/s ("calibrated") or 0 ("pact").
 
-    The gradient of the step is that of LSQ (Esser et al. 2020, Eq. 3), which for ℓ = ρ = 0 is
+    The gradient of the scale is that of LSQ (Esser et al. 2020, Eq. 3), which for ℓ = ρ = 0 is
     Eq. 13 of CG-PACT; the range that is not symmetric is that of LSQ+ (Bhalgat et al. 2020),
     whose offset here follows from the function that made x instead of being learnt: z is an
     integer, so that zero, padding and integer kernels stay exact, and carries no gradient.
@@ -63,15 +63,15 @@ def quantize_offset(
     given = tf.convert_to_tensor(x)
     x = tf.cast(given, tf.float32)
     alpha = tf.cast(tf.convert_to_tensor(clipping_level), tf.float32)
-    step, below = step_and_zero(alpha, levels, lowest, share)
+    scale, below = scale_and_zero(alpha, levels, lowest, share)
     above = levels - below
-    units = x / step
+    units = x / scale
     codes = tf.clip_by_value(grids.round_half_up(units), -below, above)
     # NaN would be clipped to an end of the range.
     codes = tf.where(tf.math.is_nan(x), x, codes)
     made = with_gradient(
         _backward,
-        codes * step,
+        codes * scale,
         [x, alpha],
         kept=[codes, units, below, above, tf.convert_to_tensor(levels, tf.float32)],
         gradient=gradient,
@@ -103,14 +103,14 @@ def _backward(
     return tf.where(inside, upstream, 0.0), to_step * (1.0 + share) / levels
 
 
-def step_and_zero(
+def scale_and_zero(
     clipping_level: Any,
     levels: Any,
     lowest: float,
     share: float,
     floor: Callable[[Any], Any] = tf.floor,
 ) -> tuple[Any, Any]:
-    """The step s and the number z of codes below zero of `quantize_offset`.
+    """The scale s and the number z of codes below zero of `quantize_offset`.
 
     Args:
         clipping_level: α, a float32 scalar tensor or a number.
@@ -119,18 +119,18 @@ def step_and_zero(
         share: see `quantize_offset`.
         floor: that of NumPy for numbers that are no tensors.
     """
-    step = ((1.0 + share) * clipping_level - lowest) / levels
-    return step, floor((share * clipping_level - lowest) / step + 0.5)
+    scale = ((1.0 + share) * clipping_level - lowest) / levels
+    return scale, floor((share * clipping_level - lowest) / scale + 0.5)
 
 
 # Ranges below this are none: nothing was observed but zeros.
 SMALLEST_RANGE = 1e-24
 
 
-def step_and_zero_point(
+def scale_and_zero_point(
     lowest: Any, highest: Any, rint: Callable[[Any], Any] = tf.round
 ) -> tuple[Any, Any]:
-    """The step of 256 codes for a range that holds zero, and the stored code of real 0.
+    """The scale of 256 codes for a range that holds zero, and the stored code of real 0.
 
         s = (highest - lowest) / 255,  z = clip(round(-128 - lowest / s), -128, 127)
 
@@ -139,13 +139,13 @@ def step_and_zero_point(
         highest: at least 0, in float64, and `SMALLEST_RANGE` above `lowest`.
         rint: rounds to the nearest integer, ties to even; that of NumPy for its numbers.
 
-    >>> step, zero_point = step_and_zero_point(tf.constant(-1.0, tf.float64), 254.0)
-    >>> float(step), float(zero_point)
+    >>> scale, zero_point = scale_and_zero_point(tf.constant(-1.0, tf.float64), 254.0)
+    >>> float(scale), float(zero_point)
     (1.0, -127.0)
     """
-    step = (highest - lowest) / 255.0
-    zero_point = rint(-128.0 - lowest / step)
-    return step, zero_point
+    scale = (highest - lowest) / 255.0
+    zero_point = rint(-128.0 - lowest / scale)
+    return scale, zero_point
 
 
 def quantize_observed(x: tf.Tensor, lowest: tf.Tensor, highest: tf.Tensor) -> tf.Tensor:
@@ -154,8 +154,8 @@ def quantize_observed(x: tf.Tensor, lowest: tf.Tensor, highest: tf.Tensor) -> tf
     Forward:   q = s · (clip(round(x / s) + z, -128, 127) - z); x where the range is none.
     Backward:  dq/dx = 1 where x is in the range, else 0.
 
-    Computed in float32, but for the step, which is rounded to it from float64; returned in the type
-    of `x`. NaN stays NaN.
+    Computed in float32, but for the scale, which is rounded to it from float64; returned in the
+    type of `x`. NaN stays NaN.
 
     Args:
         x: any shape; float32, float16 or bfloat16.
@@ -169,13 +169,13 @@ def quantize_observed(x: tf.Tensor, lowest: tf.Tensor, highest: tf.Tensor) -> tf
     low = tf.cast(tf.minimum(lowest, 0.0), tf.float64)
     high = tf.cast(tf.maximum(highest, 0.0), tf.float64)
     some = high - low >= SMALLEST_RANGE
-    step, zero_point = step_and_zero_point(tf.where(some, low, -1.0), tf.where(some, high, 1.0))
-    step = tf.cast(step, tf.float32)
+    scale, zero_point = scale_and_zero_point(tf.where(some, low, -1.0), tf.where(some, high, 1.0))
+    scale = tf.cast(scale, tf.float32)
     zero = tf.cast(tf.clip_by_value(zero_point, -128.0, 127.0), tf.float32)
 
     @tf.custom_gradient
     def quantize(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        units = x * (1.0 / step)
+        units = x * (1.0 / scale)
         codes = tf.clip_by_value(tf.round(units) + zero, -128.0, 127.0) - zero
         codes = tf.where(tf.math.is_nan(x), x, codes)
         inside = (units + zero >= -128.0) & (units + zero <= 127.0)
@@ -183,7 +183,7 @@ def quantize_observed(x: tf.Tensor, lowest: tf.Tensor, highest: tf.Tensor) -> tf
         def backward(upstream: tf.Tensor) -> tf.Tensor:
             return tf.where(inside | ~some, upstream, 0.0)
 
-        return tf.where(some, codes * step, x), backward
+        return tf.where(some, codes * scale, x), backward
 
     x = tf.convert_to_tensor(x)
     return tf.cast(quantize(tf.cast(x, tf.float32)), x.dtype)

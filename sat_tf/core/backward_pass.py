@@ -4,12 +4,61 @@ Masks and sums that go over memory once; tensors that are computed again instead
 sums of activations times their gradients, taken from the gradients of the parameters around them.
 """
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from sat_tf.core.custom_gradient import compiles_with_xla, has_accelerator
 
 # The float32 next below 1, as a factor: the largest number below another one.
 JUST_BELOW_ONE = 1.0 - 2.0**-24
+
+
+def in_few_passes(
+    by_definition: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+    upstream: tf.Tensor,
+    x: tf.Tensor,
+    quantized: tf.Tensor,
+    lowest: tf.Tensor,
+    highest: tf.Tensor,
+    *,
+    calibrated: bool,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The gradients of a clipped tensor, dx and α · dα, as `pact` defines them.
+
+    On CPUs in fewer passes over memory: x is computed again instead of being kept, and the two sums
+    are taken from gradients of parameters where the graph has them. dx is the same bit for bit, the
+    sum but for the order of its terms.
+
+    Args:
+        by_definition: α · dα from dx and x, whatever they hold; taken where the fast sum is not
+            finite.
+        upstream: g, float32.
+        x: what was clipped.
+        quantized: q, what was made of it.
+        lowest: smallest x that is not clipped, float32 scalar.
+        highest: largest one.
+        calibrated: whether α · dα = Σ g q - Σ dx x, or Σ g q - Σ dx q.
+    """
+    values = computed_again(x, upstream)
+    inside = keep_inside(upstream, values, lowest, highest)
+    reference = values if calibrated else quantized
+    if compiles_with_xla() or has_accelerator():
+        total = tf.reduce_sum(upstream * quantized - inside * reference)
+    else:
+        by_readers = sum_by_readers(quantized, upstream)
+        by_normalization = sum_by_normalization(x, inside) if calibrated else None
+        if by_readers is not None and by_normalization is not None and of_batch_statistics(x):
+            # One number that is not finite, and the statistics of the batch are not, nor anything
+            # that is computed from them: there is nothing to leave out.
+            return inside, by_readers - by_normalization
+        if by_readers is None:
+            by_readers = dot(upstream, quantized)
+        if by_normalization is None:
+            by_normalization = dot(inside, reference)
+        total = by_readers - by_normalization
+    finite = tf.math.is_finite(total)
+    return inside, tf.cond(finite, lambda: total, lambda: by_definition(inside, values))
 
 
 def keep_inside(

@@ -4,15 +4,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from sat_tf.core import backward_pass
 from sat_tf.core import grid as grids
-from sat_tf.core.backward_pass import (
-    computed_again,
-    of_batch_statistics,
-    sum_by_normalization,
-    sum_by_readers,
-)
-from sat_tf.core.custom_gradient import compiles_with_xla, has_accelerator, with_gradient
+from sat_tf.core.backward_pass import JUST_BELOW_ONE, in_few_passes
+from sat_tf.core.custom_gradient import compiles_with_xla, with_gradient
 from sat_tf.messages import did_you_mean
 
 GRADIENTS = ("calibrated", "pact")
@@ -30,7 +24,7 @@ def quantize_activation(
 ) -> tf.Tensor:
     """Rectifies, clips and quantizes an activation (Eq. 11 to 13): CG-PACT.
 
-    Forward, with a = 2^b - 1 and the step α/a:  q = α · round(a · clip(x, 0, α) / α) / a.
+    Forward, with a = 2^b - 1 and the scale α/a:  q = α · round(a · clip(x, 0, α) / α) / a.
     Backward:  dq/dx = 1 where 0 < x < α, else 0;
                dq/dα = 1 where x >= α;  q/α - x/α where 0 < x < α ("calibrated", Eq. 13) or 0
                there ("pact", the original); 0 where x <= 0.
@@ -75,7 +69,7 @@ def quantize_stream(
 ) -> tf.Tensor:
     """Clips and quantizes a tensor that can be negative, on the narrow grid that holds zero.
 
-    Forward, with a = 2^b - 2 and the step 2r/a:  q = step · round(clip(x, -r, r) / step).
+    Forward, with a = 2^b - 2 and the scale s = 2r/a:  q = s · round(clip(x, -r, r) / s).
     Backward:  dq/dx = 1 where -r < x < r, else 0;
                dq/dr = 1 where x >= r;  -1 where x <= -r;  between them q/r - x/r ("calibrated",
                the signed form of Eq. 13) or 0 ("pact").
@@ -141,8 +135,8 @@ def round_on_range(
     FakeQuant turns NaN into a number and 0 into nearly 0; and it pins the kernel's bits in the
     tests.
 
-    Forward: step · round_half_up((clip(x) - low) / step - zero), with step = range / steps,
-    zero = 0 (half of the steps where `signed`) and low = -zero · step. It has no gradient.
+    Forward: s · round_half_up((clip(x) - low) / s - zero), with the scale s = range / steps,
+    zero = 0 (half of the steps where `signed`) and low = -zero · s. It has no gradient.
 
     Args:
         x: float32, any shape.
@@ -156,10 +150,10 @@ def round_on_range(
     zero = steps / 2 if signed else 0.0
     # Of a quotient by a constant XLA makes a product with its reciprocal, which is rounded twice.
     divisor = steps + 0.0 * clipping_level
-    step = (clipping_level + clipping_level if signed else clipping_level) / divisor
-    low, high = -step * zero, step * (steps - zero)
+    scale = (clipping_level + clipping_level if signed else clipping_level) / divisor
+    low, high = -scale * zero, scale * (steps - zero)
     above_low = tf.maximum(tf.minimum(x, high), low) - low
-    return grids.round_half_up(above_low / step - zero) * step
+    return grids.round_half_up(above_low / scale - zero) * scale
 
 
 def _in_float32(x: tf.Tensor, clipping_level: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -172,7 +166,7 @@ def _in_float32(x: tf.Tensor, clipping_level: tf.Tensor) -> tuple[tf.Tensor, tf.
 def _of_activation(
     upstream: tf.Tensor, quantized: tf.Tensor, x: tf.Tensor, alpha: tf.Tensor, *, gradient: str
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    lowest, highest = tf.constant(_JUST_ABOVE_ZERO), alpha * backward_pass.JUST_BELOW_ONE
+    lowest, highest = tf.constant(_JUST_ABOVE_ZERO), alpha * JUST_BELOW_ONE
     inside, total = _gradients(upstream, x, quantized, lowest, highest, gradient)
     return inside, total / alpha
 
@@ -180,7 +174,7 @@ def _of_activation(
 def _of_stream(
     upstream: tf.Tensor, quantized: tf.Tensor, x: tf.Tensor, limit: tf.Tensor, *, gradient: str
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    edge = limit * backward_pass.JUST_BELOW_ONE
+    edge = limit * JUST_BELOW_ONE
     inside, total = _gradients(upstream, x, quantized, -edge, edge, gradient)
     return inside, total / limit
 
@@ -200,39 +194,23 @@ def _gradients(
     highest: tf.Tensor,
     gradient: str,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """dx, which is g on the open range, and Σ g q - Σ dx x: α times Eq. 13, all its cases in one.
+    """The gradients dx and α · dα: Eq. 13, all its cases in one sum.
+
+        dx = g where lowest <= x <= highest, else 0
+        α · dα = Σ g q - Σ dx r,  with r = x ("calibrated", Eq. 13) or r = q ("pact")
 
     Where x is clipped at the top q is α, so g q / α is g; where it is rectified q is 0; between,
-    (q - x) / α remains. With q in the place of x the last part vanishes: the original PACT.
+    g (q - x) / α remains. With q in the place of x that vanishes: the original PACT.
     """
-    values = computed_again(x, upstream)
-    inside = backward_pass.keep_inside(upstream, values, lowest, highest)
-    reference = values if gradient == "calibrated" else quantized
 
-    if compiles_with_xla() or has_accelerator():
-        total = tf.reduce_sum(upstream * quantized - inside * reference)
-    else:
-        by_readers = sum_by_readers(quantized, upstream)
-        by_normalization = sum_by_normalization(x, inside) if gradient == "calibrated" else None
-        if by_readers is not None and by_normalization is not None and of_batch_statistics(x):
-            # One number that is not finite, and the statistics of the batch are not, nor anything
-            # that is computed from them: there is nothing to leave out.
-            return inside, by_readers - by_normalization
-        if by_readers is None:
-            by_readers = backward_pass.dot(upstream, quantized)
-        if by_normalization is None:
-            by_normalization = backward_pass.dot(inside, reference)
-        total = by_readers - by_normalization
-
-    def leaving_out_what_is_clipped() -> tf.Tensor:
+    def total(dx: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+        r = x if gradient == "calibrated" else quantized
         # 0 · inf is NaN: where nothing passes, what x is must not matter.
-        finite = tf.math.is_finite(reference)
-        return tf.reduce_sum(
-            upstream * tf.where(tf.math.is_nan(quantized), 0.0, quantized)
-            - inside * tf.where(finite, reference, 0.0)
-        )
+        q = tf.where(tf.math.is_nan(quantized), 0.0, quantized)
+        return tf.reduce_sum(upstream * q - dx * tf.where(tf.math.is_finite(r), r, 0.0))
 
-    return inside, tf.cond(tf.math.is_finite(total), lambda: total, leaving_out_what_is_clipped)
+    calibrated = gradient == "calibrated"
+    return in_few_passes(total, upstream, x, quantized, lowest, highest, calibrated=calibrated)
 
 
 def _check_gradient(gradient: str) -> None:

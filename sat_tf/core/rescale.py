@@ -1,68 +1,10 @@
 """Rescaling of quantized weights, so that the network stays trainable (Eq. 7, 10 and S23)."""
 
-import math
-from collections.abc import Sequence
-
 import tensorflow as tf
 
 from sat_tf.messages import did_you_mean
 
 METHODS = ("constant", "stddev", "none")
-
-# What n̂ is made of: the axes of the kernel to multiply, by kind of layer.
-_FAN_OUT_AXES: dict[str, tuple[int, ...]] = {
-    "conv": (0, 1, 3),
-    "conv2d": (0, 1, 3),
-    "conv1d": (0, 2),
-    "conv1dtranspose": (0, 1),
-    "conv2dtranspose": (0, 1, 2),
-    "depthwise": (0, 1, 3),
-    "depthwiseconv1d": (0, 2),
-    "depthwiseconv2d": (0, 1, 3),
-    "dense": (1,),
-}
-
-
-def fan_out(kernel_shape: Sequence[int], layer_kind: str, groups: int = 1) -> int:
-    """Number of output neurons n̂ of a linear layer: how many outputs one input reaches.
-
-    kernel_h · kernel_w · out_channels (Conv2D, Conv2DTranspose), units (Dense), kernel_h · kernel_w
-    · depth_multiplier (DepthwiseConv2D); without kernel_w in one dimension. Of the output channels
-    of a grouped convolution, an input reaches those of its own group.
-
-    Args:
-        kernel_shape: shape of the Keras kernel: (kh, kw, in, out), (k, in, out), (in, units),
-            (kh, kw, channels, depth_multiplier), or (kh, kw, out, in) of a Conv2DTranspose; all of
-            them without kw in one dimension.
-        layer_kind: "Conv2D", "Conv2DTranspose", "DepthwiseConv2D", their forms in one dimension or
-            "Dense"; "conv", "depthwise" and "dense" do as well.
-        groups: in how many groups the channels of a Conv1D or Conv2D fall.
-
-    Returns:
-        n̂, at least 1.
-
-    Raises:
-        ValueError: unknown kind, or a shape that is not such a kernel's.
-
-    >>> fan_out((3, 3, 16, 32), "Conv2D"), fan_out((1280, 1000), "Dense")
-    (288, 1000)
-    >>> fan_out((3, 3, 96, 1), "DepthwiseConv2D"), fan_out((3, 3, 4, 32), "Conv2D", groups=4)
-    (9, 72)
-    """
-    axes = _FAN_OUT_AXES.get(str(layer_kind).lower().replace("_", ""))
-    if axes is None:
-        kinds = [
-            *("Conv1D", "Conv2D", "Conv1DTranspose", "Conv2DTranspose"),
-            *("DepthwiseConv1D", "DepthwiseConv2D", "Dense"),
-        ]
-        hint = did_you_mean(str(layer_kind), kinds)
-        raise ValueError(f"layer_kind={layer_kind!r} is not a linear layer. {hint}")
-    rank = 4 if len(axes) == 3 else len(axes) + 1
-    if len(kernel_shape) != rank:
-        raise ValueError(
-            f"kernel_shape={tuple(kernel_shape)}: a {layer_kind} kernel has {rank} dimensions."
-        )
-    return math.prod(int(kernel_shape[axis]) for axis in axes) // groups
 
 
 def rescale_factor(
@@ -84,7 +26,7 @@ def rescale_factor(
 
     Args:
         weights: quantized or clamped weights Q, any shape.
-        fan_out: the layer's n̂ (see `fan_out`).
+        fan_out: the layer's n̂: how many outputs one input reaches.
         method: "constant", "stddev" or "none".
         latent: the latent weights W, for "stddev" only.
         range_axes: the axes whose entries have a maximum of their own (see `dorefa.clamp_weights`).
@@ -129,7 +71,7 @@ def rescale_weights(
 
     Args:
         weights: quantized or clamped weights Q, any shape; float32, float16 or bfloat16.
-        fan_out: the layer's n̂ (see `fan_out`).
+        fan_out: the layer's n̂: how many outputs one input reaches.
         method: "constant", "stddev" or "none".
         latent: the latent weights W, for "stddev" only.
 

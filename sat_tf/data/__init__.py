@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 # Sets that fit into memory come as an `ImageSet`, others as the source of their batches; what a
-# function returns is told by its signature.
+# function returns is in its signature.
 DATA_SETS: Mapping[str, Callable[..., ImageSet | ImageSource]] = types.MappingProxyType(
     {
         "digits": load_digits,

@@ -14,7 +14,7 @@ from sat_tf.data.batch_order import (
     shuffled_spans,
 )
 from sat_tf.data.images import ImageSet
-from sat_tf.data.shards import Share, spread_evenly
+from sat_tf.data.shards import Shard, spread_evenly
 from sat_tf.data.source import NO_LABEL, ImageSource
 
 # Keeps the draws of the shifts apart from those of the order, which have the same seed.
@@ -61,15 +61,15 @@ class ArraySource(ImageSource):
         seed: int,
         first_epoch: int = 0,
         first_step: int = 0,
-        share: Share | None = None,
+        shard: Shard | None = None,
     ) -> tf.data.Dataset:
         """The training batches from some step on, without end; see `ImageSource`."""
-        share = share or Share()
+        shard = shard or Shard()
         check_batches(
             self.name,
             batch_size=batch_size,
             num_train=self.num_train,
-            share=share,
+            shard=shard,
             seed=seed,
             first_epoch=first_epoch,
             first_step=first_step,
@@ -91,10 +91,10 @@ class ArraySource(ImageSource):
             seed=seed,
             first_epoch=first_epoch,
             first_step=first_step,
-            share=share,
+            shard=shard,
         )
         batches = spans.map(batch, num_parallel_calls=2)
-        return as_given(in_pieces(batches, batch_size=batch_size, share=share))
+        return as_given(in_pieces(batches, batch_size=batch_size, shard=shard))
 
     def _corners(self, seed: tf.Tensor) -> tf.Tensor:
         """A corner for every image of the set, so that its shift depends on no batch."""
@@ -109,11 +109,11 @@ class ArraySource(ImageSource):
         )
 
     def held_out_batches(
-        self, *, batch_size: int = 256, share: Share | None = None
+        self, *, batch_size: int = 256, shard: Shard | None = None
     ) -> tf.data.Dataset:
         """Every held-out image once, in order; see `ImageSource`."""
-        share = share or Share()
-        check_batches(self.name, batch_size=batch_size, num_train=None, share=share)
+        shard = shard or Shard()
+        check_batches(self.name, batch_size=batch_size, num_train=None, shard=shard)
         with tf.device("CPU"):
             pixels = tf.constant(self.images.test_images)
             labels = tf.constant(self.images.test_labels)
@@ -127,9 +127,9 @@ class ArraySource(ImageSource):
                 tf.where(is_image, tf.gather(labels, found), NO_LABEL),
             )
 
-        spans = held_out_spans(self.num_test, batch_size=batch_size, share=share)
+        spans = held_out_spans(self.num_test, batch_size=batch_size, shard=shard)
         batches = spans.map(batch, num_parallel_calls=2)
-        return as_given(in_pieces(batches, batch_size=batch_size, share=share))
+        return as_given(in_pieces(batches, batch_size=batch_size, shard=shard))
 
     def training_sample(self, count: int, *, seed: int) -> npt.NDArray[np.uint8]:
         """So many training images, or all there are, drawn at random; see `ImageSource`."""

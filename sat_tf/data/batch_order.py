@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from sat_tf.arguments import Rule, check, is_integer, seed_rule
-from sat_tf.data.shards import Share
+from sat_tf.data.shards import Shard
 
 # By name, because the one that TensorFlow chooses by itself depends on the hardware.
 RANDOM = "philox"
@@ -14,7 +14,7 @@ def check_batches(
     *,
     batch_size: int,
     num_train: int | None,
-    share: Share,
+    shard: Shard,
     seed: int = 0,
     first_epoch: int = 0,
     first_step: int = 0,
@@ -25,7 +25,7 @@ def check_batches(
         owner: name of the data set, for the message.
         batch_size: images of a global batch.
         num_train: number of training images; None where the held-out ones are asked for.
-        share: what falls to this process.
+        shard: what falls to this process.
         seed: of the order and the distortions.
         first_epoch: where to start.
         first_step: where to start in that epoch; the number of its steps starts the next one.
@@ -33,7 +33,7 @@ def check_batches(
     Raises:
         ValueError: an argument is out of its range; lists all such arguments.
     """
-    pieces = share.workers * share.replicas
+    pieces = shard.workers * shard.replicas
     rules = [
         Rule(
             "batch_size",
@@ -73,7 +73,7 @@ def shuffled_spans(
     seed: int,
     first_epoch: int,
     first_step: int,
-    share: Share,
+    shard: Shard,
 ) -> tf.data.Dataset:
     """Numbers of the images of each batch that fall to this process, epoch after epoch.
 
@@ -85,13 +85,13 @@ def shuffled_spans(
         seed: of the order.
         first_epoch: where to start.
         first_step: where to start in that epoch.
-        share: what falls to this process.
+        shard: what falls to this process.
 
     Returns:
         A dataset without end of the epoch, int64, and image numbers (span,), int64.
     """
     steps = count // batch_size
-    begin, size = share.span(batch_size)
+    begin, size = shard.span(batch_size)
 
     @tf.autograph.experimental.do_not_convert
     def epoch_spans(epoch: tf.Tensor) -> tf.data.Dataset:
@@ -109,32 +109,32 @@ def shuffled_spans(
     return tf.data.Dataset.range(first_epoch, tf.int64.max).flat_map(epoch_spans)
 
 
-def held_out_spans(count: int, *, batch_size: int, share: Share) -> tf.data.Dataset:
+def held_out_spans(count: int, *, batch_size: int, shard: Shard) -> tf.data.Dataset:
     """Numbers of the held-out images of each batch that fall to this process, in order.
 
     Returns:
         A dataset of numbers (span,), int64; those from `count` on fill up the last batch.
     """
-    begin, size = share.span(batch_size)
+    begin, size = shard.span(batch_size)
     padded = -(-count // batch_size) * batch_size
     return tf.data.Dataset.range(begin, padded, batch_size).map(
         lambda first: first + tf.range(size, dtype=tf.int64)
     )
 
 
-def in_pieces(spans: tf.data.Dataset, *, batch_size: int, share: Share) -> tf.data.Dataset:
+def in_pieces(spans: tf.data.Dataset, *, batch_size: int, shard: Shard) -> tf.data.Dataset:
     """Cuts what falls to this process into one element for each of its replicas.
 
     Args:
         spans: of tensors whose first axis is the images of this process.
         batch_size: images of a global batch.
-        share: what falls to this process.
+        shard: what falls to this process.
 
     Returns:
         A dataset whose shapes are static; where the replicas of this process have different numbers
         of images, all of them but the first.
     """
-    sizes = [size for _, size in share.pieces(batch_size)]
+    sizes = [size for _, size in shard.pieces(batch_size)]
     if len(sizes) == 1:
         return spans
     return spans.rebatch(sizes[0] if len(set(sizes)) == 1 else sizes, drop_remainder=True)

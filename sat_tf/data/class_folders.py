@@ -34,7 +34,7 @@ def load_folder_tree(
             read; otherwise the fastest come first.
 
     Raises:
-        ValueError: an argument is out of its range, or the folder is none of this kind; lists
+        ValueError: an argument is out of its range, or the folder is not laid out like this; lists
             everything.
     """
     check("folder", picture_rules(image_size, max_corrupt, deterministic))

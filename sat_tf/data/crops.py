@@ -135,7 +135,7 @@ def _decoded(encoded: tf.Tensor) -> tf.Tensor:
 
 
 def _whole_jpeg(encoded: tf.Tensor) -> tf.Tensor:
-    """The same; raises for what is no JPEG, and for one that breaks off behind the crop as well."""
+    """The same; raises for other formats, and for a JPEG that is cut short even below the crop."""
     length = tf.strings.length(encoded)
     tail = tf.io.decode_raw(
         tf.strings.substr(encoded, tf.maximum(length - TAIL, 0), TAIL), tf.uint8
@@ -144,7 +144,7 @@ def _whole_jpeg(encoded: tf.Tensor) -> tf.Tensor:
     is_begin = tf.strings.substr(encoded, 0, len(JPEG)) == JPEG
     # Without the branch that `tf.debugging.Assert` puts around it.
     check = tf.raw_ops.Assert(condition=is_begin & is_end, data=["a JPEG without its ends"])
-    # First, because libjpeg prints a line to the console for every file that is no JPEG.
+    # First, because libjpeg prints a line to the console for every file that is not a JPEG.
     with tf.control_dependencies([] if check is None else [check]):
         return tf.identity(encoded)
 

@@ -118,8 +118,8 @@ _LOG = logging.getLogger(__name__)
 # with grey, and more of it would be a bar across the picture. Rows are read in blocks of up to 16
 # and two more: a picture of less than about 320 rows has to be whole.
 SMALLEST_SHARE = 0.95
-# So many corrupt pictures are borne by sets so small that their share of them would be less.
-ALWAYS_BORNE = 5
+# Small sets may have this many corrupt pictures, even if their share of the set is larger.
+ALWAYS_ALLOWED = 5
 
 
 def decode_slowly(encoded: bytes) -> npt.NDArray[np.uint8]:
@@ -216,7 +216,7 @@ class CorruptPictures:
         self._subject = subject
         self._count = count
         self._max_corrupt = max_corrupt
-        self._most = max(int(max_corrupt * count), ALWAYS_BORNE) if max_corrupt else 0
+        self._most = max(int(max_corrupt * count), ALWAYS_ALLOWED) if max_corrupt else 0
         self._names: dict[str, str] = {}
         self._error: str | None = None
         self._lock = threading.Lock()
@@ -248,7 +248,7 @@ class CorruptPictures:
             if self._error is not None:
                 raise ReadingError(self._error)
 
-    def none_is_good(self) -> str:
+    def all_are_corrupt(self) -> str:
         """What to say where all pictures that were asked for are corrupt."""
         return (
             f"{self._subject}: received {len(self._names)} corrupt pictures and no good one, "
@@ -285,4 +285,4 @@ def first_good(
             return decode_slowly(picture.read()), picture.label
         except (ValueError, OSError) as error:
             corrupt.add(picture.name, str(error))
-    raise NoGoodPictureError(corrupt.none_is_good())
+    raise NoGoodPictureError(corrupt.all_are_corrupt())

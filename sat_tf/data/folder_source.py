@@ -33,8 +33,8 @@ from sat_tf.data.decoding import (
     decoded,
     first_good,
 )
-from sat_tf.data.folder_tree import Part, Tree
-from sat_tf.data.shards import Share, spread_evenly
+from sat_tf.data.folder_tree import FolderTree, Split
+from sat_tf.data.shards import Shard, spread_evenly
 from sat_tf.data.source import NO_LABEL, FirstError, ImageSource, ReadingError, expect_images
 
 _SAMPLED_AT_ONCE = 64
@@ -42,7 +42,7 @@ _NAMES_READ = 1000
 
 
 class FolderSource(ImageSource):
-    """Batches of the pictures of a `Tree`; see `load_folder_tree` for how they are prepared.
+    """Batches of the pictures of a `FolderTree`; see `load_folder_tree` for how they are prepared.
 
     Args:
         tree: paths and labels.
@@ -54,7 +54,7 @@ class FolderSource(ImageSource):
 
     def __init__(
         self,
-        tree: Tree,
+        tree: FolderTree,
         *,
         name: str,
         image_size: int,
@@ -84,13 +84,13 @@ class FolderSource(ImageSource):
         seed: int,
         first_epoch: int = 0,
         first_step: int = 0,
-        share: Share | None = None,
+        shard: Shard | None = None,
     ) -> tf.data.Dataset:
         """The training batches from some step on, without end; see `ImageSource`."""
-        share = share or Share()
+        shard = shard or Shard()
         order = {"seed": seed, "first_epoch": first_epoch, "first_step": first_step}
         check_batches(
-            self.name, batch_size=batch_size, num_train=self.num_train, share=share, **order
+            self.name, batch_size=batch_size, num_train=self.num_train, shard=shard, **order
         )
         paths, labels = _tensors(self._tree.train)
         crop_of = training_crop_of_jpeg if _are_jpegs(self._tree.train) else training_crop
@@ -110,23 +110,23 @@ class FolderSource(ImageSource):
             crop = training_crop_of_pixels(pixels, seed_of(epoch, index), self.image_size)
             return crop.numpy(), label
 
-        spans = shuffled_spans(self.num_train, batch_size=batch_size, share=share, **order).map(
+        spans = shuffled_spans(self.num_train, batch_size=batch_size, shard=shard, **order).map(
             lambda epoch, indices: (tf.fill(tf.shape(indices), epoch), indices)
         )
-        return self._batches(in_pieces(spans, batch_size=batch_size, share=share), fast, slow)
+        return self._batches(in_pieces(spans, batch_size=batch_size, shard=shard), fast, slow)
 
     def held_out_batches(
-        self, *, batch_size: int = 256, share: Share | None = None
+        self, *, batch_size: int = 256, shard: Shard | None = None
     ) -> tf.data.Dataset:
         """Every held-out image once, in order; see `ImageSource`.
 
         A corrupt picture leaves a black image with `NO_LABEL` in its place.
         """
-        share = share or Share()
-        check_batches(self.name, batch_size=batch_size, num_train=None, share=share)
-        spans = held_out_spans(self.num_test, batch_size=batch_size, share=share)
+        shard = shard or Shard()
+        check_batches(self.name, batch_size=batch_size, num_train=None, shard=shard)
+        spans = held_out_spans(self.num_test, batch_size=batch_size, shard=shard)
         return self._prepared(
-            self._tree.held_out, in_pieces(spans, batch_size=batch_size, share=share)
+            self._tree.held_out, in_pieces(spans, batch_size=batch_size, shard=shard)
         )
 
     def training_sample(self, count: int, *, seed: int) -> npt.NDArray[np.uint8]:
@@ -145,23 +145,23 @@ class FolderSource(ImageSource):
         return self._sample(self._tree.held_out, spread_evenly(self.num_test, most), most)
 
     def _sample(
-        self, part: Part, chosen: npt.NDArray[np.int64], most: int
+        self, split: Split, chosen: npt.NDArray[np.int64], most: int
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
         pieces = tf.data.Dataset.from_tensor_slices(chosen.astype(np.int64))
-        batches = self._prepared(part, pieces.batch(min(_SAMPLED_AT_ONCE, most)))
+        batches = self._prepared(split, pieces.batch(min(_SAMPLED_AT_ONCE, most)))
         good = batches.unbatch().filter(lambda _, label: label != NO_LABEL).take(most)
-        with self._first_error.told():
+        with self._first_error.raised():
             found = list(good.as_numpy_iterator())
         if not found:
-            raise ReadingError(self.corrupt.none_is_good())
+            raise ReadingError(self.corrupt.all_are_corrupt())
         images, labels = zip(*found, strict=True)
         return np.stack(images), np.array(labels, np.int32)
 
-    def _prepared(self, part: Part, pieces: tf.data.Dataset) -> tf.data.Dataset:
+    def _prepared(self, split: Split, pieces: tf.data.Dataset) -> tf.data.Dataset:
         """Pictures by their numbers, as the held-out ones are prepared; black beyond the last."""
-        paths, labels = _tensors(part)
-        count = len(part.paths)
-        crop_of = held_out_crop_of_jpeg if _are_jpegs(part) else held_out_crop
+        paths, labels = _tensors(split)
+        count = len(split.paths)
+        crop_of = held_out_crop_of_jpeg if _are_jpegs(split) else held_out_crop
         nothing = np.zeros((self.image_size, self.image_size, 3), np.uint8), NO_LABEL
 
         def fast(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -175,7 +175,7 @@ class FolderSource(ImageSource):
             )
 
         def slow(index: np.int64) -> tuple[npt.NDArray[np.uint8], int]:
-            alone = [next(self._from(part, int(index)))]
+            alone = [next(self._from(split, int(index)))]
             try:
                 pixels, label = first_good(iter(alone), self.corrupt)
             except NoGoodPictureError:
@@ -184,13 +184,13 @@ class FolderSource(ImageSource):
 
         return self._batches(pieces, fast, slow)
 
-    def _from(self, part: Part, index: int) -> Iterator[Encoded]:
+    def _from(self, split: Split, index: int) -> Iterator[Encoded]:
         """All pictures of a part, from one on and round to it."""
-        count = len(part.paths)
+        count = len(split.paths)
         for number in range(index, index + count):
-            path = pathlib.Path(part.paths[number % count])
+            path = pathlib.Path(split.paths[number % count])
             name = os.fsencode(path).decode("utf-8", "backslashreplace")
-            yield Encoded(name, path.read_bytes, part.labels[number % count])
+            yield Encoded(name, path.read_bytes, split.labels[number % count])
 
     def _batches(self, pieces: tf.data.Dataset, fast: Fast, slow: Slow) -> tf.data.Dataset:
         batches = decoded(
@@ -204,15 +204,15 @@ class FolderSource(ImageSource):
         return as_given(batches, deterministic=self._deterministic)
 
 
-def _are_jpegs(part: Part) -> bool:
+def _are_jpegs(split: Split) -> bool:
     """Whether most pictures are JPEGs, by the names of the first ones: others then are odd."""
-    first = [path.lower() for path in part.paths[:_NAMES_READ]]
+    first = [path.lower() for path in split.paths[:_NAMES_READ]]
     return 2 * sum(path.endswith((".jpeg", ".jpg")) for path in first) > len(first)
 
 
-def _tensors(part: Part) -> tuple[tf.Tensor, tf.Tensor]:
+def _tensors(split: Split) -> tuple[tf.Tensor, tf.Tensor]:
     with tf.device("CPU"):
         # As bytes, because names need not be UTF-8.
-        return tf.constant([os.fsencode(path) for path in part.paths]), tf.constant(
-            part.labels, tf.int32
+        return tf.constant([os.fsencode(path) for path in split.paths]), tf.constant(
+            split.labels, tf.int32
         )

@@ -15,7 +15,7 @@ SUFFIXES = frozenset(
 _MOST_NAMED = 5
 
 
-class Part(NamedTuple):
+class Split(NamedTuple):
     """One part of the set.
 
     Attributes:
@@ -29,7 +29,7 @@ class Part(NamedTuple):
     endless: list[str]
 
 
-class Tree(NamedTuple):
+class FolderTree(NamedTuple):
     """What a folder holds.
 
     Attributes:
@@ -39,11 +39,11 @@ class Tree(NamedTuple):
     """
 
     class_names: list[str]
-    train: Part
-    held_out: Part
+    train: Split
+    held_out: Split
 
 
-def read_tree(data_dir: str | os.PathLike[str]) -> Tree:
+def read_tree(data_dir: str | os.PathLike[str]) -> FolderTree:
     """Lists the pictures of a folder; opens none.
 
     Hidden files and files of other kinds are passed over; folders in those of the classes are not,
@@ -54,14 +54,14 @@ def read_tree(data_dir: str | os.PathLike[str]) -> Tree:
         data_dir: the folder.
 
     Raises:
-        ValueError: it is no folder of this kind; lists everything that is wrong.
+        ValueError: it is not such a folder; lists everything that is wrong.
     """
     if not isinstance(data_dir, str | os.PathLike):
         raise ValueError(f"data_dir: received {data_dir!r}; expected the path of a folder.")
     root = pathlib.Path(data_dir).expanduser()
     if not root.is_dir():
         raise ValueError(
-            f"data_dir: received {root}, which is no folder; expected one that holds "
+            f"data_dir: received {root}, which is not a folder; expected one that holds "
             f"{TRAIN}/<class>/*.JPEG and {HELD_OUT[0]}/<class>/*.JPEG."
         )
     names = {entry.name for entry in root.iterdir() if entry.is_dir()}
@@ -75,25 +75,25 @@ def read_tree(data_dir: str | os.PathLike[str]) -> Tree:
         raise ValueError(list_problems(str(root), problems))
     unreadable: list[OSError] = []
     classes, others = (_classes(root / name, unreadable) for name in (TRAIN, held_out))
-    parts = {name: _part(root / name, classes, unreadable) for name in (TRAIN, held_out)}
+    splits = {name: _split(root / name, classes, unreadable) for name in (TRAIN, held_out)}
     if unreadable:  # what is missing may be in there
         raise ValueError(list_problems(str(root), _refused(unreadable)))
-    problems += _endless([path for part in parts.values() for path in part.endless])
+    problems += _endless([path for split in splits.values() for path in split.endless])
     problems += _differences(held_out, classes, others)
     if not classes:
         problems.append(f"{TRAIN}: received no folders in it; expected one for each class.")
-    problems += _empty(TRAIN, classes, parts[TRAIN])
-    if classes and not parts[held_out].paths:
+    problems += _empty(TRAIN, classes, splits[TRAIN])
+    if classes and not splits[held_out].paths:
         problems.append(
             f"{held_out}: received no pictures; expected at least one ({_kinds()}) in a folder of "
             "a class."
         )
     elif others:
         both = [name for name in classes if name in set(others)]
-        problems += _empty(held_out, classes, parts[held_out], among=both)
+        problems += _empty(held_out, classes, splits[held_out], among=both)
     if problems:
         raise ValueError(list_problems(str(root), problems))
-    return Tree(classes, parts[TRAIN], parts[held_out])
+    return FolderTree(classes, splits[TRAIN], splits[held_out])
 
 
 def _missing(expected: str, names: set[str]) -> str:
@@ -125,7 +125,7 @@ def _endless(paths: list[str]) -> list[str]:
         return []
     return [
         f"received {len(paths)} pipes, sockets or devices with the names of pictures "
-        f"({_some(paths)}); expected files; take them away."
+        f"({_first_ones(paths)}); expected files; take them away."
     ]
 
 
@@ -137,34 +137,34 @@ def _differences(held_out: str, train: list[str], others: list[str]) -> list[str
             "picture into the folder of its class."
         ]
     problems = []
-    for name, mine, other, part in (
+    for name, mine, other, split in (
         (TRAIN, train, others, held_out),
         (held_out, others, train, TRAIN),
     ):
         only = sorted(set(mine) - set(other))
         if train and only:
             problems.append(
-                f"{name}: received {len(only)} classes that {part} does not have "
-                f"({_some(only)}); expected the same in both; move or rename them."
+                f"{name}: received {len(only)} classes that {split} does not have "
+                f"({_first_ones(only)}); expected the same in both; move or rename them."
             )
     return problems
 
 
 def _empty(
-    name: str, classes: list[str], part: Part, *, among: list[str] | None = None
+    name: str, classes: list[str], split: Split, *, among: list[str] | None = None
 ) -> list[str]:
     """Classes without pictures; those that the part does not have are named elsewhere."""
-    filled = {classes[label] for label in set(part.labels)}
+    filled = {classes[label] for label in set(split.labels)}
     empty = [found for found in (classes if among is None else among) if found not in filled]
     if not empty:
         return []
     return [
         f"{name}: received {len(empty)} classes without pictures "
-        f"({_some(empty)}); expected at least one each ({_kinds()})."
+        f"({_first_ones(empty)}); expected at least one each ({_kinds()})."
     ]
 
 
-def _some(names: list[str]) -> str:
+def _first_ones(names: list[str]) -> str:
     more = len(names) - _MOST_NAMED
     return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
@@ -173,15 +173,15 @@ def _kinds() -> str:
     return ", ".join(sorted(SUFFIXES))
 
 
-def _part(folder: pathlib.Path, classes: list[str], unreadable: list[OSError]) -> Part:
-    part = Part([], [], [])
+def _split(folder: pathlib.Path, classes: list[str], unreadable: list[OSError]) -> Split:
+    split = Split([], [], [])
     for label, name in enumerate(classes):
         if not (folder / name).is_dir():
             continue
-        found = sorted(_pictures(folder / name, unreadable, part.endless))
-        part.paths.extend(found)
-        part.labels.extend([label] * len(found))
-    return part
+        found = sorted(_pictures(folder / name, unreadable, split.endless))
+        split.paths.extend(found)
+        split.labels.extend([label] * len(found))
+    return split
 
 
 def _pictures(folder: pathlib.Path, unreadable: list[OSError], endless: list[str]) -> list[str]:
@@ -198,7 +198,7 @@ def _pictures(folder: pathlib.Path, unreadable: list[OSError], endless: list[str
             unreadable.append(error)
             continue
         for entry in sorted(inside, key=lambda entry: entry.name):
-            # Of a link, os.path looks at what it leads to, and bears one that leads to itself.
+            # os.path follows links, and does not fail on one that leads to itself.
             linked = entry.is_symlink()
             if os.path.isdir(entry.path) if linked else entry.is_dir():
                 target = os.path.realpath(entry.path)

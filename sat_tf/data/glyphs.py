@@ -46,7 +46,7 @@ FONT_SIZE = 33
 BASELINE = 36
 
 
-class Drawing(NamedTuple):
+class DrawnCharacter(NamedTuple):
     """A character in its cell, before any distortion.
 
     Attributes:
@@ -101,7 +101,7 @@ class Typeface:
         left, top, right, bottom = self._font.getbbox(chr(code_point))
         return right - left, bottom - top
 
-    def draw(self, code_point: int) -> Drawing:
+    def draw(self, code_point: int) -> DrawnCharacter:
         """Draws a character, its ink centred between left and right, its baseline on row 36.
 
         Raises:
@@ -133,7 +133,7 @@ class Typeface:
             )
         start = left - (CELL_SIZE - (right - left)) // 2
         cell = canvas.crop((start, CELL_SIZE, start + CELL_SIZE, 2 * CELL_SIZE))
-        return Drawing(
+        return DrawnCharacter(
             np.asarray(cell), (left - start, top - CELL_SIZE, right - start, bottom - CELL_SIZE)
         )
 
@@ -246,7 +246,7 @@ _REACH = _CENTRE - 0.5
 
 
 def pictures(
-    drawings: Sequence[Drawing], randoms: Sequence[np.random.RandomState]
+    drawings: Sequence[DrawnCharacter], randoms: Sequence[np.random.RandomState]
 ) -> npt.NDArray[np.uint8]:
     """Distorts each drawing by random amounts.
 
@@ -316,7 +316,7 @@ def _matrices(*rows: Floats) -> Floats:
     return np.stack(rows, axis=-1).reshape(-1, 2, 2)
 
 
-def _move(drawing: Drawing, inverse: Floats, origin: Floats) -> npt.NDArray[np.uint8]:
+def _move(drawing: DrawnCharacter, inverse: Floats, origin: Floats) -> npt.NDArray[np.uint8]:
     """The ink of one drawing, moved and reduced to (24, 24)."""
     from PIL import Image
 

@@ -79,8 +79,8 @@ class ImageSet:
             len(shape) == 4 and min(shape) > 0 and shape[1] == shape[2] and shape[3] == 3
         ):
             problems.append(
-                f"{part}_images: received shape {shape}; expected (images, size, size, 3), none of "
-                "them 0; crop to squares and repeat a single channel three times"
+                f"{part}_images: received shape {shape}; expected (images, size, size, 3), all of "
+                "them above 0; crop to squares and repeat a single channel three times"
             )
         return problems
 

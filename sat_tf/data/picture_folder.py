@@ -23,7 +23,7 @@ class FolderImages:
         images: uint8 (n, rows, columns, channels).
         labels: int32 (n,); None where the folder has no folders of classes.
         class_names: names of the folders of classes, by label.
-        unreadable: what is no picture: other files, pipes, sockets, devices, links to nothing.
+        unreadable: everything else: other files, pipes, sockets, devices, links to nothing.
     """
 
     images: npt.NDArray[np.uint8]
@@ -66,7 +66,7 @@ def load_folder(
             images.append(pixels)
             kept.append(index)
     if not images:
-        found = f"{len(unreadable)} files that are none" if unreadable else "none"
+        found = f"{len(unreadable)} unreadable files" if unreadable else "none"
         raise ValueError(
             f"{path}: received a folder of pictures with {found}, expected at least one JPEG, PNG "
             "or other file that Pillow reads, in it or in its folders."
@@ -108,7 +108,7 @@ def _entries(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _read(path: pathlib.Path, shape: tuple[int, ...]) -> npt.NDArray[np.uint8] | None:
-    """The pixels of a picture; None where it is none."""
+    """The pixels of a picture; None where nothing decodes it."""
     if not path.is_file():  # opening a pipe waits for its writer
         return None
     try:

@@ -161,7 +161,7 @@ def find_files(
     root = pathlib.Path(data_dir).expanduser()
     if not root.is_dir():
         raise ValueError(
-            f"data_dir: received {root}, which is no folder; expected one that holds "
+            f"data_dir: received {root}, which is not a folder; expected one that holds "
             f"{TRAIN}-* and {HELD_OUT[0]}-*."
         )
     found = {name: _files(root, name) for name in (TRAIN, *HELD_OUT)}
@@ -222,7 +222,7 @@ def count_records(files: list[pathlib.Path], cache: pathlib.Path) -> list[int]:
         cache: folder where counts are kept.
 
     Raises:
-        ValueError: a file is none, or breaks off.
+        ValueError: a file does not hold records, or breaks off.
     """
     facts = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]

@@ -30,12 +30,12 @@ from sat_tf.data.decoding import (
     decoded,
     first_good,
 )
-from sat_tf.data.shards import Share
+from sat_tf.data.shards import Shard
 from sat_tf.data.source import NO_LABEL, FirstError, ImageSource, ReadingError, expect_images
 
 # What TensorFlow puts around its messages.
 _AROUND = re.compile(r"\{\{.*?\}\} ?| ?\[Op:.*", re.DOTALL)
-# Pictures by which the kind of most is told.
+# How many pictures are looked at to tell which format most have.
 _LOOKED_AT = 16
 
 
@@ -274,21 +274,21 @@ class RecordSource(ImageSource):
         seed: int,
         first_epoch: int = 0,
         first_step: int = 0,
-        share: Share | None = None,
+        shard: Shard | None = None,
     ) -> tf.data.Dataset:
         """The training batches from some step on, without end; see `ImageSource`."""
-        share = share or Share()
+        shard = shard or Shard()
         check_batches(
             self.name,
             batch_size=batch_size,
             num_train=self.num_train,
-            share=share,
+            shard=shard,
             seed=seed,
             first_epoch=first_epoch,
             first_step=first_step,
         )
         steps = self.num_train // batch_size
-        _, span = share.span(batch_size)
+        _, span = shard.span(batch_size)
         crop_of = training_crop_of_jpeg if self._train.are_jpegs else training_crop
 
         @tf.autograph.experimental.do_not_convert
@@ -306,7 +306,7 @@ class RecordSource(ImageSource):
                 alg=RANDOM,
             )
             records = _shuffled(
-                self._records(self._train, files, share),
+                self._records(self._train, files, shard),
                 self._shuffle_buffer,
                 tf.cast(draw, tf.int64),
             )
@@ -337,28 +337,28 @@ class RecordSource(ImageSource):
             return crop.numpy(), label
 
         spans = tf.data.Dataset.range(first_epoch, tf.int64.max).flat_map(of_epoch)
-        return self._batches(in_pieces(spans, batch_size=batch_size, share=share), fast, slow)
+        return self._batches(in_pieces(spans, batch_size=batch_size, shard=shard), fast, slow)
 
     def held_out_batches(
-        self, *, batch_size: int = 256, share: Share | None = None
+        self, *, batch_size: int = 256, shard: Shard | None = None
     ) -> tf.data.Dataset:
         """Every held-out image once; see `ImageSource`.
 
         One process gets them in the order of the files; several get their own files each. A corrupt
         picture leaves a black image with `NO_LABEL` in its place.
         """
-        share = share or Share()
-        check_batches(self.name, batch_size=batch_size, num_train=None, share=share)
+        shard = shard or Shard()
+        check_batches(self.name, batch_size=batch_size, num_train=None, shard=shard)
         steps = max(
-            -(-self._share_count(other) // other.span(batch_size)[1])
-            for other in (dataclasses.replace(share, worker=w) for w in range(share.workers))
+            -(-self._shard_count(other) // other.span(batch_size)[1])
+            for other in (dataclasses.replace(shard, worker=w) for w in range(shard.workers))
         )
-        _, span = share.span(batch_size)
+        _, span = shard.span(batch_size)
         files = tf.range(len(self._held_out.names), dtype=tf.int64)
-        records = self._records(self._held_out, files, share, at_once=1)
+        records = self._records(self._held_out, files, shard, at_once=1)
         spans = records.concatenate(self._padding(records)).take(steps * span)
         spans = spans.batch(span, drop_remainder=True)
-        return self._prepared(self._held_out, in_pieces(spans, batch_size=batch_size, share=share))
+        return self._prepared(self._held_out, in_pieces(spans, batch_size=batch_size, shard=shard))
 
     def training_sample(self, count: int, *, seed: int) -> npt.NDArray[np.uint8]:
         """So many training images, or all there are, prepared as the held-out ones are.
@@ -372,7 +372,7 @@ class RecordSource(ImageSource):
 
         @tf.autograph.experimental.do_not_convert
         def shuffled(files: tf.Tensor) -> tf.data.Dataset:
-            records = self._records(self._train, files, Share())
+            records = self._records(self._train, files, Shard())
             return _shuffled(records, max(self._shuffle_buffer, count), draw)
 
         # Within a function, for `_shuffled`.
@@ -388,7 +388,7 @@ class RecordSource(ImageSource):
         chosen[np.linspace(0, self.num_test - 1, most).round().astype(int)] = True
         is_chosen = tf.data.Dataset.from_tensor_slices(chosen)
         files = tf.range(len(self._held_out.names), dtype=tf.int64)
-        records = self._records(self._held_out, files, Share(), at_once=1)
+        records = self._records(self._held_out, files, Shard(), at_once=1)
         marked = tf.data.Dataset.zip((is_chosen, records)).filter(lambda mark, _: mark)
         return self._sample(self._held_out, marked.map(lambda _, record: record), most)
 
@@ -397,20 +397,20 @@ class RecordSource(ImageSource):
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
         batches = self._prepared(part, records.batch(min(_SAMPLED_AT_ONCE, most)))
         good = batches.unbatch().filter(lambda _, label: label != NO_LABEL).take(most)
-        with self._first_error.told():
+        with self._first_error.raised():
             found = list(good.as_numpy_iterator())
         if not found:
-            raise ReadingError(self.corrupt.none_is_good())
+            raise ReadingError(self.corrupt.all_are_corrupt())
         images, labels = zip(*found, strict=True)
         return np.stack(images), np.array(labels, np.int32)
 
     def _records(
-        self, part: RecordFiles, files: tf.Tensor, share: Share, *, at_once: int = _FILES_AT_ONCE
+        self, part: RecordFiles, files: tf.Tensor, shard: Shard, *, at_once: int = _FILES_AT_ONCE
     ) -> tf.data.Dataset:
         """The number of the file, the number in the file and the content of each record."""
-        is_dealt = len(part.names) >= share.workers
+        is_dealt = len(part.names) >= shard.workers
         if is_dealt:
-            files = files[share.worker :: share.workers]
+            files = files[shard.worker :: shard.workers]
 
         def expect_readable(file: np.int64) -> np.int64:
             with self._first_error.kept():
@@ -430,14 +430,14 @@ class RecordSource(ImageSource):
             # Workers that take turns at the same records have to meet them in the same order.
             deterministic=self._deterministic or not is_dealt,
         )
-        return records if is_dealt else records.shard(share.workers, share.worker)
+        return records if is_dealt else records.shard(shard.workers, shard.worker)
 
-    def _share_count(self, share: Share) -> int:
+    def _shard_count(self, shard: Shard) -> int:
         """How many held-out images fall to a process."""
         counts = self._held_out.counts
-        if len(counts) >= share.workers:
-            return sum(counts[share.worker :: share.workers])
-        return len(range(share.worker, self._held_out.count, share.workers))
+        if len(counts) >= shard.workers:
+            return sum(counts[shard.worker :: shard.workers])
+        return len(range(shard.worker, self._held_out.count, shard.workers))
 
     def _padding(self, records: tf.data.Dataset) -> tf.data.Dataset:
         """Without end, records of a file that does not exist."""

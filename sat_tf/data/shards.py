@@ -17,7 +17,7 @@ def spread_evenly(count: int, most: int | None) -> npt.NDArray[np.int64]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Share:
+class Shard:
     """The place of one process among those that train together.
 
     Every global batch is cut into one piece for each replica of each process, in order; where it
@@ -36,9 +36,9 @@ class Share:
     def pieces(self, batch_size: int) -> list[tuple[int, int]]:
         """First image and number of images of each piece of this process, replica by replica.
 
-        >>> Share(worker=0, workers=2, replicas=1).pieces(33)
+        >>> Shard(worker=0, workers=2, replicas=1).pieces(33)
         [(0, 17)]
-        >>> Share(worker=1, workers=2, replicas=2).pieces(10)
+        >>> Shard(worker=1, workers=2, replicas=2).pieces(10)
         [(6, 2), (8, 2)]
         """
         count = self.workers * self.replicas
@@ -51,7 +51,7 @@ class Share:
     def span(self, batch_size: int) -> tuple[int, int]:
         """First image and number of images of this process in a global batch.
 
-        >>> Share(worker=1, workers=2, replicas=2).span(10)
+        >>> Shard(worker=1, workers=2, replicas=2).span(10)
         (6, 4)
         """
         pieces = self.pieces(batch_size)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sat_tf.arguments import Rule, check, is_between, is_integer
-from sat_tf.data.shards import Share
+from sat_tf.data.shards import Shard
 
 
 def picture_rules(image_size: Any, max_corrupt: Any, deterministic: Any) -> list[Rule]:
@@ -89,7 +89,7 @@ class FirstError:
             raise
 
     @contextlib.contextmanager
-    def told(self) -> Iterator[None]:
+    def raised(self) -> Iterator[None]:
         """Raises what was kept in the place of TensorFlow's error that leaves the block.
 
         Raises:
@@ -141,7 +141,7 @@ class ImageSource(abc.ABC):
         seed: int,
         first_epoch: int = 0,
         first_step: int = 0,
-        share: Share | None = None,
+        shard: Shard | None = None,
     ) -> Any:
         """The training batches from some step on, without end.
 
@@ -155,22 +155,22 @@ class ImageSource(abc.ABC):
             seed: of the order and the distortions.
             first_epoch: where to start, from 0.
             first_step: step in that epoch, from 0.
-            share: what falls to this process; by default everything, in one piece.
+            shard: what falls to this process; by default everything, in one piece.
 
         Returns:
             A `tf.data.Dataset` of images (piece, image_size, image_size, 3), uint8, and labels
             (piece,), int32: one element for each replica of this process, in turns, cut as
-            `Share.pieces` says. Shapes are static.
+            `Shard.pieces` says. Shapes are static.
         """
 
     @abc.abstractmethod
-    def held_out_batches(self, *, batch_size: int = 256, share: Share | None = None) -> Any:
+    def held_out_batches(self, *, batch_size: int = 256, shard: Shard | None = None) -> Any:
         """Every held-out image once, in order, as uint8 images and labels like the training's.
 
         Args:
             batch_size: images of a global batch. The last batch is filled up with black images
                 whose label is `NO_LABEL`, so that all batches and all pieces have static shapes.
-            share: as for training.
+            shard: as for training.
 
         Returns:
             A `tf.data.Dataset` with the same number of elements for every process.

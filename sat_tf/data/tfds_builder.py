@@ -52,8 +52,8 @@ def load_tfds(
             read; otherwise the fastest files and pictures come first.
 
     Raises:
-        ValueError: an argument is out of its range, there is no such builder, it is no image
-            classification, or it has not been prepared.
+        ValueError: an argument is out of its range, there is no such builder, it is not for
+            image classification, or it has not been prepared.
         ImportError: tensorflow-datasets is not installed.
     """
     texts = {"builder": builder, "train_split": train_split, "held_out_split": held_out_split}
@@ -137,7 +137,7 @@ def _image_and_label(builder: Any) -> tuple[str, str]:
 
 def _held_out(builder: Any) -> str:
     splits = list(builder.info.splits or {})
-    # Where nothing has been prepared, the usual name: what is missing is said when it is read.
+    # Where nothing has been prepared, the usual name: reading it reports what is missing.
     name = next((name for name in _HELD_OUT if name in splits), None if splits else _HELD_OUT[0])
     if name is None:
         raise ValueError(

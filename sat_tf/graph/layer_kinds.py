@@ -21,7 +21,7 @@ from sat_tf.graph.layers import (
     preprocessing,
     training_only,
 )
-from sat_tf.graph.layers.activations import RECTIFIERS, activation_name
+from sat_tf.graph.layers.activations import RECTIFIERS
 from sat_tf.graph.layers.kind import (
     Combination,
     Kernel,
@@ -37,7 +37,7 @@ from sat_tf.graph.operation_layers import OfSeveralTensors, Operation
 from sat_tf.graph.suggestions import fix_of
 
 KINDS: Kinds = {
-    keras.layers.InputLayer: LayerKind(Role.INPUT),
+    keras.layers.InputLayer: LayerKind(Role.INPUT, short_name="Input"),
     **linear.KINDS,
     **normalization.KINDS,
     **activations.KINDS,
@@ -167,6 +167,11 @@ def is_softmax(layer: keras.layers.Layer) -> bool:
     return role_of(layer) is Role.SOFTMAX or activation_name(layer) == "softmax"
 
 
+def activation_name(layer: keras.layers.Layer) -> str:
+    """Name of the layer's activation function; "linear" where it has none."""
+    return activations.activation_name(layer)
+
+
 def is_activation(layer: keras.layers.Layer) -> bool:
     """Whether the layer is nothing but the function that it names as its activation."""
     support = find_support(layer)
@@ -242,6 +247,16 @@ def class_name(layer: keras.layers.Layer) -> str:
     return type(_inner(layer)).__name__
 
 
+def short_name(name: str) -> str:
+    """The name of a class of layers, shorter where it is long and well known.
+
+    >>> short_name("DepthwiseConv2D"), short_name("Dense")
+    ('Depthwise', 'Dense')
+    """
+    short = {kind.__name__: row.short_name for kind, row in KINDS.items() if row.short_name}
+    return short.get(name, name)
+
+
 def detail_of(layer: keras.layers.Layer) -> str:
     """Size of the kernel, the window or the output, strides and dilation, where they say something.
 
@@ -290,7 +305,7 @@ def supported_names() -> list[str]:
 def class_of_keras3(name: str) -> type[keras.layers.Layer] | None:
     """The class of tf_keras for one of Keras 3's own, by its name there; None without one."""
     found = getattr(keras.layers, name, None)
-    kind = KINDS.get(found)
+    kind = KINDS.get(found) if found is not None else None
     return found if kind is not None and kind.keras3 is not None else None
 
 

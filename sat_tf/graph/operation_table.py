@@ -27,7 +27,7 @@ from sat_tf.graph.operation_layers import (
 )
 from sat_tf.graph.replacement import (
     Finder,
-    LayerCall,
+    OldCall,
     Replacement,
     new_layer,
     one_layer,
@@ -39,7 +39,7 @@ from sat_tf.loading.tensor_functions import CalledFunction
 L = keras.layers
 
 
-def replacement_of_operation(call: LayerCall) -> Replacement | None:
+def replacement_of_operation(call: OldCall) -> Replacement | None:
     """The layers in the place of an operation; None where sat-tf has none."""
     find = _OPERATIONS.get(call.symbol)
     replacement = find(call) if find else None
@@ -48,7 +48,7 @@ def replacement_of_operation(call: LayerCall) -> Replacement | None:
     return replacement
 
 
-def _as_it_is(call: LayerCall) -> Replacement | None:
+def _as_it_is(call: OldCall) -> Replacement | None:
     """A layer that does nothing but the operation, to be left float or refused by its name."""
     tensors = list(call.node.keras_inputs)
     places = {id(tensor): place for place, tensor in enumerate(tensors)}
@@ -90,7 +90,7 @@ def _axis(tensor: Any, value: Any) -> int | None:
 def _of_two(combining: Any, formula: str, reverse: str | None) -> Finder:
     """A layer of two tensors, or of a tensor and a number in one of two formulas."""
 
-    def find(call: LayerCall) -> Replacement | None:
+    def find(call: OldCall) -> Replacement | None:
         first, second = call.argument(0, "x"), call.argument(1, "y")
         tensors = [value for value in (first, second) if _is_keras(value)]
         if len(tensors) == 2:
@@ -145,7 +145,7 @@ def _with_map(tensor: Any, formula: str, values: np.ndarray) -> Replacement | No
 def _with_constant(formula: str) -> Finder:
     """A layer of two tensors that is called with one, and with numbers of as many axes."""
 
-    def find(call: LayerCall) -> Replacement | None:
+    def find(call: OldCall) -> Replacement | None:
         given = call.node.call_args[0]
         if not isinstance(given, list | tuple) or len(given) != 2:
             return None
@@ -159,7 +159,7 @@ def _with_constant(formula: str) -> Finder:
     return find
 
 
-def _biased(call: LayerCall) -> Replacement | None:
+def _biased(call: OldCall) -> Replacement | None:
     tensor, bias = call.argument(0, "value"), _constant(call.argument(1, "bias"))
     if str(call.argument(2, "data_format")).startswith("NC") or bias is None or bias.ndim != 1:
         return None
@@ -169,7 +169,7 @@ def _biased(call: LayerCall) -> Replacement | None:
 def _extremum(combining: Any) -> Finder:
     """The largest or the smallest of two tensors, or of a tensor and a number."""
 
-    def find(call: LayerCall) -> Replacement | None:
+    def find(call: OldCall) -> Replacement | None:
         first, second = call.argument(0, "x"), call.argument(1, "y")
         if _is_keras(first) and _is_keras(second):
             return Replacement([first, second], [new_layer(combining)], takes_list=True)
@@ -182,7 +182,7 @@ def _extremum(combining: Any) -> Finder:
 _Ends = tuple[Any, float | None, float | None]
 
 
-def _clipped(call: LayerCall) -> Replacement | None:
+def _clipped(call: OldCall) -> Replacement | None:
     """Clipping, and clippings in front of it, as one: from 0 it is a rectifier."""
     found = _ends(call)
     if found is None:
@@ -211,11 +211,11 @@ def _within(
     return value if high is None else min(value, high)
 
 
-def _ends_of_maker(call: LayerCall, tensor: Any) -> _Ends | None:
+def _ends_of_maker(call: OldCall, tensor: Any) -> _Ends | None:
     """The ends of the clipping that makes a tensor, if one does."""
     if not any(node is tensor.node for node in call.nodes):
         return None
-    maker = LayerCall(tensor.node, call.nodes)
+    maker = OldCall(tensor.node, call.nodes)
     if maker.node.is_input:
         return None
     if isinstance(maker.layer, L.ReLU | L.Activation) and layer_kinds.rectifies(maker.layer):
@@ -223,13 +223,13 @@ def _ends_of_maker(call: LayerCall, tensor: Any) -> _Ends | None:
     return _ends(maker)
 
 
-def _ends(call: LayerCall) -> _Ends | None:
+def _ends(call: OldCall) -> _Ends | None:
     find = _CLIPPINGS.get(call.symbol)
     return find(call) if find else None
 
 
-def _ends_of_extremum(is_lowest: bool) -> Callable[[LayerCall], _Ends | None]:
-    def find(call: LayerCall) -> _Ends | None:
+def _ends_of_extremum(is_lowest: bool) -> Callable[[OldCall], _Ends | None]:
+    def find(call: OldCall) -> _Ends | None:
         first, second = call.argument(0, "x"), call.argument(1, "y")
         tensor, other = (first, second) if _is_keras(first) else (second, first)
         number = _number(other)
@@ -240,7 +240,7 @@ def _ends_of_extremum(is_lowest: bool) -> Callable[[LayerCall], _Ends | None]:
     return find
 
 
-def _ends_of_clip(call: LayerCall) -> _Ends | None:
+def _ends_of_clip(call: OldCall) -> _Ends | None:
     tensor = call.argument(0, "t")
     low = _number(call.argument(1, "clip_value_min"))
     high = _number(call.argument(2, "clip_value_max"))
@@ -249,15 +249,15 @@ def _ends_of_clip(call: LayerCall) -> _Ends | None:
     return tensor, low, high
 
 
-def _ends_of_rectifier(high: float | None) -> Callable[[LayerCall], _Ends | None]:
-    def find(call: LayerCall) -> _Ends | None:
+def _ends_of_rectifier(high: float | None) -> Callable[[OldCall], _Ends | None]:
+    def find(call: OldCall) -> _Ends | None:
         tensor = _first(call)
         return None if tensor is None else (tensor, 0.0, high)
 
     return find
 
 
-_CLIPPINGS: dict[str, Callable[[LayerCall], _Ends | None]] = {
+_CLIPPINGS: dict[str, Callable[[OldCall], _Ends | None]] = {
     "math.maximum": _ends_of_extremum(is_lowest=True),
     "math.minimum": _ends_of_extremum(is_lowest=False),
     "clip_by_value": _ends_of_clip,
@@ -269,14 +269,14 @@ _CLIPPINGS: dict[str, Callable[[LayerCall], _Ends | None]] = {
 def _function(layer: Any, *args: Any, **settings: Any) -> Finder:
     """A layer without other arguments than its tensor."""
 
-    def find(call: LayerCall) -> Replacement | None:
+    def find(call: OldCall) -> Replacement | None:
         tensor = _first(call)
         return None if tensor is None else one_layer(tensor, layer, *args, **settings)
 
     return find
 
 
-def _first(call: LayerCall) -> Any:
+def _first(call: OldCall) -> Any:
     """The operation's only tensor; None where it has others."""
     tensors = call.node.keras_inputs
     first = call.node.call_args[0] if call.node.call_args else None
@@ -285,27 +285,27 @@ def _first(call: LayerCall) -> Any:
     return first if _is_keras(first) and len(tensors) == 1 else None
 
 
-def _negative(call: LayerCall) -> Replacement | None:
+def _negative(call: OldCall) -> Replacement | None:
     return _scaled(call.argument(0, "x"), "x * c", -1.0)
 
 
-def _sum(call: LayerCall) -> Replacement | None:
+def _sum(call: OldCall) -> Replacement | None:
     tensors = list(call.argument(0, "inputs"))
     if len(tensors) < 2 or not all(map(_is_keras, tensors)):
         return None
     return Replacement(tensors, [new_layer(L.Add)], takes_list=True)
 
 
-def _square(call: LayerCall) -> Replacement | None:
+def _square(call: OldCall) -> Replacement | None:
     tensor = call.argument(0, "x")
     return Replacement([tensor, tensor], [new_layer(L.Multiply)], takes_list=True)
 
 
-def _leaky(call: LayerCall) -> Replacement | None:
+def _leaky(call: OldCall) -> Replacement | None:
     return one_layer(call.argument(0, "features"), L.LeakyReLU, call.argument(1, "alpha", 0.2))
 
 
-def _gelu(call: LayerCall) -> Replacement | None:
+def _gelu(call: OldCall) -> Replacement | None:
     if call.argument(1, "approximate", False):
         return one_layer(call.argument(0, "features"), L.Activation, gelu_by_tanh)
     return one_layer(call.argument(0, "features"), L.Activation, "gelu")
@@ -317,12 +317,12 @@ def gelu_by_tanh(x: tf.Tensor) -> tf.Tensor:
     return tf.nn.gelu(x, approximate=True)
 
 
-def _softmax(call: LayerCall) -> Replacement | None:
+def _softmax(call: OldCall) -> Replacement | None:
     axis = call.argument(1, "axis", -1)
     return one_layer(call.argument(0, "logits"), L.Softmax, -1 if axis is None else axis)
 
 
-def _reshaped(call: LayerCall) -> Replacement | None:
+def _reshaped(call: OldCall) -> Replacement | None:
     """Whatever gives each image another shape, as far as the shape of the result says it."""
     tensor = call.argument(0, "tensor", call.node.call_kwargs.get("input"))
     if not _is_keras(tensor) or _moves_batch(tensor, call):
@@ -330,7 +330,7 @@ def _reshaped(call: LayerCall) -> Replacement | None:
     return one_layer(tensor, L.Reshape, call.shape)
 
 
-def _moves_batch(tensor: Any, call: LayerCall) -> bool:
+def _moves_batch(tensor: Any, call: OldCall) -> bool:
     """Whether pixels could go from one image to another, or nobody knows."""
     if tensor.shape[0] != call.node.outputs.shape[0] or None in (*tensor.shape[1:], *call.shape):
         return True
@@ -338,14 +338,14 @@ def _moves_batch(tensor: Any, call: LayerCall) -> bool:
     return before != after
 
 
-def _transposed(call: LayerCall) -> Replacement | None:
+def _transposed(call: OldCall) -> Replacement | None:
     order = call.argument(1, "perm")
     if order is None or next(iter(order)) != 0:
         return None
     return Replacement([call.argument(0, "a")], [new_layer(L.Permute, tuple(order)[1:])])
 
 
-def _padded(call: LayerCall) -> Replacement | None:
+def _padded(call: OldCall) -> Replacement | None:
     tensor, paddings = call.argument(0, "tensor"), _constant(call.argument(1, "paddings"))
     mode = call.argument(2, "mode", "CONSTANT")
     zeros = _number(call.argument(4, "constant_values", 0)) == 0.0
@@ -360,14 +360,14 @@ def _padded(call: LayerCall) -> Replacement | None:
     return one_layer(tensor, Padding, margins)
 
 
-def _joined(call: LayerCall) -> Replacement | None:
+def _joined(call: OldCall) -> Replacement | None:
     tensors, axis = call.argument(0, "values"), call.argument(1, "axis")
     if not isinstance(tensors, list | tuple) or not all(map(_is_keras, tensors)) or axis == 0:
         return None
     return Replacement(list(tensors), [new_layer(L.Concatenate, axis)], takes_list=True)
 
 
-def _stacked(call: LayerCall) -> Replacement | None:
+def _stacked(call: OldCall) -> Replacement | None:
     """Tensors with a new axis, behind each other along it."""
     tensors, axis = call.argument(0, "values"), _number(call.argument(1, "axis", 0))
     if not isinstance(tensors, list | tuple) or not all(map(_is_keras, tensors)) or axis is None:
@@ -385,7 +385,7 @@ def _stacked(call: LayerCall) -> Replacement | None:
     )
 
 
-def _split(call: LayerCall) -> Replacement | None:
+def _split(call: OldCall) -> Replacement | None:
     tensor = call.argument(0, "value")
     axis = _axis(tensor, call.argument(2, "axis", 0))
     if axis is None:
@@ -397,7 +397,7 @@ def _split(call: LayerCall) -> Replacement | None:
     return _parts(tensor, axis, list(zip([0, *ends], ends, strict=False)), drops=False)
 
 
-def _unstacked(call: LayerCall) -> Replacement | None:
+def _unstacked(call: OldCall) -> Replacement | None:
     tensor = call.argument(0, "value")
     axis = _axis(tensor, call.argument(2, "axis", 0))
     if axis is None:
@@ -422,7 +422,7 @@ def _parts(
 def _gathered(axis_at: int) -> Finder:
     """Parts by constant numbers; one of them, or some at equal distances, as a slice."""
 
-    def find(call: LayerCall) -> Replacement | None:
+    def find(call: OldCall) -> Replacement | None:
         tensor, indices = call.argument(0, "params"), _constant(call.argument(1, "indices"))
         axis = _axis(tensor, call.argument(axis_at, "axis", 0)) if _is_keras(tensor) else None
         if indices is None or axis is None or call.argument(axis_at + 1, "batch_dims", 0):
@@ -443,7 +443,7 @@ def _gathered(axis_at: int) -> Finder:
     return find
 
 
-def _rolled(call: LayerCall) -> Replacement | None:
+def _rolled(call: OldCall) -> Replacement | None:
     """The same values in another order along one axis."""
     tensor, shift = call.argument(0, "input"), _constant(call.argument(1, "shift"))
     axis = _axis(tensor, call.argument(2, "axis")) if _is_keras(tensor) else None
@@ -455,7 +455,7 @@ def _rolled(call: LayerCall) -> Replacement | None:
 
 
 def _moved_blocks(layer: Any) -> Finder:
-    def find(call: LayerCall) -> Replacement | None:
+    def find(call: OldCall) -> Replacement | None:
         tensor, size = _first(call), _number(call.argument(1, "block_size"))
         formats = [call.argument(at, "data_format", "NHWC") for at in (2, 3)]
         if tensor is None or size is None or "NCHW" in formats:
@@ -468,7 +468,7 @@ def _moved_blocks(layer: Any) -> Finder:
 def _reduced(spatial: Any, channel: Any) -> Finder:
     """A mean or maximum over the pixels of each image, or over the channels of each pixel."""
 
-    def find(call: LayerCall) -> Replacement | None:
+    def find(call: OldCall) -> Replacement | None:
         tensor, axis = call.argument(0, "input_tensor"), _constant(call.argument(1, "axis"))
         keepdims = bool(call.argument(2, "keepdims", call.node.call_kwargs.get("keep_dims")))
         if axis is None:
@@ -497,7 +497,7 @@ def _reduced(spatial: Any, channel: Any) -> Finder:
 def _pooled(layer: Any) -> Finder:
     """Pooling by its window, strides and padding."""
 
-    def find(call: LayerCall) -> Replacement | None:
+    def find(call: OldCall) -> Replacement | None:
         size, strides = call.argument(1, "ksize"), call.argument(2, "strides")
         if str(call.argument(4, "data_format")).startswith("NC"):
             return None
@@ -506,7 +506,7 @@ def _pooled(layer: Any) -> Finder:
     return find
 
 
-def _pooled_by_kind(call: LayerCall) -> Replacement | None:
+def _pooled_by_kind(call: OldCall) -> Replacement | None:
     """`tf.nn.pool`, which is told what to do."""
     window, kind = call.argument(1, "window_shape"), call.argument(2, "pooling_type")
     rates = [call.argument(4, "dilation_rate"), call.argument(8, "dilations")]
@@ -521,7 +521,7 @@ def _pooled_by_kind(call: LayerCall) -> Replacement | None:
 
 
 def _pooled_by(
-    call: LayerCall, layer: Any, size: Any, strides: Any, padding: Any
+    call: OldCall, layer: Any, size: Any, strides: Any, padding: Any
 ) -> Replacement | None:
     tensor = _first(call)
     if tensor is None or str(padding).lower() not in ("same", "valid"):
@@ -547,7 +547,7 @@ def _along_images(value: Any, inner: int) -> tuple[int, ...] | None:
     return tuple(sizes) if len(sizes) == inner else None
 
 
-def _resized(call: LayerCall) -> Replacement | None:
+def _resized(call: OldCall) -> Replacement | None:
     tensor = call.argument(0, "images")
     method = str(call.argument(2, "method", "bilinear"))
     options = ("preserve_aspect_ratio", "antialias")
@@ -562,7 +562,7 @@ def _resized(call: LayerCall) -> Replacement | None:
     return one_layer(tensor, L.Resizing, rows, columns, method)
 
 
-def _resized_nearest(call: LayerCall) -> Replacement | None:
+def _resized_nearest(call: OldCall) -> Replacement | None:
     """The older form, whose pixels lie elsewhere unless it is told."""
     tensor, rows, columns = call.argument(0, "images"), *call.shape[:2]
     if call.argument(2, "align_corners", False) or None in (rows, columns):
@@ -589,7 +589,7 @@ def _whole_factors(
     return tuple(factors)
 
 
-def _sliced(call: LayerCall) -> Replacement | None:
+def _sliced(call: OldCall) -> Replacement | None:
     """x[:, 1:-1, ::2], x[..., :3], x[:, 0]: slices and integers that leave the batch alone."""
     tensor, wanted = call.argument(0, "tensor"), call.argument(1, "slice_spec")
     wanted = list(wanted) if isinstance(wanted, list | tuple) else [wanted]
@@ -622,7 +622,7 @@ def _bounds(value: Any) -> list[int | None] | None:
     return None
 
 
-def _cast(call: LayerCall) -> Replacement | None:
+def _cast(call: OldCall) -> Replacement | None:
     tensor = call.argument(0, "x")
     same = _is_keras(tensor) and tensor.dtype == call.node.outputs.dtype
     return one_layer(tensor, L.Activation, "linear") if same else None

@@ -11,7 +11,7 @@ L = keras.layers
 
 
 @dataclasses.dataclass(frozen=True)
-class LayerCall:
+class OldCall:
     """One call of a layer.
 
     Attributes:
@@ -96,7 +96,7 @@ class Replacement:
 
 
 # Finds what takes the place of a call; None where it stays what it is.
-Finder = Callable[[LayerCall], Replacement | None]
+Finder = Callable[[OldCall], Replacement | None]
 
 
 def new_layer(layer: Callable[..., Any], *args: Any, suffix: str = "", **settings: Any) -> NewLayer:
@@ -110,7 +110,7 @@ def one_layer(tensor: Any, layer: Callable[..., Any], *args: Any, **settings: An
 
 
 def pooled_in_rows(
-    call: LayerCall, tensor: Any, two_dimensional: Any, size: int, stride: int, padding: str
+    call: OldCall, tensor: Any, two_dimensional: Any, size: int, stride: int, padding: str
 ) -> list[NewLayer]:
     """A pooling of sequences as one of images with one row."""
     length, channels = tensor.shape[1:]

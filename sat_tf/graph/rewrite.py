@@ -15,8 +15,8 @@ from sat_tf.graph.operation_layers import OfSeveralTensors, Scaling, template_of
 from sat_tf.graph.operation_table import LAYERS, replacement_of_operation
 from sat_tf.graph.replacement import (
     Finder,
-    LayerCall,
     NewLayer,
+    OldCall,
     Replacement,
     new_layer,
     pooled_in_rows,
@@ -26,7 +26,7 @@ from sat_tf.graph.replacement import (
 L = keras.layers
 
 
-def replacement_of(call: LayerCall) -> Replacement | None:
+def replacement_of(call: OldCall) -> Replacement | None:
     """What takes the place of a call; None where it stays what it is."""
     if call.symbol:
         return replacement_of_operation(call)
@@ -35,7 +35,7 @@ def replacement_of(call: LayerCall) -> Replacement | None:
     return LAYERS.get(type(call.layer), _replacement_of_layer)(call)
 
 
-def _of_several(call: LayerCall) -> Replacement | None:
+def _of_several(call: OldCall) -> Replacement | None:
     """The same layer, called with a list, where it takes its tensors one by one."""
     layer = call.layer
     found = [_one_by_one(node) for node in call.nodes if node.layer is layer]
@@ -66,18 +66,18 @@ def _one_by_one(node: Any) -> tuple[list[Any], list[Any] | None]:
 
 
 def _behind_each_other(
-    layers_of: Callable[[LayerCall], list[NewLayer] | None],
+    layers_of: Callable[[OldCall], list[NewLayer] | None],
 ) -> Finder:
     """New layers one behind the other, of which the first reads the old one's only tensor."""
 
-    def replacement(call: LayerCall) -> Replacement | None:
+    def replacement(call: OldCall) -> Replacement | None:
         layers = layers_of(call)
         return Replacement([call.node.call_args[0]], layers) if layers else None
 
     return replacement
 
 
-def _weighted_sum(call: LayerCall) -> Replacement | None:
+def _weighted_sum(call: OldCall) -> Replacement | None:
     scale = float(call.layer.scale)
     if scale == 0.0 or not math.isfinite(scale):
         return None
@@ -87,7 +87,7 @@ def _weighted_sum(call: LayerCall) -> Replacement | None:
     )
 
 
-def _linear(call: LayerCall) -> list[NewLayer] | None:
+def _linear(call: OldCall) -> list[NewLayer] | None:
     """A linear layer, and its activation where that has to be a layer of its own."""
     layer, name = call.layer, layer_kinds.activation_name(call.layer)
     layers = _padding(call)
@@ -105,7 +105,7 @@ def _linear(call: LayerCall) -> list[NewLayer] | None:
     return layers
 
 
-def _padding(call: LayerCall) -> list[NewLayer]:
+def _padding(call: OldCall) -> list[NewLayer]:
     """The margin of a causal convolution."""
     layer = call.layer
     if getattr(layer, "padding", "") != "causal" or layer.data_format != "channels_last":
@@ -114,7 +114,7 @@ def _padding(call: LayerCall) -> list[NewLayer]:
     return [new_layer(L.ZeroPadding1D, (margin, 0), suffix="padding")]
 
 
-def _separable(call: LayerCall) -> list[NewLayer] | None:
+def _separable(call: OldCall) -> list[NewLayer] | None:
     """A depthwise convolution, and one of single pixels with everything else."""
     layer, name = call.layer, layer_kinds.activation_name(call.layer)
     if layer.data_format != "channels_last":
@@ -154,7 +154,7 @@ def _separable(call: LayerCall) -> list[NewLayer] | None:
     return layers + ([new_layer(L.Activation, layer.activation, suffix=name)] if apart else [])
 
 
-def _is_read_inside(call: LayerCall) -> bool:
+def _is_read_inside(call: OldCall) -> bool:
     """Whether something but data movement to the output reads the layer."""
     return any(
         not (layer_kinds.role_of(reader).keeps_codes or layer_kinds.role_of(reader) is Role.SOFTMAX)
@@ -162,10 +162,10 @@ def _is_read_inside(call: LayerCall) -> bool:
     )
 
 
-def _pool(two_dimensional: Any) -> Callable[[LayerCall], list[NewLayer] | None]:
+def _pool(two_dimensional: Any) -> Callable[[OldCall], list[NewLayer] | None]:
     """The same pooling of images with one row."""
 
-    def replacement(call: LayerCall) -> list[NewLayer] | None:
+    def replacement(call: OldCall) -> list[NewLayer] | None:
         layer = call.layer
         if layer.data_format != "channels_last":
             return None
@@ -175,10 +175,10 @@ def _pool(two_dimensional: Any) -> Callable[[LayerCall], list[NewLayer] | None]:
     return replacement
 
 
-def _global_pool(two_dimensional: Any) -> Callable[[LayerCall], list[NewLayer] | None]:
+def _global_pool(two_dimensional: Any) -> Callable[[OldCall], list[NewLayer] | None]:
     """The same pooling of images with one row."""
 
-    def replacement(call: LayerCall) -> list[NewLayer] | None:
+    def replacement(call: OldCall) -> list[NewLayer] | None:
         if (
             call.layer.data_format != "channels_last"
             or call.node.call_kwargs.get("mask") is not None
@@ -205,7 +205,7 @@ def _maker(layer_class: Any, settings: dict[str, Any]) -> Callable[..., keras.la
 # `x + scale * y`, which Keras has in its InceptionResNetV2 alone.
 _WeightedSum = sys.modules[keras.applications.InceptionResNetV2.__module__].CustomScaleLayer
 
-_InARow = Callable[[LayerCall], list[NewLayer] | None]
+_InARow = Callable[[OldCall], list[NewLayer] | None]
 
 
 def _in_a_row(layer: keras.layers.Layer) -> _InARow | None:
@@ -223,7 +223,7 @@ def _in_a_row(layer: keras.layers.Layer) -> _InARow | None:
     return _global_pool(made) if kind.pooling.whole else _pool(made)
 
 
-def _replacement_of_layer(call: LayerCall) -> Replacement | None:
+def _replacement_of_layer(call: OldCall) -> Replacement | None:
     if type(call.layer) is _WeightedSum:
         return _weighted_sum(call)
     layers_of = _in_a_row(call.layer)
@@ -256,7 +256,7 @@ def with_layers_for_operations(model: keras.Model) -> keras.Model:
     """
     depths = sorted(model._nodes_by_depth, reverse=True)
     nodes = [node for depth in depths for node in model._nodes_by_depth[depth]]
-    calls = [LayerCall(node, tuple(nodes)) for node in nodes]
+    calls = [OldCall(node, tuple(nodes)) for node in nodes]
     replacements = {id(call.node): replacement_of(call) for call in calls}
     if not any(replacements.values()):
         return model
@@ -267,7 +267,7 @@ class _Rewriter:
     def __init__(
         self,
         model: keras.Model,
-        calls: list[LayerCall],
+        calls: list[OldCall],
         replacements: dict[int, Replacement | None],
     ) -> None:
         self.original = model
@@ -277,7 +277,7 @@ class _Rewriter:
         self.made: dict[int, Any] = {}
         # Who makes a tensor. It is called when something needs it: nothing needs the size of a
         # tensor any more when `tf.reshape` has become a layer.
-        self.makers: dict[int, LayerCall] = {}
+        self.makers: dict[int, OldCall] = {}
         for call in calls:
             for tensor in tf.nest.flatten(call.node.outputs):
                 self.makers[id(tensor)] = call
@@ -307,13 +307,13 @@ class _Rewriter:
                 self.made.update({id(one): other for one, other in zip(outputs, new, strict=True)})
         return self.made[id(old)]
 
-    def _sources(self, call: LayerCall) -> list[Any]:
+    def _sources(self, call: OldCall) -> list[Any]:
         replacement = self.replacements[id(call.node)]
         if call.node.is_input:
             return []
         return replacement.sources if replacement else call.node.keras_inputs
 
-    def _call(self, call: LayerCall) -> Any:
+    def _call(self, call: OldCall) -> Any:
         replacement = self.replacements[id(call.node)]
         layers = self._layers(call, replacement)
         if call.node.is_input:
@@ -338,7 +338,7 @@ class _Rewriter:
                 layer.set_weights(new.weights)
         return made
 
-    def _layers(self, call: LayerCall, replacement: Replacement | None) -> list[keras.layers.Layer]:
+    def _layers(self, call: OldCall, replacement: Replacement | None) -> list[keras.layers.Layer]:
         """New layers for a call; the same ones for each call of one layer."""
         # Operations that are alike may have one layer, with other constants in each call.
         key = id(call.node) if call.symbol else id(call.layer)

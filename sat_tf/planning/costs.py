@@ -83,7 +83,7 @@ _ANOTHER_CALL = re.compile(r"@\d+$")
 
 
 def header_bytes(graph: Graph | None) -> int:
-    """What a file has that is no operator's."""
+    """What a file has besides its operators."""
     if graph is None:
         return 0
     ends = len(graph.images) - 1 + len(graph.more_outputs)

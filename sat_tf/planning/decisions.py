@@ -72,7 +72,7 @@ def _numbers(values: Sequence[float]) -> str:
 _IMAGE_BITS = 8
 
 
-class Decided:
+class LayerDecisions:
     """Reads a placement, layer by layer.
 
     Args:
@@ -140,7 +140,8 @@ class Decided:
         if self._requantized:
             return "goes on with its latent weights"
         if self._policy.latent_start == "as_is":
-            return "latent_start='as_is': the float weights, which the clamp bends"
+            bent = "" if line_of(quantizer) else ", which the clamp bends"
+            return f"latent_start='as_is': the float weights{bent}"
         layer = self._network[name].layer
         kernel = np.asarray(getattr(layer, layer_kinds.kernel_name(layer)))
         return quantizer.describe_start(kernel)

@@ -5,7 +5,8 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from sat_tf.planning.plan_table import short_kind, summary
+from sat_tf.graph import layer_kinds
+from sat_tf.planning.plan_table import summary
 from sat_tf.planning.planned_model import Export, Fate, LayerPlan, PlannedModel, shape_text
 
 
@@ -69,7 +70,7 @@ class Box:
         """What its layers are."""
         words = []
         for row in self.rows:
-            kind = "quantize" if row.inserted else short_kind(row.kind)
+            kind = "quantize" if row.inserted else layer_kinds.short_name(row.kind)
             if row.kind == "Activation":
                 words.append(row.detail)
             elif kind != "quantize" or self.is_small:
@@ -171,7 +172,7 @@ class Layout:
 
 
 @dataclasses.dataclass
-class _Place:
+class _PlacedBox:
     """A box, or where an edge passes a rank."""
 
     width: float
@@ -196,12 +197,12 @@ def lay_out(sizes: Sequence[Point], reads: Sequence[Sequence[int]]) -> Layout:
         below = [rank_of[reader] for reader, read in enumerate(reads) if index in read]
         if below and not reads[index]:
             rank_of[index] = min(below) - 1
-    places = [_Place(width, height, [], []) for width, height in sizes]
+    places = [_PlacedBox(width, height, [], []) for width, height in sizes]
     ranks: list[list[int]] = [[] for _ in range(1 + max(rank_of, default=0))]
     for index, rank in enumerate(rank_of):
         ranks[rank].append(index)
     ways = _ways(reads, rank_of, places, ranks)
-    _order(places, ranks)
+    _sort_ranks(places, ranks)
     _settle(places, ranks)
     return _in_columns(places, ranks, len(sizes), ways)
 
@@ -209,7 +210,7 @@ def lay_out(sizes: Sequence[Point], reads: Sequence[Sequence[int]]) -> Layout:
 def _ways(
     reads: Sequence[Sequence[int]],
     rank_of: list[int],
-    places: list[_Place],
+    places: list[_PlacedBox],
     ranks: list[list[int]],
 ) -> list[list[int]]:
     """The places that each edge goes through; adds those between its ends."""
@@ -218,7 +219,7 @@ def _ways(
         for source in sources:
             way = [source]
             for rank in range(rank_of[source] + 1, rank_of[reader]):
-                places.append(_Place(_WIRE, 0.0, [], []))
+                places.append(_PlacedBox(_WIRE, 0.0, [], []))
                 ranks[rank].append(len(places) - 1)
                 way.append(len(places) - 1)
             way.append(reader)
@@ -229,7 +230,7 @@ def _ways(
     return ways
 
 
-def _order(places: list[_Place], ranks: list[list[int]]) -> None:
+def _sort_ranks(places: list[_PlacedBox], ranks: list[list[int]]) -> None:
     """Orders each rank by the mean position of the neighbours in the one before, down and up."""
     for sweep in range(_SWEEPS):
         down = sweep % 2 == 0
@@ -243,7 +244,7 @@ def _order(places: list[_Place], ranks: list[list[int]]) -> None:
             position.update({index: i for i, index in enumerate(rank)})
 
 
-def _settle(places: list[_Place], ranks: list[list[int]]) -> None:
+def _settle(places: list[_PlacedBox], ranks: list[list[int]]) -> None:
     """Moves places towards their neighbours, as far as the order and their widths let them."""
     for rank in ranks:
         _pack(places, rank, [0.0] * len(rank))
@@ -258,7 +259,7 @@ def _settle(places: list[_Place], ranks: list[list[int]]) -> None:
             _pack(places, rank, wanted)
 
 
-def _pack(places: list[_Place], rank: list[int], wanted: list[float]) -> None:
+def _pack(places: list[_PlacedBox], rank: list[int], wanted: list[float]) -> None:
     """The positions nearest to the wanted ones, by least squares, that overlap nowhere.
 
     Without the widths in front of it, each position must only be no less than the last one, which
@@ -287,7 +288,7 @@ def _mean(values: list[float] | list[int], default: float) -> float:
 
 
 def _in_columns(
-    places: list[_Place], ranks: list[list[int]], num_boxes: int, ways: list[list[int]]
+    places: list[_PlacedBox], ranks: list[list[int]], num_boxes: int, ways: list[list[int]]
 ) -> Layout:
     heights = [max((places[index].height for index in rank), default=0.0) for rank in ranks]
     columns = _cut(places, ranks, heights)
@@ -330,7 +331,7 @@ def _in_columns(
     return Layout(centers, moved, max(rights, default=0.0), tallest + 2 * margin)
 
 
-def _cut(places: list[_Place], ranks: list[list[int]], heights: list[float]) -> list[list[int]]:
+def _cut(places: list[_PlacedBox], ranks: list[list[int]], heights: list[float]) -> list[list[int]]:
     """The ranks of each column: of about equal height, cut where few edges are."""
     total = sum(heights) + _GAP_Y * len(heights)
     widths = [sum(places[i].width + _GAP_X for i in rank) for rank in ranks]
@@ -391,14 +392,14 @@ class Rectangle:
 
 
 @dataclasses.dataclass(frozen=True)
-class Line:
+class Edge:
     """An edge, with an arrow at its end."""
 
     points: tuple[Point, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Words:
+class Label:
     """A line of text, from its left end or around its middle.
 
     Attributes:
@@ -414,7 +415,7 @@ class Words:
     color: str | None = None
 
 
-Shape = Rectangle | Line | Words
+Shape = Rectangle | Edge | Label
 
 
 @dataclasses.dataclass(frozen=True)
@@ -434,19 +435,19 @@ def draw(plan: PlannedModel) -> Drawing:
     layout = lay_out(sizes, [box.reads for box in boxes])
     legend = list(_legend(boxes))
     width = max(layout.width, 560.0) + 2 * _MARGIN
-    shapes: list[Shape] = [Words(_MARGIN, _MARGIN, plan.model, 15.0, bold=True)]
+    shapes: list[Shape] = [Label(_MARGIN, _MARGIN, plan.model, 15.0, bold=True)]
     lines = [*summary(plan)[1:]]
     if plan.problems:
         lines.append(f"cannot be quantized as asked: {len(plan.problems)} problems, outlined red")
     top = _MARGIN + 18.0
     for line in lines:
         shapes.append(
-            Words(_MARGIN, top, _fit(line, width - 2 * _MARGIN, _SMALL_FONT), _SMALL_FONT)
+            Label(_MARGIN, top, _fit(line, width - 2 * _MARGIN, _SMALL_FONT), _SMALL_FONT)
         )
         top += 15.0
     shapes += _moved(legend, _MARGIN, top + 4.0)
     top += _HEAD
-    shapes += [Line(tuple((x + _MARGIN, y + top) for x, y in way)) for way in layout.edges]
+    shapes += [Edge(tuple((x + _MARGIN, y + top) for x, y in way)) for way in layout.edges]
     for box, center in zip(boxes, layout.centers, strict=True):
         shapes += _box(box, center[0] + _MARGIN, center[1] + top)
     return Drawing(width, layout.height + top + _MARGIN, tuple(shapes), plan.model)
@@ -480,15 +481,15 @@ def _box(box: Box, x: float, y: float) -> Iterator[Shape]:
     room = _WIDTH - 14.0
     if box.is_small:
         words = _fit(f"quantize: {box.bits()}", room, _SMALL_FONT)
-        yield Words(x, y, words, _SMALL_FONT, middle=True, color=ink)
+        yield Label(x, y, words, _SMALL_FONT, middle=True, color=ink)
         return
     made = f"[{shape_text(box.rows[-1].shape)}]"
     title = f"! {box.title()}" if problem else box.title()
-    yield Words(x, top + 9, _fit(title, room, _FONT), _FONT, bold=True, middle=True, color=ink)
+    yield Label(x, top + 9, _fit(title, room, _FONT), _FONT, bold=True, middle=True, color=ink)
     names = _fit(box.names(), room, _SMALL_FONT)
-    yield Words(x, top + 22, names, _SMALL_FONT, middle=True, color=ink)
+    yield Label(x, top + 22, names, _SMALL_FONT, middle=True, color=ink)
     bits = _fit(" ".join(filter(None, (box.bits(), made))), room, _SMALL_FONT)
-    yield Words(x, top + 34, bits, _SMALL_FONT, middle=True, color=ink)
+    yield Label(x, top + 34, bits, _SMALL_FONT, middle=True, color=ink)
 
 
 def _fill(box: Box) -> tuple[str, str]:
@@ -523,17 +524,17 @@ def _legend(boxes: list[Box]) -> Iterator[Shape]:
     for words, color, outline, dashed in entries:
         wide = 3.0 if outline == PROBLEM_COLOR else 1.0
         yield Rectangle(x, 0, 18, 12, color, outline, wide, dashed)
-        yield Words(x + 24, 6, words, _SMALL_FONT)
+        yield Label(x + 24, 6, words, _SMALL_FONT)
         x += 36 + len(words) * _SMALL_FONT * _LETTER
     about = "box: bits of the weights, or else of the codes; strip: bits of the codes it makes, "
-    yield Words(0, 24, f"{about}u unsigned, s signed", _SMALL_FONT)
+    yield Label(0, 24, f"{about}u unsigned, s signed", _SMALL_FONT)
 
 
 def _moved(shapes: list[Shape], x: float, y: float) -> Iterator[Shape]:
     for shape in shapes:
         if isinstance(shape, Rectangle):
             yield dataclasses.replace(shape, left=shape.left + x, top=shape.top + y)
-        elif isinstance(shape, Words):
+        elif isinstance(shape, Label):
             yield dataclasses.replace(shape, x=shape.x + x, y=shape.y + y)
 
 
@@ -544,6 +545,3 @@ def _fit(words: str, width: float, size: float) -> str:
         return words
     end = (room - 1) // 3
     return f"{words[: room - 1 - end]}…{words[-end:]}"
-
-
-__all__ = ["Drawing", "Layout", "Line", "Rectangle", "Words", "draw"]

@@ -13,7 +13,7 @@ from sat_tf.graph.network import Network, Node, check_model
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.planning.costs import bit_operations, bytes_of, float_bytes, header_bytes, multiply_adds
 from sat_tf.planning.decisions import (
-    Decided,
+    LayerDecisions,
     activation_plan,
     input_lines,
     of_requantized,
@@ -117,8 +117,8 @@ def explain(
         A `Plan`.
 
     Raises:
-        ValueError: the model has no graph (it is subclassed, or not built); the policy is none,
-            or left out for a quantized model; the model has another image size.
+        ValueError: the model has no graph (it is subclassed, or not built); the policy is not a
+            `BitPolicy`, or left out for a quantized model; the model has another image size.
 
     >>> import tf_keras as keras
     >>> model = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Conv2D(4, 3, name="conv")])
@@ -133,7 +133,7 @@ def explain(
         )
     policy = BitPolicy() if policy is None else expect_policy(policy)
     source = read_source(model)
-    with_image_size(source.network, image_size)  # a bad size is said before anything else
+    with_image_size(source.network, image_size)  # reports a bad size before anything else
     refused: list[str] = []
     if source.requantized:
         policy, refused = of_requantized(model, policy)
@@ -141,7 +141,7 @@ def explain(
     problems, placement, decided_by = _placed(source, policy)
     problems = refused + problems
     if placement is None:
-        rows = tuple(_undecided(source.network, problems))
+        rows = tuple(_rows_without_placement(source.network, problems))
         return Plan(
             model=model.name,
             policy=policy,
@@ -152,8 +152,8 @@ def explain(
     sized = with_image_size(source.network, image_size)
     view = preview(sized, placement)
     deployed = deployment(view, tolerant=bool(problems))
-    decided = Decided(sized, placement, decided_by, requantized=source.requantized)
-    rows = tuple(_rows(decided, sized, placement, view, deployed, problems))
+    decisions = LayerDecisions(sized, placement, decided_by, requantized=source.requantized)
+    rows = tuple(_rows(decisions, sized, placement, view, deployed, problems))
     return Plan(
         model=model.name,
         policy=policy,
@@ -192,7 +192,7 @@ def _placed(source: Source, policy: BitPolicy) -> tuple[list[str], Placement | N
     return problems, None, policy
 
 
-def _undecided(network: Network, problems: Sequence[str]) -> Iterator[LayerPlan]:
+def _rows_without_placement(network: Network, problems: Sequence[str]) -> Iterator[LayerPlan]:
     """Rows of a model for which nothing could be decided."""
     named = by_layer(problems, [node.name for node in network])
     for node in network:
@@ -214,7 +214,7 @@ def _undecided(network: Network, problems: Sequence[str]) -> Iterator[LayerPlan]
 
 
 def _rows(
-    decided: Decided,
+    decisions: LayerDecisions,
     network: Network,
     placement: Placement,
     view: Network,
@@ -235,7 +235,7 @@ def _rows(
         if node.name == network.inputs[0] and size is not None:
             size += header
         found = tuple(named.get(node.name, ()))
-        weights = decided.weights(node.name)
+        weights = decisions.weights(node.name)
         reads = tuple(user_name(view[name]) for name in in_view[node.name].inputs)
         products = multiply_adds(node, [network[name].shape for name in node.inputs])
         read_bits = reading_bits(view, in_view[node.name].name) if weights else None
@@ -246,15 +246,15 @@ def _rows(
             detail=layer_kinds.detail_of(node.layer),
             reads=reads,
             shape=node.shape,
-            fate=Fate.PROBLEM if found else decided.fate(node.name),
-            reason=decided.float_reason(node.name),
+            fate=Fate.PROBLEM if found else decisions.fate(node.name),
+            reason=decisions.float_reason(node.name),
             weights=weights,
-            activation=decided.activation(node.name),
-            activation_reason=decided.activation_reason(node.name),
-            observed=decided.observed(node.name),
-            absorbed_by=decided.absorbed_by(node.name),
+            activation=decisions.activation(node.name),
+            activation_reason=decisions.activation_reason(node.name),
+            observed=decisions.observed(node.name),
+            absorbed_by=decisions.absorbed_by(node.name),
             reading_bits=read_bits,
-            reading_reason=decided.reading_reason(node.name, read_bits) if weights else "",
+            reading_reason=decisions.reading_reason(node.name, read_bits) if weights else "",
             parameters=_parameters(node),
             multiply_adds=products,
             bit_operations=bit_operations(products, weight_bits, read_bits),
@@ -264,7 +264,7 @@ def _rows(
         )
         yield _in_file(planned, place_in_file)
         for insertion in insertions.get(node.name, []):
-            source = decided.level_source(insertion.tensor)
+            source = decisions.level_source(insertion.tensor)
             yield _inserted(insertion, node, deployed.layers[insertion.name], sizes, source)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup, escape
 
 from sat_tf.atomic_file import expect_path, written_whole
-from sat_tf.planning.diagram import Drawing, Line, Rectangle, Shape, Words, draw
+from sat_tf.planning.diagram import Drawing, Edge, Label, Rectangle, Shape, draw
 from sat_tf.planning.planned_model import PlannedModel
 
 if TYPE_CHECKING:
@@ -52,11 +52,11 @@ def _element(shape: Shape) -> Iterator[str]:
             f'height="{shape.height:.1f}" rx="3" fill="{shape.fill}" stroke="{shape.outline}" '
             f'stroke-width="{shape.line_width:g}"{dashes}>{tip}</rect>'
         )
-    elif isinstance(shape, Line):
+    elif isinstance(shape, Edge):
         yield f'<path class="edge" stroke-width="1.4" d="{_path(shape)}"/>'
         x, y = shape.points[-1]
         yield f'<path class="arrow" d="M{x:.1f} {y:.1f}l-4-7h8z"/>'
-    elif isinstance(shape, Words):
+    elif isinstance(shape, Label):
         anchor = ' text-anchor="middle"' if shape.middle else ""
         weight = ' font-weight="bold"' if shape.bold else ""
         color = f'fill="{shape.color}"' if shape.color else 'class="words"'
@@ -66,7 +66,7 @@ def _element(shape: Shape) -> Iterator[str]:
         )
 
 
-def _path(line: Line) -> str:
+def _path(line: Edge) -> str:
     points = line.points
     words = [f"M{points[0][0]:.1f} {points[0][1]:.1f}"]
     for (x, y), (to_x, to_y) in itertools.pairwise(points):
@@ -97,9 +97,9 @@ def png_image(drawing: Drawing) -> "Image":
     for shape in drawing.shapes:
         if isinstance(shape, Rectangle):
             _rectangle(pen, shape, scale)
-        elif isinstance(shape, Line):
+        elif isinstance(shape, Edge):
             _line(pen, shape, scale)
-        elif isinstance(shape, Words):
+        elif isinstance(shape, Label):
             font = _font(round(shape.size * scale), shape.bold)
             where = (shape.x * scale, shape.y * scale)
             anchor = "mm" if shape.middle else "lm"
@@ -137,7 +137,7 @@ def _dashes(pen: Any, start: Any, end: Any, color: str, width: int, dash: float)
         pen.line(ends, fill=color, width=width)
 
 
-def _line(pen: Any, shape: Line, scale: float) -> None:
+def _line(pen: Any, shape: Edge, scale: float) -> None:
     points = [shape.points[0]]
     for (x, y), (to_x, to_y) in zip(shape.points, shape.points[1:], strict=False):
         if x == to_x or y == to_y or to_y < y:

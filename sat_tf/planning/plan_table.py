@@ -10,26 +10,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.text import Text
 
+from sat_tf.graph import layer_kinds
 from sat_tf.planning.planned_model import Export, Fate, LayerPlan, PlannedModel
 from sat_tf.presentation.tables import Cell, Column, Table
-
-_SHORT = {
-    "BatchNormalization": "BN",
-    "DepthwiseConv2D": "Depthwise",
-    "GlobalAveragePooling2D": "GlobalAverage",
-    "AveragePooling2D": "AveragePool",
-    "MaxPooling2D": "MaxPool",
-    "GlobalMaxPooling2D": "GlobalMax",
-    "ZeroPadding2D": "ZeroPad",
-    "Concatenate": "Concat",
-    "InputLayer": "Input",
-}
-
-
-def short_kind(kind: str) -> str:
-    """The name of a class, shorter where it is long and well known."""
-    return _SHORT.get(kind, kind)
-
 
 _WIDTH = 160
 _WIDE = 120
@@ -148,7 +131,9 @@ def totals(plan: PlannedModel, numbers: Iterable[Column[Any]]) -> list[Cell]:
 
 
 def _kind(row: LayerPlan) -> str:
-    return "quantizer" if row.inserted else f"{short_kind(row.kind)} {row.detail}".strip()
+    return (
+        "quantizer" if row.inserted else f"{layer_kinds.short_name(row.kind)} {row.detail}".strip()
+    )
 
 
 def _weights(row: LayerPlan) -> str:
@@ -209,10 +194,15 @@ def reasons(plan: PlannedModel) -> list[str]:
         weights = row.weights
         if weights is not None:
             kind = f"{weights.rescale} rescale" if weights.rescale else "no rescale"
-            found.setdefault(f"{kind}: {weights.rescale_reason}", []).append(row.name)
+            method = f"{kind}: {weights.rescale_reason}"
+            if weights.quantizer:
+                method = f"weights by {weights.quantizer}"
+            found.setdefault(method, []).append(row.name)
             if weights.bits_reason:
                 found.setdefault(f"{weights.bits} bits: {weights.bits_reason}", []).append(row.name)
             found.setdefault(f"start: {weights.start}", []).append(row.name)
+        if row.activation is not None and row.activation.quantizer:
+            found.setdefault(f"output by {row.activation.quantizer}", []).append(row.name)
         if row.reading_reason:
             reads = f"reads {row.reading_bits} bits: {row.reading_reason}"
             found.setdefault(reads, []).append(row.name)

@@ -186,7 +186,7 @@ class PlannedModel:
             if row.name == name:
                 return row
         hint = did_you_mean(name, [row.name for row in self.rows])
-        raise KeyError(f"{name!r} is no layer of the plan. {hint}")
+        raise KeyError(f"{name!r} is not a layer of the plan. {hint}")
 
     @property
     def layers(self) -> tuple[LayerPlan, ...]:

@@ -217,7 +217,7 @@ class _Frame:
         return parts
 
     def line(self, line: Line) -> str:
-        """One line, with its name for who points at it."""
+        """One line, with its name as a tooltip."""
         pieces: list[list[Point]] = [[]]
         for x, y in line.points:
             if not math.isfinite(y) or (self._y.logarithmic and y <= 0):

@@ -204,7 +204,7 @@ def _markdown(cell: Cell) -> str:
 
 
 def write_table(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
-    """A header line, and a line for each row; six digits of every number that is no integer."""
+    """A header line, and a line for each row; six digits of every float."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -231,7 +231,7 @@ def read_table(
         more: what the names of further columns begin with; None where there are none.
 
     Raises:
-        RunError: it is no such table.
+        RunError: it has other columns, or is damaged.
     """
     if not text:
         return []

@@ -409,7 +409,9 @@ def _call_unrounded(node: Node, inputs: Any, on_batch_statistics: bool) -> tf.Te
         return layer(inputs, **arguments)
     before = layer.before_quantization(inputs, arguments.get("training", False))
     quantizer = layer.quantize_config.output
-    return quantizer.float_twin(before) if _clips(node) else before
+    if isinstance(quantizer, ActivationQuantizer) and quantizer.has_clipping_level:
+        return quantizer.float_twin(before)
+    return before
 
 
 def _norms(network: Network) -> list[keras.layers.Layer]:
@@ -482,8 +484,9 @@ def _observe_ranges(network: Network, batches: list[Images], *, of_inputs: bool)
 
     def observes(node: Node) -> bool:
         quantizer = _output_quantizer(node)
-        observer = quantizer is not None and quantizer.observes_range
-        return observer and (quantizer.input_type is not None) is of_inputs
+        if quantizer is None or not quantizer.observes_range:
+            return False
+        return (quantizer.input_type is not None) is of_inputs
 
     if not any(map(observes, network)):
         return

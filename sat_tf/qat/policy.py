@@ -644,7 +644,7 @@ def _overridden(values: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[st
 
 def _with_own_options(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The same fields; a quantizer that is named for one layer has no options but its own."""
-    options = {
+    options: dict[str, Any] = {
         f"{kind}_options": {} for kind in _DEFAULT_QUANTIZERS if f"{kind}_quantizer" in fields
     }
     return {**options, **fields}

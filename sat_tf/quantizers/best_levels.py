@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from sat_tf.core import grid as grids
-from sat_tf.core.asymmetric import step_and_zero
+from sat_tf.core.asymmetric import scale_and_zero
 from sat_tf.quantizers.protocol import ActivationQuantizer, Function
 
 # No clipping level is lower.
@@ -159,7 +159,7 @@ def best_offset_level(
     steps = grids.levels(num_bits)
 
     def quantize(values: np.ndarray, level: float) -> np.ndarray:
-        scale, zero = step_and_zero(level, steps, lowest, share, np.floor)
+        scale, zero = scale_and_zero(level, steps, lowest, share, np.floor)
         codes = np.clip(np.floor(values / np.float32(scale) + np.float32(0.5)), -zero, steps - zero)
         return np.asarray(codes * np.float32(scale))
 

@@ -148,6 +148,19 @@ class DorefaQuantizer(WeightQuantizer):
             "gain_axes": None if self.gain_axes is None else list(self.gain_axes),
         }
 
+    def describe(self) -> str:
+        """One line for people.
+
+        >>> DorefaQuantizer(num_bits=4, range_axes=(3,), rescale="stddev").describe()
+        'DoReFa weights of 4 bits on the dorefa grid, range of a channel, stddev rescale'
+        """
+        rounded = "not rounded" if self.num_bits is None else f"of {self.num_bits} bits"
+        whose = "channel" if self.channels_differ else "layer"
+        rescaled = f"{self.rescale} rescale" if self.rescale else "no rescale"
+        return (
+            f"DoReFa weights {rounded} on the {self.grid_name} grid, range of a {whose}, {rescaled}"
+        )
+
     # -- codes -------------------------------------------------------------------------------------
 
     @property

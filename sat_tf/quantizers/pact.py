@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core import asymmetric, grid, pact
-from sat_tf.core.asymmetric import step_and_zero
+from sat_tf.core.asymmetric import scale_and_zero
 from sat_tf.quantizers.best_levels import (
     SMALLEST_CLIPPING_LEVEL,
     best_clipping_level,
@@ -52,7 +52,7 @@ class ClippingQuantizer(ActivationQuantizer):
         """
         self.num_bits = num_bits
         self.initial_clipping_level: float = initial_clipping_level
-        self.gradient = gradient
+        self.gradient: str = gradient
         self.ceiling = ceiling
         self.rate = rate
 
@@ -261,7 +261,7 @@ class OffsetQuantizer(ClippingQuantizer):
         """Codes -z..a - z."""
         steps = grid.levels(self.num_bits)
         level = tf.convert_to_tensor(variables[CLIPPING_LEVEL])
-        scale, below = step_and_zero(level, steps, self.lowest, self.share)
+        scale, below = scale_and_zero(level, steps, self.lowest, self.share)
         return CodeRange(scale, -below, steps)
 
     def best_level(

@@ -45,10 +45,12 @@ class SatQuantizer(tfmot.quantization.keras.quantizers.Quantizer):
             other tensor.
         observes_range: whether it remembers the range of its tensor in its variables `lowest`,
             `highest` and `observations`.
+        registered_name: of one that a policy can name; "" for all others.
     """
 
     input_type: str | None = None
     observes_range: ClassVar[bool] = False
+    registered_name: ClassVar[str] = ""
 
     def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
         """Makes no variables."""
@@ -212,9 +214,7 @@ class WeightQuantizer(SatQuantizer):
     @classmethod
     def create(cls, request: WeightRequest) -> "WeightQuantizer":
         """The quantizer of one kernel."""
-        return cls(  # type: ignore[call-arg]
-            num_bits=request.num_bits, channel_axes=request.channel_axes, **request.options
-        )
+        return cls(num_bits=request.num_bits, channel_axes=request.channel_axes, **request.options)
 
     @classmethod
     def asked_names(cls) -> tuple[str, ...]:
@@ -274,8 +274,8 @@ class WeightQuantizer(SatQuantizer):
 
     @property
     def grid_name(self) -> str:
-        """What the grid of its codes is called."""
-        return "integers"
+        """What the grid of its codes is called: as the quantizer itself."""
+        return self.registered_name or "integers"
 
     @property
     def channels_differ(self) -> bool:
@@ -443,7 +443,7 @@ class ActivationQuantizer(SatQuantizer):
     @classmethod
     def create(cls, request: ActivationRequest) -> "ActivationQuantizer":
         """The quantizer of one tensor that it serves."""
-        return cls(num_bits=request.num_bits, **request.options)  # type: ignore[call-arg]
+        return cls(num_bits=request.num_bits, **request.options)
 
     @classmethod
     def _try_options(cls, options: Mapping[str, Any]) -> None:

@@ -79,6 +79,7 @@ def _registering(name: str, table: dict[str, Any], kind: type) -> Callable[[_Cla
         problem = _registering_problem(name, cls, table, kind)
         if problem:
             raise ValueError(f"{name}: {problem}")
+        setattr(cls, "registered_name", name)  # noqa: B010
         table[name] = QUANTIZERS[name] = cls
         return cls
 
@@ -96,12 +97,12 @@ def _registering_problem(name: Any, cls: Any, table: dict[str, Any], kind: type)
     other = QUANTIZERS.get(name)
     # A cell of a notebook that runs again makes the same class again.
     again = other is not None and table.get(name) is other and _place(other) == _place(cls)
-    if (other is not None and not again) or (name in table and not again):
+    if not again and (other is not None or name in table):
         return "received a name that another quantizer has; choose another one."
     return None
 
 
-def _place(cls: type) -> tuple[str, str]:
+def _place(cls: Any) -> tuple[str, str]:
     return cls.__module__, cls.__qualname__
 
 

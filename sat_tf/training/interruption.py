@@ -25,7 +25,7 @@ class Interruption:
         self._deferred = False
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator["Interruption"]:
+    def catching_sigterm(self) -> Iterator["Interruption"]:
         """Takes SIGTERM for a request to stop, until the block ends."""
         if threading.current_thread() is not threading.main_thread():
             yield self  # Signals reach the main thread alone.

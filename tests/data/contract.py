@@ -4,10 +4,10 @@ import itertools
 
 import numpy as np
 
-from sat_tf.data.shards import Share
+from sat_tf.data.shards import Shard
 from sat_tf.data.source import NO_LABEL
 
-SHARES = [Share(worker=worker, workers=2, replicas=2) for worker in range(2)]
+SHARDS = [Shard(worker=worker, workers=2, replicas=2) for worker in range(2)]
 
 
 def pieces(dataset, count=None):
@@ -38,11 +38,11 @@ def assert_workers_share_batches(source, *, batch_size, steps):
     """Two workers with two replicas each get the batches of one process, cut in order."""
     whole = pieces(source.training_batches(batch_size=batch_size, seed=3), steps)
     parts = [
-        pieces(source.training_batches(batch_size=batch_size, seed=3, share=share), 2 * steps)
-        for share in SHARES
+        pieces(source.training_batches(batch_size=batch_size, seed=3, shard=shard), 2 * steps)
+        for shard in SHARDS
     ]
-    for share, part in zip(SHARES, parts, strict=True):
-        sizes = [size for _, size in share.pieces(batch_size)]
+    for shard, part in zip(SHARDS, parts, strict=True):
+        sizes = [size for _, size in shard.pieces(batch_size)]
         assert [len(labels) for _, labels in part] == sizes * steps
     assert_same([joined(parts, step) for step in range(steps)], whole)
 
@@ -56,7 +56,7 @@ def joined(parts, step):
 def assert_workers_share_held_out(source, *, batch_size):
     """The same for held-out images; every process has the same number of elements."""
     whole = pieces(source.held_out_batches(batch_size=batch_size))
-    parts = [pieces(source.held_out_batches(batch_size=batch_size, share=s)) for s in SHARES]
+    parts = [pieces(source.held_out_batches(batch_size=batch_size, shard=s)) for s in SHARDS]
     assert {len(part) for part in parts} == {2 * len(whole)}
     assert_same([joined(parts, step) for step in range(len(whole))], whole)
 

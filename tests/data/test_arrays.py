@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from sat_tf.data.arrays import ArraySource, shifted
 from sat_tf.data.images import ImageSet
-from sat_tf.data.shards import Share
+from sat_tf.data.shards import Shard
 from tests.data import contract
 from tests.data.contract import pieces
 
@@ -91,17 +91,17 @@ def test_held_out_images_come_in_order_and_the_last_batch_is_filled_up(batch_siz
 
 def test_shapes_are_static():
     contract.assert_shapes_are_static(SHIFTED, batch_size=16)
-    shares = [
-        Share(replicas=2),
-        Share(worker=1, workers=2, replicas=2),  # pieces of 2 and 2
+    shards = [
+        Shard(replicas=2),
+        Shard(worker=1, workers=2, replicas=2),  # pieces of 2 and 2
     ]
-    for share, batch_size, piece in zip(shares, (16, 10), (8, 2), strict=True):
-        dataset = SHIFTED.training_batches(batch_size=batch_size, seed=0, share=share)
+    for shard, batch_size, piece in zip(shards, (16, 10), (8, 2), strict=True):
+        dataset = SHIFTED.training_batches(batch_size=batch_size, seed=0, shard=shard)
         assert dataset.element_spec[0].shape == (piece, 8, 8, 3)
 
 
 def test_only_the_size_of_pieces_of_different_sizes_is_open():
-    dataset = SHIFTED.training_batches(batch_size=15, seed=0, share=Share(replicas=2))
+    dataset = SHIFTED.training_batches(batch_size=15, seed=0, shard=Shard(replicas=2))
     assert dataset.element_spec[0].shape.as_list() == [None, 8, 8, 3]
 
 
@@ -139,7 +139,7 @@ def test_all_wrong_arguments_are_named_at_once():
     with pytest.raises(ValueError, match="first_step: received 5; expected an integer from 0 to 4"):
         PLAIN.training_batches(batch_size=16, seed=0, first_step=5)
     with pytest.raises(ValueError, match="batch_size: received 3; expected an integer of at least"):
-        PLAIN.held_out_batches(batch_size=3, share=contract.SHARES[0])
+        PLAIN.held_out_batches(batch_size=3, shard=contract.SHARDS[0])
     with pytest.raises(ValueError, match="shift_pixels: received -1; expected an integer, 0"):
         ArraySource(IMAGES, shift_pixels=-1)
 

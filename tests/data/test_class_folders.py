@@ -49,7 +49,7 @@ def test_hidden_and_other_files_are_passed_over_and_inner_folders_are_not(tmp_pa
 
 
 def test_a_folder_that_is_not_there_or_of_another_kind_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"nowhere, which is no folder; expected one that holds"):
+    with pytest.raises(ValueError, match=r"nowhere, which is not a folder; expected one that"):
         read_tree(tmp_path / "nowhere")
     touch(tmp_path, "images/1.jpg")
     with pytest.raises(ValueError, match="2 problems") as error:
@@ -124,9 +124,9 @@ def test_held_out_classes_without_pictures_are_named(tmp_path):
 
 
 def test_pipes_and_sockets_are_an_error_and_links_to_nothing_are_corrupt_pictures(tmp_path):
-    for part in ("train", "val"):
-        (tmp_path / part / "cat" / "inside").mkdir(parents=True)
-        (tmp_path / part / "cat" / "inside" / "a.png").touch()
+    for split in ("train", "val"):
+        (tmp_path / split / "cat" / "inside").mkdir(parents=True)
+        (tmp_path / split / "cat" / "inside" / "a.png").touch()
     (tmp_path / "train" / "cat" / "gone.png").symlink_to(tmp_path / "nowhere.png")
     (tmp_path / "train" / "cat" / "round.png").symlink_to("round.png")
     names = [os.path.relpath(path, tmp_path / "train") for path in read_tree(tmp_path).train.paths]

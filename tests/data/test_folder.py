@@ -99,7 +99,7 @@ def test_folders_that_hold_no_pictures_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"received a folder of pictures with none, expected"):
         load_folder(tmp_path, SHAPE)
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(ValueError, match=r"with 1 files that are none, expected at least one JPEG"):
+    with pytest.raises(ValueError, match=r"with 1 unreadable files, expected at least one JPEG"):
         load_folder(tmp_path, SHAPE)
     with pytest.raises(ValueError, match=r"received no folder, expected one of pictures"):
         load_folder(tmp_path / "notes.txt", SHAPE)

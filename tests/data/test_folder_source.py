@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from sat_tf import data
-from sat_tf.data.shards import Share
+from sat_tf.data.shards import Shard
 from sat_tf.data.source import ReadingError
 from tests.data import contract
 from tests.data.contract import pieces
@@ -18,12 +18,12 @@ CLASSES = ("ant", "bee", "cat")
 def make_tree(root, train=7, held_out=5):
     """Photographs of different sizes, each like no other."""
     number = 0
-    for part, count in (("train", train), ("val", held_out)):
+    for split, count in (("train", train), ("val", held_out)):
         for name in CLASSES:
-            (root / part / name).mkdir(parents=True)
+            (root / split / name).mkdir(parents=True)
             for index in range(count):
                 pixels = photograph(48 + number % 5, 64 - number % 7, seed=number)
-                (root / part / name / f"{index:03}.JPEG").write_bytes(encoded(pixels))
+                (root / split / name / f"{index:03}.JPEG").write_bytes(encoded(pixels))
                 number += 1
     return root
 
@@ -217,5 +217,5 @@ def test_pieces_of_different_sizes_keep_their_places(own_tree):
     # A picture that takes long to decode would otherwise let the next piece pass.
     (own_tree / "val" / "ant" / "000.JPEG").write_bytes(encoded(photograph(2000, 2000), "PNG"))
     source = data.source("folder", data_dir=own_tree, image_size=32, deterministic=False)
-    batches = source.held_out_batches(batch_size=5, share=Share(replicas=2))
+    batches = source.held_out_batches(batch_size=5, shard=Shard(replicas=2))
     assert [len(labels) for _, labels in pieces(batches)] == [3, 2] * 3

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from sat_tf import data
 from sat_tf.data.record_folders import count_records, find_files
-from sat_tf.data.shards import Share
+from sat_tf.data.shards import Shard
 from sat_tf.data.source import ReadingError
 from tests.data import contract
 from tests.data.contract import pieces
@@ -96,14 +96,14 @@ def test_shapes_are_static(source):
 
 
 def test_each_worker_reads_files_of_its_own(source):
-    shares = [Share(worker=worker, workers=2) for worker in range(2)]
+    shards = [Shard(worker=worker, workers=2) for worker in range(2)]
     # A step is 8 images of each worker, and files hold 4 to 7.
-    seen = [set(labels_of(source, 1, batch_size=16, share=share)) for share in shares]
+    seen = [set(labels_of(source, 1, batch_size=16, shard=shard)) for shard in shards]
     assert not seen[0] & seen[1]
     assert all(len(labels) == 8 for labels in seen)
     parts = [
         np.concatenate([labels for _, labels in pieces(held_out)])
-        for held_out in (source.held_out_batches(batch_size=4, share=share) for share in shares)
+        for held_out in (source.held_out_batches(batch_size=4, shard=shard) for shard in shards)
     ]
     assert len(parts[0]) == len(parts[1])
     assert sorted(label for part in parts for label in part if label >= 0) == list(range(22, 29))
@@ -111,10 +111,10 @@ def test_each_worker_reads_files_of_its_own(source):
 
 @pytest.mark.slow
 def test_workers_share_records_where_files_are_fewer(source):
-    shares = [Share(worker=worker, workers=3) for worker in range(3)]
+    shards = [Shard(worker=worker, workers=3) for worker in range(3)]
     parts = [
-        np.concatenate([labels for _, labels in pieces(source.held_out_batches(share=s))])
-        for s in shares
+        np.concatenate([labels for _, labels in pieces(source.held_out_batches(shard=s))])
+        for s in shards
     ]
     assert sorted(label for part in parts for label in part if label >= 0) == list(range(22, 29))
 
@@ -168,7 +168,7 @@ def test_records_without_the_picture_are_named_with_the_fix(root):
 
 
 def test_files_that_are_missing_or_broken_are_named(tmp_path):
-    with pytest.raises(ValueError, match="nowhere, which is no folder; expected one that holds"):
+    with pytest.raises(ValueError, match="nowhere, which is not a folder; expected one that holds"):
         find_files(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="2 problems") as error:
         find_files(tmp_path)
@@ -266,9 +266,9 @@ def test_workers_get_uneven_held_out_files_whole(tmp_path):
     source = open_records(write_set(tmp_path / "set", (1,), (7, 3)), num_test=10)
     found = []
     for worker in range(2):
-        share = Share(worker=worker, workers=2)
+        shard = Shard(worker=worker, workers=2)
         found += [
-            labels for _, labels in pieces(source.held_out_batches(batch_size=4, share=share))
+            labels for _, labels in pieces(source.held_out_batches(batch_size=4, shard=shard))
         ]
     labels = np.concatenate(found)
     assert sorted(labels[labels >= 0]) == list(range(1, 11))
@@ -276,9 +276,9 @@ def test_workers_get_uneven_held_out_files_whole(tmp_path):
 
 def test_files_without_records_are_dealt_to_nobody(tmp_path):
     root = write_set(tmp_path / "set", (2, 0, 2), (1,))
-    shares = [Share(worker=worker, workers=2) for worker in range(2)]
+    shards = [Shard(worker=worker, workers=2) for worker in range(2)]
     source = open_records(root)
-    seen = [set(labels_of(source, 1, batch_size=4, share=share).tolist()) for share in shares]
+    seen = [set(labels_of(source, 1, batch_size=4, shard=shard).tolist()) for shard in shards]
     assert sorted(map(sorted, seen)) == [[0, 1], [2, 3]]
 
 
@@ -291,9 +291,9 @@ def test_a_part_without_records_is_named(tmp_path):
 def test_workers_that_share_files_share_pictures_in_any_order(tmp_path):
     root = write_set(tmp_path / "set", (40, 20), (1,))
     source = open_records(root, deterministic=False, num_classes=60)
-    shares = [Share(worker=worker, workers=3) for worker in range(3)]
+    shards = [Shard(worker=worker, workers=3) for worker in range(3)]
     # Not to the end of the epoch, where what comes next may overtake what is left.
-    labels = np.concatenate([labels_of(source, 10, batch_size=3, share=share) for share in shares])
+    labels = np.concatenate([labels_of(source, 10, batch_size=3, shard=shard) for shard in shards])
     assert len(np.unique(labels)) == len(labels) == 30
 
 

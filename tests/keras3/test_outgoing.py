@@ -212,7 +212,7 @@ def test_rounding_is_half_up_and_saturates():
 def test_codes_counted_from_zero_are_those_of_the_offset_quantizer(bits, lowest, share):
     draws = np.random.default_rng(bits)
     for level in draws.uniform(0.1, 9.0, 5).astype(np.float32):
-        step, below = asymmetric.step_and_zero(tf.constant(level), 2**bits - 1, lowest, share)
+        step, below = asymmetric.scale_and_zero(tf.constant(level), 2**bits - 1, lowest, share)
         layer = QuantizedActivation(-int(below), 2**bits - 1 - int(below), from_zero=True)
         layer.step.assign(step)
         ties = (np.arange(-300, 300) + 0.5) * np.float32(step)

@@ -13,7 +13,7 @@ import sat_tf
 from sat_tf.quantizers.table import ACTIVATION_QUANTIZERS, QUANTIZERS, WEIGHT_QUANTIZERS
 
 ROOT = pathlib.Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "own_quantizer.md").read_text()
+PAGE = (ROOT / "docs" / "extend" / "own_quantizer.md").read_text()
 OF_WEIGHTS, USED, LOADED, OF_ACTIVATIONS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 L = keras.layers
 
@@ -138,7 +138,11 @@ def test_a_policy_places_it_by_name_for_single_layers_and_explain_shows_its_line
         },
     )
     model = _model()
-    plan = {row.name: row for row in sat_tf.explain(model, policy).layers}
+    explained = sat_tf.explain(model, policy)
+    plan = {row.name: row for row in explained.layers}
+    assert "weights by power_of_two: PowerOfTwo (clipped=1) (pointwise)" in str(explained)
+    assert "output by power_of_two_pact: PowerOfTwoPact (" in str(explained)
+    assert "4 power_of_two a channel" in str(explained)
     assert "power_of_two: PowerOfTwo (clipped=1)" in str(plan["pointwise"].weights)
     assert "power_of_two" not in str(plan["depthwise"].weights)
     assert "power_of_two_pact" in str(plan["stem_relu"].activation)
@@ -220,5 +224,5 @@ def test_codes_that_are_not_the_effective_weights_are_refused(tmp_path, register
         return sat_tf.configs.IntegerWeights(tf.cast(codes, tf.int32), 2.0 * scales)
 
     quantized.get_layer("quant_pointwise").quantize_config.weights.integer_weights = doubled
-    with pytest.raises(ArithmeticError, match="pointwise: codes and steps do not give"):
+    with pytest.raises(ArithmeticError, match="pointwise: codes and scales do not give"):
         sat_tf.export_tflite(quantized, tmp_path / "model.tflite")

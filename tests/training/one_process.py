@@ -19,12 +19,12 @@ from sat_tf.data.arrays import ArraySource
 from sat_tf.messages import RunError
 from sat_tf.training.config.config import parse_config
 from sat_tf.training.interruption import Interruption, Stopped
+from sat_tf.training.loop.outside_failures import outside_failures_explained
 from sat_tf.training.loop.stage import Run, train_stage
 from sat_tf.training.state.run_folder import RunFolder
 from sat_tf.training.step.distribution import (
     make_strategy,
-    outside_failures_told,
-    share_of,
+    shard_of,
     writes_files,
 )
 from sat_tf.training.step.learner import Learner
@@ -71,8 +71,8 @@ def main(folder, overrides):
 
     Learner.fit = reporting
     try:
-        failures = outside_failures_told(run.folder, strategy)
-        with failures, interruption.watched(), interruption.deferred():
+        failures = outside_failures_explained(run.folder, strategy)
+        with failures, interruption.catching_sigterm(), interruption.deferred():
             model = train_stage(run, "float", small_quantized_model())
     except Stopped:
         print("stopped", flush=True)
@@ -81,7 +81,7 @@ def main(folder, overrides):
         print(f"error: {error}", file=sys.stderr)
         return 2
     weights = {f"{index:03}": array for index, array in enumerate(model.get_weights())}
-    np.savez(folder / f"worker{share_of(strategy).worker}.npz", **weights)
+    np.savez(folder / f"worker{shard_of(strategy).worker}.npz", **weights)
     return 0
 
 

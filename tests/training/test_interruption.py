@@ -13,7 +13,7 @@ def ask_to_stop():
 
 def test_a_request_takes_effect_at_once_where_nothing_is_at_stake():
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Stopped), Interruption().watched():
+    with pytest.raises(Stopped), Interruption().catching_sigterm():
         ask_to_stop()
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -22,7 +22,7 @@ def test_a_deferred_request_waits_for_the_end_of_the_block():
     interruption, seen = Interruption(), []
 
     def work():
-        with interruption.watched():
+        with interruption.catching_sigterm():
             with interruption.deferred():
                 ask_to_stop()
                 seen.append(interruption.requested)
@@ -37,7 +37,7 @@ def test_an_error_in_the_block_is_not_replaced_by_the_request():
     interruption = Interruption()
 
     def work():
-        with interruption.watched(), interruption.deferred():
+        with interruption.catching_sigterm(), interruption.deferred():
             ask_to_stop()
             raise ValueError("broke")
 
@@ -54,7 +54,7 @@ def test_threads_other_than_the_main_one_leave_signals_alone():
 
     def work():
         try:
-            with Interruption().watched():
+            with Interruption().catching_sigterm():
                 pass
         except ValueError as error:
             failures.append(error)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from sat_tf.data.arrays import ArraySource
 from sat_tf.messages import RunError
-from sat_tf.training.callbacks.epoch_recorder import Recorder, StopWhenNotFinite
+from sat_tf.training.callbacks.epoch_recorder import EpochRecorder, StopWhenNotFinite
 from sat_tf.training.loop.environment import describe_environment
 from sat_tf.training.report.curves import draw_curves
 from sat_tf.training.report.results import Results
@@ -70,7 +70,7 @@ def test_the_metrics_file_has_a_header_and_a_row_an_epoch():
 
 def test_the_metrics_file_is_complete_after_every_epoch(tmp_path):
     all_rows = rows()[:3]
-    recorder = Recorder(PLAN, all_rows, RunFolder(tmp_path))
+    recorder = EpochRecorder(PLAN, all_rows, RunFolder(tmp_path))
     optimizer = types.SimpleNamespace(learning_rate=0.25)
     recorder.set_model(types.SimpleNamespace(optimizer=optimizer))
     for epoch in (0, 1):

@@ -21,7 +21,7 @@ from sat_tf.analysis.audit.result import Audit
 from sat_tf.analysis.labelled_images import USUAL_IMAGES, LabelledImages, labelled_images
 from sat_tf.analysis.linear_layers import holds_matrices
 from sat_tf.analysis.weight_use import WeightProbe, WeightUse
-from sat_tf.analysis.wiring import Step, Wiring, linear_steps
+from sat_tf.analysis.wiring import LinearCall, Wiring, linear_calls
 from sat_tf.graph import layer_kinds
 from sat_tf.qat.wrapper import QuantizedLayer
 
@@ -215,7 +215,7 @@ def audit(model: keras.Model, dataset: Any = None, *, num_images: int = USUAL_IM
         (`write_page`).
 
     Raises:
-        ValueError: the model is no such graph, or has no linear layer; or the data do not fit it.
+        ValueError: the model is not such a graph, has no linear layer, or does not fit the data.
 
     Example:
         >>> from sat_tf import models
@@ -243,15 +243,15 @@ class Auditor:
         self, model: keras.Model, sample: LabelledImages | None = None, *, compiled: bool = False
     ) -> None:
         self._wiring = Wiring(model)
-        self.steps = list(linear_steps(self._wiring).values())
-        if not self.steps:
+        self.linear_calls = list(linear_calls(self._wiring).values())
+        if not self.linear_calls:
             raise ValueError(
                 f"model {model.name!r}: received a model without linear layers, expected at least "
                 "one convolution or Dense layer."
             )
         self._model = model
         self._sample = sample
-        self.weights = WeightProbe(self.steps, compiled=compiled)
+        self.weights = WeightProbe(self.linear_calls, compiled=compiled)
         self._gradients: GradientProbe | None = None
         self._activations: ActivationProbe | None = None
         self._quantizers = _measured_clipping(model)
@@ -290,10 +290,10 @@ class Auditor:
         classifier = self._wiring.classifier()
         rows = []
         flows = {layer.name: layer for layer in flow.layers} if flow else {}
-        for step in self.steps:
-            row = _weight_row(step, weights[step.name])
-            if step.name in flows:
-                found = flows[step.name]
+        for call in self.linear_calls:
+            row = _weight_row(call, weights[call.name])
+            if call.name in flows:
+                found = flows[call.name]
                 row = dataclasses.replace(
                     row,
                     effective_variance=found.weight_variance,
@@ -302,9 +302,9 @@ class Auditor:
                     kappa_2=found.kappa_2,
                     unknown=found.unknown,
                 )
-            if classifier is not None and classifier.layer is step.layer and step.is_last_part:
+            if classifier is not None and classifier.layer is call.layer and call.is_last_kernel:
                 row = self._with_kappa_0(row)
-            findings = judge_layer(row, measured=step.name in flows)
+            findings = judge_layer(row, measured=call.name in flows)
             rows.append(dataclasses.replace(row, findings=findings))
         return tuple(rows)
 
@@ -341,14 +341,14 @@ class Auditor:
         return tuple(rows)
 
 
-def _weight_row(step: Step, use: WeightUse) -> LayerAudit:
+def _weight_row(call: LinearCall, use: WeightUse) -> LayerAudit:
     return LayerAudit(
-        name=step.name,
-        kind=step.kind,
-        fan_in=step.fan_in,
-        fan_out=step.fan_out,
-        normalization=step.normalization,
-        reads_image=step.reads_image,
+        name=call.name,
+        kind=call.kind,
+        fan_in=call.fan_in,
+        fan_out=call.fan_out,
+        normalization=call.normalization,
+        reads_image=call.reads_image,
         weights=use.weights,
         weight_bits=use.bits,
         rescale=use.rescale,
@@ -358,8 +358,8 @@ def _weight_row(step: Step, use: WeightUse) -> LayerAudit:
         effective_variance=use.effective,
         weight_codes=use.codes,
         weight_codes_used=use.codes_used,
-        following=tuple(name for name, _ in step.following),
-        unknown=step.unknown,
+        following=tuple(name for name, _ in call.following),
+        unknown=call.unknown,
     )
 
 

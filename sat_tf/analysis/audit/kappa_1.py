@@ -13,7 +13,7 @@ from sat_tf.analysis.labelled_images import LabelledImages, class_shares, labell
 from sat_tf.analysis.linear_layers import activation_name
 from sat_tf.analysis.measurement import as_graph
 from sat_tf.analysis.weight_use import variance
-from sat_tf.analysis.wiring import Step, Wiring, linear_steps
+from sat_tf.analysis.wiring import LinearCall, Wiring, linear_calls
 from sat_tf.graph import layer_kinds
 from sat_tf.qat.wrapper import QuantizedLayer
 
@@ -276,7 +276,7 @@ def gradient_flow(model: keras.Model, images: Any, labels: Any) -> GradientFlow:
         labels: class numbers (n,), or shares of classes (n, classes).
 
     Raises:
-        ValueError: the model is no such graph, or the images or labels do not fit it.
+        ValueError: the model is not such a graph, or the images or labels do not fit it.
     """
     return GradientProbe(model, labelled_images((images, labels), most=len(images)))()
 
@@ -305,7 +305,7 @@ class GradientProbe:
         self._model = model
         self._images = tf.cast(sample.images, model.inputs[0].dtype)
         self._shares = tf.constant(class_shares(sample.labels, model.output_shape[-1]))
-        self._steps = linear_steps(wiring)
+        self._linear_calls = linear_calls(wiring)
         self._in_inference = [call.layer for call in wiring if call.in_inference]
         self._measure = as_graph(self._run) if compiled else self._run
 
@@ -315,7 +315,7 @@ class GradientProbe:
             lambda tensor: tensor.numpy(), self._measure(self._images, self._shares)
         )
         named = {name: _Variances(*map(float, pair)) for name, pair in variances.items()}
-        flows = [_flow(step, self._steps, named) for step in self._steps.values()]
+        flows = [_flow(call, self._linear_calls, named) for call in self._linear_calls.values()]
         layers = tuple(flow for flow in flows if flow is not None)
         return GradientFlow(
             layers,
@@ -335,15 +335,15 @@ class GradientProbe:
             loss = tf.reduce_mean(losses)
         gradients, levels = tape.gradient(loss, (taps.kernels, taps.levels))
         variances = {}
-        for step in self._steps.values():
-            key = key_of(step.layer, step.part.attribute)
+        for call in self._linear_calls.values():
+            key = key_of(call.layer, call.kernel.attribute)
             if key not in taps.kernels:
                 continue  # a layer inside another that does not call it
             kernel = taps.kernels[key][0]
             # A layer called twice has the sum of both calls' gradients.
             found = [gradient for gradient in gradients[key] if gradient is not None]
             gradient = tf.add_n(found) if found else None
-            variances[step.name] = (
+            variances[call.name] = (
                 variance(kernel),
                 tf.constant(np.nan, tf.float64) if gradient is None else variance(gradient),
             )
@@ -359,38 +359,40 @@ class _Variances:
     gradient: float
 
 
-def _flow(step: Step, steps: dict[str, Step], variances: dict[str, _Variances]) -> LayerFlow | None:
-    """The law at one step; None where the step was not taken."""
-    if step.name not in variances:
+def _flow(
+    call: LinearCall, linear_calls: dict[str, LinearCall], variances: dict[str, _Variances]
+) -> LayerFlow | None:
+    """The law at one call; None where the forward pass has not made it."""
+    if call.name not in variances:
         return None
-    own = variances[step.name]
+    own = variances[call.name]
     result = LayerFlow(
-        name=step.name,
-        kind=step.kind,
-        fan_in=step.fan_in,
-        fan_out=step.fan_out,
-        normalization=step.normalization,
-        reads_image=step.reads_image,
+        name=call.name,
+        kind=call.kind,
+        fan_in=call.fan_in,
+        fan_out=call.fan_out,
+        normalization=call.normalization,
+        reads_image=call.reads_image,
         weight_variance=own.weight,
         gradient_variance=None if np.isnan(own.gradient) else own.gradient,
-        following=tuple(name for name, _ in step.following),
-        unknown=step.unknown,
+        following=tuple(name for name, _ in call.following),
+        unknown=call.unknown,
     )
-    if step.unknown:
+    if call.unknown:
         return result
     following = [
-        (_measured(steps[name], variances[name]), area or 1) for name, area in step.following
+        (_measured(linear_calls[name], variances[name]), area or 1) for name, area in call.following
     ]
-    constants = gradient_flow_constants(_measured(step, own), following)
+    constants = gradient_flow_constants(_measured(call, own), following)
     if not np.isfinite(constants).all():
         return dataclasses.replace(result, unknown="no gradient comes back to it")
     return dataclasses.replace(result, kappa_1=constants[0], kappa_2=constants[1])
 
 
-def _measured(step: Step, variances: _Variances) -> Flow:
+def _measured(call: LinearCall, variances: _Variances) -> Flow:
     return Flow(
-        fan_in=step.fan_in,
-        fan_out=step.fan_out,
+        fan_in=call.fan_in,
+        fan_out=call.fan_out,
         weight_variance=variances.weight,
         gradient_variance=variances.gradient,
     )

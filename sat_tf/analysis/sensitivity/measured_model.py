@@ -13,7 +13,7 @@ MOST_BITS = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Share:
+class BitWidth:
     """One number of bits of one layer, which can be raised to 8.
 
     Attributes:
@@ -46,17 +46,17 @@ class Share:
         return power * self.errors[bits - self.bits] / first if first > 0.0 else 0.0
 
 
-Bits = dict[Share, int]
+Bits = dict[BitWidth, int]
 
 
-def mean_bits(bits: Mapping[Share, int], field: str) -> float:
+def mean_bits(bits: Mapping[BitWidth, int], field: str) -> float:
     """Mean bits of all numbers that a field is about; NaN where there are none."""
-    own = [share for share in bits if share.field == field]
-    size = sum(share.size for share in own)
-    return sum(share.size * bits[share] for share in own) / size if size else math.nan
+    own = [width for width in bits if width.field == field]
+    size = sum(width.size for width in own)
+    return sum(width.size * bits[width] for width in own) / size if size else math.nan
 
 
-def within_average(shares: Sequence[Share], metric: str, average_bits: float) -> Bits:
+def within_average(widths: Sequence[BitWidth], metric: str, average_bits: float) -> Bits:
     """The bits of each share with the least loss, by estimate, within a mean.
 
     Weights and activations each have the mean to themselves. One bit after the other goes to where
@@ -65,22 +65,22 @@ def within_average(shares: Sequence[Share], metric: str, average_bits: float) ->
     Raises:
         ValueError: the policy's own mean is above it already.
     """
-    bits = {share: share.bits for share in shares}
+    bits = {width: width.bits for width in widths}
     # Nothing that can be counted tells apart layers that lose no image.
     metric = "divergence" if metric == "top1" else metric
     for field, what in (("weight_bits", "weights"), ("activation_bits", "activations")):
-        own = [share for share in shares if share.field == field]
+        own = [width for width in widths if width.field == field]
         mean = mean_bits(bits, field)
-        if mean > average_bits and any(share.bits < MOST_BITS for share in own):
+        if mean > average_bits and any(width.bits < MOST_BITS for width in own):
             raise ValueError(
                 f"average_bits={average_bits:g}: received fewer bits than the {mean:.3f} that "
                 f"{what} have in the mean under the measured policy, first and last layer "
                 "included; expected more, or measure a policy with fewer bits, such as one with "
                 "first_last_weight_bits=None."
             )
-        room = sum(share.size * (average_bits - share.bits) for share in own)
+        room = sum(width.size * (average_bits - width.bits) for width in own)
         while able := [s for s in own if bits[s] < MOST_BITS and 0 < s.size <= room]:
-            best = max(able, key=lambda share: _saved(share, metric, bits[share]) / share.size)
+            best = max(able, key=lambda width: _saved(width, metric, bits[width]) / width.size)
             if _saved(best, metric, bits[best]) <= 0.0:
                 break
             bits[best] += 1
@@ -88,7 +88,7 @@ def within_average(shares: Sequence[Share], metric: str, average_bits: float) ->
     return bits
 
 
-def within_drop(shares: Sequence[Share], metric: str, max_drop: float, together: Damage) -> Bits:
+def within_drop(widths: Sequence[BitWidth], metric: str, max_drop: float, together: Damage) -> Bits:
     """The fewest layers raised to 8 bits so that no more is lost, by estimate.
 
     What the parts lose alone is added up, and the sum stretched so that all of them together lose
@@ -97,28 +97,28 @@ def within_drop(shares: Sequence[Share], metric: str, max_drop: float, together:
     Raises:
         ValueError: 8 bits everywhere lose more.
     """
-    bits = {share: share.bits for share in shares}
+    bits = {width: width.bits for width in widths}
     measured = _value(together, metric)
     if measured <= max_drop:
         return bits
     # All images may be right with each layer quantized alone, and not with all of them.
-    by = metric if any(_value(share.damage, metric) > 0.0 for share in shares) else "distance"
-    whole = math.fsum(share.loss(by, share.bits) for share in shares)
+    by = metric if any(_value(width.damage, metric) > 0.0 for width in widths) else "distance"
+    whole = math.fsum(width.loss(by, width.bits) for width in widths)
     root = METRICS[metric].is_root
 
     def lost() -> float:
-        part = math.fsum(share.loss(by, own) for share, own in bits.items()) / whole
+        part = math.fsum(width.loss(by, own) for width, own in bits.items()) / whole
         return measured * (math.sqrt(part) if root else part)
 
-    def worth(share: Share) -> float:
-        saved = share.loss(by, share.bits) - share.loss(by, MOST_BITS)
-        return saved / (share.size or 1) / (MOST_BITS - share.bits)
+    def worth(width: BitWidth) -> float:
+        saved = width.loss(by, width.bits) - width.loss(by, MOST_BITS)
+        return saved / (width.size or 1) / (MOST_BITS - width.bits)
 
-    able = [share for share in shares if share.bits < MOST_BITS]
-    for share in sorted(able, key=worth, reverse=True):
+    able = [width for width in widths if width.bits < MOST_BITS]
+    for width in sorted(able, key=worth, reverse=True):
         if whole <= 0.0 or lost() <= max_drop:
             break
-        bits[share] = MOST_BITS
+        bits[width] = MOST_BITS
     least = lost() if whole > 0.0 else measured
     if least > max_drop:
         factor, unit = METRICS[metric].unit
@@ -130,22 +130,22 @@ def within_drop(shares: Sequence[Share], metric: str, max_drop: float, together:
     return bits
 
 
-def as_overrides(bits: Mapping[Share, int]) -> dict[str, dict[str, int]]:
+def as_overrides(bits: Mapping[BitWidth, int]) -> dict[str, dict[str, int]]:
     """What has more bits than the policy gives it, in the form of `BitPolicy.overrides`.
 
     >>> lost = Damage(top1_drop=None, distance=0.1, divergence=None)
-    >>> as_overrides({Share("conv[1]", "weight_bits", 4, 9, lost): 8})
+    >>> as_overrides({BitWidth("conv[1]", "weight_bits", 4, 9, lost): 8})
     {'conv[[]1]': {'weight_bits': 8}}
     """
     overrides: dict[str, dict[str, int]] = {}
-    for share, own in bits.items():
-        if own > share.bits:
-            overrides.setdefault(glob.escape(share.layer), {})[share.field] = own
+    for width, own in bits.items():
+        if own > width.bits:
+            overrides.setdefault(glob.escape(width.layer), {})[width.field] = own
     return overrides
 
 
-def _saved(share: Share, metric: str, bits: int) -> float:
-    return share.loss(metric, bits) - share.loss(metric, bits + 1)
+def _saved(width: BitWidth, metric: str, bits: int) -> float:
+    return width.loss(metric, bits) - width.loss(metric, bits + 1)
 
 
 def _levels(bits: int) -> int:
@@ -266,10 +266,10 @@ class MeasuredModel:
         if average_bits is not None:
             _check("average_bits", average_bits, 8.0, "a number from 1 to 8")
             self._refuse_open_sizes()
-            bits = within_average(self._shares(), self.metric, average_bits)
+            bits = within_average(self._widths(), self.metric, average_bits)
         elif max_drop is not None:
             _check("max_drop", max_drop, math.inf, "a number of 0 or more")
-            bits = within_drop(self._shares(), self.metric, max_drop, self.together)
+            bits = within_drop(self._widths(), self.metric, max_drop, self.together)
         overrides: dict[str, dict[str, Any]] = self.policy.to_dict()["overrides"]
         for pattern, fields in as_overrides(bits).items():
             # Behind the policy's own, because later patterns win.
@@ -278,11 +278,11 @@ class MeasuredModel:
 
     def mean_weight_bits(self) -> float:
         """Bits of a weight, in the mean over all quantized weights of linear layers."""
-        return mean_bits({share: share.bits for share in self._shares()}, "weight_bits")
+        return mean_bits({width: width.bits for width in self._widths()}, "weight_bits")
 
     def mean_activation_bits(self) -> float:
         """Bits of an activation, in the mean over what linear layers read, but the image."""
-        return mean_bits({share: share.bits for share in self._shares()}, "activation_bits")
+        return mean_bits({width: width.bits for width in self._widths()}, "activation_bits")
 
     def _refuse_open_sizes(self) -> None:
         if any(not layer.values_read for layer in self.layers):
@@ -292,25 +292,27 @@ class MeasuredModel:
                 "max_drop."
             )
 
-    def _shares(self) -> list[Share]:
+    def _widths(self) -> list[BitWidth]:
         return [
-            share
+            width
             for layer in self.layers
-            for share in (
-                _share(layer, "weight_bits", layer.num_weights, layer.weights),
-                _share(layer, "activation_bits", layer.values_read, layer.activations),
-                _share(layer, "stream_bits", layer.values_made, layer.stream),
+            for width in (
+                _width(layer, "weight_bits", layer.num_weights, layer.weights),
+                _width(layer, "activation_bits", layer.values_read, layer.activations),
+                _width(layer, "stream_bits", layer.values_made, layer.stream),
             )
-            if share is not None
+            if width is not None
         ]
 
 
-def _share(layer: LayerSensitivity, field: str, size: int, damage: Damage | None) -> Share | None:
+def _width(
+    layer: LayerSensitivity, field: str, size: int, damage: Damage | None
+) -> BitWidth | None:
     bits: int | None = getattr(layer, field)
     if bits is None or damage is None:
         return None
     errors = getattr(layer, field.replace("_bits", "_errors"), ())
-    return Share(layer.name, field, bits, size, damage, errors)
+    return BitWidth(layer.name, field, bits, size, damage, errors)
 
 
 def _check(name: str, value: object, most: float, expected: str) -> None:

@@ -24,7 +24,7 @@ _VALUES_LOOKED_AT = 4096
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Part:
+class Quantization:
     """What can be quantized alone.
 
     Attributes:
@@ -42,7 +42,7 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
-class QuantizedPart:
+class QuantizableLayer:
     """A linear layer or a stream of a quantized model, with what is quantized of it.
 
     Attributes:
@@ -71,10 +71,10 @@ class QuantizedPart:
     num_weights: int
     values_read: int
     values_made: int
-    whole: Part
-    weights: Part | None
-    activations: Part | None
-    stream: Part | None
+    whole: Quantization
+    weights: Quantization | None
+    activations: Quantization | None
+    stream: Quantization | None
     weight_errors: tuple[float, ...] = ()
 
 
@@ -108,7 +108,7 @@ class OneAtATime:
         sizes = [float(np.prod([size or 1 for size in node.shape])) for node in self._nodes]
         return int(np.clip(_BYTES_AT_ONCE / (8.0 * sum(sizes)), 1, _IMAGES_AT_ONCE))
 
-    def outputs(self, images: np.ndarray, parts: list[Part]) -> Iterator[np.ndarray]:
+    def outputs(self, images: np.ndarray, parts: list[Quantization]) -> Iterator[np.ndarray]:
         """The float model's output for a batch, and then that with each of the parts quantized."""
         tensors = self._float_tensors(images)
         yield tensors[self._network.output].numpy()
@@ -135,7 +135,7 @@ class OneAtATime:
                 tensors[node.name] = call_in_inference(node, node.layer, inputs)
         return tensors
 
-    def _output_with(self, part: Part, tensors: dict[str, Any]) -> tf.Tensor:
+    def _output_with(self, part: Quantization, tensors: dict[str, Any]) -> tf.Tensor:
         changed: dict[str, Any] = {part.layer: self._changed(part, tensors)}
         for node in self._nodes[self._place[part.layer] + 1 :]:
             if any(name in changed for name in node.inputs):
@@ -143,7 +143,7 @@ class OneAtATime:
                 changed[node.name] = call_in_inference(node, node.layer, inputs)
         return changed.get(self._network.output, tensors[self._network.output])
 
-    def _changed(self, part: Part, tensors: dict[str, Any]) -> tf.Tensor:
+    def _changed(self, part: Quantization, tensors: dict[str, Any]) -> tf.Tensor:
         node, output = self._network[part.layer], tensors[part.layer]
         if part.kernel is not None or part.reads is not None:
             inputs = [tensors[name] for name in node.inputs]
@@ -153,7 +153,7 @@ class OneAtATime:
                 output = call_in_inference(node, node.layer, inputs)
         return output if part.makes is None else _quantize(part.makes, output)
 
-    def _parts(self) -> Iterator[QuantizedPart]:
+    def _parts(self) -> Iterator[QuantizableLayer]:
         for node in self._quantized:
             layer = node.layer
             if isinstance(layer, QuantizedLayer) and not layer.quantize_config.inserted:
@@ -161,7 +161,7 @@ class OneAtATime:
                 if part.weights or part.activations or part.stream:
                     yield part
 
-    def _part(self, node: Node, own: Node) -> QuantizedPart:
+    def _part(self, node: Node, own: Node) -> QuantizableLayer:
         """What is quantized of one layer, which may be nothing."""
         layer, name = node.layer, own.name
         reads, kernel, num_weights = None, None, 0
@@ -180,7 +180,7 @@ class OneAtATime:
                 weight_bits = quantizer.num_bits
                 kernel = _effective(layer, quantizer)
                 weight_errors = _weight_errors(layer, latent_kernel, quantizer, weight_bits)
-        return QuantizedPart(
+        return QuantizableLayer(
             name=name,
             kind=type(own.layer).__name__,
             weight_bits=weight_bits,
@@ -189,10 +189,10 @@ class OneAtATime:
             num_weights=num_weights,
             values_read=_count(counted.shape),
             values_made=_count(own.shape),
-            whole=Part(name, kernel, reads, makes),
-            weights=None if kernel is None else Part(name, kernel=kernel),
-            activations=None if reads is None else Part(name, reads=reads),
-            stream=None if makes is None else Part(name, makes=makes),
+            whole=Quantization(name, kernel, reads, makes),
+            weights=None if kernel is None else Quantization(name, kernel=kernel),
+            activations=None if reads is None else Quantization(name, reads=reads),
+            stream=None if makes is None else Quantization(name, makes=makes),
             weight_errors=weight_errors,
         )
 

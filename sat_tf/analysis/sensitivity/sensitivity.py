@@ -11,7 +11,11 @@ from sat_tf.analysis.labelled_images import LabelledImages, class_shares, labell
 from sat_tf.analysis.range_accuracy import range_accuracies
 from sat_tf.analysis.sensitivity.damage import METRICS, Damage, DamageMeter, right
 from sat_tf.analysis.sensitivity.measured_model import LayerSensitivity
-from sat_tf.analysis.sensitivity.one_at_a_time import OneAtATime, Part, calibrate_on_float_weights
+from sat_tf.analysis.sensitivity.one_at_a_time import (
+    OneAtATime,
+    Quantization,
+    calibrate_on_float_weights,
+)
 from sat_tf.analysis.sensitivity.result import Sensitivity
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import flatten
@@ -104,7 +108,7 @@ def sensitivity(
     errors = runner.activation_errors(sample.images[: runner.images_at_once()])
     damages = {id(part): meter.damage() for part, meter in zip(parts, meters.parts, strict=True)}
 
-    def damage(part: Part | None) -> Damage | None:
+    def damage(part: Quantization | None) -> Damage | None:
         return None if part is None else damages[id(part)]
 
     layers = tuple(
@@ -143,7 +147,7 @@ class _Meters:
 def _measure(
     runner: OneAtATime,
     quantized: keras.Model,
-    parts: list[Part],
+    parts: list[Quantization],
     images: np.ndarray,
     classes: np.ndarray | None,
 ) -> _Meters:

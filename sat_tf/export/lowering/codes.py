@@ -124,8 +124,14 @@ def range_codes(lowest: float, highest: float) -> Codes:
 
 def quantizer_codes(wrapper: QuantizedLayer, *, unit_free: bool) -> Codes:
     """Storage of the tensor that a layer's quantizer makes; see `codes_of`."""
+    return codes_of(_rounding(wrapper), wrapper.output_variables, unit_free=unit_free)
+
+
+def _rounding(wrapper: QuantizedLayer) -> ActivationQuantizer:
     quantizer = wrapper.quantize_config.output
-    return codes_of(quantizer, wrapper.output_variables, unit_free=unit_free)
+    if not isinstance(quantizer, ActivationQuantizer):
+        raise TypeError(f"{wrapper.name}: {quantizer!r} has no codes.")
+    return quantizer
 
 
 def codes_of(
@@ -158,7 +164,7 @@ def codes_of(
 
 def quantizer_problem(wrapper: QuantizedLayer, *, unit_free: bool) -> str | None:
     """Why a layer's quantized output cannot be stored, and what to do; None where it can."""
-    quantizer = wrapper.quantize_config.output
+    quantizer = _rounding(wrapper)
     level = quantizer.highest_value(wrapper.output_variables)
     if not _SMALLEST_RANGE <= level <= _LARGEST_RANGE:
         return (

@@ -26,7 +26,11 @@ KINDS: Kinds = {
         Role.CONCATENATION, combination=Combination.MINIMUM, keras3=SAME
     ),
     keras.layers.Concatenate: LayerKind(
-        Role.CONCATENATION, _refuse_concatenation, combination=Combination.JOINED, keras3=SAME
+        Role.CONCATENATION,
+        _refuse_concatenation,
+        combination=Combination.JOINED,
+        short_name="Concat",
+        keras3=SAME,
     ),
     ConstantSum: LayerKind(Role.SUM, combination=Combination.SUM),
     Scaling: LayerKind(Role.SCALING, keras3=Keras3(inference=lambda layer: "Scaling")),

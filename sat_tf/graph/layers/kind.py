@@ -227,10 +227,12 @@ SAME = Keras3()
 
 def _no_problem(layer: Any) -> str | None:
     del layer
+    return None
 
 
 def _no_problem_at(layer: Any, rank: int) -> str | None:
     del layer, rank
+    return None
 
 
 def shared_sizes(sizes: Any) -> str:
@@ -284,6 +286,7 @@ class LayerKind:
         keeps_channels: it moves values about within their channel.
         reshapes: it gives values another shape, and leaves them in order.
         detail: the settings by which people know it.
+        short_name: of its class in tables; "" for the name itself.
         alike_at_all_sizes: TensorFlow's converter makes the same operators of it at all sizes.
         in_training: what it makes of a tensor in training, where that of Keras has no gradient.
         keras3: its counterpart in Keras 3, or None.
@@ -306,6 +309,7 @@ class LayerKind:
     keeps_channels: bool = False
     reshapes: bool = False
     detail: Callable[[Any], str] = window_detail
+    short_name: str = ""
     alike_at_all_sizes: bool = False
     in_training: Callable[[Any, Any], Any] | None = None
     keras3: Keras3 | None = None

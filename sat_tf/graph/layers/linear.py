@@ -127,6 +127,7 @@ KINDS: Kinds = {
         Role.LINEAR,
         _refuse_convolution,
         kernels=(Kernel(_DEPTHWISE, (2, 3), 2, "depthwise_kernel"),),
+        short_name="Depthwise",
         keras3=_WINDOWS,
     ),
     L.SeparableConv1D: LayerKind(

@@ -117,6 +117,7 @@ KINDS: Kinds = {
         refuse_channels_first,
         moves=one_move("PAD", lambda layer: ((*map(tuple, layer.padding), (0, 0)),)),
         keeps_channels=True,
+        short_name="ZeroPad",
         keras3=SAME,
     ),
     keras.layers.ZeroPadding3D: _OF_VOLUMES,

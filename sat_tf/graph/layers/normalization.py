@@ -104,6 +104,7 @@ KINDS: Kinds = {
             one_axis=True,
             inference=lambda layer: "FusedBatchNormalization" if layer.fused else "",
         ),
+        short_name="BN",
     ),
     SynchronizedBatchNormalization: _BATCH_NORMALIZATION,
     keras.layers.LayerNormalization: LayerKind(

@@ -48,6 +48,7 @@ KINDS: Kinds = {
         pooling=Pooling(mean=False),
         moves=one_move("MAX_POOL_2D", _window),
         keeps_channels=True,
+        short_name="MaxPool",
         keras3=_WINDOWS,
     ),
     L.MaxPooling3D: LayerKind(
@@ -60,7 +61,11 @@ KINDS: Kinds = {
         keras3=_WINDOWS,
     ),
     L.AveragePooling2D: LayerKind(
-        Role.MEAN, refuse_channels_first, pooling=Pooling(mean=True), keras3=_WINDOWS
+        Role.MEAN,
+        refuse_channels_first,
+        pooling=Pooling(mean=True),
+        short_name="AveragePool",
+        keras3=_WINDOWS,
     ),
     L.AveragePooling3D: LayerKind(
         Role.MEAN, quantized=False, pooling=Pooling(mean=True), keras3=_WINDOWS
@@ -77,6 +82,7 @@ KINDS: Kinds = {
         pooling=Pooling(mean=False, whole=True),
         moves=_largest_of_all,
         keeps_channels=True,
+        short_name="GlobalMax",
         keras3=SAME,
     ),
     L.GlobalMaxPooling3D: LayerKind(
@@ -92,6 +98,7 @@ KINDS: Kinds = {
         Role.MEAN,
         refuse_channels_first,
         pooling=Pooling(mean=True, whole=True),
+        short_name="GlobalAverage",
         keras3=SAME,
     ),
     L.GlobalAveragePooling3D: LayerKind(

@@ -6,7 +6,7 @@ import numpy as np
 
 from sat_tf.presentation import palette
 from sat_tf.reproduction.figures.figure import Advance, Comparison, Numbers
-from sat_tf.reproduction.figures.variances import Spread, clamping_ratio, gaussian
+from sat_tf.reproduction.figures.variances import SampleSummary, clamping_ratio, gaussian
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
@@ -42,7 +42,7 @@ def measure(
             gaussian(buffer.shape, 1.0 / size, seed, size, sample, out=buffer)
             ratios.append(clamping_ratio(buffer))
             advance(size**2 / weights_in_all)
-        spread = Spread.of(ratios)
+        spread = SampleSummary.of(ratios)
         rows.append(
             (
                 *(size, samples, seed),

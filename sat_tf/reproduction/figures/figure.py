@@ -68,7 +68,7 @@ class Numbers:
         return {name: float(value) for name, value in named if not isinstance(value, str)}
 
     def to_csv(self) -> str:
-        """A header line and a line for each row; six digits of every number that is no integer."""
+        """A header line and a line for each row; six digits of every float."""
         return write_table(self.columns, self.rows)
 
     @classmethod
@@ -76,7 +76,7 @@ class Numbers:
         """The table that `to_csv` wrote, to the digits that it keeps.
 
         Raises:
-            ValueError: it is no table with these columns.
+            ValueError: it has other columns, or is damaged.
         """
         try:
             lines = list(csv.reader(io.StringIO(text), strict=True))

@@ -8,14 +8,14 @@ import numpy as np
 
 from sat_tf.presentation import palette
 from sat_tf.reproduction.figures.figure import Advance, Comparison, Numbers, Value
-from sat_tf.reproduction.figures.variances import Spread, clamping_ratio, gaussian
+from sat_tf.reproduction.figures.variances import SampleSummary, clamping_ratio, gaussian
 
 if TYPE_CHECKING:
     import tf_keras as keras
     from matplotlib.figure import Figure as Picture
 
 SAMPLES = 100
-# Weights of the layer whose ratio gives the table as it is printed; see `Printed`.
+# Weights of the layer whose ratio gives the table as it is printed; see `PrintedKappas`.
 ONE_RATIO_WEIGHTS = (100, 1000)
 COLUMNS = (
     *("model", "n_L", "n_hat_L", "k_pool", "samples", "seed"),
@@ -28,7 +28,7 @@ FEWEST_DRAWS = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
-class Printed:
+class PrintedKappas:
     """A column of the paper's table.
 
     The paper's clamped values are 50 times its vanilla ones for all four models, though the ratio
@@ -53,10 +53,10 @@ class Printed:
 
 
 PRINTED = {
-    "resnet18": Printed("ResNet-18", 512, 1000, 7, "0.01", "0.5"),
-    "resnet50": Printed("ResNet-50", 2048, 1000, 7, "0.04", "2"),
-    "mobilenet_v1": Printed("MobileNet-V1", 1024, 1000, 7, "0.02", "1"),
-    "mobilenet_v2": Printed("MobileNet-V2", 1280, 1000, 7, "0.026", "1.3"),
+    "resnet18": PrintedKappas("ResNet-18", 512, 1000, 7, "0.01", "0.5"),
+    "resnet50": PrintedKappas("ResNet-50", 2048, 1000, 7, "0.04", "2"),
+    "mobilenet_v1": PrintedKappas("MobileNet-V1", 1024, 1000, 7, "0.02", "1"),
+    "mobilenet_v2": PrintedKappas("MobileNet-V2", 1280, 1000, 7, "0.026", "1.3"),
 }
 
 
@@ -105,7 +105,7 @@ def round_to_printed(values: Sequence[float] | np.ndarray, printed: str) -> floa
 
 
 def _summary(values: Sequence[float] | np.ndarray, printed: str) -> tuple[Value, ...]:
-    spread = Spread.of(values)
+    spread = SampleSummary.of(values)
     return spread.mean, spread.deviation, round_to_printed(values, printed)
 
 

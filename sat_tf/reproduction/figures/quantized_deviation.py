@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from sat_tf.presentation import palette
 from sat_tf.reproduction.figures.figure import Advance, Comparison, Numbers
-from sat_tf.reproduction.figures.variances import Spread, gaussian, quantization_ratios
+from sat_tf.reproduction.figures.variances import SampleSummary, gaussian, quantization_ratios
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
@@ -40,8 +40,8 @@ def measure(
     rows = []
     for grid, size, bits in sorted(found, key=lambda key: (list(GRIDS).index(key[0]), *key[1:])):
         deviations, root_mean_squares = zip(*found[grid, size, bits], strict=True)
-        spread = Spread.of(deviations)
-        rms = Spread.of(root_mean_squares).mean
+        spread = SampleSummary.of(deviations)
+        rms = SampleSummary.of(root_mean_squares).mean
         rows.append((grid, size, bits, samples, seed, spread.mean, spread.deviation, rms))
     return Numbers(COLUMNS, tuple(rows))
 

@@ -36,7 +36,7 @@ def gaussian(
 
 
 @dataclasses.dataclass(frozen=True)
-class Spread:
+class SampleSummary:
     """What many samples say: their mean and standard deviation, the smallest and the largest."""
 
     mean: float
@@ -45,7 +45,7 @@ class Spread:
     largest: float
 
     @classmethod
-    def of(cls, samples: npt.ArrayLike) -> "Spread":
+    def of(cls, samples: npt.ArrayLike) -> "SampleSummary":
         """Summarizes two samples or more."""
         numbers = np.asarray(samples, np.float64)
         return cls(

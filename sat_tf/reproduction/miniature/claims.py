@@ -12,7 +12,7 @@ from sat_tf.reproduction.paper.record import Outcome
 Top1 = Mapping[str, Mapping[int, float]]
 
 
-class Verdict(enum.Enum):
+class ClaimVerdict(enum.Enum):
     """What came of a claim."""
 
     SHOWS = "shows"
@@ -79,14 +79,14 @@ class Judged:
 
     claim: Claim
     differences: Mapping[int, float]
-    verdict: Verdict
+    verdict: ClaimVerdict
 
     @property
     def measured(self) -> str:
         """The mean, with standard deviation and number of several seeds; "" where nothing is run.
 
         >>> claim = Claim(text="", source="", printed="", plus=("a",), minus=("b",))
-        >>> Judged(claim, {0: 4.0, 1: 6.0}, Verdict.SHOWS).measured
+        >>> Judged(claim, {0: 4.0, 1: 6.0}, ClaimVerdict.SHOWS).measured
         '+5.0 ± 1.4 (2 seeds)'
         """
         values = list(self.differences.values())
@@ -116,9 +116,9 @@ def judge(claim: Claim, top1: Top1) -> Judged:
         for seed in seeds
     }
     if not differences:
-        return Judged(claim, {}, Verdict.NOT_RUN)
+        return Judged(claim, {}, ClaimVerdict.NOT_RUN)
     shows = _shows(claim, list(differences.values()))
-    return Judged(claim, differences, Verdict.SHOWS if shows else Verdict.DOES_NOT_SHOW)
+    return Judged(claim, differences, ClaimVerdict.SHOWS if shows else ClaimVerdict.DOES_NOT_SHOW)
 
 
 def _shows(claim: Claim, differences: Sequence[float]) -> bool:

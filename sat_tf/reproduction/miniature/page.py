@@ -17,9 +17,9 @@ from sat_tf.reproduction.miniature.claims import (
     CHAPTERS,
     Chapter,
     Claim,
+    ClaimVerdict,
     Judged,
     Top1,
-    Verdict,
     by_row,
     judge,
 )
@@ -30,11 +30,11 @@ from sat_tf.version import __version__
 TITLE = "The paper in miniature"
 
 _CLASS = {
-    Verdict.SHOWS: "good",
-    Verdict.DOES_NOT_SHOW: "bad",
-    Verdict.NOT_RUN: "unknown",
+    ClaimVerdict.SHOWS: "good",
+    ClaimVerdict.DOES_NOT_SHOW: "bad",
+    ClaimVerdict.NOT_RUN: "unknown",
 }
-_SIGN = {Verdict.SHOWS: "✓", Verdict.DOES_NOT_SHOW: "✗", Verdict.NOT_RUN: "·"}
+_SIGN = {ClaimVerdict.SHOWS: "✓", ClaimVerdict.DOES_NOT_SHOW: "✗", ClaimVerdict.NOT_RUN: "·"}
 
 
 def write_page(
@@ -92,7 +92,7 @@ def to_html(outcomes: Sequence[Outcome], folder: pathlib.Path, changes: str = ""
 def _count(claims: Sequence[Claim], top1: Top1, what: str = "") -> str:
     """How many claims show, in words; `what` they are."""
     verdicts = [judge(claim, top1).verdict for claim in claims]
-    shown, missing = (verdicts.count(kind) for kind in (Verdict.SHOWS, Verdict.NOT_RUN))
+    shown, missing = (verdicts.count(kind) for kind in (ClaimVerdict.SHOWS, ClaimVerdict.NOT_RUN))
     run = len(verdicts) - missing
     if not run:
         return "not run"
@@ -158,7 +158,7 @@ _CLAIM: list[Column[Judged]] = [
 ]
 
 
-class _Accuracy(NamedTuple):
+class _GroupRow(NamedTuple):
     """What a row of the paper came to here."""
 
     row: str
@@ -171,7 +171,7 @@ class _Accuracy(NamedTuple):
         return ", ".join(f"{self.top1[seed]:.1f}" for seed in sorted(self.top1))
 
 
-_ACCURACY: list[Column[_Accuracy]] = [
+_ACCURACY: list[Column[_GroupRow]] = [
     Column("row", lambda found: Marked(found.row, "code")),
     Column("top-1, %", lambda found: _spread(list(found.top1.values())), number=True),
     Column("by seed", lambda found: found.by_seed, number=True),
@@ -188,7 +188,7 @@ def _groups(outcomes: Sequence[Outcome], top1: Top1) -> list[tuple[Group, Markup
             continue
         drawing = rows_of_dots([(group.rows[row], top1[row]) for row in run], title=group.title)
         rows = [
-            _Accuracy(
+            _GroupRow(
                 row,
                 top1[row],
                 [o.top5 for o in outcomes if o.row == row and o.top5 is not None],

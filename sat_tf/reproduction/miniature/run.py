@@ -9,7 +9,7 @@ from rich.console import Console
 from sat_tf.messages import RunError, list_problems
 from sat_tf.reproduction.figures.figure import Figure, write_figure
 from sat_tf.reproduction.miniature import kappa, paper_figures
-from sat_tf.reproduction.miniature.claims import CLAIMS, Judged, Verdict, by_row, judge
+from sat_tf.reproduction.miniature.claims import CLAIMS, ClaimVerdict, Judged, by_row, judge
 from sat_tf.reproduction.miniature.groups import grids_as_they_are
 from sat_tf.reproduction.miniature.page import write_page
 from sat_tf.reproduction.miniature.progress import (
@@ -91,7 +91,7 @@ def run(
                     folder,
                     results,
                     Console(file=log, width=120),
-                    listener=_Steps(job, to_do, work, bar),
+                    report_step=_Steps(job, to_do, work, bar),
                 )
                 for config in configs_of(job):
                     if config.stages.quantized is None:
@@ -121,7 +121,7 @@ def judged(outcomes: Sequence[Outcome], changes: str = "") -> list[Judged]:
 
 def not_shown(found: Sequence[Judged]) -> list[Judged]:
     """The claims that are checked, were measured, and do not show."""
-    return [one for one in found if one.claim.checked and one.verdict is Verdict.DOES_NOT_SHOW]
+    return [one for one in found if one.claim.checked and one.verdict is ClaimVerdict.DOES_NOT_SHOW]
 
 
 class _Steps:

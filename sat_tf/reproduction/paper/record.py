@@ -105,7 +105,7 @@ def read_outcomes(path: pathlib.Path) -> list[Outcome]:
     """The outcomes in a file; none where there is no file yet.
 
     Raises:
-        RunError: it is no file of outcomes.
+        RunError: it is not a file of outcomes.
     """
     if not path.exists():
         return []
@@ -128,7 +128,7 @@ def add_outcomes(path: pathlib.Path, outcomes: Iterable[Outcome]) -> None:
     Several processes can do so at the same time; readers see a whole file.
 
     Raises:
-        RunError: the file is no file of outcomes, or cannot be written.
+        RunError: it is not a file of outcomes, or cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from sat_tf.training.report.results import Results
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 from sat_tf.training.state.run_state import RunState
-from sat_tf.training.step.stage_plan import Listener
+from sat_tf.training.step.stage_plan import StepReport
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ def run(
     results: pathlib.Path,
     console: Console,
     *,
-    listener: Listener | None = None,
+    report_step: StepReport | None = None,
 ) -> bool:
     """Runs jobs one after the other, and records each outcome when it is there.
 
@@ -100,7 +100,7 @@ def run(
         folder: in which each run has a folder of its own.
         results: the file that outcomes are added to.
         console: where to show progress.
-        listener: called after every step of a training.
+        report_step: called after every step of a training.
 
     Returns:
         Whether LiteRT computes the integers that were trained, in all of them.
@@ -117,11 +117,11 @@ def run(
         console.print(f"[bold]{number}/{len(jobs)}[/] {what}", highlight=False)
         config = job.config
         if job.float_config is not None:
-            start = _finish(job.float_config, folder, console, done, listener)
+            start = _finish(job.float_config, folder, console, done, report_step)
             file = str(start.file(run_folder.FLOAT_MODEL).absolute())
             training = config.training.model_copy(update={"float_model": file})
             config = config.model_copy(update={"training": training})
-        finished = _finish(config, folder, console, done, listener)
+        finished = _finish(config, folder, console, done, report_step)
         if not finished.is_finished:
             continue  # the files are with another worker
         try:
@@ -182,7 +182,7 @@ def _finish(
     folder: pathlib.Path,
     console: Console,
     done: set[str],
-    listener: Listener | None,
+    report_step: StepReport | None,
 ) -> RunFolder:
     """The folder of a run, which is trained unless it has been; `done` are those of this process.
 
@@ -199,6 +199,6 @@ def _finish(
 
         # Frees the former run's memory; layers are named as in a process of their own.
         keras.backend.clear_session()
-        runner.train(config, own, console, wait=True, listener=listener)
+        runner.train(config, own, console, wait=True, report_step=report_step)
     done.add(config.name)
     return own

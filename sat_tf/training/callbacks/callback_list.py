@@ -8,7 +8,7 @@ import tf_keras as keras
 from rich.console import Console
 
 from sat_tf.analysis.activations import ActivationProbe, clipping_levels
-from sat_tf.training.callbacks.epoch_recorder import Recorder
+from sat_tf.training.callbacks.epoch_recorder import EpochRecorder
 from sat_tf.training.callbacks.progress import ProgressBar
 from sat_tf.training.callbacks.step_recorder import (
     StepCallback,
@@ -16,14 +16,14 @@ from sat_tf.training.callbacks.step_recorder import (
     default_interval,
     recorded_steps,
 )
-from sat_tf.training.callbacks.tensorboard import Summaries, drop_events_after
+from sat_tf.training.callbacks.tensorboard import TensorBoardSummaries, drop_events_after
 from sat_tf.training.state.history import EpochMetrics
 from sat_tf.training.state.run_folder import TENSORBOARD, RunFolder
 from sat_tf.training.step.stage_plan import StagePlan
 
 
 @contextlib.contextmanager
-def watched(
+def recording(
     plan: StagePlan,
     model: keras.Model,
     folder: RunFolder,
@@ -67,10 +67,12 @@ def watched(
         every=every or default_interval(plan.total_steps),
     )
     probe = ActivationProbe(model, sample)
-    summaries = Summaries(plan, folder.file(TENSORBOARD), steps, model=model, probe=probe)
+    summaries = TensorBoardSummaries(
+        plan, folder.file(TENSORBOARD), steps, model=model, probe=probe
+    )
     progress = ProgressBar(plan, console=console)
     with summaries, progress:
         try:
-            yield [Recorder(plan, rows, folder), recorder, summaries, progress]
+            yield [EpochRecorder(plan, rows, folder), recorder, summaries, progress]
         finally:
             recorder.flush()

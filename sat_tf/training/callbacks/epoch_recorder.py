@@ -28,7 +28,7 @@ _MEASURED = {
 _PROBED_IMAGES = 16
 
 
-class Recorder(StepCallback):
+class EpochRecorder(StepCallback):
     """Adds a row an epoch to the run's metrics, and to their file.
 
     Args:
@@ -112,6 +112,6 @@ class StopWhenNotFinite(keras.callbacks.Callback):
                     f"{self.stage} stage, epoch {self._epoch}, {where}step {step}: {what} is NaN "
                     f"or infinite ({describe_break(learner.student, images)}), expected finite "
                     f"values; lower stages.{self.stage}.base_learning_rate, lengthen its "
-                    "warmup_epochs, or start from lower clipping levels. The last good checkpoint "
-                    f"is {latest or 'none: there is none yet'}."
+                    "warmup_epochs, or start from lower clipping levels. "
+                    + (f"The last good checkpoint is {latest}." if latest else "No checkpoint yet.")
                 )

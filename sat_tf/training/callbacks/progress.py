@@ -8,25 +8,25 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from sat_tf.training.callbacks.step_recorder import StepCallback
-from sat_tf.training.step.stage_plan import Listener, StagePlan
+from sat_tf.training.step.stage_plan import StagePlan, StepReport
 
 
-class Telling(StepCallback):
+class StepReporter(StepCallback):
     """Calls a listener after every step; it has to be quick.
 
     Args:
         plan: the steps of the stage.
-        listener: what to call.
+        report_step: what to call.
     """
 
-    def __init__(self, plan: StagePlan, listener: Listener) -> None:
+    def __init__(self, plan: StagePlan, report_step: StepReport) -> None:
         super().__init__(plan)
-        self._listener = listener
+        self._report_step = report_step
 
     def on_step(self, before: int, logs: Any) -> None:
         """Calls the listener."""
         del before, logs
-        self._listener(self.plan.stage, self.step)
+        self._report_step(self.plan.stage, self.step)
 
 
 _SECONDS_BETWEEN_READINGS = 0.2

@@ -15,7 +15,7 @@ from sat_tf.training.state.checkpoints import Checkpoints, Position
 from sat_tf.training.step.learner import Learner
 
 
-class Keeper(keras.callbacks.Callback):
+class CheckpointSaver(keras.callbacks.Callback):
     """Saves a checkpoint now and then, and once more when the run is asked to stop.
 
     What any process asks for, all of them do after the same step. At the end of an epoch they do
@@ -112,7 +112,7 @@ class Keeper(keras.callbacks.Callback):
             raise Stopped
 
 
-class Refresher(keras.callbacks.Callback):
+class DeployedRefresher(keras.callbacks.Callback):
     """Takes the integers from the quantized model before every step and every measurement.
 
     Args:

@@ -19,7 +19,7 @@ from sat_tf.training.step.stage_plan import StagePlan
 _AT_EPOCHS = {"val_loss": "held_out/loss", "val_top1": "held_out/top1", "val_top5": "held_out/top5"}
 
 
-class Summaries(StepCallback):
+class TensorBoardSummaries(StepCallback):
     """Writes scalars for TensorBoard; to be entered as a context.
 
     Steps count on from stage to stage. With every row that the `StepRecorder` before it adds:
@@ -50,7 +50,7 @@ class Summaries(StepCallback):
         self._probe = probe
         self._writer = tf.summary.create_file_writer(str(folder))
 
-    def __enter__(self) -> "Summaries":
+    def __enter__(self) -> "TensorBoardSummaries":
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -315,11 +315,11 @@ def load_yaml(text: str) -> Any:
             loader.dispose()
     except yaml.YAMLError as error:
         raise ValueError(_on_one_line(error)) from error
-    except (ValueError, TypeError) as error:  # a date that is none, a number that is a word
+    except (ValueError, TypeError) as error:  # an impossible date, a number that is a word
         raise ValueError(f"{error}.") from error
     except (LookupError, AttributeError, ArithmeticError) as error:
         # PyYAML's own readers of a value stumble over `!!int ""` or `!!timestamp word`.
-        raise ValueError("a value is none of the type that its tag names.") from error
+        raise ValueError("a value is not of the type that its tag names.") from error
 
 
 def _check_depth(text: str) -> None:

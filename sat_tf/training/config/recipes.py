@@ -160,7 +160,7 @@ class LabelSmoothingConfig(Section):
 
 
 class RecipesConfig(Section):
-    """What a run does beyond the paper; all of it is off where nothing is said."""
+    """What a run does beyond the paper; all of it is off by default."""
 
     distillation: DistillationConfig | None = Field(
         default=None, description="a mapping, or null (off)"

@@ -9,11 +9,11 @@ import tensorflow as tf
 from sat_tf.data.source import ImageSource, ReadingError
 from sat_tf.messages import RunError
 from sat_tf.training.state.run_folder import RunFolder
-from sat_tf.training.step.distribution import share_of
+from sat_tf.training.step.distribution import shard_of
 
 
 @contextlib.contextmanager
-def reading_errors_told(source: ImageSource, *, advice: str = "") -> Iterator[None]:
+def reading_errors_explained(source: ImageSource, *, advice: str = "") -> Iterator[None]:
     """Raises what reading met as a `RunError`, without TensorFlow's tracebacks around it.
 
     Args:
@@ -33,7 +33,7 @@ def reading_errors_told(source: ImageSource, *, advice: str = "") -> Iterator[No
         raise RunError(f"{source.reading_error}{advice}") from None
 
 
-# What a worker hears where another one does not answer, or has been told that one does not.
+# What TensorFlow raises in a worker when another one has stopped answering.
 _OF_WORKERS = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
@@ -55,7 +55,9 @@ _REFUSED = {
 
 
 @contextlib.contextmanager
-def outside_failures_told(folder: RunFolder, strategy: tf.distribute.Strategy) -> Iterator[None]:
+def outside_failures_explained(
+    folder: RunFolder, strategy: tf.distribute.Strategy
+) -> Iterator[None]:
     """Raises what breaks a run from outside as a `RunError`, without tracebacks around it.
 
     Args:
@@ -71,7 +73,7 @@ def outside_failures_told(folder: RunFolder, strategy: tf.distribute.Strategy) -
         # TensorFlow names the file in front of what the system says.
         if str(folder.path) in error.message:
             raise _refused(folder, _last_line(error.message)) from error
-        if share_of(strategy).workers > 1 and _is_of_workers(error):
+        if shard_of(strategy).workers > 1 and _is_of_workers(error):
             raise RunError(
                 "distribution: received no answer from another worker any more "
                 f"({_last_line(error.message)}), expected all of them until the run ends; start "

@@ -25,7 +25,10 @@ from sat_tf.training.interruption import Interruption
 from sat_tf.training.loop.deploy_tail import train_deploy_tail
 from sat_tf.training.loop.environment import describe_environment
 from sat_tf.training.loop.outcome import conclude
-from sat_tf.training.loop.outside_failures import outside_failures_told, reading_errors_told
+from sat_tf.training.loop.outside_failures import (
+    outside_failures_explained,
+    reading_errors_explained,
+)
 from sat_tf.training.loop.stage import Run, batch_size_problems, held_out_metrics, train_stage
 from sat_tf.training.loop.start import (
     check_range,
@@ -47,7 +50,7 @@ from sat_tf.training.step.distribution import (
     writes_files,
 )
 from sat_tf.training.step.fed_source import fed_range, fed_source
-from sat_tf.training.step.stage_plan import Listener
+from sat_tf.training.step.stage_plan import StepReport
 
 _GO_ON = "\nWhen the files are mended, the same command goes on with the run."
 
@@ -208,7 +211,7 @@ def train(
     *,
     resume: bool | None = None,
     wait: bool = False,
-    listener: Listener | None = None,
+    report_step: StepReport | None = None,
 ) -> Results | None:
     """Runs everything, or what is left of it, and fills the run folder as it goes.
 
@@ -219,7 +222,7 @@ def train(
         resume: go on with the run in the folder (True), start anew and keep the old files aside
             (False), or go on where there is one (None).
         wait: for another process that trains in this folder, and take over what it leaves.
-        listener: called after every step, for who shows the progress of several runs.
+        report_step: called after every step, for who shows the progress of several runs.
 
     Returns:
         The results, or None where another worker has them.
@@ -238,7 +241,7 @@ def train(
             console.print("This run is finished; these are its results.", highlight=False)
             return Results.read(folder)
     interruption = Interruption()
-    with interruption.watched(), tempfile.TemporaryDirectory() as elsewhere:
+    with interruption.catching_sigterm(), tempfile.TemporaryDirectory() as elsewhere:
         if config.training.deterministic_ops:
             tf.config.experimental.enable_op_determinism()
         # Dropout then draws from generators that every step can set.
@@ -258,16 +261,16 @@ def train(
             # All workers record alike, because what one reads of a model, all do; one is kept.
             records=folder if writes else RunFolder(pathlib.Path(elsewhere)),
             interruption=interruption,
-            listener=listener,
+            report_step=report_step,
         )
         if resume is False or not folder.holds_run:
-            with reading_errors_told(pixels):
+            with reading_errors_explained(pixels):
                 check_range(config, start_model, pixels, fed, run.console)
                 check_range_of_teacher(config, pixels, fed)
         with (
-            outside_failures_told(folder, strategy),
+            outside_failures_explained(folder, strategy),
             folder.held(wait=wait) if writes else contextlib.nullcontext(),
-            reading_errors_told(run.source, advice=_GO_ON),
+            reading_errors_explained(run.source, advice=_GO_ON),
         ):
             if writes:
                 _prepare_folder(run, anew=resume is False)

@@ -11,14 +11,18 @@ from rich.console import Console
 from sat_tf.data.source import ImageSource
 from sat_tf.export.deployed import DeployedModel
 from sat_tf.messages import RunError
-from sat_tf.training.callbacks.callback_list import watched
+from sat_tf.training.callbacks.callback_list import recording
 from sat_tf.training.callbacks.epoch_recorder import StopWhenNotFinite
-from sat_tf.training.callbacks.progress import Telling
-from sat_tf.training.callbacks.saving import Keeper, Refresher, constant_while_measured
+from sat_tf.training.callbacks.progress import StepReporter
+from sat_tf.training.callbacks.saving import (
+    CheckpointSaver,
+    DeployedRefresher,
+    constant_while_measured,
+)
 from sat_tf.training.config.config import Config
 from sat_tf.training.config.sections import StageConfig
 from sat_tf.training.interruption import Interruption
-from sat_tf.training.loop.outside_failures import reading_errors_told
+from sat_tf.training.loop.outside_failures import reading_errors_explained
 from sat_tf.training.recipes.recipes import stage_recipes, stage_teacher
 from sat_tf.training.state.checkpoints import Checkpoints, Position, steps_left
 from sat_tf.training.state.history import EpochMetrics
@@ -26,7 +30,7 @@ from sat_tf.training.state.run_folder import CHECKPOINTS, RunFolder
 from sat_tf.training.step.distribution import distributed, from_first_worker
 from sat_tf.training.step.learner import Learner, training_copy
 from sat_tf.training.step.schedule import WarmupCosine
-from sat_tf.training.step.stage_plan import Listener, StagePlan
+from sat_tf.training.step.stage_plan import StagePlan, StepReport
 
 _HELD_OUT_BATCH_SIZE = 256
 _FROM_THE_START = Position()
@@ -47,7 +51,7 @@ class Run:
         writes: whether this process keeps the folder.
         records: where this process writes metrics and curves; None is the folder.
         interruption: whether the run has been asked to stop.
-        listener: told of every step.
+        report_step: told of every step.
         rows: the metrics so far; every epoch appends one.
     """
 
@@ -59,7 +63,7 @@ class Run:
     writes: bool = True
     records: RunFolder | None = None
     interruption: Interruption = dataclasses.field(default_factory=Interruption)
-    listener: Listener | None = None
+    report_step: StepReport | None = None
     rows: list[EpochMetrics] = dataclasses.field(default_factory=list)
 
 
@@ -167,14 +171,16 @@ def _fit(
     _expect_agreement(run, checkpoints, start)
     plan = stage_plan(run, name, start)
     run.rows[:] = [row for row in run.rows if row.stage != name or row.epoch <= start.epoch]
-    keeper = Keeper(checkpoints, run.interruption, run.config.training)
-    refreshers = [Refresher(learner.student)] if isinstance(learner.student, DeployedModel) else []
+    saver = CheckpointSaver(checkpoints, run.interruption, run.config.training)
+    refreshers = (
+        [DeployedRefresher(learner.student)] if isinstance(learner.student, DeployedModel) else []
+    )
     held_out = distributed(
         run.strategy,
-        lambda share: run.source.held_out_batches(batch_size=_HELD_OUT_BATCH_SIZE, share=share),
+        lambda shard: run.source.held_out_batches(batch_size=_HELD_OUT_BATCH_SIZE, shard=shard),
     )
     parts = steps_left(start, total_steps=plan.total_steps, steps_per_epoch=plan.steps_per_epoch)
-    watching = watched(
+    recorded = recording(
         plan,
         trained,
         run.records or run.folder,
@@ -182,20 +188,20 @@ def _fit(
         sample=run.source.training_sample(SAMPLE, seed=run.config.seed),
         console=run.console,
     )
-    with watching as watchers:
-        keeper.flush_first(watchers)
+    with recorded as watchers:
+        saver.flush_first(watchers)
         callbacks = [
             *refreshers,
             *of_recipes,
             *constant_while_measured(learner.student),
             StopWhenNotFinite(name, run.source, checkpoints),
             *watchers,
-            *([Telling(plan, run.listener)] if run.listener else []),
-            keeper,  # last, because it may stop the run
+            *([StepReporter(plan, run.report_step)] if run.report_step else []),
+            saver,  # last, because it may stop the run
         ]
         for position, epochs, steps in parts:
-            keeper.set_model(learner)
-            keeper.start_at(position, steps)
+            saver.set_model(learner)
+            saver.start_at(position, steps)
             learner.fit(
                 _training_batches(run, stage, position),
                 initial_epoch=position.epoch,
@@ -229,12 +235,12 @@ def stage_plan(run: Run, name: str, start: Position = _FROM_THE_START) -> StageP
 def _training_batches(run: Run, stage: StageConfig, position: Position) -> tf.data.Dataset:
     return distributed(
         run.strategy,
-        lambda share: run.source.training_batches(
+        lambda shard: run.source.training_batches(
             batch_size=stage.batch_size,
             seed=run.config.seed,
             first_epoch=position.epoch,
             first_step=position.step,
-            share=share,
+            shard=shard,
         ),
     )
 
@@ -267,7 +273,7 @@ def held_out_metrics(model: keras.Model, source: ImageSource) -> dict[str, float
     learner = Learner(model, batch_size=_HELD_OUT_BATCH_SIZE)
     learner.compile()
     batches = source.held_out_batches(batch_size=_HELD_OUT_BATCH_SIZE)
-    with reading_errors_told(source):
+    with reading_errors_explained(source):
         found = learner.evaluate(
             batches, verbose=0, return_dict=True, callbacks=constant_while_measured(model)
         )

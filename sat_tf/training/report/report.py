@@ -96,7 +96,7 @@ def _verdict(results: Results) -> dict[str, Any]:
     }
 
 
-class _Accuracy(NamedTuple):
+class _ModelAccuracy(NamedTuple):
     """What one of the models of a run achieved."""
 
     title: str
@@ -105,14 +105,14 @@ class _Accuracy(NamedTuple):
     images: int | None
 
 
-def _accuracy(results: Results) -> Table[_Accuracy]:
+def _accuracy(results: Results) -> Table[_ModelAccuracy]:
     rows = []
     for name, title in MODELS.items():
         top1, top5 = (getattr(results, f"{name}_{metric}") for metric in ("top1", "top5"))
         images = results.verified_images if name == "tflite" else results.held_out_images
         if top1 is not None:
-            rows.append(_Accuracy(title, top1, top5, images))
-    columns: list[Column[_Accuracy]] = [
+            rows.append(_ModelAccuracy(title, top1, top5, images))
+    columns: list[Column[_ModelAccuracy]] = [
         Column("model", lambda row: row.title),
         Column("top-1", lambda row: row.top1, _percent, number=True),
         Column("top-5", lambda row: row.top5, _percent, number=True),

@@ -187,7 +187,7 @@ class Checkpoints:
         return None
 
     def save(self, position: Position) -> None:
-        """Saves the learner, unless a variable of it is no number any more.
+        """Saves the learner, unless one of its variables is non-finite.
 
         Args:
             position: the step that comes next.

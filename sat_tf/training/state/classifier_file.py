@@ -119,7 +119,7 @@ def read_weights(
         model = models.build(name, image_size=image_size, num_classes=num_classes, **options)
         check_arrays(path)
         model.load_weights(path)
-    except Exception as error:  # Keras raises many types on files that are none of its own.
+    except Exception as error:  # Keras raises many types on files of other programs.
         raise RunError(
             f"{key}={str(path)!r}: {_first_line(error)}; expected the weights of {name} for "
             f"{num_classes} classes, as its save_weights(...) writes them."

@@ -59,7 +59,7 @@ def from_csv(text: str) -> list[EpochMetrics]:
     """The rows that `to_csv` wrote, to the digits that it keeps.
 
     Raises:
-        RunError: it is no such file.
+        RunError: the file cannot be read, or has other columns.
     """
     return read_table(text, _row, name="metrics", columns=COLUMNS)
 
@@ -125,7 +125,7 @@ def steps_from_csv(text: str) -> list[StepMetrics]:
     """The rows that `to_csv` wrote, to the digits that it keeps.
 
     Raises:
-        RunError: it is no such file.
+        RunError: the file cannot be read, or has other columns.
     """
     return read_table(text, _step_row, name="steps", columns=COLUMNS_step_history, more=_LEVEL)
 

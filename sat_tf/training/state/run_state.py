@@ -62,7 +62,7 @@ class RunState:
         try:
             return cls(folder, **_Values.model_validate(values).model_dump())
         except ValidationError as error:
-            problem = f"{error.error_count()} of its values are none that a run wrote"
+            problem = f"{error.error_count()} of its values are invalid"
             expected = "stages with their metrics"
             raise folder.damaged(run_folder.STATE, problem, expected) from error
 

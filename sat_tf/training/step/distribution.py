@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from sat_tf.data.shards import Share
+from sat_tf.data.shards import Shard
 from sat_tf.messages import RunError
 
 
@@ -23,7 +23,7 @@ def make_strategy(name: str) -> tf.distribute.Strategy:
             GPUs, none otherwise.
 
     Raises:
-        RunError: TF_CONFIG is no description of a cluster, or there is no TPU.
+        RunError: TF_CONFIG does not describe a cluster, or there is no TPU.
     """
     if name == "auto":
         name = _chosen()
@@ -39,18 +39,18 @@ def make_strategy(name: str) -> tf.distribute.Strategy:
 
 def writes_files(strategy: tf.distribute.Strategy) -> bool:
     """Whether this process is the one of all workers that keeps the run folder."""
-    return share_of(strategy).worker == 0
+    return shard_of(strategy).worker == 0
 
 
-def share_of(strategy: tf.distribute.Strategy) -> Share:
+def shard_of(strategy: tf.distribute.Strategy) -> Shard:
     """Which part of every global batch this process computes."""
     resolver = strategy.cluster_resolver
     spec = resolver.cluster_spec().as_dict() if resolver is not None else {}
-    # A TPU's cluster lists the hosts that it is driven by, of which this process is none.
+    # A TPU's cluster lists the hosts that it is driven by, and not this process.
     if isinstance(strategy, tf.distribute.TPUStrategy) or not spec:
-        return Share(replicas=strategy.num_replicas_in_sync)
+        return Shard(replicas=strategy.num_replicas_in_sync)
     tasks = [(job, index) for job in ("chief", "worker") for index in range(len(spec.get(job, ())))]
-    return Share(
+    return Shard(
         worker=tasks.index((resolver.task_type, resolver.task_id)),
         workers=len(tasks),
         replicas=strategy.num_replicas_in_sync // len(tasks),
@@ -58,7 +58,7 @@ def share_of(strategy: tf.distribute.Strategy) -> Share:
 
 
 def distributed(
-    strategy: tf.distribute.Strategy, batches: Callable[[Share | None], tf.data.Dataset]
+    strategy: tf.distribute.Strategy, batches: Callable[[Shard | None], tf.data.Dataset]
 ) -> Any:
     """The batches of a source as `fit` takes them under a strategy.
 
@@ -72,7 +72,7 @@ def distributed(
     def pieces(context: tf.distribute.InputContext) -> tf.data.Dataset:
         pipelines = context.num_input_pipelines
         return batches(
-            Share(
+            Shard(
                 worker=context.input_pipeline_id,
                 workers=pipelines,
                 replicas=context.num_replicas_in_sync // pipelines,
@@ -89,9 +89,9 @@ def from_first_worker(strategy: tf.distribute.Strategy, arrays: Sequence[Any]) -
         strategy: the strategy.
         arrays: of the same shapes on every worker; numbers.
     """
-    share = share_of(strategy)
+    shard = shard_of(strategy)
     own = [np.asarray(array) for array in arrays]
-    if share.workers == 1:
+    if shard.workers == 1:
         return own
 
     @tf.function

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.data.shards import Share
+from sat_tf.data.shards import Shard
 from sat_tf.data.source import ImageSource, ReadingError
 from sat_tf.graph.network import Network
 from sat_tf.qat.inputs import input_ranges
@@ -44,7 +44,7 @@ class FedSource(ImageSource):
         seed: int,
         first_epoch: int = 0,
         first_step: int = 0,
-        share: Share | None = None,
+        shard: Shard | None = None,
     ) -> Any:
         """Those of the source, as the model is fed them."""
         batches = self.pixels.training_batches(
@@ -52,13 +52,13 @@ class FedSource(ImageSource):
             seed=seed,
             first_epoch=first_epoch,
             first_step=first_step,
-            share=share,
+            shard=shard,
         )
         return batches.map(self._fed)
 
-    def held_out_batches(self, *, batch_size: int = 256, share: Share | None = None) -> Any:
+    def held_out_batches(self, *, batch_size: int = 256, shard: Shard | None = None) -> Any:
         """Those of the source, as the model is fed them."""
-        return self.pixels.held_out_batches(batch_size=batch_size, share=share).map(self._fed)
+        return self.pixels.held_out_batches(batch_size=batch_size, shard=shard).map(self._fed)
 
     def training_sample(self, count: int, *, seed: int) -> Any:
         """That of the source, as the model is fed it: float32."""
@@ -87,6 +87,6 @@ def pixels_of(source: ImageSource) -> ImageSource:
 
 
 def fed_range(model: keras.Model) -> InputRange:
-    """What a quantized model with one input is fed; pixels where its input is no image."""
+    """What a quantized model with one input is fed; pixels where its input is not an image."""
     network = Network(model)
     return input_ranges(network).get(network.inputs[0], PIXELS)

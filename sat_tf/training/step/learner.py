@@ -84,7 +84,7 @@ def _rank(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.reduce_any(own, axis=-1), rank, tf.int32.max)
 
 
-class Draws:
+class RandomGenerators:
     """The random generators in the layers of a model, nested models included.
 
     In every step they start from a place of their own. What is drawn depends on the seed, the step
@@ -223,7 +223,7 @@ class Learner(keras.Model):
         self.distribute_reduction_method = "first"
         self._loss = keras.metrics.Mean("loss")
         self._accuracy = accuracy_metrics()
-        self._draws = Draws(student)
+        self._random_generators = RandomGenerators(student)
         self._signals = tf.Variable(
             tf.zeros(len(_SIGNALS)),
             trainable=False,
@@ -242,7 +242,7 @@ class Learner(keras.Model):
         images, labels = data
         graphs_go_with(self)
         context = tf.distribute.get_replica_context()
-        self._draws.start_step(tf.convert_to_tensor(self.optimizer.iterations))
+        self._random_generators.start_step(tf.convert_to_tensor(self.optimizer.iterations))
         with tf.GradientTape() as tape:
             logits = self(images, training=True)
             losses = _of_labelled(labels, self.image_loss(images, labels, logits))
@@ -252,8 +252,8 @@ class Learner(keras.Model):
         shared = tf.concat([of_batch[None], tf.convert_to_tensor(self._signals)], axis=0)
         if context.num_replicas_in_sync > 1:
             shared = context.all_reduce(tf.distribute.ReduceOp.SUM, shared)
-        # A loss that is no number must not spread over all variables, which then could not tell
-        # where it came from.
+        # A non-finite loss must not spread over all variables, which then could not tell where it
+        # came from.
         sound = tf.math.is_finite(shared[0] + penalty)
         variables = self.student.trainable_variables
         gradients = self.optimizer.compute_gradients(objective, variables, tape)

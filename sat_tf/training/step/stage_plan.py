@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 
 # Called after every step with the name of the stage and how many of its steps are done.
-Listener = Callable[[str, int], None]
+StepReport = Callable[[str, int], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

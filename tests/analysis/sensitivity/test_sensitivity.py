@@ -8,7 +8,12 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.analysis.sensitivity.damage import Damage, DamageMeter
-from sat_tf.analysis.sensitivity.measured_model import Share, mean_bits, within_average, within_drop
+from sat_tf.analysis.sensitivity.measured_model import (
+    BitWidth,
+    mean_bits,
+    within_average,
+    within_drop,
+)
 from sat_tf.data.digits import load_digits
 from sat_tf.qat.policy import BitPolicy
 from tests.qat import float_models
@@ -168,7 +173,7 @@ def test_the_suggestion_is_nearer_to_float_than_uniform_bits_of_the_same_mean(fo
 
 def test_layers_are_raised_to_8_bits_until_little_is_lost(found, model, digits):
     found = dataclasses.replace(found, metric="distance")
-    few, many = (found.suggest(max_drop=share * found.together.distance) for share in (0.7, 0.2))
+    few, many = (found.suggest(max_drop=width * found.together.distance) for width in (0.7, 0.2))
     fields = [field for own in few.values() for field in own.values()]
     assert set(fields) == {8}
     assert sum(map(len, few.values())) < sum(map(len, many.values()))
@@ -187,25 +192,25 @@ def test_overrides_of_the_policy_are_kept(model, digits):
     assert BitPolicy.mobile(3, overrides=suggested)
 
 
-def _share(name, distance, size=1, bits=2):
+def _width(name, distance, size=1, bits=2):
     damage = Damage(top1_drop=None, distance=distance, divergence=None)
-    return Share(name, "weight_bits", bits, size, damage)
+    return BitWidth(name, "weight_bits", bits, size, damage)
 
 
 def test_bits_go_where_they_save_most_for_their_number():
-    shares = [_share("small", 1.0, size=1), _share("large", 1.0, size=100)]
-    bits = within_average(shares, "distance", 2.06)
+    widths = [_width("small", 1.0, size=1), _width("large", 1.0, size=100)]
+    bits = within_average(widths, "distance", 2.06)
     assert list(bits.values()) == [8, 2]
     assert mean_bits(bits, "weight_bits") <= 2.06
 
 
 def test_what_cannot_be_had_is_said():
-    shares = [_share("a", 1.0), _share("b", 1.0, bits=8)]
+    widths = [_width("a", 1.0), _width("b", 1.0, bits=8)]
     together = Damage(top1_drop=None, distance=2.0, divergence=None)
     with pytest.raises(ValueError, match="less than 8 bits everywhere lose by estimate"):
-        within_drop(shares, "distance", 0.5, together)
+        within_drop(widths, "distance", 0.5, together)
     with pytest.raises(ValueError, match=r"the 5\.000 that weights have in the mean"):
-        within_average(shares, "distance", 4.0)
+        within_average(widths, "distance", 4.0)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from sat_tf.reproduction.miniature.claims import Claim, Verdict, by_row, judge
+from sat_tf.reproduction.miniature.claims import Claim, ClaimVerdict, by_row, judge
 from tests.reproduction.paper.fake import outcome
 
 BETTER = Claim(text="a is better", source="", printed="", plus=("a",), minus=("b",), low=2.0)
@@ -13,19 +13,19 @@ ABOVE = dataclasses.replace(BETTER, low=0.0)
 @pytest.mark.parametrize(
     ("claim", "top1", "verdict"),
     [
-        (BETTER, {"a": {0: 52.0}, "b": {0: 50.0}}, Verdict.SHOWS),
-        (BETTER, {"a": {0: 51.9}, "b": {0: 50.0}}, Verdict.DOES_NOT_SHOW),
-        (BETTER, {"a": {0: 47.0}, "b": {0: 50.0}}, Verdict.DOES_NOT_SHOW),
-        (BETTER, {"a": {0: 60.0, 1: 53.0}, "b": {0: 50.0, 1: 50.0}}, Verdict.SHOWS),
+        (BETTER, {"a": {0: 52.0}, "b": {0: 50.0}}, ClaimVerdict.SHOWS),
+        (BETTER, {"a": {0: 51.9}, "b": {0: 50.0}}, ClaimVerdict.DOES_NOT_SHOW),
+        (BETTER, {"a": {0: 47.0}, "b": {0: 50.0}}, ClaimVerdict.DOES_NOT_SHOW),
+        (BETTER, {"a": {0: 60.0, 1: 53.0}, "b": {0: 50.0, 1: 50.0}}, ClaimVerdict.SHOWS),
         # The margin is asked of the mean, the sign of every seed.
-        (BETTER, {"a": {0: 60.0, 1: 51.0}, "b": {0: 50.0, 1: 50.0}}, Verdict.SHOWS),
-        (BETTER, {"a": {0: 90.0, 1: 49.0}, "b": {0: 50.0, 1: 50.0}}, Verdict.DOES_NOT_SHOW),
-        (BETTER, {"a": {0: 52.5, 1: 51.0}, "b": {0: 50.0, 1: 50.0}}, Verdict.DOES_NOT_SHOW),
-        (ALIKE, {"a": {0: 52.0, 1: 48.0}, "b": {0: 50.0, 1: 50.0}}, Verdict.SHOWS),
-        (ALIKE, {"a": {0: 52.1}, "b": {0: 50.0}}, Verdict.DOES_NOT_SHOW),
-        (ALIKE, {"a": {0: 55.0, 1: 45.0}, "b": {0: 50.0, 1: 50.0}}, Verdict.DOES_NOT_SHOW),
-        (ABOVE, {"a": {0: 50.1}, "b": {0: 50.0}}, Verdict.SHOWS),
-        (ABOVE, {"a": {0: 50.0}, "b": {0: 50.0}}, Verdict.DOES_NOT_SHOW),
+        (BETTER, {"a": {0: 60.0, 1: 51.0}, "b": {0: 50.0, 1: 50.0}}, ClaimVerdict.SHOWS),
+        (BETTER, {"a": {0: 90.0, 1: 49.0}, "b": {0: 50.0, 1: 50.0}}, ClaimVerdict.DOES_NOT_SHOW),
+        (BETTER, {"a": {0: 52.5, 1: 51.0}, "b": {0: 50.0, 1: 50.0}}, ClaimVerdict.DOES_NOT_SHOW),
+        (ALIKE, {"a": {0: 52.0, 1: 48.0}, "b": {0: 50.0, 1: 50.0}}, ClaimVerdict.SHOWS),
+        (ALIKE, {"a": {0: 52.1}, "b": {0: 50.0}}, ClaimVerdict.DOES_NOT_SHOW),
+        (ALIKE, {"a": {0: 55.0, 1: 45.0}, "b": {0: 50.0, 1: 50.0}}, ClaimVerdict.DOES_NOT_SHOW),
+        (ABOVE, {"a": {0: 50.1}, "b": {0: 50.0}}, ClaimVerdict.SHOWS),
+        (ABOVE, {"a": {0: 50.0}, "b": {0: 50.0}}, ClaimVerdict.DOES_NOT_SHOW),
     ],
 )
 def test_what_is_better_is_so_on_average_and_what_is_alike_is_so_for_every_seed(
@@ -39,7 +39,7 @@ def test_what_is_better_is_so_on_average_and_what_is_alike_is_so_for_every_seed(
 )
 def test_a_claim_is_not_run_where_no_seed_has_all_its_rows(top1):
     judged = judge(BETTER, top1)
-    assert judged.verdict is Verdict.NOT_RUN
+    assert judged.verdict is ClaimVerdict.NOT_RUN
     assert judged.measured == ""
 
 

@@ -97,9 +97,9 @@ def test_a_key_that_is_no_word_is_a_problem_like_any_other():
         ("name: {{run_name}}", "not valid YAML; line 1, column 8: a key is no plain word"),
         ("seed: 2020-13-45", "not valid YAML; month must be in 1..12"),
         ("seed: !!float word", "not valid YAML; could not convert string to float"),
-        ("seed: !!int ''", "not valid YAML; a value is none of the type"),
-        ("seed: !!bool maybe", "not valid YAML; a value is none of the type"),
-        ("seed: !!timestamp today", "not valid YAML; a value is none of the type"),
+        ("seed: !!int ''", "not valid YAML; a value is not of the type"),
+        ("seed: !!bool maybe", "not valid YAML; a value is not of the type"),
+        ("seed: !!timestamp today", "not valid YAML; a value is not of the type"),
     ],
 )
 def test_values_that_yaml_cannot_make_are_errors(text, expected):

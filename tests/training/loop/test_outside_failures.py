@@ -5,10 +5,10 @@ import signal
 import pytest
 import tensorflow as tf
 
-from sat_tf.data.shards import Share
+from sat_tf.data.shards import Shard
 from sat_tf.messages import RunError
 from sat_tf.training.loop import outside_failures
-from sat_tf.training.loop.outside_failures import outside_failures_told
+from sat_tf.training.loop.outside_failures import outside_failures_explained
 from sat_tf.training.state.run_folder import RunFolder
 from tests.training import processes
 
@@ -16,7 +16,7 @@ LOST = "Graph execution error:\n\nDetected at node\n\nCollective ops is aborted 
 
 
 def told(folder, error):
-    with outside_failures_told(RunFolder(folder), tf.distribute.get_strategy()):
+    with outside_failures_explained(RunFolder(folder), tf.distribute.get_strategy()):
         raise error
 
 
@@ -31,7 +31,7 @@ def told(folder, error):
     ],
 )
 def test_a_lost_worker_is_one_message_with_the_fix(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(outside_failures, "share_of", lambda strategy: Share(worker=0, workers=2))
+    monkeypatch.setattr(outside_failures, "share_of", lambda strategy: Shard(worker=0, workers=2))
     expected = r"\(Collective ops is aborted by: Socket closed\), .* start the same command on all"
     with pytest.raises(RunError, match=expected):
         told(tmp_path, kind(None, None, LOST))

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from sat_tf import data
 from sat_tf.messages import RunError
-from sat_tf.training.loop.outside_failures import reading_errors_told
+from sat_tf.training.loop.outside_failures import reading_errors_explained
 from tests.data.photographs import encoded, photograph
 
 CONFIG = """
@@ -42,18 +42,21 @@ def test_the_words_of_a_source_are_those_of_the_run(tmp_path):
     batches = source.training_batches(batch_size=32, seed=0)
     with (
         pytest.raises(RunError, match=r"received 6 corrupt.*or raise max_corrupt\.$") as found,
-        reading_errors_told(source),
+        reading_errors_explained(source),
     ):
         next(iter(batches))
     assert found.value.__suppress_context__
-    with pytest.raises(RunError, match="go on"), reading_errors_told(source, advice="; go on"):
+    with (
+        pytest.raises(RunError, match="go on"),
+        reading_errors_explained(source, advice="; go on"),
+    ):
         source.training_sample(32, seed=0)
 
 
 def test_errors_of_tensorflow_are_left_alone(tmp_path):
     make_pictures(tmp_path)
     source = data.source("folder", data_dir=tmp_path, image_size=16)
-    with pytest.raises(tf.errors.OpError, match="no memory"), reading_errors_told(source):
+    with pytest.raises(tf.errors.OpError, match="no memory"), reading_errors_explained(source):
         raise tf.errors.ResourceExhaustedError(None, None, "no memory")
 
 

@@ -5,10 +5,10 @@ import pytest
 import tensorflow as tf
 
 from sat_tf.data.arrays import ArraySource
-from sat_tf.data.shards import Share
+from sat_tf.data.shards import Shard
 from sat_tf.messages import RunError
 from sat_tf.training.loop.stage import train_stage
-from sat_tf.training.step.distribution import make_strategy, share_of, writes_files
+from sat_tf.training.step.distribution import make_strategy, shard_of, writes_files
 from tests.training import processes
 from tests.training.loop.test_stage import make_run
 from tests.training.small import small_float_model, small_images, small_quantized_model
@@ -42,14 +42,14 @@ def test_one_device_needs_no_strategy_and_this_process_writes(monkeypatch):
         strategy = make_strategy(name)
         assert strategy is tf.distribute.get_strategy()
         assert writes_files(strategy)
-        assert share_of(strategy) == Share()
+        assert shard_of(strategy) == Shard()
 
 
 def test_a_mirrored_strategy_writes_from_this_process():
     strategy = make_strategy("mirrored")
     assert isinstance(strategy, tf.distribute.MirroredStrategy)
     assert writes_files(strategy)
-    assert share_of(two_replicas()) == Share(replicas=2)
+    assert shard_of(two_replicas()) == Shard(replicas=2)
 
 
 def test_auto_takes_one_process_in_tf_config_for_no_cluster(monkeypatch):

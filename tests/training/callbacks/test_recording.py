@@ -12,7 +12,7 @@ from rich.console import Console
 import sat_tf
 from sat_tf.analysis.activations import ActivationProbe, clipping_levels
 from sat_tf.analysis.kappa import kappa_0
-from sat_tf.training.callbacks.callback_list import watched
+from sat_tf.training.callbacks.callback_list import recording
 from sat_tf.training.callbacks.step_recorder import recorded_steps
 from sat_tf.training.callbacks.tensorboard import drop_events_after
 from sat_tf.training.state.run_folder import METRICS, STEPS, TENSORBOARD, RunFolder
@@ -45,7 +45,7 @@ def train(
         steps_before=before,
     )
     rows = [] if rows is None else rows
-    with watched(
+    with recording(
         plan,
         model,
         folder,
@@ -194,7 +194,7 @@ def test_files_are_whole_when_training_breaks(tmp_path, model):
     plan = StagePlan(stage="float", batch_size=8, steps_per_epoch=12, total_steps=24)
     with (
         pytest.raises(KeyboardInterrupt),
-        watched(
+        recording(
             plan,
             model,
             folder,

@@ -4,7 +4,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.training.state.checkpoints import Checkpoints, Position
-from sat_tf.training.step.learner import Draws, Learner
+from sat_tf.training.step.learner import Learner, RandomGenerators
 from tests.training.small import small_images
 
 IMAGES = small_images()
@@ -29,11 +29,11 @@ def dropping_model():
 def test_what_is_drawn_depends_on_the_seed_and_the_step_alone():
     keras.utils.set_random_seed(5)
     model = dropping_model()
-    draws = Draws(model)
+    generators = RandomGenerators(model)
     ones = tf.ones((1, *IMAGES.train_images.shape[1:]))
 
     def drawn(step):
-        draws.start_step(tf.constant(step, tf.int64))
+        generators.start_step(tf.constant(step, tf.int64))
         return model.layers[1](ones, training=True).numpy()
 
     first, second = drawn(1), drawn(2)
@@ -41,7 +41,7 @@ def test_what_is_drawn_depends_on_the_seed_and_the_step_alone():
     np.testing.assert_array_equal(drawn(1), first)
     keras.utils.set_random_seed(5)
     model = dropping_model()
-    draws = Draws(model)
+    generators = RandomGenerators(model)
     np.testing.assert_array_equal(drawn(2), second)
 
 
