@@ -23,9 +23,11 @@ from sat_tf.export.operations.operation import (
     stored_codes,
 )
 from sat_tf.export.operations.windows import (
+    convolved,
+    depthwise_convolved,
     depthwise_products,
     patches,
-    placement,
+    transposed_convolved,
     transposed_products,
     transposed_size,
 )
@@ -578,40 +580,6 @@ def _width(graph: Tensors, linear: Linear, factors: np.ndarray) -> int:
     return 1 if np.max(largest // factors) < _EXACT_FLOAT32 else 2
 
 
-def _convolution(codes: TfTensor, kernel: TfTensor, window: Window) -> TfTensor:
-    import tensorflow as tf
-
-    return tf.nn.conv2d(codes, kernel, window.strides, window.padding, dilations=window.dilation)
-
-
-def _depthwise(codes: TfTensor, kernel: TfTensor, window: Window) -> TfTensor:
-    import tensorflow as tf
-
-    rows, columns = window.strides
-    if rows == columns:
-        return tf.nn.depthwise_conv2d(
-            codes, kernel, [1, rows, columns, 1], window.padding, dilations=window.dilation
-        )
-    # There is no kernel for such strides: all windows, of which some are taken.
-    margins = [
-        placement(*axis, window.padding)[0]
-        for axis in zip(
-            codes.shape[1:3], kernel.shape[:2], window.strides, window.dilation, strict=True
-        )
-    ]
-    padded = tf.pad(codes, [(0, 0), *margins, (0, 0)])
-    every = tf.nn.depthwise_conv2d(padded, kernel, [1, 1, 1, 1], "VALID", dilations=window.dilation)
-    return every[:, ::rows, ::columns]
-
-
-def _transposed(codes: TfTensor, kernel: TfTensor, window: Window) -> TfTensor:
-    import tensorflow as tf
-
-    size = transposed_size(codes.shape[1:3], kernel.shape[:2], window)
-    shape = tf.stack([tf.shape(codes)[0], *size, kernel.shape[2]])
-    return tf.nn.conv2d_transpose(codes, kernel, shape, window.strides, window.padding)
-
-
 def _matrix(codes: TfTensor, kernel: TfTensor, window: Window) -> TfTensor:
     import tensorflow as tf
 
@@ -620,9 +588,9 @@ def _matrix(codes: TfTensor, kernel: TfTensor, window: Window) -> TfTensor:
 
 
 _SUMS = {
-    LinearKind.CONVOLUTION: _convolution,
-    LinearKind.TRANSPOSED: _transposed,
-    LinearKind.DEPTHWISE: _depthwise,
+    LinearKind.CONVOLUTION: convolved,
+    LinearKind.TRANSPOSED: transposed_convolved,
+    LinearKind.DEPTHWISE: depthwise_convolved,
     LinearKind.FULLY_CONNECTED: _matrix,
 }
 
@@ -632,7 +600,7 @@ _SUMS = {
 def _fake_convolution(
     x: TfTensor, kernel: np.ndarray, ends: np.ndarray, window: Window
 ) -> TfTensor:
-    return _convolution(x, _on_channels(np.moveaxis(kernel, 0, -1), ends), window)
+    return convolved(x, _on_channels(np.moveaxis(kernel, 0, -1), ends), window)
 
 
 def _fake_depthwise(x: TfTensor, kernel: np.ndarray, ends: np.ndarray, window: Window) -> TfTensor:
@@ -658,9 +626,7 @@ def _fake_transposed(x: TfTensor, kernel: np.ndarray, ends: np.ndarray, window: 
 
     # The FakeQuant has its channels last, where the operation does not want them.
     weights = tf.transpose(_on_channels(np.moveaxis(kernel, 0, -1), ends), (0, 1, 3, 2))
-    size = transposed_size(x.shape[1:3], kernel.shape[1:3], window)
-    shape = tf.stack([tf.shape(x)[0], *size, kernel.shape[0]])
-    return tf.nn.conv2d_transpose(x, weights, shape, window.strides, window.padding)
+    return transposed_convolved(x, weights, window)
 
 
 def _fake_matrix(x: TfTensor, kernel: np.ndarray, ends: np.ndarray, window: Window) -> TfTensor:

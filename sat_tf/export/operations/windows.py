@@ -1,9 +1,10 @@
-"""Kernels moved over images, in NumPy: where they lie, and sums of products."""
+"""Kernels moved over images: where they lie, and sums of products, in NumPy and in TensorFlow."""
 
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from sat_tf.export.operations.operation import TfTensor
 from sat_tf.export.tflite.tensors import Window
 
 
@@ -102,3 +103,40 @@ def transposed_products(values: np.ndarray, kernel: np.ndarray, window: Window) 
     # What SAME leaves out at the ends, as for the convolution that this one is the transpose of.
     rows, columns = (max(a - b, 0) // 2 for a, b in zip(full, wanted, strict=True))
     return total[:, rows : rows + wanted[0], columns : columns + wanted[1]]
+
+
+def convolved(values: TfTensor, kernel: TfTensor, window: Window) -> TfTensor:
+    """In TensorFlow, with a kernel (rows, columns, inputs, outputs)."""
+    import tensorflow as tf
+
+    return tf.nn.conv2d(values, kernel, window.strides, window.padding, dilations=window.dilation)
+
+
+def depthwise_convolved(values: TfTensor, kernel: TfTensor, window: Window) -> TfTensor:
+    """In TensorFlow, with a kernel (rows, columns, inputs, multiplier)."""
+    import tensorflow as tf
+
+    rows, columns = window.strides
+    if rows == columns:
+        return tf.nn.depthwise_conv2d(
+            values, kernel, [1, rows, columns, 1], window.padding, dilations=window.dilation
+        )
+    # There is no kernel for such strides: all windows, of which some are taken.
+    margins = [
+        placement(*axis, window.padding)[0]
+        for axis in zip(
+            values.shape[1:3], kernel.shape[:2], window.strides, window.dilation, strict=True
+        )
+    ]
+    padded = tf.pad(values, [(0, 0), *margins, (0, 0)])
+    every = tf.nn.depthwise_conv2d(padded, kernel, [1, 1, 1, 1], "VALID", dilations=window.dilation)
+    return every[:, ::rows, ::columns]
+
+
+def transposed_convolved(values: TfTensor, kernel: TfTensor, window: Window) -> TfTensor:
+    """In TensorFlow, with a kernel (rows, columns, outputs, inputs)."""
+    import tensorflow as tf
+
+    size = transposed_size(values.shape[1:3], kernel.shape[:2], window)
+    shape = tf.stack([tf.shape(values)[0], *size, kernel.shape[2]])
+    return tf.nn.conv2d_transpose(values, kernel, shape, window.strides, window.padding)
