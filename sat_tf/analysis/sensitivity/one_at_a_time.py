@@ -101,30 +101,32 @@ class OneAtATime:
         self._place = {node.name: index for index, node in enumerate(self._nodes)}
         self._quantized = Network(quantized)
         self.last_layer = self._network[self._network.output].layer
-        self.parts = list(self._parts())
+        self.layers = list(self._quantizable_layers())
 
     def images_at_once(self) -> int:
         """How many images make a batch that memory has room for."""
         sizes = [float(np.prod([size or 1 for size in node.shape])) for node in self._nodes]
         return int(np.clip(_BYTES_AT_ONCE / (8.0 * sum(sizes)), 1, _IMAGES_AT_ONCE))
 
-    def outputs(self, images: np.ndarray, parts: list[Quantization]) -> Iterator[np.ndarray]:
-        """The float model's output for a batch, and then that with each of the parts quantized."""
+    def outputs(
+        self, images: np.ndarray, quantizations: list[Quantization]
+    ) -> Iterator[np.ndarray]:
+        """The float model's output for a batch, and then that with each of them."""
         tensors = self._float_tensors(images)
         yield tensors[self._network.output].numpy()
-        for part in parts:
-            yield self._output_with(part, tensors).numpy()
+        for quantization in quantizations:
+            yield self._output_with(quantization, tensors).numpy()
 
     def activation_errors(self, images: np.ndarray) -> dict[str, tuple[float, ...]]:
         """Mean square error of what layers read at its bits, at one more, and so on to 8."""
         errors = {}
         tensors = self._float_tensors(images)
-        for part in self.parts:
-            if part.activations is not None and part.activations.reads is not None:
-                (name,) = self._network[part.name].inputs
-                quantizer = _activation_quantizer(part.activations.reads)
+        for layer in self.layers:
+            if layer.activations is not None and layer.activations.reads is not None:
+                (name,) = self._network[layer.name].inputs
+                quantizer = _activation_quantizer(layer.activations.reads)
                 if quantizer is not None:
-                    errors[part.name] = _rounding_errors(tensors[name].numpy(), quantizer)
+                    errors[layer.name] = _rounding_errors(tensors[name].numpy(), quantizer)
         return errors
 
     def _float_tensors(self, images: np.ndarray) -> dict[str, Any]:
@@ -135,33 +137,33 @@ class OneAtATime:
                 tensors[node.name] = call_in_inference(node, node.layer, inputs)
         return tensors
 
-    def _output_with(self, part: Quantization, tensors: dict[str, Any]) -> tf.Tensor:
-        changed: dict[str, Any] = {part.layer: self._changed(part, tensors)}
-        for node in self._nodes[self._place[part.layer] + 1 :]:
+    def _output_with(self, quantization: Quantization, tensors: dict[str, Any]) -> tf.Tensor:
+        changed: dict[str, Any] = {quantization.layer: self._changed(quantization, tensors)}
+        for node in self._nodes[self._place[quantization.layer] + 1 :]:
             if any(name in changed for name in node.inputs):
                 inputs = [changed.get(name, tensors[name]) for name in node.inputs]
                 changed[node.name] = call_in_inference(node, node.layer, inputs)
         return changed.get(self._network.output, tensors[self._network.output])
 
-    def _changed(self, part: Quantization, tensors: dict[str, Any]) -> tf.Tensor:
-        node, output = self._network[part.layer], tensors[part.layer]
-        if part.kernel is not None or part.reads is not None:
+    def _changed(self, quantization: Quantization, tensors: dict[str, Any]) -> tf.Tensor:
+        node, output = self._network[quantization.layer], tensors[quantization.layer]
+        if quantization.kernel is not None or quantization.reads is not None:
             inputs = [tensors[name] for name in node.inputs]
-            if part.reads is not None:
-                inputs = [_quantize(part.reads, tensor) for tensor in inputs]
-            with _kernel_of(node.layer, part.kernel):
+            if quantization.reads is not None:
+                inputs = [_quantize(quantization.reads, tensor) for tensor in inputs]
+            with _kernel_of(node.layer, quantization.kernel):
                 output = call_in_inference(node, node.layer, inputs)
-        return output if part.makes is None else _quantize(part.makes, output)
+        return output if quantization.makes is None else _quantize(quantization.makes, output)
 
-    def _parts(self) -> Iterator[QuantizableLayer]:
+    def _quantizable_layers(self) -> Iterator[QuantizableLayer]:
         for node in self._quantized:
             layer = node.layer
             if isinstance(layer, QuantizedLayer) and not layer.quantize_config.inserted:
-                part = self._part(node, self._network[call_name(node)])
-                if part.weights or part.activations or part.stream:
-                    yield part
+                found = self._quantizable_layer(node, self._network[call_name(node)])
+                if found.weights or found.activations or found.stream:
+                    yield found
 
-    def _part(self, node: Node, own: Node) -> QuantizableLayer:
+    def _quantizable_layer(self, node: Node, own: Node) -> QuantizableLayer:
         """What is quantized of one layer, which may be nothing."""
         layer, name = node.layer, own.name
         reads, kernel, num_weights = None, None, 0

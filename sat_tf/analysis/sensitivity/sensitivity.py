@@ -98,18 +98,20 @@ def sensitivity(
     network = Network(model)
     placement = place(network, {node.name: None for node in network}, policy)
     runner = OneAtATime(model, quantized, placement.reasons.streams)
-    parts = [
-        part
-        for found in runner.parts
-        for part in (found.whole, found.weights, found.activations, found.stream)
-        if part is not None
+    quantizations = [
+        one
+        for found in runner.layers
+        for one in (found.whole, found.weights, found.activations, found.stream)
+        if one is not None
     ]
-    meters = _measure(runner, quantized, parts, sample.images, classes)
+    meters = _measure(runner, quantized, quantizations, sample.images, classes)
     errors = runner.activation_errors(sample.images[: runner.images_at_once()])
-    damages = {id(part): meter.damage() for part, meter in zip(parts, meters.parts, strict=True)}
+    damages = {
+        id(one): meter.damage() for one, meter in zip(quantizations, meters.alone, strict=True)
+    }
 
-    def damage(part: Quantization | None) -> Damage | None:
-        return None if part is None else damages[id(part)]
+    def damage(one: Quantization | None) -> Damage | None:
+        return None if one is None else damages[id(one)]
 
     layers = tuple(
         LayerSensitivity(
@@ -124,7 +126,7 @@ def sensitivity(
             stream=damage(found.stream),
             activation_errors=errors.get(found.name, ()),
         )
-        for found in runner.parts
+        for found in runner.layers
     )
     return Sensitivity(
         model=model.name,
@@ -139,7 +141,7 @@ def sensitivity(
 
 @dataclasses.dataclass
 class _Meters:
-    parts: list[DamageMeter]
+    alone: list[DamageMeter]
     together: DamageMeter
     num_right: int = 0
 
@@ -147,24 +149,28 @@ class _Meters:
 def _measure(
     runner: OneAtATime,
     quantized: keras.Model,
-    parts: list[Quantization],
+    quantizations: list[Quantization],
     images: np.ndarray,
     classes: np.ndarray | None,
 ) -> _Meters:
     probabilities = layer_kinds.is_softmax(runner.last_layer)
     meters = _Meters(
-        [DamageMeter(probabilities=probabilities) for _ in parts],
+        [DamageMeter(probabilities=probabilities) for _ in quantizations],
         DamageMeter(probabilities=probabilities),
     )
     every = runner.images_at_once()
-    with image_bar("measuring layers", total=len(images) * len(parts)) as advance:
+    with image_bar("measuring layers", total=len(images) * len(quantizations)) as advance:
         for first in range(0, len(images), every):
             batch = images[first : first + every]
             labels = None if classes is None else classes[first : first + every]
-            outputs = runner.outputs(batch, parts)
+            outputs = runner.outputs(batch, quantizations)
             reference = _finite(next(outputs), "the float model")
-            for part, meter, own in zip(parts, meters.parts, outputs, strict=True):
-                meter.add(_finite(own, f"the model with {part.layer} quantized"), reference, labels)
+            for one, meter, own in zip(quantizations, meters.alone, outputs, strict=True):
+                meter.add(
+                    _finite(own, f"the model with {one.layer} quantized"),
+                    reference,
+                    labels,
+                )
                 advance(len(batch))
             together = quantized(batch, training=False).numpy()
             meters.together.add(_finite(together, "the quantized model"), reference, labels)
