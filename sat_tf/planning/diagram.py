@@ -5,7 +5,6 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from sat_tf.graph import layer_kinds
 from sat_tf.planning.plan_table import summary
 from sat_tf.planning.planned_model import Export, Fate, LayerPlan, PlannedModel, shape_text
 
@@ -70,7 +69,7 @@ class Box:
         """What its layers are."""
         words = []
         for row in self.rows:
-            kind = "quantize" if row.inserted else layer_kinds.short_name(row.kind)
+            kind = "quantize" if row.inserted else row.short_kind or row.kind
             if row.kind == "Activation":
                 words.append(row.detail)
             elif kind != "quantize" or self.is_small:

@@ -200,6 +200,7 @@ def _rows_without_placement(network: Network, problems: Sequence[str]) -> Iterat
         yield LayerPlan(
             name=node.name,
             kind=layer_kinds.class_name(node.layer),
+            short_kind=layer_kinds.short_name(layer_kinds.class_name(node.layer)),
             detail=layer_kinds.detail_of(node.layer),
             reads=node.inputs,
             shape=node.shape,
@@ -243,6 +244,7 @@ def _rows(
         planned = LayerPlan(
             name=node.name,
             kind=layer_kinds.class_name(node.layer),
+            short_kind=layer_kinds.short_name(layer_kinds.class_name(node.layer)),
             detail=layer_kinds.detail_of(node.layer),
             reads=reads,
             shape=node.shape,

@@ -10,7 +10,6 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.text import Text
 
-from sat_tf.graph import layer_kinds
 from sat_tf.planning.planned_model import Export, Fate, LayerPlan, PlannedModel
 from sat_tf.presentation.tables import Cell, Column, Table
 
@@ -131,9 +130,7 @@ def totals(plan: PlannedModel, numbers: Iterable[Column[Any]]) -> list[Cell]:
 
 
 def _kind(row: LayerPlan) -> str:
-    return (
-        "quantizer" if row.inserted else f"{layer_kinds.short_name(row.kind)} {row.detail}".strip()
-    )
+    return "quantizer" if row.inserted else f"{row.short_kind or row.kind} {row.detail}".strip()
 
 
 def _weights(row: LayerPlan) -> str:

@@ -103,6 +103,7 @@ class LayerPlan:
     Attributes:
         name: of the layer, as the user knows it.
         kind: its class.
+        short_kind: what pictures and narrow tables call its class.
         detail: its size, such as that of its kernel or window, and its strides.
         reads: names of the layers whose outputs it reads, inserted quantizers included.
         shape: of its output without the batch; None where a size is open.
@@ -131,6 +132,7 @@ class LayerPlan:
 
     name: str
     kind: str
+    short_kind: str = ""
     detail: str = ""
     reads: tuple[str, ...]
     shape: tuple[int | None, ...]
