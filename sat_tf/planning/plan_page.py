@@ -8,7 +8,7 @@ from sat_tf.planning.diagram import draw
 from sat_tf.planning.pictures import svg_element
 from sat_tf.planning.plan_table import NUMBERS, number_text, summary, totals, verdict
 from sat_tf.planning.planned_model import Export, Fate, LayerPlan, PlannedModel, shape_text
-from sat_tf.presentation.page import render
+from sat_tf.presentation.page import render_page
 from sat_tf.presentation.tables import Column, Table, digits
 
 _KINDS = {Fate.PROBLEM: "problem", Fate.INSERTED: "inserted"}
@@ -32,7 +32,7 @@ def plan_page(plan: PlannedModel) -> str:
         kind=lambda row: _KINDS.get(row.fate, ""),
         totals=["in all", *[""] * len(_WORDS), *totals(plan, _NUMBERS[1:])],
     )
-    return render(
+    return render_page(
         "planning/plan_page.html",
         plan=plan,
         verdict=verdict(plan),

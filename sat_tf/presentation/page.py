@@ -16,8 +16,13 @@ from markupsafe import Markup
 _PACKAGE = pathlib.Path(__file__).parent.parent
 
 
+def render_page(template: str, **values: Any) -> str:
+    """A whole page: what `render` makes, as ordinary text."""
+    return str(render(template, **values))
+
+
 def render(template: str, **values: Any) -> Markup:
-    """A template with its values filled in.
+    """A template with its values filled in, as a part of another one.
 
     Args:
         template: path of its file inside the package.

@@ -75,7 +75,10 @@ def test_float_layers_and_float_operators_are_those_that_the_export_reports(poli
     assert sum(planned_floats.values()) == len(report.islands)
     for name, count in planned.items():
         assert name in planned_floats or report.operators[name] >= count
-    assert set(plan.notes) == set(report.warnings)
+    # What a model was fed is known of the model alone.
+    seen = [warning for warning in report.warnings if "nothing was seen of what" not in warning]
+    assert len(seen) == len(report.warnings) - 1
+    assert set(plan.notes) == set(seen)
 
 
 @pytest.mark.filterwarnings("ignore:.*not exported")

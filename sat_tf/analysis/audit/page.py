@@ -25,7 +25,7 @@ from sat_tf.analysis.audit.table import (
 )
 from sat_tf.atomic_file import written_whole
 from sat_tf.presentation.charts import DotChart, Dots
-from sat_tf.presentation.page import render
+from sat_tf.presentation.page import render_page
 from sat_tf.presentation.tables import Column, Table, digits
 
 
@@ -42,7 +42,7 @@ def write_page(audit: AuditedModel, path: str | os.PathLike[str]) -> None:
 def audit_page(audit: AuditedModel) -> str:
     """HTML that shows all of an audit."""
     activations = audit.activations
-    return render(
+    return render_page(
         "analysis/audit/page.html",
         audit=audit,
         kind=KINDS[audit.verdict],

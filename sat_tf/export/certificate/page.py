@@ -16,7 +16,7 @@ from sat_tf.export.certificate.certificate import (
 )
 from sat_tf.export.certificate.outputs import OutputCount
 from sat_tf.presentation.charts import histogram
-from sat_tf.presentation.page import render
+from sat_tf.presentation.page import render_page
 from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits, percent
 
 RUNTIME_TITLES = {
@@ -65,7 +65,7 @@ def certificate_page(certificate: Certificate) -> str:
     """HTML that shows all of a certificate."""
     differing, compared = certificate.codes_differing, certificate.codes_compared
     verdict = f"{differing:,} of {compared:,} codes differ"
-    return render(
+    return render_page(
         "export/certificate/page.html",
         certificate=certificate,
         verdict=Marked(verdict, "bad" if differing else "good"),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from sat_tf.presentation.page import image_source, render
+from sat_tf.presentation.page import image_source, render_page
 from sat_tf.presentation.tables import Column, Table
 from sat_tf.reproduction.figures.figure import (
     COMPARED,
@@ -36,7 +36,7 @@ def gallery(folder: pathlib.Path, figures: list[Figure]) -> str:
         RunError: a CSV file is not what was written.
     """
     found = [(figure, read_numbers(folder, figure)) for figure in figures]
-    return render(
+    return render_page(
         "reproduction/figures/gallery.html",
         version=__version__,
         figures=[

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from sat_tf.atomic_file import written_whole
 from sat_tf.presentation.charts import rows_of_dots
-from sat_tf.presentation.page import render
+from sat_tf.presentation.page import render_page
 from sat_tf.presentation.tables import Cell, Column, Marked, Table
 from sat_tf.reproduction.miniature import charts, kappa, paper_figures
 from sat_tf.reproduction.miniature.claims import (
@@ -68,7 +68,7 @@ def to_html(outcomes: Sequence[Outcome], folder: pathlib.Path, changes: str = ""
     top1 = by_row(ours, changes)
     of_paper = [claim for chapter in CHAPTERS if chapter.of_paper for claim in chapter.claims]
     seconds = {outcome.run: outcome.seconds for outcome in ours}
-    return render(
+    return render_page(
         "reproduction/miniature/page.html",
         title=TITLE,
         verdict=_count(of_paper, top1, " claims of the paper"),

@@ -9,7 +9,7 @@ import pydantic
 from sat_tf.analysis.layer_table import LayerRow
 from sat_tf.export.certificate.certificate import FloatNote
 from sat_tf.messages import RunError, list_problems
-from sat_tf.presentation.page import render
+from sat_tf.presentation.page import render_page
 from sat_tf.presentation.tables import Column, Marked, Table, digits, percent, plain
 from sat_tf.training.config.config import load_yaml
 from sat_tf.training.report import curves
@@ -47,7 +47,7 @@ def report_page(folder: RunFolder) -> str:
     epochs = history.from_csv(folder.read_text(run_folder.METRICS))
     steps = history.steps_from_csv(folder.read_text(run_folder.STEPS))
     of_layers = Table(columns=_LAYER, rows=layers.layers) if layers else None
-    return render(
+    return render_page(
         "training/report/report.html",
         name=_name(config),
         verdict=_verdict(results) if results else {},

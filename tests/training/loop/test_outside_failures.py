@@ -31,7 +31,7 @@ def told(folder, error):
     ],
 )
 def test_a_lost_worker_is_one_message_with_the_fix(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(outside_failures, "share_of", lambda strategy: Shard(worker=0, workers=2))
+    monkeypatch.setattr(outside_failures, "shard_of", lambda strategy: Shard(worker=0, workers=2))
     expected = r"\(Collective ops is aborted by: Socket closed\), .* start the same command on all"
     with pytest.raises(RunError, match=expected):
         told(tmp_path, kind(None, None, LOST))
