@@ -77,7 +77,6 @@ def test_float_layers_and_float_operators_are_those_that_the_export_reports(poli
         assert name in planned_floats or report.operators[name] >= count
     # What a model was fed is known of the model alone.
     seen = [warning for warning in report.warnings if "nothing was seen of what" not in warning]
-    assert len(seen) == len(report.warnings) - 1
     assert set(plan.notes) == set(seen)
 
 
