@@ -216,10 +216,8 @@ def _build(layer: QuantizedLayer, shape: Any, index: int) -> None:
     apart = 1.0 + index * _APART
     layer.build(shape)
     variables = layer.output_variables
-    if getattr(layer.quantize_config.output, "observes_range", False):
-        # As after a calibration, without which no model is exported.
-        for name, value in (("lowest", -1.0), ("highest", 1.0), ("observations", 1.0)):
-            variables[name].assign(value * apart)
+    if layer.quantize_config.output is not None:
+        layer.quantize_config.output.assume_fed(variables, apart)
     if CLIPPING_LEVEL in variables:
         variables[CLIPPING_LEVEL].assign(variables[CLIPPING_LEVEL] * apart)
 

@@ -145,6 +145,13 @@ class ImageQuantizer(PixelQuantizer):
                 unknown = np.full(len(USUAL), 0.5)
                 weights["off_usual"].assign(unknown if seen.off_usual is None else seen.off_usual)
 
+    def assume_fed(self, weights: Mapping[str, Any], scale: float) -> None:
+        """Pixels from 0 to 255."""
+        del scale
+        ends = (np.asarray(end) for end in (self.range.low, self.range.high))
+        low, high = (end[0] if self.range.channels is None else end for end in ends)
+        self.remember(SeenValues(low, high, 0.0, self._are_pictures), weights, 1)
+
     def _warn(
         self,
         lowest: np.ndarray,

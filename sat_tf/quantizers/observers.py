@@ -35,6 +35,11 @@ class RangeObserver(SatQuantizer):
         del tensor_shape, name
         return {name: add_observed(layer, name) for name in ("lowest", "highest", COUNT)}
 
+    def assume_fed(self, weights: Mapping[str, Any], scale: float) -> None:
+        """The range is [-scale, scale]."""
+        for name, value in (("lowest", -1.0), ("highest", 1.0), (COUNT, 1.0)):
+            weights[name].assign(value * scale)
+
     def __call__(
         self, inputs: tf.Tensor, training: Any, weights: dict[str, Any], **kwargs: Any
     ) -> tf.Tensor:

@@ -57,6 +57,16 @@ class SatQuantizer(tfmot.quantization.keras.quantizers.Quantizer):
         del tensor_shape, name, layer
         return {}
 
+    def assume_fed(self, weights: Variables, scale: float) -> None:
+        """Gives variables that follow the data values as of a calibration; most have none.
+
+        Plans are made of models that have seen nothing, and of what their files would be later.
+
+        Args:
+            weights: the variables that `build` made.
+            scale: of the range, where it is not known beforehand.
+        """
+
     @abc.abstractmethod
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.analysis.wiring import Wiring, linear_steps
+from sat_tf.analysis.wiring import Wiring, linear_calls
 from sat_tf.graph import layer_kinds
 from sat_tf.graph import operation_layers as own
 from sat_tf.graph.layer_kinds import KINDS
@@ -96,13 +96,13 @@ def test_each_kernel_is_audited_with_its_neurons(kind):
     layer = made(kind, name="layer")
     outputs = layer(image)
     outputs = outputs if not rank else L.Flatten()(outputs)
-    steps = linear_steps(Wiring(keras.Model(image, L.Dense(3, name="head")(outputs))))
+    calls = linear_calls(Wiring(keras.Model(image, L.Dense(3, name="head")(outputs))))
     for kernel in KINDS[kind].kernels:
-        step, shape = steps[kernel.name("layer")], getattr(layer, kernel.attribute).shape
+        call, shape = calls[kernel.name("layer")], getattr(layer, kernel.attribute).shape
         # Each weight joins one input of every output channel to it, and is one of fan_in.
         outputs = math.prod(shape[axis] for axis in kernel.output_axes)
-        assert step.fan_in * outputs == math.prod(shape)
-        assert step.fan_out == kernel.fan_out(shape, getattr(layer, "groups", 1))
+        assert call.fan_in * outputs == math.prod(shape)
+        assert call.fan_out == kernel.fan_out(shape, getattr(layer, "groups", 1))
 
 
 def model_of(layer, shape):

@@ -93,7 +93,7 @@ class StepMetrics:
     clipping_levels: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
-COLUMNS_step_history = tuple(field.name for field in dataclasses.fields(StepMetrics))[:-1]
+STEP_COLUMNS = tuple(field.name for field in dataclasses.fields(StepMetrics))[:-1]
 _STEP_INTEGERS = ("step", "step_of_run")
 _LEVEL = "clipping_level/"
 
@@ -105,7 +105,7 @@ def steps_to_csv(rows: Sequence[StepMetrics]) -> str:
     ...     stage="float", step=10, step_of_run=10, learning_rate=0.1, loss=2.5, top1=0.25,
     ...     clipping_levels={"relu": 8.0},
     ... )
-    >>> print(to_csv([row]))
+    >>> print(steps_to_csv([row]))
     stage,step,step_of_run,learning_rate,loss,top1,top5,clipping_level/relu
     float,10,10,0.1,2.5,0.25,,8
     <BLANKLINE>
@@ -113,12 +113,12 @@ def steps_to_csv(rows: Sequence[StepMetrics]) -> str:
     names = list(dict.fromkeys(name for row in rows for name in row.clipping_levels))
     values = (
         [
-            *(getattr(row, name) for name in COLUMNS_step_history),
+            *(getattr(row, name) for name in STEP_COLUMNS),
             *(row.clipping_levels.get(name) for name in names),
         ]
         for row in rows
     )
-    return write_table([*COLUMNS_step_history, *(_LEVEL + name for name in names)], values)
+    return write_table([*STEP_COLUMNS, *(_LEVEL + name for name in names)], values)
 
 
 def steps_from_csv(text: str) -> list[StepMetrics]:
@@ -127,7 +127,7 @@ def steps_from_csv(text: str) -> list[StepMetrics]:
     Raises:
         RunError: the file cannot be read, or has other columns.
     """
-    return read_table(text, _step_row, name="steps", columns=COLUMNS_step_history, more=_LEVEL)
+    return read_table(text, _step_row, name="steps", columns=STEP_COLUMNS, more=_LEVEL)
 
 
 def _step_row(values: dict[str, str]) -> StepMetrics:
@@ -139,5 +139,5 @@ def _step_row(values: dict[str, str]) -> StepMetrics:
     return StepMetrics(
         stage=values["stage"],
         clipping_levels=levels,
-        **numbers(values, COLUMNS_step_history[1:], _STEP_INTEGERS),
+        **numbers(values, STEP_COLUMNS[1:], _STEP_INTEGERS),
     )

@@ -45,7 +45,7 @@ def test_each_seed_has_a_line_and_each_method_a_name_with_its_means(tmp_path):
 
 
 def test_runs_without_a_folder_are_left_out(tmp_path):
-    assert figure(LEVELS[1], _outcomes(tmp_path), tmp_path) == ""
+    assert figure(LEVELS[1], _outcomes(tmp_path), tmp_path) is None
 
 
 def test_lines_of_one_gradient_have_one_colour_and_differ_in_their_dashes():

@@ -174,7 +174,7 @@ def test_a_table_that_is_no_text_is_named_with_what_to_do(tmp_path, name, kind):
 
 TABLES = {
     run_folder.METRICS: (_rows, history.COLUMNS),
-    run_folder.STEPS: (lambda folder: recorded_steps(folder, 10), history.COLUMNS_step_history),
+    run_folder.STEPS: (lambda folder: recorded_steps(folder, 10), history.STEP_COLUMNS),
     run_folder.OSCILLATIONS: (
         lambda folder: OscillationLog(None, folder)._rows_before(9),
         oscillation.COLUMNS,
