@@ -36,6 +36,7 @@ def test_importing_sat_tf_loads_nothing_heavy():
     assert run.stdout == "light\n", run.stderr[-2000:]
 
 
+@pytest.mark.thorough
 def test_the_first_name_that_is_used_may_be_any():
     code = "import sat_tf; print(sat_tf.configs.weight_quantizer.__name__)"
     run = subprocess.run(

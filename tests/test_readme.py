@@ -2,6 +2,7 @@ import pathlib
 import re
 
 import numpy as np
+import pytest
 import tensorflow as tf
 import tensorflow_model_optimization as tfmot
 import tf_keras as keras
@@ -33,6 +34,7 @@ def _python_blocks(page):
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 
+@pytest.mark.thorough
 def test_the_code_in_the_readme_and_its_guides_runs_and_no_code_differs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     keras.utils.set_random_seed(0)

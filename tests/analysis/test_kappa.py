@@ -92,6 +92,7 @@ def test_there_is_none_where_the_size_of_the_pooled_map_is_open():
 
 
 # The printed table: 0.01, 0.04, 0.02 and 0.026 for a 7 x 7 pooling and VAR[W] = 1/1000.
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "inputs", "printed"),
     [

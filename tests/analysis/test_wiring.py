@@ -145,6 +145,7 @@ def test_only_a_normalization_right_behind_counts(image):
     }
 
 
+@pytest.mark.thorough
 def test_a_preactivation_network_has_sums_behind_its_last_layers():
     wiring = Wiring(models.build("preresnet50", image_size=32, num_classes=10, seed=0))
     found = {call.name: wiring.normalization_behind(call) for call in wiring.linear()}

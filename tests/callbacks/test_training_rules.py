@@ -55,6 +55,7 @@ def trained(tmp_path_factory):
     return model, rules, folder
 
 
+@pytest.mark.thorough
 def test_the_table_has_a_row_for_each_measured_step_layer_and_activation(trained):
     _, rules, folder = trained
     rows = read(folder / "rules.csv")
@@ -98,6 +99,7 @@ def test_tensorboard_gets_the_same_numbers(trained):
         assert tag in values
 
 
+@pytest.mark.thorough
 def test_flipped_is_over_one_step_and_moved_over_those_between_measurements():
     model = compiled(BitPolicy.paper(2))
     codes = []
@@ -116,6 +118,7 @@ def test_flipped_is_over_one_step_and_moved_over_those_between_measurements():
     assert rules.moved["pointwise"] > 0
 
 
+@pytest.mark.thorough
 def test_training_goes_as_without_the_callback():
     with_rules, without = compiled(BitPolicy.mobile(4)), compiled(BitPolicy.mobile(4))
     fit(with_rules, TrainingRules(SAMPLE, every=2))
@@ -123,6 +126,7 @@ def test_training_goes_as_without_the_callback():
     assert all(map(np.array_equal, with_rules.get_weights(), without.get_weights()))
 
 
+@pytest.mark.thorough
 def test_a_broken_rule_is_warned_of_once_with_layer_rule_and_remedy(caplog):
     model = compiled(BitPolicy.paper(2, rescale="none"))
     with caplog.at_level(logging.WARNING, logger=LOGGER):
@@ -150,6 +154,7 @@ def test_a_rule_that_breaks_later_is_warned_of_then(caplog):
     assert "Remedy: " in words
 
 
+@pytest.mark.thorough
 def test_several_batches_at_once_are_counted():
     model = compiled(steps_per_execution=2)
     measured = []
@@ -163,6 +168,7 @@ def test_several_batches_at_once_are_counted():
     assert measured == [0, 4, 6]
 
 
+@pytest.mark.thorough
 def test_a_table_goes_on_where_training_does(tmp_path):
     path = tmp_path / "rules.csv"
     model = compiled()
@@ -193,6 +199,7 @@ def test_bad_arguments_are_refused_at_once(arguments, problem):
         TrainingRules(SAMPLE, **arguments)
 
 
+@pytest.mark.thorough
 def test_without_labels_there_are_weights_and_activations(caplog):
     rules = TrainingRules(SAMPLE[0], every=3)
     with caplog.at_level(logging.WARNING, logger=LOGGER):
@@ -218,6 +225,7 @@ def test_a_model_behind_the_fitted_one_can_be_named():
         fit(learner, TrainingRules(SAMPLE))
 
 
+@pytest.mark.thorough
 def test_models_wrapped_by_tfmot_are_measured_under_a_strategy(replicas):
     quantize = tfmot.quantization.keras
     with replicas.scope():
@@ -239,6 +247,7 @@ def test_models_wrapped_by_tfmot_are_measured_under_a_strategy(replicas):
     assert set(rules.moved) == {layer.name for layer in rules.latest.layers}
 
 
+@pytest.mark.thorough
 def test_the_cost_is_that_of_measuring_without_the_first_time(monkeypatch, caplog):
     clock = [0.0]
     monkeypatch.setattr("sat_tf.callbacks.training_rules.time.perf_counter", lambda: clock[0])

@@ -27,6 +27,7 @@ def test_a_saved_model_is_audited(name, files, capsys):
     assert "classifier" in words
 
 
+@pytest.mark.thorough
 def test_images_give_gradients_and_the_files_that_are_asked_for(files, tmp_path, capsys):
     page, table = tmp_path / "audit.html", tmp_path / "audit.csv"
     words = ["audit", str(files / "quantized.keras"), "--dataset", "digits", "--num_images", "16"]

@@ -66,6 +66,7 @@ def _damaged(content, kind, rng):
     return bytes(found)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", _READERS)
 @pytest.mark.parametrize("kind", ["cut", "bytes", "head"])
 def test_a_damaged_file_is_one_message(name, kind, whole, tmp_path, monkeypatch, capsys):

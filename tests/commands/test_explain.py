@@ -75,6 +75,7 @@ def test_a_model_is_built_by_its_name(capsys):
     assert "block_1_depthwise" in said(capsys)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -4,6 +4,7 @@ from sat_tf.commands import main
 from tests.commands.light import told_without_tensorflow
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "status", "texts"),
     [

@@ -37,6 +37,7 @@ def _said(capsys):
     return " ".join((captured.out + captured.err).split())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", ["sensitivity", "audit"])
 def test_a_model_of_0_to_1_is_not_fed_pixels_without_a_word(command, files, monkeypatch, capsys):
     monkeypatch.chdir(files)
@@ -76,6 +77,7 @@ def test_a_plan_has_the_range_of_the_option(files, capsys):
     assert "stand for 0 to 1, uint8" in _said(capsys)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["int8", "float32"])
 def test_files_of_real_values_are_verified_on_arrays_and_on_random_values(kind, tmp_path, capsys):
     model = keras.Sequential(
@@ -96,6 +98,7 @@ def test_files_of_real_values_are_verified_on_arrays_and_on_random_values(kind, 
     assert "holds" in _said(capsys)
 
 
+@pytest.mark.thorough
 def test_verify_feeds_the_float_model_what_the_quantized_one_is_fed(files, tmp_path, capsys):
     path = tmp_path / "model.tflite"
     quantized = str(files / "quantized.keras")

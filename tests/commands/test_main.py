@@ -91,6 +91,7 @@ def test_help_and_version_load_no_tensorflow(arguments, expected):
     assert done.stderr == "\nloaded above\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "status", "expected"),
     [
@@ -150,6 +151,7 @@ def read_json(path):
     return json.loads(path.read_text())
 
 
+@pytest.mark.thorough
 def test_a_run_leaves_every_file_and_no_other(tiny_run):
     # Some are there while it trains only, oscillations where weights are asked about.
     passing = {run_folder.CHECKPOINTS, run_folder.TUNED_MODEL, run_folder.OSCILLATIONS}
@@ -211,6 +213,7 @@ def test_both_models_load_with_nothing_but_the_package(tiny_run):
         assert model.optimizer is None
 
 
+@pytest.mark.thorough
 def test_export_takes_all_that_a_file_can_say_and_prints_what_storage_costs(
     tiny_run, tmp_path, capsys
 ):
@@ -259,6 +262,7 @@ def test_verify_proves_a_run_folder_again(tiny_run, tmp_path, capsys):
     assert fresh["codes_compared"] == first["codes_compared"]
 
 
+@pytest.mark.thorough
 def test_a_run_and_its_verification_compare_the_file_with_the_float_model(
     tiny_run, tmp_path, capsys
 ):
@@ -315,6 +319,7 @@ def test_verify_exits_with_1_where_a_code_differs(tiny_run, monkeypatch, tmp_pat
     assert "│ stem_relu │ 2 │" in printed
 
 
+@pytest.mark.thorough
 def test_a_second_export_follows_the_config_and_says_that_the_proof_is_old(
     tiny_run, tmp_path, capsys
 ):
@@ -336,6 +341,7 @@ def test_a_second_export_follows_the_config_and_says_that_the_proof_is_old(
     assert (run / "model.tflite").read_bytes() == (tiny_run / "model.tflite").read_bytes()
 
 
+@pytest.mark.thorough
 def test_images_that_no_file_holds_are_answered_without_a_traceback(tiny_run, tmp_path, capsys):
     (tmp_path / "empty.npy").touch()
     np.savez(tmp_path / "archive.npz", np.zeros((1, 8, 8, 3), np.uint8))
@@ -388,6 +394,7 @@ def test_what_only_data_or_model_can_refuse_leaves_no_files(tmp_path, override, 
     assert not run_dir.exists()
 
 
+@pytest.mark.thorough
 def test_training_that_breaks_is_an_error_and_leaves_whole_files_only(
     tmp_path, capsys, monkeypatch
 ):
@@ -498,6 +505,7 @@ def test_an_error_leaves_no_folder_behind(tiny_run, tmp_path, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["pictures"]
 
 
+@pytest.mark.thorough
 def test_evaluate_counts_a_file_and_its_simulation_alike(tiny_run, capsys):
     words = ["evaluate", str(tiny_run / "model.tflite"), "--dataset", "digits"]
     printed = []

@@ -24,6 +24,7 @@ def _record(folder, top1, **fields):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [

@@ -14,6 +14,7 @@ def _elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "status", "text"),
     [

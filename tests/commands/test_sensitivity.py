@@ -55,6 +55,7 @@ def test_what_cannot_be_measured_is_said_plainly(
     assert "Traceback" not in words
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

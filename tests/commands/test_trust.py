@@ -55,6 +55,7 @@ _COMMANDS = {
 _FOLDERS = ("explain", "audit", "sensitivity")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", _COMMANDS)
 @pytest.mark.parametrize("model", ["model.keras", "model.h5", "hdf5.keras", "saved_model"])
 def test_every_command_refuses_a_model_that_runs_code(command, model, hostile, monkeypatch, capsys):
@@ -71,6 +72,7 @@ def test_every_command_refuses_a_model_that_runs_code(command, model, hostile, m
     assert sorted(hostile.rglob("*")) == before, "nothing was run, and nothing written"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", _COMMANDS)
 def test_every_command_runs_it_where_it_is_told_to(command, hostile, monkeypatch, capsys):
     monkeypatch.chdir(hostile)
@@ -89,6 +91,7 @@ def test_the_configuration_of_a_run_trusts_nobody_for_other_commands(hostile, mo
     assert not (hostile / "marker").exists()
 
 
+@pytest.mark.thorough
 def test_weights_of_a_teacher_are_arrays_of_their_own_file(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.yaml").write_text(_CONFIG)

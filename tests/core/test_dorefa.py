@@ -86,6 +86,7 @@ def test_codes_worked_by_hand(name, bits, codes):
     np.testing.assert_allclose(quantized, np.array(codes) * step, atol=1e-7)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "bits", "mode"),
     [(*row, "eager") for row in ROWS] + [(*row, mode) for row in FEW_ROWS for mode in MODES],
@@ -168,6 +169,7 @@ def test_the_reference_gradient_is_the_slope_of_the_reference(detach_max):
     )
 
 
+@pytest.mark.thorough
 @settings(max_examples=300)
 @given(at=st.sampled_from(ROWS), latent=KERNELS)
 def test_codes_are_integers_of_the_grid(at, latent):
@@ -187,6 +189,7 @@ def test_codes_are_integers_of_the_grid(at, latent):
     np.testing.assert_allclose(quantized, codes * row.scale(bits), atol=1e-7)
 
 
+@pytest.mark.thorough
 @settings(max_examples=300)
 @given(at=st.sampled_from(ROWS), latent=KERNELS)
 def test_quantized_weights_are_the_nearest_and_keep_their_order(at, latent):
@@ -204,6 +207,7 @@ def test_quantized_weights_are_the_nearest_and_keep_their_order(at, latent):
     assert (error >= -down * spacing - 1e-6).all()
 
 
+@pytest.mark.thorough
 @settings(max_examples=100)
 @given(bits=st.integers(1, 8), latent=KERNELS)
 def test_codes_of_the_automatic_grid_fit_int8(bits, latent):
@@ -259,6 +263,7 @@ def test_xla_differs_at_ties_only(name, bits):
     assert np.abs(found).max() <= grids.GRIDS[name].largest_code(bits) + 1e-4
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
     ("name", "bits", "expected"),
@@ -275,6 +280,7 @@ def test_an_all_zero_kernel_keeps_a_gradient(name, bits, expected, mode):
     assert not clamped.any()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("name", "bits"), [("dorefa", 1), ("dorefa", 4), ("modified", 4)])
 def test_nan_and_infinite_weights_do_not_reach_their_neighbours(name, bits, mode):
@@ -320,6 +326,7 @@ def test_nan_has_no_code():
         dorefa.weight_codes([0.5, math.nan], 4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_is_computed_in_float32(dtype, mode):
@@ -367,6 +374,7 @@ def test_bits_and_grids_are_checked_before_anything_is_computed():
             function([0.5], 1, "narrow")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["auto", *grids.GRIDS])
 def test_bits_in_a_tensor_give_what_the_same_bits_give_as_a_number(name, mode):

@@ -96,6 +96,7 @@ def test_ties_go_up():
     assert rounded == [-2.0, -1.0, 0.0, 1.0, 2.0, 3.0]
 
 
+@pytest.mark.thorough
 @given(hnp.arrays(np.float32, 8, elements=st.floats(-1e4, 1e4, width=32)))
 def test_rounding_is_to_a_nearest_integer(x):
     rounded = grids.round_half_up(tf.constant(x)).numpy()

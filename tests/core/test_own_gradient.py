@@ -78,6 +78,7 @@ def test_a_configuration_is_registered_once(name, monkeypatch):
     assert registered == before
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_no_graph_outlives_its_function(name):
     graph = weakref.ref(_graph_with_gradient(FUNCTIONS[name]))

@@ -135,6 +135,7 @@ def test_values_and_gradients_are_those_of_the_reference(kind, bits, mode, gradi
     assert abs(level_gradient - expected_level) <= room
 
 
+@pytest.mark.thorough
 @settings(max_examples=300)
 @given(at=st.sampled_from(ROWS), relative=VALUES, level=LEVELS)
 def test_quantized_values_are_the_nearest_of_the_grid(at, relative, level):
@@ -154,6 +155,7 @@ def test_quantized_values_are_the_nearest_of_the_grid(at, relative, level):
     assert (np.diff(in_order) >= 0).all()
 
 
+@pytest.mark.thorough
 @settings(max_examples=300)
 @given(
     at=st.sampled_from(ROWS),
@@ -226,6 +228,7 @@ def test_zero_is_exactly_zero(mode):
             assert value.tolist() == [0.0] * 7
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", MODES)
 def test_ties_go_up(mode):
     # Steps that float32 holds exactly, α a power of two times a: every tie is one.
@@ -306,6 +309,7 @@ def test_xla_gives_the_same_bits(kind, bits, level):
     np.testing.assert_array_equal(compiled_inside, inside)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("kind", QUANTIZERS)
@@ -366,6 +370,7 @@ def test_the_clipping_level_may_be_a_variable(mode):
     np.testing.assert_allclose(gradient, wanted[2], rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_replicas_together_have_the_gradient_of_the_whole_batch(replicas):
     x, upstream = _draw((4, 6, 6, 8)), _draw((4, 6, 6, 8), seed=1)
     share = len(x) // replicas.num_replicas_in_sync
@@ -423,6 +428,7 @@ def test_a_stream_needs_two_bits():
         pact.quantize_stream([0.5], 1.0, 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("gradient", pact.GRADIENTS)
 @pytest.mark.parametrize("kind", QUANTIZERS)
 @pytest.mark.parametrize("mode", ["eager", "graph"])
@@ -438,6 +444,7 @@ def test_bits_in_a_tensor_give_what_the_same_bits_give_as_a_number(kind, gradien
             assert all(np.array_equal(*pair) for pair in zip(fixed, of_tensor, strict=True))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", QUANTIZERS)
 def test_bits_in_a_tensor_compile_with_xla(kind):
     x = _draw()

@@ -209,6 +209,7 @@ FAMILIES = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "policy", "expected"), FAMILIES)
 def test_gradients_of_clipping_levels_are_those_of_the_direct_form(
     name, policy, expected, monkeypatch

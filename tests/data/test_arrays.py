@@ -63,6 +63,7 @@ def test_images_stay_with_their_labels():
         np.testing.assert_array_equal(images, IMAGES.train_images[labels])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("batch_size", [pytest.param(13, marks=pytest.mark.slow), 16])
 def test_a_run_resumes_exactly_at_any_step(batch_size):
     contract.assert_resumes_exactly(SHIFTED, batch_size=batch_size, starts=[1, 4, 5, 10])

@@ -31,6 +31,7 @@ def test_candidates_are_2146_letters_numbers_and_symbols(faces):
     assert candidates == sorted(candidates)
 
 
+@pytest.mark.thorough
 def test_look_alikes_keep_the_first_character_only(faces):
     # All candidates up to the Cyrillic capitals.
     kept = {chr(code_point) for code_point in distinct_characters(faces, limit=620)}
@@ -48,6 +49,7 @@ def test_a_smaller_limit_gives_a_prefix(faces):
         assert distinct_characters(faces, limit=limit) == longest[:limit]
 
 
+@pytest.mark.thorough
 def test_kept_characters_are_further_apart_than_the_smallest_distance(faces):
     kept = distinct_characters(faces, limit=60)
     vectors = []

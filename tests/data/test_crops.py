@@ -65,6 +65,7 @@ def windows(height, width, count=400):
     return np.array(found)
 
 
+@pytest.mark.thorough
 def test_random_crops_have_the_areas_and_aspects_of_the_recipe():
     rows, columns, mirrored = windows(300, 400).T
     area = rows * columns

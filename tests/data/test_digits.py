@@ -88,6 +88,7 @@ def test_the_darkest_and_brightest_scanned_values_are_0_and_255():
     assert images.max() == 255
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("image_size", [16, 24, 32, 64])
 def test_enlarging_is_the_bilinear_one_of_pillow(image_size, scans):
     digits = load_digits(image_size)

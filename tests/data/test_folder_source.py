@@ -75,6 +75,7 @@ def test_workers_and_replicas_together_get_the_batches_of_one_process(source):
     contract.assert_workers_share_held_out(source, batch_size=9)
 
 
+@pytest.mark.thorough
 def test_an_epoch_sees_every_picture_once_in_another_order_each_time(source):
     epochs = labels_of(source, 6).reshape(2, 21)
     for labels in epochs:
@@ -92,6 +93,7 @@ def test_shapes_are_static(source):
     contract.assert_shapes_are_static(source, batch_size=7)
 
 
+@pytest.mark.thorough
 def test_held_out_images_come_in_order_and_the_last_batch_is_filled_up(source, tree):
     images, labels = contract.assert_held_out_is_padded(source, batch_size=4)
     assert labels.tolist() == [0] * 5 + [1] * 5 + [2] * 5
@@ -101,6 +103,7 @@ def test_held_out_images_come_in_order_and_the_last_batch_is_filled_up(source, t
     assert source.held_out_sample(3)[1].tolist() == [0, 1, 2]
 
 
+@pytest.mark.thorough
 def test_a_sample_of_training_images_is_drawn_by_its_seed(source):
     one, again, other = (source.training_sample(5, seed=seed) for seed in (1, 1, 2))
     assert one.shape == (5, 32, 32, 3)
@@ -109,6 +112,7 @@ def test_a_sample_of_training_images_is_drawn_by_its_seed(source):
     assert len(source.training_sample(100, seed=0)) == 21
 
 
+@pytest.mark.thorough
 def test_odd_pictures_are_trained_and_measured_with(own_tree, caplog):
     files = odd_files()
     for number, content in enumerate(files.values()):
@@ -123,6 +127,7 @@ def test_odd_pictures_are_trained_and_measured_with(own_tree, caplog):
     assert not caplog.records
 
 
+@pytest.mark.thorough
 def test_the_next_good_picture_takes_the_place_of_a_corrupt_one(own_tree, caplog):
     source = data.source("folder", data_dir=own_tree, image_size=32, max_corrupt=0.5)
     batches = source.training_batches(batch_size=7, seed=3)
@@ -151,6 +156,7 @@ def test_the_next_good_picture_takes_the_place_of_a_corrupt_one(own_tree, caplog
     assert len(caplog.records) == 3
 
 
+@pytest.mark.thorough
 def test_resuming_and_sharing_stay_exact_with_corrupt_pictures(own_tree):
     for number, content in enumerate(corrupt_files().values()):
         (own_tree / "train" / "bee" / f"bad{number}.jpg").write_bytes(content)
@@ -160,6 +166,7 @@ def test_resuming_and_sharing_stay_exact_with_corrupt_pictures(own_tree):
     contract.assert_workers_share_batches(source, batch_size=10, steps=3)
 
 
+@pytest.mark.thorough
 def test_corrupt_held_out_pictures_are_left_out(own_tree):
     (own_tree / "val" / "bee" / "001.JPEG").write_bytes(b"")
     source = data.source("folder", data_dir=own_tree, image_size=32)
@@ -170,6 +177,7 @@ def test_corrupt_held_out_pictures_are_left_out(own_tree):
     assert labels.tolist() == [0] * 5 + [1] * 4 + [2] * 5
 
 
+@pytest.mark.thorough
 def test_too_many_corrupt_pictures_end_the_run(own_tree):
     for path in (own_tree / "train" / "cat").iterdir():
         path.write_bytes(b"")
@@ -213,6 +221,7 @@ def test_names_that_are_not_in_utf_8_are_read(own_tree):
     assert [name[-12:] for name in source.corrupt.names] == [r"bad\xe9.JPEG"]
 
 
+@pytest.mark.thorough
 def test_pieces_of_different_sizes_keep_their_places(own_tree):
     # A picture that takes long to decode would otherwise let the next piece pass.
     (own_tree / "val" / "ant" / "000.JPEG").write_bytes(encoded(photograph(2000, 2000), "PNG"))

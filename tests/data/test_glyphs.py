@@ -116,6 +116,7 @@ def test_the_environment_names_the_cache(tmp_path, monkeypatch):
     assert path.match("glyphs-*.npz")
 
 
+@pytest.mark.thorough
 def test_everything_that_changes_a_picture_changes_the_cache_file(tmp_path, monkeypatch):
     tiny = {"num_classes": 2, "train_per_class": 2, "test_per_class": 2, "seed": 0}
 

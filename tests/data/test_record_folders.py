@@ -72,6 +72,7 @@ def test_other_numbers_than_those_expected_are_named(root):
     assert "num_test: received 5, and validation-*, val-*, test-* hold 7" in str(error.value)
 
 
+@pytest.mark.thorough
 def test_an_epoch_sees_every_picture_once_in_another_order_each_time(source):
     epochs = labels_of(source, 4).reshape(2, 22)
     for labels in epochs:
@@ -80,6 +81,7 @@ def test_an_epoch_sees_every_picture_once_in_another_order_each_time(source):
     assert not np.array_equal(epochs[0], labels_of(source, 2, seed=1))
 
 
+@pytest.mark.thorough
 def test_the_global_seed_changes_nothing(source):
     tf.random.set_seed(0)
     one = labels_of(source, 2)
@@ -87,6 +89,7 @@ def test_the_global_seed_changes_nothing(source):
     assert labels_of(source, 2).tolist() == one.tolist()
 
 
+@pytest.mark.thorough
 def test_a_run_resumes_exactly_at_any_step(source):
     contract.assert_resumes_exactly(source, batch_size=5, starts=[2, 6])
 
@@ -95,6 +98,7 @@ def test_shapes_are_static(source):
     contract.assert_shapes_are_static(source, batch_size=5)
 
 
+@pytest.mark.thorough
 def test_each_worker_reads_files_of_its_own(source):
     shards = [Shard(worker=worker, workers=2) for worker in range(2)]
     # A step is 8 images of each worker, and files hold 4 to 7.
@@ -119,6 +123,7 @@ def test_workers_share_records_where_files_are_fewer(source):
     assert sorted(label for part in parts for label in part if label >= 0) == list(range(22, 29))
 
 
+@pytest.mark.thorough
 def test_held_out_images_come_in_the_order_of_the_files(source):
     images, labels = contract.assert_held_out_is_padded(source, batch_size=4)
     assert labels.tolist() == list(range(22, 29))
@@ -126,12 +131,14 @@ def test_held_out_images_come_in_the_order_of_the_files(source):
     assert source.held_out_sample(3)[1].tolist() == [22, 25, 28]
 
 
+@pytest.mark.thorough
 def test_a_sample_of_training_images_is_drawn_by_its_seed(source):
     one, again, other = (source.training_sample(5, seed=seed) for seed in (1, 1, 2))
     np.testing.assert_array_equal(one, again)
     assert not np.array_equal(one, other)
 
 
+@pytest.mark.thorough
 def test_the_next_good_record_of_the_file_takes_the_place_of_a_corrupt_one(tmp_path):
     # The last record of the first file, whose first one follows, and two in the third file.
     bad = {4: b"", 12: b"no picture", 13: JPEGS[13][:400], 23: b"", 7: odd_files()["tiff"]}
@@ -151,12 +158,14 @@ def test_the_next_good_record_of_the_file_takes_the_place_of_a_corrupt_one(tmp_p
         labels_of(open_records(tmp_path / "set", max_corrupt=0), 2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [{"first_label": 2}, {"num_classes": 20}])
 def test_labels_out_of_range_are_named_with_the_fix(root, options):
     with pytest.raises(tf.errors.OpError, match="correct first_label or num_classes"):
         labels_of(open_records(root, **options), 2)
 
 
+@pytest.mark.thorough
 def test_records_without_the_picture_are_named_with_the_fix(root):
     source = open_records(root, image_key="image")
     with pytest.raises(tf.errors.OpError, match="correct image_key or label_key"):
@@ -222,12 +231,14 @@ def flip_bit(path, share):
     path.write_bytes(content)
 
 
+@pytest.mark.thorough
 def test_the_next_file_stands_in_for_one_without_a_good_record(tmp_path):
     root = write_set(tmp_path / "set", (1, 2), (1,), replaced={0: b""})
     source = open_records(root, num_classes=4)
     assert set(labels_of(source, 1, batch_size=3).tolist()) == {1, 2}
 
 
+@pytest.mark.thorough
 def test_a_set_without_a_good_picture_is_named(tmp_path):
     root = write_set(tmp_path / "set", (2,), (1,), replaced=dict.fromkeys(range(3), b""))
     source = open_records(root, num_classes=3)
@@ -245,6 +256,7 @@ def test_samples_of_no_images_are_refused(source):
             sample()
 
 
+@pytest.mark.thorough
 def test_records_from_a_damaged_one_on_are_corrupt(tmp_path):
     root = write_set(tmp_path / "set", (2, 5), (1,))
     flip_bit(root / "train-00001", 0.5)
@@ -274,6 +286,7 @@ def test_workers_get_uneven_held_out_files_whole(tmp_path):
     assert sorted(labels[labels >= 0]) == list(range(1, 11))
 
 
+@pytest.mark.thorough
 def test_files_without_records_are_dealt_to_nobody(tmp_path):
     root = write_set(tmp_path / "set", (2, 0, 2), (1,))
     shards = [Shard(worker=worker, workers=2) for worker in range(2)]
@@ -288,6 +301,7 @@ def test_a_part_without_records_is_named(tmp_path):
         open_records(root)
 
 
+@pytest.mark.thorough
 def test_workers_that_share_files_share_pictures_in_any_order(tmp_path):
     root = write_set(tmp_path / "set", (40, 20), (1,))
     source = open_records(root, deterministic=False, num_classes=60)
@@ -305,6 +319,7 @@ def test_a_sample_does_not_depend_on_the_global_seed(source):
     np.testing.assert_array_equal(*found)
 
 
+@pytest.mark.thorough
 def test_records_of_other_pictures_are_read_without_the_slow_path(tmp_path, monkeypatch):
     pngs = {label: encoded(photograph(20, 20, seed=label), "PNG") for label in range(3)}
     source = open_records(write_set(tmp_path / "set", (2,), (1,), replaced=pngs), num_classes=3)

@@ -65,6 +65,7 @@ def labels_of(source, count, **options):
     return np.concatenate([labels for _, labels in pieces(batches, count)])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("config", [pytest.param("jpeg", marks=pytest.mark.slow), "png"])
 def test_a_prepared_set_is_read_without_its_decoder(data_dir, config):
     source = open_snapshots(data_dir, config)
@@ -82,6 +83,7 @@ def test_a_run_resumes_exactly_at_any_step(data_dir):
     contract.assert_resumes_exactly(open_snapshots(data_dir), batch_size=5, starts=[1, 3])
 
 
+@pytest.mark.thorough
 def test_parts_of_splits_can_be_named(data_dir):
     source = open_snapshots(data_dir, train_split="train[:8]", held_out_split="train[8:]")
     assert (source.num_train, source.num_test) == (8, 4)
@@ -92,6 +94,7 @@ def test_parts_of_splits_can_be_named(data_dir):
 
 
 # The pictures of the first are JPEGs, those of the second PNGs of one channel.
+@pytest.mark.thorough
 @pytest.mark.parametrize("builder", ["imagenet2012", pytest.param("mnist", marks=pytest.mark.slow)])
 def test_mocked_builders_are_read_like_real_ones(builder):
     with tfds.testing.mock_data(num_examples=9, policy=tfds.testing.MockPolicy.USE_CODE):
@@ -137,6 +140,7 @@ def test_all_wrong_options_are_named_at_once():
         assert name in str(error.value)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("split", ["train[:12]", "train[:5]+train[5:]"])
 def test_odd_pictures_in_parts_of_splits_are_read(data_dir, split):
     source = open_snapshots(data_dir, "odd", train_split=split)
@@ -144,6 +148,7 @@ def test_odd_pictures_in_parts_of_splits_are_read(data_dir, split):
     assert source.corrupt.names == ()
 
 
+@pytest.mark.thorough
 def test_odd_pictures_are_read_through_other_readers_too(data_dir, monkeypatch):
     monkeypatch.setattr("sat_tf.data.tfds_builder._of_files", lambda *_: None)
     source = open_snapshots(data_dir, "odd", train_split="train[:12]")
@@ -184,6 +189,7 @@ def test_files_that_are_missing_or_break_off_are_named(own_files, tmp_path, monk
         open_snapshots(tmp_path)
 
 
+@pytest.mark.thorough
 def test_a_damaged_record_and_those_behind_it_are_corrupt(own_files, tmp_path, monkeypatch):
     monkeypatch.setenv("SAT_TF_CACHE", str(tmp_path / "cache"))
     content = bytearray(own_files[0].read_bytes())

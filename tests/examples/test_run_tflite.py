@@ -14,6 +14,7 @@ from tests.export.zoo import Specimen, bottleneck, images_for
 SCRIPT = pathlib.Path(__file__).parents[2] / "examples" / "run_tflite.py"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("labels", [None, ["zero", "one", "two", "three"]])
 def test_it_prints_the_class_of_a_picture(labels, tmp_path):
     model, path = Specimen(bottleneck, {}).quantized(), tmp_path / "model.tflite"

@@ -28,6 +28,7 @@ def test_help_explains_every_flag(tmp_path):
     assert "<train|evaluate|export>" in done.stdout
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

@@ -14,6 +14,7 @@ def converted(quantized) -> bytes:
     return converter.convert()
 
 
+@pytest.mark.thorough
 def test_the_converter_leaves_nothing_float_but_the_ends(converted):
     structure = read_structure(converted, "converted")
     assert [name.split()[0] for name in structure.float_operators()] == ["QUANTIZE", "DEQUANTIZE"]
@@ -29,6 +30,7 @@ def test_the_converter_gives_the_logits_of_the_written_file(converted, quantized
     np.testing.assert_array_equal(np.argmax(found, axis=1), np.argmax(expected, axis=1))
 
 
+@pytest.mark.thorough
 def test_float_streams_are_refused(with_float_streams):
     with pytest.raises(ValueError, match=r"block_3_add: received a float stream"):
         sat_tf.export.to_keras(with_float_streams)

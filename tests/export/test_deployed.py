@@ -17,6 +17,7 @@ from sat_tf.qat.layout import inner_layer
 from tests.export.zoo import EACH, ZOO, images_for, quantized
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", EACH)
 def test_every_integer_of_every_model_is_the_one_of_the_simulation_and_of_litert(name):
     specimen, model = ZOO[name], quantized(name)
@@ -90,6 +91,7 @@ def test_the_quantized_model_is_not_touched():
     assert all(np.array_equal(*pair) for pair in zip(before, model.get_weights(), strict=True))
 
 
+@pytest.mark.thorough
 def test_training_changes_the_model_and_the_integers_follow():
     model = small()
     deployed = compiled(deployed_model(model))
@@ -119,6 +121,7 @@ class Between(keras.callbacks.Callback):
         self.found.append((stale, differing(self.deployed)))
 
 
+@pytest.mark.thorough
 def test_a_step_makes_integers_stale_and_a_quick_refresh_makes_them_exact():
     model = small()
     deployed = compiled(deployed_model(model))
@@ -128,6 +131,7 @@ def test_a_step_makes_integers_stale_and_a_quick_refresh_makes_them_exact():
     assert between.found[0][0] == 0 < min(stale for stale, _ in between.found[1:])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("use", ["evaluate", "predict", "train_on_batch"])
 def test_keras_starts_from_the_integers_of_the_model_as_it_is(use):
     model = small()
@@ -181,6 +185,7 @@ def reference_gradients(model, deployed, images, labels):
     return totals
 
 
+@pytest.mark.thorough
 def test_gradients_are_those_of_the_quantized_model_at_the_deployed_inputs():
     model = small()
     deployed = deployed_model(model)
@@ -227,6 +232,7 @@ def test_where_all_codes_agree_gradients_are_those_of_quantization_aware_trainin
         np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-5 * np.max(np.abs(two)))
 
 
+@pytest.mark.thorough
 def test_the_file_of_a_deployed_model_is_that_of_its_quantized_one_and_no_code_differs(tmp_path):
     model = small()
     deployed = deployed_model(model)
@@ -252,6 +258,7 @@ def test_a_float_head_is_exported_and_verified_as_such(tmp_path):
         sat_tf.verify_tflite(deployed, tmp_path / "integer.tflite", images_for(deployed))
 
 
+@pytest.mark.thorough
 def test_two_replicas_train_like_one_device(replicas):
     start = small()
     with replicas.scope():
@@ -267,6 +274,7 @@ def test_two_replicas_train_like_one_device(replicas):
     assert differing(deployed) == 0
 
 
+@pytest.mark.thorough
 def test_under_mixed_precision_the_codes_stay_exact():
     keras.mixed_precision.set_global_policy("mixed_float16")
     try:
@@ -294,6 +302,7 @@ def test_what_it_cannot_do_is_answered_with_the_fix():
         keras.models.clone_model(deployed)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:invalid value encountered in cast")
 @pytest.mark.parametrize("weight", ["kernel", "bias"])
 def test_a_diverged_weight_is_an_error_when_refreshed(weight):

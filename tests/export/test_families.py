@@ -10,6 +10,7 @@ from tests.export.zoo import make_realistic
 from tests.models.small import build_small
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", models.MODELS)
 def test_xnnpack_computes_the_simulated_integers_of_every_family(name, tmp_path):
     keras.utils.set_random_seed(0)

@@ -40,6 +40,7 @@ def path(content, tmp_path) -> pathlib.Path:
 # -- writing -----------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_the_report_describes_the_file(model, content, tmp_path):
     report = sat_tf.export_tflite(model, str(tmp_path / "again.tflite"))
     assert (tmp_path / "again.tflite").read_bytes() == content
@@ -118,6 +119,7 @@ def test_a_damaged_file_is_named(damage, model, path, content, images):
         sat_tf.verify_tflite(model, path, images)
 
 
+@pytest.mark.thorough
 def test_a_flipped_bit_is_named_or_changes_nothing(model, path, content, images):
     # Some bits are padding. No other error than ValueError may come of the others.
     for position in np.random.default_rng(3).integers(0, len(content), 40):
@@ -128,6 +130,7 @@ def test_a_flipped_bit_is_named_or_changes_nothing(model, path, content, images)
             assert sat_tf.verify_tflite(model, path, images[:1]).codes_differing == 0
 
 
+@pytest.mark.thorough
 def test_the_file_of_another_tool_is_named(model, path, images):
     path.write_bytes(tf.lite.TFLiteConverter.from_keras_model(bottleneck()).convert())
     with pytest.raises(ValueError, match=r"that sat_tf.export_tflite did not write, expected one"):

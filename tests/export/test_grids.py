@@ -49,6 +49,7 @@ def _differing(model, policy, path):
     return sat_tf.verify_tflite(quantized, path, images).codes_differing
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("preset", _PRESETS)
 @pytest.mark.parametrize("grid", GRID_NAMES)
 @pytest.mark.parametrize("weight_range", ["layer", "channel"])

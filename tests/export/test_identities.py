@@ -18,6 +18,7 @@ def _quantized(between, rescaling=_FACTOR):
     return sat_tf.calibrate(quantized, images(64), batch_normalization=False)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "rescaling"),
     [("rotation", _OFFSET), ("noise", _FACTOR), ("stop_gradient", _FACTOR)],
@@ -51,6 +52,7 @@ def test_the_plan_says_so_and_plans_all_else_as_without_it():
     assert "acts in training alone" in row.activation_reason
 
 
+@pytest.mark.thorough
 def test_layers_of_the_deployed_model_take_no_part_in_it():
     quantized = _quantized(at(OF_IMAGES["brightness"], "image", "rescaled"))
     deployed = sat_tf.export.deployed_model(quantized)
@@ -73,6 +75,7 @@ def test_two_outputs_may_be_one_tensor(tmp_path):
     assert sat_tf.verify_tflite(quantized, path, images(4).astype(np.uint8)).codes_differing == 0
 
 
+@pytest.mark.thorough
 def test_keras_3_has_it_neither():
     quantized = _quantized(at(OF_IMAGES["rotation"], "image", "bn"))
     names = [layer.name for layer in sat_tf.to_keras3(quantized).layers]

@@ -55,6 +55,7 @@ def test_a_file_takes_pixels_and_computes_what_keras_does_of_its_range(value, tm
     assert (found.scale, found.zero_point) == (np.float32(grid.step), grid.zero_point)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("value", [(-1, 1), "caffe"], ids=str)
 def test_a_deployed_model_computes_the_codes_of_the_file(value, tmp_path):
     path = tmp_path / "model.tflite"
@@ -75,6 +76,7 @@ def test_a_file_of_quantized_weights_alone_has_the_range_too(value, tmp_path):
     assert any(f"on pixels of {range_of(value)}" in warning for warning in report.warnings)
 
 
+@pytest.mark.thorough
 def test_the_ordinary_converter_takes_the_range(tmp_path):
     model, _ = _exported("caffe", tmp_path / "model.tflite")
     sat_tf.export_tflite(model, tmp_path / "other.tflite", route="converter")
@@ -85,6 +87,7 @@ def test_the_ordinary_converter_takes_the_range(tmp_path):
     np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_model_that_was_fed_another_range_is_refused_and_no_file_written(tmp_path):
     model = sat_tf.quantize_model(_model(), BitPolicy())
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))

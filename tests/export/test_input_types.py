@@ -32,6 +32,7 @@ def _conv1d():
 MODELS = {"dense": (_dense, FEATURES), "conv1d": (_conv1d, SOUND.reshape(256, 40, 1))}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_file_takes_real_values_and_computes_what_keras_does(name, kind, tmp_path):
@@ -124,6 +125,7 @@ def test_features_for_a_file_of_pixels_are_refused_with_the_type_that_fits():
         sat_tf.calibrate(quantized, FEATURES)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("suffix", [".keras", ".h5"])
 def test_the_range_of_an_input_is_trained_and_saved(suffix, tmp_path):
     quantized = sat_tf.quantize_model(_dense(), BitPolicy.mobile(8, input_type="int8"))

@@ -49,6 +49,7 @@ def exported(request, tmp_path_factory) -> Exported:
     return Exported(kind, model, path, report, deployed_graph(model))
 
 
+@pytest.mark.thorough
 def test_litert_computes_the_simulated_integers(exported):
     found = sat_tf.verify_tflite(exported.model, exported.path, exported.images)
     assert found.codes_differing == 0
@@ -97,6 +98,7 @@ def test_a_file_that_is_read_back_computes_the_same_and_is_written_the_same(expo
     assert file_content(graph, settings) == content
 
 
+@pytest.mark.thorough
 def test_the_deployed_model_computes_the_codes_of_the_file(exported):
     images = exported.images[:8]
     codes, _ = sat_tf.export.deployed_model(exported.model).run(images)

@@ -96,6 +96,7 @@ def test_at_the_end_of_a_model_they_are_integers_too(name, tmp_path):
 SHORT = dict(zip(CASES, (2, 4, 8) * len(CASES), strict=False))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "bits"),
     [
@@ -122,6 +123,7 @@ def test_litert_computes_the_simulated_integers(name, bits, tmp_path):
     assert proof.runtimes["builtin"].codes_compared > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("kernel", "strides", "more"),
     [

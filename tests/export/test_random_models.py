@@ -50,6 +50,7 @@ def _check(count: int):
     )
 
 
+@pytest.mark.thorough
 @_check(_FEW)
 @given(random_models.float_models(), random_models.settings())
 def test_a_few_random_models_are_computed_exactly(model, chosen):

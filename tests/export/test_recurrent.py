@@ -56,6 +56,7 @@ def _images(count=32):
     return np.random.default_rng(4).integers(0, 256, (count, 3, 3, 3)).astype(np.float32)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", LEFT_FLOAT)
 def test_a_file_has_what_keras_computes_and_keeps_no_state(name, tmp_path, capfd):
     quantized = sat_tf.calibrate(sat_tf.quantize_model(_model(LEFT_FLOAT[name]), POLICY), _images())
@@ -74,6 +75,7 @@ def test_a_file_has_what_keras_computes_and_keeps_no_state(name, tmp_path, capfd
     assert not any(getattr(part, "unroll", False) for part in parts)
 
 
+@pytest.mark.thorough
 def test_the_plan_has_the_bytes_of_a_recurrent_layer(capfd):
     plan = sat_tf.explain(_model(LEFT_FLOAT["gru"]), POLICY)
     assert plan["left"].kind == "GRU"
@@ -128,6 +130,7 @@ def test_a_layer_that_keeps_its_state_is_refused_before_training(around):
         sat_tf.quantize_model(model, POLICY)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("layer", [L.LSTM(3, name="left"), L.Bidirectional(L.GRU(2), name="left")])
 def test_sequences_of_any_length_get_one_in_the_file(layer, tmp_path):
     keras.utils.set_random_seed(4)

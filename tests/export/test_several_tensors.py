@@ -49,6 +49,7 @@ def _images(count=64):
     return np.random.default_rng(4).integers(0, 256, (count, 5, 5, 3)).astype(np.float32)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", LEFT_FLOAT)
 def test_it_is_left_float_saved_and_in_the_file_what_it_is_in_keras(name, tmp_path):
     float_model = _model(LEFT_FLOAT[name])
@@ -70,6 +71,7 @@ def test_it_is_left_float_saved_and_in_the_file_what_it_is_in_keras(name, tmp_pa
     assert np.mean(np.abs(found - expected[:8])) < 0.02 * np.ptp(expected)
 
 
+@pytest.mark.thorough
 def test_attention_trains():
     policy = sat_tf.BitPolicy(unsupported="float")
     quantized = sat_tf.quantize_model(_model(LEFT_FLOAT["attention"]), policy)

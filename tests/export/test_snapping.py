@@ -80,6 +80,7 @@ def deep(float_model, images):
     return models
 
 
+@pytest.mark.thorough
 def test_a_deep_network_computes_the_codes_of_its_file_once_it_is_snapped(deep, images):
     shares = []
     for model in deep:
@@ -100,6 +101,7 @@ def _linear_pairs(model):
     return graphs[0], [pair for pair in pairs if isinstance(pair[0], Linear)]
 
 
+@pytest.mark.thorough
 def test_the_file_has_the_constants_of_the_snapped_model_in_every_channel(deep):
     graph, pairs = _linear_pairs(deep[1])
     for exact, rounded in pairs:
@@ -145,6 +147,7 @@ def test_snapping_twice_is_snapping_once():
         np.testing.assert_allclose(value, before[name], atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_snapped_model_computes_the_logits_of_its_file(tmp_path):
     path = tmp_path / "model.tflite"
     pixels = small_images(test=300).test_images

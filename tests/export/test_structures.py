@@ -68,6 +68,7 @@ def _quantized(name, policy=None):
 SLOW = ("nested_in_a_sequential", "partly_normalized", "shared_backbone", "factor_in_a_sum")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in MODELS]
 )

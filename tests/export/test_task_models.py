@@ -39,6 +39,7 @@ def calibrated(model, bits, images):
     return sat_tf.calibrate(quantized, images.astype(np.float32))
 
 
+@pytest.mark.thorough
 def test_at_8_bits_it_does_what_the_float_model_does(model, images):
     quantized = calibrated(model, 8, images)
     wanted, found = (
@@ -48,6 +49,7 @@ def test_at_8_bits_it_does_what_the_float_model_does(model, images):
         assert np.corrcoef(np.ravel(one), np.ravel(other))[0, 1] > 0.99
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("bits", [8, 4])
 def test_the_file_is_all_integer_but_its_ends_and_exact(bits, build, model, images, tmp_path):
     quantized = calibrated(model, bits, images)
@@ -58,6 +60,7 @@ def test_the_file_is_all_integer_but_its_ends_and_exact(bits, build, model, imag
     assert found.codes_differing == 0
 
 
+@pytest.mark.thorough
 def test_it_trains(model, images):
     quantized = calibrated(model, 4, images)
     pixels = images[:8].astype(np.float32)

@@ -75,6 +75,7 @@ def test_the_json_says_what_the_certificate_says(certificate, exported):
     assert set(written["runtimes"]) == {"xnnpack", "builtin"}
 
 
+@pytest.mark.thorough
 def test_top1_counts_right_classes(quantized, exported, images):
     path, _ = exported
     labels = np.argmax(quantized.predict(images.astype(np.float32), verbose=0), axis=1)
@@ -104,6 +105,7 @@ def test_images_of_many_sizes_are_refused(quantized, exported):
         sat_tf.verify_tflite(quantized, exported[0], [[[1, 2]], [[1]]])
 
 
+@pytest.mark.thorough
 def test_the_codes_of_the_trained_model_are_counted(quantized, exported, images):
     found = sat_tf.verify_tflite(quantized, exported[0], images)
     graph = deployed_graph(quantized)
@@ -119,6 +121,7 @@ def test_the_codes_of_the_trained_model_are_counted(quantized, exported, images)
     assert 0.01 < found.trained_differing < 1.0
 
 
+@pytest.mark.thorough
 def test_a_float_tensor_that_becomes_nan_is_no_small_difference(
     with_float_streams, images, tmp_path, monkeypatch
 ):
@@ -151,6 +154,7 @@ def test_one_wrong_integer_is_counted(quantized, exported, images, monkeypatch):
     assert [t.name for t in found.tensors if t.codes_differing] == ["stem_relu"]
 
 
+@pytest.mark.thorough
 def test_float_streams_are_listed_and_the_integers_still_equal(
     with_float_streams, images, tmp_path
 ):
@@ -162,6 +166,7 @@ def test_float_streams_are_listed_and_the_integers_still_equal(
     assert found.float_operators == report.float_operators
 
 
+@pytest.mark.thorough
 def test_a_float_head_gives_the_logits_of_its_integer_features(quantized, images, tmp_path):
     report = sat_tf.export_tflite(quantized, tmp_path / "model.tflite", float_head=True)
     assert "FULLY_CONNECTED classifier" in report.float_operators

@@ -158,6 +158,7 @@ def test_a_saved_and_loaded_model_has_the_same_file(name, tmp_path):
         "zero_padding",
     ],
 )
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:Statistics for quantized inputs")
 def test_the_ordinary_converter_gives_the_classes_of_the_written_file(name, tmp_path):
     found = _export(name, tmp_path)

@@ -106,12 +106,14 @@ def _with_mark(change):
     return edit
 
 
+@pytest.mark.thorough
 def test_every_layer_is_marked_with_the_version_and_the_format():
     model, _ = make.trained(make.POLICIES["mobile"])
     marks = [layer.get_config().get("saved_by") for layer in model.layers[1:]]
     assert marks == [{"sat_tf": sat_tf.__version__, "format": FORMAT}] * len(marks)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", EDITORS)
 def test_a_file_without_a_mark_is_an_older_one_and_loads(name, saved, tmp_path):
     folder, images, expected = saved

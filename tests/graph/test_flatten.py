@@ -198,6 +198,7 @@ def test_overrides_name_the_layers_of_nested_models():
         sat_tf.quantize_model(nested_models.nested(), BitPolicy(overrides={"conv9": {}}))
 
 
+@pytest.mark.thorough
 def test_a_frozen_backbone_has_nothing_to_train_and_is_in_inference():
     quantized = sat_tf.quantize_model(nested_models.nested(frozen=True), BitPolicy.mobile(4))
     images = nested_models.images()

@@ -67,6 +67,7 @@ def test_functions_stay_within_their_reach(layer):
     assert functions.works_on_each_value(layer)
 
 
+@pytest.mark.thorough
 def test_what_is_cut_off_above_keeps_its_sign():
     assert functions.reach(Clip(None, 2.0)) == asymmetric.UNKNOWN
     assert functions.works_on_each_value(Clip(None, 2.0))

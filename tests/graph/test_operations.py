@@ -167,6 +167,7 @@ def _images(shape=(8, 8, 4), count=3):
     return draw.normal(0.0, 3.0, (count, *shape)).astype(np.float32)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_operation_becomes_layers_with_the_same_outputs_and_names(name):
     operation, expected = OPERATIONS[name]

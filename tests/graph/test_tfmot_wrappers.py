@@ -107,6 +107,7 @@ def _codes(layer):
     return units.numpy() - levels // 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("bits", "weight_range"), [(4, "layer"), (4, "channel"), (8, "layer")])
 def test_pruned_weights_have_code_0_on_the_narrow_grid(bits, weight_range, stripped):
     policy = BitPolicy.mobile(
@@ -128,6 +129,7 @@ def test_pruned_weights_have_code_0_on_the_narrow_grid(bits, weight_range, strip
         assert np.all(layer.effective_kernel().numpy()[kernel == 0.0] == 0.0)
 
 
+@pytest.mark.thorough
 def test_pruned_weights_stay_at_code_0_while_a_mask_is_kept(stripped):
     quantized = sat_tf.quantize_model(
         stripped, BitPolicy.mobile(4, weight_grid="narrow", input_max=1.0)

@@ -7,6 +7,7 @@ import sat_tf
 from tests.keras3 import models
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "build", [models.mobile, pytest.param(models.functions, marks=pytest.mark.slow)]
 )

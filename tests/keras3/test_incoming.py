@@ -272,6 +272,7 @@ def test_settings_that_tf_keras_does_not_have_are_refused():
     assert "dense: received activation='sparsemax', which tf_keras does not have" in message
 
 
+@pytest.mark.thorough
 def test_a_model_quantized_by_keras_3_is_refused():
     image = keras3.Input((4,), name="image")
     model = keras3.Model(image, L.Dense(2, name="dense")(image))

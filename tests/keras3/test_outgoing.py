@@ -51,6 +51,7 @@ def _exported(name, policy="w4a4"):
     return sat_tf.to_keras3(_quantized(name, policy))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("value", [(-1, 1), "torch", "caffe"])
 def test_what_the_model_is_fed_comes_over_bit_for_bit(value, tmp_path):
     model = float_models.build("plain")
@@ -112,6 +113,7 @@ def test_outputs_of_every_graph_are_equal_bit_for_bit(name, policy):
     _assert_equal(sat_tf.to_keras3(model), model)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", BEYOND)
 def test_layers_and_functions_beyond_the_usual_ones_are_equal_bit_for_bit(name, tmp_path):
     model = layer_models.MODELS[name].model()
@@ -132,6 +134,7 @@ def test_all_layers_are_equal_bit_for_bit_at_two_bits(name):
     _assert_equal(sat_tf.to_keras3(model), model)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("build", NESTED, ids=lambda build: build.__name__)
 def test_models_that_nest_or_share_are_equal_bit_for_bit(build):
     model = _ready(build(), sat_tf.BitPolicy())
@@ -142,6 +145,7 @@ def test_models_that_nest_or_share_are_equal_bit_for_bit(build):
     assert {name.replace("/", "_") for name in linear} <= {layer.name for layer in exported.layers}
 
 
+@pytest.mark.thorough
 def test_several_inputs_and_outputs_keep_their_structure():
     left, right = (keras.Input((8, 8, 3), name=name) for name in ("left", "right"))
     conv = keras.layers.Conv2D(4, 3, activation="swish", name="conv")  # one set of weights

@@ -118,6 +118,7 @@ def _called_often():
     return keras.Model({"image": image}, [L.Flatten()(x), shared(x)], name="often")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FORMATS)
 def test_whatever_can_be_ordered_is_loaded(name, tmp_path):
     model = _called_often()

@@ -33,6 +33,7 @@ def _wrapped(kind):
     return make
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("make", [marking, _wrapped("nested"), _wrapped("wrapper")])
 def test_a_lambda_is_refused_wherever_it_is_and_runs_when_trusted(name, make, tmp_path):
@@ -225,6 +226,7 @@ _NAMED_TWICE = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("key", ["activation", "kernel_regularizer", "bias_initializer"])
 @pytest.mark.parametrize("names", _NAMED_TWICE)
 @pytest.mark.parametrize("name", FORMATS)
@@ -322,6 +324,7 @@ def _of_many_layers():
     return keras.Model(image, L.Dense(3, activation="softmax", dtype="float32")(x), name="many")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("kind", ["many", "quantized", "compiled"])
 def test_models_of_layers_alone_are_loaded_as_they_were(name, kind, tmp_path):
@@ -338,6 +341,7 @@ def test_models_of_layers_alone_are_loaded_as_they_were(name, kind, tmp_path):
     np.testing.assert_array_equal(load_model(tmp_path / name)(images), model(images))
 
 
+@pytest.mark.thorough
 def test_applications_of_keras_are_loaded(tmp_path):
     made = keras.applications.MobileNetV3Small((32, 32, 3), weights=None, classes=4)
     made.save(tmp_path / "model.h5")
@@ -350,6 +354,7 @@ class _Own(L.Layer):
         return inputs * 2.0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FORMATS)
 def test_classes_that_are_registered_are_taken(name, tmp_path):
     model = small(_Own(name="own"))
@@ -367,6 +372,7 @@ class _Subclassed(keras.Model):
         return self.dense(inputs)
 
 
+@pytest.mark.thorough
 def test_a_saved_model_is_rebuilt_or_refused_but_never_run(tmp_path):
     class Writes(tf.Module):
         def __init__(self):

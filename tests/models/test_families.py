@@ -20,6 +20,7 @@ def test_every_family_has_a_small_model():
 
 # Parameters and multiply-adds as torchvision publishes them beside its checkpoints, which are of
 # the same architectures. MobileNets have tables of their own in their tests.
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "parameters", "billions"),
     [
@@ -43,6 +44,7 @@ def test_sizes_are_the_published_ones(name, parameters, billions):
     assert round(count_multiply_adds(model) / 10**9, decimals) == billions
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_same_seed_gives_the_same_weights(name):
     again = build_small(name)
@@ -50,6 +52,7 @@ def test_the_same_seed_gives_the_same_weights(name):
         np.testing.assert_array_equal(first, second)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FAMILIES)
 def test_another_seed_gives_other_kernels_everywhere(name):
     other = build_small(name, seed=1)
@@ -87,6 +90,7 @@ def test_any_batch_of_images_becomes_logits(name):
     assert keras.activations.serialize(model.layers[-1].activation) == "linear"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FAMILIES)
 def test_rectifier_max_reaches_every_rectifier(name):
     model = build_small(name, 8, rectifier_max=1.5)
@@ -107,6 +111,7 @@ def test_a_rectifier_without_a_maximum_is_a_plain_one():
     assert model.get_layer("stem_relu").max_value is None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FAMILIES)
 def test_layer_names_are_unique_and_the_same_in_every_build(name):
     names = [layer.name for layer in small_model(name).layers]
@@ -114,6 +119,7 @@ def test_layer_names_are_unique_and_the_same_in_every_build(name):
     assert names == [layer.name for layer in build_small(name, 8).layers]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FAMILIES)
 def test_dropout_stands_in_front_of_dense_layers_only_if_asked_for(name):
     model = build_small(name, 8, dropout=0.25)
@@ -126,6 +132,7 @@ def test_dropout_stands_in_front_of_dense_layers_only_if_asked_for(name):
     assert not any(isinstance(layer, keras.layers.Dropout) for layer in small_model(name).layers)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_model_built_from_its_config_computes_the_same(name):
     model = small_model(name)
@@ -136,6 +143,7 @@ def test_a_model_built_from_its_config_computes_the_same(name):
     np.testing.assert_array_equal(twin(images).numpy(), model(images).numpy())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FAMILIES)
 def test_an_image_of_one_pixel_is_accepted(name):
     model = build_small(name, image_size=1, width_multiplier=0.01)

@@ -36,6 +36,7 @@ def test_trainable_parameters_are_the_published_ones(name, trainable):
 
 # MobileNet-V1: table 6 of arXiv:1704.04861. MobileNet-V2: the table of pretrained checkpoints that
 # its authors published with the code; its parameters leave batch normalization out.
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "width_multiplier", "multiply_adds", "parameters"),
     [
@@ -60,6 +61,7 @@ def test_sizes_at_every_width_are_the_published_ones(
     assert round(without_bn / MILLION, decimals) == parameters
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FAMILIES)
 def test_stem_stride_1_doubles_every_feature_map(name):
     strided = _small_model(name, stem_stride=2)
@@ -93,6 +95,7 @@ def test_initial_kernels_have_the_variance_of_their_fan_out(name):
         assert kernel.var() == pytest.approx(variance, rel=tolerance), layer
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FAMILIES)
 def test_only_the_classifier_has_a_bias(name):
     with_bias = [layer.name for layer in _small_model(name).layers if _uses_bias(layer)]

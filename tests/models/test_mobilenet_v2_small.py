@@ -83,6 +83,7 @@ def test_residual_sums_take_what_is_not_rectified():
         assert not any(isinstance(source, keras.layers.ReLU) for source in sources)
 
 
+@pytest.mark.thorough
 def test_heads_and_rectifiers_do_not_change_the_initial_weights():
     reference = _build()
     for head in HEADS:
@@ -122,6 +123,7 @@ def test_in_the_papers_setting_every_linear_layer_reads_codes(head, rectified):
         assert quantizer.num_bits == 4
 
 
+@pytest.mark.thorough
 def test_clipping_levels_start_where_the_policy_says_if_rectifiers_have_no_maximum():
     policy = BitPolicy.paper(2, initial_clipping_level=2.5, initial_classifier_clipping_level=2.5)
     model = _build(head="pool_first", rectified_inputs=True, rectifier_max=None)

@@ -31,6 +31,7 @@ def _layers_of(model, kind):
     return [layer for layer in model.layers if isinstance(layer, kind)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "channels"),
     [
@@ -71,6 +72,7 @@ def test_the_3x3_convolution_of_a_bottleneck_strides(name):
     assert model.get_layer("block_4_spatial_conv").kernel_size == (3, 3)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FAMILIES)
 def test_only_the_classifier_has_a_bias(name):
     with_bias = [layer.name for layer in small_model(name).layers if _uses_bias(layer)]
@@ -122,12 +124,14 @@ def test_the_stem_of_small_images_keeps_rows_and_columns(name):
     assert not _layers_of(model, keras.layers.MaxPooling2D)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FAMILIES)
 def test_stages_are_as_many_as_asked_for(name):
     model = build_small(name, 16, stage_blocks=[1, 2, 1, 1, 1])
     assert len(_layers_of(model, keras.layers.Add)) == 6
 
 
+@pytest.mark.thorough
 def test_three_narrow_stages_are_resnet_20():
     blocks = list(plan_blocks((3, 3, 3), 0.25))
     assert [block.channels for block in blocks] == [16] * 3 + [32] * 3 + [64] * 3

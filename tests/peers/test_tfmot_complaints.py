@@ -206,6 +206,7 @@ def test_a_model_that_sat_tf_takes_keeps_its_function_in_8_bits(taken):
     assert np.corrcoef(expected, found)[0, 1] > 0.99
 
 
+@pytest.mark.thorough
 def test_its_file_is_all_integer_and_computes_the_proved_codes(taken, tmp_path):
     complaint, _, quantized, images = taken
     report = sat_tf.export_tflite(quantized, tmp_path / "model.tflite")

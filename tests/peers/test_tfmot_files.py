@@ -98,12 +98,14 @@ def ours(tmp_path_factory):
 # -- 2, 3: what was trained, and what runs -----------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_files_of_tfmot_compute_something_else_mo368_mo309_mo974_tf47068_tf38845(theirs):
     model, content, images = theirs
     output = model(images).numpy()
     assert np.any(np.abs(_run(content, images) - output) > 1e-3 * np.ptp(output))
 
 
+@pytest.mark.thorough
 def test_files_of_sat_tf_compute_the_integers_that_were_proved(ours):
     _, _, proof = ours
     assert proof.codes_differing == 0
@@ -189,6 +191,7 @@ def test_bits_of_ones_own_take_tfmots_normalizations_away_mo445():
         tq.quantize_apply(model)
 
 
+@pytest.mark.thorough
 def test_ranges_of_ones_own_leave_the_convolution_float_mo552_mo1131_tf43882():
     model = _normalized(tq.quantize_annotate_layer, _Weights(8), _Weights(8))
     with tq.quantize_scope({"_Weights": _Weights}):
@@ -233,6 +236,7 @@ def test_4_bits_are_stored_in_4_bits_mo950_mo574_tf40917_tf50993_tf64193(four_bi
     assert proof.codes_differing == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("bits", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_activations_of_4_bits_have_no_file_with_tfmot_mo950_tf60125(bits):
     # Of its experimental schemes: weights of 4 bits arrive as INT4 from TensorFlow 2.21 on.

@@ -134,6 +134,7 @@ def _scalars(model):
     return {v.name.split("/")[-1]: float(tf.convert_to_tensor(v)) for v in found}
 
 
+@pytest.mark.thorough
 def test_ranges_of_tfmot_are_those_of_the_first_replica_mo1068():
     model = _trained_on_two_replicas(_tfmot_quantize)
     ranges = {name: value for name, value in _scalars(model).items() if "quantize_layer" in name}
@@ -141,6 +142,7 @@ def test_ranges_of_tfmot_are_those_of_the_first_replica_mo1068():
     assert tf.lite.TFLiteConverter.from_keras_model(model).convert()  # tf#42432 is no more
 
 
+@pytest.mark.thorough
 def test_ranges_of_sat_tf_are_those_of_the_whole_batch_mo1068_tf42432(tmp_path):
     # tests/qat/test_training.py compares whole trainings on one and on two replicas.
     policy = BitPolicy.mobile(8, input_max=1.0)

@@ -54,6 +54,7 @@ def odd_model():
     return keras.Model(image, L.UnitNormalization(name="last")(tensor), name="odd_model")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "policy",
     [

@@ -118,6 +118,7 @@ def test_quantize_model_follows_the_plan_of_every_graph(name, policy):
     follows(name, POLICIES[policy])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "policy",
     [

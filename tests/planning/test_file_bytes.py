@@ -74,6 +74,7 @@ MODELS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("preset", [BitPolicy.mobile, BitPolicy.paper])
 @pytest.mark.parametrize("name", MODELS)
 def test_shared_kernels_are_counted_once_and_float_layers_as_the_converter_writes_them(

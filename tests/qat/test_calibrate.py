@@ -54,6 +54,7 @@ def calibrated_levels():
     return _levels(sat_tf.calibrate(model, float_models.images(128), num_images=128))
 
 
+@pytest.mark.thorough
 def test_the_sample_of_a_large_tensor_holds_all_channels():
     # Of 28x28 pixels and 144 channels, in batches of 64: every 441st value meets 16 channels.
     image = keras.Input((28, 28, 144))
@@ -79,6 +80,7 @@ def test_the_sample_of_a_large_tensor_holds_all_channels():
 # -- what it does ------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("fields", "options"),
     [
@@ -99,6 +101,7 @@ def test_8_bits_lose_less_than_a_point_without_training(
     assert correct(quantized) >= correct(digits_model) - 0.01
 
 
+@pytest.mark.thorough
 def test_the_papers_own_start_needs_the_statistics_calibrated(digits, digits_model, correct):
     quantized = sat_tf.quantize_model(digits_model, BitPolicy.paper(8))
     assert correct(quantized) < 0.9  # clamped weights under the statistics of others
@@ -106,6 +109,7 @@ def test_the_papers_own_start_needs_the_statistics_calibrated(digits, digits_mod
     assert correct(quantized) >= correct(digits_model) - 0.02
 
 
+@pytest.mark.thorough
 def test_every_clipping_level_is_the_best_for_what_its_quantizer_sees(digits, digits_model):
     quantized = sat_tf.quantize_model(digits_model, BitPolicy.mobile(3))
     images = digits.train_images[:256].astype(np.float32)
@@ -331,6 +335,7 @@ def _as_dataset(images):
     return tf.data.Dataset.from_tensor_slices((images, np.zeros(len(images)))).batch(64)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "form",
     [

@@ -73,6 +73,7 @@ def test_a_foreign_scheme_gets_the_weight_quantizer_alone():
     assert config.get_weights_and_quantizers(L.ReLU()) == []
 
 
+@pytest.mark.thorough
 def test_tfmots_own_scheme_works_with_a_layer_config():
     annotate = tfmot.quantization.keras.quantize_annotate_layer
     model = keras.Sequential(

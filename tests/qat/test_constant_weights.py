@@ -36,6 +36,7 @@ def _kernels_made(function, *arguments):
     return sum(node.op == "Tanh" for node in nodes)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "policy",
     [
@@ -55,6 +56,7 @@ def test_inside_everything_that_evaluates_gives_the_same_bits(policy):
         np.testing.assert_array_equal(model(IMAGES), model(IMAGES, training=False))
 
 
+@pytest.mark.thorough
 def test_no_effective_weight_is_made_inside():
     model = _quantized()
     images = tf.constant(IMAGES)
@@ -65,6 +67,7 @@ def test_no_effective_weight_is_made_inside():
         assert _kernels_made(inside, images) == 0
 
 
+@pytest.mark.thorough
 def test_training_between_two_entries_is_seen_and_nothing_is_traced_again():
     model = _quantized()
     with constant_weights(model):
@@ -80,6 +83,7 @@ def test_training_between_two_entries_is_seen_and_nothing_is_traced_again():
         assert traced.experimental_get_tracing_count() == count
 
 
+@pytest.mark.thorough
 def test_compiling_again_makes_new_metrics_known_inside_too():
     model = _quantized()
     with constant_weights(model):
@@ -89,6 +93,7 @@ def test_compiling_again_makes_new_metrics_known_inside_too():
         assert isinstance(model.evaluate(IMAGES, LABELS, verbose=0), float)
 
 
+@pytest.mark.thorough
 def test_training_inside_is_refused_and_works_outside():
     model = _quantized()
     with (
@@ -119,6 +124,7 @@ def test_weights_of_the_model_stay_the_same_ones():
     assert [weight.name for weight in model.weights] == before
 
 
+@pytest.mark.thorough
 def test_copies_and_saved_models_know_nothing_of_it(tmp_path):
     model = _quantized()
     with constant_weights(model):
@@ -151,6 +157,7 @@ def test_a_model_around_the_quantized_one_may_be_given():
         np.testing.assert_array_equal(around.predict(IMAGES, verbose=0), expected)
 
 
+@pytest.mark.thorough
 def test_replicas_read_the_same_copies():
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
     with strategy.scope():

@@ -40,6 +40,7 @@ def _collect():
     gc.collect()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [{}, {"jit_compile": True}], ids=["plain", "xla"])
 def test_the_graph_of_a_step_goes_with_its_model(options):
     model, graph = _trained(**options)
@@ -56,6 +57,7 @@ def test_the_graph_of_a_step_goes_with_its_model(options):
     assert len(_registered()) <= len(before)
 
 
+@pytest.mark.thorough
 def test_a_living_model_keeps_its_gradients():
     class Squared(keras.layers.Layer):
         def call(self, inputs):

@@ -184,6 +184,7 @@ def test_contrast_is_that_of_keras_and_has_its_gradient():
     np.testing.assert_array_equal(quantized(tensor), tensor)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("place", ["rescaled", "conv", "relu"])
 def test_models_with_contrast_behind_what_is_trained_learn(place):
     policy = BitPolicy(activation_bits=8)
@@ -224,6 +225,7 @@ def trained():
     return sat_tf.calibrate(quantized, images(64))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["model.keras", "model.h5", "saved_model"])
 def test_models_are_saved_with_it_and_loaded(trained, tmp_path, name):
     trained.save(tmp_path / name, **({} if "." in name else {"save_format": "tf"}))
@@ -248,6 +250,7 @@ def test_calibration_does_not_depend_on_what_is_drawn():
         np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.mark.thorough
 def test_layers_of_users_may_branch_on_training():
     class Doubled(L.Layer):
         def call(self, inputs, training=None):

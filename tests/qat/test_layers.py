@@ -28,6 +28,7 @@ def quantized(float_model):
     return sat_tf.calibrate(model, _images())
 
 
+@pytest.mark.thorough
 def test_eight_bits_keep_the_function(float_model):
     images = _images()
     model = sat_tf.quantize_model(float_model, sat_tf.BitPolicy.mobile(8))
@@ -36,6 +37,7 @@ def test_eight_bits_keep_the_function(float_model):
     assert np.corrcoef(expected.ravel(), found.ravel())[0, 1] > 0.99
 
 
+@pytest.mark.thorough
 def test_a_gradient_reaches_every_variable(quantized):
     # Of one number for each output, as a softmax would hide what all have in common.
     weights = tf.constant([1.0, -2.0, 3.0, -4.0])
@@ -61,6 +63,7 @@ def test_requantizing_keeps_what_was_learnt(quantized):
     np.testing.assert_array_equal(again(_images(4)), quantized(_images(4)))
 
 
+@pytest.mark.thorough
 def test_training_lowers_the_loss(quantized):
     labels = np.random.default_rng(2).integers(0, 4, 48)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

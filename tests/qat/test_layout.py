@@ -227,6 +227,7 @@ def test_layers_left_float_keep_their_weights():
     assert np.isfinite(integer(inputs)).all()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "bits"),
     [

@@ -81,6 +81,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "policy"), PAIRS)
 def test_set_weights_makes_another_model_the_same(name, policy):
     one, other = (_quantized(name, policy, seed) for seed in (0, 1))
@@ -102,6 +103,7 @@ def test_set_weights_makes_another_model_the_same(name, policy):
 FILES = {"model.weights.h5": "h5", "weights.h5": "h5", "checkpoint": "tf"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("name", ["transposed", "depthwise"])
 def test_a_file_of_weights_makes_another_model_the_same(name, file, tmp_path):
@@ -114,6 +116,7 @@ def test_a_file_of_weights_makes_another_model_the_same(name, file, tmp_path):
     np.testing.assert_array_equal(tf.function(other)(images), tf.function(one)(images))
 
 
+@pytest.mark.thorough
 def test_weights_of_models_with_functions_and_shared_layers_can_be_loaded():
     one, other = (_quantized("many_layers", "many_layers", seed) for seed in (0, 1))
     assert _lasting(one.get_config()) == _lasting(other.get_config())

@@ -90,6 +90,7 @@ def test_the_papers_two_stages_run_on_one_set_of_latent_weights():
     assert level.numpy() == 8.0  # there was none to carry
 
 
+@pytest.mark.thorough
 def test_new_clipping_levels_start_as_the_policy_says(learnt):
     paper = sat_tf.requantize(learnt, BitPolicy.paper(4))
     back = sat_tf.requantize(paper, BitPolicy.mobile(4, initial_clipping_level=3.0))
@@ -102,6 +103,7 @@ def test_new_clipping_levels_start_as_the_policy_says(learnt):
 _VARIANTS = list(itertools.product(("layer", "channel"), ("constant", "stddev", "none")))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["mobile_block", "plain"])
 @pytest.mark.parametrize("before", _VARIANTS)
 @pytest.mark.parametrize("after", _VARIANTS)
@@ -152,6 +154,7 @@ def test_a_model_without_gains_gets_them_with_a_policy_that_keeps_the_function(w
     np.testing.assert_allclose(other(images), expected, atol=1e-5 * np.max(np.abs(expected)))
 
 
+@pytest.mark.thorough
 def test_frozen_layers_stay_frozen():
     model = _learnt()
     model.get_layer("quant_a").trainable = False

@@ -36,6 +36,7 @@ def _with_unequal_levels(name, policy):
     return model
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "form"),
     [
@@ -61,6 +62,7 @@ def test_a_saved_model_comes_back_bit_for_bit(name, form, tmp_path):
             assert old.trainable == new.trainable
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_loaded_model_trains_calibrates_and_requantizes(form, tmp_path):
     model = _with_unequal_levels("dropout", BitPolicy.mobile(4))
@@ -81,6 +83,7 @@ def test_a_loaded_model_trains_calibrates_and_requantizes(form, tmp_path):
 
 
 # SavedModels hold no optimizer in Keras: one that is loaded starts anew.
+@pytest.mark.thorough
 @pytest.mark.parametrize("form", ["keras", "h5"])
 def test_training_goes_on_after_loading_as_if_it_had_never_stopped(form, tmp_path):
     images, targets = float_models.images(16) / 255.0, np.ones((16, 5))
@@ -116,6 +119,7 @@ def test_weights_alone_can_be_saved(file, tmp_path):
     np.testing.assert_array_equal(other(images), model(images))
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_brings_optimizer_and_levels_back(tmp_path):
     images = float_models.images(32)
     interrupted, restored = (

@@ -80,6 +80,7 @@ TRIPS = {
 SLOW = ("saved_model", "weights", "keras_of_h5")
 
 
+@pytest.mark.thorough
 def test_the_model_has_what_it_is_for(model):
     quantizers, layers = set(), set()
     for layer in model.layers[len(model.inputs) :]:
@@ -93,6 +94,7 @@ def test_the_model_has_what_it_is_for(model):
     assert len(model.outputs) == 3
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "trip",
     [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in TRIPS],
@@ -108,6 +110,7 @@ def test_outputs_are_the_same_bit_for_bit_after(trip, model, expected, tmp_path)
     assert len(loaded.trainable_variables) == len(model.trainable_variables)
 
 
+@pytest.mark.thorough
 def test_a_loaded_model_is_quantized_again_and_exported_alike(model, expected, tmp_path):
     loaded = TRIPS["keras"](model, tmp_path)
     again = sat_tf.requantize(loaded, many_layers.POLICY)
@@ -130,6 +133,7 @@ for name in ("model.keras", "model.h5"):
 """
 
 
+@pytest.mark.thorough
 def test_another_process_loads_every_file_after_the_import_alone(model, expected, tmp_path):
     for name in ("model.keras", "model.h5"):
         model.save(tmp_path / name)

@@ -21,6 +21,7 @@ def _bits(model, name):
     return model.get_layer(f"quant_{name}").quantize_config.weights.num_bits
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "policy"),
     [

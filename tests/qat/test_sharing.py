@@ -21,6 +21,7 @@ def quantized():
     return sat_tf.calibrate(model, nested_models.images(64))
 
 
+@pytest.mark.thorough
 def test_a_shared_layer_has_one_latent_weight_and_a_clipping_level_for_each_use(quantized):
     names = [variable.name for variable in quantized.trainable_variables]
     assert len(names) == len(set(names))
@@ -143,6 +144,7 @@ def test_training_updates_one_kernel(quantized):
     assert model.evaluate(images, np.arange(32) % 3, verbose=0) < first
 
 
+@pytest.mark.thorough
 def test_another_policy_carries_what_every_use_has_learnt(quantized):
     images = nested_models.images()
     same = sat_tf.requantize(quantized, BitPolicy.mobile(4))

@@ -181,6 +181,7 @@ def test_new_levels_of_another_policy_follow_the_effective_weights():
         assert levels == pytest.approx(direct, rel=0.02)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [*float_models.GRAPHS, *float_models.OTHER_MODELS])
 def test_every_level_is_positive_and_finite(name):
     build = float_models.OTHER_MODELS.get(name) or (lambda: float_models.build(name))

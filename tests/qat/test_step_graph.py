@@ -40,6 +40,7 @@ def _step_graph(model, make):
     return step.get_concrete_function(iter(_data(8, 4))).graph
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [{}, {"jit_compile": True}], ids=["plain", "xla"])
 def test_fifty_steps_with_a_partial_batch_are_traced_like_one(options):
     model = _compiled(**options)
@@ -53,6 +54,7 @@ def test_fifty_steps_with_a_partial_batch_are_traced_like_one(options):
     assert model.test_function.experimental_get_tracing_count() == 1
 
 
+@pytest.mark.thorough
 def test_nothing_in_a_step_is_in_double_precision_or_runs_on_the_host():
     quantized, plain = _compiled(), float_models.build("mobile_block")
     plain.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
@@ -74,6 +76,7 @@ def test_nothing_in_a_step_is_in_double_precision_or_runs_on_the_host():
         assert not doubles[0] - doubles[1]
 
 
+@pytest.mark.thorough
 def test_a_compiled_step_stays_on_its_device():
     model = _compiled()
     images, labels = next(iter(_data(4, 4)))

@@ -38,6 +38,7 @@ def _fit(model, epochs=2, count=32):
     return history.history["loss"]
 
 
+@pytest.mark.thorough
 def test_fit_moves_weights_and_clipping_levels():
     model = _compiled("mobile_block")
     before = {v.name: v.numpy() for v in model.trainable_variables}
@@ -49,6 +50,7 @@ def test_fit_moves_weights_and_clipping_levels():
     assert kernels <= moved
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("bits", [4, pytest.param(2, marks=pytest.mark.slow)])
 def test_quantization_aware_training_recovers_what_rounding_lost(
     bits, digits, digits_model, correct
@@ -63,6 +65,7 @@ def test_quantization_aware_training_recovers_what_rounding_lost(
     assert correct(model) >= correct(digits_model) - (0.02 if bits == 4 else 0.06)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
     [{"run_eagerly": True}, {"jit_compile": True}, {"steps_per_execution": 2}],
@@ -78,6 +81,7 @@ def test_every_way_to_run_a_step_gives_the_same_training(options):
 
 
 # No normalization, whose batch statistics would be those of a replica's share.
+@pytest.mark.thorough
 def test_replicas_train_like_a_single_device(replicas):
     expected = _compiled("without_normalization")
     with replicas.scope():
@@ -88,6 +92,7 @@ def test_replicas_train_like_a_single_device(replicas):
     np.testing.assert_allclose(found(images), expected(images), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("replicas", [2], indirect=True)
 def test_a_model_on_two_replicas_is_calibrated_saved_and_requantized(replicas, tmp_path):
     with replicas.scope():
@@ -108,6 +113,7 @@ def test_a_model_on_two_replicas_is_calibrated_saved_and_requantized(replicas, t
     assert np.isfinite(fewer(images)).all()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
 def test_mixed_precision_trains(precision, tmp_path):
     keras.mixed_precision.set_global_policy(precision)
@@ -129,6 +135,7 @@ def test_mixed_precision_trains(precision, tmp_path):
     np.testing.assert_array_equal(loaded(images), model(images))
 
 
+@pytest.mark.thorough
 def test_a_frozen_model_does_not_change_in_training():
     model = _compiled("plain")
     model.trainable = False
@@ -144,6 +151,7 @@ def test_a_frozen_model_does_not_change_in_training():
     assert len(transfer.trainable_variables) == 2
 
 
+@pytest.mark.thorough
 def test_a_frozen_layer_keeps_its_weights_while_others_train():
     model = _compiled("plain")
     model.get_layer("quant_a").trainable = False
@@ -156,6 +164,7 @@ def test_a_frozen_layer_keeps_its_weights_while_others_train():
     assert not np.array_equal(trained[0], model.get_layer("quant_b").get_weights()[0])
 
 
+@pytest.mark.thorough
 def test_clipping_levels_stay_positive_under_any_gradient():
     # Targets far below what rectified tensors can reach pull every level down at once.
     levels = {"initial_clipping_level": 0.05, "initial_classifier_clipping_level": 0.05}
@@ -179,6 +188,7 @@ def test_weight_decay_speaks_of_latent_weights_alone():
     assert float(penalty) == pytest.approx(0.1 * np.square(layer.kernel).sum(), rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_the_logits_range_follows_training():
     model = _compiled("plain")
     _fit(model, epochs=1)
@@ -192,6 +202,7 @@ def test_the_logits_range_follows_training():
     assert float(observed["highest"]) == before
 
 
+@pytest.mark.thorough
 def test_dynamic_image_sizes_train():
     model = sat_tf.quantize_model(float_models.any_image_size(), BitPolicy.mobile(4))
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))

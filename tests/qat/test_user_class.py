@@ -77,6 +77,7 @@ def _fit(model):
     return model.fit(_PIXELS, _LABELS, batch_size=4, verbose=0).history
 
 
+@pytest.mark.thorough
 def test_a_model_of_the_user_s_class_is_trained_by_its_own_step(tmp_path):
     model = Counting(*_graph())
     quantized = sat_tf.quantize_model(model, _POLICY)
@@ -93,6 +94,7 @@ def test_a_model_of_the_user_s_class_is_trained_by_its_own_step(tmp_path):
     sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
 
 
+@pytest.mark.thorough
 def test_the_class_survives_quantize_apply():
     annotated = tfmot.quantization.keras.quantize_annotate_model(Counting(*_graph()))
     assert type(annotated) is Counting
@@ -103,6 +105,7 @@ def test_the_class_survives_quantize_apply():
     assert _fit(quantized)["counted"] == [1.0]
 
 
+@pytest.mark.thorough
 def test_what_a_model_of_the_user_s_class_holds_is_carried_over():
     teacher = keras.Sequential([keras.Input((8, 8, 3)), L.Flatten()])
     model = Distilling(*_graph(), temperature=5.0, teacher=teacher)
@@ -120,6 +123,7 @@ def test_what_a_model_of_the_user_s_class_holds_is_carried_over():
     assert (float(quantized.average), float(model.average)) == (9.0, 7.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("build", "name", "step"),
     [

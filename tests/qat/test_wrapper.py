@@ -132,6 +132,7 @@ def test_a_layer_that_fails_is_put_back():
     assert wrapped.layer.activation is keras.activations.relu
 
 
+@pytest.mark.thorough
 def test_threads_do_not_see_each_others_kernels():
     model = sat_tf.quantize_model(float_models.build("without_normalization"), BitPolicy.mobile(2))
     images = float_models.images(16)

@@ -47,6 +47,7 @@ def _data():
     return images, draw.integers(0, 3, 64)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_a_quantizer_of_ones_own_goes_all_the_way_to_a_certificate(bits, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -75,6 +76,7 @@ def test_a_quantizer_of_ones_own_goes_all_the_way_to_a_certificate(bits, tmp_pat
     )
 
 
+@pytest.mark.thorough
 def test_it_loads_in_another_process_which_imports_its_script(tmp_path):
     keras.utils.set_random_seed(0)
     images, _ = _data()
@@ -107,6 +109,7 @@ print("the same")
     assert "with the quantizer 'power_of_two', which is not registered" in runs[1].stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_an_activation_quantizer_of_ones_own_goes_all_the_way_too(bits, tmp_path):
     keras.utils.set_random_seed(bits)

@@ -294,6 +294,7 @@ def test_the_clamp_of_a_quantizer_is_that_of_the_core():
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("activation", [None, "softmax"])
 def test_two_replicas_observe_the_range_of_the_whole_batch(activation):
     images = keras.Input((4,))

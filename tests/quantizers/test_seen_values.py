@@ -149,12 +149,14 @@ def _weights(model):
     return [np.array(value) for value in model.get_weights()]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [{}, {"run_eagerly": True}], ids=str)
 def test_fit_warns_of_another_range_in_its_first_batch(options):
     with pytest.warns(UserWarning, match=r"values from 0 to 1, .*what fits is input_range=\(0, 1"):
         _fit(_quantized(), range_of((0, 1)).fed(PICTURES), **options)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [{}, {"jit_compile": True}, {"run_eagerly": True}], ids=str)
 def test_the_image_layer_remembers_what_it_is_fed_in_training(options):
     model = _quantized(input_range="tf")
@@ -169,12 +171,14 @@ def test_the_image_layer_remembers_what_it_is_fed_in_training(options):
     assert seen.off_grid < 0.01
 
 
+@pytest.mark.thorough
 def test_channels_with_ranges_of_their_own_are_remembered_one_by_one():
     model = _quantized(input_range="caffe")
     _fit(model, range_of("caffe").fed(PICTURES))
     np.testing.assert_allclose(_seen(model).lowest, range_of("caffe").low, atol=2.0)
 
 
+@pytest.mark.thorough
 def test_training_on_pictures_of_low_contrast_is_told_too():
     model = _quantized(input_range=(-1, 1))
     with pytest.warns(UserWarning, match=r"what fits is input_range=\(0, 1\)"):
@@ -183,6 +187,7 @@ def test_training_on_pictures_of_low_contrast_is_told_too():
     assert problem.endswith("what fits is input_range=(0, 1)")
 
 
+@pytest.mark.thorough
 def test_what_replicas_are_fed_is_remembered():
     devices = tf.config.list_logical_devices("CPU")
     strategy = tf.distribute.MirroredStrategy([device.name for device in devices[:2]])
@@ -193,6 +198,7 @@ def test_what_replicas_are_fed_is_remembered():
     assert float(_seen(model).highest) > 250.0
 
 
+@pytest.mark.thorough
 def test_a_frozen_model_and_a_half_precision_one_train_as_they_did():
     model = _quantized()
     model.trainable = False
@@ -207,6 +213,7 @@ def test_a_frozen_model_and_a_half_precision_one_train_as_they_did():
     assert float(_seen(half).highest) == pytest.approx(1.0, abs=0.01)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("suffix", [".keras", ".h5", ""])
 def test_what_was_seen_is_saved(suffix, tmp_path):
     model = _quantized(input_range="torch")
@@ -226,6 +233,7 @@ def test_calibrate_refuses_another_range_before_it_changes_anything():
         np.testing.assert_array_equal(old, new)
 
 
+@pytest.mark.thorough
 def test_calibrate_refuses_the_right_images_after_training_on_others():
     model = _quantized()
     with pytest.warns(UserWarning, match="the model is trained on"):
@@ -244,6 +252,7 @@ def test_a_rescaling_inside_and_pixels_in_front_are_told_the_range_of_the_pixels
         sat_tf.calibrate(quantized, PICTURES)
 
 
+@pytest.mark.thorough
 def test_the_quantized_model_gets_the_range_that_fits_by_requantize():
     model = _quantized()
     with pytest.warns(UserWarning, match="the model is trained on"):

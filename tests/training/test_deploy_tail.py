@@ -46,6 +46,7 @@ def batches(images, size=16):
     return tf.data.Dataset.from_tensor_slices(pairs).batch(size, drop_remainder=True)
 
 
+@pytest.mark.thorough
 def test_the_tail_trains_the_model_it_is_given_on_the_integers_of_its_file(tmp_path):
     images, model = small_images(), copy_of(small_quantized_model())
     before = model.get_weights()
@@ -64,6 +65,7 @@ def test_the_tail_trains_the_model_it_is_given_on_the_integers_of_its_file(tmp_p
     assert np.isfinite(loss)
 
 
+@pytest.mark.thorough
 def test_the_learning_rate_goes_to_zero_over_the_epochs():
     tail = deploy_tail(copy_of(small_quantized_model()), batches(small_images()), epochs=2)
     schedule = tail.optimizer._learning_rate
@@ -85,6 +87,7 @@ def test_bad_arguments_are_listed_with_the_fix():
         assert expected in text
 
 
+@pytest.mark.thorough
 def test_the_stage_leaves_its_start_alone_and_measures_what_the_file_computes(tmp_path):
     start = small_quantized_model()
     before = start.get_weights()
@@ -102,6 +105,7 @@ def test_the_stage_leaves_its_start_alone_and_measures_what_the_file_computes(tm
     assert found.top1["tflite"] == pytest.approx(run.rows[-1].held_out_top1)
 
 
+@pytest.mark.thorough
 def test_weight_decay_is_part_of_the_loss(tmp_path):
     losses = []
     for decay in (0.0, 1.0):
@@ -111,6 +115,7 @@ def test_weight_decay_is_part_of_the_loss(tmp_path):
     assert losses[1] > losses[0] + 1.0
 
 
+@pytest.mark.thorough
 def test_two_replicas_train_like_one_device(tmp_path):
     mirrored = tf.distribute.MirroredStrategy(
         ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
@@ -126,6 +131,7 @@ def test_two_replicas_train_like_one_device(tmp_path):
         np.testing.assert_allclose(of_two, of_one, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_a_learning_rate_that_blows_up_is_an_error_that_names_stage_and_fix(tmp_path):
     run = make_run(tmp_path, TAIL, "stages.deploy_tail.base_learning_rate=1e30")
     with pytest.raises(
@@ -163,6 +169,7 @@ def test_what_is_wrong_with_the_tail_is_said_once_and_by_its_name():
     ]
 
 
+@pytest.mark.thorough
 def test_a_run_with_a_tail_reports_what_the_file_computes(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(
         models, "build", lambda *_, num_classes, **__: small_float_model(num_classes)
@@ -187,6 +194,7 @@ def test_a_run_with_a_tail_reports_what_the_file_computes(tmp_path, monkeypatch,
     assert f"top-1 {100 * results['deployed_top1']:.2f} %" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_a_tail_that_dies_before_it_is_noted_starts_from_the_quantized_model_again(
     tmp_path, monkeypatch
 ):

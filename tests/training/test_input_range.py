@@ -75,6 +75,7 @@ def test_a_run_refuses_pixels_for_a_model_of_0_to_1_before_anything_is_written(f
     assert not folder.exists()
 
 
+@pytest.mark.thorough
 def test_a_run_with_the_range_of_its_model_is_fed_it_from_start_to_file(files, tmp_path):
     console = Console(file=io.StringIO(), width=200)
     model = f"training.float_model={files}/float.keras"

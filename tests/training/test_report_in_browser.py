@@ -91,6 +91,7 @@ def measured(layer, tmp_path_factory):
     return json.loads(html.unescape(found))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("width", [str(width) for width in WIDTHS])
 def test_the_page_never_scrolls_sideways(measured, width):
     assert measured[width]["overflow"] <= 0
@@ -116,6 +117,7 @@ def test_nothing_is_loaded_and_nothing_runs(measured):
         assert found["headings"][:3] == ["Run demo", "Accuracy", "Learning curves"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("options", "dark"), [((), False), ((DARK,), True)])
 def test_it_follows_the_light_and_the_dark(tmp_path, options, dark):
     folder = fill(RunFolder(tmp_path))
@@ -130,6 +132,7 @@ def test_it_follows_the_light_and_the_dark(tmp_path, options, dark):
     assert pixels.max() - pixels.min() > 0.7
 
 
+@pytest.mark.thorough
 def test_it_can_be_printed(tmp_path):
     folder = fill(RunFolder(tmp_path))
     write_report(folder)

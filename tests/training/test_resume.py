@@ -49,6 +49,7 @@ def kill(running, signal_number):
         process.send_signal(signal_number)
 
 
+@pytest.mark.thorough
 def test_a_killed_run_goes_on_bit_for_bit(alone, tmp_path):
     running = processes.start(tmp_path, *UNEVEN)
     kill(running, signal.SIGKILL)
@@ -62,6 +63,7 @@ def test_a_killed_run_goes_on_bit_for_bit(alone, tmp_path):
     expect_equal(processes.weights(tmp_path), weights)
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_asked_to_stop_saves_after_that_very_step_and_goes_on(alone, tmp_path):
     running = processes.start(tmp_path, *UNEVEN, "training.checkpoint_steps=null")
     kill(running, signal.SIGTERM)
@@ -75,6 +77,7 @@ def test_a_run_that_is_asked_to_stop_saves_after_that_very_step_and_goes_on(alon
     expect_equal(processes.weights(tmp_path), weights)
 
 
+@pytest.mark.thorough
 def test_two_processes_train_like_one(alone, together):
     # float32 sums over the batch are taken in another order.
     for step, loss in alone[0].items():
@@ -85,6 +88,7 @@ def test_two_processes_train_like_one(alone, together):
         np.testing.assert_allclose(two, one, rtol=0.0, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_two_killed_processes_go_on_bit_for_bit(together, tmp_path):
     running = processes.start(tmp_path, *WORKERS, workers=2)
     kill(running, signal.SIGKILL)

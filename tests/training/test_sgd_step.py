@@ -42,6 +42,7 @@ def cross_entropy_gradients(model, images, labels):
     return [gradient.numpy().astype(np.float64) for gradient in gradients]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_two_steps_are_those_of_the_formula_for_every_variable(nesterov):
     stage = STAGE.model_copy(update={"nesterov": nesterov})

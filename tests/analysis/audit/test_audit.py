@@ -80,6 +80,7 @@ def test_with_images_there_are_gradients_and_activations():
         assert row.level_gradient is not None
 
 
+@pytest.mark.thorough
 def test_a_tfmot_model_of_another_scheme_is_seen_as_it_computes():
     import tensorflow_model_optimization as tfmot
 

@@ -59,6 +59,7 @@ def _named(found):
 # -- what is measured --------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_every_linear_layer_and_every_stream_has_a_row(found):
     rows = {layer.name: layer for layer in found.layers}
     assert list(rows) == ["stem", "stem_relu", "wide", "narrow", "add", "classifier"]
@@ -156,6 +157,7 @@ def test_divergence_is_that_of_the_probabilities():
 # -- what is suggested -------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_the_suggestion_is_nearer_to_float_than_uniform_bits_of_the_same_mean(found, model, digits):
     wanted = model(digits.test_images.astype(np.float32)).numpy()
 

@@ -12,6 +12,7 @@ def written(small_file, small_images, tmp_path):
     return verify_file(small_file, small_images[:2], certificate_path=path), path
 
 
+@pytest.mark.thorough
 def test_a_certificate_is_read_back_as_it_was_written(written):
     certificate, path = written
     assert read_certificate(path) == certificate

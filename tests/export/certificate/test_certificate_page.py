@@ -52,6 +52,7 @@ def certificate(small, small_file, small_images, tmp_path_factory):
     return found, path.with_suffix(".html").read_text()
 
 
+@pytest.mark.thorough
 def test_the_page_beside_the_certificate_shows_it(certificate):
     found, page = certificate
     assert page == certificate_page(found)

@@ -101,6 +101,7 @@ def segmented(tmp_path_factory):
     return model, quantized, path, images, masks
 
 
+@pytest.mark.thorough
 def test_masks_are_compared_by_pixel(segmented, tmp_path):
     _, quantized, path, images, masks = segmented
     written = tmp_path / "certificate.json"
@@ -162,6 +163,7 @@ def test_a_float_model_of_other_shapes_is_refused(segmented):
         sat_tf.verify_tflite(quantized, path, images, float_model="float.keras")
 
 
+@pytest.mark.thorough
 def test_several_outputs_are_told_one_by_one(tmp_path):
     keras.utils.set_random_seed(3)
     model, path = detector(size=16, channels=(4, 4)), tmp_path / "model.tflite"

@@ -169,6 +169,7 @@ def half(request) -> tuple[keras.Model, list[str]]:
     return Specimen(build, {}, POLICY).quantized(), float_layers
 
 
+@pytest.mark.thorough
 def test_every_integer_around_a_float_layer_is_certified(half, tmp_path):
     model, float_layers = half
     report = sat_tf.export_tflite(model, tmp_path / "model.tflite")
@@ -180,6 +181,7 @@ def test_every_integer_around_a_float_layer_is_certified(half, tmp_path):
     assert certificate.agreement > 0.9
 
 
+@pytest.mark.thorough
 def test_a_file_with_float_layers_is_proved_without_its_model_too(half, tmp_path):
     model, float_layers = half
     path, images = tmp_path / "model.tflite", images_for(model)
@@ -190,6 +192,7 @@ def test_a_file_with_float_layers_is_proved_without_its_model_too(half, tmp_path
     assert certificate.codes == sat_tf.verify_tflite(model, path, images).codes
 
 
+@pytest.mark.thorough
 def test_a_float_layer_computes_what_keras_computes(half, tmp_path):
     model, float_layers = half
     graph, images = deployed_graph(model), images_for(model)
@@ -206,6 +209,7 @@ def test_a_float_layer_computes_what_keras_computes(half, tmp_path):
         np.testing.assert_allclose(given[name], simulated[name], atol=1e-5 * scale)
 
 
+@pytest.mark.thorough
 def test_the_export_leaves_the_model_as_it_is(half, tmp_path):
     model, float_layers = half
     calls = {layer.name: len(layer.inbound_nodes) for layer in model.layers}
@@ -217,6 +221,7 @@ def test_the_export_leaves_the_model_as_it_is(half, tmp_path):
         assert any(name in warning for warning in again.warnings)
 
 
+@pytest.mark.thorough
 def test_the_converter_carries_float_layers_too(half, tmp_path):
     model, float_layers = half
     report = sat_tf.export_tflite(model, tmp_path / "model.tflite", route="converter")
@@ -241,6 +246,7 @@ def test_the_converters_file_reads_the_same_pixels_and_gives_the_same_classes(tm
     np.testing.assert_allclose(*outputs, rtol=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("weight_bits", [2, 3, 4])
 def test_a_model_with_float_activations_is_float_with_integer_weights(weight_bits, tmp_path):
     policy = BitPolicy(weight_bits=weight_bits, activation_bits=None)
@@ -267,6 +273,7 @@ def test_a_model_with_float_activations_is_float_with_integer_weights(weight_bit
     assert {tensor.type for tensor in kernels} == {"INT8"}
 
 
+@pytest.mark.thorough
 def test_float_activations_read_pixels_as_the_policy_says(tmp_path):
     policy = BitPolicy(weight_bits=4, activation_bits=None, input_max=1.0)
     model = Specimen(two_branches, {}, policy, calibrated=False).quantized()
@@ -327,6 +334,7 @@ def test_a_layer_that_the_converter_does_not_convert_is_named(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.thorough
 def test_a_layer_whose_operators_take_one_image_is_named_and_proved(tmp_path):
     model = Specimen(normalized_in_groups, {}, POLICY).quantized()
     path, images = tmp_path / "model.tflite", images_for(model)

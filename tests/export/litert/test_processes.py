@@ -44,6 +44,7 @@ def test_processes_that_run_files_load_no_tensorflow(module, tmp_path):
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.thorough
 def test_every_runtime_runs_a_whole_file(small_file):
     assert processes.refusals(small_file.read_bytes(), RUNTIMES) == dict.fromkeys(RUNTIMES)
 

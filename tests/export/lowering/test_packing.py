@@ -89,6 +89,7 @@ PACKED = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", PACKED)
 def test_a_packed_file_computes_the_simulated_integers(name, tmp_path):
     model = _packed(*PACKED[name])
@@ -188,6 +189,7 @@ def test_an_unknown_packing_is_refused(pack, model, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.thorough
 def test_kernels_of_float_activations_are_refused_for_what_they_are(tmp_path):
     policy = BitPolicy(weight_bits=3, activation_bits=None)
     model = sat_tf.quantize_model(_small(), policy)

@@ -120,6 +120,7 @@ def windows(draw):
     return Window(strides, draw(st.sampled_from(["SAME", "VALID"])), dilation)
 
 
+@pytest.mark.thorough
 @given(
     kind=st.sampled_from([LinearKind.CONVOLUTION, LinearKind.DEPTHWISE]),
     window=windows(),
@@ -151,6 +152,7 @@ def test_convolutions_give_the_integers_of_the_simulation(
     np.testing.assert_array_equal(computed, expected)
 
 
+@pytest.mark.thorough
 @given(
     strides=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     padding=st.sampled_from(["SAME", "VALID"]),
@@ -191,6 +193,7 @@ def test_transposed_convolutions_of_any_output_give_the_integers_of_the_simulati
     np.testing.assert_array_equal(found, expected_sums)
 
 
+@pytest.mark.thorough
 @given(
     scales=st.tuples(*[st.floats(1e-3, 1.0)] * 3),
     source=st.sampled_from([SIGNED, UNSIGNED, FOUR_BITS]),
@@ -216,6 +219,7 @@ def test_sums_with_a_map_round_like_those_of_two_tensors(scales, source, output,
     np.testing.assert_array_equal(pair.simulate(graph, stored, full), expected)
 
 
+@pytest.mark.thorough
 @given(
     scales=st.tuples(*[st.floats(1e-3, 1.0)] * 3),
     sources=st.tuples(*[st.sampled_from([-128, 0, 112])] * 2),
@@ -247,6 +251,7 @@ def test_sums_with_ties_are_rounded_up():
     assert computed[0, 128 + 5] == 3  # 2.5
 
 
+@pytest.mark.thorough
 @given(
     size=st.tuples(st.integers(1, 9), st.integers(1, 9)),
     ratio=st.floats(0.05, 20.0),

@@ -10,6 +10,7 @@ from tests.export.damage import changed
 from tests.export.zoo import bottleneck
 
 
+@pytest.mark.thorough
 def test_the_file_of_another_tool_is_refused_by_its_first_foreign_part():
     content = tf.lite.TFLiteConverter.from_keras_model(bottleneck()).convert()
     with pytest.raises(ValueError, match=r"did not write \(operator 0, CONV_2D"):

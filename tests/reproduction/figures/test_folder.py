@@ -11,6 +11,7 @@ from tests.reproduction.figures.small import tables
 FIGURE = FIGURES["figure_s1"]
 
 
+@pytest.mark.thorough
 def test_a_figure_is_three_files_and_the_same_each_time(tmp_path):
     write_figure(tmp_path, FIGURE, tables()["figure_s1"])
     assert sorted(os.listdir(tmp_path)) == ["figure_s1.csv", "figure_s1.png", "figure_s1.svg"]

@@ -51,6 +51,7 @@ def test_kappa_1_of_a_network_differentiated_by_hand(normalized):
     assert found.kappa == (found.kappa_1 if normalized else found.kappa_2)
 
 
+@pytest.mark.thorough
 def test_a_training_is_recorded_from_its_start_to_its_end():
     rng = np.random.default_rng(0)
     labels = np.arange(80, dtype=np.int32) % 4

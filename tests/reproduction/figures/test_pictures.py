@@ -12,6 +12,7 @@ def picture(request):
         yield FIGURES[request.param].draw(tables()[request.param])
 
 
+@pytest.mark.thorough
 def test_every_axis_is_named(picture):
     for axes in picture.axes:
         columns = [axes, *axes.get_shared_x_axes().get_siblings(axes)]

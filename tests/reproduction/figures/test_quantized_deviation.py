@@ -26,6 +26,7 @@ def test_a_ratio_worked_by_hand():
     assert rms == pytest.approx(np.sqrt(np.mean(values**2) / np.mean(clamped**2)))
 
 
+@pytest.mark.thorough
 def test_ratios_are_those_of_float64():
     table = quantized_deviation.measure(5, nothing, channels=(24,), samples=3)
     assert len(table.rows) == 8 + 3 * 7
@@ -57,6 +58,7 @@ def test_all_grids_see_the_same_weights_and_many_bits_change_nothing():
     }
 
 
+@pytest.mark.thorough
 def test_what_the_paper_says_of_bits_shows_and_of_channels_does_not():
     # As in the paper, layers of 16 to a few hundred channels.
     table = quantized_deviation.measure(0, nothing, channels=(16, 256), samples=2)

@@ -31,6 +31,7 @@ def figures(monkeypatch):
     return made
 
 
+@pytest.mark.thorough
 def test_the_page_holds_every_printed_number_beside_ours(figures, tmp_path):
     told = []
     page = run.run(

@@ -60,6 +60,7 @@ def test_what_was_stopped_goes_on_where_it_was(monkeypatch, tmp_path):
     assert len(runs.configs) == 6
 
 
+@pytest.mark.thorough
 def test_figures_that_are_missing_are_drawn_and_shown(tmp_path):
     figures = [FIGURES["figure_s1"], FIGURES["equation13"]]
     same, output = _run([], tmp_path, figures)

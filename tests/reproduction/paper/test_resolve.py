@@ -212,6 +212,7 @@ def test_what_is_wrong_with_a_change_is_said():
     assert "policy.rescale='std'" in str(error.value)
 
 
+@pytest.mark.thorough
 def test_resolving_loads_no_tensorflow_and_gives_the_same_digest_in_every_process():
     code = (
         "import sys, json\n"

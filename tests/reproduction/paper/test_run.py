@@ -169,11 +169,13 @@ def _train(row, folder):
     assert found[row].codes_differing == (0 if quantized else None)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("row", REPRESENTATIVE)
 def test_a_row_of_every_kind_trains_for_two_steps(row, run_dir):
     _train(row, run_dir)
 
 
+@pytest.mark.thorough
 def test_a_listener_is_told_of_every_step(run_dir):
     told = []
     changes = [*TWO_STEPS, "seed=1"]

@@ -1,6 +1,7 @@
 import functools
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from sat_tf.export.deployed import deployed_model
@@ -16,6 +17,7 @@ def _held_out():
     return tf.data.Dataset.from_tensor_slices((images.test_images, images.test_labels)).batch(11)
 
 
+@pytest.mark.thorough
 @on_each_number_of_replicas
 def test_what_is_measured_is_the_same_before_and_after_training(replicas):
     start = small_quantized_model()
@@ -36,6 +38,7 @@ def test_what_is_measured_is_the_same_before_and_after_training(replicas):
     assert found[0] != found[1]
 
 
+@pytest.mark.thorough
 def test_behind_an_average_it_is_the_average_that_is_copied():
     model = training_copy(small_quantized_model())
     average = functools.partial(WeightAverage, decay=0.9)

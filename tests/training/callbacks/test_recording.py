@@ -95,6 +95,7 @@ def events(folder):
     return found
 
 
+@pytest.mark.thorough
 def test_a_stage_leaves_metrics_steps_and_events(tmp_path, model):
     folder = RunFolder(tmp_path)
     rows = train(model, folder, before=100)
@@ -125,6 +126,7 @@ def test_a_stage_leaves_metrics_steps_and_events(tmp_path, model):
         assert found[f"clipped/{name}", 124] == pytest.approx([use.clipped], rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_tensorboard_reads_the_events_as_scalars(tmp_path, model):
     event_accumulator = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator", reason="TensorBoard is missing"
@@ -139,6 +141,7 @@ def test_tensorboard_reads_the_events_as_scalars(tmp_path, model):
     assert float(tf.make_ndarray(event.tensor_proto)) == pytest.approx(row.loss, rel=1e-5)
 
 
+@pytest.mark.thorough
 def test_values_of_steps_are_means_over_the_steps_between(tmp_path, model):
     rows = train(model, RunFolder(tmp_path), every=3)
     steps = recorded_steps(RunFolder(tmp_path), 1000)
@@ -146,6 +149,7 @@ def test_values_of_steps_are_means_over_the_steps_between(tmp_path, model):
     assert np.mean([row.top1 for row in steps[4:]]) == pytest.approx(rows[1].train_top1, rel=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("killed_after", [12, 17])
 def test_a_run_that_goes_on_has_neither_gaps_nor_duplicates(tmp_path, model, killed_after):
     folder = RunFolder(tmp_path)
@@ -160,6 +164,7 @@ def test_a_run_that_goes_on_has_neither_gaps_nor_duplicates(tmp_path, model, kil
     assert sorted(step for tag, step in found if tag == "kappa_0") == [0, 12, 24]
 
 
+@pytest.mark.thorough
 def test_the_next_stage_goes_on_in_the_same_files(tmp_path, model):
     folder = RunFolder(tmp_path)
     rows = train(model, folder, stage="float", epochs=1)
@@ -175,6 +180,7 @@ def test_the_next_stage_goes_on_in_the_same_files(tmp_path, model):
     assert {step for _, step in events(folder)} == {0, 5, 10, 12, 17, 22, 24}
 
 
+@pytest.mark.thorough
 def test_a_stage_without_quantizers_has_no_levels(tmp_path):
     model = compiled(keras.models.clone_model(small_float_model()))
     train(model, RunFolder(tmp_path), epochs=1)

@@ -35,6 +35,7 @@ def make_pictures(root):
     return paths
 
 
+@pytest.mark.thorough
 def test_the_words_of_a_source_are_those_of_the_run(tmp_path):
     for path in make_pictures(tmp_path)[:8]:
         path.write_bytes(b"")

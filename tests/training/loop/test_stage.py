@@ -45,6 +45,7 @@ def metrics(run):
     return [(row.stage, row.epoch, row.loss, row.train_top1, row.held_out_top1) for row in run.rows]
 
 
+@pytest.mark.thorough
 def test_a_stage_learns_and_leaves_its_start_alone(tmp_path):
     start = small_quantized_model()
     before = start.get_weights()
@@ -58,6 +59,7 @@ def test_a_stage_learns_and_leaves_its_start_alone(tmp_path):
     assert len((tmp_path / METRICS).read_text().splitlines()) == 3
 
 
+@pytest.mark.thorough
 def test_the_same_seed_gives_the_same_metrics_and_weights(tmp_path):
     runs, weights = [], []
     for _ in range(2):
@@ -68,6 +70,7 @@ def test_the_same_seed_gives_the_same_metrics_and_weights(tmp_path):
     assert all(np.array_equal(*pair) for pair in zip(*weights, strict=True))
 
 
+@pytest.mark.thorough
 def test_a_stage_can_have_a_number_of_steps_that_ends_within_an_epoch(tmp_path):
     run = make_run(tmp_path, "stages.float.steps=4", "stages.float.warmup_epochs=0.5")
     train_stage(run, "float", small_quantized_model())
@@ -76,6 +79,7 @@ def test_a_stage_can_have_a_number_of_steps_that_ends_within_an_epoch(tmp_path):
     assert run.rows[-1].learning_rate == pytest.approx(0.05)
 
 
+@pytest.mark.thorough
 def test_a_learning_rate_that_blows_up_is_an_error_that_names_stage_step_layer_and_fix(tmp_path):
     run = make_run(tmp_path, "stages.quantized.base_learning_rate=1e30")
     with pytest.raises(RunError) as error:
@@ -123,6 +127,7 @@ def test_batches_larger_than_the_data_and_warm_ups_longer_than_the_stage_are_pro
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16"])
 def test_mixed_precision_trains_float32_variables_and_exports_exactly(tmp_path, precision):
     run = make_run(tmp_path, f"training.precision={precision}", "stages.quantized.epochs=4")
@@ -143,6 +148,7 @@ def test_mixed_precision_trains_float32_variables_and_exports_exactly(tmp_path, 
     assert sat_tf.verify_tflite(model, tmp_path / "model.tflite", pixels).codes_differing == 0
 
 
+@pytest.mark.thorough
 def test_mixed_float16_scales_the_loss_so_that_small_gradients_are_not_lost():
     stage = parse_config(CONFIG).stages.float
     optimizer = make_optimizer(stage, 3, precision="mixed_float16")

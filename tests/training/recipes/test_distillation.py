@@ -57,6 +57,7 @@ def test_the_teacher_reads_images_as_they_come_from_the_data():
     np.testing.assert_allclose(same, 0.0, atol=1e-6)
 
 
+@pytest.mark.thorough
 @on_each_number_of_replicas
 def test_the_teacher_stays_as_it_is_and_out_of_checkpoints(replicas):
     of_teacher, start = small_float_model(), small_quantized_model()

@@ -116,6 +116,7 @@ def test_the_threshold_goes_down_on_half_a_cosine_from_the_start_on():
         assert float(oscillation._threshold(tf.constant(float(step)))) == pytest.approx(expected)
 
 
+@pytest.mark.thorough
 @on_each_number_of_replicas
 def test_in_training_frozen_weights_keep_their_codes(replicas):
     def recipe(model):

@@ -35,6 +35,7 @@ def test_each_floor_lasts_for_its_share_of_the_steps():
 
 
 # At 8 bits that model has fewer quantizers: streams of 8 bits are as fine as its activations.
+@pytest.mark.thorough
 @pytest.mark.parametrize("floor", [7, 4, 0])
 def test_a_model_with_a_floor_is_the_model_of_so_many_bits(floor):
     model = training_copy(_model())
@@ -45,6 +46,7 @@ def test_a_model_with_a_floor_is_the_model_of_so_many_bits(floor):
     assert np.array_equal(model(_images()), other(_images()))
 
 
+@pytest.mark.thorough
 def test_weights_with_a_floor_of_8_bits_are_on_the_grid_of_8_bits():
     model = training_copy(_model())
     assert int(_recipe(model).floor) == 8
@@ -54,6 +56,7 @@ def test_weights_with_a_floor_of_8_bits_are_on_the_grid_of_8_bits():
         assert np.array_equal(one, twin)
 
 
+@pytest.mark.thorough
 @on_each_number_of_replicas
 def test_it_ends_with_the_codes_of_the_policy(replicas):
     start = _model()
@@ -80,6 +83,7 @@ def test_it_ends_with_the_codes_of_the_policy(replicas):
             assert np.array_equal(layer.effective_kernel(), twin.effective_kernel())
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_restored_goes_on_at_the_same_bits(tmp_path):
     one_device = tf.distribute.get_strategy()
     learner, _ = fitted(training_copy(_model()), _recipe, one_device, steps=5)
@@ -91,6 +95,7 @@ def test_a_run_that_is_restored_goes_on_at_the_same_bits(tmp_path):
     assert np.array_equal(again.student(_images()), learner.student(_images()))
 
 
+@pytest.mark.thorough
 def test_copies_have_no_floor():
     model = training_copy(_model())
     _recipe(model)

@@ -87,6 +87,7 @@ def test_oscillating_and_frozen_weights_are_listed_by_epoch_and_layer(tmp_path):
     assert all(int(row["oscillating"]) + int(row["frozen"]) <= int(row["weights"]) for row in rows)
 
 
+@pytest.mark.thorough
 def test_a_stage_with_every_recipe_goes_on_bit_for_bit_where_it_was_stopped(tmp_path):
     whole = trained(make_run(tmp_path / "whole", *ALL)).get_weights()
     interruption = Interruption()
@@ -98,6 +99,7 @@ def test_a_stage_with_every_recipe_goes_on_bit_for_bit_where_it_was_stopped(tmp_
     assert all(np.array_equal(*pair) for pair in zip(whole, again, strict=True))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("replicas", [2], indirect=True)
 def test_every_recipe_works_on_two_replicas(tmp_path, replicas):
     run = make_run(tmp_path, *ALL, strategy=replicas)

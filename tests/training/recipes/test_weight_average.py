@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from sat_tf.training.recipes.weight_average import AverageMeasured, WeightAverage
@@ -13,6 +14,7 @@ def _recipe(model):
     return WeightAverage(model, decay=DECAY)
 
 
+@pytest.mark.thorough
 @on_each_number_of_replicas
 def test_the_average_is_that_of_the_formula_and_can_take_the_place_of_the_weights(replicas):
     start = small_quantized_model()
@@ -44,6 +46,7 @@ def test_the_average_is_that_of_the_formula_and_can_take_the_place_of_the_weight
     assert all(np.array_equal(*pair) for pair in zip(model.get_weights(), averages, strict=True))
 
 
+@pytest.mark.thorough
 def test_held_out_images_are_measured_with_the_average():
     model = training_copy(small_quantized_model())
     learner, _ = fitted(model, _recipe, tf.distribute.get_strategy(), steps=3)
@@ -58,6 +61,7 @@ def test_held_out_images_are_measured_with_the_average():
     assert not all(np.array_equal(*pair) for pair in zip(weights, model.get_weights(), strict=True))
 
 
+@pytest.mark.thorough
 def test_it_is_part_of_checkpoints_once(tmp_path):
     def made(steps):
         model = training_copy(small_quantized_model())

@@ -63,6 +63,7 @@ def no_room(size):
         signal.signal(signal.SIGXFSZ, before)
 
 
+@pytest.mark.thorough
 def test_weights_momentum_metrics_and_position_come_back(tmp_path):
     learner, checkpoints = make(tmp_path)
     assert checkpoints.restore() is None
@@ -76,6 +77,7 @@ def test_weights_momentum_metrics_and_position_come_back(tmp_path):
         np.testing.assert_array_equal(one, two)
 
 
+@pytest.mark.thorough
 def test_the_oldest_go_and_the_latest_stay(tmp_path):
     learner, checkpoints = make(tmp_path, keep=2)
     for number in range(4):
@@ -85,6 +87,7 @@ def test_the_oldest_go_and_the_latest_stay(tmp_path):
     assert make(tmp_path)[1].restore() == Position(0, 3)
 
 
+@pytest.mark.thorough
 def test_a_full_disk_leaves_the_last_good_checkpoint_and_names_it(tmp_path):
     learner, checkpoints = make(tmp_path)
     step(learner)
@@ -142,6 +145,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["index", "data"])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, two_saved, damage, kind):
@@ -175,6 +179,7 @@ def test_checkpoints_that_are_all_damaged_are_named_with_the_fix(tmp_path, two_s
     assert str(caught.value).endswith("Start anew with --no-resume.")
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_is_on_the_disk_before_the_oldest_goes(tmp_path, monkeypatch):
     learner, saved = make(tmp_path, keep=1)
     saved.save(Position(0, 1))
@@ -218,6 +223,7 @@ def test_the_parts_of_what_is_left_are_all_steps_once(start, total_steps):
     assert found == list(range(done, total_steps))
 
 
+@pytest.mark.thorough
 def test_checkpoints_with_a_list_of_tensorflow_are_read_whatever_it_says(tmp_path):
     learner, _ = make(tmp_path)
     epoch, number = (tf.Variable(value, dtype=tf.int64) for value in (0, 2))

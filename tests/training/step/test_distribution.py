@@ -80,6 +80,7 @@ def test_a_tf_config_that_describes_no_cluster_is_an_error_that_shows_one(monkey
 
 
 # 33 images do not divide evenly between two, and 96 do not between batches of 33.
+@pytest.mark.thorough
 @pytest.mark.parametrize("batch_size", [32, 33])
 def test_two_replicas_train_like_one_device(tmp_path, batch_size):
     settings = [
@@ -105,6 +106,7 @@ def test_two_replicas_train_like_one_device(tmp_path, batch_size):
         np.testing.assert_allclose(new, old, rtol=0.0, atol=5e-4, err_msg=old.name)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["float", "quantized"])
 def test_two_replicas_follow_the_statistics_of_one_device(tmp_path, name):
     settings = f"stages.{name}={{batch_size: 33, steps: 2, base_learning_rate: 0.1}}"

@@ -16,6 +16,7 @@ def learner_of(model, batch_size, rate=0.1):
     return learner
 
 
+@pytest.mark.thorough
 def test_images_without_a_label_count_for_nothing():
     start = small_quantized_model()
     pixels, labels = IMAGES.train_images[:12], IMAGES.train_labels[:12].copy()
@@ -40,6 +41,7 @@ def test_images_without_a_label_count_for_nothing():
         np.testing.assert_allclose(after, before - 0.1 * gradient, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_loss_that_is_no_number_leaves_the_variables_as_they_were():
     model = training_copy(small_quantized_model())
     kernel = model.get_layer("quant_classifier").layer.kernel
@@ -54,6 +56,7 @@ def test_a_loss_that_is_no_number_leaves_the_variables_as_they_were():
         np.testing.assert_array_equal(old, new)
 
 
+@pytest.mark.thorough
 def test_signals_are_counted_in_the_logs_until_they_are_taken_back():
     learner = learner_of(training_copy(small_quantized_model()), 8)
 
@@ -72,6 +75,7 @@ def test_signals_are_counted_in_the_logs_until_they_are_taken_back():
     assert logs() == (0.0, 0.0)
 
 
+@pytest.mark.thorough
 def test_a_compiled_step_does_what_an_ordinary_one_does():
     def losses(jit_compile):
         learner = Learner(training_copy(small_quantized_model(), weight_decay=0.1), batch_size=8)

@@ -55,6 +55,7 @@ def learner_of(strategy, folder):
     return learner, checkpoints
 
 
+@pytest.mark.thorough
 def test_replicas_with_unequal_shares_draw_the_same_again_after_a_resume(replicas, tmp_path):
     def batches(_):
         # Of each batch of five, three go to one replica and two to the other.
