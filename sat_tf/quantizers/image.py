@@ -142,7 +142,7 @@ class ImageQuantizer(PixelQuantizer):
                 weights[name].assign(value)
             if self.compares:
                 # Where it is not known, the values are on no pixels of another range.
-                unknown = np.full(len(USUAL), 0.5)
+                unknown = [seen.off_grid if found == self.range else 0.5 for found in USUAL]
                 weights["off_usual"].assign(unknown if seen.off_usual is None else seen.off_usual)
 
     def assume_fed(self, weights: Mapping[str, Any], scale: float) -> None:

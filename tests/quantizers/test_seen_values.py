@@ -260,3 +260,12 @@ def test_the_quantized_model_gets_the_range_that_fits_by_requantize():
     fitting = sat_tf.requantize(model, BitPolicy.mobile(8, input_range=(0, 1)))
     assert float(_seen(fitting).highest) == float(_seen(model).highest)
     sat_tf.calibrate(fitting, range_of((0, 1)).fed(PICTURES), batch_normalization=False)
+
+
+def test_what_a_model_of_before_has_seen_is_on_its_own_pixels_in_one_of_today():
+    model = _quantized(input_range=(0, 1))
+    layer = model.get_layer("quant_image_image")
+    seen = SeenValues(np.float32(0.1), np.float32(0.9), 0.01)
+    layer.quantize_config.output.remember(seen, layer.output_variables, 3)
+    assert misfit(_seen(model), range_of((0, 1))) is None
+    assert pixel_doubt(_seen(model), range_of((0, 1))) is None
