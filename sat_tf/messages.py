@@ -28,6 +28,18 @@ def did_you_mean(received: str, known: Iterable[str]) -> str:
     return f"Known: {', '.join(names)}."
 
 
+def first_ones(names: Iterable[object], most: int = 5, *, between: str = ", ") -> str:
+    """Returns the first names of many, and how many more there are.
+
+    >>> first_ones(["a", "b", "c"], 2), first_ones([1, 2])
+    ('a, b and 1 more', '1, 2')
+    """
+    listed = list(map(str, names))
+    more = len(listed) - most
+    end = between.rstrip(", ")  # a comma alone needs none before the last
+    return between.join(listed[:most]) + (f"{end} and {more} more" if more > 0 else "")
+
+
 def kind_of(thing: object) -> str:
     """Returns the name of a thing's class, with its article.
 

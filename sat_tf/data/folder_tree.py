@@ -4,7 +4,7 @@ import os
 import pathlib
 from typing import NamedTuple
 
-from sat_tf.messages import list_problems
+from sat_tf.messages import first_ones, list_problems
 
 TRAIN = "train"
 # In this order, because a folder "test" often has no labels.
@@ -125,7 +125,7 @@ def _endless(paths: list[str]) -> list[str]:
         return []
     return [
         f"received {len(paths)} pipes, sockets or devices with the names of pictures "
-        f"({_first_ones(paths)}); expected files; take them away."
+        f"({first_ones(paths)}); expected files; take them away."
     ]
 
 
@@ -145,7 +145,7 @@ def _differences(held_out: str, train: list[str], others: list[str]) -> list[str
         if train and only:
             problems.append(
                 f"{name}: received {len(only)} classes that {split} does not have "
-                f"({_first_ones(only)}); expected the same in both; move or rename them."
+                f"({first_ones(only)}); expected the same in both; move or rename them."
             )
     return problems
 
@@ -160,13 +160,8 @@ def _empty(
         return []
     return [
         f"{name}: received {len(empty)} classes without pictures "
-        f"({_first_ones(empty)}); expected at least one each ({_kinds()})."
+        f"({first_ones(empty)}); expected at least one each ({_kinds()})."
     ]
-
-
-def _first_ones(names: list[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _kinds() -> str:

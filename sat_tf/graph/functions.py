@@ -9,11 +9,6 @@ from sat_tf.graph.layers.kind import Function
 from sat_tf.graph.operation_layers import absolute
 
 
-def function_names() -> list[str]:
-    """Names of the functions in the table."""
-    return sorted(REACHES)
-
-
 def is_known(name: str) -> bool:
     """Whether the table has a function of this name."""
     return name in REACHES

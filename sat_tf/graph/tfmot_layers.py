@@ -5,10 +5,9 @@ from typing import Any
 
 import tf_keras as keras
 
-from sat_tf.messages import list_problems
+from sat_tf.messages import first_ones, list_problems
 
 _TFMOT = "tensorflow_model_optimization"
-MOST_NAMED = 5
 
 # By name of the wrapper's class: what its layers are, and how to get rid of it. Annotations are not
 # here: `quantize_apply` takes them off itself.
@@ -43,9 +42,8 @@ def refuse_wrapped(model: keras.Model, *, but: Collection[str] = ()) -> None:
     problems = []
     for name, named in found.items():
         what, fix = _WRAPPERS[name]
-        more = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
         problems.append(
-            f"received layers {what} ({name}: {', '.join(named[:MOST_NAMED])}{more}), expected "
+            f"received layers {what} ({name}: {first_ones(named)}), expected "
             f"the layers themselves; {fix}."
         )
     if problems:

@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.text import Text
 
+from sat_tf.messages import first_ones
 from sat_tf.planning.planned_model import Export, Fate, LayerPlan, PlannedModel
 from sat_tf.presentation.tables import Cell, Column, Table
 
@@ -207,13 +208,7 @@ def reasons(plan: PlannedModel) -> list[str]:
             found.setdefault(f"observed: {row.activation_reason}", []).append(row.name)
         if row.fate is Fate.FLOAT:
             found.setdefault(f"float: {row.reason}", []).append(row.name)
-    return [f"{reason} ({_named(names)})" for reason, names in found.items()]
-
-
-def _named(names: list[str]) -> str:
-    shown = ", ".join(names[:_MOST_NAMED])
-    more = len(names) - _MOST_NAMED
-    return f"{shown} and {more} more" if more > 0 else shown
+    return [f"{reason} ({first_ones(names, _MOST_NAMED)})" for reason, names in found.items()]
 
 
 def _count(number: int, noun: str) -> str:

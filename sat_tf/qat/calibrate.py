@@ -13,7 +13,7 @@ import tf_keras as keras
 
 from sat_tf.graph import functions, layer_kinds
 from sat_tf.graph.network import Network, Node
-from sat_tf.messages import list_problems
+from sat_tf.messages import first_ones, list_problems
 from sat_tf.qat.layout import in_inference, inner_layer, quantized_network
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.best_levels import SMALLEST_CLIPPING_LEVEL, Sample, itself
@@ -256,7 +256,6 @@ def observe_pixels(several: Images, network: Network, batches: int) -> None:
 
 # A feature with fewer codes has lost most of what it says.
 _FEW_CODES = 16
-_MOST_NAMED = 5
 
 
 def calibrate(
@@ -529,11 +528,9 @@ def _warn_of_coarse_features(network: Network, images: Images) -> None:
             if len(np.unique(found)) < min(_FEW_CODES, len(np.unique(real)) / 2)
         ]
         if coarse:
-            listed = ", ".join(map(str, coarse[:_MOST_NAMED]))
-            more = f" and {len(coarse) - _MOST_NAMED} more" if len(coarse) > _MOST_NAMED else ""
             warnings.warn(
-                f"calibrate: {name}: {len(coarse)} of {len(features)} features ({listed}{more}) "
-                f"get fewer than {_FEW_CODES} of 256 codes, because one step serves all of them, "
+                f"calibrate: {name}: {len(coarse)} of {len(features)} features "
+                f"({first_ones(coarse)}) get fewer than {_FEW_CODES} of 256 codes, because one step serves all of them, "
                 f"which range from {lowest:.4g} to {highest:.4g}; standardize them, or put a "
                 "Normalization layer in front and set BitPolicy(input_type='float32').",
                 stacklevel=3,

@@ -11,7 +11,8 @@ from sat_tf.graph import layer_kinds, operation_layers
 from sat_tf.graph.flatten import flatten
 from sat_tf.graph.network import Network, check_model
 from sat_tf.graph.rewrite import with_layers_for_operations
-from sat_tf.graph.tfmot_layers import MOST_NAMED, is_annotated, refuse_wrapped
+from sat_tf.graph.tfmot_layers import is_annotated, refuse_wrapped
+from sat_tf.messages import first_ones
 from sat_tf.qat import configs
 from sat_tf.qat.layout import SatLayoutTransform, quantized_model
 from sat_tf.qat.model_class import of_class_of
@@ -167,10 +168,9 @@ def warn_of_lost_zeros(quantized: keras.Model) -> None:
         if _PRUNED <= share < 1.0 and not quantizer.holds_zero:
             lost.append(f"{layer.layer.name} ({100 * share:.0f} % zeros)")
     if lost:
-        more = f" and {len(lost) - MOST_NAMED} more" if len(lost) > MOST_NAMED else ""
         warnings.warn(
             f"model {quantized.name!r}: the DoReFa grid has no 0, so that zero weights of "
-            f"{', '.join(lost[:MOST_NAMED])}{more} become half a step; if they are pruned, set "
+            f"{first_ones(lost)} become half a step; if they are pruned, set "
             "BitPolicy(weight_grid='narrow'), which keeps them.",
             stacklevel=3,
         )

@@ -119,8 +119,28 @@ def _settings(request: ActivationRequest) -> dict[str, Any]:
     return {name: getattr(request, name) for name in names}
 
 
+class _UpToItsLevel(ClippingQuantizer):
+    """A quantizer whose largest value is its clipping level."""
+
+    def highest_value(self, variables: Variables) -> float:
+        """The clipping level."""
+        return float(tf.convert_to_tensor(variables[CLIPPING_LEVEL]).numpy())
+
+    def best_level(
+        self,
+        values: np.ndarray,
+        largest: float,
+        counts: np.ndarray | None = None,
+        function: Function | None = None,
+    ) -> float:
+        """The clipping level with the smallest error on values."""
+        return best_clipping_level(
+            values, largest, self.num_bits, signed=self.signed, counts=counts, function=function
+        )
+
+
 @register_quantizer
-class PactQuantizer(ClippingQuantizer):
+class PactQuantizer(_UpToItsLevel):
     """Rectifies, clips and quantizes to 0..2^b - 1: `pact.quantize_activation` (Eq. 11 to 13)."""
 
     signed = False
@@ -156,22 +176,6 @@ class PactQuantizer(ClippingQuantizer):
         """Codes 0..a."""
         return _unsigned(self.num_bits, tf.convert_to_tensor(variables[CLIPPING_LEVEL]))
 
-    def highest_value(self, variables: Variables) -> float:
-        """The clipping level."""
-        return _level_now(variables)
-
-    def best_level(
-        self,
-        values: np.ndarray,
-        largest: float,
-        counts: np.ndarray | None = None,
-        function: Function | None = None,
-    ) -> float:
-        """The clipping level with the smallest error on values."""
-        return best_clipping_level(
-            values, largest, self.num_bits, signed=False, counts=counts, function=function
-        )
-
     def float_twin(self, inputs: tf.Tensor) -> tf.Tensor:
         """What it would be without rounding and with no clipping but the rectifier's own."""
         rectified = tf.nn.relu(inputs)
@@ -181,7 +185,7 @@ class PactQuantizer(ClippingQuantizer):
 
 
 @register_quantizer
-class StreamQuantizer(ClippingQuantizer):
+class StreamQuantizer(_UpToItsLevel):
     """Clips and quantizes a tensor that can be negative: `pact.quantize_stream`."""
 
     signed = True
@@ -202,22 +206,6 @@ class StreamQuantizer(ClippingQuantizer):
         (2.0, -3.0, 6)
         """
         return _symmetric(self.num_bits, tf.convert_to_tensor(variables[CLIPPING_LEVEL]))
-
-    def highest_value(self, variables: Variables) -> float:
-        """The clipping level."""
-        return _level_now(variables)
-
-    def best_level(
-        self,
-        values: np.ndarray,
-        largest: float,
-        counts: np.ndarray | None = None,
-        function: Function | None = None,
-    ) -> float:
-        """The clipping level with the smallest error on values."""
-        return best_clipping_level(
-            values, largest, self.num_bits, signed=True, counts=counts, function=function
-        )
 
 
 @register_quantizer
@@ -334,10 +322,6 @@ def _unsigned(num_bits: int, highest: tf.Tensor) -> CodeRange:
 def _symmetric(num_bits: int, highest: tf.Tensor) -> CodeRange:
     steps = grid.levels(num_bits, "narrow")
     return CodeRange((highest + highest) / float(steps), tf.constant(-steps / 2), steps)
-
-
-def _level_now(variables: Variables) -> float:
-    return float(tf.convert_to_tensor(variables[CLIPPING_LEVEL]).numpy())
 
 
 @keras.utils.register_keras_serializable(package="sat_tf")

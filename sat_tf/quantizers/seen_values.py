@@ -116,8 +116,8 @@ def misfit(seen: SeenValues, expected: InputRange) -> str | None:
     off_grid = _off_grid(seen, expected)
     most = _FEW_PIXELS if seen.are_pictures else _FEW_FOR_OTHERS
     far, few = np.any(outside > _FAR_OUTSIDE), off_grid and np.all(span <= most)
-    other = off_grid and not _ends_in(seen, expected) and _recognized(seen) is not None
-    other = other or (off_grid and _of_pixels(seen) is not None)
+    of_ends = not _ends_in(seen, expected) and _recognized(seen) is not None
+    other = off_grid and (of_ends or _of_pixels(seen) is not None)
     if not (far or few or other):
         return None
     return f"{seen}, expected input_range={expected}; what fits is {fitting(seen)}"

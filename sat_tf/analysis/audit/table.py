@@ -13,6 +13,7 @@ from sat_tf.analysis.audit.audited_model import (
     LayerAudit,
     Verdict,
 )
+from sat_tf.messages import first_ones
 from sat_tf.presentation.tables import Column, Marked, Table, digits, marked_text, percent
 
 KINDS = {Verdict.OK: "good", Verdict.WATCH: "watch", Verdict.BROKEN: "bad"}
@@ -57,7 +58,7 @@ def by_rule(audit: AuditedModel) -> dict[str, list[str]]:
         )
     return {
         rule: [
-            f"{verdict}: {_listed(named)}. Remedy: {remedy}."
+            f"{verdict}: {first_ones(named, _MOST_NAMED, between='; ')}. Remedy: {remedy}."
             for (verdict, remedy), named in cures.items()
         ]
         for rule, cures in found.items()
@@ -65,11 +66,6 @@ def by_rule(audit: AuditedModel) -> dict[str, list[str]]:
 
 
 _MOST_NAMED = 3
-
-
-def _listed(named: list[str]) -> str:
-    more = len(named) - _MOST_NAMED
-    return "; ".join(named[:_MOST_NAMED]) + (f"; and {more} more" if more > 0 else "")
 
 
 def summary(audit: AuditedModel) -> str:

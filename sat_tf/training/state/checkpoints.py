@@ -14,7 +14,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.atomic_file import on_disk
-from sat_tf.messages import RunError
+from sat_tf.messages import RunError, first_ones
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.training.step.learner import Learner
 
@@ -38,9 +38,7 @@ def describe_break(model: keras.Model, images: np.ndarray) -> str:
     """
     broken = _broken(model)
     if broken:
-        named = ", ".join(broken[:_MOST_NAMED])
-        more = len(broken) - _MOST_NAMED
-        return f"not finite: {named}" + (f" and {more} more" if more > 0 else "")
+        return f"not finite: {first_ones(broken, _MOST_NAMED)}"
     first = _first_broken_output(model, images)
     if first is not None:
         return f"all weights are finite, but the output of {first} is not"
