@@ -530,9 +530,9 @@ def _warn_of_coarse_features(network: Network, images: Images) -> None:
         if coarse:
             warnings.warn(
                 f"calibrate: {name}: {len(coarse)} of {len(features)} features "
-                f"({first_ones(coarse)}) get fewer than {_FEW_CODES} of 256 codes, because one step serves all of them, "
-                f"which range from {lowest:.4g} to {highest:.4g}; standardize them, or put a "
-                "Normalization layer in front and set BitPolicy(input_type='float32').",
+                f"({first_ones(coarse)}) get fewer than {_FEW_CODES} of 256 codes, because one "
+                f"step serves all of them, which range from {lowest:.4g} to {highest:.4g}; "
+                "standardize them, or put a Normalization layer in front and set BitPolicy(input_type='float32').",
                 stacklevel=3,
             )
 
