@@ -532,7 +532,8 @@ def _warn_of_coarse_features(network: Network, images: Images) -> None:
                 f"calibrate: {name}: {len(coarse)} of {len(features)} features "
                 f"({first_ones(coarse)}) get fewer than {_FEW_CODES} of 256 codes, because one "
                 f"step serves all of them, which range from {lowest:.4g} to {highest:.4g}; "
-                "standardize them, or put a Normalization layer in front and set BitPolicy(input_type='float32').",
+                "standardize them, or put a Normalization layer in front and set "
+                "BitPolicy(input_type='float32').",
                 stacklevel=3,
             )
 
