@@ -84,7 +84,7 @@ def _draw_activations(
     if not (isinstance(quantizer, ActivationQuantizer) and quantizer.rectifies):
         raise app.UsageError(f"received {layer.layer.name}, expected a quantized rectifier.")
     codes = np.ravel(keras.Model(model.input, layer.output)(images.astype(np.float32)))
-    levels = quantizer.code_range(layer.output_variables).steps
+    levels = quantizer.code_range(layer.output_variables).intervals
     values, counts = np.unique(np.rint(codes * levels / level), return_counts=True)
     axes.hist(real, bins=160, range=(-level, 1.6 * level), color=_REAL_COLOR)
     axes.axvline(level, color="black", linestyle="--", linewidth=1)

@@ -7,9 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from sat_tf.core import grid as grids
+from sat_tf.core.clipping_gradients import find_clipping_gradient
 from sat_tf.core.custom_gradient import with_gradient
-from sat_tf.core.pact import GRADIENTS
-from sat_tf.messages import did_you_mean
 
 
 def quantize_offset(
@@ -44,7 +43,7 @@ def quantize_offset(
         x: any shape; float32, float16 or bfloat16.
         clipping_level: α > 0, a scalar tensor or variable.
         num_bits: bits b of the codes n = -z..a - z; 1 to 8; see `grid.Bits`.
-        gradient: "calibrated" or "pact".
+        gradient: a row of `clipping_gradients`.
         lowest: the smallest value of a function that has one; at most 0.
         share: by which share of α the range goes lower than that; at least 0.
 
@@ -56,9 +55,7 @@ def quantize_offset(
     [-1.0, 0.0, 1.0, 6.0]
     """
     levels = grids.levels(num_bits)
-    if gradient not in GRADIENTS:
-        hint = did_you_mean(str(gradient), GRADIENTS)
-        raise ValueError(f"gradient={gradient!r} is not a clipping-level gradient. {hint}")
+    find_clipping_gradient(gradient)
 
     given = tf.convert_to_tensor(x)
     x = tf.cast(given, tf.float32)
@@ -96,11 +93,11 @@ def _backward(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     del value, alpha
     inside = (units > -below) & (units < above)
-    between = codes - units if gradient == "calibrated" else tf.zeros_like(codes)
+    between = codes - find_clipping_gradient(gradient)(units, codes)
     slope = tf.where(inside, between, codes)
     slope = tf.where(tf.math.is_nan(x), 0.0, slope)
-    to_step = tf.reduce_sum(upstream * slope)
-    return tf.where(inside, upstream, 0.0), to_step * (1.0 + share) / levels
+    to_scale = tf.reduce_sum(upstream * slope)
+    return tf.where(inside, upstream, 0.0), to_scale * (1.0 + share) / levels
 
 
 def scale_and_zero(
@@ -114,7 +111,7 @@ def scale_and_zero(
 
     Args:
         clipping_level: α, a float32 scalar tensor or a number.
-        levels: a, the number of steps.
+        levels: a, the number of intervals.
         lowest: see `quantize_offset`.
         share: see `quantize_offset`.
         floor: that of NumPy for numbers that are no tensors.
@@ -123,7 +120,7 @@ def scale_and_zero(
     return scale, floor((share * clipping_level - lowest) / scale + 0.5)
 
 
-# Ranges below this are none: nothing was observed but zeros.
+# Below this nothing but zeros was observed: there is no range.
 SMALLEST_RANGE = 1e-24
 
 

@@ -21,8 +21,7 @@ def in_few_passes(
     quantized: tf.Tensor,
     lowest: tf.Tensor,
     highest: tf.Tensor,
-    *,
-    calibrated: bool,
+    reference: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """The gradients of a clipped tensor, dx and α · dα, as `pact` defines them.
 
@@ -38,16 +37,16 @@ def in_few_passes(
         quantized: q, what was made of it.
         lowest: smallest x that is not clipped, float32 scalar.
         highest: largest one.
-        calibrated: whether α · dα = Σ g q - Σ dx x, or Σ g q - Σ dx q.
+        reference: r of α · dα = Σ g q - Σ dx r, from x and q.
     """
     values = computed_again(x, upstream)
     inside = keep_inside(upstream, values, lowest, highest)
-    reference = values if calibrated else quantized
+    r = reference(values, quantized)
     if compiles_with_xla() or has_accelerator():
-        total = tf.reduce_sum(upstream * quantized - inside * reference)
+        total = tf.reduce_sum(upstream * quantized - inside * r)
     else:
         by_readers = sum_by_readers(quantized, upstream)
-        by_normalization = sum_by_normalization(x, inside) if calibrated else None
+        by_normalization = sum_by_normalization(x, inside) if r is values else None
         if by_readers is not None and by_normalization is not None and of_batch_statistics(x):
             # One number that is not finite, and the statistics of the batch are not, nor anything
             # that is computed from them: there is nothing to leave out.
@@ -55,7 +54,7 @@ def in_few_passes(
         if by_readers is None:
             by_readers = dot(upstream, quantized)
         if by_normalization is None:
-            by_normalization = dot(inside, reference)
+            by_normalization = dot(inside, r)
         total = by_readers - by_normalization
     finite = tf.math.is_finite(total)
     return inside, tf.cond(finite, lambda: total, lambda: by_definition(inside, values))

@@ -5,6 +5,7 @@ import tensorflow as tf
 from sat_tf.core import backward_pass
 from sat_tf.core import grid as grids
 from sat_tf.core.custom_gradient import compiles_with_xla, with_gradient
+from sat_tf.core.grid_table import find_grid
 
 # Its square is still a normal number, which the gradient divides by.
 _SMALLEST_MAXIMUM = 2.0**-63
@@ -113,7 +114,7 @@ def weight_codes(
     >>> weight_codes(tf.constant([-2.0, -0.1, 0.1, 2.0]), 2).numpy().tolist()
     [-3, -1, 1, 3]
     """
-    row = grids.find_grid(grid, num_bits)
+    row = find_grid(grid, num_bits)
     units = weight_units(kernel, num_bits, grid, range_axes=range_axes)
     units = tf.debugging.check_numerics(units, "weight_codes: NaN has no integer code")
     units = tf.cast(units, tf.int32)
@@ -181,7 +182,7 @@ def held_weights(
     >>> weight_units(held, 2).numpy().tolist()
     [3.0, 3.0, 1.0]
     """
-    row = grids.find_grid(grid, num_bits)
+    row = find_grid(grid, num_bits)
     divisor, top = float(row.divisor(num_bits)), float(row.top(num_bits))
     units = tf.cast(units, tf.float32)
     below = 0.5 if row.rounding is grids.round_half_up else 0.0
@@ -297,8 +298,8 @@ def _units(squash: _Squash, num_bits: grids.Bits, grid: str) -> tf.Tensor:
     position = squash.values * (half / squash.maximum) + half
     fixed = not tf.is_tensor(num_bits)
     if fixed and rounding is grids.round_half_up and num_bits >= 2 and not compiles_with_xla():
-        # On a range as long as it has steps the FakeQuant kernel's step is exactly 1: it clips and
-        # rounds to integers in one pass over memory.
+        # On a range as long as it has intervals, the FakeQuant kernel's scale is exactly 1: it
+        # clips and rounds to integers in one pass over memory.
         return tf.quantization.fake_quant_with_min_max_vars(
             position, 0.0, float(top), num_bits, narrow_range=top == 2**num_bits - 2
         )

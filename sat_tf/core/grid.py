@@ -1,27 +1,12 @@
-"""Grids: which real values a quantized number can take, and the one rounding of the package.
+"""Rounding to a grid of `grid_table`, in TensorFlow; bits may be tensors."""
 
-A grid divides the unit interval into steps. The unit value u in [0, 1] becomes the integer
-
-    n = min(rounding(divisor * u), top)
-
-and stands for n / divisor. Weights live on [-1, 1], so their value is Q = 2 n / divisor - 1, and
-their stored integer (their *code*) is the smallest integer multiple that represents Q exactly:
-
-    grid      divisor    top        code          Q = code * scale      2-bit values
-    dorefa    2^b - 1    2^b - 1    2 n - a       scale = 1 / a         -1, -1/3, 1/3, 1
-    narrow    2^b - 2    2^b - 2    n - a / 2     scale = 2 / a         -1, 0, 1
-    rounded   2^b        2^b - 1    n - 2^(b-1)   scale = 2^(1-b)       -1, -1/2, 0, 1/2
-    modified  2^b        2^b - 1    n - 2^(b-1)   scale = 2^(1-b)       -1, -1/2, 0, 1/2  (floor)
-"""
-
-import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from sat_tf.core.custom_gradient import straight_through
-from sat_tf.messages import did_you_mean
+from sat_tf.core.grid_table import Grid, find_grid
 
 # A number of bits; or an integer scalar tensor of it, so that it can change while a graph stays.
 # Tensors are not checked: their value is known too late.
@@ -46,116 +31,19 @@ def round_half_up(x: tf.Tensor) -> tf.Tensor:
     return tf.floor(x + 0.5)
 
 
-@dataclasses.dataclass(frozen=True)
-class Grid:
-    """One row of the table of grids.
-
-    Attributes:
-        name: the name users write.
-        fewest_bits: the smallest number of bits that leaves at least one step.
-        divisor: number of steps in the unit interval, from the number of bits.
-        top: largest integer n, from the number of bits.
-        rounding: how divisor * u becomes an integer.
-        codes_per_unit: how many codes lie between n and n + 1.
-    """
-
-    name: str
-    fewest_bits: int
-    divisor: Callable[[int], int]
-    top: Callable[[int], int]
-    rounding: Callable[[tf.Tensor], tf.Tensor]
-    codes_per_unit: int
-
-    def scale(self, num_bits: int) -> float:
-        """Real value of one weight code, where weights span [-1, 1]."""
-        return 2.0 / (self.divisor(num_bits) * self.codes_per_unit)
-
-    def code_offset(self, num_bits: int) -> int:
-        """What to subtract from codes_per_unit * n to get the code of a weight."""
-        return self.divisor(num_bits) * self.codes_per_unit // 2
-
-    def largest_code(self, num_bits: int) -> int:
-        """The largest magnitude among the weight codes of this grid."""
-        offset = self.code_offset(num_bits)
-        return max(offset, self.codes_per_unit * self.top(num_bits) - offset)
-
-
-GRIDS: dict[str, Grid] = {
-    grid.name: grid
-    for grid in (
-        Grid(
-            "dorefa",
-            fewest_bits=1,
-            divisor=lambda bits: 2**bits - 1,
-            top=lambda bits: 2**bits - 1,
-            rounding=round_half_up,
-            codes_per_unit=2,
-        ),
-        Grid(
-            "narrow",
-            fewest_bits=2,
-            divisor=lambda bits: 2**bits - 2,
-            top=lambda bits: 2**bits - 2,
-            rounding=round_half_up,
-            codes_per_unit=1,
-        ),
-        Grid(
-            "rounded",
-            fewest_bits=2,
-            divisor=lambda bits: 2**bits,
-            top=lambda bits: 2**bits - 1,
-            rounding=round_half_up,
-            codes_per_unit=1,
-        ),
-        Grid(
-            "modified",
-            fewest_bits=2,
-            divisor=lambda bits: 2**bits,
-            top=lambda bits: 2**bits - 1,
-            rounding=tf.floor,
-            codes_per_unit=1,
-        ),
-    )
-}
-
-
-def find_grid(grid: str, num_bits: int) -> Grid:
-    """Returns the row for `grid`; "auto" is DoReFa up to 7 bits and the narrow grid at 8.
-
-    DoReFa's 8-bit codes reach 255 and do not fit int8; its codes up to 7 bits reach 127 and do.
-
-    Raises:
-        ValueError: the grid is unknown, or has no step at `num_bits`.
-    """
-    check_bits(num_bits)
-    name = grid
-    if grid == "auto":
-        name = "dorefa" if num_bits <= 7 else "narrow"
-    if name not in GRIDS:
-        hint = did_you_mean(str(grid), ["auto", *GRIDS])
-        raise ValueError(f"grid={grid!r} is not a grid. {hint}")
-    row = GRIDS[name]
-    if num_bits < row.fewest_bits:
-        raise ValueError(
-            f"grid={grid!r} at num_bits={num_bits} has no step; give it at least "
-            f"{row.fewest_bits} bits, or use grid='dorefa'."
-        )
-    return row
-
-
 def levels(num_bits: Bits, grid: str = "dorefa") -> Any:
-    """Number of steps a of a grid: a = 2^b - 1 (DoReFa), 2^b - 2 (narrow).
+    """Number of intervals a of a grid: a = 2^b - 1 (DoReFa), 2^b - 2 (narrow).
 
     Args:
         num_bits: bits b, 1 to 8; see `Bits`.
         grid: "dorefa", "narrow", "rounded", "modified", or "auto" (see `find_grid`).
 
     Returns:
-        The number of steps between the lowest and the highest value of the grid: an integer, or a
-        float32 scalar where the bits are a tensor.
+        The number of intervals between the lowest and the highest value of the grid: an integer,
+        or a float32 scalar where the bits are a tensor.
 
     Raises:
-        ValueError: bits out of range, unknown grid, or a grid without a step at these bits.
+        ValueError: bits out of range, unknown grid, or a grid with a single value at these bits.
 
     >>> levels(4), levels(4, "narrow"), levels(8, "auto")
     (15, 14, 254)
@@ -166,7 +54,7 @@ def levels(num_bits: Bits, grid: str = "dorefa") -> Any:
 
 
 def divisor(num_bits: Bits, grid: str = "dorefa") -> Any:
-    """Number of steps in the unit interval, from bits and grid as in `levels`.
+    """Number of intervals in the unit interval, from bits and grid as in `levels`.
 
     >>> divisor(2, "rounded"), levels(2, "rounded")
     (4, 3)
@@ -176,7 +64,8 @@ def divisor(num_bits: Bits, grid: str = "dorefa") -> Any:
 
 def rounding(num_bits: Bits, grid: str = "dorefa") -> Callable[[tf.Tensor], tf.Tensor]:
     """How a grid rounds, from bits and grid as in `levels`."""
-    return find_grid(grid, 8 if tf.is_tensor(num_bits) else num_bits).rounding
+    row = find_grid(grid, 8 if tf.is_tensor(num_bits) else num_bits)
+    return {"half up": round_half_up, "down": tf.floor}[row.rounding]
 
 
 def _look_up(num_bits: Bits, grid: str, number: Callable[[Grid, int], int]) -> Any:
@@ -189,12 +78,6 @@ def _look_up(num_bits: Bits, grid: str, number: Callable[[Grid, int], int]) -> A
     return tf.gather(tf.constant(numbers), num_bits)
 
 
-def check_bits(num_bits: int) -> None:
-    """Raises ValueError unless `num_bits` is an integer from 1 to 8."""
-    if isinstance(num_bits, bool) or not isinstance(num_bits, int) or not 1 <= num_bits <= 8:
-        raise ValueError(f"num_bits={num_bits!r}: expected an integer from 1 to 8.")
-
-
 def quantize_unit(x: tf.Tensor, levels: int) -> tf.Tensor:
     """The paper's q_k: rounds the unit interval to n / a, straight-through (Eq. 8 and 12).
 
@@ -204,13 +87,13 @@ def quantize_unit(x: tf.Tensor, levels: int) -> tf.Tensor:
 
     Args:
         x: values in [0, 1], any shape; float32, float16 or bfloat16.
-        levels: the number of steps a, at least 1 (see `levels`).
+        levels: the number of intervals a, at least 1 (see `levels`).
 
     Returns:
         A tensor like `x` on the grid 0, 1/a, ..., 1.
 
     Raises:
-        ValueError: fewer than one step.
+        ValueError: fewer than one interval.
 
     >>> quantize_unit(tf.constant([0.0, 0.4, 0.5, 1.0]), 2).numpy().tolist()
     [0.0, 0.5, 0.5, 1.0]

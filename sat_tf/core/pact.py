@@ -6,10 +6,8 @@ import tensorflow as tf
 
 from sat_tf.core import grid as grids
 from sat_tf.core.backward_pass import JUST_BELOW_ONE, in_few_passes
+from sat_tf.core.clipping_gradients import find_clipping_gradient
 from sat_tf.core.custom_gradient import compiles_with_xla, with_gradient
-from sat_tf.messages import did_you_mean
-
-GRADIENTS = ("calibrated", "pact")
 
 # The neighbours of 0 and 1 among the normal float32 numbers. A closed range that starts at the
 # first leaves out 0, and one that ends at the second times a clipping level leaves out that level.
@@ -38,7 +36,7 @@ def quantize_activation(
         x: pre-activations, any shape; float32, float16 or bfloat16.
         clipping_level: α > 0, a scalar tensor or variable.
         num_bits: bits b of the codes n = 0..2^b - 1; 1 to 8; see `grid.Bits`.
-        gradient: "calibrated" or "pact".
+        gradient: a row of `clipping_gradients`.
 
     Returns:
         A tensor like `x` with values n · α / a.
@@ -49,12 +47,12 @@ def quantize_activation(
     >>> quantize_activation(tf.constant([-1.0, 0.4, 0.6, 9.0]), 3.0, 2).numpy().tolist()
     [0.0, 0.0, 1.0, 3.0]
     """
-    steps = grids.levels(num_bits)
-    _check_gradient(gradient)
+    intervals = grids.levels(num_bits)
+    find_clipping_gradient(gradient)
 
     x, values, alpha = _in_float32(x, clipping_level)
     if tf.is_tensor(num_bits) or num_bits == 1 or compiles_with_xla():
-        quantized = round_on_range(values, alpha, steps)
+        quantized = round_on_range(values, alpha, intervals)
     else:
         quantized = tf.quantization.fake_quant_with_min_max_vars(values, 0.0, alpha, num_bits)
     made = with_gradient(_of_activation, quantized, [values, alpha], gradient=gradient)
@@ -81,7 +79,7 @@ def quantize_stream(
         clipping_level: r > 0, a scalar tensor or variable; the range is [-r, r].
         num_bits: bits b of the codes n = -(2^(b-1) - 1)..2^(b-1) - 1; 2 to 8; see
             `grid.Bits`.
-        gradient: "calibrated" or "pact".
+        gradient: a row of `clipping_gradients`.
 
     Returns:
         A tensor like `x` with values n · 2r / a.
@@ -92,12 +90,12 @@ def quantize_stream(
     >>> quantize_stream(tf.constant([-9.0, -0.4, 0.6, 9.0]), 3.0, 3).numpy().tolist()
     [-3.0, 0.0, 1.0, 3.0]
     """
-    steps = grids.levels(num_bits, "narrow")
-    _check_gradient(gradient)
+    intervals = grids.levels(num_bits, "narrow")
+    find_clipping_gradient(gradient)
 
     x, values, limit = _in_float32(x, clipping_level)
     if tf.is_tensor(num_bits) or compiles_with_xla():
-        quantized = round_on_range(values, limit, steps, signed=True)
+        quantized = round_on_range(values, limit, intervals, signed=True)
     else:
         quantized = tf.quantization.fake_quant_with_min_max_vars(
             values, -limit, limit, num_bits, narrow_range=True
@@ -127,7 +125,7 @@ def learning_at_rate(clipping_level: tf.Tensor, rate: float) -> tf.Tensor:
 
 
 def round_on_range(
-    x: tf.Tensor, clipping_level: tf.Tensor, steps: Any, signed: bool = False
+    x: tf.Tensor, clipping_level: tf.Tensor, intervals: Any, signed: bool = False
 ) -> tf.Tensor:
     """The forward arithmetic from elementary operations: what the FakeQuant kernel computes.
 
@@ -135,23 +133,23 @@ def round_on_range(
     FakeQuant turns NaN into a number and 0 into nearly 0; and it pins the kernel's bits in the
     tests.
 
-    Forward: s · round_half_up((clip(x) - low) / s - zero), with the scale s = range / steps,
-    zero = 0 (half of the steps where `signed`) and low = -zero · s. It has no gradient.
+    Forward: s · round_half_up((clip(x) - low) / s - zero), with the scale s = range / intervals,
+    zero = 0 (half of the intervals where `signed`) and low = -zero · s. It has no gradient.
 
     Args:
         x: float32, any shape.
         clipping_level: upper end of the range, a float32 scalar.
-        steps: number of steps between the ends, a number or a float32 scalar; even where `signed`.
+        intervals: of the range, a number or a float32 scalar; even where `signed`.
         signed: the range is [-clipping_level, clipping_level] instead of [0, clipping_level].
 
     Returns:
         A tensor like `x`.
     """
-    zero = steps / 2 if signed else 0.0
-    # Of a quotient by a constant XLA makes a product with its reciprocal, which is rounded twice.
-    divisor = steps + 0.0 * clipping_level
+    zero = intervals / 2 if signed else 0.0
+    # XLA turns a division by a constant into a product with its reciprocal, which rounds twice.
+    divisor = intervals + 0.0 * clipping_level
     scale = (clipping_level + clipping_level if signed else clipping_level) / divisor
-    low, high = -scale * zero, scale * (steps - zero)
+    low, high = -scale * zero, scale * (intervals - zero)
     above_low = tf.maximum(tf.minimum(x, high), low) - low
     return grids.round_half_up(above_low / scale - zero) * scale
 
@@ -200,20 +198,14 @@ def _gradients(
         α · dα = Σ g q - Σ dx r,  with r = x ("calibrated", Eq. 13) or r = q ("pact")
 
     Where x is clipped at the top q is α, so g q / α is g; where it is rectified q is 0; between,
-    g (q - x) / α remains. With q in the place of x that vanishes: the original PACT.
+    g (q - x) / α remains, which with r = q vanishes: the original PACT.
     """
 
     def total(dx: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-        r = x if gradient == "calibrated" else quantized
-        # 0 · inf is NaN: where nothing passes, what x is must not matter.
+        r = reference(x, quantized)
+        # 0 · inf is NaN: where dx is 0, a non-finite x must not count.
         q = tf.where(tf.math.is_nan(quantized), 0.0, quantized)
         return tf.reduce_sum(upstream * q - dx * tf.where(tf.math.is_finite(r), r, 0.0))
 
-    calibrated = gradient == "calibrated"
-    return in_few_passes(total, upstream, x, quantized, lowest, highest, calibrated=calibrated)
-
-
-def _check_gradient(gradient: str) -> None:
-    if gradient not in GRADIENTS:
-        hint = did_you_mean(str(gradient), GRADIENTS)
-        raise ValueError(f"gradient={gradient!r} is not a clipping-level gradient. {hint}")
+    reference = find_clipping_gradient(gradient)
+    return in_few_passes(total, upstream, x, quantized, lowest, highest, reference)

@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from sat_tf.core.clipping_gradients import CLIPPING_GRADIENTS
+from sat_tf.core.grid_table import GRIDS, Grid
 from sat_tf.messages import did_you_mean, list_problems, warn
 from sat_tf.quantizers.input_range import (
     INPUT_TYPES,
@@ -29,10 +31,7 @@ _PIXELS = (0.0, 255.0)
 # The old name of input_range=(0, input_max).
 OLD_INPUT_RANGE = "input_max"
 
-GRID_NAMES = ("auto", "dorefa", "narrow", "rounded", "modified")
-
-# The largest 8-bit code of the grids whose codes int8 does not hold; with fewer bits all fit.
-LARGEST_CODE_BEYOND_INT8 = {"dorefa": 255, "rounded": 128, "modified": 128}
+GRID_NAMES = ("auto", *GRIDS)
 
 
 def fitting_grid(grid: str, num_bits: int | None) -> str:
@@ -41,29 +40,18 @@ def fitting_grid(grid: str, num_bits: int | None) -> str:
     >>> fitting_grid("rounded", 7), fitting_grid("rounded", 8)
     ('rounded', 'auto')
     """
-    return "auto" if num_bits == 8 and grid in LARGEST_CODE_BEYOND_INT8 else grid
+    fits = grid == "auto" or num_bits is None or GRIDS[grid].fits_int8(num_bits)
+    return grid if fits else "auto"
 
 
-def _beyond_int8(grid: str) -> str:
+def _beyond_int8(grid: str, num_bits: int) -> str:
     return (
-        f"8-bit codes of the {grid} grid reach {LARGEST_CODE_BEYOND_INT8[grid]} and do not fit "
-        "int8: the model could be trained, but not exported"
+        f"{num_bits}-bit codes of the {grid} grid reach {GRIDS[grid].largest_code(num_bits)} and "
+        "do not fit int8: the model could be trained, but not exported"
     )
 
 
 _OTHER_GRIDS = "use 'auto' (narrow at 8 bits, DoReFa below), or 7 bits"
-
-_CAUTIONS: dict[tuple[str, int | None], str] = {
-    **{
-        (grid, 8): f"weight_grid={grid!r}: {_beyond_int8(grid)}; {_OTHER_GRIDS}, if it is to be"
-        for grid in LARGEST_CODE_BEYOND_INT8
-    },
-    ("narrow", 2): "weight_grid='narrow' at 2 bits is ternary: after division by the maximum "
-    "nearly every weight is 0, and training diverged in experiments; weight_grid='rounded' stores "
-    "2 bits without that",
-    ("modified", None): "weight_grid='modified' rounds down, which biases every weight by half a "
-    "step; it exists to reproduce the authors' released code and trains badly at 2 bits",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +145,7 @@ _FIELDS: dict[str, _Field] = {
     "weight_range": _one_of("layer", "channel"),
     "detach_max": _Field(lambda value: isinstance(value, bool), "True or False", per_layer=True),
     "rescale": _one_of("constant", "stddev", "none"),
-    "clipping_gradient": _one_of("calibrated", "pact"),
+    "clipping_gradient": _one_of(*CLIPPING_GRADIENTS),
     "clipping_level_rate": _Field(
         _is_positive, "a positive number: 1 is the learning rate of the weights"
     ),
@@ -200,26 +188,26 @@ def _field_problems(values: Mapping[str, Any]) -> list[str]:
 
 
 def _pair_problems(values: Mapping[str, Any]) -> list[str]:
-    """What is wrong with bits and grids that meet in a layer."""
+    """What is wrong with combinations of bits and grid in one layer."""
     problems = []
     # Float activations or streams are the paper's setting, for experiments; integers are for files.
     integers = all(values.get(name) is not None for name in ("activation_bits", "stream_bits"))
     for bits_name, grid_name, bits, grid in _pairs(values):
         both = f"{bits_name}={bits} with {grid_name}={grid!r}"
-        if bits == 1 and grid in ("narrow", "rounded", "modified"):
+        if bits is not None and grid != "auto" and bits < GRIDS[grid].fewest_bits:
             problems.append(
-                f"{both}: that grid has no step at 1 bit; use {grid_name}='dorefa', or 2 bits and "
-                "more."
+                f"{both}: that grid has a single value at {bits} bit; use {grid_name}='dorefa', or "
+                f"{GRIDS[grid].fewest_bits} bits and more."
             )
         elif integers and fitting_grid(grid, bits) != grid:
             problems.append(
-                f"{both}: {_beyond_int8(grid)}; {_OTHER_GRIDS}; or stream_bits=None, as "
+                f"{both}: {_beyond_int8(grid, bits)}; {_OTHER_GRIDS}; or stream_bits=None, as "
                 "BitPolicy.paper has it, to train without exporting."
             )
     return problems
 
 
-# Those that are there where nobody names one; they take no options.
+# Those of a policy that names none; they take no options.
 _DEFAULT_QUANTIZERS = {"weight": "dorefa", "activation": "pact"}
 
 
@@ -240,9 +228,12 @@ def _quantizer_problems(values: Mapping[str, Any]) -> list[str]:
 
 
 def _pairs(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Any, Any]]:
-    """Names and values of bits and grids that meet in a layer, as far as these fields tell."""
-    bits, end_bits = values.get("weight_bits"), values.get("first_last_weight_bits")
-    grid, end_grid = values.get("weight_grid"), values.get("first_last_weight_grid")
+    """Names and values of the bits and grids of a layer, as far as these fields tell."""
+    named = ("weight_bits", "first_last_weight_bits", "weight_grid", "first_last_weight_grid")
+    known = {name: values.get(name) for name in named}
+    # What a field says against its value is said elsewhere.
+    valid = {name: None if _FIELDS[name].find_problem(v) else v for name, v in known.items()}
+    bits, end_bits, grid, end_grid = valid.values()
     if isinstance(grid, str):
         yield "weight_bits", "weight_grid", bits, grid
     if isinstance(end_grid, str):
@@ -258,9 +249,20 @@ def warn_of(*settings: Mapping[str, Any]) -> None:
     for fields in settings:
         if fields.get("weight_bits") is not None:  # else first and last layer are not rounded too
             used |= {(grid, bits) for _, _, bits, grid in _pairs(fields)}
-    for (grid, caution_bits), text in _CAUTIONS.items():
-        if any(name == grid and caution_bits in (None, bits) for name, bits in used):
-            warn(text)
+    for grid, row in GRIDS.items():
+        for caution_bits, text in _cautions(row).items():
+            if any(name == grid and caution_bits in (None, bits) for name, bits in used):
+                warn(text)
+
+
+def _cautions(grid: Grid) -> dict[int | None, str]:
+    beyond = {
+        bits: f"weight_grid={grid.name!r}: {_beyond_int8(grid.name, bits)}; to export it, "
+        f"{_OTHER_GRIDS}"
+        for bits in range(grid.fewest_bits, 9)
+        if not grid.fits_int8(bits)
+    }
+    return beyond | dict(grid.cautions)
 
 
 def _names(field: str) -> list[str]:

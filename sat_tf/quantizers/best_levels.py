@@ -136,10 +136,10 @@ def best_clipping_level(
     >>> best_clipping_level(np.array([0.0, 1.0, 2.0, 3.0]), 3.0, 2, signed=False)
     3.0
     """
-    steps = grids.levels(num_bits, "narrow" if signed else "dorefa")
+    intervals = grids.levels(num_bits, "narrow" if signed else "dorefa")
 
     def quantize(values: np.ndarray, level: float) -> np.ndarray:
-        scale = np.float32((2.0 if signed else 1.0) * level / steps)
+        scale = np.float32((2.0 if signed else 1.0) * level / intervals)
         clipped = np.clip(values, np.float32(-level if signed else 0.0), np.float32(level))
         return np.asarray(np.floor(clipped / scale + np.float32(0.5)) * scale)
 
@@ -156,11 +156,13 @@ def best_offset_level(
 ) -> float:
     """The best level of `asymmetric.quantize_offset`, of those up to the largest value."""
     values = np.asarray(values, np.float32).reshape(-1)
-    steps = grids.levels(num_bits)
+    intervals = grids.levels(num_bits)
 
     def quantize(values: np.ndarray, level: float) -> np.ndarray:
-        scale, zero = scale_and_zero(level, steps, lowest, share, np.floor)
-        codes = np.clip(np.floor(values / np.float32(scale) + np.float32(0.5)), -zero, steps - zero)
+        scale, zero = scale_and_zero(level, intervals, lowest, share, np.floor)
+        codes = np.clip(
+            np.floor(values / np.float32(scale) + np.float32(0.5)), -zero, intervals - zero
+        )
         return np.asarray(codes * np.float32(scale))
 
     largest = max(float(np.max(values)), SMALLEST_CLIPPING_LEVEL)

@@ -7,7 +7,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core import dorefa, rescale
-from sat_tf.core import grid as grids
+from sat_tf.core.grid_table import Grid, find_grid
 from sat_tf.quantizers.protocol import (
     LARGEST_INT8,
     IntegerWeights,
@@ -175,9 +175,9 @@ class DorefaQuantizer(WeightQuantizer):
         return self.num_bits
 
     @property
-    def row(self) -> grids.Grid:
+    def row(self) -> Grid:
         """The row of its grid, at its bits."""
-        return grids.find_grid(self.grid, self.bits)
+        return find_grid(self.grid, self.bits)
 
     def integer_weights(self, latent: tf.Tensor, variables: Variables) -> IntegerWeights:
         """Codes of the grid; its scale, times c and the gain where the layer has them."""

@@ -184,8 +184,8 @@ def _off_pixels(values: tf.Tensor, found: InputRange) -> tf.Tensor:
     """How far from a pixel's value the farthest is, in pixels."""
     if not has_channels(found, values.shape[-1]):
         return tf.constant(0.5)
-    steps, low = (tf.constant(v, tf.float32) for v in (found.steps, found.low))
-    pixels = (values - low) / steps
+    scales, low = (tf.constant(v, tf.float32) for v in (found.scales, found.low))
+    pixels = (values - low) / scales
     return tf.reduce_max(tf.abs(pixels - tf.round(pixels)))
 
 

@@ -7,9 +7,9 @@ A pixel n = 0..255 of a channel is fed to the model as
 by one pair (low, high) for all channels, by a pair for each, or by a preprocessing of
 `keras.applications`. The file takes the pixels themselves, which int8 kernels read as
 
-    p = step · (n - zero_point),        x = ratio · p + shift,
+    p = scale · (n - zero_point),        x = ratio · p + shift,
 
-with one step and one zero point for all channels. Where a pixel stands for real 0 and channels are
+with one scale and one zero point for all channels. Where a pixel stands for real 0 and channels are
 alike, p = x. Else the first layer takes ratio and shift into its weights and its bias.
 """
 
@@ -33,10 +33,10 @@ _CAFFE_MEAN = (123.68, 116.779, 103.939)
 
 
 @dataclasses.dataclass(frozen=True)
-class Grid:
-    """The pixels as the file reads them: p = step · (pixel - zero_point)."""
+class PixelGrid:
+    """The pixels as the file reads them: p = scale · (pixel - zero_point)."""
 
-    step: float
+    scale: float
     zero_point: int
 
 
@@ -50,7 +50,7 @@ class InputRange:
         reversed_channels: the model is fed the channels of a picture in reverse, as BGR.
 
     >>> InputRange((-1.0,), (1.0,)).grid
-    Grid(step=0.00784313725490196, zero_point=128)
+    PixelGrid(scale=0.00784313725490196, zero_point=128)
     """
 
     low: tuple[float, ...]
@@ -63,23 +63,23 @@ class InputRange:
         return len(self.low) if len(self.low) > 1 or self.reversed_channels else None
 
     @property
-    def steps(self) -> np.ndarray:
+    def scales(self) -> np.ndarray:
         """What one pixel more adds, float64, for each channel as the model is fed."""
         return (np.asarray(self.high) - np.asarray(self.low)) / _LARGEST_PIXEL
 
     @functools.cached_property
-    def grid(self) -> Grid:
-        """The step of the coarsest channel, and the pixel nearest to real 0 of all channels."""
-        zeros = -np.asarray(self.low) / self.steps
+    def grid(self) -> PixelGrid:
+        """The scale of the coarsest channel, and the pixel nearest to real 0 of all channels."""
+        zeros = -np.asarray(self.low) / self.scales
         zero_point = int(np.clip(math.floor(float(np.mean(zeros)) + 0.5), 0, _LARGEST_PIXEL))
-        return Grid(float(np.max(self.steps)), zero_point)
+        return PixelGrid(float(np.max(self.scales)), zero_point)
 
     @property
     def change(self) -> "Change":
         """What leads from the grid of the file to what the model is fed."""
-        shift = np.asarray(self.low) + self.steps * self.grid.zero_point
-        shift = np.where(np.abs(shift) < _SAME_PIXEL * self.steps, 0.0, shift)
-        return Change(self.steps / self.grid.step, shift, self.reversed_channels, self.grid.step)
+        shift = np.asarray(self.low) + self.scales * self.grid.zero_point
+        shift = np.where(np.abs(shift) < _SAME_PIXEL * self.scales, 0.0, shift)
+        return Change(self.scales / self.grid.scale, shift, self.reversed_channels, self.grid.scale)
 
     def fed(self, pixels: np.ndarray) -> np.ndarray:
         """What the model is fed for these pixels, (..., channels), in float32.
@@ -90,8 +90,8 @@ class InputRange:
         if self.reversed_channels:
             pixels = pixels[..., ::-1]
         if not any(self.low):
-            return pixels.astype(np.float32) * self.steps.astype(np.float32)
-        return np.asarray(np.asarray(self.low) + self.steps * pixels, np.float32)
+            return pixels.astype(np.float32) * self.scales.astype(np.float32)
+        return np.asarray(np.asarray(self.low) + self.scales * pixels, np.float32)
 
     @property
     def spelling(self) -> Any:
@@ -119,13 +119,13 @@ class Change:
         ratio: positive, float64, one number or one a channel of x.
         shift: likewise, of any sign.
         reverses: channel c of x is channel -1 - c of p.
-        step: what one pixel adds to x.
+        scale: what one pixel adds to x.
     """
 
     ratio: np.ndarray
     shift: np.ndarray
     reverses: bool = False
-    step: float = 0.0
+    scale: float = 0.0
 
     @property
     def is_none(self) -> bool:
@@ -140,14 +140,14 @@ class Change:
     @property
     def is_rounding(self) -> bool:
         """Whether it is only what rounding real 0 to a pixel costs, half a pixel at most."""
-        return self.only_shifts and bool(np.all(np.abs(self.shift) <= 0.5001 * self.step))
+        return self.only_shifts and bool(np.all(np.abs(self.shift) <= 0.5001 * self.scale))
 
     def after(self, other: "Change") -> "Change":
         """What leads from the p of this one to that of another, for the same x."""
         ratio, shift = self.ratio / other.ratio, (self.shift - other.shift) / other.ratio
         if other.reverses:
             ratio, shift = ratio[::-1], shift[::-1]
-        return Change(ratio, shift, self.reverses != other.reverses, self.step)
+        return Change(ratio, shift, self.reverses != other.reverses, self.scale)
 
 
 PIXELS = InputRange((0.0,), (255.0,))

@@ -202,7 +202,7 @@ class StreamQuantizer(_UpToItsLevel):
         """Codes -a/2..a/2.
 
         >>> found = StreamQuantizer(num_bits=3).code_range({"clipping_level": tf.constant(6.0)})
-        >>> float(found.scale), float(found.lowest), found.steps
+        >>> float(found.scale), float(found.lowest), found.intervals
         (2.0, -3.0, 6)
         """
         return _symmetric(self.num_bits, tf.convert_to_tensor(variables[CLIPPING_LEVEL]))
@@ -247,10 +247,10 @@ class OffsetQuantizer(ClippingQuantizer):
 
     def code_range(self, variables: Variables) -> CodeRange:
         """Codes -z..a - z."""
-        steps = grid.levels(self.num_bits)
+        intervals = grid.levels(self.num_bits)
         level = tf.convert_to_tensor(variables[CLIPPING_LEVEL])
-        scale, below = scale_and_zero(level, steps, self.lowest, self.share)
-        return CodeRange(scale, -below, steps)
+        scale, below = scale_and_zero(level, intervals, self.lowest, self.share)
+        return CodeRange(scale, -below, intervals)
 
     def best_level(
         self,
@@ -315,13 +315,13 @@ class UnitQuantizer(ActivationQuantizer):
 
 
 def _unsigned(num_bits: int, highest: tf.Tensor) -> CodeRange:
-    steps = grid.levels(num_bits)
-    return CodeRange(highest / float(steps), tf.constant(0.0), steps)
+    intervals = grid.levels(num_bits)
+    return CodeRange(highest / float(intervals), tf.constant(0.0), intervals)
 
 
 def _symmetric(num_bits: int, highest: tf.Tensor) -> CodeRange:
-    steps = grid.levels(num_bits, "narrow")
-    return CodeRange((highest + highest) / float(steps), tf.constant(-steps / 2), steps)
+    intervals = grid.levels(num_bits, "narrow")
+    return CodeRange((highest + highest) / float(intervals), tf.constant(-intervals / 2), intervals)
 
 
 @keras.utils.register_keras_serializable(package="sat_tf")

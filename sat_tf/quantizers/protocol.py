@@ -43,14 +43,14 @@ class SatQuantizer(tfmot.quantization.keras.quantizers.Quantizer):
     Attributes:
         input_type: what the file takes for the input that it quantizes; None for a quantizer of any
             other tensor.
+        policy_name: what policies call its class, set by the table; "" for one that none names.
         observes_range: whether it remembers the range of its tensor in its variables `lowest`,
             `highest` and `observations`.
-        registered_name: of one that a policy can name; "" for all others.
     """
 
     input_type: str | None = None
+    policy_name: ClassVar[str] = ""
     observes_range: ClassVar[bool] = False
-    registered_name: ClassVar[str] = ""
 
     def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
         """Makes no variables."""
@@ -58,7 +58,7 @@ class SatQuantizer(tfmot.quantization.keras.quantizers.Quantizer):
         return {}
 
     def assume_fed(self, weights: Variables, scale: float) -> None:
-        """Gives variables that follow the data values as of a calibration; most have none.
+        """Gives variables that calibration would set plausible values; most have none.
 
         Plans are made of models that have seen nothing, and of what their files would be later.
 
@@ -285,7 +285,7 @@ class WeightQuantizer(SatQuantizer):
     @property
     def grid_name(self) -> str:
         """What the grid of its codes is called: as the quantizer itself."""
-        return self.registered_name or "integers"
+        return self.policy_name or "integers"
 
     @property
     def channels_differ(self) -> bool:
@@ -379,23 +379,23 @@ class ActivationRequest:
 
 @dataclasses.dataclass(frozen=True)
 class CodeRange:
-    """Codes lowest..lowest + steps, each worth `scale`; code 0 is real 0.
+    """Codes lowest..lowest + intervals, each worth `scale`; code 0 is real 0.
 
     Attributes:
         scale: the real value of one code, a float32 scalar tensor.
         lowest: the lowest code, a float32 scalar tensor that holds an integer.
-        steps: how many steps there are from the lowest code to the highest.
+        intervals: the highest code minus the lowest.
     """
 
     scale: tf.Tensor
     lowest: tf.Tensor
-    steps: int
+    intervals: int
 
     @property
     def ends(self) -> tuple[int, int]:
         """The lowest and the highest code."""
         lowest = int(self.lowest)
-        return lowest, lowest + self.steps
+        return lowest, lowest + self.intervals
 
     @property
     def zero_point(self) -> int:
@@ -486,7 +486,7 @@ class ActivationQuantizer(SatQuantizer):
     def highest_value(self, variables: Variables) -> float:
         """The real value of its highest code."""
         found = self.code_range(variables)
-        return float(found.scale * (found.lowest + float(found.steps)))
+        return float(found.scale * (found.lowest + float(found.intervals)))
 
     def best_level(
         self,

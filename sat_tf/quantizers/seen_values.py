@@ -97,7 +97,7 @@ def _off_pixels(values: np.ndarray, found: InputRange) -> float:
     """How far from a pixel's value the farthest is, in pixels."""
     if not has_channels(found, values.shape[-1]):
         return 0.5
-    pixels = (values - np.asarray(found.low)) / found.steps
+    pixels = (values - np.asarray(found.low)) / found.scales
     return float(np.max(np.abs(pixels - np.rint(pixels))))
 
 
@@ -112,7 +112,7 @@ def misfit(seen: SeenValues, expected: InputRange) -> str | None:
     low, high = np.asarray(expected.low), np.asarray(expected.high)
     width = high - low
     outside = np.maximum(low - seen.lowest, seen.highest - high) / width
-    span = (seen.highest - seen.lowest) / expected.steps
+    span = (seen.highest - seen.lowest) / expected.scales
     off_grid = _off_grid(seen, expected)
     most = _FEW_PIXELS if seen.are_pictures else _FEW_FOR_OTHERS
     far, few = np.any(outside > _FAR_OUTSIDE), off_grid and np.all(span <= most)
@@ -145,7 +145,7 @@ def pixel_doubt(seen: SeenValues, expected: InputRange) -> str | None:
             f"{seen} lie between those of the pixels 0 to 255, to which the exported file rounds "
             f"them; {why}"
         )
-    if np.all((seen.highest - seen.lowest) / expected.steps <= _FEW_PIXELS):
+    if np.all((seen.highest - seen.lowest) / expected.scales <= _FEW_PIXELS):
         return (
             f"{seen} are a few pixels only of input_range={expected}; if they are all that there "
             f"is, {fitting(seen)} fits"
@@ -199,7 +199,7 @@ def _of_pixels(seen: SeenValues) -> InputRange | None:
         for found, off in zip(USUAL, seen.off_usual, strict=True)
         if off <= _ON_GRID and _within(seen, found)
     ]
-    return max(fitting_ones, key=lambda found: float(np.min(found.steps)), default=None)
+    return max(fitting_ones, key=lambda found: float(np.min(found.scales)), default=None)
 
 
 def _within(seen: SeenValues, found: InputRange) -> bool:

@@ -24,28 +24,31 @@ from sat_tf.quantizers.protocol import (
     WeightRequest,
 )
 
-# By the names that a policy gives them.
+# By the names that a policy gives them. A quantizer of the package is one row here.
 WEIGHT_QUANTIZERS: dict[str, type[WeightQuantizer]] = {"dorefa": DorefaQuantizer}
 ACTIVATION_QUANTIZERS: dict[str, type[ActivationQuantizer]] = {"pact": PactQuantizer}
+
+# Those that the scheme places itself; no policy names them.
+_PLACED: tuple[type[SatQuantizer], ...] = (
+    StreamQuantizer,
+    ImageQuantizer,
+    RangeObserver,
+    InputQuantizer,
+    UnitQuantizer,
+    OffsetQuantizer,
+)
+
+for _name, _named in (*WEIGHT_QUANTIZERS.items(), *ACTIVATION_QUANTIZERS.items()):
+    _named.policy_name = _name
 
 # By the names that saved models have for them.
 QUANTIZERS: dict[str, type[SatQuantizer]] = {
     cls.__name__: cls
-    for cls in (
-        DorefaQuantizer,
-        PactQuantizer,
-        StreamQuantizer,
-        ImageQuantizer,
-        RangeObserver,
-        InputQuantizer,
-        UnitQuantizer,
-        OffsetQuantizer,
-    )
+    for cls in (*WEIGHT_QUANTIZERS.values(), *ACTIVATION_QUANTIZERS.values(), *_PLACED)
 }
 
-
-# Those that are there where nobody names one.
-_OURS = frozenset(QUANTIZERS.values())
+# Of a policy that names none.
+_DEFAULTS = (DorefaQuantizer, PactQuantizer, *_PLACED)
 
 _Class = TypeVar("_Class", bound=type)
 
@@ -59,8 +62,8 @@ def weight_quantizer(name: str) -> Callable[[_Class], _Class]:
         name: for `BitPolicy(weight_quantizer=name)`, and in saved models.
 
     Raises:
-        ValueError: the class is no `WeightQuantizer`, lacks one of its methods, or the name is that
-            of another one.
+        ValueError: the class is not a `WeightQuantizer` or lacks one of its methods, or another
+            quantizer has the name.
     """
     return _registering(name, WEIGHT_QUANTIZERS, WeightQuantizer)
 
@@ -79,7 +82,7 @@ def _registering(name: str, table: dict[str, Any], kind: type) -> Callable[[_Cla
         problem = _registering_problem(name, cls, table, kind)
         if problem:
             raise ValueError(f"{name}: {problem}")
-        setattr(cls, "registered_name", name)  # noqa: B010
+        setattr(cls, "policy_name", name)  # noqa: B010
         table[name] = QUANTIZERS[name] = cls
         return cls
 
@@ -88,7 +91,7 @@ def _registering(name: str, table: dict[str, Any], kind: type) -> Callable[[_Cla
 
 def _registering_problem(name: Any, cls: Any, table: dict[str, Any], kind: type) -> str | None:
     if not isinstance(name, str) or not name.isidentifier():
-        return "received a name that is no identifier, expected one such as power_of_two."
+        return "received an invalid name, expected an identifier such as power_of_two."
     if not (isinstance(cls, type) and issubclass(cls, kind)):
         return f"received {cls!r}, expected a subclass of sat_tf.configs.{kind.__name__}."
     missing = sorted(getattr(cls, "__abstractmethods__", ()))
@@ -121,12 +124,12 @@ def make_activation_quantizer(name: str, request: ActivationRequest) -> Activati
 
 
 def make_image_quantizer(found: InputRange) -> PixelQuantizer:
-    """The mark of an image with this range."""
+    """What marks an input as images with this range."""
     return ImageQuantizer.of_range(found)
 
 
 def make_input_quantizer(input_type: str) -> SatQuantizer:
-    """The quantizer of an input that is no image, by what the file takes."""
+    """The quantizer of an input that is not an image, by what the file takes."""
     return InputQuantizer(input_type=input_type)
 
 
@@ -158,11 +161,11 @@ def _problems(kind: str, name: Any, options: Any, table: dict[str, Any]) -> list
 
 
 def line_of(quantizer: SatQuantizer) -> str:
-    """What a quantizer says of itself; "" for those that policies have where they name none."""
-    if type(quantizer) in _OURS:
+    """What a quantizer says of itself; "" for those of a policy that names none."""
+    if type(quantizer) in _DEFAULTS:
         return ""
     describe = getattr(quantizer, "describe", None)
-    return f"{_saved_name(type(quantizer))}: {describe()}" if describe else ""
+    return f"{quantizer.policy_name}: {describe()}" if describe else ""
 
 
 def serialize_quantizer(quantizer: SatQuantizer | None) -> dict[str, Any] | None:

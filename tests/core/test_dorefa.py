@@ -9,12 +9,12 @@ from hypothesis.extra import numpy as hnp
 
 from sat_tf.core import backward_pass as one_pass
 from sat_tf.core import dorefa
-from sat_tf.core import grid as grids
+from sat_tf.core.grid_table import GRIDS
 from tests import reference
 from tests.core.ancestors import ancestors
 from tests.core.execution import MODES, differentiated, value_and_gradients
 
-ROWS = [(name, b) for name, row in grids.GRIDS.items() for b in range(row.fewest_bits, 9)]
+ROWS = [(name, b) for name, row in GRIDS.items() for b in range(row.fewest_bits, 9)]
 FEW_ROWS = [("dorefa", 1), ("dorefa", 2), ("dorefa", 7), ("narrow", 8), ("rounded", 4)]
 GRADIENT_TOLERANCE = 2e-6
 # In float32 tanh, the division and the product with at most 128 are each off by a few units in the
@@ -81,7 +81,7 @@ def test_codes_worked_by_hand(name, bits, codes):
     latent = _latent(clamped)
     assert dorefa.weight_codes(latent, bits, name).numpy().tolist() == codes
     assert reference.weight_codes(latent, bits, name).tolist() == codes
-    step = grids.GRIDS[name].scale(bits)
+    step = GRIDS[name].scale(bits)
     quantized = dorefa.quantize_weights(latent, bits, name).numpy()
     np.testing.assert_allclose(quantized, np.array(codes) * step, atol=1e-7)
 
@@ -174,7 +174,7 @@ def test_the_reference_gradient_is_the_slope_of_the_reference(detach_max):
 @given(at=st.sampled_from(ROWS), latent=KERNELS)
 def test_codes_are_integers_of_the_grid(at, latent):
     name, bits = at
-    row = grids.GRIDS[name]
+    row = GRIDS[name]
     codes = dorefa.weight_codes(latent, bits, name).numpy()
     assert codes.dtype == np.int32
     units = (codes + row.code_offset(bits)) / row.codes_per_unit
@@ -194,7 +194,7 @@ def test_codes_are_integers_of_the_grid(at, latent):
 @given(at=st.sampled_from(ROWS), latent=KERNELS)
 def test_quantized_weights_are_the_nearest_and_keep_their_order(at, latent):
     name, bits = at
-    row = grids.GRIDS[name]
+    row = GRIDS[name]
     clamped = dorefa.clamp_weights(latent).numpy()
     quantized = dorefa.quantize_weights(latent, bits, name).numpy()
     order = np.argsort(clamped, axis=None)
@@ -258,9 +258,9 @@ def test_xla_differs_at_ties_only(name, bits):
     ).numpy()
     position = reference.weight_position(latent, bits, name)
     clear = reference.distance_from_tie(position, name) > TIE
-    found = compiled / grids.GRIDS[name].scale(bits)
+    found = compiled / GRIDS[name].scale(bits)
     np.testing.assert_allclose(found[clear], codes[clear], atol=1e-4)
-    assert np.abs(found).max() <= grids.GRIDS[name].largest_code(bits) + 1e-4
+    assert np.abs(found).max() <= GRIDS[name].largest_code(bits) + 1e-4
 
 
 @pytest.mark.thorough
@@ -376,10 +376,10 @@ def test_bits_and_grids_are_checked_before_anything_is_computed():
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["auto", *grids.GRIDS])
+@pytest.mark.parametrize("name", ["auto", *GRIDS])
 def test_bits_in_a_tensor_give_what_the_same_bits_give_as_a_number(name, mode):
     latent, upstream = _kernel((3, 3, 8, 16)), _kernel((3, 3, 8, 16), seed=1)
-    fewest = 1 if name == "auto" else grids.GRIDS[name].fewest_bits
+    fewest = 1 if name == "auto" else GRIDS[name].fewest_bits
     floating = differentiated(lambda w, bits: dorefa.quantize_weights(w, bits, name), mode)
     for bits in range(fewest, 9):
         fixed = value_and_gradients(
@@ -396,7 +396,7 @@ def test_bits_in_a_tensor_give_what_the_same_bits_give_as_a_number(name, mode):
 def test_units_are_what_codes_are_made_of():
     latent = _kernel()
     for name, bits in ROWS:
-        row = grids.GRIDS[name]
+        row = GRIDS[name]
         units = dorefa.weight_units(latent, bits, name).numpy()
         codes = row.codes_per_unit * units - row.code_offset(bits)
         assert np.array_equal(codes, dorefa.weight_codes(latent, bits, name))

@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from sat_tf.core import grid as grids
+from sat_tf.core.grid_table import GRIDS, check_bits, find_grid
 from tests import reference
 from tests.core.execution import value_and_gradients
 
 BITS = range(1, 9)
-ROWS = [(name, bits) for name in grids.GRIDS for bits in BITS if (name, bits) != ("narrow", 1)]
+ROWS = [(name, bits) for name in GRIDS for bits in BITS if (name, bits) != ("narrow", 1)]
 
 
 # Worked by hand from the table at the top of the module: (name, bits, steps, step, codes).
@@ -35,7 +36,7 @@ ROWS = [(name, bits) for name in grids.GRIDS for bits in BITS if (name, bits) !=
     ],
 )
 def test_grids_have_the_steps_and_codes_of_the_table(name, bits, steps, step, codes):
-    row = grids.GRIDS[name]
+    row = GRIDS[name]
     assert grids.levels(bits, name) == steps
     assert row.scale(bits) == step
     units = range(row.top(bits) + 1)
@@ -44,10 +45,10 @@ def test_grids_have_the_steps_and_codes_of_the_table(name, bits, steps, step, co
 
 
 @pytest.mark.parametrize(
-    ("name", "bits"), [row for row in ROWS if row[1] >= grids.GRIDS[row[0]].fewest_bits]
+    ("name", "bits"), [row for row in ROWS if row[1] >= GRIDS[row[0]].fewest_bits]
 )
 def test_a_code_times_the_step_is_the_value_of_its_integer(name, bits):
-    row = grids.GRIDS[name]
+    row = GRIDS[name]
     divisor, top, _, per_unit = reference.GRIDS[name]
     assert (row.divisor(bits), row.top(bits), row.codes_per_unit) == (
         divisor(bits),
@@ -62,32 +63,32 @@ def test_a_code_times_the_step_is_the_value_of_its_integer(name, bits):
 
 @pytest.mark.parametrize("bits", BITS)
 def test_auto_is_the_grid_whose_codes_fit_int8(bits):
-    row = grids.find_grid("auto", bits)
+    row = find_grid("auto", bits)
     assert row.name == ("dorefa" if bits <= 7 else "narrow")
     assert row.largest_code(bits) <= 127
 
 
 def test_dorefa_at_8_bits_does_not_fit_int8():
-    assert grids.GRIDS["dorefa"].largest_code(8) == 255
+    assert GRIDS["dorefa"].largest_code(8) == 255
 
 
 @pytest.mark.parametrize("bits", [0, 9, -1, 2.0, "4", None, True])
 def test_bits_out_of_range_are_refused(bits):
     with pytest.raises(ValueError, match=r"num_bits=.*: expected an integer from 1 to 8"):
-        grids.check_bits(bits)
+        check_bits(bits)
     with pytest.raises(ValueError, match="num_bits="):
         grids.levels(bits)
 
 
 def test_a_misspelt_grid_is_answered_with_its_nearest_name():
     with pytest.raises(ValueError, match=r"grid='dorfa' is not a grid\. Did you mean dorefa\?"):
-        grids.find_grid("dorfa", 4)
+        find_grid("dorfa", 4)
 
 
 @pytest.mark.parametrize("name", ["narrow", "rounded", "modified"])
 def test_one_bit_needs_the_dorefa_grid(name):
     with pytest.raises(ValueError, match="use grid='dorefa'"):
-        grids.find_grid(name, 1)
+        find_grid(name, 1)
 
 
 def test_ties_go_up():

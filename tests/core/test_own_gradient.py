@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 from sat_tf.core import asymmetric, dorefa, grid, pact
+from sat_tf.core.clipping_gradients import CLIPPING_GRADIENTS
 from sat_tf.core.custom_gradient import straight_through, with_gradient
 from tests.core.execution import MODES, value_and_gradients
 
@@ -86,7 +87,7 @@ def test_no_graph_outlives_its_function(name):
     assert graph() is None
 
 
-@pytest.mark.parametrize("gradient", pact.GRADIENTS)
+@pytest.mark.parametrize("gradient", CLIPPING_GRADIENTS)
 def test_settings_are_not_confused(gradient):
     x = tf.constant([0.4, 0.6])
     level = tf.constant(3.0)

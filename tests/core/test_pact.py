@@ -10,6 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from sat_tf.core import backward_pass as one_pass
 from sat_tf.core import pact
+from sat_tf.core.clipping_gradients import CLIPPING_GRADIENTS
 from tests import reference
 from tests.core.execution import MODES, differentiated
 
@@ -115,7 +116,7 @@ def test_a_3_bit_stream_worked_by_hand():
     assert level_gradient == pytest.approx(-1 - 2 + 8 + 9, abs=1e-5)
 
 
-@pytest.mark.parametrize("gradient", pact.GRADIENTS)
+@pytest.mark.parametrize("gradient", CLIPPING_GRADIENTS)
 @pytest.mark.parametrize(
     ("kind", "bits", "mode"),
     [(*row, "eager") for row in ROWS]
@@ -161,7 +162,7 @@ def test_quantized_values_are_the_nearest_of_the_grid(at, relative, level):
     at=st.sampled_from(ROWS),
     relative=VALUES,
     level=LEVELS,
-    gradient=st.sampled_from(pact.GRADIENTS),
+    gradient=st.sampled_from(CLIPPING_GRADIENTS),
     seed=st.integers(0, 2**32 - 1),
 )
 def test_gradients_are_those_of_the_reference(at, relative, level, gradient, seed):
@@ -193,7 +194,7 @@ def test_the_gradient_ends_exactly_at_the_clipping_level(kind, level, mode):
     x = np.array([0.0, -0.0, -tiny, tiny, below, level, above], np.float32)
     if kind == "stream":
         x = np.concatenate([x, -x])
-    for gradient in pact.GRADIENTS:
+    for gradient in CLIPPING_GRADIENTS:
         _, inside, level_gradient = _run(kind, x, level, 4, gradient, mode=mode)
         if kind == "activation":
             assert inside.tolist() == [0, 0, 0, 1, 1, 0, 0]
@@ -204,7 +205,7 @@ def test_the_gradient_ends_exactly_at_the_clipping_level(kind, level, mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("gradient", pact.GRADIENTS)
+@pytest.mark.parametrize("gradient", CLIPPING_GRADIENTS)
 @pytest.mark.parametrize(("kind", "bits"), FEW_ROWS)
 def test_nan_and_infinities_stay_where_they_are(kind, bits, gradient, mode):
     finite = _draw((6,), deviation=1.0)
@@ -262,7 +263,7 @@ def test_the_kernel_and_the_composed_route_agree_bit_by_bit(at, level, seed):
     np.testing.assert_array_equal(fused, composed)
 
 
-@pytest.mark.parametrize("gradient", pact.GRADIENTS)
+@pytest.mark.parametrize("gradient", CLIPPING_GRADIENTS)
 @pytest.mark.parametrize(("kind", "bits"), ROWS)
 def test_both_routes_have_the_same_gradients(kind, bits, gradient, monkeypatch):
     x, upstream = _draw((2, 32, 32, 8)), _draw((2, 32, 32, 8), seed=1)
@@ -276,14 +277,14 @@ def test_both_routes_have_the_same_gradients(kind, bits, gradient, monkeypatch):
     assert abs(fused[2] - composed[2]) <= 1e-6 * np.abs(upstream).sum()
 
 
-def _by_definition(total, upstream, x, quantized, lowest, highest, *, calibrated):
-    del quantized, calibrated
+def _by_definition(total, upstream, x, quantized, lowest, highest, reference):
+    del quantized, reference
     inside = tf.where((x >= lowest) & (x <= highest), upstream, 0.0)
     return inside, total(inside, x)
 
 
 @pytest.mark.parametrize("odd", [(), (np.nan,), (np.inf, -np.inf), (np.nan, np.inf)])
-@pytest.mark.parametrize("gradient", pact.GRADIENTS)
+@pytest.mark.parametrize("gradient", CLIPPING_GRADIENTS)
 @pytest.mark.parametrize(("kind", "bits"), FEW_ROWS)
 def test_few_passes_over_memory_give_what_the_definition_gives(
     kind, bits, gradient, odd, monkeypatch
@@ -429,7 +430,7 @@ def test_a_stream_needs_two_bits():
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("gradient", pact.GRADIENTS)
+@pytest.mark.parametrize("gradient", CLIPPING_GRADIENTS)
 @pytest.mark.parametrize("kind", QUANTIZERS)
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_bits_in_a_tensor_give_what_the_same_bits_give_as_a_number(kind, gradient, mode):

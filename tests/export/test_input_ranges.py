@@ -52,7 +52,7 @@ def test_a_file_takes_pixels_and_computes_what_keras_does_of_its_range(value, tm
     assert certificate.agreement == 1.0
     found = read_graph(path.read_bytes(), "file").images[0]
     grid = range_of(value).grid
-    assert (found.scale, found.zero_point) == (np.float32(grid.step), grid.zero_point)
+    assert (found.scale, found.zero_point) == (np.float32(grid.scale), grid.zero_point)
 
 
 @pytest.mark.thorough

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sat_tf
-from sat_tf.core.grid import GRIDS, find_grid
-from sat_tf.core.pact import GRADIENTS
+from sat_tf.core.clipping_gradients import CLIPPING_GRADIENTS
+from sat_tf.core.grid_table import GRIDS, find_grid
 from sat_tf.core.rescale import METHODS
 from sat_tf.qat import policy as policies
 from sat_tf.qat.configs import LayerConfig
@@ -150,7 +150,7 @@ def test_names_are_those_of_the_core():
     assert {"auto", *GRIDS} == set(policies.GRID_NAMES)
     for method in METHODS:
         BitPolicy(rescale=method)
-    for gradient in GRADIENTS:
+    for gradient in CLIPPING_GRADIENTS:
         BitPolicy(clipping_gradient=gradient)
 
 
@@ -321,18 +321,16 @@ def test_a_grid_that_rounds_nothing_is_no_reason_to_warn():
         BitPolicy(weight_grid="modified", weight_bits=None, first_last_weight_bits=4)
 
 
-def test_codes_beyond_int8_are_those_of_the_grids():
+def test_eight_bits_are_beyond_int8_on_every_grid_but_the_narrow_one():
     beyond = {
         (name, bits, row.largest_code(bits))
         for name, row in GRIDS.items()
         for bits in range(row.fewest_bits, 9)
-        if row.largest_code(bits) > 127
+        if not row.fits_int8(bits)
     }
-    largest = policies.LARGEST_CODE_BEYOND_INT8
-    assert beyond == {(name, 8, code) for name, code in largest.items()}
+    assert beyond == {("dorefa", 8, 255), ("rounded", 8, 128), ("modified", 8, 128)}
     for name in policies.GRID_NAMES:
-        fits = name not in largest
-        assert policies.fitting_grid(name, 8) == (name if fits else "auto")
+        assert policies.fitting_grid(name, 8) == ("narrow" if name == "narrow" else "auto")
         assert policies.fitting_grid(name, 7) == name
 
 
@@ -376,7 +374,7 @@ def test_a_policy_of_integers_whose_named_grid_does_not_fit_is_refused_when_it_i
             return {name: filled(inner) for name, inner in value.items()}
         return grid if value is None else value
 
-    code = policies.LARGEST_CODE_BEYOND_INT8[grid]
+    code = GRIDS[grid].largest_code(8)
     expected = rf"{named}'{grid}': .* reach {code} and do not fit int8: .* not exported; use 'auto'"
     with pytest.raises(ValueError, match=expected):
         BitPolicy(**filled(fields))
@@ -387,7 +385,7 @@ def test_a_policy_of_integers_whose_named_grid_does_not_fit_is_refused_when_it_i
 
 
 def test_the_paper_s_own_grid_in_all_layers_can_be_trained_and_is_said_not_to_export():
-    with pytest.warns(UserWarning, match="'dorefa': .* not exported; use 'auto'"):
+    with pytest.warns(UserWarning, match="'dorefa': .* not exported; to export it, use 'auto'"):
         policy = BitPolicy.paper(4, weight_grid="dorefa")
     at = policy.at("stem", end=True)
     assert (at.weight_bits, at.weight_grid) == (8, "dorefa")
@@ -424,7 +422,7 @@ def test_every_policy_fits_int8_or_says_so_when_it_is_made(preset, weight_range)
             warnings.simplefilter("always")
             policy, problem = _made(preset, bits, fields)
         if policy is None:
-            assert re.search("do not fit int8|no step at 1 bit", problem)
+            assert re.search("do not fit int8|a single value at 1 bit", problem)
             said += 1
             continue
         kernels = [policy.at("a", end=end) for end in (False, True)]

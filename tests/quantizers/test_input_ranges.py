@@ -33,7 +33,7 @@ def test_a_named_preprocessing_is_that_of_keras_applications(name):
 )
 def test_the_grid_has_the_pixel_nearest_to_real_0(value, step, zero_point):
     grid = range_of(value).grid
-    assert (pytest.approx(grid.step), grid.zero_point) == (step, zero_point)
+    assert (pytest.approx(grid.scale), grid.zero_point) == (step, zero_point)
 
 
 @pytest.mark.parametrize("value", [(0, 255), (-1, 1), (10, 265), "torch", "caffe"])
@@ -41,7 +41,7 @@ def test_what_is_fed_is_the_change_of_the_grid(value):
     found = range_of(value)
     pixels = np.stack([PIXEL_VALUES, PIXEL_VALUES[::-1], PIXEL_VALUES], axis=-1)
     grid, change = found.grid, found.change
-    read = grid.step * (pixels.astype(np.float64) - grid.zero_point)
+    read = grid.scale * (pixels.astype(np.float64) - grid.zero_point)
     read = read[..., ::-1] if change.reverses else read
     np.testing.assert_allclose(change.ratio * read + change.shift, found.fed(pixels), atol=1e-4)
 

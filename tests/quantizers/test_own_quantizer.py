@@ -200,7 +200,7 @@ def test_a_model_can_change_to_it_and_back_with_its_function():
     ("name", "make", "text"),
     [
         ("dorefa", lambda: sat_tf.configs.WeightQuantizer, "without"),
-        ("of two", lambda: QUANTIZERS["power_of_two"], "no identifier"),
+        ("of two", lambda: QUANTIZERS["power_of_two"], "invalid name"),
         ("pact", lambda: QUANTIZERS["PactQuantizer"], "expected a subclass of sat_tf.configs.We"),
         ("dorefa", lambda: QUANTIZERS["power_of_two"], "that another quantizer has"),
         ("DorefaQuantizer", lambda: QUANTIZERS["power_of_two"], "that another quantizer has"),

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sat_tf.core.grid import GRIDS
+from sat_tf.core.grid_table import GRIDS
 from sat_tf.quantizers.dorefa import DorefaQuantizer
 from sat_tf.quantizers.image import ImageQuantizer
 from sat_tf.quantizers.observers import InputQuantizer, RangeObserver
@@ -26,7 +26,7 @@ def test_a_quantizer_makes_all_of_its_codes_and_no_others(bits):
         variables = {"clipping_level": tf.Variable(2.7)} if quantizer.has_clipping_level else {}
         found = quantizer.code_range(variables)
         quantized = quantizer(values, False, variables).numpy()
-        codes = np.float32(np.arange(found.steps + 1)) + found.lowest.numpy()
+        codes = np.float32(np.arange(found.intervals + 1)) + found.lowest.numpy()
         np.testing.assert_array_equal(np.unique(quantized), codes * found.scale.numpy())
         assert found.ends == (codes[0], codes[-1])
         assert quantizer.is_symmetric == (codes[0] == -codes[-1])
@@ -38,7 +38,7 @@ def test_offset_codes_are_those_counted_by_hand():
     # (6 + 1) / 7 = 1 a code, and round(1 / 1) codes below zero.
     quantizer = OffsetQuantizer(num_bits=3, lowest=-1.0)
     found = quantizer.code_range({"clipping_level": tf.constant(6.0)})
-    assert (float(found.scale), float(found.lowest), found.steps) == (1.0, -1.0, 7)
+    assert (float(found.scale), float(found.lowest), found.intervals) == (1.0, -1.0, 7)
 
 
 def test_what_does_not_round_says_what_it_is_for():

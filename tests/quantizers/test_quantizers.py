@@ -8,6 +8,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.core import dorefa, pact
+from sat_tf.core.clipping_gradients import CLIPPING_GRADIENTS
 from sat_tf.quantizers.best_levels import SMALLEST_CLIPPING_LEVEL
 from sat_tf.quantizers.dorefa import DorefaQuantizer
 from sat_tf.quantizers.image import ImageQuantizer
@@ -137,7 +138,7 @@ def test_gains_of_channels_are_there_without_a_rescaling_too(method):
 )
 def test_a_clipping_quantizer_is_its_function_with_a_trainable_level(kind, function):
     x = np.random.default_rng(0).normal(0, 3, (2, 4, 4, 3)).astype(np.float32)
-    for gradient in pact.GRADIENTS:
+    for gradient in CLIPPING_GRADIENTS:
         quantizer = kind(num_bits=3, initial_clipping_level=2.5, gradient=gradient)
         layer, weights = _built(quantizer)
         (level,) = layer.trainable_weights

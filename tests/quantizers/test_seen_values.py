@@ -51,7 +51,7 @@ FITTING = {
 def test_unusual_pictures_of_the_right_range_are_no_misfit(kind, value):
     expected = range_of(value)
     pixels = FITTING[kind](PICTURES.astype(np.float32))
-    fed = np.asarray(expected.low + expected.steps * pixels, np.float32)
+    fed = np.asarray(expected.low + expected.scales * pixels, np.float32)
     assert misfit(SeenValues.of(fed, expected), expected) is None
 
 

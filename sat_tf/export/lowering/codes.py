@@ -153,7 +153,7 @@ def codes_of(
     found = quantizer.code_range(variables)
     scale, (lowest, highest) = np.float32(found.scale), found.ends
     if not quantizer.is_symmetric:
-        return Codes(scale, found.zero_point, lowest=LARGEST_INT8 - found.steps)
+        return Codes(scale, found.zero_point, lowest=LARGEST_INT8 - found.intervals)
     if quantizer.is_unit:
         return Codes(scale, 0, lowest, highest)
     if unit_free:

@@ -461,7 +461,7 @@ class _Tracer:
 
 def _image_of(name: str, shape: tuple[int, ...], found: InputRange) -> Image:
     """The input with the grid of a range."""
-    return Image(name, shape, np.float32(found.grid.step), found.grid.zero_point, found)
+    return Image(name, shape, np.float32(found.grid.scale), found.grid.zero_point, found)
 
 
 def _shape(node: Node) -> tuple[int, ...]:

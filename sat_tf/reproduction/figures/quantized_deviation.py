@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from sat_tf.core.grid_table import GRIDS
 from sat_tf.presentation import palette
 from sat_tf.reproduction.figures.figure import Advance, Comparison, Numbers
 from sat_tf.reproduction.figures.variances import SampleSummary, gaussian, quantization_ratios
@@ -10,8 +11,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
 
 CHANNELS = (16, 64, 256, 1024)
-# The grids of `core.grid`, with their fewest bits; named here so that drawing needs no TensorFlow.
-GRIDS = {"dorefa": 1, "narrow": 2, "rounded": 2, "modified": 2}
 SAMPLES = 10
 COLUMNS = ("grid", "channels", "bits", "samples", "seed", "std_ratio", "std_ratio_std", "rms_ratio")
 
@@ -27,15 +26,15 @@ def measure(
         channels: the sizes n.
         samples: layers of each size, at least 2.
     """
-    pairs = [(grid, bits) for grid, fewest in GRIDS.items() for bits in range(fewest, 9)]
+    pairs = [(name, bits) for name, row in GRIDS.items() for bits in range(row.fewest_bits, 9)]
     weights_in_all = samples * len(pairs) * sum(size**2 for size in channels)
     found: dict[tuple[str, int, int], list[tuple[float, float]]] = {}
     for size in channels:
         for sample in range(samples):
             weights = gaussian((size, size), 1.0 / size, seed, size, sample)
-            for grid, bits in pairs:
-                ratios = quantization_ratios(weights, bits, grid)
-                found.setdefault((grid, size, bits), []).append(ratios)
+            for name, bits in pairs:
+                ratios = quantization_ratios(weights, bits, name)
+                found.setdefault((name, size, bits), []).append(ratios)
                 advance(size**2 / weights_in_all)
     rows = []
     for grid, size, bits in sorted(found, key=lambda key: (list(GRIDS).index(key[0]), *key[1:])):
@@ -48,8 +47,12 @@ def measure(
 
 def draw(table: Numbers) -> "Picture":
     """A panel for each grid, a line for each number of channels."""
-    picture, panels = palette.canvas(2, 2, size=(8.4, 6.2), sharex=True, sharey=True)
-    for axes, grid in zip(panels.flat, table.distinct("grid"), strict=True):
+    grids = table.distinct("grid")
+    down = -(-len(grids) // 2)
+    picture, panels = palette.canvas(down, 2, size=(8.4, 3.1 * down), sharex=True, sharey=True)
+    for axes in panels.flat[len(grids) :]:
+        axes.set_visible(False)
+    for axes, grid in zip(panels.flat, grids, strict=False):
         for size, style in zip(table.distinct("channels"), palette.SERIES, strict=False):
             line = table.where(grid=grid, channels=size)
             axes.plot(line["bits"], line["std_ratio"], label=f"{size} channels", **style)

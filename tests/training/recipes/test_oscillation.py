@@ -4,7 +4,7 @@ import tensorflow as tf
 
 import sat_tf
 from sat_tf.core import dorefa
-from sat_tf.core import grid as grids
+from sat_tf.core.grid_table import GRIDS
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.recipes.oscillation import Motion, Oscillation
 from sat_tf.training.step.learner import training_copy
@@ -39,7 +39,7 @@ def test_oscillations_are_changes_against_the_last_direction():
 def test_held_weights_keep_their_codes_wherever_the_maximum_moves(name, bits, range_axes):
     generator = np.random.default_rng(0)
     kernel = generator.normal(0, 0.5, (3, 3, 4, 6)).astype(np.float32)
-    top = grids.GRIDS[name].top(bits)
+    top = GRIDS[name].top(bits)
     units = generator.integers(0, top + 1, kernel.shape)
     held = generator.random(kernel.shape) < 0.5
     for factor in (1.0, 0.01, 4.0):

@@ -1,0 +1,143 @@
+"""The table of grids: which real values a quantized number can take. Needs no TensorFlow.
+
+A grid divides the unit interval into equal intervals. The unit value u in [0, 1] becomes the
+integer
+
+    n = min(rounding(divisor * u), top)
+
+and stands for n / divisor. Weights live on [-1, 1], so their value is Q = 2 n / divisor - 1, and
+their stored integer (their *code*) is Q / scale, with the largest scale that makes every code an
+integer:
+
+    grid      divisor    top        code          Q = code * scale      2-bit values
+    dorefa    2^b - 1    2^b - 1    2 n - a       scale = 1 / a         -1, -1/3, 1/3, 1
+    narrow    2^b - 2    2^b - 2    n - a / 2     scale = 2 / a         -1, 0, 1
+    rounded   2^b        2^b - 1    n - 2^(b-1)   scale = 2^(1-b)       -1, -1/2, 0, 1/2
+    modified  2^b        2^b - 1    n - 2^(b-1)   scale = 2^(1-b)       -1, -1/2, 0, 1/2  (floor)
+
+A new grid is a row here, and nothing else: policies, figures and the exporter read the table.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+from sat_tf.messages import did_you_mean
+
+_INT8_MAX = 127
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """One row of the table of grids.
+
+    Attributes:
+        name: the name users write.
+        fewest_bits: the smallest number of bits that leaves at least two values.
+        divisor: number of intervals in the unit interval, from the number of bits.
+        top: largest integer n, from the number of bits.
+        codes_per_unit: difference between the codes of n and n + 1.
+        rounding: how divisor * u becomes an integer: to the nearest, ties up; or down.
+        cautions: what to warn of at a number of bits; under None at any.
+    """
+
+    name: str
+    fewest_bits: int
+    divisor: Callable[[int], int]
+    top: Callable[[int], int]
+    codes_per_unit: int
+    rounding: Literal["half up", "down"] = "half up"
+    cautions: Mapping[int | None, str] = dataclasses.field(default_factory=dict)
+
+    def scale(self, num_bits: int) -> float:
+        """Real value of one weight code, where weights span [-1, 1]."""
+        return 2.0 / (self.divisor(num_bits) * self.codes_per_unit)
+
+    def code_offset(self, num_bits: int) -> int:
+        """What to subtract from codes_per_unit * n to get the code of a weight."""
+        return self.divisor(num_bits) * self.codes_per_unit // 2
+
+    def largest_code(self, num_bits: int) -> int:
+        """The largest magnitude among the weight codes of this grid."""
+        offset = self.code_offset(num_bits)
+        return max(offset, self.codes_per_unit * self.top(num_bits) - offset)
+
+    def fits_int8(self, num_bits: int) -> bool:
+        """Whether int8 holds every weight code, its negative included."""
+        return self.largest_code(num_bits) <= _INT8_MAX
+
+
+GRIDS: dict[str, Grid] = {
+    grid.name: grid
+    for grid in (
+        Grid(
+            "dorefa",
+            fewest_bits=1,
+            divisor=lambda bits: 2**bits - 1,
+            top=lambda bits: 2**bits - 1,
+            codes_per_unit=2,
+        ),
+        Grid(
+            "narrow",
+            fewest_bits=2,
+            divisor=lambda bits: 2**bits - 2,
+            top=lambda bits: 2**bits - 2,
+            codes_per_unit=1,
+            cautions={
+                2: "weight_grid='narrow' at 2 bits is ternary: after division by the maximum "
+                "nearly every weight is 0, and training diverged in experiments; "
+                "weight_grid='rounded' stores 2 bits without that"
+            },
+        ),
+        Grid(
+            "rounded",
+            fewest_bits=2,
+            divisor=lambda bits: 2**bits,
+            top=lambda bits: 2**bits - 1,
+            codes_per_unit=1,
+        ),
+        Grid(
+            "modified",
+            fewest_bits=2,
+            divisor=lambda bits: 2**bits,
+            top=lambda bits: 2**bits - 1,
+            codes_per_unit=1,
+            rounding="down",
+            cautions={
+                None: "weight_grid='modified' rounds down, which biases every weight by half an "
+                "interval; it exists to reproduce the authors' released code and trains badly at "
+                "2 bits"
+            },
+        ),
+    )
+}
+
+
+def find_grid(grid: str, num_bits: int) -> Grid:
+    """Returns the row for `grid`; "auto" is DoReFa up to 7 bits and the narrow grid at 8.
+
+    DoReFa's 8-bit codes reach 255 and do not fit int8; its codes up to 7 bits reach 127 and do.
+
+    Raises:
+        ValueError: the grid is unknown, or has no interval at `num_bits`.
+    """
+    check_bits(num_bits)
+    name = grid
+    if grid == "auto":
+        name = "dorefa" if num_bits <= 7 else "narrow"
+    if name not in GRIDS:
+        hint = did_you_mean(str(grid), ["auto", *GRIDS])
+        raise ValueError(f"grid={grid!r} is not a grid. {hint}")
+    row = GRIDS[name]
+    if num_bits < row.fewest_bits:
+        raise ValueError(
+            f"grid={grid!r} at num_bits={num_bits} has a single value; give it at least "
+            f"{row.fewest_bits} bits, or use grid='dorefa'."
+        )
+    return row
+
+
+def check_bits(num_bits: int) -> None:
+    """Raises ValueError unless `num_bits` is an integer from 1 to 8."""
+    if isinstance(num_bits, bool) or not isinstance(num_bits, int) or not 1 <= num_bits <= 8:
+        raise ValueError(f"num_bits={num_bits!r}: expected an integer from 1 to 8.")
