@@ -46,13 +46,11 @@ def show(rows: Iterable[Entry], outcomes: Sequence[Outcome]) -> Iterator[rich.ta
 def markdown(rows: Sequence[Entry], outcomes: Sequence[Outcome]) -> str:
     """The rows as a Markdown table, with a column for each data set that some row was run on.
 
-    ImageNet always has its column, which is blank where nothing was run. A mean over several seeds
-    has their standard deviation and number behind it.
+    A cell is blank where that row was not run. A mean over several seeds has their standard
+    deviation and number behind it.
     """
     chosen = {entry.id for entry in rows}
     data = _data_of([outcome for outcome in outcomes if outcome.row in chosen])
-    if "imagenet2012" not in data and any(entry.data == "imagenet2012" for entry in rows):
-        data.insert(0, "imagenet2012")
     printed = [_PRINTED] if any(_printed(entry) for entry in rows) else []
     columns = [*_OF_ENTRY, *printed, *(_measured(name, outcomes) for name in data)]
     return Table(columns=columns, rows=rows).to_markdown()
