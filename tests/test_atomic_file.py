@@ -89,7 +89,7 @@ def test_a_name_that_is_too_long_is_named(tmp_path):
         with written_whole(tmp_path / ("a" * 300)) as temporary:
             temporary.write_text("new")
 
-    with pytest.raises(ValueError, match=r"\(File name too long\), expected one that can"):
+    with pytest.raises(ValueError, match=r"\(File name too long\), expected a writable file"):
         write()
     assert os.listdir(tmp_path) == []
 

@@ -20,9 +20,9 @@ from sat_tf.reproduction.paper.record import Outcome, read_outcomes
 
 SUMMARY = "re-create the paper's ablation in minutes, claim by claim"
 DESCRIPTION = (
-    "Trains the paper's ablation on a thousand printed characters, which are drawn on the spot, "
-    "and writes a page that sets each claim of the paper beside what was measured. Run again after "
-    "it was stopped, it goes on where it was. Each operation is computed on one thread, so that "
+    "Trains the paper's ablation on a thousand printed characters, which are rendered on the spot, "
+    "and writes a page that sets each claim of the paper beside what was measured. The same "
+    "command resumes it after it was stopped. Each operation is computed on one thread, so that "
     "processors with the same instructions give the same numbers, however many they are; "
     "TF_NUM_INTRAOP_THREADS sets another number."
 )
@@ -32,7 +32,7 @@ examples:
   sat-tf miniature --full               about an hour: also 4 bits, the common start, grids,
                                         counter-examples; three seeds
   sat-tf miniature --seeds 0,1,2        the short run with three seeds
-  sat-tf miniature --page_only          writes the page anew from what is recorded
+  sat-tf miniature --page_only          rewrites the page from what is recorded
 
 Exit status 1: an ordering that is checked (in bold on the page) does not show, or LiteRT and a
 model differ.
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         default=_RUN_DIR,
         help=f"where each run has a folder of its own; default: {_RUN_DIR}. Runs of `sat-tf paper` "
-        "there are not repeated",
+        "in it are not repeated",
     )
     parser.add_argument(
         "--results",
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--page", metavar="FILE", help="the page to write; default: index.html in --run_dir"
     )
     parser.add_argument(
-        "--page_only", action="store_true", help="write the page from what is recorded, and no more"
+        "--page_only", action="store_true", help="only write the page from what is recorded"
     )
     parser.add_argument(
         "--no_figures",
@@ -78,8 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_overrides(
         parser,
-        "change one setting of all trainings, with a dotted key, to try things out; the page says "
-        "so, and nothing is checked",
+        "change one setting of all trainings, with a dotted key, to try things out; the page "
+        "states it, and no claim is checked",
     )
 
 
@@ -144,7 +144,7 @@ def _recorded(results: pathlib.Path) -> list[Outcome]:
 
 
 def _check(arguments: argparse.Namespace, folder: pathlib.Path, page: pathlib.Path) -> None:
-    """Raises an error that lists all that is wrong with what was asked for."""
+    """Raises an error that lists every problem of the arguments."""
     problems = []
     if arguments.page_only and (arguments.full or arguments.seeds):
         problems.append(

@@ -51,14 +51,14 @@ def add_input_range(parser: argparse.ArgumentParser) -> None:
         *_RANGE_OPTIONS,
         metavar="LOW,HIGH|NAME",
         type=_input_range,
-        help="what the pixels 0 and 255 are to a float model, such as 0,1 for x / 255, or tf, "
-        "torch or caffe, a preprocessing of keras.applications; a quantized model knows its own; "
-        "default: 0,255",
+        help="the real values of the pixels 0 and 255 for a float model, such as 0,1 for x / 255, "
+        "or tf, torch or caffe, a preprocessing of keras.applications; a quantized model has its "
+        "own; default: 0,255",
     )
 
 
 def with_negative_ranges(words: Sequence[str]) -> list[str]:
-    """Words of a command line in which -1,1 behind --input_range is no option of its own.
+    """The words of a command line, with a negative range joined to its --input_range.
 
     >>> with_negative_ranges(["--input_range", "-1,1", "model.keras"])
     ['--input_range=-1,1', 'model.keras']
@@ -73,13 +73,13 @@ def with_negative_ranges(words: Sequence[str]) -> list[str]:
 
 
 def input_range_fields(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The field of a policy that --input_range gives; none where it is left out."""
+    """The policy field that --input_range gives; empty if it is left out."""
     given = arguments.input_range
     return {} if given is None else {"input_range": given}
 
 
 def _input_range(text: str) -> Any:
-    """A range as BitPolicy has it; one number is the high end of one from 0."""
+    """A range as BitPolicy takes it; one number is the high end of a range from 0."""
     try:
         ends = [float(end) for end in text.split(",")]
     except ValueError:
@@ -100,7 +100,7 @@ def unless_stopped(
     """What `work` returns; None, and a line that says so, where SIGTERM has ended it.
 
     Args:
-        work: may be ended at any moment, also while it is still starting.
+        work: may be stopped at any moment, also while it is starting.
         folder: of the run.
         console: where to say it.
     """
@@ -109,7 +109,7 @@ def unless_stopped(
             return work()
     except Stopped:
         console.print(
-            f"Stopped as asked; all is saved in {folder}: the same command goes on from here.",
+            f"Stopped as asked; everything is saved in {folder}: the same command resumes.",
             highlight=False,
             markup=False,
             soft_wrap=True,

@@ -45,8 +45,8 @@ class Target:
 
     Attributes:
         tflite: the file.
-        model: its Keras model; None where there is none.
-        folder: of the run that made both; None where no run did.
+        model: its Keras model, if there is one.
+        folder: of the run that made both, if one did.
     """
 
     tflite: pathlib.Path
@@ -60,7 +60,7 @@ def choose_target(
     """What the positional arguments and --model mean.
 
     Args:
-        source: folder of a run, file, or model before its file.
+        source: folder of a run, TFLite file, or model followed by its file.
         tflite: the file; by default that of the run.
         model: of the file; by default that of the run.
         needs_config: whether the images come from the run.
@@ -203,7 +203,7 @@ def verify(
         target: what to verify.
         console: where to print the outcome.
         wanted: which images; by default the held-out ones of the run, or random ones.
-        certificate: of a certificate to check the file against; nothing of Keras is then asked.
+        certificate: path of a certificate to check the file against, without the Keras model.
         runtimes: names of `RUNTIMES` to compare.
         out: folder of the certificate; by default that of the file.
         trust: see `load_model`.
@@ -341,7 +341,7 @@ def _check(
     recorded = read_certificate(certificate)
     images = None
     if wanted.is_given or (target.folder and recorded.images_from.seed is None):
-        # As many as then, from the same source: their hash says whether they are the same.
+        # As many as recorded, from the same source: their hash shows whether they are the same.
         wanted = dataclasses.replace(wanted, num_images=wanted.num_images or recorded.num_images)
         graph = read_subject(target.tflite).graph
         classes = int(graph.tensors[graph.output].shape[-1])
@@ -369,7 +369,7 @@ def _check(
 
 @contextlib.contextmanager
 def _folder_for(out: str | None, tflite: pathlib.Path) -> Iterator[pathlib.Path]:
-    """The folder of the certificate; one that is made and stays empty goes again."""
+    """The folder of the certificate; a new one that stays empty is removed."""
     if out is None:
         yield tflite.parent
         return

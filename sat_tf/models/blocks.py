@@ -10,7 +10,7 @@ import tf_keras as keras
 def make_divisible(channels: float, divisor: int = 8) -> int:
     """Rounds a channel count to a multiple of `divisor`, as the published MobileNets do.
 
-    The nearest multiple is taken, at least `divisor`, and the next one up where rounding down would
+    The nearest multiple is taken, at least `divisor`, and the next one up if rounding down would
     lose more than a tenth of the channels.
 
     Args:
@@ -206,7 +206,7 @@ class LayerBuilder:
     def _seed(self, layer: str) -> int | None:
         if self.seed is None:
             return None
-        # A hash keeps layers independent even where model seeds are neighbours, which a sum of seed
-        # and layer number would not; four bytes fit the 32-bit seeds of every Keras initializer.
+        # A hash keeps layers independent even for neighbouring model seeds, which a sum of seed and
+        # layer number would not; four bytes fit the 32-bit seeds of every Keras initializer.
         digest = hashlib.sha256(f"{self.seed}/{layer}".encode()).digest()
         return int.from_bytes(digest[:4], "little") >> 1

@@ -8,7 +8,7 @@ from sat_tf.models.blocks import LayerBuilder, make_divisible
 from sat_tf.models.options import check_options
 
 
-class Stage(NamedTuple):
+class InvertedResidualStage(NamedTuple):
     """One row of the architecture: `repeats` blocks, of which only the first one may stride."""
 
     expansion: int
@@ -21,13 +21,13 @@ STEM_CHANNELS = 32
 # Table 2 of Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks",
 # arXiv:1801.04381.
 STAGES = (
-    Stage(expansion=1, channels=16, repeats=1, stride=1),
-    Stage(expansion=6, channels=24, repeats=2, stride=2),
-    Stage(expansion=6, channels=32, repeats=3, stride=2),
-    Stage(expansion=6, channels=64, repeats=4, stride=2),
-    Stage(expansion=6, channels=96, repeats=3, stride=1),
-    Stage(expansion=6, channels=160, repeats=3, stride=2),
-    Stage(expansion=6, channels=320, repeats=1, stride=1),
+    InvertedResidualStage(expansion=1, channels=16, repeats=1, stride=1),
+    InvertedResidualStage(expansion=6, channels=24, repeats=2, stride=2),
+    InvertedResidualStage(expansion=6, channels=32, repeats=3, stride=2),
+    InvertedResidualStage(expansion=6, channels=64, repeats=4, stride=2),
+    InvertedResidualStage(expansion=6, channels=96, repeats=3, stride=1),
+    InvertedResidualStage(expansion=6, channels=160, repeats=3, stride=2),
+    InvertedResidualStage(expansion=6, channels=320, repeats=1, stride=1),
 )
 HEAD_CHANNELS = 1280
 

@@ -6,14 +6,14 @@ from typing import Any
 import tf_keras as keras
 
 from sat_tf.models.blocks import LayerBuilder, make_divisible
-from sat_tf.models.mobilenet_v2 import Stage
+from sat_tf.models.mobilenet_v2 import InvertedResidualStage
 from sat_tf.models.options import check_options
 
 STEM_CHANNELS = 16
 STAGES = (
-    Stage(expansion=1, channels=16, repeats=1, stride=1),
-    Stage(expansion=4, channels=24, repeats=2, stride=2),
-    Stage(expansion=4, channels=40, repeats=2, stride=2),
+    InvertedResidualStage(expansion=1, channels=16, repeats=1, stride=1),
+    InvertedResidualStage(expansion=4, channels=24, repeats=2, stride=2),
+    InvertedResidualStage(expansion=4, channels=40, repeats=2, stride=2),
 )
 HEAD_CHANNELS = 512
 
@@ -42,7 +42,7 @@ def mobilenet_v2_small(
             stands right in front of the classifier.
         rectified_inputs: True puts a rectifier in front of every convolution and dense layer whose
             input is not the output of one, so that a quantized model, which clips all of these
-            inputs at 0, computes the same but for the rounding. False: rectifiers only where
+            inputs at 0, computes the same except for the rounding. False: rectifiers only where
             MobileNet-V2 has them.
         classifier_stddev: standard deviation of the classifier's initial weights, above 0; None for
             sqrt(1 / num_classes).

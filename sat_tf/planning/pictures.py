@@ -16,7 +16,7 @@ from sat_tf.planning.planned_model import PlannedModel
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# On a page, the page's own colours; a file of its own has these.
+# A page has its own colours; a separate file has these.
 _STYLE = """<style>.edge { stroke: #5c6370; fill: none; } .arrow { fill: #5c6370; }
 .words { fill: #1c1f23; } .ground { fill: #ffffff; }</style>"""
 
@@ -27,7 +27,7 @@ def svg_file(drawing: Drawing) -> str:
 
 
 def svg_element(drawing: Drawing) -> Markup:
-    """An element of a page, which has the colours."""
+    """An element of a page, in the page's colours."""
     return Markup(_svg(drawing, ""))
 
 
@@ -161,7 +161,7 @@ def _font(size: int, bold: bool) -> Any:
     import matplotlib
     from PIL import ImageFont
 
-    # The only font that is there on every machine, because matplotlib brings it.
+    # The only font that every machine has, because matplotlib brings it.
     name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
     folder = pathlib.Path(matplotlib.get_data_path()) / "fonts" / "ttf"
     return ImageFont.truetype(str(folder / name), size)
@@ -175,7 +175,7 @@ def check_diagram_path(path: str | os.PathLike[str]) -> None:
     suffix = expect_path(path).suffix.lower()
     if suffix not in SUFFIXES:
         raise ValueError(
-            f"{path}: received a diagram of the kind {suffix or 'without a suffix'}, expected "
+            f"{path}: received a diagram with {suffix or 'no suffix'}, expected "
             f"{' or '.join(SUFFIXES)}; give the name one of these."
         )
 

@@ -1,4 +1,4 @@
-"""The recipes of one stage, put together as its learner takes them."""
+"""The recipes of one stage, assembled as its learner takes them."""
 
 import dataclasses
 import os
@@ -25,8 +25,8 @@ class StageRecipes:
     Attributes:
         image_loss: the loss of each image.
         after_step: what happens after every step of the optimizer.
-        callbacks: what happens around epochs and measuring; to come before all others.
-        average: whose weights the stage ends with; None for those of the last step.
+        callbacks: what happens around epochs and measuring; they come before all others.
+        average: the weights that the stage ends with; None for those of the last step.
     """
 
     image_loss: ImageLoss = cross_entropy
@@ -73,7 +73,7 @@ def stage_recipes(
         callbacks.append(OscillationLog(oscillation, folder))
     average = None
     if config.weight_average is not None and stage in config.weight_average.stages:
-        # After the others, so that it takes in what they have made of the weights.
+        # After the others, so that it averages the weights as they have changed them.
         average = WeightAverage(model, decay=config.weight_average.decay)
         after_step.append(average)
         callbacks.append(AverageMeasured(average))

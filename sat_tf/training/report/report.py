@@ -1,4 +1,4 @@
-"""The report of a run: one page that holds all there is to know of it."""
+"""The report of a run: one HTML page with everything about it."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ def write_report(folder: RunFolder) -> None:
     A run that has not finished has a report too: what is not there yet is left out.
 
     Raises:
-        RunError: a file of the folder cannot be read, or the page not be written.
+        RunError: a file of the folder cannot be read, or the page cannot be written.
     """
     folder.write_text(run_folder.REPORT, report_page(folder))
 
@@ -81,7 +81,7 @@ def _verdict(results: Results) -> dict[str, Any]:
     }
     if results.tflite_top1 is None:
         return found
-    # Top-1 of fewer images than the float model was measured on would not compare with its.
+    # Top-1 on fewer images cannot be compared with the float model's.
     on_all = results.verified_images == results.held_out_images
     trained = results.quantized_top1 if results.deployed_top1 is None else results.deployed_top1
     top1 = results.tflite_top1 if on_all or trained is None else trained

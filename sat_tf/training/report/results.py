@@ -25,12 +25,12 @@ class Results:
 
     Attributes:
         float_top1: held-out top-1 of the float model, in [0, 1].
-        quantized_top1: the same of the quantized model; after a deploy tail, before that. This and
-            all that is said of the TFLite file is None where the run ends with the float model.
+        quantized_top1: the same of the quantized model, before any deploy tail. This and everything
+            about the TFLite file is None where the run ends with the float model.
         deployed_top1: the same of the deployed model after a deploy tail; None without one.
         tflite_top1: the same of the TFLite file in LiteRT, on the images it was verified with.
-        held_out_images: how many images the first two are about.
-        verified_images: how many the third is about.
+        held_out_images: how many images the Keras models were measured on.
+        verified_images: how many the TFLite file was measured on.
         parameters: of the float model.
         file_bytes: size of the TFLite file.
         gzip_bytes: its size after gzip.

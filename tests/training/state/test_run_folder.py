@@ -89,7 +89,7 @@ def test_a_full_disk_is_an_error_that_says_how_to_go_on(tmp_path):
     folder = RunFolder(tmp_path)
     folder.write_text(run_folder.STATE, "old")
     with (
-        pytest.raises(RunError, match=r"(?s)No space left.* the same command goes on"),
+        pytest.raises(RunError, match=r"(?s)No space left.* the same command resumes"),
         folder.written(run_folder.STATE),
     ):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
