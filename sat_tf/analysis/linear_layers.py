@@ -1,4 +1,4 @@
-"""Which layer computes inside its wrappers, and what it multiplies by."""
+"""The layer inside its wrappers, and its kernel."""
 
 from typing import Any
 
@@ -8,33 +8,33 @@ from sat_tf.graph.layers.kind import Kernel
 
 
 def holds_matrices(layer: keras.layers.Layer) -> bool:
-    """Whether any weight has more than one axis, so that the layer may be linear in its own way."""
+    """Whether any weight has more than one axis, so that the layer may be linear."""
     return any(len(weight.shape) > 1 for weight in layer.weights)
 
 
 def unwrapped(layer: keras.layers.Layer) -> keras.layers.Layer:
     """The layer that computes: inside its quantizing or distributing wrappers."""
-    # A bidirectional one wraps two, neither of which is the one that computes.
+    # A bidirectional wrapper has two layers, and computes itself.
     while isinstance(layer, keras.layers.Wrapper) and not hasattr(layer, "backward_layer"):
         layer = layer.layer
     return layer
 
 
 def activation_name(layer: keras.layers.Layer) -> str:
-    """Name of the layer's activation function, also where TFMOT's own wrapper stands for it."""
+    """Name of the layer's activation function, also inside TFMOT's own wrapper."""
     activation = getattr(layer, "activation", None)
     inner = getattr(activation, "activation", activation)
-    # TFMOT has an activation that does nothing, in front of BatchNormalization.
+    # TFMOT puts an identity activation in front of BatchNormalization.
     if inner is None or type(inner).__name__ == "NoOpActivation":
         return "linear"
     return getattr(inner, "__name__", type(inner).__name__)
 
 
 def groups(layer: keras.layers.Layer) -> int:
-    """In how many groups a convolution's channels fall."""
+    """The number of groups of a convolution."""
     return int(getattr(layer, "groups", 1) or 1)
 
 
 def kernel_of(layer: keras.layers.Layer, kernel: Kernel) -> Any:
-    """What the layer has in the place of a kernel: a variable, or what stands in for it."""
+    """The kernel attribute of a layer: a variable, or the tensor that replaces it."""
     return getattr(layer, kernel.attribute)

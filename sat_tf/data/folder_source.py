@@ -74,7 +74,7 @@ class FolderSource(ImageSource):
 
     @property
     def reading_error(self) -> ReadingError | None:
-        """What reading met first; see `ImageSource`."""
+        """The first error of reading; see `ImageSource`."""
         return self._first_error.error
 
     def training_batches(
@@ -86,7 +86,7 @@ class FolderSource(ImageSource):
         first_step: int = 0,
         shard: Shard | None = None,
     ) -> tf.data.Dataset:
-        """The training batches from some step on, without end; see `ImageSource`."""
+        """The endless training batches from a given step on; see `ImageSource`."""
         shard = shard or Shard()
         order = {"seed": seed, "first_epoch": first_epoch, "first_step": first_step}
         check_batches(
@@ -96,7 +96,7 @@ class FolderSource(ImageSource):
         crop_of = training_crop_of_jpeg if _are_jpegs(self._tree.train) else training_crop
 
         def seed_of(epoch: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-            # The crop of a picture does not depend on the batch it is in.
+            # The crop of a picture does not depend on its batch.
             return tf.random.experimental.stateless_fold_in(
                 tf.stack([tf.constant(seed, tf.int64), epoch]), index, alg=RANDOM
             )
@@ -130,17 +130,17 @@ class FolderSource(ImageSource):
         )
 
     def training_sample(self, count: int, *, seed: int) -> npt.NDArray[np.uint8]:
-        """So many training images, or all there are, prepared as the held-out ones are.
+        """`count` training images, or all there are, prepared like the held-out ones.
 
         Corrupt pictures are left out, and others drawn in their place while there are any.
         """
         expect_images(self.name, count)
-        # RandomState, because its streams are the ones NumPy promises never to change.
+        # RandomState, because NumPy guarantees that its streams never change.
         chosen = np.random.RandomState(seed).permutation(self.num_train)
         return self._sample(self._tree.train, chosen, count)[0]
 
     def held_out_sample(self, most: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        """At most so many held-out images, spread evenly, and their labels; no corrupt ones."""
+        """At most `most` held-out images, spread evenly, and their labels; no corrupt ones."""
         expect_images(self.name, most)
         return self._sample(self._tree.held_out, spread_evenly(self.num_test, most), most)
 
@@ -158,7 +158,7 @@ class FolderSource(ImageSource):
         return np.stack(images), np.array(labels, np.int32)
 
     def _prepared(self, split: Split, pieces: tf.data.Dataset) -> tf.data.Dataset:
-        """Pictures by their numbers, as the held-out ones are prepared; black beyond the last."""
+        """Pictures by their numbers, prepared like the held-out ones; black beyond the last."""
         paths, labels = _tensors(split)
         count = len(split.paths)
         crop_of = held_out_crop_of_jpeg if _are_jpegs(split) else held_out_crop
@@ -185,7 +185,7 @@ class FolderSource(ImageSource):
         return self._batches(pieces, fast, slow)
 
     def _from(self, split: Split, index: int) -> Iterator[Encoded]:
-        """All pictures of a part, from one on and round to it."""
+        """All pictures of a split, starting at one and wrapping around."""
         count = len(split.paths)
         for number in range(index, index + count):
             path = pathlib.Path(split.paths[number % count])
@@ -205,7 +205,7 @@ class FolderSource(ImageSource):
 
 
 def _are_jpegs(split: Split) -> bool:
-    """Whether most pictures are JPEGs, by the names of the first ones: others then are odd."""
+    """Whether most pictures are JPEGs, by the names of the first ones."""
     first = [path.lower() for path in split.paths[:_NAMES_READ]]
     return 2 * sum(path.endswith((".jpeg", ".jpg")) for path in first) > len(first)
 

@@ -67,7 +67,7 @@ def test_too_little_memory_is_one_message(error, capsys):
 
     assert main.report_errors(command) == 2
     said = capsys.readouterr().err
-    assert " ".join(said.split()).startswith("error: there is not enough memory for this; take")
+    assert " ".join(said.split()).startswith("error: out of memory; use")
 
 
 @pytest.mark.parametrize(

@@ -27,11 +27,11 @@ from sat_tf.qat.wrapper import QuantizedLayer
 
 
 def judge_layer(layer: LayerAudit, *, measured: bool) -> tuple[Finding, ...]:
-    """The rules that a linear layer does not keep.
+    """The rules that a linear layer breaks.
 
     Args:
         layer: without findings.
-        measured: whether a gradient was looked for.
+        measured: whether gradients were measured.
     """
     if layer.effective_variance is not None and not math.isfinite(layer.effective_variance):
         return (
@@ -51,7 +51,7 @@ def judge_layer(layer: LayerAudit, *, measured: bool) -> tuple[Finding, ...]:
 
 
 def judge_activation(activation: ActivationAudit) -> tuple[Finding, ...]:
-    """The rules that a quantized tensor does not keep."""
+    """The rules that a quantized tensor breaks."""
     return (*_clipping(activation), *_activation_codes(activation))
 
 
@@ -80,7 +80,7 @@ def _smaller_weights(layer: LayerAudit) -> str:
 
 def _weights_of_rule_2(layer: LayerAudit) -> Iterator[Finding]:
     variance = layer.effective_variance
-    # The classifier is under rule I; what is normalized behind may have any size.
+    # The classifier is under rule I; a layer that is normalized behind may have any variance.
     if variance is None or layer.normalization is not None or layer.is_classifier:
         return
     products = sorted((layer.fan_in * variance, layer.fan_out * variance))
@@ -110,11 +110,11 @@ def _gradient(layer: LayerAudit) -> Iterator[Finding]:
             "gradient",
             Verdict.BROKEN,
             "no gradient reaches it" if layer.gradient_variance is None else "its gradient is zero",
-            "look at what is behind it: weights or activations that are all zero, or clipped",
+            "check what is behind it: weights or activations that are all zero, or clipped",
         )
         return
     kappa = layer.kappa
-    # Of images in [0, 255] nothing is known that the law supposes; the paper leaves them out too.
+    # Images in [0, 255] do not meet the law's assumptions; the paper leaves this layer out too.
     if kappa is None or layer.reads_image:
         return
     if _within(kappa, rules.KAPPA_WATCHED):
@@ -134,8 +134,8 @@ def _flowing(layer: LayerAudit) -> str:
     if layer.normalization is None:
         return _rescaled_or_normalized(layer)
     return (
-        "look at the layers between: pools of a map as small as the kernel, dead or saturated "
-        "activations, and scales that normalization does not see"
+        "check the layers between: pools of a map as small as the kernel, dead or saturated "
+        "activations, and factors that bypass normalization"
     )
 
 
@@ -162,7 +162,7 @@ def _clipping(activation: ActivationAudit) -> Iterator[Finding]:
     clipped = activation.clipped
     if clipped is None or clipped < rules.CLIPPED.value:
         return
-    # A rectifier's own ceiling clips the float model too, and no level starts above it.
+    # A rectifier's ceiling also clips the float model, and no level starts above it.
     if activation.ceiling is not None and activation.clipping_level >= activation.ceiling:
         return
     yield Finding(
@@ -199,9 +199,9 @@ def audit(model: keras.Model, dataset: Any = None, *, num_images: int = USUAL_IM
     constants kappa_1 (with normalization) and kappa_2 (without) of the gradient-flowing law are of
     order 1. Layers that follow one another are found on the graph, through branches and sums.
 
-    The model is not changed. Without a data set only its weights are looked at. With one,
-    gradients are measured on its first images as one batch, with the statistics of that batch;
-    what quantized activations do, in inference.
+    The model is not changed. Without a data set only its weights are audited. With one, gradients
+    are measured on its first images as one batch, with the statistics of that batch; quantized
+    activations, in inference.
 
     Args:
         model: a Functional or Sequential model with one input and one output, quantized or not,
@@ -211,7 +211,7 @@ def audit(model: keras.Model, dataset: Any = None, *, num_images: int = USUAL_IM
         num_images: how many of them to take at most.
 
     Returns:
-        The audit, to be printed (`table`), taken on (`to_rows`, `to_frame`, `write_csv`) or shown
+        The audit, to be printed (`table`), exported (`to_rows`, `to_frame`, `write_csv`) or shown
         (`write_page`).
 
     Raises:
@@ -232,8 +232,8 @@ class Auditor:
 
     Args:
         model: see `audit`. Its variables are read when the auditor is called.
-        sample: images, with labels or without; None looks at weights alone.
-        compiled: make graphs of the measurements, which pays from a few calls on.
+        sample: images, with labels or without; None audits weights alone.
+        compiled: trace the measurements, which pays off after a few calls.
 
     Raises:
         ValueError: see `audit`.
@@ -265,7 +265,7 @@ class Auditor:
             self._gradients = GradientProbe(model, sample, compiled=compiled)
 
     def __call__(self) -> Audit:
-        """What the rules say now."""
+        """Audits the model as it is now."""
         flow = self._gradients() if self._gradients else None
         notes = self._notes
         if flow is not None and not math.isfinite(flow.loss):
@@ -388,8 +388,8 @@ def _notes(wiring: Wiring, sample: LabelledImages | None, *, clips: bool) -> tup
         )
     elif wiring.pooled_area_before(classifier) is None:
         notes.append(
-            f"Over how many places is averaged in front of {classifier.name} is not known, so "
-            "there is no kappa_0; build the model for a fixed image size."
+            f"The area that is average-pooled in front of {classifier.name} is not known, so there "
+            "is no kappa_0; build the model for a fixed image size."
         )
     strange = [
         f"{call.name} ({type(call.layer).__name__})"
@@ -406,15 +406,14 @@ def _notes(wiring: Wiring, sample: LabelledImages | None, *, clips: bool) -> tup
     if sample is not None and untrained and clips:
         notes.append(
             f"The statistics of {len(untrained)} normalizations, such as {untrained[0].name}, are "
-            "those they start with: what is clipped, and which codes occur, says nothing before "
-            "some training."
+            "the initial ones: clipping and code use mean nothing before some training."
         )
     if sample is not None and sample.labels is None:
         notes.append("The data have no labels, so there are no gradients, kappa_1 and kappa_2.")
     elif sample is not None and len(sample) < rules.FEW_IMAGES.value:
         notes.append(
             f"Measured on {len(sample)} image{'s' if len(sample) > 1 else ''}: gradients of so few "
-            f"say little; give {rules.FEW_IMAGES.value:g} or more."
+            f"are unreliable; give {rules.FEW_IMAGES.value:g} or more."
         )
     return tuple(notes)
 

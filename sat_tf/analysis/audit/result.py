@@ -1,4 +1,4 @@
-"""What an audit has found, as its user has it: to read, to print, and to keep as a file."""
+"""An audit for its user: to read, to print, and to write to a file."""
 
 import dataclasses
 import io
@@ -16,7 +16,7 @@ from sat_tf.presentation.tables import RowTable
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Audit(AuditedModel, RowTable):
-    """What the rules of efficient training say of a model; see `AuditedModel` for what it holds."""
+    """A model measured by the rules of efficient training; see `AuditedModel`."""
 
     def to_rows(self) -> list[dict[str, Any]]:
         """A row for each linear layer and each activation, all with the same keys."""
@@ -32,14 +32,14 @@ class Audit(AuditedModel, RowTable):
         """The audit as text for the terminal.
 
         Args:
-            width: columns of the terminal; by default what it needs.
+            width: columns of the terminal; by default as wide as needed.
         """
         text = io.StringIO()
         print_audit(self, rich.console.Console(file=text, width=width or 160))
         return text.getvalue()
 
     def write_page(self, path: str | os.PathLike[str]) -> None:
-        """Writes a page with tables and pictures: one file of HTML, without anything to load.
+        """Writes a page with tables and pictures: one self-contained HTML file.
 
         Raises:
             ValueError: the path cannot be written.

@@ -1,4 +1,4 @@
-"""What was found of sensitive layers, as its user has it: to read, to print, and to keep."""
+"""A sensitivity analysis for its user: to read, to print, and to write to a file."""
 
 import dataclasses
 import io
@@ -17,9 +17,9 @@ from sat_tf.presentation.tables import RowTable
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sensitivity(MeasuredModel, RowTable):
-    """What a model loses by each of its layers being quantized, and by all of them.
+    """What a model loses when each of its layers is quantized alone, and when all are.
 
-    See `MeasuredModel` for what it holds.
+    See `MeasuredModel` for its attributes.
     """
 
     def to_rows(self) -> list[dict[str, Any]]:
@@ -33,7 +33,7 @@ class Sensitivity(MeasuredModel, RowTable):
         """The layers as text for the terminal, the one that loses most first.
 
         Args:
-            width: columns of the terminal; by default what it needs.
+            width: columns of the terminal; by default as wide as needed.
         """
         text = io.StringIO()
         print_sensitivity(self, rich.console.Console(file=text, width=width or 120))
@@ -46,7 +46,7 @@ class Sensitivity(MeasuredModel, RowTable):
             path: ends in .png or .svg.
 
         Raises:
-            ValueError: the path cannot be written, or ends otherwise.
+            ValueError: the path cannot be written, or has another suffix.
         """
         write_picture(self, path)
 

@@ -1,4 +1,4 @@
-"""Which layers a model cannot do without: one at a time quantized, the others float."""
+"""Layer-wise sensitivity: one layer at a time quantized, the others float."""
 
 import dataclasses
 import warnings
@@ -45,9 +45,9 @@ def sensitivity(
     """Measures what a float model loses with one layer at a time quantized.
 
     A linear layer is run with its kernel quantized, with the tensor it reads quantized, and with
-    both; all others stay float. So are streams, the tensors that other layers read. Clipping levels
-    are calibrated on the same images; nothing is trained, and the model is not changed. Labels add
-    the drop of top-1; the distance of the outputs needs none.
+    both; streams, the tensors that other layers read, are quantized alone. All other layers stay
+    float. Clipping levels are calibrated on the same images; nothing is trained, and the model is
+    not changed. The drop of top-1 needs labels; the distance of the outputs does not.
 
     Args:
         model: a Functional or Sequential float model with one input and one output.
@@ -57,19 +57,17 @@ def sensitivity(
             its function.
         metric: "top1" (the drop, a share of the images), "distance" (relative error of the
             outputs) or "divergence" (of the class probabilities, in nats): what layers are ranked
-            by. All that can be are measured. By default top1 where there are labels, else
-            distance.
-        num_images: how many images to take at most. A drop of top-1 comes in steps of one image.
+            by. All possible ones are measured. By default top1 with labels, distance without.
+        num_images: how many images to take at most. A drop of top-1 is a multiple of one image.
 
     Returns:
-        What each layer loses, to be printed (`table`), taken on (`to_rows`, `to_frame`,
+        What each layer loses, to be printed (`table`), exported (`to_rows`, `to_frame`,
         `write_csv`), drawn (`write_picture`) or turned into a policy (`suggest`).
 
     Raises:
         ValueError: the model is not such a model or cannot be quantized; the data do not fit it,
-            are a single image, have no labels where top1 is asked for, or are pixels of which the
-            model gets clearly more right in another usual range and of which the policy does not
-            state that they are what it is fed.
+            are a single image, have no labels for metric="top1", or are pixels for which another
+            usual range is clearly better, unless the policy states that the model is fed pixels.
 
     Example:
         found = sat_tf.sensitivity(model, (images, labels), BitPolicy.mobile(3))
@@ -181,7 +179,7 @@ def _measure(
 
 def _finite(outputs: np.ndarray, whose: str) -> np.ndarray:
     if not np.all(np.isfinite(outputs)):
-        # NaN would count as right, or as no distance at all.
+        # NaN would count as correct, or as no distance.
         raise ValueError(
             f"sensitivity: received NaN or infinite outputs of {whose}, expected finite ones; check"
             " the images, and the weights and statistics of the model."
@@ -201,8 +199,8 @@ def _refuse_quantized(model: keras.Model) -> None:
 def _sample(model: keras.Model, dataset: Any, num_images: int) -> LabelledImages:
     if isinstance(num_images, bool) or not isinstance(num_images, int) or num_images < 2:
         raise ValueError(
-            f"num_images={num_images!r}: expected an integer of at least 2; 64 and more say "
-            "something."
+            f"num_images={num_images!r}: expected an integer of at least 2; 64 or more give "
+            "reliable results."
         )
     sample = labelled_images(dataset, most=num_images)
     expected, received = tuple(model.inputs[0].shape[1:]), np.shape(sample.images)[1:]
@@ -215,14 +213,14 @@ def _sample(model: keras.Model, dataset: Any, num_images: int) -> LabelledImages
         )
     if len(sample) < 2:
         raise ValueError(
-            "dataset: received 1 image, expected 2 or more, on which clipping levels and losses "
-            "can be measured; give 64 and more."
+            "dataset: received 1 image, expected 2 or more to measure clipping levels and losses; "
+            "give 64 or more."
         )
     return sample
 
 
 def _classes(model: keras.Model, sample: LabelledImages) -> np.ndarray | None:
-    """The class of each image; None where there are no labels, or no classes."""
+    """The class of each image; None without labels or classes."""
     shape = model.outputs[0].shape
     if sample.labels is None or len(shape) != 2 or shape[1] < 2:
         return None
@@ -230,7 +228,7 @@ def _classes(model: keras.Model, sample: LabelledImages) -> np.ndarray | None:
 
 
 def _refuse_other_range(model: keras.Model, images: np.ndarray, classes: np.ndarray | None) -> None:
-    """Says so where pixels from 0 to 255 are given to a model that was trained on other values."""
+    """Raises ValueError for pixels from 0 to 255 and a model that was trained on other values."""
     is_pixels = np.all((images >= 0) & (images <= 255) & (images == np.round(images)))
     if classes is None or not is_pixels or np.max(images) <= 1:
         return
@@ -250,11 +248,11 @@ def _metric(metric: str | None, model: keras.Model, classes: np.ndarray | None) 
     if metric in ("top1", "divergence") and not is_classifier:
         raise ValueError(
             f"metric={metric!r}: received a model, {model.name!r}, whose output of shape "
-            f"{tuple(shape)} is no row of classes, expected metric='distance' for it."
+            f"{tuple(shape)} is not a row of classes, expected metric='distance' for it."
         )
     if metric == "top1" and classes is None:
         raise ValueError(
-            "metric='top1': received images without labels, expected labels to count with; give "
-            "(images, labels), or metric='distance', which needs none."
+            "metric='top1': received images without labels, expected labels; give (images, "
+            "labels), or metric='distance', which needs none."
         )
     return metric

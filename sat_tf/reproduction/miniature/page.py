@@ -1,4 +1,4 @@
-"""The page: each claim of the paper beside what was measured."""
+"""The page: each claim of the paper beside the measurement."""
 
 import operator
 import pathlib
@@ -46,7 +46,7 @@ def write_page(
         path: the file.
         outcomes: of all rows, as recorded.
         folder: in which each run has a folder of its own; curves and figures come from there.
-        changes: look at runs with these settings besides the row, and no others.
+        changes: only show runs with these settings besides the row.
 
     Raises:
         RunError: a file of a run cannot be read.
@@ -90,7 +90,7 @@ def to_html(outcomes: Sequence[Outcome], folder: pathlib.Path, changes: str = ""
 
 
 def _count(claims: Sequence[Claim], top1: Top1, what: str = "") -> str:
-    """How many claims show, in words; `what` they are."""
+    """How many claims show, in words; `what` names them."""
     verdicts = [judge(claim, top1).verdict for claim in claims]
     shown, missing = (verdicts.count(kind) for kind in (ClaimVerdict.SHOWS, ClaimVerdict.NOT_RUN))
     run = len(verdicts) - missing
@@ -159,7 +159,7 @@ _CLAIM: list[Column[Judged]] = [
 
 
 class _GroupRow(NamedTuple):
-    """What a row of the paper came to here."""
+    """The results of a row of the paper."""
 
     row: str
     top1: Mapping[int, float]
@@ -180,7 +180,7 @@ _ACCURACY: list[Column[_GroupRow]] = [
 
 
 def _groups(outcomes: Sequence[Outcome], top1: Top1) -> list[tuple[Group, Markup, Markup]]:
-    """Each group with a drawing and a table of its rows; only what was run."""
+    """Each group with a drawing and a table of the rows that were run."""
     found = []
     for group in GROUPS:
         run = [row for row in group.rows if row in top1]

@@ -30,9 +30,9 @@ class Drawn:
 
     Attributes:
         title: with its place in the paper.
-        source: address of the image, which is all of it.
+        source: data URL of the image.
         caption: in plain text.
-        comparisons: a table of what it says beside the paper.
+        comparisons: a table of comparisons with the paper.
     """
 
     title: str
@@ -42,7 +42,7 @@ class Drawn:
 
 
 def drawn(folder: pathlib.Path) -> list[Drawn]:
-    """The figures that the folder of the miniature has, each beside what the paper prints.
+    """The figures that the folder of the miniature has, compared with the paper.
 
     Raises:
         RunError: the numbers of one cannot be read.

@@ -191,7 +191,7 @@ TABLES = {
         (b"9" * 6000, "its first line has the column '999"),
         (b"a,b\n1,2\n", "its first line has the column 'a'"),
         (b"COLUMNS,more\n", "its first line has the column 'more'"),
-        (b"COLUMNS", "its last line breaks off"),
+        (b"COLUMNS", "its last line is truncated"),
         (b"COLUMNS\n1,2\n", "a line with less"),
         (b"COLUMNS\n" + b"1," * 40 + b"\n", "a line with more"),
     ],
