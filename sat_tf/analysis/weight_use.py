@@ -7,9 +7,8 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.analysis.linear_layers import kernel_of
 from sat_tf.analysis.measurement import as_graph
-from sat_tf.analysis.wiring import LinearCall
+from sat_tf.analysis.wiring import LinearCall, kernel_of
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.protocol import WeightQuantizer
 

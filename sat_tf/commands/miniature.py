@@ -12,8 +12,7 @@ from sat_tf.commands.options import add_overrides, seeds, unless_stopped
 from sat_tf.messages import RunError, list_problems
 from sat_tf.reproduction.miniature.claims import CHAPTERS, ClaimVerdict
 from sat_tf.reproduction.miniature.groups import jobs
-from sat_tf.reproduction.miniature.page import write_page
-from sat_tf.reproduction.miniature.paper_figures import missing
+from sat_tf.reproduction.miniature.page import missing_figures, write_page
 from sat_tf.reproduction.miniature.run import judged, not_shown
 from sat_tf.reproduction.miniature.run import run as run_jobs
 from sat_tf.reproduction.paper.record import Outcome, read_outcomes
@@ -99,7 +98,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         def work() -> bool:
             quiet_tensorflow()
             compute_on_one_thread()
-            figures = [] if arguments.no_figures else missing(folder)
+            figures = [] if arguments.no_figures else missing_figures(folder)
             return run_jobs(planned, figures, folder, results, page, console)
 
         ended = unless_stopped(work, folder, console)

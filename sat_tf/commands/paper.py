@@ -12,7 +12,7 @@ from sat_tf.commands.options import add_overrides, seeds, unless_stopped
 from sat_tf.messages import RunError, list_problems
 from sat_tf.reproduction.paper.library import Entry, data_sets, find
 from sat_tf.reproduction.paper.record import read_outcomes
-from sat_tf.reproduction.paper.run import plan
+from sat_tf.reproduction.paper.run import Job, plan
 from sat_tf.reproduction.paper.run import run as run_jobs
 from sat_tf.reproduction.paper.table import markdown, show, update
 from sat_tf.training.config.config import config_text
@@ -98,13 +98,7 @@ def _list(arguments: argparse.Namespace, console: Console) -> bool:
 
 
 def _run(arguments: argparse.Namespace, console: Console) -> bool:
-    jobs = plan(
-        arguments.rows,
-        data=arguments.data,
-        data_dir=arguments.data_dir,
-        changes=arguments.overrides,
-        seeds=arguments.seeds,
-    )
+    jobs = _jobs(arguments)
     folder, results = pathlib.Path(arguments.run_dir), pathlib.Path(arguments.results)
 
     def work() -> bool:
@@ -115,13 +109,7 @@ def _run(arguments: argparse.Namespace, console: Console) -> bool:
 
 
 def _show(arguments: argparse.Namespace, console: Console) -> bool:
-    jobs = plan(
-        arguments.rows,
-        data=arguments.data,
-        data_dir=arguments.data_dir,
-        changes=arguments.overrides,
-        seeds=arguments.seeds,
-    )
+    jobs = _jobs(arguments)
     if len(jobs) > 1:
         raise RunError(
             f"sat-tf paper show: received {len(jobs)} rows, expected one; name one of: "
@@ -131,6 +119,16 @@ def _show(arguments: argparse.Namespace, console: Console) -> bool:
         config_text(jobs[0].config), end="", highlight=False, markup=False, soft_wrap=True
     )
     return True
+
+
+def _jobs(arguments: argparse.Namespace) -> list[Job]:
+    return plan(
+        arguments.rows,
+        data=arguments.data,
+        data_dir=arguments.data_dir,
+        changes=arguments.overrides,
+        seeds=arguments.seeds,
+    )
 
 
 def _table(arguments: argparse.Namespace, console: Console) -> bool:

@@ -1,4 +1,5 @@
 """The order of the training images, and how batches are cut for replicas."""
+
 import tensorflow as tf
 
 from sat_tf.arguments import Rule, check, is_integer, seed_rule

@@ -1,4 +1,5 @@
 """Decoding on a fast path, with a slow path for the few pictures that it refuses."""
+
 import io
 import logging
 import os
@@ -11,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from sat_tf.data.batch_order import as_given
 from sat_tf.data.crops import JPEG, TAIL
 from sat_tf.data.picture_folder import eight_bits
-from sat_tf.data.source import FirstError, ReadingError
+from sat_tf.data.source import NO_LABEL, FirstError, ImageSource, ReadingError
 
 # From one row to an image and a label. The slow one takes arrays instead of tensors.
 Fast = Callable[..., tuple[tf.Tensor, tf.Tensor]]
@@ -285,3 +287,62 @@ def first_good(
         except (ValueError, OSError) as error:
             corrupt.add(picture.name, str(error))
     raise NoGoodPictureError(corrupt.all_are_corrupt())
+
+
+class PictureSource(ImageSource):
+    """A source of encoded pictures, some of which may be corrupt.
+
+    Args:
+        name: of the set.
+        image_size: height and width of the images.
+        num_classes: number of classes.
+        num_train: number of training images.
+        num_test: number of held-out images.
+        max_corrupt: see `CorruptPictures`.
+        deterministic: whether pictures keep their order.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        image_size: int,
+        num_classes: int,
+        num_train: int,
+        num_test: int,
+        max_corrupt: float,
+        deterministic: bool,
+    ) -> None:
+        self.name, self.image_size, self.num_classes = name, image_size, num_classes
+        self.num_train, self.num_test = num_train, num_test
+        self.corrupt = CorruptPictures(name, num_train + num_test, max_corrupt)
+        self._first_error = FirstError()
+        self._deterministic = deterministic
+
+    @property
+    def reading_error(self) -> ReadingError | None:
+        """The first error of reading; see `ImageSource`."""
+        return self._first_error.error
+
+    def _batches(self, pieces: tf.data.Dataset, fast: Fast, slow: Slow) -> tf.data.Dataset:
+        batches = decoded(
+            pieces,
+            fast,
+            slow,
+            image_size=self.image_size,
+            first_error=self._first_error,
+            deterministic=self._deterministic,
+        )
+        return as_given(batches, deterministic=self._deterministic)
+
+    def _first_images(
+        self, batches: tf.data.Dataset, most: int
+    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+        """The first images of batches, and their labels; no corrupt ones."""
+        good = batches.unbatch().filter(lambda _, label: label != NO_LABEL).take(most)
+        with self._first_error.raised():
+            found = list(good.as_numpy_iterator())
+        if not found:
+            raise ReadingError(self.corrupt.all_are_corrupt())
+        images, labels = zip(*found, strict=True)
+        return np.stack(images), np.array(labels, np.int32)

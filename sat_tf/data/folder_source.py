@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from sat_tf.data.batch_order import (
     RANDOM,
-    as_given,
     check_batches,
     held_out_spans,
     in_pieces,
@@ -25,23 +24,20 @@ from sat_tf.data.crops import (
     training_crop_of_pixels,
 )
 from sat_tf.data.decoding import (
-    CorruptPictures,
     Encoded,
-    Fast,
     NoGoodPictureError,
-    Slow,
-    decoded,
+    PictureSource,
     first_good,
 )
 from sat_tf.data.folder_tree import FolderTree, Split
 from sat_tf.data.shards import Shard, spread_evenly
-from sat_tf.data.source import NO_LABEL, FirstError, ImageSource, ReadingError, expect_images
+from sat_tf.data.source import NO_LABEL, expect_images
 
 _SAMPLED_AT_ONCE = 64
 _NAMES_READ = 1000
 
 
-class FolderSource(ImageSource):
+class FolderSource(PictureSource):
     """Batches of the pictures of a `FolderTree`; see `load_folder_tree` for how they are prepared.
 
     Args:
@@ -61,21 +57,17 @@ class FolderSource(ImageSource):
         max_corrupt: float,
         deterministic: bool,
     ) -> None:
-        self.name = name
-        self.image_size = image_size
-        self.num_classes = len(tree.class_names)
+        super().__init__(
+            name=name,
+            image_size=image_size,
+            num_classes=len(tree.class_names),
+            num_train=len(tree.train.paths),
+            num_test=len(tree.held_out.paths),
+            max_corrupt=max_corrupt,
+            deterministic=deterministic,
+        )
         self.class_names = tuple(tree.class_names)
-        self.num_train = len(tree.train.paths)
-        self.num_test = len(tree.held_out.paths)
-        self.corrupt = CorruptPictures(name, self.num_train + self.num_test, max_corrupt)
-        self._first_error = FirstError()
         self._tree = tree
-        self._deterministic = deterministic
-
-    @property
-    def reading_error(self) -> ReadingError | None:
-        """The first error of reading; see `ImageSource`."""
-        return self._first_error.error
 
     def training_batches(
         self,
@@ -149,13 +141,7 @@ class FolderSource(ImageSource):
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
         pieces = tf.data.Dataset.from_tensor_slices(chosen.astype(np.int64))
         batches = self._prepared(split, pieces.batch(min(_SAMPLED_AT_ONCE, most)))
-        good = batches.unbatch().filter(lambda _, label: label != NO_LABEL).take(most)
-        with self._first_error.raised():
-            found = list(good.as_numpy_iterator())
-        if not found:
-            raise ReadingError(self.corrupt.all_are_corrupt())
-        images, labels = zip(*found, strict=True)
-        return np.stack(images), np.array(labels, np.int32)
+        return self._first_images(batches, most)
 
     def _prepared(self, split: Split, pieces: tf.data.Dataset) -> tf.data.Dataset:
         """Pictures by their numbers, prepared like the held-out ones; black beyond the last."""
@@ -191,17 +177,6 @@ class FolderSource(ImageSource):
             path = pathlib.Path(split.paths[number % count])
             name = os.fsencode(path).decode("utf-8", "backslashreplace")
             yield Encoded(name, path.read_bytes, split.labels[number % count])
-
-    def _batches(self, pieces: tf.data.Dataset, fast: Fast, slow: Slow) -> tf.data.Dataset:
-        batches = decoded(
-            pieces,
-            fast,
-            slow,
-            image_size=self.image_size,
-            first_error=self._first_error,
-            deterministic=self._deterministic,
-        )
-        return as_given(batches, deterministic=self._deterministic)
 
 
 def _are_jpegs(split: Split) -> bool:

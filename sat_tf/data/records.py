@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from sat_tf.data.batch_order import RANDOM, as_given, check_batches, in_pieces
+from sat_tf.data.batch_order import RANDOM, check_batches, in_pieces
 from sat_tf.data.crops import (
     JPEG,
     held_out_crop,
@@ -22,16 +22,13 @@ from sat_tf.data.crops import (
     training_crop_of_pixels,
 )
 from sat_tf.data.decoding import (
-    CorruptPictures,
     Encoded,
-    Fast,
     NoGoodPictureError,
-    Slow,
-    decoded,
+    PictureSource,
     first_good,
 )
 from sat_tf.data.shards import Shard
-from sat_tf.data.source import NO_LABEL, FirstError, ImageSource, ReadingError, expect_images
+from sat_tf.data.source import NO_LABEL, ReadingError, expect_images
 
 # What TensorFlow puts around its messages.
 _AROUND = re.compile(r"\{\{.*?\}\} ?| ?\[Op:.*", re.DOTALL)
@@ -217,7 +214,7 @@ _RECORDS = 2
 _SAMPLED_AT_ONCE = 64
 
 
-class RecordSource(ImageSource):
+class RecordSource(PictureSource):
     """Batches of the pictures in record files.
 
     Every epoch, the files are shuffled and sharded over the workers, each of which interleaves
@@ -250,22 +247,18 @@ class RecordSource(ImageSource):
         max_corrupt: float,
         deterministic: bool,
     ) -> None:
-        self.name = name
-        self.image_size = image_size
-        self.num_classes = train.num_classes
-        self.num_train = train.count
-        self.num_test = held_out.count
-        self.corrupt = CorruptPictures(name, self.num_train + self.num_test, max_corrupt)
-        self._first_error = FirstError()
+        super().__init__(
+            name=name,
+            image_size=image_size,
+            num_classes=train.num_classes,
+            num_train=train.count,
+            num_test=held_out.count,
+            max_corrupt=max_corrupt,
+            deterministic=deterministic,
+        )
         self._train = train
         self._held_out = held_out
         self._shuffle_buffer = shuffle_buffer
-        self._deterministic = deterministic
-
-    @property
-    def reading_error(self) -> ReadingError | None:
-        """The first error of reading; see `ImageSource`."""
-        return self._first_error.error
 
     def training_batches(
         self,
@@ -396,13 +389,7 @@ class RecordSource(ImageSource):
         self, part: RecordFiles, records: tf.data.Dataset, most: int
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
         batches = self._prepared(part, records.batch(min(_SAMPLED_AT_ONCE, most)))
-        good = batches.unbatch().filter(lambda _, label: label != NO_LABEL).take(most)
-        with self._first_error.raised():
-            found = list(good.as_numpy_iterator())
-        if not found:
-            raise ReadingError(self.corrupt.all_are_corrupt())
-        images, labels = zip(*found, strict=True)
-        return np.stack(images), np.array(labels, np.int32)
+        return self._first_images(batches, most)
 
     def _records(
         self, part: RecordFiles, files: tf.Tensor, shard: Shard, *, at_once: int = _FILES_AT_ONCE
@@ -476,17 +463,6 @@ class RecordSource(ImageSource):
         """The label; an error sends the record to the slow path, which explains it."""
         tf.debugging.Assert((label >= 0) & (label < self.num_classes), [label])
         return tf.cast(label, tf.int32)
-
-    def _batches(self, pieces: tf.data.Dataset, fast: Fast, slow: Slow) -> tf.data.Dataset:
-        batches = decoded(
-            pieces,
-            fast,
-            slow,
-            image_size=self.image_size,
-            first_error=self._first_error,
-            deterministic=self._deterministic,
-        )
-        return as_given(batches, deterministic=self._deterministic)
 
 
 def _shuffled(records: tf.data.Dataset, buffer: int, seed: Any) -> tf.data.Dataset:

@@ -1,7 +1,7 @@
 import pytest
 import tf_keras as keras
 
-from sat_tf.analysis.linear_layers import groups, holds_matrices, kernel_of, unwrapped
+from sat_tf.analysis.wiring import groups, holds_matrices, kernel_of, unwrapped
 from sat_tf.graph.layer_kinds import kernels_of
 
 layers = keras.layers

@@ -10,10 +10,9 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.analysis.labelled_images import LabelledImages, class_shares, labelled_images
-from sat_tf.analysis.linear_layers import activation_name
 from sat_tf.analysis.measurement import as_graph
 from sat_tf.analysis.weight_use import variance
-from sat_tf.analysis.wiring import LinearCall, Wiring, linear_calls
+from sat_tf.analysis.wiring import LinearCall, Wiring, activation_name, linear_calls
 from sat_tf.graph import layer_kinds
 from sat_tf.qat.wrapper import QuantizedLayer
 

@@ -1,22 +1,27 @@
 """Layer-wise sensitivity: one layer at a time quantized, the others float."""
 
 import dataclasses
+import io
+import os
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import rich.console
 import tf_keras as keras
 
 from sat_tf.analysis.labelled_images import LabelledImages, class_shares, labelled_images
 from sat_tf.analysis.range_accuracy import range_accuracies
 from sat_tf.analysis.sensitivity.damage import METRICS, Damage, DamageMeter, right
-from sat_tf.analysis.sensitivity.measured_model import LayerSensitivity
+from sat_tf.analysis.sensitivity.measured_model import LayerSensitivity, MeasuredModel
 from sat_tf.analysis.sensitivity.one_at_a_time import (
     OneAtATime,
     Quantization,
     calibrate_on_float_weights,
 )
-from sat_tf.analysis.sensitivity.result import Sensitivity
+from sat_tf.analysis.sensitivity.picture import write_picture
+from sat_tf.analysis.sensitivity.table import print_sensitivity
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import flatten
 from sat_tf.graph.network import Network, check_model, check_one_of_each
@@ -24,12 +29,73 @@ from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.graph.tfmot_layers import refuse_wrapped
 from sat_tf.messages import did_you_mean
 from sat_tf.presentation.progress_bar import image_bar
+from sat_tf.presentation.tables import RowTable
 from sat_tf.qat.layout import GuessedClippingLevelsWarning
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.scheme import quantize_model
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.input_range import PIXELS
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sensitivity(MeasuredModel, RowTable):
+    """What a model loses when each of its layers is quantized alone, and when all are.
+
+    See `MeasuredModel` for its attributes.
+    """
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row for each layer, all with the same keys, in graph order."""
+        return [_row(layer) for layer in self.layers]
+
+    def _columns(self) -> tuple[str, ...]:
+        return COLUMNS
+
+    def table(self, *, width: int | None = None) -> str:
+        """The layers as text for the terminal, the one that loses most first.
+
+        Args:
+            width: columns of the terminal; by default as wide as needed.
+        """
+        text = io.StringIO()
+        print_sensitivity(self, rich.console.Console(file=text, width=width or 120))
+        return text.getvalue()
+
+    def write_picture(self, path: str | os.PathLike[str]) -> None:
+        """Draws what each layer loses; the file appears whole, or not at all.
+
+        Args:
+            path: ends in .png or .svg.
+
+        Raises:
+            ValueError: the path cannot be written, or has another suffix.
+        """
+        write_picture(self, path)
+
+
+_PARTS = {"": "damage", "weights_": "weights", "activations_": "activations", "stream_": "stream"}
+
+
+def _columns() -> Iterator[str]:
+    for field in dataclasses.fields(LayerSensitivity):
+        if field.name not in _PARTS.values() and not field.name.endswith("_errors"):
+            yield field.name
+    for prefix in _PARTS:
+        yield from (f"{prefix}{metric.field}" for metric in METRICS.values())
+
+
+COLUMNS = tuple(_columns())
+
+
+def _row(layer: LayerSensitivity) -> dict[str, Any]:
+    row = {name: getattr(layer, name) for name in COLUMNS if hasattr(layer, name)}
+    for prefix, part in _PARTS.items():
+        damage = getattr(layer, part)
+        for metric in METRICS.values():
+            row[f"{prefix}{metric.field}"] = damage and getattr(damage, metric.field)
+    return row
+
 
 USUAL_IMAGES = 256
 

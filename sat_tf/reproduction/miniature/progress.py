@@ -1,4 +1,5 @@
 """The work to do, how much of it is left, and one bar for all of it."""
+
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence

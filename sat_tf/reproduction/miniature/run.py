@@ -8,10 +8,10 @@ from rich.console import Console
 
 from sat_tf.messages import RunError, list_problems
 from sat_tf.reproduction.figures.figure import Figure, write_figure
-from sat_tf.reproduction.miniature import kappa, paper_figures
+from sat_tf.reproduction.miniature import kappa
 from sat_tf.reproduction.miniature.claims import CLAIMS, ClaimVerdict, Judged, by_row, judge
 from sat_tf.reproduction.miniature.groups import grids_as_they_are
-from sat_tf.reproduction.miniature.page import write_page
+from sat_tf.reproduction.miniature.page import FIGURES_FOLDER, write_page
 from sat_tf.reproduction.miniature.progress import (
     OverallBar,
     Training,
@@ -45,7 +45,7 @@ def run(
 
     Args:
         jobs: see `sat_tf.reproduction.miniature.groups.jobs`.
-        figures: those to compute; see `sat_tf.reproduction.miniature.paper_figures.missing`.
+        figures: those to compute; see `sat_tf.reproduction.miniature.page.missing_figures`.
         folder: in which each run has a folder of its own, and the figures share one.
         results: the file that outcomes are added to.
         page: the file to write.
@@ -148,7 +148,7 @@ def _make(figure: Figure, folder: pathlib.Path, work: Work, bar: OverallBar) -> 
         bar.show()
 
     table = figure.measure(_SEED, advance)
-    place = folder / paper_figures.FOLDER
+    place = folder / FIGURES_FOLDER
     place.mkdir(exist_ok=True)
     write_figure(place, figure, table)
     work.finish([figure.name])

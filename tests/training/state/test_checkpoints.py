@@ -172,7 +172,9 @@ def test_checkpoints_that_are_all_damaged_are_named_with_the_fix(tmp_path, two_s
     _, again = make(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # one message, and no more
-        with pytest.raises(RunError, match="no checkpoint can be read, expected one of this") as caught:
+        with pytest.raises(
+            RunError, match="no checkpoint can be read, expected one of this"
+        ) as caught:
             again.restore()
     assert "ckpt-2 cannot be read" in str(caught.value)
     assert "ckpt-1 cannot be read" in str(caught.value)
