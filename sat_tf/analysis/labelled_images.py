@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import tf_keras as keras
 
 USUAL_IMAGES = 32
 
@@ -75,6 +76,18 @@ def labelled_images(dataset: Any, *, most: int = USUAL_IMAGES) -> LabelledImages
             raise ValueError("dataset: received no label of 0 or more, expected class numbers.")
         return LabelledImages(images[kept], labels[kept])
     return LabelledImages(images[:most], labels[:most])
+
+
+def expect_fitting(sample: LabelledImages, model: keras.Model) -> None:
+    """Raises ValueError unless images have the shape that a model with one input takes."""
+    expected, received = tuple(model.inputs[0].shape[1:]), np.shape(sample.images)[1:]
+    if len(expected) != len(received) or any(
+        own not in (None, other) for own, other in zip(expected, received, strict=True)
+    ):
+        raise ValueError(
+            f"dataset: received images of shape {received}, expected {expected}, which model "
+            f"{model.name!r} takes; resize them, or build the model for theirs."
+        )
 
 
 def class_shares(labels: np.ndarray, num_classes: int) -> np.ndarray:

@@ -14,7 +14,7 @@ from sat_tf.quantizers.input_range import NAMED, PIXELS, InputRange
 USUAL_IMAGES = 256
 
 _USUAL = (PIXELS, InputRange((0.0,), (1.0,)), NAMED["tf"], NAMED["torch"], NAMED["caffe"])
-# A range is clearly better by more than this share, by so many standard errors, and by so many
+# A range is clearly better by more than this share, number of standard errors, and number of
 # pictures.
 _CLEAR_SHARE = 0.05
 _CLEAR_ERRORS = 3.0

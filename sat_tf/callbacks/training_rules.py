@@ -100,7 +100,7 @@ _log = logging.getLogger(__name__)
 
 
 class TrainingRules(keras.callbacks.Callback):
-    """Measures what `sat_tf.audit` does every so many steps, and warns where a rule is broken.
+    """Measures what `sat_tf.audit` does at intervals, and warns when a rule is broken.
 
         model.fit(batches, callbacks=[sat_tf.callbacks.TrainingRules((images, labels))])
 

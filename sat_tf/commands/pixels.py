@@ -180,7 +180,7 @@ def add_image_arguments(parser: argparse.ArgumentParser, *, default: str, usual:
         "--num_images",
         metavar="N",
         type=_count,
-        help=f"at most so many images, spread evenly; default: {usual}",
+        help=f"at most N images, spread evenly; default: {usual}",
     )
 
 

@@ -26,8 +26,8 @@ class ArraySource(ImageSource):
 
     Args:
         images: the data set.
-        shift_pixels: in training every image is shifted by up to so many pixels in either
-            direction, differently in each epoch; the border is filled with black.
+        shift_pixels: the largest shift of training images in either direction, different in each
+            epoch; the border is filled with black.
 
     Raises:
         ValueError: `shift_pixels` is not an integer of at least 0.

@@ -43,7 +43,7 @@ def load_tfds(
             ~/tensorflow_datasets.
         image_size: height and width of what training and measuring see, in pixels.
         train_split: what to train on, also a part such as "train[:90%]".
-        held_out_split: what to measure with; by default validation, or test where there is none.
+        held_out_split: what to measure with; by default validation, or else test.
         shuffle_buffer: size of the shuffle buffer, in encoded pictures; 10,000 of ImageNet take
             1.1 GB.
         max_corrupt: more corrupt pictures than this share of all (but 5 at least, unless it is 0)

@@ -36,8 +36,8 @@ def preresnet50(
 ) -> keras.Model:
     """Builds the full pre-activation ResNet-50 as a functional Keras model.
 
-    Batch normalization and a rectifier stand in front of every convolution but the first, and in
-    front of the pooling. Where a block changes the shape, its 1x1 shortcut convolution reads the
+    Batch normalization and a rectifier precede every convolution except the first, and the
+    pooling. Where a block changes the shape, its 1x1 shortcut convolution reads the
     rectified normalization too, and has no normalization of its own; the 3x3 convolution is the one
     that strides. The stem is a convolution and a max-pool. Padding is TensorFlow's "same".
 

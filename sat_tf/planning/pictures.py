@@ -22,7 +22,7 @@ _STYLE = """<style>.edge { stroke: #5c6370; fill: none; } .arrow { fill: #5c6370
 
 
 def svg_file(drawing: Drawing) -> str:
-    """A file of its own."""
+    """The drawing as a whole SVG file."""
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{_svg(drawing, _STYLE)}\n'
 
 

@@ -98,7 +98,7 @@ class ActivationPlan:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerPlan:
-    """One layer of the float model, or a quantizer that gets a layer of its own.
+    """One layer of the float model, or an inserted quantizer.
 
     Attributes:
         name: of the layer, as the user knows it.
@@ -197,7 +197,7 @@ class PlannedModel:
 
     @property
     def insertions(self) -> tuple[LayerPlan, ...]:
-        """The quantizers that get layers of their own."""
+        """The inserted quantizers."""
         return tuple(row for row in self.rows if row.inserted)
 
     @property

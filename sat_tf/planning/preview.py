@@ -157,7 +157,7 @@ def preview(network: Network, placement: Placement) -> Network:
         inputs = tuple(made.get((read, node.name), made[read, None]) for read in node.inputs)
         nodes.append(dataclasses.replace(node, name=name, layer=layer, inputs=inputs))
         if shared and config is not None and config.output is not None:
-            # Each call has its quantizer in a layer of its own.
+            # Each call has its quantizer in a separate layer.
             own_name = f"{node.name.replace('@', '_call_')}_output"
             identity = layer_kinds.identity_layer(name=own_name)
             output = PlacedConfig(output=config.output, inserted=True)

@@ -246,7 +246,7 @@ class _Frame:
 
 
 def thinned(points: Sequence[Point], most: int) -> list[Point]:
-    """The points, or so many of them, two or more, spread evenly with both ends.
+    """At most `most` of the points, two or more, spread evenly with both ends.
 
     >>> thinned([(0, 5), (1, 6), (2, 7), (3, 8), (4, 9)], most=3)
     [(0, 5), (2, 7), (4, 9)]

@@ -29,7 +29,12 @@ from sat_tf.analysis.audit.audited_model import (
 from sat_tf.analysis.audit.kappa_1 import GradientFlow, GradientProbe
 from sat_tf.analysis.audit.page import write_page
 from sat_tf.analysis.audit.table import print_audit
-from sat_tf.analysis.labelled_images import USUAL_IMAGES, LabelledImages, labelled_images
+from sat_tf.analysis.labelled_images import (
+    USUAL_IMAGES,
+    LabelledImages,
+    expect_fitting,
+    labelled_images,
+)
 from sat_tf.analysis.weight_use import WeightProbe, WeightUse
 from sat_tf.analysis.wiring import LinearCall, Wiring, holds_matrices, linear_calls
 from sat_tf.graph import layer_kinds
@@ -328,7 +333,7 @@ class Auditor:
         self._notes = _notes(self._wiring, sample, clips=bool(self._quantizers))
         if sample is None:
             return
-        _check_images(model, sample)
+        expect_fitting(sample, model)
         if self._quantizers:
             self._activations = ActivationProbe(model, sample.images)
         if sample.labels is not None:
@@ -486,16 +491,3 @@ def _notes(wiring: Wiring, sample: LabelledImages | None, *, clips: bool) -> tup
             f"are unreliable; give {rules.FEW_IMAGES.value:g} or more."
         )
     return tuple(notes)
-
-
-def _check_images(model: keras.Model, sample: LabelledImages) -> None:
-    expected = tuple(model.inputs[0].shape[1:])
-    received = np.shape(sample.images)[1:]
-    fits = len(expected) == len(received) and all(
-        own is None or own == other for own, other in zip(expected, received, strict=True)
-    )
-    if not fits:
-        raise ValueError(
-            f"dataset: received images of shape {received}, expected {expected}, which model "
-            f"{model.name!r} takes; resize them, or build the model for theirs."
-        )

@@ -11,7 +11,12 @@ import numpy as np
 import rich.console
 import tf_keras as keras
 
-from sat_tf.analysis.labelled_images import LabelledImages, class_shares, labelled_images
+from sat_tf.analysis.labelled_images import (
+    LabelledImages,
+    class_shares,
+    expect_fitting,
+    labelled_images,
+)
 from sat_tf.analysis.range_accuracy import range_accuracies
 from sat_tf.analysis.sensitivity.damage import METRICS, Damage, DamageMeter, right
 from sat_tf.analysis.sensitivity.measured_model import LayerSensitivity, MeasuredModel
@@ -269,14 +274,7 @@ def _sample(model: keras.Model, dataset: Any, num_images: int) -> LabelledImages
             "reliable results."
         )
     sample = labelled_images(dataset, most=num_images)
-    expected, received = tuple(model.inputs[0].shape[1:]), np.shape(sample.images)[1:]
-    if len(expected) != len(received) or any(
-        own not in (None, other) for own, other in zip(expected, received, strict=True)
-    ):
-        raise ValueError(
-            f"dataset: received images of shape {received}, expected {expected}, which model "
-            f"{model.name!r} takes; resize them, or build the model for theirs."
-        )
+    expect_fitting(sample, model)
     if len(sample) < 2:
         raise ValueError(
             "dataset: received 1 image, expected 2 or more to measure clipping levels and losses; "

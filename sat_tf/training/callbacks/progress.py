@@ -104,7 +104,7 @@ class ProgressBar(StepCallback):
             self._print(f"{steps}  {self._metrics(logs)}  {self._time_left(now)}")
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Stops the epoch's clock: held-out images are no training images."""
+        """Stops the epoch's clock: held-out images do not count."""
         del logs
         self._measure(time.perf_counter())
 

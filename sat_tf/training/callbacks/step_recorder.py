@@ -1,4 +1,4 @@
-"""Keras callbacks that follow a stage step by step, and one that measures every so many steps."""
+"""Keras callbacks that follow a stage step by step, and one that records it at intervals."""
 
 import abc
 import math
@@ -145,7 +145,7 @@ def default_interval(total_steps: int) -> int:
 
 
 class StepRecorder(StepCallback):
-    """Adds a row every so many steps to the steps file of the run.
+    """Adds a row to the steps file of the run every `every` steps.
 
     The file is rewritten whole, only so often that it takes at most a hundredth of the time, and
     before a checkpoint (`flush`), so that a run that resumes from there has no gap. The first row
@@ -228,7 +228,7 @@ class StepRecorder(StepCallback):
 
 
 def recorded_steps(folder: RunFolder, step_of_run: int) -> list[StepMetrics]:
-    """The rows that a run has left in its folder up to a step; what came later is dropped.
+    """The rows in the folder of a run up to a step; later ones are dropped.
 
     Args:
         folder: of the run.

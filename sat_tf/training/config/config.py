@@ -419,7 +419,7 @@ stages:
     epochs: 20
     base_learning_rate: 0.1
     warmup_epochs: 1
-# Averages over few small batches are noisy; measured anew, the statistics are not.
+# Moving averages over few small batches are noisy; statistics measured at the end are not.
 calibration:
   num_images: 1024
   final_statistics: true

@@ -182,7 +182,7 @@ MODEL_OPTIONS: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
         "vgg16_bn": ("width_multiplier", "hidden_units", "rectifier_max", "dropout"),
     }
 )
-# What models take as well, but a run knows by itself.
+# Arguments of models that a run sets itself.
 _KNOWN_TO_THE_RUN = {
     "image_size": "it follows from the data; set data.options.image_size where the data has it",
     "num_classes": "it follows from the data",

@@ -59,7 +59,7 @@ def charts(epochs: Sequence[EpochMetrics], steps: Sequence[StepMetrics]) -> list
 
     Args:
         epochs: the rows of the metrics file; they give the held-out images.
-        steps: the rows of the steps file; where there are none, the epochs' means take their place.
+        steps: the rows of the steps file; without any, the epochs' means are drawn.
     """
     starts = _starts(epochs, steps)
     stages = [(float(start), name.replace("_", " ")) for name, start in starts.items()]

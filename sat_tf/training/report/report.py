@@ -24,7 +24,7 @@ _Kind = TypeVar("_Kind")
 def write_report(folder: RunFolder) -> None:
     """Writes report.html from the other files of a run folder.
 
-    A run that has not finished has a report too: what is not there yet is left out.
+    An unfinished run has a report too, without what is missing.
 
     Raises:
         RunError: a file of the folder cannot be read, or the page cannot be written.

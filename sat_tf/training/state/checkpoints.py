@@ -155,7 +155,7 @@ class Checkpoints:
         A warning names later ones that cannot be read, with what is wrong with them.
 
         Returns:
-            Which step comes next, or None where there is no checkpoint.
+            Which step comes next, or None without a checkpoint.
 
         Raises:
             RunError: there are checkpoints, but none can be read.
@@ -221,7 +221,7 @@ class Checkpoints:
                 _remove(files)
 
     def _left(self) -> str:
-        return f"the last good one is {self.latest}" if self.latest else "there is none before it"
+        return f"the last good one is {self.latest}" if self.latest else "there is no earlier one"
 
 
 def _files(folder: pathlib.Path) -> dict[int, list[pathlib.Path]]:

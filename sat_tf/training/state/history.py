@@ -1,4 +1,4 @@
-"""The curves of a run, epoch by epoch and every so many steps, and their CSV files."""
+"""The curves of a run, by epoch and by step, and their CSV files."""
 
 import dataclasses
 from collections.abc import Sequence
