@@ -119,13 +119,13 @@ def _measured(
     """Share of `before` that is clipped, and counts of the codes of `after`."""
     quantizer: Any = clipping_quantizer(layer)
     codes = quantizer.code_range(layer.output_variables)
-    scale, lowest, steps = codes.scale, codes.lowest, codes.steps
+    scale, lowest, levels = codes.scale, codes.lowest, codes.steps
     before, after = tf.cast(before, tf.float32), tf.cast(after, tf.float32)
-    beyond = before >= (lowest + steps) * scale
+    beyond = before >= (lowest + levels) * scale
     if quantizer.signed:
         beyond |= before <= lowest * scale
-    indices = tf.clip_by_value(tf.cast(tf.round(after / scale) - lowest, tf.int32), 0, steps)
+    indices = tf.clip_by_value(tf.cast(tf.round(after / scale) - lowest, tf.int32), 0, levels)
     # A float32 sum would stop counting at 2^24.
     share = tf.reduce_sum(tf.cast(beyond, tf.float64)) / tf.cast(tf.size(beyond), tf.float64)
-    counts = tf.math.bincount(tf.reshape(indices, [-1]), minlength=steps + 1, maxlength=steps + 1)
+    counts = tf.math.bincount(tf.reshape(indices, [-1]), minlength=levels + 1, maxlength=levels + 1)
     return share, counts

@@ -332,9 +332,9 @@ def _colour(ink: Floats, amounts: Mapping[str, Floats]) -> Floats:
     """Shares of ink (pictures, 24, 24) to shaded colours (pictures, 24, 24, 3)."""
     ground = amounts["ground"][:, None, None, :]
     colours = ground + ink[..., None] * (amounts["ink"][:, None, None, :] - ground)
-    steps = np.linspace(-1, 1, PICTURE_SIZE)
+    places = np.linspace(-1, 1, PICTURE_SIZE)
     direction = amounts["shading_direction"][:, :, None]
-    slope = np.cos(direction) * steps + np.sin(direction) * steps[:, None]
+    slope = np.cos(direction) * places + np.sin(direction) * places[:, None]
     return colours * (1 + amounts["shading"][:, :, None] * slope)[..., None]
 
 

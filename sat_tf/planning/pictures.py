@@ -128,9 +128,9 @@ def _rectangle(pen: Any, shape: Rectangle, scale: float) -> None:
 
 def _dashes(pen: Any, start: Any, end: Any, color: str, width: int, dash: float) -> None:
     length = abs(end[0] - start[0]) + abs(end[1] - start[1])
-    steps = max(1, int(length / dash))
-    for step in range(0, steps, 2):
-        pieces = [step / steps, min(step + 1, steps) / steps]
+    count = max(1, int(length / dash))
+    for index in range(0, count, 2):
+        pieces = [index / count, min(index + 1, count) / count]
         ends = [
             tuple(a + share * (b - a) for a, b in zip(start, end, strict=True)) for share in pieces
         ]
@@ -143,8 +143,8 @@ def _line(pen: Any, shape: Edge, scale: float) -> None:
         if x == to_x or y == to_y or to_y < y:
             points.append((to_x, to_y))
             continue
-        for step in range(1, _CURVE + 1):  # the curve of SVG's C with its handles half way down
-            t = step / _CURVE
+        for index in range(1, _CURVE + 1):  # the curve of SVG's C with its handles half way down
+            t = index / _CURVE
             bend = 3 * t**2 - 2 * t**3
             down = 1.5 * t * (1 - t) + t**3 if t < 1 else 1.0
             points.append((x + bend * (to_x - x), y + down * (to_y - y)))

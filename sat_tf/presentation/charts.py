@@ -47,7 +47,7 @@ class Line:
 
     Attributes:
         label: what it shows, in plain text.
-        points: x and y, in order of x; y that is not finite leaves a gap.
+        points: x and y, in order of x; a non-finite y leaves a gap.
         colour: a CSS colour.
         dashed: whether it is.
         dots: whether every point has one.

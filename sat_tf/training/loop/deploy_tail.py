@@ -122,7 +122,7 @@ def train_deploy_tail(run: Run, model: keras.Model) -> DeployedModel:
         The deployed model, neither compiled nor bound to the strategy.
 
     Raises:
-        RunError: the model has no integer form, or the loss or a logit is not finite.
+        RunError: the model has no integer form, or the loss or a logit is non-finite.
     """
     float_head = run.config.export.float_head
 

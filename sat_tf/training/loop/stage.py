@@ -110,7 +110,7 @@ def train_stage(
         The trained model, neither compiled nor bound to the strategy.
 
     Raises:
-        RunError: the loss or a logit is not finite, or a checkpoint cannot be written or read.
+        RunError: the loss or a logit is non-finite, or a checkpoint cannot be written or read.
         Stopped: the run has been asked to stop, and a checkpoint is written.
     """
     config, stage = run.config.training, getattr(run.config.stages, name)
