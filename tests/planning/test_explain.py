@@ -70,7 +70,7 @@ def test_a_plan_says_what_is_read_at_how_many_bits_and_how_weights_start():
     assert "the clamp changes" in bent
     quantized = sat_tf.quantize_model(model, BitPolicy.mobile(2))
     again = sat_tf.explain(quantized, BitPolicy.mobile(4))
-    assert again["branch"].weights.start == "goes on with its latent weights"
+    assert again["branch"].weights.start == "keeps its latent weights"
 
 
 def test_float_layers_count_with_32_bits():
