@@ -123,7 +123,7 @@ class TrainingRules(keras.callbacks.Callback):
         csv: file for a table with a row for each step, layer and activation; an existing table is
             continued. None writes none.
         num_images: how many images to take at most; the cost of a measurement grows with it.
-        model: what to measure, where the model that is fitted only calls it.
+        model: what to measure, if the model that is fitted only calls it.
 
     Attributes:
         latest: the last audit; None before the first one.

@@ -43,7 +43,7 @@ examples:
   sat-tf audit mobilenet_v2 --image_size 24 --dataset glyphs
   sat-tf audit keras.applications:ResNet50 --csv audit.csv
 
-exit status: 0; with --strict 1 where a rule is broken; 2 where something cannot be read or audited.
+exit status: 0; with --strict 1 if a rule is broken; 2 if something cannot be read or audited.
 """
 
 _USUAL_IMAGES = 32
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--only_findings", action="store_true", help="leave out layers that keep all rules"
     )
     parser.add_argument(
-        "--strict", action="store_true", help="exit with status 1 where a rule is broken"
+        "--strict", action="store_true", help="exit with status 1 if a rule is broken"
     )
 
 

@@ -41,7 +41,7 @@ examples:
 policy.yaml holds fields of sat_tf.BitPolicy, such as `weight_bits: 4`, or is the configuration of a
 run, which has them under `policy`. Fields that are not given are those of BitPolicy(), or of a run.
 
-exit status: 0; 1 where the model cannot be quantized as asked; 2 where something cannot be read.
+exit status: 0; 1 if the model cannot be quantized as asked; 2 if something cannot be read.
 """
 
 
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:
-    """Does what the arguments ask for; False where the model cannot be quantized as asked."""
+    """Does what the arguments ask for; False if the model cannot be quantized as asked."""
     from sat_tf.planning.pictures import check_diagram_path  # which loads no TensorFlow
 
     name = arguments.model

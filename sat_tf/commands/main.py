@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0 when all went well, 1 where LiteRT and the model differ, a strict audit
-        finds a broken rule, or a model cannot be quantized as asked, 2 where the input is invalid
+        finds a broken rule, or a model cannot be quantized as asked, 2 if the input is invalid
         or a run failed, 130 after Ctrl-C.
     """
     words = with_negative_ranges(sys.argv[1:] if arguments is None else arguments)
@@ -62,7 +62,7 @@ def report_errors(command: Callable[[], bool | None]) -> int:
     """Runs a command; prints errors that the user can fix, without a traceback.
 
     Args:
-        command: returns False where it found a difference or a broken rule.
+        command: returns False if it found a difference or a broken rule.
 
     Returns:
         The exit status; see `main`.

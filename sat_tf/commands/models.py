@@ -22,8 +22,8 @@ def load_model(path: pathlib.Path, *, trust: bool = False) -> "keras.Model":
     """A model that sat-tf has saved.
 
     Args:
-        path: where it is.
-        trust: run what is in it; see `sat_tf.loading.load.load_model`.
+        path: of the file.
+        trust: allow it to run code; see `sat_tf.loading.load.load_model`.
 
     Raises:
         RunError: the file cannot be read as such.

@@ -97,7 +97,7 @@ _Result = TypeVar("_Result")
 def unless_stopped(
     work: Callable[[], _Result], folder: pathlib.Path, console: Console
 ) -> _Result | None:
-    """What `work` returns; None, and a line that says so, where SIGTERM has ended it.
+    """The result of `work`; None, with a message, if SIGTERM has stopped it.
 
     Args:
         work: may be stopped at any moment, also while it is starting.

@@ -185,7 +185,7 @@ def add_image_arguments(parser: argparse.ArgumentParser, *, default: str, usual:
 
 
 def image_options(arguments: argparse.Namespace) -> ImageOptions:
-    """What --images, --dataset, --data_dir and --num_images say."""
+    """The values of --images, --dataset, --data_dir and --num_images."""
     return ImageOptions(
         arguments.images,
         arguments.dataset,

@@ -24,7 +24,7 @@ from sat_tf.qat.policy import BitPolicy
 SUMMARY = "show which layers of a float model lose most when quantized"
 DESCRIPTION = """\
 Quantizes one layer of a float model at a time, its kernel and what it reads, keeps others float,
-and measures what is lost: top-1 where the images have labels, the distance of the outputs, and the
+and measures what is lost: top-1 if the images have labels, the distance of the outputs, and the
 divergence of the class probabilities. Nothing is trained."""
 EXAMPLES = """\
 examples:
@@ -32,7 +32,7 @@ examples:
   sat-tf sensitivity model.keras --dataset digits --bits 3 --csv layers.csv --picture layers.svg
   sat-tf sensitivity model.keras --images photos/ --bits 3 --average_bits 4
 
-exit status: 0; 2 where something cannot be read or measured.
+exit status: 0; 2 if something cannot be read or measured.
 """
 
 _USUAL_IMAGES = 256

@@ -57,7 +57,7 @@ class Target:
 def choose_target(
     source: str, tflite: str | None = None, model: str | None = None, *, needs_config: bool = True
 ) -> Target:
-    """What the positional arguments and --model mean.
+    """The target that the positional arguments and --model name.
 
     Args:
         source: folder of a run, TFLite file, or model followed by its file.

@@ -30,7 +30,7 @@ from sat_tf.data.decoding import (
 from sat_tf.data.shards import Shard
 from sat_tf.data.source import NO_LABEL, ReadingError, expect_images
 
-# What TensorFlow puts around its messages.
+# Text that TensorFlow adds around its messages.
 _AROUND = re.compile(r"\{\{.*?\}\} ?| ?\[Op:.*", re.DOTALL)
 # How many pictures are sampled to find the format of most.
 _SAMPLED_FOR_FORMAT = 16

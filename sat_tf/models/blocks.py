@@ -1,4 +1,4 @@
-"""What the model families share: channel rounding, and layers from one seed."""
+"""Shared by the model families: channel rounding, and layers from one seed."""
 
 import dataclasses
 import hashlib
@@ -129,7 +129,7 @@ class LayerBuilder:
         return keras.layers.ReLU(max_value=self.rectifier_max, name=f"{name}_relu")(inputs)
 
     def hidden(self, inputs: Any, name: str, *, units: int, dropout: float) -> Any:
-        """Dense layer with bias, rectifier, and dropout where it is above 0.
+        """Dense layer with bias, rectifier, and dropout if it is above 0.
 
         Args:
             inputs: Keras tensor (batch, features).
@@ -148,7 +148,7 @@ class LayerBuilder:
         return self.drop(self.rectify(layer(inputs), name), f"{name}_dropout", dropout)
 
     def classifier(self, inputs: Any, *, num_classes: int, dropout: float) -> Any:
-        """Global average pooling, dropout where it is above 0, and the logits' dense layer.
+        """Global average pooling, dropout if it is above 0, and the logits' dense layer.
 
         Args:
             inputs: Keras tensor (batch, height, width, channels).
@@ -184,7 +184,7 @@ class LayerBuilder:
         )
 
     def drop(self, inputs: Any, name: str, share: float) -> Any:
-        """Dropout where it is above 0.
+        """Dropout if it is above 0.
 
         Args:
             inputs: Keras tensor of any shape.

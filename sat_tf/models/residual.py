@@ -1,4 +1,4 @@
-"""What the residual families share: the plan of their blocks, and the stem."""
+"""Shared by the residual families: the plan of their blocks, and the stem."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple

@@ -1,4 +1,4 @@
-"""What each layer costs: multiply-adds, and bytes of the file."""
+"""The costs of each layer: multiply-adds, and bytes of the file."""
 
 import math
 import re
@@ -20,7 +20,7 @@ FLOAT_BITS = 32
 
 
 def multiply_adds(node: Node, input_shapes: list[Shape]) -> int | None:
-    """Products of weights and inputs for one image; None where they are not known.
+    """Products of weights and inputs for one image; None if they are not known.
 
     One multiply-add for each weight and each place where it is used. Layers without weights, and
     those with one for each channel, such as a normalization, count as 0.

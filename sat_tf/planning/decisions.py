@@ -90,7 +90,7 @@ class LayerDecisions:
         self._reasons = placement.reasons
 
     def fate(self, name: str) -> Fate:
-        """What becomes of a layer."""
+        """How a layer is treated."""
         role = self._reasons.roles[name]
         config = self._placement.configs.get(name)
         if role is Role.INPUT:

@@ -24,7 +24,7 @@ _FLOAT_BYTES = 4
 
 
 class Conversions(NamedTuple):
-    """By the names of layers that are left float.
+    """The conversions of layers left float, by their names.
 
     Attributes:
         problems: why layers cannot be written into a file.

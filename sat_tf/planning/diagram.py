@@ -58,7 +58,7 @@ class Box:
 
     @property
     def color_bits(self) -> int | None:
-        """Bits of its weights, or else of its codes; None where it has neither."""
+        """Bits of its weights, or else of its codes; None if it has neither."""
         if self.is_float:
             return None
         if self.main.weights is not None:
@@ -66,7 +66,7 @@ class Box:
         return self.made.activation.bits if self.made.activation else None
 
     def title(self) -> str:
-        """What its layers are."""
+        """The kinds of its layers."""
         words = []
         for row in self.rows:
             kind = "quantize" if row.inserted else row.short_kind or row.kind
@@ -77,7 +77,7 @@ class Box:
         return " + ".join(words)
 
     def names(self) -> str:
-        """What its layers are called."""
+        """The names of its layers."""
         first, *others = [row.name for row in self.rows if not row.inserted] or [self.rows[0].name]
         return ", ".join([first, *others])
 

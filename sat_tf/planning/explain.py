@@ -166,7 +166,7 @@ def explain(
 
 
 def _placed(source: Source, policy: BitPolicy) -> tuple[list[str], Placement | None, BitPolicy]:
-    """The problems, and the placement: without the layers that have some, where there are any."""
+    """The problems, and the placement without the layers that have any."""
     network, annotations = source.network, source.annotations
     try:
         placement = place(network, annotations, policy, source.kernels)

@@ -86,7 +86,7 @@ _LARGEST_PIXELS = 120_000_000
 
 
 def png_image(drawing: Drawing) -> "Image":
-    """The drawing, two pixels for each of its units, fewer where it would be too large."""
+    """The drawing, two pixels for each of its units, fewer if it would be too large."""
     from PIL import Image, ImageDraw
 
     area = drawing.width * drawing.height

@@ -13,7 +13,7 @@ from sat_tf.presentation.tables import RowTable
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan(PlannedModel, RowTable):
-    """What becomes of a model; see `PlannedModel` for what it holds."""
+    """The plan of a model; see `PlannedModel` for its attributes."""
 
     def to_rows(self) -> list[dict[str, Any]]:
         """The rows as plain values, all with the same keys; None where something is unknown."""

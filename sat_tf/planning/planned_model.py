@@ -9,7 +9,7 @@ from sat_tf.qat.policy import BitPolicy
 
 
 class Fate(enum.Enum):
-    """What becomes of a layer when its model is quantized."""
+    """How a layer is treated when its model is quantized."""
 
     INPUT = "input"
     QUANTIZED = "quantized"
@@ -37,7 +37,7 @@ class WeightPlan:
     """How the kernel of a linear layer is quantized.
 
     Attributes:
-        bits: of its codes; None where it is clamped but not rounded.
+        bits: of its codes; None if it is clamped but not rounded.
         grid: name of the grid.
         range: "layer" or "channel": which of them has a maximum of its own.
         rescale: name of SAT's rescaling, or None.
@@ -72,7 +72,7 @@ class ActivationPlan:
     Attributes:
         bits: of its codes.
         signed: whether it has codes for negative values.
-        clipping_level: where its clipping level starts; None where it has none, as an image.
+        clipping_level: the initial one; None if it has none, as an image.
         gradient: of the clipping level: "calibrated" or "pact".
         stream: it has the bits of streams: other than linear layers read it, no rectifier made
             it, or it is a sum, mean or concatenation that can be negative.
@@ -106,7 +106,7 @@ class LayerPlan:
         short_kind: what pictures and narrow tables call its class.
         detail: its size, such as that of its kernel or window, and its strides.
         reads: names of the layers whose outputs it reads, inserted quantizers included.
-        shape: of its output without the batch; None where a size is open.
+        shape: of its output without the batch; None if a size is open.
         fate: what becomes of it.
         reason: why, where it is not quantized.
         weights: of linear layers that are quantized.
@@ -118,10 +118,10 @@ class LayerPlan:
         fused_into: the layers into whose operators it is fused, if it has none of its own.
         operators: its operators in the file.
         export_reason: why it is not in the file as integers.
-        reading_bits: of the codes that a linear layer reads; None where they are float.
+        reading_bits: of the codes that a linear layer reads; None if they are float.
         reading_reason: why these are not its activation bits.
         parameters: how many values its weights have.
-        multiply_adds: for one image; None where they are unknown.
+        multiply_adds: for one image; None if they are unknown.
         bit_operations: these times the bits of both factors, 32 for float ones.
         bytes: in the TFLite file, estimated; None without a file.
         float_bytes: of a float TFLite file of the model, estimated.
@@ -161,7 +161,7 @@ class LayerPlan:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlannedModel:
-    """What becomes of a model: its layers one by one, and their sums.
+    """How a model will be quantized and exported: its layers, and their sums.
 
     Attributes:
         model: its name.

@@ -197,7 +197,7 @@ def kernel_outlines(network: Network) -> dict[str, KernelOutline]:
 
 
 def reading_bits(network: Network, name: str) -> int | None:
-    """Bits of the codes that a layer of a preview reads; None where it reads float values."""
+    """Bits of the codes that a layer of a preview reads; None if it reads float values."""
     node = network[network[name].inputs[0]]
     while True:
         quantizer = getattr(getattr(node.layer, "quantize_config", None), "output", None)

@@ -203,7 +203,7 @@ class QuantizedLayer(keras.layers.Wrapper):
         The floor is not a weight of the layer: copies of it and saved models do not have it.
 
         Args:
-            floor: an int64 scalar, 1 to 8; 0 or None where the layer has its own bits.
+            floor: an int64 scalar, 1 to 8; 0 or None if the layer has its own bits.
         """
         object.__setattr__(self, "_bit_floor", floor)
 

@@ -453,7 +453,7 @@ def _has_statistics(layer: keras.layers.Layer) -> bool:
 
 
 def _notes(wiring: Wiring, sample: LabelledImages | None, *, clips: bool) -> tuple[str, ...]:
-    """What cannot be measured of a model with these images."""
+    """Notes on what cannot be measured with these images."""
     notes = []
     classifier = wiring.classifier()
     if classifier is None:

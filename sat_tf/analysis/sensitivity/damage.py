@@ -8,10 +8,10 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Damage:
-    """What quantization does to a model's outputs; what was not measured is None.
+    """The effect of quantization on a model's outputs; what was not measured is None.
 
     Attributes:
-        top1_drop: share of the images, 0 to 1, by which top-1 falls; negative where it rises.
+        top1_drop: share of the images, 0 to 1, by which top-1 falls; negative if it rises.
         distance: relative error of the outputs, |y' - y| / |y|, Euclidean norms over all images.
         divergence: Kullback-Leibler divergence of the class probabilities from the float model's,
             in nats, its mean over the images; None if the output is not a row of classes.

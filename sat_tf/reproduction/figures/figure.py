@@ -29,7 +29,7 @@ class Numbers:
     """Named columns and rows of numbers and words.
 
     Attributes:
-        columns: names, with the unit where there is one.
+        columns: names, with the unit if there is one.
         rows: one value for each column.
 
     >>> table = Numbers(("bits", "ratio"), ((1, 2.5), (2, 1.25)))

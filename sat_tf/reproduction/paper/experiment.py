@@ -30,7 +30,7 @@ class Row(Section):
     method: str = Field(description="a few words")
     measures: Literal["quantized", "float"] = Field(
         default="quantized",
-        description="quantized, or float where the run ends with the float model",
+        description="quantized, or float if the run ends with the float model",
     )
     set: dict[str, Any] = Field(
         default_factory=dict, description="a mapping of dotted keys to their values"

@@ -15,7 +15,7 @@ from sat_tf.training.state.run_folder import METRICS, RunFolder
 from sat_tf.training.step.learner import Learner
 from sat_tf.training.step.stage_plan import StagePlan
 
-# What Keras logs at the end of an epoch, by what it is called in the metrics file.
+# The logs of Keras at the end of an epoch, by their names in the metrics file.
 _MEASURED = {
     "loss": "loss",
     "train_top1": "top1",

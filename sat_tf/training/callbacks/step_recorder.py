@@ -101,7 +101,7 @@ class RunningMeans:
         self._steps += steps
 
     def take(self, logs: Mapping[str, Any]) -> dict[str, float | None]:
-        """The means over the steps since the last call; None where a name is not logged."""
+        """The means over the steps since the last call; None if a name is not logged."""
         steps, sums = self._since_reading(logs)
         self._read_steps = self._steps
         self._read = {name: self._steps * _number(logs, name) for name in self._read}
@@ -131,7 +131,7 @@ def _number(logs: Mapping[str, Any], name: str) -> float:
 # As many points a stage as a curve can show, and few enough to rewrite the file each time.
 _ROWS_A_STAGE = 1000
 _FEWEST_STEPS = 10
-# Of the time between two writings, writing takes this share at most.
+# The largest share of the time that writing may take.
 _WRITING = 0.01
 
 

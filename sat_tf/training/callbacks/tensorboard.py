@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a run."""
+"""A run in TensorBoard."""
 
 import contextlib
 import pathlib
@@ -29,7 +29,7 @@ class TensorBoardSummaries(StepCallback):
 
     Args:
         plan: the steps of the stage.
-        folder: where the event files go; it is made.
+        folder: where the event files go; it is created.
         rows: those that the `StepRecorder` fills.
         model: the model whose κ₀ to write.
         probe: measures what is clipped; about one forward pass over its images each time.

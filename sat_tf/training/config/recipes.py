@@ -160,7 +160,7 @@ class LabelSmoothingConfig(Section):
 
 
 class RecipesConfig(Section):
-    """What a run does beyond the paper; all of it is off by default."""
+    """Recipes beyond the paper, all off by default."""
 
     distillation: DistillationConfig | None = Field(
         default=None, description="a mapping, or null (off)"
@@ -179,7 +179,7 @@ class RecipesConfig(Section):
     )
 
     def problems(self, stages: Collection[str]) -> list[str]:
-        """What is wrong with them, given the stages that a run has."""
+        """Problems of recipes that name stages a run does not have."""
         recipes = {
             "distillation": self.distillation,
             "weight_average": self.weight_average,

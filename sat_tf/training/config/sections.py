@@ -80,7 +80,7 @@ class Section(BaseModel):
 
 
 def known_name(name: str, known: Sequence[str], what: str) -> str:
-    """The name itself; raises ValueError, with the nearest known one, where it is unknown."""
+    """The name itself; raises ValueError, with the nearest known one, if it is unknown."""
     if name not in known:
         raise ValueError(f"={name!r}: expected the name of a {what}. {did_you_mean(name, known)}")
     return name

@@ -1,4 +1,4 @@
-"""What a run depends on besides its configuration: versions, machine, devices, commit."""
+"""The environment of a run: versions, machine, devices, commit."""
 
 import datetime
 import os

@@ -78,7 +78,7 @@ def conclude(run: Run, state: RunState, model: keras.Model | None, *, parameters
     Args:
         run: whose stages are done.
         state: what they have achieved.
-        model: the quantized model, or its deployed one; None where the run ends with the float one.
+        model: the quantized model, or its deployed one; None if the run ends with the float one.
         parameters: of the float model.
 
     Raises:

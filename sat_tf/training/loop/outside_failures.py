@@ -33,7 +33,7 @@ def reading_errors_explained(source: ImageSource, *, advice: str = "") -> Iterat
         raise RunError(f"{source.reading_error}{advice}") from None
 
 
-# What TensorFlow raises in a worker when another one has stopped answering.
+# The errors of TensorFlow in a worker when another one has stopped answering.
 _OF_WORKERS = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,

@@ -251,7 +251,7 @@ def _training_batches(run: Run, stage: StageConfig, position: Position) -> tf.da
 
 
 def _expect_agreement(run: Run, checkpoints: Checkpoints, start: Position) -> None:
-    """Raises an error where workers have read different checkpoints."""
+    """Raises an error if workers have read different checkpoints."""
     own = [start.epoch, start.step]
     first = [int(number) for number in from_first_worker(run.strategy, own)]
     if first != own:

@@ -110,7 +110,7 @@ def float_start(config: Config, plain: keras.Model) -> keras.Model:
 
 
 def trained_float_model(config: Config, source: ImageSource) -> keras.Model | None:
-    """The trained float model that `training.float_model` names; None where it names none.
+    """The trained float model that `training.float_model` names; None if it names none.
 
     Raises:
         RunError: there is no such file, or it holds something else.

@@ -46,7 +46,7 @@ class Motion:
 
     Attributes:
         units: n after the last step.
-        direction: sign of the last change of n; 0 where it has never changed.
+        direction: sign of the last change of n; 0 if it has never changed.
         frequency: moving average of the oscillations a step, f.
         average: moving average of n.
     """

@@ -98,7 +98,7 @@ def _image_loss(config: RecipesConfig, stage: str, teacher: keras.Model | None) 
 def stage_teacher(
     config: Config, stage: str, source: ImageSource, folder: RunFolder
 ) -> keras.Model | None:
-    """The teacher of a stage, under the strategy that is in scope; None where it has none.
+    """The teacher of a stage, under the strategy that is in scope; None if it has none.
 
     Args:
         config: of the run.
@@ -118,7 +118,7 @@ def stage_teacher(
 
 
 def check_teacher(config: Config, source: ImageSource) -> keras.Model | None:
-    """The teacher that a file holds, which fits the data; None where none is named.
+    """The teacher that a file holds, which fits the data; None if none is named.
 
     Raises:
         RunError: as in `stage_teacher`.

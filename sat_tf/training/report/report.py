@@ -72,7 +72,7 @@ class _Layers(pydantic.BaseModel):
 
 
 def _verdict(results: Results) -> dict[str, Any]:
-    """What the report begins with."""
+    """The first lines of the report."""
     found = {
         "images": f"{results.held_out_images:,}",
         "float": _percent(results.float_top1),
@@ -97,7 +97,7 @@ def _verdict(results: Results) -> dict[str, Any]:
 
 
 class _ModelAccuracy(NamedTuple):
-    """What one of the models of a run achieved."""
+    """The accuracy of one model of a run."""
 
     title: str
     top1: float

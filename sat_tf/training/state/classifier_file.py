@@ -139,7 +139,7 @@ def _first_line(error: Exception) -> str:
 
 
 def data_problems(model: keras.Model, image_size: int, num_classes: int) -> list[str]:
-    """Why a model does not classify the images of some data set; empty where it does.
+    """Why a model does not classify the images of some data set; empty if it does.
 
     Args:
         model: any Keras model.

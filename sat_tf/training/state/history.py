@@ -17,7 +17,7 @@ class EpochMetrics:
         learning_rate: at the last step of the epoch.
         loss: mean over the epoch's training batches, weight decay included.
         train_top1: share of training images classified correctly, in [0, 1], while weights change.
-        train_top5: share of training images whose class is among the five likeliest; None where it
+        train_top5: share of training images whose class is among the five likeliest; None if it
             is not measured.
         held_out_loss: mean over the held-out images, after the epoch; None where not measured.
         held_out_top1: top-1 of the held-out images, after the epoch.
@@ -79,7 +79,7 @@ class StepMetrics:
         learning_rate: at this step.
         loss: mean over the steps since the row before, weight decay included.
         top1: share of training images classified correctly, over the same steps, in [0, 1].
-        top5: share whose class is among the five likeliest; None where it is not measured.
+        top5: share whose class is among the five likeliest; None if it is not measured.
         clipping_levels: by the name of the layer that makes the tensor.
     """
 

@@ -19,7 +19,7 @@ _MAY_DIFFER = {
     f"training.{name}"
     for name in ("checkpoint_minutes", "checkpoint_steps", "keep_checkpoints", "trust_model")
 }
-# What each stage saves when it is done.
+# The model that each stage saves.
 _MODELS = {
     "float": run_folder.FLOAT_MODEL,
     "quantized": run_folder.QUANTIZED_MODEL,
@@ -28,7 +28,7 @@ _MODELS = {
 
 
 class _Metrics(BaseModel):
-    """Of the model that a stage has saved, on held-out images."""
+    """Held-out metrics of the model that a stage has saved."""
 
     model_config = ConfigDict(extra="forbid")
     loss: float
@@ -67,7 +67,7 @@ class RunState:
             raise folder.damaged(run_folder.STATE, problem, expected) from error
 
     def expect_whole(self, stages: Iterable[str]) -> None:
-        """Raises an error where a later stage has left files, and one before it is not done.
+        """Raises an error if a later stage has left files, and one before it is not done.
 
         A model of the stage that comes next is not an error, because a run killed right after
         saving it leaves one, but a warning: the stage is trained again.
@@ -130,7 +130,7 @@ class RunState:
 
 
 class _Values(BaseModel):
-    """What the file holds."""
+    """The contents of the file."""
 
     model_config = ConfigDict(extra="forbid")
     stages: dict[str, _Metrics] = {}

@@ -123,7 +123,7 @@ def _chosen() -> str:
 
 
 def _cluster() -> dict[str, Any]:
-    """What TF_CONFIG says."""
+    """The contents of TF_CONFIG."""
     text = os.environ.get("TF_CONFIG", "")
     try:
         values = json.loads(text)

@@ -46,7 +46,7 @@ class FedSource(ImageSource):
         first_step: int = 0,
         shard: Shard | None = None,
     ) -> Any:
-        """Those of the source, as the model is fed them."""
+        """The batches of the source in the input range."""
         batches = self.pixels.training_batches(
             batch_size=batch_size,
             seed=seed,
@@ -57,15 +57,15 @@ class FedSource(ImageSource):
         return batches.map(self._fed)
 
     def held_out_batches(self, *, batch_size: int = 256, shard: Shard | None = None) -> Any:
-        """Those of the source, as the model is fed them."""
+        """The batches of the source in the input range."""
         return self.pixels.held_out_batches(batch_size=batch_size, shard=shard).map(self._fed)
 
     def training_sample(self, count: int, *, seed: int) -> Any:
-        """That of the source, as the model is fed it: float32."""
+        """The sample of the source in the input range: float32."""
         return self.range.fed(self.pixels.training_sample(count, seed=seed))
 
     def held_out_sample(self, most: int) -> tuple[Any, Any]:
-        """That of the source, as the model is fed it: float32, and labels."""
+        """The sample of the source in the input range: float32, and labels."""
         images, labels = self.pixels.held_out_sample(most)
         return self.range.fed(images), labels
 
