@@ -59,7 +59,7 @@ class ActivationProbe:
         images: one batch, (n, rows, columns, channels).
 
     Raises:
-        ValueError: the model is not a graph in which every layer is called once.
+        ValueError: the model is not a graph of calls.
     """
 
     def __init__(self, model: keras.Model, images: np.ndarray) -> None:

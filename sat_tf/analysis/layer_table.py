@@ -59,7 +59,7 @@ def layer_rows(model: keras.Model, images: np.ndarray) -> list[LayerRow]:
         images: to measure activations on: (n, rows, columns, channels), one forward pass.
 
     Raises:
-        ValueError: the model is not a graph in which every layer is called once.
+        ValueError: the model is not a graph of calls.
     """
     uses = ActivationProbe(model, images)()
     rows = []

@@ -333,8 +333,7 @@ def estimate_statistics(model: keras.Model, dataset: Any, *, num_images: int = 5
         The model itself.
 
     Raises:
-        ValueError: the model is not a graph in which every layer is called once, or the images do
-            not fit its input.
+        ValueError: the model is not a graph of calls, or the images do not fit its input.
     """
     network = Network(model)
     network.refuse_problems()

@@ -54,7 +54,7 @@ def recording(
 
     Raises:
         RunError: the folder's steps file cannot be read.
-        ValueError: the model is not a graph in which every layer is called once.
+        ValueError: the model is not a graph of calls.
     """
     here = plan.step_of_run(plan.first_step)
     steps = recorded_steps(folder, here)
