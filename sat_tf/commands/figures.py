@@ -5,10 +5,10 @@ import argparse
 from rich.console import Console
 
 from sat_tf.commands.models import quiet_tensorflow
-from sat_tf.commands.options import seed
+from sat_tf.commands.options import open_folder, seed
 from sat_tf.messages import RunError, list_problems
 from sat_tf.presentation.tables import Column, Table, digits
-from sat_tf.reproduction.figures.figure import COMPARED, Comparison, Figure, open_folder
+from sat_tf.reproduction.figures.figure import COMPARED, Comparison, Figure
 from sat_tf.reproduction.figures.library import find
 from sat_tf.reproduction.figures.run import run as make
 

@@ -1,14 +1,17 @@
 """Options that several commands have."""
 
 import argparse
+import contextlib
+import os
 import pathlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from rich.console import Console
 
 from sat_tf.arguments import SEED_LIMIT
+from sat_tf.messages import RunError
 from sat_tf.quantizers.input_range import range_problem
 from sat_tf.training.interruption import Interruption, Stopped
 
@@ -89,6 +92,37 @@ def _input_range(text: str) -> Any:
     if problem:
         raise argparse.ArgumentTypeError(f"{text!r}: {problem}")
     return value
+
+
+@contextlib.contextmanager
+def open_folder(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+    """The folder of --out, created if it does not exist; a new one that stays empty is removed.
+
+    Raises:
+        RunError: it is a file, or cannot be created or written.
+    """
+    folder = pathlib.Path(path)
+    is_new = not folder.exists()
+    if folder.exists() and not folder.is_dir():
+        raise RunError(f"--out: received {folder}, which is a file; expected a folder; name one.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(
+            f"--out: received {folder}, which cannot be created ({error.strerror}); expected a "
+            "writable folder; choose another."
+        ) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise RunError(
+            f"--out: received {folder}, which is not writable; expected a folder that is; choose "
+            "another, or change its permissions."
+        )
+    try:
+        yield folder
+    finally:
+        if is_new:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 _Result = TypeVar("_Result")

@@ -5,13 +5,12 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from sat_tf.commands.models import load_model, quiet_tensorflow
-from sat_tf.commands.options import add_trust
+from sat_tf.commands.options import add_trust, open_folder
 from sat_tf.commands.pixels import (
     USUAL_IMAGES,
     ImageOptions,
@@ -367,20 +366,8 @@ def _check(
     return found.certificate.codes_differing == 0
 
 
-@contextlib.contextmanager
-def _folder_for(out: str | None, tflite: pathlib.Path) -> Iterator[pathlib.Path]:
-    """The folder of the certificate; a new one that stays empty is removed."""
-    if out is None:
-        yield tflite.parent
-        return
-    folder = pathlib.Path(out)
-    is_new = not folder.exists()
-    if not is_new and not folder.is_dir():
-        raise RunError(f"--out: {folder} is a file; expected a folder, which may be new.")
-    os.makedirs(folder, exist_ok=True)
-    try:
-        yield folder
-    finally:
-        if is_new:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+def _folder_for(
+    out: str | None, tflite: pathlib.Path
+) -> contextlib.AbstractContextManager[pathlib.Path]:
+    """The folder of the certificate."""
+    return contextlib.nullcontext(tflite.parent) if out is None else open_folder(out)

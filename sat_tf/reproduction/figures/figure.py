@@ -1,13 +1,11 @@
 """A figure: its numbers, its picture, the comparison with the paper, and its files."""
 
-import contextlib
 import csv
 import dataclasses
 import io
 import math
-import os
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -169,37 +167,6 @@ class Figure:
 
 PICTURES = (".png", ".svg")
 INDEX = "index.html"
-
-
-@contextlib.contextmanager
-def open_folder(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """The folder, created if it does not exist; a new one that stays empty is removed.
-
-    Raises:
-        RunError: it is a file, or cannot be created or written.
-    """
-    folder = pathlib.Path(path)
-    is_new = not folder.exists()
-    if folder.exists() and not folder.is_dir():
-        raise RunError(f"--out: received {folder}, which is a file; expected a folder; name one.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(
-            f"--out: received {folder}, which cannot be created ({error.strerror}); expected a "
-            "writable folder; choose another."
-        ) from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise RunError(
-            f"--out: received {folder}, which is not writable; expected a folder that is; choose "
-            "another, or change its permissions."
-        )
-    try:
-        yield folder
-    finally:
-        if is_new:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
 
 
 def write_figure(folder: pathlib.Path, figure: Figure, table: Numbers) -> None:
