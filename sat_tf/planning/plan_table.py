@@ -1,6 +1,5 @@
 """A plan as text on the screen."""
 
-import io
 import operator
 from collections.abc import Iterable
 from typing import Any
@@ -12,7 +11,7 @@ from rich.text import Text
 
 from sat_tf.messages import first_ones
 from sat_tf.planning.planned_model import Export, Fate, LayerPlan, PlannedModel
-from sat_tf.presentation.tables import Cell, Column, Table
+from sat_tf.presentation.tables import Cell, Column, Table, printed
 
 _WIDTH = 160
 _WIDE = 120
@@ -40,9 +39,7 @@ NUMBERS: tuple[Column[Any], ...] = tuple(
 
 def plan_text(plan: PlannedModel, width: int | None = None) -> str:
     """The plan as plain text of this width."""
-    text = io.StringIO()
-    print_plan(plan, Console(file=text, width=width or _WIDTH))
-    return text.getvalue()
+    return printed(lambda console: print_plan(plan, console), width or _WIDTH)
 
 
 def print_plan(plan: PlannedModel, console: Console) -> None:

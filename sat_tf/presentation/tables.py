@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import rich.table
 from markupsafe import Markup
+from rich.console import Console
 from rich.text import Text
 
 from sat_tf.atomic_file import written_whole
@@ -190,6 +191,13 @@ class Table(Generic[_Row]):
             [{column.title: column.value(row) for column in self.columns} for row in self.rows],
             columns=[column.title for column in self.columns],
         )
+
+
+def printed(show: Callable[[Console], None], width: int) -> str:
+    """The plain text that `show` prints on a console of this width."""
+    text = io.StringIO()
+    show(Console(file=text, width=width))
+    return text.getvalue()
 
 
 def marked_text(cell: Cell) -> Text:

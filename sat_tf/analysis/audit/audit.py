@@ -1,14 +1,12 @@
 """The rules of efficient training as an instrument: an audit of any Keras image model."""
 
 import dataclasses
-import io
 import math
 import os
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import rich.console
 import tf_keras as keras
 
 from sat_tf.analysis.activations import (
@@ -38,7 +36,7 @@ from sat_tf.analysis.labelled_images import (
 from sat_tf.analysis.weight_use import WeightProbe, WeightUse
 from sat_tf.analysis.wiring import LinearCall, Wiring, holds_matrices, linear_calls
 from sat_tf.graph import layer_kinds
-from sat_tf.presentation.tables import RowTable
+from sat_tf.presentation.tables import RowTable, printed
 from sat_tf.qat.wrapper import QuantizedLayer
 
 
@@ -62,9 +60,7 @@ class Audit(AuditedModel, RowTable):
         Args:
             width: columns of the terminal; by default as wide as needed.
         """
-        text = io.StringIO()
-        print_audit(self, rich.console.Console(file=text, width=width or 160))
-        return text.getvalue()
+        return printed(lambda console: print_audit(self, console), width or 160)
 
     def write_page(self, path: str | os.PathLike[str]) -> None:
         """Writes a page with tables and pictures: one self-contained HTML file.

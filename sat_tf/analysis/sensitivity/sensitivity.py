@@ -1,14 +1,12 @@
 """Layer-wise sensitivity: one layer at a time quantized, the others float."""
 
 import dataclasses
-import io
 import os
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import rich.console
 import tf_keras as keras
 
 from sat_tf.analysis.labelled_images import (
@@ -34,7 +32,7 @@ from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.graph.tfmot_layers import refuse_wrapped
 from sat_tf.messages import did_you_mean
 from sat_tf.presentation.progress_bar import image_bar
-from sat_tf.presentation.tables import RowTable
+from sat_tf.presentation.tables import RowTable, printed
 from sat_tf.qat.layout import GuessedClippingLevelsWarning
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy, expect_policy
@@ -63,9 +61,7 @@ class Sensitivity(MeasuredModel, RowTable):
         Args:
             width: columns of the terminal; by default as wide as needed.
         """
-        text = io.StringIO()
-        print_sensitivity(self, rich.console.Console(file=text, width=width or 120))
-        return text.getvalue()
+        return printed(lambda console: print_sensitivity(self, console), width or 120)
 
     def write_picture(self, path: str | os.PathLike[str]) -> None:
         """Draws what each layer loses; the file appears whole, or not at all.
