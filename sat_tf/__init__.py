@@ -1,8 +1,8 @@
 """sat-tf: low-bit quantization-aware training for Keras, with a certified TFLite export.
 
 The names below load TensorFlow when they are first used, so that the command line can answer
-without it. Keras learns of sat-tf's layers when it is imported, before or after this package, so
-that saved models load with nothing but `import sat_tf`.
+without it. sat-tf's layers are registered with Keras when it is imported, before or after this
+package, so that `import sat_tf` is all that loading a saved model needs.
 """
 
 import importlib
@@ -58,7 +58,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "configs":
-        # Keras learns of the layers while TFMOT is imported, which imports this module itself.
+        # Importing TFMOT registers the layers with Keras, and that imports this module itself.
         importlib.import_module("tensorflow_model_optimization")
     if name in ("callbacks", "configs", "export"):
         return importlib.import_module(f"{_HOMES[name]}.{name}")
@@ -70,10 +70,10 @@ def __dir__() -> list[str]:
 
 
 def _register_with_keras(module: ModuleType) -> None:
-    """Makes Keras know the layers of quantized models.
+    """Registers the layers of quantized models with Keras.
 
-    TFMOT imports Keras half way through its own import, through TensorFlow's lazy loader, which
-    recurses without end if asked again before it is done: its own hook follows when it is whole.
+    TFMOT imports Keras halfway through its own import, through TensorFlow's lazy loader, which
+    recurses forever if used again before it is done: TFMOT's own hook runs once it is imported.
     """
     if module.__name__ == "tf_keras" and "tensorflow_model_optimization" in sys.modules:
         return
@@ -82,7 +82,7 @@ def _register_with_keras(module: ModuleType) -> None:
 
 
 def _register_with_keras3(_: ModuleType) -> None:
-    """Makes Keras 3 know the layers of `to_keras3`."""
+    """Registers the layers of `to_keras3` with Keras 3."""
     importlib.import_module("sat_tf.keras3.inference_layers")
     importlib.import_module("sat_tf.keras3.inference_operations")
 

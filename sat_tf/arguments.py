@@ -1,4 +1,4 @@
-"""Checks of arguments, as models and data sets share them: one error names all that is wrong."""
+"""Argument checks shared by models and data sets: one error lists every problem."""
 
 import difflib
 import inspect
@@ -13,7 +13,7 @@ SEED_LIMIT = 2**32
 
 
 class Rule(NamedTuple):
-    """What one argument has to be, and whether it is."""
+    """What one argument is expected to be, and whether it is."""
 
     argument: str
     received: Any
@@ -75,7 +75,7 @@ def _with_nearest(word: str, known: list[str]) -> str:
 
 
 def check(owner: str, rules: Iterable[Rule]) -> None:
-    """Raises one error that lists every rule that is broken; does nothing where none is.
+    """Raises one error that lists every broken rule, if any.
 
     Args:
         owner: name of the function or class that was called, for the message.

@@ -23,7 +23,7 @@ def check_writable(path: str | os.PathLike[str]) -> pathlib.Path:
     """The path of a file that can be written.
 
     Raises:
-        ValueError: its folder does not exist or cannot be written, or it is no regular file.
+        ValueError: its folder does not exist or is not writable, or it is not a regular file.
     """
     path = expect_path(path)
     folder = path.parent
@@ -37,7 +37,7 @@ def check_writable(path: str | os.PathLike[str]) -> pathlib.Path:
     if not os.path.isdir(folder):
         raise ValueError(
             f"{path}: received a file in the folder {folder}, which does not exist, expected one "
-            "that does; make it first."
+            "that does; create it first."
         )
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ValueError(
@@ -49,7 +49,7 @@ def check_writable(path: str | os.PathLike[str]) -> pathlib.Path:
 
 @contextlib.contextmanager
 def written_whole(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """A temporary name beside `path`, with its suffix, which becomes `path` when all went well.
+    """A temporary name beside `path`, with its suffix, which becomes `path` if the block succeeds.
 
     If the block raises, nothing is left and an older file of that name stays as it was.
 
@@ -62,18 +62,18 @@ def written_whole(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
             yield temporary
     except OSError as error:
         raise ValueError(
-            f"{path}: received a file that cannot be written ({error.strerror}), expected one that "
-            "can; choose another name or folder, or free some space."
+            f"{path}: cannot be written ({error.strerror}), expected a writable file; choose "
+            "another name or folder, or free some space."
         ) from error
 
 
 @contextlib.contextmanager
 def renamed_when_done(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """What `written_whole` does, with the file system's own errors.
+    """As `written_whole`, with the file system's own errors.
 
-    Renaming is atomic: a reader never sees half a file, and neither does who stops halfway; a name
-    of its own keeps two writers of the same file apart. What it holds is on the disk before it gets
-    its name: else a power cut could leave the name with nothing behind it.
+    Renaming is atomic: nobody ever sees half a file, even if the writer is killed; a unique
+    temporary name separates two writers of the same file. The contents are on the disk before the
+    file is renamed: otherwise a power cut could leave an empty file of that name.
     """
     temporary = path.with_name(f".{uuid.uuid4().hex}{path.suffix}")
     try:
@@ -87,10 +87,10 @@ def renamed_when_done(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def on_disk(path: pathlib.Path) -> None:
-    """Returns when what a file holds, or which names a folder has, would survive a power cut.
+    """Returns once the contents of a file, or the names in a folder, would survive a power cut.
 
     Raises:
-        OSError: the disk has refused what was written before.
+        OSError: the disk has refused an earlier write.
     """
     handle = os.open(path, os.O_RDONLY)
     try:

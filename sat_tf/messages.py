@@ -1,4 +1,4 @@
-"""Wording of errors: what was received, what was expected, and the fix; every problem at once."""
+"""Error messages: what was received, what was expected, and the fix; every problem at once."""
 
 import difflib
 import sys
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class RunError(ValueError):
-    """A run cannot start or go on; the message says what was received, expected, and the fix."""
+    """A run cannot start or resume; the message says what was received, expected, and the fix."""
 
 
 _BETWEEN = ("sat_tf", "dataclasses", "tensorflow_model_optimization", "tf_keras")
@@ -51,7 +51,7 @@ def kind_of(thing: object) -> str:
 
 
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
-    """Warns, on the line of the user's that has led here through sat-tf, TFMOT and Keras."""
+    """Warns, naming the user's line that called into sat-tf, TFMOT or Keras."""
     level = 2
     while _package(level) in _BETWEEN:
         level += 1
@@ -59,7 +59,7 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
 
 
 def _package(level: int) -> str:
-    """The package of the code that many calls above `warn`'s caller; "" above all of them."""
+    """The package of the code `level` frames up; "" beyond the last frame."""
     try:
         return str(sys._getframe(level).f_globals.get("__name__", "")).split(".")[0]
     except ValueError:

@@ -1,1 +1,1 @@
-"""What there is to know of a model: measured on its graph, its weights, and a few images."""
+"""Measurements of a model: on its graph, its weights, and a few images."""

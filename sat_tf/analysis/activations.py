@@ -1,4 +1,4 @@
-"""What quantized activations do: how much of them is clipped, and which codes they use."""
+"""Quantized activations: how much of them is clipped, and which codes they use."""
 
 import dataclasses
 from typing import Any
@@ -20,8 +20,8 @@ class ActivationUse:
 
     Attributes:
         clipped: share of the tensor's values at or beyond the clipping level, in [0, 1].
-        code_counts: how often each code occurs, from the lowest on: 2^b codes, or 2^b - 1 where
-            the range is symmetric.
+        code_counts: how often each code occurs, from the lowest on: 2^b codes, or 2^b - 1 if the
+            range is symmetric.
     """
 
     clipped: float
@@ -39,7 +39,7 @@ def clipping_levels(model: keras.Model) -> dict[str, tf.Variable]:
     Empty for a model that is not quantized.
 
     Raises:
-        ValueError: the model is no graph.
+        ValueError: the model is not a graph.
     """
     return {
         _name(node): node.layer.output_variables["clipping_level"]
@@ -56,10 +56,10 @@ class ActivationProbe:
     Args:
         model: a model quantized by sat-tf; others have nothing to measure. Its variables are read
             when the probe is called.
-        images: as many as one forward pass takes, (n, rows, columns, channels).
+        images: one batch, (n, rows, columns, channels).
 
     Raises:
-        ValueError: the model is no graph of single calls.
+        ValueError: the model is not a graph of calls.
     """
 
     def __init__(self, model: keras.Model, images: np.ndarray) -> None:
@@ -75,7 +75,7 @@ class ActivationProbe:
         self._measure = as_graph(self._run)
 
     def __call__(self) -> dict[str, ActivationUse]:
-        """What each quantizer does now, by the name of the user's layer, in graph order."""
+        """The current use of each quantizer, by the name of the user's layer, in graph order."""
         if not self._needed:
             return {}
         return {
@@ -92,7 +92,7 @@ class ActivationProbe:
             inputs = [tensors[name] for name in node.inputs]
             tensors[node.name] = call_in_inference(node, node.layer, inputs)
             if _clips(node):
-                # Computed a second time on paper only: TensorFlow joins equal operations.
+                # Not computed twice: TensorFlow merges equal operations.
                 before = node.layer.before_quantization(inputs if node.takes_list else inputs[0])
                 found[_name(node)] = _measured(node.layer, before, tensors[node.name])
         return found
@@ -125,7 +125,7 @@ def _measured(
     if quantizer.signed:
         beyond |= before <= lowest * scale
     indices = tf.clip_by_value(tf.cast(tf.round(after / scale) - lowest, tf.int32), 0, intervals)
-    # A sum in float32 would stop counting at 2^24.
+    # A float32 sum would stop counting at 2^24.
     share = tf.reduce_sum(tf.cast(beyond, tf.float64)) / tf.cast(tf.size(beyond), tf.float64)
     length = intervals + 1
     counts = tf.math.bincount(tf.reshape(indices, [-1]), minlength=length, maxlength=length)

@@ -13,23 +13,23 @@ from sat_tf.qat.wrapper import QuantizedLayer
 
 
 def kappa_0(model: keras.Model) -> float | None:
-    """κ₀ of a classifier; training is efficient where it is far below 1 (rule I of the paper).
+    """κ₀ of a classifier; training is efficient if it is far below 1 (rule I of the paper).
 
     κ₀ = n_L · VAR[Ξ] / k²_pool, with the effective weights Ξ of the last linear layer, the number
     n_L of its inputs (times the area of its kernel), and the area k²_pool of the average pooling
-    found between it and the layer before: the area of the pooled map for a global one, 1 where
-    there is none. The variance is over the whole kernel, and centred. Maximum pooling does not
-    count, as in the paper.
+    between it and the layer before: the area of the pooled map for global pooling, 1 without
+    pooling. The variance is centred, over the whole kernel. Max-pooling does not count, as in the
+    paper.
 
     Args:
         model: a Functional or Sequential model, quantized or not.
 
     Returns:
-        κ₀; None where the output is not that of one linear layer which sat-tf knows, or where the
-        size of the pooled map is not fixed.
+        κ₀; None if the output is not that of one linear layer which sat-tf knows, or the size of
+        the pooled map is not fixed.
 
     Raises:
-        ValueError: the model is no graph.
+        ValueError: the model is not a graph.
     """
     network = Network(model)
     classifier = _back_to_linear(network, network.output)[-1]
@@ -47,12 +47,12 @@ def kappa_0(model: keras.Model) -> float | None:
 
 
 def role_of(node: Node) -> Role:
-    """The part that the user's layer of a node plays."""
+    """The role of the user's layer of a node."""
     return layer_kinds.role_of(inner_layer(node.layer))
 
 
 def effective_kernel(node: Node) -> tf.Tensor:
-    """What a linear layer multiplies by: its latent weights where it is not quantized."""
+    """The effective kernel of a linear layer; its own kernel if it is not quantized."""
     layer = node.layer
     if isinstance(layer, QuantizedLayer):
         effective = layer.effective_kernel()
@@ -78,14 +78,14 @@ def _back_to_linear(network: Network, name: str) -> list[Node]:
 
 
 def _mixes(node: Node) -> bool:
-    # Layers that sat-tf does not know, and that have matrices, may be linear ones as well.
+    # Layers that sat-tf does not know may be linear if they have matrices.
     unknown = role_of(node) is Role.OPAQUE
     matrices = any(len(weight.shape) > 1 for weight in node.layer.weights)
     return role_of(node) is Role.LINEAR or (unknown and matrices)
 
 
 def _pooled_area(node: Node, network: Network) -> int | None:
-    """Over how many places a layer averages; 1 where it does not, None where that is not fixed."""
+    """The area that a layer average-pools; 1 if it does not, None if the area is not fixed."""
     if role_of(node) is not Role.MEAN:
         return 1
     layer = inner_layer(node.layer)

@@ -1,10 +1,11 @@
-"""Images and labels to measure gradients with, from whatever holds them."""
+"""Images and labels to measure gradients with, from arrays or data sets."""
 
 import dataclasses
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+import tf_keras as keras
 
 USUAL_IMAGES = 32
 
@@ -15,7 +16,7 @@ class LabelledImages:
 
     Attributes:
         images: (n, rows, columns, channels), in any type that the model takes.
-        labels: class numbers (n,) or shares of classes (n, classes); None where there are none.
+        labels: class numbers (n,) or shares of classes (n, classes); None without labels.
     """
 
     images: np.ndarray
@@ -31,12 +32,12 @@ def labelled_images(dataset: Any, *, most: int = USUAL_IMAGES) -> LabelledImages
     Args:
         dataset: a pair (images, labels) of arrays; a `tf.data.Dataset`, or another iterable, of
             batches or single images with their labels; images alone; a data set of `sat_tf.data`,
-            whose held-out images are taken. Labels are class numbers, of which negative ones mean
-            no label, or one number for each class.
+            whose held-out images are taken. Labels are class numbers, negative ones for images
+            without a label, or one number for each class.
         most: how many images at most.
 
     Raises:
-        ValueError: it holds none of these, or no image; images and labels differ in number.
+        ValueError: it is none of these, or empty; images and labels differ in number.
     """
     if most < 1:
         raise ValueError(f"num_images: received {most}, expected 1 or more.")
@@ -77,11 +78,23 @@ def labelled_images(dataset: Any, *, most: int = USUAL_IMAGES) -> LabelledImages
     return LabelledImages(images[:most], labels[:most])
 
 
+def expect_fitting(sample: LabelledImages, model: keras.Model) -> None:
+    """Raises ValueError unless images have the shape that a model with one input takes."""
+    expected, received = tuple(model.inputs[0].shape[1:]), np.shape(sample.images)[1:]
+    if len(expected) != len(received) or any(
+        own not in (None, other) for own, other in zip(expected, received, strict=True)
+    ):
+        raise ValueError(
+            f"dataset: received images of shape {received}, expected {expected}, which model "
+            f"{model.name!r} takes; resize them, or build the model for theirs."
+        )
+
+
 def class_shares(labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """Labels as float32 shares (n, num_classes) that the cross entropy is taken with.
+    """Labels as float32 shares (n, num_classes) for the cross entropy.
 
     Raises:
-        ValueError: they are no labels of so many classes.
+        ValueError: they are not labels of that many classes.
 
     >>> class_shares(np.array([1, 0]), 3).tolist()
     [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
@@ -106,8 +119,8 @@ def class_shares(labels: np.ndarray, num_classes: int) -> np.ndarray:
         )
     if (shares < 0).any() or not np.allclose(shares.sum(axis=1), 1.0, atol=1e-3):
         raise ValueError(
-            "dataset: received rows of labels that are no shares of one image, expected numbers "
-            "from 0 to 1 whose sum is 1; several labels for one image are no classification."
+            "dataset: received rows of labels that are not class shares, expected numbers from 0 "
+            "to 1 whose sum is 1; several labels for one image are not a classification."
         )
     return shares
 
@@ -119,13 +132,13 @@ def _are_arrays(pair: Any) -> bool:
 
 
 def _are_batches(several: tuple[Any, ...]) -> bool:
-    """Whether all may be batches, or pairs of them."""
+    """Whether all elements may be batches, or pairs of them."""
     kinds = {np.ndim(part) if isinstance(part, np.ndarray | tf.Tensor) else -1 for part in several}
     return len(kinds) <= 1
 
 
 def _gathered(dataset: Any, most: int) -> tuple[Any, Any]:
-    """Batches or single images, put together until there are enough."""
+    """Batches or single images, concatenated until there are enough."""
     parts: list[tuple[np.ndarray, np.ndarray | None]] = []
     count = 0
     single = _holds_single_images(dataset)
@@ -153,7 +166,7 @@ def _gathered(dataset: Any, most: int) -> tuple[Any, Any]:
 
 
 def _holds_single_images(dataset: Any) -> bool | None:
-    """Whether a `tf.data.Dataset` is unbatched; None for what does not say."""
+    """Whether a `tf.data.Dataset` is unbatched; None if its spec does not tell."""
     spec = getattr(dataset, "element_spec", None)
     first = spec[0] if isinstance(spec, tuple | list) else spec
     shape = getattr(first, "shape", None)

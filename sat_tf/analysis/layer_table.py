@@ -18,21 +18,21 @@ class LayerRow:
     """One layer; what it does not have is None.
 
     Attributes:
-        name: of the user's layer, or of a quantizer that was put between two.
-        kind: class of the layer; "quantizer" for one that was put between two.
-        parameters: how many the layer has, clipping levels and the like left out.
+        name: of the user's layer, or of an inserted quantizer.
+        kind: class of the layer; "quantizer" for an inserted one.
+        parameters: how many the layer has, without those of quantizers.
         weight_bits: bits of its kernel.
         weight_grid: name of the grid of the kernel's codes.
         weight_codes: how many codes that grid has.
         weight_codes_used: how many of them occur in the kernel.
         rescale: SAT's rescaling of the kernel, by name.
-        rescale_constant: what the kernel is multiplied by, gain included; where channels have
-            gains of their own, the mean over them.
+        rescale_constant: the factor on the kernel, gain included; the mean over channels if these
+            have their own gains.
         activation_bits: bits of the tensor the layer makes.
-        clipping_level: of that tensor; of one that can be negative, both ways.
+        clipping_level: of that tensor; on both sides if it can be negative.
         activation_codes: how many codes its grid has.
-        activation_codes_used: how many of them occurred in the images it was measured on.
-        clipped: share of its values there that were clipped at the top, or at both ends.
+        activation_codes_used: how many of them occurred on the images.
+        clipped: share of its values that were clipped at the top, or at both ends.
     """
 
     name: str
@@ -59,12 +59,12 @@ def layer_rows(model: keras.Model, images: np.ndarray) -> list[LayerRow]:
         images: to measure activations on: (n, rows, columns, channels), one forward pass.
 
     Raises:
-        ValueError: the model is no graph of single calls.
+        ValueError: the model is not a graph of calls.
     """
     uses = ActivationProbe(model, images)()
     rows = []
     for node in Network(model):
-        if node.name != node.layer.name:  # another call of a layer that has its row
+        if node.name != node.layer.name:  # another call of a layer that already has a row
             continue
         layer, inner = node.layer, inner_layer(node.layer)
         quantized = isinstance(layer, QuantizedLayer)

@@ -1,4 +1,4 @@
-"""Measurements as TensorFlow functions, and as many scalars for TensorBoard at once."""
+"""Measurements as TensorFlow functions, and many scalars for TensorBoard in one event."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -10,27 +10,27 @@ import tensorflow as tf
 def as_graph(measure: Callable[..., Any], *signature: tf.TensorSpec) -> Callable[..., Any]:
     """`measure` as a graph, traced once for all calls with arguments of the same shapes.
 
-    TensorFlow warns of retracing where functions with the same code are traced often, also where
-    each belongs to a model of its own, as in several trainings one after the other. It knows them
-    by their code, which a partial function has none of.
+    TensorFlow warns of retracing when functions with the same code are traced often, even if each
+    belongs to another model, as in several trainings in one process. It identifies them by their
+    code object, which a partial function does not have.
 
     Args:
         measure: a function of tensors.
-        signature: of its arguments, where one graph is to serve several shapes.
+        signature: of its arguments, if one graph serves several shapes.
     """
     return tf.function(
         functools.partial(measure), autograph=False, input_signature=signature or None
     )
 
 
-_SCALAR = 1  # TensorBoard's name of the class, DATA_CLASS_SCALAR, is not part of TensorFlow
+_SCALAR = 1  # TensorBoard's DATA_CLASS_SCALAR, which TensorFlow does not define
 
 
 def scalar_events(values: Mapping[str, float]) -> bytes:
-    """All values in one event, as `tf.summary.scalar` would write each in one of its own.
+    """All values in one event for `tf.summary.experimental.write_raw_pb`.
 
-    A network has dozens of clipping levels, and every call of it takes half a millisecond. For
-    `tf.summary.experimental.write_raw_pb`.
+    `tf.summary.scalar` would write one event each and take half a millisecond for each of dozens of
+    clipping levels.
     """
     summary = tf.compat.v1.Summary()
     for tag, value in values.items():

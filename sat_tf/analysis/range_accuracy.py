@@ -1,4 +1,4 @@
-"""Whether a classifier is fed what it was trained with: its accuracy with the usual ranges."""
+"""Whether a classifier is fed the range it was trained with: accuracy in the usual ranges."""
 
 import dataclasses
 from typing import Any
@@ -10,11 +10,11 @@ from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.input_range import NAMED, PIXELS, InputRange
 
-# Pictures that say enough, and cost a few seconds at most.
+# Enough pictures for a clear result, in a few seconds at most.
 USUAL_IMAGES = 256
 
 _USUAL = (PIXELS, InputRange((0.0,), (1.0,)), NAMED["tf"], NAMED["torch"], NAMED["caffe"])
-# A range is clearly better by more than this share, by so many standard errors, and by so many
+# A range is clearly better by more than this share, number of standard errors, and number of
 # pictures.
 _CLEAR_SHARE = 0.05
 _CLEAR_ERRORS = 3.0
@@ -24,13 +24,13 @@ _BATCH = 64
 
 @dataclasses.dataclass(frozen=True)
 class RangeAccuracies:
-    """Top-1 of a model with what it is fed, and with the other usual ranges.
+    """Top-1 of a model in the range that it is fed, and in the other usual ranges.
 
     Attributes:
-        given: what the model is fed.
-        fitting: the range that is clearly better; None where none is.
-        top1: the share of the pictures that are classified right, for each range, `given` first.
-        num_images: on how many pictures.
+        given: the range that the model is fed.
+        fitting: the range that is clearly better, if any.
+        top1: the share of pictures classified correctly, for each range, `given` first.
+        num_images: the number of pictures.
     """
 
     given: InputRange
@@ -40,7 +40,7 @@ class RangeAccuracies:
 
     @property
     def problem(self) -> str:
-        """What is wrong with the range that the model is fed."""
+        """The problem of the range that the model is fed."""
         return (
             f"received a model that is fed input_range={self.given}, expected the range that it "
             f"was trained with, which seems to be {self.fitting}: {self}"
@@ -52,7 +52,7 @@ class RangeAccuracies:
 
     @property
     def setting(self) -> str:
-        """The range that fits, as YAML has it."""
+        """The range that fits, in YAML."""
         spelling = (self.fitting or self.given).spelling
         if isinstance(spelling, str):
             return spelling
@@ -60,27 +60,27 @@ class RangeAccuracies:
 
     @property
     def option(self) -> str:
-        """The same as a command line has it."""
+        """The same on a command line."""
         return self.setting.strip("[]").replace(" ", "")
 
 
 def range_accuracies(
     model: keras.Model, pixels: np.ndarray, labels: np.ndarray | None, given: InputRange
 ) -> RangeAccuracies | None:
-    """Measures a float model with what it is fed, and with the other usual ranges.
+    """Measures a float model in the range that it is fed, and in the other usual ranges.
 
     Another range is clearly better if its top-1 is higher by 5 points, by 3 standard errors of the
-    difference and by 8 pictures, and higher than that of the most frequent class, which a model
-    that has learnt nothing can reach.
+    difference and by 8 pictures, and higher than the share of the most frequent class, which an
+    untrained model can reach.
 
     Args:
         model: a float model.
         pixels: uint8 (n, rows, columns, channels).
-        labels: class numbers (n,), of which negative ones mean no label; None where there are none.
-        given: what the model is to be fed.
+        labels: class numbers (n,), negative ones for images without a label; or None.
+        given: the range that the model is fed.
 
     Returns:
-        None where nothing can be said: the model is no classifier, has its range inside already, or
+        The accuracies; None if the model is not a classifier or already contains its range, or
         there are no labels.
     """
     has_range = any(isinstance(layer, QuantizedLayer) for layer in model.layers)
@@ -115,11 +115,11 @@ def range_note(
     """A note on the range that a policy states, if another one is clearly better.
 
     Args:
-        subject: what the model is called.
+        subject: the model, for the message.
         model: see `range_accuracies`.
         data: pixels and labels, of which the first ones are taken.
         given: see there.
-        policy: what the model is to be quantized by.
+        policy: the policy to quantize the model by.
 
     Raises:
         ValueError: another range is clearly better, and the policy states none.
@@ -137,7 +137,7 @@ def range_note(
 def _right(
     model: keras.Model, found: InputRange, pixels: np.ndarray, labels: np.ndarray
 ) -> np.ndarray:
-    """Which pictures are classified right; those with outputs that are not finite are not."""
+    """Which pictures are classified correctly; those with non-finite outputs are not."""
     hits = []
     for start in range(0, len(pixels), _BATCH):
         fed = found.fed(pixels[start : start + _BATCH])
@@ -148,7 +148,7 @@ def _right(
 
 
 def _is_clear(better: np.ndarray, than: np.ndarray) -> bool:
-    """Whether one is better, by far more than other pictures would change."""
+    """Whether one is better by much more than the sampling error."""
     differences = better.astype(np.float64) - than
     error = np.std(differences) / np.sqrt(len(differences))
     clear = np.mean(differences) > max(_CLEAR_SHARE, _CLEAR_ERRORS * error)

@@ -1,4 +1,4 @@
-"""What quantization makes of a kernel: variances, latent to effective; codes and their flips."""
+"""A kernel under quantization: variances, latent to effective; codes and their flips."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,9 +7,8 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.analysis.linear_layers import kernel_of
 from sat_tf.analysis.measurement import as_graph
-from sat_tf.analysis.wiring import LinearCall
+from sat_tf.analysis.wiring import LinearCall, kernel_of
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.protocol import WeightQuantizer
 
@@ -17,14 +16,14 @@ from sat_tf.quantizers.protocol import WeightQuantizer
 def variance(tensor: tf.Tensor) -> tf.Tensor:
     """The centred variance over all elements, a float64 scalar.
 
-    Gradients of 1e-25 are common, and their squares no float32. They are divided by the largest
-    first: that costs less memory than float64 does with a kernel of 10^8 weights.
+    Gradients of 1e-25 are common, and their squares underflow in float32. They are divided by the
+    largest first, which for a kernel of 10^8 weights takes less memory than float64.
     """
     values = tf.cast(tensor, tf.float32)
     centred = values - tf.reduce_mean(values)
     largest = tf.reduce_max(tf.abs(centred))
     squares = tf.reduce_mean(tf.square(tf.math.divide_no_nan(centred, largest)))
-    # What is not finite must not look like zero.
+    # Non-finite values must not look like zero.
     return tf.cast(squares, tf.float64) * tf.square(tf.cast(largest, tf.float64))
 
 
@@ -39,7 +38,7 @@ class WeightUse:
         latent: VAR[W], of the variable that the optimizer updates.
         clamped: VAR[Ŵ].
         quantized: VAR[Q].
-        effective: VAR[Ξ], of what the layer multiplies by.
+        effective: VAR[Ξ].
         codes: how many codes the grid has.
         codes_used: how many of them occur.
     """
@@ -63,7 +62,7 @@ class WeightProbe:
 
     Args:
         linear_calls: where they are used.
-        compiled: make a graph of the measurement, which pays from a few calls on.
+        compiled: trace the measurement, which pays off after a few calls.
     """
 
     def __init__(self, linear_calls: Sequence[LinearCall], *, compiled: bool = False) -> None:
@@ -71,7 +70,7 @@ class WeightProbe:
         self._measure = as_graph(self._run) if compiled else self._run
 
     def __call__(self) -> dict[str, WeightUse]:
-        """What the kernels are now, by the names of the calls."""
+        """The current use of each kernel, by the names of the calls."""
         measured = self._measure()
         return {call.name: _use(call, measured[call.name]) for call in self._linear_calls}
 
@@ -103,7 +102,7 @@ def _measured(call: LinearCall) -> dict[str, tf.Tensor]:
         return {}
     if quantizer is None:
         own = {"latent": variance(latent)}
-        # What other wrappers make of a kernel is seen only while they run.
+        # The effective kernel of other wrappers exists only while they run.
         return (
             own
             if isinstance(call.outer, keras.layers.Wrapper)
@@ -122,7 +121,7 @@ def _measured(call: LinearCall) -> dict[str, tf.Tensor]:
 
 
 def _latent(call: LinearCall) -> tf.Tensor | None:
-    """The variable that is trained; None where a wrapper has hidden it."""
+    """The variable that is trained; None if a wrapper hides it."""
     kernel: Any = kernel_of(call.layer, call.kernel)
     if not hasattr(kernel, "assign"):
         same = [
@@ -171,15 +170,15 @@ class CodeFlips:
         self._at_last_measurement: dict[str, tf.Tensor] = {}
 
     def remember(self) -> None:
-        """Keeps the codes as they are, to be compared with those of the next step."""
+        """Keeps the current codes, to compare them with those of the next step."""
         self._before = self._codes()
 
     def measure(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Shares of weights that have another code than at some step, by layer.
+        """Shares of weights whose code has changed, by layer.
 
         Returns:
-            Than when `remember` was called, and than when `measure` was called before; both empty
-            where that has not happened, or nothing has codes.
+            Since `remember` was called, and since `measure` was last called; empty if that has not
+            happened, or nothing has codes.
         """
         now = self._codes()
         flipped, moved = (

@@ -1,4 +1,4 @@
-"""Which linear layer follows which, through nested models and shared layers."""
+"""The order of linear layers, through nested models and shared layers."""
 
 import dataclasses
 import math
@@ -8,17 +8,43 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.analysis.linear_layers import (
-    activation_name,
-    groups,
-    holds_matrices,
-    kernel_of,
-    unwrapped,
-)
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Kernel, LayerKind, Role
 from sat_tf.graph.network import check_model, check_one_of_each
 from sat_tf.graph.tfmot_layers import refuse_wrapped
+
+
+def holds_matrices(layer: keras.layers.Layer) -> bool:
+    """Whether any weight has more than one axis, so that the layer may be linear."""
+    return any(len(weight.shape) > 1 for weight in layer.weights)
+
+
+def unwrapped(layer: keras.layers.Layer) -> keras.layers.Layer:
+    """The layer that computes: inside its quantizing or distributing wrappers."""
+    # A bidirectional wrapper has two layers, and computes itself.
+    while isinstance(layer, keras.layers.Wrapper) and not hasattr(layer, "backward_layer"):
+        layer = layer.layer
+    return layer
+
+
+def activation_name(layer: keras.layers.Layer) -> str:
+    """Name of the layer's activation function, also inside TFMOT's own wrapper."""
+    activation = getattr(layer, "activation", None)
+    inner = getattr(activation, "activation", activation)
+    # TFMOT puts an identity activation in front of BatchNormalization.
+    if inner is None or type(inner).__name__ == "NoOpActivation":
+        return "linear"
+    return getattr(inner, "__name__", type(inner).__name__)
+
+
+def groups(layer: keras.layers.Layer) -> int:
+    """The number of groups of a convolution."""
+    return int(getattr(layer, "groups", 1) or 1)
+
+
+def kernel_of(layer: keras.layers.Layer, kernel: Kernel) -> Any:
+    """The kernel attribute of a layer: a variable, or the tensor that replaces it."""
+    return getattr(layer, kernel.attribute)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,12 +52,12 @@ class WiredCall:
     """One call of a layer.
 
     Attributes:
-        name: of the user's layer; behind the name of the model it is in, where that is nested.
-        layer: that computes, out of its wrappers.
+        name: of the user's layer, with the path of models that it is nested in.
+        layer: inside its wrappers.
         outer: the layer of the model's graph: `layer`, or its wrapper.
         inputs: the calls whose outputs it reads.
-        shape: of its output without the batch dimension; None where unknown.
-        in_inference: it is called with training=False whatever goes on around it.
+        shape: of its output without the batch dimension; unknown sizes are None.
+        in_inference: it is always called with training=False.
     """
 
     name: str
@@ -48,11 +74,11 @@ class WiredCall:
 
     @property
     def mixes(self) -> bool:
-        """Whether it is linear, or may be in a way that is not known."""
+        """Whether it is linear, or may be because sat-tf does not know it."""
         if self.is_linear:
             return True
         known = layer_kinds.find_support(self.layer) is not None
-        # The slopes of a PReLU have the shape of a matrix, and no tensor is multiplied by it.
+        # The slopes of a PReLU have the shape of a matrix, but are applied elementwise.
         by_channel = self._kind is not None and self._kind.weights_by_channel
         return not known and not by_channel and holds_matrices(self.layer)
 
@@ -67,14 +93,14 @@ class WiredCall:
 
     @property
     def gates(self) -> bool:
-        """Whether it multiplies tensors, so that no input of it passes by the others."""
+        """Whether it multiplies tensors, so that every input affects the others."""
         if self._kind is not None and self._kind.role is Role.PRODUCT:
             return True
         return "mul" in str(getattr(self.layer, "symbol", "")).lower()
 
     @property
     def pooled_area(self) -> int | None:
-        """Over how many places it averages, 1 where it does not; None where that is not known."""
+        """The area that it average-pools, 1 if it does not; None if that is not known."""
         kind = self._kind
         pooling = kind.pooling if kind else None
         if pooling and pooling.mean and not pooling.whole:
@@ -85,7 +111,7 @@ class WiredCall:
             return before // after if before and after else None
         if before == after or len(self.inputs) > 1:
             return 1
-        # Whatever else is known averages nothing; maxima do not count, as in the paper.
+        # No other known layer averages; max-pools do not count, as in the paper.
         return 1 if kind is not None and kind.role is not Role.OPAQUE else None
 
 
@@ -95,8 +121,8 @@ class Neighbour:
 
     Attributes:
         call: of the one that follows.
-        pooled_area: k²_pool between the two: over how many places is averaged; None where that is
-            not known.
+        pooled_area: k²_pool, the area that is average-pooled between the two; None if that is not
+            known.
     """
 
     call: WiredCall
@@ -114,7 +140,7 @@ class Wiring:
 
     def __init__(self, model: keras.Model) -> None:
         check_model(model)
-        # Models of TFMOT's own scheme are seen as they compute.
+        # Models of TFMOT's own scheme are read through their wrappers.
         refuse_wrapped(model, but=("QuantizeWrapper",))
         check_one_of_each(model)
         self.name: str = model.name
@@ -179,11 +205,10 @@ class Wiring:
     def neighbours(self, call: WiredCall) -> list[Neighbour]:
         """The linear layers that follow another one, nearest along the graph.
 
-        A layer follows where a path leads to it on which no other linear layer lies. A path ends
-        at a sum or a concatenation that also takes in a layer found before: it has passed by that
-        layer, and comes to others as its predecessor too. It goes on where tensors are multiplied,
-        because no input of a product passes by the others; what is behind the product is on the
-        path, also in a sum.
+        A layer follows if a path without other linear layers leads to it. A path ends at a sum or a
+        concatenation that also reads a layer found before: it has bypassed that layer, which
+        precedes the layers behind the sum. It continues through products, because every input of a
+        product affects the others; what is behind the product is on the path, also in a sum.
 
         Args:
             call: of a linear layer.
@@ -227,17 +252,17 @@ class Wiring:
         return found
 
     def classifier(self) -> WiredCall | None:
-        """The linear layer that makes the output, but for softmax, reshaping and dropout."""
+        """The linear layer that makes the output, ignoring softmax, reshaping and dropout."""
         *behind, last = self.tail()
         if not last.is_linear or not all(_passes_logits(call.layer) for call in behind):
             return None
         return last
 
     def pooled_area_before(self, call: WiredCall) -> int | None:
-        """k²_pool: over how many places is averaged between the linear layers before and a call.
+        """k²_pool: the area that is average-pooled between the linear layers before and a call.
 
-        Where paths meet, the smallest area counts: through it the largest values come. None where
-        it is not known.
+        Where paths meet, the smallest area counts, because its values are the largest. None if it
+        is not known.
         """
         areas: dict[WiredCall, int | None] = {}
         for producer in self._calls[: self._calls.index(call)]:
@@ -252,7 +277,7 @@ class Wiring:
 
 
 def _passes_logits(layer: keras.layers.Layer) -> bool:
-    """Whether what comes out are the logits that go in, or their softmax."""
+    """Whether the output is the input logits, or their softmax."""
     if "softmax" in str(getattr(layer, "symbol", "")):
         return True
     if layer_kinds.role_of(layer) is Role.IDENTITY or layer_kinds.is_softmax(layer):
@@ -271,8 +296,8 @@ class LinearCall:
     Attributes:
         name: see `kappa_1.LayerFlow`.
         layer: that multiplies.
-        outer: the layer of the graph it belongs to: itself, its wrapper, or what hides it.
-        kernel: which of the layer's multiplications it is.
+        outer: the layer of the graph it belongs to: itself, its wrapper, or the layer it is inside.
+        kernel: which of the layer's kernels it is.
         normalization: see `kappa_1.LayerFlow`.
         reads_image: see `kappa_1.LayerFlow`.
         following: names of the calls of layer l + 1, and the area of the pooling in between.
@@ -332,8 +357,8 @@ def linear_calls(wiring: Wiring) -> dict[str, LinearCall]:
                 call.layer,
                 call.outer,
                 kernel,
-                # Nothing bends between the two parts of a separable convolution: what divides the
-                # second's output by its deviation takes the size of both kernels out.
+                # The two multiplications of a separable convolution are linear together: the
+                # normalization behind removes the scale of both kernels.
                 normalization=wiring.normalization_behind(call),
                 reads_image=wiring.reads_image(call) and kernel is kernels[0],
                 following=following,

@@ -12,9 +12,8 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.analysis.audit.audit import Auditor
+from sat_tf.analysis.audit.audit import COLUMNS, Audit, Auditor
 from sat_tf.analysis.audit.audited_model import Verdict
-from sat_tf.analysis.audit.result import COLUMNS, Audit
 from sat_tf.analysis.labelled_images import USUAL_IMAGES, labelled_images
 from sat_tf.analysis.measurement import scalar_events
 from sat_tf.analysis.weight_use import CodeFlips
@@ -36,13 +35,13 @@ RULE_COLUMNS = (
 class RuleLog:
     """Adds rows to a CSV file, all rows of a measurement at once.
 
-    A file that is there goes on: its rows up to the step that training starts from are kept.
+    An existing file is continued: its rows up to the step that training starts from are kept.
 
     Args:
         path: of the file.
 
     Raises:
-        ValueError: it cannot be written, or is another table.
+        ValueError: it cannot be written, or holds another table.
     """
 
     def __init__(self, path: str) -> None:
@@ -89,7 +88,7 @@ class RuleLog:
                 f"{self._path}: received another table, expected one that TrainingRules has "
                 "written; choose another name."
             )
-        # The last line is torn where the process was killed while it wrote.
+        # The last line is truncated where the process was killed while it wrote.
         return [row for row in rows if (row["step"] or "").isdecimal() and None not in row.values()]
 
 
@@ -101,19 +100,19 @@ _log = logging.getLogger(__name__)
 
 
 class TrainingRules(keras.callbacks.Callback):
-    """Measures what `sat_tf.audit` does every so many steps, and warns where a rule is broken.
+    """Measures what `sat_tf.audit` does at intervals, and warns when a rule is broken.
 
         model.fit(batches, callbacks=[sat_tf.callbacks.TrainingRules((images, labels))])
 
     Measured at the start and then after every `every` steps, always on the same images: κ₀, the
     variances of weights and gradients, κ₁ and κ₂, clipped activations, codes used, the gradients of
-    the clipping levels; and of weights with codes two shares for each layer: `flipped`, of those
-    whose code differs from the one a step before, and `moved`, of those whose code differs from the
-    one at the measurement before. Where `flipped` times the steps in between is far above `moved`,
-    weights oscillate.
+    the clipping levels; and for each layer with codes two shares of its weights: `flipped`, of
+    those whose code differs from the one a step before, and `moved`, of those whose code differs
+    from the one at the last measurement. Where `flipped` times the steps in between is far above
+    `moved`, weights oscillate.
 
     The first time that a layer breaks a rule, the logger `sat_tf.callbacks.training_rules` warns
-    and names both. Nothing of the model or its training changes. Under `tf.distribute` the first
+    and names both. The model and its training do not change. Under `tf.distribute` the first
     replica's copies are measured; every worker has to have the callback.
 
     Args:
@@ -121,17 +120,17 @@ class TrainingRules(keras.callbacks.Callback):
             gradients.
         every: how many steps lie between measurements.
         log_dir: folder for TensorBoard's events; None writes none.
-        csv: file for a table with a row for each step, layer and activation; a table that is there
-            goes on. None writes none.
-        num_images: how many images to take at most; about so much a measurement costs.
-        model: what to measure, where the model that is fitted only calls it.
+        csv: file for a table with a row for each step, layer and activation; an existing table is
+            continued. None writes none.
+        num_images: how many images to take at most; the cost of a measurement grows with it.
+        model: what to measure, if the model that is fitted only calls it.
 
     Attributes:
         latest: the last audit; None before the first one.
         flipped: share of weights whose code the last measured step changed, by layer.
         moved: share of weights whose code changed between the last two measurements, by layer.
         cost: the time that measurements have taken since training began, in percent of the time of
-            its steps; the first one, which makes the graphs, is left out. Told when training ends.
+            its steps, without the first one, which traces the graphs. Logged when training ends.
 
     Raises:
         ValueError: a number is too small, the data hold no images, or a file cannot be written;
@@ -204,7 +203,7 @@ class TrainingRules(keras.callbacks.Callback):
         self.cost = 100.0 * self._spent / max(now - self._began - self._spent, 1e-9)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Writes out what is still in memory, and tells what measuring has cost."""
+        """Writes out what is still in memory, and logs what measuring has cost."""
         del logs
         _log.info("measuring took %.1f %% of the time of the steps", self.cost)
         if self._writer is not None:

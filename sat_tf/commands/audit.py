@@ -34,7 +34,7 @@ linear layer what is wrong and what to do:
   rule II  gradients keep their size from layer to layer: normalization right behind each layer, or
            weights of variance 1/n; kappa_1 and kappa_2 near 1
 and that weights and activations use their codes, and clipping levels cut off only the tail.
-Without images only the weights are looked at; with labelled ones, gradients too."""
+Without images only the weights are audited; with labelled ones, gradients too."""
 EXAMPLES = """\
 examples:
   sat-tf audit model.keras
@@ -43,7 +43,7 @@ examples:
   sat-tf audit mobilenet_v2 --image_size 24 --dataset glyphs
   sat-tf audit keras.applications:ResNet50 --csv audit.csv
 
-exit status: 0; with --strict 1 where a rule is broken; 2 where something cannot be read or audited.
+exit status: 0; with --strict 1 if a rule is broken; 2 if something cannot be read or audited.
 """
 
 _USUAL_IMAGES = 32
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--only_findings", action="store_true", help="leave out layers that keep all rules"
     )
     parser.add_argument(
-        "--strict", action="store_true", help="exit with status 1 where a rule is broken"
+        "--strict", action="store_true", help="exit with status 1 if a rule is broken"
     )
 
 
@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
 
 
 def _fed_range(model: "keras.Model", policy: BitPolicy) -> InputRange:
-    """What a model is fed: a quantized one what it says itself, a float one what the policy says.
+    """The input range of a model: a quantized one has its own, a float one that of the policy.
 
     Raises:
         ValueError: a range is given for a quantized model of another one.
@@ -131,7 +131,7 @@ def _fed_range(model: "keras.Model", policy: BitPolicy) -> InputRange:
 def _images(
     arguments: argparse.Namespace, wanted: ImageOptions, model: "keras.Model"
 ) -> tuple[Any, Any] | None:
-    """The images to measure on, with their labels; None where none are asked for."""
+    """The images to measure on, with their labels; None if none are asked for."""
     from sat_tf.training.config.config import read_config
 
     if wanted.is_given:

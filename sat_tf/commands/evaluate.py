@@ -77,7 +77,7 @@ def evaluate(folder: RunFolder, console: Console, *, trust: bool = False) -> Non
         trust: see `load_model`.
 
     Raises:
-        RunError: the folder holds no such run.
+        RunError: the folder does not hold such a run.
     """
     folder.require(CONFIG, QUANTIZED_MODEL)
     config = read_config(folder.file(CONFIG))
@@ -167,6 +167,6 @@ def evaluate_file(
     )
     if found.not_finite:
         console.print(
-            f"Note: {found.not_finite:,} images have outputs that are not finite; they are wrong",
+            f"Note: {found.not_finite:,} images have non-finite outputs and count as wrong",
             highlight=False,
         )

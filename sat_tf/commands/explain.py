@@ -20,11 +20,11 @@ from sat_tf.qat.policy import OLD_INPUT_RANGE, BitPolicy
 from sat_tf.training.config.config import load_yaml, read_yaml_text
 from sat_tf.training.state.run_folder import CONFIG
 
-SUMMARY = "say what quantization and export make of a model, layer by layer"
+SUMMARY = "show how a model will be quantized and exported, layer by layer"
 DESCRIPTION = """\
 A dry run: nothing is trained, quantized or written. For each layer of a model it says
   how its weights and its output are quantized, with how many bits, and why, or why not
-  which quantizers are put between layers
+  which quantizers are inserted between layers
   how it gets into the TFLite file: as integers, fused into another, float, or not at all
   its parameters, multiply-adds, bit operations (BOPs) and bytes
 and, where the model cannot be quantized, every reason with its fix."""
@@ -41,7 +41,7 @@ examples:
 policy.yaml holds fields of sat_tf.BitPolicy, such as `weight_bits: 4`, or is the configuration of a
 run, which has them under `policy`. Fields that are not given are those of BitPolicy(), or of a run.
 
-exit status: 0; 1 where the model cannot be quantized as asked; 2 where something cannot be read.
+exit status: 0; 1 if the model cannot be quantized as asked; 2 if something cannot be read.
 """
 
 
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:
-    """Does what the arguments ask for; False where the model cannot be quantized as asked."""
+    """Does what the arguments ask for; False if the model cannot be quantized as asked."""
     from sat_tf.planning.pictures import check_diagram_path  # which loads no TensorFlow
 
     name = arguments.model
@@ -103,15 +103,15 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
 
 
 def _policy(words: list[str], config: pathlib.Path, flags: dict[str, Any]) -> BitPolicy | None:
-    """The policy that --policy describes, or the run's, with flags; None where there is nothing.
+    """The policy that --policy describes, or the run's, with flags; None if nothing is given.
 
     Args:
         words: a file and fields, in any order.
-        config: of the run whose folder is explained, where it is one.
-        flags: fields that have options of their own, which are stronger.
+        config: of the run whose folder is explained, if it is one.
+        flags: fields that have options of their own, which override the others.
 
     Raises:
-        RunError: something of it is wrong; lists every problem.
+        RunError: the policy is invalid; lists every problem.
     """
     files = [word for word in words if "=" not in word]
     if len(files) > 1:

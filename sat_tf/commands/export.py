@@ -21,7 +21,7 @@ from sat_tf.training.state.run_folder import (
 SUMMARY = "write a quantized model as a TFLite file"
 DESCRIPTION = (
     "Writes the quantized model of a finished run, or a saved one, as an integer TFLite file, or "
-    "shows every operation that it would hold."
+    "shows every operation it would contain."
 )
 EXAMPLES = """\
 examples:
@@ -49,12 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--route",
         default="direct",
         metavar="direct|converter",
-        help="converter leaves the writing to TensorFlow's converter; such files are not certified",
+        help="converter lets TensorFlow's converter write the file, which is then not certified",
     )
     parser.add_argument(
         "--float_head",
         action=argparse.BooleanOptionalAction,
-        help="keep the last layer float, so its logits exact; default: as the run's config says",
+        help="keep the last layer float, for exact logits; default: as in the run's config",
     )
     parser.add_argument(
         "--pack",
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="int4 stores weights in 4 or 2 bits where they fit; a smaller file, a slower model",
     )
     parser.add_argument("--softmax", action="store_true", help="make the output probabilities")
-    parser.add_argument("--resizable", action="store_true", help="write the batch size as free")
+    parser.add_argument("--resizable", action="store_true", help="leave the batch size open")
     parser.add_argument(
         "--labels", metavar="FILE", help="text file with the name of a class on each line"
     )
@@ -122,7 +122,7 @@ def show(
     trust: bool = False,
     **settings: Any,
 ) -> None:
-    """Prints the operations that the file of a quantized model holds.
+    """Prints the operations in the file of a quantized model.
 
     Args:
         source: the folder of a run, or a quantized model (.keras).
@@ -153,7 +153,7 @@ def show(
 
 
 def _find_model(source: str, float_head: bool | None) -> tuple[pathlib.Path, bool]:
-    """The quantized model of a run, or the file itself, and whether its head is to be float."""
+    """The quantized model of a run, or the file itself, and whether its head stays float."""
     path = pathlib.Path(source)
     if path.is_file():
         return path, bool(float_head)

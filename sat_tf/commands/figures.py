@@ -5,18 +5,18 @@ import argparse
 from rich.console import Console
 
 from sat_tf.commands.models import quiet_tensorflow
-from sat_tf.commands.options import seed
+from sat_tf.commands.options import open_folder, seed
 from sat_tf.messages import RunError, list_problems
 from sat_tf.presentation.tables import Column, Table, digits
-from sat_tf.reproduction.figures.figure import COMPARED, Comparison, Figure, open_folder
+from sat_tf.reproduction.figures.figure import COMPARED, Comparison, Figure
 from sat_tf.reproduction.figures.library import find
 from sat_tf.reproduction.figures.run import run as make
 
-SUMMARY = "draw the paper's figures anew, beside what it prints"
+SUMMARY = "reproduce the paper's figures, beside the printed values"
 DESCRIPTION = (
-    "Computes the paper's figures and tables that need no ImageNet, and writes of each its numbers "
-    "(CSV) and its picture (PNG and SVG), and index.html, which shows all beside what the paper "
-    "prints. A few minutes on two cores."
+    "Computes the paper's figures and tables that need no ImageNet, and writes the numbers (CSV) "
+    "and the picture (PNG and SVG) of each, and index.html, which shows all of them beside the "
+    "printed values. A few minutes on two cores."
 )
 EXAMPLES = """\
 examples:
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=0,
         help="of everything that is drawn at random; default: 0",
     )
-    parser.add_argument("--list", action="store_true", help="show the names, and make nothing")
+    parser.add_argument("--list", action="store_true", help="show the names, and compute nothing")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:

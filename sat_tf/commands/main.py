@@ -50,8 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0 when all went well, 1 where LiteRT and the model differ, a strict audit
-        finds a broken rule, or a model cannot be quantized as asked, 2 where the input is wrong or
-        a run broke, 130 after Ctrl-C.
+        finds a broken rule, or a model cannot be quantized as asked, 2 if the input is invalid
+        or a run failed, 130 after Ctrl-C.
     """
     words = with_negative_ranges(sys.argv[1:] if arguments is None else arguments)
     parsed = _parser().parse_args(words)
@@ -59,10 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def report_errors(command: Callable[[], bool | None]) -> int:
-    """Runs a command; says what its user can mend in plain words, without a traceback.
+    """Runs a command; prints errors that the user can fix, without a traceback.
 
     Args:
-        command: returns False where it found a difference or a broken rule.
+        command: returns False if it found a difference or a broken rule.
 
     Returns:
         The exit status; see `main`.
@@ -78,8 +78,8 @@ def report_errors(command: Callable[[], bool | None]) -> int:
         if not _is_out_of_memory(error):
             raise
         errors.print(
-            "error: there is not enough memory for this; take a smaller model, smaller or fewer "
-            "images, or a smaller batch.",
+            "error: out of memory; use a smaller model, smaller or fewer images, or a smaller "
+            "batch.",
             style="red",
             soft_wrap=True,
         )
@@ -90,7 +90,7 @@ def report_errors(command: Callable[[], bool | None]) -> int:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    tensorflow = sys.modules.get("tensorflow")  # which need not be loaded to ask
+    tensorflow = sys.modules.get("tensorflow")  # not imported only for this check
     exhausted = tensorflow is not None and tensorflow.errors.ResourceExhaustedError
     return isinstance(error, MemoryError) or bool(exhausted and isinstance(error, exhausted))
 

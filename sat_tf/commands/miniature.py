@@ -12,17 +12,16 @@ from sat_tf.commands.options import add_overrides, seeds, unless_stopped
 from sat_tf.messages import RunError, list_problems
 from sat_tf.reproduction.miniature.claims import CHAPTERS, ClaimVerdict
 from sat_tf.reproduction.miniature.groups import jobs
-from sat_tf.reproduction.miniature.page import write_page
-from sat_tf.reproduction.miniature.paper_figures import missing
+from sat_tf.reproduction.miniature.page import missing_figures, write_page
 from sat_tf.reproduction.miniature.run import judged, not_shown
 from sat_tf.reproduction.miniature.run import run as run_jobs
 from sat_tf.reproduction.paper.record import Outcome, read_outcomes
 
 SUMMARY = "re-create the paper's ablation in minutes, claim by claim"
 DESCRIPTION = (
-    "Trains the paper's ablation on a thousand printed characters, which are drawn on the spot, "
-    "and writes a page that sets each claim of the paper beside what was measured. Run again after "
-    "it was stopped, it goes on where it was. Each operation is computed on one thread, so that "
+    "Trains the paper's ablation on a thousand printed characters, which are rendered on the spot, "
+    "and writes a page that sets each claim of the paper beside what was measured. The same "
+    "command resumes it after it was stopped. Each operation is computed on one thread, so that "
     "processors with the same instructions give the same numbers, however many they are; "
     "TF_NUM_INTRAOP_THREADS sets another number."
 )
@@ -32,7 +31,7 @@ examples:
   sat-tf miniature --full               about an hour: also 4 bits, the common start, grids,
                                         counter-examples; three seeds
   sat-tf miniature --seeds 0,1,2        the short run with three seeds
-  sat-tf miniature --page_only          writes the page anew from what is recorded
+  sat-tf miniature --page_only          rewrites the page from what is recorded
 
 Exit status 1: an ordering that is checked (in bold on the page) does not show, or LiteRT and a
 model differ.
@@ -58,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         default=_RUN_DIR,
         help=f"where each run has a folder of its own; default: {_RUN_DIR}. Runs of `sat-tf paper` "
-        "there are not repeated",
+        "in it are not repeated",
     )
     parser.add_argument(
         "--results",
@@ -69,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--page", metavar="FILE", help="the page to write; default: index.html in --run_dir"
     )
     parser.add_argument(
-        "--page_only", action="store_true", help="write the page from what is recorded, and no more"
+        "--page_only", action="store_true", help="only write the page from what is recorded"
     )
     parser.add_argument(
         "--no_figures",
@@ -78,8 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_overrides(
         parser,
-        "change one setting of all trainings, with a dotted key, to try things out; the page says "
-        "so, and nothing is checked",
+        "change one setting of all trainings, with a dotted key, to try things out; the page "
+        "states it, and no claim is checked",
     )
 
 
@@ -99,7 +98,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         def work() -> bool:
             quiet_tensorflow()
             compute_on_one_thread()
-            figures = [] if arguments.no_figures else missing(folder)
+            figures = [] if arguments.no_figures else missing_figures(folder)
             return run_jobs(planned, figures, folder, results, page, console)
 
         ended = unless_stopped(work, folder, console)
@@ -144,7 +143,7 @@ def _recorded(results: pathlib.Path) -> list[Outcome]:
 
 
 def _check(arguments: argparse.Namespace, folder: pathlib.Path, page: pathlib.Path) -> None:
-    """Raises an error that lists all that is wrong with what was asked for."""
+    """Raises an error that lists every problem of the arguments."""
     problems = []
     if arguments.page_only and (arguments.full or arguments.seeds):
         problems.append(

@@ -22,8 +22,8 @@ def load_model(path: pathlib.Path, *, trust: bool = False) -> "keras.Model":
     """A model that sat-tf has saved.
 
     Args:
-        path: where it is.
-        trust: run what is in it; see `sat_tf.loading.load.load_model`.
+        path: of the file.
+        trust: allow it to run code; see `sat_tf.loading.load.load_model`.
 
     Raises:
         RunError: the file cannot be read as such.
@@ -36,8 +36,8 @@ def read_keras_model(path: pathlib.Path, advice: str, *, trust: bool = False) ->
     """A model that any Keras has saved; one of Keras 3 is converted, and a line says so.
 
     Args:
-        path: where it is.
-        advice: what to say where it cannot be loaded.
+        path: of the file.
+        advice: the fix to name if it cannot be loaded.
         trust: see `load_model`.
 
     Raises:
@@ -70,9 +70,8 @@ def read_keras_model(path: pathlib.Path, advice: str, *, trust: bool = False) ->
 
 
 def quiet_tensorflow() -> None:
-    """Keeps TensorFlow's notes on the hardware off the screen; to be called before it is loaded."""
-    # Read by TensorFlow when it is loaded: no hardware notes on top of the progress bar. Whoever
-    # wants them sets the variable.
+    """Silences TensorFlow's hardware notes; to be called before it is loaded."""
+    # They would break the progress bar. Users who want them set the variable themselves.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 
@@ -80,7 +79,7 @@ def compute_on_one_thread() -> None:
     """Has TensorFlow compute each operation on one thread; to be called before it is loaded.
 
     Sums are then added in one order, whatever the number of processors. For networks so small that
-    more threads gain nothing, and whose training makes a last digit grow.
+    more threads gain nothing, and whose training amplifies a difference in the last digit.
     """
     os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "1")
 
@@ -112,7 +111,7 @@ def add_model_sizes(parser: argparse.ArgumentParser) -> None:
 
 @contextlib.contextmanager
 def value_errors_as_run_errors() -> Iterator[None]:
-    """Lets the command line say what is wrong with the input, without a traceback."""
+    """Raises ValueError as RunError, which the command line prints without a traceback."""
     try:
         yield
     except ValueError as error:
@@ -120,21 +119,21 @@ def value_errors_as_run_errors() -> Iterator[None]:
 
 
 def is_built_by_name(name: str) -> bool:
-    """Whether a name is that of a model to build, and of no file."""
+    """Whether a name is that of a model to build, and not a file."""
     return name.startswith(_APPLICATIONS) or (
         name in MODEL_OPTIONS and not pathlib.Path(name).exists()
     )
 
 
 def model_maker(arguments: argparse.Namespace, verb: str) -> Callable[[], "keras.Model"]:
-    """What makes the model that MODEL names.
+    """A function that loads or builds the model that MODEL names.
 
     Args:
         arguments: with `model`, `trust_model`, `image_size` and `num_classes`.
-        verb: the function of `sat_tf` that does from Python what the command does.
+        verb: the function of `sat_tf` that does the same from Python.
 
     Raises:
-        RunError: there is no such model; said before TensorFlow is loaded.
+        RunError: there is no such model; raised before TensorFlow is loaded.
     """
     name, path, trust = arguments.model, pathlib.Path(arguments.model), arguments.trust_model
     sizes = {
@@ -180,9 +179,7 @@ def _application(name: str, sizes: dict[str, int]) -> "keras.Model":
         if inspect.isfunction(make) and "classes" in inspect.signature(make).parameters
     }
     if name not in known:
-        raise RunError(
-            f"{_APPLICATIONS}{name}: received no image model. {did_you_mean(name, known)}"
-        )
+        raise RunError(f"{_APPLICATIONS}{name}: not an image model. {did_you_mean(name, known)}")
     options: dict[str, Any] = {"weights": None, "classes": sizes.get("num_classes", 1000)}
     if "image_size" in sizes:
         options["input_shape"] = (sizes["image_size"], sizes["image_size"], 3)

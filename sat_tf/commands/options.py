@@ -1,14 +1,17 @@
 """Options that several commands have."""
 
 import argparse
+import contextlib
+import os
 import pathlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from rich.console import Console
 
 from sat_tf.arguments import SEED_LIMIT
+from sat_tf.messages import RunError
 from sat_tf.quantizers.input_range import range_problem
 from sat_tf.training.interruption import Interruption, Stopped
 
@@ -51,14 +54,14 @@ def add_input_range(parser: argparse.ArgumentParser) -> None:
         *_RANGE_OPTIONS,
         metavar="LOW,HIGH|NAME",
         type=_input_range,
-        help="what the pixels 0 and 255 are to a float model, such as 0,1 for x / 255, or tf, "
-        "torch or caffe, a preprocessing of keras.applications; a quantized model knows its own; "
-        "default: 0,255",
+        help="the real values of the pixels 0 and 255 for a float model, such as 0,1 for x / 255, "
+        "or tf, torch or caffe, a preprocessing of keras.applications; a quantized model has its "
+        "own; default: 0,255",
     )
 
 
 def with_negative_ranges(words: Sequence[str]) -> list[str]:
-    """Words of a command line in which -1,1 behind --input_range is no option of its own.
+    """The words of a command line, with a negative range joined to its --input_range.
 
     >>> with_negative_ranges(["--input_range", "-1,1", "model.keras"])
     ['--input_range=-1,1', 'model.keras']
@@ -73,13 +76,13 @@ def with_negative_ranges(words: Sequence[str]) -> list[str]:
 
 
 def input_range_fields(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The field of a policy that --input_range gives; none where it is left out."""
+    """The policy field that --input_range gives; empty if it is left out."""
     given = arguments.input_range
     return {} if given is None else {"input_range": given}
 
 
 def _input_range(text: str) -> Any:
-    """A range as BitPolicy has it; one number is the high end of one from 0."""
+    """A range as BitPolicy takes it; one number is the high end of a range from 0."""
     try:
         ends = [float(end) for end in text.split(",")]
     except ValueError:
@@ -91,16 +94,47 @@ def _input_range(text: str) -> Any:
     return value
 
 
+@contextlib.contextmanager
+def open_folder(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+    """The folder of --out, created if it does not exist; a new one that stays empty is removed.
+
+    Raises:
+        RunError: it is a file, or cannot be created or written.
+    """
+    folder = pathlib.Path(path)
+    is_new = not folder.exists()
+    if folder.exists() and not folder.is_dir():
+        raise RunError(f"--out: received {folder}, which is a file; expected a folder; name one.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(
+            f"--out: received {folder}, which cannot be created ({error.strerror}); expected a "
+            "writable folder; choose another."
+        ) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise RunError(
+            f"--out: received {folder}, which is not writable; expected a folder that is; choose "
+            "another, or change its permissions."
+        )
+    try:
+        yield folder
+    finally:
+        if is_new:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
 _Result = TypeVar("_Result")
 
 
 def unless_stopped(
     work: Callable[[], _Result], folder: pathlib.Path, console: Console
 ) -> _Result | None:
-    """What `work` returns; None, and a line that says so, where SIGTERM has ended it.
+    """The result of `work`; None, with a message, if SIGTERM has stopped it.
 
     Args:
-        work: may be ended at any moment, also while it is still starting.
+        work: may be stopped at any moment, also while it is starting.
         folder: of the run.
         console: where to say it.
     """
@@ -109,7 +143,7 @@ def unless_stopped(
             return work()
     except Stopped:
         console.print(
-            f"Stopped as asked; all is saved in {folder}: the same command goes on from here.",
+            f"Stopped as asked; everything is saved in {folder}: the same command resumes.",
             highlight=False,
             markup=False,
             soft_wrap=True,

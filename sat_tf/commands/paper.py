@@ -12,15 +12,15 @@ from sat_tf.commands.options import add_overrides, seeds, unless_stopped
 from sat_tf.messages import RunError, list_problems
 from sat_tf.reproduction.paper.library import Entry, data_sets, find
 from sat_tf.reproduction.paper.record import read_outcomes
-from sat_tf.reproduction.paper.run import plan
+from sat_tf.reproduction.paper.run import Job, plan
 from sat_tf.reproduction.paper.run import run as run_jobs
 from sat_tf.reproduction.paper.table import markdown, show, update
 from sat_tf.training.config.config import config_text
 
 SUMMARY = "list and run the experiments of the paper"
 DESCRIPTION = (
-    "Lists the rows of the paper's tables and figures with the figures printed, and runs them, on "
-    "ImageNet as they are or on other data. `sat-tf paper ACTION --help` explains an action."
+    "Lists the rows of the paper's tables and figures with the printed values, and runs them, on "
+    "ImageNet or on other data. `sat-tf paper ACTION --help` explains an action."
 )
 EXAMPLES = """\
 examples:
@@ -29,7 +29,7 @@ examples:
   sat-tf paper run 'table4/*' --data glyphs              in miniature: minutes a row, no download
   sat-tf paper run 'glyphs/*' --seeds 0,1,2
   sat-tf paper show table1/mobilenet_v2/4bits --data folder --data_dir photos > mine.yaml
-  sat-tf paper table 'table4/*'                          Markdown: the paper's figures beside ours
+  sat-tf paper table 'table4/*'                          Markdown: the paper's values beside ours
 """
 
 _RUN_DIR = "runs/paper"
@@ -40,11 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", required=True)
 
-    action = _action(actions, "list", _list, "show rows with the figures printed in the paper")
+    action = _action(actions, "list", _list, "show rows with the values printed in the paper")
     _add_patterns(action, "*")
     _add_results(action)
 
-    action = _action(actions, "run", _run, "train rows, and record what comes out")
+    action = _action(actions, "run", _run, "train rows, and record the outcomes")
     _add_patterns(action, "+")
     _add_settings(action)
     action.add_argument(
@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="a Markdown file whose tables, between lines <!-- sat-tf paper table PATTERN... --> "
-        "and <!-- end of sat-tf paper table -->, to write anew; can be given several times",
+        "and <!-- end of sat-tf paper table -->, are rewritten; can be given several times",
     )
 
 
@@ -98,13 +98,7 @@ def _list(arguments: argparse.Namespace, console: Console) -> bool:
 
 
 def _run(arguments: argparse.Namespace, console: Console) -> bool:
-    jobs = plan(
-        arguments.rows,
-        data=arguments.data,
-        data_dir=arguments.data_dir,
-        changes=arguments.overrides,
-        seeds=arguments.seeds,
-    )
+    jobs = _jobs(arguments)
     folder, results = pathlib.Path(arguments.run_dir), pathlib.Path(arguments.results)
 
     def work() -> bool:
@@ -115,13 +109,7 @@ def _run(arguments: argparse.Namespace, console: Console) -> bool:
 
 
 def _show(arguments: argparse.Namespace, console: Console) -> bool:
-    jobs = plan(
-        arguments.rows,
-        data=arguments.data,
-        data_dir=arguments.data_dir,
-        changes=arguments.overrides,
-        seeds=arguments.seeds,
-    )
+    jobs = _jobs(arguments)
     if len(jobs) > 1:
         raise RunError(
             f"sat-tf paper show: received {len(jobs)} rows, expected one; name one of: "
@@ -131,6 +119,16 @@ def _show(arguments: argparse.Namespace, console: Console) -> bool:
         config_text(jobs[0].config), end="", highlight=False, markup=False, soft_wrap=True
     )
     return True
+
+
+def _jobs(arguments: argparse.Namespace) -> list[Job]:
+    return plan(
+        arguments.rows,
+        data=arguments.data,
+        data_dir=arguments.data_dir,
+        changes=arguments.overrides,
+        seeds=arguments.seeds,
+    )
 
 
 def _table(arguments: argparse.Namespace, console: Console) -> bool:

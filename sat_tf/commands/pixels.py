@@ -19,7 +19,7 @@ from sat_tf.messages import RunError, did_you_mean
 
 _RANDOM_IMAGES = 64
 _RANDOM_SEED = 0
-# Of a folder or a data set, where no number is given.
+# The default number from a folder or a data set.
 USUAL_IMAGES = 256
 _MOST_FILES_NAMED = 5
 
@@ -30,9 +30,9 @@ class Pixels:
 
     Attributes:
         images: uint8 (n, ...); for inputs of other types real values, or their codes.
-        labels: integers (n,); None where there are none.
+        labels: integers (n,); None without labels.
         source: where they come from.
-        notes: what to tell of them.
+        notes: remarks to print.
     """
 
     images: np.ndarray
@@ -69,14 +69,14 @@ class ImageOptions:
 
     @property
     def is_given(self) -> bool:
-        """Whether they name any; else images are random."""
+        """Whether they name any; otherwise images are random."""
         return self.images is not None or self.dataset is not None
 
     def check(self) -> None:
         """Checks what can be checked without reading anything.
 
         Raises:
-            RunError: two sources, or one that is not there.
+            RunError: two sources are given, or one that does not exist.
         """
         if self.images is not None and self.dataset is not None:
             raise RunError("received --images and --dataset, expected one of them; leave one out.")
@@ -99,7 +99,7 @@ class ImageOptions:
             )
 
     def load(self, shape: tuple[int, ...], num_classes: int) -> Pixels:
-        """The images, for an input of some shape and so many classes.
+        """The images, for an input of this shape and number of classes.
 
         Raises:
             RunError: they cannot be read, or do not fit.
@@ -134,7 +134,7 @@ class ImageOptions:
             named = ", ".join(found.unreadable[:_MOST_FILES_NAMED])
             hidden = len(found.unreadable) - _MOST_FILES_NAMED
             more = f" and {hidden} more" if hidden > 0 else ""
-            notes.append(f"{len(found.unreadable)} files are no pictures: {named}{more}")
+            notes.append(f"{len(found.unreadable)} files are not pictures: {named}{more}")
         if found.labels is not None:
             notes.append(f"{len(found.class_names)} classes, in the order of their folders' names")
         name = pathlib.Path(path).resolve().name
@@ -160,8 +160,8 @@ def add_image_arguments(parser: argparse.ArgumentParser, *, default: str, usual:
 
     Args:
         parser: of the command.
-        default: what is taken where none is named.
-        usual: how many are taken where no number is named.
+        default: which images are taken by default.
+        usual: how many are taken by default.
     """
     parser.add_argument(
         "--images",
@@ -180,12 +180,12 @@ def add_image_arguments(parser: argparse.ArgumentParser, *, default: str, usual:
         "--num_images",
         metavar="N",
         type=_count,
-        help=f"at most so many images, spread evenly; default: {usual}",
+        help=f"at most N images, spread evenly; default: {usual}",
     )
 
 
 def image_options(arguments: argparse.Namespace) -> ImageOptions:
-    """What --images, --dataset, --data_dir and --num_images say."""
+    """The values of --images, --dataset, --data_dir and --num_images."""
     return ImageOptions(
         arguments.images,
         arguments.dataset,
@@ -198,7 +198,7 @@ def read_array(path: str) -> np.ndarray:
     """The array in an .npy file.
 
     Raises:
-        RunError: the file is something else.
+        RunError: the file is not one.
     """
     problem = (
         f"{path}: received a file that np.save has not written, expected an .npy file of uint8 "

@@ -21,10 +21,10 @@ from sat_tf.export.certificate.inputs import image_problems
 from sat_tf.messages import RunError, list_problems
 from sat_tf.qat.policy import BitPolicy
 
-SUMMARY = "say which layers a float model can least spare bits of"
+SUMMARY = "show which layers of a float model lose most when quantized"
 DESCRIPTION = """\
 Quantizes one layer of a float model at a time, its kernel and what it reads, keeps others float,
-and measures what is lost: top-1 where the images have labels, the distance of the outputs, and the
+and measures what is lost: top-1 if the images have labels, the distance of the outputs, and the
 divergence of the class probabilities. Nothing is trained."""
 EXAMPLES = """\
 examples:
@@ -32,7 +32,7 @@ examples:
   sat-tf sensitivity model.keras --dataset digits --bits 3 --csv layers.csv --picture layers.svg
   sat-tf sensitivity model.keras --images photos/ --bits 3 --average_bits 4
 
-exit status: 0; 2 where something cannot be read or measured.
+exit status: 0; 2 if something cannot be read or measured.
 """
 
 _USUAL_IMAGES = 256
@@ -42,7 +42,7 @@ _METRICS = ("top1", "distance", "divergence")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     add_model_argument(parser)
-    add_image_arguments(parser, default="none; one of both is needed", usual=str(_USUAL_IMAGES))
+    add_image_arguments(parser, default="none; images are required", usual=str(_USUAL_IMAGES))
     add_model_sizes(parser)
     parser.add_argument(
         "--bits",
@@ -68,13 +68,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--average_bits",
         metavar="X",
         type=float,
-        help="suggest overrides of the policy within so many bits in the mean",
+        help="suggest overrides of the policy that keep the mean number of bits within X",
     )
     parser.add_argument(
         "--max_drop",
         metavar="X",
         type=float,
-        help="suggest layers for 8 bits so that no more is lost; of top-1 a share: 0.01 is a point",
+        help="suggest layers for 8 bits so that at most X is lost; top-1 is a share: 0.01 is 1 %%",
     )
     parser.add_argument("--csv", metavar="FILE", help="write the table, all columns of it")
     parser.add_argument("--picture", metavar="FILE", help="draw it, as .png or .svg")
@@ -152,7 +152,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
             for name, fields in overrides.items():
                 console.print(f"  {name!r}: {fields}", highlight=False, markup=False)
             if not overrides:
-                console.print("  none: the policy keeps it as it is", highlight=False)
+                console.print("  none: the policy already meets it", highlight=False)
 
 
 def _check_format(path: str) -> None:

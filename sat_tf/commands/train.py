@@ -17,7 +17,7 @@ from sat_tf.training.state.run_state import expect_same_config
 SUMMARY = "train a float and a quantized model, export and verify"
 DESCRIPTION = (
     "Trains a float model with clamped weights, fine-tunes it quantized, writes an integer TFLite "
-    "file, and proves that LiteRT computes the integers that were trained."
+    "file, and verifies that LiteRT computes the integers that were trained."
 )
 EXAMPLES = """\
 examples:
@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume",
         action=argparse.BooleanOptionalAction,
-        help="go on with the run in the folder, or start anew and keep its files aside; default: "
-        "go on where there is one",
+        help="resume the run in the folder, or start over and move its files aside; default: "
+        "resume if there is one",
     )
     parser.add_argument("--seed", type=seed, help="wins over the seed in the config")
 
@@ -82,7 +82,7 @@ def choose_folder(config: Config, run_dir: str | None) -> RunFolder:
 def train(
     config: Config, folder: RunFolder, console: Console, *, resume: bool | None = None
 ) -> bool:
-    """Trains, exports and verifies, or does what is left of it; prints the table of results.
+    """Trains, exports and verifies, or finishes a run; prints the table of results.
 
     A run that is asked to stop by SIGTERM saves a checkpoint first.
 
@@ -96,7 +96,7 @@ def train(
         Whether LiteRT computes the integers that were trained, as far as the run has come.
 
     Raises:
-        RunError: the run cannot start or go on.
+        RunError: the run cannot start or resume.
     """
     folder.check_writable()
     if resume is not False:

@@ -1,4 +1,4 @@
-"""What a verification found, as tables on the screen."""
+"""The result of a verification, as tables on the screen."""
 
 import rich.table
 from rich.console import Console

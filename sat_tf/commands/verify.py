@@ -5,13 +5,12 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from sat_tf.commands.models import load_model, quiet_tensorflow
-from sat_tf.commands.options import add_trust
+from sat_tf.commands.options import add_trust, open_folder
 from sat_tf.commands.pixels import (
     USUAL_IMAGES,
     ImageOptions,
@@ -45,8 +44,8 @@ class Target:
 
     Attributes:
         tflite: the file.
-        model: its Keras model; None where there is none.
-        folder: of the run that made both; None where no run did.
+        model: its Keras model, if there is one.
+        folder: of the run that made both, if one did.
     """
 
     tflite: pathlib.Path
@@ -57,10 +56,10 @@ class Target:
 def choose_target(
     source: str, tflite: str | None = None, model: str | None = None, *, needs_config: bool = True
 ) -> Target:
-    """What the positional arguments and --model mean.
+    """The target that the positional arguments and --model name.
 
     Args:
-        source: folder of a run, file, or model before its file.
+        source: folder of a run, TFLite file, or model followed by its file.
         tflite: the file; by default that of the run.
         model: of the file; by default that of the run.
         needs_config: whether the images come from the run.
@@ -203,7 +202,7 @@ def verify(
         target: what to verify.
         console: where to print the outcome.
         wanted: which images; by default the held-out ones of the run, or random ones.
-        certificate: of a certificate to check the file against; nothing of Keras is then asked.
+        certificate: path of a certificate to check the file against, without the Keras model.
         runtimes: names of `RUNTIMES` to compare.
         out: folder of the certificate; by default that of the file.
         trust: see `load_model`.
@@ -341,7 +340,7 @@ def _check(
     recorded = read_certificate(certificate)
     images = None
     if wanted.is_given or (target.folder and recorded.images_from.seed is None):
-        # As many as then, from the same source: their hash says whether they are the same.
+        # As many as recorded, from the same source: their hash shows whether they are the same.
         wanted = dataclasses.replace(wanted, num_images=wanted.num_images or recorded.num_images)
         graph = read_subject(target.tflite).graph
         classes = int(graph.tensors[graph.output].shape[-1])
@@ -367,20 +366,8 @@ def _check(
     return found.certificate.codes_differing == 0
 
 
-@contextlib.contextmanager
-def _folder_for(out: str | None, tflite: pathlib.Path) -> Iterator[pathlib.Path]:
-    """The folder of the certificate; one that is made and stays empty goes again."""
-    if out is None:
-        yield tflite.parent
-        return
-    folder = pathlib.Path(out)
-    is_new = not folder.exists()
-    if not is_new and not folder.is_dir():
-        raise RunError(f"--out: {folder} is a file; expected a folder, which may be new.")
-    os.makedirs(folder, exist_ok=True)
-    try:
-        yield folder
-    finally:
-        if is_new:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+def _folder_for(
+    out: str | None, tflite: pathlib.Path
+) -> contextlib.AbstractContextManager[pathlib.Path]:
+    """The folder of the certificate."""
+    return contextlib.nullcontext(tflite.parent) if out is None else open_folder(out)

@@ -28,8 +28,8 @@ __all__ = [
     "source",
 ]
 
-# Sets that fit into memory come as an `ImageSet`, others as the source of their batches; what a
-# function returns is in its signature.
+# Sets that fit into memory are an `ImageSet`, others a source of batches; the return type of each
+# function says which.
 DATA_SETS: Mapping[str, Callable[..., ImageSet | ImageSource]] = types.MappingProxyType(
     {
         "digits": load_digits,
@@ -63,7 +63,7 @@ def source(name: str, *, shift_pixels: int = 0, **options: Any) -> ImageSource:
         >>> source("digits", image_size=8).num_test
         359
     """
-    # A set that is unknown is an error of the call itself.
+    # `call_by_name` reports an unknown set.
     if shift_pixels and name in DATA_SETS and not is_in_memory(name):
         raise ValueError(
             f"shift_pixels: received {shift_pixels} for {name}; expected 0: it takes random crops, "

@@ -17,7 +17,7 @@ from sat_tf.data.images import ImageSet
 from sat_tf.data.shards import Shard, spread_evenly
 from sat_tf.data.source import NO_LABEL, ImageSource
 
-# Keeps the draws of the shifts apart from those of the order, which have the same seed.
+# Makes the draws of the shifts independent of those of the order, which have the same seed.
 _SHIFTS = 1
 
 
@@ -26,11 +26,11 @@ class ArraySource(ImageSource):
 
     Args:
         images: the data set.
-        shift_pixels: in training every image moves by up to so many pixels in either direction,
-            each epoch by another amount; black comes in at the border.
+        shift_pixels: the largest shift of training images in either direction, different in each
+            epoch; the border is filled with black.
 
     Raises:
-        ValueError: `shift_pixels` is no integer of at least 0.
+        ValueError: `shift_pixels` is not an integer of at least 0.
     """
 
     def __init__(self, images: ImageSet, *, shift_pixels: int = 0) -> None:
@@ -63,7 +63,7 @@ class ArraySource(ImageSource):
         first_step: int = 0,
         shard: Shard | None = None,
     ) -> tf.data.Dataset:
-        """The training batches from some step on, without end; see `ImageSource`."""
+        """The endless training batches from a given step on; see `ImageSource`."""
         shard = shard or Shard()
         check_batches(
             self.name,
@@ -97,8 +97,8 @@ class ArraySource(ImageSource):
         return as_given(in_pieces(batches, batch_size=batch_size, shard=shard))
 
     def _corners(self, seed: tf.Tensor) -> tf.Tensor:
-        """A corner for every image of the set, so that its shift depends on no batch."""
-        # Drawing all of them takes less time than drawing each of a batch by itself.
+        """A corner for every image of the set, so that its shift does not depend on its batch."""
+        # Drawing all of them is faster than drawing each of a batch by itself.
         return tf.random.stateless_uniform(
             (self.num_train, 2),
             tf.random.experimental.stateless_fold_in(seed, _SHIFTS, alg=RANDOM),
@@ -132,19 +132,19 @@ class ArraySource(ImageSource):
         return as_given(in_pieces(batches, batch_size=batch_size, shard=shard))
 
     def training_sample(self, count: int, *, seed: int) -> npt.NDArray[np.uint8]:
-        """So many training images, or all there are, drawn at random; see `ImageSource`."""
-        # RandomState, because its streams are the ones NumPy promises never to change.
+        """`count` training images, or all there are, drawn at random; see `ImageSource`."""
+        # RandomState, because NumPy guarantees that its streams never change.
         chosen = np.random.RandomState(seed).permutation(self.num_train)[:count]
         return self.images.train_images[chosen]
 
     def held_out_sample(self, most: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        """At most so many held-out images, spread evenly over the set, and their labels."""
+        """At most `most` held-out images, spread evenly over the set, and their labels."""
         chosen = spread_evenly(self.num_test, most)
         return self.images.test_images[chosen], self.images.test_labels[chosen]
 
 
 def shifted(images: tf.Tensor, most: int, corners: tf.Tensor) -> tf.Tensor:
-    """Moves every image by a whole number of pixels; black comes in at the border.
+    """Shifts every image by a whole number of pixels; the border is filled with black.
 
     Args:
         images: (batch, height, width, channels), any type.

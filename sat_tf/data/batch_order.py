@@ -1,11 +1,11 @@
-"""In which order training meets the images of a set, and how batches are cut for replicas."""
+"""The order of the training images, and how batches are cut for replicas."""
 
 import tensorflow as tf
 
 from sat_tf.arguments import Rule, check, is_integer, seed_rule
 from sat_tf.data.shards import Shard
 
-# By name, because the one that TensorFlow chooses by itself depends on the hardware.
+# By name, because TensorFlow's default algorithm depends on the hardware.
 RANDOM = "philox"
 
 
@@ -19,13 +19,13 @@ def check_batches(
     first_epoch: int = 0,
     first_step: int = 0,
 ) -> None:
-    """Checks what `ImageSource.training_batches` and `held_out_batches` are asked for.
+    """Checks the arguments of `ImageSource.training_batches` and `held_out_batches`.
 
     Args:
         owner: name of the data set, for the message.
         batch_size: images of a global batch.
-        num_train: number of training images; None where the held-out ones are asked for.
-        shard: what falls to this process.
+        num_train: number of training images; None for the held-out ones.
+        shard: of this process.
         seed: of the order and the distortions.
         first_epoch: where to start.
         first_step: where to start in that epoch; the number of its steps starts the next one.
@@ -75,7 +75,7 @@ def shuffled_spans(
     first_step: int,
     shard: Shard,
 ) -> tf.data.Dataset:
-    """Numbers of the images of each batch that fall to this process, epoch after epoch.
+    """Numbers of this process's images in each batch, epoch after epoch.
 
     The order of an epoch depends on the seed and its number alone.
 
@@ -85,10 +85,10 @@ def shuffled_spans(
         seed: of the order.
         first_epoch: where to start.
         first_step: where to start in that epoch.
-        shard: what falls to this process.
+        shard: of this process.
 
     Returns:
-        A dataset without end of the epoch, int64, and image numbers (span,), int64.
+        An endless dataset of the epoch, int64, and image numbers (span,), int64.
     """
     steps = count // batch_size
     begin, size = shard.span(batch_size)
@@ -110,10 +110,10 @@ def shuffled_spans(
 
 
 def held_out_spans(count: int, *, batch_size: int, shard: Shard) -> tf.data.Dataset:
-    """Numbers of the held-out images of each batch that fall to this process, in order.
+    """Numbers of this process's held-out images in each batch, in order.
 
     Returns:
-        A dataset of numbers (span,), int64; those from `count` on fill up the last batch.
+        A dataset of numbers (span,), int64; those from `count` on pad the last batch.
     """
     begin, size = shard.span(batch_size)
     padded = -(-count // batch_size) * batch_size
@@ -123,16 +123,16 @@ def held_out_spans(count: int, *, batch_size: int, shard: Shard) -> tf.data.Data
 
 
 def in_pieces(spans: tf.data.Dataset, *, batch_size: int, shard: Shard) -> tf.data.Dataset:
-    """Cuts what falls to this process into one element for each of its replicas.
+    """Cuts the images of this process into one element for each of its replicas.
 
     Args:
         spans: of tensors whose first axis is the images of this process.
         batch_size: images of a global batch.
-        shard: what falls to this process.
+        shard: of this process.
 
     Returns:
-        A dataset whose shapes are static; where the replicas of this process have different numbers
-        of images, all of them but the first.
+        A dataset whose shapes are static; if the replicas of this process have different numbers of
+        images, all axes except the first.
     """
     sizes = [size for _, size in shard.pieces(batch_size)]
     if len(sizes) == 1:
@@ -141,7 +141,7 @@ def in_pieces(spans: tf.data.Dataset, *, batch_size: int, shard: Shard) -> tf.da
 
 
 def as_given(dataset: tf.data.Dataset, *, deterministic: bool = True) -> tf.data.Dataset:
-    """The dataset with options that keep strategies from sharing it out once more.
+    """The dataset with options that keep strategies from sharding it again.
 
     Args:
         dataset: of pieces.

@@ -1,4 +1,4 @@
-"""Arrays that are costly to make, kept in a file between runs."""
+"""Arrays that are costly to create, kept in a file between runs."""
 
 import os
 import pathlib
@@ -20,8 +20,7 @@ def cache_folder(folder: str | os.PathLike[str] | None = None) -> pathlib.Path:
     """The folder that cached files go to; it need not exist.
 
     Args:
-        folder: wins if given; otherwise the environment variable SAT_TF_CACHE where it is set,
-            otherwise ~/.cache/sat_tf.
+        folder: by default the environment variable SAT_TF_CACHE, or ~/.cache/sat_tf.
     """
     chosen = folder or os.environ.get(ENVIRONMENT_VARIABLE) or "~/.cache/sat_tf"
     return pathlib.Path(chosen).expanduser()
@@ -30,14 +29,14 @@ def cache_folder(folder: str | os.PathLike[str] | None = None) -> pathlib.Path:
 def load_or_make(
     path: pathlib.Path, make: Callable[[], Arrays], *, names: Collection[str]
 ) -> Arrays:
-    """Reads arrays from a file; makes and writes them where that is not possible.
+    """Reads arrays from a file; creates and writes them if that is not possible.
 
-    A damaged file is made again, with a warning. A file that cannot be written is no failure
-    either: the arrays are returned, with a warning that the next run has to make them again.
+    A damaged file is created again, with a warning. If the file cannot be written, the arrays are
+    returned all the same, with a warning that the next run has to create them again.
 
     Args:
         path: an .npz file. Its name has to change with everything the arrays depend on.
-        make: makes the arrays, by name.
+        make: creates the arrays, by name.
         names: the names that `make` gives.
 
     Returns:
@@ -54,13 +53,13 @@ def _read(path: pathlib.Path, names: Collection[str]) -> Arrays | None:
     if not path.is_file():
         return None
     try:
-        # The checksums of the archive make a changed byte anywhere in an array an error here.
+        # The archive's checksums turn any changed byte of an array into an error here.
         with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in names}
     except Exception as error:  # A damaged archive raises from many places, with many types.
         warnings.warn(
             f"cached file {path}: received a damaged file ({type(error).__name__}: {error}); "
-            "expected arrays; it is made again",
+            "expected arrays; it is created again",
             stacklevel=3,
         )
         return None
@@ -70,11 +69,11 @@ def _write(path: pathlib.Path, arrays: Arrays) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with renamed_when_done(path) as temporary, temporary.open("xb") as file:
-            # mypy takes every keyword for the one option that savez has besides the arrays.
+            # mypy takes every keyword for the only option of savez.
             np.savez(file, **arrays)  # type: ignore[arg-type]
     except OSError as error:
         warnings.warn(
             f"cached file {path}: could not be written ({error}); the data is complete, but the "
-            f"next run makes it again; pass a writable cache_dir or set {ENVIRONMENT_VARIABLE}",
+            f"next run creates it again; pass a writable cache_dir or set {ENVIRONMENT_VARIABLE}",
             stacklevel=3,
         )

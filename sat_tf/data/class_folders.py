@@ -21,17 +21,17 @@ def load_folder_tree(
     mirrors every other one. Held-out pictures are resized so that their shorter side is 256/224 of
     `image_size`, and cropped to their centre. EXIF orientation is left alone.
 
-    JPEG, PNG, GIF, BMP, WebP and TIFF are read, whatever the name says. A picture that nothing
-    decodes is corrupt, and so is a JPEG of which more than 5 % of the rows are missing. Training
-    takes the next good one in its place; held-out it is left out.
+    JPEG, PNG, GIF, BMP, WebP and TIFF are read, whatever their suffix. A picture that cannot be
+    decoded is corrupt, and so is a JPEG with more than 5 % of its rows missing. Training takes the
+    next good one in its place; a held-out one is left out.
 
     Args:
         data_dir: the folder.
         image_size: height and width of what training and measuring see, in pixels.
         max_corrupt: more corrupt pictures than this share of all (but 5 at least, unless it is 0)
             are an error.
-        deterministic: whether batches hold the same pictures in the same order whenever they are
-            read; otherwise the fastest come first.
+        deterministic: whether batches hold the same pictures in the same order every time;
+            otherwise the fastest come first.
 
     Raises:
         ValueError: an argument is out of its range, or the folder is not laid out like this; lists

@@ -1,8 +1,7 @@
-"""From an encoded picture to the square of pixels that a model sees.
+"""From an encoded picture to the square crop that a model sees.
 
-JPEGs, which most pictures are, are decoded no further than their crop needs. Everything else that
-TensorFlow decodes is decoded whole and then cropped. EXIF orientation is left alone, as in the
-usual ImageNet pipelines.
+JPEGs are decoded only where their crop needs it. Other formats that TensorFlow reads are decoded
+whole and then cropped. EXIF orientation is ignored, as in the usual ImageNet pipelines.
 """
 
 import math
@@ -15,17 +14,17 @@ from sat_tf.data.batch_order import RANDOM
 SMALLEST_AREA = 0.08
 WIDEST_ASPECT = 4 / 3
 TRIES = 10
-# What is resized to 256 is then cropped to 224, or any other size in this proportion.
+# Resized to 256 and then cropped to 224, or to other sizes in this proportion.
 RESIZED = 256
 CROPPED = 224
 
-# How much libjpeg can reduce a picture while it decodes it, by averaging.
+# The factors by which libjpeg can reduce a picture, by averaging, while decoding it.
 _REDUCTIONS = (1, 2, 4, 8)
 # Pixels decoded around the held-out crop: libjpeg interpolates colour across three of them.
 _MARGIN = 4
-# What JPEGs begin with.
+# The first bytes of a JPEG.
 JPEG = b"\xff\xd8\xff"
-# Bytes at the end of a file in which its end marker is looked for; some programs fill files up.
+# Bytes at the end of a file that are searched for the end marker; some programs pad files.
 TAIL = 32
 
 
@@ -33,8 +32,8 @@ def training_crop(encoded: tf.Tensor, seed: tf.Tensor, image_size: int) -> tf.Te
     """A random crop of a picture, resized, and mirrored every other time.
 
     Crops at least twice as large as the result are reduced by averaging, which libjpeg does while
-    it decodes; what is left to bilinear interpolation is less than a factor of 2, in which it skips
-    no pixels. A filter with antialiasing would take longer than everything else together.
+    it decodes; bilinear interpolation does the remaining factor below 2, at which it skips no
+    pixels. A filter with antialiasing would take longer than everything else together.
 
     Args:
         encoded: the bytes of a JPEG, PNG, GIF or WebP file.
@@ -45,7 +44,7 @@ def training_crop(encoded: tf.Tensor, seed: tf.Tensor, image_size: int) -> tf.Te
         (image_size, image_size, 3), uint8.
 
     Raises:
-        tf.errors.InvalidArgumentError: the file cannot be decoded, or breaks off.
+        tf.errors.InvalidArgumentError: the file cannot be decoded, or is truncated.
     """
     return tf.cond(
         tf.io.is_jpeg(encoded),
@@ -55,13 +54,13 @@ def training_crop(encoded: tf.Tensor, seed: tf.Tensor, image_size: int) -> tf.Te
 
 
 def training_crop_of_pixels(pixels: tf.Tensor, seed: tf.Tensor, image_size: int) -> tf.Tensor:
-    """What `training_crop` does, for a picture (height, width, 3), uint8, that is decoded."""
+    """As `training_crop`, for a decoded picture (height, width, 3), uint8."""
     window, is_mirrored = _training_window(tf.shape(pixels), seed)
     top, left, height, width = tf.unstack(window)
     crop = pixels[top : top + height, left : left + width]
 
     def reduced(ratio: int) -> tf.Tensor:
-        # The last rows and columns that fill no square are dropped, as for JPEGs.
+        # Last rows and columns that do not fill a square are dropped, as for JPEGs.
         return tf.nn.avg_pool2d(tf.cast(crop, tf.float32)[None], ratio, ratio, "VALID")[0]
 
     halvings = _halvings(window, image_size)
@@ -83,7 +82,7 @@ def held_out_crop(encoded: tf.Tensor, image_size: int) -> tf.Tensor:
         (image_size, image_size, 3), uint8.
 
     Raises:
-        tf.errors.InvalidArgumentError: the file cannot be decoded, or breaks off.
+        tf.errors.InvalidArgumentError: the file cannot be decoded, or is truncated.
     """
     return tf.cond(
         tf.io.is_jpeg(encoded),
@@ -93,7 +92,7 @@ def held_out_crop(encoded: tf.Tensor, image_size: int) -> tf.Tensor:
 
 
 def held_out_crop_of_pixels(pixels: tf.Tensor, image_size: int) -> tf.Tensor:
-    """What `held_out_crop` does, for a picture (height, width, 3), uint8, that is decoded."""
+    """As `held_out_crop`, for a decoded picture (height, width, 3), uint8."""
     shape = tf.shape(pixels)
     window = _held_out_window(shape, image_size)
     top, left, height, width = tf.unstack(window)
@@ -102,7 +101,7 @@ def held_out_crop_of_pixels(pixels: tf.Tensor, image_size: int) -> tf.Tensor:
 
 
 def training_crop_of_jpeg(encoded: tf.Tensor, seed: tf.Tensor, image_size: int) -> tf.Tensor:
-    """What `training_crop` does, for JPEGs only: asking every file for its kind takes time."""
+    """As `training_crop`, for JPEGs only: checking the format of every file takes time."""
     encoded = _whole_jpeg(encoded)
     window, is_mirrored = _training_window(tf.io.extract_jpeg_shape(encoded), seed)
 
@@ -117,7 +116,7 @@ def training_crop_of_jpeg(encoded: tf.Tensor, seed: tf.Tensor, image_size: int) 
 
 
 def held_out_crop_of_jpeg(encoded: tf.Tensor, image_size: int) -> tf.Tensor:
-    """What `held_out_crop` does, for JPEGs only."""
+    """As `held_out_crop`, for JPEGs only."""
     encoded = _whole_jpeg(encoded)
     shape = tf.io.extract_jpeg_shape(encoded)
     window = _held_out_window(shape, image_size)
@@ -126,7 +125,7 @@ def held_out_crop_of_jpeg(encoded: tf.Tensor, image_size: int) -> tf.Tensor:
 
 
 def _decoded(encoded: tf.Tensor) -> tf.Tensor:
-    # TensorFlow takes the numbers of colours in the palette of a BMP file for shades of grey.
+    # TensorFlow decodes the palette indices of a BMP file as shades of grey.
     is_bmp = tf.strings.substr(encoded, 0, 2) == b"BM"
     tf.debugging.Assert(~is_bmp, ["a BMP file, which may have a palette"])
     return tf.ensure_shape(
@@ -142,7 +141,7 @@ def _whole_jpeg(encoded: tf.Tensor) -> tf.Tensor:
     )
     is_end = tf.reduce_any((tail[:-1] == 0xFF) & (tail[1:] == 0xD9))
     is_begin = tf.strings.substr(encoded, 0, len(JPEG)) == JPEG
-    # Without the branch that `tf.debugging.Assert` puts around it.
+    # The raw operation, without the branch that `tf.debugging.Assert` adds.
     check = tf.raw_ops.Assert(condition=is_begin & is_end, data=["a JPEG without its ends"])
     # First, because libjpeg prints a line to the console for every file that is not a JPEG.
     with tf.control_dependencies([] if check is None else [check]):
@@ -150,14 +149,14 @@ def _whole_jpeg(encoded: tf.Tensor) -> tf.Tensor:
 
 
 def _halvings(window: tf.Tensor, image_size: int) -> tf.Tensor:
-    """How often a crop can be halved and still be as large as the result; 3 times at most."""
+    """How often a crop can be halved without getting smaller than the result; at most 3 times."""
     limits = [image_size * ratio for ratio in _REDUCTIONS[1:]]
     return tf.reduce_sum(tf.cast(tf.minimum(window[2], window[3]) >= limits, tf.int32))
 
 
 def _training_window(shape: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Top, left, height and width of a random crop, and whether to mirror it."""
-    # All draws at once: each operation costs as much as the arithmetic in it.
+    # All draws at once: an operation costs as much as its arithmetic.
     draws = tf.random.stateless_uniform((2 * TRIES + 3,), seed, alg=RANDOM)
     sides = tf.cast(shape[:2], tf.float32)
     area = sides[0] * sides[1] * (SMALLEST_AREA + (1 - SMALLEST_AREA) * draws[:TRIES])
@@ -178,7 +177,7 @@ def _training_window(shape: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.T
 
 
 def _resized(crop: tf.Tensor, image_size: int) -> tf.Tensor:
-    # The kernel for float32 is vectorised, that for uint8 is not: half the time, the same values.
+    # Only the float32 kernel is vectorised: half the time for the same values.
     resized = tf.raw_ops.ResizeBilinear(
         images=tf.cast(crop, tf.float32)[None],
         size=(image_size, image_size),
@@ -212,7 +211,7 @@ def _held_out_window(shape: tf.Tensor, image_size: int) -> tf.Tensor:
 
 
 def _centre(crop: tf.Tensor, shape: tf.Tensor, window: tf.Tensor, image_size: int) -> tf.Tensor:
-    """Resizes the window of a picture so that it is a part of the whole picture resized."""
+    """Resizes the window exactly as if the whole picture were resized."""
     factors, corner = _held_out_geometry(shape, image_size)
     resized = tf.raw_ops.ScaleAndTranslate(
         images=crop[None],

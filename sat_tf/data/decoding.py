@@ -1,4 +1,4 @@
-"""Decoding on a fast path, and another way for the few pictures that it refuses."""
+"""Decoding on a fast path, with a slow path for the few pictures that it refuses."""
 
 import io
 import logging
@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from sat_tf.data.batch_order import as_given
 from sat_tf.data.crops import JPEG, TAIL
 from sat_tf.data.picture_folder import eight_bits
-from sat_tf.data.source import FirstError, ReadingError
+from sat_tf.data.source import NO_LABEL, FirstError, ImageSource, ReadingError
 
-# Of one picture: image and label. The slow one is given arrays, and no tensors.
+# From one row to an image and a label. The slow one takes arrays instead of tensors.
 Fast = Callable[..., tuple[tf.Tensor, tf.Tensor]]
 Slow = Callable[..., tuple[npt.NDArray[np.uint8], int]]
 
@@ -32,15 +33,15 @@ def decoded(
 ) -> tf.data.Dataset:
     """Decodes every picture of every piece, on all cores.
 
-    The fast path is part of the graph and runs in parallel. Where it fails, whatever the reason,
-    nothing else of the piece is lost: the slow path makes that picture, in Python.
+    The fast path is in the graph and runs in parallel. If it fails, for whatever reason, only that
+    picture is decoded again, by the slow path in Python.
 
     Args:
         pieces: a dataset of tuples of tensors with one row for each picture.
         fast: makes an image (image_size, image_size, 3), uint8, and a label, int32, from a row.
-        slow: the same from arrays; what it raises ends the iteration.
+        slow: the same from arrays; its errors end the iteration.
         image_size: height and width of the images.
-        first_error: keeps what the slow path raises.
+        first_error: keeps the error that the slow path raises.
         deterministic: whether pieces, and the pictures in each, keep their order.
 
     Returns:
@@ -68,13 +69,13 @@ def decoded(
                 all_images[number], all_labels[number] = slow(*(row[number] for row in rows))
         return all_images, all_labels
 
-    # There is nothing for AutoGraph to convert here, nor in what is called: it takes longer than
-    # everything else that comes before the first picture.
+    # There is nothing for AutoGraph to convert here or below, and it would take longer than all
+    # else before the first picture.
     @tf.autograph.experimental.do_not_convert
     def piece(*rows: tf.Tensor) -> tf.data.Dataset:
         count = tf.shape(rows[0], tf.int64)[0]
-        # An error ends a dataset's element, and a piece with it; `ignore_errors` takes its picture
-        # out instead, and the numbers then tell which one is missing.
+        # An error would end the whole piece; `ignore_errors` drops its picture instead, and the
+        # numbers tell which one is missing.
         numbered = tf.data.Dataset.from_tensor_slices((tf.range(count), rows)).map(
             lambda number, row: (number, *fast(*row)),
             num_parallel_calls=cores,
@@ -102,9 +103,9 @@ def decoded(
             tf.ensure_shape(tensor, shape) for tensor, shape in zip(found, shapes, strict=True)
         )
 
-    # Pieces of different sizes have to keep their places, or batches would have other sizes.
+    # Pieces of different sizes have to keep their order, or batches would have other sizes.
     keeps_order = deterministic or size is None
-    # Enough pieces at a time that the last pictures of one do not leave cores without work.
+    # Enough pieces at a time that the last pictures of one do not leave cores idle.
     at_once = 2 if size is None else 2 + 2 * cores // size
     return pieces.interleave(
         piece, cycle_length=at_once, num_parallel_calls=at_once, deterministic=keeps_order
@@ -114,19 +115,19 @@ def decoded(
 _JPEG_END, _BMP = b"\xff\xd9", b"BM"
 _LOG = logging.getLogger(__name__)
 
-# Share of its rows that must still be readable in a JPEG which breaks off; the rest is filled up
-# with grey, and more of it would be a bar across the picture. Rows are read in blocks of up to 16
-# and two more: a picture of less than about 320 rows has to be whole.
+# Share of its rows that a truncated JPEG must still have; the rest is filled with grey, and more of
+# it would be a bar across the picture. Rows are read in blocks of up to 16 and two more: a picture
+# of less than about 320 rows has to be whole.
 SMALLEST_SHARE = 0.95
 # Small sets may have this many corrupt pictures, even if their share of the set is larger.
 ALWAYS_ALLOWED = 5
 
 
 def decode_slowly(encoded: bytes) -> npt.NDArray[np.uint8]:
-    """The pixels of a picture, by whatever reads it: TensorFlow, then Pillow.
+    """The pixels of a picture, read by TensorFlow or else by Pillow.
 
-    Transparency is dropped, of animations the first frame is taken, 16-bit values lose their lower
-    half, those of 32 bits are refused, and EXIF orientation is left alone.
+    Transparency is dropped, animations give their first frame, 16-bit values lose their lower half,
+    32-bit values are refused, and EXIF orientation is ignored.
 
     Args:
         encoded: the bytes of the file.
@@ -135,12 +136,12 @@ def decode_slowly(encoded: bytes) -> npt.NDArray[np.uint8]:
         (height, width, 3), uint8.
 
     Raises:
-        ValueError: nothing reads it, or of a JPEG more than 5 % of the rows are missing.
+        ValueError: it cannot be decoded, or more than 5 % of the rows of a JPEG are missing.
     """
     if not encoded:
         raise ValueError("it is empty")
     if encoded.startswith(JPEG):
-        # Zeros, which a full disk leaves behind, are valid codes to libjpeg: it would draw them.
+        # Zeros, as a full disk leaves behind, are valid codes for libjpeg: it would draw them.
         encoded = encoded.rstrip(b"\0")
     breaks_off = encoded.startswith(JPEG) and _JPEG_END not in encoded[-TAIL:]
     for decode in (_by_tensorflow, _of_broken_jpeg if breaks_off else _by_pillow):
@@ -148,12 +149,12 @@ def decode_slowly(encoded: bytes) -> npt.NDArray[np.uint8]:
             return decode(encoded)
         except tf.errors.OpError:
             continue
-    raise ValueError("it breaks off")
+    raise ValueError("it is truncated")
 
 
 def _by_tensorflow(encoded: bytes) -> npt.NDArray[np.uint8]:
     if encoded.startswith(_BMP):
-        # It takes the numbers of colours in a palette for shades of grey.
+        # TensorFlow decodes palette indices as shades of grey.
         raise tf.errors.InvalidArgumentError(None, None, "a BMP file, which may have a palette")
     pixels = tf.io.decode_image(encoded, channels=3, expand_animations=False).numpy()
     if pixels.ndim != 3 or not pixels.size:
@@ -163,8 +164,8 @@ def _by_tensorflow(encoded: bytes) -> npt.NDArray[np.uint8]:
 
 def _of_broken_jpeg(encoded: bytes) -> npt.NDArray[np.uint8]:
     height, width, _ = tf.io.extract_jpeg_shape(encoded).numpy()
-    # libjpeg fills up what is missing and does not tell how much: strict decoding of the rows that
-    # must be there does.
+    # libjpeg fills missing rows without reporting how many: strict decoding of the required rows
+    # does.
     rows = int(np.ceil(SMALLEST_SHARE * height))
     tf.io.decode_and_crop_jpeg(encoded, [0, 0, rows, width], channels=3)
     return tf.io.decode_jpeg(
@@ -177,22 +178,22 @@ def _by_pillow(encoded: bytes) -> npt.NDArray[np.uint8]:
 
     try:
         with warnings.catch_warnings(), Image.open(io.BytesIO(encoded)) as opened:
-            # Of odd metadata, and of very large pictures, which it refuses beyond that.
+            # Warnings about odd metadata and very large pictures; it refuses still larger ones.
             warnings.simplefilter("ignore")
             return np.asarray(eight_bits(opened).convert("RGB"), np.uint8)
     except Exception as error:  # Pillow's readers raise many types on damaged files.
-        raise ValueError(f"nothing decodes it ({type(error).__name__})") from error
+        raise ValueError(f"it cannot be decoded ({type(error).__name__})") from error
 
 
 class NoGoodPictureError(ReadingError):
-    """None of some pictures can be decoded."""
+    """No picture of several can be decoded."""
 
 
 class Encoded(NamedTuple):
     """A picture that has not been decoded.
 
     Attributes:
-        name: what to call it in messages.
+        name: for messages.
         read: gives its bytes.
         label: number of its class.
     """
@@ -203,13 +204,13 @@ class Encoded(NamedTuple):
 
 
 class CorruptPictures:
-    """Counts pictures that nothing decodes, and names each in the log once.
+    """Counts pictures that cannot be decoded, and logs each of them once.
 
     Args:
         subject: name of the data set, for messages.
         count: how many pictures it has.
-        max_corrupt: largest share of them that may be corrupt; 0 allows none. Unless it is 0, 5
-            pictures may always be.
+        max_corrupt: largest share of them that may be corrupt; 0 allows none. Otherwise 5 pictures
+            are always allowed.
     """
 
     def __init__(self, subject: str, count: int, max_corrupt: float) -> None:
@@ -223,15 +224,15 @@ class CorruptPictures:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The corrupt pictures that have been met so far, in this order."""
+        """The corrupt pictures found so far, in order."""
         return tuple(self._names)
 
     def add(self, name: str, reason: str) -> None:
         """Counts a picture.
 
         Raises:
-            ReadingError: there are too many of them; always the first one's message, because other
-                threads go on for a while.
+            ReadingError: there are too many; always with the first message, because other threads
+                continue for a while.
         """
         with self._lock:
             if self._error is None and name not in self._names:
@@ -249,17 +250,17 @@ class CorruptPictures:
                 raise ReadingError(self._error)
 
     def all_are_corrupt(self) -> str:
-        """What to say where all pictures that were asked for are corrupt."""
+        """The message if all requested pictures are corrupt."""
         return (
             f"{self._subject}: received {len(self._names)} corrupt pictures and no good one, "
-            f"expected at least one; {self._last_ones()}; mend or replace them."
+            f"expected at least one; {self._last_ones()}; repair or replace them."
         )
 
     def _too_many(self) -> str:
         return (
             f"{self._subject}: received {len(self._names)} corrupt pictures, expected at most "
             f"{self._most} of {self._count} (max_corrupt={self._max_corrupt}); "
-            f"{self._last_ones()}; mend or delete them, or raise max_corrupt."
+            f"{self._last_ones()}; repair or delete them, or raise max_corrupt."
         )
 
     def _last_ones(self) -> str:
@@ -286,3 +287,62 @@ def first_good(
         except (ValueError, OSError) as error:
             corrupt.add(picture.name, str(error))
     raise NoGoodPictureError(corrupt.all_are_corrupt())
+
+
+class PictureSource(ImageSource):
+    """A source of encoded pictures, some of which may be corrupt.
+
+    Args:
+        name: of the set.
+        image_size: height and width of the images.
+        num_classes: number of classes.
+        num_train: number of training images.
+        num_test: number of held-out images.
+        max_corrupt: see `CorruptPictures`.
+        deterministic: whether pictures keep their order.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        image_size: int,
+        num_classes: int,
+        num_train: int,
+        num_test: int,
+        max_corrupt: float,
+        deterministic: bool,
+    ) -> None:
+        self.name, self.image_size, self.num_classes = name, image_size, num_classes
+        self.num_train, self.num_test = num_train, num_test
+        self.corrupt = CorruptPictures(name, num_train + num_test, max_corrupt)
+        self._first_error = FirstError()
+        self._deterministic = deterministic
+
+    @property
+    def reading_error(self) -> ReadingError | None:
+        """The first error of reading; see `ImageSource`."""
+        return self._first_error.error
+
+    def _batches(self, pieces: tf.data.Dataset, fast: Fast, slow: Slow) -> tf.data.Dataset:
+        batches = decoded(
+            pieces,
+            fast,
+            slow,
+            image_size=self.image_size,
+            first_error=self._first_error,
+            deterministic=self._deterministic,
+        )
+        return as_given(batches, deterministic=self._deterministic)
+
+    def _first_images(
+        self, batches: tf.data.Dataset, most: int
+    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
+        """The first images of batches, and their labels; no corrupt ones."""
+        good = batches.unbatch().filter(lambda _, label: label != NO_LABEL).take(most)
+        with self._first_error.raised():
+            found = list(good.as_numpy_iterator())
+        if not found:
+            raise ReadingError(self.corrupt.all_are_corrupt())
+        images, labels = zip(*found, strict=True)
+        return np.stack(images), np.array(labels, np.int32)

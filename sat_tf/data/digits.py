@@ -15,14 +15,14 @@ def load_digits(image_size: int = 32, *, test_fraction: float = 0.2, seed: int =
     """Loads the 1797 scanned digits, enlarged to colour images.
 
     The scans hold 8x8 values of 0 to 16; they are enlarged bilinearly, scaled to 0..255 and
-    repeated in three equal channels. Both parts keep the order of the scans, in which the classes
+    repeated in three equal channels. Both splits keep the order of the scans, in which the classes
     alternate.
 
     Args:
         image_size: height and width in pixels, a positive multiple of 8. 8 keeps the scans' pixels.
-        test_fraction: share of each class that is held out, above 0 and below 1; of each class at
-            least one image goes to either part.
-        seed: chooses the images that are held out, in [0, 2**32).
+        test_fraction: share of each class that is held out, above 0 and below 1; at least one image
+            of each class goes to either split.
+        seed: chooses the held-out images, in [0, 2**32).
 
     Returns:
         An `ImageSet` of ten classes.
@@ -55,7 +55,7 @@ def load_digits(image_size: int = 32, *, test_fraction: float = 0.2, seed: int =
             seed_rule(seed),
         ),
     )
-    # Imported here because scikit-learn takes seconds that only this function has to spend.
+    # Imported here because scikit-learn takes seconds to load.
     import sklearn.datasets
 
     scans = sklearn.datasets.load_digits()
@@ -74,9 +74,9 @@ def load_digits(image_size: int = 32, *, test_fraction: float = 0.2, seed: int =
 
 def _enlarge(scans: npt.NDArray[np.int64], image_size: int) -> npt.NDArray[np.uint8]:
     """(images, 8, 8) values of 0..16 to (images, image_size, image_size, 3) values of 0..255."""
-    # Integers from end to end, and all images in one product of matrices: the pixels are the same
-    # on every machine and with every version of every library, which a resize of Pillow or a
-    # floating-point one would not promise.
+    # Integers throughout, and all images in one matrix product: the pixels are the same on every
+    # machine and with every version of every library, which Pillow's or a floating-point resize
+    # would not guarantee.
     weights, unit = _bilinear(image_size)
     sums = np.einsum("yr,nrc,xc->nyx", weights, scans, weights, optimize=True)
     full = _SCANNED_MAX * unit * unit
@@ -86,7 +86,7 @@ def _enlarge(scans: npt.NDArray[np.int64], image_size: int) -> npt.NDArray[np.ui
 
 
 def _bilinear(image_size: int) -> tuple[npt.NDArray[np.int64], int]:
-    """Integer weights (image_size, 8) and what each row of them adds up to.
+    """Integer weights (image_size, 8), and the sum of each row.
 
     Pixel centres lie at half-integers, and the outermost pixels continue beyond the border.
     """
@@ -105,12 +105,12 @@ def _bilinear(image_size: int) -> tuple[npt.NDArray[np.int64], int]:
 def _stratified(
     labels: npt.NDArray[np.int32], test_fraction: float, seed: int
 ) -> npt.NDArray[np.bool_]:
-    """Which images are held out: the same share of every class, (images,)."""
+    """A mask (images,) of the held-out images: the same share of every class."""
     is_test = np.zeros(labels.shape, np.bool_)
     for label in range(NUM_CLASSES):
         members = np.flatnonzero(labels == label)
         count = min(max(1, round(test_fraction * len(members))), len(members) - 1)
-        # RandomState, because its streams are the ones NumPy promises never to change.
+        # RandomState, because NumPy guarantees that its streams never change.
         order = np.random.RandomState([seed, label]).permutation(len(members))
         is_test[members[order[:count]]] = True
     return is_test

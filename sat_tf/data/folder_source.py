@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from sat_tf.data.batch_order import (
     RANDOM,
-    as_given,
     check_batches,
     held_out_spans,
     in_pieces,
@@ -25,23 +24,20 @@ from sat_tf.data.crops import (
     training_crop_of_pixels,
 )
 from sat_tf.data.decoding import (
-    CorruptPictures,
     Encoded,
-    Fast,
     NoGoodPictureError,
-    Slow,
-    decoded,
+    PictureSource,
     first_good,
 )
 from sat_tf.data.folder_tree import FolderTree, Split
 from sat_tf.data.shards import Shard, spread_evenly
-from sat_tf.data.source import NO_LABEL, FirstError, ImageSource, ReadingError, expect_images
+from sat_tf.data.source import NO_LABEL, expect_images
 
 _SAMPLED_AT_ONCE = 64
 _NAMES_READ = 1000
 
 
-class FolderSource(ImageSource):
+class FolderSource(PictureSource):
     """Batches of the pictures of a `FolderTree`; see `load_folder_tree` for how they are prepared.
 
     Args:
@@ -61,21 +57,17 @@ class FolderSource(ImageSource):
         max_corrupt: float,
         deterministic: bool,
     ) -> None:
-        self.name = name
-        self.image_size = image_size
-        self.num_classes = len(tree.class_names)
+        super().__init__(
+            name=name,
+            image_size=image_size,
+            num_classes=len(tree.class_names),
+            num_train=len(tree.train.paths),
+            num_test=len(tree.held_out.paths),
+            max_corrupt=max_corrupt,
+            deterministic=deterministic,
+        )
         self.class_names = tuple(tree.class_names)
-        self.num_train = len(tree.train.paths)
-        self.num_test = len(tree.held_out.paths)
-        self.corrupt = CorruptPictures(name, self.num_train + self.num_test, max_corrupt)
-        self._first_error = FirstError()
         self._tree = tree
-        self._deterministic = deterministic
-
-    @property
-    def reading_error(self) -> ReadingError | None:
-        """What reading met first; see `ImageSource`."""
-        return self._first_error.error
 
     def training_batches(
         self,
@@ -86,7 +78,7 @@ class FolderSource(ImageSource):
         first_step: int = 0,
         shard: Shard | None = None,
     ) -> tf.data.Dataset:
-        """The training batches from some step on, without end; see `ImageSource`."""
+        """The endless training batches from a given step on; see `ImageSource`."""
         shard = shard or Shard()
         order = {"seed": seed, "first_epoch": first_epoch, "first_step": first_step}
         check_batches(
@@ -96,7 +88,7 @@ class FolderSource(ImageSource):
         crop_of = training_crop_of_jpeg if _are_jpegs(self._tree.train) else training_crop
 
         def seed_of(epoch: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-            # The crop of a picture does not depend on the batch it is in.
+            # The crop of a picture does not depend on its batch.
             return tf.random.experimental.stateless_fold_in(
                 tf.stack([tf.constant(seed, tf.int64), epoch]), index, alg=RANDOM
             )
@@ -130,17 +122,17 @@ class FolderSource(ImageSource):
         )
 
     def training_sample(self, count: int, *, seed: int) -> npt.NDArray[np.uint8]:
-        """So many training images, or all there are, prepared as the held-out ones are.
+        """`count` training images, or all there are, prepared like the held-out ones.
 
         Corrupt pictures are left out, and others drawn in their place while there are any.
         """
         expect_images(self.name, count)
-        # RandomState, because its streams are the ones NumPy promises never to change.
+        # RandomState, because NumPy guarantees that its streams never change.
         chosen = np.random.RandomState(seed).permutation(self.num_train)
         return self._sample(self._tree.train, chosen, count)[0]
 
     def held_out_sample(self, most: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        """At most so many held-out images, spread evenly, and their labels; no corrupt ones."""
+        """At most `most` held-out images, spread evenly, and their labels; no corrupt ones."""
         expect_images(self.name, most)
         return self._sample(self._tree.held_out, spread_evenly(self.num_test, most), most)
 
@@ -149,16 +141,10 @@ class FolderSource(ImageSource):
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
         pieces = tf.data.Dataset.from_tensor_slices(chosen.astype(np.int64))
         batches = self._prepared(split, pieces.batch(min(_SAMPLED_AT_ONCE, most)))
-        good = batches.unbatch().filter(lambda _, label: label != NO_LABEL).take(most)
-        with self._first_error.raised():
-            found = list(good.as_numpy_iterator())
-        if not found:
-            raise ReadingError(self.corrupt.all_are_corrupt())
-        images, labels = zip(*found, strict=True)
-        return np.stack(images), np.array(labels, np.int32)
+        return self._first_images(batches, most)
 
     def _prepared(self, split: Split, pieces: tf.data.Dataset) -> tf.data.Dataset:
-        """Pictures by their numbers, as the held-out ones are prepared; black beyond the last."""
+        """Pictures by their numbers, prepared like the held-out ones; black beyond the last."""
         paths, labels = _tensors(split)
         count = len(split.paths)
         crop_of = held_out_crop_of_jpeg if _are_jpegs(split) else held_out_crop
@@ -185,27 +171,16 @@ class FolderSource(ImageSource):
         return self._batches(pieces, fast, slow)
 
     def _from(self, split: Split, index: int) -> Iterator[Encoded]:
-        """All pictures of a part, from one on and round to it."""
+        """All pictures of a split, starting at one and wrapping around."""
         count = len(split.paths)
         for number in range(index, index + count):
             path = pathlib.Path(split.paths[number % count])
             name = os.fsencode(path).decode("utf-8", "backslashreplace")
             yield Encoded(name, path.read_bytes, split.labels[number % count])
 
-    def _batches(self, pieces: tf.data.Dataset, fast: Fast, slow: Slow) -> tf.data.Dataset:
-        batches = decoded(
-            pieces,
-            fast,
-            slow,
-            image_size=self.image_size,
-            first_error=self._first_error,
-            deterministic=self._deterministic,
-        )
-        return as_given(batches, deterministic=self._deterministic)
-
 
 def _are_jpegs(split: Split) -> bool:
-    """Whether most pictures are JPEGs, by the names of the first ones: others then are odd."""
+    """Whether most pictures are JPEGs, by the names of the first ones."""
     first = [path.lower() for path in split.paths[:_NAMES_READ]]
     return 2 * sum(path.endswith((".jpeg", ".jpg")) for path in first) > len(first)
 

@@ -1,4 +1,4 @@
-"""The pictures under train/<class>/ and val/<class>/, listed; none of them is opened."""
+"""The usual tree of an image data set: train/<class>/<picture> and val/<class>/<picture>."""
 
 import os
 import pathlib
@@ -16,10 +16,10 @@ _MOST_NAMED = 5
 
 
 class Split(NamedTuple):
-    """One part of the set.
+    """One split of the set.
 
     Attributes:
-        paths: of all pictures, class by class, each in the order of their names.
+        paths: of all pictures, class by class, sorted by name.
         labels: number of the class of each.
         endless: pipes, sockets and devices with the names of pictures.
     """
@@ -30,12 +30,12 @@ class Split(NamedTuple):
 
 
 class FolderTree(NamedTuple):
-    """What a folder holds.
+    """The pictures of a folder.
 
     Attributes:
-        class_names: names of the classes, sorted; their places are the labels.
-        train: the part to train on.
-        held_out: the part to measure with.
+        class_names: names of the classes, sorted; their indices are the labels.
+        train: the split to train on.
+        held_out: the split to measure with.
     """
 
     class_names: list[str]
@@ -46,9 +46,9 @@ class FolderTree(NamedTuple):
 def read_tree(data_dir: str | os.PathLike[str]) -> FolderTree:
     """Lists the pictures of a folder; opens none.
 
-    Hidden files and files of other kinds are passed over; folders in those of the classes are not,
-    nor are links to folders. What has the name of a picture and is a pipe, a socket or a device is
-    an error, because reading it would wait for ever.
+    Hidden files and other kinds of files are skipped; subfolders of the classes and links to
+    folders are not. A pipe, a socket or a device with the name of a picture is an error, because
+    reading it would block forever.
 
     Args:
         data_dir: the folder.
@@ -76,7 +76,7 @@ def read_tree(data_dir: str | os.PathLike[str]) -> FolderTree:
     unreadable: list[OSError] = []
     classes, others = (_classes(root / name, unreadable) for name in (TRAIN, held_out))
     splits = {name: _split(root / name, classes, unreadable) for name in (TRAIN, held_out)}
-    if unreadable:  # what is missing may be in there
+    if unreadable:  # they may hold what is missing
         raise ValueError(list_problems(str(root), _refused(unreadable)))
     problems += _endless([path for split in splits.values() for path in split.endless])
     problems += _differences(held_out, classes, others)
@@ -112,7 +112,7 @@ def _classes(folder: pathlib.Path, unreadable: list[OSError]) -> list[str]:
 def _refused(errors: list[OSError]) -> list[str]:
     problems = [
         f"{error.filename}: received a folder that cannot be read ({error.strerror}); expected to "
-        "read all of them; allow it, or take the folder away."
+        "read all of them; allow it, or remove the folder."
         for error in errors[:_MOST_NAMED]
     ]
     if len(errors) > _MOST_NAMED:
@@ -125,12 +125,12 @@ def _endless(paths: list[str]) -> list[str]:
         return []
     return [
         f"received {len(paths)} pipes, sockets or devices with the names of pictures "
-        f"({first_ones(paths)}); expected files; take them away."
+        f"({first_ones(paths)}); expected files; remove them."
     ]
 
 
 def _differences(held_out: str, train: list[str], others: list[str]) -> list[str]:
-    """Classes that only one of the parts has; a part without folders has no classes at all."""
+    """Classes that only one of the splits has; a split without folders has no classes at all."""
     if train and not others:
         return [
             f"{held_out}: received no folders of classes; expected those of {TRAIN}; move each "
@@ -153,7 +153,7 @@ def _differences(held_out: str, train: list[str], others: list[str]) -> list[str
 def _empty(
     name: str, classes: list[str], split: Split, *, among: list[str] | None = None
 ) -> list[str]:
-    """Classes without pictures; those that the part does not have are named elsewhere."""
+    """Classes without pictures; those that the split does not have are reported elsewhere."""
     filled = {classes[label] for label in set(split.labels)}
     empty = [found for found in (classes if among is None else among) if found not in filled]
     if not empty:
@@ -180,10 +180,10 @@ def _split(folder: pathlib.Path, classes: list[str], unreadable: list[OSError]) 
 
 
 def _pictures(folder: pathlib.Path, unreadable: list[OSError], endless: list[str]) -> list[str]:
-    """The pictures in a folder and in those inside it; what cannot be read goes to the lists."""
+    """The pictures in a folder and its subfolders; what cannot be read is added to the lists."""
     found: list[str] = []
     waiting = [str(folder)]
-    # Links may lead round in circles.
+    # Links may form cycles.
     seen = {os.path.realpath(folder)}
     while waiting:
         try:
@@ -193,7 +193,7 @@ def _pictures(folder: pathlib.Path, unreadable: list[OSError], endless: list[str
             unreadable.append(error)
             continue
         for entry in sorted(inside, key=lambda entry: entry.name):
-            # os.path follows links, and does not fail on one that leads to itself.
+            # os.path follows links, and does not fail on one that points to itself.
             linked = entry.is_symlink()
             if os.path.isdir(entry.path) if linked else entry.is_dir():
                 target = os.path.realpath(entry.path)
@@ -201,7 +201,7 @@ def _pictures(folder: pathlib.Path, unreadable: list[OSError], endless: list[str
                     seen.add(target)
                     waiting.append(entry.path)
             elif os.path.splitext(entry.name)[1].lower() in SUFFIXES:
-                # A link to nothing fails at once, and is a corrupt picture.
+                # A broken link fails at once, and counts as a corrupt picture.
                 is_file = os.path.isfile(entry.path) if linked else entry.is_file()
                 is_endless = not is_file and os.path.exists(entry.path)
                 (endless.append if is_endless else found.append)(entry.path)

@@ -50,7 +50,7 @@ class DrawnCharacter(NamedTuple):
     """A character in its cell, before any distortion.
 
     Attributes:
-        ink: (48, 48), uint8: 0 where there is none, 255 where there is all of it.
+        ink: (48, 48), uint8: 0 for none, 255 for full ink.
         box: left, top, right and bottom edge of the ink, in pixels of the cell.
     """
 
@@ -69,7 +69,7 @@ class Typeface:
     """
 
     def __init__(self, name: str) -> None:
-        # Imported here: a program that only names its data sets should not wait for matplotlib.
+        # Imported here: naming a data set should not wait for matplotlib.
         import matplotlib
         from PIL import ImageFont
 
@@ -114,7 +114,7 @@ class Typeface:
                 f"U+{code_point:04X} in {self.name}: received a character that is not in the face; "
                 "expected one of its code_points; leave this character out"
             )
-        # Three cells wide and high: the ink's place in it is not known before it is drawn.
+        # Three cells wide and high: where the ink lies is only known once it is drawn.
         canvas = Image.new("L", (3 * CELL_SIZE, 3 * CELL_SIZE))
         ImageDraw.Draw(canvas).text(
             (CELL_SIZE, CELL_SIZE + BASELINE),
@@ -167,7 +167,7 @@ def candidate_characters(typefaces: Sequence[Typeface]) -> Iterator[int]:
 def distinct_characters(typefaces: Sequence[Typeface], *, limit: int | None = None) -> list[int]:
     """The candidates that look unlike every one before them, in ascending order.
 
-    Latin A, Greek Alpha and Cyrillic A are drawn alike: only the first of them is kept, for no
+    Latin A, Greek Alpha and Cyrillic A are drawn alike: only the first of them is kept, because no
     model could tell the three apart.
 
     Args:
@@ -182,8 +182,7 @@ def distinct_characters(typefaces: Sequence[Typeface], *, limit: int | None = No
     # |u - v|^2 = 2 - 2uv for vectors of length 1.
     largest_product = 1 - SMALLEST_DISTANCE**2 / 2
     candidates = list(candidate_characters(typefaces))
-    # In chunks, so that a small limit is reached without drawing every candidate, and a large one
-    # with products of matrices.
+    # In chunks: a small limit does not draw every candidate, and a large one uses matrix products.
     for start in range(0, len(candidates), _CHUNK):
         chunk = candidates[start : start + _CHUNK]
         vectors = np.stack([_coarse_vector(typefaces, code_point) for code_point in chunk])
@@ -213,7 +212,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Range(NamedTuple):
-    """Where amounts are drawn from, evenly, and how many of them each picture takes."""
+    """The interval of uniform amounts, and how many of them each picture takes."""
 
     low: float
     high: float
@@ -241,7 +240,7 @@ RANGES: Mapping[str, Range] = types.MappingProxyType(
 
 _DRAWN_PIXELS_PER_PIXEL = CELL_SIZE // PICTURE_SIZE
 _CENTRE = CELL_SIZE / 2
-# Half a drawn pixel stays free at every edge for the blur of the interpolation.
+# Half a drawn pixel stays free at every edge for the interpolation.
 _REACH = _CENTRE - 0.5
 
 
@@ -291,8 +290,8 @@ def place(boxes: npt.NDArray[np.int64], amounts: Mapping[str, Floats]) -> tuple[
 
     Returns:
         Matrices (pictures, 2, 2) and shifts (pictures, 2) in drawn pixels, across and down, which
-        together keep every box inside the cell: a shift is cut where it would leave it, and what is
-        too large is shrunk.
+        together keep every box inside the cell: shifts are clipped, and boxes that are too large
+        are shrunk.
     """
     angle, shear = amounts["rotation"][:, 0], amounts["shear"][:, 0]
     scale, aspect = np.exp(amounts["log_scale"])[:, 0], np.exp(amounts["log_aspect"])[:, 0]
@@ -304,7 +303,7 @@ def place(boxes: npt.NDArray[np.int64], amounts: Mapping[str, Floats]) -> tuple[
     corners = np.stack([[left, left, right, right], [top, bottom, top, bottom]]).transpose(2, 0, 1)
     moved = matrices @ corners
     lowest, highest = moved.min(axis=2), moved.max(axis=2)
-    # Few characters are so large that this changes anything.
+    # Few characters are large enough to be shrunk.
     shrink = np.minimum(1.0, (2 * _REACH / (highest - lowest)).min(axis=1))[:, None]
     shifts = _DRAWN_PIXELS_PER_PIXEL * amounts["shift"]
     shifts = np.clip(shifts, -_REACH - shrink * lowest, _REACH - shrink * highest)
@@ -333,15 +332,15 @@ def _colour(ink: Floats, amounts: Mapping[str, Floats]) -> Floats:
     """Shares of ink (pictures, 24, 24) to shaded colours (pictures, 24, 24, 3)."""
     ground = amounts["ground"][:, None, None, :]
     colours = ground + ink[..., None] * (amounts["ink"][:, None, None, :] - ground)
-    steps = np.linspace(-1, 1, PICTURE_SIZE)
+    places = np.linspace(-1, 1, PICTURE_SIZE)
     direction = amounts["shading_direction"][:, :, None]
-    slope = np.cos(direction) * steps + np.sin(direction) * steps[:, None]
+    slope = np.cos(direction) * places + np.sin(direction) * places[:, None]
     return colours * (1 + amounts["shading"][:, :, None] * slope)[..., None]
 
 
 _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
-# Part of every picture's seed, so that no picture is drawn with the amounts of another.
-_PARTS = {"train": 0, "test": 1}
+# In every picture's seed, so that no picture is drawn with the amounts of another.
+_SPLITS = {"train": 0, "test": 1}
 
 
 def load_glyphs(
@@ -353,15 +352,15 @@ def load_glyphs(
     cache_dir: str | os.PathLike[str] | None = None,
     progress: bool = False,
 ) -> ImageSet:
-    """Draws characters of the DejaVu typefaces, or reads them where they have been drawn before.
+    """Draws characters of the DejaVu typefaces, or reads them if they have been drawn before.
 
     A class is a character that all twelve faces hold and that looks unlike every class before it.
     Training pictures show it in eight of the faces, test pictures in the other four. Each picture
-    is rotated, scaled, stretched, sheared, shifted, tinted, shaded and given noise by amounts of
-    its own; none is mirrored or cut off.
+    is rotated, scaled, stretched, sheared, shifted, tinted, shaded and given noise by its own
+    amounts; none is mirrored or cut off.
 
-    A picture depends on the seed, its character, its part and its number within class and part
-    alone: sets with fewer classes or pictures hold the first ones of larger sets.
+    A picture depends only on the seed, its character, its split and its number within both: sets
+    with fewer classes or pictures hold the first ones of larger sets.
 
     Pictures are in the order of their classes: shuffle them before training.
 
@@ -372,7 +371,7 @@ def load_glyphs(
         test_per_class: test pictures of each class, at least 1.
         seed: chooses all distortions, in [0, 2**32).
         cache_dir: folder for the drawn set; by default the environment variable SAT_TF_CACHE, or
-            ~/.cache/sat_tf. Where it cannot be written, the set is drawn anew each time, with a
+            ~/.cache/sat_tf. If it cannot be written, the set is drawn again each time, with a
             warning.
         progress: shows a bar while drawing, which takes half a minute for the full set.
 
@@ -425,15 +424,14 @@ def _key(arguments: dict[str, int]) -> str:
     import PIL
     from PIL import features
 
-    sources = [inspect.getsource(sys.modules[__name__])]
     facts: dict[str, Any] = {
         **arguments,
         # matplotlib brings the faces, Pillow draws them, with the FreeType it was built with.
         "matplotlib": matplotlib.__version__,
         "pillow": PIL.__version__,
         "freetype": features.version("freetype2"),
-        # The text of the code, because a number to be raised by hand would be forgotten.
-        "code": [*sources, inspect.getsource(_draw), inspect.getsource(_draw_part)],
+        # The text of the code, because a version number would be forgotten.
+        "code": inspect.getsource(sys.modules[__name__]),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -465,7 +463,7 @@ def _draw(
             code_points,
             [faces[name] for name in names],
             count=count,
-            seeds=(seed, _PARTS[part]),
+            seeds=(seed, _SPLITS[part]),
             progress=f"Drawing {part} pictures" if progress else None,
         )
         arrays[f"{part}_labels"] = np.repeat(np.arange(num_classes, dtype=np.int32), count)
@@ -487,8 +485,8 @@ def _draw_part(
     bar = track(code_points, description=progress or "", disable=progress is None)
     for label, code_point in enumerate(bar):
         drawings = [face.draw(code_point) for face in faces[:count]]
-        # RandomState, because its distributions are the ones NumPy promises never to change; on
-        # PCG64, because seeding its default generator takes as long as drawing the picture.
+        # RandomState, because NumPy guarantees that its distributions never change; on PCG64,
+        # because seeding its default generator takes as long as drawing the picture.
         images[label] = pictures(
             [drawings[number % len(drawings)] for number in range(count)],
             [

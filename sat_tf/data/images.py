@@ -11,15 +11,15 @@ from sat_tf.arguments import is_integer
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ImageSet:
-    """Square colour images with class labels, split in a part to train on and a part held out.
+    """Square colour images with class labels, split into training and held-out images.
 
     Attributes:
-        name: what the set is called in tables and file names.
+        name: of the set, in tables and file names.
         train_images: (train, image_size, image_size, 3), uint8.
         train_labels: (train,), int32, in [0, num_classes).
         test_images: (test, image_size, image_size, 3), uint8.
         test_labels: (test,), int32, in [0, num_classes).
-        num_classes: number of classes, at least 1. A class may lack images in either part.
+        num_classes: number of classes, at least 1. A class may lack images in either split.
 
     Raises:
         ValueError: the arrays do not fit this description or each other; lists everything.
@@ -99,7 +99,7 @@ class ImageSet:
                 f"{part}_labels: received shape {shape}; expected ({count},); "
                 "give one class number for each image"
             )
-        # Labels of another type have been reported above, and may not even compare with a number.
+        # Labels of another type have been reported above, and may not be comparable with a number.
         if dtype == "int32" and labels.size and is_integer(self.num_classes, lowest=1):
             smallest, largest = int(labels.min()), int(labels.max())
             if smallest < 0 or largest >= self.num_classes:

@@ -11,7 +11,7 @@ from PIL import ExifTags, Image, ImageOps, TiffImagePlugin
 from sat_tf.data.shards import spread_evenly
 
 _MODES = {1: "L", 3: "RGB"}
-# Of Pillow: integers of 16 bits. Those of 32, "I", it also makes of the 16 of PGM files.
+# Pillow's modes of 16-bit integers. PGM files of 16 bits have the 32-bit mode "I".
 _SIXTEEN_BITS = ("I;16", "I;16L", "I;16B", "I;16N")
 
 
@@ -21,9 +21,9 @@ class FolderImages:
 
     Attributes:
         images: uint8 (n, rows, columns, channels).
-        labels: int32 (n,); None where the folder has no folders of classes.
+        labels: int32 (n,); None if the folder has no folders of classes.
         class_names: names of the folders of classes, by label.
-        unreadable: everything else: other files, pipes, sockets, devices, links to nothing.
+        unreadable: everything else: other files, pipes, sockets, devices, broken links.
     """
 
     images: npt.NDArray[np.uint8]
@@ -35,14 +35,14 @@ class FolderImages:
 def load_folder(
     path: str | pathlib.Path, shape: tuple[int, ...], *, most: int | None = None
 ) -> FolderImages:
-    """Reads the pictures of a folder, in the order of their names.
+    """Reads the pictures of a folder, sorted by name.
 
-    A folder that holds folders has a class in each: they are numbered in the order of their names,
-    from 0. One that holds pictures has no labels. Hidden files are left out.
+    Each subfolder is a class, numbered from 0 in the order of their names. A folder without
+    subfolders has no labels. Hidden files are left out.
 
-    A picture is turned as its EXIF data says, loses its transparency, is scaled bilinearly until it
-    just covers the input, and what then is too much is cut off on both sides alike. One that has
-    the size of the input keeps its pixels. Of 16 bits the upper 8 are taken, as TensorFlow does.
+    A picture is rotated by its EXIF orientation, loses its transparency, is scaled bilinearly until
+    it just covers the input, and is cropped to its centre. One that has the size of the input keeps
+    its pixels. 16-bit values keep their upper 8 bits, as in TensorFlow.
 
     Args:
         path: of the folder.
@@ -50,8 +50,8 @@ def load_folder(
         most: how many pictures at most, spread evenly; None reads all.
 
     Raises:
-        ValueError: no such folder, no pictures in it, pictures beside folders, or an input that
-            takes no pictures.
+        ValueError: there is no such folder, it holds no pictures, or pictures beside folders, or
+            the input does not take pictures.
     """
     path = pathlib.Path(path)
     _expect_pictures(str(path), shape)
@@ -84,7 +84,7 @@ def _files(
 ) -> tuple[list[pathlib.Path], npt.NDArray[np.int32] | None, tuple[str, ...]]:
     """The files that should be pictures, their labels, and the names of the classes."""
     if not path.is_dir():
-        raise ValueError(f"{path}: received no folder, expected one of pictures.")
+        raise ValueError(f"{path}: not a folder, expected one of pictures.")
     folders = [entry for entry in _entries(path) if entry.is_dir()]
     beside = [entry for entry in _entries(path) if not entry.is_dir()]
     if not folders:
@@ -108,12 +108,12 @@ def _entries(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _read(path: pathlib.Path, shape: tuple[int, ...]) -> npt.NDArray[np.uint8] | None:
-    """The pixels of a picture; None where nothing decodes it."""
+    """The pixels of a picture; None if it cannot be decoded."""
     if not path.is_file():  # opening a pipe waits for its writer
         return None
     try:
         with warnings.catch_warnings(), Image.open(path) as opened:
-            # Of very large pictures, and of odd metadata.
+            # Warnings about very large pictures and odd metadata.
             warnings.simplefilter("ignore")
             return _fitted(ImageOps.exif_transpose(eight_bits(opened)), shape)
     except Exception:  # Pillow's readers raise many types on damaged files.
@@ -121,13 +121,13 @@ def _read(path: pathlib.Path, shape: tuple[int, ...]) -> npt.NDArray[np.uint8] |
 
 
 def eight_bits(image: Image.Image) -> Image.Image:
-    """A picture with 8 bits a channel: of 16 the upper half, v >> 8, as TensorFlow decodes them.
+    """A picture with 8 bits a channel: the upper half of 16, v >> 8, as in TensorFlow.
 
-    Pillow itself would clip 16-bit values at 255, to white. Of 12, which TIFF files may have, the
-    upper 8 are taken.
+    Pillow itself would clip 16-bit values at 255, to white. 12-bit values of TIFF files keep their
+    upper 8 bits.
 
     Raises:
-        ValueError: its values have no range that is known, as those of 32 bits have none.
+        ValueError: its values have 32 bits, and an unknown range.
     """
     if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
         raise ValueError(f"its values are of 32 bits (mode {image.mode}), expected 8 or 16")
@@ -141,21 +141,21 @@ def eight_bits(image: Image.Image) -> Image.Image:
 
 
 def _bits(image: Image.Image) -> int:
-    """Bits of a value that Pillow gives as one of 16: those of a TIFF file are what it says."""
+    """The number of bits of a 16-bit image's values; TIFF files state their own."""
     if isinstance(image, TiffImagePlugin.TiffImageFile):
         return int(image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (16,))[0])
     return 16
 
 
 def resized(images: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Colour images as an input of some shape takes them, fitted as `load_folder` does.
+    """Colour images fitted to an input shape, as in `load_folder`.
 
     Args:
         images: uint8 (n, rows, columns, 3).
         shape: rows, columns and channels (1 or 3) of the input.
 
     Raises:
-        ValueError: an input that takes no pictures.
+        ValueError: the input does not take pictures.
     """
     _expect_pictures("the data set", shape)
     if images.shape[1:] == shape:

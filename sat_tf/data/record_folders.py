@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 TRAIN = "train"
 HELD_OUT = ("validation", "val", "test")
-# Length, its checksum, and behind the data another checksum.
+# The length and its checksum; behind the data another checksum.
 _HEADER, _FOOTER = 12, 4
-# Bytes that a record takes besides its content.
+# Bytes of a record besides its content.
 RECORD_FRAME = _HEADER + _FOOTER
 
 
@@ -42,25 +42,25 @@ def load_tfrecords(
 ) -> ImageSource:
     """A folder of TFRecord files train-* and validation-* (or val-*, test-*) of encoded pictures.
 
-    Pictures are prepared as in `load_folder_tree`. Each worker reads files of its own.
+    Pictures are prepared as in `load_folder_tree`. Each worker reads its own files.
 
     Args:
         data_dir: the folder.
         image_size: height and width of what training and measuring see, in pixels.
         num_classes: number of classes.
-        first_label: what the files call the first class: 1 in the usual conversion of ImageNet,
-            which keeps 0 for a background.
+        first_label: the label of the first class in the files: 1 in the usual conversion of
+            ImageNet, which keeps 0 for a background.
         image_key: feature that holds the bytes of the picture.
         label_key: feature that holds the class, an integer.
-        num_train: number of training images that are expected: the records are counted, once, and
-            another number of them is an error.
+        num_train: expected number of training images: the records are counted, once, and another
+            number is an error.
         num_test: number of held-out images, likewise.
-        shuffle_buffer: how many encoded pictures training draws from; 10,000 of ImageNet take
+        shuffle_buffer: size of the shuffle buffer, in encoded pictures; 10,000 of ImageNet take
             1.1 GB.
         max_corrupt: more corrupt pictures than this share of all (but 5 at least, unless it is 0)
             are an error.
-        deterministic: whether batches hold the same pictures in the same order whenever they are
-            read; otherwise the fastest files and pictures come first.
+        deterministic: whether batches hold the same pictures in the same order every time;
+            otherwise the fastest files and pictures come first.
         cache_dir: where counts are kept; by default the environment variable SAT_TF_CACHE, or
             ~/.cache/sat_tf.
 
@@ -133,7 +133,7 @@ def _expect_records(
     counts: tuple[list[int], list[int]],
     expected: tuple[int | None, int | None],
 ) -> None:
-    """Raises an error where there are no records, or others than were expected."""
+    """Raises an error if there are no records, or another number than expected."""
     problems = []
     for name, found, number in zip(("train", "test"), map(sum, counts), expected, strict=True):
         files = f"{TRAIN}-*" if name == "train" else "-*, ".join(HELD_OUT) + "-*"
@@ -151,10 +151,10 @@ def _expect_records(
 def find_files(
     data_dir: str | os.PathLike[str],
 ) -> tuple[list[pathlib.Path], list[pathlib.Path]]:
-    """The files of both parts, in the order of their names.
+    """The files of both splits, sorted by name.
 
     Raises:
-        ValueError: no such folder, or no such files in it.
+        ValueError: there is no such folder, or no such files in it.
     """
     if not isinstance(data_dir, str | os.PathLike):
         raise ValueError(f"data_dir: received {data_dir!r}; expected the path of a folder.")
@@ -177,7 +177,7 @@ def find_files(
 
 
 def _files(root: pathlib.Path, name: str) -> list[pathlib.Path]:
-    """Files such as train-00000-of-01024, in the folder or in one of that name in it."""
+    """Files such as train-00000-of-01024, in the folder or in its subfolder `name`."""
     places = (root, root / name)
     return sorted(path for place in places for path in place.glob(f"{name}-*") if path.is_file())
 
@@ -215,14 +215,14 @@ def _part(
 
 
 def count_records(files: list[pathlib.Path], cache: pathlib.Path) -> list[int]:
-    """How many records each file holds; counted once, and again when a file has changed.
+    """The number of records in each file; counted again only when a file has changed.
 
     Args:
         files: TFRecord files, not compressed.
         cache: folder where counts are kept.
 
     Raises:
-        ValueError: a file does not hold records, or breaks off.
+        ValueError: a file does not hold records, or is truncated.
     """
     facts = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     key = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
@@ -235,7 +235,7 @@ def count_records(files: list[pathlib.Path], cache: pathlib.Path) -> list[int]:
 
 
 def _count(path: pathlib.Path) -> int:
-    """Records of a file, by going from one length to the next."""
+    """The number of records in a file, by skipping from length to length."""
     size = path.stat().st_size
     count = place = 0
     with path.open("rb") as file:
@@ -248,7 +248,7 @@ def _count(path: pathlib.Path) -> int:
             count += 1
     if place != size:
         raise ValueError(
-            f"{path}: received a file that breaks off in record {max(count - 1, 0)} or holds no "
+            f"{path}: received a file that is truncated in record {max(count - 1, 0)} or holds no "
             "TFRecords; expected a whole, uncompressed TFRecord file; write it again."
         )
     return count

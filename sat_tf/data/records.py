@@ -1,4 +1,4 @@
-"""Pictures in files of records, which can only be read from their beginning, as batches."""
+"""Batches of pictures in record files, which can only be read from their beginning."""
 
 import dataclasses
 import os
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from sat_tf.data.batch_order import RANDOM, as_given, check_batches, in_pieces
+from sat_tf.data.batch_order import RANDOM, check_batches, in_pieces
 from sat_tf.data.crops import (
     JPEG,
     held_out_crop,
@@ -22,38 +22,35 @@ from sat_tf.data.crops import (
     training_crop_of_pixels,
 )
 from sat_tf.data.decoding import (
-    CorruptPictures,
     Encoded,
-    Fast,
     NoGoodPictureError,
-    Slow,
-    decoded,
+    PictureSource,
     first_good,
 )
 from sat_tf.data.shards import Shard
-from sat_tf.data.source import NO_LABEL, FirstError, ImageSource, ReadingError, expect_images
+from sat_tf.data.source import NO_LABEL, ReadingError, expect_images
 
-# What TensorFlow puts around its messages.
+# Text that TensorFlow adds around its messages.
 _AROUND = re.compile(r"\{\{.*?\}\} ?| ?\[Op:.*", re.DOTALL)
-# How many pictures are looked at to tell which format most have.
-_LOOKED_AT = 16
+# How many pictures are sampled to find the format of most.
+_SAMPLED_FOR_FORMAT = 16
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecordFiles:
-    """One part of a set: files of records, and how to read them.
+    """One split of a set: files of records, and how to read them.
 
     Attributes:
         names: of the files, for messages.
-        counts: how many records each has; none is empty, so that dealing them out is fair.
+        counts: how many records each has; none is empty, so that they can be sharded fairly.
         read: gives the dataset of the records of a file, by its number (a scalar, int64); a record
             is a tuple of tensors. Records that cannot be read are one empty string.
         parse: takes a record and gives the bytes of its picture and its label, int64.
         num_classes: labels are below it.
-        paths: of the files, to try whether they are there; none where others open them.
-        are_jpegs: whether most pictures are JPEGs; others then are read, but slowly.
-        fix_of_features: what to do where a record lacks the picture or the label.
-        fix_of_labels: what to do where a label is out of range.
+        paths: of the files, to check that they exist; empty if the builder opens them.
+        are_jpegs: whether most pictures are JPEGs; others are then read slowly.
+        fix_of_features: the fix if a record lacks the picture or the label.
+        fix_of_labels: the fix if a label is out of range.
     """
 
     names: Sequence[str]
@@ -86,11 +83,11 @@ class RecordFiles:
         except OSError as error:
             raise ReadingError(
                 f"{_printable(path)}: received a file that cannot be opened ({error.strerror}); "
-                "expected the one that was there at the start; bring it back."
+                "expected the one found at the start; restore it."
             ) from error
 
     def following(self, file: int, record: int, content: tuple[Any, ...]) -> Iterator[Encoded]:
-        """All pictures: from one on and round its file to it, and then those of the next files.
+        """All pictures: from one on, wrapping around in its file, then those of the next files.
 
         Args:
             file: number of the first one's file.
@@ -111,7 +108,7 @@ class RecordFiles:
                 yield self.encoded(place, int(index), found)
 
     def encoded(self, file: int, record: int, content: tuple[Any, ...]) -> Encoded:
-        """The picture in a record, which may be made of tensors or of arrays.
+        """The picture in a record of tensors or arrays.
 
         Raises:
             ReadingError: it lacks the picture or the label, or the label is out of range.
@@ -121,7 +118,7 @@ class RecordFiles:
         if len(tensors) == 1 and not tensors[0].numpy():
             return Encoded(name, _refuse, NO_LABEL)
         try:
-            # Lists and scalars of Python come from some formats, arrays and tensors from others.
+            # Some formats give Python lists and scalars, others arrays and tensors.
             picture, label = (tf.convert_to_tensor(found) for found in self.parse(*tensors))
         except tf.errors.OpError as error:
             reason = _AROUND.sub("", error.message)
@@ -147,14 +144,14 @@ def tfrecord_files(
     fix_of_labels: str,
     begins: Sequence[int] | None = None,
 ) -> RecordFiles:
-    """TFRecord files, or spans of them, as one part of a set.
+    """TFRecord files, or spans of them, as one split of a set.
 
-    From where a file is damaged on, its records are empty strings: there are always as many as
-    were counted.
+    After a damaged record, all further records of its file are empty strings, so that there are
+    always as many as were counted.
 
     Args:
         paths: of the files.
-        counts: how many records of each belong to the part; files with none are left out.
+        counts: how many records of each belong to the split; files with none are left out.
         parse: see `RecordFiles`.
         num_classes: see `RecordFiles`.
         fix_of_features: see `RecordFiles`.
@@ -173,8 +170,8 @@ def tfrecord_files(
     def read(file: tf.Tensor) -> tf.data.Dataset:
         records = tf.data.TFRecordDataset(tf.gather(files, file)).skip(tf.gather(spans, file))
         missing = tf.data.Dataset.from_tensors(tf.constant(b"")).repeat()
-        # A wrong checksum ends the file. `ignore_errors` would try for ever to open a file that is
-        # not there, which is why `expect_readable` comes before.
+        # A wrong checksum ends the file. `ignore_errors` would try forever to open a missing file,
+        # which is why `expect_readable` comes before.
         whole = records.ignore_errors().concatenate(missing).take(tf.gather(lengths, file))
         return whole.map(lambda serialized: (serialized,))
 
@@ -192,9 +189,9 @@ def tfrecord_files(
 
 
 def _are_jpegs(part: RecordFiles) -> bool:
-    """Whether most pictures are JPEGs, by the first ones; records that are wrong have no say."""
+    """Whether most pictures are JPEGs, by the first ones; invalid records do not count."""
     found = []
-    for record, content in enumerate(part.read(tf.constant(0, tf.int64)).take(_LOOKED_AT)):
+    for record, content in enumerate(part.read(tf.constant(0, tf.int64)).take(_SAMPLED_FOR_FORMAT)):
         try:
             found.append(part.encoded(0, record, content).read().startswith(JPEG))
         except ValueError:
@@ -210,31 +207,31 @@ def _printable(path: str) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-# Files read at a time; their records take turns.
+# Files read at a time, interleaved.
 _FILES_AT_ONCE = 16
-# Keeps the draws of the records apart from those of the files, which have the same seed.
+# Makes the draws of the records independent of those of the files, which have the same seed.
 _RECORDS = 2
 _SAMPLED_AT_ONCE = 64
 
 
-class RecordSource(ImageSource):
-    """Batches of the pictures in files of records.
+class RecordSource(PictureSource):
+    """Batches of the pictures in record files.
 
-    Every epoch, the files are put in another order and dealt out to the workers, each of which
-    reads several of its own at a time and draws from a buffer. So each worker reads its own files
-    only; which images a batch holds then depends on the number of workers as well. Where a worker
-    has fewer images than its part of an epoch, it begins again; where there are fewer files than
-    workers, each reads all files and takes every third record, say.
+    Every epoch, the files are shuffled and sharded over the workers, each of which interleaves
+    several of its own and draws from a shuffle buffer. Each worker reads only its own files, so the
+    images of a batch also depend on the number of workers. A worker with fewer images than its
+    share of an epoch repeats them; with fewer files than workers, each reads all files and takes,
+    say, every third record.
 
     A run that starts in the middle of an epoch reads that epoch from its beginning, but decodes
-    nothing of what it has seen.
+    only what is left of it.
 
     Args:
-        name: what the set is called.
-        train: the part to train on.
-        held_out: the part to measure with.
+        name: of the set.
+        train: the split to train on.
+        held_out: the split to measure with.
         image_size: height and width of the images.
-        shuffle_buffer: how many encoded pictures to draw from.
+        shuffle_buffer: size of the shuffle buffer, in encoded pictures.
         max_corrupt: see `CorruptPictures`.
         deterministic: whether files and pictures keep their order.
     """
@@ -250,22 +247,18 @@ class RecordSource(ImageSource):
         max_corrupt: float,
         deterministic: bool,
     ) -> None:
-        self.name = name
-        self.image_size = image_size
-        self.num_classes = train.num_classes
-        self.num_train = train.count
-        self.num_test = held_out.count
-        self.corrupt = CorruptPictures(name, self.num_train + self.num_test, max_corrupt)
-        self._first_error = FirstError()
+        super().__init__(
+            name=name,
+            image_size=image_size,
+            num_classes=train.num_classes,
+            num_train=train.count,
+            num_test=held_out.count,
+            max_corrupt=max_corrupt,
+            deterministic=deterministic,
+        )
         self._train = train
         self._held_out = held_out
         self._shuffle_buffer = shuffle_buffer
-        self._deterministic = deterministic
-
-    @property
-    def reading_error(self) -> ReadingError | None:
-        """What reading met first; see `ImageSource`."""
-        return self._first_error.error
 
     def training_batches(
         self,
@@ -276,7 +269,7 @@ class RecordSource(ImageSource):
         first_step: int = 0,
         shard: Shard | None = None,
     ) -> tf.data.Dataset:
-        """The training batches from some step on, without end; see `ImageSource`."""
+        """The endless training batches from a given step on; see `ImageSource`."""
         shard = shard or Shard()
         check_batches(
             self.name,
@@ -315,7 +308,7 @@ class RecordSource(ImageSource):
             return part.map(lambda *row: (epoch, *row)).batch(span, drop_remainder=True)
 
         def seed_of(epoch: tf.Tensor, file: tf.Tensor, record: tf.Tensor) -> tf.Tensor:
-            # The crop of a picture does not depend on the batch it is in.
+            # The crop of a picture does not depend on its batch.
             key = tf.stack([tf.constant(seed, tf.int64), epoch])
             for number in (file, record):
                 key = tf.random.experimental.stateless_fold_in(key, number, alg=RANDOM)
@@ -344,8 +337,8 @@ class RecordSource(ImageSource):
     ) -> tf.data.Dataset:
         """Every held-out image once; see `ImageSource`.
 
-        One process gets them in the order of the files; several get their own files each. A corrupt
-        picture leaves a black image with `NO_LABEL` in its place.
+        A single process gets them in the order of the files; several get their own files each. A
+        corrupt picture is replaced by a black image with `NO_LABEL`.
         """
         shard = shard or Shard()
         check_batches(self.name, batch_size=batch_size, num_train=None, shard=shard)
@@ -361,9 +354,9 @@ class RecordSource(ImageSource):
         return self._prepared(self._held_out, in_pieces(spans, batch_size=batch_size, shard=shard))
 
     def training_sample(self, count: int, *, seed: int) -> npt.NDArray[np.uint8]:
-        """So many training images, or all there are, prepared as the held-out ones are.
+        """`count` training images, or all there are, prepared like the held-out ones.
 
-        Drawn from the buffer over the files in a random order; no corrupt ones.
+        Drawn from the shuffle buffer over the files in a random order; no corrupt ones.
         """
         expect_images(self.name, count)
         random = np.random.RandomState(seed)
@@ -375,14 +368,14 @@ class RecordSource(ImageSource):
             records = self._records(self._train, files, Shard())
             return _shuffled(records, max(self._shuffle_buffer, count), draw)
 
-        # Within a function, for `_shuffled`.
+        # Inside a function, as `_shuffled` requires.
         records = tf.data.Dataset.from_tensors(tf.constant(files, tf.int64)).flat_map(shuffled)
         return self._sample(self._train, records, count)[0]
 
     def held_out_sample(self, most: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        """At most so many held-out images, spread evenly, and their labels; no corrupt ones."""
+        """At most `most` held-out images, spread evenly, and their labels; no corrupt ones."""
         expect_images(self.name, most)
-        # Spread like `spread_evenly`, in a stream.
+        # As `spread_evenly`, in a stream.
         most = min(most, self.num_test)
         chosen = np.zeros(self.num_test, bool)
         chosen[np.linspace(0, self.num_test - 1, most).round().astype(int)] = True
@@ -396,13 +389,7 @@ class RecordSource(ImageSource):
         self, part: RecordFiles, records: tf.data.Dataset, most: int
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
         batches = self._prepared(part, records.batch(min(_SAMPLED_AT_ONCE, most)))
-        good = batches.unbatch().filter(lambda _, label: label != NO_LABEL).take(most)
-        with self._first_error.raised():
-            found = list(good.as_numpy_iterator())
-        if not found:
-            raise ReadingError(self.corrupt.all_are_corrupt())
-        images, labels = zip(*found, strict=True)
-        return np.stack(images), np.array(labels, np.int32)
+        return self._first_images(batches, most)
 
     def _records(
         self, part: RecordFiles, files: tf.Tensor, shard: Shard, *, at_once: int = _FILES_AT_ONCE
@@ -427,27 +414,27 @@ class RecordSource(ImageSource):
             of_file,
             cycle_length=at_once,
             num_parallel_calls=tf.data.AUTOTUNE,
-            # Workers that take turns at the same records have to meet them in the same order.
+            # Workers that share the same records have to read them in the same order.
             deterministic=self._deterministic or not is_dealt,
         )
         return records if is_dealt else records.shard(shard.workers, shard.worker)
 
     def _shard_count(self, shard: Shard) -> int:
-        """How many held-out images fall to a process."""
+        """The number of held-out images in a shard."""
         counts = self._held_out.counts
         if len(counts) >= shard.workers:
             return sum(counts[shard.worker :: shard.workers])
         return len(range(shard.worker, self._held_out.count, shard.workers))
 
     def _padding(self, records: tf.data.Dataset) -> tf.data.Dataset:
-        """Without end, records of a file that does not exist."""
+        """Endless records of a file that does not exist."""
         _, _, *content = records.element_spec
         nothing = (tf.zeros(spec.shape, spec.dtype) for spec in content)
         absent = tf.constant(-1, tf.int64)
         return tf.data.Dataset.from_tensors((absent, absent, *nothing)).repeat()
 
     def _prepared(self, part: RecordFiles, pieces: tf.data.Dataset) -> tf.data.Dataset:
-        """Pictures as the held-out ones are prepared; black where there is no file."""
+        """Pictures prepared like the held-out ones; black if there is no file."""
         crop_of = held_out_crop_of_jpeg if part.are_jpegs else held_out_crop
         nothing = np.zeros((self.image_size, self.image_size, 3), np.uint8), NO_LABEL
 
@@ -477,21 +464,10 @@ class RecordSource(ImageSource):
         tf.debugging.Assert((label >= 0) & (label < self.num_classes), [label])
         return tf.cast(label, tf.int32)
 
-    def _batches(self, pieces: tf.data.Dataset, fast: Fast, slow: Slow) -> tf.data.Dataset:
-        batches = decoded(
-            pieces,
-            fast,
-            slow,
-            image_size=self.image_size,
-            first_error=self._first_error,
-            deterministic=self._deterministic,
-        )
-        return as_given(batches, deterministic=self._deterministic)
-
 
 def _shuffled(records: tf.data.Dataset, buffer: int, seed: Any) -> tf.data.Dataset:
     """Shuffled by the seed alone; to be called in a function that is being traced."""
-    # `shuffle` mixes its seed with the global one, on which nothing here may depend. This sets that
-    # of the function being traced, and of nothing else.
+    # `shuffle` mixes its seed with the global one, on which nothing here may depend. This sets only
+    # that of the function being traced.
     tf.compat.v1.set_random_seed(1)
     return records.shuffle(buffer, seed=seed, reshuffle_each_iteration=False)

@@ -1,4 +1,4 @@
-"""Which images stand for all of a set, and which part of every batch falls to whom."""
+"""Evenly spread samples of a set, and the shard of every batch that a process computes."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 
 def spread_evenly(count: int, most: int | None) -> npt.NDArray[np.int64]:
-    """Indices of at most so many of `count` images, spread evenly; None chooses all.
+    """Indices of at most `most` of `count` images, spread evenly; None chooses all.
 
     >>> spread_evenly(9, 3).tolist(), spread_evenly(2, 3).tolist(), spread_evenly(0, 3).tolist()
     ([0, 4, 8], [0, 1], [])
@@ -20,7 +20,7 @@ def spread_evenly(count: int, most: int | None) -> npt.NDArray[np.int64]:
 class Shard:
     """The place of one process among those that train together.
 
-    Every global batch is cut into one piece for each replica of each process, in order; where it
+    Every global batch is cut into one piece for each replica of each process, in order; if it
     cannot be cut evenly, the first pieces are one image longer.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""What training needs of a data set, wherever its images come from."""
+"""The interface of a data set that training needs, wherever its images come from."""
 
 import abc
 import contextlib
@@ -14,7 +14,7 @@ from sat_tf.data.shards import Shard
 
 
 def picture_rules(image_size: Any, max_corrupt: Any, deterministic: Any) -> list[Rule]:
-    """Rules for the options that all such sets share.
+    """Rules for the options that all sets of pictures share.
 
     Args:
         image_size: height and width of what training sees, in pixels.
@@ -44,7 +44,7 @@ def picture_rules(image_size: Any, max_corrupt: Any, deterministic: Any) -> list
 
 
 def buffer_rule(shuffle_buffer: Any) -> Rule:
-    """The rule for the number of pictures that training draws from."""
+    """The rule for the size of the shuffle buffer."""
     return Rule(
         "shuffle_buffer",
         shuffle_buffer,
@@ -55,20 +55,19 @@ def buffer_rule(shuffle_buffer: Any) -> Rule:
 
 
 def path_rule(name: str, path: Any) -> Rule:
-    """The rule for a folder that need not be named."""
+    """The rule for an optional folder."""
     is_valid = path is None or isinstance(path, str | os.PathLike)
     return Rule(name, path, is_valid, "the path of a folder, or None", "pass a path")
 
 
 class ReadingError(ValueError):
-    """A data set cannot be read on; the message says what was received, expected, and the fix."""
+    """A data set cannot be read; the message says what was received, expected, and the fix."""
 
 
 class FirstError:
-    """Keeps the first error that reading met in Python.
+    """Keeps the first error of reading that was raised in Python.
 
-    Inside tf.data TensorFlow turns it into an error of its own, in which the message is somewhere
-    between two tracebacks.
+    Inside tf.data TensorFlow turns it into its own error, with the message between two tracebacks.
     """
 
     def __init__(self) -> None:
@@ -76,12 +75,12 @@ class FirstError:
 
     @property
     def error(self) -> ReadingError | None:
-        """What was met first, or None."""
+        """The first error, or None."""
         return self._error
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Keeps a `ReadingError` that leaves the block; everything else is a fault of ours."""
+        """Keeps a `ReadingError` that leaves the block; any other error is a bug."""
         try:
             yield
         except ReadingError as error:
@@ -90,7 +89,7 @@ class FirstError:
 
     @contextlib.contextmanager
     def raised(self) -> Iterator[None]:
-        """Raises what was kept in the place of TensorFlow's error that leaves the block.
+        """Raises the kept error instead of TensorFlow's error that leaves the block.
 
         Raises:
             ReadingError: see above.
@@ -105,7 +104,7 @@ class FirstError:
             raise ReadingError(str(self._error)) from None
 
 
-# The label of what only fills up the last held-out batch; losses and metrics leave it out.
+# The label of images that only pad the last held-out batch; losses and metrics ignore them.
 NO_LABEL = -1
 
 
@@ -115,8 +114,8 @@ class ImageSource(abc.ABC):
     Images are square colour images, uint8 from the file to the device; labels are int32.
 
     Attributes:
-        name: what the set is called.
-        image_size: height and width of what training and measuring see, in pixels.
+        name: of the set.
+        image_size: height and width of the images that a model sees, in pixels.
         num_classes: number of classes.
         num_train: number of training images.
         num_test: number of held-out images.
@@ -130,7 +129,7 @@ class ImageSource(abc.ABC):
 
     @property
     def reading_error(self) -> ReadingError | None:
-        """What reading met first, where TensorFlow has raised an error of its own instead."""
+        """The first error of reading, for which TensorFlow has raised its own."""
         return None
 
     @abc.abstractmethod
@@ -143,24 +142,23 @@ class ImageSource(abc.ABC):
         first_step: int = 0,
         shard: Shard | None = None,
     ) -> Any:
-        """The training batches from some step on, without end.
+        """The endless training batches from a given step on.
 
-        What a batch holds depends on the seed, its epoch and its step alone: a source that starts
-        at step 7 of epoch 3 goes on exactly like one that has come there. Every epoch has another
-        order and other distortions, and num_train // batch_size steps; what is left over is
-        dropped.
+        A batch depends on the seed, its epoch and its step alone: a source that starts at step 7 of
+        epoch 3 continues exactly like one that has reached it. Every epoch has another order and
+        other distortions, and num_train // batch_size steps; the remainder is dropped.
 
         Args:
             batch_size: images of a global batch, over all replicas of all processes.
             seed: of the order and the distortions.
             first_epoch: where to start, from 0.
             first_step: step in that epoch, from 0.
-            shard: what falls to this process; by default everything, in one piece.
+            shard: of this process; by default everything, in one piece.
 
         Returns:
             A `tf.data.Dataset` of images (piece, image_size, image_size, 3), uint8, and labels
-            (piece,), int32: one element for each replica of this process, in turns, cut as
-            `Shard.pieces` says. Shapes are static.
+            (piece,), int32: one element for each replica of this process, in turns, cut by
+            `Shard.pieces`. Shapes are static.
         """
 
     @abc.abstractmethod
@@ -168,8 +166,8 @@ class ImageSource(abc.ABC):
         """Every held-out image once, in order, as uint8 images and labels like the training's.
 
         Args:
-            batch_size: images of a global batch. The last batch is filled up with black images
-                whose label is `NO_LABEL`, so that all batches and all pieces have static shapes.
+            batch_size: images of a global batch. The last batch is padded with black images whose
+                label is `NO_LABEL`, so that all batches and all pieces have static shapes.
             shard: as for training.
 
         Returns:
@@ -178,30 +176,30 @@ class ImageSource(abc.ABC):
 
     @abc.abstractmethod
     def training_sample(self, count: int, *, seed: int) -> npt.NDArray[np.uint8]:
-        """So many training images, drawn at random, prepared as the held-out ones are.
+        """`count` training images, drawn at random, prepared like the held-out ones.
 
         Raises:
-            ReadingError: the images cannot be read, or none of them.
+            ReadingError: the images cannot be read, or all are corrupt.
         """
 
     @abc.abstractmethod
     def held_out_sample(self, most: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-        """At most so many held-out images, spread evenly over the set, and their labels.
+        """At most `most` held-out images, spread evenly over the set, and their labels.
 
         Raises:
-            ReadingError: the images cannot be read, or none of them.
+            ReadingError: the images cannot be read, or all are corrupt.
         """
 
 
 def expect_images(owner: str, count: int) -> None:
-    """Checks how many images a sample is asked for.
+    """Checks the size of a sample.
 
     Args:
         owner: name of the data set, for the message.
-        count: what was asked for.
+        count: the number of images.
 
     Raises:
-        ValueError: it is no positive integer.
+        ValueError: it is not a positive integer.
     """
     is_valid = is_integer(count, lowest=1)
     check(owner, [Rule("count", count, is_valid, "a positive integer", "pass 1 or more")])

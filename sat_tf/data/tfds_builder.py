@@ -1,4 +1,4 @@
-"""Image classification sets of TensorFlow Datasets, read without being decoded."""
+"""Image classification sets of TensorFlow Datasets, read in encoded form."""
 
 import difflib
 import os
@@ -34,22 +34,22 @@ def load_tfds(
 ) -> ImageSource:
     """A prepared image classification set of TensorFlow Datasets; nothing is downloaded.
 
-    Pictures are prepared as in `load_folder_tree`. Each worker reads files of its own.
+    Pictures are prepared as in `load_folder_tree`. Each worker reads its own files.
 
     Args:
-        builder: its name, with a configuration and a version where there are several:
+        builder: its name, with a configuration and a version if there are several:
             "imagenet2012", "imagenet_resized/64x64:0.1.0".
         data_dir: where it has been prepared; by default the environment variable TFDS_DATA_DIR, or
             ~/tensorflow_datasets.
         image_size: height and width of what training and measuring see, in pixels.
         train_split: what to train on, also a part such as "train[:90%]".
-        held_out_split: what to measure with; by default validation, or test where there is none.
-        shuffle_buffer: how many encoded pictures training draws from; 10,000 of ImageNet take
+        held_out_split: what to measure with; by default validation, or else test.
+        shuffle_buffer: size of the shuffle buffer, in encoded pictures; 10,000 of ImageNet take
             1.1 GB.
         max_corrupt: more corrupt pictures than this share of all (but 5 at least, unless it is 0)
             are an error.
-        deterministic: whether batches hold the same pictures in the same order whenever they are
-            read; otherwise the fastest files and pictures come first.
+        deterministic: whether batches hold the same pictures in the same order every time;
+            otherwise the fastest files and pictures come first.
 
     Raises:
         ValueError: an argument is out of its range, there is no such builder, it is not for
@@ -97,7 +97,7 @@ def _make(name: str, data_dir: str | os.PathLike[str] | None) -> Any:
         import tensorflow_datasets as tfds
     except ImportError as error:
         raise ImportError(
-            "tfds: received no module tensorflow_datasets; expected it to be installed; run "
+            "tfds: the module tensorflow_datasets is required, and not installed; run "
             "`pip install tensorflow-datasets`."
         ) from error
     try:
@@ -137,7 +137,7 @@ def _image_and_label(builder: Any) -> tuple[str, str]:
 
 def _held_out(builder: Any) -> str:
     splits = list(builder.info.splits or {})
-    # Where nothing has been prepared, the usual name: reading it reports what is missing.
+    # If nothing has been prepared, the usual name: reading it reports what is missing.
     name = next((name for name in _HELD_OUT if name in splits), None if splits else _HELD_OUT[0])
     if name is None:
         raise ValueError(
@@ -155,12 +155,12 @@ def _part(builder: Any, split: str, image_key: str, label_key: str) -> "RecordFi
 
 
 def _of_files(builder: Any, split: str, image_key: str, label_key: str) -> "RecordFiles | None":
-    """A split, or parts of some, read directly, so that the order of files can change by epoch.
+    """A split, or parts of several, read directly, so that files can be shuffled every epoch.
 
-    None where it is not in TFRecord files on this machine, or there is no such split.
+    None if it is not in TFRecord files on this machine, or there is no such split.
 
     Raises:
-        ValueError: a file is missing, or breaks off.
+        ValueError: a file is missing, or truncated.
     """
     import tensorflow as tf
     import tensorflow_datasets as tfds
@@ -171,7 +171,7 @@ def _of_files(builder: Any, split: str, image_key: str, label_key: str) -> "Reco
         return None
     try:
         spans = builder.info.splits[split].file_instructions
-    except (KeyError, ValueError, AssertionError):  # `_of_dataset` says what is wrong with it
+    except (KeyError, ValueError, AssertionError):  # `_of_dataset` reports the problem
         return None
     if not spans:
         return None
@@ -196,12 +196,12 @@ def _of_files(builder: Any, split: str, image_key: str, label_key: str) -> "Reco
 
 
 def _expect_whole(builder: Any, counts: dict[str, int]) -> None:
-    """Raises an error where files are missing, or hold others than so many records."""
+    """Raises an error if files are missing, or hold another number of records."""
     missing = [path for path in counts if not os.path.exists(path)]
     problems = [f"{path}: received no such file; expected it." for path in missing[:_MOST_NAMED]]
     if len(missing) > _MOST_NAMED:
         problems.append(f"and {len(missing) - _MOST_NAMED} more files are missing.")
-    # To count records takes a read for each; as many bytes as were written tell the same.
+    # Counting takes a read for each record; comparing sizes tells the same.
     if not problems and not _has_all_bytes(builder, set(counts)):
         found = count_records([pathlib.Path(path) for path in counts], cache_folder())
         problems = [
@@ -215,7 +215,7 @@ def _expect_whole(builder: Any, counts: dict[str, int]) -> None:
 
 
 def _has_all_bytes(builder: Any, paths: set[str]) -> bool:
-    """Whether the splits that hold some files are as large as they were written."""
+    """Whether the splits of these files have the sizes that they were written with."""
     for split in builder.info.splits.values():
         files = [str(path) for path in split.filepaths]
         if paths.isdisjoint(files):
@@ -227,7 +227,7 @@ def _has_all_bytes(builder: Any, paths: set[str]) -> bool:
 
 
 def _of_dataset(builder: Any, split: str, image_key: str, label_key: str) -> "RecordFiles":
-    """Other formats than TFRecord, and other machines: in the order that the builder gives."""
+    """A split in another format than TFRecord, or on another machine, in the builder's order."""
     import tensorflow as tf
     import tensorflow_datasets as tfds
 
@@ -266,15 +266,15 @@ def _of_dataset(builder: Any, split: str, image_key: str, label_key: str) -> "Re
 
 
 def _are_jpegs(builder: Any, image_key: str) -> bool:
-    """Whether the pictures are stored as JPEGs; a set that does not say may hold any kind."""
-    # What `tfds.features.Image` was made with is in no public attribute but its configuration.
+    """Whether the pictures are stored as JPEGs; a set that does not say so may hold any kind."""
+    # The only public attribute of `tfds.features.Image` that tells is its configuration.
     return bool(builder.info.features[image_key].to_json_content().encoding_format == "jpeg")
 
 
 def _not_prepared(builder: Any) -> str:
-    """What to do about a set that is not there."""
+    """The message for a set that has not been prepared."""
     root = pathlib.Path(str(builder.data_dir))
-    # The folder of all sets lies above those of the version, the configuration and the builder.
+    # The folder of all sets is above those of the version, the configuration and the builder.
     root = next((place.parent for place in root.parents if place.name == builder.name), root)
     found = (
         f"tfds: received {builder.name!r}, which is not in {builder.data_dir}; expected a prepared "

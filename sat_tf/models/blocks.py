@@ -1,4 +1,4 @@
-"""What the model families share: channel rounding, and layers from one seed."""
+"""Shared by the model families: channel rounding, and layers from one seed."""
 
 import dataclasses
 import hashlib
@@ -10,7 +10,7 @@ import tf_keras as keras
 def make_divisible(channels: float, divisor: int = 8) -> int:
     """Rounds a channel count to a multiple of `divisor`, as the published MobileNets do.
 
-    The nearest multiple is taken, at least `divisor`, and the next one up where rounding down would
+    The nearest multiple is taken, at least `divisor`, and the next one up if rounding down would
     lose more than a tenth of the channels.
 
     Args:
@@ -129,7 +129,7 @@ class LayerBuilder:
         return keras.layers.ReLU(max_value=self.rectifier_max, name=f"{name}_relu")(inputs)
 
     def hidden(self, inputs: Any, name: str, *, units: int, dropout: float) -> Any:
-        """Dense layer with bias, rectifier, and dropout where it is above 0.
+        """Dense layer with bias, rectifier, and dropout if it is above 0.
 
         Args:
             inputs: Keras tensor (batch, features).
@@ -148,7 +148,7 @@ class LayerBuilder:
         return self.drop(self.rectify(layer(inputs), name), f"{name}_dropout", dropout)
 
     def classifier(self, inputs: Any, *, num_classes: int, dropout: float) -> Any:
-        """Global average pooling, dropout where it is above 0, and the logits' dense layer.
+        """Global average pooling, dropout if it is above 0, and the logits' dense layer.
 
         Args:
             inputs: Keras tensor (batch, height, width, channels).
@@ -184,7 +184,7 @@ class LayerBuilder:
         )
 
     def drop(self, inputs: Any, name: str, share: float) -> Any:
-        """Dropout where it is above 0.
+        """Dropout if it is above 0.
 
         Args:
             inputs: Keras tensor of any shape.
@@ -206,7 +206,7 @@ class LayerBuilder:
     def _seed(self, layer: str) -> int | None:
         if self.seed is None:
             return None
-        # A hash keeps layers independent even where model seeds are neighbours, which a sum of seed
-        # and layer number would not; four bytes fit the 32-bit seeds of every Keras initializer.
+        # A hash keeps layers independent even for neighbouring model seeds, which a sum of seed and
+        # layer number would not; four bytes fit the 32-bit seeds of every Keras initializer.
         digest = hashlib.sha256(f"{self.seed}/{layer}".encode()).digest()
         return int.from_bytes(digest[:4], "little") >> 1

@@ -8,7 +8,7 @@ from sat_tf.models.blocks import LayerBuilder, make_divisible
 from sat_tf.models.options import check_options
 
 
-class Block(NamedTuple):
+class SeparableBlock(NamedTuple):
     """One row of the architecture: a depthwise and a pointwise convolution."""
 
     channels: int
@@ -19,19 +19,19 @@ STEM_CHANNELS = 32
 # Table 1 of Howard et al., "MobileNets: Efficient Convolutional Neural Networks for Mobile Vision
 # Applications", arXiv:1704.04861.
 BLOCKS = (
-    Block(channels=64, stride=1),
-    Block(channels=128, stride=2),
-    Block(channels=128, stride=1),
-    Block(channels=256, stride=2),
-    Block(channels=256, stride=1),
-    Block(channels=512, stride=2),
-    Block(channels=512, stride=1),
-    Block(channels=512, stride=1),
-    Block(channels=512, stride=1),
-    Block(channels=512, stride=1),
-    Block(channels=512, stride=1),
-    Block(channels=1024, stride=2),
-    Block(channels=1024, stride=1),
+    SeparableBlock(channels=64, stride=1),
+    SeparableBlock(channels=128, stride=2),
+    SeparableBlock(channels=128, stride=1),
+    SeparableBlock(channels=256, stride=2),
+    SeparableBlock(channels=256, stride=1),
+    SeparableBlock(channels=512, stride=2),
+    SeparableBlock(channels=512, stride=1),
+    SeparableBlock(channels=512, stride=1),
+    SeparableBlock(channels=512, stride=1),
+    SeparableBlock(channels=512, stride=1),
+    SeparableBlock(channels=512, stride=1),
+    SeparableBlock(channels=1024, stride=2),
+    SeparableBlock(channels=1024, stride=1),
 )
 
 

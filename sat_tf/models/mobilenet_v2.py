@@ -1,5 +1,6 @@
 """MobileNet-V2: inverted residual blocks with linear bottlenecks."""
 
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tf_keras as keras
@@ -8,7 +9,7 @@ from sat_tf.models.blocks import LayerBuilder, make_divisible
 from sat_tf.models.options import check_options
 
 
-class Stage(NamedTuple):
+class InvertedResidualStage(NamedTuple):
     """One row of the architecture: `repeats` blocks, of which only the first one may stride."""
 
     expansion: int
@@ -21,13 +22,13 @@ STEM_CHANNELS = 32
 # Table 2 of Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks",
 # arXiv:1801.04381.
 STAGES = (
-    Stage(expansion=1, channels=16, repeats=1, stride=1),
-    Stage(expansion=6, channels=24, repeats=2, stride=2),
-    Stage(expansion=6, channels=32, repeats=3, stride=2),
-    Stage(expansion=6, channels=64, repeats=4, stride=2),
-    Stage(expansion=6, channels=96, repeats=3, stride=1),
-    Stage(expansion=6, channels=160, repeats=3, stride=2),
-    Stage(expansion=6, channels=320, repeats=1, stride=1),
+    InvertedResidualStage(expansion=1, channels=16, repeats=1, stride=1),
+    InvertedResidualStage(expansion=6, channels=24, repeats=2, stride=2),
+    InvertedResidualStage(expansion=6, channels=32, repeats=3, stride=2),
+    InvertedResidualStage(expansion=6, channels=64, repeats=4, stride=2),
+    InvertedResidualStage(expansion=6, channels=96, repeats=3, stride=1),
+    InvertedResidualStage(expansion=6, channels=160, repeats=3, stride=2),
+    InvertedResidualStage(expansion=6, channels=320, repeats=1, stride=1),
 )
 HEAD_CHANNELS = 1280
 
@@ -85,18 +86,7 @@ def mobilenet_v2(
         kernel_size=3,
         stride=stem_stride,
     )
-    number = 0
-    for stage in STAGES:
-        for repeat in range(stage.repeats):
-            number += 1
-            features = _inverted_residual(
-                layers,
-                features,
-                f"block_{number}",
-                expansion=stage.expansion,
-                channels=make_divisible(stage.channels * width_multiplier),
-                stride=stage.stride if repeat == 0 else 1,
-            )
+    features = inverted_residuals(layers, features, STAGES, width_multiplier=width_multiplier)
     features = layers.convolution(
         features, "head", channels=make_divisible(HEAD_CHANNELS * max(1.0, width_multiplier))
     )
@@ -104,13 +94,69 @@ def mobilenet_v2(
     return keras.Model(images, logits, name="mobilenet_v2")
 
 
+# Rectifies the input of a linear layer, under a name, or leaves it as it is.
+Rectify = Callable[[Any, str], Any]
+
+
+def leave(features: Any, name: str) -> Any:
+    """The `Rectify` that changes nothing."""
+    del name
+    return features
+
+
+def inverted_residuals(
+    layers: LayerBuilder,
+    features: Any,
+    stages: Sequence[InvertedResidualStage],
+    *,
+    width_multiplier: float,
+    rectify: Rectify = leave,
+) -> Any:
+    """The blocks of all stages, named block_1, block_2, ...
+
+    Args:
+        layers: makes the layers.
+        features: Keras tensor (batch, rows, columns, channels).
+        stages: of the architecture.
+        width_multiplier: factor on the channels; each count is rounded to a multiple of 8.
+        rectify: applied in front of expanding convolutions.
+
+    Returns:
+        Keras tensor (batch, rows', columns', channels').
+    """
+    number = 0
+    for stage in stages:
+        for repeat in range(stage.repeats):
+            number += 1
+            features = _inverted_residual(
+                layers,
+                features,
+                f"block_{number}",
+                rectify=rectify,
+                expansion=stage.expansion,
+                channels=make_divisible(stage.channels * width_multiplier),
+                stride=stage.stride if repeat == 0 else 1,
+            )
+    return features
+
+
 def _inverted_residual(
-    layers: LayerBuilder, inputs: Any, name: str, *, expansion: int, channels: int, stride: int
+    layers: LayerBuilder,
+    inputs: Any,
+    name: str,
+    *,
+    rectify: Rectify,
+    expansion: int,
+    channels: int,
+    stride: int,
 ) -> Any:
     outputs = inputs
+    # A first block, which does not expand, reads the rectifier of the stem.
     if expansion != 1:
         outputs = layers.convolution(
-            outputs, f"{name}_expand", channels=expansion * inputs.shape[-1]
+            rectify(outputs, f"{name}_input"),
+            f"{name}_expand",
+            channels=expansion * inputs.shape[-1],
         )
     outputs = layers.depthwise(outputs, f"{name}_depthwise", stride=stride)
     outputs = layers.convolution(outputs, f"{name}_project", channels=channels, rectify=False)

@@ -6,14 +6,19 @@ from typing import Any
 import tf_keras as keras
 
 from sat_tf.models.blocks import LayerBuilder, make_divisible
-from sat_tf.models.mobilenet_v2 import Stage
+from sat_tf.models.mobilenet_v2 import (
+    InvertedResidualStage,
+    Rectify,
+    inverted_residuals,
+    leave,
+)
 from sat_tf.models.options import check_options
 
 STEM_CHANNELS = 16
 STAGES = (
-    Stage(expansion=1, channels=16, repeats=1, stride=1),
-    Stage(expansion=4, channels=24, repeats=2, stride=2),
-    Stage(expansion=4, channels=40, repeats=2, stride=2),
+    InvertedResidualStage(expansion=1, channels=16, repeats=1, stride=1),
+    InvertedResidualStage(expansion=4, channels=24, repeats=2, stride=2),
+    InvertedResidualStage(expansion=4, channels=40, repeats=2, stride=2),
 )
 HEAD_CHANNELS = 512
 
@@ -42,7 +47,7 @@ def mobilenet_v2_small(
             stands right in front of the classifier.
         rectified_inputs: True puts a rectifier in front of every convolution and dense layer whose
             input is not the output of one, so that a quantized model, which clips all of these
-            inputs at 0, computes the same but for the rounding. False: rectifiers only where
+            inputs at 0, computes the same except for the rounding. False: rectifiers only where
             MobileNet-V2 has them.
         classifier_stddev: standard deviation of the classifier's initial weights, above 0; None for
             sqrt(1 / num_classes).
@@ -74,7 +79,7 @@ def mobilenet_v2_small(
         seed=seed,
     )
     layers = LayerBuilder(rectifier_max=rectifier_max, seed=seed)
-    rectify: _Rectify = layers.rectify if rectified_inputs else lambda features, _: features
+    rectify: Rectify = layers.rectify if rectified_inputs else leave
     images = keras.Input((image_size, image_size, 3), name="image")
     features = layers.convolution(
         images,
@@ -83,19 +88,9 @@ def mobilenet_v2_small(
         kernel_size=3,
         stride=2,
     )
-    number = 0
-    for stage in STAGES:
-        for repeat in range(stage.repeats):
-            number += 1
-            features = _inverted_residual(
-                layers,
-                features,
-                f"block_{number}",
-                rectify=rectify,
-                expansion=stage.expansion,
-                channels=make_divisible(stage.channels * width_multiplier),
-                stride=stage.stride if repeat == 0 else 1,
-            )
+    features = inverted_residuals(
+        layers, features, STAGES, width_multiplier=width_multiplier, rectify=rectify
+    )
     channels = make_divisible(HEAD_CHANNELS * max(1.0, width_multiplier))
     features = _HEADS[head](layers, rectify, features, channels)
     logits = layers.logits(
@@ -106,48 +101,19 @@ def mobilenet_v2_small(
     return keras.Model(images, logits, name="mobilenet_v2_small")
 
 
-# Rectifies the input of a linear layer, under a name, or leaves it as it is.
-_Rectify = Callable[[Any, str], Any]
-
-
-def _inverted_residual(
-    layers: LayerBuilder,
-    inputs: Any,
-    name: str,
-    *,
-    rectify: _Rectify,
-    expansion: int,
-    channels: int,
-    stride: int,
-) -> Any:
-    outputs = inputs
-    # What enters the first block, which does not expand, comes from the rectifier of the stem.
-    if expansion != 1:
-        outputs = layers.convolution(
-            rectify(outputs, f"{name}_input"),
-            f"{name}_expand",
-            channels=expansion * inputs.shape[-1],
-        )
-    outputs = layers.depthwise(outputs, f"{name}_depthwise", stride=stride)
-    outputs = layers.convolution(outputs, f"{name}_project", channels=channels, rectify=False)
-    if stride == 1 and channels == inputs.shape[-1]:
-        outputs = keras.layers.Add(name=f"{name}_add")([inputs, outputs])
-    return outputs
-
-
-def _convolve_then_pool(layers: LayerBuilder, rectify: _Rectify, inputs: Any, channels: int) -> Any:
+def _convolve_then_pool(layers: LayerBuilder, rectify: Rectify, inputs: Any, channels: int) -> Any:
     features = layers.convolution(rectify(inputs, "head_input"), "head", channels=channels)
     pooled = keras.layers.GlobalAveragePooling2D(name="pool")(features)
     return rectify(pooled, "classifier_input")
 
 
-def _pool_then_convolve(layers: LayerBuilder, rectify: _Rectify, inputs: Any, channels: int) -> Any:
+def _pool_then_convolve(layers: LayerBuilder, rectify: Rectify, inputs: Any, channels: int) -> Any:
     pooled = keras.layers.GlobalAveragePooling2D(keepdims=True, name="pool")(inputs)
     features = layers.convolution(rectify(pooled, "head_input"), "head", channels=channels)
     return keras.layers.Flatten(name="features")(features)
 
 
-_HEADS: Mapping[str, Callable[[LayerBuilder, _Rectify, Any, int], Any]] = {
+_HEADS: Mapping[str, Callable[[LayerBuilder, Rectify, Any, int], Any]] = {
     "gap": _convolve_then_pool,
     "pool_first": _pool_then_convolve,
 }

@@ -1,4 +1,4 @@
-"""What the options of the model families may be."""
+"""The valid values of the model families' options."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ class Option:
 
     Attributes:
         accepts: whether a value is in its range.
-        expected: what the range is, for messages.
+        expected: the range in words, for messages.
         fix: what to pass instead, for messages.
     """
 

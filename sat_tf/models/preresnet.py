@@ -7,7 +7,14 @@ import tf_keras as keras
 
 from sat_tf.models.blocks import LayerBuilder
 from sat_tf.models.options import check_options
-from sat_tf.models.residual import EXPANSION, Block, Stem, add_stem, needs_projection, plan_blocks
+from sat_tf.models.residual import (
+    EXPANSION,
+    ResidualBlock,
+    Stem,
+    add_stem,
+    needs_projection,
+    plan_blocks,
+)
 
 # As ResNet-50; the blocks are those of He et al., "Identity Mappings in Deep Residual Networks",
 # arXiv:1603.05027, figure 4 (e).
@@ -29,8 +36,8 @@ def preresnet50(
 ) -> keras.Model:
     """Builds the full pre-activation ResNet-50 as a functional Keras model.
 
-    Batch normalization and a rectifier stand in front of every convolution but the first, and in
-    front of the pooling. Where a block changes the shape, its 1x1 shortcut convolution reads the
+    Batch normalization and a rectifier precede every convolution except the first, and the
+    pooling. Where a block changes the shape, its 1x1 shortcut convolution reads the
     rectified normalization too, and has no normalization of its own; the 3x3 convolution is the one
     that strides. The stem is a convolution and a max-pool. Padding is TensorFlow's "same".
 
@@ -83,7 +90,7 @@ def preresnet50(
     return keras.Model(images, logits, name="preresnet50")
 
 
-def _bottleneck(layers: LayerBuilder, inputs: Any, block: Block) -> Any:
+def _bottleneck(layers: LayerBuilder, inputs: Any, block: ResidualBlock) -> Any:
     name, channels, stride = block
     outer = EXPANSION * channels
     activated = layers.rectify(layers.normalize(inputs, f"{name}_pre"), f"{name}_pre")

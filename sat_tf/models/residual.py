@@ -1,4 +1,4 @@
-"""What the residual families share: the plan of their blocks, and the stem."""
+"""Shared by the residual families: the plan of their blocks, and the stem."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ class Stem(NamedTuple):
     pool: bool
 
 
-class Block(NamedTuple):
+class ResidualBlock(NamedTuple):
     """One residual block.
 
     Attributes:
@@ -40,11 +40,11 @@ class Block(NamedTuple):
     stride: int
 
 
-def plan_blocks(stage_blocks: Sequence[int], width_multiplier: float) -> Iterator[Block]:
+def plan_blocks(stage_blocks: Sequence[int], width_multiplier: float) -> Iterator[ResidualBlock]:
     """The blocks of a residual network, from the image on.
 
-    The first stage has 64 channels and every other one twice as many as the one before, of which
-    it halves rows and columns in its first block (table 1 of He et al., arXiv:1512.03385).
+    The first stage has 64 channels; every other one doubles the channels of the one before, and
+    halves rows and columns in its first block (table 1 of He et al., arXiv:1512.03385).
 
     Args:
         stage_blocks: number of blocks of each stage.
@@ -62,13 +62,13 @@ def plan_blocks(stage_blocks: Sequence[int], width_multiplier: float) -> Iterato
         channels = make_divisible(STEM_CHANNELS * 2**stage * width_multiplier)
         for repeat in range(blocks):
             number += 1
-            yield Block(f"block_{number}", channels, 2 if stage > 0 and repeat == 0 else 1)
+            yield ResidualBlock(f"block_{number}", channels, 2 if stage > 0 and repeat == 0 else 1)
 
 
 def add_stem(
     layers: LayerBuilder, images: Any, stem: Stem, *, width_multiplier: float, activate: bool
 ) -> Any:
-    """Convolution of the image, and the max-pool behind it where the stem has one.
+    """Convolution of the image, and the max-pool behind it if the stem has one.
 
     Args:
         layers: makes the layers.
@@ -95,5 +95,5 @@ def add_stem(
 
 
 def needs_projection(inputs: Any, channels: int, stride: int) -> bool:
-    """Whether a shortcut needs a 1x1 convolution to have the shape of what it is added to."""
+    """Whether a shortcut needs a 1x1 convolution to have the shape of the other summand."""
     return stride != 1 or inputs.shape[-1] != channels

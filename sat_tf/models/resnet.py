@@ -7,7 +7,14 @@ import tf_keras as keras
 
 from sat_tf.models.blocks import LayerBuilder
 from sat_tf.models.options import check_options
-from sat_tf.models.residual import EXPANSION, Block, Stem, add_stem, needs_projection, plan_blocks
+from sat_tf.models.residual import (
+    EXPANSION,
+    ResidualBlock,
+    Stem,
+    add_stem,
+    needs_projection,
+    plan_blocks,
+)
 
 # Table 1 of He et al., "Deep Residual Learning for Image Recognition", arXiv:1512.03385.
 RESNET18_BLOCKS = (2, 2, 2, 2)
@@ -133,7 +140,7 @@ def resnet50(
 
 
 def _resnet(
-    name: str, add_block: Callable[[LayerBuilder, Any, Block], Any], **options: Any
+    name: str, add_block: Callable[[LayerBuilder, Any, ResidualBlock], Any], **options: Any
 ) -> keras.Model:
     check_options(name, **options)
     image_size, width_multiplier = options["image_size"], options["width_multiplier"]
@@ -149,7 +156,7 @@ def _resnet(
     return keras.Model(images, logits, name=name)
 
 
-def _basic_block(layers: LayerBuilder, inputs: Any, block: Block) -> Any:
+def _basic_block(layers: LayerBuilder, inputs: Any, block: ResidualBlock) -> Any:
     name, channels, stride = block
     outputs = layers.convolution(
         inputs, f"{name}_first", channels=channels, kernel_size=3, stride=stride
@@ -160,7 +167,7 @@ def _basic_block(layers: LayerBuilder, inputs: Any, block: Block) -> Any:
     return _add_shortcut(layers, inputs, outputs, block)
 
 
-def _bottleneck(layers: LayerBuilder, inputs: Any, block: Block) -> Any:
+def _bottleneck(layers: LayerBuilder, inputs: Any, block: ResidualBlock) -> Any:
     name, channels, stride = block
     outputs = layers.convolution(inputs, f"{name}_reduce", channels=channels)
     outputs = layers.convolution(
@@ -172,7 +179,7 @@ def _bottleneck(layers: LayerBuilder, inputs: Any, block: Block) -> Any:
     return _add_shortcut(layers, inputs, outputs, block)
 
 
-def _add_shortcut(layers: LayerBuilder, inputs: Any, outputs: Any, block: Block) -> Any:
+def _add_shortcut(layers: LayerBuilder, inputs: Any, outputs: Any, block: ResidualBlock) -> Any:
     channels, shortcut = outputs.shape[-1], inputs
     if needs_projection(inputs, channels, block.stride):
         shortcut = layers.convolution(

@@ -8,7 +8,7 @@ from sat_tf.models.blocks import LayerBuilder, make_divisible
 from sat_tf.models.options import check_options
 
 
-class Stage(NamedTuple):
+class VggStage(NamedTuple):
     """One row of the architecture: convolutions of one width, and a max-pool behind them."""
 
     channels: int
@@ -18,11 +18,11 @@ class Stage(NamedTuple):
 # Column D of table 1 of Simonyan and Zisserman, "Very Deep Convolutional Networks for Large-Scale
 # Image Recognition", arXiv:1409.1556.
 VGG16_STAGES = (
-    Stage(channels=64, convolutions=2),
-    Stage(channels=128, convolutions=2),
-    Stage(channels=256, convolutions=3),
-    Stage(channels=512, convolutions=3),
-    Stage(channels=512, convolutions=3),
+    VggStage(channels=64, convolutions=2),
+    VggStage(channels=128, convolutions=2),
+    VggStage(channels=256, convolutions=3),
+    VggStage(channels=512, convolutions=3),
+    VggStage(channels=512, convolutions=3),
 )
 
 

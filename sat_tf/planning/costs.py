@@ -1,4 +1,4 @@
-"""What each layer costs: multiply-adds, and bytes of the file."""
+"""The costs of each layer: multiply-adds, and bytes of the file."""
 
 import math
 import re
@@ -20,10 +20,10 @@ FLOAT_BITS = 32
 
 
 def multiply_adds(node: Node, input_shapes: list[Shape]) -> int | None:
-    """Products of weights and inputs for one image; None where they are not known.
+    """Products of weights and inputs for one image; None if they are not known.
 
-    One multiply-add a weight and place where it is used. What has no weights, and what has one for
-    each channel, such as a normalization, counts nothing.
+    One multiply-add for each weight and each place where it is used. Layers without weights, and
+    those with one for each channel, such as a normalization, count as 0.
 
     Args:
         node: the layer.
@@ -39,7 +39,7 @@ def multiply_adds(node: Node, input_shapes: list[Shape]) -> int | None:
 
 
 def _products(node: Node, kind: LayerKind, read: Shape) -> int | None:
-    """Of all kernels of a layer, at the places of what it reads or makes."""
+    """Of all kernels of a layer, at the positions of its input or output."""
     channels_first = getattr(node.layer, "data_format", None) == "channels_first"
     axes = slice(1, None) if channels_first else slice(None, -1)
     places = _places(read, axes), _places(node.shape, axes)
@@ -53,7 +53,7 @@ def _products(node: Node, kind: LayerKind, read: Shape) -> int | None:
 def bit_operations(
     products: int | None, weight_bits: int | None, reading_bits: int | None
 ) -> int | None:
-    """BOPs: multiply-adds times the bits of both factors; None for float values counts as 32.
+    """BOPs: multiply-adds times the bits of both factors; None, for float values, counts as 32.
 
     >>> bit_operations(100, 4, 8), bit_operations(100, None, None), bit_operations(None, 4, 4)
     (3200, 102400, None)
@@ -68,14 +68,14 @@ def _places(shape: Shape, axes: slice) -> int | None:
     return None if None in sizes else math.prod(size for size in sizes if size is not None)
 
 
-# Of a file without operators: its input, its signature and what it says of itself.
+# Of a file without operators: its input, its signature and its metadata.
 _HEADER = 782
 _OPERATOR = 71
 _CONSTANT = 151
 _FLOAT = 4
 # Of an input or output beside the first.
 _END = 200
-# Of a layer that TensorFlow's converter would write, and does not.
+# Of a layer left float that has not been converted.
 _FLOAT_LAYER = 400
 
 # How the graph names calls of a layer from the second on.
@@ -83,7 +83,7 @@ _ANOTHER_CALL = re.compile(r"@\d+$")
 
 
 def header_bytes(graph: Graph | None) -> int:
-    """What a file has besides its operators."""
+    """The bytes of a file besides its operators."""
     if graph is None:
         return 0
     ends = len(graph.images) - 1 + len(graph.more_outputs)
@@ -97,12 +97,12 @@ def operation_bytes(
     again: bool = False,
     float_layer_bytes: Mapping[str, int] = MappingProxyType({}),
 ) -> int:
-    """What an operation, its constants and the tensor it makes take.
+    """The bytes of an operation, its constants and its output tensor.
 
     Args:
         operation: the operation.
-        graph: what it is part of.
-        again: it is another call of a layer, whose kernel is in the file already.
+        graph: that it belongs to.
+        again: it is another call of a layer whose kernel is already in the file.
         float_layer_bytes: of what the converter writes, by the names of layers.
     """
     if isinstance(operation, FloatLayer):
@@ -118,8 +118,7 @@ def operation_bytes(
 def bytes_of(deployed: Deployment) -> dict[str, int]:
     """The bytes of each layer, and of each inserted quantizer, by its name.
 
-    An operator into which several layers are fused counts for the linear one of them, as long as
-    there is one.
+    An operator into which several layers are fused counts for the linear one, if there is one.
     """
     if deployed.graph is None:
         return {}
@@ -143,7 +142,7 @@ def bytes_of(deployed: Deployment) -> dict[str, int]:
 
 
 def float_bytes(network: Network, node: Node) -> int:
-    """What the layer takes in a float TFLite file, into which normalizations are folded.
+    """The bytes of the layer in a float TFLite file, with normalizations folded.
 
     Args:
         network: the float model.

@@ -1,4 +1,4 @@
-"""What a placement decides for each layer, with the reasons that it rests on."""
+"""What a placement decides for each layer, and why."""
 
 from collections.abc import Sequence
 
@@ -24,7 +24,7 @@ _TAKEN = {
 
 
 def input_lines(network: Network, policy: BitPolicy) -> tuple[str, ...]:
-    """What every input of a float model is fed.
+    """How each input of a float model is fed.
 
     >>> model = keras.Sequential([keras.Input((4, 4, 3), name="image"), keras.layers.Flatten()])
     >>> input_lines(Network(model), BitPolicy())
@@ -51,7 +51,7 @@ def _line(network: Network, name: str, policy: BitPolicy) -> str:
     shape = network[name].shape
     if found.channels is not None and (not shape or shape[-1] != found.channels):
         return line  # a problem of the plan
-    # Two inputs of one layer take one change in, so each is asked for by itself.
+    # Two inputs of one layer fold one change, so each is looked up separately.
     layers = dict.fromkeys(fold.layer for fold in find_folds(network, {name: found.change})[0])
     return f"{line}, folded into {', '.join(layers)}" if layers else line
 
@@ -79,7 +79,7 @@ class LayerDecisions:
         network: the float model.
         placement: what was decided for it.
         policy: what it was decided by.
-        requantized: the model has latent weights already, and keeps them.
+        requantized: the model already has latent weights, and keeps them.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class LayerDecisions:
         self._reasons = placement.reasons
 
     def fate(self, name: str) -> Fate:
-        """What becomes of a layer."""
+        """How a layer is treated."""
         role = self._reasons.roles[name]
         config = self._placement.configs.get(name)
         if role is Role.INPUT:
@@ -108,7 +108,7 @@ class LayerDecisions:
         return Fate.OBSERVED if _observes(config.output) else Fate.FLOAT
 
     def float_reason(self, name: str) -> str:
-        """Why a layer is left float, where it is."""
+        """Why a layer is left float; "" if it is not."""
         layer = self._network[name].layer
         role = self._reasons.roles[name]
         if self.fate(name) is not Fate.FLOAT:
@@ -138,10 +138,10 @@ class LayerDecisions:
 
     def _start(self, name: str, quantizer: WeightQuantizer) -> str:
         if self._requantized:
-            return "goes on with its latent weights"
+            return "keeps its latent weights"
         if self._policy.latent_start == "as_is":
-            bent = "" if line_of(quantizer) else ", which the clamp bends"
-            return f"latent_start='as_is': the float weights{bent}"
+            clamped = "" if line_of(quantizer) else ", which the clamp changes"
+            return f"latent_start='as_is': the float weights{clamped}"
         layer = self._network[name].layer
         kernel = np.asarray(getattr(layer, layer_kinds.kernel_name(layer)))
         return quantizer.describe_start(kernel)
@@ -171,17 +171,17 @@ class LayerDecisions:
         return reason
 
     def reading_reason(self, name: str, bits: int | None) -> str:
-        """Why a linear layer reads codes of other than its activation bits; "" where it does not.
+        """Why a linear layer reads other than activation bits; "" if it does not.
 
         Args:
             name: of the linear layer.
-            bits: of the codes it reads; None where it reads float values.
+            bits: of the codes it reads; None if it reads float values.
         """
         if bits is None or bits == self._policy.activation_bits:
             return ""
         root = self._moved(self._network[name].inputs[0])
         if root in self._reasons.streams:
-            return "a stream, as it is"
+            return "a stream, at its own bits"
         if self._reasons.roles[root] is not Role.INPUT:
             return ""
         return "pixels" if self._takes_pixels(root) else "an input of real values"
@@ -202,18 +202,18 @@ class LayerDecisions:
         return config is not None and _observes(config.output)
 
     def absorbed_by(self, name: str) -> str:
-        """The reader that absorbs a layer's output; "" where it has integers of its own."""
+        """The reader that absorbs a layer's output; "" if it has integers of its own."""
         return self._reasons.absorbed_by.get(name, "")
 
     def activation_reason(self, name: str) -> str:
-        """Why a layer's output has the quantizer it has, or none."""
+        """Why a layer's output has its quantizer, or none."""
         role, reasons = self._reasons.roles[name], self._reasons
         config = self._placement.configs.get(name)
         output = config.output if config else None
         if role is Role.INPUT:
             if self._takes_pixels(name):
-                return "pixels from 0 to 255 are codes already"
-            return "real values, of whose calibrated range there are 8-bit codes"
+                return "pixels from 0 to 255 are already codes"
+            return "real values, with 8-bit codes of their calibrated range"
         if _observes(output):
             end = " before the softmax" if layer_kinds.is_softmax(self._network[name].layer) else ""
             made = "the model's output" if self._is_output(name) else "it stays float"
@@ -221,26 +221,26 @@ class LayerDecisions:
         if output is not None:
             return f"read by {self._readers(name)}{self.level_source(name)}"
         if role is Role.IDENTITY:
-            return "it acts in training alone, and gives what it reads in inference"
+            return "it acts in training alone, and is the identity in inference"
         if role is Role.OPAQUE or config is None:
             return "left float"
         if name in reasons.absorbed_by:
             return f"absorbed by {reasons.absorbed_by[name]}"
         if role is Role.MOVEMENT:
-            return f"it passes the codes of {self._moved(name)} on"
+            return f"it passes on the codes of {self._moved(name)}"
         if role is Role.SOFTMAX:
             return "probabilities stay float"
         if not reasons.quantizes_activations:
             return "activation_bits=None: activations stay float"
         kinds = {demand.kind for demand in reasons.demands[name]}
-        if kinds & {"float", "island"}:
-            return f"float layers read it: {self._readers(name, 'float', 'island')}"
+        if kinds & {"float", "left float"}:
+            return f"float layers read it: {self._readers(name, 'float', 'left float')}"
         if "stream" in kinds or "linear" in kinds:
             return "stream_bits=None: streams stay float"
-        return "nothing that reads it asks for codes"
+        return "none of its readers needs codes"
 
     def level_source(self, name: str) -> str:
-        """What the clipping level of a tensor is taken from, to be added to a reason."""
+        """Where the clipping level of a tensor comes from, to be appended to a reason."""
         source = self._reasons.level_sources.get(name)
         if not source:
             return ""

@@ -1,4 +1,4 @@
-"""What the export makes of a network: its own refusals, and its own operations."""
+"""How the export will lower a network: its operations, and its refusals."""
 
 import dataclasses
 import json
@@ -24,11 +24,11 @@ _FLOAT_BYTES = 4
 
 
 class Conversions(NamedTuple):
-    """By the names of layers that are left float.
+    """The conversions of layers left float, by their names.
 
     Attributes:
-        problems: why those that cannot be written into a file cannot.
-        bytes: what the others take in one.
+        problems: why layers cannot be written into a file.
+        bytes: of the others in the file.
     """
 
     problems: dict[str, str]
@@ -36,7 +36,7 @@ class Conversions(NamedTuple):
 
 
 def conversions(graph: Graph) -> Conversions:
-    """Converts the layers that are left float, once all that are alike.
+    """Converts the layers that are left float; layers that are alike only once.
 
     Args:
         graph: of known shapes.
@@ -66,7 +66,8 @@ def conversions(graph: Graph) -> Conversions:
 
 
 def _kind(layer: keras.layers.Layer, shapes: Sequence[tuple[int, ...]]) -> str:
-    # A conversion takes most of a second: what becomes the same operators at all sizes has one.
+    # A conversion takes most of a second: layers that give the same operators at every size share
+    # one.
     known = layer_kinds.find_kind(layer)
     alike = known is not None and known.alike_at_all_sizes
     sizes = [len(shape) if alike else shape for shape in shapes]
@@ -79,9 +80,9 @@ class Deployed:
     """How one layer gets into the file.
 
     Attributes:
-        export: in which way.
-        fused_into: the layers in whose operators it is, where it has none of its own.
-        operations: those that it makes.
+        export: in which form.
+        fused_into: the layers into whose operators it is fused, if it has none of its own.
+        operations: its own operations.
         reason: why it is not integer.
     """
 
@@ -102,10 +103,10 @@ class Deployment:
 
     Attributes:
         layers: by the names of the user's layers and of inserted quantizers.
-        graph: what the file holds; None where there is none.
+        graph: of the file; None if it cannot be lowered.
         problems: why it is not exported.
         linear_layers: which of the layers are quantized linear layers.
-        float_layer_bytes: what the layers that are left float take in the file, by their names.
+        float_layer_bytes: bytes in the file of the layers left float, by their names.
     """
 
     layers: Mapping[str, Deployed]
@@ -119,7 +120,7 @@ def deployment(preview: Network, *, tolerant: bool = False) -> Deployment:
     """How a previewed network is exported.
 
     Args:
-        preview: the network, with the shapes of one image size where they are open.
+        preview: the network, with shapes for one image size if sizes are open.
         tolerant: the model cannot be quantized, and its graph may lack what the export needs.
     """
     names = {node.name: user_name(node) for node in preview}
@@ -161,7 +162,7 @@ def deployment(preview: Network, *, tolerant: bool = False) -> Deployment:
 
 
 def _of_training(read: Deployed) -> Deployed:
-    """How a layer gets into the file that gives in inference what it reads."""
+    """How a layer that is the identity in inference gets into the file."""
     if read.fused_into and not read.operations:
         return read
     return Deployed(Export.NOTHING, reason="it acts in training alone")
@@ -172,7 +173,7 @@ def _sizes_are_known(network: Network) -> bool:
 
 
 class _Reading:
-    """Reads off a graph what it has in the place of each layer."""
+    """Finds the operations of each layer in a graph."""
 
     def __init__(self, graph: Graph, network: Network, names: Mapping[str, str]) -> None:
         self.graph, self.network, self.names = graph, network, names
@@ -197,7 +198,7 @@ class _Reading:
                 last = makers[operation.output]
                 found.setdefault(last, []).extend(waiting)
                 waiting = []
-        found.setdefault(last, []).extend(waiting)  # what turns the output to float
+        found.setdefault(last, []).extend(waiting)  # those that dequantize the output
         return found
 
     def _deployed(self, node: Node) -> Deployed:
@@ -208,14 +209,14 @@ class _Reading:
         if operations:
             return Deployed(self._way(operations, name), (), operations, self._reason(operations))
         if node.name in self.graph.layer_outputs:
-            return Deployed(Export.NOTHING, reason="it leaves the codes as they are")
+            return Deployed(Export.NOTHING, reason="it does not change the codes")
         into = self._fused_into(node)
         ways = [self._way(self.operations.get(name, []), name) for name in into]
         worst = next((way for way in ways if way is not Export.INTEGER), Export.INTEGER)
         return Deployed(worst if into else Export.NOTHING, into)
 
     def _fused_into(self, node: Node) -> tuple[str, ...]:
-        """The layers that make the tensors in which this one ends."""
+        """The layers whose tensors this one is fused into."""
         found: list[str] = []
         for reader in self.network.consumers(node.name):
             name = self.names[reader.name]

@@ -1,4 +1,4 @@
-"""The diagram of a plan: rectangles, lines and words, for whatever draws them."""
+"""The diagram of a plan: rectangles, lines and words, for any format."""
 
 import dataclasses
 import itertools
@@ -11,7 +11,7 @@ from sat_tf.planning.planned_model import Export, Fate, LayerPlan, PlannedModel,
 
 @dataclasses.dataclass(frozen=True)
 class Box:
-    """What is drawn as one.
+    """Layers that are drawn as one box.
 
     Attributes:
         rows: its layers, in order; the last makes its tensor.
@@ -34,7 +34,7 @@ class Box:
 
     @property
     def is_problem(self) -> bool:
-        """Whether a layer in it cannot be quantized, or not be exported."""
+        """Whether a layer in it cannot be quantized or exported."""
         return any(row.problems or row.export is Export.REFUSED for row in self.rows)
 
     @property
@@ -46,7 +46,7 @@ class Box:
 
     @property
     def makes_float(self) -> bool:
-        """Whether its tensor is float in training: it has no codes, and gets none of a reader."""
+        """Whether its tensor is float in training: without codes, and not absorbed by a reader."""
         made = self.made
         moves = made.fate in (Fate.MOVES, Fate.INPUT)
         return made.activation is None and not made.absorbed_by and not moves
@@ -58,7 +58,7 @@ class Box:
 
     @property
     def color_bits(self) -> int | None:
-        """Bits of its weights, or else of its codes; None where it has neither."""
+        """Bits of its weights, or else of its codes; None if it has neither."""
         if self.is_float:
             return None
         if self.main.weights is not None:
@@ -66,7 +66,7 @@ class Box:
         return self.made.activation.bits if self.made.activation else None
 
     def title(self) -> str:
-        """What its layers are."""
+        """The kinds of its layers."""
         words = []
         for row in self.rows:
             kind = "quantize" if row.inserted else row.short_kind or row.kind
@@ -77,7 +77,7 @@ class Box:
         return " + ".join(words)
 
     def names(self) -> str:
-        """What its layers are called."""
+        """The names of its layers."""
         first, *others = [row.name for row in self.rows if not row.inserted] or [self.rows[0].name]
         return ", ".join([first, *others])
 
@@ -124,13 +124,13 @@ def boxes_of(plan: PlannedModel) -> list[Box]:
 
 
 def _is_image(row: LayerPlan) -> bool:
-    """Whether a quantizer marks the pixels of an image: 8 bits that nothing clips."""
+    """Whether a quantizer marks the pixels of an image: 8 bits, never clipped."""
     made = row.activation
     return row.inserted and made is not None and made.clipping_level is None and not made.signed
 
 
 def _fused_reader(row: LayerPlan, readers: list[str], plan: PlannedModel) -> str:
-    """The only reader of a layer, where it is one with it."""
+    """The only reader of a layer, if both are drawn as one box."""
     if len(readers) != 1:
         return ""
     if row.kind == "InputLayer" and _is_image(plan[readers[0]]):
@@ -155,7 +155,7 @@ Point = tuple[float, float]
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Places of boxes and ways of edges.
+    """Places of boxes and routes of edges.
 
     Attributes:
         centers: of the boxes.
@@ -191,7 +191,7 @@ def lay_out(sizes: Sequence[Point], reads: Sequence[Sequence[int]]) -> Layout:
     rank_of: list[int] = []
     for sources in reads:
         rank_of.append(1 + max((rank_of[source] for source in sources), default=-1))
-    # What nothing forces to the top goes right above its first reader.
+    # A box without producers goes right above its first reader.
     for index in reversed(range(len(reads))):
         below = [rank_of[reader] for reader, read in enumerate(reads) if index in read]
         if below and not reads[index]:
@@ -261,8 +261,8 @@ def _settle(places: list[_PlacedBox], ranks: list[list[int]]) -> None:
 def _pack(places: list[_PlacedBox], rank: list[int], wanted: list[float]) -> None:
     """The positions nearest to the wanted ones, by least squares, that overlap nowhere.
 
-    Without the widths in front of it, each position must only be no less than the last one, which
-    is isotonic regression: neighbours that are in each other's way share their mean.
+    With the widths before it subtracted, each position must only be no less than the last one,
+    which is isotonic regression: neighbours that overlap share their mean.
     """
     offsets, offset = [], 0.0
     for i, index in enumerate(rank):
@@ -350,7 +350,7 @@ def _cut(places: list[_PlacedBox], ranks: list[list[int]], heights: list[float])
     return columns
 
 
-# viridis, which the colour-blind and grey prints keep in order: 1 bit is the lightest.
+# viridis, whose order survives colour blindness and greyscale prints: 1 bit is the lightest.
 BIT_COLORS = {
     1: "#fde725",
     2: "#a0da39",
@@ -371,13 +371,13 @@ _STRIP = 8.0
 _MARGIN = 20.0
 _HEAD = 64.0
 _FONT, _SMALL_FONT = 12.0, 10.5
-# Width of a letter over the size of its font, on the average, a little more than it is.
+# Average width of a letter over the font size, rounded up a little.
 _LETTER = 0.56
 
 
 @dataclasses.dataclass(frozen=True)
 class Rectangle:
-    """A box; `dashed` where it is no layer of the model."""
+    """A box; `dashed` if it is not a layer of the model."""
 
     left: float
     top: float
@@ -419,7 +419,7 @@ Shape = Rectangle | Edge | Label
 
 @dataclasses.dataclass(frozen=True)
 class Drawing:
-    """All that is drawn, in order, and how large it is."""
+    """The shapes in drawing order, and the size of the picture."""
 
     width: float
     height: float
@@ -492,7 +492,7 @@ def _box(box: Box, x: float, y: float) -> Iterator[Shape]:
 
 
 def _fill(box: Box) -> tuple[str, str]:
-    """Colours of a box and of what is written in it."""
+    """Colours of a box and of its text."""
     if box.is_float:
         return FLOAT_COLOR, _INK
     bits = box.color_bits
@@ -538,7 +538,7 @@ def _moved(shapes: list[Shape], x: float, y: float) -> Iterator[Shape]:
 
 
 def _fit(words: str, width: float, size: float) -> str:
-    """The words, or as many of them as the width holds: names differ at both ends."""
+    """The words, cut in the middle to fit the width: names differ at both ends."""
     room = int(width / (size * _LETTER))
     if len(words) <= room:
         return words

@@ -1,4 +1,4 @@
-"""The dry run: what `quantize_model` and the export will make of a model."""
+"""The dry run: how `quantize_model` and the export will treat a model."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,8 +36,8 @@ class Source:
     Attributes:
         network: its graph, without annotations.
         annotations: for every layer to quantize, its `LayerConfig` or None.
-        requantized: it was quantized before, and its weights are latent ones.
-        kernels: its effective kernels then, by name; none otherwise.
+        requantized: it is already quantized, and its weights are latent.
+        kernels: its effective kernels in that case, by name.
     """
 
     network: Network
@@ -95,15 +95,15 @@ def explain(
     *,
     image_size: int | Sequence[int] | None = None,
 ) -> Plan:
-    """Says what becomes of every layer of a model, before anything is built.
+    """Says how every layer of a model will be quantized and exported, before anything is built.
 
-    The quantizers are those of the placement that `quantize_model` follows, and the way into the
-    TFLite file is the one that `export_tflite` takes, with its defaults. The model is not changed.
-    What hangs on clipping levels that are still to be learnt is planned for levels that are all
-    different: a file needs no operator between two tensors whose levels come out equal.
+    The quantizers are those of the placement that `quantize_model` follows, and the operators are
+    those that `export_tflite` writes with its defaults. The model is not changed. Clipping levels
+    are assumed to be all different, as after training: between two tensors with equal levels the
+    file needs no operator.
 
-    A model that cannot be quantized gives a plan too: its `problems` are those that
-    `quantize_model` raises, and its other layers are planned as if these were left float.
+    A model that cannot be quantized has a plan too: its `problems` are those that `quantize_model`
+    raises, and its other layers are planned as if these were left float.
 
     Args:
         model: a built Functional or Sequential tf_keras model; or one annotated by TFMOT's
@@ -166,7 +166,7 @@ def explain(
 
 
 def _placed(source: Source, policy: BitPolicy) -> tuple[list[str], Placement | None, BitPolicy]:
-    """The problems, and the placement: without the layers that have some, where there are any."""
+    """The problems, and the placement without the layers that have any."""
     network, annotations = source.network, source.annotations
     try:
         placement = place(network, annotations, policy, source.kernels)
@@ -187,7 +187,7 @@ def _placed(source: Source, policy: BitPolicy) -> tuple[list[str], Placement | N
     for kept in (annotations, without):
         try:
             return problems, place(clear, kept, lenient, source.kernels), lenient
-        except Exception:  # the graph may not be all there
+        except Exception:  # the graph may be incomplete
             continue
     return problems, None, policy
 

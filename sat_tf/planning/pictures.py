@@ -16,18 +16,18 @@ from sat_tf.planning.planned_model import PlannedModel
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# On a page, the page's own colours; a file of its own has these.
+# A page has its own colours; a separate file has these.
 _STYLE = """<style>.edge { stroke: #5c6370; fill: none; } .arrow { fill: #5c6370; }
 .words { fill: #1c1f23; } .ground { fill: #ffffff; }</style>"""
 
 
 def svg_file(drawing: Drawing) -> str:
-    """A file of its own."""
+    """The drawing as a whole SVG file."""
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{_svg(drawing, _STYLE)}\n'
 
 
 def svg_element(drawing: Drawing) -> Markup:
-    """An element of a page, which has the colours."""
+    """An element of a page, in the page's colours."""
     return Markup(_svg(drawing, ""))
 
 
@@ -86,7 +86,7 @@ _LARGEST_PIXELS = 120_000_000
 
 
 def png_image(drawing: Drawing) -> "Image":
-    """The drawing, two pixels for each of its units, fewer where it would be too large."""
+    """The drawing, two pixels for each of its units, fewer if it would be too large."""
     from PIL import Image, ImageDraw
 
     area = drawing.width * drawing.height
@@ -128,9 +128,9 @@ def _rectangle(pen: Any, shape: Rectangle, scale: float) -> None:
 
 def _dashes(pen: Any, start: Any, end: Any, color: str, width: int, dash: float) -> None:
     length = abs(end[0] - start[0]) + abs(end[1] - start[1])
-    steps = max(1, int(length / dash))
-    for step in range(0, steps, 2):
-        pieces = [step / steps, min(step + 1, steps) / steps]
+    count = max(1, int(length / dash))
+    for index in range(0, count, 2):
+        pieces = [index / count, min(index + 1, count) / count]
         ends = [
             tuple(a + share * (b - a) for a, b in zip(start, end, strict=True)) for share in pieces
         ]
@@ -143,8 +143,8 @@ def _line(pen: Any, shape: Edge, scale: float) -> None:
         if x == to_x or y == to_y or to_y < y:
             points.append((to_x, to_y))
             continue
-        for step in range(1, _CURVE + 1):  # the curve of SVG's C with its handles half way down
-            t = step / _CURVE
+        for index in range(1, _CURVE + 1):  # the curve of SVG's C with its handles half way down
+            t = index / _CURVE
             bend = 3 * t**2 - 2 * t**3
             down = 1.5 * t * (1 - t) + t**3 if t < 1 else 1.0
             points.append((x + bend * (to_x - x), y + down * (to_y - y)))
@@ -161,7 +161,7 @@ def _font(size: int, bold: bool) -> Any:
     import matplotlib
     from PIL import ImageFont
 
-    # The only font that is there on every machine, because matplotlib brings it.
+    # The only font that every machine has, because matplotlib brings it.
     name = "DejaVuSans-Bold.ttf" if bold else "DejaVuSans.ttf"
     folder = pathlib.Path(matplotlib.get_data_path()) / "fonts" / "ttf"
     return ImageFont.truetype(str(folder / name), size)
@@ -175,7 +175,7 @@ def check_diagram_path(path: str | os.PathLike[str]) -> None:
     suffix = expect_path(path).suffix.lower()
     if suffix not in SUFFIXES:
         raise ValueError(
-            f"{path}: received a diagram of the kind {suffix or 'without a suffix'}, expected "
+            f"{path}: received a diagram with {suffix or 'no suffix'}, expected "
             f"{' or '.join(SUFFIXES)}; give the name one of these."
         )
 

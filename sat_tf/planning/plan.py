@@ -1,4 +1,4 @@
-"""The plan of a quantization, as its user has it: to read, to print, and to keep as a file."""
+"""The plan of a quantization for its user: to read, to print, and to write to a file."""
 
 import dataclasses
 import os
@@ -13,7 +13,7 @@ from sat_tf.presentation.tables import RowTable
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan(PlannedModel, RowTable):
-    """What becomes of a model; see `PlannedModel` for what it holds."""
+    """The plan of a model; see `PlannedModel` for its attributes."""
 
     def to_rows(self) -> list[dict[str, Any]]:
         """The rows as plain values, all with the same keys; None where something is unknown."""
@@ -26,7 +26,7 @@ class Plan(PlannedModel, RowTable):
         """The plan as text for the terminal.
 
         Args:
-            width: columns of the terminal; by default what it needs.
+            width: columns of the terminal; by default as wide as needed.
         """
         return plan_text(self, width)
 

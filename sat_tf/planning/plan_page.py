@@ -1,4 +1,4 @@
-"""A plan as a page to read: one file with the diagram and the table, without anything to load."""
+"""A plan as an HTML page: one self-contained file with the diagram and the table."""
 
 import operator
 import os
@@ -49,7 +49,7 @@ def weights_text(row: LayerPlan) -> str:
 
 
 def output_text(row: LayerPlan) -> str:
-    """What the output has for a quantizer, and why it has none."""
+    """The quantizer of the output, or why it has none."""
     if row.problems:
         return " ".join(row.problems)
     if row.activation is None:

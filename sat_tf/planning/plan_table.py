@@ -1,6 +1,5 @@
 """A plan as text on the screen."""
 
-import io
 import operator
 from collections.abc import Iterable
 from typing import Any
@@ -12,7 +11,7 @@ from rich.text import Text
 
 from sat_tf.messages import first_ones
 from sat_tf.planning.planned_model import Export, Fate, LayerPlan, PlannedModel
-from sat_tf.presentation.tables import Cell, Column, Table
+from sat_tf.presentation.tables import Cell, Column, Table, printed
 
 _WIDTH = 160
 _WIDE = 120
@@ -22,7 +21,7 @@ _KINDS = {Fate.PROBLEM: "bad", Fate.FLOAT: "watch", Fate.INSERTED: "soft"}
 
 
 def number_text(value: int | None) -> str:
-    """A number with commas, or that it is unknown."""
+    """A number with commas, or "unknown"."""
     return "unknown" if value is None else f"{value:,}" if value else _NONE
 
 
@@ -40,13 +39,11 @@ NUMBERS: tuple[Column[Any], ...] = tuple(
 
 def plan_text(plan: PlannedModel, width: int | None = None) -> str:
     """The plan as plain text of this width."""
-    text = io.StringIO()
-    print_plan(plan, Console(file=text, width=width or _WIDTH))
-    return text.getvalue()
+    return printed(lambda console: print_plan(plan, console), width or _WIDTH)
 
 
 def print_plan(plan: PlannedModel, console: Console) -> None:
-    """Prints the layers, the sums, and what stands in the way."""
+    """Prints the layers, the sums, and the problems."""
     console.print(_table(plan, wide=console.width >= _WIDE))
     color = "red" if plan.problems or plan.export_problems else "green"
     console.print(Text.assemble(f"{plan.model}: ", (verdict(plan), color)), soft_wrap=True)
@@ -56,7 +53,7 @@ def print_plan(plan: PlannedModel, console: Console) -> None:
         console.print(Text("cannot be quantized as asked:", style="red"))
         _print_lines(console, plan.problems)
         console.print(
-            "The rows above are those without: such layers left float, such overrides left out."
+            "The rows above are without them: such layers left float, such overrides left out."
         )
     if plan.export_problems:
         console.print(Text("cannot be exported:", style="red"))
@@ -126,7 +123,7 @@ def _table(plan: PlannedModel, *, wide: bool) -> rich.table.Table:
 
 
 def totals(plan: PlannedModel, numbers: Iterable[Column[Any]]) -> list[Cell]:
-    """The last row of a table of layers: what a plan has the sums of by the same names."""
+    """The last row of a table of layers: the plan's sums under the same names."""
     return [number.cell(plan) for number in numbers]
 
 
@@ -135,7 +132,7 @@ def _kind(row: LayerPlan) -> str:
 
 
 def _weights(row: LayerPlan) -> str:
-    """How the weights are quantized, in signs."""
+    """How the weights are quantized, abbreviated."""
     weights = row.weights
     if weights is None:
         return "float" if row.multiply_adds or row.multiply_adds is None else _NONE
@@ -146,7 +143,7 @@ def _weights(row: LayerPlan) -> str:
 
 
 def _output(row: LayerPlan) -> str:
-    """What the output has for a quantizer, in signs."""
+    """The quantizer of the output, abbreviated."""
     activation = row.activation
     if activation is not None:
         level = activation.clipping_level
@@ -163,7 +160,7 @@ def _output(row: LayerPlan) -> str:
 
 
 def _file(row: LayerPlan) -> str:
-    """How the layer gets into the file, in signs."""
+    """How the layer gets into the file, abbreviated."""
     if row.export in (Export.REFUSED, Export.UNKNOWN):
         return row.export.value
     if row.fused_into:
@@ -186,7 +183,7 @@ _WORDS: tuple[Column[LayerPlan], ...] = (
 
 
 def reasons(plan: PlannedModel) -> list[str]:
-    """Why layers become what they become, layers with the same reason together."""
+    """Why layers are planned as they are, layers with the same reason together."""
     found: dict[str, list[str]] = {}
     for row in plan.layers:
         weights = row.weights

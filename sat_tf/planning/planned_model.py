@@ -1,4 +1,4 @@
-"""What becomes of each layer of a model that is quantized, and of the model: plain data."""
+"""How each layer of a model will be quantized and exported: plain data."""
 
 import dataclasses
 import enum
@@ -9,7 +9,7 @@ from sat_tf.qat.policy import BitPolicy
 
 
 class Fate(enum.Enum):
-    """What becomes of a layer when its model is quantized."""
+    """How a layer is treated when its model is quantized."""
 
     INPUT = "input"
     QUANTIZED = "quantized"
@@ -37,14 +37,14 @@ class WeightPlan:
     """How the kernel of a linear layer is quantized.
 
     Attributes:
-        bits: of its codes; None where it is clamped but not rounded.
+        bits: of its codes; None if it is clamped but not rounded.
         grid: name of the grid.
-        range: "layer" or "channel": what has a maximum of its own.
+        range: "layer" or "channel": which of them has a maximum of its own.
         rescale: name of SAT's rescaling, or None.
         rescale_reason: why it has one or none.
         bits_reason: where its number of bits comes from.
         start: how its latent weights start, and why.
-        quantizer: what it says of itself, where it is not the default one.
+        quantizer: its description, if it is not the default one.
     """
 
     bits: int | None
@@ -72,11 +72,11 @@ class ActivationPlan:
     Attributes:
         bits: of its codes.
         signed: whether it has codes for negative values.
-        clipping_level: where its clipping level starts; None where it has none, as an image.
+        clipping_level: the initial one; None if it has none, as an image.
         gradient: of the clipping level: "calibrated" or "pact".
-        stream: it has the bits of streams: something else than linear layers reads it, no
-            rectifier made it, or it is a sum, mean or concatenation that can be negative.
-        quantizer: what it says of itself, where it is not the default one.
+        stream: it has the bits of streams: other than linear layers read it, no rectifier made
+            it, or it is a sum, mean or concatenation that can be negative.
+        quantizer: its description, if it is not the default one.
     """
 
     bits: int
@@ -98,7 +98,7 @@ class ActivationPlan:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerPlan:
-    """One layer of the float model, or a quantizer that gets a layer of its own.
+    """One layer of the float model, or an inserted quantizer.
 
     Attributes:
         name: of the layer, as the user knows it.
@@ -106,7 +106,7 @@ class LayerPlan:
         short_kind: what pictures and narrow tables call its class.
         detail: its size, such as that of its kernel or window, and its strides.
         reads: names of the layers whose outputs it reads, inserted quantizers included.
-        shape: of its output without the batch; None where a size is open.
+        shape: of its output without the batch; None if a size is open.
         fate: what becomes of it.
         reason: why, where it is not quantized.
         weights: of linear layers that are quantized.
@@ -115,15 +115,15 @@ class LayerPlan:
         observed: its output is not quantized, but its range is watched for the export.
         absorbed_by: the reader that has the quantizer instead.
         export: how it gets into the file.
-        fused_into: the layers in whose operators it is, where it has none of its own.
-        operators: those of the file that it makes.
+        fused_into: the layers into whose operators it is fused, if it has none of its own.
+        operators: its operators in the file.
         export_reason: why it is not in the file as integers.
-        reading_bits: of the codes that a linear layer reads; None where they are float.
+        reading_bits: of the codes that a linear layer reads; None if they are float.
         reading_reason: why these are not its activation bits.
-        parameters: how many numbers its weights have.
-        multiply_adds: for one image; None where they are unknown.
+        parameters: how many values its weights have.
+        multiply_adds: for one image; None if they are unknown.
         bit_operations: these times the bits of both factors, 32 for float ones.
-        bytes: of the TFLite file, estimated; None where there is none.
+        bytes: in the TFLite file, estimated; None without a file.
         float_bytes: of a float TFLite file of the model, estimated.
         problems: why it cannot be quantized as asked, with the fix.
         inserted: it is not a layer of the model.
@@ -161,17 +161,17 @@ class LayerPlan:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlannedModel:
-    """What becomes of a model: its layers one by one, and their sums.
+    """How a model will be quantized and exported: its layers, and their sums.
 
     Attributes:
         model: its name.
         policy: what it is quantized by.
         rows: the layers of the model in graph order, each once, and behind each the quantizers
             that are inserted behind it.
-        problems: why `quantize_model` refuses the model, with the fix, one a line; none where it
-            does not. Rows are then planned as if the layers that have problems were left float.
+        problems: why `quantize_model` refuses the model, with the fix, if it does. Rows are then
+            planned as if the layers that have problems were left float.
         export_problems: the same for `export_tflite`.
-        notes: what the export would say about the file.
+        notes: the warnings of the export.
         inputs: what each input of the model is fed, and what the file takes for it.
     """
 
@@ -197,7 +197,7 @@ class PlannedModel:
 
     @property
     def insertions(self) -> tuple[LayerPlan, ...]:
-        """The quantizers that get layers of their own."""
+        """The inserted quantizers."""
         return tuple(row for row in self.rows if row.inserted)
 
     @property
@@ -228,7 +228,7 @@ class PlannedModel:
 
     @property
     def bytes(self) -> int | None:
-        """Of the TFLite file, estimated; None where there is none."""
+        """Of the TFLite file, estimated; None without a file."""
         return _total(row.bytes for row in self.rows)
 
     @property

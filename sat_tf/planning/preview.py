@@ -40,7 +40,7 @@ def by_layer(problems: Iterable[str], names: Iterable[str]) -> dict[str, list[st
 
 Shape = tuple[int | None, ...]
 
-# What Keras and TensorFlow say of layers that are larger than their images.
+# Error texts of Keras and TensorFlow for layers larger than their images.
 _NOTHING_LEFT = ("dimensions in the output is <= 0", "must be >= 0")
 
 
@@ -53,7 +53,7 @@ def with_image_size(network: Network, image_size: int | Sequence[int] | None) ->
             the shapes as they are.
 
     Raises:
-        ValueError: it is no size, the model has another one, or nothing would be left of it.
+        ValueError: it is not a size, the model has another one, or an output would be empty.
     """
     if image_size is None:
         return network
@@ -74,7 +74,7 @@ def with_image_size(network: Network, image_size: int | Sequence[int] | None) ->
             if any(found is not None and found < 1 for found in shapes[node.name]):
                 raise ValueError(
                     f"image_size={image_size!r}: received images that are too small for "
-                    f"{node.name}, which would leave nothing of them; give a larger size."
+                    f"{node.name}, whose output would be empty; give a larger size."
                 )
         nodes.append(dataclasses.replace(node, shape=shapes[node.name]))
     return network.rearranged(nodes, {})
@@ -87,7 +87,7 @@ def _fits(shape: Shape, size: tuple[int, ...]) -> bool:
 
 
 def input_shape(node: Node, shapes: Sequence[Shape]) -> Any:
-    """What Keras calls the shape of a layer's input: with the batch, in a list where it has one."""
+    """A layer's input shape as Keras takes it: with the batch, in a list for several inputs."""
     whole = [tf.TensorShape((None, *shape)) for shape in shapes]
     return whole if node.takes_list or len(whole) != 1 else whole[0]
 
@@ -104,7 +104,7 @@ def _checked(image_size: Any) -> tuple[int, ...]:
 
 
 def _output_shape(node: Node, shapes: list[Shape]) -> Shape:
-    """The shape of a layer's output; sizes are None where it does not say."""
+    """The shape of a layer's output; unknown sizes are None."""
     if any(None in shape for shape in shapes):
         return node.shape
     try:
@@ -157,7 +157,7 @@ def preview(network: Network, placement: Placement) -> Network:
         inputs = tuple(made.get((read, node.name), made[read, None]) for read in node.inputs)
         nodes.append(dataclasses.replace(node, name=name, layer=layer, inputs=inputs))
         if shared and config is not None and config.output is not None:
-            # Each call has its quantizer in a layer of its own.
+            # Each call has its quantizer in a separate layer.
             own_name = f"{node.name.replace('@', '_call_')}_output"
             identity = layer_kinds.identity_layer(name=own_name)
             output = PlacedConfig(output=config.output, inserted=True)
@@ -197,7 +197,7 @@ def kernel_outlines(network: Network) -> dict[str, KernelOutline]:
 
 
 def reading_bits(network: Network, name: str) -> int | None:
-    """Bits of the codes that a layer of a preview reads; None where it reads float values."""
+    """Bits of the codes that a layer of a preview reads; None if it reads float values."""
     node = network[network[name].inputs[0]]
     while True:
         quantizer = getattr(getattr(node.layer, "quantize_config", None), "output", None)
@@ -212,7 +212,8 @@ def reading_bits(network: Network, name: str) -> int | None:
 
 
 def _build(layer: QuantizedLayer, shape: Any, index: int) -> None:
-    # Levels start alike, but no two stay so, and the file has operators between grids that differ.
+    # Levels start equal, but training makes them differ, and the file then has operators between
+    # their grids.
     apart = 1.0 + index * _APART
     layer.build(shape)
     variables = layer.output_variables
@@ -227,6 +228,6 @@ def _outline(layer: keras.layers.Layer, quantizer: WeightQuantizer) -> KernelOut
     support = layer_kinds.find_support(layer)
     axes = support.channel_axes if support else (len(shape) - 1,)
     channels = int(np.prod([shape[axis] for axis in axes]))
-    # Channels with ranges of their own have scales of their own.
+    # Channels with their own ranges have their own scales.
     scales = np.linspace(1.0, 2.0, channels) if quantizer.channels_differ else np.ones(channels)
     return KernelOutline(np.broadcast_to(np.int8(0), shape), scales)

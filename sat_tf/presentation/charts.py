@@ -1,7 +1,7 @@
-"""Charts as drawings inside a page, whose colours are the page's.
+"""SVG charts inside a page, in the page's colours.
 
-Lines over the steps of a run, a number for each layer, numbers beside each other row by row, and
-how often codes occur. The style sheet is "presentation/charts.css".
+Lines over the steps of a run, a number for each layer, rows of dots, and histograms of codes. The
+style sheet is "presentation/charts.css".
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 
 @dataclasses.dataclass(frozen=True)
 class _Area:
-    """A drawing, and between which of its places the axes are.
+    """A drawing, and where its axes are.
 
     Attributes:
         width: of the drawing.
@@ -47,7 +47,7 @@ class Line:
 
     Attributes:
         label: what it shows, in plain text.
-        points: x and y, in order of x; y that is not finite leaves a gap.
+        points: x and y, in order of x; a non-finite y leaves a gap.
         colour: a CSS colour.
         dashed: whether it is.
         dots: whether every point has one.
@@ -70,9 +70,9 @@ class LineChart:
         stages: first step of each stage and its name, in order.
         logarithmic: whether y is.
         from_zero: whether y starts at 0.
-        summary: what it shows, in words, for who cannot see it.
+        summary: what it shows, in words, for screen readers.
         caption: what to look at, in plain text; "" for nothing.
-        named: what the legend has, if it is not the lines: where there are many of them, three.
+        named: the lines of the legend; by default `lines`, or three of many.
     """
 
     title: str
@@ -100,7 +100,7 @@ class LineChart:
         return _joined([*pieces, "</figure>"])
 
     def to_svg(self) -> Markup:
-        """The chart as an SVG element; a sentence where there is nothing to draw."""
+        """The chart as an SVG element; a sentence if there is nothing to draw."""
         usable = [
             point
             for line in self.lines
@@ -141,9 +141,9 @@ class _Axis:
             return cls(*_logarithmic(low, high), logarithmic=True)
         if high <= low:
             low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
-        step = _round_step((high - low) / 5)
-        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-        ticks = tuple(index * step for index in range(first, last + 1))
+        distance = _tick_distance((high - low) / 5)
+        first, last = math.floor(low / distance + 1e-9), math.ceil(high / distance - 1e-9)
+        ticks = tuple(index * distance for index in range(first, last + 1))
         return cls(ticks[0], ticks[-1], ticks)
 
     def place(self, value: float) -> float:
@@ -153,7 +153,7 @@ class _Axis:
         return (value - self.low) / (self.high - self.low)
 
 
-def _round_step(least: float) -> float:
+def _tick_distance(least: float) -> float:
     """The next 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(times * power for times in (1, 2, 5, 10) if times * power >= least * (1 - 1e-9))
@@ -246,7 +246,7 @@ class _Frame:
 
 
 def thinned(points: Sequence[Point], most: int) -> list[Point]:
-    """The points, or so many of them, two or more, spread evenly with both ends.
+    """At most `most` of the points, two or more, spread evenly with both ends.
 
     >>> thinned([(0, 5), (1, 6), (2, 7), (3, 8), (4, 9)], most=3)
     [(0, 5), (2, 7), (4, 9)]
@@ -324,9 +324,9 @@ class DotChart:
         title: in plain text.
         x_label: what is numbered along x.
         y_label: what y is, with its unit.
-        names: of the layers, for who points at a mark.
+        names: of the layers, for tooltips.
         dots: what to draw, at most four kinds.
-        wanted: the range of y in which all is well.
+        wanted: the good range of y.
         is_share: y goes from 0 to 1.
     """
 
@@ -339,7 +339,7 @@ class DotChart:
     is_share: bool = False
 
     def to_svg(self) -> Markup:
-        """The chart with its legend; "" where there is nothing to draw."""
+        """The chart with its legend; "" if there is nothing to draw."""
         kinds = [dots for dots in self.dots if any(map(self._drawable, dots.values))]
         if not kinds:
             return Markup("")
@@ -444,18 +444,18 @@ _ROW_LEFT, _ROW_RIGHT, _ROWS_TOP, _ROWS_BOTTOM = 176.0, 432.0, 6.0, 40.0
 
 
 def rows_of_dots(rows: Sequence[tuple[str, Mapping[int, float]]], *, title: str) -> Markup:
-    """A drawing with a line for each row, its mean beside it; "" where nothing was measured.
+    """A drawing with a line for each row, its mean beside it; "" if nothing was measured.
 
     Args:
-        rows: label and top-1 in percent by seed; what has no seed is drawn empty.
-        title: for who cannot see it, in plain text.
+        rows: label and top-1 in percent by seed; rows without seeds are drawn empty.
+        title: for screen readers, in plain text.
     """
     values = [value for _, by_seed in rows for value in by_seed.values()]
     if not values:
         return Markup("")
-    step = 10.0 if max(values) - min(values) > 15 else 5.0
-    low = max(0.0, step * ((min(values) - 1) // step))
-    high = min(100.0, step * -(-(max(values) + 1) // step))
+    distance = 10.0 if max(values) - min(values) > 15 else 5.0
+    low = max(0.0, distance * ((min(values) - 1) // distance))
+    high = min(100.0, distance * -(-(max(values) + 1) // distance))
     height = _ROWS_TOP + _ROW_HEIGHT * len(rows) + _ROWS_BOTTOM
 
     def across(value: float) -> float:
@@ -463,8 +463,8 @@ def rows_of_dots(rows: Sequence[tuple[str, Mapping[int, float]]], *, title: str)
 
     parts = []
     bottom = height - _ROWS_BOTTOM
-    for tick in range(round((high - low) / step) + 1):
-        value = low + step * tick
+    for tick in range(round((high - low) / distance) + 1):
+        value = low + distance * tick
         parts.append(
             f'<path d="M{across(value):.1f} {_ROWS_TOP:g}V{bottom:g}" class="grid"/>'
             f'<text x="{across(value):.1f}" y="{bottom + 16:g}" text-anchor="middle">'
@@ -504,21 +504,21 @@ def rows_of_dots(rows: Sequence[tuple[str, Mapping[int, float]]], *, title: str)
 
 
 _BARS_HEIGHT, _BARS_WIDTH = 24, 128
-# Between bars, of their distance; many codes are drawn without.
+# The gap between bars, as a share of their distance; many codes are drawn without.
 _GAP = 0.25
 _MOST_WITH_GAPS = 32
 _WIDEST_BAR = 8.0
 
 
 def histogram(counts: Sequence[int], caption: str) -> Markup:
-    """An SVG with a bar for every code, used or not; its colours are the page's.
+    """An SVG with a place for every code, in the page's colours.
 
-    Heights are square roots of shares, as one code, often that of 0, has most of them. A code that
-    occurs at all has a bar that can be seen, and one that does not has none.
+    Heights are square roots of shares, because one code, often that of 0, has most of them. A code
+    that occurs at all has a visible bar, and one that does not has none.
 
     Args:
         counts: how often each code occurs.
-        caption: what it shows, for who points at it and for who cannot see it.
+        caption: what it shows, for tooltips and screen readers.
     """
     pitch = _BARS_WIDTH / len(counts)
     width = min(pitch * (1.0 - _GAP), _WIDEST_BAR) if len(counts) <= _MOST_WITH_GAPS else pitch

@@ -1,8 +1,8 @@
-"""Pages of one file: HTML from templates, without scripts and without anything to load.
+"""Self-contained HTML pages from templates, without scripts.
 
-A template stands beside the module that fills it, and is named by its path inside the package. It
-extends "presentation/page.html" and fills the blocks `style` and `body`; what it is given is plain
-text, and becomes HTML by itself, unless it is `Markup`: a table, a chart, another template.
+A template is beside the module that fills it, and is named by its path inside the package. It
+extends "presentation/page.html" and fills the blocks `style` and `body`; its values are plain text
+and are escaped, unless they are `Markup`: a table, a chart, another template.
 """
 
 import base64
@@ -17,24 +17,24 @@ _PACKAGE = pathlib.Path(__file__).parent.parent
 
 
 def render_page(template: str, **values: Any) -> str:
-    """A whole page: what `render` makes, as ordinary text."""
+    """A whole page: `render` as ordinary text."""
     return str(render(template, **values))
 
 
 def render(template: str, **values: Any) -> Markup:
-    """A template with its values filled in, as a part of another one.
+    """A template with its values filled in, as a value for another one.
 
     Args:
         template: path of its file inside the package.
-        **values: what it names; it is an error if it names another.
+        **values: by name; it is an error if one is missing.
     """
     return Markup(_environment().get_template(template).render(values))
 
 
 def image_source(svg: bytes) -> str:
-    """A picture as the address of an image, which is all of it.
+    """A picture as a data URL.
 
-    As an image, because parts of two drawings inside a page could have the same name.
+    As an image, because elements of two drawings inside a page could have the same id.
     """
     return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
 

@@ -1,4 +1,4 @@
-"""How pictures look: colours that the colour-blind can tell apart, letters for half the size."""
+"""The style of pictures: colours for the colour-blind, letters readable at half the size."""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, VERMILION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
 GREY = "#6E6E6E"
 
-# Lines differ in more than their colour, so that they can be told apart in grey.
+# Lines differ in more than colour, so that they are distinct in greyscale.
 SERIES = (
     {"color": BLUE, "marker": "o", "linestyle": "-"},
     {"color": ORANGE, "marker": "s", "linestyle": "--"},
@@ -34,14 +34,14 @@ _STYLE = {
     "lines.markersize": 6,
     "figure.constrained_layout.use": True,
     "savefig.dpi": 160,
-    # Names of parts of an SVG would otherwise be drawn at random.
+    # Ids in an SVG would otherwise be random.
     "svg.hashsalt": "sat-tf",
 }
 
 
 @contextlib.contextmanager
 def styled() -> Iterator[None]:
-    """Pictures that are made and saved inside look alike."""
+    """Pictures created and saved inside have the same style."""
     import matplotlib
 
     with matplotlib.rc_context(_STYLE):
@@ -62,10 +62,10 @@ def canvas(
         rows: of axes.
         columns: of axes.
         size: width and height in inches.
-        sharex: whether axes above each other have the same marks, written once.
+        sharex: whether axes above each other have the same ticks, labelled once.
         sharey: the same for axes beside each other.
     """
-    # Not through pyplot, whose pictures stay in memory until somebody closes them.
+    # Not through pyplot, whose figures stay in memory until closed.
     from matplotlib.figure import Figure as Picture
 
     picture = Picture(figsize=size)
@@ -73,11 +73,11 @@ def canvas(
 
 
 def depths(count: int) -> Any:
-    """A colour for each of 1 to `count`, from dark to light, and what makes its number of it."""
+    """A colour map for 1 to `count`, from dark to light, and its normalization."""
     import matplotlib
     from matplotlib.colors import ListedColormap, Normalize
 
-    # The lightest end of the colour map cannot be seen on white.
+    # The lightest end of the colour map is invisible on white.
     shades = [matplotlib.colormaps["viridis"](0.78 * index / 255) for index in range(256)]
     return ListedColormap(shades), Normalize(1, count)
 
@@ -89,6 +89,6 @@ def plain_ticks(axis: Any, marks: list[float]) -> None:
 
 
 def save(picture: "Picture", path: Any) -> None:
-    """Writes a picture; one that is drawn alike is the same file."""
+    """Writes a picture; equal pictures give equal files."""
     metadata = {"Date": None} if str(path).endswith(".svg") else {"Software": "sat-tf"}
     picture.savefig(path, metadata=metadata)

@@ -13,11 +13,11 @@ Advance = Callable[[int], None]
 def image_bar(title: str, total: int | None, *, shown: bool = True) -> Iterator[Advance]:
     """A function to call with the number of images that have been done.
 
-    The bar is drawn on standard error, goes when all is done, and appears on terminals only.
+    The bar is drawn on standard error, on terminals only, and disappears at the end.
 
     Args:
         title: what is done.
-        total: how many images there are; None where nobody knows.
+        total: how many images there are; None if unknown.
         shown: whether there is a bar at all.
     """
     console = Console(stderr=True)

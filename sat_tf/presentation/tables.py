@@ -1,4 +1,4 @@
-"""Tables: a list of columns becomes one for a terminal, one in HTML, one in Markdown, and CSV."""
+"""Tables: one list of columns for the terminal, HTML, Markdown and CSV."""
 
 import abc
 import csv
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import rich.table
 from markupsafe import Markup
+from rich.console import Console
 from rich.text import Text
 
 from sat_tf.atomic_file import written_whole
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     import pandas
 
 _Row = TypeVar("_Row")
-# Of the name of a column that is none.
+# How much of an unexpected column name errors show.
 _SHOWN = 40
 
 # How words are marked, on a terminal and in HTML.
@@ -30,24 +31,24 @@ _STYLES = {"good": "green", "watch": "yellow", "bad": "red", "soft": "cyan"}
 
 
 class Marked(NamedTuple):
-    """Words that look different from others.
+    """Words with a style.
 
     Attributes:
         words: in plain text.
-        kind: "good", "watch" and "bad" are coloured; "name" is bold and "code" a typeface of its
-            own on pages, and neither anything on a terminal. Others are classes of a page.
+        kind: "good", "watch" and "bad" are coloured; on pages only, "name" is bold and "code"
+            monospaced. Others are CSS classes of a page.
     """
 
     words: str
     kind: str
 
 
-# What stands in a cell, in plain text unless it is made of HTML: such cells are for pages alone.
+# The contents of a cell, in plain text; `Markup` is for pages only.
 Cell = str | Marked | Markup
 
 
 def digits(form: str, missing: str = "") -> Callable[[Any], str]:
-    """Writes numbers in a format, and what is None as something else.
+    """A function that formats numbers, and shows None as `missing`.
 
     >>> digits(".3g")(0.12345), digits(",")(1234), digits("", "-")(None)
     ('0.123', '1,234', '-')
@@ -56,7 +57,7 @@ def digits(form: str, missing: str = "") -> Callable[[Any], str]:
 
 
 def percent(decimals: int = 2, unit: str = " %", missing: str = "") -> Callable[[Any], str]:
-    """Writes shares in percent, and what is None as something else.
+    """A function that formats shares in percent, and shows None as `missing`.
 
     >>> percent()(0.5), percent(1, unit="")(0.5), percent(missing="-")(None)
     ('50.00 %', '50.0', '-')
@@ -65,7 +66,7 @@ def percent(decimals: int = 2, unit: str = " %", missing: str = "") -> Callable[
 
 
 def plain(value: Any) -> Cell:
-    """A value as it is; what is None is left empty."""
+    """A value as it is; None is left empty."""
     if isinstance(value, str | Marked):
         return value
     return "" if value is None else str(value)
@@ -77,12 +78,12 @@ class Column(Generic[_Row]):
 
     Attributes:
         title: in plain text.
-        value: of a row: what the data frame has, and CSV with six digits.
-        show: that value for people.
-        unit: of what is shown, behind the title.
+        value: of a row, for data frames, and with six digits for CSV.
+        show: formats that value for readers.
+        unit: of the shown value, behind the title.
         number: it is aligned to the right.
-        wrap: whether long words go on in a new line on a terminal: "never" keeps a cell in one
-            line, "fold" breaks words too.
+        wrap: how cells wrap on a terminal: "never" keeps them on one line, "fold" also breaks
+            words.
     """
 
     title: str
@@ -99,7 +100,7 @@ class Column(Generic[_Row]):
         return f"{self.title} {self.unit}" if self.unit else self.title
 
     def cell(self, row: _Row) -> Cell:
-        """What people see of a row."""
+        """The shown value of a row."""
         return self.show(self.value(row))
 
 
@@ -110,8 +111,8 @@ class Table(Generic[_Row]):
     Attributes:
         columns: in order.
         rows: in order.
-        kind: how a whole row is marked, as in `Marked`; "" where it is not.
-        totals: cells of a last row, apart from the others; () for none.
+        kind: the style of a whole row, as in `Marked`; "" for none.
+        totals: cells of a separate last row; () for none.
     """
 
     columns: Sequence[Column[_Row]]
@@ -120,11 +121,11 @@ class Table(Generic[_Row]):
     totals: Sequence[Cell] = ()
 
     def cells(self) -> list[list[Cell]]:
-        """What people see, row by row."""
+        """The shown values, row by row."""
         return [[column.cell(row) for column in self.columns] for row in self.rows]
 
     def without_empty(self, empty: str = "-") -> "Table[_Row]":
-        """The same without the columns in which nothing else stands."""
+        """The same without columns whose cells are all empty."""
         columns = [
             column
             for column, cells in zip(self.columns, zip(*self.cells(), strict=True), strict=True)
@@ -154,10 +155,10 @@ class Table(Generic[_Row]):
         return table
 
     def to_html(self, label: str) -> Markup:
-        """The table for a page; it scrolls by itself where it is wider than the page.
+        """The table for a page; it scrolls by itself if it is wider than the page.
 
         Args:
-            label: what it shows, for who cannot see it.
+            label: what it shows, for screen readers.
         """
         rows = list(zip(map(self.kind, self.rows), self.cells(), strict=True))
         if self.totals:
@@ -176,14 +177,14 @@ class Table(Generic[_Row]):
         return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
     def to_csv(self) -> str:
-        """The values as CSV text; what is None is left empty, and numbers have six digits."""
+        """The values as CSV text; None is left empty, and floats have six digits."""
         return write_table(
             [column.title for column in self.columns],
             ([column.value(row) for column in self.columns] for row in self.rows),
         )
 
     def to_frame(self) -> "pandas.DataFrame":
-        """The values as a data frame: NaN or None where something is not known."""
+        """The values as a data frame: NaN or None for unknown values."""
         import pandas
 
         return pandas.DataFrame(
@@ -192,8 +193,15 @@ class Table(Generic[_Row]):
         )
 
 
+def printed(show: Callable[[Console], None], width: int) -> str:
+    """The plain text that `show` prints on a console of this width."""
+    text = io.StringIO()
+    show(Console(file=text, width=width))
+    return text.getvalue()
+
+
 def marked_text(cell: Cell) -> Text:
-    """What stands in a cell, for a terminal."""
+    """The contents of a cell, for a terminal."""
     return Text(cell.words, _STYLES.get(cell.kind, "")) if isinstance(cell, Marked) else Text(cell)
 
 
@@ -225,10 +233,10 @@ def read_table(
 
     Args:
         text: the table.
-        read: makes a row of its values by column.
-        name: what to call the table in errors.
-        columns: what it should have.
-        more: what the names of further columns begin with; None where there are none.
+        read: makes a row from its values by column.
+        name: of the table, for errors.
+        columns: that it has to have.
+        more: the prefix of further columns; None allows none.
 
     Raises:
         RunError: it has other columns, or is damaged.
@@ -240,7 +248,7 @@ def read_table(
         if strange := _strange_column(reader.fieldnames or (), columns, more):
             raise ValueError(f"its first line has {strange}")
         if not text.endswith("\n"):
-            raise ValueError("its last line breaks off")
+            raise ValueError("its last line is truncated")
         lines = list(reader)
         for values in lines:
             if None in values or None in values.values():
@@ -256,7 +264,7 @@ def read_table(
 
 
 def _strange_column(found: Sequence[str], columns: Sequence[str], more: str | None) -> str | None:
-    """The first column that is not the one in its place; None where all of them are."""
+    """The first column that is not the expected one, in words; None if all are."""
     for name, wanted in itertools.zip_longest(found, columns):
         if name is None:
             return f"no column {wanted}"
@@ -268,7 +276,7 @@ def _strange_column(found: Sequence[str], columns: Sequence[str], more: str | No
 def numbers(
     values: Mapping[str, str], columns: Iterable[str], integers: Collection[str]
 ) -> dict[str, Any]:
-    """The numbers of some columns; what is empty is left out."""
+    """The numbers of some columns; empty ones are left out."""
     return {
         name: int(values[name]) if name in integers else float(values[name])
         for name in columns
@@ -277,7 +285,7 @@ def numbers(
 
 
 class RowTable(abc.ABC):
-    """A result with a row for each thing that it tells of."""
+    """A result that can be exported as rows."""
 
     @abc.abstractmethod
     def to_rows(self) -> list[dict[str, Any]]:
@@ -294,13 +302,13 @@ class RowTable(abc.ABC):
         return Table(columns=columns, rows=self.to_rows())
 
     def to_frame(self) -> "pandas.DataFrame":
-        """The rows as a data frame: NaN or None where something is not known."""
+        """The rows as a data frame: NaN or None for unknown values."""
         return self._values().to_frame()
 
     def write_csv(self, path: str | os.PathLike[str]) -> None:
         """Writes the rows; the file appears whole, or not at all.
 
-        What is None is left empty, and numbers have six digits.
+        None is left empty, and floats have six digits.
 
         Raises:
             ValueError: the path cannot be written.
@@ -310,5 +318,5 @@ class RowTable(abc.ABC):
 
 
 def csv_value(value: Any) -> Any:
-    """A value as it stands in the file."""
+    """A value as it is written to a CSV file."""
     return f"{value:.6g}" if isinstance(value, float) else value

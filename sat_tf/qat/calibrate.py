@@ -41,10 +41,10 @@ def float_weights(layers: Iterable[keras.layers.Layer]) -> Iterator[None]:
             config.weights = quantizer
 
 
-# Mean deviation, in standard deviations, up to which statistics are those of the images: 0.15 is
-# what chance makes of 64 values a channel.
+# Mean deviation, in standard deviations, up to which statistics count as those of the images: 64
+# values a channel deviate by 0.15 by chance.
 STALE = 0.25
-# Statistics that fit a network so much better than another are its own.
+# Statistics that fit one network by this factor better than another are its own.
 _CLEARLY_BETTER = 0.5
 
 
@@ -69,7 +69,7 @@ class Statistics:
         )
 
     def moved(self, start: "Statistics", end: "Statistics") -> "Statistics":
-        """The same change as from one to another: a shift of the mean, a factor on the spread."""
+        """These, changed as from `start` to `end`: the mean is shifted, the variance scaled."""
         factor = (end.variance + self.epsilon) / (start.variance + self.epsilon)
         return Statistics(
             self.mean + end.mean - start.mean,
@@ -104,12 +104,12 @@ def best_statistics(
 ) -> list[Statistics]:
     """Statistics for a quantized network, from its own and two measured on the same images.
 
-    Where its own are those of the network before rounding, as after `quantize_model`, they know of
-    more images than were measured now: they are moved by what rounding does to these. Otherwise,
-    as where it has been trained quantized or they are stale, the measured ones are taken.
+    If its own are those of the network before rounding, as after `quantize_model`, they cover more
+    images than were measured now: they are moved by the effect of rounding on the measured ones.
+    Otherwise, if it has been trained quantized or they are stale, the measured ones are taken.
 
     Args:
-        own: what the layers have.
+        own: of the layers.
         unrounded: measured with neither weights nor activations rounded.
         quantized: measured with both.
     """
@@ -152,7 +152,7 @@ def gather(dataset: Any, num_images: int, network: Network) -> Images:
     """The images of a data set, at most `num_images`, an array for each input.
 
     Raises:
-        ValueError: there are none, or they do not fit the model's inputs or are not finite.
+        ValueError: there are none, they do not fit the model's inputs, or values are non-finite.
     """
     if isinstance(dataset, np.ndarray | tf.Tensor | tuple | dict) or _is_list_of_inputs(
         dataset, network
@@ -174,7 +174,7 @@ def gather(dataset: Any, num_images: int, network: Network) -> Images:
         if count >= num_images:
             break
     if not count:
-        raise ValueError("dataset: received no images, expected some; 64 and more are usable.")
+        raise ValueError("dataset: received no images, expected 64 or more.")
     if count < _FEW_IMAGES:
         warnings.warn(
             f"calibrate: {count} images give unreliable statistics; use 64 or more.", stacklevel=3
@@ -194,7 +194,7 @@ def _is_list_of_inputs(dataset: Any, network: Network) -> bool:
 def _checked_batch(element: Any, network: Network) -> Images:
     """The images of one batch, for each input."""
     several = len(network.inputs) > 1
-    # As Keras has it: (images, labels), and a list or a dictionary of images.
+    # As in Keras: (images, labels), and a list or a dictionary of images.
     if isinstance(element, tuple) or (isinstance(element, list) and not several):
         element = element[0]
     arrays = [np.asarray(array) for array in (network.in_order(element) if several else [element])]
@@ -220,16 +220,16 @@ def _checked_batch(element: Any, network: Network) -> Images:
 
 
 def observe_pixels(several: Images, network: Network, batches: int) -> None:
-    """Checks that images have the values that the model is for, and lets it remember them.
+    """Checks that images have the values of the model's input range, and records them.
 
     Args:
         several: the images.
         network: a model quantized by sat-tf, or a float one, for which nothing is done.
-        batches: how many the images make.
+        batches: the number of batches.
 
     Raises:
-        ValueError: they, or those of the training before, certainly have other values; lists every
-            input. Nothing has changed then.
+        ValueError: these images, or those of the training before, certainly have other values;
+            lists every input. Nothing has changed in that case.
     """
     found, problems = [], []
     for node in network:
@@ -254,7 +254,7 @@ def observe_pixels(several: Images, network: Network, batches: int) -> None:
         quantizer.remember(seen, layer.output_variables, batches)
 
 
-# A feature with fewer codes has lost most of what it says.
+# A feature with fewer codes has lost most of its information.
 _FEW_CODES = 16
 
 
@@ -268,21 +268,20 @@ def calibrate(
 ) -> keras.Model:
     """Fits a quantized model to data without training it.
 
-    Passes over the images. One leaves activations float and sets every clipping level to the one
+    The first pass over the images leaves activations float and sets every clipping level to the one
     with the smallest error, argmin_α E|q(x; α) - x|^p over x and the quantizer's grid, p = 2 up to
-    7 bits and 4 at 8 bits, behind a function where only that reads x (see
-    `sat_tf.quantizers.best_levels`). There x is what inference would give, with quantized weights
-    and moving statistics of BatchNormalization that fit them. One, now with quantized activations,
+    7 bits and 4 at 8 bits, measured behind a function if that alone reads x (see
+    `sat_tf.quantizers.best_levels`). Here x is the tensor in inference, with quantized weights and
+    moving statistics of BatchNormalization that fit them. The second pass quantizes activations and
     measures the statistics as the mean over batches. The last observes the range of the logits.
-    Where BatchNormalization is frozen (trainable=False) or called with training=False, or with
-    batch_normalization=False, it keeps its moving statistics.
+    BatchNormalization that is frozen (trainable=False) or called with training=False keeps its
+    moving statistics, and so does all of it with batch_normalization=False.
 
-    Without training, a few batches know less of the statistics than the float model does: a
+    Without training, a few batches estimate the statistics worse than the float model has them: a
     hundred images leave every channel some percent off, and at 8 bits that costs more than the
-    rounding. Statistics that are those of the network before rounding, by a pass without any, are
-    therefore moved by what rounding does to those of these images, and not replaced by them. Stale
-    ones are replaced, which is warned of: the function of the model changes. So are all where
-    clipping_levels=False, as after training.
+    rounding. Statistics that fit the network before rounding are therefore not replaced, but moved
+    by the effect of rounding on these images. Stale ones are replaced, with a warning, because the
+    function of the model changes. With clipping_levels=False, as after training, all are replaced.
 
     Args:
         model: a model quantized by sat-tf; it is changed in place.
@@ -297,15 +296,15 @@ def calibrate(
         The model itself.
 
     Raises:
-        ValueError: the model is not quantized by sat-tf, the images do not fit its input or are
-            not finite, or of another range than the model's `input_range`, or an activation is NaN
-            or infinite. The model has not changed then.
+        ValueError: the model is not quantized by sat-tf, the images do not fit its input, are
+            non-finite or of another range than the model's `input_range`, or an activation is
+            non-finite. The model has not changed in that case.
     """
     network = quantized_network(model, when="first")
     images = gather(dataset, num_images, network)
     batches = in_batches(images)
     observe_pixels(images, network, len(batches))
-    # Before all else, because what the first layers read hangs on it.
+    # First of all, because what the first layers read depends on it.
     _observe_ranges(network, batches, of_inputs=True)
     _warn_of_coarse_features(network, images)
     norms = _norms(network) if batch_normalization else []
@@ -322,8 +321,8 @@ def calibrate(
 def estimate_statistics(model: keras.Model, dataset: Any, *, num_images: int = 512) -> keras.Model:
     """Re-estimates the moving statistics of BatchNormalization, as `calibrate` does.
 
-    They become the mean over batches of the weights as they are, and forget the weights of earlier
-    steps that moving averages still hold.
+    They become the mean over batches with the current weights; moving averages still contain the
+    weights of earlier steps.
 
     Args:
         model: a float model, or one quantized by sat-tf; it is changed in place.
@@ -334,7 +333,7 @@ def estimate_statistics(model: keras.Model, dataset: Any, *, num_images: int = 5
         The model itself.
 
     Raises:
-        ValueError: the model is no graph of single calls, or the images do not fit its input.
+        ValueError: the model is not a graph of calls, or the images do not fit its input.
     """
     network = Network(model)
     network.refuse_problems()
@@ -384,7 +383,7 @@ def _set_clipping_levels(network: Network, batches: list[Images]) -> None:
 
 
 def _function_behind(network: Network, node: Node) -> Function:
-    """The function that alone reads a tensor, where it is one of each value for itself."""
+    """The elementwise function that alone reads a tensor; the identity if there is none."""
     readers = [inner_layer(reader.layer) for reader in in_inference(network).consumers(node.name)]
     names = {
         layer_kinds.activation_name(reader) if layer_kinds.is_activation(reader) else "linear"
@@ -401,7 +400,7 @@ def _call(node: Node, inputs: Any, on_batch_statistics: bool) -> tf.Tensor:
 
 
 def _call_unrounded(node: Node, inputs: Any, on_batch_statistics: bool) -> tf.Tensor:
-    """What a layer gives before its output is clipped and rounded."""
+    """The output of a layer before it is clipped and rounded."""
     layer = node.layer
     arguments = _arguments(node, on_batch_statistics)
     if not isinstance(layer, QuantizedLayer):
@@ -429,16 +428,16 @@ def _fit_both(network: Network, batches: list[Images], norms: list[keras.layers.
         assign_statistics(norms, best_statistics(own, unrounded, by_weights))
         _set_clipping_levels(network, batches)
         quantized = _measured_statistics(network, batches, norms, _call)
-    except BaseException:  # also where it is interrupted
+    except BaseException:  # also an interruption
         assign_statistics(norms, own)
         raise
     off = min(mean_deviation(own, measured) for measured in (unrounded, quantized))
     if off > STALE:
         warnings.warn(
             "calibrate: the statistics of BatchNormalization are not those of these images (off by "
-            f"{off:.1g} standard deviations in the mean), and were replaced, with which the model's"
-            " function changes. Train it, or check how the images are scaled; to keep the function,"
-            " pass batch_normalization=False.",
+            f"{off:.1g} standard deviations in the mean), and were replaced, which changes the "
+            "model's function. Train it, or check how the images are scaled; to keep the function, "
+            "pass batch_normalization=False.",
             StaleStatisticsWarning,
             stacklevel=3,
         )
@@ -510,7 +509,7 @@ def _observe_ranges(network: Network, batches: list[Images], *, of_inputs: bool)
 
 
 def _warn_of_coarse_features(network: Network, images: Images) -> None:
-    """Warns where one step for all features of an input makes a few codes of some of them."""
+    """Warns if one scale for all features of an input leaves some of them only a few codes."""
     for node in network:
         quantizer = _output_quantizer(node)
         if quantizer is None or not quantizer.observes_range or quantizer.input_type is None:
@@ -531,7 +530,7 @@ def _warn_of_coarse_features(network: Network, images: Images) -> None:
             warnings.warn(
                 f"calibrate: {name}: {len(coarse)} of {len(features)} features "
                 f"({first_ones(coarse)}) get fewer than {_FEW_CODES} of 256 codes, because one "
-                f"step serves all of them, which range from {lowest:.4g} to {highest:.4g}; "
+                f"scale serves all of them, which range from {lowest:.4g} to {highest:.4g}; "
                 "standardize them, or put a Normalization layer in front and set "
                 "BitPolicy(input_type='float32').",
                 stacklevel=3,
@@ -553,7 +552,7 @@ def _is_norm(node: Node) -> bool:
 
 
 def _arguments(node: Node, on_batch_statistics: bool) -> dict[str, Any]:
-    """What to call a layer with: as in inference, but for BatchNormalization where asked."""
+    """The arguments of a call: as in inference, except BatchNormalization if asked for."""
     if "training" not in inspect.signature(node.layer.call).parameters:
         return node.arguments
     stays = not _is_norm(node) or node.arguments.get("training") is False

@@ -1,4 +1,4 @@
-"""TFMOT quantize configs: what a user asks of one layer, and what the placement made of it."""
+"""TFMOT quantize configs: a user's settings for one layer, and the quantizers it was given."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +27,7 @@ from sat_tf.quantizers.table import (
     weight_quantizer,
 )
 
-# What a quantizer of your own is made with; docs/own_quantizer.md walks through it.
+# What a user's own quantizer needs; see docs/extend/own_quantizer.md.
 __all__ = [
     "ActivationQuantizer",
     "ClippingQuantizer",
@@ -45,7 +45,7 @@ _register = keras.utils.register_keras_serializable(package="sat_tf")
 
 @_register
 class LayerConfig(tfmot.quantization.keras.QuantizeConfig):
-    """What a user asks of one layer; fields left out follow the scheme's policy.
+    """A user's settings for one layer; fields left out follow the scheme's policy.
 
     For `tfmot.quantization.keras.quantize_annotate_layer(layer, LayerConfig(weight_bits=8))`. The
     fields are those of `BitPolicy` that make sense for one layer, with the meaning they have in
@@ -58,7 +58,7 @@ class LayerConfig(tfmot.quantization.keras.QuantizeConfig):
             weight_options, activation_quantizer, activation_options.
 
     Raises:
-        ValueError: an unknown field or a bad value; all problems at once.
+        ValueError: a field is unknown or a value invalid; lists every problem.
 
     >>> LayerConfig(weight_bits=8).get_config()
     {'weight_bits': 8}
@@ -84,7 +84,7 @@ class LayerConfig(tfmot.quantization.keras.QuantizeConfig):
         return cls(**{name: fields[name] for name in PER_LAYER_FIELDS})
 
     def get_weights_and_quantizers(self, layer: keras.layers.Layer) -> list[tuple[Any, Any]]:
-        """The kernel with a quantizer that knows nothing of the graph, so without rescaling."""
+        """The kernel with a quantizer made without the graph, and therefore without rescaling."""
         policy = BitPolicy().at(layer.name, self.fields)
         support = layer_kinds.find_support(layer)
         if support is None or not support.kernel:
@@ -193,7 +193,7 @@ class PlacedConfig(tfmot.quantization.keras.QuantizeConfig):
             return False
         if layer_kinds.is_softmax(layer):
             unit = isinstance(self.output, ActivationQuantizer) and self.output.is_unit
-            return not unit  # that one quantizes probabilities
+            return not unit  # a unit range is for probabilities
         return layer_kinds.rectifies(layer) and self._rectifies()
 
     def _rectifies(self) -> bool:
@@ -232,12 +232,12 @@ def weight_request(
     fan_out: int = 1,
     keeps_function: bool = False,
 ) -> WeightRequest:
-    """What a policy asks of the quantizer of one kernel, and the graph with it.
+    """The request for the quantizer of one kernel, from a policy and the graph.
 
     Args:
-        policy: that of the layer.
+        policy: of the layer.
         channel_axes: see `WeightRequest`.
-        rescaled: whether the layer takes the policy's rescaling.
+        rescaled: whether the policy's rescaling applies to the layer.
         fan_out: see `WeightRequest`.
         keeps_function: see there.
     """

@@ -1,4 +1,4 @@
-"""The inputs of a quantized model: what each is fed, folded into the layers that read it."""
+"""The inputs of a quantized model: the range of each, folded into the layers that read it."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from sat_tf.quantizers.protocol import PixelQuantizer
 def input_nodes(network: Network) -> dict[str, Node]:
     """The layer that holds the quantizer of each input, by the input's name.
 
-    Models of before there was a mark, and inputs that nothing reads, have none.
+    Models of older versions, which did not mark it, and inputs that nothing reads have none.
     """
     found = {}
     for node in network:
@@ -32,7 +32,7 @@ def input_nodes(network: Network) -> dict[str, Node]:
 
 
 def input_ranges(network: Network) -> dict[str, InputRange]:
-    """What each input that is an image is fed."""
+    """The input range of each image input."""
     nodes = input_nodes(network)
     ranges = {}
     for name in network.inputs:
@@ -45,7 +45,7 @@ def input_ranges(network: Network) -> dict[str, InputRange]:
 
 
 def input_types(network: Network) -> dict[str, str]:
-    """What the file takes for each input, a name of `input_ranges.INPUT_TYPES`."""
+    """The type of each input in the file, one of `INPUT_TYPES`."""
     types = dict.fromkeys(network.inputs, "uint8")
     for name, node in input_nodes(network).items():
         types[name] = node.layer.quantize_config.output.input_type
@@ -53,21 +53,21 @@ def input_types(network: Network) -> dict[str, str]:
 
 
 def changes(network: Network) -> dict[str, Change]:
-    """For each input, what leads from what the first layers read to what the model is fed."""
+    """For each input, the change from what the first layers read to what the model is fed."""
     ranges = input_ranges(network)
     return {name: ranges[name].change if name in ranges else NO_CHANGE for name in network.inputs}
 
 
 @dataclasses.dataclass(frozen=True)
 class Fold:
-    """What one layer takes in: value c of what it reads is ratio[c] · p[order[c]] + shift[c].
+    """A change that one layer folds: value c of its input is ratio[c] · p[order[c]] + shift[c].
 
     Attributes:
-        ratio: float64, one number a value of the last axis.
+        ratio: float64, one for each value of the last axis.
         shift: likewise.
-        order: which value of p each is.
+        order: the index in p of each value.
         layer: name of the layer in the float model.
-        norms: the normalizations that take the shift where the layer has no bias.
+        norms: the normalizations that fold the shift if the layer has no bias.
     """
 
     ratio: np.ndarray
@@ -91,7 +91,7 @@ class Fold:
         return bool(np.all(self.order == np.arange(self.order.size)))
 
     def of_pixels(self, count: int) -> "Fold":
-        """The same for so many pixels, one behind the other."""
+        """The same for `count` flattened pixels."""
         first = np.repeat(np.arange(count) * self.order.size, self.order.size)
         ratio, shift, order = (np.tile(v, count) for v in (self.ratio, self.shift, self.order))
         return Fold(ratio, shift, first + order)
@@ -106,7 +106,7 @@ class Fold:
 
 
 class _NoFoldError(Exception):
-    """Why a layer cannot take a change in."""
+    """Why a layer cannot fold a change."""
 
 
 def range_problems(network: Network, policy: BitPolicy) -> list[str]:
@@ -133,7 +133,7 @@ def range_problems(network: Network, policy: BitPolicy) -> list[str]:
             if policy.states_range_of(name):
                 problems.append(
                     f"{name}: received input_type={kind!r} and input_range={found}, expected one "
-                    "of them: the range of an input that is no picture is taken from data; leave "
+                    "of them: the range of an input that is not an image is taken from data; leave "
                     "input_range out."
                 )
         elif found.channels is not None and (not shape or shape[-1] != found.channels):
@@ -148,10 +148,10 @@ def range_problems(network: Network, policy: BitPolicy) -> list[str]:
 
 
 def entrance(network: Network, name: str, policy: BitPolicy) -> str:
-    """The tensor that is quantized in the place of an input: what the file can compute in float.
+    """The tensor that is quantized in place of an input, behind preprocessing done in float.
 
-    An input of real values may be preprocessed before it gets its codes, so that values of very
-    different sizes have the same one then.
+    An input of real values may be preprocessed before it is quantized, so that features of very
+    different ranges get the same one.
     """
     while (
         policy.type_of(name) == "float32" or layer_kinds.role_of(network[name].layer) is Role.AFFINE
@@ -172,11 +172,11 @@ def entrance(network: Network, name: str, policy: BitPolicy) -> str:
 
 
 def find_folds(network: Network, changes: Mapping[str, Change]) -> tuple[list[Fold], list[str]]:
-    """What the readers of inputs take in, and why some cannot.
+    """The changes that the readers of inputs fold, and why some cannot.
 
     Args:
         network: the float model.
-        changes: for each input, what leads from what is read to what was.
+        changes: for each input, the change from what is read to what was.
     """
     found, problems = [], []
     wanted: dict[int, list[tuple[Node, Fold | None, Change]]] = {}
@@ -193,15 +193,15 @@ def find_folds(network: Network, changes: Mapping[str, Change]) -> tuple[list[Fo
         try:
             alike = all(other == fold for _, other, _ in readers)
             if fold is None or not alike or calls != {one.name for one, _, _ in readers}:
-                raise _NoFoldError("it reads something else as well, or in another order")
+                raise _NoFoldError("it also reads other tensors, or in another order")
             found.append(_at(network, node, fold))
         except _NoFoldError as error:
             if not change.is_rounding:
                 problems.append(
                     f"{node.name}: received an input_range that differs between channels, or is "
-                    f"far from real 0, which this {type(node.layer).__name__} cannot take into its "
+                    f"far from real 0, which this {type(node.layer).__name__} cannot fold into its "
                     f"weights ({error}); leave input_range out, and put a Rescaling or a "
-                    "Normalization layer that does the same into the model, in front of it."
+                    "Normalization layer that does the same in front of it."
                 )
     return found, problems
 
@@ -212,13 +212,13 @@ def apply_fold(
     norms: Sequence[keras.layers.Layer],
     kernel: np.ndarray | None = None,
 ) -> None:
-    """Changes the weights of a layer, and of what stands behind it, so that it reads p.
+    """Changes the weights of a layer, and of the normalizations behind it, so that it reads p.
 
     Args:
         fold: from `find_folds`.
         layer: the layer, with its weights.
         norms: those that the fold names.
-        kernel: what the layer multiplies by, where that is not the value of its variable.
+        kernel: the effective kernel, if that is not the value of its variable.
     """
     if layer_kinds.is_batch_normalization(layer):
         mean, variance = layer.moving_mean.numpy(), layer.moving_variance.numpy()
@@ -239,7 +239,7 @@ def apply_fold(
     if np.any(fold.ratio != 1.0) or not fold.keeps_order:
         values = values * _along(layer, fold.ratio, values.shape)
         axis = _kernel(layer).input_axis
-        where = np.argsort(fold.order)  # value order[c] of p is what value c was
+        where = np.argsort(fold.order)  # value order[c] of p was value c
         variable.assign(values if fold.keeps_order else np.take(values, where, axis))
 
 
@@ -255,7 +255,7 @@ def _readers(network: Network, name: str, fold: Fold | None) -> Iterator[tuple[N
 
 
 def _moved(node: Node, fold: Fold | None) -> Fold | None:
-    """The change of what a layer of data movement makes; None where sat-tf does not follow it."""
+    """The change behind a layer of data movement; None if sat-tf does not follow it."""
     support = layer_kinds.find_support(node.layer)
     if fold is None or (support and support.keeps_channels):
         return fold
@@ -271,17 +271,17 @@ def _moved(node: Node, fold: Fold | None) -> Fold | None:
 
 
 def _at(network: Network, node: Node, fold: Fold) -> Fold:
-    """The change as a layer takes it in.
+    """The change as a layer folds it.
 
     Raises:
-        _NoFoldError: it cannot.
+        _NoFoldError: the layer cannot fold it.
     """
     layer = node.layer
     if layer_kinds.role_of(layer) is Role.NORM and fold.keeps_order:
         return dataclasses.replace(fold, layer=layer.name)
     kernel = layer_kinds.quantized_kernel(layer)
     if kernel is None or not kernel.folds_inputs:
-        raise _NoFoldError("it is no layer with a kernel")
+        raise _NoFoldError("it has no kernel")
     if np.any(fold.shift) and kernel.transposed:
         raise _NoFoldError("its outputs have different numbers of summands")
     if not fold.keeps_order and not _mixes_channels(layer):
@@ -298,7 +298,7 @@ def _at(network: Network, node: Node, fold: Fold) -> Fold:
         for reader in readers
     )
     if not plain or not norms or not all(network.consumers(name) for name in own):
-        raise _NoFoldError("it has no bias, and something else than BatchNormalization behind it")
+        raise _NoFoldError("it has no bias, and other than BatchNormalization behind it")
     names = tuple(dict.fromkeys(reader.layer.name for reader in readers))
     return dataclasses.replace(fold, layer=layer.name, norms=names)
 
@@ -309,7 +309,7 @@ def _mixes_channels(layer: keras.layers.Layer) -> bool:
 
 
 def _kernel(layer: keras.layers.Layer) -> Kernel:
-    """That of a layer that takes changes in."""
+    """The kernel of a layer that folds changes."""
     return layer_kinds.kernels_of(layer)[0]
 
 
@@ -317,7 +317,7 @@ def _along(layer: keras.layers.Layer, values: np.ndarray, shape: Sequence[int]) 
     """One number for each value of the input, as broadcastable to the kernel."""
     axis, groups = _kernel(layer).input_axis, getattr(layer, "groups", 1)
     if groups > 1 and not _kernel(layer).depthwise:
-        # Each group of outputs reads inputs of its own.
+        # Each group of outputs reads its own inputs.
         own = np.repeat(values.reshape(groups, -1).T, shape[-1] // groups, axis=1)
         return own.reshape([1] * axis + list(own.shape))
     return values.reshape([-1 if index == axis else 1 for index in range(len(shape))])

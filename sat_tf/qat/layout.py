@@ -27,8 +27,8 @@ def assemble(
     """Builds the quantized model, with weights of its own.
 
     A layer that is called several times is one `QuantizedLayer` without an output quantizer; those
-    of its calls follow it in layers of their own, named `quant_<name>_output` and, from the second
-    call on, `quant_<name>_call_2_output`.
+    of its calls follow in separate layers, named `quant_<name>_output` and, from the second call
+    on, `quant_<name>_call_2_output`.
 
     Args:
         network: the float model.
@@ -45,7 +45,7 @@ class _Assembler:
         self.network = network
         self.placement = placement
         self.layers: dict[str, keras.layers.Layer] = {}
-        # Layers without quantizers keep their names; others make room, as users know them.
+        # Layers without quantizers keep the names that users know; new layers avoid them.
         self.taken = {node.layer.name for node in network if node.name not in placement.configs}
         self.inner = {node.layer.name for node in network}
         self.made: dict[tuple[str, str | None], Any] = {}
@@ -67,7 +67,7 @@ class _Assembler:
         return model, self.layers
 
     def _call(self, node: Node) -> Any:
-        """The output of a node, behind its quantizer."""
+        """The quantized output of a node."""
         name, config = node.layer.name, self.placement.configs.get(node.name)
         if name not in self.layers:
             self.layers[name] = self._layer(node)
@@ -105,7 +105,7 @@ class _Assembler:
         return config is not None and config.output is not None
 
     def _inserted(self, name: str, config: PlacedConfig, frozen: bool) -> QuantizedLayer:
-        """A quantizer in a layer of its own."""
+        """A layer that holds an inserted quantizer."""
         identity = layer_kinds.identity_layer(name=unique_name(name, self.inner))
         name = unique_name(f"quant_{identity.name}", self.taken)
         return QuantizedLayer(identity, config, name=name, trainable=not frozen)
@@ -151,17 +151,17 @@ def quantized_model(
 ) -> keras.Model:
     """Builds the quantized model from a float one; the layers of the float one are not reused.
 
-    A layer that is frozen stays so, and with it the clipping level of its own output; one in a
-    layer of its own is frozen where the layer in front of it and all that read it are.
+    A frozen layer stays frozen, with the clipping level of its output; an inserted quantizer is
+    frozen if the layer in front of it and all of its readers are.
 
     Args:
         model: the float model; one that nests or shares layers is flattened first.
         annotations: for every layer to quantize, its `LayerConfig` or None.
         policy: what the annotations leave open.
-        keep_function: give the latent weights and gains that keep the function; the policy is one
-            of latent_start="keep_function" then.
-        reads: for each input, what leads from what the first layers read to what the model is
-            fed; None where these are the same.
+        keep_function: give the latent weights and gains that keep the function; requires a policy
+            with latent_start="keep_function".
+        reads: for each input, the change from what the first layers read to what the model is
+            fed; None if these are the same.
         kernels: see `place`.
 
     Raises:
@@ -202,7 +202,7 @@ def quantized_model(
 def _changes(
     network: Network, policy: BitPolicy, reads: Mapping[str, Change] | None
 ) -> dict[str, Change]:
-    """For each input, what leads from what the first layers will read to what they read now."""
+    """For each input, the change from what the first layers will read to what they read now."""
     changes = {name: policy.change_of(name) for name in network.inputs}
     if reads is None:
         return changes
@@ -214,10 +214,10 @@ def quantized_network(model: keras.Model, *, when: str) -> Network:
 
     Args:
         model: the model.
-        when: "first" or "instead": when an unquantized one is to be quantized, for the message.
+        when: "first" or "instead": when to quantize an unquantized one, for the message.
 
     Raises:
-        ValueError: it is not quantized, or is no graph of calls.
+        ValueError: it is not quantized, or not a graph of calls.
     """
     network = Network(model)
     network.refuse_problems()
@@ -230,12 +230,12 @@ def quantized_network(model: keras.Model, *, when: str) -> Network:
 
 
 def inner_layer(layer: keras.layers.Layer) -> keras.layers.Layer:
-    """The user's layer: inside its `QuantizedLayer`, or itself where it has none."""
+    """The user's layer: inside its `QuantizedLayer`, or the layer itself."""
     return layer.layer if isinstance(layer, QuantizedLayer) else layer
 
 
 def in_inference(network: Network) -> Network:
-    """A network without the layers that act in training alone, where no quantizer is in one."""
+    """A network without the layers that act in training alone and hold no quantizer."""
 
     def gives_what_it_reads(node: Node) -> bool:
         config = getattr(node.layer, "quantize_config", None)
@@ -251,7 +251,7 @@ def call_name(node: Node) -> str:
 
 
 def non_finite_weights(network: Network) -> list[str]:
-    """What is wrong with the values of the weights, one line a variable, with the fix."""
+    """Non-finite values of the weights, one line per variable, with the fix."""
     problems = []
     for node in network:
         if node.name != node.layer.name:  # another call of the same layer
@@ -266,7 +266,7 @@ def non_finite_weights(network: Network) -> list[str]:
 
 
 def _warn_of_codes_beyond_int8(model_name: str, placement: Placement) -> None:
-    """Says before the training which layers have weights that no file holds."""
+    """Warns before the training of layers whose weight codes cannot be exported."""
     kernels = {name: config.weights for name, config in placement.configs.items() if config.weights}
     found = [
         f"{name} ({kernel.num_bits} bits, {kernel.grid_name})"
@@ -281,11 +281,11 @@ def _warn_of_codes_beyond_int8(model_name: str, placement: Placement) -> None:
 
 
 class GuessedClippingLevelsWarning(UserWarning):
-    """Clipping levels start at a guess, because the model's weights tell too little of them."""
+    """Clipping levels start at a guess, because the model's weights determine too little."""
 
 
 def _warn_of_guessed_levels(model_name: str, placement: Placement) -> None:
-    """Says before anything is computed with them which clipping levels want data."""
+    """Warns, before they are used, of clipping levels that need data."""
     guessed = sorted(placement.reasons.guessed)
     if guessed:
         warn(

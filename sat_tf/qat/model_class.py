@@ -1,8 +1,8 @@
 """The user's own class of model, with its training step, around another graph.
 
-Rewriting a model makes a plain `keras.Model` of a graph. Where the user's model is of a class of
-its own (a subclass with `train_step`, `compute_loss`, `metrics`, ...), the new graph becomes an
-instance of that class too, as long as the class can be built of inputs and outputs.
+Rewriting a model creates a plain `keras.Model` from a graph. If the user's model has its own class
+(a subclass with `train_step`, `compute_loss`, `metrics`, ...), the new graph becomes an instance of
+that class too, as long as the class can be built from inputs and outputs.
 """
 
 import functools
@@ -16,7 +16,7 @@ import tf_keras as keras
 from sat_tf.messages import warn
 
 _STATEFUL = (keras.metrics.Metric, keras.optimizers.Optimizer, keras.losses.Loss)
-# What a class of the user's own usually is for; named where they are lost.
+# The usual reasons for a user's own class; named when they are lost.
 _STEPS = (
     "train_step",
     "test_step",
@@ -32,14 +32,14 @@ _STEPS = (
 
 
 def of_class_of(original: Any, model: keras.Model) -> keras.Model:
-    """A plain model as one of the class of `original`, where that is the user's own.
+    """A plain model as an instance of the class of `original`, if that is the user's own.
 
     It is built as `type(original)(inputs, outputs, name=...)`; further arguments of the constructor
-    are the attributes of `original` of the same names. Then what else `original` holds is carried
-    over: numbers, functions and the like; variables by their values; metrics, losses and optimizers
-    that the constructor has not built, built anew; layers and models outside of its graph, such as
-    a teacher, which the two then share. Where the class cannot be built so, the model stays plain,
-    and a warning names the class and the fix.
+    are the attributes of `original` of the same names. Then the other attributes of `original` are
+    carried over: numbers, functions and the like; variables by their values; metrics, losses and
+    optimizers that the constructor has not built, created again from their configs; layers and
+    models outside of its graph, such as a teacher, which both then share. If the class cannot be
+    built this way, the model stays plain, and a warning names the class and the fix.
 
     Args:
         original: the user's model; it is not changed.
@@ -55,14 +55,14 @@ def of_class_of(original: Any, model: keras.Model) -> keras.Model:
         warn_of_lost_class(
             kind,
             f"{kind.__name__}(inputs, outputs, name=...) does not build one: {reason}",
-            f"train {kind.__name__}(model.inputs, model.outputs, ...) of what you get",
+            f"train {kind.__name__}(model.inputs, model.outputs, ...) built from the result",
         )
         return model
     made.trainable = original.trainable
     lost = _carry(original, made)
     if lost:
         warn(
-            f"model {original.name!r}: the {kind.__name__} that is built of the new graph lacks "
+            f"model {original.name!r}: the {kind.__name__} built from the new graph lacks "
             f"{', '.join(lost)}, which are layers of the old one; set them before you train it."
         )
     return made
@@ -75,7 +75,7 @@ def _is_keras_s(kind: type) -> bool:
 def _built(original: keras.Model, model: keras.Model) -> keras.Model:
     kind = type(original)
     if isinstance(original, keras.Sequential):
-        raise TypeError("a Sequential class is built of layers, not of inputs and outputs")
+        raise TypeError("a Sequential class is built from layers, not from inputs and outputs")
     parameters = inspect.signature(kind.__init__).parameters.values()
     if not any(p.name == "inputs" or p.kind is p.VAR_POSITIONAL for p in parameters):
         raise TypeError(
@@ -94,7 +94,7 @@ def _built(original: keras.Model, model: keras.Model) -> keras.Model:
     expected = [*model.inputs, *model.outputs]
     received = [*(getattr(made, "inputs", None) or ()), *(getattr(made, "outputs", None) or ())]
     if list(map(id, received)) != list(map(id, expected)):
-        raise TypeError("its constructor makes a graph of its own of inputs and outputs")
+        raise TypeError("its constructor builds another graph from inputs and outputs")
     return made
 
 
@@ -118,7 +118,7 @@ def warn_of_lost_class(kind: type, reason: str, fix: str) -> None:
 
 
 def _carry(original: keras.Model, made: keras.Model) -> list[str]:
-    """Gives a model what another one of its class holds; returns what it cannot."""
+    """Copies the attributes of a model to another of its class; returns those it cannot copy."""
     in_graph = {id(call.layer) for calls in original._nodes_by_depth.values() for call in calls}
     lost = []
     for name, value in vars(original).items():
@@ -134,7 +134,7 @@ def _carry(original: keras.Model, made: keras.Model) -> list[str]:
                 new.assign(old)
         elif any(isinstance(part, _STATEFUL) for part in parts):
             if not has:
-                setattr(made, name, tf.nest.map_structure(_anew, value))
+                setattr(made, name, tf.nest.map_structure(_created_again, value))
         else:
             plain = {list: list, dict: dict}  # without Keras's wrappers
             of_kind = next((make for kind, make in plain.items() if isinstance(value, kind)), None)
@@ -148,13 +148,13 @@ def _like(variable: Any) -> Any:
     return tf.Variable(variable, trainable=variable.trainable, name=variable.name.split(":")[0])
 
 
-def _anew(part: Any) -> Any:
+def _created_again(part: Any) -> Any:
     return type(part).from_config(part.get_config()) if isinstance(part, _STATEFUL) else part
 
 
 @functools.cache
 def _names_of_keras() -> frozenset[str]:
-    """Names of what Keras itself keeps in a model."""
+    """Names of the attributes that Keras itself sets on a model."""
     image = keras.Input((1,), name="image")
     model = keras.Model(image, image, name="model")
     model.compile("sgd", "mse")

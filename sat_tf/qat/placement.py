@@ -32,7 +32,7 @@ from sat_tf.quantizers.table import (
 
 @dataclasses.dataclass(frozen=True)
 class Insertion:
-    """A quantizer that gets a layer of its own, between a tensor and some of its readers.
+    """A quantizer inserted as a layer between a tensor and some of its readers.
 
     Attributes:
         name: name of the new layer.
@@ -54,10 +54,10 @@ class Placement:
     Attributes:
         configs: for every call of an annotated layer, its quantizers; those of the weights are
             the same for all calls of a layer.
-        insertions: quantizers with layers of their own.
+        insertions: the inserted quantizers.
         norms_behind: for every call of a linear layer with nothing but BatchNormalization right
             behind it, these layers; the others are rescaled.
-        reasons: why it came to this.
+        reasons: why it was decided so.
     """
 
     configs: dict[str, PlacedConfig]
@@ -68,27 +68,27 @@ class Placement:
 
 @dataclasses.dataclass(frozen=True)
 class Demand:
-    """What a reader asks of a root: `bits` for linear layers, a grid for others."""
+    """What a reader needs of a tensor: `bits` for linear layers, a grid for others."""
 
     reader: str | None
-    kind: str  # "linear", "stream", "output", "float", "island" (a layer that is left float)
+    kind: str  # "linear", "stream", "output", "float", "left float"
     bits: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Reasons:
-    """What a placement rests on, for those who explain it.
+    """What a placement is based on, to explain it.
 
     Attributes:
-        roles: the part that each layer plays; OPAQUE where it is left float.
+        roles: of each layer; OPAQUE if it is left float.
         absorbed_by: for each tensor without integers of its own, the reader that absorbs it.
-        demands: what is asked of the output of each layer, also from behind data movement.
+        demands: on the output of each layer, also from behind data movement.
         first: the linear layers with none before them.
         last: the linear layers with none behind them.
         streams: the layers whose outputs have the bits of streams.
         quantizes_activations: whether any activation is quantized at all.
-        level_sources: of each tensor with a clipping level, what its start is taken from.
-        guessed: the tensors of which the model tells too little for that.
+        level_sources: for each tensor with a clipping level, where its start comes from.
+        guessed: the tensors whose start is a guess, because the model determines too little.
     """
 
     roles: dict[str, Role]
@@ -106,7 +106,7 @@ class PlacementError(ValueError):
     """A model cannot be quantized as asked.
 
     Attributes:
-        problems: each of them, in a line that starts with the name of its layer, if it has one.
+        problems: one line each, starting with the name of its layer if it has one.
     """
 
     def __init__(self, message: str, problems: Iterable[str]) -> None:
@@ -132,7 +132,7 @@ def place(
         network: the float model.
         annotations: for every layer to quantize, its `LayerConfig` or None.
         policy: what the annotations leave open.
-        kernels: of linear layers, by name, as they compute with them, where these are not theirs.
+        kernels: effective kernels of linear layers, by name, if these are not their variables.
 
     Raises:
         PlacementError: the model cannot be quantized as asked; lists every problem.
@@ -222,7 +222,7 @@ class _Placer:
         )
 
     def _refuse(self, problem: str) -> None:
-        if problem not in self.problems:  # a tensor is looked at more than once
+        if problem not in self.problems:  # a tensor is visited more than once
             self.problems.append(problem)
 
     def _raise_problems(self) -> None:
@@ -253,7 +253,7 @@ class _Placer:
         name = node.layer.name
         try:
             return self.policy.at(name, self.annotations.get(node.name), end=end)
-        except ValueError as error:  # fields that are right alone and wrong together
+        except ValueError as error:  # fields that are valid alone but not together
             for problem in listed_problems(error):
                 self._refuse(f"{name}: {problem}")
             return self.policy
@@ -261,14 +261,14 @@ class _Placer:
     def _role(self, node: Node) -> Role:
         role, problem = layer_kinds.role_of(node.layer), layer_kinds.unsupported_problem(node.layer)
         if role is Role.AFFINE and self.pixels.are_counts(node.name):
-            role = Role.MOVEMENT  # of codes that mean something else then
+            role = Role.MOVEMENT  # of the same codes with another scale
         if role is Role.IDENTITY and node.name in self.network:
-            role = Role.MOVEMENT  # called with training=True, which the export refuses
+            role = Role.MOVEMENT  # it is called with training=True, which the export refuses
         if node.makes_mask:
             self._refuse(
                 f"{node.name}: received {kind_of(node.layer)}, whose mask tells the layers behind "
-                "it which steps to leave out, expected a layer without a mask, which neither "
-                "quantizers nor files pass on; make the model without it."
+                "it which positions to ignore, expected a layer without a mask, which neither "
+                "quantizers nor files pass on; build the model without it."
             )
             return Role.OPAQUE
         if node.name not in self.annotations:
@@ -282,7 +282,7 @@ class _Placer:
         return role
 
     def _tell_functions_apart(self) -> None:
-        """A smooth function at the end is part of the output, as a softmax is, but not inside."""
+        """A smooth function at the end is part of the output, like a softmax; others are not."""
         for node in reversed(list(self.network)):
             if functions.is_a_broken_line(node.layer):
                 continue
@@ -317,7 +317,7 @@ class _Placer:
                 )
 
     def _check_narrow_streams(self, outputs: Mapping[str, SatQuantizer | None]) -> None:
-        """Refuses signed streams that a file cannot clip at fewer bits than int8 has."""
+        """Refuses signed streams of fewer than 8 bits that a file cannot clip."""
         for node in self.network:
             quantizer = outputs[node.name]
             if not isinstance(quantizer, ActivationQuantizer) or quantizer.num_bits == 8:
@@ -336,7 +336,7 @@ class _Placer:
         if self.roles[node.name] in _SATURATE_AT_8_BITS:
             return False
         for demand in self._demands(node.name):
-            if demand.kind in ("output", "island"):
+            if demand.kind in ("output", "left float"):
                 return False
             reader = self.network[demand.reader or ""]
             role = self.roles[reader.name]
@@ -352,7 +352,7 @@ class _Placer:
     def _norms_behind(self, name: str) -> tuple[str, ...]:
         """The normalizations right behind a linear layer, if nothing else reads it.
 
-        Behind every call of it, where there are several; and they read no other layer.
+        If it is called several times, behind every call; and they read no other layer.
         """
         calls = self.network.calls(name)
         readers = [reader for call in calls for reader in self.network.consumers(call.name)]
@@ -383,7 +383,7 @@ class _Placer:
         return role in _BEFORE_RECTIFIERS and reader is Role.RECTIFIER
 
     def _is_part(self, name: str, reader: Node) -> bool:
-        """Whether a tensor takes the grid of the concatenation that reads it."""
+        """Whether a tensor gets the grid of the concatenation that reads it."""
         movable = (Role.MOVEMENT, Role.SOFTMAX, Role.OPAQUE, Role.INPUT)
         # Clipped at its own ceiling and at the clipping level, it would need two grids.
         if self.roles[name] in movable or name not in self.annotations or self.ranges.ceiling(name):
@@ -407,7 +407,7 @@ class _Placer:
         return self.roles[name] is Role.OPAQUE
 
     def _demands(self, name: str) -> Iterator[Demand]:
-        """What is asked of the output of `name`, also from behind data movement."""
+        """What readers need of the output of `name`, also from behind data movement."""
         if name in self.network.outputs:
             yield Demand(None, "output")
         for reader in self.network.consumers(name):
@@ -418,7 +418,7 @@ class _Placer:
                 bits = self.policies[reader.name].activation_bits
                 yield Demand(reader.name, "float" if bits is None else "linear", bits)
             elif role is Role.OPAQUE:
-                yield Demand(reader.name, "island")
+                yield Demand(reader.name, "left float")
             else:
                 yield Demand(reader.name, "stream")
 
@@ -446,20 +446,20 @@ class _Placer:
                 self.streams.add(name)
                 bits.append(self.policies[name].stream_bits or 0)
             return self._quantizer(name, max(bits), demands)
-        floats = kinds & {"float", "island"}
+        floats = kinds & {"float", "left float"}
         if "stream" in kinds or ("linear" in kinds and not floats):
             float_streams = bool(floats) or self.policy.activation_bits is None
             stream_bits = self.policies[name].stream_bits
             if stream_bits is not None and not float_streams:
                 self.streams.add(name)
                 return self._quantizer(name, stream_bits, demands)
-            # It stays float here; the export needs its range where integer kernels compute it.
+            # It stays float here; the export needs its range if integer kernels compute it.
             return make_range_observer() if self._is_linear_kernel(node) else None
         observed = "float" not in kinds and self._is_linear_kernel(node)
         return make_range_observer() if kinds == {"output"} or observed else None
 
     def _is_read_as_stream(self, node: Node, demands: list[Demand]) -> bool:
-        """Whether what only linear layers read is a stream, and one of them reads it as one."""
+        """Whether a tensor that only linear layers read is a stream, and one reads it as such."""
         if self.roles[node.name] not in _STREAMS or layer_kinds.rectifies(node.layer):
             return False
         readers = [self.policies[demand.reader] for demand in demands if demand.reader]
@@ -506,7 +506,7 @@ class _Placer:
     ) -> Iterator[Insertion]:
         if self.pixels.reads(name) or self._carries_input(name):
             return
-        # By bits, and by what is read: the tensor itself, or an identity of it.
+        # By bits, and by what is read: the tensor itself, or an identity behind it.
         wanted: dict[tuple[int, str], list[Demand]] = {}
         for reader in self.network.consumers(name):
             policy = self.policies[reader.name]
@@ -541,7 +541,7 @@ class _Placer:
             level, source = max(map(abs, self.pixels[name])) or level, "the range of pixels"
         reach, layer = self.ranges.reach(name), self.network[name].layer
         function = self.roles[name] is Role.FUNCTION and not functions.keeps_range(layer)
-        # A gated swish, or the mean of one, reaches as far below 0 as the swish, and no further.
+        # A gated swish, or the mean of one, reaches no further below 0 than the swish.
         reaches = behind_layer and (function or (negative and reach.has_lowest_alone))
         request = ActivationRequest(
             num_bits=bits,
@@ -563,7 +563,7 @@ class _Placer:
         if not quantizer.has_clipping_level:
             return quantizer
         key = name, repr(quantizer)
-        if level is None and key not in self.starts:  # a tensor is looked at more than once
+        if level is None and key not in self.starts:  # a tensor is visited more than once
             self.starts[key] = self.spreads[name].best_level(quantizer)
         if level is None:
             level, source = self.starts[key], self.spreads[name].source
@@ -575,7 +575,7 @@ class _Placer:
         return quantizer.with_settings(initial_clipping_level=level)
 
     def _kernel(self, name: str) -> Any:
-        """The kernel of a linear layer as the quantized model starts with it, but for rounding."""
+        """The kernel of a linear layer as the quantized model starts with it, before rounding."""
         layer = self.network[name].layer
         kernel = self.kernels.get(layer.name)
         if kernel is not None:

@@ -1,4 +1,4 @@
-"""From one quantized model to another: the same latent weights under another policy."""
+"""Requantization: the same latent weights under another policy."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -23,18 +23,18 @@ from sat_tf.quantizers.input_range import INPUT_TYPES, PIXELS, Change
 
 
 def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
-    """Gives a quantized model another policy, with what it has learnt.
+    """Gives a quantized model another policy, and keeps what it has learnt.
 
     Latent weights, biases, normalization statistics, gains, clipping levels and observed ranges are
     carried over, wherever the new policy has the same variable in the same place. New clipping
     levels start as the policy says. Frozen layers stay frozen, and layers annotated by hand keep
     their annotation. The model itself is not changed.
 
-    What the model is fed belongs to it: a policy that says no `input_range` leaves it what it has,
-    and one that says another moves biases by what the pixel nearest to real 0 differs by.
+    The input range belongs to the model: a policy that states no `input_range` keeps it, and one
+    that states another moves biases by the difference at the pixel nearest to real 0.
 
-    Another `weight_range` or `rescale` gives the clamped weights another size. Gains make up for
-    it, so that the model keeps its function, unless latent_start="as_is".
+    Another `weight_range` or `rescale` scales the clamped weights. Gains compensate, so that the
+    model keeps its function, unless latent_start="as_is".
 
     Args:
         model: a model quantized by sat-tf.
@@ -51,7 +51,7 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
     old = _by_place(model)
     keep_function = policy.latent_start == "keep_function"
     if any(_has_gains(layer) for layer in old.values()):
-        # It has its function by gains, whatever this policy would have started with.
+        # Its function depends on gains, whatever the latent_start of this policy.
         policy = dataclasses.replace(policy, latent_start="keep_function")
     old_network = quantized_network(model, when="instead")
     policy = with_inputs_of(old_network, policy)
@@ -85,7 +85,7 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
 
 
 def effective_kernels(model: keras.Model) -> dict[str, np.ndarray]:
-    """What the linear layers of a quantized model compute with, by the names of the user's."""
+    """The effective kernels of a quantized model's linear layers, by the user's layer names."""
     return {
         layer.layer.name: kernel.numpy()
         for layer in _by_place(model).values()
@@ -94,7 +94,7 @@ def effective_kernels(model: keras.Model) -> dict[str, np.ndarray]:
 
 
 def with_inputs_of(network: Network, policy: BitPolicy) -> BitPolicy:
-    """The policy with the ranges and types of a model's inputs, where it says none itself."""
+    """The policy with the ranges and types of a model's inputs, unless it states its own."""
     fields: dict[str, Any] = {}
     if policy.input_type is None:
         fields["input_type"] = input_types(network)
@@ -111,13 +111,13 @@ def with_inputs_of(network: Network, policy: BitPolicy) -> BitPolicy:
 def channel_problems(
     network: Network, policy: BitPolicy, changes: Mapping[str, Change]
 ) -> list[str]:
-    """Why a quantized model cannot change from the ranges that it has to those of a policy."""
+    """Why a quantized model cannot change from its input ranges to those of a policy."""
     ranges = input_ranges(network)
     return [
         f"{name}: received input_range={policy.range_of(name)} for an input of "
-        f"{ranges.get(name, PIXELS)}, whose channels stand in another relation to each other, "
-        "which the first layer has in its weights; leave input_range out, or quantize the float "
-        "model again."
+        f"{ranges.get(name, PIXELS)}, whose channels differ in another way, which is folded into "
+        "the weights of the first layer; leave input_range out, or quantize the float model "
+        "again."
         for name, change in changes.items()
         if not change.only_shifts
     ]
@@ -150,7 +150,7 @@ def without_quantizers(model: keras.Model) -> tuple[keras.Model, dict[str, Any]]
 
 
 def _by_place(model: keras.Model) -> dict[tuple[str, ...], QuantizedLayer]:
-    """The quantized layers by name, and inserted ones, whose names tell bits, by what they join."""
+    """The quantized layers by name; inserted ones, named by their bits, by what they connect."""
     network = Network(model)
     places = {}
     for node in network:
@@ -168,7 +168,7 @@ def _has_gains(layer: QuantizedLayer) -> bool:
 
 
 def _carry_weights(old: QuantizedLayer, new: QuantizedLayer, keep_function: bool) -> None:
-    """Gives the quantizer of a layer's weights what that of the old policy has in its variables."""
+    """Carries the variables of a layer's weight quantizer over from the old policy's."""
     before, after = old.quantize_config.weights, new.quantize_config.weights
     if before is None or after is None:
         return
@@ -178,7 +178,8 @@ def _carry_weights(old: QuantizedLayer, new: QuantizedLayer, keep_function: bool
         variables, old_variables = new.kernel_variables, old.kernel_variables
         after.carry(latent, variables, before, old_variables, keep_function=keep_function)
     elif keep_function:
-        # Latent weights mean something else to it: it starts anew with what the layer computes.
+        # Latent weights mean something else to another quantizer: it starts from the effective
+        # weights.
         unrounded = before.with_settings(num_bits=None)
         latent = getattr(old.layer, layer_kinds.kernel_name(old.layer))
         kernel.assign(unrounded(tf.convert_to_tensor(latent), False, old.kernel_variables))

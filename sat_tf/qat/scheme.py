@@ -1,4 +1,4 @@
-"""The TFMOT scheme, and the one-call forms of what users do with it."""
+"""The TFMOT scheme, and `quantize_model`, which applies it in one call."""
 
 import warnings
 from typing import Any
@@ -52,15 +52,15 @@ class SatQuantizeRegistry(tfmot.quantization.keras.QuantizeRegistry):
         self.policy = policy
 
     def supports(self, layer: keras.layers.Layer) -> bool:
-        """False: TFMOT asks only about layers that nobody annotated, and these stay float.
+        """False: TFMOT asks only about layers that are not annotated, and these stay float.
 
-        What enters the annotated layers from them is quantized by the layout already.
+        The layout already quantizes what annotated layers read from them.
         """
         del layer
         return False
 
     def get_quantize_config(self, layer: keras.layers.Layer) -> configs.LayerConfig:
-        """The annotation a layer gets from the policy where it has none of its own.
+        """The annotation a layer gets from the policy if it has none of its own.
 
         Raises:
             ValueError: sat-tf does not quantize such a layer.
@@ -75,20 +75,19 @@ def quantize_model(model: keras.Model, policy: BitPolicy | None = None) -> keras
     """Quantizes a float Keras model, as if every layer were annotated and the scheme applied.
 
     The model itself is not changed. The quantized model starts with its weights, and, unless the
-    policy says otherwise, with its function. Models inside the model are flattened: a layer of them
-    is called by the names on the way to it, `quant_backbone/conv1`, and `overrides` of the policy
-    can name it `backbone/conv1`. A layer that is called several times keeps one set of weights;
-    its calls get quantizers of their own. What is frozen (trainable=False) stays frozen, with the
-    clipping levels of its outputs.
+    policy says otherwise, with its function. Nested models are flattened: their layers are named
+    by the path, `quant_backbone/conv1`, and `overrides` of the policy can name it `backbone/conv1`.
+    A layer that is called several times keeps one set of weights; each call gets a quantizer of its
+    own. Frozen layers (trainable=False) stay frozen, with the clipping levels of their outputs.
 
-    A pruned model (after `tfmot.sparsity.keras.strip_pruning`) keeps its zeros where the grid has a
+    A pruned model (after `tfmot.sparsity.keras.strip_pruning`) keeps its zeros if the grid has a
     0: with weight_grid="narrow", a weight of 0 has code 0, and the effective kernel as many zeros
-    as the float one. The DoReFa grid has none, which is warned of. Training moves weights of 0 like
-    all others; multiply the kernels by their mask after each step to keep them.
+    as the float one. The DoReFa grid has none, and a warning says so. Training moves weights of 0
+    like all others; multiply the kernels by their mask after each step to keep them.
 
-    A model of a class of your own, with a `train_step` for example, stays one, where
-    `YourClass(inputs, outputs, name=...)` makes it; what else it holds, such as a temperature or a
-    teacher, is carried over. Where the class cannot be kept, a warning says so.
+    A model of your own class, with a `train_step` for example, keeps it if
+    `YourClass(inputs, outputs, name=...)` builds one; its other attributes, such as a temperature
+    or a teacher, are carried over. If the class cannot be kept, a warning says so.
 
     Args:
         model: a built Functional or Sequential tf_keras model. Inputs and outputs keep their order
@@ -118,9 +117,9 @@ def quantize_model(model: keras.Model, policy: BitPolicy | None = None) -> keras
         annotated = tfmot.quantization.keras.quantize_annotate_model(model)
         quantized = tfmot.quantization.keras.quantize_apply(annotated, scheme=scheme)
     else:
-        # What TFMOT would do by way of two more copies of the model, the first of which it cannot
-        # make of models in mixed precision while the global policy is another.
-        # Like TFMOT it leaves Lambda layers, whose code a wrapper could not be saved with, alone.
+        # TFMOT would do the same through two more copies of the model, the first of which fails
+        # for models in mixed precision under another global policy.
+        # As in TFMOT, Lambda layers are left alone: a wrapper could not save their code.
         left = keras.layers.Lambda if scheme.policy.unsupported == "float" else ()
         annotations = {node.name: None for node in network if not isinstance(node.layer, left)}
         keep_function = scheme.policy.latent_start == "keep_function"
@@ -132,7 +131,7 @@ def quantize_model(model: keras.Model, policy: BitPolicy | None = None) -> keras
 def quantize_scope(*objects: dict[str, Any]) -> Any:
     """A scope in which Keras can load models quantized by sat-tf or by TFMOT.
 
-    Models of sat-tf load without it, once sat_tf is imported; it is here for code that is used to
+    Models of sat-tf load without it, once sat_tf is imported; it exists for code written for
     TFMOT's scope of this name.
 
     Args:
@@ -152,12 +151,12 @@ def quantize_scope(*objects: dict[str, Any]) -> Any:
     return tfmot.quantization.keras.quantize_scope(ours, *objects)
 
 
-# From which share of zeros on a kernel is taken for a pruned one.
+# A kernel with at least this share of zeros counts as pruned.
 _PRUNED = 0.25
 
 
 def warn_of_lost_zeros(quantized: keras.Model) -> None:
-    """Warns of kernels that seem to be pruned, on grids that have no 0."""
+    """Warns of kernels that seem to be pruned, on grids without a 0."""
     lost = []
     for layer in quantized.layers:
         config = layer.quantize_config if isinstance(layer, QuantizedLayer) else None
@@ -169,8 +168,8 @@ def warn_of_lost_zeros(quantized: keras.Model) -> None:
             lost.append(f"{layer.layer.name} ({100 * share:.0f} % zeros)")
     if lost:
         warnings.warn(
-            f"model {quantized.name!r}: the DoReFa grid has no 0, so that zero weights of "
-            f"{first_ones(lost)} become half a step; if they are pruned, set "
+            f"model {quantized.name!r}: the DoReFa grid has no 0, so zero weights of "
+            f"{first_ones(lost)} get code 1; if they are pruned, set "
             "BitPolicy(weight_grid='narrow'), which keeps them.",
             stacklevel=3,
         )

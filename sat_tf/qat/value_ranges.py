@@ -1,7 +1,7 @@
-"""What is known of the values in a graph before any data is seen.
+"""What is known about the values in a graph before any data is seen.
 
-Their sign and their maximum, the values of images and of what moves or preprocesses them, and how
-the values of each tensor are spread, as far as the weights of a float model say it.
+Their sign and maximum, the values of images, moved or preprocessed, and the distribution of each
+tensor's values, as far as the weights of a float model determine it.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from sat_tf.quantizers.protocol import ActivationQuantizer
 
 
 class PixelRanges:
-    """The smallest and the largest value of every tensor that is made of pixels alone.
+    """The smallest and the largest value of every tensor computed from pixels alone.
 
     Args:
         network: the float model.
@@ -64,7 +64,7 @@ class PixelRanges:
                 self._ranges[node.name] = float(np.min(ends)), float(np.max(ends))
 
     def reads(self, name: str) -> bool:
-        """Whether a tensor is made of pixels alone."""
+        """Whether a tensor is computed from pixels alone."""
         return name in self._ranges
 
     def are_inputs(self, name: str) -> bool:
@@ -84,8 +84,8 @@ class ValueRanges:
 
     Args:
         network: the float model.
-        roles: the part that each layer plays.
-        pixels: the values of tensors that are made of pixels alone.
+        roles: of each layer.
+        pixels: the values of tensors computed from pixels alone.
     """
 
     def __init__(self, network: Network, roles: Mapping[str, Role], pixels: PixelRanges) -> None:
@@ -103,14 +103,14 @@ class ValueRanges:
         if role is Role.LINEAR:
             return not (layer_kinds.rectifies(node.layer) or layer_kinds.is_softmax(node.layer))
         if role is Role.AFFINE and self._pixels.reads(name):
-            # Other weights can give an adapted one other signs.
+            # An adapted layer can change its signs with its weights.
             return is_adapted(node.layer) or self._pixels[name][0] < 0.0
         if role in (Role.FUNCTION, Role.SOFTMAX):
             if layer_kinds.is_softmax(node.layer):
                 return False
             if functions.keeps_range(node.layer):
                 return self.is_negative(node.inputs[0])
-            # A sign that is kept is that of the input; else the function's own.
+            # The sign of the input if the function keeps it; otherwise the function's own.
             keeps = functions.keeps_sign(node.layer) and not self.is_negative(node.inputs[0])
             return not keeps and functions.reach(node.layer).is_negative
         if role in (Role.SUM, Role.PRODUCT, Role.CONCATENATION, Role.MEAN, Role.MOVEMENT):
@@ -131,7 +131,7 @@ class ValueRanges:
         return all(negative) if combination is Combination.MAXIMUM else any(negative)
 
     def reach(self, name: str) -> asymmetric.Reach:
-        """Which values the layer's output can have, as far as functions in or before it say."""
+        """The values that the layer's output can have, by the functions in or before it."""
         node, role = self._network[name], self._roles[name]
         if role is Role.FUNCTION and not functions.keeps_range(node.layer):
             found = functions.reach(node.layer)
@@ -139,14 +139,14 @@ class ValueRanges:
         if role in (Role.MEAN, Role.MOVEMENT, Role.FUNCTION):
             return self.reach(node.inputs[0])
         if role is Role.PRODUCT:
-            # A gate between 0 and 1 leaves what it multiplies in its range.
+            # A gate between 0 and 1 keeps the other factor within its range.
             reaches = sorted(map(self.reach, node.inputs), key=lambda one: one == asymmetric.UNIT)
             if all(one == asymmetric.UNIT for one in reaches[1:]):
                 return reaches[0]
         return asymmetric.UNKNOWN
 
     def ceiling(self, name: str) -> float | None:
-        """What the layer's output cannot exceed by its own definition, or None."""
+        """The upper bound of the layer's output by its definition, or None."""
         node, role = self._network[name], self._roles[name]
         if role in (Role.INPUT, Role.MOVEMENT) and self._pixels.reads(name):
             return self._pixels[name][1]
@@ -163,22 +163,22 @@ _Array = npt.NDArray[np.float64]
 
 _QUANTILES: _Array = np.linspace(-4.5, 4.5, 91)
 _DENSITY: _Array = np.exp(-0.5 * _QUANTILES**2)
-# How often a value is at each of them.
+# The share of values at each of them.
 _SHARES: _Array = _DENSITY / _DENSITY.sum()
 _BELOW: _Array = np.cumsum(_SHARES) - 0.5 * _SHARES
 # Of neighbouring pixels of one channel.
 _CORRELATION = 0.5
-# By how much the variance is larger where no normalization keeps channels from being alike.
+# The factor on the variance where no normalization keeps channels from being alike.
 _ALIKE = 3.0
-# Mean and standard deviation of pixels, as parts of the range of all: those of photographs.
+# Mean and standard deviation of pixels, as shares of their range: those of photographs.
 _PIXEL_MEAN, _PIXEL_DEVIATION = 0.45, 0.27
 _CHANNELS_LOOKED_AT = 64
-# By how much levels start above the best ones for normal distributions. Those of trained networks
-# are 1.05 to 1.4 times as large in the median over a network. Clipping also moves means, the more
-# the deeper: without data nothing takes that back, so that networks of depthwise convolutions do
-# best with still more room.
+# The factor on the best levels for normal distributions. Those of trained networks are 1.05 to 1.4
+# times as large in the median over a network. Clipping also moves means, more so in deeper layers:
+# without data nothing corrects that, so networks of depthwise convolutions do best with still more
+# room.
 _LONGER_TAILS = 1.5
-# Rows, and columns, of a tensor of any size.
+# Assumed rows, and columns, of a tensor of open size.
 _USUAL_SIZE = 7
 
 
@@ -187,9 +187,9 @@ class Spread:
     """The distribution of a tensor's values, by channel.
 
     Attributes:
-        values: (channels, quantiles), how large they are at each quantile.
-        source: what it is taken from, for people.
-        known: whether all of it comes from the model; else the image has a part in it.
+        values: (channels, quantiles), the value at each quantile.
+        source: where it comes from, in words.
+        known: whether all of it comes from the model; otherwise typical images were assumed.
     """
 
     values: _Array
@@ -199,7 +199,7 @@ class Spread:
     def best_level(self, quantizer: ActivationQuantizer) -> float | None:
         """The clipping level with the smallest error, and room for the longer tails of real values.
 
-        None where the values tell of none.
+        None if the values are non-finite or too small.
         """
         rows = self.values[np.argsort(-np.abs(self.values).max(axis=1), kind="stable")]
         rows = rows[:: -(-len(rows) // _CHANNELS_LOOKED_AT)]
@@ -221,7 +221,7 @@ class Spread:
         return np.asarray((self.values - self.mean[:, None]) ** 2 @ _SHARES, np.float64)
 
     def of_channels(self, count: int) -> "Spread":
-        """The same for another number of channels, which then are all like the whole."""
+        """The same for another number of channels, which then all have the overall distribution."""
         if len(self.values) == count:
             return self
         mean = np.mean(self.mean)
@@ -236,8 +236,8 @@ class Spreads:
 
     Args:
         network: the float model.
-        pixels: the values of tensors that are made of pixels alone.
-        kernel: of a linear layer, by the name of its node, as it computes with it.
+        pixels: the values of tensors computed from pixels alone.
+        kernel: the effective kernel of a linear layer, by the name of its node.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class Spreads:
     def __getitem__(self, name: str) -> Spread:
         """Of a layer's output."""
         pending = [name]
-        while pending:  # deep networks are deeper than Python's stack
+        while pending:  # not recursive: networks can be deeper than Python's stack
             missing = [one for one in self._needs(pending[-1]) if one not in self._found]
             if missing:
                 pending += missing
@@ -288,7 +288,7 @@ class Spreads:
         return Spread(made, _source(node, inputs, role), known).of_channels(channels)
 
     def _positions(self, node: Node) -> int:
-        """Of how many pixels a pool makes one."""
+        """The number of pixels in a window of a pool."""
         size = getattr(node.layer, "pool_size", None) or self._network[node.inputs[0]].shape[:2]
         return math.prod(_USUAL_SIZE if length is None else length for length in size)
 
@@ -300,7 +300,7 @@ class Spreads:
 
 
 def _source(node: Node, inputs: Sequence[Spread], role: Role) -> str:
-    """Where the values come from: what is told of the tensor itself, or of those it is made of."""
+    """Where the values come from: the tensor itself, or those it is computed from."""
     unknown = next((spread.source for spread in inputs if not spread.known), None)
     if role in (Role.RECTIFIER, Role.FUNCTION, Role.MOVEMENT, Role.SCALING) and len(inputs) == 1:
         return inputs[0].source
@@ -312,20 +312,20 @@ def _normal(mean: _Array, variance: _Array) -> _Array:
 
 
 def _takes_largest(layer: keras.layers.Layer) -> bool:
-    """Whether it pools the largest values of places."""
+    """Whether it is a max-pool."""
     kind = layer_kinds.find_kind(layer)
     pooling = kind.pooling if kind and kind.quantized else None
     return pooling is not None and not pooling.mean
 
 
 def _linear(layer: keras.layers.Layer, kernel: Any, given: Spread) -> _Array:
-    """A weighted sum: mean Σ K μ, variance Σ K² σ², for alike pixels (Σ K)² σ² over these."""
+    """A weighted sum: mean Σ K μ, variance Σ K² σ², or (Σ K)² σ² over equal pixels."""
     kernel = np.asarray(kernel, np.float64)
     kind = layer_kinds.quantized_kernel(layer)
     share = 1.0
     if kind is not None and kind.transposed:
         kernel = np.swapaxes(kernel, -1, -2)
-        share = 1.0 / math.prod(layer.strides)  # of the kernel that each pixel sees
+        share = 1.0 / math.prod(layer.strides)  # of the kernel that each output reads
     pixels = kernel.reshape(-1, *kernel.shape[-2:])  # (positions, in, out)
     sums, squares = pixels.sum(axis=0), np.square(pixels).sum(axis=0)
     per_channel = kind is not None and kind.depthwise
@@ -424,14 +424,14 @@ def _joined(node: Node, inputs: Sequence[Spread]) -> _Array:
 
 
 def _mean(given: Spread, positions: int) -> _Array:
-    # What makes images differ from each other shows in many places: more than of √n is left.
+    # Positions are correlated, so the mean keeps a larger deviation than 1/√n of it.
     variance = given.variance / positions**0.25
     low, high = given.values.min(axis=1)[:, None], given.values.max(axis=1)[:, None]
     return np.clip(_normal(given.mean, variance), low, high)
 
 
 def _largest(given: Spread, positions: int) -> _Array:
-    # The largest of √n that are not alike is below x where all of them are.
+    # As if √n of the positions were independent: P(max < x) = P(value < x)^√n.
     below = _BELOW ** (1.0 / math.sqrt(positions))
     place = np.interp(below, _BELOW, np.arange(len(_BELOW)))
     left = np.minimum(place.astype(int), len(_BELOW) - 2)

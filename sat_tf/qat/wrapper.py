@@ -17,9 +17,9 @@ from sat_tf.qat.configs import PlacedConfig
 from sat_tf.quantizers.protocol import BIT_FLOOR
 from sat_tf.version import __version__
 
-# Raised when an older sat-tf could not read what this one saves, or would compute otherwise from
-# it. Files of all lower numbers stay readable; tests/golden holds some of each. Files without a
-# mark are those of the time before it, of format 1.
+# Raised when an older sat-tf could not read what this one saves, or would compute something else
+# from it. Files of all lower numbers stay readable; tests/golden holds some of each. Files without
+# a mark are older than the mark, and have format 1.
 FORMAT = 3
 _KEY = "saved_by"
 
@@ -37,7 +37,7 @@ def unmarked(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration without its mark, if this version can read it.
 
     Raises:
-        ValueError: a later version has saved it in a format of its own, or the mark is none.
+        ValueError: a later version has saved it in a newer format, or the mark is invalid.
 
     >>> unmarked({"name": "quant_a", "saved_by": {"sat_tf": "9.1.0", "format": 99}})
     Traceback (most recent call last):
@@ -52,7 +52,7 @@ or lower, which sat-tf 0.1.0 reads; install sat-tf 9.1.0 or later.
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:
         raise ValueError(
             f"{config.get('name')}: received a model with the mark {mark!r}, expected "
-            f"{marked({})[_KEY]!r}; save it again with the sat-tf that it is from."
+            f"{marked({})[_KEY]!r}; save it again with the sat-tf that created it."
         )
     if number > FORMAT:
         raise ValueError(
@@ -68,19 +68,19 @@ _followed: "weakref.WeakSet[tf.Graph]" = weakref.WeakSet()
 
 @tf.autograph.experimental.do_not_convert
 def graphs_go_with(owner: Any) -> None:
-    """Lets the graphs that are being traced go when `owner`, which has part in them, goes.
+    """Lets the graphs being traced be freed with `owner`, which takes part in them.
 
     TensorFlow registers the gradient function of every call of a `tf.custom_gradient`, for as long
     as the process lives, and that function holds the graph of the call. The optimizers of Keras
-    make one such call in each training step that is traced, where they sum gradients over replicas
-    (`tf.distribute.ReplicaContext.all_reduce`): without more ado no graph of a training step would
-    ever be freed.
+    make one such call in each traced training step, where they sum gradients over replicas
+    (`tf.distribute.ReplicaContext.all_reduce`): otherwise no graph of a training step would ever be
+    freed.
 
     Args:
-        owner: a layer or a model; when it is gone, nobody can differentiate those graphs any more.
+        owner: a layer or a model; once it is gone, those graphs can no longer be differentiated.
     """
     graph = tf.compat.v1.get_default_graph()
-    while getattr(graph, "outer_graph", None) is not None:  # the outermost is that of no function
+    while getattr(graph, "outer_graph", None) is not None:  # the outermost is not a function's
         if graph not in _followed:
             _followed.add(graph)
             weakref.finalize(owner, _forget_gradients, weakref.ref(graph)).atexit = False
@@ -88,7 +88,7 @@ def graphs_go_with(owner: Any) -> None:
 
 
 def _forget_gradients(reference: "weakref.ref[tf.Graph]") -> None:
-    """Takes the gradient functions of single calls in a graph out of TensorFlow's registry."""
+    """Removes the gradient functions of single calls in a graph from TensorFlow's registry."""
     graph = reference()
     if graph is None:
         return
@@ -106,11 +106,11 @@ def _forget_gradients(reference: "weakref.ref[tf.Graph]") -> None:
 class QuantizedLayer(keras.layers.Wrapper):
     """A layer of the user's model with the quantizers that the placement gave it.
 
-    The wrapped layer stays what it was: its variables are the latent weights, and its settings
-    those of the float model. Only while it is called do effective weights stand in for the kernel,
-    and a quantizer for the rectifier; so that no thread sees another's, calls take turns.
+    The wrapped layer does not change: its variables are the latent weights, and its settings those
+    of the float model. Only during a call do effective weights replace the kernel, and a quantizer
+    the rectifier; a lock keeps threads from seeing each other's.
 
-    TFMOT's own wrapper is not used because it loses the kernel variable from its layer, trains
+    TFMOT's own wrapper is not used because it drops the kernel variable from its layer, trains
     frozen layers, and needs a custom object scope to be loaded.
 
     Args:
@@ -126,21 +126,21 @@ class QuantizedLayer(keras.layers.Wrapper):
         self, layer: keras.layers.Layer, quantize_config: PlacedConfig, **options: Any
     ) -> None:
         options.setdefault("name", f"quant_{layer.name}")
-        # Quantizers compute in float32 whatever the layer computes in; it casts for itself.
+        # Quantizers compute in float32 in every precision; the layer casts its own inputs.
         super().__init__(layer, **{**options, "dtype": "float32", "autocast": False})
         self.quantize_config = quantize_config
-        # Past Keras' own __setattr__, which would track it, and then could not be copied.
+        # Past Keras' own __setattr__, which would track it and make the layer impossible to copy.
         object.__setattr__(self, "_one_call_at_a_time", threading.RLock())
         object.__setattr__(self, "_bit_floor", None)
         object.__setattr__(self, "_copy", None)
         object.__setattr__(self, "constant_kernel", None)
 
-    # Else a SavedModel whose configuration cannot be read would come back as something else without
-    # a word: as a layer that only replays what was traced.
+    # Otherwise a SavedModel whose configuration cannot be read would silently load as a layer that
+    # only replays what was traced.
     _must_restore_from_config = True
 
     def build(self, input_shape: Any) -> None:
-        """Makes the variables of the layer, where it has none yet, and of the quantizers."""
+        """Creates the variables of the layer, if it has none yet, and of the quantizers."""
         if not self.layer.built:
             with tf.name_scope(self.layer.name):
                 self.layer.build(input_shape)
@@ -155,8 +155,8 @@ class QuantizedLayer(keras.layers.Wrapper):
             self.output_variables = config.output.build(shape, "output", self)
         self.built = True
 
-    # Nothing here branches on tensors but RangeObserver, by tf.cond; without autograph's rewriting
-    # of this method and all below it, models are built a quarter faster.
+    # Only RangeObserver branches on tensors, by tf.cond; without autograph's rewriting of this
+    # method and all below it, models are built a quarter faster.
     @tf.autograph.experimental.do_not_convert
     def call(self, inputs: Any, training: Any = None) -> Any:
         """The layer's output, quantized."""
@@ -176,7 +176,7 @@ class QuantizedLayer(keras.layers.Wrapper):
         return self._run(inputs, training, quantize)
 
     def before_quantization(self, inputs: Any, training: Any = False) -> Any:
-        """What `call` would give to the output quantizer: the layer run on effective weights."""
+        """The input of the output quantizer in `call`: the layer's output on effective weights."""
         seen: list[tf.Tensor] = []
 
         def catch(tensor: tf.Tensor) -> tf.Tensor:
@@ -187,7 +187,7 @@ class QuantizedLayer(keras.layers.Wrapper):
         return seen[0] if seen else outputs
 
     def effective_kernel(self, training: Any = False) -> tf.Tensor | None:
-        """The kernel the layer computes with, in float32; None where it has none."""
+        """The effective kernel, in float32; None if the layer has no kernel."""
         if self.constant_kernel is not None and isinstance(training, bool | int) and not training:
             return tf.convert_to_tensor(self.constant_kernel)
         with self._one_call_at_a_time:
@@ -200,18 +200,18 @@ class QuantizedLayer(keras.layers.Wrapper):
     def keep_bits_above(self, floor: tf.Variable | None) -> None:
         """Quantizes kernel and output to no fewer bits than a variable says, from the next call on.
 
-        The floor is no weight of the layer: copies of it and saved models know nothing of it.
+        The floor is not a weight of the layer: copies of it and saved models do not have it.
 
         Args:
-            floor: an int64 scalar, 1 to 8; 0 or None where the layer has its own bits.
+            floor: an int64 scalar, 1 to 8; 0 or None if the layer has its own bits.
         """
         object.__setattr__(self, "_bit_floor", floor)
 
     def copy_effective_kernel(self) -> None:
-        """Makes the effective kernel once, for all calls in inference until `forget_copy`.
+        """Computes the effective kernel once, for all calls in inference until `forget_copy`.
 
-        The copy is no weight of the layer. It stays the same variable from time to time, because
-        what was traced while it was in use goes on reading it.
+        The copy is not a weight of the layer. It is the same variable every time, because functions
+        traced while it was in use keep reading it.
         """
         self.forget_copy()
         effective = self.effective_kernel()
@@ -223,7 +223,7 @@ class QuantizedLayer(keras.layers.Wrapper):
         object.__setattr__(self, "constant_kernel", self._copy)
 
     def forget_copy(self) -> None:
-        """The layer makes its effective kernel in every call again; the copy holds NaN."""
+        """The layer computes its effective kernel in every call again; the copy holds NaN."""
         if self.constant_kernel is not None:
             self.constant_kernel.assign(tf.fill(self.constant_kernel.shape, math.nan))
         object.__setattr__(self, "constant_kernel", None)
@@ -240,15 +240,15 @@ class QuantizedLayer(keras.layers.Wrapper):
         takes_training = "training" in inspect.signature(self.layer.call).parameters
         arguments = {"training": training} if takes_training else {}
         if self.quantize_config.weights is None and not hasattr(self.layer, "activation"):
-            # Nothing to stand in for, and no turns: synchronized BatchNormalization waits in here
-            # for the thread of another replica.
+            # Nothing to replace, and no lock: synchronized BatchNormalization waits in here for the
+            # thread of another replica.
             return quantize(self.layer(inputs, **arguments))
         config = self.quantize_config
         with self._one_call_at_a_time:
             follows = bool(config.get_output_quantizers(self.layer))
             pairs = config.get_activations_and_quantizers(self.layer)
-            # Logits are observed in front of a softmax, and after the turn: an observer waits for
-            # other replicas, whose threads wait for theirs.
+            # Logits are observed in front of a softmax, outside the lock: an observer waits for
+            # other replicas, whose threads wait for the lock.
             softmax = (
                 [function for function, _ in pairs] if layer_kinds.is_softmax(self.layer) else []
             )
@@ -284,15 +284,15 @@ class QuantizedLayer(keras.layers.Wrapper):
         return None
 
     # `quantize_apply` builds the layout's model and then the final one from the same layers, so a
-    # layer has been called twice; the last call is the one the user's model is made of.
+    # layer has been called twice; the user's model consists of the last calls.
     @property
     def input(self) -> Any:
-        """Input tensor of the layer in the model it is part of."""
+        """Input tensor of the layer in its model."""
         return self.get_input_at(len(self.inbound_nodes) - 1)
 
     @property
     def output(self) -> Any:
-        """Output tensor of the layer in the model it is part of."""
+        """Output tensor of the layer in its model."""
         return self.get_output_at(len(self.inbound_nodes) - 1)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -315,8 +315,8 @@ class QuantizedLayer(keras.layers.Wrapper):
         """Reads back what `get_config` wrote, after any trip through JSON."""
         config = unmarked(config)
         wrapped = dict(config.pop("layer"))
-        # HDF5 files and SavedModels are read by Keras' older rules, which know a registered class
-        # by its full name alone; the newer ones take it too.
+        # HDF5 files and SavedModels are read by Keras' older rules, which find a registered class
+        # only by its full name; the newer ones accept that too.
         wrapped["class_name"] = wrapped.get("registered_name") or wrapped["class_name"]
         layer = keras.layers.deserialize(
             wrapped, custom_objects=custom_objects, use_legacy_format="module" not in wrapped
@@ -325,23 +325,23 @@ class QuantizedLayer(keras.layers.Wrapper):
         return cls(layer, quantize_config, **config)
 
 
-# What Keras traces once and then keeps.
+# The functions that Keras traces once and then keeps.
 _EVALUATING = ("test_function", "predict_function")
 _TRACED_INSIDE = "_sat_tf_traced_with_constant_weights"
 
 
 @contextlib.contextmanager
 def constant_weights(model: keras.Model) -> Iterator[None]:
-    """Inside, `evaluate`, `predict` and calls of a quantized model make no effective weights.
+    """Inside, `evaluate`, `predict` and calls of a quantized model reuse its effective weights.
 
-    They read those that were made on entry, bit for bit the ones they would have made themselves,
-    at the price of one more copy of the kernels in memory from the first entry on:
+    They read those computed on entry, bit for bit the ones they would have computed themselves, at
+    the cost of one more copy of the kernels in memory from the first entry on:
 
         with sat_tf.callbacks.constant_weights(model):
             model.evaluate(images, labels)
 
     The weights must not change inside; training raises an error. A `tf.function` of your own that
-    is first called inside goes on reading the copies, which hold NaN outside: it never gives the
+    is first called inside keeps reading the copies, which hold NaN outside: it never gives the
     results of old weights.
 
     Args:
@@ -349,7 +349,7 @@ def constant_weights(model: keras.Model) -> Iterator[None]:
 
     Raises:
         ValueError: the model has no layer quantized by sat-tf.
-        RuntimeError: the model is inside of another `constant_weights`, or is trained in this one.
+        RuntimeError: the model is inside another `constant_weights`, or is trained in this one.
 
     >>> import numpy as np, tf_keras as keras, sat_tf
     >>> float_model = keras.Sequential([keras.layers.Dense(2, input_shape=(4,))])
@@ -364,7 +364,7 @@ def constant_weights(model: keras.Model) -> Iterator[None]:
     copies = ConstantWeights(model)
     if copies.are_read:
         raise RuntimeError(
-            f"constant_weights: {model.name!r} has constant weights already; leave the inner one "
+            f"constant_weights: {model.name!r} already has constant weights; leave the inner one "
             "out."
         )
     with _own_functions(model):
@@ -397,13 +397,13 @@ class ConstantWeights:
         return any(layer.constant_kernel is not None for layer in self._layers)
 
     def fill(self) -> None:
-        """Copies the effective kernels as they are now; the layers read the copies from now on."""
+        """Copies the current effective kernels; from now on the layers read the copies."""
         with self._scope():
             for layer in self._layers:
                 layer.copy_effective_kernel()
 
     def clear(self) -> None:
-        """The layers make their effective kernels again; the copies hold NaN."""
+        """The layers compute their effective kernels again; the copies hold NaN."""
         for layer in self._layers:
             layer.forget_copy()
 
@@ -419,7 +419,7 @@ def _quantized_layers(model: keras.Model) -> list[QuantizedLayer]:
 
 @contextlib.contextmanager
 def _own_functions(model: keras.Model) -> Iterator[None]:
-    """What Keras traces inside is kept apart from what it traces outside, and taken up again."""
+    """Keeps what Keras traces inside apart from what it traces outside; both are reused later."""
     compiled = getattr(model, "compiled_loss", None)
     outside = {name: getattr(model, name) for name in _EVALUATING}
     training = model.train_function

@@ -1,4 +1,4 @@
-"""What stops a run: for a reason that its user can mend, or because it is asked to."""
+"""Stopping a run on request: SIGTERM, and the exception that ends it with everything saved."""
 
 import contextlib
 import signal
@@ -8,16 +8,16 @@ from types import FrameType
 
 
 class Stopped(BaseException):
-    """A run has been asked to stop, and everything it needs to go on is saved.
+    """A run has been asked to stop, and everything it needs to resume is saved.
 
-    Like KeyboardInterrupt it is no error, and passes those who handle errors.
+    Like KeyboardInterrupt it is not an error, and no `except Exception` catches it.
     """
 
 
 class Interruption:
-    """Knows whether the process has been asked to stop.
+    """Whether the process has been asked to stop.
 
-    Outside `deferred` the request takes effect at once, as `Stopped`: nothing is at stake there.
+    Outside `deferred` the request takes effect at once, as `Stopped`: nothing can be lost there.
     """
 
     def __init__(self) -> None:

@@ -3,7 +3,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf import models
-from sat_tf.analysis.wiring import Wiring
+from sat_tf.analysis.wiring import Wiring, groups, holds_matrices, kernel_of, unwrapped
+from sat_tf.graph.layer_kinds import kernels_of
 
 L = keras.layers
 
@@ -175,3 +176,50 @@ def test_the_smallest_area_of_paths_that_meet_counts(image):
     x = L.Add()([L.GlobalAveragePooling2D()(x), L.GlobalMaxPooling2D()(x)])
     wiring = Wiring(keras.Model(image, L.Dense(3)(x)))
     assert wiring.pooled_area_before(wiring.classifier()) == 1
+
+
+# Counted by hand: how many inputs reach one output, and how many outputs one input reaches.
+COUNTS = [
+    (L.Dense(7), (5,), [(5, 7)]),
+    (L.Conv2D(8, (3, 2)), (9, 9, 4), [(24, 48)]),
+    (L.Conv2D(8, 3, groups=2), (9, 9, 4), [(18, 36)]),
+    (L.Conv1D(6, 5), (9, 4), [(20, 30)]),
+    (L.Conv3D(2, 2), (5, 5, 5, 3), [(24, 16)]),
+    (L.DepthwiseConv2D(3, depth_multiplier=2), (9, 9, 4), [(9, 18)]),
+    (L.DepthwiseConv1D(5), (9, 4), [(5, 5)]),
+    (L.SeparableConv2D(6, 3, depth_multiplier=2), (9, 9, 4), [(9, 18), (8, 6)]),
+    (L.Conv2DTranspose(8, 3), (9, 9, 4), [(36, 72)]),
+]
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "counts"), COUNTS, ids=[type(row[0]).__name__ for row in COUNTS]
+)
+def test_neurons_are_counted_as_by_hand(layer, shape, counts):
+    layer.build((None, *shape))
+    shapes = [(kernel, kernel_of(layer, kernel).shape) for kernel in kernels_of(layer)]
+    found = [
+        (kernel.fan_in(shape), kernel.fan_out(shape, groups(layer))) for kernel, shape in shapes
+    ]
+    assert found == counts
+
+
+def test_a_subclass_is_not_known():
+    class Standardized(L.Conv2D):
+        pass
+
+    assert kernels_of(Standardized(3, 3)) == ()
+
+
+def test_wrappers_are_taken_off():
+    inner = L.Dense(3)
+    assert unwrapped(L.TimeDistributed(inner)) is inner
+    assert unwrapped(inner) is inner
+
+
+def test_a_matrix_is_told_from_a_vector():
+    dense, norm = L.Dense(3), L.BatchNormalization()
+    dense.build((None, 4))
+    norm.build((None, 4))
+    assert holds_matrices(dense)
+    assert not holds_matrices(norm)

@@ -67,7 +67,7 @@ def test_too_little_memory_is_one_message(error, capsys):
 
     assert main.report_errors(command) == 2
     said = capsys.readouterr().err
-    assert " ".join(said.split()).startswith("error: there is not enough memory for this; take")
+    assert " ".join(said.split()).startswith("error: out of memory; use")
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_help_and_version_load_no_tensorflow(arguments, expected):
         (["train", "--set", "stages.float.learnig_rate=1"], 2, "base_learning_rate"),
         (["train", "--run_dir", "/dev/null/run"], 2, "/dev/null is a file"),
         (["train", "--run_dir", ""], 2, "--run_dir: received an empty name"),
-        (["train", "--set", "name={{x}}"], 2, "a key is no plain word"),
+        (["train", "--set", "name={{x}}"], 2, "a key is not a plain word"),
         (["train", "--seed", "-1"], 2, "expected an integer in [0, 4294967296)"),
         (["evaluate", "nowhere"], 2, "nowhere: has no config.yaml, quantized.keras; expected"),
         (["export", "nowhere"], 2, "nowhere: has no quantized.keras, config.yaml; expected"),

@@ -204,7 +204,7 @@ def test_a_sample_without_a_good_picture_is_named(own_tree):
         else:
             path.write_bytes(b"")
     source = data.source("folder", data_dir=own_tree, image_size=32)
-    with pytest.raises(ReadingError, match=r"received 3 corrupt pictures and no good one.*mend"):
+    with pytest.raises(ReadingError, match=r"received 3 corrupt pictures and no good one.*repair"):
         source.held_out_sample(5)
     for sample in (lambda: source.training_sample(0, seed=0), lambda: source.held_out_sample(0)):
         with pytest.raises(ValueError, match="count: received 0; expected a positive integer"):

@@ -189,7 +189,7 @@ def test_files_that_are_missing_or_broken_are_named(tmp_path):
         writer.write(bytes(100))
     assert count_records([broken], tmp_path / "cache") == [2]
     broken.write_bytes(broken.read_bytes()[:-50])
-    with pytest.raises(ValueError, match="received a file that breaks off in record 1"):
+    with pytest.raises(ValueError, match="received a file that is truncated in record 1"):
         count_records([broken], tmp_path / "cache")
 
 
@@ -246,7 +246,7 @@ def test_a_set_without_a_good_picture_is_named(tmp_path):
         labels_of(source, 1, batch_size=2)
     assert "2 corrupt pictures and no good one" in str(source.reading_error)
     assert "train-00000, record 1: it is empty" in str(source.reading_error)
-    with pytest.raises(ReadingError, match=r"no good one.*mend or replace them"):
+    with pytest.raises(ReadingError, match=r"no good one.*repair or replace them"):
         source.held_out_sample(5)
 
 

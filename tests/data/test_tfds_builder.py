@@ -181,7 +181,7 @@ def test_files_that_are_missing_or_break_off_are_named(own_files, tmp_path, monk
         open_snapshots(tmp_path)
     test.write_bytes(content)
     train.write_bytes(train.read_bytes()[:-300])
-    with pytest.raises(ValueError, match=f"{train.name}: received a file that breaks off in rec"):
+    with pytest.raises(ValueError, match=f"{train.name}: received a file that is truncated in rec"):
         open_snapshots(tmp_path)
     with tf.io.TFRecordWriter(str(train)) as writer:
         writer.write(b"")

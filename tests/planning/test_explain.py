@@ -57,17 +57,20 @@ def test_a_plan_says_what_is_read_at_how_many_bits_and_how_weights_start():
     model.get_layer("branch").kernel.assign(model.get_layer("branch").kernel * 100.0)
     plan = sat_tf.explain(model, BitPolicy.mobile(2))
     assert (plan["stem"].reading_bits, plan["stem"].reading_reason) == (8, "pixels")
-    assert (plan["branch"].reading_bits, plan["branch"].reading_reason) == (8, "a stream, as it is")
+    assert (plan["branch"].reading_bits, plan["branch"].reading_reason) == (
+        8,
+        "a stream, at its own bits",
+    )
     assert plan["classifier"].weights.start.startswith("keeps function and gradients")
     assert "weights reach beyond 0.9" in plan["branch"].weights.start
     assert "start: keeps the function" in str(plan)
     fewer = sat_tf.explain(model, BitPolicy.mobile(2, requantize_streams=True))
     assert (fewer["branch"].reading_bits, fewer["branch"].reading_reason) == (2, "")
     bent = sat_tf.explain(model, BitPolicy.paper(2))["branch"].weights.start
-    assert "the clamp bends" in bent
+    assert "the clamp changes" in bent
     quantized = sat_tf.quantize_model(model, BitPolicy.mobile(2))
     again = sat_tf.explain(quantized, BitPolicy.mobile(4))
-    assert again["branch"].weights.start == "goes on with its latent weights"
+    assert again["branch"].weights.start == "keeps its latent weights"
 
 
 def test_float_layers_count_with_32_bits():

@@ -61,8 +61,8 @@ def test_a_first_layer_that_cannot_take_the_range_in_is_a_problem_of_the_plan():
         BitPolicy(input_range="torch"),
     )
     plan = sat_tf.explain(model, policy)
-    assert "cannot take into its weights" in plan["first"].problems[0]
-    with pytest.raises(ValueError, match="cannot take into its weights"):
+    assert "cannot fold into its weights" in plan["first"].problems[0]
+    with pytest.raises(ValueError, match="cannot fold into its weights"):
         sat_tf.quantize_model(model, policy)
 
 
@@ -73,8 +73,8 @@ def test_a_quantized_model_brings_its_own_range_and_refuses_another_of_its_chann
     assert plan.problems == ()
     other = BitPolicy.mobile(2, input_range=(0, 1))
     refused = sat_tf.explain(quantized, other).problems
-    assert "whose channels stand in another relation" in refused[0]
-    with pytest.raises(ValueError, match="whose channels stand in another relation"):
+    assert "whose channels differ in another way" in refused[0]
+    with pytest.raises(ValueError, match="whose channels differ in another way"):
         sat_tf.requantize(quantized, other)
 
 

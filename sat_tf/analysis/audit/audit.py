@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,23 +16,93 @@ from sat_tf.analysis.activations import (
     clipping_quantizer,
 )
 from sat_tf.analysis.audit import audited_model as rules
-from sat_tf.analysis.audit.audited_model import ActivationAudit, Finding, LayerAudit, Limit, Verdict
+from sat_tf.analysis.audit.audited_model import (
+    ActivationAudit,
+    AuditedModel,
+    Finding,
+    LayerAudit,
+    Limit,
+    Verdict,
+)
 from sat_tf.analysis.audit.kappa_1 import GradientFlow, GradientProbe
-from sat_tf.analysis.audit.result import Audit
-from sat_tf.analysis.labelled_images import USUAL_IMAGES, LabelledImages, labelled_images
-from sat_tf.analysis.linear_layers import holds_matrices
+from sat_tf.analysis.audit.page import write_page
+from sat_tf.analysis.audit.table import print_audit
+from sat_tf.analysis.labelled_images import (
+    USUAL_IMAGES,
+    LabelledImages,
+    expect_fitting,
+    labelled_images,
+)
 from sat_tf.analysis.weight_use import WeightProbe, WeightUse
-from sat_tf.analysis.wiring import LinearCall, Wiring, linear_calls
+from sat_tf.analysis.wiring import LinearCall, Wiring, holds_matrices, linear_calls
 from sat_tf.graph import layer_kinds
+from sat_tf.presentation.tables import RowTable, printed
 from sat_tf.qat.wrapper import QuantizedLayer
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Audit(AuditedModel, RowTable):
+    """A model measured by the rules of efficient training; see `AuditedModel`."""
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row for each linear layer and each activation, all with the same keys."""
+        return [
+            *(_row("layer", layer) for layer in self.layers),
+            *(_row("activation", activation) for activation in self.activations),
+        ]
+
+    def _columns(self) -> tuple[str, ...]:
+        return COLUMNS
+
+    def table(self, *, width: int | None = None) -> str:
+        """The audit as text for the terminal.
+
+        Args:
+            width: columns of the terminal; by default as wide as needed.
+        """
+        return printed(lambda console: print_audit(self, console), width or 160)
+
+    def write_page(self, path: str | os.PathLike[str]) -> None:
+        """Writes a page with tables and pictures: one self-contained HTML file.
+
+        Raises:
+            ValueError: the path cannot be written.
+        """
+        write_page(self, path)
+
+
+def _columns() -> Iterator[str]:
+    yield from ("row", "verdict")
+    for kind in (LayerAudit, ActivationAudit):
+        yield from (field.name for field in dataclasses.fields(kind) if field.name != "findings")
+    yield from ("rules", "reasons", "remedies")
+
+
+COLUMNS = tuple(dict.fromkeys(_columns()))
+
+
+def _row(kind: str, audited: LayerAudit | ActivationAudit) -> dict[str, Any]:
+    own = {name: getattr(audited, name) for name in COLUMNS if hasattr(audited, name)}
+    if isinstance(audited, LayerAudit):
+        own["following"] = " ".join(audited.following)
+    row: dict[str, Any] = dict.fromkeys(COLUMNS)
+    return {
+        **row,
+        **own,
+        "row": kind,
+        "verdict": audited.verdict.value,
+        "rules": "; ".join(finding.rule for finding in audited.findings),
+        "reasons": "; ".join(finding.reason for finding in audited.findings),
+        "remedies": "; ".join(finding.remedy for finding in audited.findings),
+    }
+
+
 def judge_layer(layer: LayerAudit, *, measured: bool) -> tuple[Finding, ...]:
-    """The rules that a linear layer does not keep.
+    """The rules that a linear layer breaks.
 
     Args:
         layer: without findings.
-        measured: whether a gradient was looked for.
+        measured: whether gradients were measured.
     """
     if layer.effective_variance is not None and not math.isfinite(layer.effective_variance):
         return (
@@ -51,7 +122,7 @@ def judge_layer(layer: LayerAudit, *, measured: bool) -> tuple[Finding, ...]:
 
 
 def judge_activation(activation: ActivationAudit) -> tuple[Finding, ...]:
-    """The rules that a quantized tensor does not keep."""
+    """The rules that a quantized tensor breaks."""
     return (*_clipping(activation), *_activation_codes(activation))
 
 
@@ -80,7 +151,7 @@ def _smaller_weights(layer: LayerAudit) -> str:
 
 def _weights_of_rule_2(layer: LayerAudit) -> Iterator[Finding]:
     variance = layer.effective_variance
-    # The classifier is under rule I; what is normalized behind may have any size.
+    # The classifier is under rule I; a layer that is normalized behind may have any variance.
     if variance is None or layer.normalization is not None or layer.is_classifier:
         return
     products = sorted((layer.fan_in * variance, layer.fan_out * variance))
@@ -110,11 +181,11 @@ def _gradient(layer: LayerAudit) -> Iterator[Finding]:
             "gradient",
             Verdict.BROKEN,
             "no gradient reaches it" if layer.gradient_variance is None else "its gradient is zero",
-            "look at what is behind it: weights or activations that are all zero, or clipped",
+            "check what is behind it: weights or activations that are all zero, or clipped",
         )
         return
     kappa = layer.kappa
-    # Of images in [0, 255] nothing is known that the law supposes; the paper leaves them out too.
+    # Images in [0, 255] do not meet the law's assumptions; the paper leaves this layer out too.
     if kappa is None or layer.reads_image:
         return
     if _within(kappa, rules.KAPPA_WATCHED):
@@ -134,8 +205,8 @@ def _flowing(layer: LayerAudit) -> str:
     if layer.normalization is None:
         return _rescaled_or_normalized(layer)
     return (
-        "look at the layers between: pools of a map as small as the kernel, dead or saturated "
-        "activations, and scales that normalization does not see"
+        "check the layers between: pools of a map as small as the kernel, dead or saturated "
+        "activations, and factors that bypass normalization"
     )
 
 
@@ -162,7 +233,7 @@ def _clipping(activation: ActivationAudit) -> Iterator[Finding]:
     clipped = activation.clipped
     if clipped is None or clipped < rules.CLIPPED.value:
         return
-    # A rectifier's own ceiling clips the float model too, and no level starts above it.
+    # A rectifier's ceiling also clips the float model, and no level starts above it.
     if activation.ceiling is not None and activation.clipping_level >= activation.ceiling:
         return
     yield Finding(
@@ -199,9 +270,9 @@ def audit(model: keras.Model, dataset: Any = None, *, num_images: int = USUAL_IM
     constants kappa_1 (with normalization) and kappa_2 (without) of the gradient-flowing law are of
     order 1. Layers that follow one another are found on the graph, through branches and sums.
 
-    The model is not changed. Without a data set only its weights are looked at. With one,
-    gradients are measured on its first images as one batch, with the statistics of that batch;
-    what quantized activations do, in inference.
+    The model is not changed. Without a data set only its weights are audited. With one, gradients
+    are measured on its first images as one batch, with the statistics of that batch; quantized
+    activations, in inference.
 
     Args:
         model: a Functional or Sequential model with one input and one output, quantized or not,
@@ -211,7 +282,7 @@ def audit(model: keras.Model, dataset: Any = None, *, num_images: int = USUAL_IM
         num_images: how many of them to take at most.
 
     Returns:
-        The audit, to be printed (`table`), taken on (`to_rows`, `to_frame`, `write_csv`) or shown
+        The audit, to be printed (`table`), exported (`to_rows`, `to_frame`, `write_csv`) or shown
         (`write_page`).
 
     Raises:
@@ -232,8 +303,8 @@ class Auditor:
 
     Args:
         model: see `audit`. Its variables are read when the auditor is called.
-        sample: images, with labels or without; None looks at weights alone.
-        compiled: make graphs of the measurements, which pays from a few calls on.
+        sample: images, with labels or without; None audits weights alone.
+        compiled: trace the measurements, which pays off after a few calls.
 
     Raises:
         ValueError: see `audit`.
@@ -258,14 +329,14 @@ class Auditor:
         self._notes = _notes(self._wiring, sample, clips=bool(self._quantizers))
         if sample is None:
             return
-        _check_images(model, sample)
+        expect_fitting(sample, model)
         if self._quantizers:
             self._activations = ActivationProbe(model, sample.images)
         if sample.labels is not None:
             self._gradients = GradientProbe(model, sample, compiled=compiled)
 
     def __call__(self) -> Audit:
-        """What the rules say now."""
+        """Audits the model as it is now."""
         flow = self._gradients() if self._gradients else None
         notes = self._notes
         if flow is not None and not math.isfinite(flow.loss):
@@ -378,7 +449,7 @@ def _has_statistics(layer: keras.layers.Layer) -> bool:
 
 
 def _notes(wiring: Wiring, sample: LabelledImages | None, *, clips: bool) -> tuple[str, ...]:
-    """What cannot be measured of a model with these images."""
+    """Notes on what cannot be measured with these images."""
     notes = []
     classifier = wiring.classifier()
     if classifier is None:
@@ -388,8 +459,8 @@ def _notes(wiring: Wiring, sample: LabelledImages | None, *, clips: bool) -> tup
         )
     elif wiring.pooled_area_before(classifier) is None:
         notes.append(
-            f"Over how many places is averaged in front of {classifier.name} is not known, so "
-            "there is no kappa_0; build the model for a fixed image size."
+            f"The area that is average-pooled in front of {classifier.name} is not known, so there "
+            "is no kappa_0; build the model for a fixed image size."
         )
     strange = [
         f"{call.name} ({type(call.layer).__name__})"
@@ -406,27 +477,13 @@ def _notes(wiring: Wiring, sample: LabelledImages | None, *, clips: bool) -> tup
     if sample is not None and untrained and clips:
         notes.append(
             f"The statistics of {len(untrained)} normalizations, such as {untrained[0].name}, are "
-            "those they start with: what is clipped, and which codes occur, says nothing before "
-            "some training."
+            "the initial ones: clipping and code use mean nothing before some training."
         )
     if sample is not None and sample.labels is None:
         notes.append("The data have no labels, so there are no gradients, kappa_1 and kappa_2.")
     elif sample is not None and len(sample) < rules.FEW_IMAGES.value:
         notes.append(
             f"Measured on {len(sample)} image{'s' if len(sample) > 1 else ''}: gradients of so few "
-            f"say little; give {rules.FEW_IMAGES.value:g} or more."
+            f"are unreliable; give {rules.FEW_IMAGES.value:g} or more."
         )
     return tuple(notes)
-
-
-def _check_images(model: keras.Model, sample: LabelledImages) -> None:
-    expected = tuple(model.inputs[0].shape[1:])
-    received = np.shape(sample.images)[1:]
-    fits = len(expected) == len(received) and all(
-        own is None or own == other for own, other in zip(expected, received, strict=True)
-    )
-    if not fits:
-        raise ValueError(
-            f"dataset: received images of shape {received}, expected {expected}, which model "
-            f"{model.name!r} takes; resize them, or build the model for theirs."
-        )

@@ -1,4 +1,4 @@
-"""What was measured of every linear layer and quantized activation, and which rules it keeps."""
+"""The measurements of every linear layer and quantized activation, and the rules it breaks."""
 
 import dataclasses
 import enum
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 
 class Verdict(enum.Enum):
-    """How a layer or a model does."""
+    """How well a layer or a model keeps the rules."""
 
     OK = "ok"
     WATCH = "watch"
@@ -15,12 +15,12 @@ class Verdict(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A rule that a layer does not keep.
+    """A rule that a layer breaks.
 
     Attributes:
         rule: its name: a key of `RULES`.
         verdict: WATCH or BROKEN.
-        reason: what was measured, and what the rule wants.
+        reason: what was measured, and what the rule requires.
         remedy: what to do.
     """
 
@@ -43,7 +43,7 @@ RULES = {
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """A number that separates good from bad, and where it comes from."""
+    """A threshold, and where it comes from."""
 
     value: float
     reason: str
@@ -54,18 +54,18 @@ KAPPA_0_WANTED = Limit(
 )
 KAPPA_0_SATURATING = Limit(
     1.0,
-    "At 1 logits of normalized features have a deviation of 1, the scale on which the softmax "
-    "bends; the paper's clamped models, which train badly, lie from 0.5 to 2.",
+    "At 1 logits of normalized features have a deviation of 1, where the softmax starts to "
+    "saturate; the paper's clamped models, which train badly, lie from 0.5 to 2.",
 )
 NEURONS_TIMES_VARIANCE = Limit(
     10.0,
-    "Rule II wants the weights' variance on the order of 1/n or 1/n̂ where no normalization is "
-    "right behind; 10 is an order. The usual initializations give 0.3 to 2.",
+    "Rule II requires a weight variance of the order of 1/n or 1/n̂ if no normalization is right "
+    "behind; 10 is one order of magnitude. The usual initializations give 0.3 to 2.",
 )
 KAPPA_WATCHED = Limit(
     10.0,
     "The law's constants are of order 1 (the paper; 0.2 to 3 in the ResNet-18 and MobileNet-V2 "
-    "of this package at the start); 10 is an order.",
+    "of this package at the start); 10 is one order of magnitude.",
 )
 KAPPA_BROKEN = Limit(
     1000.0,
@@ -73,14 +73,14 @@ KAPPA_BROKEN = Limit(
     "their variance.",
 )
 FEW_BITS = Limit(4, "From 5 bits on, layers are too small and tails too long to use every code.")
-CODES_USED = Limit(0.5, "With half of the codes or fewer in use, one bit less would do the same.")
+CODES_USED = Limit(0.5, "With half of the codes or fewer in use, one bit less would do.")
 CLIPPED = Limit(
     0.25,
     "The paper's clipping levels settle where a few percent are clipped; with a quarter at the top "
-    "code, most of what tells images apart is cut off.",
+    "code, most of the information is lost.",
 )
 FEW_IMAGES = Limit(
-    8, "The variance of a gradient that one or a few images gave says little of the next batch."
+    8, "The gradient variance on one or a few images predicts little about the next batch."
 )
 
 LIMITS = {
@@ -97,7 +97,7 @@ LIMITS = {
 
 
 def worst(findings: tuple[Finding, ...]) -> Verdict:
-    """The verdict on what has these findings."""
+    """The verdict that follows from findings."""
     verdicts = {finding.verdict for finding in findings}
     return next((v for v in (Verdict.BROKEN, Verdict.WATCH) if v in verdicts), Verdict.OK)
 
@@ -109,7 +109,7 @@ class LayerAudit:
     Variances are centred and over the whole kernel.
 
     Attributes:
-        name: of the user's layer; behind the names of the models it is in, where it is nested.
+        name: of the user's layer, with the path of models that it is nested in.
         kind: class of the layer.
         fan_in: n, inputs of one output, the kernel's area included.
         fan_out: n̂, outputs of one input, the kernel's area included.
@@ -131,8 +131,8 @@ class LayerAudit:
         following: names of the layers that follow, nearest along the graph.
         kappa_1: constant of the gradient-flowing law with normalization behind; wanted near 1.
         kappa_2: the same without.
-        unknown: why there are no constants, where there are none.
-        findings: the rules it does not keep.
+        unknown: why there are no constants, if so.
+        findings: the rules it breaks.
     """
 
     name: str
@@ -162,7 +162,7 @@ class LayerAudit:
 
     @property
     def kappa(self) -> float | None:
-        """The constant of the form of the law that holds here: κ₁ with normalization, else κ₂."""
+        """The constant that applies here: κ₁ with normalization, otherwise κ₂."""
         return self.kappa_2 if self.normalization is None else self.kappa_1
 
     @property
@@ -176,15 +176,15 @@ class ActivationAudit:
     """One tensor with a clipping level; what was not measured is None.
 
     Attributes:
-        name: of the layer that makes it, or of a quantizer that was put between two.
+        name: of the layer that makes it, or of an inserted quantizer.
         bits: of its codes.
-        clipping_level: of it; of one that can be negative, both ways.
-        ceiling: where the rectifier it stands for clips by itself.
+        clipping_level: of a tensor that can be negative, on both sides.
+        ceiling: of the rectifier that the quantizer replaces.
         clipped: share of its values at or beyond the clipping level, in inference.
         codes: how many codes its grid has.
         codes_used: how many of them occur.
         level_gradient: derivative of the loss with respect to the clipping level.
-        findings: the rules it does not keep.
+        findings: the rules it breaks.
     """
 
     name: str
@@ -205,14 +205,14 @@ class ActivationAudit:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AuditedModel:
-    """What the rules of efficient training say of a model.
+    """A model measured by the rules of efficient training.
 
     Attributes:
         model: its name.
         layers: the linear layers, in graph order.
         activations: the tensors with clipping levels, in graph order.
-        kappa_0: of the classifier; None where there is none.
-        num_images: on how many images gradients and activations were measured; 0 without any.
+        kappa_0: of the classifier, if there is one.
+        num_images: how many images gradients and activations were measured on; 0 without any.
         loss: cross entropy of these images, in nats.
         logit_variance: variance of the logits over classes, its mean over the images.
         notes: what could not be measured, and why.
@@ -233,7 +233,7 @@ class AuditedModel:
         return worst(tuple(finding for _, finding in self.findings()))
 
     def findings(self) -> Iterator[tuple[str, Finding]]:
-        """The rules that are not kept, each with the name of the layer."""
+        """The broken rules, each with the name of the layer."""
         rows: list[LayerAudit | ActivationAudit] = [*self.layers, *self.activations]
         for audited in rows:
             for finding in audited.findings:

@@ -10,10 +10,9 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.analysis.labelled_images import LabelledImages, class_shares, labelled_images
-from sat_tf.analysis.linear_layers import activation_name
 from sat_tf.analysis.measurement import as_graph
 from sat_tf.analysis.weight_use import variance
-from sat_tf.analysis.wiring import LinearCall, Wiring, linear_calls
+from sat_tf.analysis.wiring import LinearCall, Wiring, activation_name, linear_calls
 from sat_tf.graph import layer_kinds
 from sat_tf.qat.wrapper import QuantizedLayer
 
@@ -25,7 +24,7 @@ class Taps:
     """The tensors that a forward pass went through.
 
     Attributes:
-        kernels: what each kernel's layer multiplied by, Ξ, once a call.
+        kernels: the effective weights Ξ of each kernel, once per call.
         levels: the clipping levels, by the name of the user's layer.
     """
 
@@ -35,7 +34,7 @@ class Taps:
 
 
 def key_of(layer: keras.layers.Layer, kernel: str) -> Key:
-    """Under which name the taps know a kernel."""
+    """The key of a kernel in the taps."""
     return id(layer), kernel
 
 
@@ -47,17 +46,17 @@ def tapped(
     in_inference: Iterable[keras.layers.Layer] = (),
     without_softmax: Iterable[keras.layers.Layer] = (),
 ) -> Iterator[Taps]:
-    """While it lasts, a call of the model computes as in training, and is looked into.
+    """Inside, a call of the model computes as in training, and its tensors are tapped.
 
     To be called with training=False, so that nothing is dropped at random and no statistics move.
-    BatchNormalization nevertheless divides by the deviation of its batch, as in training, unless it
-    is frozen.
+    BatchNormalization nevertheless uses the statistics of its batch, as in training, unless it is
+    frozen.
 
     Args:
         model: a graph; its layers, however deep inside, are tapped.
         tape: watches what is tapped.
         in_inference: BatchNormalization that is called with training=False in the model itself.
-        without_softmax: layers whose softmax is left out, so that what comes out are logits.
+        without_softmax: layers whose softmax is left out, so that the output is logits.
     """
     taps = Taps()
     frozen = {id(layer) for layer in in_inference}
@@ -81,8 +80,8 @@ def _tapped_kernels(layer: Any, tape: tf.GradientTape, taps: Taps) -> Iterator[N
     def tapping(*arguments: Any, **options: Any) -> Any:
         with contextlib.ExitStack() as stack:
             for kernel in layer_kinds.kernels_of(layer):
-                # A quantizing wrapper has put the effective weights here by now. Around it, a cast
-                # to the type the layer computes in is a constant factor of the gradient: 1.
+                # A quantizing wrapper has already put the effective weights here. A cast to the
+                # compute dtype does not change the gradient.
                 effective = tf.identity(tf.convert_to_tensor(getattr(layer, kernel.attribute)))
                 tape.watch(effective)
                 taps.kernels.setdefault(key_of(layer, kernel.attribute), []).append(effective)
@@ -112,7 +111,7 @@ def _normalizes_by_batch(layer: keras.layers.Layer) -> bool:
 
 
 def _by_batch(layer: keras.layers.Layer) -> Any:
-    """BatchNormalization with the statistics of its batch, and without remembering them."""
+    """BatchNormalization with the statistics of its batch, without updating the moving ones."""
 
     def call(inputs: tf.Tensor, *arguments: Any, **options: Any) -> tf.Tensor:
         del arguments, options
@@ -134,14 +133,14 @@ def _by_batch(layer: keras.layers.Layer) -> Any:
 
 def _without_softmax(layer: keras.layers.Layer) -> contextlib.AbstractContextManager[None]:
     if hasattr(layer, "activation"):
-        # A quantizing wrapper observes in front of the function it finds here.
+        # A quantizing wrapper observes the input of the function it finds here.
         return _replaced(layer, "activation", keras.activations.linear)
     return _replaced(layer, "call", lambda inputs, *_, **__: inputs)
 
 
 @contextlib.contextmanager
 def _replaced(layer: Any, attribute: str, value: Any) -> Iterator[None]:
-    # Past Keras' own __setattr__, which would track it, or stop tracking what it stands in for.
+    # Past Keras' own __setattr__, which would track it, or stop tracking what it replaces.
     own = vars(layer)
     had, old = attribute in own, own.get(attribute)
     own[attribute] = value
@@ -156,7 +155,7 @@ def _replaced(layer: Any, attribute: str, value: Any) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flow:
-    """What is needed of one layer for the law.
+    """The quantities of one layer in the law.
 
     Attributes:
         fan_in: n.
@@ -174,19 +173,18 @@ class Flow:
 def gradient_flow_constants(
     layer: Flow, following: Sequence[tuple[Flow, int]]
 ) -> tuple[float, float]:
-    """κ₁ and κ₂ of a layer; see the module.
+    """κ₁ and κ₂ of a layer.
 
-    Where several layers read the same tensor, the gradients they send back add up, and so do their
-    variances, as those of independent variables do: n̂ VAR[Ξ] VAR[∂L/∂Ξ] / k² becomes its sum over
-    them.
+    If several layers read the same tensor, their gradients add up, and so do the variances, as for
+    independent variables: n̂ VAR[Ξ] VAR[∂L/∂Ξ] / k² becomes its sum over them.
 
     Args:
         layer: the layer l.
         following: each layer l + 1, with the area k² of the average pooling between, or 1.
 
     Returns:
-        κ₁, which supposes BatchNormalization behind the layer, and κ₂, which supposes none; both
-        infinite or NaN where no gradient comes back.
+        κ₁, which assumes BatchNormalization behind the layer, and κ₂, which assumes none; both are
+        infinite or NaN if no gradient comes back.
 
     >>> a = Flow(fan_in=4, fan_out=8, weight_variance=0.5, gradient_variance=3.0)
     >>> b = Flow(fan_in=8, fan_out=2, weight_variance=0.25, gradient_variance=6.0)
@@ -209,19 +207,19 @@ class LayerFlow:
     """The gradient-flowing law at one linear layer.
 
     Attributes:
-        name: of the user's layer; behind the names of the models it is in, where it is nested.
+        name: of the user's layer, with the path of models that it is nested in.
         kind: class of the layer.
         fan_in: n, inputs of one output, the kernel's area included.
         fan_out: n̂, outputs of one input, the kernel's area included.
-        normalization: class of the normalization right behind it; None where there is none. That
-            behind a separable convolution counts for both its multiplications.
+        normalization: class of the normalization right behind it, if any. That behind a separable
+            convolution counts for both its multiplications.
         reads_image: no linear layer comes before it; the law does not hold there.
         weight_variance: VAR[Ξ].
-        gradient_variance: VAR[∂L/∂Ξ]; None where the loss does not depend on it.
+        gradient_variance: VAR[∂L/∂Ξ]; None if the loss does not depend on it.
         following: names of the layers l + 1, nearest along the graph.
-        kappa_1: the constant with BatchNormalization behind; None where it cannot be computed.
+        kappa_1: the constant with BatchNormalization behind; None if it cannot be computed.
         kappa_2: the constant without; None likewise.
-        unknown: why there are no constants; "" where there are.
+        unknown: why there are no constants, if so.
     """
 
     name: str
@@ -239,7 +237,7 @@ class LayerFlow:
 
     @property
     def kappa(self) -> float | None:
-        """The constant of the form of the law that holds here: κ₁ with normalization, else κ₂."""
+        """The constant that applies here: κ₁ with normalization, otherwise κ₂."""
         return self.kappa_2 if self.normalization is None else self.kappa_1
 
 
@@ -264,10 +262,10 @@ class GradientFlow:
 def gradient_flow(model: keras.Model, images: Any, labels: Any) -> GradientFlow:
     """Measures the gradient-flowing law on any image classifier that is a Keras graph.
 
-    The loss is the cross entropy, its mean over the images. BatchNormalization uses the statistics
-    of these images, as in training; nothing is dropped out, and nothing of the model changes. The
-    layers are those of `layer_kinds.kernels_of`; on a quantized model their effective weights are
-    the quantized and rescaled ones, on a plain one the kernels themselves.
+    The loss is the mean cross entropy over the images. BatchNormalization uses the statistics of
+    these images, as in training; dropout is off, and the model does not change. The layers are
+    those of `layer_kinds.kernels_of`; in a quantized model their effective weights are the
+    quantized and rescaled ones, in a plain one the kernels themselves.
 
     Args:
         model: a Functional or Sequential model with one input and one output: logits, or their
@@ -287,7 +285,7 @@ class GradientProbe:
     Args:
         model: see `gradient_flow`. Its variables are read when the probe is called.
         sample: images with labels.
-        compiled: make a graph of the measurement, which pays from a few calls on.
+        compiled: trace the measurement, which pays off after a few calls.
 
     Raises:
         ValueError: see `gradient_flow`.
@@ -310,7 +308,7 @@ class GradientProbe:
         self._measure = as_graph(self._run) if compiled else self._run
 
     def __call__(self) -> GradientFlow:
-        """What the law says now."""
+        """Measures the model as it is now."""
         variances, loss, logits, levels = tf.nest.map_structure(
             lambda tensor: tensor.numpy(), self._measure(self._images, self._shares)
         )
@@ -362,7 +360,7 @@ class _Variances:
 def _flow(
     call: LinearCall, linear_calls: dict[str, LinearCall], variances: dict[str, _Variances]
 ) -> LayerFlow | None:
-    """The law at one call; None where the forward pass has not made it."""
+    """The law at one call; None if the forward pass has not made it."""
     if call.name not in variances:
         return None
     own = variances[call.name]
@@ -399,7 +397,7 @@ def _measured(call: LinearCall, variances: _Variances) -> Flow:
 
 
 def _check_logits(wiring: Wiring) -> None:
-    """Raises ValueError unless what comes out are logits of a classifier, or their softmax."""
+    """Raises ValueError unless the output is logits of a classifier, or their softmax."""
     shape = wiring.output.shape
     if len(shape) != 1 or shape[0] is None or shape[0] < 2:
         raise ValueError(
@@ -414,19 +412,19 @@ def _check_logits(wiring: Wiring) -> None:
     if odd:
         raise ValueError(
             f"model {wiring.name!r}: received the activation {', '.join(sorted(odd))} at the end, "
-            "expected logits or their softmax, which the cross entropy is taken of."
+            "expected logits or their softmax, for the cross entropy."
         )
 
 
 def _refuse_hidden_softmax(wiring: Wiring) -> None:
-    """Raises ValueError where another scheme's wrapper puts a softmax back at every call."""
+    """Raises ValueError if another scheme's wrapper restores a softmax at every call."""
     for call in wiring.tail():
         foreign = call.outer is not call.layer and not isinstance(call.outer, QuantizedLayer)
         if foreign and _is_softmax(call.layer):
             raise ValueError(
                 f"model {wiring.name!r}: received a softmax inside {call.outer.name} "
-                f"({type(call.outer).__name__}), which cannot be taken off to get at the logits; "
-                "let it give logits."
+                f"({type(call.outer).__name__}), which cannot be removed; expected logits as its "
+                "output."
             )
 
 

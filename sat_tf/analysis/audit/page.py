@@ -1,4 +1,4 @@
-"""An audit as a page to read: one file, without scripts and without anything to load."""
+"""An audit as an HTML page: one self-contained file without scripts."""
 
 import dataclasses
 import os
@@ -125,7 +125,7 @@ def _used(row: ActivationAudit) -> float | None:
     return None if row.codes is None or row.codes_used is None else row.codes_used / row.codes
 
 
-# On the page every row has its number, by which the charts name it.
+# On the page every row has a number, which the charts refer to.
 _Numbered = tuple[int, Any]
 
 

@@ -1,4 +1,4 @@
-"""An audit as tables on the screen, and the columns that its page has too."""
+"""An audit as tables on the screen, and the columns that its page shares."""
 
 from typing import Any
 
@@ -20,12 +20,12 @@ KINDS = {Verdict.OK: "good", Verdict.WATCH: "watch", Verdict.BROKEN: "bad"}
 _NONE = "-"
 _FORMS = {True: "κ₁", False: "κ₂"}
 
-# Three digits, or a dash for what is not there.
+# Three digits, or a dash if there is no value.
 number = digits(".3g", missing=_NONE)
 
 
 def print_audit(audit: AuditedModel, console: Console, *, only_findings: bool = False) -> None:
-    """Prints the verdict, the layers and what is wrong with them.
+    """Prints the verdict, the layers and their findings.
 
     Args:
         audit: what was found.
@@ -48,20 +48,20 @@ def print_audit(audit: AuditedModel, console: Console, *, only_findings: bool = 
 
 
 def by_rule(audit: AuditedModel) -> dict[str, list[str]]:
-    """What is wrong, as sentences under the rule; layers with the same fault and cure together."""
+    """The findings under each rule; layers with the same verdict and remedy together."""
     found: dict[str, dict[tuple[str, str], list[str]]] = {}
     for name, finding in audit.findings():
-        # The numbers are in the table; a network has dozens of layers with one fault.
-        cures = found.setdefault(finding.rule, {})
-        cures.setdefault((finding.verdict.value, finding.remedy), []).append(
+        # The numbers are in the table; dozens of layers of a network share a finding.
+        remedies = found.setdefault(finding.rule, {})
+        remedies.setdefault((finding.verdict.value, finding.remedy), []).append(
             f"{name} ({finding.reason})"
         )
     return {
         rule: [
             f"{verdict}: {first_ones(named, _MOST_NAMED, between='; ')}. Remedy: {remedy}."
-            for (verdict, remedy), named in cures.items()
+            for (verdict, remedy), named in remedies.items()
         ]
-        for rule, cures in found.items()
+        for rule, remedies in found.items()
     }
 
 
@@ -88,19 +88,19 @@ def summary(audit: AuditedModel) -> str:
 
 
 def _share(part: int | None, whole: int | None) -> str:
-    """How many of how many, or a dash."""
+    """Used of all, or a dash."""
     return _NONE if part is None or whole is None else f"{part}/{whole}"
 
 
 def kappa_cell(row: LayerAudit) -> str:
-    """The constant that holds for a layer, with its name."""
+    """The constant that applies to a layer, with its name."""
     if row.kappa is None:
         return f"κ₀ {number(row.kappa_0)}" if row.kappa_0 is not None else _NONE
     return f"{_FORMS[row.normalization is not None]} {number(row.kappa)}"
 
 
 def judged(row: LayerAudit | ActivationAudit) -> Marked:
-    """The verdict on a layer, with the rules that it does not keep."""
+    """The verdict on a layer, with the rules that it breaks."""
     rules = ", ".join(dict.fromkeys(finding.rule for finding in row.findings))
     return Marked(row.verdict.value + (f": {rules}" if rules else ""), KINDS[row.verdict])
 
@@ -111,7 +111,7 @@ _SHORT = {
     "LayerNormalization": "LN",
     "GroupNormalization": "GN",
 }
-# What a terminal of 80 columns has no room for; the page and the CSV have it.
+# Left out on narrow terminals; the page and the CSV have them.
 _WIDE = 120
 _FOR_WIDE = ("kind", "VAR W", "VAR Ŵ", "VAR Q", "codes")
 

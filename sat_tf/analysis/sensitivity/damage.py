@@ -1,4 +1,4 @@
-"""How far the outputs of two networks are apart: top-1, distance and divergence."""
+"""How much the outputs of two networks differ: top-1, distance and divergence."""
 
 import dataclasses
 import math
@@ -8,13 +8,13 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Damage:
-    """What quantization does to a model's outputs; what was not measured is None.
+    """The effect of quantization on a model's outputs; what was not measured is None.
 
     Attributes:
-        top1_drop: share of the images, 0 to 1, by which top-1 falls; negative where it rises.
+        top1_drop: share of the images, 0 to 1, by which top-1 falls; negative if it rises.
         distance: relative error of the outputs, |y' - y| / |y|, Euclidean norms over all images.
         divergence: Kullback-Leibler divergence of the class probabilities from the float model's,
-            in nats, its mean over the images; None where the output is no row of classes.
+            in nats, its mean over the images; None if the output is not a row of classes.
     """
 
     top1_drop: float | None
@@ -24,13 +24,13 @@ class Damage:
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """One way to say how much a layer loses.
+    """One measure of what a layer loses.
 
     Attributes:
         field: of `Damage`.
-        title: what a reader sees.
-        unit: factor and sign of the unit it is shown in.
-        is_root: its square, not itself, goes with the power of the noise.
+        title: for readers.
+        unit: factor and symbol of the unit it is shown in.
+        is_root: its square is proportional to the power of the noise.
     """
 
     field: str
@@ -47,7 +47,7 @@ METRICS = {
 
 
 class DamageMeter:
-    """Adds up what batches of outputs say, next to those of the float model.
+    """Accumulates the damage over batches of outputs, compared with the float model's.
 
     Args:
         probabilities: the outputs are probabilities, not logits.
@@ -62,7 +62,7 @@ class DamageMeter:
         self._error = self._size = self._divergence = 0.0
 
     def add(self, own: np.ndarray, reference: np.ndarray, labels: np.ndarray | None) -> None:
-        """Takes in one batch of outputs, the float model's, and the classes of the images."""
+        """Adds one batch of outputs, the float model's, and the classes of the images."""
         own, reference = own.astype(np.float64), reference.astype(np.float64)
         self._count += len(own)
         self._error += float(np.sum(np.square(own - reference)))
@@ -77,7 +77,7 @@ class DamageMeter:
                 self._fewer_right += right(reference, labels) - right(own, labels)
 
     def damage(self) -> Damage:
-        """What all batches say together."""
+        """The damage over all batches."""
         size = self._error / self._size if self._size else (math.inf if self._error else 0.0)
         return Damage(
             top1_drop=self._fewer_right / self._count if self._has_labels else None,
@@ -87,7 +87,7 @@ class DamageMeter:
 
     def _log_shares(self, outputs: np.ndarray) -> np.ndarray:
         if self._probabilities:
-            # A float32 softmax gives 0 for what is smaller than this.
+            # A float32 softmax gives 0 below this.
             return np.log(np.maximum(outputs, float(np.finfo(np.float32).tiny)))
         shifted = outputs - outputs.max(axis=1, keepdims=True)
         return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))

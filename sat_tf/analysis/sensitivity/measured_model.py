@@ -1,4 +1,4 @@
-"""What each layer of a model loses by being quantized, and which should have more bits."""
+"""What a model loses when each layer is quantized, and which layers should have more bits."""
 
 import dataclasses
 import glob
@@ -19,10 +19,10 @@ class BitWidth:
     Attributes:
         layer: its name.
         field: of `BitPolicy`: "weight_bits", "activation_bits" or "stream_bits".
-        bits: what the policy gives it.
-        size: how many numbers have these bits.
-        damage: what they do to the model alone.
-        errors: mean square error of these numbers at the policy's bits, one more, and so on to 8.
+        bits: in the policy.
+        size: how many values have these bits.
+        damage: of the model with these alone quantized.
+        errors: mean square error of these values at the policy's bits, one more, and so on to 8.
     """
 
     layer: str
@@ -33,10 +33,11 @@ class BitWidth:
     errors: tuple[float, ...] = ()
 
     def loss(self, metric: str, bits: int) -> float:
-        """What it loses at some bits, by estimate, in units that can be added up.
+        """The estimated loss at some bits, in units that can be added up.
 
-        The squared distance and the divergence go with the power of the rounding error, and so, by
-        assumption, do images lost. Where that is not known, it goes with the square of the step.
+        The squared distance and the divergence are proportional to the power of the rounding error,
+        and so, by assumption, are images lost. If that is not known, the square of the scale is
+        used instead.
         """
         value = _value(self.damage, metric)
         power = value * value if METRICS[metric].is_root else value
@@ -50,23 +51,23 @@ Bits = dict[BitWidth, int]
 
 
 def mean_bits(bits: Mapping[BitWidth, int], field: str) -> float:
-    """Mean bits of all numbers that a field is about; NaN where there are none."""
+    """Mean bits of all values of a field; NaN if there are none."""
     own = [width for width in bits if width.field == field]
     size = sum(width.size for width in own)
     return sum(width.size * bits[width] for width in own) / size if size else math.nan
 
 
 def within_average(widths: Sequence[BitWidth], metric: str, average_bits: float) -> Bits:
-    """The bits of each share with the least loss, by estimate, within a mean.
+    """The bits of each layer with the least estimated loss, within a mean.
 
-    Weights and activations each have the mean to themselves. One bit after the other goes to where
-    it saves most for its cost; what no longer fits is passed over.
+    The mean holds for weights and for activations separately. Each bit in turn goes to where it
+    saves most for its cost; layers that no longer fit are skipped.
 
     Raises:
-        ValueError: the policy's own mean is above it already.
+        ValueError: the policy's own mean is already above it.
     """
     bits = {width: width.bits for width in widths}
-    # Nothing that can be counted tells apart layers that lose no image.
+    # Top-1 cannot distinguish layers that lose no image.
     metric = "divergence" if metric == "top1" else metric
     for field, what in (("weight_bits", "weights"), ("activation_bits", "activations")):
         own = [width for width in widths if width.field == field]
@@ -89,10 +90,10 @@ def within_average(widths: Sequence[BitWidth], metric: str, average_bits: float)
 
 
 def within_drop(widths: Sequence[BitWidth], metric: str, max_drop: float, together: Damage) -> Bits:
-    """The fewest layers raised to 8 bits so that no more is lost, by estimate.
+    """The fewest layers raised to 8 bits so that at most `max_drop` is lost, by estimate.
 
-    What the parts lose alone is added up, and the sum stretched so that all of them together lose
-    what the quantized model was measured to lose.
+    The losses of layers quantized alone are added up, and the sum is scaled to the measured loss of
+    the whole quantized model.
 
     Raises:
         ValueError: 8 bits everywhere lose more.
@@ -101,7 +102,7 @@ def within_drop(widths: Sequence[BitWidth], metric: str, max_drop: float, togeth
     measured = _value(together, metric)
     if measured <= max_drop:
         return bits
-    # All images may be right with each layer quantized alone, and not with all of them.
+    # No image may be lost with any layer quantized alone, but some with all of them.
     by = metric if any(_value(width.damage, metric) > 0.0 for width in widths) else "distance"
     whole = math.fsum(width.loss(by, width.bits) for width in widths)
     root = METRICS[metric].is_root
@@ -123,7 +124,7 @@ def within_drop(widths: Sequence[BitWidth], metric: str, max_drop: float, togeth
     if least > max_drop:
         factor, unit = METRICS[metric].unit
         raise ValueError(
-            f"max_drop={max_drop:g}: received less than 8 bits everywhere lose by estimate, "
+            f"max_drop={max_drop:g}: received less than the estimated loss with 8 bits everywhere, "
             f"{least:.3g}{f' ({factor * least:.3g} {unit})' if unit else ''}; expected at least "
             "that; leave layers float, or measure with more images."
         )
@@ -131,7 +132,7 @@ def within_drop(widths: Sequence[BitWidth], metric: str, max_drop: float, togeth
 
 
 def as_overrides(bits: Mapping[BitWidth, int]) -> dict[str, dict[str, int]]:
-    """What has more bits than the policy gives it, in the form of `BitPolicy.overrides`.
+    """The layers with more bits than in the policy, in the form of `BitPolicy.overrides`.
 
     >>> lost = Damage(top1_drop=None, distance=0.1, divergence=None)
     >>> as_overrides({BitWidth("conv[1]", "weight_bits", 4, 9, lost): 8})
@@ -153,7 +154,7 @@ def _levels(bits: int) -> int:
 
 
 def _value(damage: Damage, metric: str) -> float:
-    """Never below 0: that a layer gains an image by being quantized is chance."""
+    """Never below 0: a layer gains an image by being quantized only by chance."""
     return max(getattr(damage, METRICS[metric].field) or 0.0, 0.0)
 
 
@@ -164,15 +165,15 @@ class LayerSensitivity:
     Attributes:
         name: of the layer.
         kind: its class.
-        weight_bits: of its kernel; None where that stays float, and for streams.
-        activation_bits: of the tensor it reads; None where that stays float or is the image.
+        weight_bits: of its kernel; None if that stays float, and for streams.
+        activation_bits: of the tensor it reads; None if that stays float or is the image.
         stream_bits: of the tensor it makes, for streams: sums, means, linear bottlenecks.
-        num_weights: how many its kernel has.
-        values_read: how many numbers of an image enter it, or leave it where it is not linear; 0
-            where the image size is open.
-        values_made: how many numbers of an image leave it; 0 where the image size is open.
+        num_weights: of its kernel.
+        values_read: how many values it reads for an image, or makes if it is not linear; 0 if the
+            image size is open.
+        values_made: how many values it makes for an image; 0 if the image size is open.
         damage: with all of this quantized.
-        weights: with its kernel alone quantized; None where there is nothing of the kind.
+        weights: with its kernel alone quantized, if it has one.
         activations: with the tensor it reads alone quantized.
         stream: with the tensor it makes alone quantized.
         weight_errors: mean square error of the kernel at its bits, at one more, and so on to 8.
@@ -197,16 +198,16 @@ class LayerSensitivity:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeasuredModel:
-    """What a model loses by each of its layers being quantized, and by all of them.
+    """What a model loses when each of its layers is quantized alone, and when all are.
 
     Attributes:
         model: its name.
         policy: the bits that were measured.
-        metric: "top1", "distance" or "divergence": what `ranked` and `suggest` go by.
+        metric: "top1", "distance" or "divergence": used by `ranked` and `suggest`.
         layers: linear layers and streams, in graph order.
         together: what the whole quantized model loses, without training.
-        num_images: on how many images.
-        top1: share of them that the float model gets right; None without labels.
+        num_images: how many images were measured.
+        top1: share of them that the float model classifies correctly; None without labels.
     """
 
     model: str
@@ -226,7 +227,7 @@ class MeasuredModel:
         return sorted(self.layers, key=lost, reverse=True)
 
     def value(self, damage: Damage | None) -> float | None:
-        """What the metric says of some damage."""
+        """The value of the metric for some damage."""
         if damage is None:
             return None
         value: float | None = getattr(damage, METRICS[self.metric].field)
@@ -237,14 +238,13 @@ class MeasuredModel:
     ) -> dict[str, dict[str, Any]]:
         """Overrides that give the sensitive layers more bits, up to 8.
 
-        Give one of both. With `average_bits`, bits go one by one to where they save most, as long
-        as weights have no more than that in the mean over all weights of linear layers, first and
-        last included, and activations in the mean over all values that linear layers read but the
-        image.
+        Give one of the two. With `average_bits`, bits go one by one to where they save most, as
+        long as the mean stays within it: over all weights of linear layers, first and last
+        included, and over all values that linear layers read, except the image.
         With `max_drop`, layers are raised to 8 bits until the model is estimated to lose no more.
         Estimates add up what layers lose alone, with the power of rounding noise at their bits;
-        measure the suggested policy to know. Measured at the fewest bits that are of interest,
-        layers differ most.
+        measure the suggested policy to be sure. Layers differ most when measured at the fewest bits
+        of interest.
 
         Args:
             max_drop: the most that may be lost, in the unit of `Damage`: for top1 a share of the
@@ -277,11 +277,11 @@ class MeasuredModel:
         return overrides
 
     def mean_weight_bits(self) -> float:
-        """Bits of a weight, in the mean over all quantized weights of linear layers."""
+        """Mean bits of all quantized weights of linear layers."""
         return mean_bits({width: width.bits for width in self._widths()}, "weight_bits")
 
     def mean_activation_bits(self) -> float:
-        """Bits of an activation, in the mean over what linear layers read, but the image."""
+        """Mean bits of the activations that linear layers read, except the image."""
         return mean_bits({width: width.bits for width in self._widths()}, "activation_bits")
 
     def _refuse_open_sizes(self) -> None:

@@ -1,4 +1,4 @@
-"""A float network with one part of one layer quantized at a time."""
+"""A float network with one tensor of one layer quantized at a time."""
 
 import contextlib
 import dataclasses
@@ -20,17 +20,16 @@ from sat_tf.quantizers.protocol import CLIPPING_LEVEL, ActivationQuantizer, Weig
 # Of the tensors of one batch, all of which are kept.
 _BYTES_AT_ONCE = 2**28
 _IMAGES_AT_ONCE = 64
-_VALUES_LOOKED_AT = 4096
+_SAMPLED_VALUES = 4096
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Quantization:
-    """What can be quantized alone.
+    """Tensors of a layer that are quantized together.
 
     Attributes:
         layer: name of the float model's layer.
-        kernel: its kernel as the quantized model has it, in the size of the float one; None
-            leaves it float.
+        kernel: its quantized kernel, rescaled to the float one; None leaves it float.
         reads: the quantizer of the tensor it reads; None leaves that float.
         makes: the quantizer of the tensor it makes, for a stream.
     """
@@ -43,23 +42,23 @@ class Quantization:
 
 @dataclasses.dataclass(frozen=True)
 class QuantizableLayer:
-    """A linear layer or a stream of a quantized model, with what is quantized of it.
+    """A linear layer or a stream of a quantized model, with its quantized tensors.
 
     Attributes:
         name: of the float model's layer.
         kind: class of the layer.
-        weight_bits: of its kernel; None where that stays float, and for streams.
-        activation_bits: of the tensor it reads; None where that stays float, is the image, or is a
-            stream that it reads as it is.
-        stream_bits: of the tensor it makes, where that is a stream.
-        num_weights: how many its kernel has.
-        values_read: how many numbers of an image enter it, or leave it where it is not linear; 0
-            where their number is open.
-        values_made: how many numbers of an image leave it; 0 where their number is open.
-        whole: everything of it.
+        weight_bits: of its kernel; None if that stays float, and for streams.
+        activation_bits: of the tensor it reads; None if that stays float, is the image, or is a
+            stream at its own bits.
+        stream_bits: of the tensor it makes, if that is a stream.
+        num_weights: of its kernel.
+        values_read: how many values it reads for an image, or makes if it is not linear; 0 if their
+            number is open.
+        values_made: how many values it makes for an image; 0 if their number is open.
+        whole: all of its tensors.
         weights: its kernel alone.
-        activations: what it reads alone.
-        stream: what it makes alone.
+        activations: the tensor it reads alone.
+        stream: the tensor it makes alone.
         weight_errors: mean square error of the kernel at its bits, at one more, and so on to 8.
     """
 
@@ -79,16 +78,16 @@ class QuantizableLayer:
 
 
 class OneAtATime:
-    """Runs a float model, and again with one part quantized, from that part on.
+    """Runs a float model, and again with one layer quantized, from that layer on.
 
-    A part computes with the codes it has in the quantized model, on the float model's own layers:
-    the kernel is multiplied by what the normalization behind it was divided by. Activations are
-    quantized on their way into the one layer, and stay float for others that read them.
+    The layer has the codes of the quantized model, in the float model: its kernel is multiplied by
+    the factor that the normalization behind it was divided by. Activations are quantized on their
+    way into this layer only, and stay float for other readers.
 
     Args:
         model: the float model; it is not changed.
-        quantized: what `quantize_model` made of it, with latent_start="keep_function" and
-            calibrated clipping levels.
+        quantized: the model quantized with latent_start="keep_function" and calibrated clipping
+            levels.
         streams: the layers of the float model whose outputs have the bits of streams.
     """
 
@@ -104,21 +103,21 @@ class OneAtATime:
         self.layers = list(self._quantizable_layers())
 
     def images_at_once(self) -> int:
-        """How many images make a batch that memory has room for."""
+        """The batch size that fits into memory."""
         sizes = [float(np.prod([size or 1 for size in node.shape])) for node in self._nodes]
         return int(np.clip(_BYTES_AT_ONCE / (8.0 * sum(sizes)), 1, _IMAGES_AT_ONCE))
 
     def outputs(
         self, images: np.ndarray, quantizations: list[Quantization]
     ) -> Iterator[np.ndarray]:
-        """The float model's output for a batch, and then that with each of them."""
+        """The float model's output for a batch, then the output with each quantization."""
         tensors = self._float_tensors(images)
         yield tensors[self._network.output].numpy()
         for quantization in quantizations:
             yield self._output_with(quantization, tensors).numpy()
 
     def activation_errors(self, images: np.ndarray) -> dict[str, tuple[float, ...]]:
-        """Mean square error of what layers read at its bits, at one more, and so on to 8."""
+        """Mean square error of the tensors that layers read, at their bits, one more, up to 8."""
         errors = {}
         tensors = self._float_tensors(images)
         for layer in self.layers:
@@ -164,7 +163,7 @@ class OneAtATime:
                     yield found
 
     def _quantizable_layer(self, node: Node, own: Node) -> QuantizableLayer:
-        """What is quantized of one layer, which may be nothing."""
+        """The quantized tensors of one layer; there may be none."""
         layer, name = node.layer, own.name
         reads, kernel, num_weights = None, None, 0
         weight_bits: int | None = None
@@ -199,7 +198,7 @@ class OneAtATime:
         )
 
     def _read_through(self, name: str) -> QuantizedLayer | None:
-        """The quantizer whose codes a layer reads, past what only moves them."""
+        """The quantizer whose codes a layer reads, past data movement."""
         node = self._quantized[name]
         if isinstance(node.layer, QuantizedLayer):
             if _activation_quantizer(node.layer) is not None:
@@ -217,7 +216,7 @@ def calibrate_on_float_weights(quantized: keras.Model, images: np.ndarray) -> No
 
 
 def _effective(layer: QuantizedLayer, quantizer: WeightQuantizer) -> tf.Tensor:
-    """The quantized kernel in the size of the float one, by another quantizer than its own."""
+    """The quantized kernel, rescaled to the float one, by a given quantizer."""
     ((latent_kernel, _),) = layer.quantize_config.get_weights_and_quantizers(layer.layer)
     return quantizer(tf.convert_to_tensor(latent_kernel), False, weights=layer.kernel_variables)
 
@@ -236,7 +235,7 @@ def _activation_quantizer(layer: QuantizedLayer) -> ActivationQuantizer | None:
 
 def _rounding_errors(values: np.ndarray, quantizer: ActivationQuantizer) -> tuple[float, ...]:
     """Mean square errors at the best clipping level of each number of bits."""
-    values = np.random.default_rng(0).choice(values.reshape(-1), _VALUES_LOOKED_AT)
+    values = np.random.default_rng(0).choice(values.reshape(-1), _SAMPLED_VALUES)
     largest = float(np.max(np.abs(values)))
     if largest == 0.0:
         return ()
@@ -258,7 +257,7 @@ def _quantize(layer: QuantizedLayer, tensor: tf.Tensor) -> tf.Tensor:
 
 @contextlib.contextmanager
 def _kernel_of(layer: keras.layers.Layer, kernel: tf.Tensor | None) -> Iterator[None]:
-    """Another kernel for one call, past Keras, which would stop tracking the variable."""
+    """Replaces the kernel for one call, past Keras, which would stop tracking the variable."""
     if kernel is None:
         yield
         return

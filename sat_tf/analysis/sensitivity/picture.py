@@ -1,4 +1,4 @@
-"""What layers lose, as a picture."""
+"""The sensitivity of layers, as a picture."""
 
 import os
 import pathlib
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _FORMATS = (".png", ".svg")
 _MOST_LAYERS = 40
-# Ratios from which on a linear axis would hide the smaller half.
+# Above this ratio a linear axis would hide the smaller half.
 _WIDE_RANGE = 30.0
 
 
@@ -41,7 +41,7 @@ def draw(found: MeasuredModel) -> "Picture":
     """A row for each layer, in graph order."""
     chosen = found.ranked()[:_MOST_LAYERS]
     layers = [layer for layer in found.layers if layer in chosen]
-    # Letters of 13 points, a row as high as they are: half as large it can still be read.
+    # Letters of 13 points, and rows as high: still readable at half the size.
     width = 7.2 + 0.05 * max((len(layer.name) for layer in layers), default=0)
     picture, axes = palette.canvas(size=(width, 1.9 + 0.27 * max(len(layers), 4)))
     metric = METRICS[found.metric]
@@ -67,7 +67,7 @@ def draw(found: MeasuredModel) -> "Picture":
     title = f"{found.model}: one layer quantized, the others float"
     if more:
         title += f"\nthe {len(layers)} layers that lose most; {more} lose less"
-    # Over the picture, because names of layers stand where the axes' own title would begin.
+    # Above the picture, because layer names are where the axes' own title would begin.
     picture.suptitle(title, fontsize=13)
     picture.legend(loc="outside lower center", ncols=len(_STYLES))
     return picture
@@ -82,7 +82,7 @@ _STYLES: dict[str, dict[str, Any]] = {
 
 
 def _marks(found: MeasuredModel, layer: LayerSensitivity) -> list[tuple[str, float, str]]:
-    """What is drawn of a layer: the kind of mark, its value, the layer."""
+    """The marks of a layer: kind, value, layer."""
     parts = (
         ("stream", layer.stream),
         ("kernel", layer.weights),
@@ -97,7 +97,7 @@ def _marks(found: MeasuredModel, layer: LayerSensitivity) -> list[tuple[str, flo
 
 
 def _set_range(axes: Any, values: list[float]) -> None:
-    """A logarithmic axis where sizes differ much; drops of top-1 can be 0 and below."""
+    """A logarithmic axis if values differ much; drops of top-1 can be 0 or negative."""
     if values and min(values) > 0.0 and max(values) > _WIDE_RANGE * min(values):
         axes.set_xscale("log")
         axes.set_xlim(0.6 * min(values), 1.7 * max(values))

@@ -1,22 +1,30 @@
-"""Which layers a model cannot do without: one at a time quantized, the others float."""
+"""Layer-wise sensitivity: one layer at a time quantized, the others float."""
 
 import dataclasses
+import os
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import tf_keras as keras
 
-from sat_tf.analysis.labelled_images import LabelledImages, class_shares, labelled_images
+from sat_tf.analysis.labelled_images import (
+    LabelledImages,
+    class_shares,
+    expect_fitting,
+    labelled_images,
+)
 from sat_tf.analysis.range_accuracy import range_accuracies
 from sat_tf.analysis.sensitivity.damage import METRICS, Damage, DamageMeter, right
-from sat_tf.analysis.sensitivity.measured_model import LayerSensitivity
+from sat_tf.analysis.sensitivity.measured_model import LayerSensitivity, MeasuredModel
 from sat_tf.analysis.sensitivity.one_at_a_time import (
     OneAtATime,
     Quantization,
     calibrate_on_float_weights,
 )
-from sat_tf.analysis.sensitivity.result import Sensitivity
+from sat_tf.analysis.sensitivity.picture import write_picture
+from sat_tf.analysis.sensitivity.table import print_sensitivity
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import flatten
 from sat_tf.graph.network import Network, check_model, check_one_of_each
@@ -24,12 +32,71 @@ from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.graph.tfmot_layers import refuse_wrapped
 from sat_tf.messages import did_you_mean
 from sat_tf.presentation.progress_bar import image_bar
+from sat_tf.presentation.tables import RowTable, printed
 from sat_tf.qat.layout import GuessedClippingLevelsWarning
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.scheme import quantize_model
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.input_range import PIXELS
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sensitivity(MeasuredModel, RowTable):
+    """What a model loses when each of its layers is quantized alone, and when all are.
+
+    See `MeasuredModel` for its attributes.
+    """
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row for each layer, all with the same keys, in graph order."""
+        return [_row(layer) for layer in self.layers]
+
+    def _columns(self) -> tuple[str, ...]:
+        return COLUMNS
+
+    def table(self, *, width: int | None = None) -> str:
+        """The layers as text for the terminal, the one that loses most first.
+
+        Args:
+            width: columns of the terminal; by default as wide as needed.
+        """
+        return printed(lambda console: print_sensitivity(self, console), width or 120)
+
+    def write_picture(self, path: str | os.PathLike[str]) -> None:
+        """Draws what each layer loses; the file appears whole, or not at all.
+
+        Args:
+            path: ends in .png or .svg.
+
+        Raises:
+            ValueError: the path cannot be written, or has another suffix.
+        """
+        write_picture(self, path)
+
+
+_PARTS = {"": "damage", "weights_": "weights", "activations_": "activations", "stream_": "stream"}
+
+
+def _columns() -> Iterator[str]:
+    for field in dataclasses.fields(LayerSensitivity):
+        if field.name not in _PARTS.values() and not field.name.endswith("_errors"):
+            yield field.name
+    for prefix in _PARTS:
+        yield from (f"{prefix}{metric.field}" for metric in METRICS.values())
+
+
+COLUMNS = tuple(_columns())
+
+
+def _row(layer: LayerSensitivity) -> dict[str, Any]:
+    row = {name: getattr(layer, name) for name in COLUMNS if hasattr(layer, name)}
+    for prefix, part in _PARTS.items():
+        damage = getattr(layer, part)
+        for metric in METRICS.values():
+            row[f"{prefix}{metric.field}"] = damage and getattr(damage, metric.field)
+    return row
+
 
 USUAL_IMAGES = 256
 
@@ -45,9 +112,9 @@ def sensitivity(
     """Measures what a float model loses with one layer at a time quantized.
 
     A linear layer is run with its kernel quantized, with the tensor it reads quantized, and with
-    both; all others stay float. So are streams, the tensors that other layers read. Clipping levels
-    are calibrated on the same images; nothing is trained, and the model is not changed. Labels add
-    the drop of top-1; the distance of the outputs needs none.
+    both; streams, the tensors that other layers read, are quantized alone. All other layers stay
+    float. Clipping levels are calibrated on the same images; nothing is trained, and the model is
+    not changed. The drop of top-1 needs labels; the distance of the outputs does not.
 
     Args:
         model: a Functional or Sequential float model with one input and one output.
@@ -57,19 +124,17 @@ def sensitivity(
             its function.
         metric: "top1" (the drop, a share of the images), "distance" (relative error of the
             outputs) or "divergence" (of the class probabilities, in nats): what layers are ranked
-            by. All that can be are measured. By default top1 where there are labels, else
-            distance.
-        num_images: how many images to take at most. A drop of top-1 comes in steps of one image.
+            by. All possible ones are measured. By default top1 with labels, distance without.
+        num_images: how many images to take at most. A drop of top-1 is a multiple of one image.
 
     Returns:
-        What each layer loses, to be printed (`table`), taken on (`to_rows`, `to_frame`,
+        What each layer loses, to be printed (`table`), exported (`to_rows`, `to_frame`,
         `write_csv`), drawn (`write_picture`) or turned into a policy (`suggest`).
 
     Raises:
         ValueError: the model is not such a model or cannot be quantized; the data do not fit it,
-            are a single image, have no labels where top1 is asked for, or are pixels of which the
-            model gets clearly more right in another usual range and of which the policy does not
-            state that they are what it is fed.
+            are a single image, have no labels for metric="top1", or are pixels for which another
+            usual range is clearly better, unless the policy states that the model is fed pixels.
 
     Example:
         found = sat_tf.sensitivity(model, (images, labels), BitPolicy.mobile(3))
@@ -181,7 +246,7 @@ def _measure(
 
 def _finite(outputs: np.ndarray, whose: str) -> np.ndarray:
     if not np.all(np.isfinite(outputs)):
-        # NaN would count as right, or as no distance at all.
+        # NaN would count as correct, or as no distance.
         raise ValueError(
             f"sensitivity: received NaN or infinite outputs of {whose}, expected finite ones; check"
             " the images, and the weights and statistics of the model."
@@ -201,28 +266,21 @@ def _refuse_quantized(model: keras.Model) -> None:
 def _sample(model: keras.Model, dataset: Any, num_images: int) -> LabelledImages:
     if isinstance(num_images, bool) or not isinstance(num_images, int) or num_images < 2:
         raise ValueError(
-            f"num_images={num_images!r}: expected an integer of at least 2; 64 and more say "
-            "something."
+            f"num_images={num_images!r}: expected an integer of at least 2; 64 or more give "
+            "reliable results."
         )
     sample = labelled_images(dataset, most=num_images)
-    expected, received = tuple(model.inputs[0].shape[1:]), np.shape(sample.images)[1:]
-    if len(expected) != len(received) or any(
-        own not in (None, other) for own, other in zip(expected, received, strict=True)
-    ):
-        raise ValueError(
-            f"dataset: received images of shape {received}, expected {expected}, which model "
-            f"{model.name!r} takes; resize them, or build the model for theirs."
-        )
+    expect_fitting(sample, model)
     if len(sample) < 2:
         raise ValueError(
-            "dataset: received 1 image, expected 2 or more, on which clipping levels and losses "
-            "can be measured; give 64 and more."
+            "dataset: received 1 image, expected 2 or more to measure clipping levels and losses; "
+            "give 64 or more."
         )
     return sample
 
 
 def _classes(model: keras.Model, sample: LabelledImages) -> np.ndarray | None:
-    """The class of each image; None where there are no labels, or no classes."""
+    """The class of each image; None without labels or classes."""
     shape = model.outputs[0].shape
     if sample.labels is None or len(shape) != 2 or shape[1] < 2:
         return None
@@ -230,7 +288,7 @@ def _classes(model: keras.Model, sample: LabelledImages) -> np.ndarray | None:
 
 
 def _refuse_other_range(model: keras.Model, images: np.ndarray, classes: np.ndarray | None) -> None:
-    """Says so where pixels from 0 to 255 are given to a model that was trained on other values."""
+    """Raises ValueError for pixels from 0 to 255 and a model that was trained on other values."""
     is_pixels = np.all((images >= 0) & (images <= 255) & (images == np.round(images)))
     if classes is None or not is_pixels or np.max(images) <= 1:
         return
@@ -250,11 +308,11 @@ def _metric(metric: str | None, model: keras.Model, classes: np.ndarray | None) 
     if metric in ("top1", "divergence") and not is_classifier:
         raise ValueError(
             f"metric={metric!r}: received a model, {model.name!r}, whose output of shape "
-            f"{tuple(shape)} is no row of classes, expected metric='distance' for it."
+            f"{tuple(shape)} is not a row of classes, expected metric='distance' for it."
         )
     if metric == "top1" and classes is None:
         raise ValueError(
-            "metric='top1': received images without labels, expected labels to count with; give "
-            "(images, labels), or metric='distance', which needs none."
+            "metric='top1': received images without labels, expected labels; give (images, "
+            "labels), or metric='distance', which needs none."
         )
     return metric

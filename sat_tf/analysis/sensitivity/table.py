@@ -1,4 +1,4 @@
-"""What layers lose, as a table on the screen."""
+"""The sensitivity of layers, as a table on the screen."""
 
 import operator
 
@@ -10,7 +10,7 @@ from sat_tf.presentation.tables import Column, Table
 
 _NONE = "-"
 _TITLES = {"top1": "top-1 lost", "distance": "distance", "divergence": "divergence"}
-# What a terminal of 80 columns has no room for; the CSV has it.
+# Narrower terminals have no column for the kind; the CSV has it.
 _WIDE = 100
 
 
@@ -55,7 +55,7 @@ def _damage(title: str, field: str, metric: Metric) -> Column[LayerSensitivity]:
 
 
 def shown(damage: Damage | None, metric: Metric) -> str:
-    """What a metric says, in three digits of its unit; a dash where nothing was measured."""
+    """The value of a metric, in three digits of its unit; a dash if nothing was measured."""
     value = None if damage is None else _value(damage, metric)
     factor, _ = metric.unit
     return _NONE if value is None else f"{factor * value:.3g}"

@@ -1,1 +1,1 @@
-"""The paper's figures and tables that need no ImageNet: computed anew, and drawn."""
+"""The paper's figures and tables that need no ImageNet, recomputed and drawn."""

@@ -1,4 +1,4 @@
-"""Figure 2a: by how much clamping enlarges the variance of weights, against the layer's size."""
+"""Figure 2a: the factor by which clamping enlarges the variance of weights, by layer size."""
 
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 NEURONS = (16, 32, 64, 128, 256, 512, 1000, 2048, 4096)
 SAMPLES = 100
 COLUMNS = ("neurons", "samples", "seed", "ratio_mean", "ratio_std", "ratio_min", "ratio_max")
-# What Table S1 prints for clamped models over what it prints for vanilla ones, n = 1000.
+# The printed value of Table S1 for clamped models over that for vanilla ones, n = 1000.
 IMPLIED_RATIO = 50.0
 
 

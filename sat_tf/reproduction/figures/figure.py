@@ -1,13 +1,11 @@
-"""What a figure is: its numbers, its picture, what the paper prints, and its files."""
+"""A figure: its numbers, its picture, the comparison with the paper, and its files."""
 
-import contextlib
 import csv
 import dataclasses
 import io
 import math
-import os
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -29,7 +27,7 @@ class Numbers:
     """Named columns and rows of numbers and words.
 
     Attributes:
-        columns: names, with the unit where there is one.
+        columns: names, with the unit if there is one.
         rows: one value for each column.
 
     >>> table = Numbers(("bits", "ratio"), ((1, 2.5), (2, 1.25)))
@@ -45,12 +43,12 @@ class Numbers:
         return np.array([float(value) for value in self.values(column)])
 
     def values(self, column: str) -> list[Value]:
-        """What a column holds, row by row."""
+        """The values of a column, row by row."""
         place = self.columns.index(column)
         return [row[place] for row in self.rows]
 
     def distinct(self, column: str) -> list[Value]:
-        """What a column holds, each value once, in the order in which they come."""
+        """The distinct values of a column, in order of appearance."""
         return list(dict.fromkeys(self.values(column)))
 
     def where(self, **wanted: Value) -> "Numbers":
@@ -89,7 +87,7 @@ class Numbers:
 
 
 def _value(word: str) -> Value:
-    """A number where a word is one.
+    """A word as a number, if it is a finite one.
 
     >>> _value("12"), _value("1.5"), _value("dorefa")
     (12, 1.5, 'dorefa')
@@ -104,20 +102,20 @@ def _value(word: str) -> Value:
     return word
 
 
-# To be called with the share of the work that has been done since the last call.
+# Called with the share of the work done since the last call.
 Advance: TypeAlias = Callable[[float], None]
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Something the paper prints beside what came out here.
+    """A statement of the paper beside our measurement.
 
     Attributes:
-        about: what both are about, in plain text.
-        paper: the number printed, or the words.
-        ours: what was measured, with its spread where it is drawn at random.
+        about: their subject, in plain text.
+        paper: the printed number or words.
+        ours: the measured value, with its spread if it is random.
         holds: whether they agree.
-        reason: by which measure; empty where it is plain.
+        reason: by which measure; empty if that is obvious.
     """
 
     about: str
@@ -131,7 +129,7 @@ def _agreement(comparison: Comparison) -> Marked:
     return Marked("✓ agrees", "good") if comparison.holds else Marked("✗ differs", "bad")
 
 
-# What every table of comparisons has.
+# The columns of every table of comparisons.
 COMPARED: list[Column[Comparison]] = [
     Column("", lambda found: found.about),
     Column("paper", lambda found: found.paper),
@@ -145,15 +143,15 @@ class Figure:
     """One row of the table of figures.
 
     Attributes:
-        name: what users write, and how its files are called.
-        place: where the paper has it.
+        name: for users, and of its files.
+        place: in the paper.
         title: one line.
         caption: what is drawn, and how it was computed.
-        seconds: about how long the numbers take on two cores, for the bar.
+        seconds: the approximate time of the numbers on two cores, for the bar.
         columns: of its table.
-        measure: makes the numbers from a seed.
+        measure: computes the numbers from a seed.
         draw: draws them.
-        compare: sets them beside what the paper prints.
+        compare: compares them with the paper.
     """
 
     name: str
@@ -171,37 +169,6 @@ PICTURES = (".png", ".svg")
 INDEX = "index.html"
 
 
-@contextlib.contextmanager
-def open_folder(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-    """The folder, made where it is not there; one that was made and stays empty goes again.
-
-    Raises:
-        RunError: it is a file, or cannot be made or written.
-    """
-    folder = pathlib.Path(path)
-    is_new = not folder.exists()
-    if folder.exists() and not folder.is_dir():
-        raise RunError(f"--out: received {folder}, which is a file; expected a folder; name one.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(
-            f"--out: received {folder}, which cannot be made ({error.strerror}); expected a folder "
-            "that can be written; choose another."
-        ) from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise RunError(
-            f"--out: received {folder}, which is not writable; expected a folder that is; choose "
-            "another, or change its permissions."
-        )
-    try:
-        yield folder
-    finally:
-        if is_new:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-
-
 def write_figure(folder: pathlib.Path, figure: Figure, table: Numbers) -> None:
     """Writes the numbers of a figure, and its pictures beside them.
 
@@ -216,10 +183,10 @@ def write_figure(folder: pathlib.Path, figure: Figure, table: Numbers) -> None:
 
 
 def read_numbers(folder: pathlib.Path, figure: Figure) -> Numbers | None:
-    """The numbers of a figure in a folder; None where it lacks any of its files.
+    """The numbers of a figure in a folder; None if any of its files is missing.
 
     Raises:
-        RunError: they are not such numbers.
+        RunError: the file holds something else.
     """
     files = [folder / f"{figure.name}{suffix}" for suffix in (".csv", *PICTURES)]
     if not all(file.is_file() for file in files):
@@ -229,7 +196,7 @@ def read_numbers(folder: pathlib.Path, figure: Figure) -> Numbers | None:
     except ValueError as error:
         raise RunError(
             f"{files[0]}: received a file that cannot be read ({error}); it comes from another "
-            f"version, or was changed by hand: remove it, or make it anew with `sat-tf figures "
+            f"version, or was changed by hand: remove it, or create it again with `sat-tf figures "
             f"{figure.name} --out {folder}`."
         ) from error
 

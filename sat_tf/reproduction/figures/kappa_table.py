@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
 
 SAMPLES = 100
-# Weights of the layer whose ratio gives the table as it is printed; see `PrintedKappas`.
+# The shape of the layer whose ratio gives the printed table; see `PrintedKappas`.
 ONE_RATIO_WEIGHTS = (100, 1000)
 COLUMNS = (
     *("model", "n_L", "n_hat_L", "k_pool", "samples", "seed"),
@@ -23,7 +23,7 @@ COLUMNS = (
     *("clamp_printed", "clamp_mean", "clamp_std", "clamp_round_to_printed"),
     *("one_ratio_mean", "one_ratio_std", "one_ratio_round_to_printed"),
 )
-# A printed value is one draw. It agrees unless fewer than one draw in twenty of ours rounds to it.
+# A printed value is one draw. It agrees if at least one in twenty of our draws rounds to it.
 FEWEST_DRAWS = 0.05
 
 
@@ -31,9 +31,9 @@ FEWEST_DRAWS = 0.05
 class PrintedKappas:
     """A column of the paper's table.
 
-    The paper's clamped values are 50 times its vanilla ones for all four models, though the ratio
-    depends on the largest of n_L · n̂_L weights, and falls with their number: 50 is what a layer of
-    100 000 weights gives on average.
+    The paper's clamped values are 50 times its vanilla ones for all four models, although the ratio
+    depends on the largest of n_L · n̂_L weights, and falls with their number: 50 is the average
+    ratio of a layer of 100 000 weights.
 
     Attributes:
         title: of the model.
@@ -95,7 +95,7 @@ def measure(seed: int, advance: Advance, *, samples: int = SAMPLES) -> Numbers:
 
 
 def round_to_printed(values: Sequence[float] | np.ndarray, printed: str) -> float:
-    """Share of some values that would be printed like this.
+    """The share of values that round to the printed one.
 
     >>> round_to_printed([0.44, 0.46, 0.5, 0.56], "0.5")
     0.5
@@ -136,7 +136,7 @@ def _kappa_0(model: "keras.Model") -> float:
 
 
 def draw(table: Numbers) -> "Picture":
-    """Ours as dots with a standard deviation, printed as stars, and the limits of rule I."""
+    """Our values as dots with a standard deviation, the paper's as stars, the limits of rule I."""
     picture, axes = palette.canvas(size=(7.6, 4.4))
     places = np.arange(len(table.rows), dtype=float)
     axes.axhspan(1.0, 5.0, color=palette.VERMILION, alpha=0.10, linewidth=0)

@@ -26,7 +26,7 @@ FIRST, SHORTCUT = "stem_conv", "shortcut"
 def measure(seed: int, advance: Advance) -> Numbers:
     """Trains a quarter-wide ResNet-18 on a thousand printed characters of 24 x 24 pixels.
 
-    As many classes as ImageNet has, because κ₀ depends on their number.
+    As many classes as ImageNet, because κ₀ depends on their number.
 
     Args:
         seed: of weights and order of images.
@@ -52,7 +52,7 @@ def record(
     steps: int,
     every: int,
 ) -> Numbers:
-    """Trains a model by SGD with Nesterov momentum, and measures it every so many steps.
+    """Trains a model by SGD with Nesterov momentum, and measures it every `every` steps.
 
     The learning rate falls as a cosine; there is no weight decay. κ₁ is that of Eq. S17, with
     gradients of `MEASURED_IMAGES` training images, the same throughout.
@@ -101,7 +101,7 @@ def record(
 
 
 def _batches(images: "ImageSet", size: int, seed: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Batches without end, in a new order every epoch."""
+    """Endless batches, in a new order every epoch."""
     order = np.random.RandomState([seed, 0])
     while True:
         places = order.permutation(len(images.train_labels))

@@ -29,7 +29,7 @@ def measure(seed: int, advance: Advance) -> Numbers:
 
 
 def level_gradients(x: np.ndarray, level: float, bits: int, gradient: str) -> np.ndarray:
-    """∂q/∂α for each activation by itself.
+    """∂q/∂α for each activation separately.
 
     Args:
         x: activations, (n,).
@@ -73,7 +73,7 @@ def draw(table: Numbers) -> "Picture":
 
 
 def compare(table: Numbers) -> list[Comparison]:
-    """Equation 13, and what the paper says of the error it keeps."""
+    """Equation 13, and the paper's bound on the quantization error in it."""
     x, original, calibrated = table["x_over_level"], table["pact"], table["calibrated"]
     inside = (x > 0.0) & (x < 1.0)
     largest = {
@@ -94,10 +94,10 @@ def compare(table: Numbers) -> list[Comparison]:
         ),
         Comparison(
             about="x below α, calibrated: largest magnitude",
-            paper="q/α - x/α, at most half a step: "
+            paper="q/α - x/α, at most half the scale: "
             + ", ".join(f"{0.5 / (2**bits - 1):.3f}" for bits in BITS),
             ours=", ".join(f"{largest[bits]:.3f}" for bits in BITS),
-            # The points lie up to a thousandth of α beside the ties, where the error is largest.
+            # The points are up to a thousandth of α away from the ties, where the error is largest.
             holds=all(0.0 <= 0.5 / (2**bits - 1) - largest[bits] <= 1e-3 for bits in BITS),
             reason=f"for {', '.join(map(str, BITS))} bits",
         ),

@@ -43,8 +43,7 @@ FIGURES: dict[str, Figure] = {
             title="κ₀ of four classifiers, vanilla and clamped",
             caption="Models at 224 pixels, weights of the classifier from N(0, 1/1000), 100 draws; "
             "bars are the standard deviation of one draw. “By one ratio”: vanilla times the ratio "
-            "of variances of 100 000 weights, the same for all models, as the printed values have "
-            "it.",
+            "of variances of 100 000 weights, the same for all models, as in the printed values.",
             seconds=20.0,
             columns=kappa_table.COLUMNS,
             measure=kappa_table.measure,
@@ -80,7 +79,7 @@ FIGURES: dict[str, Figure] = {
             name="equation13",
             place="Equation 13",
             title="gradient of the clipping level, original and calibrated",
-            caption="What one activation x adds to the gradient of the clipping level α.",
+            caption="The contribution of one activation x to the gradient of the clipping level α.",
             seconds=2.0,
             columns=level_gradient.COLUMNS,
             measure=level_gradient.measure,
@@ -92,7 +91,7 @@ FIGURES: dict[str, Figure] = {
 
 
 def find(names: list[str]) -> tuple[list[Figure], list[str]]:
-    """The figures of these names, all where there are none; and what is wrong with the others."""
+    """The figures of these names, by default all; and the problems of unknown names."""
     known = [name for name in dict.fromkeys(names or FIGURES) if name in FIGURES]
     problems = [
         f"received {name!r}, expected the name of a figure. {did_you_mean(name, FIGURES)}"

@@ -21,7 +21,7 @@ def measure(
     """std[Q] / std[Ŵ] of square layers of n x n weights W ~ N(0, 1/n), by grid, n and bits.
 
     Args:
-        seed: of the weights; all grids and bits see the same ones.
+        seed: of the weights, which all grids and bits share.
         advance: see `figure.Advance`.
         channels: the sizes n.
         samples: layers of each size, at least 2.

@@ -1,4 +1,4 @@
-"""Makes figures: numbers, pictures, and the page that shows them."""
+"""Computes figures: numbers, pictures, and the page that shows them."""
 
 import pathlib
 import time
@@ -26,14 +26,14 @@ _REASON: Column[Comparison] = Column("by which measure", lambda found: found.rea
 
 
 def gallery(folder: pathlib.Path, figures: list[Figure]) -> str:
-    """HTML of a page of its own: pictures are inside, numbers are those of the CSV files.
+    """HTML of a self-contained page with the pictures and the numbers of the CSV files.
 
     Args:
         folder: of the files.
         figures: those to show, if the folder has them.
 
     Raises:
-        RunError: a CSV file is not what was written.
+        RunError: a CSV file is damaged.
     """
     found = [(figure, read_numbers(folder, figure)) for figure in figures]
     return render_page(
@@ -64,19 +64,19 @@ def run(
     seed: int,
     done: Callable[[Figure, list[Comparison], float], None] = lambda *_: None,
 ) -> pathlib.Path:
-    """Makes figures one after another, with a bar on standard error.
+    """Computes figures one after another, with a bar on standard error.
 
     Args:
         figures: which.
-        folder: where their files go; it is there.
-        seed: of everything that is drawn at random.
-        done: called after each with what it says beside the paper, and the seconds it took.
+        folder: where their files go; it has to exist.
+        seed: of everything that is random.
+        done: called after each with its comparisons and the seconds it took.
 
     Returns:
         The page, which shows all figures that the folder has.
 
     Raises:
-        RunError: a file cannot be written, or one of an older figure cannot be read.
+        RunError: a file cannot be written, or that of an older figure cannot be read.
     """
     console = Console(stderr=True)
     columns = (

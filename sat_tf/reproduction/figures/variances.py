@@ -17,14 +17,14 @@ def gaussian(
 ) -> npt.NDArray[np.float32]:
     """Normal weights of mean 0.
 
-    From NumPy, because TensorFlow's normal numbers end at 5.7 standard deviations, which the
-    largest of the 16 million weights of a 4096 x 4096 layer often exceeds.
+    From NumPy, because TensorFlow's normal generator never exceeds 5.7 standard deviations, while
+    the largest of the 16 million weights of a 4096 x 4096 layer often does.
 
     Args:
         shape: of the weights.
         variance: of each of them.
-        *key: integers that choose the numbers, the seed among them.
-        out: where to write them, an array of this shape.
+        *key: integers that seed the generator.
+        out: an array of this shape to write to.
 
     >>> gaussian((2, 2), 1.0, 0, 7).tolist() == gaussian((2, 2), 1.0, 0, 7).tolist()
     True
@@ -37,7 +37,7 @@ def gaussian(
 
 @dataclasses.dataclass(frozen=True)
 class SampleSummary:
-    """What many samples say: their mean and standard deviation, the smallest and the largest."""
+    """Mean, standard deviation, smallest and largest of many samples."""
 
     mean: float
     deviation: float
@@ -61,9 +61,9 @@ class SampleSummary:
 
 
 def clamping_ratio(weights: npt.NDArray[np.float32]) -> float:
-    """VAR[Ŵ] / VAR[W]: by how much clamping (Eq. 5 and 6) enlarges the variance of weights.
+    """VAR[Ŵ] / VAR[W]: the factor by which clamping (Eq. 5 and 6) enlarges the variance of weights.
 
-    The variance is the mean of squares, as the paper has it: Gaussian weights have mean 0.
+    The variance is the mean of squares, as in the paper: Gaussian weights have mean 0.
 
     Args:
         weights: latent weights W, any shape, not all zero.
@@ -77,7 +77,7 @@ def clamping_ratio(weights: npt.NDArray[np.float32]) -> float:
 def quantization_ratios(
     weights: npt.NDArray[np.float32], num_bits: int, grid: str
 ) -> tuple[float, float]:
-    """How quantization (Eq. 9) changes the size of clamped weights Ŵ.
+    """How quantization (Eq. 9) changes the magnitude of clamped weights Ŵ.
 
     Args:
         weights: latent weights W, any shape.
@@ -85,8 +85,8 @@ def quantization_ratios(
         grid: name of their grid.
 
     Returns:
-        The standard deviation of Q over that of Ŵ, and the same for the root of the mean square,
-        which is another number where a grid shifts the mean.
+        The standard deviation of Q over that of Ŵ, and the same for the root mean square, which
+        differs if a grid shifts the mean.
     """
     deviation, root_mean_square = _quantization_ratios(num_bits, grid)(weights.reshape(-1))
     return float(deviation), float(root_mean_square)

@@ -1,4 +1,4 @@
-"""The curves of trainings on the page, those of several methods in each chart."""
+"""The training curves on the page, several methods in each chart."""
 
 import dataclasses
 import math
@@ -36,12 +36,12 @@ class Method:
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """A chart to draw from what the runs recorded.
+    """A chart of the runs' records.
 
     Attributes:
         title: in plain text, with the unit of y.
         caption: what to look at.
-        methods: its lines, one for each of their seeds.
+        methods: its lines, one for each seed.
         value: y of a recorded row.
         from_zero: whether y starts at 0.
     """
@@ -54,7 +54,7 @@ class Picture:
 
 
 def mean_clipping_level(row: StepMetrics) -> float | None:
-    """The mean of all clipping levels; None where there are none.
+    """The mean of all clipping levels, if there are any.
 
     >>> common = dict(stage="", step=1, step_of_run=1, learning_rate=0.1, loss=1.0, top1=0.0)
     >>> mean_clipping_level(StepMetrics(**common, clipping_levels={"a": 2.0, "b": 3.0}))
@@ -96,12 +96,13 @@ LEVELS = tuple(
     for bits, caption in (
         (
             2,
-            "The original gradient takes values below the clipping level for exact, and so does "
-            "not see that each step grows with the level: levels drift upwards, and with 3 steps "
-            "in the range small values are lost. The calibrated gradient knows what rounding "
-            "costs. Each seed has a line; the legend gives the means of the first and last points.",
+            "The original gradient treats values below the clipping level as exact, and ignores "
+            "that the scale grows with the level: clipping levels drift upwards, and with 3 "
+            "intervals in the range small values are lost. The calibrated gradient includes the "
+            "rounding error. Each seed has a line; the legend gives the means of the first and "
+            "last points.",
         ),
-        (4, "With 15 steps in the range there is less rounding to know about."),
+        (4, "With 15 intervals in the range the rounding error matters less."),
     )
 )
 LEARNING = (
@@ -123,11 +124,11 @@ LEARNING = (
 
 
 def figure(picture: Picture, outcomes: Sequence[Outcome], folder: pathlib.Path) -> Markup | None:
-    """A picture with its caption; None where no run of it is in the folder.
+    """A picture with its caption; None if none of its runs is in the folder.
 
     Args:
         picture: what to draw.
-        outcomes: of the rows; their names lead to the folders of the runs.
+        outcomes: of the rows, with the names of their run folders.
         folder: in which each run has a folder of its own.
 
     Raises:
@@ -165,7 +166,7 @@ def figure(picture: Picture, outcomes: Sequence[Outcome], folder: pathlib.Path) 
 
 
 def ends(lines: Sequence[Line]) -> Mapping[str, float]:
-    """Means over the lines of their first and of their last point."""
+    """Means of the first and of the last points of lines."""
     first, last = (
         [line.points[index][1] for line in lines if math.isfinite(line.points[index][1])]
         for index in (0, -1)

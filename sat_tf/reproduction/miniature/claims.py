@@ -1,4 +1,4 @@
-"""What the paper claims, and what has to come out here for a claim to show."""
+"""The paper's claims, and the measurements that are required for a claim to show."""
 
 import dataclasses
 import enum
@@ -13,7 +13,7 @@ Top1 = Mapping[str, Mapping[int, float]]
 
 
 class ClaimVerdict(enum.Enum):
-    """What came of a claim."""
+    """The verdict on a claim."""
 
     SHOWS = "shows"
     DOES_NOT_SHOW = "does not show"
@@ -24,21 +24,21 @@ class ClaimVerdict(enum.Enum):
 class Claim:
     """An ordering of rows.
 
-    The difference is the sum of top-1 over the rows `plus`, less that over the rows `minus`. That
-    something is better (`low` is 0 or more) shows where the mean over the seeds lies in
-    [`low`, `high`], and each seed is above 0. That two are alike (`low` is negative) shows where
-    each seed lies in that range: seeds that contradict each other agree on nothing.
+    The difference is the sum of top-1 over the rows `plus`, less that over the rows `minus`. A
+    claim that something is better (`low` is 0 or more) shows if the mean over the seeds is in
+    [`low`, `high`], and each seed is above 0. A claim that two are equal (`low` is negative) shows
+    if each seed is in that range: the mean of contradicting seeds proves nothing.
 
     Attributes:
-        text: what is claimed, as a sentence.
-        source: where the paper has it; "" where it is a question of ours.
+        text: the claim, as a sentence.
+        source: its place in the paper; "" for a question of ours.
         printed: what the paper prints, in words.
         plus: names of rows.
         minus: names of rows, as many.
         low: the least difference, in points of top-1.
         high: the largest.
-        checked: whether `sat-tf miniature` fails where it does not show: those that showed with a
-            wide margin whenever they were tried in this setting.
+        checked: whether `sat-tf miniature` fails if it does not show: claims that always showed
+            with a wide margin in this setting.
     """
 
     text: str
@@ -52,7 +52,7 @@ class Claim:
 
     @property
     def asks(self) -> str:
-        """What is asked of the difference, in short.
+        """The required range of the difference, in short.
 
         >>> claim = Claim(text="", source="", printed="", plus=("a",), minus=("b",), low=-2, high=2)
         >>> claim.asks, dataclasses.replace(claim, high=math.inf).asks
@@ -69,11 +69,11 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True)
 class Judged:
-    """A claim with what was measured.
+    """A claim with its measurement.
 
     Attributes:
         claim: see `Claim`.
-        differences: in points of top-1, by seed, of the seeds that all its rows have.
+        differences: in points of top-1, for the seeds that all its rows have.
         verdict: see `judge`.
     """
 
@@ -83,7 +83,7 @@ class Judged:
 
     @property
     def measured(self) -> str:
-        """The mean, with standard deviation and number of several seeds; "" where nothing is run.
+        """The mean, with standard deviation and number of seeds; "" if nothing was run.
 
         >>> claim = Claim(text="", source="", printed="", plus=("a",), minus=("b",))
         >>> Judged(claim, {0: 4.0, 1: 6.0}, ClaimVerdict.SHOWS).measured
@@ -99,14 +99,14 @@ class Judged:
 
 
 def judge(claim: Claim, top1: Top1) -> Judged:
-    """Compares what a claim says with what was measured.
+    """Compares a claim with the measurement.
 
     Args:
-        claim: what is claimed.
+        claim: see `Claim`.
         top1: see `by_row`.
 
     Returns:
-        The verdict, over the seeds that have all the rows; not run where none has.
+        The verdict, over the seeds that have all the rows; NOT_RUN if there are none.
     """
     rows = [top1.get(row, {}) for row in (*claim.plus, *claim.minus)]
     seeds = sorted(set.intersection(*(set(row) for row in rows)))
@@ -154,8 +154,8 @@ _FLOAT = "glyphs/float"
 _GAP = "glyphs_gap_head"
 _MAX = "glyphs_through_max"
 
-# A difference of one point is two standard errors of 8000 held-out images, and seeds differ by as
-# much again: two points are what counts as better, or as worse, where the paper gives no number.
+# One point is two standard errors on 8000 held-out images, and seeds differ by as much again: two
+# points count as better, or as worse, where the paper gives no number.
 _POINTS = 2.0
 
 
@@ -167,7 +167,7 @@ class Chapter:
         title: in plain text.
         about: a sentence or two on them.
         claims: in order.
-        of_paper: whether they are the paper's, in the setting that was chosen.
+        of_paper: whether they are the paper's, in the main setting.
     """
 
     title: str
@@ -225,8 +225,8 @@ CHAPTERS = (
     ),
     Chapter(
         "4 bits: the ablation",
-        "Each method is trained on from the float model of its own. The paper's figures are those "
-        "of MobileNet-V1, Table 4; where it prints less than a point, the sign is what is asked.",
+        "Each method is trained from its own float model. The paper's values are those of "
+        "MobileNet-V1, Table 4; where it prints less than a point, only the sign is checked.",
         (
             Claim(
                 text="SAT alone helps",
@@ -327,8 +327,8 @@ CHAPTERS = (
     ),
     Chapter(
         "How much of SAT is the float model it starts from",
-        "A question of ours: the paper starts each method from its own float model, so what is "
-        "called SAT there is a better start and a better training after it.",
+        "A question of ours: the paper starts each method from its own float model, so SAT there "
+        "means a better start and a better training after it.",
         tuple(
             claim
             for bits in (4, 2)
@@ -393,8 +393,8 @@ CHAPTERS = (
     Chapter(
         "Where it does not hold: other settings of the same task",
         "Counter-examples. With gradients through the maximum of the weights, as in the authors' "
-        "code, a clamped model trains well by itself in so short a time, and better than one that "
-        "is rescaled; κ₀ after training, further below, does not explain it.",
+        "code, a clamped model trains well even in so short a time, and better than a rescaled "
+        "one; κ₀ after training, further below, does not explain it.",
         (
             Claim(
                 text="Rescaling recovers training: gradients through the maximum",

@@ -1,4 +1,4 @@
-"""Which rows of configs/paper the miniature runs, in the groups in which its page shows them."""
+"""The rows of configs/paper that the miniature runs, in the groups of its page."""
 
 import contextlib
 import dataclasses
@@ -10,12 +10,12 @@ from sat_tf.reproduction.paper.run import Job, plan
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Group:
-    """Rows that are looked at together.
+    """Rows that are compared with each other.
 
     Attributes:
         title: in plain text.
         about: a sentence on what is compared.
-        rows: names of rows, with what they are called beside each other.
+        rows: names of rows, with their labels.
         every_seed: whether the long run repeats them with every seed.
     """
 
@@ -61,7 +61,7 @@ def _grids(bits: int) -> dict[str, str]:
 GROUPS = (
     Group(
         title="Float models",
-        about="Nothing is rounded: what clamping does to training, and rescaling after it.",
+        about="Nothing is rounded: the effect of clamping on training, and of rescaling after it.",
         rows={
             "glyphs/float/vanilla": "vanilla",
             "glyphs/float/clamp": "clamp",
@@ -72,7 +72,7 @@ GROUPS = (
     ),
     Group(
         title="4 bits",
-        about="Weights and activations at 4 bits, each method from the float model of its own.",
+        about="Weights and activations at 4 bits, each method from its own float model.",
         rows=_ablation(4),
         every_seed=True,
     ),
@@ -134,7 +134,7 @@ FULL_SEEDS = (0, 1, 2)
 
 @contextlib.contextmanager
 def grids_as_they_are() -> Iterator[None]:
-    """In the block, nobody is warned of grids that train badly: they are rows for that reason."""
+    """Suppresses warnings of grids that train badly: they are rows for that reason."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="weight_grid=")
         yield
@@ -142,12 +142,12 @@ def grids_as_they_are() -> Iterator[None]:
 
 @grids_as_they_are()
 def jobs(*, full: bool, seeds: Sequence[int] = (), changes: Sequence[str] = ()) -> list[Job]:
-    """What there is to run, the rows that need every seed first.
+    """The jobs to run, rows with every seed first.
 
     Args:
         full: all groups, or the short run.
         seeds: by default those of the run; rows that are run once have the first.
-        changes: "key=value" with a dotted key, for all rows alike.
+        changes: "key=value" with a dotted key, for all rows.
 
     Raises:
         RunError: the changes do not fit; lists every problem.

@@ -13,7 +13,7 @@ from sat_tf.reproduction.paper.record import Outcome
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 
-# Kept beside the runs, so that writing the page takes no TensorFlow.
+# Kept beside the runs, so that writing the page does not need TensorFlow.
 FILE = "kappa_0.csv"
 
 
@@ -36,7 +36,7 @@ _COLUMNS = tuple(field.name for field in dataclasses.fields(Kappa))
 
 
 def note(folder: pathlib.Path, run: str) -> None:
-    """Adds a float run to the file, unless it is there or has recorded no κ₀.
+    """Adds a float run to the file, unless it is already there or has recorded no κ₀.
 
     Args:
         folder: in which each run has a folder of its own.
@@ -76,7 +76,7 @@ def read(folder: pathlib.Path) -> dict[str, Kappa]:
 
 
 class _Row(NamedTuple):
-    """A float run with what is known of it."""
+    """A float run with its outcome and κ₀."""
 
     setting: str
     model: str
@@ -95,7 +95,7 @@ _ROW: list[Column[_Row]] = [
 
 
 def table(outcomes: Sequence[Outcome], folder: pathlib.Path) -> str:
-    """HTML of κ₀ beside top-1, run by run; "" where none is known."""
+    """HTML of κ₀ beside top-1, run by run; "" if none is known."""
     known = read(folder)
     rows = [
         _Row(group.title, label, outcome, known[outcome.run])
@@ -112,7 +112,7 @@ def _float_rows(rows: Mapping[str, str]) -> dict[str, str]:
 
 
 def _recorded(folder: RunFolder) -> list[float]:
-    """κ₀ in the order in which a run has written it for TensorBoard."""
+    """The κ₀ values that a run has written for TensorBoard, by step."""
     import tensorflow as tf
     from tensorflow.core.util import event_pb2
 

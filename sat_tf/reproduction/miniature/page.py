@@ -1,5 +1,6 @@
-"""The page: each claim of the paper beside what was measured."""
+"""The page: each claim of the paper beside the measurement."""
 
+import dataclasses
 import operator
 import pathlib
 import statistics
@@ -10,9 +11,11 @@ from markupsafe import Markup
 
 from sat_tf.atomic_file import written_whole
 from sat_tf.presentation.charts import rows_of_dots
-from sat_tf.presentation.page import render_page
+from sat_tf.presentation.page import image_source, render_page
 from sat_tf.presentation.tables import Cell, Column, Marked, Table
-from sat_tf.reproduction.miniature import charts, kappa, paper_figures
+from sat_tf.reproduction.figures.figure import COMPARED, Comparison, Figure, read_numbers
+from sat_tf.reproduction.figures.library import FIGURES
+from sat_tf.reproduction.miniature import charts, kappa
 from sat_tf.reproduction.miniature.claims import (
     CHAPTERS,
     Chapter,
@@ -46,7 +49,7 @@ def write_page(
         path: the file.
         outcomes: of all rows, as recorded.
         folder: in which each run has a folder of its own; curves and figures come from there.
-        changes: look at runs with these settings besides the row, and no others.
+        changes: only show runs with these settings besides the row.
 
     Raises:
         RunError: a file of a run cannot be read.
@@ -82,7 +85,7 @@ def to_html(outcomes: Sequence[Outcome], folder: pathlib.Path, changes: str = ""
         groups=_groups(ours, top1),
         kappas=kappa.table(ours, folder),
         learning=_figures(charts.LEARNING, ours, folder),
-        figures=paper_figures.drawn(folder),
+        figures=_drawn_figures(folder),
         num_outcomes=len(ours),
         runs=Table(columns=_RUN, rows=ours).to_html("All runs"),
         version=__version__,
@@ -90,7 +93,7 @@ def to_html(outcomes: Sequence[Outcome], folder: pathlib.Path, changes: str = ""
 
 
 def _count(claims: Sequence[Claim], top1: Top1, what: str = "") -> str:
-    """How many claims show, in words; `what` they are."""
+    """How many claims show, in words; `what` names them."""
     verdicts = [judge(claim, top1).verdict for claim in claims]
     shown, missing = (verdicts.count(kind) for kind in (ClaimVerdict.SHOWS, ClaimVerdict.NOT_RUN))
     run = len(verdicts) - missing
@@ -159,7 +162,7 @@ _CLAIM: list[Column[Judged]] = [
 
 
 class _GroupRow(NamedTuple):
-    """What a row of the paper came to here."""
+    """The results of a row of the paper."""
 
     row: str
     top1: Mapping[int, float]
@@ -180,7 +183,7 @@ _ACCURACY: list[Column[_GroupRow]] = [
 
 
 def _groups(outcomes: Sequence[Outcome], top1: Top1) -> list[tuple[Group, Markup, Markup]]:
-    """Each group with a drawing and a table of its rows; only what was run."""
+    """Each group with a drawing and a table of the rows that were run."""
     found = []
     for group in GROUPS:
         run = [row for row in group.rows if row in top1]
@@ -209,3 +212,58 @@ def _spread(values: Sequence[float]) -> str:
 _RUN: list[Column[Outcome]] = [
     Column(name.replace("_", " "), operator.attrgetter(name)) for name in COLUMNS
 ]
+
+
+# The folder of the recomputed figures of the paper, beside the runs.
+FIGURES_FOLDER = "figures"
+
+
+def missing_figures(folder: pathlib.Path) -> list[Figure]:
+    """The figures that the folder of the miniature lacks.
+
+    Raises:
+        RunError: the numbers of one cannot be read.
+    """
+    place = folder / FIGURES_FOLDER
+    return [figure for figure in FIGURES.values() if read_numbers(place, figure) is None]
+
+
+@dataclasses.dataclass(frozen=True)
+class _DrawnFigure:
+    """A figure of the paper as the page shows it.
+
+    Attributes:
+        title: with its place in the paper.
+        source: data URL of the image.
+        caption: in plain text.
+        comparisons: a table of comparisons with the paper.
+    """
+
+    title: str
+    source: str
+    caption: str
+    comparisons: Markup
+
+
+def _drawn_figures(folder: pathlib.Path) -> list[_DrawnFigure]:
+    """The figures that the folder of the miniature has, compared with the paper.
+
+    Raises:
+        RunError: the numbers of one cannot be read.
+    """
+    made = {figure: read_numbers(folder / FIGURES_FOLDER, figure) for figure in FIGURES.values()}
+    return [
+        _drawn_figure(folder, figure, figure.compare(numbers))
+        for figure, numbers in made.items()
+        if numbers is not None
+    ]
+
+
+def _drawn_figure(
+    folder: pathlib.Path, figure: Figure, comparisons: Sequence[Comparison]
+) -> _DrawnFigure:
+    title = f"{figure.place}: {figure.title}"
+    source = image_source((folder / FIGURES_FOLDER / f"{figure.name}.svg").read_bytes())
+    return _DrawnFigure(
+        title, source, figure.caption, Table(columns=COMPARED, rows=comparisons).to_html(title)
+    )

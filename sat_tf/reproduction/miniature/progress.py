@@ -1,4 +1,4 @@
-"""What there is to do, how much of it is left, and one bar for everything together."""
+"""The work to do, how much of it is left, and one bar for all of it."""
 
 import dataclasses
 import time
@@ -11,12 +11,12 @@ from sat_tf.reproduction.figures.figure import Figure
 from sat_tf.reproduction.paper.run import Job
 from sat_tf.training.config.config import Config
 
-# A unit is a float step. Fake quantization makes a step dearer; what follows the steps is
-# evaluation, and of a quantized model its file and certificate.
+# A unit is a float step. Fake quantization makes a step slower; after the steps come evaluation,
+# and for a quantized model its file and certificate.
 _UNITS_A_STEP = {"float": 1.0, "quantized": 1.6}
 _UNITS_AFTER = {"float": 200.0, "quantized": 500.0}
-# A first guess of the seconds a unit takes, and how many units of measured time it counts for: as
-# many as drawing the pictures takes.
+# A first guess of the seconds per unit, and its weight in units of measured time: the time that
+# drawing the pictures takes.
 _SECONDS_A_UNIT = 0.03
 _GUESS_UNITS = 300.0
 # Training images of the printed characters, for stages that are given in epochs.
@@ -25,7 +25,7 @@ _NUM_TRAIN = 64000
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """One run of those that the jobs need, each counted once.
+    """One of the runs that the jobs need, each counted once.
 
     Attributes:
         name: of the run, and of its folder.
@@ -39,16 +39,16 @@ class Training:
 
     @property
     def units(self) -> float:
-        """How long all of it takes."""
+        """Its total work."""
         return self.units_after(self.steps) + _UNITS_AFTER[self.stage]
 
     def units_after(self, steps: int) -> float:
-        """How long these first steps take."""
+        """The work of its first steps."""
         return min(steps, self.steps) * _UNITS_A_STEP[self.stage]
 
 
 def trainings(jobs: Iterable[Job]) -> dict[str, Training]:
-    """The runs that these jobs need, by their names: a float model that several share is one."""
+    """The runs that these jobs need, by their names; a shared float model counts once."""
     found: dict[str, Training] = {}
     for job in jobs:
         for config in configs_of(job):
@@ -62,7 +62,7 @@ def configs_of(job: Job) -> Sequence[Config]:
 
 
 def figure_units(figure: Figure) -> float:
-    """How long a figure takes."""
+    """The work of a figure."""
     return figure.seconds / _SECONDS_A_UNIT
 
 
@@ -73,10 +73,10 @@ def _training(config: Config) -> Training:
 
 
 class Work:
-    """Counts how much is done.
+    """Counts the work that is done.
 
     Args:
-        to_do: units of each part, by its name.
+        to_do: units of each task, by its name.
     """
 
     def __init__(self, to_do: Mapping[str, float]) -> None:
@@ -85,7 +85,7 @@ class Work:
 
     @property
     def total(self) -> float:
-        """Units of all that was to do."""
+        """Units of all tasks."""
         return sum(self._to_do.values())
 
     @property
@@ -94,12 +94,12 @@ class Work:
         return sum(self._done.values())
 
     def advance(self, name: str, units: float) -> None:
-        """Notes that so many units of a part are done; a part that was not to do does not count."""
+        """Records that a task has done some units; unknown tasks do not count."""
         if name in self._to_do:
             self._done[name] = min(units, self._to_do[name])
 
     def finish(self, names: Iterable[str]) -> None:
-        """Notes that parts have come to their end."""
+        """Records that tasks are finished."""
         for name in names:
             self.advance(name, self._to_do.get(name, 0.0))
 
@@ -107,20 +107,20 @@ class Work:
         """How long the rest takes at the pace so far.
 
         Args:
-            elapsed: seconds since the first part was started.
+            elapsed: seconds since the first task was started.
         """
         pace = (elapsed + _GUESS_UNITS * _SECONDS_A_UNIT) / (self.done + _GUESS_UNITS)
         return (self.total - self.done) * pace
 
 
 class OverallBar:
-    """Shows how far all tasks together have come; to be entered as a context.
+    """Shows the progress of all tasks together; a context manager.
 
-    On a terminal there is a bar; elsewhere, and above the bar, a line for each task that is done.
+    On a terminal there is a bar; elsewhere, and above the bar, a line for each finished task.
 
     Args:
         titles: of the tasks, in order.
-        work: what they take; whoever does it notes there what is done.
+        work: that the tasks record their progress in.
         console: where to show it.
         clock: gives seconds.
     """
@@ -137,7 +137,7 @@ class OverallBar:
         self._console = console
         self._clock = clock
         self._number = 0
-        # Seconds of the tasks before that had something to do, and where this one started.
+        # Seconds of earlier tasks that had work to do, and when this one started.
         self._seconds = 0.0
         self._since, self._done_before = clock(), work.done
         self._bar = Progress(
@@ -158,13 +158,13 @@ class OverallBar:
         self._bar.stop()
 
     def start(self) -> None:
-        """Goes on to the next task."""
+        """Starts the next task."""
         self._number += 1
         self._since, self._done_before = self._clock(), self._work.done
         self.show()
 
     def show(self, words: str = "") -> None:
-        """Draws the bar anew, with some words on what is being done."""
+        """Updates the bar, with some words on what is being done."""
         self._bar.update(
             self._task,
             description=f"{self._count} {self._title}  {words}",
@@ -173,10 +173,10 @@ class OverallBar:
         )
 
     def finish(self, words: str) -> None:
-        """Prints the line of the task, which is done.
+        """Prints the line of the finished task.
 
         Args:
-            words: what came out.
+            words: its outcome.
         """
         self._seconds = self._elapsed()
         self._since, self._done_before = self._clock(), self._work.done
@@ -201,7 +201,7 @@ class OverallBar:
         return f"{duration(self._work.seconds_left(self._elapsed()))} left"
 
     def _elapsed(self) -> float:
-        """Seconds in which something was done: what had finished before does not count."""
+        """Seconds of work; tasks that had been finished before do not count."""
         works = self._work.done > self._done_before
         return self._seconds + (self._clock() - self._since if works else 0.0)
 

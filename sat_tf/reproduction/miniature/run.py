@@ -1,4 +1,4 @@
-"""Runs the miniature: every training that is left, each recorded, and the page after each."""
+"""Runs the miniature: every training that is left, recording it and the page after each."""
 
 import contextlib
 import pathlib
@@ -8,10 +8,10 @@ from rich.console import Console
 
 from sat_tf.messages import RunError, list_problems
 from sat_tf.reproduction.figures.figure import Figure, write_figure
-from sat_tf.reproduction.miniature import kappa, paper_figures
+from sat_tf.reproduction.miniature import kappa
 from sat_tf.reproduction.miniature.claims import CLAIMS, ClaimVerdict, Judged, by_row, judge
 from sat_tf.reproduction.miniature.groups import grids_as_they_are
-from sat_tf.reproduction.miniature.page import write_page
+from sat_tf.reproduction.miniature.page import FIGURES_FOLDER, write_page
 from sat_tf.reproduction.miniature.progress import (
     OverallBar,
     Training,
@@ -25,9 +25,9 @@ from sat_tf.reproduction.paper.record import Outcome, read_outcomes
 from sat_tf.reproduction.paper.run import Job
 from sat_tf.training.state.run_folder import RunFolder
 
-# What the trainer prints of every run, which the screen is too small for.
+# The output of the trainer, too long for the screen.
 LOG = "log.txt"
-_SEED = 0  # of what the figures draw at random
+_SEED = 0  # of the figures
 
 
 def run(
@@ -38,15 +38,15 @@ def run(
     page: pathlib.Path,
     console: Console,
 ) -> bool:
-    """Runs jobs one after the other, then makes figures, and writes the page anew after each.
+    """Runs jobs one after the other, then computes figures, and rewrites the page after each.
 
-    Runs that have finished in this folder are not repeated, and one that was interrupted goes on.
-    A training that breaks, as with weights that become infinite, does not stop the others.
+    Finished runs in this folder are not repeated, and an interrupted one resumes. A training that
+    fails, for instance with infinite weights, does not stop the others.
 
     Args:
         jobs: see `sat_tf.reproduction.miniature.groups.jobs`.
-        figures: those to make; see `sat_tf.reproduction.miniature.paper_figures.missing`.
-        folder: in which each run has a folder of its own, and the figures one together.
+        figures: those to compute; see `sat_tf.reproduction.miniature.page.missing_figures`.
+        folder: in which each run has a folder of its own, and the figures share one.
         results: the file that outcomes are added to.
         page: the file to write.
         console: where to show progress.
@@ -55,7 +55,7 @@ def run(
         Whether LiteRT computes the integers that were trained, in all of them.
 
     Raises:
-        RunError: a file cannot be read or written, or trainings broke: all of these, after the
+        RunError: a file cannot be read or written, or trainings failed: lists these after the
             others have been run.
     """
     RunFolder(folder).check_writable()
@@ -99,7 +99,7 @@ def run(
                 words = _top1(job, read_outcomes(results))
             except RunError as error:
                 broken.append(f"{_title(job)}: {error}")
-                words = "broke"
+                words = "failed"
             work.finish(config.name for config in configs_of(job))
             write_page(page, read_outcomes(results), folder, changes)
             bar.finish(words)
@@ -114,7 +114,7 @@ def run(
 
 
 def judged(outcomes: Sequence[Outcome], changes: str = "") -> list[Judged]:
-    """All claims with what was measured of them; see `claims.by_row`."""
+    """All claims with their measurements; see `claims.by_row`."""
     top1 = by_row(outcomes, changes)
     return [judge(claim, top1) for claim in CLAIMS]
 
@@ -125,7 +125,7 @@ def not_shown(found: Sequence[Judged]) -> list[Judged]:
 
 
 class _Steps:
-    """A listener of the trainer that moves the bar on."""
+    """A callback of the trainer that advances the bar."""
 
     def __init__(self, job: Job, to_do: dict[str, Training], work: Work, bar: OverallBar) -> None:
         found = [to_do[config.name] for config in configs_of(job) if config.name in to_do]
@@ -148,7 +148,7 @@ def _make(figure: Figure, folder: pathlib.Path, work: Work, bar: OverallBar) -> 
         bar.show()
 
     table = figure.measure(_SEED, advance)
-    place = folder / paper_figures.FOLDER
+    place = folder / FIGURES_FOLDER
     place.mkdir(exist_ok=True)
     write_figure(place, figure, table)
     work.finish([figure.name])

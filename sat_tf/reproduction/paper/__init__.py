@@ -1,1 +1,1 @@
-"""Every experiment of the paper as data: its rows, where they can run, and what came out."""
+"""Every experiment of the paper as data: its rows, their data sets, and their outcomes."""

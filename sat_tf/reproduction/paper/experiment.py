@@ -1,4 +1,4 @@
-"""A table or figure of the paper: rows that say what to train, and the figures printed."""
+"""A table or figure of the paper: rows that say what to train, and the printed values."""
 
 from typing import Any, Literal
 
@@ -8,7 +8,7 @@ from sat_tf.training.config.sections import Section
 
 
 class Printed(Section):
-    """What the paper prints of a row; None where it prints nothing."""
+    """The printed values of a row; None if nothing is printed."""
 
     top1: float | None = Field(default=None, gt=0, le=100, description="a share in percent")
     top5: float | None = Field(default=None, gt=0, le=100, description="a share in percent")
@@ -16,7 +16,7 @@ class Printed(Section):
 
 
 class Other(Section):
-    """What the paper prints of another method in the same place; nothing that is run here."""
+    """The printed values of another method in the same table, which is not run here."""
 
     bits: int | Literal["flexible", "float"] = Field(description="an integer, flexible or float")
     top1: float = Field(gt=0, le=100, description="a share in percent")
@@ -24,25 +24,25 @@ class Other(Section):
 
 
 class Row(Section):
-    """One training of the paper, as what it changes in the recipe of its network."""
+    """One training of the paper, as its changes to the recipe of its network."""
 
     base: str = Field(description="the name of a file in configs/imagenet")
     method: str = Field(description="a few words")
     measures: Literal["quantized", "float"] = Field(
         default="quantized",
-        description="quantized, or float where the run ends with the float model",
+        description="quantized, or float if the run ends with the float model",
     )
     set: dict[str, Any] = Field(
         default_factory=dict, description="a mapping of dotted keys to their values"
     )
     start: dict[str, Any] = Field(
         default_factory=dict,
-        description="what the run of the float model changes besides, where it is another one than "
-        "that of the row's own method",
+        description="further changes for the run of the float model, if it is not that of the "
+        "row's own method",
     )
     printed: Printed = Field(default=Printed(), description="a mapping")
     others: dict[str, Other] = Field(
-        default_factory=dict, description="a mapping of methods to what is printed of them"
+        default_factory=dict, description="a mapping of methods to their printed values"
     )
 
 
@@ -53,7 +53,7 @@ class Experiment(Section):
     caption: str = Field(description="a line on what it shows")
     data: str = Field(
         default="imagenet2012",
-        description="the name of a file in configs/paper/data: where rows run by themselves",
+        description="the name of a file in configs/paper/data: the default data of its rows",
     )
     rows: dict[str, Row] = Field(description="a mapping of names to rows")
 
@@ -61,7 +61,7 @@ class Experiment(Section):
 class Data(Section):
     """One file of configs/paper/data: images that every row can be trained on.
 
-    What it changes in a recipe comes before what a row changes.
+    Its changes to a recipe come before those of a row.
     """
 
     about: str = Field(description="a line on what it is")

@@ -23,14 +23,14 @@ _Read = TypeVar("_Read", bound=Section)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A row with what its file says of all its rows.
+    """A row with the facts that its file states for all rows.
 
     Attributes:
         id: its name, which starts with the name of its file, such as table1/mobilenet_v2/4bits.
         row: what to train.
         source: where the paper prints it.
         caption: what the table or figure shows.
-        data: name of the data set it is trained on if nothing else is asked for.
+        data: name of its default data set.
     """
 
     id: str
@@ -79,7 +79,7 @@ def data_sets() -> Mapping[str, Data]:
 
 
 def find(patterns: Iterable[str]) -> tuple[list[Entry], list[str]]:
-    """The rows that are asked for, each once, and what is wrong with the patterns.
+    """The rows that match, each once, and the problems of the patterns.
 
     Args:
         patterns: names of rows, or patterns as in `fnmatch`, in which "*" matches "/" too.
@@ -105,7 +105,7 @@ def read(path: pathlib.Path, kind: type[_Read]) -> _Read:
     """One file, checked.
 
     Raises:
-        RunError: it cannot be read, or is not what it should be; lists every problem.
+        RunError: it cannot be read, or is invalid; lists every problem.
     """
     try:
         values: Any = load_yaml(path.read_text(encoding="utf-8"))
@@ -117,7 +117,7 @@ def read(path: pathlib.Path, kind: type[_Read]) -> _Read:
 
 
 def _place(path: pathlib.Path) -> tuple[bool, bool, bool, str]:
-    """The paper first, its supplement next, then what is not in it; tables before figures."""
+    """Sorts the paper first, then its supplement, then the rest; tables before figures."""
     is_table, is_figure = (path.stem.startswith(word) for word in ("table", "figure"))
     of_paper = is_table or is_figure
     return not of_paper, of_paper and "_s" in path.stem, is_figure, path.stem
@@ -129,6 +129,6 @@ def _hint(pattern: str, known: Iterable[str]) -> str:
     guess = did_you_mean(pattern, of_first or known)
     if of_first or guess.startswith("Did"):
         return guess
-    # A name like no other: the first words of all rows, not eighty names.
+    # No similar name: show the first words of all rows, not eighty names.
     guess = did_you_mean(first, {name.split("/")[0] for name in known})
     return f"{guess} `sat-tf paper list` shows all rows."

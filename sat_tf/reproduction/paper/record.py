@@ -1,4 +1,4 @@
-"""What came out of the rows: one line of a CSV for each row, data set, seed and setting."""
+"""The outcomes of rows: one line of a CSV for each row, data set, seed and setting."""
 
 import contextlib
 import csv
@@ -14,23 +14,23 @@ from sat_tf.messages import RunError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What one run of a row gave.
+    """The outcome of one run of a row.
 
     Attributes:
         row: name of the row.
         data: name of the data set it was trained on.
         seed: of the run.
-        changes: what else than the row was asked for, as key=value, separated by "; ".
-        top1: held-out top-1 in percent: of the quantized model, or of the float model where the row
-            is about that.
-        top5: the same for top-5; None where the run did not count it.
+        changes: settings besides the row, as key=value, separated by "; ".
+        top1: held-out top-1 in percent: of the quantized model, or of the float model if the row
+            measures that.
+        top5: the same for top-5; None if it was not measured.
         tflite_top1: top-1 of the TFLite file in LiteRT in percent, on the images it was verified
-            with; None where there is no file.
-        codes_differing: integers of the file that LiteRT computes otherwise; None without a file.
-        images: how many held-out images top-1 is about.
-        seconds: that the run took, without that of its float model where it started from one.
-        run: name of the run, which ends in digits that stand for its whole configuration.
-        commit: of the code, where it is known.
+            with; None without a file.
+        codes_differing: codes of the file that LiteRT computes differently; None without a file.
+        images: how many held-out images top-1 was measured on.
+        seconds: of the run, without the run of a float model that it started from.
+        run: name of the run, which ends in a hash of its configuration.
+        commit: of the code, if known.
         date: when the run was started, in UTC.
     """
 
@@ -50,7 +50,7 @@ class Outcome:
 
     @property
     def key(self) -> tuple[str, str, int, str]:
-        """What a later outcome has to have in common with this one to take its place."""
+        """A later outcome with the same key replaces this one."""
         return self.row, self.data, self.seed, self.changes
 
 
@@ -102,7 +102,7 @@ def outcome_of(
 
 
 def read_outcomes(path: pathlib.Path) -> list[Outcome]:
-    """The outcomes in a file; none where there is no file yet.
+    """The outcomes in a file; none if it does not exist.
 
     Raises:
         RunError: it is not a file of outcomes.
@@ -123,9 +123,9 @@ def read_outcomes(path: pathlib.Path) -> list[Outcome]:
 
 
 def add_outcomes(path: pathlib.Path, outcomes: Iterable[Outcome]) -> None:
-    """Adds outcomes to a file; those of the same row, data, seed and changes take their place.
+    """Adds outcomes to a file, replacing those of the same row, data, seed and changes.
 
-    Several processes can do so at the same time; readers see a whole file.
+    Several processes can do so at the same time; readers always see a whole file.
 
     Raises:
         RunError: it is not a file of outcomes, or cannot be written.
@@ -154,8 +154,8 @@ def _write(path: pathlib.Path, outcomes: Iterable[Outcome]) -> None:
 
 @contextlib.contextmanager
 def _locked(path: pathlib.Path) -> Iterator[None]:
-    # A file of its own: the other one is replaced, and a lock stays with what was replaced. The
-    # system gives the lock back however the process ends.
+    # A separate file, because a lock would stay with the file that is replaced. The system releases
+    # the lock however the process ends.
     with path.with_name(f".{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

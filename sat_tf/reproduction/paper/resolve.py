@@ -11,10 +11,10 @@ from sat_tf.reproduction.paper.library import Entry, base_text, data_sets
 from sat_tf.training.config.config import CalibrationConfig, Config, ExportConfig, parse_config
 from sat_tf.training.state.run_folder import FLOAT_MODEL
 
-# What a policy says that matters where nothing is rounded or clipped.
+# The fields of a policy that matter if nothing is rounded or clipped.
 _FLOAT_FIELDS = ("rescale", "weight_range", "detach_max", "input_range", "unsupported")
-# What two runs with the same outcome may differ in.
-_NO_MATTER: dict[str, Any] = {
+# The settings that do not affect the outcome of a run.
+_WITHOUT_EFFECT: dict[str, Any] = {
     "name": True,
     "distribution": True,
     "training": {"checkpoint_minutes", "checkpoint_steps", "keep_checkpoints"},
@@ -31,7 +31,7 @@ def resolve(
 ) -> Config:
     """The configuration of a row.
 
-    The recipe of the row's network comes first, then what the data set changes, then the row, and
+    The recipe of the row's network comes first, then the changes of the data set, of the row, and
     last `changes`.
 
     Args:
@@ -42,10 +42,10 @@ def resolve(
         seed: wins over the recipe's.
 
     Returns:
-        A configuration whose name says the network, the data, the bits, the seed, and eight digits
-        that follow from everything its outcome depends on: rows that ask for the same training
-        have the same one. Where the row starts from the float model of another run, see
-        `other_start`, that is named as a file in the folder in which all runs have theirs.
+        A configuration whose name consists of the network, the data, the bits, the seed, and an
+        eight-digit hash of everything its outcome depends on: rows with the same training share it.
+        If the row starts from the float model of another run, see `other_start`, that is named as a
+        file relative to the folder of all runs.
 
     Raises:
         RunError: it does not describe a run; lists every problem.
@@ -68,7 +68,7 @@ def other_start(
     changes: Iterable[str] = (),
     seed: int | None = None,
 ) -> Config | None:
-    """The run of the float model that a row starts from, where it is not that of its own method.
+    """The run of the float model that a row starts from, if it is not that of its own method.
 
     Args:
         entry: the row.
@@ -78,7 +78,7 @@ def other_start(
         seed: see `resolve`.
 
     Returns:
-        Its configuration; None where the row names no other start, or `changes` name a file.
+        Its configuration; None if the row names no other start, or `changes` name a file.
 
     Raises:
         RunError: it does not describe a run; lists every problem.
@@ -97,7 +97,7 @@ def _config(
     seed: int | None,
     start: Mapping[str, Any],
 ) -> Config:
-    """What a row asks for, still without a name; `start` comes after the row."""
+    """The configuration of a row, still without a name; `start` comes after the row."""
     chosen = data_sets()[data or entry.data]
     row = entry.row
     bits = row.set.get("policy.activation_bits", 0)
@@ -123,10 +123,10 @@ def _config(
 
 
 def float_part(config: Config) -> Config:
-    """The run that gives the float model from which this one starts, and ends there.
+    """The run that trains only the float model from which this one starts.
 
-    Settings that such a run does not depend on have their defaults, so that all runs that can start
-    from one float model give the same configuration.
+    Settings that such a run does not depend on have their defaults, so that all runs that can share
+    a float model give the same configuration.
     """
     calibration = config.calibration
     if not calibration.final_statistics:
@@ -149,8 +149,8 @@ def float_part(config: Config) -> Config:
 
 
 def digest(config: Config) -> str:
-    """Eight digits that follow from everything the outcome of a run depends on."""
-    values = config.model_dump(exclude=_NO_MATTER)
+    """An eight-digit hash of everything the outcome of a run depends on."""
+    values = config.model_dump(exclude=_WITHOUT_EFFECT)
     text = json.dumps(values, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -179,6 +179,6 @@ def _named(config: Config) -> Config:
     else:
         words.append(f"float_{config.policy.rescale}")
     words += [f"seed{config.seed}", digest(config)]
-    # Names of builders may have slashes and colons, those of runs are names of folders.
+    # Names of builders may have slashes and colons; run names are folder names.
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", "_".join(str(word) for word in words))
     return config.model_copy(update={"name": name})

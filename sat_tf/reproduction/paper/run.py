@@ -25,11 +25,11 @@ class Job:
 
     Attributes:
         row: name of the row.
-        data: name of the data set, with that of its folder where the images are one's own.
-        changes: what else was asked for.
+        data: name of the data set, with that of its folder for the user's own images.
+        changes: settings besides the row.
         config: of its run.
-        float_config: of the run whose float model it starts from; None where there is no such run,
-            because it ends with the float model itself, or is given one.
+        float_config: of the run whose float model it starts from; None if it ends with the float
+            model itself, or is given one.
     """
 
     row: str
@@ -47,7 +47,7 @@ def plan(
     changes: Sequence[str] = (),
     seeds: Iterable[int | None] = (None,),
 ) -> list[Job]:
-    """What has to be run, checked as far as it can be before anything is loaded.
+    """The jobs to run, checked as far as possible before anything is loaded.
 
     Args:
         patterns: names of rows, or patterns of them.
@@ -77,7 +77,7 @@ def plan(
                 except RunError as error:
                     problems += listed_problems(error)
     if problems:
-        # Most of what is wrong with changes is so for every row.
+        # Most problems of changes are the same for every row.
         raise RunError(list_problems("sat-tf paper", dict.fromkeys(problems)))
     return jobs
 
@@ -90,10 +90,10 @@ def run(
     *,
     report_step: StepReport | None = None,
 ) -> bool:
-    """Runs jobs one after the other, and records each outcome when it is there.
+    """Runs jobs one after the other, and records each outcome.
 
-    A run that has finished in this folder is not run again, and one that has been interrupted goes
-    on; so is a float model trained once for all rows that start from it.
+    A finished run in this folder is not repeated, and an interrupted one resumes; a float model is
+    trained once for all rows that start from it.
 
     Args:
         jobs: see `plan`.
@@ -106,7 +106,7 @@ def run(
         Whether LiteRT computes the integers that were trained, in all of them.
 
     Raises:
-        RunError: a run broke, or a file cannot be read or written.
+        RunError: a run failed, or a file cannot be read or written.
     """
     RunFolder(folder).check_writable()
     read_outcomes(results)
@@ -123,7 +123,7 @@ def run(
             config = config.model_copy(update={"training": training})
         finished = _finish(config, folder, console, done, report_step)
         if not finished.is_finished:
-            continue  # the files are with another worker
+            continue  # another worker has the files
         try:
             outcome = outcome_of(
                 job.row,
@@ -138,7 +138,7 @@ def run(
             files = f"{finished.file(run_folder.ENVIRONMENT)} and {run_folder.STATE}"
             raise RunError(
                 f"{files}: received damaged files (no {error}), expected those that a run wrote; "
-                "remove the folder, and run it anew."
+                "remove the folder, and run it again."
             ) from error
         add_outcomes(results, [outcome])
         same = same and not outcome.codes_differing
@@ -152,7 +152,7 @@ def _job(
     config = resolve(row, data=data, data_dir=data_dir, changes=changes, seed=seed)
     name = data or row.data
     if data_sets()[name].data_dir == "required":
-        # Which images these are, the folder says.
+        # The folder tells which images these are.
         name = f"{name} {pathlib.Path(str(data_dir)).expanduser().resolve().name}"
     start = other_start(row, data=data, data_dir=data_dir, changes=changes, seed=seed)
     if start is None and config.stages.quantized and config.training.float_model is None:
@@ -171,8 +171,8 @@ def _data_dir_problems(names: Iterable[str], data_dir: str | None) -> list[str]:
             )
         elif data_dir is not None and needed == "none":
             problems.append(
-                f"--data_dir {data_dir} with --data {name}: expected none, its images are in no "
-                "folder; leave it out."
+                f"--data_dir {data_dir} with --data {name}: expected none, its images are not in "
+                "a folder; leave it out."
             )
     return problems
 
@@ -184,10 +184,10 @@ def _finish(
     done: set[str],
     report_step: StepReport | None,
 ) -> RunFolder:
-    """The folder of a run, which is trained unless it has been; `done` are those of this process.
+    """The folder of a run, which is trained unless it is finished.
 
-    Processes that train together have to agree on what is left to do, and the files of a run that
-    has just ended may not be there yet for all of them.
+    `done` are the runs of this process: workers have to agree on what is left to do, and may not
+    all see the files of a run that has just ended.
     """
     own = RunFolder(folder / config.name)
     if config.name in done or own.is_finished:
@@ -197,7 +197,7 @@ def _finish(
 
         from sat_tf.training.loop import runner
 
-        # Frees the former run's memory; layers are named as in a process of their own.
+        # Frees the last run's memory, and names layers as in a new process.
         keras.backend.clear_session()
         runner.train(config, own, console, wait=True, report_step=report_step)
     done.add(config.name)

@@ -1,4 +1,4 @@
-"""Tables of rows: what the paper prints beside what came out here."""
+"""Tables of rows: the printed values beside our outcomes."""
 
 import dataclasses
 import itertools
@@ -17,7 +17,7 @@ from sat_tf.presentation.tables import Column, Marked, Table
 from sat_tf.reproduction.paper.library import Entry, find
 from sat_tf.reproduction.paper.record import Outcome
 
-# A block of a Markdown file that is written by `update`: the patterns of its rows, then the table.
+# A block of a Markdown file that `update` rewrites: the patterns of its rows, then the table.
 _BLOCK = re.compile(
     r"(?P<begin><!-- sat-tf paper table (?P<patterns>[^\n]*?) -->\n)"
     r"(?P<table>.*?)"
@@ -44,7 +44,7 @@ def show(rows: Iterable[Entry], outcomes: Sequence[Outcome]) -> Iterator[rich.ta
 
 
 def markdown(rows: Sequence[Entry], outcomes: Sequence[Outcome]) -> str:
-    """The rows as a Markdown table, with a column for each data set that some row was run on.
+    """The rows as a Markdown table, with a column for each data set that any row was run on.
 
     A cell is blank where that row was not run. A mean over several seeds has their standard
     deviation and number behind it.
@@ -59,7 +59,7 @@ def markdown(rows: Sequence[Entry], outcomes: Sequence[Outcome]) -> str:
 def summary(row: str, data: str, outcomes: Iterable[Outcome]) -> str:
     """Top-1 of a row in percent: one number, or mean ± standard deviation (number of seeds).
 
-    Runs in which something else than the row was asked for do not count.
+    Runs with other settings than the row's do not count.
     """
     found = [
         outcome.top1
@@ -75,9 +75,9 @@ def summary(row: str, data: str, outcomes: Iterable[Outcome]) -> str:
 
 
 def updated(text: str, outcomes: Sequence[Outcome], subject: str) -> str:
-    """A Markdown text with its tables as the outcomes have them.
+    """A Markdown text with its tables updated from the outcomes.
 
-    A table stands between `<!-- sat-tf paper table PATTERN... -->` and
+    A table is between `<!-- sat-tf paper table PATTERN... -->` and
     `<!-- end of sat-tf paper table -->`, each on a line of its own.
 
     Raises:
@@ -102,7 +102,7 @@ def updated(text: str, outcomes: Sequence[Outcome], subject: str) -> str:
 
 
 def update(path: pathlib.Path, outcomes: Sequence[Outcome]) -> None:
-    """Writes the tables of a Markdown file anew; see `updated`.
+    """Rewrites the tables of a Markdown file; see `updated`.
 
     Raises:
         RunError: the file cannot be read or written, or has no such table.
@@ -117,18 +117,18 @@ def update(path: pathlib.Path, outcomes: Sequence[Outcome]) -> None:
         ) from error
     except RunError:
         raise
-    except ValueError as error:  # says itself which file cannot be written
+    except ValueError as error:  # its message names the file
         raise RunError(str(error)) from error
 
 
 def _data_of(outcomes: Iterable[Outcome]) -> list[str]:
-    """The data sets that something was run on, ImageNet first."""
+    """The data sets of the outcomes, ImageNet first."""
     run_on = {outcome.data for outcome in outcomes if not outcome.changes}
     return sorted(run_on, key=lambda name: (name != "imagenet2012", name))
 
 
 def _printed(entry: Entry) -> str:
-    """What the paper prints of a row: "top-1 / top-5" in percent, or kappa_0."""
+    """The printed values of a row: "top-1 / top-5" in percent, or kappa_0."""
     printed = entry.row.printed
     if printed.kappa_0 is not None:
         return f"κ₀ {printed.kappa_0:g}"

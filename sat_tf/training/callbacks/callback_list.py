@@ -1,4 +1,4 @@
-"""All that shows and records how a stage goes, in one list of Keras callbacks."""
+"""The Keras callbacks that show and record the progress of a stage, in one list."""
 
 import contextlib
 from collections.abc import Iterator
@@ -35,26 +35,26 @@ def recording(
 ) -> Iterator[list[StepCallback]]:
     """Callbacks for `fit` that record a stage and show its progress, for as long as it trains.
 
-        with watched(plan, model, folder, rows=rows, sample=sample, console=console) as callbacks:
+        with recording(plan, model, folder, rows=rows, sample=sample, console=console) as callbacks:
             fitted.fit(batches, callbacks=callbacks)
 
-    They write metrics.csv, steps.csv and TensorBoard's events into the run folder. Of a run that
-    goes on, rows and events after the step it goes on from are dropped first. Several workers
-    have to enter it alike: what one reads of the model, all do.
+    They write metrics.csv, steps.csv and TensorBoard's events into the run folder. When a run
+    resumes, rows and events after the step it resumes from are dropped first. Every worker has to
+    enter it: what one reads of the model, all do.
 
     Args:
-        plan: the steps of the stage, from where it starts or goes on.
+        plan: the steps of the stage, from where it starts or resumes.
         model: the Functional model that is trained, quantized or not; not a view of it.
         folder: of the run.
         rows: the rows of metrics.csv so far; the new ones are appended.
-        sample: a few training images (n, rows, columns, channels), always the same ones, to
-            measure on what is clipped.
+        sample: a few training images (n, rows, columns, channels), always the same ones, on which
+            to measure what is clipped.
         console: where to show progress.
         every: how many steps lie between rows of steps.csv; None: about a thousand rows a stage.
 
     Raises:
         RunError: the folder's steps file cannot be read.
-        ValueError: the model is no graph of single calls.
+        ValueError: the model is not a graph of calls.
     """
     here = plan.step_of_run(plan.first_step)
     steps = recorded_steps(folder, here)

@@ -1,4 +1,4 @@
-"""A Keras callback that writes the metrics of every epoch, and stops a run that has broken."""
+"""Keras callbacks that write the metrics of every epoch, and stop a run that diverges."""
 
 import math
 import time
@@ -15,7 +15,7 @@ from sat_tf.training.state.run_folder import METRICS, RunFolder
 from sat_tf.training.step.learner import Learner
 from sat_tf.training.step.stage_plan import StagePlan
 
-# What Keras logs at the end of an epoch, by what it is called in the metrics file.
+# The logs of Keras at the end of an epoch, by their names in the metrics file.
 _MEASURED = {
     "loss": "loss",
     "train_top1": "top1",
@@ -93,7 +93,7 @@ class StopWhenNotFinite(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Checks what training reports."""
         del batch
-        # The running mean stays NaN in every batch after; the first one is what is to be named.
+        # The running mean stays NaN in every later batch; the message names the first one.
         self._check(logs, {"batch_loss": "the loss", "top1": "a logit"}, "")
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:

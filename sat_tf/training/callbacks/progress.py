@@ -37,8 +37,8 @@ _WIDTH_OF_WORDS = 74
 class ProgressBar(StepCallback):
     """Shows stage, epoch, images a second, loss, top-1 and the time the rest of the stage takes.
 
-    To be entered as a context. Losses are read five times a second at most, because reading waits
-    for the device. Where the output is no terminal there are lines alone: one an epoch, and in long
+    A context manager. Losses are read at most five times a second, because reading waits for the
+    device. Where the output is not a terminal it prints lines only: one an epoch, and in long
     epochs one a minute.
 
     The time left is that of all steps still to do, at the pace of this process so far, held-out
@@ -54,7 +54,7 @@ class ProgressBar(StepCallback):
         self.console = console
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
-            # What the words leave of the line.
+            # The words take the rest of the line.
             BarColumn(bar_width=max(4, min(console.width - _WIDTH_OF_WORDS, 40))),
             TextColumn("{task.fields[metrics]}", markup=False),
             console=console,
@@ -104,7 +104,7 @@ class ProgressBar(StepCallback):
             self._print(f"{steps}  {self._metrics(logs)}  {self._time_left(now)}")
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Stops the epoch's clock: held-out images are no training images."""
+        """Stops the epoch's clock: held-out images do not count."""
         del logs
         self._measure(time.perf_counter())
 

@@ -16,10 +16,10 @@ from sat_tf.training.step.learner import Learner
 
 
 class CheckpointSaver(keras.callbacks.Callback):
-    """Saves a checkpoint now and then, and once more when the run is asked to stop.
+    """Saves a checkpoint at intervals, and once more when the run is asked to stop.
 
     What any process asks for, all of them do after the same step. At the end of an epoch they do
-    it when the held-out images have been measured, so that no row of the metrics is lost.
+    it once the held-out images have been measured, so that no row of the metrics is lost.
 
     Args:
         checkpoints: where to.
@@ -48,11 +48,11 @@ class CheckpointSaver(keras.callbacks.Callback):
         self._flushed_first: Sequence[StepCallback] = ()
 
     def flush_first(self, callbacks: Sequence[StepCallback]) -> None:
-        """Says what to write out before a checkpoint, so that going on from it leaves no gap."""
+        """Sets what to write out before a checkpoint, so that resuming from it leaves no gap."""
         self._flushed_first = callbacks
 
     def start_at(self, position: Position, steps: int) -> None:
-        """Says where training goes on; metrics of an epoch that has begun are kept.
+        """Sets where training resumes; metrics of an epoch that has begun are kept.
 
         Args:
             position: the step that comes next.
@@ -67,7 +67,7 @@ class CheckpointSaver(keras.callbacks.Callback):
         self._metrics = values if position.step else None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Puts the metrics of an epoch that had begun back, which `fit` has reset."""
+        """Restores the metrics of an epoch that had begun, which `fit` has reset."""
         del epoch, logs
         if self._metrics is not None:
             variables = [variable for metric in self.model.metrics for variable in metric.weights]
@@ -76,7 +76,7 @@ class CheckpointSaver(keras.callbacks.Callback):
             self._metrics = None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Saves or stops where it is time to."""
+        """Saves or stops when it is due."""
         del batch
         step = self._position.step + 1
         self._position = Position(self._position.epoch, step)
@@ -144,7 +144,7 @@ class ConstantWhileMeasured(keras.callbacks.Callback):
     """Copies the effective weights when measuring begins, for all of its steps.
 
     For a model that is measured with this callback or not at all: what Keras traces reads the
-    copies. Behind callbacks that change weights when measuring begins.
+    copies. It comes after callbacks that change weights when measuring begins.
 
     Args:
         weights: of the model that is measured.
@@ -160,13 +160,13 @@ class ConstantWhileMeasured(keras.callbacks.Callback):
         self._weights.fill()
 
     def on_test_end(self, logs: Any = None) -> None:
-        """Training makes effective weights again."""
+        """Training computes effective weights again."""
         del logs
         self._weights.clear()
 
 
 def constant_while_measured(model: keras.Model) -> list[ConstantWhileMeasured]:
-    """The callback for a quantized model; none for others, which have no weights to make."""
+    """The callback for a quantized model; none for others, whose weights are not quantized."""
     # A deployed model holds the weights of its file, and these only.
     if isinstance(model, DeployedModel) or not has_quantized_layers(model):
         return []

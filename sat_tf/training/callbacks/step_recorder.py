@@ -1,4 +1,4 @@
-"""Keras callbacks that follow a stage step by step, and one that measures every so many steps."""
+"""Keras callbacks that follow a stage step by step, and one that records it at intervals."""
 
 import abc
 import math
@@ -18,7 +18,7 @@ from sat_tf.training.step.stage_plan import StagePlan
 class StepCallback(keras.callbacks.Callback, abc.ABC):
     """Counts the steps of a stage, and leaves what Keras logs on the device until it is read.
 
-    The count starts where the plan does, so that it is right in an epoch that goes on halfway too,
+    The count starts where the plan does, so that it is also right in an epoch resumed halfway,
     however Keras numbers its batches there.
 
     Args:
@@ -53,20 +53,20 @@ class StepCallback(keras.callbacks.Callback, abc.ABC):
         """Called after a step.
 
         Args:
-            before: `step` before it; less by one, unless Keras takes several batches at once.
+            before: `step` before it; one less, unless Keras takes several batches at once.
             logs: running means over the epoch by name; reading one waits for the device.
         """
 
 
 def current_learning_rate(model: keras.Model) -> float:
-    """The learning rate of a compiled model's last step; before the first one, of that."""
+    """The learning rate of a compiled model's last step; before any step, of the first one."""
     return float(keras.backend.get_value(model.optimizer.learning_rate))
 
 
 class RunningMeans:
-    """What the running means of an epoch say of the steps since they were last read.
+    """The means over the steps since they were last read, from the running means of an epoch.
 
-    A mean over n steps and one over the first m of them give that over the n - m others. Steps that
+    A mean over n steps and one over the first m of them give that over the other n - m. Steps that
     are left at the end of an epoch, where Keras starts over, count in the first reading after it.
 
     Args:
@@ -86,12 +86,12 @@ class RunningMeans:
         self._left_steps = 0
         self._left = dict.fromkeys(names, 0.0)
 
-    def go_on(self, steps: int, logs: Mapping[str, Any]) -> None:
+    def resume(self, steps: int, logs: Mapping[str, Any]) -> None:
         """Starts within an epoch: readings begin with the next step.
 
         Args:
-            steps: over how many steps the running means go already.
-            logs: what they are.
+            steps: how many steps the running means already cover.
+            logs: the running means.
         """
         self._steps = steps
         self.take(logs)
@@ -101,7 +101,7 @@ class RunningMeans:
         self._steps += steps
 
     def take(self, logs: Mapping[str, Any]) -> dict[str, float | None]:
-        """The means over the steps since the last call; None where a name is not logged."""
+        """The means over the steps since the last call; None if a name is not logged."""
         steps, sums = self._since_reading(logs)
         self._read_steps = self._steps
         self._read = {name: self._steps * _number(logs, name) for name in self._read}
@@ -128,15 +128,15 @@ def _number(logs: Mapping[str, Any], name: str) -> float:
     return float(logs[name]) if name in logs else 0.0
 
 
-# As many points a stage as a curve can show, and no more than the file can be rewritten with.
+# As many points a stage as a curve can show, and few enough to rewrite the file each time.
 _ROWS_A_STAGE = 1000
 _FEWEST_STEPS = 10
-# Of the time between two writings, writing takes this share at most.
+# The largest share of the time that writing may take.
 _WRITING = 0.01
 
 
 def default_interval(total_steps: int) -> int:
-    """Every how many steps to measure where nothing else is asked for.
+    """The default number of steps between measurements.
 
     >>> default_interval(700), default_interval(187650)
     (10, 188)
@@ -145,11 +145,11 @@ def default_interval(total_steps: int) -> int:
 
 
 class StepRecorder(StepCallback):
-    """Adds a row every so many steps to the steps file of the run.
+    """Adds a row to the steps file of the run every `every` steps.
 
-    The file is rewritten whole, so often that it takes a hundredth of the time at most, and before
-    a checkpoint (`flush`), so that a run that goes on from there has no gap. The first row of a run
-    that goes on is about the steps since then.
+    The file is rewritten whole, only so often that it takes at most a hundredth of the time, and
+    before a checkpoint (`flush`), so that a run that resumes from there has no gap. The first row
+    of a resumed run covers the steps since then.
 
     Args:
         plan: the steps of the stage.
@@ -174,20 +174,20 @@ class StepRecorder(StepCallback):
         self.every = every
         self._levels = dict(clipping_levels)
         self._means = RunningMeans(["loss", "top1", "top5"])
-        self._goes_on = plan.metric_steps > 0
+        self._resumes = plan.metric_steps > 0
         self._written = len(rows)
         self._write_after = 0.0
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Before the first step, takes in what running means out of a checkpoint start from."""
+        """Before the first step, takes over the running means restored from a checkpoint."""
         super().on_train_batch_begin(batch, logs)
-        if self._goes_on:
+        if self._resumes:
             restored = {metric.name: metric.result() for metric in self.model.metrics}
-            self._means.go_on(self.plan.metric_steps, restored)
-            self._goes_on = False
+            self._means.resume(self.plan.metric_steps, restored)
+            self._resumes = False
 
     def on_step(self, before: int, logs: Any) -> None:
-        """Adds a row where one is due, and writes the file where that is."""
+        """Adds a row when one is due, and writes the file when that is due."""
         self._means.advance(self.step - before)
         if before // self.every == self.step // self.every:
             return
@@ -202,7 +202,7 @@ class StepRecorder(StepCallback):
         self.flush()
 
     def flush(self) -> None:
-        """Writes the file, unless it has all rows already."""
+        """Writes the file, unless it already has all rows."""
         if self._written == len(self.rows):
             return
         start = time.perf_counter()
@@ -228,14 +228,14 @@ class StepRecorder(StepCallback):
 
 
 def recorded_steps(folder: RunFolder, step_of_run: int) -> list[StepMetrics]:
-    """The rows that a run has left in its folder up to a step; what came later is dropped.
+    """The rows in the folder of a run up to a step; later ones are dropped.
 
     Args:
         folder: of the run.
         step_of_run: the last step that counts, from the start of the run.
 
     Raises:
-        RunError: the file is no steps file.
+        RunError: the file is not a steps file.
     """
     rows = folder.read_rows(STEPS, steps_from_csv, "steps with their metrics")
     return [row for row in rows if row.step_of_run <= step_of_run]

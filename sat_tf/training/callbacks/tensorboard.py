@@ -1,4 +1,4 @@
-"""What TensorBoard shows of a run."""
+"""A run in TensorBoard."""
 
 import contextlib
 import pathlib
@@ -20,7 +20,7 @@ _AT_EPOCHS = {"val_loss": "held_out/loss", "val_top1": "held_out/top1", "val_top
 
 
 class TensorBoardSummaries(StepCallback):
-    """Writes scalars for TensorBoard; to be entered as a context.
+    """Writes scalars for TensorBoard; a context manager.
 
     Steps count on from stage to stage. With every row that the `StepRecorder` before it adds:
     train/loss, train/top1, train/top5, learning_rate, and clipping_level/<layer>. At the start of
@@ -29,9 +29,9 @@ class TensorBoardSummaries(StepCallback):
 
     Args:
         plan: the steps of the stage.
-        folder: where the event files go; it is made.
+        folder: where the event files go; it is created.
         rows: those that the `StepRecorder` fills.
-        model: the model whose κ₀ is of interest.
+        model: the model whose κ₀ to write.
         probe: measures what is clipped; about one forward pass over its images each time.
     """
 
@@ -101,25 +101,25 @@ class TensorBoardSummaries(StepCallback):
 
 
 def drop_events_after(folder: pathlib.Path, step_of_run: int) -> None:
-    """Takes later steps out of the event files in a folder, so that a run can go on from a step.
+    """Removes later steps from the event files in a folder, so that a run can resume from a step.
 
-    A file whose end is torn keeps what is whole. Files without later steps stay as they are.
+    A truncated file keeps its whole records. Files without later steps stay as they are.
 
     Args:
         folder: where the event files are; it need not exist.
         step_of_run: the last step to keep.
     """
     for path in sorted(folder.glob("*tfevents*")):
-        records, torn = _records(path)
+        records, truncated = _records(path)
         kept = [record for record in records if not _comes_later(record, step_of_run)]
-        if len(kept) < len(records) or torn:
+        if len(kept) < len(records) or truncated:
             with renamed_when_done(path) as temporary, _writer(temporary) as writer:
                 for record in kept:
                     writer.write(record)
 
 
 def _records(path: pathlib.Path) -> tuple[list[bytes], bool]:
-    """The whole records of an event file, and whether something torn follows them."""
+    """The whole records of an event file, and whether a truncated one follows them."""
     records: list[bytes] = []
     try:
         for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():

@@ -1,4 +1,4 @@
-"""The configuration of a run: what it may say, what holds where it says nothing, and its files."""
+"""The configuration of a run: its keys, their defaults, and reading and writing its files."""
 
 import itertools
 import os
@@ -34,7 +34,7 @@ _FEWEST_CALIBRATION_IMAGES = 64
 
 
 class CalibrationConfig(Section):
-    """What is taken from training images without training on them; see `sat_tf.calibrate`."""
+    """What is fitted to training images without training on them; see `sat_tf.calibrate`."""
 
     num_images: int = Field(
         default=512,
@@ -48,7 +48,7 @@ class CalibrationConfig(Section):
     )
     final_statistics: bool = Field(
         default=False,
-        description="true (normalization statistics are measured anew after each stage) or false "
+        description="true (normalization statistics are measured again after each stage) or false "
         "(moving averages stay)",
     )
 
@@ -90,8 +90,8 @@ def _read_policy(fields: Any) -> BitPolicy:
         problems += listed_problems(error)
     if fields.get("weight_bits", 0) is None:
         problems.append(
-            "weight_bits=None: expected an integer from 1 to 8; the float stage leaves bits out by "
-            "itself. For a run without a quantized one, set stages.quantized to null."
+            "weight_bits=None: expected an integer from 1 to 8; the float stage ignores bits "
+            "anyway. For a run without a quantized stage, set stages.quantized to null."
         )
     if problems:
         raise ValueError("\n".join(problems))
@@ -141,12 +141,12 @@ class Config(Section):
         return self
 
 
-# Ten times what the longest configuration takes; PyYAML reads as much in a second.
+# Ten times the longest configuration; PyYAML takes a second to read it.
 _MOST_CHARACTERS = 2**17
 _MOST_VALUES = 10_000
 _DEEPEST = 40
 _INTEGER_LIMIT = 2**63
-# In base two, with underscores and some zeros in front.
+# 64 bits written in base two, with underscores and some leading zeros.
 _LONGEST_INTEGER = 200
 _LONGEST_SHOWN = 24
 
@@ -232,20 +232,20 @@ class _Loader(yaml.SafeLoader):
             key = key_node.value
             if not isinstance(key_node, yaml.ScalarNode):
                 raise yaml.constructor.ConstructorError(
-                    None, None, "a key is no plain word", key_node.start_mark
+                    None, None, "a key is not a plain word", key_node.start_mark
                 )
             if key in keys:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} stands here twice", key_node.start_mark
+                    None, None, f"the key {key!r} is given twice", key_node.start_mark
                 )
             keys.add(key)
         return super().construct_mapping(node, deep)
 
 
 def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
-    """An integer as YAML 1.1 writes it; PyYAML's own reader knows no largest one.
+    """An integer as YAML 1.1 writes it, of at most 64 bits; PyYAML's own reader has no limit.
 
-    What is longer is not computed at all: the time for it grows with the square of its length.
+    A longer text is not converted at all: that takes time quadratic in its length.
     """
     text = str(node.value)
     value = loader.construct_yaml_int(node) if len(text) <= _LONGEST_INTEGER else None
@@ -265,10 +265,10 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _integer)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts words that `_Loader` would take for numbers between quotes."""
+    """Quotes words that `_Loader` would take for numbers."""
 
 
-# PyYAML follows YAML 1.1, to which 4e-5 is a word because it has no point.
+# PyYAML follows YAML 1.1, where 4e-5 is a word because it has no decimal point.
 for _kind in (_Loader, _Dumper):
     _kind.add_implicit_resolver(
         "tag:yaml.org,2002:float",
@@ -282,18 +282,18 @@ def read_yaml_text(path: pathlib.Path) -> str:
 
     Raises:
         OSError: it cannot be read.
-        UnicodeDecodeError: it is no text.
+        UnicodeDecodeError: it is not text.
     """
     with path.open(encoding="utf-8") as file:
         return file.read(_MOST_CHARACTERS + 1)
 
 
 def load_yaml(text: str) -> Any:
-    """The values of a YAML text, in which no key may stand twice.
+    """The values of a YAML text, in which no key may be given twice.
 
     The work is bounded before any value is made: by the length of the text, by how deep its values
-    are nested, and by how many there are when each alias and merge key stands for all that it
-    repeats. Integers have 64 bits at most.
+    are nested, and by how many there are with every alias and merge key expanded. Integers have 64
+    bits at most.
 
     Raises:
         ValueError: one line on what is wrong with it.
@@ -318,7 +318,7 @@ def load_yaml(text: str) -> Any:
     except (ValueError, TypeError) as error:  # an impossible date, a number that is a word
         raise ValueError(f"{error}.") from error
     except (LookupError, AttributeError, ArithmeticError) as error:
-        # PyYAML's own readers of a value stumble over `!!int ""` or `!!timestamp word`.
+        # PyYAML's own constructors raise these for `!!int ""` or `!!timestamp word`.
         raise ValueError("a value is not of the type that its tag names.") from error
 
 
@@ -331,16 +331,16 @@ def _check_depth(text: str) -> None:
 
 
 def _count_values(root: yaml.Node) -> None:
-    """Raises ValueError for more values than a configuration can have, all repetitions counted.
+    """Raises ValueError for more values than a configuration can have, with aliases expanded.
 
-    An alias is the node that it names, so each node is counted once, and its count used again.
+    An alias is the node that it names, so each node is counted once and its count reused.
     """
     counts: dict[yaml.Node, int] = {}
     above: set[yaml.Node] = set()
 
     def count(node: yaml.Node) -> int:
         if node in above:
-            raise ValueError("received a value that holds itself, expected an end")
+            raise ValueError("received a value that contains itself, expected a finite one")
         if node not in counts:
             above.add(node)
             inner = node.value if isinstance(node, yaml.CollectionNode) else ()
@@ -352,7 +352,7 @@ def _count_values(root: yaml.Node) -> None:
     found = count(root)
     if found > _MOST_VALUES:
         raise ValueError(
-            f"received {found:,} values, with all that its aliases repeat, expected at most "
+            f"received {found:,} values, with its aliases expanded, expected at most "
             f"{_MOST_VALUES:,}"
         )
 
@@ -387,7 +387,7 @@ def _apply(values: dict[str, Any], override: str) -> list[str]:
     return []
 
 
-# The text of configs/digits/mobilenet_v2_w4a4.yaml, which is not part of an installed package.
+# The text of configs/digits/mobilenet_v2_w4a4.yaml, which an installed package does not contain.
 DEMO = """\
 # Handwritten digits of scikit-learn: no download, and minutes on two processor cores.
 name: digits_mobilenet_v2_w4a4
@@ -419,7 +419,7 @@ stages:
     epochs: 20
     base_learning_rate: 0.1
     warmup_epochs: 1
-# Averages over few small batches are noisy; measured anew, the statistics are not.
+# Moving averages over few small batches are noisy; statistics measured at the end are not.
 calibration:
   num_images: 1024
   final_statistics: true

@@ -1,4 +1,4 @@
-"""The part of a configuration that says which recipes beyond the paper a run uses."""
+"""The section of a configuration for recipes beyond the paper."""
 
 from collections.abc import Collection
 from typing import Any, Literal
@@ -51,7 +51,7 @@ class DistillationConfig(Section):
 
 
 class ProgressiveBitsConfig(Section):
-    """Bits that come down step by step; see `sat_tf.training.recipes.progressive_bits`."""
+    """Bits that come down during training; see `sat_tf.training.recipes.progressive_bits`."""
 
     bits: list[int] = Field(
         default=[8, 6, 4],
@@ -62,8 +62,8 @@ class ProgressiveBitsConfig(Section):
     shares: list[float] = Field(
         default=[0.1, 0.1, 0.2],
         min_length=1,
-        description="a list of positive numbers, as many as bits and less than 1 in all: for which "
-        "part of the quantized stage each lasts",
+        description="a list of positive numbers, as many as bits and less than 1 in all: for what "
+        "share of the quantized stage each lasts",
     )
 
     @model_validator(mode="after")
@@ -87,7 +87,7 @@ class ProgressiveBitsConfig(Section):
 
 
 class OscillationConfig(Section):
-    """Weights that go to and fro between two codes; see `sat_tf.training.recipes.oscillation`."""
+    """Weights that oscillate between two codes; see `sat_tf.training.recipes.oscillation`."""
 
     freeze: bool = Field(
         default=True,
@@ -115,7 +115,7 @@ class OscillationConfig(Section):
         default=0.0,
         ge=0,
         lt=1,
-        description="a number from 0 to below 1: the part of the quantized stage after which it "
+        description="a number from 0 to below 1: the share of the quantized stage after which it "
         "begins",
     )
     most_bits: int = Field(
@@ -160,7 +160,7 @@ class LabelSmoothingConfig(Section):
 
 
 class RecipesConfig(Section):
-    """What a run does beyond the paper; all of it is off by default."""
+    """Recipes beyond the paper, all off by default."""
 
     distillation: DistillationConfig | None = Field(
         default=None, description="a mapping, or null (off)"
@@ -179,7 +179,7 @@ class RecipesConfig(Section):
     )
 
     def problems(self, stages: Collection[str]) -> list[str]:
-        """What is wrong with them, given the stages that a run has."""
+        """Problems of recipes that name stages a run does not have."""
         recipes = {
             "distillation": self.distillation,
             "weight_average": self.weight_average,
@@ -195,11 +195,11 @@ class RecipesConfig(Section):
         ]
 
     def in_stages(self, kept: Collection[str]) -> "RecipesConfig":
-        """The same recipes where they act in some stages; those that then act in none are off."""
+        """The same recipes restricted to some stages; those that then act in none are off."""
         changed: dict[str, Any] = {}
         for name in type(self).model_fields:
             recipe = getattr(self, name)
-            # Those that know no stages are about bits, and act in the quantized one.
+            # Those without a key `stages` concern bits, and act in the quantized stage.
             stages = getattr(recipe, "stages", ["quantized"])
             left = [stage for stage in stages if stage in kept]
             if recipe is None or left == list(stages):
@@ -210,7 +210,7 @@ class RecipesConfig(Section):
     @field_validator("*", mode="before")
     @classmethod
     def _on_is_a_mapping(cls, value: object) -> object:
-        # "oscillation: true" is what one would try first.
+        # "oscillation: true" is what users try first.
         return {} if value is True else None if value is False else value
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""The parts of a configuration, and the wording of what is wrong in one."""
+"""The sections of a configuration, and the messages about what is wrong in one."""
 
 import inspect
 import types
@@ -34,8 +34,8 @@ def _lines(problem: Any, config: type[BaseModel]) -> Iterator[str]:
     elif kind == "missing":
         yield f"{where} is missing: expected {_expected(config, location)}; add it."
     elif kind == "value_error":
-        # Raised by a validator of ours: one line a problem, each going on after the key, either
-        # with "=value" or with the name of a key inside.
+        # Raised by a validator of ours: one line per problem, each to be appended to the key; it
+        # starts either with "=value" or with the name of a key inside.
         for line in str(problem["ctx"]["error"]).splitlines():
             yield f"{where}{line}" if line.startswith("=") or not where else f"{where}.{line}"
     else:
@@ -65,7 +65,7 @@ def _section(config: type[BaseModel], location: list[str]) -> type[BaseModel]:
 
 
 def _model_of(field: FieldInfo) -> type[BaseModel] | None:
-    """The section that a field is, or may be where it is optional."""
+    """The section class of a field, optional or not; None for a plain value."""
     annotation = field.annotation
     for kind in (annotation, *typing.get_args(annotation)):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -74,13 +74,13 @@ def _model_of(field: FieldInfo) -> type[BaseModel] | None:
 
 
 class Section(BaseModel):
-    """Strict types, no unknown keys, nothing changes after validation."""
+    """Strict types, no unknown keys, frozen."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def known_name(name: str, known: Sequence[str], what: str) -> str:
-    """The name itself; raises ValueError, with the nearest known one, where it is unknown."""
+    """The name itself; raises ValueError, with the nearest known one, if it is unknown."""
     if name not in known:
         raise ValueError(f"={name!r}: expected the name of a {what}. {did_you_mean(name, known)}")
     return name
@@ -152,8 +152,8 @@ class DataConfig(Section):
         return shift_pixels
 
 
-# What `sat_tf.models.MODELS` builds, and with which options; kept here as well because reading it
-# there loads TensorFlow, and a misspelt name should not have to wait for that.
+# The models of `sat_tf.models.MODELS` with their options; repeated here because importing that
+# loads TensorFlow, and a misspelt name should not have to wait for it.
 _RESIDUAL_OPTIONS = (
     "width_multiplier",
     "stage_blocks",
@@ -182,7 +182,7 @@ MODEL_OPTIONS: Mapping[str, tuple[str, ...]] = types.MappingProxyType(
         "vgg16_bn": ("width_multiplier", "hidden_units", "rectifier_max", "dropout"),
     }
 )
-# What models take as well, but a run knows by itself.
+# Arguments of models that a run sets itself.
 _KNOWN_TO_THE_RUN = {
     "image_size": "it follows from the data; set data.options.image_size where the data has it",
     "num_classes": "it follows from the data",
@@ -263,7 +263,7 @@ class StageConfig(Section):
         return self.steps or self.epochs * steps_per_epoch
 
     def problems(self) -> list[str]:
-        """Settings that are fine each for itself, but not together."""
+        """Settings that are valid one by one, but not together."""
         found = []
         if self.steps is None and self.warmup_epochs >= self.epochs:
             found.append(
@@ -278,7 +278,7 @@ class StageConfig(Section):
 
 
 class StagesConfig(Section):
-    """The float stage with clamped weights, the quantized one that goes on from it, and the tail.
+    """The float stage with clamped weights, the quantized one that starts from it, and the tail.
 
     The tail, which is optional, trains the quantized model on the integers of its file; see
     `sat_tf.training.loop.deploy_tail`.
@@ -303,7 +303,7 @@ class StagesConfig(Section):
         return {"float": self.float, **asked_for}
 
     def inherited(self) -> "StagesConfig":
-        """The same with every setting a stage leaves out taken from the stage before.
+        """The same, with every setting that a stage leaves out taken from the stage before.
 
         Raises:
             ValueError: settings of a stage do not fit each other; a line for each.
@@ -323,8 +323,8 @@ class StagesConfig(Section):
             inherited = found
         if self.quantized is None and self.deploy_tail is not None:
             problems.append(
-                "deploy_tail is given and quantized=null: expected a quantized stage for it to go "
-                "on from; set deploy_tail to null."
+                "deploy_tail is given and quantized=null: expected a quantized stage for it to "
+                "start from; set deploy_tail to null."
             )
         if problems:
             raise ValueError("\n".join(problems))
@@ -332,7 +332,7 @@ class StagesConfig(Section):
 
 
 class TrainingConfig(Section):
-    """What holds for all stages alike."""
+    """Settings that all stages share."""
 
     start: Literal["clamped", "vanilla"] = Field(
         default="clamped",

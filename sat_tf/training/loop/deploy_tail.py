@@ -36,7 +36,7 @@ def deploy_tail(
 
     Args:
         quantized: a model quantized by sat-tf and trained, with logits as its output; its variables
-            are trained on.
+            are trained further.
         dataset: batches of images, as `quantized` takes them, and integer labels.
         epochs: passes over it; few are enough.
         learning_rate: where it starts: well below that of the training before.
@@ -51,8 +51,8 @@ def deploy_tail(
         was given, and the one to save.
 
     Raises:
-        ValueError: a bad argument, a data set of unknown or no length, or a model without an
-            integer form; lists every problem with its fix.
+        ValueError: an argument is invalid, the data set is empty or of unknown length, or the model
+            has no integer form; lists every problem with its fix.
     """
     steps_per_epoch = int(dataset.cardinality()) if isinstance(dataset, tf.data.Dataset) else 0
     arguments.check(
@@ -116,13 +116,13 @@ def train_deploy_tail(run: Run, model: keras.Model) -> DeployedModel:
 
     Args:
         run: what it is the last stage of.
-        model: where to start; it is not changed.
+        model: the one to start from; it is not changed.
 
     Returns:
         The deployed model, neither compiled nor bound to the strategy.
 
     Raises:
-        RunError: the model has no integer form, or the loss or a logit is not finite.
+        RunError: the model has no integer form, or the loss or a logit is non-finite.
     """
     float_head = run.config.export.float_head
 

@@ -1,4 +1,4 @@
-"""What a run depends on besides its configuration: versions, machine, devices, commit."""
+"""The environment of a run: versions, machine, devices, commit."""
 
 import datetime
 import os
@@ -39,7 +39,7 @@ def describe_environment(seed: int) -> dict[str, Any]:
         **{package: _version(package) for package in _PACKAGES},
         "platform": platform.platform(),
         "processors": os.cpu_count(),
-        # Where it is not set, an operation takes as many threads as there are processors.
+        # By default an operation takes as many threads as there are processors.
         "threads": os.environ.get("TF_NUM_INTRAOP_THREADS"),
         "devices": [
             f"{device.device_type}: {_device_name(device)}"

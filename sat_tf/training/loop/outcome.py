@@ -1,4 +1,4 @@
-"""The end of a run: export, proof, results, curves and report."""
+"""The end of a run: export, verification, results, curves and report."""
 
 import shutil
 from typing import Any
@@ -78,7 +78,7 @@ def conclude(run: Run, state: RunState, model: keras.Model | None, *, parameters
     Args:
         run: whose stages are done.
         state: what they have achieved.
-        model: the quantized model, or its deployed one; None where the run ends in floats.
+        model: the quantized model, or its deployed one; None if the run ends with the float one.
         parameters: of the float model.
 
     Raises:
@@ -118,7 +118,7 @@ def conclude(run: Run, state: RunState, model: keras.Model | None, *, parameters
 
 
 def _of_file(run: Run, model: keras.Model) -> dict[str, Any]:
-    """Writes the file and its certificate; what the results say of them."""
+    """Writes the file and its certificate; returns their entries in the results."""
     config = run.config.export
     floats = run.folder.file(run_folder.FLOAT_MODEL)
     is_safe = not run.config.training.trust_model

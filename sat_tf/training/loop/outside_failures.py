@@ -1,4 +1,4 @@
-"""What breaks a run from outside, as errors that say how to go on."""
+"""Failures outside the program, such as a full disk, as errors that say how to resume."""
 
 import contextlib
 import errno
@@ -14,11 +14,11 @@ from sat_tf.training.step.distribution import shard_of
 
 @contextlib.contextmanager
 def reading_errors_explained(source: ImageSource, *, advice: str = "") -> Iterator[None]:
-    """Raises what reading met as a `RunError`, without TensorFlow's tracebacks around it.
+    """Raises reading errors as a `RunError`, without TensorFlow's tracebacks around them.
 
     Args:
         source: what is read in the block.
-        advice: what to do when that is mended.
+        advice: what to do once the data can be read.
 
     Raises:
         RunError: see above.
@@ -33,7 +33,7 @@ def reading_errors_explained(source: ImageSource, *, advice: str = "") -> Iterat
         raise RunError(f"{source.reading_error}{advice}") from None
 
 
-# What TensorFlow raises in a worker when another one has stopped answering.
+# The errors of TensorFlow in a worker when another one has stopped answering.
 _OF_WORKERS = (
     tf.errors.UnavailableError,
     tf.errors.AbortedError,
@@ -58,14 +58,14 @@ _REFUSED = {
 def outside_failures_explained(
     folder: RunFolder, strategy: tf.distribute.Strategy
 ) -> Iterator[None]:
-    """Raises what breaks a run from outside as a `RunError`, without tracebacks around it.
+    """Raises failures outside the program as a `RunError`, without tracebacks around them.
 
     Args:
         folder: of the run.
         strategy: that it trains under.
 
     Raises:
-        RunError: another worker does not answer any more, or the file system refuses to write.
+        RunError: another worker no longer answers, or the file system refuses to write.
     """
     try:
         yield
@@ -75,9 +75,9 @@ def outside_failures_explained(
             raise _refused(folder, _last_line(error.message)) from error
         if shard_of(strategy).workers > 1 and _is_of_workers(error):
             raise RunError(
-                "distribution: received no answer from another worker any more "
+                "distribution: another worker no longer answers "
                 f"({_last_line(error.message)}), expected all of them until the run ends; start "
-                "the same command on all of them again: the run goes on from its last checkpoint."
+                "the same command on all of them again: the run resumes from its last checkpoint."
             ) from error
         raise
     except OSError as error:
@@ -88,9 +88,9 @@ def outside_failures_explained(
 
 def _refused(folder: RunFolder, reason: str) -> RunError:
     return RunError(
-        f"run folder {folder.path}: cannot be written to any more ({reason}), expected one that "
-        "can until the run ends; free some space, or see to its permissions.\n"
-        "Then the same command goes on from the last checkpoint."
+        f"run folder {folder.path}: can no longer be written to ({reason}), expected a writable "
+        "one until the run ends; free some space, or fix its permissions.\n"
+        "Then the same command resumes from the last checkpoint."
     )
 
 
@@ -99,7 +99,7 @@ def _is_of_workers(error: tf.errors.OpError) -> bool:
 
 
 def _last_line(message: str) -> str:
-    """What an error says, without where in a graph it was met."""
+    """The message of an error, without the place in the graph."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     told = [line for line in lines if line.startswith("Collective ops is aborted")] or lines[:1]
     return told[0] if told else "no reason given"

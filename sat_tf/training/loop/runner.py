@@ -52,7 +52,7 @@ from sat_tf.training.step.distribution import (
 from sat_tf.training.step.fed_source import fed_range, fed_source
 from sat_tf.training.step.stage_plan import StepReport
 
-_GO_ON = "\nWhen the files are mended, the same command goes on with the run."
+_RESUME = "\nOnce the files can be read, the same command resumes the run."
 
 
 def load_source(config: Config, *, replicas: int = 1) -> ImageSource:
@@ -78,10 +78,10 @@ def load_source(config: Config, *, replicas: int = 1) -> ImageSource:
 
 
 def float_model(config: Config, source: ImageSource) -> tuple[keras.Model, InputRange]:
-    """The float model that a run starts from: trained, where a file is given, or to be trained.
+    """The float model that a run starts from: the trained one of a file, or one to be trained.
 
-    The quantized stage is tried out as well, and the file of a teacher read, so that what does not
-    fit is an error before the training and not after half of it.
+    The model of the quantized stage is built as well, and the file of a teacher read, so that what
+    does not fit is an error before the training and not halfway through it.
 
     Returns:
         The model, and what it is fed for the pixels of the source.
@@ -114,13 +114,13 @@ def calibrate_run(run: Run, model: keras.Model, *, clipping_levels: bool) -> Non
     Of an ordinary float model it estimates the statistics of BatchNormalization.
 
     Raises:
-        RunError: it met activations that are not finite.
+        RunError: activations are non-finite.
     """
     count = min(run.config.calibration.num_images, run.source.num_train)
     pixels = run.source.training_sample(count, seed=run.config.seed)
     try:
         with warnings.catch_warnings():
-            # Stale statistics are to be replaced: training follows, or was.
+            # Stale statistics are expected here: training comes next, or has just ended.
             warnings.simplefilter("ignore", StaleStatisticsWarning)
             if is_ordinary(model):
                 estimate_statistics(model, pixels, num_images=count)
@@ -133,8 +133,9 @@ def calibrate_run(run: Run, model: keras.Model, *, clipping_levels: bool) -> Non
 def finished(run: Run, name: str, model: keras.Model) -> keras.Model:
     """A trained model as it is saved.
 
-    The statistics are measured anew where the configuration asks for it, and the biases of a
-    quantized model take values that an integer file holds, so that what is measured is shipped.
+    The statistics are measured again where the configuration asks for it, and the biases of a
+    quantized model are snapped to values that an integer file holds, so that what is measured is
+    what is shipped.
 
     Args:
         run: what it is a stage of.
@@ -154,7 +155,7 @@ def finished(run: Run, name: str, model: keras.Model) -> keras.Model:
 def stage_model(
     run: Run, state: RunState, name: str, file: str, make: Callable[[], keras.Model]
 ) -> keras.Model:
-    """The model of a stage: the saved one where the stage is done, one made and saved otherwise.
+    """The model of a stage: read where the stage is done, otherwise trained and saved.
 
     Args:
         run: what it is a stage of.
@@ -174,10 +175,11 @@ def stage_model(
         if not path.is_file():
             raise RunError(
                 f"{path}: received no file, expected the model of the {name} stage, which is done; "
-                "put it back, start anew with --no-resume, or remove the folder."
+                "put it back, start over with --no-resume, or remove the folder."
             )
         return loaded(path, safe_mode=not run.config.training.trust_model)
-    # A request to stop waits: within the stage for its next step, after it for the saved model.
+    # A request to stop waits: within the stage until its next step, after it until the model is
+    # saved.
     with run.interruption.deferred():
         model = make()
         saved = model.quantized if isinstance(model, DeployedModel) else model
@@ -219,19 +221,19 @@ def train(
         config: what to do.
         folder: where the files go; nothing is written before data and models have been made.
         console: where to show progress.
-        resume: go on with the run in the folder (True), start anew and keep the old files aside
-            (False), or go on where there is one (None).
+        resume: resume the run in the folder (True), start over and move the old files aside
+            (False), or resume if there is one (None).
         wait: for another process that trains in this folder, and take over what it leaves.
-        report_step: called after every step, for who shows the progress of several runs.
+        report_step: called after every step, to show the progress of several runs.
 
     Returns:
         The results, or None where another worker has them.
 
     Raises:
         RunError: the configuration does not fit the data or the model, the folder cannot be
-            written, holds a run of another configuration, the data cannot be read, or training
-            broke.
-        Stopped: the run has been asked to stop, and can go on later.
+            written or holds a run of another configuration, the data cannot be read, or training
+            diverged.
+        Stopped: the run has been asked to stop, and can be resumed.
     """
     if resume is not False:
         expect_same_config(folder, config)
@@ -258,7 +260,7 @@ def train(
             strategy=strategy,
             console=console if writes else Console(quiet=True),
             writes=writes,
-            # All workers record alike, because what one reads of a model, all do; one is kept.
+            # All workers record, because what one reads of a model, all do; one record is kept.
             records=folder if writes else RunFolder(pathlib.Path(elsewhere)),
             interruption=interruption,
             report_step=report_step,
@@ -270,10 +272,10 @@ def train(
         with (
             outside_failures_explained(folder, strategy),
             folder.held(wait=wait) if writes else contextlib.nullcontext(),
-            reading_errors_explained(run.source, advice=_GO_ON),
+            reading_errors_explained(run.source, advice=_RESUME),
         ):
             if writes:
-                _prepare_folder(run, anew=resume is False)
+                _prepare_folder(run, start_over=resume is False)
             # The others read what the first worker has prepared.
             from_first_worker(strategy, [0])
             state = RunState.read(folder)
@@ -320,11 +322,9 @@ def _results(
     return conclude(run, state, model, parameters=parameters)
 
 
-def _prepare_folder(run: Run, *, anew: bool) -> None:
-    if run.folder.holds_run and not anew:
-        run.console.print(
-            f"Going on with the run in {run.folder.path}.", highlight=False, markup=False
-        )
+def _prepare_folder(run: Run, *, start_over: bool) -> None:
+    if run.folder.holds_run and not start_over:
+        run.console.print(f"Resuming the run in {run.folder.path}.", highlight=False, markup=False)
         return
     run.folder.start()
     run.folder.write_json(run_folder.ENVIRONMENT, describe_environment(run.config.seed))

@@ -34,7 +34,7 @@ from sat_tf.training.step.stage_plan import StagePlan, StepReport
 
 _HELD_OUT_BATCH_SIZE = 256
 _FROM_THE_START = Position()
-# Training images on which activations are looked at.
+# Training images on which activations are measured.
 SAMPLE = 32
 
 
@@ -48,10 +48,10 @@ class Run:
         folder: where the files go.
         strategy: under which strategy to train.
         console: where to show progress.
-        writes: whether this process keeps the folder.
+        writes: whether this process writes the folder.
         records: where this process writes metrics and curves; None is the folder.
         interruption: whether the run has been asked to stop.
-        report_step: told of every step.
+        report_step: called after every step.
         rows: the metrics so far; every epoch appends one.
     """
 
@@ -103,23 +103,23 @@ def train_stage(
     Args:
         run: what it is a stage of.
         name: of the stage in the configuration.
-        model: where to start; it is not changed.
-        view: gives the model to fit, which shares the variables of the one it is given.
+        model: the one to start from; it is not changed.
+        view: gives the model to fit, which shares the variables of its argument.
 
     Returns:
         The trained model, neither compiled nor bound to the strategy.
 
     Raises:
-        RunError: the loss or a logit is not finite, or a checkpoint cannot be written or read.
+        RunError: the loss or a logit is non-finite, or a checkpoint cannot be written or read.
         Stopped: the run has been asked to stop, and a checkpoint is written.
     """
     config, stage = run.config.training, getattr(run.config.stages, name)
     plan = stage_plan(run, name)
     # The tail trains on integers, which half precision does not hold.
     precision = "float32" if name == "deploy_tail" else config.precision
-    # Every worker has prepared its start by itself; they must not differ by a rounding.
+    # Every worker has prepared its start by itself; they must be equal to the last bit.
     weights = from_first_worker(run.strategy, model.get_weights())
-    # Layers without a seed of their own take one here, whatever ran before in this process.
+    # Layers without a seed of their own take one here, independent of what ran before.
     keras.utils.set_random_seed(zlib.crc32(f"{run.config.seed} {name}".encode()))
     with run.strategy.scope():
         trained = training_copy(
@@ -167,8 +167,13 @@ def _fit(
     of_recipes: Sequence[keras.callbacks.Callback],
 ) -> None:
     stage: StageConfig = getattr(run.config.stages, name)
-    start = checkpoints.restore() or Position()
+    start = checkpoints.restore() or _FROM_THE_START
     _expect_agreement(run, checkpoints, start)
+    if start > _FROM_THE_START:
+        run.console.print(
+            f"Resuming the {name} stage from epoch {start.epoch + 1}, step {start.step + 1}.",
+            highlight=False,
+        )
     plan = stage_plan(run, name, start)
     run.rows[:] = [row for row in run.rows if row.stage != name or row.epoch <= start.epoch]
     saver = CheckpointSaver(checkpoints, run.interruption, run.config.training)
@@ -215,7 +220,7 @@ def _fit(
 
 
 def stage_plan(run: Run, name: str, start: Position = _FROM_THE_START) -> StagePlan:
-    """The steps of a stage, of which those before some position are done."""
+    """The steps of a stage, those before `start` done."""
     stages = run.config.stages.by_name()
     per_epoch = {key: stage.steps_per_epoch(run.source.num_train) for key, stage in stages.items()}
     before = list(stages)[: list(stages).index(name)]
@@ -246,19 +251,19 @@ def _training_batches(run: Run, stage: StageConfig, position: Position) -> tf.da
 
 
 def _expect_agreement(run: Run, checkpoints: Checkpoints, start: Position) -> None:
-    """Raises an error where workers have read different checkpoints."""
+    """Raises an error if workers have read different checkpoints."""
     own = [start.epoch, start.step]
     first = [int(number) for number in from_first_worker(run.strategy, own)]
     if first != own:
         raise RunError(
-            f"{checkpoints.folder}: this machine would go on at epoch {own[0] + 1}, step {own[1]}, "
-            f"the first one at epoch {first[0] + 1}, step {first[1]}; expected one run folder for "
-            "all; put it on a file system that they share."
+            f"{checkpoints.folder}: would resume here at epoch {own[0] + 1}, step {own[1]}, "
+            f"and on the first machine at epoch {first[0] + 1}, step {first[1]}; expected one run "
+            "folder for all; put it on a file system that they share."
         )
 
 
 def held_out_metrics(model: keras.Model, source: ImageSource) -> dict[str, float]:
-    """What a model achieves on the held-out images, on this machine alone.
+    """The loss and accuracy of a model on the held-out images, measured on this machine alone.
 
     Args:
         model: with logits as its output.
@@ -268,7 +273,7 @@ def held_out_metrics(model: keras.Model, source: ImageSource) -> dict[str, float
         Shares in [0, 1], by the names of the metrics, and the loss.
 
     Raises:
-        RunError: a logit is not finite, or the images cannot be read.
+        RunError: a logit is non-finite, or the images cannot be read.
     """
     learner = Learner(model, batch_size=_HELD_OUT_BATCH_SIZE)
     learner.compile()
@@ -287,7 +292,7 @@ def held_out_metrics(model: keras.Model, source: ImageSource) -> dict[str, float
 
 
 def batch_size_problems(config: Config, source: ImageSource, replicas: int = 1) -> list[str]:
-    """What is wrong with batch sizes and steps, which only data and devices can tell."""
+    """Problems of batch sizes and steps that depend on the data and the devices."""
     problems = []
     for name, stage in config.stages.by_name().items():
         if stage.batch_size > source.num_train:

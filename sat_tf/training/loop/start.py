@@ -1,4 +1,4 @@
-"""Where training starts: from which model, and whether that is fed what it was trained with."""
+"""The model that training starts from, and whether it is fed the range it was trained with."""
 
 import dataclasses
 import warnings
@@ -24,7 +24,7 @@ from sat_tf.training.state.classifier_file import read_float_model
 def check_range(
     config: Config, model: keras.Model, pixels: ImageSource, given: InputRange, console: Console
 ) -> None:
-    """Measures `training.float_model` with what it is to be fed, and with the other usual ranges.
+    """Measures `training.float_model` in the range it is to be fed, and in the other usual ranges.
 
     Args:
         config: of the run.
@@ -34,7 +34,7 @@ def check_range(
         console: where to warn, if the policy asks for this range.
 
     Raises:
-        RunError: another range is clearly better, and the policy says none.
+        RunError: another range is clearly better, and the policy states none.
     """
     if config.training.float_model is None:
         return
@@ -49,7 +49,7 @@ def check_range(
 
 
 def check_range_of_teacher(config: Config, pixels: ImageSource, given: InputRange) -> None:
-    """Measures the teacher of a file with what it is fed, as the student is.
+    """Measures the teacher of a file in the range that it is fed, which is the student's.
 
     Args:
         config: of the run.
@@ -67,12 +67,12 @@ def check_range_of_teacher(config: Config, pixels: ImageSource, given: InputRang
     if found is not None and found.fitting is not None:
         raise RunError(
             f"recipes.distillation.teacher={plan.teacher!r}: {found.problem}; save it with a "
-            "Rescaling or a Normalization layer in front that makes this of what the student is "
-            f"fed, or set policy.input_range={found.setting} for both."
+            "Rescaling or a Normalization layer in front that converts the student's range to "
+            f"this, or set policy.input_range={found.setting} for both."
         )
 
 
-# What a policy says of bits, all of which the float stage leaves out.
+# The bits of a policy, which the float stage leaves out.
 _BITS = ("weight_bits", "activation_bits", "stream_bits")
 
 
@@ -92,10 +92,10 @@ def float_policy(policy: BitPolicy) -> BitPolicy:
 
 
 def float_start(config: Config, plain: keras.Model) -> keras.Model:
-    """The model that the float stage trains: `plain` itself, or the same with clamped weights.
+    """The model that the float stage trains: `plain` itself, or a copy with clamped weights.
 
     Args:
-        config: of the run; `training.start` says which.
+        config: of the run; `training.start` decides.
         plain: an ordinary float model, not trained.
 
     Raises:
@@ -110,7 +110,7 @@ def float_start(config: Config, plain: keras.Model) -> keras.Model:
 
 
 def trained_float_model(config: Config, source: ImageSource) -> keras.Model | None:
-    """The trained float model that `training.float_model` names; None where it names none.
+    """The trained float model that `training.float_model` names; None if it names none.
 
     Raises:
         RunError: there is no such file, or it holds something else.
@@ -128,17 +128,16 @@ def trained_float_model(config: Config, source: ImageSource) -> keras.Model | No
 
 
 def is_ordinary(model: keras.Model) -> bool:
-    """Whether sat-tf has changed nothing about a model: neither clamped nor quantized it."""
+    """Whether a model is neither clamped nor quantized by sat-tf."""
     return not any(isinstance(layer, QuantizedLayer) for layer in model.layers)
 
 
 def quantized_start(config: Config, float_model: keras.Model) -> keras.Model:
     """The model that the quantized stage trains, still to be calibrated.
 
-    From one with clamped weights it goes on with the same latent weights, as in the paper. An
-    ordinary one keeps its function, whatever the policy says of `latent_start`: its weights become
-    atanh(r W / max|W|) (`qat.latent`), and a fixed gain gives the quantized weights the size of the
-    float ones.
+    One with clamped weights keeps its latent weights, as in the paper. An ordinary one keeps its
+    function, whatever `latent_start` of the policy: its weights become atanh(r W / max|W|), and a
+    fixed gain gives the quantized weights the magnitude of the float ones.
 
     Args:
         config: of the run.

@@ -17,7 +17,7 @@ from sat_tf.quantizers.protocol import WeightQuantizer
 from sat_tf.training.state.run_folder import OSCILLATIONS, RunFolder
 from sat_tf.training.step.distribution import assign_alike, replica_variable
 
-# From so many oscillations a step on, the paper speaks of an oscillating weight.
+# The paper calls a weight with more oscillations a step than this an oscillating one.
 OSCILLATING = 0.005
 
 
@@ -26,7 +26,7 @@ class OscillationCount:
     """How many weights of a layer oscillate.
 
     Attributes:
-        layer: its name in the float model.
+        layer: the name of the layer in the float model.
         bits: of its weights.
         weights: how many it has.
         oscillating: how many of them oscillate in more than 1 of 200 steps, and are not frozen.
@@ -46,7 +46,7 @@ class Motion:
 
     Attributes:
         units: n after the last step.
-        direction: sign of the last change of n; 0 where it has never changed.
+        direction: sign of the last change of n; 0 if it has never changed.
         frequency: moving average of the oscillations a step, f.
         average: moving average of n.
     """
@@ -81,11 +81,11 @@ class Oscillation(tf.Module):
 
     A weight whose frequency f exceeds the threshold is frozen to the rounded average of its n. The
     threshold goes from its first to its last value on half a cosine. Latent weights are divided by
-    the largest of their range, which goes on moving: after every step a frozen weight is therefore
-    put where it has its code at the present maximum (`dorefa.held_weights`). The weight that is the
-    maximum cannot be frozen, so that no range is without one.
+    the largest of their range, which keeps changing: after every step a frozen weight is therefore
+    set to where it has its code at the current maximum (`dorefa.held_weights`). The weight that is
+    the maximum cannot be frozen, so that every range has one.
 
-    To be called after every step of the optimizer, in every replica. Make it in the strategy's
+    To be called after every step of the optimizer, in every replica. Create it in the strategy's
     scope.
 
     Args:
@@ -125,7 +125,7 @@ class Oscillation(tf.Module):
         ]
 
     def __call__(self) -> None:
-        """Takes in what a step has made of the weights, and freezes some of them."""
+        """Follows the weights after a step, and freezes some of them."""
         steps = self.steps + 1
         self.steps.assign(steps)
         begun = steps > self._start
@@ -151,14 +151,14 @@ class Oscillation(tf.Module):
 class _Kernel(tf.Module):
     """One kernel, and how it has moved.
 
-    Integers and directions are small, and kept in a byte each.
+    Integers and directions are small, and stored in a byte each.
     """
 
     def __init__(self, wrapper: QuantizedLayer, quantizer: WeightQuantizer, bits: int) -> None:
         super().__init__(name="kernel")
         layer, variables = wrapper.layer, wrapper.kernel_variables
         variable = getattr(layer, layer_kinds.kernel_name(layer))
-        # Functions keep them from being saved twice.
+        # Behind functions, so that tf.Module does not track them and they are not saved twice.
         self._variable = lambda: variable
         self._own = lambda: variables
         self._quantizer = quantizer
@@ -179,10 +179,10 @@ class _Kernel(tf.Module):
         return tf.convert_to_tensor(self.variable)
 
     def follow(self, begun: tf.Tensor, momentum: float, threshold: tf.Tensor | None) -> tf.Tensor:
-        """Takes in a step; returns the latent weights with those in place that are frozen.
+        """Follows one step; returns the latent weights, the frozen ones put back in place.
 
         Args:
-            begun: whether steps count yet; until then only n is kept.
+            begun: whether steps count yet; until then only n is updated.
             momentum: weight of a step.
             threshold: frequency above which to freeze; None freezes nothing.
         """
@@ -238,8 +238,8 @@ COLUMNS = ("epoch", *(field.name for field in dataclasses.fields(OscillationCoun
 class OscillationLog(keras.callbacks.Callback):
     """Adds the oscillating and the frozen weights of all layers to the logs of every epoch.
 
-    The logs get their shares of all weights that are followed, `oscillating` and `frozen`; the run
-    folder gets a table with a row for every epoch and layer.
+    The logs get their shares of all followed weights, `oscillating` and `frozen`; the run folder
+    gets a table with a row for every epoch and layer.
 
     Args:
         oscillation: of the model that is trained.
@@ -263,7 +263,7 @@ class OscillationLog(keras.callbacks.Callback):
             self.folder.write_text(OSCILLATIONS, _table(self._rows_before(epoch + 1) + rows))
 
     def _rows_before(self, epoch: int) -> list[dict[str, Any]]:
-        """What the table holds of earlier epochs; a resumed run writes the others anew."""
+        """The table's rows of earlier epochs; a resumed run writes the others again."""
         if self.folder is None:
             return []
         rows = self.folder.read_rows(OSCILLATIONS, _from_csv, "epochs with their layers")

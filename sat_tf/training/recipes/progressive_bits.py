@@ -10,19 +10,19 @@ from sat_tf.training.step.distribution import replica_variable
 
 
 class ProgressiveBits(tf.Module):
-    """A floor under the bits of every quantizer of a model, which comes down as training goes on.
+    """A floor under the bits of every quantizer of a model, which comes down during training.
 
     A quantizer of b bits works with max(b, floor), weights and activations alike. The floor is a
-    variable of the graph, which is traced once for all of them; at the end it is gone, and the
-    model is the one it was built as.
+    variable of the graph, so one trace serves all of its values; at the end it is 0, and every
+    quantizer has the bits of the policy.
 
-    To be called after every step of the optimizer, in every replica. Make it in the strategy's
+    To be called after every step of the optimizer, in every replica. Create it in the strategy's
     scope.
 
     Args:
         model: quantized by sat-tf; the one that is trained. Copies of it have no floor.
         bits: the floors, falling.
-        shares: which part of the steps each lasts; positive, with a sum below 1.
+        shares: the share of the steps that each lasts; positive, with a sum below 1.
         total_steps: of the stage.
     """
 
@@ -51,7 +51,7 @@ class ProgressiveBits(tf.Module):
         self.floor.assign(self._floor_at(steps))
 
     def _floor_at(self, steps: int | tf.Tensor) -> tf.Tensor:
-        """The floor after so many steps; 0 where there is none any more."""
+        """The floor after some steps; 0 after the last one."""
         over = tf.cast(steps, tf.int64) >= tf.constant(self._ends, tf.int64)
         return tf.gather(
             tf.constant(self._floors, tf.int64), tf.reduce_sum(tf.cast(over, tf.int64))

@@ -1,4 +1,4 @@
-"""The recipes of one stage, put together as its learner takes them."""
+"""The recipes of one stage, assembled as its learner takes them."""
 
 import dataclasses
 import os
@@ -25,8 +25,8 @@ class StageRecipes:
     Attributes:
         image_loss: the loss of each image.
         after_step: what happens after every step of the optimizer.
-        callbacks: what happens around epochs and measuring; to come before all others.
-        average: whose weights the stage ends with; None for those of the last step.
+        callbacks: what happens around epochs and measuring; they come before all others.
+        average: the weights that the stage ends with; None for those of the last step.
     """
 
     image_loss: ImageLoss = cross_entropy
@@ -73,7 +73,7 @@ def stage_recipes(
         callbacks.append(OscillationLog(oscillation, folder))
     average = None
     if config.weight_average is not None and stage in config.weight_average.stages:
-        # After the others, so that it takes in what they have made of the weights.
+        # After the others, so that it averages the weights as they have changed them.
         average = WeightAverage(model, decay=config.weight_average.decay)
         after_step.append(average)
         callbacks.append(AverageMeasured(average))
@@ -98,7 +98,7 @@ def _image_loss(config: RecipesConfig, stage: str, teacher: keras.Model | None) 
 def stage_teacher(
     config: Config, stage: str, source: ImageSource, folder: RunFolder
 ) -> keras.Model | None:
-    """The teacher of a stage, under the strategy that is in scope; None where it has none.
+    """The teacher of a stage, under the strategy that is in scope; None if it has none.
 
     Args:
         config: of the run.
@@ -118,7 +118,7 @@ def stage_teacher(
 
 
 def check_teacher(config: Config, source: ImageSource) -> keras.Model | None:
-    """The teacher that a file holds, which fits the data; None where none is named.
+    """The teacher that a file holds, which fits the data; None if none is named.
 
     Raises:
         RunError: as in `stage_teacher`.

@@ -1,4 +1,4 @@
-"""Targets beside the labels: the logits of a teacher, and a little for every class."""
+"""Targets beside the labels: distillation and label smoothing."""
 
 import tensorflow as tf
 import tf_keras as keras
@@ -10,7 +10,7 @@ def soft_divergence(teacher: tf.Tensor, student: tf.Tensor, temperature: float) 
     """How far the student's probabilities are from the teacher's: T² KL(p || q).
 
     p = softmax(teacher / T), q = softmax(student / T), KL(p || q) = Σ_k p_k (log p_k - log q_k).
-    T² makes up for the gradient, T (q - p) / T² without it, so that its size hardly depends on T.
+    The gradient is T (q - p); without the factor T² it would shrink with T².
 
     Args:
         teacher: float32 logits (batch, classes); they get no gradient.
@@ -41,8 +41,8 @@ def distilled(
 
     Args:
         image_loss: the loss of the labels.
-        teacher: gives logits for what the student is fed. It is part of nothing that is saved;
-            under a strategy, make it in the strategy's scope.
+        teacher: gives logits for what the student is fed. It is not saved with anything; under a
+            strategy, create it in the strategy's scope.
         temperature: T > 0; the higher, the more the classes count that the teacher finds unlikely.
         weight: w, in [0, 1].
     """
@@ -56,7 +56,7 @@ def distilled(
 
 
 def smoothed_cross_entropy(amount: float) -> ImageLoss:
-    """The loss of an image whose target is not quite certain.
+    """Cross-entropy with label smoothing.
 
     -Σ_k t_k log softmax(logits)_k with t_k = (1 - ε) [k = label] + ε / K over K classes, that is
     (1 - ε) times the usual loss plus ε times its mean over all classes.
@@ -67,7 +67,7 @@ def smoothed_cross_entropy(amount: float) -> ImageLoss:
         amount: ε, from 0 (the usual loss) to below 1.
 
     Returns:
-        The loss of each image; images whose label is negative have one without meaning.
+        The loss of each image; for a negative label it is meaningless.
 
     >>> loss = smoothed_cross_entropy(0.1)
     >>> round(float(loss(None, tf.constant([0]), tf.math.log([[0.5, 0.25, 0.25]]))[0]), 4)

@@ -1,4 +1,4 @@
-"""A moving average of the weights, which is measured and kept in their place."""
+"""A moving average of the weights, measured and saved in their place."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from sat_tf.training.step.distribution import replica_variable
 
 
 class WeightAverage(tf.Module):
-    """The exponential moving average of all that a model has learnt.
+    """The exponential moving average of all float variables of a model.
 
     After step t, counted from 1: average <- d average + (1 - d) weight, with
     d = min(decay, (1 + t) / (10 + t)), so that the first steps are soon forgotten. It holds latent
@@ -18,19 +18,19 @@ class WeightAverage(tf.Module):
 
     Reference: Polyak and Juditsky, "Acceleration of Stochastic Approximation by Averaging", 1992.
 
-    To be called after every step of the optimizer, in every replica. Make it in the strategy's
+    To be called after every step of the optimizer, in every replica. Create it in the strategy's
     scope.
 
     Args:
         model: the one that is trained.
-        decay: weight of the past once there is one, between 0 and 1.
+        decay: weight of the past after many steps, between 0 and 1.
     """
 
     def __init__(self, model: keras.Model, *, decay: float) -> None:
         super().__init__(name="weight_average")
         self._decay = decay
         weights = [weight for weight in model.weights if weight.dtype.is_floating]
-        # Functions keep them from being saved twice.
+        # Behind a function, so that tf.Module does not track them and they are not saved twice.
         self._weights = lambda: weights
         self.steps = replica_variable(0, "steps", dtype=tf.int64)
         self.averages = [
@@ -88,7 +88,7 @@ class AverageMeasured(keras.callbacks.Callback):
 
 
 def _aggregation(weight: tf.Variable) -> tf.VariableAggregation:
-    """Of statistics of each replica's own images the mean is saved, and so of their averages."""
+    """Statistics of each replica's own images, and their averages, are saved as their mean."""
     if weight.synchronization == tf.VariableSynchronization.ON_READ:
         return weight.aggregation
     return tf.VariableAggregation.ONLY_FIRST_REPLICA

@@ -1,1 +1,1 @@
-"""What a run achieved, to look at."""
+"""The results of a run: tables, curves and the HTML report."""

@@ -18,8 +18,8 @@ def draw_curves(rows: list[EpochMetrics], title: str, path: str | os.PathLike[st
         title: of the picture.
         path: of the PNG file.
     """
-    # Here, because matplotlib takes its time to load; a figure without pyplot needs no screen and
-    # leaves no state behind.
+    # Imported here because matplotlib is slow to load; a figure without pyplot needs no screen and
+    # leaves no global state.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
@@ -59,7 +59,7 @@ def charts(epochs: Sequence[EpochMetrics], steps: Sequence[StepMetrics]) -> list
 
     Args:
         epochs: the rows of the metrics file; they give the held-out images.
-        steps: the rows of the steps file; where there are none, the epochs' means take their place.
+        steps: the rows of the steps file; without any, the epochs' means are drawn.
     """
     starts = _starts(epochs, steps)
     stages = [(float(start), name.replace("_", " ")) for name, start in starts.items()]

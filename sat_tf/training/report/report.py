@@ -1,4 +1,4 @@
-"""The report of a run: one page that holds all there is to know of it."""
+"""The report of a run: one HTML page with everything about it."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,10 +24,10 @@ _Kind = TypeVar("_Kind")
 def write_report(folder: RunFolder) -> None:
     """Writes report.html from the other files of a run folder.
 
-    A run that has not finished has a report too: what is not there yet is left out.
+    An unfinished run has a report too, without what is missing.
 
     Raises:
-        RunError: a file of the folder cannot be read, or the page not be written.
+        RunError: a file of the folder cannot be read, or the page cannot be written.
     """
     folder.write_text(run_folder.REPORT, report_page(folder))
 
@@ -72,7 +72,7 @@ class _Layers(pydantic.BaseModel):
 
 
 def _verdict(results: Results) -> dict[str, Any]:
-    """What the report begins with."""
+    """The first lines of the report."""
     found = {
         "images": f"{results.held_out_images:,}",
         "float": _percent(results.float_top1),
@@ -81,7 +81,7 @@ def _verdict(results: Results) -> dict[str, Any]:
     }
     if results.tflite_top1 is None:
         return found
-    # Top-1 of fewer images than the float model was measured on would not compare with its.
+    # Top-1 on fewer images cannot be compared with the float model's.
     on_all = results.verified_images == results.held_out_images
     trained = results.quantized_top1 if results.deployed_top1 is None else results.deployed_top1
     top1 = results.tflite_top1 if on_all or trained is None else trained
@@ -97,7 +97,7 @@ def _verdict(results: Results) -> dict[str, Any]:
 
 
 class _ModelAccuracy(NamedTuple):
-    """What one of the models of a run achieved."""
+    """The accuracy of one model of a run."""
 
     title: str
     top1: float

@@ -1,4 +1,4 @@
-"""What a run achieved: a table to read, and the same numbers as plain values."""
+"""The results of a run: a table to read, and the same numbers as plain values."""
 
 import dataclasses
 from typing import Any, ClassVar
@@ -10,7 +10,7 @@ from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits, perc
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 
-# What a run measures, by the start of the names of its results.
+# The models that a run measures, by the prefix of their results.
 MODELS = {
     "float": "float model",
     "quantized": "quantized model",
@@ -25,12 +25,12 @@ class Results:
 
     Attributes:
         float_top1: held-out top-1 of the float model, in [0, 1].
-        quantized_top1: the same of the quantized model; after a deploy tail, before that. This and
-            all that is said of the TFLite file is None where the run ends with the float model.
+        quantized_top1: the same of the quantized model, before any deploy tail. This and everything
+            about the TFLite file is None if the run ends with the float model.
         deployed_top1: the same of the deployed model after a deploy tail; None without one.
         tflite_top1: the same of the TFLite file in LiteRT, on the images it was verified with.
-        held_out_images: how many images the first two are about.
-        verified_images: how many the third is about.
+        held_out_images: how many images the Keras models were measured on.
+        verified_images: how many the TFLite file was measured on.
         parameters: of the float model.
         file_bytes: size of the TFLite file.
         gzip_bytes: its size after gzip.
@@ -39,7 +39,7 @@ class Results:
         trained_differing: share of the Keras model's own codes that differ from the simulation,
             in [0, 1]; after a deploy tail, of the deployed model's.
         seconds: of the whole run.
-        float_top5: top-5 on the images of float_top1; None where it was not measured.
+        float_top5: top-5 on the images of float_top1; None if it was not measured.
         quantized_top5: the same for quantized_top1.
         deployed_top5: the same for deployed_top1.
         tflite_top5: the same for tflite_top1.

@@ -1,1 +1,1 @@
-"""What a run has on disk."""
+"""The files of a run: folder, state, checkpoints, histories, classifiers."""

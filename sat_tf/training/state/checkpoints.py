@@ -1,4 +1,4 @@
-"""A stage in training on disk: all that it takes to go on as if nothing had happened."""
+"""Checkpoints of a stage: everything needed to resume it bit for bit."""
 
 import contextlib
 import dataclasses
@@ -27,13 +27,13 @@ def all_finite(model: keras.Model) -> bool:
 
 
 def describe_break(model: keras.Model, images: np.ndarray) -> str:
-    """Says in one sentence which layers of a model broke, in the order of the network.
+    """Says in one sentence which layers of a model diverged, in the order of the network.
 
-    Looks for variables that are not finite; where there are none, for the first layer whose output
-    is not; where there is none either, for the layer with the largest weights.
+    Looks for non-finite variables; if there are none, for the first layer with a non-finite output;
+    failing that, for the layer with the largest weights.
 
     Args:
-        model: as it is after the step that broke.
+        model: as it is after the step that diverged.
         images: some training images, (n, rows, columns, channels).
     """
     broken = _broken(model)
@@ -77,7 +77,7 @@ def _largest(variable: tf.Variable) -> float:
 
 def _first_broken_output(model: keras.Model, images: np.ndarray) -> str | None:
     if not getattr(model, "inputs", None):
-        return None  # no graph of layers to look into
+        return None  # not a graph of layers
     layers = [layer for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)]
     probe = keras.Model(model.inputs, [layer.output for layer in layers])
     outputs = tf.nest.flatten(probe(tf.cast(images, tf.float32), training=False))
@@ -112,7 +112,7 @@ class Position:
 class Checkpoints:
     """Saves and restores a learner: weights, clipping levels, optimizer, metrics and position.
 
-    A checkpoint is complete, and on the disk, before the oldest one goes, so that a process that is
+    A checkpoint is complete, and on the disk, before the oldest one is deleted, so that a process
     killed while it saves, a full disk, or a power cut leaves the last good one.
 
     Args:
@@ -138,7 +138,7 @@ class Checkpoints:
             epoch=self._epoch,
             step=self._step,
         )
-        # Others write where nobody reads.
+        # All processes have to save together; what the others write is thrown away.
         self._elsewhere = None if writes else tempfile.TemporaryDirectory()
         self._own = folder if self._elsewhere is None else pathlib.Path(self._elsewhere.name)
 
@@ -150,15 +150,15 @@ class Checkpoints:
         return str(self.folder / f"ckpt-{max(complete)}") if complete else None
 
     def restore(self) -> Position | None:
-        """Puts the learner back to where the last checkpoint that can be read was made.
+        """Restores the learner from the last checkpoint that can be read.
 
-        Those after it that cannot be read are named in a warning, with what is wrong with them.
+        A warning names later ones that cannot be read, with what is wrong with them.
 
         Returns:
-            Which step comes next, or None where there is no checkpoint.
+            Which step comes next, or None without a checkpoint.
 
         Raises:
-            RunError: there are checkpoints, but none that can be read.
+            RunError: there are checkpoints, but none can be read.
         """
         damaged: list[str] = []
         files = _files(self.folder)
@@ -173,14 +173,15 @@ class Checkpoints:
                 continue
             if damaged:
                 found = "; ".join(damaged)
-                warnings.warn(f"{found}: going on from {path}, the one before", stacklevel=2)
+                warnings.warn(f"{found}: resuming from {path}, the one before", stacklevel=2)
             self._good = [other for other in there if other <= number]
             self._learner.clear_signals()
             return Position(int(self._epoch.numpy()), int(self._step.numpy()))
         if damaged:
             raise RunError(
-                f"{self.folder}: received checkpoints of which none can be read, expected one of "
-                "this run: " + "; ".join(damaged) + ". Start anew with --no-resume."
+                f"{self.folder}: no checkpoint can be read, expected one of this run: "
+                + "; ".join(damaged)
+                + ". Start over with --no-resume."
             )
         return None
 
@@ -194,7 +195,7 @@ class Checkpoints:
             RunError: the file system refuses; the last good checkpoint is still there.
         """
         if not all_finite(self._learner.student):
-            # Its loss was fine before this step; the next one would not be.
+            # The loss was finite before this step; the next one would not be.
             return
         self._epoch.assign(position.epoch)
         self._step.assign(position.step)
@@ -220,11 +221,11 @@ class Checkpoints:
                 _remove(files)
 
     def _left(self) -> str:
-        return f"the last good one is {self.latest}" if self.latest else "there is none before it"
+        return f"the last good one is {self.latest}" if self.latest else "there is no earlier one"
 
 
 def _files(folder: pathlib.Path) -> dict[int, list[pathlib.Path]]:
-    """The files of each checkpoint in a folder, by number; also of those that lack some."""
+    """The files of each checkpoint in a folder, by number; incomplete ones included."""
     found: dict[int, list[pathlib.Path]] = {}
     for path in sorted(folder.glob("ckpt-*")):
         if match := _NAME.fullmatch(path.name):
@@ -239,10 +240,10 @@ def _remove(files: Iterable[pathlib.Path]) -> None:
 
 
 def _expect_regular(files: Iterable[pathlib.Path]) -> None:
-    """Raises OSError for what TensorFlow could wait for without end, as it would for a pipe."""
+    """Raises OSError for what TensorFlow could block on forever, such as a pipe."""
     for file in files:
         if not file.is_file():
-            raise OSError(f"{file.name} is no regular file")
+            raise OSError(f"{file.name} is not a regular file")
 
 
 def _index(folder: pathlib.Path, number: int) -> pathlib.Path:
@@ -250,7 +251,7 @@ def _index(folder: pathlib.Path, number: int) -> pathlib.Path:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of what an error says, or its type where it says nothing."""
+    """The first line of an error's message, or its type if that is empty."""
     lines = str(getattr(error, "message", error)).strip().splitlines()
     return lines[0] if lines else type(error).__name__
 
@@ -258,7 +259,7 @@ def _reason(error: BaseException) -> str:
 def steps_left(
     start: Position, *, total_steps: int, steps_per_epoch: int
 ) -> list[tuple[Position, int, int]]:
-    """What is left of a stage, in parts of which all epochs are equally long.
+    """What is left of a stage, in parts whose epochs are equally long.
 
     Args:
         start: the step that comes next.

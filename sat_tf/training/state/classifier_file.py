@@ -29,7 +29,7 @@ def read_classifier(
 ) -> keras.Model:
     """Reads a trained Keras model that classifies the images of a run.
 
-    A softmax at its end is taken off, because losses and teachers work on logits.
+    A softmax at its end is removed, because losses and teachers work on logits.
 
     Args:
         path: a `.keras` or `.h5` file of tf_keras, such as the `float.keras` of a run.
@@ -39,7 +39,7 @@ def read_classifier(
         safe_mode: see `load_model`.
 
     Returns:
-        The model, whose output are logits.
+        The model, which outputs logits.
 
     Raises:
         RunError: there is no such file, it cannot be read, or does not fit the data.
@@ -68,7 +68,7 @@ def read_float_model(
     key: str,
     safe_mode: bool = True,
 ) -> keras.Model:
-    """What `read_classifier` reads, unless its weights or activations are rounded.
+    """As `read_classifier`, but refuses a model with rounded weights or activations.
 
     Args:
         path: see there; an ordinary float model, or one with clamped weights.
@@ -139,10 +139,10 @@ def _first_line(error: Exception) -> str:
 
 
 def data_problems(model: keras.Model, image_size: int, num_classes: int) -> list[str]:
-    """Why a model does not classify the images of some data set; empty where it does.
+    """Why a model does not classify the images of some data set; empty if it does.
 
     Args:
-        model: any.
+        model: any Keras model.
         image_size: height and width of the images.
         num_classes: of the data set.
     """
@@ -180,7 +180,7 @@ def _rounds(layer: keras.layers.Layer) -> bool:
 
 
 def _with_logits(model: keras.Model) -> keras.Model:
-    """The model without the softmax at its end; itself where there is none."""
+    """The model without the softmax at its end; the model itself if it has none."""
     network = Network(model)
     last = network[network.output].layer
     if not layer_kinds.is_softmax(inner_layer(last)):

@@ -1,4 +1,4 @@
-"""The curves of a run, epoch by epoch and every so many steps, and their CSV files."""
+"""The curves of a run, by epoch and by step, and their CSV files."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ class EpochMetrics:
         step: steps of the stage at the end of the epoch.
         learning_rate: at the last step of the epoch.
         loss: mean over the epoch's training batches, weight decay included.
-        train_top1: share of training images classified rightly, in [0, 1], while weights change.
-        train_top5: share of training images whose class is among the five likeliest; None where it
+        train_top1: share of training images classified correctly, in [0, 1], while weights change.
+        train_top5: share of training images whose class is among the five likeliest; None if it
             is not measured.
         held_out_loss: mean over the held-out images, after the epoch; None where not measured.
         held_out_top1: top-1 of the held-out images, after the epoch.
@@ -78,8 +78,8 @@ class StepMetrics:
         step_of_run: the same counted from the start of the run.
         learning_rate: at this step.
         loss: mean over the steps since the row before, weight decay included.
-        top1: share of training images classified rightly, over the same steps, in [0, 1].
-        top5: share whose class is among the five likeliest; None where it is not measured.
+        top1: share of training images classified correctly, over the same steps, in [0, 1].
+        top5: share whose class is among the five likeliest; None if it is not measured.
         clipping_levels: by the name of the layer that makes the tensor.
     """
 
@@ -122,7 +122,7 @@ def steps_to_csv(rows: Sequence[StepMetrics]) -> str:
 
 
 def steps_from_csv(text: str) -> list[StepMetrics]:
-    """The rows that `to_csv` wrote, to the digits that it keeps.
+    """The rows that `steps_to_csv` wrote, to the digits that it keeps.
 
     Raises:
         RunError: the file cannot be read, or has other columns.

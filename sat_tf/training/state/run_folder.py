@@ -1,4 +1,4 @@
-"""The folder of a run: what is in it, and that each file in it is a whole one."""
+"""The folder of a run: its files, each of them written whole or not at all."""
 
 import contextlib
 import dataclasses
@@ -29,7 +29,7 @@ TFLITE_MODEL = "model.tflite"
 CERTIFICATE = "certificate.json"
 CERTIFICATE_PAGE = "certificate.html"
 RESULTS = "results.json"
-# How far the run has come, and what it takes to go on within a stage.
+# How far the run has come, and what it takes to resume within a stage.
 STATE = "state.json"
 CHECKPOINTS = "checkpoints"
 LAYERS = "layers.json"
@@ -83,10 +83,9 @@ class RunFolder:
                 yield temporary
         except OSError as error:
             raise RunError(
-                f"{self.file(name)}: received a file that cannot be written "
-                f"({error.strerror or error}), expected one that can; free some space, or see to "
-                "its folder.\n"
-                "What was written before is there: the same command goes on from it."
+                f"{self.file(name)}: cannot be written ({error.strerror or error}), expected a "
+                "writable file; free some space, or fix the permissions of its folder.\n"
+                "Earlier files are intact: the same command resumes from them."
             ) from error
 
     def write_text(self, name: str, text: str) -> None:
@@ -95,15 +94,15 @@ class RunFolder:
             temporary.write_text(text, encoding="utf-8")
 
     def read_text(self, name: str) -> str:
-        """Reads one of `FILES`; nothing where it is not there.
+        """Reads one of `FILES`; nothing if it does not exist.
 
         Raises:
-            RunError: it is no text, or cannot be read.
+            RunError: it is not text, or cannot be read.
         """
         file = self.file(name)
         try:
             if file.exists() and not file.is_file():  # a pipe would wait for its writer
-                raise self.damaged(name, "no regular file", "text")
+                raise self.damaged(name, "not a regular file", "text")
             return file.read_text(encoding="utf-8")
         except FileNotFoundError:
             return ""
@@ -111,7 +110,7 @@ class RunFolder:
             raise self.damaged(name, error, "text") from error
 
     def read_rows(self, name: str, read: Callable[[str], list[_Row]], expected: str) -> list[_Row]:
-        """Reads one of `FILES` that is a table; no rows where it is not there.
+        """Reads one of `FILES` that is a table; no rows if it does not exist.
 
         Args:
             name: of the file.
@@ -119,7 +118,7 @@ class RunFolder:
             expected: what it should hold, for errors.
 
         Raises:
-            RunError: it is no such table.
+            RunError: it is not such a table.
         """
         text = self.read_text(name)
         if not text and self.file(name).exists():
@@ -130,29 +129,29 @@ class RunFolder:
             raise self.damaged(name, error, expected) from error
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Reads one of `FILES` that is JSON; nothing where it is not there.
+        """Reads one of `FILES` that is JSON; nothing if it does not exist.
 
         Raises:
-            RunError: it is no object in JSON.
+            RunError: it is not a JSON object.
         """
         if not self.file(name).exists():
             return {}
         text = self.read_text(name)
         try:
             values = json.loads(text)
-            # Half of a character can be escaped, but not written anywhere again.
+            # JSON can escape a lone surrogate, which UTF-8 cannot encode.
             json.dumps(values, ensure_ascii=False).encode("utf-8")
         except (ValueError, RecursionError) as error:
             raise self.damaged(name, error, "JSON") from error
         if not isinstance(values, dict):
-            raise self.damaged(name, f"a {type(values).__name__}", "an object in JSON")
+            raise self.damaged(name, f"a {type(values).__name__}", "a JSON object")
         return values
 
     def damaged(self, name: str, what: object, expected: str) -> RunError:
-        """The error of one of `FILES` that holds something else than a run has written."""
+        """The error for one of `FILES` with contents that no run has written."""
         return RunError(
             f"{self.file(name)}: received a damaged file ({what}), expected {expected} that a run "
-            "wrote; start anew with --no-resume, or remove the folder."
+            "wrote; start over with --no-resume, or remove the folder."
         )
 
     def write_json(self, name: str, values: dict[str, Any]) -> None:
@@ -160,7 +159,7 @@ class RunFolder:
         self.write_text(name, json.dumps(values, indent=2, ensure_ascii=False) + "\n")
 
     def check_writable(self) -> None:
-        """Raises an error where the folder could not be made or written to; leaves no trace.
+        """Raises an error if the folder could not be created or written to; leaves no trace.
 
         Raises:
             RunError: with the reason.
@@ -171,7 +170,7 @@ class RunFolder:
                 existing = existing.parent
             if not existing.is_dir():
                 raise NotADirectoryError(0, f"{existing} is a file")
-            # Asked of the file system itself: permission bits do not know of read-only mounts.
+            # Tried on the file system itself: permission bits do not show read-only mounts.
             with tempfile.TemporaryFile(dir=existing):
                 pass
         except OSError as error:
@@ -184,15 +183,15 @@ class RunFolder:
 
     @property
     def is_finished(self) -> bool:
-        """Whether a run has ended here; the report is the last of its files."""
+        """Whether the run here is finished; the report is the last of its files."""
         return all(self.file(name).is_file() for name in (CONFIG, RESULTS, REPORT))
 
     @contextlib.contextmanager
     def held(self, *, wait: bool = False) -> Iterator[None]:
-        """In the block no other process holds this folder, which is made where it is not there.
+        """Locks this folder for the block; creates it if it does not exist.
 
         Args:
-            wait: for another process to let go of it; otherwise that is an error.
+            wait: for another process to release it; otherwise its lock is an error.
 
         Raises:
             RunError: another process trains in this folder.
@@ -209,13 +208,13 @@ class RunFolder:
                     "free; wait for it, or choose another one with --run_dir."
                 ) from error
             except OSError:
-                pass  # a file system that knows no locks
+                pass  # a file system without locks
             yield
         finally:
             os.close(handle)
 
     def make(self) -> None:
-        """Makes the folder where it is not there yet.
+        """Creates the folder if it does not exist.
 
         Raises:
             RunError: the file system refuses.
@@ -226,7 +225,7 @@ class RunFolder:
             raise self._refused(error) from error
 
     def start(self) -> None:
-        """Makes the folder; the files of a run that is there already move to `earlier-1`, ...
+        """Creates the folder; the files of a run that it already holds move to `earlier-1`, ...
 
         Raises:
             RunError: the file system refuses.
@@ -259,6 +258,6 @@ class RunFolder:
 
     def _refused(self, error: OSError) -> RunError:
         return RunError(
-            f"run folder {self.path}: {error.strerror}; expected a folder that can be made and "
+            f"run folder {self.path}: {error.strerror}; expected a folder that can be created and "
             "written to; choose another one with --run_dir."
         )

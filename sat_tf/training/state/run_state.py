@@ -1,4 +1,4 @@
-"""How far a run has come, and whether it is the run that is asked for."""
+"""How far a run has come, and whether its configuration is the one asked for."""
 
 import contextlib
 import dataclasses
@@ -14,12 +14,12 @@ from sat_tf.training.config.config import Config, read_config
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 
-# How often a run saves may change while it goes on.
-_NO_MATTER = {
+# Settings that do not change what a run computes, and may differ when it resumes.
+_MAY_DIFFER = {
     f"training.{name}"
     for name in ("checkpoint_minutes", "checkpoint_steps", "keep_checkpoints", "trust_model")
 }
-# What each stage saves when it is done.
+# The model that each stage saves.
 _MODELS = {
     "float": run_folder.FLOAT_MODEL,
     "quantized": run_folder.QUANTIZED_MODEL,
@@ -28,7 +28,7 @@ _MODELS = {
 
 
 class _Metrics(BaseModel):
-    """Of the model that a stage has saved, on held-out images."""
+    """Held-out metrics of the model that a stage has saved."""
 
     model_config = ConfigDict(extra="forbid")
     loss: float
@@ -38,7 +38,7 @@ class _Metrics(BaseModel):
 
 @dataclasses.dataclass
 class RunState:
-    """What the stages that are done have achieved, by their names, in order.
+    """The results of the stages that are done, by their names, in order.
 
     Attributes:
         folder: of the run.
@@ -53,7 +53,7 @@ class RunState:
 
     @classmethod
     def read(cls, folder: RunFolder) -> "RunState":
-        """The state of the run in a folder; nothing is done where there is none.
+        """The state of the run in a folder; without a file no stage is done.
 
         Raises:
             RunError: the file holds something else.
@@ -67,16 +67,16 @@ class RunState:
             raise folder.damaged(run_folder.STATE, problem, expected) from error
 
     def expect_whole(self, stages: Iterable[str]) -> None:
-        """Raises an error where later stages have left something, and one before is not done.
+        """Raises an error if a later stage has left files, and one before it is not done.
 
-        A model of the stage that comes next is no error: a run that is killed right after it was
-        saved leaves one. It is a warning, because the stage is trained again.
+        A model of the stage that comes next is not an error, because a run killed right after
+        saving it leaves one, but a warning: the stage is trained again.
 
         Args:
             stages: of the run, in order.
 
         Raises:
-            RunError: what says which stages are done is gone, or is an older one.
+            RunError: the file that says which stages are done is gone, or is an older one.
         """
         to_do = [stage for stage in stages if stage not in self.stages]
         if not to_do:
@@ -87,40 +87,40 @@ class RunState:
         if left := [name for stage in later for name in self._left_by(stage)]:
             raise RunError(
                 f"{file}: received {received} beside {', '.join(left)}, expected one in which the "
-                f"{missing} stage is done; put it back, start anew with --no-resume, or remove "
+                f"{missing} stage is done; put it back, start over with --no-resume, or remove "
                 "the folder."
             )
         model = self.folder.file(_MODELS[missing])
         if model.exists():
             warnings.warn(
                 f"{file}: received {received} beside {model.name}: the {missing} stage is trained "
-                "again, from its last checkpoint where there is one",
+                "again, from its last checkpoint if there is one",
                 stacklevel=2,
             )
 
     def _left_by(self, stage: str) -> Iterator[str]:
-        """What a stage that has begun has left, as it is called in the folder."""
+        """The files that a stage has left, as they are called in the folder."""
         if any((self.folder.file(run_folder.CHECKPOINTS) / stage).glob("ckpt-*")):
             yield f"{run_folder.CHECKPOINTS}/{stage}"
         if self.folder.file(_MODELS[stage]).exists():
             yield _MODELS[stage]
 
     def finish(self, stage: str, metrics: dict[str, float]) -> None:
-        """Notes that a stage has saved its model."""
+        """Records that a stage has saved its model."""
         self.stages[stage] = metrics
         self._write()
 
     def seconds_so_far(self) -> float:
-        """How long the run has taken, in all its processes that could still note it."""
+        """How long the run has taken, in all its processes that recorded it."""
         return self.seconds + time.perf_counter() - self._started
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
-        """Notes after the block, however it ends, how long the run has taken."""
+        """Records after the block, however it ends, how long the run has taken."""
         try:
             yield
         finally:
-            # What ends the block is what is to be heard of.
+            # An error here would hide the one that ended the block.
             with contextlib.suppress(RunError):
                 self._write()
 
@@ -130,7 +130,7 @@ class RunState:
 
 
 class _Values(BaseModel):
-    """What the file holds."""
+    """The contents of the file."""
 
     model_config = ConfigDict(extra="forbid")
     stages: dict[str, _Metrics] = {}
@@ -150,20 +150,20 @@ def expect_same_config(folder: RunFolder, config: Config) -> None:
         there = read_config(file)
     except RunError as error:
         raise RunError(
-            f"{error}\nThe run in {folder.path} cannot be resumed; start anew with --no-resume, or "
+            f"{error}\nThe run in {folder.path} cannot be resumed; start over with --no-resume, or "
             "choose another folder with --run_dir."
         ) from error
     problems = [
         f"{key}: {old!r} in the folder, {new!r} asked for"
         for key, old, new in _differences(there.model_dump(), config.model_dump())
-        if key not in _NO_MATTER
+        if key not in _MAY_DIFFER
     ]
     if problems:
         raise RunError(
             list_problems(
                 f"run folder {folder.path}, which holds a run of another config", problems
             )
-            + "\nAsk for the same, start anew with --no-resume, or choose another --run_dir."
+            + "\nUse the same settings, start over with --no-resume, or choose another --run_dir."
         )
 
 

@@ -13,7 +13,7 @@ from sat_tf.messages import RunError
 
 
 def make_strategy(name: str) -> tf.distribute.Strategy:
-    """Makes a strategy; to be called before anything else is asked of TensorFlow.
+    """Creates a strategy; to be called before anything else of TensorFlow.
 
     Args:
         name: "none" (one device), "mirrored" (all devices of this machine), "multi_worker" (several
@@ -38,15 +38,15 @@ def make_strategy(name: str) -> tf.distribute.Strategy:
 
 
 def writes_files(strategy: tf.distribute.Strategy) -> bool:
-    """Whether this process is the one of all workers that keeps the run folder."""
+    """Whether this process is the one worker that writes the run folder."""
     return shard_of(strategy).worker == 0
 
 
 def shard_of(strategy: tf.distribute.Strategy) -> Shard:
-    """Which part of every global batch this process computes."""
+    """Which shard of every global batch this process computes."""
     resolver = strategy.cluster_resolver
     spec = resolver.cluster_spec().as_dict() if resolver is not None else {}
-    # A TPU's cluster lists the hosts that it is driven by, and not this process.
+    # A TPU's cluster lists the hosts that drive it, not this process.
     if isinstance(strategy, tf.distribute.TPUStrategy) or not spec:
         return Shard(replicas=strategy.num_replicas_in_sync)
     tasks = [(job, index) for job in ("chief", "worker") for index in range(len(spec.get(job, ())))]
@@ -64,7 +64,7 @@ def distributed(
 
     Args:
         strategy: the strategy.
-        batches: gives the dataset of one process for its share; None is everything.
+        batches: gives the dataset of one process for its shard; None is everything.
     """
     if strategy.num_replicas_in_sync == 1:
         return batches(None)
@@ -83,7 +83,7 @@ def distributed(
 
 
 def from_first_worker(strategy: tf.distribute.Strategy, arrays: Sequence[Any]) -> list[np.ndarray]:
-    """The arrays of the first worker, on every worker; all have to call it, and wait for it.
+    """The arrays of the first worker, on every worker; all workers have to call it together.
 
     Args:
         strategy: the strategy.
@@ -104,7 +104,7 @@ def from_first_worker(strategy: tf.distribute.Strategy, arrays: Sequence[Any]) -
 
         return strategy.run(first, args=(given,))
 
-    # float32 holds every weight as it is, and every count that is asked for.
+    # float32 holds every weight exactly, and every count that is sent.
     found = gathered([tf.constant(array, tf.float32) for array in own])
     return [
         strategy.experimental_local_results(tensor)[0].numpy().astype(array.dtype)
@@ -123,7 +123,7 @@ def _chosen() -> str:
 
 
 def _cluster() -> dict[str, Any]:
-    """What TF_CONFIG says."""
+    """The contents of TF_CONFIG."""
     text = os.environ.get("TF_CONFIG", "")
     try:
         values = json.loads(text)
@@ -148,7 +148,7 @@ def _tpu_strategy() -> tf.distribute.Strategy:
         tf.tpu.experimental.initialize_tpu_system(resolver)
     except (ValueError, tf.errors.OpError, RuntimeError) as error:
         raise RunError(
-            f"distribution='tpu': received no TPU that answers (TPU_NAME={name!r}: "
+            f"distribution='tpu': no TPU answers (TPU_NAME={name!r}: "
             f"{str(error).splitlines()[0]}), expected one; set TPU_NAME, or choose another "
             "distribution."
         ) from error
@@ -162,16 +162,16 @@ def replica_variable(
     dtype: tf.DType | None = None,
     aggregation: tf.VariableAggregation = tf.VariableAggregation.ONLY_FIRST_REPLICA,
 ) -> tf.Variable:
-    """Makes a variable of which every replica has its own, to be assigned to inside a step.
+    """Creates a variable with a copy of its own on every replica, to be assigned inside a step.
 
-    Nothing is sent between devices until it is read or saved. Make it in the strategy's scope.
+    Nothing is sent between devices until it is read or saved. Create it in the strategy's scope.
 
     Args:
         value: where it starts.
         name: of the variable.
         dtype: its type; by default that of `value`.
-        aggregation: what is read and saved, of values that are the same on all replicas or
-            statistics of each replica's own images.
+        aggregation: how copies are combined when read or saved: the first one where all are equal,
+            the mean of statistics of each replica's own images.
     """
     return tf.Variable(
         value,
@@ -184,7 +184,7 @@ def replica_variable(
 
 
 def assign_alike(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:
-    """Assigns to variables of the model, in a replica, values that are the same on all of them.
+    """Assigns to variables of the model, in a replica, values that are equal on all replicas.
 
     Args:
         variables: mirrored ones, such as kernels.
@@ -197,7 +197,7 @@ def assign_alike(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) 
                 variable, lambda own, new: own.assign(new), args=(value,), group=False
             )
 
-    # As the optimizers of Keras do it: XLA on several accelerators knows no merging.
+    # As the optimizers of Keras do it: XLA on several accelerators has no merge_call.
     tf.__internal__.distribute.interim.maybe_merge_call(
         assign, tf.distribute.get_strategy(), *values
     )

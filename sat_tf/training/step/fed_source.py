@@ -1,4 +1,4 @@
-"""A data set as a model is fed it."""
+"""A data set in the input range of a model."""
 
 from typing import Any
 
@@ -16,11 +16,11 @@ _CHANNELS = 3
 
 
 class FedSource(ImageSource):
-    """The images of a source as real values of a range, float32, where those have pixels.
+    """The images of a source of pixels as float32 real values of an input range.
 
     Args:
         pixels: the source.
-        found: what the pixels stand for.
+        found: the real values of its pixels.
     """
 
     def __init__(self, pixels: ImageSource, found: InputRange) -> None:
@@ -28,13 +28,13 @@ class FedSource(ImageSource):
         self.name, self.image_size = pixels.name, pixels.image_size
         self.num_classes = pixels.num_classes
         self.num_train, self.num_test = pixels.num_train, pixels.num_test
-        # The value of each pixel in each channel of what is fed, one after the other.
+        # The real value of each pixel in each channel, the channels of a pixel side by side.
         every = np.repeat(np.arange(256, dtype=np.uint8)[:, None], _CHANNELS, axis=1)
         self._values = found.fed(every).reshape(-1)
 
     @property
     def reading_error(self) -> ReadingError | None:
-        """That of the source."""
+        """The error of the source."""
         return self.pixels.reading_error
 
     def training_batches(
@@ -46,7 +46,7 @@ class FedSource(ImageSource):
         first_step: int = 0,
         shard: Shard | None = None,
     ) -> Any:
-        """Those of the source, as the model is fed them."""
+        """The batches of the source in the input range."""
         batches = self.pixels.training_batches(
             batch_size=batch_size,
             seed=seed,
@@ -57,15 +57,15 @@ class FedSource(ImageSource):
         return batches.map(self._fed)
 
     def held_out_batches(self, *, batch_size: int = 256, shard: Shard | None = None) -> Any:
-        """Those of the source, as the model is fed them."""
+        """The batches of the source in the input range."""
         return self.pixels.held_out_batches(batch_size=batch_size, shard=shard).map(self._fed)
 
     def training_sample(self, count: int, *, seed: int) -> Any:
-        """That of the source, as the model is fed it: float32."""
+        """The sample of the source in the input range: float32."""
         return self.range.fed(self.pixels.training_sample(count, seed=seed))
 
     def held_out_sample(self, most: int) -> tuple[Any, Any]:
-        """That of the source, as the model is fed it: float32, and labels."""
+        """The sample of the source in the input range: float32, and labels."""
         images, labels = self.pixels.held_out_sample(most)
         return self.range.fed(images), labels
 
@@ -77,16 +77,16 @@ class FedSource(ImageSource):
 
 
 def fed_source(pixels: ImageSource, found: InputRange) -> ImageSource:
-    """The source as a model of some range is fed it; the source itself where pixels are fed."""
+    """The source in an input range; the source itself where models take pixels."""
     return pixels if found == PIXELS else FedSource(pixels, found)
 
 
 def pixels_of(source: ImageSource) -> ImageSource:
-    """The source of the pictures themselves, which the file takes."""
+    """The source of pixels, which the file takes."""
     return source.pixels if isinstance(source, FedSource) else source
 
 
 def fed_range(model: keras.Model) -> InputRange:
-    """What a quantized model with one input is fed; pixels where its input is not an image."""
+    """The input range of a quantized model with one input; pixels if that is not an image."""
     network = Network(model)
     return input_ranges(network).get(network.inputs[0], PIXELS)

@@ -17,15 +17,15 @@ from sat_tf.qat.wrapper import QuantizedLayer, graphs_go_with
 
 @keras.utils.register_keras_serializable(package="sat_tf")
 class TopK(keras.metrics.Metric):
-    """Share of images whose label has one of the k largest logits; NaN once one was not finite.
+    """Share of images whose label has one of the k largest logits; NaN once a logit is non-finite.
 
     Of equal logits, the one of the lower class counts as the larger, so that an image has exactly k
     such classes, however coarse logits are; with k = 1 this is the argmax. A model with k classes
-    or fewer therefore has 1.0. With NaN logits no logit is larger than the label's, so a metric
-    that counts larger logits reports 100 %, and one that takes the argmax the share of class 0.
+    or fewer therefore has 1.0. NaN is reported because no logit is larger than NaN: a count of
+    larger logits would give 100 %, and an argmax the share of class 0.
 
-    Images whose label is `sat_tf.data.source.NO_LABEL` fill up a batch: neither they nor their
-    logits count. Without any other image the share is 0.
+    Images whose label is `sat_tf.data.source.NO_LABEL` pad a batch: neither they nor their logits
+    count. Without any other image the share is 0.
 
     Args:
         k: 1 or more.
@@ -41,7 +41,7 @@ class TopK(keras.metrics.Metric):
         self._not_finite = self.add_weight(name="not_finite", initializer="zeros")
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Takes in labels (batch,) or (batch, 1), and logits (batch, classes)."""
+        """Adds labels (batch,) or (batch, 1), and logits (batch, classes)."""
         del sample_weight
         logits = tf.convert_to_tensor(y_pred)
         labels = tf.reshape(tf.cast(y_true, tf.int32), [-1])
@@ -70,12 +70,12 @@ Top5 = functools.partial(TopK, 5)
 
 
 def accuracy_metrics() -> list[TopK]:
-    """What every stage measures beside its loss: fresh metrics called top1 and top5."""
+    """The metrics of every stage beside its loss, newly created: top1 and top5."""
     return [Top1(), Top5()]
 
 
 def _rank(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """How many logits (batch, classes) are larger than the label's; no end of them for no class."""
+    """How many logits (batch, classes) are larger than the label's; int32.max for no class."""
     classes = tf.range(tf.shape(logits)[-1])[None]
     own = classes == labels[:, None]
     of_label = tf.reduce_sum(tf.where(own, logits, tf.zeros_like(logits)), axis=-1, keepdims=True)
@@ -87,16 +87,16 @@ def _rank(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
 class RandomGenerators:
     """The random generators in the layers of a model, nested models included.
 
-    In every step they start from a place of their own. What is drawn depends on the seed, the step
-    and the replica alone: no checkpoint has to hold a state, which is another one on every replica
-    where their shares of a batch differ in size.
+    Every step sets their state. What is drawn depends on the seed, the step and the replica alone,
+    so that no checkpoint has to hold a state, which would differ between replicas whose shards
+    differ in size.
 
     Args:
         model: whose layers are built, with `enable_tf_random_generator` in force.
     """
 
     def __init__(self, model: keras.Model) -> None:
-        # By private names, because there is no other way to them.
+        # By private names: Keras has no public ones.
         holders = (getattr(layer, "_random_generator", None) for layer in model.submodules)
         found = (getattr(holder, "_generator", None) for holder in holders)
         self._generators = [one for one in found if isinstance(one, tf.random.Generator)]
@@ -108,10 +108,10 @@ class RandomGenerators:
             step: counts the steps; int64, a scalar.
         """
         for generator in self._generators:
-            # Of Philox, a counter of 128 bits and a key: the upper half of the counter is the step.
+            # Philox has a counter of 128 bits and a key: the counter's upper half is the step.
             state = generator.state.read_value()
             begin = tf.concat([tf.zeros_like(state[:1]), step[None], state[2:]], axis=0)
-            # As the generator itself does it: a replica's own copy, which `assign` would not reach.
+            # As the generator itself does: `assign` would not reach the replica's own copy.
             tf.raw_ops.AssignVariableOp(resource=generator.state.handle, value=begin)
 
 
@@ -122,7 +122,7 @@ def training_copy(
     precision: str = "float32",
     synchronized: bool = False,
 ) -> keras.Model:
-    """Returns a copy of a model, with the same weights; its regularizers are replaced.
+    """Copies a model with its weights; its regularizers are replaced.
 
     Weight decay is the paper's: in the gradient, and on some kernels only. It adds
     weight_decay · sum(W²) / 2 to the loss for the kernel W of every convolution and dense layer, so
@@ -130,14 +130,13 @@ def training_copy(
     are what the optimizer updates. Depthwise kernels, biases, BatchNormalization and clipping
     levels get none.
 
-    The copy's variables are made under the `tf.distribute` strategy that is in scope. They are
-    float32 in every precision, and so is the arithmetic of quantizers.
+    The copy's variables are created under the `tf.distribute` strategy in scope. They are float32
+    in every precision, and so is the arithmetic of quantizers.
 
     Args:
         model: a float Keras model, or one quantized by sat-tf.
         weight_decay: 0 (none) or more.
-        precision: name of a Keras dtype policy, such as "mixed_float16": what its layers compute
-            in.
+        precision: name of the Keras dtype policy of its layers, such as "mixed_float16".
         synchronized: BatchNormalization takes its statistics over all replicas.
     """
 
@@ -172,7 +171,7 @@ def training_copy(
 
 
 # From images (batch, rows, columns, 3), labels (batch,) and float32 logits (batch, classes) to a
-# loss for each image (batch,), float32. What it says of images without a label does not count.
+# loss for each image (batch,), float32. Losses of images without a label are ignored.
 ImageLoss = Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]
 
 _SIGNALS = ("stop", "save")
@@ -185,25 +184,24 @@ def cross_entropy(images: tf.Tensor, labels: tf.Tensor, logits: tf.Tensor) -> tf
 
 
 class Learner(keras.Model):
-    """Trains a model whose output are logits, and measures it.
+    """Trains a model that outputs logits, and measures it.
 
-    The loss is the sum over the images of a global batch, divided by its size, plus what the
-    regularizers of the model say. Every replica adds its own images' part, so that the sum of the
-    gradients over replicas is the gradient of that loss, whatever share of the batch each has.
-    Images with a negative label count for nothing. After a loss that is not finite no gradient
-    reaches the variables any more.
+    The loss is the sum over the images of a global batch, divided by its size, plus the model's
+    regularization losses. Every replica adds the losses of its own images, so that the sum of the
+    gradients over replicas is the gradient of that loss, however the batch is divided. Images with
+    a negative label do not count. A step with a non-finite loss applies no gradient.
 
     Its logs are `loss` (mean over the images of the epoch so far, regularization included), `top1`
-    and `top5`; in training also `batch_loss` (of the last batch alone), and
-    how many processes have raised the signals `stop` and `save`, the same on all of them.
+    and `top5`; in training also `batch_loss` (of the last batch alone), and how many processes have
+    raised the signals `stop` and `save`, the same on all of them.
 
     Args:
-        student: the model that is trained; its variables are what is trained.
+        student: the model that is trained.
         batch_size: images of a global batch, over all replicas.
         image_loss: gives the loss of each image.
         after_step: called in every replica, inside the step, after the optimizer; with state in
-            variables that the callables hold. Those that are `tf.Module` or Keras objects are
-            part of the learner's checkpoints.
+            variables that the callables hold. The learner's checkpoints include those that are
+            `tf.Module` or Keras objects.
     """
 
     def __init__(
@@ -252,8 +250,7 @@ class Learner(keras.Model):
         shared = tf.concat([of_batch[None], tf.convert_to_tensor(self._signals)], axis=0)
         if context.num_replicas_in_sync > 1:
             shared = context.all_reduce(tf.distribute.ReduceOp.SUM, shared)
-        # A non-finite loss must not spread over all variables, which then could not tell where it
-        # came from.
+        # A non-finite loss must not spread over all variables, which would hide where it came from.
         sound = tf.math.is_finite(shared[0] + penalty)
         variables = self.student.trainable_variables
         gradients = self.optimizer.compute_gradients(objective, variables, tape)
@@ -291,7 +288,7 @@ class Learner(keras.Model):
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
-        """What is measured; starts anew every epoch."""
+        """The metrics, which `fit` resets every epoch."""
         return [self._loss, *self._accuracy]
 
     def _measure(self, labels: tf.Tensor, logits: tf.Tensor, losses: tf.Tensor) -> None:
@@ -308,5 +305,5 @@ def _kept_if(sound: tf.Tensor, gradient: Any) -> Any:
 
 
 def _of_labelled(labels: tf.Tensor, losses: tf.Tensor) -> tf.Tensor:
-    """The losses, 0 where there is no label; not by a product, which NaN would survive."""
+    """The losses, 0 where there is no label; not by a product, which would keep NaN."""
     return tf.where(labels >= 0, losses, tf.zeros_like(losses))

@@ -61,7 +61,7 @@ class WarmupCosine(keras.optimizers.schedules.LearningRateSchedule):
 
     def __call__(self, step: Any) -> tf.Tensor:
         """The learning rate at a step, a float32 scalar."""
-        # float32 counts steps exactly up to 2^24, which is beyond 16 million.
+        # float32 counts steps exactly up to 2^24, more than 16 million.
         step = tf.cast(step, tf.float32)
         rise = self.peak_learning_rate - self.first_learning_rate
         warming = self.first_learning_rate + rise * step / max(self.warmup_steps, 1)

@@ -1,4 +1,4 @@
-"""Which steps a stage has, and where they lie in the whole run."""
+"""The steps of a stage, and their place in the whole run."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,10 +16,10 @@ class StagePlan:
         batch_size: images a step, over all devices.
         steps_per_epoch: steps of a full epoch.
         total_steps: steps of the stage; its last epoch may be shorter than the others.
-        first_step: how many of them are done when training starts; above 0 where a run goes on.
+        first_step: how many of them are done when training starts; above 0 in a resumed stage.
         steps_before: steps of the stages before.
-        metric_steps: over how many steps of the current epoch Keras' running means go already
-            when training starts; above 0 only where they came out of a checkpoint.
+        metric_steps: how many steps of the current epoch Keras' running means already cover when
+            training starts; above 0 only where they came from a checkpoint.
     """
 
     stage: str
@@ -36,7 +36,7 @@ class StagePlan:
         return -(-self.total_steps // self.steps_per_epoch)
 
     def epoch_of(self, step: int) -> int:
-        """The epoch, from 1, that the given step, from 1, is part of.
+        """The epoch, from 1, that the given step, from 1, belongs to.
 
         >>> plan = StagePlan(stage="float", batch_size=8, steps_per_epoch=10, total_steps=25)
         >>> plan.epochs, plan.epoch_of(1), plan.epoch_of(10), plan.epoch_of(11)

@@ -209,7 +209,7 @@ def test_bits_go_where_they_save_most_for_their_number():
 def test_what_cannot_be_had_is_said():
     widths = [_width("a", 1.0), _width("b", 1.0, bits=8)]
     together = Damage(top1_drop=None, distance=2.0, divergence=None)
-    with pytest.raises(ValueError, match="less than 8 bits everywhere lose by estimate"):
+    with pytest.raises(ValueError, match="less than the estimated loss with 8 bits everywhere"):
         within_drop(widths, "distance", 0.5, together)
     with pytest.raises(ValueError, match=r"the 5\.000 that weights have in the mean"):
         within_average(widths, "distance", 4.0)
@@ -323,7 +323,7 @@ def test_a_model_without_classes_has_its_distance_measured():
     found = sat_tf.sensitivity(model, images)
     assert found.together.divergence is None
     assert found.metric == "distance"
-    with pytest.raises(ValueError, match=r"is no row of classes, expected metric='distance'"):
+    with pytest.raises(ValueError, match=r"is not a row of classes, expected metric='distance'"):
         sat_tf.sensitivity(model, images, metric="divergence")
 
 

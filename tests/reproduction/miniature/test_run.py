@@ -6,7 +6,7 @@ from rich.console import Console
 from sat_tf.messages import RunError
 from sat_tf.reproduction.figures.library import FIGURES
 from sat_tf.reproduction.miniature.groups import SHORT, jobs
-from sat_tf.reproduction.miniature.paper_figures import missing
+from sat_tf.reproduction.miniature.page import missing_figures
 from sat_tf.reproduction.miniature.run import LOG, judged, not_shown, run
 from sat_tf.reproduction.paper.record import read_outcomes
 from sat_tf.training.loop import runner
@@ -70,7 +70,7 @@ def test_figures_that_are_missing_are_drawn_and_shown(tmp_path):
     page = (tmp_path / "index.html").read_text()
     assert page.count('<img src="data:image/svg+xml;base64,') == 2
     assert "✓ agrees" in page
-    assert [figure.name for figure in missing(tmp_path)] == [
+    assert [figure.name for figure in missing_figures(tmp_path)] == [
         name for name in FIGURES if name not in ("figure_s1", "equation13")
     ]
 

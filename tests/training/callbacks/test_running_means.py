@@ -30,6 +30,6 @@ def test_a_name_that_is_not_logged_has_no_mean():
 
 def test_within_an_epoch_that_goes_on_readings_begin_with_the_next_step():
     means = RunningMeans(["loss"])
-    means.go_on(6, {"loss": 4.0})
+    means.resume(6, {"loss": 4.0})
     means.advance(2)
     assert means.take({"loss": 3.5})["loss"] == pytest.approx(2.0)

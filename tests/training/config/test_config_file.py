@@ -30,7 +30,7 @@ def test_a_number_with_an_exponent_needs_no_point(text):
 
 
 def test_a_key_given_twice_is_an_error_with_its_line():
-    with pytest.raises(RunError, match=r"line 3, column 1: the key 'seed' stands here twice"):
+    with pytest.raises(RunError, match=r"line 3, column 1: the key 'seed' is given twice"):
         parse_config("name: small\nseed: 1\nseed: 2\n")
 
 
@@ -94,7 +94,7 @@ def test_a_key_that_is_no_word_is_a_problem_like_any_other():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("name: {{run_name}}", "not valid YAML; line 1, column 8: a key is no plain word"),
+        ("name: {{run_name}}", "not valid YAML; line 1, column 8: a key is not a plain word"),
         ("seed: 2020-13-45", "not valid YAML; month must be in 1..12"),
         ("seed: !!float word", "not valid YAML; could not convert string to float"),
         ("seed: !!int ''", "not valid YAML; a value is not of the type"),
@@ -167,9 +167,9 @@ _LAUGHS = "\n".join(
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (_LAUGHS, r"values, with all that its aliases repeat"),
-        (_MERGES, r"values, with all that its aliases repeat"),
-        ("a: &a [*a]", "a value that holds itself"),
+        (_LAUGHS, r"values, with its aliases expanded"),
+        (_MERGES, r"values, with its aliases expanded"),
+        ("a: &a [*a]", "a value that contains itself"),
         ("a: " + "[" * 5000, "nested deeper than 40"),
         ("a: " + "{b: " * 5000, "nested deeper than 40"),
         ("- " * 5000 + "x", "nested deeper than 40"),

@@ -51,10 +51,10 @@ def test_a_folder_that_takes_no_more_files_is_one_message_with_the_fix(tmp_path,
         tf.errors.FailedPreconditionError(None, None, f"{path}; {reason}"),
         tf.errors.PermissionDeniedError(None, None, f"{path}; {reason}"),
     ):
-        with pytest.raises(RunError, match=r"cannot be written to any more") as caught:
+        with pytest.raises(RunError, match=r"can no longer be written to") as caught:
             told(tmp_path, error)
         assert reason in str(caught.value)
-        assert str(caught.value).endswith("the same command goes on from the last checkpoint.")
+        assert str(caught.value).endswith("the same command resumes from the last checkpoint.")
 
 
 def test_other_errors_pass(tmp_path):
@@ -80,7 +80,7 @@ def test_who_is_left_of_two_workers_ends_with_one_message_and_both_go_on(tmp_pat
     running[victim].communicate()
     assert left.returncode == 2, errors[-4000:]
     assert "Traceback" not in errors
-    assert "error: distribution: received no answer from another worker" in errors
+    assert "error: distribution: another worker no longer answers" in errors
     rests = processes.finish(processes.start(tmp_path, *arguments, workers=2))
     assert rests[0] == rests[1]
     assert min(rests[0]) > 1

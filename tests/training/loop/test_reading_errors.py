@@ -75,7 +75,7 @@ def test_a_run_whose_pictures_are_corrupt_goes_on_when_they_are_mended(tmp_path)
     told = broken.stderr
     assert broken.returncode == 2
     assert "error: set: received 6 corrupt pictures, expected at most 5" in told
-    assert "the same command goes on with the run" in told
+    assert "the same command resumes the run" in told
     assert "Traceback" not in told
     for path, content in bad.items():
         path.write_bytes(content)

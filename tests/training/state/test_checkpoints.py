@@ -152,7 +152,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, two_saved, d
     good = two_saved(tmp_path)
     DAMAGES[damage](of(tmp_path, 2, kind))
     other, again = make(tmp_path)
-    with pytest.warns(UserWarning, match=r"ckpt-2 cannot be read \(.+\): going on from .*ckpt-1"):
+    with pytest.warns(UserWarning, match=r"ckpt-2 cannot be read \(.+\): resuming from .*ckpt-1"):
         assert again.restore() == Position(0, 1)
     for one, two in zip(good, other.get_weights(), strict=True):
         np.testing.assert_array_equal(one, two)
@@ -161,7 +161,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, two_saved, d
     again.save(Position(0, 3))
     assert make(tmp_path)[1].restore() == Position(0, 3)
     halve(of(tmp_path, 3, "data"))
-    with pytest.warns(UserWarning, match="going on from .*ckpt-1"):
+    with pytest.warns(UserWarning, match="resuming from .*ckpt-1"):
         assert make(tmp_path)[1].restore() == Position(0, 1)
 
 
@@ -172,11 +172,13 @@ def test_checkpoints_that_are_all_damaged_are_named_with_the_fix(tmp_path, two_s
     _, again = make(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # one message, and no more
-        with pytest.raises(RunError, match="none can be read, expected one of this") as caught:
+        with pytest.raises(
+            RunError, match="no checkpoint can be read, expected one of this"
+        ) as caught:
             again.restore()
     assert "ckpt-2 cannot be read" in str(caught.value)
     assert "ckpt-1 cannot be read" in str(caught.value)
-    assert str(caught.value).endswith("Start anew with --no-resume.")
+    assert str(caught.value).endswith("Start over with --no-resume.")
 
 
 @pytest.mark.thorough

@@ -89,7 +89,7 @@ def test_a_full_disk_is_an_error_that_says_how_to_go_on(tmp_path):
     folder = RunFolder(tmp_path)
     folder.write_text(run_folder.STATE, "old")
     with (
-        pytest.raises(RunError, match=r"(?s)No space left.* the same command goes on"),
+        pytest.raises(RunError, match=r"(?s)No space left.* the same command resumes"),
         folder.written(run_folder.STATE),
     ):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -191,7 +191,7 @@ TABLES = {
         (b"9" * 6000, "its first line has the column '999"),
         (b"a,b\n1,2\n", "its first line has the column 'a'"),
         (b"COLUMNS,more\n", "its first line has the column 'more'"),
-        (b"COLUMNS", "its last line breaks off"),
+        (b"COLUMNS", "its last line is truncated"),
         (b"COLUMNS\n1,2\n", "a line with less"),
         (b"COLUMNS\n" + b"1," * 40 + b"\n", "a line with more"),
     ],

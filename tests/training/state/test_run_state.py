@@ -48,7 +48,7 @@ def test_another_configuration_is_refused_with_every_difference(tmp_path):
 
 def test_a_configuration_that_cannot_be_read_is_no_run_to_go_on_with(tmp_path):
     (tmp_path / run_folder.CONFIG).write_text("stages: {float: {epoch: 3}}")
-    with pytest.raises(RunError, match=r"Did you mean epochs\?[\s\S]*start anew with --no-resume"):
+    with pytest.raises(RunError, match=r"Did you mean epochs\?[\s\S]*start over with --no-resume"):
         expect_same_config(RunFolder(tmp_path), parse_config(SMALLEST))
 
 
