@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_sizes(parser)
     add_input_range(parser)
     parser.add_argument("--page", metavar="FILE", help="write a page with pictures (HTML)")
-    parser.add_argument("--csv", metavar="FILE", help="write the table, all columns of it")
+    parser.add_argument("--csv", metavar="FILE", help="write the full table as CSV")
     parser.add_argument(
         "--only_findings", action="store_true", help="leave out layers that keep all rules"
     )

@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--page", metavar="FILE", help="write a page with the diagram (HTML)")
     parser.add_argument("--diagram", metavar="FILE", help="draw the graph (.svg or .png)")
-    parser.add_argument("--csv", metavar="FILE", help="write the table, all columns of it")
+    parser.add_argument("--csv", metavar="FILE", help="write the full table as CSV")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:

@@ -62,7 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="none|int4",
         help="int4 stores weights in 4 or 2 bits where they fit; a smaller file, a slower model",
     )
-    parser.add_argument("--softmax", action="store_true", help="make the output probabilities")
+    parser.add_argument(
+        "--softmax",
+        action="store_true",
+        help="append a softmax: outputs are probabilities",
+    )
     parser.add_argument("--resizable", action="store_true", help="leave the batch size open")
     parser.add_argument(
         "--labels", metavar="FILE", help="text file with the name of a class on each line"

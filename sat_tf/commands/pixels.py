@@ -95,7 +95,7 @@ class ImageOptions:
         if self.data_dir is not None and "data_dir" not in takes:
             raise RunError(
                 f"--data_dir: received {self.data_dir!r} for {self.dataset or 'no data set'}, "
-                "expected it with a --dataset that is not made here; leave it out."
+                "expected it with a --dataset that is read from disk; leave it out."
             )
 
     def load(self, shape: tuple[int, ...], num_classes: int) -> Pixels:

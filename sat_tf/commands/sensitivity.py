@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         help="suggest layers for 8 bits so that at most X is lost; top-1 is a share: 0.01 is 1 %%",
     )
-    parser.add_argument("--csv", metavar="FILE", help="write the table, all columns of it")
+    parser.add_argument("--csv", metavar="FILE", help="write the full table as CSV")
     parser.add_argument("--picture", metavar="FILE", help="draw it, as .png or .svg")
 
 

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="resume the run in the folder, or start over and move its files aside; default: "
         "resume if there is one",
     )
-    parser.add_argument("--seed", type=seed, help="wins over the seed in the config")
+    parser.add_argument("--seed", type=seed, help="overrides the seed in the config")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:

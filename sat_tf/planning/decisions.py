@@ -150,10 +150,10 @@ class LayerDecisions:
         norms = self._placement.norms_behind.get(name, ())
         if norms:
             classes = {type(self._network[norm].layer).__name__ for norm in norms}
-            return f"{' and '.join(sorted(classes))} right behind"
+            return f"{' and '.join(sorted(classes))} directly after it"
         if quantizer.rescale == "none":
             return "rescale='none'"
-        return "no BatchNormalization right behind"
+        return "no BatchNormalization directly after it"
 
     def _bits_reason(self, name: str, quantizer: WeightQuantizer) -> str:
         bits, policy = quantizer.num_bits, self._policy

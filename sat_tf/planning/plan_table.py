@@ -118,7 +118,7 @@ def _table(plan: PlannedModel, *, wide: bool) -> rich.table.Table:
         kind=lambda row: _KINDS.get(row.fate, ""),
         totals=["in all", *[""] * (len(_WORDS) - 1), *totals(plan, numbers)],
     )
-    title = f"{plan.model}: what becomes of it"
+    title = f"{plan.model}: quantization plan"
     return whole.to_rich(title=title, title_justify="left", box=SIMPLE_HEAD)
 
 

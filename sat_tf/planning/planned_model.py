@@ -62,7 +62,7 @@ class WeightPlan:
         if self.quantizer:
             return f"{rounded}{because}, by {self.quantizer}"
         rescaled = f"{self.rescale} rescale" if self.rescale else "no rescale"
-        return f"{rounded}{because}, range of a {self.range}; {rescaled}: {self.rescale_reason}"
+        return f"{rounded}{because}, one range per {self.range}; {rescaled}: {self.rescale_reason}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

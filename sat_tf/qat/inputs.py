@@ -283,7 +283,7 @@ def _at(network: Network, node: Node, fold: Fold) -> Fold:
     if kernel is None or not kernel.folds_inputs:
         raise _NoFoldError("it has no kernel")
     if np.any(fold.shift) and kernel.transposed:
-        raise _NoFoldError("its outputs have different numbers of summands")
+        raise _NoFoldError("its outputs sum different numbers of products")
     if not fold.keeps_order and not _mixes_channels(layer):
         raise _NoFoldError("its outputs have the order of its inputs")
     if not np.any(fold.shift) or getattr(layer, "bias", None) is not None:

@@ -266,7 +266,7 @@ class _Placer:
             role = Role.MOVEMENT  # it is called with training=True, which the export refuses
         if node.makes_mask:
             self._refuse(
-                f"{node.name}: received {kind_of(node.layer)}, whose mask tells the layers behind "
+                f"{node.name}: received {kind_of(node.layer)}, whose mask tells the layers after "
                 "it which positions to ignore, expected a layer without a mask, which neither "
                 "quantizers nor files pass on; build the model without it."
             )

@@ -385,7 +385,7 @@ class BitPolicy:
             spelling of input_range=(0, 1).
         input_type: what the file takes: "uint8", the pixels of a picture; "int8", codes with a
             scale and a zero point from data, and "float32", real values that a QUANTIZE in the file
-            makes such codes of, for inputs that are no pictures. {"input name": type} gives each
+            makes such codes of, for inputs that are not pictures. {"input name": type} gives each
             input its own. None is "uint8", and to `requantize` what the model has.
         latent_start: "keep_function" gives a float model latent weights that keep its function;
             "as_is" keeps its weights and lets the clamp bend them, for training from scratch.

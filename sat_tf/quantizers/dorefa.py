@@ -40,7 +40,7 @@ class DorefaQuantizer(WeightQuantizer):
         fan_out: the layer's n̂, for the rescaling.
         initial_gain: where the gain starts.
         gain_axes: kernel axes with gains of their own. None, the paper: as `range_axes` where there
-            is a rescaling, and no variable where there is none.
+            is a rescaling, and no variable otherwise.
     """
 
     def __init__(
@@ -152,14 +152,12 @@ class DorefaQuantizer(WeightQuantizer):
         """One line for people.
 
         >>> DorefaQuantizer(num_bits=4, range_axes=(3,), rescale="stddev").describe()
-        'DoReFa weights of 4 bits on the dorefa grid, range of a channel, stddev rescale'
+        'DoReFa weights of 4 bits on the dorefa grid, one range per channel, stddev rescale'
         """
         rounded = "not rounded" if self.num_bits is None else f"of {self.num_bits} bits"
         whose = "channel" if self.channels_differ else "layer"
         rescaled = f"{self.rescale} rescale" if self.rescale else "no rescale"
-        return (
-            f"DoReFa weights {rounded} on the {self.grid_name} grid, range of a {whose}, {rescaled}"
-        )
+        return f"DoReFa weights {rounded} on the {self.grid_name} grid, one range per {whose}, {rescaled}"
 
     # -- codes -------------------------------------------------------------------------------------
 

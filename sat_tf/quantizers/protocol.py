@@ -181,7 +181,7 @@ class IntegerWeights:
 class WeightQuantizer(SatQuantizer):
     """Makes the effective weights of a layer from its latent ones, the variable that is trained.
 
-    What must be there: the constructor, `__call__`, `integer_weights`, `largest_code` and
+    Required: the constructor, `__call__`, `integer_weights`, `largest_code` and
     `get_config`. The rest has answers that hold for a quantizer whose latent weights are of the
     size of float ones, with codes from -`largest_code` to `largest_code`.
 
@@ -243,7 +243,7 @@ class WeightQuantizer(SatQuantizer):
         return False
 
     def unrounded(self, latent: tf.Tensor) -> tf.Tensor:
-        """The effective weights that it starts with, but for rounding, where nothing is kept."""
+        """The effective weights before rounding, of a quantizer without variables."""
         return self.with_settings(num_bits=None)(latent, False, {})
 
     def keep_function(self, kernel: tf.Variable, variables: Variables) -> None:
@@ -308,7 +308,7 @@ class WeightQuantizer(SatQuantizer):
         return tf.cast(codes + self.largest_code, tf.float32)
 
     def can_be_held(self, latent: tf.Tensor, variables: Variables) -> tf.Tensor:
-        """Which weights may be frozen at their codes while others go on: none."""
+        """Which weights may be frozen at their codes while the others train: none by default."""
         del variables
         return tf.zeros(latent.shape, tf.bool)
 
@@ -411,7 +411,7 @@ class CodeRange:
 class ActivationQuantizer(SatQuantizer):
     """Quantizes the tensor that a layer makes, to codes of 1 to 8 bits.
 
-    What must be there: the constructor, `__call__`, `code_range` and `get_config`; with a clipping
+    Required: the constructor, `__call__`, `code_range` and `get_config`; with a clipping
     level, `ClippingQuantizer` has the rest of what that takes.
 
     Attributes:
@@ -471,7 +471,7 @@ class ActivationQuantizer(SatQuantizer):
 
     @property
     def fewest_bits(self) -> int:
-        """The smallest number of bits that leaves it a code beside 0."""
+        """The smallest number of bits at which it has a code other than 0."""
         return 2 if self.is_symmetric else 1
 
     @property
@@ -501,7 +501,7 @@ class ActivationQuantizer(SatQuantizer):
             values: a sample of the tensor, any shape.
             largest: largest magnitude in the whole tensor; above 0.
             counts: how many values each stands for; None is 1 for all.
-            function: the one that alone reads the tensor, whose error counts then.
+            function: the only one that reads the tensor; then its error counts.
         """
         raise TypeError(f"{self!r}: received a quantizer without a clipping level.")
 

@@ -2,7 +2,7 @@
 
 Only what is certain is a misfit: values far outside of the range, all of them within a few pixels
 of it, or those of another usual range and none of this one, which end where that one does or are
-on its pixels. Dark pictures, zero padding and augmentation that goes a little too far are none.
+on its pixels. Dark pictures, zero padding and augmentation a little out of range are no misfit.
 """
 
 import dataclasses
@@ -12,9 +12,9 @@ import numpy as np
 
 from sat_tf.quantizers.input_range import NAMED, PIXELS, InputRange
 
-# Beyond an end by this share of the range, values are no pictures with more contrast any more.
+# Values beyond an end by this share of the range are no longer pictures with more contrast.
 _FAR_OUTSIDE = 0.3
-# All values within so many pixels, and not on pixels, are none of a picture.
+# Values that all lie within so few pixels, and not on pixels, do not come from a picture.
 _FEW_PIXELS = 8.0
 # Others are not dark, and nobody resizes them.
 _FEW_FOR_OTHERS = 64.0

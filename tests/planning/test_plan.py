@@ -41,7 +41,7 @@ def test_the_table_names_every_layer_and_fits(plan, width):
         assert row.name[:8] in text
     table = text.split("can be quantized")[0]
     assert max(map(len, table.splitlines())) <= width
-    assert "rescale: no BatchNormalization right behind" in text
+    assert "rescale: no BatchNormalization directly after it" in text
 
 
 def test_the_table_lists_every_problem(refused):

@@ -74,7 +74,7 @@ def test_beside_zero_padding_a_pixel_stands_for_real_0():
         ([L.DepthwiseConv2D(3, name="first")], "caffe", "first: .*have the order of its inputs"),
         ([L.AveragePooling2D(2, name="first")], "torch", "first: .*it has no kernel"),
         ([L.Conv2D(4, 3, use_bias=False, name="first"), L.ReLU()], "caffe", "first: .*no bias"),
-        ([L.Conv2DTranspose(4, 3, strides=2, name="first")], "torch", "numbers of summands"),
+        ([L.Conv2DTranspose(4, 3, strides=2, name="first")], "torch", "numbers of products"),
         ([L.Permute((3, 1, 2)), L.Conv2D(4, 3, name="first")], "torch", "in another order"),
     ],
 )

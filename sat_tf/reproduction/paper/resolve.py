@@ -39,7 +39,7 @@ def resolve(
         data: name of the data set to train on; by default the row's own.
         data_dir: folder of its images.
         changes: "key=value", as in `sat_tf.training.config.config.read_config`.
-        seed: wins over the recipe's.
+        seed: overrides the recipe's.
 
     Returns:
         A configuration whose name consists of the network, the data, the bits, the seed, and an

@@ -160,7 +160,7 @@ def read_config(
         path: a YAML file.
         overrides: "key=value" with a dotted key and a YAML value, such as
             "stages.float.epochs=3"; they win over the file, later ones over earlier ones.
-        seed: wins over the file's seed, where given.
+        seed: overrides the file's seed, if given.
 
     Raises:
         RunError: the file cannot be read, or does not describe a run; lists every problem.
