@@ -21,7 +21,7 @@ from sat_tf.qat.layout import call_name
 
 
 @dataclasses.dataclass(frozen=True)
-class Replacement:
+class DeployedOperations:
     """What the deployed graph has in the place of one Keras layer.
 
     Attributes:
@@ -36,16 +36,16 @@ class Replacement:
     tensor: str | None = None
 
 
-def replacements_of(graph: Graph) -> dict[str, Replacement]:
+def replacements_of(graph: Graph) -> dict[str, DeployedOperations]:
     """What the graph has in the place of each layer that has an output there, by its name."""
     makers = {operation.output: operation for operation in graph.operations}
     known = {image.name for image in graph.images}
-    replacements: dict[str, Replacement] = {}
+    replacements: dict[str, DeployedOperations] = {}
     for name, tensor in graph.layer_outputs.items():
         operations = list(_needed(tensor, makers, known))
         made = {operation.output for operation in operations}
         read = {tensor, *(source for op in operations for source in op.inputs)} - made
-        replacements[name] = Replacement(tuple(sorted(read)), tuple(operations), tensor)
+        replacements[name] = DeployedOperations(tuple(sorted(read)), tuple(operations), tensor)
     return replacements
 
 
@@ -110,7 +110,7 @@ class DeployedLayer(keras.layers.Layer):
         graph: the deployed graph.
     """
 
-    def __init__(self, node: Node, replacement: Replacement, graph: Graph) -> None:
+    def __init__(self, node: Node, replacement: DeployedOperations, graph: Graph) -> None:
         name = f"deployed_{call_name(node)}".replace("@", "_call_")
         super().__init__(name=name, dtype="float32", autocast=False)
         self.layer = node.layer
@@ -167,7 +167,9 @@ class DeployedLayer(keras.layers.Layer):
             "tensors": made,
         }
 
-    def assign(self, graph: Graph, replacement: Replacement, *, everything: bool = True) -> None:
+    def assign(
+        self, graph: Graph, replacement: DeployedOperations, *, everything: bool = True
+    ) -> None:
         """Takes the numbers of the model's present state.
 
         Args:
@@ -181,7 +183,7 @@ class DeployedLayer(keras.layers.Layer):
                 self._written[key] = value
 
     @staticmethod
-    def _values(graph: Graph, replacement: Replacement) -> Numbers:
+    def _values(graph: Graph, replacement: DeployedOperations) -> Numbers:
         values: Numbers = {
             f"{operation.output}/{name}": value
             for operation in replacement.operations
@@ -257,7 +259,7 @@ class DeployedModel(keras.Model):
         for node in network:
             if node.name in images:
                 continue
-            replacement = replacements.get(node.name, Replacement())
+            replacement = replacements.get(node.name, DeployedOperations())
             layers[node.name] = DeployedLayer(node, replacement, graph)
             made = layers[node.name](
                 {
@@ -323,7 +325,9 @@ class DeployedModel(keras.Model):
         replacements = replacements_of(graph)
         with self.distribute_strategy.scope():
             for name, layer in self._view.layers.items():
-                layer.assign(graph, replacements.get(name, Replacement()), everything=everything)
+                layer.assign(
+                    graph, replacements.get(name, DeployedOperations()), everything=everything
+                )
         self._view.graph = graph
 
     def run(self, images: Pixels) -> tuple[dict[str, np.ndarray], np.ndarray]:

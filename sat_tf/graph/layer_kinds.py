@@ -33,7 +33,7 @@ from sat_tf.graph.layers.kind import (
     Role,
     window_detail,
 )
-from sat_tf.graph.operation_layers import OfSeveralTensors, Operation
+from sat_tf.graph.operation_layers import OfSeveralTensors, TensorFlowOperation
 from sat_tf.graph.suggestions import fix_of
 
 KINDS: Kinds = {
@@ -274,7 +274,7 @@ def unsupported_problem(layer: keras.layers.Layer) -> str | None:
     support = find_support(layer)
     if support is not None:
         return support.refuse(layer)
-    if isinstance(layer, Operation):
+    if isinstance(layer, TensorFlowOperation):
         function = layer.function
         return f"received tf.{function}, which sat-tf does not quantize{fix_of(function)}"
     kind = KINDS.get(type(_inner(layer)))

@@ -262,8 +262,8 @@ class OfTensorFlow(keras.layers.Layer):
         return type(self).from_config(self.get_config())
 
 
-@_register
-class Operation(OfTensorFlow):
+@keras.utils.register_keras_serializable(package="sat_tf", name="Operation")
+class TensorFlowOperation(OfTensorFlow):
     """A TensorFlow operation that no other layer does; it is never quantized.
 
     Args:
@@ -274,9 +274,23 @@ class Operation(OfTensorFlow):
     Raises:
         ValueError: see `OfTensorFlow`.
 
-    >>> Operation("math.square", [[{"tensor": 0}], {}])(tf.constant([3.0])).numpy().tolist()
+    >>> layer = TensorFlowOperation("math.square", [[{"tensor": 0}], {}])
+    >>> layer(tf.constant([3.0])).numpy().tolist()
     [9.0]
     """
+
+    def __init__(
+        self,
+        function: str,
+        arguments: Sequence[Any],
+        *,
+        name: str | None = None,
+        **options: Any,
+    ) -> None:
+        if name is None:  # as Keras named it when the class was called Operation
+            count = keras.backend.get_uid("operation") - 1
+            name = f"operation_{count}" if count else "operation"
+        super().__init__(function, arguments, name=name, **options)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
@@ -495,7 +509,7 @@ class ConstantSum(OfTensorFlow):
 LAYERS: tuple[type[keras.layers.Layer], ...] = (
     Scaling,
     Slice,
-    Operation,
+    TensorFlowOperation,
     Clip,
     DepthToSpace,
     SpaceToDepth,

@@ -16,12 +16,12 @@ from sat_tf.graph.operation_layers import (
     ConstantSum,
     DepthToSpace,
     Gather,
-    Operation,
     Padding,
     Scaling,
     Slice,
     SpaceToDepth,
     StopGradient,
+    TensorFlowOperation,
     absolute,
     template_of,
 )
@@ -56,7 +56,7 @@ def _as_it_is(call: OldCall) -> Replacement | None:
         arguments = template_of([list(call.node.call_args), call.node.call_kwargs], places)
     except TypeError:
         return None
-    layers = [new_layer(Operation, CalledFunction(call.symbol), arguments)]
+    layers = [new_layer(TensorFlowOperation, CalledFunction(call.symbol), arguments)]
     return Replacement(tensors, layers, takes_list=len(tensors) > 1)
 
 

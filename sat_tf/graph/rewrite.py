@@ -244,7 +244,7 @@ def with_layers_for_operations(model: keras.Model) -> keras.Model:
     - One-dimensional pooling becomes two-dimensional pooling of images with one row, between
       layers `<name>_image` and `<name>_row`.
     - Each part that `tf.split` or `tf.unstack` makes becomes a slice, `<name>_part_0` and so on.
-    - An operation that none of them does becomes an `Operation`, which is never quantized.
+    - Any other operation becomes a `TensorFlowOperation`, which is never quantized.
 
     Every output stays the same, bit for bit.
 

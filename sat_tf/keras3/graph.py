@@ -64,7 +64,7 @@ class Call:
         return keras3.tree.map_structure(fill_in, (tuple(arguments.args), kept))
 
 
-class Graph:
+class Keras3Graph:
     """The graph of a built Sequential or Functional Keras 3 model."""
 
     def __init__(self, model: Any) -> None:

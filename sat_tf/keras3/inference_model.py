@@ -17,7 +17,7 @@ from sat_tf.graph.operation_layers import template_of
 from sat_tf.keras3 import inference_table
 from sat_tf.keras3.calls import LayerCall
 from sat_tf.keras3.inference_layers import PixelGrid, QuantizedActivation
-from sat_tf.keras3.inference_operations import Operation
+from sat_tf.keras3.inference_operations import InferenceOperation
 from sat_tf.keras3.proof import TOLERANCE, UNKNOWN_SIZE, difference
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.input_range import PIXELS
@@ -179,19 +179,19 @@ def _symbol(layer: Any) -> str | None:
 
 
 class _CalledOperation:
-    """An `Operation` whose arguments are those of its first call."""
+    """An `InferenceOperation` whose arguments are those of its first call."""
 
     def __init__(self, function: str, name: str) -> None:
         self._function = function
         self._name = name
-        self._layer: Operation | None = None
+        self._layer: InferenceOperation | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = tf.nest.map_structure(_type_name, (list(args), kwargs))
         tensors = [value for value in tf.nest.flatten([args, kwargs]) if hasattr(value, "shape")]
         if self._layer is None:
             places = {id(tensor): place for place, tensor in enumerate(tensors)}
-            self._layer = Operation(
+            self._layer = InferenceOperation(
                 self._function,
                 template_of([args, kwargs], places),
                 name=self._name,

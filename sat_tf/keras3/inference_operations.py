@@ -1,5 +1,6 @@
 """Operations of quantized networks as Keras 3 layers; like `inference_layers`, on any backend."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ from keras import ops
 
 from sat_tf.graph.operation_layers import filled_in
 
-_register = keras3.saving.register_keras_serializable(package="sat_tf")
+_register = functools.partial(keras3.saving.register_keras_serializable, package="sat_tf")
 
 _SCALINGS: dict[str, Callable[[Any, Any], Any]] = {
     "x + c": lambda x, c: x + c,
@@ -19,8 +20,9 @@ _SCALINGS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@_register
-class Scaling(keras3.layers.Layer):
+# The names in saved files are those of the tf_keras layers.
+@_register(name="Scaling")
+class InferenceScaling(keras3.layers.Layer):
     """A tensor and a number, or one number a channel, added to each other or multiplied.
 
     Args:
@@ -48,8 +50,8 @@ class Scaling(keras3.layers.Layer):
         return {**super().get_config(), "formula": self.formula, "number": self.number}
 
 
-@_register
-class Slice(keras3.layers.Layer):
+@_register(name="Slice")
+class InferenceSlice(keras3.layers.Layer):
     """A part of each image, as Python's slices take it.
 
     Args:
@@ -76,8 +78,8 @@ class Slice(keras3.layers.Layer):
         return {**super().get_config(), "slices": self.slices, "dropped": self.dropped}
 
 
-@_register
-class Operation(keras3.layers.Layer):
+@_register(name="Operation")
+class InferenceOperation(keras3.layers.Layer):
     """One of TensorFlow's operations, by what does the same in Keras 3.
 
     Args:
@@ -231,19 +233,19 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-@_register
+@_register()
 def hard_sigmoid_of_keras2(x: Any) -> Any:
     """tf_keras' `hard_sigmoid`: clip(0.2 x + 0.5, 0, 1); that of Keras 3 has another slope."""
     return ops.clip(x * 0.2 + 0.5, 0.0, 1.0)
 
 
-@_register
+@_register()
 def absolute(x: Any) -> Any:
     """|x|."""
     return ops.abs(x)
 
 
-@_register
+@_register()
 def gelu_by_tanh(x: Any) -> Any:
     """GELU in the form 0.5 x (1 + tanh(sqrt(2/π) (x + 0.044715 x³)))."""
     return ops.gelu(x, approximate=True)

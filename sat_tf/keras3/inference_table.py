@@ -85,7 +85,7 @@ def _with_settings(layer: Any) -> Any:
 
 def _class_of(layer: Any) -> Any:
     if isinstance(layer, operation_layers.OfTensorFlow):
-        return inference_operations.Operation
+        return inference_operations.InferenceOperation
     counterpart = _counterpart(layer) or SAME
     own = counterpart.inference(layer)
     for module in (inference_layers, inference_operations):

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.keras3 import layer_table, operation_table
-from sat_tf.keras3.graph import Call, Graph, functional_of
+from sat_tf.keras3.graph import Call, Keras3Graph, functional_of
 from sat_tf.messages import kind_of, list_problems
 
 _DEEPEST = 4  # names inside names, such as those of attention layers in wrappers
@@ -89,7 +89,7 @@ class Translated:
             it was made of.
     """
 
-    graph: Graph
+    graph: Keras3Graph
     model: keras.Model
     calls: list[tuple[Call, Any, "Translated | None"]]
 
@@ -131,7 +131,7 @@ class Translator:
         if functional_of(model) is None:
             self._problems.append(where + _no_graph(model))
             return
-        graph = Graph(model)
+        graph = Keras3Graph(model)
         for tensor in graph.inputs:
             layer = graph.input_layer(tensor)
             if getattr(layer, "optional", False):
@@ -237,7 +237,7 @@ class Translator:
         return self._made[key]
 
     def _model(self, model: Any) -> Translated:
-        graph = Graph(model)
+        graph = Keras3Graph(model)
         tensors: dict[int, Any] = {}
         for tensor in graph.inputs:
             tensors[id(tensor)] = _input_layer(graph.input_layer(tensor)).output

@@ -6,7 +6,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.graph.operation_layers import Operation
+from sat_tf.graph.operation_layers import TensorFlowOperation
 from sat_tf.loading.load import load_model
 from sat_tf.loading.tensor_functions import CalledFunction, expect_allowed, trusted_maker
 from sat_tf.loading.trust import UntrustedModelError
@@ -20,7 +20,7 @@ def test_a_layer_calls_no_function_that_only_a_file_names(tmp_path):
     config = {"function": "io.write_file", "arguments": [[str(marker), "x"], {}]}
     layer = {"class_name": "sat_tf>Operation", "config": config}
     with pytest.raises(ValueError, match=_REFUSED):
-        Operation(**config)
+        TensorFlowOperation(**config)
     with pytest.raises((TypeError, ValueError), match=_REFUSED):
         keras.layers.deserialize(layer)
     with pytest.raises((TypeError, ValueError), match=_REFUSED):

@@ -107,13 +107,13 @@ _MOVES: dict[str, Callable[..., Operation]] = {
     "RESHAPE": Reshape,
     "PAD": Pad,
     "MAX_POOL_2D": _max_pool,
-    "STRIDED_SLICE": movements.Slice,
+    "STRIDED_SLICE": movements.StridedSlice,
     "TRANSPOSE": movements.Transpose,
     "RESIZE_NEAREST_NEIGHBOR": movements.Resize,
-    "DEPTH_TO_SPACE": movements.DepthToSpace,
-    "SPACE_TO_DEPTH": movements.SpaceToDepth,
-    "GATHER": movements.Gather,
-    "REDUCE_MAX": movements.ChannelMax,
+    "DEPTH_TO_SPACE": movements.DepthToSpaceOp,
+    "SPACE_TO_DEPTH": movements.SpaceToDepthOp,
+    "GATHER": movements.GatherOp,
+    "REDUCE_MAX": movements.ReduceMax,
 }
 
 

@@ -85,7 +85,7 @@ class Movement(Operation, abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class Slice(Movement):
+class StridedSlice(Movement):
     """A part of each image.
 
     Attributes:
@@ -94,6 +94,7 @@ class Slice(Movement):
 
     slices: tuple[tuple[int | None, int | None, int | None], ...]
 
+    listed_as = "Slice"
     operator = Operator("STRIDED_SLICE", 2, "StridedSliceOptions")
     reads = ("STRIDED_SLICE",)
 
@@ -248,13 +249,14 @@ class _Blocks(Movement):
 
 
 @dataclasses.dataclass(frozen=True)
-class DepthToSpace(_Blocks):
+class DepthToSpaceOp(_Blocks):
     """Channels moved into rows and columns: (h, w, b²·c) becomes (b·h, b·w, c).
 
     Attributes:
         block_size: b.
     """
 
+    listed_as = "DepthToSpace"
     operator = Operator("DEPTH_TO_SPACE", 1, "DepthToSpaceOptions")
     reads = ("DEPTH_TO_SPACE",)
 
@@ -273,13 +275,14 @@ class DepthToSpace(_Blocks):
 
 
 @dataclasses.dataclass(frozen=True)
-class SpaceToDepth(_Blocks):
+class SpaceToDepthOp(_Blocks):
     """Rows and columns moved into channels: (b·h, b·w, c) becomes (h, w, b²·c).
 
     Attributes:
         block_size: b.
     """
 
+    listed_as = "SpaceToDepth"
     operator = Operator("SPACE_TO_DEPTH", 2, "SpaceToDepthOptions")
     reads = ("SPACE_TO_DEPTH",)
 
@@ -298,7 +301,7 @@ class SpaceToDepth(_Blocks):
 
 
 @dataclasses.dataclass(frozen=True)
-class Gather(Movement):
+class GatherOp(Movement):
     """Parts of each image along an axis, in the order of their numbers.
 
     Attributes:
@@ -309,6 +312,7 @@ class Gather(Movement):
     indices: tuple[int, ...]
     axis: int
 
+    listed_as = "Gather"
     operator = Operator("GATHER", 2, "GatherOptions")
     reads = ("GATHER",)
 
@@ -349,9 +353,10 @@ class Gather(Movement):
 
 
 @dataclasses.dataclass(frozen=True)
-class ChannelMax(Movement):
+class ReduceMax(Movement):
     """The largest code of each pixel."""
 
+    listed_as = "ChannelMax"
     operator = Operator("REDUCE_MAX", 2, "ReducerOptions")
     reads = ("REDUCE_MAX",)
 

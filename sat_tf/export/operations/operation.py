@@ -49,6 +49,7 @@ class Operation(abc.ABC):
         reads: names of the operators that it may be read back from.
         mixes: whether it computes with several values of its inputs, so that TensorFlow's converter
             would choose a grid for what it makes in float.
+        listed_as: its name in the listing of a graph; "" for that of its class.
     """
 
     inputs: tuple[str, ...]
@@ -57,6 +58,7 @@ class Operation(abc.ABC):
     operator: ClassVar[Operator]
     reads: ClassVar[tuple[str, ...]] = ()
     mixes: ClassVar[bool] = False
+    listed_as: ClassVar[str] = ""
 
     # -- in words --------------------------------------------------------------------------------
 
@@ -68,7 +70,7 @@ class Operation(abc.ABC):
     def title(self, graph: Tensors) -> str:
         """What the listing of a graph calls it."""
         del graph
-        return type(self).__name__
+        return self.listed_as or type(self).__name__
 
     def weights_title(self) -> str:
         """The range of its weights in the listing; empty where it has none."""

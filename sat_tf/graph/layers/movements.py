@@ -174,5 +174,7 @@ KINDS: Kinds = {
         Role.MOVEMENT,
         moves=one_move("GATHER", lambda layer: (tuple(layer.indices), layer.axis)),
     ),
-    Slice: LayerKind(Role.MOVEMENT, moves=_slice, keras3=Keras3(inference=lambda layer: "Slice")),
+    Slice: LayerKind(
+        Role.MOVEMENT, moves=_slice, keras3=Keras3(inference=lambda layer: "InferenceSlice")
+    ),
 }
