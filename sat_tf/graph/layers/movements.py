@@ -1,6 +1,6 @@
-"""Layers that move values about, and the operators that do so in a file; images are resized here.
+"""Layers that move values, resizing included, and the operators that do so in a file.
 
-Sequences are images with one row in a file, where its operators know only these.
+Where operators take only images, a sequence is an image with one row.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ _Arguments = Callable[[Any], tuple[Any, ...]]
 
 
 def one_move(operator: str, arguments: _Arguments = lambda layer: ()) -> Moves:
-    """One operator, given what is taken from the layer."""
+    """One operator, with arguments taken from the layer."""
 
     def moves(layer: Any, read: Shape, made: Shape) -> tuple[Move, ...]:
         del read, made
@@ -90,7 +90,7 @@ def _resizing_role(layer: Any) -> Role:
 _INTERPOLATION = Function(
     keeps_range=lambda layer: layer.interpolation in ("nearest", "bilinear", "area")
 )
-# One that sat-tf does not quantize, because its operators have no form for it.
+# Not quantized: sat-tf has no operations on volumes.
 _OF_VOLUMES = LayerKind(Role.MOVEMENT, quantized=False, keras3=SAME)
 
 KINDS: Kinds = {
