@@ -80,11 +80,11 @@ class InferenceSlice(keras3.layers.Layer):
 
 @_register(name="Operation")
 class InferenceOperation(keras3.layers.Layer):
-    """One of TensorFlow's operations, by what does the same in Keras 3.
+    """One of TensorFlow's operations, by its counterpart in Keras 3.
 
     Args:
         function: its name without "tf.", such as "math.sin"; one that `is_known`.
-        arguments: its arguments and, by name, those that have names, as `template_of` makes them.
+        arguments: its positional and its keyword arguments, as `template_of` makes them.
         **options: options of any Keras layer.
     """
 
@@ -94,7 +94,7 @@ class InferenceOperation(keras3.layers.Layer):
         self.arguments = arguments
 
     def call(self, inputs: Any) -> Any:
-        """What the operation makes of the tensors."""
+        """The operation on the tensors."""
         args, options = filled_in(self.arguments, keras3.tree.flatten(inputs))
         options.pop("name", None)
         return _OPERATIONS[self.function](*args, **options)
@@ -105,7 +105,7 @@ class InferenceOperation(keras3.layers.Layer):
 
 
 def is_known(function: str) -> bool:
-    """Whether Keras 3 does the same as one of TensorFlow's operations, to the last bit."""
+    """Whether Keras 3 computes one of TensorFlow's operations, bit for bit."""
     return function in _OPERATIONS
 
 
