@@ -404,7 +404,7 @@ def test_a_saved_model_is_rebuilt_or_refused_but_never_run(tmp_path):
     own.save(tmp_path / "own", save_format="tf")
     for name in ("program", "own"):
         with pytest.raises(
-            UntrustedModelError, match=r"can only be run as the program .*--trust_model"
+            UntrustedModelError, match=r"can only be run as a program, .*--trust_model"
         ):
             load_model(tmp_path / name)
     small().save(tmp_path / "graph", save_format="tf")
