@@ -1,1 +1,1 @@
-"""The certificate: what it holds, and how it comes about."""
+"""The certificate: its contents, and how it is made."""

@@ -19,7 +19,7 @@ from sat_tf.export.litert.runtime import Runtime
 
 @dataclasses.dataclass(frozen=True)
 class Interface:
-    """What a task takes and gives.
+    """The input and the output of a task.
 
     Attributes:
         input_shape: of an image.
@@ -33,7 +33,7 @@ class Interface:
 
 
 class Task(abc.ABC):
-    """A way from images to outputs; it is sent to workers as it is, and started there."""
+    """Computes outputs from images; it is sent to workers as it is, and started there."""
 
     @abc.abstractmethod
     def start(self) -> Interface:

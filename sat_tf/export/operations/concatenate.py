@@ -1,4 +1,4 @@
-"""Tensors behind each other."""
+"""Tensors joined along an axis."""
 
 import dataclasses
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from sat_tf.export.tflite.writer import Operator, Writer
 
 @dataclasses.dataclass(frozen=True)
 class Concatenate(Operation):
-    """Tensors of one grid behind each other.
+    """Tensors on one grid, joined along an axis.
 
     Attributes:
         axis: along which, counted without the batch dimension.
@@ -49,7 +49,7 @@ class Concatenate(Operation):
         codes = operator.codes()
         parts = [operator.source_codes(index) for index in range(len(names))]
         if any(grid_of(part) != grid_of(codes) for part in parts):
-            raise NotUnderstoodError("its parts have other scales or zero points than it")
+            raise NotUnderstoodError("its inputs have other scales or zero points than it")
         if codes is not None:
             lowest = min(part.lowest for part in parts if part)
             highest = max(part.highest for part in parts if part)

@@ -33,7 +33,7 @@ class FloatLayer(Operation):
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """The layer's class: what its operators are is up to TensorFlow's converter."""
+        """The layer's class: TensorFlow's converter chooses its operators."""
         return (f"float {self._class_name}",)
 
     def title(self, graph: Tensors) -> str:
@@ -65,12 +65,12 @@ class FloatLayer(Operation):
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        """Raises: a file holds operators, of which no layer can be made again.
+        """Raises: a file holds operators, from which no layer can be created again.
 
         Raises:
             NotUnderstoodError: always.
         """
-        raise NotUnderstoodError(f"{operator.name}: it is part of no layer that is left float")
+        raise NotUnderstoodError(f"{operator.name}: it belongs to no layer that is left float")
 
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """See `Operation`."""
@@ -89,7 +89,7 @@ class FloatLayer(Operation):
 
 @dataclasses.dataclass(frozen=True)
 class FloatLayerOperator(Operation):
-    """An operator of a file, of a layer that is left float: it is run by LiteRT alone.
+    """An operator of a file, of a layer that is left float; only LiteRT runs it.
 
     Attributes:
         layer: the layer that it is part of.
@@ -110,11 +110,11 @@ class FloatLayerOperator(Operation):
     def _unknown(self) -> ValueError:
         return ValueError(
             f"{self.output}: received a graph with an operator that the simulator does not know, "
-            "expected its result beside the images; simulate the graph of the Keras model instead."
+            "expected its result to be given; simulate the graph of the Keras model instead."
         )
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """Raises: nothing is known of it.
+        """Raises: its arithmetic is unknown.
 
         Raises:
             ValueError: always.
@@ -122,7 +122,7 @@ class FloatLayerOperator(Operation):
         raise self._unknown()
 
     def write(self, writer: Writer) -> None:
-        """Raises: nothing is known of it.
+        """Raises: its arithmetic is unknown.
 
         Raises:
             ValueError: always.
@@ -131,11 +131,11 @@ class FloatLayerOperator(Operation):
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        """Whatever it does, no integers are part of it."""
+        """Any operator without integers."""
         stored, progress = operator.stored, operator.progress
         layer = layer_of(stored, progress)
         if layer is None:
-            raise NotUnderstoodError(f"{operator.name}: it is part of no layer that is left float")
+            raise NotUnderstoodError(f"{operator.name}: it belongs to no layer that is left float")
         given = [tensor for tensor in stored.inputs if tensor is not None and tensor.values is None]
         where = f"{operator.name} {operator.output.name}"
         if any(tensor.type in ("INT8", "UINT8") for tensor in (*stored.outputs, *given)):
@@ -154,7 +154,7 @@ class FloatLayerOperator(Operation):
         return cls(names, last.name, layer), None
 
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """Raises: nothing is known of it.
+        """Raises: its arithmetic is unknown.
 
         Raises:
             ValueError: always.
@@ -162,7 +162,7 @@ class FloatLayerOperator(Operation):
         raise self._unknown()
 
     def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
-        """Raises: nothing is known of it.
+        """Raises: its arithmetic is unknown.
 
         Raises:
             ValueError: always.
@@ -171,7 +171,7 @@ class FloatLayerOperator(Operation):
 
 
 def layer_of(operator: StoredOperator, progress: Progress) -> str | None:
-    """The layer left float that an operator belongs to, if it does to one."""
+    """The layer left float that an operator belongs to, if any."""
     names = {tensor.name.rsplit(INNER_NAME, 1)[0] for tensor in operator.outputs}
     known = len(names) == 1 and names <= progress.float_layers.keys()
     return progress.float_layers[next(iter(names))] if known else None

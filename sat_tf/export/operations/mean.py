@@ -121,7 +121,7 @@ def rounded_mean(
 
 
 def mean_multiplier(source: Codes, output: Codes, count: int) -> tuple[np.float32, np.float32]:
-    """What a mean multiplies the sum of `count` stored integers by, and what it adds then."""
+    """The multiplier of a mean for the sum of `count` stored integers, and its offset."""
     multiplier = np.float32(source.scale / output.scale) * (np.float32(1.0) / np.float32(count))
     # The zero points are one float32 offset of the product.
     offset = np.float32(output.zero_point) - np.float32(

@@ -1,4 +1,4 @@
-"""Operations that pick codes or put them elsewhere, and change none."""
+"""Operations that select or move codes, and change none."""
 
 import abc
 import dataclasses
@@ -20,15 +20,15 @@ class Movement(Operation, abc.ABC):
 
     @abc.abstractmethod
     def on_array(self, values: np.ndarray) -> np.ndarray:
-        """What it makes of values, with the batch dimension first."""
+        """Its result for values with the batch dimension first."""
 
     @abc.abstractmethod
     def on_tensor(self, values: TfTensor) -> TfTensor:
-        """The same of a TensorFlow tensor."""
+        """The same for a TensorFlow tensor."""
 
     @abc.abstractmethod
     def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-        """What the operator reads beside its tensor, in order, by names.
+        """The constants that the operator reads, in order, by names.
 
         Args:
             shape: of its tensor, without the batch dimension.
@@ -45,7 +45,7 @@ class Movement(Operation, abc.ABC):
         """The movement that an operator stands for.
 
         Raises:
-            NotUnderstoodError: it moves otherwise, with the reason.
+            NotUnderstoodError: sat-tf does not write it, with the reason.
         """
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
@@ -130,7 +130,7 @@ class StridedSlice(Movement):
         whole = (operator.option("beginMask"), operator.option("endMask"), strides[0]) == (1, 1, 1)
         masks = ("ellipsisMask", "newAxisMask", "shrinkAxisMask")
         if not whole or any(map(operator.option, masks)) or operator.option("offset"):
-            raise NotUnderstoodError("it takes some images, or other axes than there are")
+            raise NotUnderstoodError("it slices the batch, or adds or drops axes")
         slices = tuple(zip(begin[1:].tolist(), end[1:].tolist(), strides[1:].tolist(), strict=True))
         return cls((operator.source(),), operator.output.name, slices)
 
@@ -211,7 +211,7 @@ class Resize(Movement):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The centers of pixels count."""
+        """Pixels are placed by their centers."""
         return {"alignCorners": False, "halfPixelCenters": True}
 
     @classmethod
@@ -224,7 +224,7 @@ class Resize(Movement):
 
 @dataclasses.dataclass(frozen=True)
 class _Blocks(Movement):
-    """What moves between the channels and square blocks of pixels.
+    """A move between the channels and square blocks of pixels.
 
     Attributes:
         block_size: rows and columns of a block.
@@ -302,10 +302,10 @@ class SpaceToDepthOp(_Blocks):
 
 @dataclasses.dataclass(frozen=True)
 class GatherOp(Movement):
-    """Parts of each image along an axis, in the order of their numbers.
+    """Parts of each image along an axis, by their indices.
 
     Attributes:
-        indices: the numbers.
+        indices: the indices, in any order.
         axis: the axis, counted without the batch.
     """
 
@@ -348,7 +348,7 @@ class GatherOp(Movement):
         size = operator.tensor(0).shape[axis] if axis > 0 else 0
         within = indices.ndim == 1 and np.all((indices >= 0) & (indices < size))
         if not within or operator.option("batchDims"):
-            raise NotUnderstoodError("it takes other parts than those of an axis of each image")
+            raise NotUnderstoodError("it does not gather along an axis of each image")
         return cls((operator.source(),), operator.output.name, tuple(indices.tolist()), axis - 1)
 
 

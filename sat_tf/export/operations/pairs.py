@@ -35,7 +35,7 @@ class PairKind(enum.Enum):
 
     @property
     def keeps_grid(self) -> bool:
-        """Whether it picks codes: its inputs and its output then have the same ones."""
+        """Whether it selects codes: its inputs and its output are then on one grid."""
         return self in (PairKind.MAXIMUM, PairKind.MINIMUM)
 
 
@@ -49,7 +49,7 @@ _OPERATORS = {
 
 @dataclasses.dataclass(frozen=True)
 class Pair(Operation):
-    """An operation of two tensors, both codes or both float; axes of size 1 are stretched.
+    """An operation of two tensors, both codes or both float; axes of size 1 are broadcast.
 
     Attributes:
         kind: which one.
@@ -100,7 +100,7 @@ class Pair(Operation):
         if kind.keeps_grid and codes is not None:
             known = [found for found in inputs if found]
             if any(grid_of(found) != grid_of(codes) for found in known):
-                raise NotUnderstoodError("its parts have other scales or zero points than it")
+                raise NotUnderstoodError("its inputs have other scales or zero points than it")
             codes = dataclasses.replace(
                 codes,
                 lowest=min(found.lowest for found in known),
@@ -139,7 +139,7 @@ class Pair(Operation):
 
 
 def on_floats(kind: PairKind, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """The operation on real values, or on codes that it only picks."""
+    """The operation on real values, or on codes that it only selects."""
     return np.asarray(_FUNCTIONS[kind](first, second))
 
 

@@ -59,5 +59,5 @@ def readers_of(name: str) -> list[type[Operation]]:
 
 
 def reader_of(operator: OperatorView) -> type[Operation] | None:
-    """The operation that an operator of a file is part of; None where sat-tf writes none such."""
+    """The operation that an operator of a file is part of; None where sat-tf does not write it."""
     return next((one for one in readers_of(operator.name) if one.recognizes(operator)), None)

@@ -79,7 +79,7 @@ class OperatorView:
         tensor = self.tensor(index)
         if tensor.values is None or tensor.type not in types:
             wanted = " or ".join(types)
-            raise NotUnderstoodError(f"its input {tensor.name} is no constant of type {wanted}")
+            raise NotUnderstoodError(f"its input {tensor.name} is not a constant of type {wanted}")
         return tensor.values
 
     def is_constant(self, index: int) -> bool:
@@ -102,7 +102,7 @@ class OperatorView:
         return value if names is None else names[value]
 
     def expect(self, *, otherwise: str, **options: Any) -> None:
-        """Raises unless options that the graph has no word for have the only value it means."""
+        """Raises unless options that a graph cannot hold have the only value it supports."""
         found = {name: self.option(name) for name in options}
         if found != options:
             raise NotUnderstoodError(f"{otherwise} {found}")

@@ -276,5 +276,5 @@ def test_a_new_operation_is_converted_and_computed_in_keras(absolute):
 def test_without_its_row_nobody_reads_it(absolute, monkeypatch):
     content = serialize(absolute, {})
     monkeypatch.setattr(table, "OPERATIONS", table.OPERATIONS[:-1])
-    with pytest.raises(ValueError, match="operator 1, ABS: no operator of sat-tf"):
+    with pytest.raises(ValueError, match="operator 1, ABS: not an operator of sat-tf"):
         read_graph(content, "net")
