@@ -23,7 +23,6 @@ from sat_tf.graph.operation_layers import (
     StopGradient,
     TensorFlowOperation,
     absolute,
-    template_of,
 )
 from sat_tf.graph.replacement import (
     Finder,
@@ -34,6 +33,7 @@ from sat_tf.graph.replacement import (
     pooled_in_rows,
     pooled_whole_row,
 )
+from sat_tf.graph.templates import template_of
 from sat_tf.loading.tensor_functions import CalledFunction
 
 L = keras.layers

@@ -12,7 +12,7 @@ from sat_tf.graph import functions, layer_kinds
 from sat_tf.graph.flatten import layer_copy
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import keras_calls
-from sat_tf.graph.operation_layers import OfSeveralTensors, Scaling, template_of
+from sat_tf.graph.operation_layers import OfSeveralTensors, Scaling
 from sat_tf.graph.operation_table import LAYERS, replacement_of_operation
 from sat_tf.graph.replacement import (
     Finder,
@@ -23,6 +23,7 @@ from sat_tf.graph.replacement import (
     pooled_in_rows,
     pooled_whole_row,
 )
+from sat_tf.graph.templates import template_of
 
 L = keras.layers
 

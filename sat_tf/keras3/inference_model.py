@@ -13,7 +13,7 @@ import tf_keras as keras
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import unique_name
 from sat_tf.graph.layers.kind import Role
-from sat_tf.graph.operation_layers import template_of
+from sat_tf.graph.templates import template_of
 from sat_tf.keras3 import inference_table
 from sat_tf.keras3.calls import LayerCall
 from sat_tf.keras3.inference_layers import PixelGrid, QuantizedActivation

@@ -7,7 +7,7 @@ from typing import Any
 import keras as keras3
 from keras import ops
 
-from sat_tf.graph.operation_layers import filled_in
+from sat_tf.graph.templates import filled_in
 
 _register = functools.partial(keras3.saving.register_keras_serializable, package="sat_tf")
 

@@ -180,7 +180,7 @@ def test_wrong_images_are_named(wrong, message, model, path, images):
 
 
 def test_everything_that_is_wrong_is_named_at_once(model, images, tmp_path):
-    with pytest.raises(ValueError, match=r"3 problems(.|\n)*no file(.|\n)*float64(.|\n)*labels"):
+    with pytest.raises(ValueError, match=r"3 problems(.|\n)* a file(.|\n)*float64(.|\n)*labels"):
         sat_tf.verify_tflite(model, tmp_path / "missing", images / 255.0, np.zeros(3))
 
 

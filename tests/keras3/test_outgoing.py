@@ -255,6 +255,22 @@ def test_it_is_loaded_where_keras_3_and_sat_tf_are(tmp_path):
     assert run.stdout == "equal\n", run.stderr[-2000:]
 
 
+@pytest.mark.thorough  # a process for each
+@pytest.mark.parametrize("first", ["sat_tf", "sat_tf, tf_keras", "tensorflow, sat_tf", "keras"])
+def test_keras_3_knows_its_layers_in_any_order_of_imports(first):
+    find = "keras.saving.get_registered_object('sat_tf>{}').__module__"
+    names = ", ".join(find.format(name) for name in ("Slice", "QuantizedActivation"))
+    others = {name: value for name, value in os.environ.items() if name != "TF_USE_LEGACY_KERAS"}
+    run = subprocess.run(
+        [sys.executable, "-c", f"import {first}; import keras, sat_tf; print({names})"],
+        capture_output=True,
+        text=True,
+        env=others,
+    )
+    modules = "sat_tf.keras3.inference_operations sat_tf.keras3.inference_layers\n"
+    assert run.stdout == modules, run.stderr[-2000:]
+
+
 def test_what_it_makes_cannot_be_quantized_again(tmp_path):
     exported = _exported("residual", "w8a8_by_channel")
     exported.save(tmp_path / "model.keras")
