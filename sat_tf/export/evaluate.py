@@ -390,6 +390,6 @@ def _named(name: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(
-            f"{name}: received a file that does not run ({error}), expected one as "
-            "sat_tf.export_tflite wrote it; export the model again."
+            f"{name}: received a file that does not run ({error}), expected one that "
+            "sat_tf.export_tflite wrote; export the model again."
         ) from error

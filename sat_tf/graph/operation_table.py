@@ -66,7 +66,7 @@ def _is_keras(value: Any) -> bool:
 
 
 def _constant(value: Any) -> np.ndarray | None:
-    """Numbers as an array; None for tensors of the model, and for anything else."""
+    """Numbers as an array; None for anything else, such as tensors of the model."""
     if value is None or any(map(_is_keras, tf.nest.flatten(value))):
         return None
     array = np.asarray(value)

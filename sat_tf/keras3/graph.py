@@ -68,7 +68,7 @@ class Keras3Graph:
     """The graph of a built Sequential or Functional Keras 3 model."""
 
     def __init__(self, model: Any) -> None:
-        """Reads a model that `has_graph`."""
+        """Reads a model for which `functional_of` finds a graph."""
         self.model = model
         self.name: str = model.name
         self._functional = functional_of(model)

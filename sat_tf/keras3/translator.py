@@ -80,7 +80,7 @@ def _tail(name: str, depth: int) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Translated:
-    """A model in both.
+    """A model in Keras 3 and in tf_keras.
 
     Attributes:
         graph: of the Keras 3 model.

@@ -84,7 +84,7 @@ def untrusted(problems: list[str]) -> str:
     """The refusal, with all its reasons and the switch."""
     return (
         f"received a model that runs code when it is loaded: {'; '.join(problems)}; expected "
-        f"layers of Keras and sat-tf alone; {SWITCH}."
+        f"layers of Keras and sat-tf only; {SWITCH}."
     )
 
 

@@ -145,7 +145,7 @@ def test_a_runtime_that_refuses_the_file_is_told_and_xnnpack_alone_is_an_error(
     assert list(found.runtimes) == ["xnnpack"]
     assert found.refused == {"builtin": "it ends the process with SIGSEGV"}
     refusals["xnnpack"] = "no memory"
-    with pytest.raises(ValueError, match=r"LiteRT does not run \(no memory\), expected one as"):
+    with pytest.raises(ValueError, match=r"LiteRT does not run \(no memory\), expected one that"):
         verify_file(small_file, small_images)
 
 

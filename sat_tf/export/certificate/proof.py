@@ -200,7 +200,7 @@ def _counters(
     if "xnnpack" in refused:
         raise ValueError(
             f"{subject.path}: received a TFLite file that LiteRT does not run "
-            f"({refused['xnnpack']}), expected one as sat_tf.export_tflite wrote it; export the "
+            f"({refused['xnnpack']}), expected one that sat_tf.export_tflite wrote; export the "
             "model again."
         )
     return found, refused

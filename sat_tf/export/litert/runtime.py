@@ -183,8 +183,8 @@ def _explained(action: str) -> Iterator[None]:
         yield
     except (RuntimeError, ValueError, TypeError, IndexError, OverflowError) as error:
         raise ValueError(
-            f"received a TFLite file that LiteRT does not {action} ({error}), expected one as "
-            "sat_tf.export_tflite wrote it; export the model again."
+            f"received a TFLite file that LiteRT does not {action} ({error}), expected one that "
+            "sat_tf.export_tflite wrote; export the model again."
         ) from error
 
 

@@ -71,7 +71,7 @@ def pack_graph(graph: Graph, pack: str) -> Graph:
         if all(op.real for op in graph.operations if isinstance(op, Linear)):
             fix = "with activation_bits: kernels of float activations are stored in 8 bits"
         problems.append(
-            "received no kernel that fits into 4 bits, expected one at least; use pack='none', or "
+            "received no kernel that fits into 4 bits, expected at least one; use pack='none', or "
             f"requantize {fix}."
         )
         raise ValueError(list_problems(f"model {graph.name!r}, pack={pack!r}", problems))

@@ -77,8 +77,8 @@ def unpacked(content: bytes, name: str) -> Iterator[Any]:
         yield _unpacked_model(content)
     except _TooMuchError as error:
         raise ValueError(
-            f"{name}: received a TFLite file that {error}, expected one as sat_tf.export_tflite "
-            "wrote it; export the model again."
+            f"{name}: received a TFLite file that {error}, expected one that sat_tf.export_tflite "
+            "wrote; export the model again."
         ) from error
     except NotUnderstoodError:
         raise

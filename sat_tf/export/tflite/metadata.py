@@ -158,8 +158,8 @@ def read_labels(content: bytes) -> list[str] | None:
         if not zipfile.is_zipfile(io.BytesIO(content)):
             return None
         raise ValueError(
-            f"received a file whose labels are damaged ({error}), expected one as "
-            "sat_tf.export_tflite wrote it; export the model again."
+            f"received a file whose labels are damaged ({error}), expected one that "
+            "sat_tf.export_tflite wrote; export the model again."
         ) from error
 
 

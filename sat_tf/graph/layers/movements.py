@@ -36,7 +36,7 @@ def one_move(operator: str, arguments: _Arguments = lambda layer: ()) -> Moves:
 
 
 def _on_one_row(read: Shape, move: Move) -> tuple[Move, ...]:
-    """A sequence as an image with one row, what is done with that, and a sequence again."""
+    """A sequence as an image with one row, the move, and a sequence again."""
     return (Move("RESHAPE", (), (1, *read), "input"), move, Move("RESHAPE"))
 
 
@@ -65,7 +65,7 @@ def _slice(layer: Any, read: Shape, made: Shape) -> tuple[Move, ...]:
 
 
 def _without(first: int, last: int) -> tuple[int | None, int | None, None]:
-    """A slice without so many values at its ends."""
+    """A slice without some values at its ends."""
     return (first or None, -last or None, None)
 
 
