@@ -193,11 +193,7 @@ class DeployedLayer(keras.layers.Layer):
         return values
 
     def get_config(self) -> dict[str, Any]:
-        """Raises: it is a view of another model, which is the one to save.
-
-        Raises:
-            NotImplementedError: always.
-        """
+        """Raises NotImplementedError: it is a view of another model, which is the one to save."""
         raise NotImplementedError(
             f"{self.name}: a layer of a deployed model, which is a view of the quantized one; "
             "save or copy that, `deployed.quantized`, and call deployed_model on it again."
@@ -400,11 +396,7 @@ class DeployedModel(keras.Model):
         return super().predict(*arguments, **options)
 
     def get_config(self) -> dict[str, Any]:
-        """Raises: it is a view of another model, which is the one to save.
-
-        Raises:
-            NotImplementedError: always.
-        """
+        """Raises NotImplementedError: it is a view of another model, which is the one to save."""
         raise NotImplementedError(
             f"model {self.name!r}: received a deployed model to save or copy, which is a view of "
             "the quantized one; save or copy that, `deployed.quantized`, and call deployed_model "

@@ -11,7 +11,7 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
-from sat_tf.graph.network import check_model, keras_calls, own_call_problem
+from sat_tf.graph.network import check_model, keras_calls, own_call_problem, subclassed_problem
 from sat_tf.messages import kind_of, list_problems
 
 _INVALID = re.compile(r"[^A-Za-z0-9_.\\/>-]")
@@ -301,11 +301,7 @@ def _nesting_problem(call: Any) -> str | None:
     """Why a call of a nested model cannot be flattened, with the fix; None where it can."""
     model = call.layer
     if not _has_graph(model):
-        return (
-            f"received a subclassed model ({type(model).__name__}), whose layers only its Python "
-            "code connects, inside the model; expected a Functional or Sequential one: build the "
-            "same layers with outputs = layer(inputs) and keras.Model(inputs, outputs)"
-        )
+        return subclassed_problem(model)
     if problem := own_call_problem(model):
         return problem
     further = [name for name, value in call.call_kwargs.items() if value is not None]

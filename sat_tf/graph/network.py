@@ -351,6 +351,22 @@ def _along_arguments(tensors: Iterable[Any]) -> Iterator[Any]:
             waiting += [(read.node, False) for read in reversed(call.keras_inputs)]
 
 
+# Of models of either Keras that have no graph.
+NOT_BUILT = (
+    "received a Sequential model that is not built, expected one with a known input shape; call "
+    "model.build((None, height, width, channels)), or start it with keras.Input"
+)
+
+
+def subclassed_problem(model: Any) -> str:
+    """Why a subclassed model of either Keras has no graph, with the fix."""
+    return (
+        f"received a subclassed model ({type(model).__name__}), whose layers only its Python code "
+        "connects; expected a Functional or Sequential model: build the same layers with "
+        "outputs = layer(inputs) and keras.Model(inputs, outputs)"
+    )
+
+
 def check_model(model: Any) -> None:
     """Raises ValueError, with the fix, unless `model` is a built Functional or Sequential model."""
     if not isinstance(model, keras.Model):
@@ -362,17 +378,9 @@ def check_model(model: Any) -> None:
         )
     sequential = isinstance(model, keras.Sequential)
     if sequential and not getattr(model, "_graph_initialized", False):
-        raise ValueError(
-            f"model {model.name!r}: received a Sequential model that is not built, expected one "
-            "with a known input shape; call model.build((None, height, width, channels)), or start "
-            "it with keras.Input."
-        )
+        raise ValueError(f"model {model.name!r}: {NOT_BUILT}.")
     if not getattr(model, "_is_graph_network", False):
-        raise ValueError(
-            f"model {model.name!r}: received a subclassed model ({type(model).__name__}), whose "
-            "layers only its Python code connects; expected a Functional or Sequential model: "
-            "build the same layers with outputs = layer(inputs) and keras.Model(inputs, outputs)."
-        )
+        raise ValueError(f"model {model.name!r}: {subclassed_problem(model)}.")
     if problem := own_call_problem(model):
         raise ValueError(f"model {model.name!r}: {problem}.")
 

@@ -120,10 +120,6 @@ class StopGradient(keras.layers.Layer):
         """The shape of the input."""
         return tf.TensorShape(input_shape)
 
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return dict(super().get_config())
-
 
 @_register
 class OfSeveralTensors(keras.layers.Wrapper):
@@ -272,8 +268,20 @@ class Clip(OfTensorFlow):
         return {**super().get_config(), "low": self.low, "high": self.high}
 
 
+class _Blocks(OfTensorFlow):
+    """A move between channels and blocks of pixels; abstract."""
+
+    def __init__(self, function: str, block_size: int, **options: Any) -> None:
+        super().__init__(function, [[_TENSOR, block_size], {}], **options)
+        self.block_size = block_size
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "block_size": self.block_size}
+
+
 @_register
-class DepthToSpace(OfTensorFlow):
+class DepthToSpace(_Blocks):
     """Channels moved into rows and columns: (h, w, b²·c) becomes (b·h, b·w, c).
 
     Args:
@@ -285,16 +293,11 @@ class DepthToSpace(OfTensorFlow):
     """
 
     def __init__(self, block_size: int, **options: Any) -> None:
-        super().__init__("nn.depth_to_space", [[_TENSOR, block_size], {}], **options)
-        self.block_size = block_size
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {**super().get_config(), "block_size": self.block_size}
+        super().__init__("nn.depth_to_space", block_size, **options)
 
 
 @_register
-class SpaceToDepth(OfTensorFlow):
+class SpaceToDepth(_Blocks):
     """Rows and columns moved into channels: (b·h, b·w, c) becomes (h, w, b²·c).
 
     Args:
@@ -306,12 +309,7 @@ class SpaceToDepth(OfTensorFlow):
     """
 
     def __init__(self, block_size: int, **options: Any) -> None:
-        super().__init__("nn.space_to_depth", [[_TENSOR, block_size], {}], **options)
-        self.block_size = block_size
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {**super().get_config(), "block_size": self.block_size}
+        super().__init__("nn.space_to_depth", block_size, **options)
 
 
 @_register

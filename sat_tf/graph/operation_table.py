@@ -356,7 +356,7 @@ def _padded(call: OldCall) -> Replacement | None:
     if channels == (0, 0) and len(inner) == 2:
         return one_layer(tensor, L.ZeroPadding2D, tuple(inner))
     if channels == (0, 0) and len(inner) == 1:
-        return Replacement([tensor], [new_layer(L.ZeroPadding1D, inner[0])])
+        return one_layer(tensor, L.ZeroPadding1D, inner[0])
     return one_layer(tensor, Padding, margins)
 
 
@@ -377,12 +377,9 @@ def _stacked(call: OldCall) -> Replacement | None:
     if len(tensors) < 2 or place == 0 or None in call.shape:
         return None
     shape = (*call.shape[: place - 1], 1, *call.shape[place:])
-    fronts = {
-        index: new_layer(L.Reshape, shape, suffix=f"part_{index}") for index in range(len(tensors))
-    }
-    return Replacement(
-        list(tensors), [new_layer(L.Concatenate, place)], takes_list=True, fronts=fronts
-    )
+    reshapes = [new_layer(L.Reshape, shape, suffix=f"part_{i}") for i in range(len(tensors))]
+    joined = [new_layer(L.Concatenate, place)]
+    return Replacement(list(tensors), joined, takes_list=True, fronts=dict(enumerate(reshapes)))
 
 
 def _split(call: OldCall) -> Replacement | None:
@@ -410,13 +407,18 @@ def _parts(
     tensor: Any, axis: int, bounds: Sequence[tuple[int, int]], *, drops: bool
 ) -> Replacement:
     """A slice for each of several outputs."""
-    whole: list[list[int | None]] = [[None, None, None] for _ in tensor.shape[1:]]
-    layers = []
-    for index, (start, stop) in enumerate(bounds):
-        slices = [*whole[: axis - 1], [start, stop, None], *whole[axis:]]
-        dropped = [axis - 1] if drops else []
-        layers.append(new_layer(Slice, slices, dropped, suffix=f"part_{index}"))
+    dropped = [axis - 1] if drops else []
+    layers = [
+        new_layer(Slice, _slices(tensor, axis, *ends, None), dropped, suffix=f"part_{index}")
+        for index, ends in enumerate(bounds)
+    ]
     return Replacement([tensor], layers, beside=True)
+
+
+def _slices(tensor: Any, axis: int, *bounds: int | None) -> list[list[int | None]]:
+    """Slices of all axes but the batch: a part of one axis, and the others whole."""
+    axes = range(1, len(tensor.shape))
+    return [list(bounds) if one == axis else [None, None, None] for one in axes]
 
 
 def _gathered(axis_at: int) -> Finder:
@@ -433,11 +435,9 @@ def _gathered(axis_at: int) -> Finder:
             return None
         first, stride = int(indices.flat[0]), int(np.diff(indices.flat[:2])[:1].sum()) or 1
         if indices.ndim == 0 or (stride > 0 and np.all(np.diff(indices) == stride)):
-            whole: list[list[int | None]] = [[None, None, None] for _ in tensor.shape[1:]]
             stop = first + (indices.size - 1) * stride + 1
-            slices = [*whole[: axis - 1], [first, stop, stride], *whole[axis:]]
-            dropped = [] if indices.ndim else [axis - 1]
-            return one_layer(tensor, Slice, slices, dropped)
+            slices = _slices(tensor, axis, first, stop, stride)
+            return one_layer(tensor, Slice, slices, [] if indices.ndim else [axis - 1])
         return one_layer(tensor, Gather, indices.tolist(), axis - 1)
 
     return find

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.graph.network import NOT_BUILT, subclassed_problem
 from sat_tf.keras3 import layer_table, operation_table
 from sat_tf.keras3.graph import Call, Keras3Graph, functional_of
 from sat_tf.messages import kind_of, list_problems, reason_of
@@ -352,14 +353,5 @@ def _copy_trainable(made: Translated) -> None:
 
 
 def _no_graph(model: Any) -> str:
-    if isinstance(model, keras3.Sequential):
-        return (
-            "received a Sequential model that is not built, expected one with a known input "
-            "shape; call model.build((None, height, width, channels)), or start it with "
-            "keras.Input."
-        )
-    return (
-        f"received a subclassed model ({type(model).__name__}), whose layers only its Python code "
-        "connects; expected a Functional or Sequential model: build the same layers with "
-        "outputs = layer(inputs) and keras.Model(inputs, outputs)."
-    )
+    is_sequential = isinstance(model, keras3.Sequential)
+    return f"{NOT_BUILT if is_sequential else subclassed_problem(model)}."

@@ -2,11 +2,11 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from sat_tf.export.operations.operation import Constants, Made, Operation, TfTensor
+from sat_tf.export.operations.operation import Made, Operation, TfTensor
 from sat_tf.export.operations.shapes import write_reshape
 from sat_tf.export.tflite.contents import NotUnderstoodError, StoredOperator
 from sat_tf.export.tflite.operator_view import OperatorView, Progress
@@ -65,17 +65,8 @@ class FloatLayer(Operation):
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        """Raises: a file holds operators, from which no layer can be created again.
-
-        Raises:
-            NotUnderstoodError: always.
-        """
+        """Raises NotUnderstoodError: no layer can be created again from operators."""
         raise NotUnderstoodError(f"{operator.name}: it belongs to no layer that is left float")
-
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        del constants
-        return self.keras_function(graph)(*inputs)
 
     def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
         """The layer itself; the converter may quantize it too."""
@@ -107,27 +98,19 @@ class FloatLayerOperator(Operation):
         """See `Operation`."""
         return (f"float {self.layer}",)
 
-    def _unknown(self) -> ValueError:
-        return ValueError(
+    def _refuse(self) -> NoReturn:
+        raise ValueError(
             f"{self.output}: received a graph with an operator that the simulator does not know, "
             "expected its result to be given; simulate the graph of the Keras model instead."
         )
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """Raises: its arithmetic is unknown.
-
-        Raises:
-            ValueError: always.
-        """
-        raise self._unknown()
+        """Raises ValueError: its arithmetic is unknown."""
+        self._refuse()
 
     def write(self, writer: Writer) -> None:
-        """Raises: its arithmetic is unknown.
-
-        Raises:
-            ValueError: always.
-        """
-        raise self._unknown()
+        """Raises ValueError: its arithmetic is unknown."""
+        self._refuse()
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
@@ -153,21 +136,9 @@ class FloatLayerOperator(Operation):
             progress.tensors[output.name] = Tensor(output.name, output.shape[1:], None)
         return cls(names, last.name, layer), None
 
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """Raises: its arithmetic is unknown.
-
-        Raises:
-            ValueError: always.
-        """
-        raise self._unknown()
-
     def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
-        """Raises: its arithmetic is unknown.
-
-        Raises:
-            ValueError: always.
-        """
-        raise self._unknown()
+        """Raises ValueError: its arithmetic is unknown."""
+        self._refuse()
 
 
 def layer_of(operator: StoredOperator, progress: Progress) -> str | None:

@@ -155,12 +155,11 @@ class Operation(abc.ABC):
         del graph
         return {}
 
-    @abc.abstractmethod
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
         """The output of `simulate`, bit for bit, on any device; it has no gradient.
 
         Tensors hold codes, stored - zero_point, as float32, or real values where the graph keeps
-        them float.
+        them float. By default it is `keras_function`, which fits where that has no FakeQuant.
 
         Args:
             graph: it is part of, of which only shapes are used.
@@ -168,6 +167,8 @@ class Operation(abc.ABC):
                 itself only settings are used.
             *inputs: with the batch dimension first.
         """
+        del constants
+        return self.keras_function(graph)(*inputs)
 
     @abc.abstractmethod
     def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:

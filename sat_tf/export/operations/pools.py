@@ -74,11 +74,6 @@ class MaxPool(_Pool):
             np.maximum(result, view, out=result)
         return result
 
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        del constants
-        return self.keras_function(graph)(*inputs)
-
     def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
         """See `Operation`."""
         import tensorflow as tf

@@ -22,26 +22,35 @@ from sat_tf.export.tflite.tensors import Codes, Tensors, dequantized, quantized
 from sat_tf.export.tflite.writer import Operator, Writer
 from sat_tf.quantizers.input_range import PIXELS, InputRange
 
-_QUANTIZE = Operator("QUANTIZE", 2, "QuantizeOptions")
 _IMAGE_ZERO_POINT = -128
 
 
 @dataclasses.dataclass(frozen=True)
-class ShiftImage(Operation):
-    """uint8 pixels to int8, stored = pixel - 128; int8 codes of an input as they are."""
+class _ToCodes(Operation):
+    """Codes of a tensor that is not codes."""
 
-    operator = _QUANTIZE
+    operator = Operator("QUANTIZE", 2, "QuantizeOptions")
     reads = ("QUANTIZE",)
+
+    def write(self, writer: Writer) -> None:
+        """See `Operation`."""
+        writer.operator(self.operator, self.inputs, self.output)
+
+    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
+        """See `Operation`."""
+        codes = graph.codes(self.output)
+        return lambda source: fake_quantized(codes, source)
+
+
+@dataclasses.dataclass(frozen=True)
+class ShiftImage(_ToCodes):
+    """uint8 pixels to int8, stored = pixel - 128; int8 codes of an input as they are."""
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """See `Operation`."""
         del graph
         (image,) = inputs
         return image.astype(np.int32) - (0 if image.dtype == np.int8 else 128)
-
-    def write(self, writer: Writer) -> None:
-        """See `Operation`."""
-        writer.operator(self.operator, self.inputs, self.output)
 
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:
@@ -85,18 +94,10 @@ class ShiftImage(Operation):
     def _range(self, graph: Tensors) -> InputRange:
         return graph.image(self.inputs[0]).range or PIXELS
 
-    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
-        """See `Operation`."""
-        codes = graph.codes(self.output)
-        return lambda source: fake_quantized(codes, source)
-
 
 @dataclasses.dataclass(frozen=True)
-class Quantize(Operation):
+class Quantize(_ToCodes):
     """float32 to codes; values beyond the range saturate."""
-
-    operator = _QUANTIZE
-    reads = ("QUANTIZE",)
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """See `quantized`.
@@ -112,10 +113,6 @@ class Quantize(Operation):
                 "tf.math.divide_no_nan, and from roots and logarithms of what is not positive."
             )
         return quantized(source, graph.codes(self.output))
-
-    def write(self, writer: Writer) -> None:
-        """See `Operation`."""
-        writer.operator(self.operator, self.inputs, self.output)
 
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:
@@ -146,11 +143,6 @@ class Quantize(Operation):
         del graph
         (source,) = inputs
         return clipped(tf.round(source * constants["inverse_scale"]), constants)
-
-    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
-        """See `Operation`."""
-        codes = graph.codes(self.output)
-        return lambda source: fake_quantized(codes, source)
 
 
 def _bounded(codes: Codes, source: str, operations: Iterable[Operation]) -> Codes:

@@ -128,6 +128,18 @@ class OperatorView:
             raise NotUnderstoodError("it changes the scale or the zero point")
         return source
 
+    def selected_codes(self) -> Codes | None:
+        """The codes of the output, which are some of those of all inputs."""
+        codes = self.codes()
+        found = [self.source_codes(index) for index in range(len(self.stored.inputs))]
+        if any(grid_of(source) != grid_of(codes) for source in found):
+            raise NotUnderstoodError("its inputs have other scales or zero points than its output")
+        if codes is None:
+            return None
+        lowest = min(source.lowest for source in found if source)
+        highest = max(source.highest for source in found if source)
+        return dataclasses.replace(codes, lowest=lowest, highest=highest)
+
     def fused_codes(self) -> Codes | None:
         """How the output is stored, clipped by the fused activation."""
         kind = self.option("fusedActivationFunction", _ACTIVATIONS)
