@@ -334,7 +334,7 @@ def _check_settings(top: tuple[int, ...], processes: int | None) -> None:
 
 def _cores() -> int:
     """How many cores this process may use."""
-    # Not on every system.
+    # Not available on every system.
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -238,7 +238,7 @@ def _checked(model: keras.Model, path: pathlib.Path, images: Any, labels: Any) -
         problems += found or image_problems(images, shapes[0], kinds[0])
     if problems:
         if np.ndim(arrays_of(images)[0]) and (count := number_of(images)):
-            # Without the file, by the model's own outputs; whether a sigmoid makes one is open.
+            # Without the file, by the model's own outputs; whether a sigmoid makes one is unknown.
             outputs = [
                 Output(name, tuple(tensor.shape[1:]), is_sigmoid=True)
                 for name, tensor in zip(model.output_names, model.outputs, strict=True)

@@ -55,7 +55,7 @@ def layer_copy(layer: keras.layers.Layer, **changes: Any) -> keras.layers.Layer:
         if isinstance(layer, keras.layers.Lambda):
             copy.function = layer.function  # one created from its code would lack its closure
         return copy
-    except Exception as error:  # code of users raises anything
+    except Exception as error:  # code of users may raise anything
         reason = textwrap.shorten(str(error) or type(error).__name__, 160)
         raise ValueError(
             f"{layer.name}: received {kind_of(layer)} that cannot be created again from its "

@@ -137,7 +137,7 @@ def _variable_bytes(options: Mapping[str, Any]) -> int:
         # Keras 3 passes the initializer and no shape; tracing it creates no value.
         try:
             traced = tf.function(value, autograph=False).get_concrete_function()
-        except Exception:  # functions of users raise anything; Keras reports it
+        except Exception:  # functions of users may raise anything; Keras reports it
             return 0
         shape = tf.TensorShape(traced.structured_outputs.shape)
         dtype = traced.structured_outputs.dtype

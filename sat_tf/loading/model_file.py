@@ -12,7 +12,7 @@ from sat_tf.atomic_file import expect_path
 from sat_tf.messages import reason_of
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
-# Models of thousands of layers have a megabyte of it.
+# Models of thousands of layers have one megabyte.
 _LARGEST_CONFIG_BYTES = 2**25
 _DEEPEST = 200
 # DEFLATE shrinks zeros to a thousandth at most; small files are always read.

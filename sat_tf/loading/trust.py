@@ -121,7 +121,7 @@ def _problem(part: Part, known: frozenset[str]) -> str | None:
         return f"{kind}, which is not what is registered as {registered_name}"
     if part.module and not _is_keras(part.module):
         return f"{kind} of the module {part.module}, which would be imported"
-    # Without a module, tf_keras looks a name up in its own tables alone.
+    # Without a module, tf_keras looks a name up only in its own tables.
     is_class = kind in known or isinstance(_registered(kind), type)
     if not is_class or registered_name not in (None, kind):
         return f"{kind}, which is neither a class of Keras nor registered with it"
@@ -164,7 +164,7 @@ def _refused(part: Part) -> str:
     return f"{part.class_name}, which calls what the file names"
 
 
-# Classes of tf_keras that take more out of a file than numbers.
+# Classes of tf_keras that read more from a file than numbers.
 _SPECIAL: dict[str, Callable[[Part], str | None]] = {
     "Lambda": _code,
     "__lambda__": lambda part: "a Python lambda, whose code is in the file",

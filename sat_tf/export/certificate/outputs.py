@@ -38,7 +38,7 @@ def top_hits(outputs: np.ndarray, labels: np.ndarray, k: int) -> int:
     return int(np.count_nonzero(finite & np.any(largest == labels[:, np.newaxis], axis=1)))
 
 
-# Of one number with a sigmoid behind it, which side of it is the class.
+# The output of a single sigmoid is class 1 above this, else 0.
 _HALF = 0.5
 
 

@@ -188,7 +188,7 @@ def _codes_differing(row: RuntimeRow) -> Cell:
     if row.found is None:
         return ""
     differing = row.found.codes_differing
-    # Only that of XNNPACK has to be 0.
+    # Only that of XNNPACK must be 0.
     bad = "bad" if row.name == "xnnpack" else "watch"
     return Marked(f"{differing:,} of {row.found.codes_compared:,}", bad if differing else "good")
 

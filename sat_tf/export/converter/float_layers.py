@@ -40,7 +40,7 @@ def float_operators(node: Node, shapes: Sequence[tuple[int, ...]]) -> bytes:
     for size in (None, 1):
         try:
             content = _converted(node, shapes, size)
-        except Exception as error:  # The converter and the layer raise anything.
+        except Exception as error:  # The converter and the layer may raise anything.
             problem = problem or error
             continue
         batch = _batch_of_output(content)
@@ -160,7 +160,7 @@ def run_converter(converter: Any) -> bytes:
         try:
             with _native_output_in(printed):
                 content: bytes = converter.convert()
-        except Exception as error:  # The converter raises anything.
+        except Exception as error:  # The converter may raise anything.
             printed.seek(0)
             told = printed.read().decode(errors="replace")
             raise ValueError(_useful(f"{first_line(error)}\n{error}\n{told}")) from error

@@ -116,7 +116,7 @@ def _main(runtimes: list[str]) -> None:
 
 def _limit_memory() -> None:
     """Sizes that a damaged file asks for are refused, and not taken from other processes."""
-    # Not on every system.
+    # Not available on every system.
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 

@@ -83,7 +83,7 @@ class TfliteTask(Task):
         return self._runtime.run(images)
 
 
-# Of the words a worker answers with.
+# How the answers of a worker start.
 _DONE, _REFUSED = "done", "refused"
 _SECONDS_TO_END = 10
 
@@ -166,7 +166,7 @@ class Worker:
 
 def _main() -> None:
     """Starts the task that comes in, and then answers every batch."""
-    # Whatever else is printed does not get between the answers.
+    # Anything else that is printed must not get between the answers.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     questions = sys.stdin.buffer

@@ -80,7 +80,7 @@ class GraphBuilder:
     def materialize(self, pending: Lowered, codes: Codes, name: str, shape: tuple[int, ...]) -> str:
         """Adds what makes a tensor of codes of a pending layer; returns the tensor's name."""
         some_float = any(self.tensors[source].codes is None for source in pending.sources)
-        # QUANTIZE cannot make codes with a unit, which no part alone has either.
+        # QUANTIZE cannot make codes with a unit, and no part alone has one.
         if isinstance(pending, PendingConcatenation) and not (some_float and codes.unit != 1.0):
             parts = tuple(self._part(part, codes) for part in pending.parts)
             return self._joined(pending, parts, name, shape, codes)

@@ -13,8 +13,8 @@ from sat_tf.export.tflite.tensors import Storage
 from sat_tf.messages import did_you_mean, list_problems
 from sat_tf.version import __version__
 
-# What each choice stores a kernel as if its codes fit, the smallest first, and as int8 if none
-# does. LiteRT has no convolutions with INT2 kernels.
+# How each choice stores a kernel: the first type that holds its codes, smallest first, else int8.
+# LiteRT has no convolutions with INT2 kernels.
 PACKINGS: Mapping[str, Mapping[LinearKind, tuple[Storage, ...]]] = {
     "none": {},
     "int4": {

@@ -85,7 +85,7 @@ def _settled(graph: Graph, linear: Linear) -> Linear:
     scales, bias = linear.scales.copy(), linear.bias.copy()
     centers = np.clip(linear.center / unit, -_LARGEST_SUM, _LARGEST_SUM)
     usual = np.rint(centers / np.maximum(gaps, 1))
-    # Channels that share a scale keep it where it is fine enough for biases: none of them is dead.
+    # Channels that share a scale keep it where it is fine enough for biases: none is dead.
     coarse = multipliers * (1 if linear.shares_scale else gaps) >= _COARSE
     # All that a channel of zeros gives is its constant: a unit of its sum becomes an output code.
     zeros = (gaps == 0) & (coarse | (not linear.shares_scale))
@@ -119,7 +119,7 @@ def settle(channel: Channel) -> tuple[float, int]:
     >>> settle(Channel(2.5, 3.3, usual=0, spread=100.0, gap=1, lowest=0, highest=255))
     (2.5, 1)
     """
-    # Beyond twice the largest sum, a bias saturates whatever it is.
+    # Beyond twice the largest sum, any bias saturates.
     limit = 2.0 * _LARGEST_SUM
     plain = int(np.rint(np.clip(channel.bias / channel.multiplier, -limit, limit)))
     pairs = [(channel.multiplier, plain + shift) for shift in (0, -1, 1)]
@@ -198,7 +198,7 @@ def upscale(graph: Graph) -> Graph:
 def _upscaled(graph: Graph, linear: Linear, *, one_factor: bool) -> Linear:
     largest = np.maximum(np.max(np.abs(linear.kernel), axis=linear.inner_axes), 1)
     reach = np.maximum(largest_sums(graph, linear), 1)
-    room = np.maximum(linear.storage.highest // largest, 1)  # INT4 holds -8, and no 8
+    room = np.maximum(linear.storage.highest // largest, 1)  # INT4 holds -8, but not 8
     factors = np.minimum(room, np.maximum(_LARGEST_SUM_OF_BUILTIN // reach, 1))
     if linear.shares_scale or one_factor:
         factors = np.full_like(factors, np.min(factors))

@@ -365,7 +365,7 @@ class _Tracer:
 
     def _movement(self, node: Node) -> Lowered:
         layer = inner_layer(node.layer)
-        if quantized_network.role_of(node) is Role.IDENTITY:  # that holds a quantizer
+        if quantized_network.role_of(node) is Role.IDENTITY:  # one that holds a quantizer
             pending = self.lowered[node.inputs[0]]
             # A sum that no quantizer of its own follows is a float stream, and stays one.
             stays = isinstance(

@@ -25,7 +25,7 @@ _DTYPES: dict[str, np.dtype] = {
     "INT64": np.dtype(np.int64),
     "FLOAT32": np.dtype(np.float32),
 }
-# An honest file holds what it unpacks to once; a little of it may be shared.
+# A valid file holds all that it unpacks to once; a little of it may be shared.
 _LARGEST_RATIO = 2
 _ALWAYS_UNPACKED_BYTES = 2**12
 # Ten times those of the largest networks for images.
