@@ -120,6 +120,10 @@ class StopGradient(keras.layers.Layer):
         """The shape of the input."""
         return tf.TensorShape(input_shape)
 
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return dict(super().get_config())
+
 
 @_register
 class OfSeveralTensors(keras.layers.Wrapper):
