@@ -50,6 +50,15 @@ def kind_of(thing: object) -> str:
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
+def reason_of(error: BaseException) -> str:
+    """Returns the first line of an error, or the name of its class where it says nothing.
+
+    >>> reason_of(OSError("disk full")), reason_of(OSError())
+    ('disk full', 'OSError')
+    """
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
 def warn(text: str, category: type[Warning] = UserWarning) -> None:
     """Warns, naming the user's line that called into sat-tf, TFMOT or Keras."""
     level = 2

@@ -6,8 +6,8 @@ same graph to TensorFlow's own converter; `snap_biases` moves a trained model's 
 its file; `deployed_model` is that file in Keras, to be evaluated and trained; `with_image_size`
 fixes the size of a model of images of any size.
 
-A file needs no model any more: `read_graph` reads it back, `simulate` runs it in NumPy,
-`verify_file` compares LiteRT with that, and `evaluate_tflite` counts right images on all cores.
+A file needs no model: `read_graph` reads it back, `simulate` runs it in NumPy, `verify_file`
+compares LiteRT with that, and `evaluate_tflite` measures accuracy on all cores.
 
 The names below load TensorFlow when they are first used: processes that only run files do without.
 """

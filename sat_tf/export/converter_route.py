@@ -26,16 +26,16 @@ def to_keras(model: keras.Model) -> keras.Model:
     gives an int8 model with the codes of `sat_tf.export_tflite`, its input and output float32
     unless the converter is told otherwise. Use it where other tools need to see the graph, or add
     to it; `export_tflite` is faster, and `verify_tflite` reads only its files. Layers that are left
-    float are part of it as they are; the converter may quantize them too, and what stands next to
-    them may become float: it says nothing of it.
+    float are part of it as they are; the converter may quantize them too, and may leave what is
+    next to them float, without saying so.
 
     Args:
         model: a model quantized by sat-tf, without float streams.
 
     Returns:
         A model for conversion only: its weights are constants. Input: pixels on the grid of the
-        file, scale · (pixel - zero point); output:
-        what the quantized model gives, on the grid of its codes.
+        file, scale · (pixel - zero point); output: that of the quantized model, on the grid of its
+        codes.
 
     Raises:
         ValueError: the model has no integer form, or has float streams: the converter would
@@ -45,7 +45,7 @@ def to_keras(model: keras.Model) -> keras.Model:
 
 
 def keras_of_graph(graph: Graph) -> keras.Model:
-    """What `to_keras` gives, of a deployed graph.
+    """The model of `to_keras` for a deployed graph.
 
     Raises:
         ValueError: it has float streams.
@@ -71,7 +71,7 @@ def keras_of_graph(graph: Graph) -> keras.Model:
 
 
 def _float_streams(graph: Graph) -> Iterator[str]:
-    """The float tensors that come from codes alone, and are more than one of their tensors."""
+    """The float tensors that mix values of tensors of codes, in front of any float layer."""
     behind_float_layers: set[str] = set()
     for operation in graph.operations:
         if not graph.is_float(operation):
@@ -83,7 +83,7 @@ def _float_streams(graph: Graph) -> Iterator[str]:
 
 
 def _told_apart(operations: Iterable[Operation]) -> Iterator[Operation]:
-    """The operations, with no two re-quantizations of a tensor alike before their own quantizers.
+    """The operations, with no two equal requantizations of one tensor.
 
     The converter would merge these into one, which then has no codes and stays float. The same
     slope is written as 127 / 127, 126 / 126, and so on; it is exact in each, as they have no bias.

@@ -21,14 +21,13 @@ from sat_tf.qat.layout import call_name
 
 
 @dataclasses.dataclass(frozen=True)
-class Replacement:
-    """What the deployed graph has in the place of one Keras layer.
+class DeployedOperations:
+    """What replaces one Keras layer in the deployed graph.
 
     Attributes:
         sources: the tensors it reads.
-        operations: what it computes from them, in order; none where the layer changes nothing.
-        tensor: the one with the layer's output, or None where the layer has none, because it is
-            folded into what stands behind it.
+        operations: what it computes from them, in order; empty where the layer changes nothing.
+        tensor: the one with the layer's output; None where the layer is folded into others.
     """
 
     sources: tuple[str, ...] = ()
@@ -36,16 +35,16 @@ class Replacement:
     tensor: str | None = None
 
 
-def replacements_of(graph: Graph) -> dict[str, Replacement]:
-    """What the graph has in the place of each layer that has an output there, by its name."""
+def replacements_of(graph: Graph) -> dict[str, DeployedOperations]:
+    """The replacement of each layer that has an output in the graph, by its name."""
     makers = {operation.output: operation for operation in graph.operations}
     known = {image.name for image in graph.images}
-    replacements: dict[str, Replacement] = {}
+    replacements: dict[str, DeployedOperations] = {}
     for name, tensor in graph.layer_outputs.items():
         operations = list(_needed(tensor, makers, known))
         made = {operation.output for operation in operations}
         read = {tensor, *(source for op in operations for source in op.inputs)} - made
-        replacements[name] = Replacement(tuple(sorted(read)), tuple(operations), tensor)
+        replacements[name] = DeployedOperations(tuple(sorted(read)), tuple(operations), tensor)
     return replacements
 
 
@@ -80,7 +79,7 @@ def check_same_operations(name: str, old: Graph, new: Graph) -> None:
 
 
 def _outline(graph: Graph) -> dict[str, Any]:
-    """All of the operations but their numbers, by the tensors that they make."""
+    """All settings of the operations but their numbers, by the tensors that they make."""
 
     def settings(operation: Operation) -> list[Any]:
         values = [getattr(operation, field.name) for field in dataclasses.fields(operation)]
@@ -98,7 +97,7 @@ def _outline(graph: Graph) -> dict[str, Any]:
 
 
 class DeployedLayer(keras.layers.Layer):
-    """A layer of a quantized model whose output is what the integer file computes in its place.
+    """A layer of a quantized model with the output that the integer file computes for it.
 
     The layer itself, called in inference, gives the gradient. The numbers of the integer
     computation are variables that are not trained: `assign` writes those of another state of the
@@ -106,11 +105,11 @@ class DeployedLayer(keras.layers.Layer):
 
     Args:
         node: the layer in the quantized model; its variables are shared.
-        replacement: what the deployed graph has in its place.
+        replacement: its replacement in the deployed graph.
         graph: the deployed graph.
     """
 
-    def __init__(self, node: Node, replacement: Replacement, graph: Graph) -> None:
+    def __init__(self, node: Node, replacement: DeployedOperations, graph: Graph) -> None:
         name = f"deployed_{call_name(node)}".replace("@", "_call_")
         super().__init__(name=name, dtype="float32", autocast=False)
         self.layer = node.layer
@@ -167,12 +166,14 @@ class DeployedLayer(keras.layers.Layer):
             "tensors": made,
         }
 
-    def assign(self, graph: Graph, replacement: Replacement, *, everything: bool = True) -> None:
+    def assign(
+        self, graph: Graph, replacement: DeployedOperations, *, everything: bool = True
+    ) -> None:
         """Takes the numbers of the model's present state.
 
         Args:
             graph: the deployed graph, with the operations that it was made with.
-            replacement: what it has in the place of this layer.
+            replacement: that of this layer in it.
             everything: write also what has not changed since it was written last.
         """
         for key, value in self._values(graph, replacement).items():
@@ -181,7 +182,7 @@ class DeployedLayer(keras.layers.Layer):
                 self._written[key] = value
 
     @staticmethod
-    def _values(graph: Graph, replacement: Replacement) -> Numbers:
+    def _values(graph: Graph, replacement: DeployedOperations) -> Numbers:
         values: Numbers = {
             f"{operation.output}/{name}": value
             for operation in replacement.operations
@@ -192,11 +193,7 @@ class DeployedLayer(keras.layers.Layer):
         return values
 
     def get_config(self) -> dict[str, Any]:
-        """Raises: it is a view of another model, which is the one to save.
-
-        Raises:
-            NotImplementedError: always.
-        """
+        """Raises NotImplementedError: it is a view of another model, which is the one to save."""
         raise NotImplementedError(
             f"{self.name}: a layer of a deployed model, which is a view of the quantized one; "
             "save or copy that, `deployed.quantized`, and call deployed_model on it again."
@@ -238,7 +235,7 @@ def deployed_model(quantized: keras.Model, *, float_head: bool = False) -> "Depl
 
 
 class DeployedModel(keras.Model):
-    """What `deployed_model` returns: a view of a quantized model as its file computes.
+    """A view of a quantized model as its file computes it; see `deployed_model`.
 
     The integers are taken from the quantized model by `refresh`. `fit` does it before every step
     and at its end, `evaluate` and `predict` do it at their start; call it yourself after other
@@ -257,7 +254,7 @@ class DeployedModel(keras.Model):
         for node in network:
             if node.name in images:
                 continue
-            replacement = replacements.get(node.name, Replacement())
+            replacement = replacements.get(node.name, DeployedOperations())
             layers[node.name] = DeployedLayer(node, replacement, graph)
             made = layers[node.name](
                 {
@@ -304,15 +301,15 @@ class DeployedModel(keras.Model):
         """The same, between steps of training: kernels are computed by one traced function.
 
         What cannot change there is neither checked nor written again. Compilers may round the
-        effective weights otherwise in their last bit, so that `refresh` follows before anything is
-        measured.
+        effective weights differently in their last bit, so that `refresh` follows before anything
+        is measured.
 
         Raises:
             ValueError: as `refresh`.
         """
         try:
             kernels = self._view.kernels()
-        except tf.errors.InvalidArgumentError:  # weights that are not finite: let it say which
+        except tf.errors.InvalidArgumentError:  # non-finite weights: let it say which
             self.refresh()
             return
         graph = deployed_graph(self.quantized, float_head=self.float_head, kernels=kernels)
@@ -323,7 +320,9 @@ class DeployedModel(keras.Model):
         replacements = replacements_of(graph)
         with self.distribute_strategy.scope():
             for name, layer in self._view.layers.items():
-                layer.assign(graph, replacements.get(name, Replacement()), everything=everything)
+                layer.assign(
+                    graph, replacements.get(name, DeployedOperations()), everything=everything
+                )
         self._view.graph = graph
 
     def run(self, images: Pixels) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -352,7 +351,7 @@ class DeployedModel(keras.Model):
     # -- Keras ---------------------------------------------------------------------------------
 
     def compile(self, *arguments: Any, **options: Any) -> None:
-        """As any Keras model, but for `steps_per_execution`, which has to be 1.
+        """As any Keras model, except that `steps_per_execution` must be 1.
 
         Raises:
             ValueError: several steps an execution, between which nothing could be refreshed.
@@ -397,11 +396,7 @@ class DeployedModel(keras.Model):
         return super().predict(*arguments, **options)
 
     def get_config(self) -> dict[str, Any]:
-        """Raises: it is a view of another model, which is the one to save.
-
-        Raises:
-            NotImplementedError: always.
-        """
+        """Raises NotImplementedError: it is a view of another model, which is the one to save."""
         raise NotImplementedError(
             f"model {self.name!r}: received a deployed model to save or copy, which is a view of "
             "the quantized one; save or copy that, `deployed.quantized`, and call deployed_model "
@@ -411,7 +406,7 @@ class DeployedModel(keras.Model):
 
 @dataclasses.dataclass
 class _View:
-    """What a deployed model knows of the quantized one.
+    """What a deployed model keeps of the quantized one.
 
     Attributes:
         quantized: the model.

@@ -29,14 +29,14 @@ Batch = tuple[np.ndarray, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Accuracy:
-    """How many images of a data set are classified right.
+    """How many images of a data set are classified correctly.
 
     Attributes:
         num_images: in all.
         top: share of images whose label is among the k largest outputs, by k.
         not_finite: images with an output that is NaN or infinite; they count as wrong.
-        seconds: it took.
-        processes: that took part.
+        seconds: how long it took.
+        processes: how many took part.
     """
 
     num_images: int
@@ -120,7 +120,7 @@ def evaluate_simulator(
 
 
 def file_interface(path: str | os.PathLike[str]) -> Interface:
-    """What a file takes and gives.
+    """The input and the output of a file.
 
     Raises:
         ValueError: LiteRT does not run it.
@@ -165,7 +165,7 @@ def _labelled_batches(
         workers: how many take them.
 
     Raises:
-        ValueError: they are no pairs; also while batches are taken.
+        ValueError: they are not pairs; also while batches are taken.
     """
     if labels is None:
         if isinstance(images, np.ndarray) or not isinstance(images, Iterable):
@@ -199,7 +199,7 @@ def _pieces(images: np.ndarray, labels: np.ndarray, workers: int) -> Iterator[Ba
 
 
 def _checked_batch(batch: Batch, interface: Interface) -> Batch:
-    """The batch, if it is one for a task.
+    """The batch, if the task takes it.
 
     Raises:
         ValueError: it is not; lists every problem.
@@ -247,7 +247,7 @@ class _SharedBatches:
 
 
 def label_problems(images: np.ndarray, labels: np.ndarray, classes: float) -> list[str]:
-    """Why these are no labels for the images, which have so many classes."""
+    """Why these are not labels for the images, of so many classes."""
     if labels.shape != images.shape[:1]:
         return [
             f"labels: received shape {labels.shape}, expected {images.shape[:1]}, one class "
@@ -334,7 +334,7 @@ def _check_settings(top: tuple[int, ...], processes: int | None) -> None:
 
 def _cores() -> int:
     """How many cores this process may use."""
-    # Not on every system.
+    # Not available on every system.
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -390,6 +390,6 @@ def _named(name: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(
-            f"{name}: received a file that does not run ({error}), expected one as "
-            "sat_tf.export_tflite wrote it; export the model again."
+            f"{name}: received a file that does not run ({error}), expected one that "
+            "sat_tf.export_tflite wrote; export the model again."
         ) from error

@@ -87,7 +87,7 @@ def converted(graph: Graph) -> bytes:
 
 _WARM_UP = 2
 _RUNS = 20
-# No network takes longer, and slow ones need fewer runs.
+# Slow networks get fewer runs.
 _LONGEST_SECONDS = 10.0
 
 
@@ -169,7 +169,7 @@ class ExportReport:
         route: "direct" or "converter".
         islands: the layers that are left float, which TensorFlow's converter has written.
         certified: the tensors whose integers `verify_tflite` compares one by one. Those behind a
-            layer left float are certified as what follows from its output.
+            layer left float are certified given its output.
         storage: what this choice of `pack` costs, and, where it was asked for, what the others
             would.
         warnings: what to know about the file.
@@ -195,12 +195,12 @@ class ExportReport:
 
 
 def float_layers_of_one_image(graph: Graph, content: bytes) -> Iterator[str]:
-    """Of layers left float, of which the converter has made operators for a batch of 1."""
+    """The warning for layers left float whose operators are for a batch of 1."""
     known = any(one_image_only(graph.operations))
     if graph.float_layers and not known and Runtime(content, keep_tensors=False).takes_one_image:
         yield (
-            f"{', '.join(graph.float_layers)}: what TensorFlow's converter makes of layers left "
-            "float has a batch of 1 in its shapes, so that LiteRT runs one image at a time"
+            f"{', '.join(graph.float_layers)}: as TensorFlow's converter writes layers left float, "
+            "their shapes have a batch of 1, so that LiteRT runs one image at a time"
         )
 
 
@@ -250,16 +250,15 @@ def export_tflite(
     float32. Several inputs and outputs are in the order of `model.inputs` and `model.outputs`,
     which for dictionaries is that of the sorted keys; in the file's signature they are named after
     the Keras inputs, and after the tensors of the layers. Between them all tensors are int8, with
-    the trained codes as their
-    integers: weights keep their lattice, BatchNormalization is folded into scales and int32 biases,
-    activations are clipped by int8 saturation where their clipping level is. Only the last
-    DEQUANTIZE is float, and with it what the policy keeps float: the sums of float streams, and a
-    softmax.
+    the trained codes as their integers: weights keep their lattice, BatchNormalization is folded
+    into scales and int32 biases, and activations are clipped at their clipping levels by int8
+    saturation. Only the last DEQUANTIZE is float, and with it what the policy keeps float: the sums
+    of float streams, and a softmax.
 
     The file differs from the trained model in what integers cannot hold: biases are rounded to
-    multiples of input scale · weight scale, channels that hardly vary get another scale for it or,
-    next to dead, other codes, sums and means round as the kernels do, and signed streams that these
-    read saturate one code lower. `snap_biases` moves the model to where its file is.
+    multiples of input scale · weight scale, nearly constant channels get another scale for that or,
+    if nearly dead, other codes, sums and means round as the kernels do, and signed streams that
+    these read saturate one code lower. `snap_biases` moves the model onto the grids of its file.
     `verify_tflite` proves that LiteRT computes exactly these integers, and counts those of Keras
     that differ.
 
@@ -268,11 +267,11 @@ def export_tflite(
             `DeployedModel` of one.
         path: of the file; it appears whole, or not at all.
         float_head: keep the last Dense layer float, from dequantized activations and int8-stored
-            weights. Logits are then not rounded, so that none are equal.
+            weights. Logits are then not rounded, so that there are no ties.
         pack: "none" stores every weight in 8 bits. "int4" stores kernels whose codes fit in 4 bits
             (DoReFa up to 3 bits, the narrow and the rounded grid up to 4), those of dense layers
-            in 2 if they fit, and the others in 8, of which the report tells. The file is smaller
-            as long as nobody compresses it, and slower: XNNPACK does not run such convolutions.
+            in 2 if they fit, and the others in 8; the report lists these. The file is smaller
+            before compression, and slower: XNNPACK does not run such convolutions.
         softmax: the output is probabilities. A model that ends in a softmax has them anyway.
         resizable: write the batch size as free (-1), for tools that read the signature. LiteRT
             resizes the input of other files too.
@@ -285,7 +284,7 @@ def export_tflite(
             operations (`sat_tf.export.to_keras`): a second opinion, which is not certified.
         compare_storage: also build the files of the other choices of `pack`, and time them all on
             this machine. Of a large model this takes longer than the export.
-        image_size: rows and columns, for a model of images of any size: a file has one; (steps,)
+        image_size: rows and columns, for a model of images of any size: a file has one; (length,)
             for sequences.
 
     Returns:

@@ -83,7 +83,7 @@ def verify_subject(
     certificate_path: str | os.PathLike[str] | None = None,
     **settings: Any,
 ) -> Certificate:
-    """What `verify_file` does, of a file that has been read already.
+    """`verify_file` for a file that has been read already.
 
     Args:
         subject: from `read_subject`.
@@ -109,11 +109,11 @@ def verify_subject(
 
 @dataclasses.dataclass(frozen=True)
 class Recheck:
-    """What came of checking a file against its certificate.
+    """The result of checking a file against its certificate.
 
     Attributes:
         certificate: of the file as it is now.
-        differences: in what it is not as the certificate says; empty where the certificate holds.
+        differences: from its certificate; empty where that holds.
     """
 
     certificate: Certificate
@@ -179,10 +179,10 @@ def _differences(recorded: Certificate, fresh: Certificate) -> list[str]:
     lines = []
     before = {tensor.name: tensor.sha256 for tensor in recorded.codes}
     now = {tensor.name: tensor.sha256 for tensor in fresh.codes}
-    lines += [f"{name}: the certificate does not have it" for name in now if name not in before]
-    lines += [f"{name}: the file does not have it" for name in before if name not in now]
+    lines += [f"{name}: it is not in the certificate" for name in now if name not in before]
+    lines += [f"{name}: it is not in the file" for name in before if name not in now]
     lines += [
-        f"{name}: its codes are not those of the certificate"
+        f"{name}: its codes differ from the certificate"
         for name, digest in now.items()
         if before.get(name, digest) != digest
     ]
@@ -223,7 +223,7 @@ def file_problems(path: pathlib.Path) -> list[str]:
     if os.path.isfile(path):
         return []
     return [
-        f"{path}: received the path of no file, expected a TFLite file; write it with "
+        f"{path}: received a path without a file, expected a TFLite file; write it with "
         "sat_tf.export_tflite(model, path) first."
     ]
 

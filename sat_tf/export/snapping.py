@@ -1,11 +1,11 @@
 """A trained model moved to where its integer file is.
 
-An integer file holds biases as multiples of input scale · weight scale, and the channels that
-hardly vary get another scale for it (`lowering.scales`); this is nearly all that makes a phone
-compute other numbers than the trained model. In a deep network of few bits these differences do
-not stay small: a code that flips in an early layer flips others behind it, and in the end the
-logits differ as if the model had been quantized anew. With the model itself moved to that grid
-before top-1 is measured, the model that is measured is, but for ties, the model that is shipped.
+An integer file holds biases as multiples of input scale · weight scale, and nearly constant
+channels get another scale for that (`lowering.scales`); this is nearly all that makes a phone
+compute other numbers than the trained model. In a deep network of few bits these differences do not
+stay small: a code that flips in an early layer flips others behind it, and in the end the logits
+differ as if the model had been quantized again. With the model itself moved to that grid before
+top-1 is measured, the measured model is, except for ties, the shipped one.
 """
 
 import numpy as np
@@ -36,7 +36,7 @@ def snap_biases(model: keras.Model, *, pack: str = "none") -> None:
 
     Args:
         model: a model quantized by sat-tf. A file with a float head holds the last layer's bias as
-            it is; that of `snap_biases` is then just another one, half a unit away at most.
+            it is; that of `snap_biases` is then another one, at most half a unit away.
         pack: how its file will be packed, as `sat_tf.export_tflite` is told: the grid of biases is
             that of the stored codes, and coarser where they have fewer bits.
 
@@ -98,7 +98,7 @@ def _bias_holder(network: Network, node: Node) -> keras.layers.Layer | None:
             return layer if layer.beta is not None else None
         if getattr(layer, "bias", None) is not None:
             return layer
-        if isinstance(layer, Scaling):  # the bias before it counts otherwise
+        if isinstance(layer, Scaling):  # it scales the bias before it
             return None
         # Only a rectifier may stand between the sum and the tensor, and nothing that has codes.
         if layer.weights or len(node.inputs) != 1:

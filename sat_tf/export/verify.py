@@ -53,7 +53,7 @@ class TrainedModel:
         layers = {
             call_name(node): node.name
             for node in self._network
-            # Of a softmax the file has the logits as codes, and Keras only the probabilities.
+            # Of a softmax, the file has the logits as codes, Keras only the probabilities.
             if not layer_kinds.is_softmax(inner_layer(node.layer))
         }
         self._layers = {
@@ -88,7 +88,7 @@ class TrainedModel:
 
 
 def trained_model(model: keras.Model, graph: Graph) -> TrainedModel | DeployedModel:
-    """What shows the codes of a quantized model, or of a deployed one as they are now.
+    """A view of the codes of a quantized model, or of a deployed one as they are now.
 
     Raises:
         ValueError: a deployed model whose head is float where that of the graph is not, or the
@@ -132,8 +132,8 @@ def verify_tflite(
 
     The file is first compared with what the model exports to: the same operators, settings, scales
     and constants. Then LiteRT runs it, once with XNNPACK and once with its builtin kernels, and
-    every stored integer of every activation is compared with an integer simulation in NumPy. How
-    many codes the Keras model itself computes otherwise is counted too.
+    every stored integer of every activation is compared with an integer simulation in NumPy. The
+    codes that the Keras model itself computes differently are counted too.
 
     Args:
         model: the quantized Keras model that was exported, or its `DeployedModel`, whose codes are
@@ -141,14 +141,13 @@ def verify_tflite(
         path: the TFLite file.
         images: uint8 (n, rows, columns, channels): the pixels as they are. For an input of another
             `input_type`, the real values that Keras takes, (n, ...), in float32; for "int8" also
-            the codes of them. For several inputs, a
-            list with such an array for each, in the order of `model.inputs`. A model of images of
-            any size is verified for theirs.
+            the codes of them. For several inputs, a list with such an array for each, in the order
+            of `model.inputs`. A model of images of any size is verified for theirs.
         labels: class numbers, to count accuracy too: integers (n,), or, where each pixel, row or
             box is classified, (n, rows, columns) and the like. For several outputs a list with
             labels or None for each, in the order of `model.outputs`, or a dictionary by their
             names. What a sigmoid makes of one number has the classes 0 and 1.
-        float_model: the float model, to be compared with the file on the same pictures. It is fed
+        float_model: the float model, to be compared with the file on the same images. It is fed
             what the quantized Keras model is fed.
         certificate_path: where to write the certificate as JSON, if anywhere; a page to read goes
             beside it, with the suffix .html.
@@ -192,7 +191,7 @@ def verify_tflite(
 
 
 def _of_size(model: keras.Model, images: Any) -> keras.Model:
-    """The model for images of the size given, where it is for any."""
+    """The model for images of the given size, where it takes any size."""
     first = images[0] if isinstance(images, list | tuple) and len(images) else images
     if not isinstance(model, keras.Model) or is_sized(model):
         return model
@@ -202,7 +201,7 @@ def _of_size(model: keras.Model, images: Any) -> keras.Model:
 
 
 def _names_of_outputs(model: keras.Model) -> list[set[str]]:
-    """What the user may call each output: by its layer, or by its key in a dictionary."""
+    """The names of each output for the user: of its layer, and its key in a dictionary."""
     quantized = _quantized(model)
     names = [{name, *_own_names(quantized, name)} for name in quantized.output_names]
     structure = quantized._nested_outputs  # Keras has no public view of it
@@ -213,7 +212,7 @@ def _names_of_outputs(model: keras.Model) -> list[set[str]]:
 
 
 def _own_names(quantized: keras.Model, name: str) -> Iterator[str]:
-    """What the layer behind an output is called in the float model."""
+    """The names of the layer behind an output in the float model."""
     own = name.removeprefix("quant_")
     yield own
     # An activation that was part of a layer has a layer of its own, named after both.
@@ -239,7 +238,7 @@ def _checked(model: keras.Model, path: pathlib.Path, images: Any, labels: Any) -
         problems += found or image_problems(images, shapes[0], kinds[0])
     if problems:
         if np.ndim(arrays_of(images)[0]) and (count := number_of(images)):
-            # Without the file, by the model's own outputs; whether a sigmoid makes one is open.
+            # Without the file, by the model's own outputs; whether a sigmoid makes one is unknown.
             outputs = [
                 Output(name, tuple(tensor.shape[1:]), is_sigmoid=True)
                 for name, tensor in zip(model.output_names, model.outputs, strict=True)

@@ -1,1 +1,1 @@
-"""Reading Keras models once: as a graph, flat, each call a layer of a known kind."""
+"""Keras models read as a flat graph in which each call is a layer of a known kind."""

@@ -1,4 +1,4 @@
-"""Nested models made flat: one level of layers, none of them shared but for its weights."""
+"""Flattens nested models into one level of layers, which share nothing but weights."""
 
 import dataclasses
 import inspect
@@ -11,19 +11,19 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
-from sat_tf.graph.network import check_model, keras_calls, own_call_problem
+from sat_tf.graph.network import check_model, keras_calls, own_call_problem, subclassed_problem
 from sat_tf.messages import kind_of, list_problems
 
 _INVALID = re.compile(r"[^A-Za-z0-9_.\\/>-]")
 
 
 def unique_name(wanted: str, taken: set[str]) -> str:
-    """A valid name that nothing has yet, and that is taken from now on.
+    """A valid name that is not taken yet, and is from now on.
 
     Args:
-        wanted: what it is where it can be; characters that TensorFlow refuses become `_`, and
-            `_2`, `_3`, ... follow where it is taken.
-        taken: the names that others have; the new one is added.
+        wanted: the preferred name; characters that TensorFlow refuses become `_`, and a name that
+            is taken gets `_2`, `_3`, ... appended.
+        taken: the names in use; the new one is added.
 
     >>> taken = {"conv"}
     >>> unique_name("conv", taken), unique_name("conv", taken), unique_name("é 1", taken)
@@ -45,20 +45,20 @@ def layer_copy(layer: keras.layers.Layer, **changes: Any) -> keras.layers.Layer:
 
     Args:
         layer: any layer.
-        **changes: what is to be different in its configuration, such as its name.
+        **changes: settings to change in its configuration, such as its name.
 
     Raises:
-        ValueError: Keras cannot make it from its configuration; names the layer and the fix.
+        ValueError: Keras cannot create it from its configuration; names the layer and the fix.
     """
     try:
         copy = type(layer).from_config({**layer.get_config(), **changes})
         if isinstance(layer, keras.layers.Lambda):
-            copy.function = layer.function  # one made of its code would lack what it refers to
+            copy.function = layer.function  # one created from its code would lack its closure
         return copy
-    except Exception as error:  # code of users, and what Keras makes of it, raises anything
+    except Exception as error:  # code of users may raise anything
         reason = textwrap.shorten(str(error) or type(error).__name__, 160)
         raise ValueError(
-            f"{layer.name}: received {kind_of(layer)} that cannot be made again from its "
+            f"{layer.name}: received {kind_of(layer)} that cannot be created again from its "
             f"configuration ({reason}), expected from_config(get_config()) to give the same layer; "
             f"{_fix(layer)}."
         ) from error
@@ -84,20 +84,20 @@ class Flattened:
 
 
 def flatten(model: keras.Model) -> keras.Model:
-    """A model of single-level graph with the same function, for any that nests or shares.
+    """The single-level form of a model that nests models or shares layers.
 
-    Its outputs are equal bit for bit in inference; its weights are copies. See the rules for the
-    names of its layers in the head of this module.
+    Its outputs are equal bit for bit in inference; its weights are copies. Layers of nested models
+    are named by their paths.
 
     Args:
         model: a built Functional or Sequential model; it is not changed.
 
     Returns:
-        A new Functional model; the given one where there is nothing to make flat.
+        A new Functional model; the given one where it is flat already.
 
     Raises:
-        ValueError: the model, or one inside it, has no graph, or is called in a way that has no
-            flat form; lists every such model by its path, with the fix.
+        ValueError: the model, or one inside it, has no graph, or is called in a way that cannot
+            be flattened; lists every such model by its path, with the fix.
 
     >>> inner = keras.Sequential([keras.layers.Dense(2, name="dense")], name="head")
     >>> image = keras.Input((4,), name="image")
@@ -210,7 +210,7 @@ class _Flattener:
                 copied_weights(layer, copy)
         return Flattened(flat, self.origins)
 
-    # -- what has no flat form -----------------------------------------------------------------
+    # -- what cannot be flattened --------------------------------------------------------------
 
     def _check(self, model: keras.Model, path: str) -> None:
         for call in keras_calls(model):
@@ -224,7 +224,7 @@ class _Flattener:
                 self._check(call.layer, f"{inner}/")
 
     def _refuse(self, problem: str) -> None:
-        if problem not in self.problems:  # a model is looked at for each of its calls
+        if problem not in self.problems:  # a model is checked for each of its calls
             self.problems.append(problem)
 
     # -- the flat graph ------------------------------------------------------------------------
@@ -276,7 +276,7 @@ class _Flattener:
         return outputs
 
     def _copy(self, layer: keras.layers.Layer, place: _Place) -> keras.layers.Layer:
-        """The flat model's layer: the one of its earlier calls, where it has weights."""
+        """The flat model's layer; one with weights is copied once for all its calls."""
         if id(layer) in self.copies and layer.weights:
             return self.copies[id(layer)]
         path = f"{place.path}{layer.name}"
@@ -298,14 +298,10 @@ class _Flattener:
 
 
 def _nesting_problem(call: Any) -> str | None:
-    """Why a call of a model inside a model has no flat form, and what to do; None where it has."""
+    """Why a call of a nested model cannot be flattened, with the fix; None where it can."""
     model = call.layer
     if not _has_graph(model):
-        return (
-            f"received a subclassed model ({type(model).__name__}), whose layers only its Python "
-            "code connects, inside the model; expected a Functional or Sequential one: build the "
-            "same layers with outputs = layer(inputs) and keras.Model(inputs, outputs)"
-        )
+        return subclassed_problem(model)
     if problem := own_call_problem(model):
         return problem
     further = [name for name, value in call.call_kwargs.items() if value is not None]
@@ -326,6 +322,6 @@ def _nesting_problem(call: Any) -> str | None:
         ):
             return (
                 f"received {tensor.dtype.name} for an input of {wanted.dtype.name}, which Keras "
-                f"casts in silence; give the outer model an input of {wanted.dtype.name}"
+                f"casts silently; give the outer model an input of {wanted.dtype.name}"
             )
     return None

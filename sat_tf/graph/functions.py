@@ -1,4 +1,4 @@
-"""What is known of functions that are computed as they are, between what is quantized."""
+"""What is known of the functions that layers compute between quantizers."""
 
 import tf_keras as keras
 
@@ -15,32 +15,32 @@ def is_known(name: str) -> bool:
 
 
 def reach(layer: keras.layers.Layer) -> Reach:
-    """Which values a layer that computes a function gives."""
+    """The range of the values of a layer that computes a function."""
     function = _function(layer)
     return function.reach(layer) if function else UNKNOWN
 
 
 def works_on_each_value(layer: keras.layers.Layer) -> bool:
-    """Whether each value the layer gives follows from one value alone, and the same everywhere."""
+    """Whether the layer is elementwise: the same function of each value by itself."""
     function = _function(layer)
     return function is not None and function.on_each_value(layer)
 
 
 def is_a_broken_line(layer: keras.layers.Layer) -> bool:
-    """Whether it is made of straight pieces: no smooth function that an output would lose by."""
+    """Whether the layer is piecewise linear: not a smooth function that rounding would coarsen."""
     function = _function(layer)
     broken = function is not None and function.is_broken_line
     return broken or getattr(layer, "activation", None) is absolute
 
 
 def keeps_sign(layer: keras.layers.Layer) -> bool:
-    """Whether it gives no negative value for one that is not negative."""
+    """Whether its output is nonnegative where its input is."""
     function = _function(layer)
     return function is not None and function.keeps_sign(layer)
 
 
 def keeps_range(layer: keras.layers.Layer) -> bool:
-    """Whether all that the layer gives lies between values of its input, as a resized image."""
+    """Whether its outputs lie within the range of its inputs, as in a resized image."""
     function = _function(layer)
     return function is not None and function.keeps_range(layer)
 

@@ -1,4 +1,4 @@
-"""The registry of layer kinds: what each class of Keras layers is to sat-tf, and how to ask.
+"""The registry of layer kinds: what sat-tf knows of each class of Keras layers, and how to ask.
 
 Adding a layer kind is one row in one file of `graph/layers`; nothing else names its class.
 """
@@ -33,7 +33,7 @@ from sat_tf.graph.layers.kind import (
     Role,
     window_detail,
 )
-from sat_tf.graph.operation_layers import OfSeveralTensors, Operation
+from sat_tf.graph.operation_layers import OfSeveralTensors, TensorFlowOperation
 from sat_tf.graph.suggestions import fix_of
 
 KINDS: Kinds = {
@@ -57,16 +57,16 @@ def find_support(layer: keras.layers.Layer) -> LayerKind | None:
 
 
 def find_kind(layer: keras.layers.Layer) -> LayerKind | None:
-    """The row of a layer, or that of the nearest class its own derives from; None without any.
+    """The row of a layer, or of the nearest class that its own derives from; None without any.
 
-    For what holds whatever a subclass does: it is only counted and described by this, and never
+    For facts that hold for subclasses too, which are counted and described by them, and never
     quantized.
     """
     return next((KINDS[base] for base in type(layer).__mro__ if base in KINDS), None)
 
 
 def role_of(layer: keras.layers.Layer) -> Role:
-    """The part this layer plays; OPAQUE where sat-tf does not quantize it."""
+    """The role of this layer; OPAQUE where sat-tf does not quantize it."""
     support = find_support(layer)
     if support is None:
         return Role.OPAQUE
@@ -74,12 +74,12 @@ def role_of(layer: keras.layers.Layer) -> Role:
 
 
 def is_identity(layer: keras.layers.Layer, arguments: Mapping[str, Any]) -> bool:
-    """Whether a layer that is called with these arguments gives in inference what it reads."""
+    """Whether a layer called with these arguments passes its input through in inference."""
     return role_of(layer) is Role.IDENTITY and not arguments.get("training")
 
 
 def identity_layer(**options: Any) -> keras.layers.Layer:
-    """A layer that gives what it reads, to hold a quantizer.
+    """A layer that passes its input through, to hold a quantizer.
 
     Args:
         **options: options of any Keras layer.
@@ -93,7 +93,7 @@ def identity_layer(**options: Any) -> keras.layers.Layer:
 def kernels_of(layer: keras.layers.Layer) -> tuple[Kernel, ...]:
     """The kernels that a layer multiplies by, in order; none where it is not known to be linear.
 
-    Subclasses are not known: what they do with their kernel is their own affair.
+    Subclasses do not count: they may use their kernel in any way.
 
     >>> [kernel.attribute for kernel in kernels_of(keras.layers.SeparableConv2D(4, 3))]
     ['depthwise_kernel', 'pointwise_kernel']
@@ -173,7 +173,7 @@ def activation_name(layer: keras.layers.Layer) -> str:
 
 
 def is_activation(layer: keras.layers.Layer) -> bool:
-    """Whether the layer is nothing but the function that it names as its activation."""
+    """Whether the layer does nothing but apply its activation function."""
     support = find_support(layer)
     return support is not None and support.function is not None and hasattr(layer, "activation")
 
@@ -194,7 +194,7 @@ def own_moments(layer: keras.layers.Layer) -> Moments | None:
 
 
 def in_training(layer: keras.layers.Layer, inputs: tf.Tensor) -> tf.Tensor | None:
-    """What a layer gives in training where that of Keras has no gradient; None for other layers."""
+    """A layer's output in training where that of Keras has no gradient; None for other layers."""
     support = find_support(layer)
     return support.in_training(layer, inputs) if support and support.in_training else None
 
@@ -203,19 +203,19 @@ def in_training(layer: keras.layers.Layer, inputs: tf.Tensor) -> tf.Tensor | Non
 
 
 def combination_of(layer: keras.layers.Layer) -> Combination | None:
-    """What a layer makes of several tensors; None where it reads one, or is not quantized."""
+    """How a layer combines several tensors; None where it reads one, or is not quantized."""
     support = find_support(layer)
     return support.combination if support else None
 
 
 def pooling_of(layer: keras.layers.Layer) -> Pooling | None:
-    """How a layer pools places; None where it does not, or is not quantized."""
+    """How a layer pools; None where it does not, or is not quantized."""
     support = find_support(layer)
     return support.pooling if support else None
 
 
 def reshapes(layer: keras.layers.Layer) -> bool:
-    """Whether a layer gives values another shape, and leaves them in order."""
+    """Whether a layer changes the shape of its values and keeps their order."""
     support = find_support(layer)
     return support is not None and support.reshapes
 
@@ -226,12 +226,12 @@ def reshapes(layer: keras.layers.Layer) -> bool:
 def moves_of(
     layer: keras.layers.Layer, read: tuple[int, ...], made: tuple[int, ...]
 ) -> tuple[Move, ...]:
-    """The operators by which a layer of data movement moves codes, one behind the other.
+    """The operators, in order, by which a layer of data movement moves codes.
 
     Args:
-        layer: the layer; one without a row of its own gives the values another shape.
-        read: shape of what it reads, without the batch.
-        made: shape of what it makes, likewise.
+        layer: the layer; one without a row of its own is a reshape.
+        read: shape of its input, without the batch.
+        made: shape of its output, likewise.
     """
     support = find_support(layer)
     if support is None or support.moves is None:
@@ -274,7 +274,7 @@ def unsupported_problem(layer: keras.layers.Layer) -> str | None:
     support = find_support(layer)
     if support is not None:
         return support.refuse(layer)
-    if isinstance(layer, Operation):
+    if isinstance(layer, TensorFlowOperation):
         function = layer.function
         return f"received tf.{function}, which sat-tf does not quantize{fix_of(function)}"
     kind = KINDS.get(type(_inner(layer)))
@@ -287,7 +287,7 @@ def problem_at(layer: keras.layers.Layer, rank: int) -> str | None:
 
     Args:
         layer: the layer.
-        rank: how many axes what it reads has behind the batch.
+        rank: number of axes of its input, without the batch.
     """
     support = find_support(layer)
     return support.refuse_at(layer, rank) if support else None

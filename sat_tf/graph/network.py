@@ -1,9 +1,9 @@
 """A read-only view of a Keras model as a graph: which layer reads which layer's output.
 
 A layer that is called several times has a node for every call, and one set of weights. The first
-node has the layer's name; the others have it with the number of the call behind, as in `conv@2`,
-which no layer can be called. Calls are counted along the arguments, from the model's outputs back
-to its inputs: quantizers that stand between the layers do not change the count.
+node has the layer's name; the others have the number of the call appended, as in `conv@2`, which no
+layer can be named. Calls are counted along the arguments, from the model's outputs back to its
+inputs: quantizers that stand between the layers do not change the count.
 """
 
 import copy
@@ -31,10 +31,10 @@ class Node:
         layer: the Keras layer.
         inputs: names of the nodes whose outputs it reads, in the order of its arguments.
         takes_list: the layer is called with a list of tensors, even if with one.
-        arguments: what else it is called with, such as training=False.
+        arguments: its other arguments, such as training=False.
         shape: its output's shape without the batch dimension; None where unknown.
         types: of the tensors it reads, where it is a call of a Keras model.
-        makes_mask: it says which steps those behind it are to leave out, as Masking does.
+        makes_mask: it tells the layers behind it which positions to skip, as Masking does.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Node:
 
 
 def call_in_inference(node: Node, layer: keras.layers.Layer, tensors: list[Any]) -> Any:
-    """Calls `layer` the way a node calls its own, as in inference whatever goes on around it."""
+    """Calls `layer` the way a node calls its own, always in inference mode."""
     arguments = dict(node.arguments)
     if "training" in inspect.signature(layer.call).parameters:
         arguments["training"] = False
@@ -69,7 +69,7 @@ def call_in_inference(node: Node, layer: keras.layers.Layer, tensors: list[Any])
 def call_on_floats(node: Node, layer: keras.layers.Layer, tensors: list[Any]) -> Any:
     """The same with float32 in and out, as files have it around layers that are left float.
 
-    Truths and whole numbers, which such layers give each other, are cast on their way.
+    Booleans and integers, which such layers pass to each other, are cast on the way.
     """
     for index, (tensor, wanted) in enumerate(zip(tensors, node.types, strict=False)):
         if not wanted.is_floating:
@@ -87,7 +87,7 @@ class Network:
         """Reads the graph of `model`.
 
         What cannot be expressed as a graph of calls is collected in `problems`, by layer, so that
-        whoever reads the network can report it together with what else is wrong.
+        callers can report it with everything else that is wrong.
 
         Raises:
             ValueError: the model has no graph at all; says why and what to do.
@@ -135,7 +135,7 @@ class Network:
         elif any(getattr(part, "stateful", False) for part in _recurrent(layer)):
             self.problems[layer.name] = (
                 f"received {kind_of(layer)} with stateful=True, expected a layer that takes each "
-                "input by itself, as files do; make it with stateful=False"
+                "input by itself, as files do; create it with stateful=False"
             )
         shape = tuple(outputs[0].shape[1:])
         takes_list = isinstance(first, list | tuple)
@@ -181,7 +181,7 @@ class Network:
         """Other tensors in the structure of the model's inputs, and of its outputs.
 
         Args:
-            made: what stands for the output of each node that is an input or an output.
+            made: the tensor for each node that is an input or an output.
         """
         inputs, outputs = (
             tf.nest.pack_sequence_as(structure, [made[node] for node in nodes])
@@ -190,14 +190,14 @@ class Network:
         return inputs, outputs
 
     def in_order(self, given: Any) -> list[Any]:
-        """What a model with several inputs is called with, in the order of its inputs.
+        """The inputs that a model with several is called with, in their order.
 
         Args:
             given: a list or tuple in that order, or a dictionary by the keys of the model's inputs
                 or by their names.
 
         Raises:
-            ValueError: it has something else than one value for each input.
+            ValueError: it does not have one value for each input.
         """
         structure, names = self._structures[0], list(self.inputs)
         if isinstance(given, Mapping):
@@ -257,10 +257,10 @@ class Network:
         return found
 
     def without(self, is_left_out: Callable[[Node], bool]) -> "Network":
-        """This network without some of its nodes, whose readers read what these did.
+        """This network without some of its nodes, whose readers read their inputs instead.
 
         Args:
-            is_left_out: tells them; those with several inputs stay.
+            is_left_out: selects them; those with several inputs stay.
         """
         source: dict[str, str] = {}
         for node in self:
@@ -278,7 +278,7 @@ class Network:
 
         Args:
             nodes: producers before consumers.
-            renamed: the new names of those that have other names than before.
+            renamed: the new names of those that are renamed.
         """
         other = copy.copy(self)
         other._nodes = {node.name: node for node in nodes}
@@ -316,8 +316,8 @@ def _fix_of_call(call: Any) -> str:
             "; let the layer return one tensor, as without return_state or return_attention_scores"
         )
     if len(layer.inbound_nodes) > 1:
-        return "; call it in the same way each time, or make a layer for each call"
-    return "; call it with tensors alone, and give the rest to its constructor"
+        return "; call it in the same way each time, or create a layer for each call"
+    return "; call it with tensors alone, and pass the rest to its constructor"
 
 
 def keras_calls(model: keras.Model) -> list[Any]:
@@ -351,6 +351,22 @@ def _along_arguments(tensors: Iterable[Any]) -> Iterator[Any]:
             waiting += [(read.node, False) for read in reversed(call.keras_inputs)]
 
 
+# Of models of either Keras that have no graph.
+NOT_BUILT = (
+    "received a Sequential model that is not built, expected one with a known input shape; call "
+    "model.build((None, height, width, channels)), or start it with keras.Input"
+)
+
+
+def subclassed_problem(model: Any) -> str:
+    """Why a subclassed model of either Keras has no graph, with the fix."""
+    return (
+        f"received a subclassed model ({type(model).__name__}), whose layers only its Python code "
+        "connects; expected a Functional or Sequential model: build the same layers with "
+        "outputs = layer(inputs) and keras.Model(inputs, outputs)"
+    )
+
+
 def check_model(model: Any) -> None:
     """Raises ValueError, with the fix, unless `model` is a built Functional or Sequential model."""
     if not isinstance(model, keras.Model):
@@ -362,17 +378,9 @@ def check_model(model: Any) -> None:
         )
     sequential = isinstance(model, keras.Sequential)
     if sequential and not getattr(model, "_graph_initialized", False):
-        raise ValueError(
-            f"model {model.name!r}: received a Sequential model that is not built, expected one "
-            "with a known input shape; call model.build((None, height, width, channels)), or start "
-            "it with keras.Input."
-        )
+        raise ValueError(f"model {model.name!r}: {NOT_BUILT}.")
     if not getattr(model, "_is_graph_network", False):
-        raise ValueError(
-            f"model {model.name!r}: received a subclassed model ({type(model).__name__}), whose "
-            "layers only its Python code connects; expected a Functional or Sequential model: "
-            "build the same layers with outputs = layer(inputs) and keras.Model(inputs, outputs)."
-        )
+        raise ValueError(f"model {model.name!r}: {subclassed_problem(model)}.")
     if problem := own_call_problem(model):
         raise ValueError(f"model {model.name!r}: {problem}.")
 

@@ -1,86 +1,20 @@
 """Keras layers for what users write as operations: `2 * x + 1`, `x[:, 1:]`, `tf.minimum(x, 3)`."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.graph.templates import filled_in
 from sat_tf.loading.tensor_functions import expect_allowed
 from sat_tf.messages import did_you_mean
 
-
-def template_of(value: Any, places: Mapping[int, int]) -> Any:
-    """Arguments as plain values.
-
-    Slices become {"slice": [start, stop, step]}, an ellipsis "...", types {"type": name}, and
-    arrays {"array": [values], "of": type}.
-
-    Args:
-        value: an argument, or a list or dictionary of them.
-        places: for each tensor among them, by its identity, its number i; it becomes
-            {"tensor": i}.
-
-    Raises:
-        TypeError: a file could not hold one of the values.
-
-    >>> template_of([slice(1, None), 2.5], {})
-    [{'slice': [1, None, None]}, 2.5]
-    """
-    if id(value) in places:
-        return {"tensor": places[id(value)]}
-    if isinstance(value, dict) and set(value) == {"start", "stop", "step"}:
-        value = slice(value["start"], value["stop"], value["step"])  # as tf_keras keeps them
-    if isinstance(value, dict):
-        return {name: template_of(inner, places) for name, inner in value.items()}
-    if isinstance(value, slice):
-        ends = (value.start, value.stop, value.step)
-        return {"slice": [template_of(end, places) for end in ends]}
-    if value is Ellipsis:
-        return "..."
-    if isinstance(value, list | tuple):
-        return [template_of(inner, places) for inner in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, tf.DType):
-        return {"type": value.name}
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray) or hasattr(value, "numpy"):
-        array = np.asarray(value)
-        if array.dtype.kind in "bfiu":
-            return {"array": array.tolist(), "of": array.dtype.name}
-    raise TypeError(f"{value!r} is no plain value.")
-
-
-def filled_in(template: Any, tensors: Sequence[Any]) -> Any:
-    """What `template_of` was made of, with these tensors; where there were tuples, there are lists.
-
-    >>> filled_in([{"tensor": 0}, {"slice": [1, None, None]}], ["x"])
-    ['x', slice(1, None, None)]
-    """
-    if isinstance(template, Mapping):
-        if set(template) == {"tensor"}:
-            return tensors[template["tensor"]]
-        if set(template) == {"array", "of"}:
-            return np.asarray(template["array"], template["of"])
-        if set(template) == {"type"}:
-            return tf.as_dtype(template["type"])
-        if set(template) == {"slice"}:
-            return slice(*filled_in(template["slice"], tensors))
-        return {name: filled_in(inner, tensors) for name, inner in template.items()}
-    if isinstance(template, str):
-        return Ellipsis if template == "..." else template
-    if isinstance(template, list | tuple):
-        return [filled_in(inner, tensors) for inner in template]
-    return template
-
-
 _register = keras.utils.register_keras_serializable(package="sat_tf")
 
-# What is done with the tensor x and the number c, and y = slope · x + offset for the same.
+# For a tensor x and a number c: the function, and its slope and offset in y = slope · x + offset.
 _SCALINGS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], tuple[Any, Any]]]] = {
     "x + c": (lambda x, c: x + c, lambda c: (1.0, c)),
     "x - c": (lambda x, c: x - c, lambda c: (1.0, -c)),
@@ -110,12 +44,12 @@ class Scaling(keras.layers.Layer):
     def __init__(self, formula: str, number: float | Sequence[float], **options: Any) -> None:
         super().__init__(**options)
         if formula not in _SCALINGS:
-            raise ValueError(f"formula={formula!r} is none. {did_you_mean(formula, _SCALINGS)}")
+            raise ValueError(f"formula={formula!r} is invalid. {did_you_mean(formula, _SCALINGS)}")
         values = np.asarray(number, np.float32)
         if values.ndim > 1 or not np.all(np.isfinite(values)):
             raise ValueError(f"number={number!r}: expected one finite number, or one a channel.")
         if formula in ("x * c", "x / c") and np.any(values == 0.0):
-            raise ValueError(f"number={number!r}: expected none to be 0 in {formula!r}.")
+            raise ValueError(f"number={number!r}: expected no 0 in {formula!r}.")
         self.formula = formula
         self.number = values.tolist()
 
@@ -197,8 +131,8 @@ class OfSeveralTensors(keras.layers.Wrapper):
 
     Args:
         layer: the layer, such as MultiHeadAttention, whose call has a query, a value and a key.
-        arguments: what it is called with, and, by name, what has a name: plain values, with
-            {"tensor": i} in the place of the i-th tensor of the list.
+        arguments: its positional and its keyword arguments: plain values, with {"tensor": i} for
+            the i-th tensor of the list.
         **options: options of any Keras layer.
     """
 
@@ -212,7 +146,7 @@ class OfSeveralTensors(keras.layers.Wrapper):
         self.built = True
 
     def call(self, inputs: Any, training: Any = None) -> Any:
-        """What the layer makes of the tensors."""
+        """The layer on the tensors."""
         args, options = filled_in(self.arguments, tf.nest.flatten(inputs))
         if "training" in inspect.signature(self.layer.call).parameters:
             options.setdefault("training", training)
@@ -228,12 +162,12 @@ class OfTensorFlow(keras.layers.Layer):
 
     Args:
         function: its name without "tf.", such as "math.sin".
-        arguments: its arguments and, by name, those that have names: plain values, with
-            {"tensor": i} in the place of the i-th tensor that the layer is called with.
+        arguments: its positional and its keyword arguments: plain values, with {"tensor": i} for
+            the i-th tensor that the layer is called with.
         **options: options of any Keras layer.
 
     Raises:
-        ValueError: the function may do more than compute on tensors, and only a file has named it;
+        ValueError: the function may do more than compute on tensors, and only a file names it;
             see `expect_allowed`.
     """
 
@@ -248,23 +182,23 @@ class OfTensorFlow(keras.layers.Layer):
         object.__setattr__(self, "_operation", operation)
 
     def call(self, inputs: Any) -> Any:
-        """What the operation makes of the tensors."""
+        """The operation on the tensors."""
         args, options = filled_in(self.arguments, tf.nest.flatten(inputs))
-        if self.function.endswith("getitem"):  # a list would be an index of its own
+        if self.function.endswith("getitem"):  # a list would be an index by itself
             args[1:] = [tuple(value) if isinstance(value, list) else value for value in args[1:]]
         return self._operation.function(*args, **options)
 
     def get_config(self) -> dict[str, Any]:
-        """The options; what a class has for the function and its arguments, it adds itself."""
+        """The options; a subclass adds its settings of the function."""
         return dict(super().get_config())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "OfTensorFlow":
         return type(self).from_config(self.get_config())
 
 
-@_register
-class Operation(OfTensorFlow):
-    """A TensorFlow operation that no other layer does; it is never quantized.
+@keras.utils.register_keras_serializable(package="sat_tf", name="Operation")
+class TensorFlowOperation(OfTensorFlow):
+    """A TensorFlow operation that no other layer computes; it is never quantized.
 
     Args:
         function: see `OfTensorFlow`.
@@ -274,9 +208,23 @@ class Operation(OfTensorFlow):
     Raises:
         ValueError: see `OfTensorFlow`.
 
-    >>> Operation("math.square", [[{"tensor": 0}], {}])(tf.constant([3.0])).numpy().tolist()
+    >>> layer = TensorFlowOperation("math.square", [[{"tensor": 0}], {}])
+    >>> layer(tf.constant([3.0])).numpy().tolist()
     [9.0]
     """
+
+    def __init__(
+        self,
+        function: str,
+        arguments: Sequence[Any],
+        *,
+        name: str | None = None,
+        **options: Any,
+    ) -> None:
+        if name is None:  # as Keras named it when the class was called Operation
+            count = keras.backend.get_uid("operation") - 1
+            name = f"operation_{count}" if count else "operation"
+        super().__init__(function, arguments, name=name, **options)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
@@ -294,11 +242,11 @@ _TENSOR = {"tensor": 0}
 
 @_register
 class Clip(OfTensorFlow):
-    """Values below an end become that end: min(max(x, low), high).
+    """Clips values: min(max(x, low), high).
 
     Args:
-        low: the smallest value; None where there is none.
-        high: the largest value, not below `low`; None where there is none.
+        low: the smallest value; None for no lower end.
+        high: the largest value, not below `low`; None for no upper end.
         **options: options of any Keras layer.
 
     Raises:
@@ -324,8 +272,20 @@ class Clip(OfTensorFlow):
         return {**super().get_config(), "low": self.low, "high": self.high}
 
 
+class _Blocks(OfTensorFlow):
+    """A move between channels and blocks of pixels; abstract."""
+
+    def __init__(self, function: str, block_size: int, **options: Any) -> None:
+        super().__init__(function, [[_TENSOR, block_size], {}], **options)
+        self.block_size = block_size
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "block_size": self.block_size}
+
+
 @_register
-class DepthToSpace(OfTensorFlow):
+class DepthToSpace(_Blocks):
     """Channels moved into rows and columns: (h, w, b²·c) becomes (b·h, b·w, c).
 
     Args:
@@ -337,16 +297,11 @@ class DepthToSpace(OfTensorFlow):
     """
 
     def __init__(self, block_size: int, **options: Any) -> None:
-        super().__init__("nn.depth_to_space", [[_TENSOR, block_size], {}], **options)
-        self.block_size = block_size
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {**super().get_config(), "block_size": self.block_size}
+        super().__init__("nn.depth_to_space", block_size, **options)
 
 
 @_register
-class SpaceToDepth(OfTensorFlow):
+class SpaceToDepth(_Blocks):
     """Rows and columns moved into channels: (b·h, b·w, c) becomes (h, w, b²·c).
 
     Args:
@@ -358,17 +313,12 @@ class SpaceToDepth(OfTensorFlow):
     """
 
     def __init__(self, block_size: int, **options: Any) -> None:
-        super().__init__("nn.space_to_depth", [[_TENSOR, block_size], {}], **options)
-        self.block_size = block_size
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {**super().get_config(), "block_size": self.block_size}
+        super().__init__("nn.space_to_depth", block_size, **options)
 
 
 @_register
 class ChannelMean(OfTensorFlow):
-    """The mean over the channels, which stay as one.
+    """The mean over the channels, kept as an axis of size 1.
 
     Args:
         **options: options of any Keras layer.
@@ -383,7 +333,7 @@ class ChannelMean(OfTensorFlow):
 
 @_register
 class ChannelMax(OfTensorFlow):
-    """The largest of the channels, which stay as one.
+    """The largest of the channels, kept as an axis of size 1.
 
     Args:
         **options: options of any Keras layer.
@@ -398,7 +348,7 @@ class ChannelMax(OfTensorFlow):
 
 @_register
 class Padding(OfTensorFlow):
-    """Zeros around the values of each image, also in front of channels and behind them.
+    """Zeros around each image, on any axis, channels included.
 
     Args:
         margins: for each axis but the batch, how many zeros in front and behind.
@@ -420,10 +370,10 @@ class Padding(OfTensorFlow):
 
 @_register
 class Gather(OfTensorFlow):
-    """Parts of each image along an axis, in the order of their numbers.
+    """Parts of each image along an axis, by their indices.
 
     Args:
-        indices: the numbers, each of 0 and above; one may stand several times.
+        indices: the indices, 0 or above, in any order; they may repeat.
         axis: the axis, counted without the batch.
         **options: options of any Keras layer.
 
@@ -444,10 +394,10 @@ class Gather(OfTensorFlow):
 
 @_register
 class ConstantSum(OfTensorFlow):
-    """A tensor plus a map of numbers that is the same for all images, such as embedded positions.
+    """A tensor plus a map of numbers that is the same for all images, such as position embeddings.
 
     Args:
-        values: the map: as many axes as the tensor without the batch, each as long or of size 1.
+        values: the map: the axes of the tensor without the batch, each of its size or of size 1.
         **options: options of any Keras layer.
 
     Raises:
@@ -470,18 +420,18 @@ class ConstantSum(OfTensorFlow):
         return inputs + tf.constant(self.values, inputs.dtype)
 
     def rounded(self) -> "ConstantSum":
-        """The same with values as int8 holds them: whole multiples of max|values| / 127."""
-        codes, step = self.codes()
-        values = (codes * step).astype(np.float32).tolist()
+        """The same with values as int8 holds them: multiples of max|values| / 127."""
+        codes, scale = self.codes()
+        values = (codes * scale).astype(np.float32).tolist()
         return type(self).from_config({**self.get_config(), "values": values})
 
     def codes(self) -> tuple[np.ndarray, np.float32]:
-        """Integers from -127 to 127, and the step with which they are the values, or next to them.
+        """Integers from -127 to 127 for the values, to the nearest, and their scale.
 
         Those of a `rounded` map are the same again.
         """
-        step = np.float32(max(float(np.max(np.abs(self.values), initial=0.0)), 1e-24) / 127.0)
-        return np.rint(self.values / step).astype(np.int32), step
+        scale = np.float32(max(float(np.max(np.abs(self.values), initial=0.0)), 1e-24) / 127.0)
+        return np.rint(self.values / scale).astype(np.int32), scale
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """The shape of the input."""
@@ -495,7 +445,7 @@ class ConstantSum(OfTensorFlow):
 LAYERS: tuple[type[keras.layers.Layer], ...] = (
     Scaling,
     Slice,
-    Operation,
+    TensorFlowOperation,
     Clip,
     DepthToSpace,
     SpaceToDepth,

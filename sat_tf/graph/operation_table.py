@@ -1,4 +1,4 @@
-"""The table of TensorFlow operations: which layer does what each of them does, to the last bit."""
+"""The table of TensorFlow operations: which layer computes each of them, bit for bit."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,14 +16,13 @@ from sat_tf.graph.operation_layers import (
     ConstantSum,
     DepthToSpace,
     Gather,
-    Operation,
     Padding,
     Scaling,
     Slice,
     SpaceToDepth,
     StopGradient,
+    TensorFlowOperation,
     absolute,
-    template_of,
 )
 from sat_tf.graph.replacement import (
     Finder,
@@ -34,39 +33,40 @@ from sat_tf.graph.replacement import (
     pooled_in_rows,
     pooled_whole_row,
 )
+from sat_tf.graph.templates import template_of
 from sat_tf.loading.tensor_functions import CalledFunction
 
 L = keras.layers
 
 
 def replacement_of_operation(call: OldCall) -> Replacement | None:
-    """The layers in the place of an operation; None where sat-tf has none."""
+    """The layers that replace an operation; None where sat-tf has none."""
     find = _OPERATIONS.get(call.symbol)
     replacement = find(call) if find else None
-    if replacement is None and _is_keras(call.node.outputs):  # one result, and no list of them
+    if replacement is None and _is_keras(call.node.outputs):  # one result, not a list
         return _as_it_is(call)
     return replacement
 
 
 def _as_it_is(call: OldCall) -> Replacement | None:
-    """A layer that does nothing but the operation, to be left float or refused by its name."""
+    """A layer for the operation itself, to be left float or refused by its name."""
     tensors = list(call.node.keras_inputs)
     places = {id(tensor): place for place, tensor in enumerate(tensors)}
     try:
         arguments = template_of([list(call.node.call_args), call.node.call_kwargs], places)
     except TypeError:
         return None
-    layers = [new_layer(Operation, CalledFunction(call.symbol), arguments)]
+    layers = [new_layer(TensorFlowOperation, CalledFunction(call.symbol), arguments)]
     return Replacement(tensors, layers, takes_list=len(tensors) > 1)
 
 
 def _is_keras(value: Any) -> bool:
-    """Whether a value is a tensor of the model, and no number."""
+    """Whether a value is a tensor of the model, not a number."""
     return hasattr(value, "_keras_history")
 
 
 def _constant(value: Any) -> np.ndarray | None:
-    """Numbers as an array; None where they come from the model, or are none."""
+    """Numbers as an array; None for anything else, such as tensors of the model."""
     if value is None or any(map(_is_keras, tf.nest.flatten(value))):
         return None
     array = np.asarray(value)
@@ -74,13 +74,13 @@ def _constant(value: Any) -> np.ndarray | None:
 
 
 def _number(value: Any) -> float | None:
-    """One number; None for whatever else."""
+    """One number; None for anything else."""
     array = _constant(value)
     return None if array is None or array.ndim or np.isnan(array) else float(array)
 
 
 def _axis(tensor: Any, value: Any) -> int | None:
-    """An axis behind the batch, counted with it; None for the batch, and for whatever else."""
+    """An axis behind the batch, counted with it; None for the batch, and for anything else."""
     axis = _constant(value)
     if axis is None or axis.ndim or axis.dtype.kind not in "iu":
         return None
@@ -143,7 +143,7 @@ def _with_map(tensor: Any, formula: str, values: np.ndarray) -> Replacement | No
 
 
 def _with_constant(formula: str) -> Finder:
-    """A layer of two tensors that is called with one, and with numbers of as many axes."""
+    """A layer of two tensors that is called with one, and with a constant of its rank."""
 
     def find(call: OldCall) -> Replacement | None:
         given = call.node.call_args[0]
@@ -178,12 +178,12 @@ def _extremum(combining: Any) -> Finder:
     return find
 
 
-# A tensor, and the smallest and the largest value that is left of it.
+# A tensor, and the ends that its values are clipped to.
 _Ends = tuple[Any, float | None, float | None]
 
 
 def _clipped(call: OldCall) -> Replacement | None:
-    """Clipping, and clippings in front of it, as one: from 0 it is a rectifier."""
+    """A clipping merged with those in front of it; from 0 it is a rectifier."""
     found = _ends(call)
     if found is None:
         return None
@@ -204,7 +204,7 @@ def _clipped(call: OldCall) -> Replacement | None:
 def _within(
     value: float | None, low: float | None, high: float | None, *, default: float | None
 ) -> float | None:
-    """An inner end as the outer ends leave it."""
+    """An inner end, clipped to the outer ends."""
     if value is None:
         return default
     value = value if low is None else max(value, low)
@@ -212,7 +212,7 @@ def _within(
 
 
 def _ends_of_maker(call: OldCall, tensor: Any) -> _Ends | None:
-    """The ends of the clipping that makes a tensor, if one does."""
+    """The ends of the clipping that a tensor comes from, if it does."""
     if not any(node is tensor.node for node in call.nodes):
         return None
     maker = OldCall(tensor.node, call.nodes)
@@ -267,7 +267,7 @@ _CLIPPINGS: dict[str, Callable[[OldCall], _Ends | None]] = {
 
 
 def _function(layer: Any, *args: Any, **settings: Any) -> Finder:
-    """A layer without other arguments than its tensor."""
+    """A layer of one tensor and no other arguments."""
 
     def find(call: OldCall) -> Replacement | None:
         tensor = _first(call)
@@ -323,7 +323,7 @@ def _softmax(call: OldCall) -> Replacement | None:
 
 
 def _reshaped(call: OldCall) -> Replacement | None:
-    """Whatever gives each image another shape, as far as the shape of the result says it."""
+    """Any change of the shape of each image that the shape of the result determines."""
     tensor = call.argument(0, "tensor", call.node.call_kwargs.get("input"))
     if not _is_keras(tensor) or _moves_batch(tensor, call):
         return None
@@ -331,7 +331,7 @@ def _reshaped(call: OldCall) -> Replacement | None:
 
 
 def _moves_batch(tensor: Any, call: OldCall) -> bool:
-    """Whether pixels could go from one image to another, or nobody knows."""
+    """Whether pixels may move from one image to another."""
     if tensor.shape[0] != call.node.outputs.shape[0] or None in (*tensor.shape[1:], *call.shape):
         return True
     before, after = (math.prod(map(int, shape)) for shape in (tensor.shape[1:], call.shape))
@@ -356,7 +356,7 @@ def _padded(call: OldCall) -> Replacement | None:
     if channels == (0, 0) and len(inner) == 2:
         return one_layer(tensor, L.ZeroPadding2D, tuple(inner))
     if channels == (0, 0) and len(inner) == 1:
-        return Replacement([tensor], [new_layer(L.ZeroPadding1D, inner[0])])
+        return one_layer(tensor, L.ZeroPadding1D, inner[0])
     return one_layer(tensor, Padding, margins)
 
 
@@ -368,7 +368,7 @@ def _joined(call: OldCall) -> Replacement | None:
 
 
 def _stacked(call: OldCall) -> Replacement | None:
-    """Tensors with a new axis, behind each other along it."""
+    """Tensors concatenated along a new axis."""
     tensors, axis = call.argument(0, "values"), _number(call.argument(1, "axis", 0))
     if not isinstance(tensors, list | tuple) or not all(map(_is_keras, tensors)) or axis is None:
         return None
@@ -377,12 +377,9 @@ def _stacked(call: OldCall) -> Replacement | None:
     if len(tensors) < 2 or place == 0 or None in call.shape:
         return None
     shape = (*call.shape[: place - 1], 1, *call.shape[place:])
-    fronts = {
-        index: new_layer(L.Reshape, shape, suffix=f"part_{index}") for index in range(len(tensors))
-    }
-    return Replacement(
-        list(tensors), [new_layer(L.Concatenate, place)], takes_list=True, fronts=fronts
-    )
+    reshapes = [new_layer(L.Reshape, shape, suffix=f"part_{i}") for i in range(len(tensors))]
+    joined = [new_layer(L.Concatenate, place)]
+    return Replacement(list(tensors), joined, takes_list=True, fronts=dict(enumerate(reshapes)))
 
 
 def _split(call: OldCall) -> Replacement | None:
@@ -410,17 +407,22 @@ def _parts(
     tensor: Any, axis: int, bounds: Sequence[tuple[int, int]], *, drops: bool
 ) -> Replacement:
     """A slice for each of several outputs."""
-    whole: list[list[int | None]] = [[None, None, None] for _ in tensor.shape[1:]]
-    layers = []
-    for index, (start, stop) in enumerate(bounds):
-        slices = [*whole[: axis - 1], [start, stop, None], *whole[axis:]]
-        dropped = [axis - 1] if drops else []
-        layers.append(new_layer(Slice, slices, dropped, suffix=f"part_{index}"))
+    dropped = [axis - 1] if drops else []
+    layers = [
+        new_layer(Slice, _slices(tensor, axis, *ends, None), dropped, suffix=f"part_{index}")
+        for index, ends in enumerate(bounds)
+    ]
     return Replacement([tensor], layers, beside=True)
 
 
+def _slices(tensor: Any, axis: int, *bounds: int | None) -> list[list[int | None]]:
+    """Slices of all axes but the batch: a part of one axis, and the others whole."""
+    axes = range(1, len(tensor.shape))
+    return [list(bounds) if one == axis else [None, None, None] for one in axes]
+
+
 def _gathered(axis_at: int) -> Finder:
-    """Parts by constant numbers; one of them, or some at equal distances, as a slice."""
+    """Parts by constant indices; one index, or equally spaced ones, as a slice."""
 
     def find(call: OldCall) -> Replacement | None:
         tensor, indices = call.argument(0, "params"), _constant(call.argument(1, "indices"))
@@ -433,11 +435,9 @@ def _gathered(axis_at: int) -> Finder:
             return None
         first, stride = int(indices.flat[0]), int(np.diff(indices.flat[:2])[:1].sum()) or 1
         if indices.ndim == 0 or (stride > 0 and np.all(np.diff(indices) == stride)):
-            whole: list[list[int | None]] = [[None, None, None] for _ in tensor.shape[1:]]
             stop = first + (indices.size - 1) * stride + 1
-            slices = [*whole[: axis - 1], [first, stop, stride], *whole[axis:]]
-            dropped = [] if indices.ndim else [axis - 1]
-            return one_layer(tensor, Slice, slices, dropped)
+            slices = _slices(tensor, axis, first, stop, stride)
+            return one_layer(tensor, Slice, slices, [] if indices.ndim else [axis - 1])
         return one_layer(tensor, Gather, indices.tolist(), axis - 1)
 
     return find
@@ -507,7 +507,7 @@ def _pooled(layer: Any) -> Finder:
 
 
 def _pooled_by_kind(call: OldCall) -> Replacement | None:
-    """`tf.nn.pool`, which is told what to do."""
+    """`tf.nn.pool`, which has the kind of pooling as an argument."""
     window, kind = call.argument(1, "window_shape"), call.argument(2, "pooling_type")
     rates = [call.argument(4, "dilation_rate"), call.argument(8, "dilations")]
     plain = all(rate is None or np.all(np.asarray(rate) == 1) for rate in rates)
@@ -527,19 +527,19 @@ def _pooled_by(
     if tensor is None or str(padding).lower() not in ("same", "valid"):
         return None
     inner = len(tensor.shape) - 2
-    sizes, steps = (_along_images(value, inner) for value in (size, strides))
-    if sizes is None or steps is None or inner not in (1, 2):
+    sizes, strides = (_along_images(value, inner) for value in (size, strides))
+    if sizes is None or strides is None or inner not in (1, 2):
         return None
     padding = str(padding).lower()
     if inner == 1:
         return Replacement(
-            [tensor], pooled_in_rows(call, tensor, layer, sizes[0], steps[0], padding)
+            [tensor], pooled_in_rows(call, tensor, layer, sizes[0], strides[0], padding)
         )
-    return one_layer(tensor, layer, sizes, steps, padding)
+    return one_layer(tensor, layer, sizes, strides, padding)
 
 
 def _along_images(value: Any, inner: int) -> tuple[int, ...] | None:
-    """A window's sizes in rows and columns, however they are written; None with others than 1."""
+    """A window's sizes in rows and columns; None where batch or channels have others than 1."""
     sizes = np.atleast_1d(np.asarray(value)).tolist()
     if len(sizes) == inner + 2 and sizes[0] == sizes[-1] == 1:
         sizes = sizes[1:-1]
@@ -563,7 +563,7 @@ def _resized(call: OldCall) -> Replacement | None:
 
 
 def _resized_nearest(call: OldCall) -> Replacement | None:
-    """The older form, whose pixels lie elsewhere unless it is told."""
+    """The older form, whose pixels are centered only with `half_pixel_centers`."""
     tensor, rows, columns = call.argument(0, "images"), *call.shape[:2]
     if call.argument(2, "align_corners", False) or None in (rows, columns):
         return None
@@ -608,7 +608,7 @@ def _sliced(call: OldCall) -> Replacement | None:
 
 
 def _bounds(value: Any) -> list[int | None] | None:
-    """Start, stop and step of what stands between the commas; None where they are no numbers."""
+    """Start, stop and step of one index; None where they are not constant integers."""
     if isinstance(value, dict):  # as Keras keeps slices
         value = slice(value.get("start"), value.get("stop"), value.get("step"))
     if isinstance(value, slice):
@@ -628,7 +628,7 @@ def _cast(call: OldCall) -> Replacement | None:
     return one_layer(tensor, L.Activation, "linear") if same else None
 
 
-# Layers that stand for an operation where some of what they read are numbers.
+# Layers that stand for an operation where one of their inputs is a constant.
 LAYERS: dict[type, Finder] = {
     L.Add: _with_constant("x + c"),
     L.Subtract: _with_constant("x - c"),

@@ -1,4 +1,4 @@
-"""What takes the place of a call when a model is rewritten: layers behind or beside each other."""
+"""What replaces a call when a model is rewritten: layers in a row, or side by side."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ class OldCall:
 
     @property
     def dtype(self) -> Any:
-        """What the layers in its place compute in."""
+        """The type, or the policy, of the layers that replace it."""
         outputs = tf.nest.flatten(self.node.outputs)
         return outputs[0].dtype if self.symbol else self.layer.dtype_policy
 
@@ -61,8 +61,8 @@ class NewLayer:
     """One layer of a replacement.
 
     Attributes:
-        layer: makes it, given its name and dtype.
-        suffix: of its name; "" for the name of the layer in whose place it is.
+        layer: creates it, given its name and dtype.
+        suffix: of its name; "" for the name of the layer that it replaces.
         weights: of the layer, in Keras's order.
     """
 
@@ -73,13 +73,13 @@ class NewLayer:
 
 @dataclasses.dataclass(frozen=True)
 class Replacement:
-    """Layers one behind the other, or beside each other.
+    """Layers in a row, or side by side.
 
     Attributes:
         sources: the tensors that the first one reads.
         layers: the layers.
         takes_list: the first one is called with a list.
-        fronts: layers that single sources, by their place, pass before the first one.
+        fronts: layers between single sources, by their index, and the first one.
         beside: each of the layers reads the source, and makes one of several outputs.
     """
 
@@ -95,7 +95,7 @@ class Replacement:
         return [*self.fronts.values(), *self.layers]
 
 
-# Finds what takes the place of a call; None where it stays what it is.
+# Finds the replacement of a call; None where it stays.
 Finder = Callable[[OldCall], Replacement | None]
 
 
@@ -105,7 +105,7 @@ def new_layer(layer: Callable[..., Any], *args: Any, suffix: str = "", **setting
 
 
 def one_layer(tensor: Any, layer: Callable[..., Any], *args: Any, **settings: Any) -> Replacement:
-    """A layer without weights that reads one tensor, with the name of what it stands for."""
+    """A layer without weights that reads one tensor, with the name of what it replaces."""
     return Replacement([tensor], [new_layer(layer, *args, **settings)])
 
 

@@ -11,7 +11,8 @@ import tf_keras as keras
 from sat_tf.graph import functions, layer_kinds
 from sat_tf.graph.flatten import layer_copy
 from sat_tf.graph.layers.kind import Role
-from sat_tf.graph.operation_layers import OfSeveralTensors, Scaling, template_of
+from sat_tf.graph.network import keras_calls
+from sat_tf.graph.operation_layers import OfSeveralTensors, Scaling
 from sat_tf.graph.operation_table import LAYERS, replacement_of_operation
 from sat_tf.graph.replacement import (
     Finder,
@@ -22,12 +23,13 @@ from sat_tf.graph.replacement import (
     pooled_in_rows,
     pooled_whole_row,
 )
+from sat_tf.graph.templates import template_of
 
 L = keras.layers
 
 
 def replacement_of(call: OldCall) -> Replacement | None:
-    """What takes the place of a call; None where it stays what it is."""
+    """The replacement of a call; None where it stays."""
     if call.symbol:
         return replacement_of_operation(call)
     if call.node.is_input:
@@ -40,7 +42,7 @@ def _of_several(call: OldCall) -> Replacement | None:
     layer = call.layer
     found = [_one_by_one(node) for node in call.nodes if node.layer is layer]
     tensors, arguments = _one_by_one(call.node)
-    # One layer stands for all calls, and holds what they have beside their tensors.
+    # One layer stands for all calls, and holds their other arguments.
     if arguments is None or any(of_node[1] != arguments for of_node in found):
         return None
     one = NewLayer(
@@ -65,10 +67,10 @@ def _one_by_one(node: Any) -> tuple[list[Any], list[Any] | None]:
         return tensors, None
 
 
-def _behind_each_other(
+def _in_sequence(
     layers_of: Callable[[OldCall], list[NewLayer] | None],
 ) -> Finder:
-    """New layers one behind the other, of which the first reads the old one's only tensor."""
+    """New layers in a row, the first of which reads the old one's only tensor."""
 
     def replacement(call: OldCall) -> Replacement | None:
         layers = layers_of(call)
@@ -88,21 +90,29 @@ def _weighted_sum(call: OldCall) -> Replacement | None:
 
 
 def _linear(call: OldCall) -> list[NewLayer] | None:
-    """A linear layer, and its activation where that has to be a layer of its own."""
+    """A linear layer, and its activation where that must be a layer of its own."""
     layer, name = call.layer, layer_kinds.activation_name(call.layer)
     layers = _padding(call)
-    apart = functions.is_known(name) or (layer_kinds.is_softmax(layer) and _is_read_inside(call))
-    if not layers and not apart:
+    separate = _has_separate_activation(call)
+    if not layers and not separate:
         return None
     settings = _settings(layer)
     if layers:
         settings["padding"] = "valid"
-    if apart:
+    if separate:
         settings["activation"] = "linear"
     layers.append(NewLayer(_maker(type(layer), settings), weights=layer.get_weights()))
-    if apart:
+    if separate:
         layers.append(new_layer(L.Activation, layer.activation, suffix=name))
     return layers
+
+
+def _has_separate_activation(call: OldCall) -> bool:
+    """Whether the activation of a linear layer must be a layer of its own."""
+    layer = call.layer
+    return functions.is_known(layer_kinds.activation_name(layer)) or (
+        layer_kinds.is_softmax(layer) and _is_read_inside(call)
+    )
 
 
 def _padding(call: OldCall) -> list[NewLayer]:
@@ -115,7 +125,7 @@ def _padding(call: OldCall) -> list[NewLayer]:
 
 
 def _separable(call: OldCall) -> list[NewLayer] | None:
-    """A depthwise convolution, and one of single pixels with everything else."""
+    """A depthwise convolution, and a pointwise one with everything else."""
     layer, name = call.layer, layer_kinds.activation_name(call.layer)
     if layer.data_format != "channels_last":
         return None
@@ -142,20 +152,20 @@ def _separable(call: OldCall) -> list[NewLayer] | None:
         "kernel_constraint": settings["pointwise_constraint"],
         "activity_regularizer": settings["activity_regularizer"],
     }
-    apart = functions.is_known(name) or (layer_kinds.is_softmax(layer) and _is_read_inside(call))
-    pointwise["activation"] = "linear" if apart else layer.activation
+    separate = _has_separate_activation(call)
+    pointwise["activation"] = "linear" if separate else layer.activation
     first, *others = layer.get_weights()
-    of_windows, of_pixels = layer_kinds.KINDS[type(layer)].pieces
+    depthwise_class, pointwise_class = layer_kinds.KINDS[type(layer)].pieces
     layers = [
         *padding,
-        NewLayer(_maker(of_windows, depthwise), "depthwise", [first]),
-        NewLayer(_maker(of_pixels, pointwise), weights=others),
+        NewLayer(_maker(depthwise_class, depthwise), "depthwise", [first]),
+        NewLayer(_maker(pointwise_class, pointwise), weights=others),
     ]
-    return layers + ([new_layer(L.Activation, layer.activation, suffix=name)] if apart else [])
+    return layers + ([new_layer(L.Activation, layer.activation, suffix=name)] if separate else [])
 
 
 def _is_read_inside(call: OldCall) -> bool:
-    """Whether something but data movement to the output reads the layer."""
+    """Whether anything other than data movement to the output reads the layer."""
     return any(
         not (layer_kinds.role_of(reader).keeps_codes or layer_kinds.role_of(reader) is Role.SOFTMAX)
         for reader in call.readers()
@@ -202,14 +212,14 @@ def _maker(layer_class: Any, settings: dict[str, Any]) -> Callable[..., keras.la
     return lambda **options: layer_class.from_config({**settings, **options})
 
 
-# `x + scale * y`, which Keras has in its InceptionResNetV2 alone.
+# `x + scale * y`, which Keras has only in its InceptionResNetV2.
 _WeightedSum = sys.modules[keras.applications.InceptionResNetV2.__module__].CustomScaleLayer
 
 _InARow = Callable[[OldCall], list[NewLayer] | None]
 
 
 def _in_a_row(layer: keras.layers.Layer) -> _InARow | None:
-    """What makes the layers in the place of one that reads one tensor; None where it stays."""
+    """What creates the layers that replace one of one tensor; None where it stays."""
     kind = layer_kinds.KINDS.get(type(layer))
     if kind is None:
         return None
@@ -227,7 +237,7 @@ def _replacement_of_layer(call: OldCall) -> Replacement | None:
     if type(call.layer) is _WeightedSum:
         return _weighted_sum(call)
     layers_of = _in_a_row(call.layer)
-    return _behind_each_other(layers_of)(call) if layers_of else _of_several(call)
+    return _in_sequence(layers_of)(call) if layers_of else _of_several(call)
 
 
 def with_layers_for_operations(model: keras.Model) -> keras.Model:
@@ -237,14 +247,14 @@ def with_layers_for_operations(model: keras.Model) -> keras.Model:
       layers of the same name.
     - A separable convolution becomes a depthwise one, `<name>_depthwise`, and a pointwise one with
       its name; a causal one gets its padding from a layer `<name>_padding` in front.
-    - A linear layer with an activation that is no rectifier keeps its name; the activation gets a
+    - A linear layer with an activation other than a rectifier keeps its name; the activation gets a
       layer behind it, `<name>_<activation>`.
     - `x + scale * y`, which is a layer of its own in Keras's InceptionResNetV2, becomes an addition
       with its name and a scaling `<name>_scale` in front.
     - One-dimensional pooling becomes two-dimensional pooling of images with one row, between
       layers `<name>_image` and `<name>_row`.
     - Each part that `tf.split` or `tf.unstack` makes becomes a slice, `<name>_part_0` and so on.
-    - An operation that none of them does becomes an `Operation`, which is never quantized.
+    - Any other operation becomes a `TensorFlowOperation`, which is never quantized.
 
     Every output stays the same, bit for bit.
 
@@ -254,8 +264,7 @@ def with_layers_for_operations(model: keras.Model) -> keras.Model:
     Returns:
         A new model with copies of the weights; `model` itself where there is nothing to rewrite.
     """
-    depths = sorted(model._nodes_by_depth, reverse=True)
-    nodes = [node for depth in depths for node in model._nodes_by_depth[depth]]
+    nodes = keras_calls(model)
     calls = [OldCall(node, tuple(nodes)) for node in nodes]
     replacements = {id(call.node): replacement_of(call) for call in calls}
     if not any(replacements.values()):
@@ -275,8 +284,8 @@ class _Rewriter:
         self.names = {layer.name for layer in model.layers}
         self.layers: dict[int, list[keras.layers.Layer]] = {}
         self.made: dict[int, Any] = {}
-        # Who makes a tensor. It is called when something needs it: nothing needs the size of a
-        # tensor any more when `tf.reshape` has become a layer.
+        # The call that each tensor comes from, made when something needs the tensor: nothing needs
+        # the size of a tensor once `tf.reshape` has become a layer.
         self.makers: dict[int, OldCall] = {}
         for call in calls:
             for tensor in tf.nest.flatten(call.node.outputs):
@@ -290,7 +299,7 @@ class _Rewriter:
         return keras.Model(inputs, outputs, name=self.original.name)
 
     def _tensor(self, old: Any) -> Any:
-        """The new tensor in the place of an old one; whatever else as it is."""
+        """The new tensor for an old one; other values as they are."""
         if id(old) not in self.makers:
             return old
         waiting = [self.makers[id(old)]]
@@ -340,7 +349,7 @@ class _Rewriter:
 
     def _layers(self, call: OldCall, replacement: Replacement | None) -> list[keras.layers.Layer]:
         """New layers for a call; the same ones for each call of one layer."""
-        # Operations that are alike may have one layer, with other constants in each call.
+        # Equal operations may share a layer, with other constants in each call.
         key = id(call.node) if call.symbol else id(call.layer)
         if key not in self.layers:
             if replacement is None:

@@ -1,4 +1,4 @@
-"""What to write in the place of an operation that sat-tf does not quantize."""
+"""What to write instead of an operation that sat-tf does not quantize."""
 
 _POOLING = (
     "sat-tf pools rows and columns, with padding 'SAME' or 'VALID' and channels last; put a "
@@ -20,10 +20,10 @@ _SUMMED = (
 )
 _LAYER = "use keras.layers.{}"
 
-# By the function's name without "tf.": of those that are quantized in other forms, which these are.
+# By the function's name without "tf.": the forms of it that are quantized.
 _FIXES = {
-    "__operators__.getitem": "sat-tf takes numbers and slices of positive steps behind the batch, "
-    "as in x[:, 1:, ::2]; tf.expand_dims adds dimensions",
+    "__operators__.getitem": "sat-tf takes numbers and slices of positive strides behind the "
+    "batch, as in x[:, 1:, ::2]; tf.expand_dims adds dimensions",
     "cast": "sat-tf takes casts to the type that a tensor has",
     "__operators__.add": _SUMMED,
     "clip_by_value": "sat-tf takes one number for each end, the second not below the first",
@@ -75,7 +75,7 @@ _FIXES = {
 
 
 def fix_of(function: str) -> str:
-    """What to do about a TensorFlow operation, to be put behind a message; "" where nobody knows.
+    """The fix for a TensorFlow operation, to be appended to a message; "" where unknown.
 
     Args:
         function: its name without "tf.".

@@ -23,7 +23,7 @@ _WRAPPERS = {
     ),
     "QuantizeWrapper": (
         "that TFMOT's own scheme has quantized",
-        "give the float model that was given to TFMOT's quantize_model or quantize_apply",
+        "pass the float model that TFMOT's quantize_model or quantize_apply was given",
     ),
 }
 

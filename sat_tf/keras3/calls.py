@@ -7,6 +7,8 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.graph.network import keras_calls
+
 
 @dataclasses.dataclass(frozen=True)
 class LayerCall:
@@ -42,7 +44,4 @@ class LayerCall:
 
 def calls_of(model: keras.Model) -> Iterator[LayerCall]:
     """The calls of a Functional or Sequential model; those of its input layers first."""
-    # Keras has no public view of which of a layer's calls belong to which model.
-    for depth in sorted(model._nodes_by_depth, reverse=True):
-        for node in model._nodes_by_depth[depth]:
-            yield LayerCall(node.layer, node)
+    return (LayerCall(node.layer, node) for node in keras_calls(model))

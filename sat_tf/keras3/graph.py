@@ -29,7 +29,7 @@ class Call:
 
     @property
     def constants(self) -> list[Any]:
-        """What it is called with beside symbolic tensors."""
+        """Its arguments beside symbolic tensors."""
         args, kwargs = self._arguments({}, lambda value: value)
         return [value for value in keras3.tree.flatten((args, kwargs)) if value is not None]
 
@@ -40,7 +40,7 @@ class Call:
 
         Args:
             values: by the identity of the symbolic tensor.
-            constant: what to make of everything else.
+            constant: converts everything else.
         """
         return self._arguments(values, constant)
 
@@ -64,11 +64,11 @@ class Call:
         return keras3.tree.map_structure(fill_in, (tuple(arguments.args), kept))
 
 
-class Graph:
+class Keras3Graph:
     """The graph of a built Sequential or Functional Keras 3 model."""
 
     def __init__(self, model: Any) -> None:
-        """Reads a model that `has_graph`."""
+        """Reads a model for which `functional_of` finds a graph."""
         self.model = model
         self.name: str = model.name
         self._functional = functional_of(model)
@@ -82,7 +82,7 @@ class Graph:
         nodes = [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
         calls = [Call(node.operation, node) for node in nodes if not node.is_input]
         needed = {id(tensor) for tensor in self.outputs}
-        for call in reversed(calls):  # what only makes masks is not needed
+        for call in reversed(calls):  # calls that only make masks are not needed
             if any(id(tensor) in needed for tensor in call.outputs):
                 needed |= set(_identities(call))
         for call in calls:

@@ -9,7 +9,7 @@ from sat_tf.atomic_file import expect_path
 from sat_tf.loading.load import bounded_weights, named_by_content
 from sat_tf.loading.model_file import ModelFile, Part, open_model_file, parts
 from sat_tf.loading.trust import UntrustedModelError, untrusted
-from sat_tf.messages import list_problems
+from sat_tf.messages import list_problems, reason_of
 
 if TYPE_CHECKING:
     import tf_keras as keras
@@ -24,7 +24,7 @@ _OURS = "sat_tf>"
 
 
 class Conversion(NamedTuple):
-    """A converted model, and what its proof found."""
+    """A converted model, and the result of its proof."""
 
     model: "keras.Model"
     proof: "Proof"
@@ -38,13 +38,13 @@ def from_keras3(
     Layers keep their names, settings and weights; nested models stay nested, and layers that are
     called more than once stay one. Operations such as `x + y` or `keras.ops.mean(x, (1, 2))`
     become the layer that tf_keras has for them, else an operation of TensorFlow. Initializers that
-    tf_keras does not have are left out, as the weights are there already; seeds of random layers
-    are drawn anew. The model is not compiled.
+    tf_keras does not have are left out, as the weights are there already; random layers get new
+    seeds. The model is not compiled.
 
-    What is returned is proved first: on random input, twice, with values in [-1, 1] and in
+    The result is proved first: on random input, twice, with values in [-1, 1] and in
     [0, 255], every layer of the tf_keras model, given what the Keras 3 layer reads, gives what
     that gives, and so do the model's outputs; in inference, to 1e-5 of the largest absolute value
-    of each tensor. Random numbers and dropout are not looked at, nor are gradients.
+    of each tensor. Random numbers, dropout and gradients are not compared.
 
     Args:
         model: a built Functional or Sequential Keras 3 model, whatever its backend; or the path of
@@ -58,9 +58,9 @@ def from_keras3(
         A tf_keras model.
 
     Raises:
-        ValueError: something in the model has no equal in tf_keras (every such layer is named,
-            with what to do), a weight is NaN, or a layer computes something else there (the first
-            one is named, with the difference).
+        ValueError: something in the model has no counterpart in tf_keras (every such layer is
+            named, with the fix), a weight is NaN, or a layer computes something else there (the
+            first one is named, with the difference).
 
     Example:
         >>> import keras
@@ -78,7 +78,7 @@ def from_keras3(
 def convert(
     model: Any, *, custom_layers: Mapping[str, type] | None = None, safe_mode: bool = True
 ) -> Conversion:
-    """What `from_keras3` does, with what its proof found.
+    """The model of `from_keras3`, with the result of its proof.
 
     Args:
         model: see `from_keras3`.
@@ -160,10 +160,10 @@ def _load(path: pathlib.Path, safe_mode: bool) -> Any:
         with named_by_content(found) as name, bounded_weights(found.weight_bytes):
             return keras3.saving.load_model(name, compile=False, safe_mode=safe_mode)
     except Exception as error:  # Keras wraps what layers of any author raise in any class
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(
-            f"{path}: received a file that Keras {keras3.__version__} does not load ({reason}), "
-            "expected one that it does; load it with the Keras that saved it, and pass the model."
+            f"{path}: received a file that Keras {keras3.__version__} does not load "
+            f"({reason_of(error)}), expected one that it does; load it with the Keras that saved "
+            "it, and pass the model."
         ) from error
 
 
@@ -226,7 +226,7 @@ def _function_problem(part: Part) -> str | None:
         return None
     where = f" of {part.module}" if part.module else ""
     return (
-        f"the function {name!r}{where}, which is no activation that tf_keras has too; load the "
+        f"the function {name!r}{where}, which is not an activation that tf_keras has too; load the "
         "model with Keras 3, use a layer for the function, and pass the model."
     )
 

@@ -14,16 +14,16 @@ _register = keras3.saving.register_keras_serializable(package="sat_tf")
 
 @_register
 class QuantizedActivation(keras3.layers.Layer):
-    """Rounds a tensor to whole steps: q = step · n, with codes n = lowest_code..highest_code.
+    """Rounds a tensor to its grid: q = scale · n, with codes n = lowest_code..highest_code.
 
     Formula, in float32 and in this order, so that backends agree to the last bit:
 
-        n = floor((min(max(x, low), high) - low) / step + lowest_code + 0.5)
+        n = floor((min(max(x, low), high) - low) / scale + lowest_code + 0.5)
 
-    with low = step · lowest_code and high = step · highest_code; ties go up, and NaN stays NaN. It
-    is a rectifier too where the lowest code is 0. Where codes are counted from zero, it is
+    with low = scale · lowest_code and high = scale · highest_code; ties go up, and NaN stays NaN.
+    It is a rectifier too where the lowest code is 0. Where codes are counted from zero, it is
 
-        n = min(max(floor(x / step + 0.5), lowest_code), highest_code)
+        n = min(max(floor(x / scale + 0.5), lowest_code), highest_code)
 
     which differs where rounding x - low moves a value over a tie.
 
@@ -34,7 +34,7 @@ class QuantizedActivation(keras3.layers.Layer):
         **options: options of any Keras layer.
 
     Attributes:
-        step: the real value of one code, a float32 scalar weight that is not trained.
+        scale: the real value of one code, a float32 scalar weight that is not trained.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class QuantizedActivation(keras3.layers.Layer):
         self.from_zero = bool(from_zero)
         self.supports_masking = True
         # A weight and not a setting: compilers divide by constants in their own way.
-        self.step = self.add_weight(
-            name="step",
+        self.scale = self.add_weight(
+            name="scale",
             shape=(),
             dtype="float32",
             initializer="ones",
@@ -56,26 +56,26 @@ class QuantizedActivation(keras3.layers.Layer):
         )
 
     def build(self, input_shape: Any) -> None:
-        """Has nothing left to make."""
+        """Creates nothing: the weights exist already."""
         del input_shape
         self.built = True
 
     def call(self, inputs: Any) -> Any:
         """The values of `inputs` on the grid, in their type."""
-        step = ops.convert_to_tensor(self.step)
-        return ops.cast(self.codes(inputs) * step, inputs.dtype)
+        scale = ops.convert_to_tensor(self.scale)
+        return ops.cast(self.codes(inputs) * scale, inputs.dtype)
 
     def codes(self, inputs: Any) -> Any:
         """The integers n of `inputs`, as float32."""
-        step = ops.convert_to_tensor(self.step)
+        scale = ops.convert_to_tensor(self.scale)
         x = ops.cast(inputs, "float32")
         if self.from_zero:
-            codes = ops.floor(x / step + 0.5)
+            codes = ops.floor(x / scale + 0.5)
             codes = ops.minimum(ops.maximum(codes, self.lowest_code), self.highest_code)
             return ops.where(ops.isnan(x), x, codes)
-        low, high = step * float(self.lowest_code), step * float(self.highest_code)
+        low, high = scale * float(self.lowest_code), scale * float(self.highest_code)
         above_low = ops.maximum(ops.minimum(x, high), low) - low
-        return ops.floor(above_low / step + float(self.lowest_code) + 0.5)
+        return ops.floor(above_low / scale + float(self.lowest_code) + 0.5)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """That of the input."""
@@ -89,11 +89,11 @@ class QuantizedActivation(keras3.layers.Layer):
 
 @_register
 class PixelGrid(keras3.layers.Layer):
-    """What the model is fed, x, as the first layers read it: (x - shift) / ratio, in float32.
+    """The model's input x as the first layers read it: (x - shift) / ratio, in float32.
 
     Args:
-        channels: how many numbers `shift` and `ratio` are; 1 is one for all channels.
-        reverses: the channels are then put in reverse.
+        channels: how many values `shift` and `ratio` have; 1 is one for all channels.
+        reverses: the channels are then reversed.
         **options: options of any Keras layer.
 
     Attributes:
@@ -104,7 +104,7 @@ class PixelGrid(keras3.layers.Layer):
     def __init__(self, channels: int, reverses: bool = False, **options: Any) -> None:
         super().__init__(**options)
         self.channels, self.reverses = int(channels), bool(reverses)
-        # Weights and not settings, as the step of `QuantizedActivation`.
+        # Weights and not settings, as the scale of `QuantizedActivation`.
         self.shift, self.ratio = (
             self.add_weight(
                 name=name,
@@ -118,7 +118,7 @@ class PixelGrid(keras3.layers.Layer):
         )
 
     def build(self, input_shape: Any) -> None:
-        """Has nothing left to make."""
+        """Creates nothing: the weights exist already."""
         del input_shape
         self.built = True
 
@@ -141,8 +141,8 @@ class PixelGrid(keras3.layers.Layer):
 class FusedBatchNormalization(keras3.layers.BatchNormalization):
     """BatchNormalization of images as tf_keras computes it: by TensorFlow's fused kernel.
 
-    Keras 3's own multiplies out first, so that its last bits differ, and with them now and then a
-    rounded code behind it. On other backends it is Keras 3's own. It only infers.
+    Keras 3's own multiplies out first, so that its last bits differ, and now and then a rounded
+    code behind it. On other backends it is Keras 3's own. It only infers.
     """
 
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:

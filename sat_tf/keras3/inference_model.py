@@ -1,4 +1,4 @@
-"""What a quantized tf_keras model is in Keras 3, layer by layer, and the comparison of the two."""
+"""The Keras 3 form of a quantized tf_keras model, layer by layer, and the comparison of the two."""
 
 import dataclasses
 import inspect
@@ -13,11 +13,11 @@ import tf_keras as keras
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import unique_name
 from sat_tf.graph.layers.kind import Role
-from sat_tf.graph.operation_layers import template_of
+from sat_tf.graph.templates import template_of
 from sat_tf.keras3 import inference_table
 from sat_tf.keras3.calls import LayerCall
 from sat_tf.keras3.inference_layers import PixelGrid, QuantizedActivation
-from sat_tf.keras3.inference_operations import Operation
+from sat_tf.keras3.inference_operations import InferenceOperation
 from sat_tf.keras3.proof import TOLERANCE, UNKNOWN_SIZE, difference
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.input_range import PIXELS
@@ -36,7 +36,7 @@ def problem_of(layer: Any) -> str | None:
         )
     if config.weights is not None and not layer_kinds.kernel_name(layer.layer):
         return f"received {type(layer.layer).__name__}, whose kernel sat-tf does not know"
-    return None if _is_gone(layer) else _plain_problem(layer.layer)
+    return None if _needs_only_quantizer(layer) else _plain_problem(layer.layer)
 
 
 def _is_known(quantizer: SatQuantizer | None) -> bool:
@@ -70,7 +70,7 @@ class Names:
 
 
 def pieces_of(layer: Any, names: Names) -> list[Callable[..., Any]]:
-    """What is called one after the other, the first with the layer's arguments.
+    """What is called for a layer, in order, the first with the layer's arguments.
 
     Args:
         layer: a layer without a `problem_of`.
@@ -81,7 +81,7 @@ def pieces_of(layer: Any, names: Names) -> list[Callable[..., Any]]:
             return []
         return [_plain(layer, names, activation=True, kernel=None)]
     inner, config = layer.layer, layer.quantize_config
-    if _is_gone(layer):
+    if _needs_only_quantizer(layer):
         return _quantizer(layer, names)
     kernel = None
     if config.weights is not None:
@@ -96,15 +96,15 @@ def pieces_of(layer: Any, names: Names) -> list[Callable[..., Any]]:
 
 
 def run(pieces: list[Callable[..., Any]], args: Any, kwargs: Any) -> Any:
-    """Calls one piece after the other; without any, the first argument passes."""
+    """Calls one piece after the other; without any, returns the first argument."""
     outputs = args[0]
     for index, piece in enumerate(pieces):
         outputs = piece(outputs) if index else piece(*args, **kwargs)
     return outputs
 
 
-def _is_gone(layer: QuantizedLayer) -> bool:
-    """Whether inference has no use for the wrapped layer, beside that of its quantizer."""
+def _needs_only_quantizer(layer: QuantizedLayer) -> bool:
+    """Whether inference needs only the quantizer, not the wrapped layer."""
     config = layer.quantize_config
     return config.replaces(layer.layer) or layer_kinds.role_of(layer.layer) is Role.IDENTITY
 
@@ -123,7 +123,7 @@ def _quantizer(layer: QuantizedLayer, names: Names) -> list[Callable[..., Any]]:
         dtype=_policy(layer.layer),
         trainable=False,
     )
-    made.step.assign(codes.scale)
+    made.scale.assign(codes.scale)
     return [made]
 
 
@@ -179,19 +179,19 @@ def _symbol(layer: Any) -> str | None:
 
 
 class _CalledOperation:
-    """An `Operation` whose arguments are those of its first call."""
+    """An `InferenceOperation` whose arguments are those of its first call."""
 
     def __init__(self, function: str, name: str) -> None:
         self._function = function
         self._name = name
-        self._layer: Operation | None = None
+        self._layer: InferenceOperation | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = tf.nest.map_structure(_type_name, (list(args), kwargs))
         tensors = [value for value in tf.nest.flatten([args, kwargs]) if hasattr(value, "shape")]
         if self._layer is None:
             places = {id(tensor): place for place, tensor in enumerate(tensors)}
-            self._layer = Operation(
+            self._layer = InferenceOperation(
                 self._function,
                 template_of([args, kwargs], places),
                 name=self._name,
@@ -205,19 +205,19 @@ def _type_name(value: Any) -> Any:
 
 _IMAGES = 4
 _SEED = 21
-# A code flips where the value before rounding is within the rounding of the sums of a tie: of 1e-6
-# of the largest value, one in some 10 000 at 8 bits. More are no ties.
+# A code flips where the value before rounding is as near to a tie as sums are rounded, 1e-6 of the
+# largest value: one code in about 10 000 at 8 bits. More are not ties.
 _FLIPS = 1e-3
 
 
 @dataclasses.dataclass
 class InferenceProof:
-    """What was found.
+    """The result of the comparison.
 
     Attributes:
         codes: how many codes the quantizers of the network made.
         codes_differing: how many were the next one in Keras 3, given equal inputs.
-        difference: of the outputs of the whole, in parts of their largest value.
+        difference: of the model's outputs, as a fraction of their largest value.
     """
 
     codes: int = 0
@@ -231,7 +231,7 @@ def prove(
     calls: list[LayerCall],
     made: dict[int, list[Callable[..., Any]]],
 ) -> InferenceProof:
-    """Compares every layer on what the tf_keras layer reads, and the outputs of the whole.
+    """Compares every layer on the input of the tf_keras layer, and the outputs of the model.
 
     Args:
         model: the quantized model.
@@ -279,7 +279,7 @@ def prove(
 def _compare(
     pieces: list[Callable[..., Any]], expected: Any, received: Any, proof: InferenceProof
 ) -> str | None:
-    """What is wrong with the output of one layer; counts its codes."""
+    """The problem of the output of one layer, if any; counts its codes."""
     last = pieces[-1] if pieces else None
     if not isinstance(last, QuantizedActivation):
         found = difference(expected, received)
@@ -289,24 +289,24 @@ def _compare(
             f"received a layer whose output differs in Keras 3 by {found:.2g} of its largest "
             f"value, expected at most {TOLERANCE:g}; build the model without it."
         )
-    step = np.float64(keras3.ops.convert_to_numpy(last.step))
+    scale = np.float64(keras3.ops.convert_to_numpy(last.scale))
     one, other = (
         np.asarray(values, np.float64)
         for values in (expected.numpy(), keras3.ops.convert_to_numpy(received))
     )
-    apart = np.abs(one - other) / step
-    flipped = int(np.count_nonzero(apart > 0.5))
+    distances = np.abs(one - other) / scale
+    flipped = int(np.count_nonzero(distances > 0.5))
     proof.codes += one.size
     proof.codes_differing += flipped
-    # Two neighbours are a step apart, but for the rounding of the step in a lower precision.
-    too_far = not np.max(apart, initial=0.0) < 1.5
+    # Neighbours differ by one code, up to the rounding of the scale in a lower precision.
+    too_far = not np.max(distances, initial=0.0) < 1.5
     largest = np.max(np.abs(one), initial=0.0)
-    too_far |= np.max(apart[apart <= 0.5], initial=0.0) * step > TOLERANCE * largest
-    if too_far or flipped > max(1.0, _FLIPS * one.size) or np.any(np.isnan(apart)):
+    too_far |= np.max(distances[distances <= 0.5], initial=0.0) * scale > TOLERANCE * largest
+    if too_far or flipped > max(1.0, _FLIPS * one.size) or np.any(np.isnan(distances)):
         return (
             f"received a quantizer of which {flipped} of {one.size} codes differ in Keras 3, by up "
-            f"to {np.max(apart):.2g} steps, expected at most {_FLIPS:g} of them, by one step; run "
-            "it with KERAS_BACKEND=tensorflow."
+            f"to {np.max(distances):.2g} codes, expected at most {_FLIPS:g} of them, by one code; "
+            "run it with KERAS_BACKEND=tensorflow."
         )
     return None
 

@@ -1,14 +1,15 @@
 """Operations of quantized networks as Keras 3 layers; like `inference_layers`, on any backend."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras as keras3
 from keras import ops
 
-from sat_tf.graph.operation_layers import filled_in
+from sat_tf.graph.templates import filled_in
 
-_register = keras3.saving.register_keras_serializable(package="sat_tf")
+_register = functools.partial(keras3.saving.register_keras_serializable, package="sat_tf")
 
 _SCALINGS: dict[str, Callable[[Any, Any], Any]] = {
     "x + c": lambda x, c: x + c,
@@ -19,8 +20,9 @@ _SCALINGS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@_register
-class Scaling(keras3.layers.Layer):
+# The names in saved files are those of the tf_keras layers.
+@_register(name="Scaling")
+class InferenceScaling(keras3.layers.Layer):
     """A tensor and a number, or one number a channel, added to each other or multiplied.
 
     Args:
@@ -48,8 +50,8 @@ class Scaling(keras3.layers.Layer):
         return {**super().get_config(), "formula": self.formula, "number": self.number}
 
 
-@_register
-class Slice(keras3.layers.Layer):
+@_register(name="Slice")
+class InferenceSlice(keras3.layers.Layer):
     """A part of each image, as Python's slices take it.
 
     Args:
@@ -76,13 +78,13 @@ class Slice(keras3.layers.Layer):
         return {**super().get_config(), "slices": self.slices, "dropped": self.dropped}
 
 
-@_register
-class Operation(keras3.layers.Layer):
-    """One of TensorFlow's operations, by what does the same in Keras 3.
+@_register(name="Operation")
+class InferenceOperation(keras3.layers.Layer):
+    """One of TensorFlow's operations, by its counterpart in Keras 3.
 
     Args:
         function: its name without "tf.", such as "math.sin"; one that `is_known`.
-        arguments: its arguments and, by name, those that have names, as `template_of` makes them.
+        arguments: its positional and its keyword arguments, as `template_of` makes them.
         **options: options of any Keras layer.
     """
 
@@ -92,7 +94,7 @@ class Operation(keras3.layers.Layer):
         self.arguments = arguments
 
     def call(self, inputs: Any) -> Any:
-        """What the operation makes of the tensors."""
+        """The operation on the tensors."""
         args, options = filled_in(self.arguments, keras3.tree.flatten(inputs))
         options.pop("name", None)
         return _OPERATIONS[self.function](*args, **options)
@@ -103,7 +105,7 @@ class Operation(keras3.layers.Layer):
 
 
 def is_known(function: str) -> bool:
-    """Whether Keras 3 does the same as one of TensorFlow's operations, to the last bit."""
+    """Whether Keras 3 computes one of TensorFlow's operations, bit for bit."""
     return function in _OPERATIONS
 
 
@@ -231,19 +233,19 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 }
 
 
-@_register
+@_register()
 def hard_sigmoid_of_keras2(x: Any) -> Any:
     """tf_keras' `hard_sigmoid`: clip(0.2 x + 0.5, 0, 1); that of Keras 3 has another slope."""
     return ops.clip(x * 0.2 + 0.5, 0.0, 1.0)
 
 
-@_register
+@_register()
 def absolute(x: Any) -> Any:
     """|x|."""
     return ops.abs(x)
 
 
-@_register
+@_register()
 def gelu_by_tanh(x: Any) -> Any:
     """GELU in the form 0.5 x (1 + tanh(sqrt(2/π) (x + 0.044715 x³)))."""
     return ops.gelu(x, approximate=True)

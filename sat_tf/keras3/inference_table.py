@@ -24,7 +24,7 @@ _FUNCTIONS: dict[Any, Callable[[Any], Any]] = {
 
 # Inference needs none of these.
 _OF_TRAINING = ("_initializer", "_regularizer", "_constraint", "rng_type")
-# Settings that Keras 3 does not have, with the value at which tf_keras does as Keras 3 does.
+# Settings that Keras 3 does not have, with the value at which tf_keras does the same.
 _NEUTRAL: dict[str, Any] = {
     "dynamic": False,
     "groups": 1,
@@ -79,13 +79,13 @@ def make_layer(layer: Any, name: str, *, activation: bool, kernel: tuple[str, An
 
 
 def _with_settings(layer: Any) -> Any:
-    """The layer, with settings in the place of weights that Keras 3 would take constants from."""
+    """The layer, with settings instead of weights that Keras 3 would copy to constants."""
     return constant_copy(layer) if is_adapted(layer) else layer
 
 
 def _class_of(layer: Any) -> Any:
     if isinstance(layer, operation_layers.OfTensorFlow):
-        return inference_operations.Operation
+        return inference_operations.InferenceOperation
     counterpart = _counterpart(layer) or SAME
     own = counterpart.inference(layer)
     for module in (inference_layers, inference_operations):

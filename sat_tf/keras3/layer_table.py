@@ -1,4 +1,4 @@
-"""The tf_keras layer that is made of a Keras 3 one, and how its settings translate."""
+"""The tf_keras layer for a Keras 3 one, and how its settings translate."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ import tf_keras as keras
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import SAME, Keras3
 from sat_tf.keras3.activations import ACTIVATIONS
-from sat_tf.messages import did_you_mean
+from sat_tf.messages import did_you_mean, reason_of
 
 
 class _Omitted:
@@ -28,10 +28,10 @@ def translate_value(key: str, value: Any) -> Any:
 
     Returns:
         What tf_keras takes for it; OMITTED for an initializer that tf_keras does not have: weights
-        are copied, so that an initializer decides nothing.
+        are copied, so that an initializer has no effect.
 
     Raises:
-        ValueError: tf_keras has nothing of the kind; says what.
+        ValueError: tf_keras has no counterpart; says of what.
     """
     if key.endswith("activation"):
         return _activation(key, value)
@@ -109,7 +109,7 @@ def _named(value: Any) -> str:
     return str(value.get("registered_name") or value.get("class_name") or "a lambda")
 
 
-# Settings that tf_keras does not have, with the value at which Keras 3 does as tf_keras does.
+# Settings that tf_keras does not have, with the value at which Keras 3 does the same.
 _NEUTRAL = {
     "antialias": False,
     "data_format": "channels_last",
@@ -128,8 +128,8 @@ _NEUTRAL = {
     "vocabulary_size": None,
     "zero_output_for_mask": False,
 }
-# Settings that tf_keras does not have, and that change nothing in inference: the draws of training,
-# how one of the settings above does what it then does not do, and how fast.
+# Settings that tf_keras does not have, and that do not matter in inference: of randomness, of what
+# the settings above turn off, and of speed.
 _WITHOUT_EFFECT = frozenset(
     ("fill_mode", "fill_value", "renorm_clipping", "renorm_momentum", "seed", "use_cudnn")
 ) | {"value_range"}
@@ -171,7 +171,7 @@ def make_layer(
         return made(**settings)
     except (TypeError, ValueError) as error:
         raise ValueError(
-            f"received settings of {name} that tf_keras does not take ({_first_line(error)})"
+            f"received settings of {name} that tf_keras does not take ({reason_of(error)})"
         ) from error
 
 
@@ -239,7 +239,3 @@ def _own_class(layer: Any) -> type | None:
     from tf_keras.src.applications import convnext  # tf_keras shows them nowhere else
 
     return getattr(convnext, type(layer).__name__, None)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -9,7 +9,7 @@ import tf_keras as keras
 
 from sat_tf.keras3.activations import ACTIVATIONS
 
-# What stands in for an operation: takes its tensors and constants, in its order, and by its names.
+# The counterpart of an operation: takes its tensors and constants in its order and by its names.
 Function = Callable[..., Any]
 
 
@@ -19,7 +19,7 @@ def is_known(operation: Any) -> bool:
 
 
 def make_function(operation: Any, node: Any) -> Function:
-    """What computes in tf_keras what a Keras 3 operation computes.
+    """The counterpart of a Keras 3 operation in tf_keras.
 
     Where tf_keras has a layer for it, that layer, with the operation's name.
 
@@ -39,7 +39,7 @@ def _tensors(node: Any) -> list[Any]:
 
 
 def _merge(layer: str, function: Function) -> Callable[[Any, Any], Function]:
-    """A layer for two tensors of one rank and type, a function for whatever else."""
+    """A layer for two tensors of one rank and type, a function for anything else."""
 
     def make(operation: Any, node: Any) -> Function:
         tensors, output = _tensors(node), node.outputs[0]
@@ -64,7 +64,7 @@ def _activation(name: str) -> Callable[[Any, Any], Function]:
 
 
 def _plain(function: Function, *attributes: str) -> Callable[[Any, Any], Function]:
-    """A function of one tensor, with settings that both name alike."""
+    """A function of one tensor, with settings of the same names in both."""
 
     def make(operation: Any, node: Any) -> Function:
         settings = {name: getattr(operation, name) for name in attributes}

@@ -21,7 +21,7 @@ def to_keras3(model: keras.Model) -> "keras3.Model":
     """Turns a quantized model into a Keras 3 model that infers, with nothing left to quantize.
 
     Linear layers become plain Keras 3 layers with the effective weights; every quantizer of
-    activations becomes a `QuantizedActivation`, a small Keras 3 layer that rounds to step · n and
+    activations becomes a `QuantizedActivation`, a small Keras 3 layer that rounds to scale · n and
     runs on any backend. It keeps the name that the layer has in the quantized model, such as
     `quant_conv`, and the layer in front of it that of the float model, `conv`. Observers of ranges
     are left out, and so is what only training needs. Nothing in it is trainable. Slashes in names,
@@ -29,14 +29,14 @@ def to_keras3(model: keras.Model) -> "keras3.Model":
 
     The model can be saved to `.keras`, and be loaded where Keras 3 and `import sat_tf` are.
 
-    What is returned is compared first, on 4 images of random pixels, layer by layer and as a
-    whole. With the TensorFlow backend on a CPU its outputs are those of `model` bit for bit. (In
+    The result is compared first, on 4 images of random pixels, layer by layer and as a whole.
+    With the TensorFlow backend on a CPU its outputs are those of `model` bit for bit. (In
     graphs, as in `predict`, TensorFlow may fuse a float function with the layer in front of it, in
     either model, and then change its last bit.) Other backends add up in another order: layers then
-    agree to 1e-5 of each tensor's largest value, and where a value is as good as halfway between
-    two codes, the code can be the next one. Such codes are counted, and a warning says how many
-    there are and what they do to the output. More than one in a thousand of a layer, or one that is
-    not the next, is an error.
+    agree to 1e-5 of each tensor's largest value, and where a value is nearly halfway between two
+    codes, the code can be the next one. Such codes are counted, and a warning says how many there
+    are and how far the outputs differ. More than one in a thousand of a layer, or one that is not
+    the next, is an error.
 
     Args:
         model: a model quantized by sat-tf.
@@ -132,7 +132,7 @@ def build(
 
 
 def _reason(error: Exception) -> str:
-    """The line that says something, without what Keras puts around it, in bold."""
+    """The line with the reason, without what Keras puts around it in bold."""
     text = re.sub("\x1b\\[[0-9;]*m", "", str(error)) or type(error).__name__
     inside = re.search(r"Error encountered:\s*([^\n]+)", text)
     inside = inside or re.search(r"Exception encountered[^\n]*\s*([^\n]+)", text)

@@ -1,9 +1,9 @@
 """The proof that a tf_keras model computes what the Keras 3 one computes: on random input.
 
-Every layer is looked at twice. On its own: with the values that the Keras 3 layer reads, does it
-give what that gives? A classifier of random weights ends in nearly equal probabilities, and would
-hide a wrong layer. And in its place: with what the tf_keras layers before it have made.
-Differences are absolute, and told in parts of the largest absolute value of what Keras 3 gives.
+Every layer is compared twice. On its own: given the inputs of the Keras 3 layer, does it give the
+same outputs? A classifier of random weights ends in nearly equal probabilities, and would hide a
+wrong layer. And in its place: given the outputs of the tf_keras layers before it.
+Differences are absolute, as fractions of the largest absolute value in Keras 3.
 """
 
 import dataclasses
@@ -28,12 +28,12 @@ _RANGES = ((-1.0, 1.0), (0.0, 255.0))
 
 @dataclasses.dataclass(frozen=True)
 class Proof:
-    """What was found.
+    """The result of a proof.
 
     Attributes:
-        difference: the largest of the model's outputs, in parts of its largest value.
+        difference: the largest of the model's outputs, as a fraction of its largest value.
         layer_difference: the largest of a layer on its own.
-        num_calls: of how many layers and operations.
+        num_calls: how many layers and operations were compared.
     """
 
     difference: float
@@ -43,7 +43,7 @@ class Proof:
 
 @dataclasses.dataclass
 class _Found:
-    """What was found while a graph was run: by layer, the difference on its own and in place."""
+    """The differences found while a graph was run, by layer: on its own and in place."""
 
     alone: dict[str, float] = dataclasses.field(default_factory=dict)
     in_place: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -56,7 +56,7 @@ class _Found:
 
 
 def prove(made: Translated) -> Proof:
-    """Holds both models against each other.
+    """Compares both models.
 
     Raises:
         ValueError: a layer computes something else in tf_keras; names the first, with the
@@ -127,7 +127,7 @@ def _run(
                 max(map(difference, outputs3, outputs), default=0.0),
             )
         for tensor, output3, output in zip(call.outputs, outputs3, outputs, strict=True):
-            # Where both are equal one stands for both, and what reads it is run once.
+            # Equal outputs are shared, so that what reads them is run once.
             is_equal = difference(output3, output) == 0.0
             values3[id(tensor)], values[id(tensor)] = output3, output3 if is_equal else output
     tensors = made.graph.outputs
@@ -142,10 +142,10 @@ def _whole_difference(made: Translated, inputs: list[np.ndarray]) -> float:
 
 
 def difference(expected: Any, received: Any) -> float:
-    """The largest absolute difference, in parts of the largest absolute value expected.
+    """The largest absolute difference, as a fraction of the largest absolute value expected.
 
-    Where both are the same infinity or both NaN there is none; shapes that differ, or only one of
-    them NaN, are infinitely far apart.
+    Equal infinities and two NaNs do not differ; other shapes, or a NaN in only one, differ
+    infinitely.
 
     >>> difference(np.array([1.0, -2.0]), np.array([1.0, -2.5]))
     0.25
@@ -225,7 +225,7 @@ def _random_inputs(made: Translated, low: float, high: float) -> Iterator[np.nda
 
 
 def _largest_index(made: Translated) -> int:
-    """How far integers may go: pixels, or what all tables of embeddings hold."""
+    """The bound of random integers: pixels, or what all tables of embeddings hold."""
     sizes = [
         call.operation.input_dim
         for call, _, _ in made.calls

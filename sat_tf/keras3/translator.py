@@ -1,4 +1,4 @@
-"""Builds the tf_keras model of a Keras 3 one, layer by layer; what it computes is proved after."""
+"""Builds the tf_keras model of a Keras 3 one, layer by layer; its results are proved afterwards."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -9,9 +9,10 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.graph.network import NOT_BUILT, subclassed_problem
 from sat_tf.keras3 import layer_table, operation_table
-from sat_tf.keras3.graph import Call, Graph, functional_of
-from sat_tf.messages import kind_of, list_problems
+from sat_tf.keras3.graph import Call, Keras3Graph, functional_of
+from sat_tf.messages import kind_of, list_problems, reason_of
 
 _DEEPEST = 4  # names inside names, such as those of attention layers in wrappers
 
@@ -19,8 +20,8 @@ _DEEPEST = 4  # names inside names, such as those of attention layers in wrapper
 def matched(sources: Sequence[str], targets: Sequence[str]) -> list[int]:
     """For every target, the index of the source with the same name.
 
-    Names are paths such as "dense/kernel". Only their last parts are held against each other, as
-    many as are needed to tell them apart; where they do not pair off, order decides.
+    Names are paths such as "dense/kernel". Only their last parts are compared, as many as tell
+    them apart; where they do not pair up, order decides.
 
     >>> matched(["dense/kernel", "dense/bias"], ["a/dense/bias:0", "a/dense/kernel:0"])
     [1, 0]
@@ -62,7 +63,7 @@ def arrange(
 
 
 def non_finite(names: Sequence[str], arrays: Sequence[np.ndarray]) -> list[str]:
-    """What is wrong with arrays that hold NaN or infinite values, a line each."""
+    """Problems of arrays that hold NaN or infinite values, a line each."""
     found = []
     for name, array in zip(names, arrays, strict=True):
         bad = int(np.count_nonzero(~np.isfinite(array.astype(np.float64))))
@@ -80,16 +81,16 @@ def _tail(name: str, depth: int) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class Translated:
-    """A model of both.
+    """A model in Keras 3 and in tf_keras.
 
     Attributes:
         graph: of the Keras 3 model.
         model: the tf_keras model.
-        calls: every call of the graph, with what makes it in tf_keras, and for a nested model what
-            it was made of.
+        calls: every call of the graph, with what is called in tf_keras, and for a nested model its
+            translation.
     """
 
-    graph: Graph
+    graph: Keras3Graph
     model: keras.Model
     calls: list[tuple[Call, Any, "Translated | None"]]
 
@@ -110,7 +111,7 @@ class Translator:
         """Builds the tf_keras model, with the weights.
 
         Raises:
-            ValueError: it cannot be built; lists everything that is in the way.
+            ValueError: it cannot be built; lists every problem.
         """
         self._check_model(model, "")
         self._raise_problems(model)
@@ -124,20 +125,20 @@ class Translator:
         if self._problems:
             raise ValueError(list_problems(f"model {model.name!r}", self._problems))
 
-    # -- what is in the way --------------------------------------------------------------------
+    # -- problems ------------------------------------------------------------------------------
 
     def _check_model(self, model: Any, prefix: str) -> None:
         where = f"{prefix.rstrip('/')}: " if prefix else ""
         if functional_of(model) is None:
             self._problems.append(where + _no_graph(model))
             return
-        graph = Graph(model)
+        graph = Keras3Graph(model)
         for tensor in graph.inputs:
             layer = graph.input_layer(tensor)
             if getattr(layer, "optional", False):
                 self._problems.append(
                     f"{prefix}{layer.name}: received an optional input, expected one that is "
-                    "always there; build the model without it."
+                    "required; build the model without it."
                 )
         seen: set[int] = set()
         for call in graph.calls:
@@ -205,7 +206,7 @@ class Translator:
         names, arrays = _weights3(layer)
         return "; ".join(non_finite(names, arrays)) or None
 
-    # -- what is made --------------------------------------------------------------------------
+    # -- building ------------------------------------------------------------------------------
 
     def _layer(self, layer: Any) -> Any:
         if id(layer) not in self._made:
@@ -223,7 +224,7 @@ class Translator:
                 raise ValueError(f"{layer.name}: {_no_graph(layer)}")
             self._check_model(layer, f"{layer.name}/")
             if self._problems:
-                raise ValueError("received a model that does not come over")
+                raise ValueError("received a model that cannot be translated")
             return self._layer(layer)
         problem = self._layer_problem(layer)
         if problem:
@@ -237,7 +238,7 @@ class Translator:
         return self._made[key]
 
     def _model(self, model: Any) -> Translated:
-        graph = Graph(model)
+        graph = Keras3Graph(model)
         tensors: dict[int, Any] = {}
         for tensor in graph.inputs:
             tensors[id(tensor)] = _input_layer(graph.input_layer(tensor)).output
@@ -268,12 +269,12 @@ class Translator:
         try:
             outputs = function(*args, **kwargs)
         except Exception as error:
-            reason = (str(error) or type(error).__name__).splitlines()[0]
+            reason = reason_of(error)
             if "root scope name" in reason:
                 raise ValueError(
                     f"{call.operation.name}: received a layer of a name that TensorFlow does not "
-                    "take, expected letters, digits and ._/>-, and neither of the last five in "
-                    "front but a dot; rename it before it is built: layer.name = ..."
+                    "take, expected letters, digits and ._/>-, with a letter, a digit or a dot "
+                    "first; rename it before it is built: layer.name = ..."
                 ) from error
             raise ValueError(
                 f"{call.operation.name}: received {kind_of(call.operation)} that tf_keras "
@@ -352,14 +353,5 @@ def _copy_trainable(made: Translated) -> None:
 
 
 def _no_graph(model: Any) -> str:
-    if isinstance(model, keras3.Sequential):
-        return (
-            "received a Sequential model that is not built, expected one with a known input "
-            "shape; call model.build((None, height, width, channels)), or start it with "
-            "keras.Input."
-        )
-    return (
-        f"received a subclassed model ({type(model).__name__}), whose layers only its Python code "
-        "connects; expected a Functional or Sequential model: build the same layers with "
-        "outputs = layer(inputs) and keras.Model(inputs, outputs)."
-    )
+    is_sequential = isinstance(model, keras3.Sequential)
+    return f"{NOT_BUILT if is_sequential else subclassed_problem(model)}."

@@ -1,1 +1,1 @@
-"""Reading model files: what is in them, whether it runs code, and the one function that loads."""
+"""Reading model files: their contents, whether they run code, and the one function that loads."""

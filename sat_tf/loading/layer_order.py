@@ -1,7 +1,7 @@
 """Whether the layers of a saved model can be called one after the other.
 
-tf_keras calls the layers that it can call, and goes round until it has called all of them: where
-layers wait for each other, or for a call that never comes, it goes round for ever.
+tf_keras calls the layers that it can call, again and again until it has called all of them: where
+layers wait for each other, or for a call that never comes, it loops forever.
 """
 
 import collections
@@ -10,7 +10,7 @@ from typing import Any
 
 from sat_tf.loading.trust import keras_classes
 
-# What tf_keras writes in the place of a layer's name in front of a number.
+# What tf_keras writes instead of a layer's name in front of a constant.
 _CONSTANT = "_CONSTANT_VALUE"
 _MODELS = ("Functional", "Model", "Sequential")
 _OURS = "sat_tf>"
@@ -20,9 +20,9 @@ _Call = tuple[Hashable, int]
 
 
 def check_order(config: Any) -> None:
-    """Raises ValueError for a model, or one inside it, whose layers wait for what never comes.
+    """Raises ValueError for a model, or one inside it, whose layers cannot all be called.
 
-    Whatever else is wrong with a configuration is left to Keras.
+    Other problems of a configuration are left to Keras.
 
     Args:
         config: of a model, as tf_keras wrote it.
@@ -45,7 +45,7 @@ called one after the other
 
 
 def _is_called(layer: Any) -> bool:
-    """Whether it is a layer of a Functional model; Keras refuses what it is not."""
+    """Whether it is a layer of a Functional model; Keras refuses anything else."""
     if not isinstance(layer, dict) or not isinstance(layer.get("inbound_nodes"), list):
         return False
     return "name" in layer and isinstance(layer["name"], Hashable)
@@ -54,14 +54,14 @@ def _is_called(layer: Any) -> bool:
 def _check_layers(layers: list[dict[str, Any]], known: frozenset[str]) -> None:
     _expect_one_name_each(layers)
     nodes: dict[Hashable, list[Any]] = {}
-    for layer in layers:  # a name that comes again adds calls to the first layer of the name
+    for layer in layers:  # a repeated name adds calls to the first layer of that name
         nodes.setdefault(layer["name"], []).extend(layer["inbound_nodes"])
     read = {
         (name, number): list(_tensors(node))
         for name, of_layer in nodes.items()
         for number, node in enumerate(of_layer)
     }
-    # Of models that do not say it, the calls that are read do.
+    # Layers whose calls are counted from 1, as far as the calls that are read show it.
     past = {
         name for of_call in read.values() for name, index in of_call if _is_past(nodes, name, index)
     }
@@ -75,7 +75,7 @@ def _check_layers(layers: list[dict[str, Any]], known: frozenset[str]) -> None:
         # tf_keras makes the calls of a layer in the order of the file.
         sources[name, number] = [(name, number - 1)] if number else []
         for source, index in tensors:
-            if source in inputs or source not in places:  # nobody calls it, or Keras refuses it
+            if source in inputs or source not in places:  # never called, or refused by Keras
                 continue
             place = places[source]
             if not isinstance(index, int) or not 0 <= index - place < len(nodes[source]):
@@ -88,7 +88,7 @@ def _check_layers(layers: list[dict[str, Any]], known: frozenset[str]) -> None:
 
 
 def _expect_one_name_each(layers: Iterable[dict[str, Any]]) -> None:
-    """Layers that are one object have one list of calls, which then is in nobody's order."""
+    """Layers that are one object share a list of calls, which is then in no defined order."""
     names: dict[Hashable, Hashable] = {}
     for layer in layers:
         shared = layer.get("shared_object_id")
@@ -103,7 +103,7 @@ def _expect_one_name_each(layers: Iterable[dict[str, Any]]) -> None:
 
 
 def _tensors(node: Any) -> Iterator[tuple[str, Any]]:
-    """What a call reads: the layer that makes it, and the number of that layer's call."""
+    """The inputs of a call: the layer that each comes from, and the number of that layer's call."""
     waiting = [node]
     while waiting:
         value = waiting.pop()
@@ -165,7 +165,7 @@ def _expect_an_order(sources: dict[_Call, list[_Call]]) -> None:
     stuck = [call for call, count in missing.items() if count]
     if not stuck:
         return
-    # Going back from what cannot be called, one comes round to what waits for itself.
+    # Going back from a call that cannot be made ends in a cycle.
     call, seen = stuck[0], set()
     while call not in seen:
         seen.add(call)

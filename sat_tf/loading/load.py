@@ -1,4 +1,4 @@
-"""The one way in for saved models; safe unless its caller says otherwise."""
+"""The one function that loads saved models; safe by default."""
 
 import contextlib
 import os
@@ -28,11 +28,11 @@ def load_model(path: str | os.PathLike[str], *, safe_mode: bool = True) -> "kera
     In safe mode nothing that came with the model is run: no Lambda layer, no class or function of
     a module that the file names, no function of TensorFlow that does more than compute on tensors,
     no graph of a SavedModel, which is rebuilt from its configuration instead. Classes that are
-    registered with Keras by then are taken.
+    registered with Keras by then are accepted.
 
     Args:
         path: a `.keras` or HDF5 file, whatever it is called, or the folder of a SavedModel.
-        safe_mode: False loads whatever tf_keras does, and runs what is in it.
+        safe_mode: False loads anything that tf_keras does, and runs its code.
 
     Raises:
         UntrustedModelError: it would run code; names what, and the switch.
@@ -65,7 +65,7 @@ def load_model(path: str | os.PathLike[str], *, safe_mode: bool = True) -> "kera
 
 @contextlib.contextmanager
 def named_by_content(file: ModelFile) -> Iterator[pathlib.Path]:
-    """A path whose suffix says what the file is: both Keras choose how to load it by its name.
+    """A path with the suffix of the file's format: both versions of Keras choose the loader by it.
 
     Otherwise a file could be checked as one format and loaded as another.
     """
@@ -98,13 +98,13 @@ def _from_folder(path: pathlib.Path, safe_mode: bool) -> "keras.Model":
 
 @contextlib.contextmanager
 def bounded_weights(weight_bytes: int | None) -> Iterator[None]:
-    """A scope in which TensorFlow makes no more variables than the weights of a file explain.
+    """A scope in which TensorFlow creates no more variables than the weights of a file account for.
 
     Args:
         weight_bytes: of the file; None bounds nothing.
 
     Raises:
-        ValueError: in the scope, before a variable that is too much is made.
+        ValueError: in the scope, before a variable beyond that is created.
     """
     import tensorflow as tf
 
@@ -128,16 +128,16 @@ def bounded_weights(weight_bytes: int | None) -> Iterator[None]:
 
 
 def _variable_bytes(options: Mapping[str, Any]) -> int:
-    """What a variable with these options takes; 0 where nobody can say."""
+    """Bytes of a variable with these options; 0 where they are unknown."""
     import tensorflow as tf
 
     value, dtype = options.get("initial_value"), options.get("dtype")
     shape = tf.TensorShape(options.get("shape"))
     if not shape.is_fully_defined() and callable(value):
-        # Keras 3 gives the function that makes the value, and no shape. A graph of it makes none.
+        # Keras 3 passes the initializer and no shape; tracing it creates no value.
         try:
             traced = tf.function(value, autograph=False).get_concrete_function()
-        except Exception:  # functions of users raise anything; Keras says what is wrong with them
+        except Exception:  # functions of users may raise anything; Keras reports it
             return 0
         shape = tf.TensorShape(traced.structured_outputs.shape)
         dtype = traced.structured_outputs.dtype
@@ -148,7 +148,7 @@ def _variable_bytes(options: Mapping[str, Any]) -> int:
 
 @contextlib.contextmanager
 def _loading(weight_bytes: int | None) -> Iterator[None]:
-    """The scopes in which tf_keras loads; whatever it raises on a damaged model is one error.
+    """The scopes in which tf_keras loads; its errors on a damaged model become ValueErrors.
 
     Args:
         weight_bytes: of the file; None bounds nothing.
@@ -156,8 +156,8 @@ def _loading(weight_bytes: int | None) -> Iterator[None]:
     import tensorflow_model_optimization as tfmot
 
     try:
-        # So that a model that TFMOT has pruned, clustered or quantized is refused as what it is,
-        # and not for a class that nobody knows.
+        # So that a model that TFMOT has pruned, clustered or quantized is refused as such, and not
+        # for an unknown class.
         with (
             tfmot.sparsity.keras.prune_scope(),
             tfmot.clustering.keras.cluster_scope(),
@@ -168,7 +168,7 @@ def _loading(weight_bytes: int | None) -> Iterator[None]:
     except trust.UntrustedModelError:
         raise
     except RecursionError as error:
-        raise ValueError("received a model that is nested without end") from error
+        raise ValueError("received a model that is nested too deeply") from error
     except Exception as error:  # tf_keras raises many types on damaged files
         lines = str(error).strip().splitlines()
         raise ValueError(lines[0].rstrip(".") if lines else type(error).__name__) from error

@@ -1,4 +1,4 @@
-"""What a file says of the Keras that wrote it, read without TensorFlow and without Keras."""
+"""The head of a model file: which Keras wrote it, and its configuration, read without Keras."""
 
 import dataclasses
 import json
@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from sat_tf.atomic_file import expect_path
+from sat_tf.messages import reason_of
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
-# Models of thousands of layers have a megabyte of it.
+# Models of thousands of layers have one megabyte.
 _LARGEST_CONFIG_BYTES = 2**25
 _DEEPEST = 200
-# DEFLATE makes at most a thousandth of zeros; small files are read whatever they say.
+# DEFLATE shrinks zeros to a thousandth at most; small files are always read.
 _LARGEST_RATIO = 1100
 _ALWAYS_READ_BYTES = 2**24
 
@@ -28,7 +29,7 @@ class ModelFile:
         suffix: `.keras` or `.h5`, by what is in it, whatever its name says.
         version: of the Keras that wrote it, such as "3.15.1"; "" where the file does not say.
         config: of the model, as Keras wrote it.
-        weight_bytes: what all its arrays take in memory.
+        weight_bytes: of all its arrays in memory.
     """
 
     path: pathlib.Path
@@ -69,12 +70,12 @@ def open_model_file(path: str | os.PathLike[str]) -> ModelFile:
         path: any path.
 
     Raises:
-        ValueError: it is no file, it is damaged, it holds no whole model, or it would take far more
-            memory than its size.
+        ValueError: it is not a file, it is damaged, it holds no whole model, or it would take far
+            more memory than its size.
     """
     path = expect_path(path)
     if not path.is_file():  # a pipe would wait for its writer
-        raise ValueError("received no file that can be read, expected a .keras or HDF5 file")
+        raise ValueError("received a path without a readable file, expected a .keras or HDF5 file")
     try:
         if _is_hdf5(path):
             version, text, weight_bytes = _read_hdf5(path)
@@ -86,20 +87,21 @@ def open_model_file(path: str | os.PathLike[str]) -> ModelFile:
             f"received a file that is neither a .keras archive nor HDF5, or a damaged one ({error})"
         ) from error
     except RecursionError as error:
-        raise ValueError("received a configuration that is nested without end") from error
+        raise ValueError("received a configuration that is nested too deeply") from error
     except MemoryError as error:
-        raise ValueError("received a file that takes more memory than there is") from error
+        raise ValueError("received a file that takes more memory than is available") from error
     except Exception as error:
         # h5py, zipfile and zlib raise many types on damaged files.
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"received a damaged file, or none of a whole model ({reason})") from error
+        raise ValueError(
+            f"received a file that is damaged or holds no whole model ({reason_of(error)})"
+        ) from error
     if not isinstance(config, dict):
         raise ValueError("received a file without the configuration of a model")
     return ModelFile(path, ".h5" if _is_hdf5(path) else ".keras", version, config, weight_bytes)
 
 
 def check_arrays(path: pathlib.Path) -> None:
-    """Raises ValueError for a file of weights that hands over other files or grows in memory.
+    """Raises ValueError for weights that refer to other files or are far larger in memory.
 
     Args:
         path: in HDF5, or a `.keras` archive; files of other kinds are let through.
@@ -115,7 +117,7 @@ def check_arrays(path: pathlib.Path) -> None:
 
 
 def read_model_file(path: str | os.PathLike[str]) -> ModelFile | None:
-    """Reads the head of a `.keras` or HDF5 file; None where `path` is none of a whole model.
+    """Reads the head of a `.keras` or HDF5 file; None where `path` holds no whole model.
 
     Args:
         path: any path, also of a folder or of a file in another format.
@@ -160,7 +162,7 @@ def _read_hdf5(path: pathlib.Path) -> tuple[str, str, int]:
 
 
 def _archive_bytes(archive: zipfile.ZipFile, path: pathlib.Path) -> int:
-    """What the weights in a `.keras` archive take in memory; raises as `_array_bytes` does."""
+    """Bytes in memory of the weights in a `.keras` archive; raises as `_array_bytes` does."""
     import h5py
 
     entries = archive.infolist()
@@ -175,9 +177,9 @@ def _archive_bytes(archive: zipfile.ZipFile, path: pathlib.Path) -> int:
 
 
 def _array_bytes(group: Any) -> int:
-    """What the arrays of an HDF5 group take in memory; raises ValueError for those of other files.
+    """Bytes in memory of the arrays of an HDF5 group; raises ValueError for those of other files.
 
-    Links and arrays that are kept in other files would hand over what is in those.
+    Links, and arrays kept in other files, would reveal the content of those.
     """
     import h5py
 
@@ -221,7 +223,7 @@ def parts(config: Any) -> Iterator[Part]:
     """Every object that a configuration names, however deep, in the order of the file.
 
     Raises:
-        ValueError: it is nested too deep, or the name of an object is no text.
+        ValueError: it is nested too deeply, or the name of an object is not text.
     """
     waiting = [(config, "", 0)]
     while waiting:

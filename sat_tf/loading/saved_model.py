@@ -27,8 +27,8 @@ def saved_model_config(path: pathlib.Path) -> dict[str, Any]:
     """The configuration of the model in a SavedModel.
 
     Raises:
-        UntrustedModelError: it has none, as where the model is a class of its own, or a program
-            that no Keras wrote.
+        UntrustedModelError: it has none, such as that of a subclassed model, or of a program that
+            Keras did not write.
         ValueError: it is damaged.
     """
     from tf_keras.protobuf import saved_metadata_pb2
@@ -41,15 +41,15 @@ def saved_model_config(path: pathlib.Path) -> dict[str, Any]:
             roots = [node for node in metadata.nodes if node.node_id == 0]
             values = json.loads(roots[0].metadata) if roots else {}
             found = {key: values[key] for key in ("class_name", "config")} if values else None
-        except Exception as error:  # of protobuf, of JSON, and of what is not there
+        except Exception as error:  # of protobuf, of JSON, and of missing entries
             raise ValueError(
                 f"received a SavedModel whose {_METADATA} is damaged ({type(error).__name__})"
             ) from error
     if found is None or not isinstance(found["config"], dict) or "layers" not in found["config"]:
         raise UntrustedModelError(
             "received a SavedModel without the configuration of a Functional or Sequential model, "
-            "which can only be run as the program that it is, expected one that tf_keras has "
-            f"written of such a model; save it as .keras, or {SWITCH}."
+            "which can only be run as a program, expected one that tf_keras wrote of such a model; "
+            f"save it as .keras, or {SWITCH}."
         )
     return found
 
@@ -80,5 +80,5 @@ def rebuilt(path: pathlib.Path, config: dict[str, Any]) -> "keras.Model":
 
 
 def variable_bytes(path: pathlib.Path) -> int:
-    """What the variables of a SavedModel take on disk, where they are not compressed."""
+    """Bytes of the variables of a SavedModel on disk, where they are not compressed."""
     return sum(file.stat().st_size for file in (path / _VARIABLES).parent.glob("variables.data-*"))

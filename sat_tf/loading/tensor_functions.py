@@ -6,15 +6,15 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-# Whole rooms of TensorFlow whose functions take tensors and give tensors, and what else is in them:
+# Modules of TensorFlow whose functions take tensors and return tensors, and the exceptions in them:
 # state, functions as arguments, decoders of files.
-_TENSOR_ROOMS = (
+_TENSOR_MODULES = (
     *("math.", "linalg.", "bitwise.", "signal.", "quantization.", "__operators__.", "nn."),
     *("image.", "random.", "keras.activations."),
 )
-_NOT_IN_ROOMS = re.compile(
-    r"experimental|rnn|generator|candidate_sampler|set_seed|[de][ne]code|jpeg|custom|batch_function|serialize|"
-    r"activations\.get$",
+_EXCEPTIONS = re.compile(
+    r"experimental|rnn|generator|candidate_sampler|set_seed|[de][ne]code|jpeg|custom|batch_function|"
+    r"serialize|activations\.get$",
     re.IGNORECASE,
 )
 _TENSOR_FUNCTIONS = """
@@ -35,7 +35,7 @@ transpose truediv truncatediv truncatemod unravel_index unstack where zeros zero
 dtypes.cast dtypes.complex dtypes.saturate_cast
 """
 
-# Keras calls the constructors of layers, which can be told in no other way who made the file.
+# Keras calls the constructors of layers, which cannot be told otherwise who made the file.
 _MAKER_IS_TRUSTED = contextvars.ContextVar("sat_tf_maker_is_trusted", default=False)
 
 
@@ -50,10 +50,10 @@ class CalledFunction(str):
 
 
 def computes_on_tensors(name: Any) -> bool:
-    """Whether a function of TensorFlow takes tensors, gives tensors, and does nothing else.
+    """Whether a function of TensorFlow takes tensors, returns tensors, and does nothing else.
 
     Args:
-        name: without "tf.", such as "math.sin"; whatever else is no such function.
+        name: without "tf.", such as "math.sin"; anything else is no such function.
 
     >>> computes_on_tensors("math.sin"), computes_on_tensors("io.write_file")
     (True, False)
@@ -61,7 +61,7 @@ def computes_on_tensors(name: Any) -> bool:
     if not isinstance(name, str):
         return False
     modern = name.removeprefix("compat.v1.")
-    if modern.startswith(_TENSOR_ROOMS) and not _NOT_IN_ROOMS.search(modern):
+    if modern.startswith(_TENSOR_MODULES) and not _EXCEPTIONS.search(modern):
         return True
     return modern in _TENSOR_FUNCTIONS.split()
 
@@ -73,17 +73,17 @@ def expect_allowed(name: Any) -> CalledFunction:
         name: see `computes_on_tensors`.
 
     Raises:
-        ValueError: it may do more than compute, it is no `CalledFunction`, and no file of somebody
-            trusted is being loaded.
+        ValueError: it may do more than compute, it is not a `CalledFunction`, and no trusted file
+            is being loaded.
     """
     is_trusted = _MAKER_IS_TRUSTED.get() or isinstance(name, CalledFunction)
     if isinstance(name, str) and (is_trusted or computes_on_tensors(name)):
         return CalledFunction(name)
     raise ValueError(
-        f"function={name!r}: received none of TensorFlow's functions that only compute on tensors, "
-        "expected one of them; if you trust whoever made the model, load it with "
-        "sat_tf.loading.load.load_model(path, safe_mode=False); in a model of your own, call the "
-        "function itself"
+        f"function={name!r}: received a function that may do more than compute on tensors, "
+        "expected one of TensorFlow's that does not; if you trust whoever made the model, load it "
+        "with sat_tf.loading.load.load_model(path, safe_mode=False); in a model of your own, call "
+        "the function itself"
     )
 
 

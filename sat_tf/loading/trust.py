@@ -2,8 +2,8 @@
 
 tf_keras takes functions and classes out of a file by name: the Python code of a Lambda layer is in
 the file itself, any module that a file names is imported, and any function of TensorFlow can be
-called while the model is being built, those that write files among them. `problems` lets through
-what is known to compute on tensors alone, and names all else.
+called while the model is being built, including those that write files. `check` accepts what is
+known to only compute on tensors, and names everything else.
 """
 
 import types
@@ -45,7 +45,7 @@ _OTHER_CLASSES = frozenset(
         *("GRUCellV1", "GRUCellV2", "LSTMCellV1", "LSTMCellV2", "CuDNNGRU", "CuDNNLSTM"),
     }
 )
-# What stands for a value: a tensor, an array, a tuple, a shape.
+# Of values: tensors, arrays, tuples, shapes.
 _VALUES = frozenset(
     {
         *("__tensor__", "__numpy__", "__bytes__", "__tuple__", "__ellipsis__", "TensorShape"),
@@ -54,7 +54,7 @@ _VALUES = frozenset(
 )
 _FUNCTION_MODULES = (
     *("", "builtins"),
-    *(f"{keras}.{room}" for keras in ("keras", "tf_keras") for room in _FUNCTIONS_IN),
+    *(f"{keras}.{module}" for keras in ("keras", "tf_keras") for module in _FUNCTIONS_IN),
 )
 _NO_FUNCTIONS = frozenset({"get", "serialize", "deserialize"})
 
@@ -73,7 +73,7 @@ def check(config: Mapping[str, Any]) -> None:
         config: of the model, as it is in the file.
 
     Raises:
-        ValueError: it is nested without end.
+        ValueError: it is nested too deeply.
     """
     found = list(dict.fromkeys(_problems(config)))
     if found:
@@ -84,12 +84,12 @@ def untrusted(problems: list[str]) -> str:
     """The refusal, with all its reasons and the switch."""
     return (
         f"received a model that runs code when it is loaded: {'; '.join(problems)}; expected "
-        f"layers of Keras and sat-tf alone; {SWITCH}."
+        f"layers of Keras and sat-tf only; {SWITCH}."
     )
 
 
 def _problems(config: Mapping[str, Any]) -> Iterator[str]:
-    # With compile=False nobody reads it.
+    # With compile=False it is not read.
     config = {key: value for key, value in config.items() if key != "compile_config"}
     known = keras_classes()
     for part in parts(config):
@@ -99,10 +99,10 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _problem(part: Part, known: frozenset[str]) -> str | None:
-    """What is wrong with every way in which tf_keras may read a part.
+    """What is wrong with any of the ways in which tf_keras may read a part.
 
     Without a module, and in SavedModels, it looks for the class name; else for the registered name
-    first, for the class name then. What is known by one of the names is not trusted by the other.
+    first, then for the class name. Each of the two must be trusted.
     """
     kind, registered_name = part.class_name, part.registered_name
     if kind == "function":
@@ -121,10 +121,10 @@ def _problem(part: Part, known: frozenset[str]) -> str | None:
         return f"{kind}, which is not what is registered as {registered_name}"
     if part.module and not _is_keras(part.module):
         return f"{kind} of the module {part.module}, which would be imported"
-    # Without a module, tf_keras looks a name up in its own tables alone.
+    # Without a module, tf_keras looks a name up only in its own tables.
     is_class = kind in known or isinstance(_registered(kind), type)
     if not is_class or registered_name not in (None, kind):
-        return f"{kind}, which is no layer of Keras, and no class that is registered with it"
+        return f"{kind}, which is neither a class of Keras nor registered with it"
     return None
 
 
@@ -164,7 +164,7 @@ def _refused(part: Part) -> str:
     return f"{part.class_name}, which calls what the file names"
 
 
-# Classes of tf_keras that take more out of a file than numbers.
+# Classes of tf_keras that read more from a file than numbers.
 _SPECIAL: dict[str, Callable[[Part], str | None]] = {
     "Lambda": _code,
     "__lambda__": lambda part: "a Python lambda, whose code is in the file",
@@ -199,8 +199,8 @@ def keras_classes() -> frozenset[str]:
     """The names of the classes of tf_keras that may be in a file."""
     return _OTHER_CLASSES | {
         name
-        for room in _rooms(_CLASSES_IN)
-        for name, value in vars(room).items()
+        for module in _modules(_CLASSES_IN)
+        for name, value in vars(module).items()
         if isinstance(value, type)
     }
 
@@ -208,17 +208,17 @@ def keras_classes() -> frozenset[str]:
 def _known_functions() -> set[str]:
     return {
         name
-        for room in _rooms(_FUNCTIONS_IN)
-        for name, value in vars(room).items()
+        for module in _modules(_FUNCTIONS_IN)
+        for name, value in vars(module).items()
         if callable(value) and name not in _NO_FUNCTIONS
     }
 
 
-def _rooms(names: tuple[str, ...]) -> Iterator[types.ModuleType]:
+def _modules(names: tuple[str, ...]) -> Iterator[types.ModuleType]:
     import tf_keras as keras
 
     for name in names:
-        room: Any = keras
+        module: Any = keras
         for word in name.split("."):
-            room = getattr(room, word)
-        yield room
+            module = getattr(module, word)
+        yield module

@@ -157,7 +157,8 @@ class DorefaQuantizer(WeightQuantizer):
         rounded = "not rounded" if self.num_bits is None else f"of {self.num_bits} bits"
         whose = "channel" if self.channels_differ else "layer"
         rescaled = f"{self.rescale} rescale" if self.rescale else "no rescale"
-        return f"DoReFa weights {rounded} on the {self.grid_name} grid, one range per {whose}, {rescaled}"
+        ranged = f"one range per {whose}"
+        return f"DoReFa weights {rounded} on the {self.grid_name} grid, {ranged}, {rescaled}"
 
     # -- codes -------------------------------------------------------------------------------------
 

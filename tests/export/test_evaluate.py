@@ -84,7 +84,7 @@ def test_a_file_that_does_not_run_is_named(small_file, small_images, labels, tmp
     with pytest.raises(ValueError, match=r"damaged.tflite: received a file that is not a TFLite"):
         evaluate_simulator(path, small_images, labels, progress=False)
     for function in (evaluate_tflite, evaluate_simulator):
-        with pytest.raises(ValueError, match="received the path of no file"):
+        with pytest.raises(ValueError, match="received a path without a file"):
             function(tmp_path / "none.tflite", small_images, labels)
 
 

@@ -154,7 +154,7 @@ def test_the_file_of_another_training_state_is_named(variable, path, images):
 
 @pytest.mark.parametrize("name", ["missing.tflite", ".", "missing/model.tflite"])
 def test_a_path_without_a_file_is_named(name, model, images, tmp_path):
-    with pytest.raises(ValueError, match=r"received the path of no file, expected a TFLite file"):
+    with pytest.raises(ValueError, match=r"received a path without a file, expected a TFLite file"):
         sat_tf.verify_tflite(model, tmp_path / name, images)
 
 
@@ -180,7 +180,7 @@ def test_wrong_images_are_named(wrong, message, model, path, images):
 
 
 def test_everything_that_is_wrong_is_named_at_once(model, images, tmp_path):
-    with pytest.raises(ValueError, match=r"3 problems(.|\n)*no file(.|\n)*float64(.|\n)*labels"):
+    with pytest.raises(ValueError, match=r"3 problems(.|\n)* a file(.|\n)*float64(.|\n)*labels"):
         sat_tf.verify_tflite(model, tmp_path / "missing", images / 255.0, np.zeros(3))
 
 

@@ -126,7 +126,7 @@ def test_a_layer_that_keeps_its_state_is_refused_before_training(around):
     steps = keras.Input((4, 6), batch_size=2)
     left = around(L.SimpleRNN(3, stateful=True))
     model = keras.Model(steps, L.Dense(2)(left(L.Dense(4, activation="relu")(steps))))
-    with pytest.raises(ValueError, match=r"with stateful=True, .* make it with stateful=False"):
+    with pytest.raises(ValueError, match=r"with stateful=True, .* create it with stateful=False"):
         sat_tf.quantize_model(model, POLICY)
 
 

@@ -94,7 +94,9 @@ def test_a_layer_that_is_called_in_two_ways_is_refused_with_the_fix():
         layer = L.MultiHeadAttention(2, 3, name="mha")
         return layer(layer(x, x), x)
 
-    with pytest.raises(ValueError, match=r"mha: .*; call it in the same way each time, or make a"):
+    with pytest.raises(
+        ValueError, match=r"mha: .*; call it in the same way each time, or create a"
+    ):
         sat_tf.quantize_model(_model(crossed), sat_tf.BitPolicy(unsupported="float"))
 
 

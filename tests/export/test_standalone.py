@@ -98,7 +98,7 @@ def test_codes_that_are_not_those_of_the_certificate_are_named(
 
     monkeypatch.setattr(proof, "simulate", wrong_in_the_end)
     found = recheck(small_file, recorded, small_images)
-    assert found.differences[0] == f"{name}: its codes are not those of the certificate"
+    assert found.differences[0] == f"{name}: its codes differ from the certificate"
     assert "in the certificate" in found.differences[-1]
 
 
@@ -108,8 +108,8 @@ def test_tensors_that_are_not_in_both_are_named(certificate, small_file, small_i
     changed_certificate = dataclasses.replace(recorded, codes=[first, *recorded.codes[1:]])
     found = recheck(small_file, changed_certificate, small_images)
     assert found.differences == [
-        f"{recorded.codes[0].name}: the certificate does not have it",
-        "gone: the file does not have it",
+        f"{recorded.codes[0].name}: it is not in the certificate",
+        "gone: it is not in the file",
     ]
 
 
@@ -145,7 +145,7 @@ def test_a_runtime_that_refuses_the_file_is_told_and_xnnpack_alone_is_an_error(
     assert list(found.runtimes) == ["xnnpack"]
     assert found.refused == {"builtin": "it ends the process with SIGSEGV"}
     refusals["xnnpack"] = "no memory"
-    with pytest.raises(ValueError, match=r"LiteRT does not run \(no memory\), expected one as"):
+    with pytest.raises(ValueError, match=r"LiteRT does not run \(no memory\), expected one that"):
         verify_file(small_file, small_images)
 
 

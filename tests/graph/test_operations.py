@@ -230,7 +230,7 @@ def test_an_operation_without_a_layer_is_refused_by_its_name_or_left_float():
 @pytest.mark.parametrize(
     ("operation", "fix"),
     [
-        (lambda x, y: x[:, ::-1], "slices of positive steps behind the batch"),
+        (lambda x, y: x[:, ::-1], "slices of positive strides behind the batch"),
         (lambda x, y: tf.reshape(x, [-1, 4, 8, 4]), "leave each image its values"),
         (
             lambda x, y: tf.nn.max_pool2d(x, 2, 2, [[0, 0], [1, 1], [1, 1], [0, 0]]),

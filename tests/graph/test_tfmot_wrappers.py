@@ -35,7 +35,7 @@ def _quantized():
 WRAPPED = {
     "PruneLowMagnitude": (_pruned, r"call model = tfmot\.sparsity\.keras\.strip_pruning\(model\)"),
     "ClusterWeights": (_clustered, r"tfmot\.clustering\.keras\.strip_clustering\(model\)"),
-    "QuantizeWrapperV2": (_quantized, "give the float model that was given to TFMOT's"),
+    "QuantizeWrapperV2": (_quantized, "pass the float model that TFMOT's"),
 }
 
 ENTRIES = {

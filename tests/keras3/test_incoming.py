@@ -433,8 +433,9 @@ def test_small_files_of_keras_3_do_not_grow_in_memory(suffix, tmp_path):
 def test_functions_of_a_file_are_activations_that_both_have(module, name, tmp_path):
     function = {"class_name": "function", "config": name, "module": module, "registered_name": name}
     path = _changed(tmp_path / "model.keras", activation=function)
-    assert f"head: received the function '{name}' of {module}, which is no activation" in _error(
-        path
+    assert (
+        f"head: received the function '{name}' of {module}, which is not an activation"
+        in _error(path)
     )
     function |= {"config": "relu", "module": "keras.activations", "registered_name": "get_file"}
     path = _changed(tmp_path / "model.keras", activation=function)

@@ -109,8 +109,8 @@ def test_every_row_of_the_table_is_tried():
 def test_scalings_are_those_of_tf_keras(formula):
     for number in (0.3, [1.7, -2.0, 0.1, 9.0]):
         expected = operation_layers.Scaling(formula, number)(VALUES)
-        layer = inference_operations.Scaling(formula, number)
-        again = inference_operations.Scaling.from_config(layer.get_config())
+        layer = inference_operations.InferenceScaling(formula, number)
+        again = inference_operations.InferenceScaling.from_config(layer.get_config())
         np.testing.assert_array_equal(again(VALUES), expected)
 
 
@@ -123,8 +123,8 @@ def test_scalings_are_those_of_tf_keras(formula):
 )
 def test_slices_are_those_of_tf_keras(slices, dropped):
     expected = operation_layers.Slice(slices, dropped)(VALUES)
-    layer = inference_operations.Slice(slices, dropped)
-    again = inference_operations.Slice.from_config(layer.get_config())
+    layer = inference_operations.InferenceSlice(slices, dropped)
+    again = inference_operations.InferenceSlice.from_config(layer.get_config())
     np.testing.assert_array_equal(again(VALUES), expected)
 
 

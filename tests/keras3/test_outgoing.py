@@ -193,7 +193,7 @@ def test_every_quantized_tensor_is_on_its_grid():
     assert found == {(0, 15), (-7, 7), (0, 255), (-127, 127)}
     looked_at = keras3.Model(exported.inputs, [layer.output for layer in grids])
     for layer, values in zip(grids, looked_at(float_models.images(8)), strict=True):
-        codes = np.asarray(values, np.float64) / np.float64(layer.step)
+        codes = np.asarray(values, np.float64) / np.float64(layer.scale)
         # The product of code and step is rounded to float32: by half a unit in the last place.
         np.testing.assert_allclose(codes, np.round(codes), rtol=2.0**-24)
         assert layer.lowest_code <= np.min(np.round(codes))
@@ -202,7 +202,7 @@ def test_every_quantized_tensor_is_on_its_grid():
 
 def test_rounding_is_half_up_and_saturates():
     layer = QuantizedActivation(-3, 3)
-    layer.step.assign(0.5)
+    layer.scale.assign(0.5)
     given = np.float32([-9.0, -0.75, -0.25, 0.24, 0.25, 0.75, 9.0, np.inf, np.nan])
     expected = [-1.5, -0.5, 0.0, 0.0, 0.5, 1.0, 1.5, 1.5, np.nan]
     np.testing.assert_array_equal(layer(given), expected)
@@ -218,7 +218,7 @@ def test_codes_counted_from_zero_are_those_of_the_offset_quantizer(bits, lowest,
     for level in draws.uniform(0.1, 9.0, 5).astype(np.float32):
         step, below = asymmetric.scale_and_zero(tf.constant(level), 2**bits - 1, lowest, share)
         layer = QuantizedActivation(-int(below), 2**bits - 1 - int(below), from_zero=True)
-        layer.step.assign(step)
+        layer.scale.assign(step)
         ties = (np.arange(-300, 300) + 0.5) * np.float32(step)
         near = np.concatenate([ties, np.nextafter(ties, 9), np.nextafter(ties, -9)])
         given = np.float32([*near, *draws.normal(0, level, 200), np.inf, -np.inf, np.nan])
@@ -253,6 +253,22 @@ def test_it_is_loaded_where_keras_3_and_sat_tf_are(tmp_path):
         [sys.executable, "-c", LOADING, *paths], capture_output=True, text=True, env=others
     )
     assert run.stdout == "equal\n", run.stderr[-2000:]
+
+
+@pytest.mark.thorough  # a process for each
+@pytest.mark.parametrize("first", ["sat_tf", "sat_tf, tf_keras", "tensorflow, sat_tf", "keras"])
+def test_keras_3_knows_its_layers_in_any_order_of_imports(first):
+    find = "keras.saving.get_registered_object('sat_tf>{}').__module__"
+    names = ", ".join(find.format(name) for name in ("Slice", "QuantizedActivation"))
+    others = {name: value for name, value in os.environ.items() if name != "TF_USE_LEGACY_KERAS"}
+    run = subprocess.run(
+        [sys.executable, "-c", f"import {first}; import keras, sat_tf; print({names})"],
+        capture_output=True,
+        text=True,
+        env=others,
+    )
+    modules = "sat_tf.keras3.inference_operations sat_tf.keras3.inference_layers\n"
+    assert run.stdout == modules, run.stderr[-2000:]
 
 
 def test_what_it_makes_cannot_be_quantized_again(tmp_path):

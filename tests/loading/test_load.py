@@ -201,6 +201,20 @@ def test_the_functions_of_sat_tf_s_own_layer_are_checked_too(tmp_path):
         load_model(tmp_path / "model.keras")
 
 
+@pytest.mark.parametrize("class_name", ["Operation", "TensorFlowOperation"])
+def test_an_operation_loads_by_the_old_and_the_new_name_of_its_class(class_name, tmp_path):
+    small().save(tmp_path / "model.keras")
+
+    def change(layer):
+        layer |= {"class_name": class_name, "module": "sat_tf.graph.operation_layers"}
+        layer |= {"registered_name": "sat_tf>Operation"}
+        arguments = [[{"tensor": 0}], {}]
+        layer["config"] = {"name": "relu", "function": "math.abs", "arguments": arguments}
+
+    _changed(tmp_path / "model.keras", change)
+    assert load_model(tmp_path / "model.keras").get_layer("relu").function == "math.abs"
+
+
 _WRITES = {"function": "io.write_file", "arguments": [[{"tensor": 0}], {}]}
 _NAMED_TWICE = {
     "an operation as a slice": {
@@ -390,7 +404,7 @@ def test_a_saved_model_is_rebuilt_or_refused_but_never_run(tmp_path):
     own.save(tmp_path / "own", save_format="tf")
     for name in ("program", "own"):
         with pytest.raises(
-            UntrustedModelError, match=r"can only be run as the program .*--trust_model"
+            UntrustedModelError, match=r"can only be run as a program, .*--trust_model"
         ):
             load_model(tmp_path / name)
     small().save(tmp_path / "graph", save_format="tf")

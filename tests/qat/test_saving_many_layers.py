@@ -87,7 +87,14 @@ def test_the_model_has_what_it_is_for(model):
         quantizers.add(type(layer.quantize_config.output).__name__)
         layers.add(type(layer.layer).__name__)
     assert {"OffsetQuantizer", "UnitQuantizer", "StreamQuantizer", "RangeObserver"} <= quantizers
-    assert {"Scaling", "Slice", "Operation", "Rescaling", "Conv2DTranspose", "PReLU"} <= layers
+    assert {
+        "Scaling",
+        "Slice",
+        "TensorFlowOperation",
+        "Rescaling",
+        "Conv2DTranspose",
+        "PReLU",
+    } <= layers
     names = {node.name for node in Network(model)}
     assert {"quant_inner/conv", "quant_stem", "quant_stem@2"} <= names
     assert len(model.inputs) == 2

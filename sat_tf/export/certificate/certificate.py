@@ -16,8 +16,8 @@ from sat_tf.export.certificate.outputs import OutputCount
 from sat_tf.export.litert.runtime import Delegation
 from sat_tf.messages import list_problems
 
-# By how much the file and the float model may part in accuracy, in the classes they give, or, where
-# there are none, in the mean of a value, in standard deviations, before it is said in red.
+# How far the file and the float model may differ before it is shown in red: in accuracy, in
+# classes, or, without classes, in the mean of values, in standard deviations.
 FEW_POINTS = 0.03
 
 _LISTS_OF_NUMBERS = re.compile(r"\[[-\d,\s]*\]")
@@ -57,7 +57,7 @@ class RuntimeCount:
             does not, as a phone runs it.
         delegation: what XNNPACK has taken over in the latter.
         agreement: share of images, or of the pixels, rows or boxes of them, with the class of the
-            reference; of several outputs that of the least; None where none has classes.
+            reference; the smallest of several outputs; None where none has classes.
         largest_output_difference: from the outputs of the reference; infinite where one is NaN.
         top1: share of these classified right; None without labels, or with those of several
             outputs, of which `Certificate.accuracy` tells.
@@ -76,7 +76,7 @@ class RuntimeCount:
 
     @property
     def first_differing(self) -> str | None:
-        """Name of the first tensor with another code, from the image on; None where all agree."""
+        """Name of the first tensor with another code, in order; None where all agree."""
         return next((tensor.name for tensor in self.tensors if tensor.codes_differing), None)
 
     @property
@@ -92,7 +92,7 @@ class RuntimeCount:
 
 @dataclasses.dataclass(frozen=True)
 class FloatNote:
-    """How the file and the float model part in one output.
+    """How the file and the float model differ in one output.
 
     Attributes:
         text: in words.
@@ -195,8 +195,8 @@ class Certificate:
         sha256: its hash.
         operators: how many operators of each kind.
         float_operators: the operators that read or make float tensors, with the tensor they make.
-        islands: the layers that are left float; what stands behind them is compared with what
-            follows from what the runtime has made of them.
+        islands: the layers that are left float; tensors behind them are compared given the
+            runtime's outputs of these layers.
         versions: of the packages and the platform.
         num_images: how many images were run.
         images_sha256: hash of their bytes.
@@ -204,13 +204,13 @@ class Certificate:
         reference: "keras" where outputs are compared with those of the Keras model, else
             "simulation".
         agreement: share of images, or of the pixels, rows or boxes of them, with the same class in
-            the reference and in LiteRT; of several outputs that of the least, of which
-            `runtimes` tells one by one; None where no output has classes.
+            the reference and in LiteRT; the smallest of several outputs, which `runtimes` lists one
+            by one; None where no output has classes.
         top1: share of these classified right, by "quantized" (Keras), "simulation", "tflite"
             (LiteRT with XNNPACK) and "float", where there is a float model; empty without labels,
             and with those of several outputs.
         runtimes: the comparison with the simulation, by runtime. Only "xnnpack", the one LiteRT
-            uses by itself, is held to be exact.
+            uses by itself, must be exact.
         refused: why other runtimes do not run the file, by runtime.
         codes: which codes every integer tensor uses, producers first.
         trained: the comparison of the Keras model with the simulation, for every integer tensor
@@ -264,18 +264,18 @@ class Certificate:
 
     @property
     def float_verdict(self) -> str:
-        """What there is to say of float values beside the outputs; empty where there are none."""
+        """The comparison of float values beside the outputs; empty without any."""
         if len(self.float_operators) < 2:
             return ""
         xnnpack = self.runtimes["xnnpack"]
         return (
-            f"{xnnpack.float_values_compared:,} float values, which no one computes exactly, "
+            f"{xnnpack.float_values_compared:,} float values, which no runtime computes exactly, "
             f"differ by at most {xnnpack.largest_float_difference:.3g}"
         )
 
     @property
     def float_notes(self) -> list[FloatNote]:
-        """What there is to say of the file beside the float model, one line an output."""
+        """The comparison of the file with the float model, one line an output."""
         return [
             _float_note(count, self.accuracy.get(count.name, {}), several=self._several)
             for count in self.float_outputs
@@ -347,12 +347,14 @@ def read_certificate(path: str | os.PathLike[str]) -> Certificate:
             f"{'.'.join(map(str, found['loc'])) or 'all of it'}: {found['msg']}"
             for found in error.errors()
         ]
-        problems.append("expected a certificate of this version; make it anew with sat-tf verify")
+        problems.append(
+            "expected a certificate of this version; create it again with sat-tf verify"
+        )
         raise ValueError(list_problems(str(path), problems)) from error
     if "xnnpack" not in certificate.runtimes:
         raise ValueError(
             f"{path}: received a certificate without XNNPACK, expected one that sat-tf verify has "
-            "written; make it anew."
+            "written; create it again."
         )
     return certificate
 

@@ -11,10 +11,10 @@ from sat_tf.export.certificate.certificate import RuntimeCount, TensorCodes, Ten
 from sat_tf.export.certificate.outputs import (
     Output,
     OutputCount,
-    apart,
     compared,
     largest_difference,
     only,
+    separated,
     smallest_agreement,
 )
 from sat_tf.export.litert.runtime import Runtime
@@ -25,11 +25,11 @@ from sat_tf.export.tflite.images import Pixels
 
 @dataclasses.dataclass(frozen=True)
 class Reference:
-    """What outputs are compared with.
+    """The reference that outputs are compared with.
 
     Attributes:
         values: all outputs as one array, one row an image.
-        outputs: what they consist of.
+        outputs: their descriptions.
         labels: class numbers of each of them; None where there are none.
     """
 
@@ -39,7 +39,9 @@ class Reference:
 
     def compared(self, values: np.ndarray) -> list[OutputCount]:
         """Each output of a model against this one's."""
-        pairs = zip(apart(values, self.outputs), apart(self.values, self.outputs), strict=True)
+        pairs = zip(
+            separated(values, self.outputs), separated(self.values, self.outputs), strict=True
+        )
         return [
             compared(output, found, expected)
             for output, (found, expected) in zip(self.outputs, pairs, strict=True)
@@ -47,7 +49,7 @@ class Reference:
 
     def accuracy(self, values: np.ndarray) -> dict[str, float]:
         """Share of places that a model classifies right, by the outputs that have labels."""
-        found = zip(self.outputs, apart(values, self.outputs), self.labels, strict=True)
+        found = zip(self.outputs, separated(values, self.outputs), self.labels, strict=True)
         return {
             output.name: output.accuracy(piece, labels)
             for output, piece, labels in found
@@ -78,7 +80,7 @@ class RuntimeCounter:
 
     @property
     def outputs(self) -> np.ndarray:
-        """What a phone gives for all images so far."""
+        """The outputs for all images so far, as a phone computes them."""
         return np.concatenate(self._outputs)
 
     @property
@@ -148,7 +150,7 @@ class TrainedCounter:
 
     @property
     def outputs(self) -> np.ndarray:
-        """What the model gives for all images so far."""
+        """The model's outputs for all images so far."""
         return np.concatenate(self._outputs)
 
     def add(self, images: Pixels, simulated: dict[str, np.ndarray]) -> None:

@@ -50,7 +50,7 @@ class FloatReference:
 
 
 def _fed(image: Image, pixels: np.ndarray) -> np.ndarray:
-    """What the quantized model is fed; of a file alone, what its first kernels take pixels for."""
+    """The input of the quantized model; of a file alone, pixels on the grid of its kernels."""
     if image.range is not None or image.type != "uint8":
         return image.fed(pixels)
     return (pixels.astype(np.float32) - np.float32(image.zero_point)) * image.scale

@@ -56,7 +56,7 @@ def as_array(name: str, values: Any) -> tuple[np.ndarray, list[str]]:
 def image_problems(
     images: np.ndarray, shape: tuple[int, ...] | None, kind: str = "uint8"
 ) -> list[str]:
-    """Why these are nothing for an input of some shape and type; None is any shape."""
+    """Why these do not fit an input of some shape, None for any, and type."""
     problems = []
     if kind != "uint8":
         problems += _value_problems(images, kind)
@@ -77,7 +77,7 @@ def image_problems(
 
 
 def _value_problems(values: np.ndarray, kind: str) -> list[str]:
-    """What is invalid about the values of an input that is not an image."""
+    """Problems of the values of an input that is not an image."""
     codes = " or the int8 codes of them" if kind == "int8" else ""
     real = np.issubdtype(values.dtype, np.floating)
     if not real and not (kind == "int8" and values.dtype == np.int8):
@@ -121,6 +121,6 @@ def several_problems(
 
 
 def taken_by(graph: Graph, images: Pixels) -> Pixels:
-    """What the file of a graph takes for values that its inputs accept."""
+    """Values of the inputs as the file of a graph takes them."""
     arrays = [one.taken(array) for one, array in zip(graph.images, arrays_of(images), strict=True)]
     return tuple(arrays) if isinstance(images, tuple) else arrays[0]

@@ -1,4 +1,4 @@
-"""The outputs of a model, each by itself: what they mean, and how two models' compare."""
+"""The outputs of a model, each by itself: their meaning, and how those of two models compare."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +38,7 @@ def top_hits(outputs: np.ndarray, labels: np.ndarray, k: int) -> int:
     return int(np.count_nonzero(finite & np.any(largest == labels[:, np.newaxis], axis=1)))
 
 
-# Of one number with a sigmoid behind it, which side of it is the class.
+# The output of a single sigmoid is class 1 above this, else 0.
 _HALF = 0.5
 
 
@@ -62,7 +62,7 @@ class Output:
 
     @property
     def num_classes(self) -> int:
-        """How many classes it tells apart; 0 where it is no classification."""
+        """How many classes it has; 0 where it does not classify."""
         channels = self.shape[-1] if self.shape else 1
         if channels > 1:
             return int(channels)
@@ -119,7 +119,7 @@ class OutputCount:
         name: of the tensor.
         shape: without the batch dimension.
         places: how many images, pixels, rows or boxes are classified, over all images; 0 where
-            the output is no classification.
+            the output does not classify.
         agreement: share of them with the class of the reference; None where there are none.
         largest_difference: of its values; infinite where one is NaN.
         mean_difference: mean absolute difference; infinite where one is NaN.
@@ -168,8 +168,8 @@ def outputs_in(graph: Graph, makers: Mapping[str, str]) -> list[Output]:
     ]
 
 
-def apart(joined: np.ndarray, outputs: Sequence[Output]) -> list[np.ndarray]:
-    """The outputs that `images.joined` has made one array of."""
+def separated(joined: np.ndarray, outputs: Sequence[Output]) -> list[np.ndarray]:
+    """The outputs that `images.joined` has joined."""
     if len(outputs) == 1:
         return [joined.reshape(len(joined), *outputs[0].shape)]
     sizes = [int(np.prod(output.shape)) for output in outputs]
@@ -190,7 +190,7 @@ def labels_of(
             their names, with None for, or without, those that have none.
         outputs: the outputs.
         count: of the images.
-        names: what else each output is called.
+        names: other names of each output.
     """
     if labels is None:
         return [None] * len(outputs), []
@@ -237,9 +237,9 @@ def _checked(
     classes, expected = output.num_classes, (count, *output.places)
     if not classes:
         return None, [
-            f"{name}: received some for an output of shape {output.shape}, which is a number and "
-            "no class, expected classes or what a sigmoid makes; leave them out: the certificate "
-            "says how far values differ."
+            f"{name}: received some for an output of shape {output.shape}, which is a number, "
+            "not a class, expected classes or what a sigmoid makes; leave them out: the "
+            "certificate says how far values differ."
         ]
     is_one_place = labels.shape == (count,) and np.prod(output.places) == 1
     if labels.shape == (*expected, 1) or is_one_place:

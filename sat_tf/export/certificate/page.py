@@ -116,7 +116,7 @@ def _right(certificate: Certificate, model: str) -> Callable[[int], float | None
 
 
 def _compared(side: str, found: Sequence[OutputCount]) -> list[Column[int]]:
-    """What outputs have in common with those of another model."""
+    """Columns that compare outputs with those of another model."""
     return [
         Column(f"same class as {side}", lambda i: found[i].agreement, shown_share, number=True),
         Column("mean difference", lambda i: found[i].mean_difference, _FOUR, number=True),
@@ -151,7 +151,7 @@ class RuntimeRow(NamedTuple):
     Attributes:
         title: of a runtime, or of a model that only classifies.
         name: of the runtime.
-        found: what was counted of it; None of such a model.
+        found: what was counted of it; None for such a model.
         top1: share of images that it classifies right.
     """
 
@@ -162,7 +162,7 @@ class RuntimeRow(NamedTuple):
 
 
 def runtime_columns(certificate: Certificate) -> list[Column[RuntimeRow]]:
-    """What a certificate says of each runtime."""
+    """The columns of the table of runtimes."""
     of = "Keras" if certificate.reference == "keras" else "the simulation"
 
     def counted(show: Callable[[RuntimeCount], Cell]) -> Callable[[RuntimeRow], Cell]:
@@ -188,7 +188,7 @@ def _codes_differing(row: RuntimeRow) -> Cell:
     if row.found is None:
         return ""
     differing = row.found.codes_differing
-    # Only that of XNNPACK has to be 0.
+    # Only that of XNNPACK must be 0.
     bad = "bad" if row.name == "xnnpack" else "watch"
     return Marked(f"{differing:,} of {row.found.codes_compared:,}", bad if differing else "good")
 
@@ -241,7 +241,7 @@ def _weights(counts: dict[int, int]) -> Markup:
     # The DoReFa grid has odd codes only.
     stride = math.gcd(*(code - lowest for code in sorted(counts))) or 1
     places = [counts.get(code, 0) for code in range(lowest, highest + 1, stride)]
-    return histogram(places, f"weight codes {lowest} to {highest} in steps of {stride}")
+    return histogram(places, f"weight codes {lowest} to {highest}, {stride} apart")
 
 
 def _differing(runtime: str, differing: dict[str, int]) -> Column[TensorCodes]:
@@ -262,5 +262,5 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 _FOUR = digits(".4g")
-# Of which there are none where an output is a number and no class.
+# Missing where an output is a number, not a class.
 shown_share = percent(missing="–")

@@ -41,14 +41,14 @@ _PACKAGES = (
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """What is proved: a file, and the graph that it should compute.
+    """The subject of a proof: a file, and the graph that it should compute.
 
     Attributes:
         path: of the file.
         content: the file.
-        structure: what it consists of.
+        structure: of the file.
         graph: what it should compute.
-        is_trusted: whether sat-tf made these very bytes, so that LiteRT survives them.
+        is_trusted: whether sat-tf wrote these very bytes, so that they cannot crash LiteRT.
     """
 
     path: pathlib.Path
@@ -106,7 +106,7 @@ def prove(
     simulated_outputs, float_outputs = [], []
     with image_bar(subject.path.name, number_of(images), shown=progress) as advance:
         for batch in batches(images, graph):
-            # What stands behind a float layer follows from what XNNPACK has made of that.
+            # Tensors behind a float layer are simulated from XNNPACK's output of it.
             given = counters["xnnpack"].run(batch)
             simulated = simulate(graph, batch, given)
             simulated_outputs.append(outputs_of(simulated, graph))
@@ -200,7 +200,7 @@ def _counters(
     if "xnnpack" in refused:
         raise ValueError(
             f"{subject.path}: received a TFLite file that LiteRT does not run "
-            f"({refused['xnnpack']}), expected one as sat_tf.export_tflite wrote it; export the "
+            f"({refused['xnnpack']}), expected one that sat_tf.export_tflite wrote; export the "
             "model again."
         )
     return found, refused

@@ -1,4 +1,4 @@
-"""Layers that are left float: what TensorFlow's converter makes of them."""
+"""Layers that are left float: the operators that TensorFlow's converter writes for them."""
 
 import contextlib
 import functools
@@ -35,12 +35,12 @@ def float_operators(node: Node, shapes: Sequence[tuple[int, ...]]) -> bytes:
             run them, or the layer mixes the images of a batch.
     """
     content, batch, problem = b"", None, None
-    # Of some layers, the converter makes nothing for any batch, or a file that runs on none, or
+    # For some layers and an open batch, the converter fails, or writes a file that does not run, or
     # whose output is empty.
     for size in (None, 1):
         try:
             content = _converted(node, shapes, size)
-        except Exception as error:  # The converter, and the layer, raise whatever they do.
+        except Exception as error:  # The converter and the layer may raise anything.
             problem = problem or error
             continue
         batch = _batch_of_output(content)
@@ -54,7 +54,7 @@ def float_operators(node: Node, shapes: Sequence[tuple[int, ...]]) -> bytes:
         ) from problem
     if batch is None:
         raise ValueError(
-            f"{_received(node)} LiteRT does not run in what TensorFlow's converter makes of it, "
+            f"{_received(node)} LiteRT does not run as TensorFlow's converter writes it, "
             "expected a layer that it does; replace it, or end the model before it."
         )
     if batch != 1:
@@ -87,7 +87,7 @@ def _converted(node: Node, shapes: Sequence[tuple[int, ...]], batch: int | None)
         tf.TensorSpec([batch, *shape], tf.float32, name=f"{INPUT_NAME}{i}")
         for i, shape in enumerate(shapes)
     ]
-    # A function, and no Keras model, in which the user's layer would be called once more.
+    # A function instead of a Keras model, which would call the user's layer once more.
     function = tf.function(lambda *tensors: call_on_floats(node, layer, list(tensors)), signature)
     with _without_loops(layer):
         concrete = [function.get_concrete_function()]
@@ -96,20 +96,20 @@ def _converted(node: Node, shapes: Sequence[tuple[int, ...]], batch: int | None)
 
 @contextlib.contextmanager
 def _without_loops(layer: keras.layers.Layer) -> Iterator[None]:
-    """Recurrent layers, in `layer` too, compute place after place, without a loop.
+    """Unrolls recurrent layers, also those inside `layer`, for the converter.
 
-    A loop is a subgraph of its own in a file; and what the converter fuses an LSTM into keeps its
-    state from one image to the next.
+    A loop is a subgraph of its own in a file; and the operator that the converter fuses an LSTM
+    into keeps its state from one image to the next.
     """
     found = [part for part in layer.submodules if isinstance(part, keras.layers.RNN)]
     found += [layer] if isinstance(layer, keras.layers.RNN) else []
-    # LSTM and GRU look at `unroll` when they are made, and keep in the second attribute, for which
+    # LSTM and GRU read `unroll` when they are created, and keep in the second attribute, for which
     # Keras has no public name, whether they may take a kernel of cuDNN with a loop in it.
     names = "unroll", "_could_use_gpu_kernel"
     before = [
         {name: getattr(part, name) for name in names if hasattr(part, name)} for part in found
     ]
-    # Of all recurrent layers of Keras, these alone have no argument `unroll`.
+    # The only recurrent layers of Keras without an argument `unroll`.
     convolutional = [part for part in found if type(part) in _CONVOLUTIONAL]
     try:
         for part, attributes in zip(found, before, strict=True):
@@ -133,7 +133,7 @@ def _unrolled(
     training: Any = None,
     initial_state: Any = None,
 ) -> Any:
-    """What a recurrent convolution computes in inference, place after place."""
+    """The outputs of a recurrent convolution in inference, unrolled."""
     del mask, training
 
     def cell(source: Any, states: Any) -> Any:
@@ -148,7 +148,7 @@ def _unrolled(
 
 
 def run_converter(converter: Any) -> bytes:
-    """What TensorFlow's converter writes, without what it prints.
+    """Runs TensorFlow's converter, and catches what it prints.
 
     Args:
         converter: a `tf.lite.TFLiteConverter`.
@@ -160,7 +160,7 @@ def run_converter(converter: Any) -> bytes:
         try:
             with _native_output_in(printed):
                 content: bytes = converter.convert()
-        except Exception as error:  # The converter raises whatever its passes do.
+        except Exception as error:  # The converter may raise anything.
             printed.seek(0)
             told = printed.read().decode(errors="replace")
             raise ValueError(_useful(f"{first_line(error)}\n{error}\n{told}")) from error
@@ -208,7 +208,7 @@ def _is_standard_error(stream: Any) -> bool:
 
 
 def _useful(text: str) -> str:
-    """Of what the converter says, the first line with an error in it, without the place in C++."""
+    """The first line of the converter's output with an error in it, without the place in C++."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     told = [line.split(" error: ", 1)[1] for line in lines if " error: " in line]
     return (told or lines or ["no reason given"])[0][:200]

@@ -1,4 +1,4 @@
-"""Processes that run files, so that a file that ends one ends no other."""
+"""Processes that run files, so that a file that crashes one crashes no other."""
 
 import contextlib
 import json
@@ -74,7 +74,7 @@ def refusals(content: bytes, runtimes: Iterable[str]) -> dict[str, str | None]:
 
 
 def _try(content: bytes, runtimes: list[str]) -> tuple[dict[str, str | None], str]:
-    """What a process has answered before it ended, and why it did."""
+    """The answers of a process before it ended, and why it did."""
     try:
         done = subprocess.run(
             child_command("sat_tf.export.litert.processes", *runtimes),
@@ -92,7 +92,7 @@ def _try(content: bytes, runtimes: list[str]) -> tuple[dict[str, str | None], st
 def _answers(output: bytes) -> dict[str, str | None]:
     found = {}
     for line in output.decode(errors="replace").splitlines():
-        # A line that is not whole, or not one of the answers, says nothing.
+        # A line that is incomplete, or not one of the answers, is skipped.
         with contextlib.suppress(ValueError, KeyError, TypeError):
             answer = json.loads(line)
             found[answer["runtime"]] = answer["refusal"]
@@ -116,7 +116,7 @@ def _main(runtimes: list[str]) -> None:
 
 def _limit_memory() -> None:
     """Sizes that a damaged file asks for are refused, and not taken from other processes."""
-    # Not on every system.
+    # Not available on every system.
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 

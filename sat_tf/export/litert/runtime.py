@@ -13,14 +13,14 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of, some_of
 
 # XNNPACK is what LiteRT uses by itself; the builtin kernels round twice, where it rounds once. The
-# reference kernels are what the builtin ones have to give, without any haste.
+# reference kernels define, without optimizations, what the builtin ones must give.
 RUNTIMES = {
     "xnnpack": OpResolverType.AUTO,
     "builtin": OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES,
     "reference": OpResolverType.BUILTIN_REF,
 }
 
-# The others are slow, and left to those who ask.
+# The reference kernels are slow, and run only on request.
 USUAL_RUNTIMES = ("xnnpack", "builtin")
 
 
@@ -150,7 +150,7 @@ class Runtime:
         return {name: self._interpreter.get_tensor(self._indices[name]) for name in names}
 
     def delegation(self) -> Delegation:
-        """What XNNPACK has taken over."""
+        """The part that XNNPACK has taken over."""
         # LiteRT has no public view of its execution plan.
         nodes: list[dict[str, Any]] = self._interpreter._get_ops_details()
         delegates = [node for node in nodes if node["op_name"] == "DELEGATE"]
@@ -178,13 +178,13 @@ class Runtime:
 
 @contextlib.contextmanager
 def _explained(action: str) -> Iterator[None]:
-    """What LiteRT raises, in the words of this package."""
+    """Errors of LiteRT as errors of this package."""
     try:
         yield
     except (RuntimeError, ValueError, TypeError, IndexError, OverflowError) as error:
         raise ValueError(
-            f"received a TFLite file that LiteRT does not {action} ({error}), expected one as "
-            "sat_tf.export_tflite wrote it; export the model again."
+            f"received a TFLite file that LiteRT does not {action} ({error}), expected one that "
+            "sat_tf.export_tflite wrote; export the model again."
         ) from error
 
 
@@ -212,5 +212,5 @@ def check_loading(content: bytes, *image_shapes: tuple[int, ...]) -> None:
         if not np.all(np.isfinite(output)):
             raise ValueError(
                 f"{name}: received a model whose output for a black image is not finite, expected "
-                "numbers; go back to an earlier checkpoint."
+                "finite values; go back to an earlier checkpoint."
             )

@@ -19,7 +19,7 @@ from sat_tf.export.litert.runtime import Runtime
 
 @dataclasses.dataclass(frozen=True)
 class Interface:
-    """What a task takes and gives.
+    """The input and the output of a task.
 
     Attributes:
         input_shape: of an image.
@@ -33,7 +33,7 @@ class Interface:
 
 
 class Task(abc.ABC):
-    """A way from images to outputs; it is sent to workers as it is, and started there."""
+    """Computes outputs from images; it is sent to workers as it is, and started there."""
 
     @abc.abstractmethod
     def start(self) -> Interface:
@@ -83,7 +83,7 @@ class TfliteTask(Task):
         return self._runtime.run(images)
 
 
-# Of the words a worker answers with.
+# How the answers of a worker start.
 _DONE, _REFUSED = "done", "refused"
 _SECONDS_TO_END = 10
 
@@ -166,7 +166,7 @@ class Worker:
 
 def _main() -> None:
     """Starts the task that comes in, and then answers every batch."""
-    # Whatever else is printed does not get between the answers.
+    # Anything else that is printed must not get between the answers.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     questions = sys.stdin.buffer

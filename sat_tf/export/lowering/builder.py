@@ -1,4 +1,4 @@
-"""Puts operations into a graph: makes tensors of pending layers."""
+"""Adds operations to a graph, and turns pending layers into tensors."""
 
 import dataclasses
 import math
@@ -72,7 +72,7 @@ class GraphBuilder:
         return self.add(operation, shape, self.tensors[operation.inputs[0]].codes)
 
     def between(self, name: str) -> str:
-        """A name for a tensor that no layer of the model makes, from one that says what it is."""
+        """An unused name, close to the one given, for a tensor that no layer of the model makes."""
         while name in self.tensors or name in self._layer_names:
             name += "_"
         return name
@@ -80,7 +80,7 @@ class GraphBuilder:
     def materialize(self, pending: Lowered, codes: Codes, name: str, shape: tuple[int, ...]) -> str:
         """Adds what makes a tensor of codes of a pending layer; returns the tensor's name."""
         some_float = any(self.tensors[source].codes is None for source in pending.sources)
-        # QUANTIZE cannot make codes with a unit, which no part alone has either.
+        # QUANTIZE cannot make codes with a unit, and no part alone has one.
         if isinstance(pending, PendingConcatenation) and not (some_float and codes.unit != 1.0):
             parts = tuple(self._part(part, codes) for part in pending.parts)
             return self._joined(pending, parts, name, shape, codes)
@@ -106,7 +106,7 @@ class GraphBuilder:
         if isinstance(pending, PendingConstantSum):
             return self._constant_sum(pending, codes, name, shape)
         if isinstance(pending, PendingSum) and pending.divisor > 1:
-            # The sum on scales as much larger, whose codes are then those of the mean.
+            # The sum on a scale larger by the divisor: its codes are those of the mean.
             larger = dataclasses.replace(codes, scale=np.float32(codes.scale * pending.divisor))
             sums = self.between(f"{name}_sum")
             total = self.materialize(PendingSum(pending.sources), larger, sums, shape)
@@ -166,7 +166,7 @@ class GraphBuilder:
         return self._floats[source]
 
     def drop_unread_images(self) -> None:
-        """Leaves out the codes of images that only others of the same image stand for."""
+        """Leaves out codes of images that nothing reads: others of the image are read instead."""
         read = {name for operation in self.operations for name in operation.inputs}
         for operation in list(self.operations):
             if isinstance(operation, ShiftImage) and operation.output not in read:
@@ -186,7 +186,7 @@ class GraphBuilder:
         shape: tuple[int, ...],
         codes: Codes | None,
     ) -> str:
-        """Parts that are tensors of one grid, as one tensor."""
+        """Parts on one grid, as one tensor."""
         if pending.kind is None:
             return self.add(Concatenate(parts, name, pending.axis), shape, codes)
         picked, *others = parts
@@ -228,11 +228,11 @@ class GraphBuilder:
         return self.add(Lookup((pending.source,), name, table), shape, codes)
 
     def _part(self, part: PendingPart, codes: Codes) -> str:
-        """A part of a concatenation with the grid of the whole; returns its tensor's name."""
+        """A part of a concatenation on the grid of the whole; returns its tensor's name."""
         pending = part.pending
         if isinstance(pending, FinishedTensor) and self.tensors[pending.source].codes == codes:
             return pending.source
-        # A part that exists already, such as a pooled tensor, keeps its name for itself.
+        # A part that exists already, such as a pooled tensor, keeps its name.
         name = self.between(f"{part.name}_part") if part.name in self.tensors else part.name
         return self.materialize(pending, codes, name, part.shape)
 
@@ -251,7 +251,7 @@ class GraphBuilder:
         return self.add(operation, shape, codes)
 
     def _two_summands(self, sources: tuple[str, ...], name: str) -> tuple[str, str]:
-        """The last of several tensors, and the sum of all before it, which no codes can exceed."""
+        """The sum of all tensors but the last, whose codes cannot saturate, and the last."""
         total = sources[0]
         for source in sources[1:-1]:
             first, second = self.tensors[total], self.tensors[source]
@@ -290,7 +290,7 @@ class GraphBuilder:
             read = self.dequantized(read)
         elif source.codes is None:
             raise TypeError(f"{name}: codes of a float tensor.")
-        # Convolutions want rows and columns; those of other tensors are 1x1 and work on any.
+        # Convolutions need rows and columns; those of other tensors are 1x1 and take any.
         on_images = pending.kind is not LinearKind.FULLY_CONNECTED
         if on_images and len(source.shape) != 3:
             shaped = self.between(f"{name}_input")
@@ -315,7 +315,7 @@ class GraphBuilder:
         return name
 
     def _summand(self, source: str, output: Codes) -> str:
-        """The tensor itself, or with a larger scale where the sum's kernel needs one."""
+        """The tensor itself, or one on a larger scale where the sum's kernel needs it."""
         codes = self.tensors[source].codes
         if codes is None or codes.scale / output.scale >= _SMALLEST_SUMMAND:
             return source
@@ -351,7 +351,7 @@ class GraphBuilder:
         return self._with_constant(lower, Pointwise.MINIMUM, pending.ceiling, name, shape)
 
     def _quantize(self, source: str, codes: Codes, name: str, shape: tuple[int, ...]) -> str:
-        """Float to codes. What int8 does not saturate at is bounded before."""
+        """Float to codes, clipped before where int8 does not saturate."""
         low, high = codes.real_range
         if codes.lowest != -128:
             lower = self.between(f"{name}_lower")
@@ -376,5 +376,5 @@ class GraphBuilder:
 
 
 def _image(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Rows, columns and channels for a tensor that has none, or other axes beside the channels."""
+    """Rows, columns and channels for a tensor with other axes beside the channels."""
     return (1, math.prod(shape[:-1]), shape[-1])

@@ -21,7 +21,7 @@ def weight_problem(wrapper: QuantizedLayer) -> str | None:
 
 
 class KernelOutline(NamedTuple):
-    """Codes and scales that stand for those of a layer where only their number counts.
+    """Placeholders for the codes and scales of a layer where only their number matters.
 
     Attributes:
         codes: integers, shaped like the Keras kernel.
@@ -33,7 +33,7 @@ class KernelOutline(NamedTuple):
 
 
 class KernelTensors(NamedTuple):
-    """What TensorFlow computes of a layer's weights.
+    """A layer's weights as TensorFlow computes them.
 
     Attributes:
         codes: int32, shaped like the Keras kernel.
@@ -72,20 +72,19 @@ def integer_kernel(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Codes and scales of a layer's effective weights: Ξ = code · scale.
 
-    They are what its quantizer says of itself, and checked here, in the one place where a file
-    gets them from.
+    They come from its quantizer, and are checked here, in the one place that files get them from.
 
     Args:
         wrapper: a built linear layer without a `weight_problem`.
-        tensors: its `kernel_tensors`, where they have been computed already, or what stands for
+        tensors: its `kernel_tensors`, where they have been computed already, or placeholders for
             codes and scales.
 
     Returns:
         int32 codes shaped like the Keras kernel, and float64 scales, one an output channel.
 
     Raises:
-        ArithmeticError: codes and scales do not give the weights the layer computes with, or no
-            file holds the codes, which is a defect of the quantizer.
+        ArithmeticError: codes and scales do not give the weights the layer computes with, or int8
+            does not hold the codes, which is a defect of the quantizer.
     """
     if isinstance(tensors, KernelOutline):
         return tensors.codes, tensors.scales
@@ -139,10 +138,10 @@ def codes_of(
 ) -> Codes:
     """Storage of what a quantizer makes.
 
-    A range that is symmetric around 0 is stored as it is: at 8 bits int8 saturates at its ends, but
-    for -128, one code below. Any other one is stored with its highest code at 127: int8 saturates
-    exactly where the quantizer clips at the top, and a fused activation, a table or a QUANTIZE
-    where it clips at the bottom.
+    A range that is symmetric around 0 is stored as it is: at 8 bits int8 saturates at its top,
+    and one code below its bottom, at -128. Any other one is stored with its highest code at 127:
+    int8 saturates exactly where the quantizer clips at the top, and a fused activation, a table or
+    a QUANTIZE where it clips at the bottom.
 
     Args:
         quantizer: that of a tensor.
@@ -181,7 +180,7 @@ def quantizer_problem(wrapper: QuantizedLayer, *, unit_free: bool) -> str | None
 
 
 def observed_range(wrapper: QuantizedLayer) -> tuple[float, float] | None:
-    """What the observer of the layer's output has seen; None if nothing."""
+    """The range that the observer of the layer's output has seen; None without one."""
     quantizer = wrapper.quantize_config.output
     if quantizer is None or not quantizer.observes_range:
         return None

@@ -1,20 +1,16 @@
 """BatchNormalization folded into signs, scales and biases."""
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import numpy as np
 import tf_keras as keras
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclasses.dataclass(frozen=True)
 class Affine:
-    """What BatchNormalization does in inference: y = slope · x + offset, float64 a channel.
+    """BatchNormalization in inference: y = slope · x + offset, float64 a channel.
 
-    `mean` and `deviation` are what it has seen of x: this is where it must be exact.
+    `mean` and `deviation` are the statistics of x: there it must be exact.
     """
 
     slope: np.ndarray
@@ -24,7 +20,7 @@ class Affine:
 
     @classmethod
     def of_constants(cls, slope: np.ndarray, offset: np.ndarray, channels: int) -> "Affine":
-        """One that has seen nothing."""
+        """One without statistics."""
         slope = np.array(np.broadcast_to(slope, channels), np.float64)
         deviation = np.where(slope == 0.0, 0.0, np.inf)
         return cls(slope, np.array(np.broadcast_to(offset, channels)), 0.0 * slope, deviation)
@@ -48,8 +44,8 @@ class ChannelCodes:
         codes: integers, output channels on the last axis.
         scales: positive, one a channel.
         bias: real values, one a channel.
-        center: what Ξ x usually is, as far as a normalization or an observed range knows; else 0.
-        spread: the standard deviation from that; else infinite.
+        center: the usual value of Ξ x, by a normalization or an observed range; 0 where unknown.
+        spread: the standard deviation from that; infinite where unknown.
     """
 
     codes: np.ndarray

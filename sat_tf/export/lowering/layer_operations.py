@@ -1,4 +1,4 @@
-"""Which operations stand for a Keras layer: of linear layers, and of those that move codes."""
+"""The operations of a Keras layer: of linear layers, and of those that move codes."""
 
 import dataclasses
 from collections.abc import Callable
@@ -58,7 +58,7 @@ def _for_xnnpack(
     """The same transposed convolution in a form that XNNPACK takes.
 
     With SAME it takes no kernel that is smaller than a stride, and leaves the operator to the
-    builtin kernels, which round twice. Where nothing is cut off VALID says the same; elsewhere
+    builtin kernels, which round twice. Where nothing is cut off, VALID is equivalent; elsewhere
     zeros around the kernel make it as large as the stride.
     """
     axes = list(zip(image, codes.shape[:2], window.strides, wanted, strict=True))
@@ -107,13 +107,13 @@ _MOVES: dict[str, Callable[..., Operation]] = {
     "RESHAPE": Reshape,
     "PAD": Pad,
     "MAX_POOL_2D": _max_pool,
-    "STRIDED_SLICE": movements.Slice,
+    "STRIDED_SLICE": movements.StridedSlice,
     "TRANSPOSE": movements.Transpose,
     "RESIZE_NEAREST_NEIGHBOR": movements.Resize,
-    "DEPTH_TO_SPACE": movements.DepthToSpace,
-    "SPACE_TO_DEPTH": movements.SpaceToDepth,
-    "GATHER": movements.Gather,
-    "REDUCE_MAX": movements.ChannelMax,
+    "DEPTH_TO_SPACE": movements.DepthToSpaceOp,
+    "SPACE_TO_DEPTH": movements.SpaceToDepthOp,
+    "GATHER": movements.GatherOp,
+    "REDUCE_MAX": movements.ReduceMax,
 }
 
 

@@ -13,8 +13,8 @@ from sat_tf.export.tflite.tensors import Storage
 from sat_tf.messages import did_you_mean, list_problems
 from sat_tf.version import __version__
 
-# What each choice stores a kernel as if its codes fit, the smallest first, and as int8 if none
-# does. LiteRT has no convolutions with INT2 kernels.
+# How each choice stores a kernel: the first type that holds its codes, smallest first, else int8.
+# LiteRT has no convolutions with INT2 kernels.
 PACKINGS: Mapping[str, Mapping[LinearKind, tuple[Storage, ...]]] = {
     "none": {},
     "int4": {
@@ -27,7 +27,7 @@ _BITS_PER_BYTE = 8
 
 
 def packing_problem(pack: object) -> str | None:
-    """Why `pack` is not the name of a packing, with the one that was meant; None where it is."""
+    """Why `pack` is not the name of a packing, with a suggestion; None where it is."""
     if isinstance(pack, str) and pack in PACKINGS:
         return None
     names = " or ".join(repr(name) for name in PACKINGS)
@@ -71,7 +71,7 @@ def pack_graph(graph: Graph, pack: str) -> Graph:
         if all(op.real for op in graph.operations if isinstance(op, Linear)):
             fix = "with activation_bits: kernels of float activations are stored in 8 bits"
         problems.append(
-            "received no kernel that fits into 4 bits, expected one at least; use pack='none', or "
+            "received no kernel that fits into 4 bits, expected at least one; use pack='none', or "
             f"requantize {fix}."
         )
         raise ValueError(list_problems(f"model {graph.name!r}, pack={pack!r}", problems))
@@ -140,8 +140,8 @@ def _warnings(pack: str, packed: list[Linear], left: list[str]) -> list[str]:
         )
     if left:
         lines.append(
-            f"pack={pack!r}: {len(packed)} of {len(packed) + len(left)} kernels are packed; int8 "
-            f"stay {', '.join(left)}."
+            f"pack={pack!r}: {len(packed)} of {len(packed) + len(left)} kernels are packed; these "
+            f"stay int8: {', '.join(left)}."
         )
     return lines
 
@@ -178,7 +178,7 @@ class FileSettings:
             raise ValueError(list_problems("export_tflite", problems))
 
     def to_json(self, float_layers: Mapping[str, str]) -> bytes:
-        """What the file says of how it was made.
+        """The settings as an entry of the file.
 
         Args:
             float_layers: the layers that are left float, by the tensors that they make.
@@ -198,12 +198,12 @@ class FileSettings:
             ValueError: the file is not one of `export_tflite`.
         """
         names = [field.name for field in dataclasses.fields(cls)]
-        # Earlier versions wrote this one only; the others were as by default.
+        # Earlier versions wrote only this one; the others had their defaults.
         if found is not None and "float_head" in found:
             try:
                 return cls(**{name: found[name] for name in names if name in found})
             except ValueError:
-                pass  # No version writes other values: the file is none of ours either.
+                pass  # No version writes other values: the file is not ours either.
         raise ValueError(
             f"{path}: received a TFLite file that sat_tf.export_tflite did not write, expected one "
             "that it wrote from this model; export the model again."

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class _OfOneTensor:
-    """What is made of one tensor.
+    """A layer of one tensor.
 
     Attributes:
         source: its name.
@@ -76,7 +76,7 @@ class PendingSum:
 
     Attributes:
         sources: the tensors it is made of.
-        divisor: what the sum is divided by.
+        divisor: of the sum.
     """
 
     sources: tuple[str, ...]
@@ -111,7 +111,7 @@ class PendingPair:
 
 @dataclasses.dataclass(frozen=True)
 class PendingFunction(_OfOneTensor):
-    """A function that is no rectifier.
+    """A function other than a rectifier.
 
     Attributes:
         node: the layer that computes it.
@@ -131,7 +131,7 @@ class PendingMean(_OfOneTensor):
 
 @dataclasses.dataclass(frozen=True)
 class PendingAveragePool(_OfOneTensor):
-    """The mean of `source` in each of many windows, of which padding is no part."""
+    """The mean of `source` in each of many windows, without padding."""
 
     size: tuple[int, int]
     window: Window
@@ -164,12 +164,12 @@ class PendingPart:
 
 @dataclasses.dataclass(frozen=True)
 class PendingConcatenation:
-    """Parts on one grid: behind each other, or the largest or smallest values of them.
+    """Parts on one grid: joined along an axis, or the largest or smallest values of them.
 
     Attributes:
-        parts: what they are.
-        axis: along which they lie, counted without the batch dimension.
-        kind: which values are picked, where that is what is done.
+        parts: in order.
+        axis: along which they are joined, counted without the batch dimension.
+        kind: which values are selected; None where parts are joined.
     """
 
     parts: tuple[PendingPart, ...]
@@ -203,7 +203,7 @@ Lowered = (
 
 
 def identity(source: str, num_channels: int) -> PendingLinear:
-    """The 1x1 depthwise convolution with code 1 and scale 1: exact re-quantization."""
+    """The 1x1 depthwise convolution with code 1 and scale 1: exact requantization."""
     ones = np.ones((1, 1, num_channels), np.int32)
     channels = ChannelCodes.unseen(ones, np.ones(num_channels), np.zeros(num_channels))
     return PendingLinear(source, LinearKind.DEPTHWISE, channels)
@@ -233,7 +233,7 @@ def worst_range(pending: Lowered, codes_of: Callable[[str], Codes]) -> Range:
     """The smallest and the largest value that a layer can have.
 
     Args:
-        pending: what is computed.
+        pending: the layer.
         codes_of: the codes of the tensors that it reads.
     """
     if isinstance(pending, PendingLinear):

@@ -41,12 +41,13 @@ def with_softmax(graph: Graph) -> Graph:
 
 
 def with_image_size(model: keras.Model, image_size: Sequence[int]) -> keras.Model:
-    """A copy of a model of images of any size, for images of one.
+    """A copy of a model of images of any size, for images of one size.
 
     Args:
         model: a model with inputs (None, None, channels), or of sequences (None, channels),
             quantized by sat-tf or not; it is not changed.
-        image_size: rows and columns, of every input that leaves them open; (steps,) for sequences.
+        image_size: rows and columns, of every input that leaves them open; (length,) for
+            sequences.
 
     Returns:
         A model with the same weights, to be exported, deployed and verified like any other.
@@ -96,7 +97,7 @@ def _checked(image_size: Any) -> tuple[int, ...]:
     if len(sizes) not in (1, 2) or min(sizes) < 1:
         raise ValueError(
             f"image_size={image_size!r}: expected rows and columns, two integers of at least 1, "
-            "such as (224, 224), or (steps,) for sequences."
+            "such as (224, 224), or (length,) for sequences."
         )
     return sizes
 
@@ -109,8 +110,8 @@ def _sized(node: Node, sizes: tuple[int, ...], is_open: bool) -> tuple[int | Non
     if fits:
         return *sizes, shape[-1]
     if is_open and None not in shape:
-        return shape  # an input of another kind beside those that leave it open
-    expected = "steps" if len(shape) == 2 else "rows, columns"
+        return shape  # an input of fixed size beside those of open size
+    expected = "length" if len(shape) == 2 else "rows, columns"
     raise ValueError(
         f"{node.name}: received image_size={sizes} for an input of shape {shape}, "
         f"expected ({expected}, channels) with sizes that are open or the same."
@@ -143,7 +144,7 @@ def deployed_graph(
 
 
 def rounded(graph: Graph) -> Graph:
-    """What the file holds of a graph from `trained_graph`.
+    """A graph from `trained_graph` as the file holds it.
 
     Raises:
         ValueError: an operation does not fit its integer kernel; lists every one with its fix.

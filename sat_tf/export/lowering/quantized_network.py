@@ -1,4 +1,4 @@
-"""What the stages of the export ask about a quantized network."""
+"""Questions of the export's stages about a quantized network."""
 
 from sat_tf.graph import functions, layer_kinds
 from sat_tf.graph.layers.kind import KernelForm, Role
@@ -12,7 +12,7 @@ _NATURAL_READERS = (*_KERNELS_OF_8_BITS, Role.SOFTMAX, Role.OPAQUE)
 
 
 def role_of(node: Node) -> Role:
-    """The part the user's layer plays."""
+    """The role of the user's layer."""
     return layer_kinds.role_of(inner_layer(node.layer))
 
 
@@ -59,7 +59,7 @@ def is_float_function(node: Node) -> bool:
 
 
 def has_codes(node: Node) -> bool:
-    """Whether the layer's output is on a grid that its quantizer says."""
+    """Whether the layer's output is on the grid of its quantizer."""
     return isinstance(output_quantizer(node), ActivationQuantizer)
 
 
@@ -71,7 +71,7 @@ def is_unit_free(network: Network, node: Node) -> bool:
 
 
 def _has_linear_readers_only(network: Network, name: str) -> bool:
-    """Whether all that read a layer's codes can take its clipping level into their scales."""
+    """Whether all that read a layer's codes can fold its clipping level into their scales."""
     if name in network.outputs:
         return False
     for reader in network.consumers(name):
@@ -95,7 +95,7 @@ def pads(network: Network, node: Node) -> bool:
 
 
 def find_head(network: Network) -> str | None:
-    """The Dense layer whose result, moved or not, is the model's output; None if none is."""
+    """The Dense layer whose result, moved or not, is the model's output; None without one."""
     if len(network.outputs) != 1:
         return None
     node = network[network.output]

@@ -1,4 +1,4 @@
-"""What has no integer form, or none that is exact: found before anything is built."""
+"""Checks, before anything is built, for what has no exact integer form."""
 
 import collections
 from collections.abc import Iterator
@@ -24,9 +24,9 @@ def find_problems(network: Network, *, float_head: bool) -> list[str]:
         float_head: whether its last layer is to be float.
 
     Returns:
-        One line a problem, each with the name of its layer; none where the model can be exported.
+        One line a problem, each with the name of its layer; empty where the model can be exported.
     """
-    if network.problems:  # the graph is not all there
+    if network.problems:  # the graph is incomplete
         return [f"{name}: {text}." for name, text in network.problems.items()]
     problem = _model_problem(network)
     if problem:
@@ -55,7 +55,7 @@ def find_problems(network: Network, *, float_head: bool) -> list[str]:
     for name in network.inputs:
         shape = network[name].shape
         if None in shape:
-            sizes = "(steps,)" if len(shape) == 2 else "(rows, columns)"
+            sizes = "(length,)" if len(shape) == 2 else "(rows, columns)"
             problems.append(
                 f"{name}: received the input shape {shape}, expected fixed sizes; call "
                 f"sat_tf.export_tflite(model, path, image_size={sizes}), or use "
@@ -84,8 +84,8 @@ def _misfits(node: Node) -> Iterator[str]:
             yield f"{node.inputs[0]}: received a model that was fed {problem}; {RANGE_FIX}."
     if quantized_network.is_input(node) and codes.observed_range(node.layer) is None:
         yield (
-            f"{node.inputs[0]}: received a model that has seen no values of this input, for "
-            "whose range its codes are; call sat_tf.calibrate(model, arrays), or train it, first."
+            f"{node.inputs[0]}: received a model that has seen no values of this input, "
+            "whose range gives its codes; call sat_tf.calibrate(model, arrays), or train it, first."
         )
 
 
@@ -99,7 +99,7 @@ def _model_problem(network: Network) -> str | None:
 
 
 def _layer_problems(network: Network, node: Node) -> Iterator[str]:
-    """What is wrong with a layer, as the part it plays, as its own kind, and as a tensor."""
+    """Problems of a layer: in its role, as its kind, and as a tensor."""
     layer, role = inner_layer(node.layer), quantized_network.role_of(node)
     if node.arguments.get("training"):
         yield (
@@ -153,7 +153,7 @@ def _sum_problems(network: Network, node: Node) -> Iterator[str]:
     if len(ranks) > 1:
         yield (
             f"received tensors with {' and '.join(map(str, ranks))} axes beside the batch, "
-            "expected as many in all; put a Reshape in front of one"
+            "expected equally many in all; put a Reshape in front of one"
         )
 
 

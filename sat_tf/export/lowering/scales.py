@@ -23,7 +23,7 @@ from sat_tf.messages import list_problems
 _COARSE = 1.0
 # How far from the next code the product of scale and bias stays: float32 errors are far smaller.
 _MARGIN = 0.05
-# How many integers in the place of the constant are tried, the nearest ones.
+# How many integers are tried for the constant, the nearest ones.
 _TRIED = 64
 # Of the standard deviation, in units of the sum.
 _SMALLEST_SPREAD = 1e-3
@@ -85,7 +85,7 @@ def _settled(graph: Graph, linear: Linear) -> Linear:
     scales, bias = linear.scales.copy(), linear.bias.copy()
     centers = np.clip(linear.center / unit, -_LARGEST_SUM, _LARGEST_SUM)
     usual = np.rint(centers / np.maximum(gaps, 1))
-    # Channels that share a scale keep it where it is fine enough for biases: none of them is dead.
+    # Channels that share a scale keep it where it is fine enough for biases: none is dead.
     coarse = multipliers * (1 if linear.shares_scale else gaps) >= _COARSE
     # All that a channel of zeros gives is its constant: a unit of its sum becomes an output code.
     zeros = (gaps == 0) & (coarse | (not linear.shares_scale))
@@ -119,7 +119,7 @@ def settle(channel: Channel) -> tuple[float, int]:
     >>> settle(Channel(2.5, 3.3, usual=0, spread=100.0, gap=1, lowest=0, highest=255))
     (2.5, 1)
     """
-    # Beyond twice the largest sum, a bias saturates whatever it is.
+    # Beyond twice the largest sum, any bias saturates.
     limit = 2.0 * _LARGEST_SUM
     plain = int(np.rint(np.clip(channel.bias / channel.multiplier, -limit, limit)))
     pairs = [(channel.multiplier, plain + shift) for shift in (0, -1, 1)]
@@ -159,11 +159,11 @@ def _exact_pairs(channel: Channel) -> list[tuple[float, int]]:
 
 _Operation = TypeVar("_Operation", bound=Operation)
 
-# A bias beyond int32 saturates without a word: it gets half of the range, and the sum the other.
+# A bias beyond int32 saturates silently: it gets half of the range, and the sum the other half.
 _LARGEST_BIAS = 2.0**30
 _LARGEST_SUM_OF_BUILTIN = 2**30
 # XNNPACK refuses requantization multipliers of 256 and more. No output has more than 255 codes, so
-# that this one already gives its lowest or its highest for every sum but 0, and 0 for 0.
+# that this one already gives the lowest or the highest for every sum but 0.
 _LARGEST_MULTIPLIER = 255.0
 # A sum of 2^31 times this is half an output code.
 _SMALLEST_MULTIPLIER = 2.0**-32
@@ -175,7 +175,7 @@ _INT32 = 2**31 - 1
 _LARGE_NETWORK = 2**20
 # XNNPACK's products become int32 before the zero point is added, on x86 without saturation.
 _LARGEST_PRODUCT = 2.0**31 - 2**8
-# More output codes than there are: whatever is beyond is stored as the lowest or the highest.
+# More output codes than there are: anything beyond is stored as the lowest or the highest.
 _BEYOND_OUTPUT = 2.0**9
 
 
@@ -198,7 +198,7 @@ def upscale(graph: Graph) -> Graph:
 def _upscaled(graph: Graph, linear: Linear, *, one_factor: bool) -> Linear:
     largest = np.maximum(np.max(np.abs(linear.kernel), axis=linear.inner_axes), 1)
     reach = np.maximum(largest_sums(graph, linear), 1)
-    room = np.maximum(linear.storage.highest // largest, 1)  # INT4 holds -8, and no 8
+    room = np.maximum(linear.storage.highest // largest, 1)  # INT4 holds -8, but not 8
     factors = np.minimum(room, np.maximum(_LARGEST_SUM_OF_BUILTIN // reach, 1))
     if linear.shares_scale or one_factor:
         factors = np.full_like(factors, np.min(factors))
@@ -235,7 +235,7 @@ def round_biases(graph: Graph) -> Graph:
 
     Raises:
         ValueError: a layer cannot be computed in int32, has scales beyond float32, or is a sum with
-            much smaller scales than what it adds; lists every such layer with its fix.
+            much smaller scales than its summands; lists every such layer with its fix.
     """
     _check(graph, Linear, _beyond_float32)
     _check(graph, Add, _beyond_20_bits)
@@ -259,7 +259,7 @@ def _rounded(graph: Graph, linear: Linear) -> Linear:
 
 
 def _bounded_bias(graph: Graph, linear: Linear) -> np.ndarray:
-    """The bias, or where its products overflow the smallest one that gives the same output.
+    """The bias, or, where its products overflow, the smallest one that gives the same output.
 
     Such a bias is larger than every sum, so that its channel always gives its lowest or its
     highest code.

@@ -56,7 +56,7 @@ from sat_tf.quantizers.seen_values import pixel_doubt, unseen
 
 
 def float_activations(network: Network) -> str:
-    """Of a model that quantizes its weights only."""
+    """The warning for a model that quantizes its weights only."""
     quantizers = [quantized_network.output_quantizer(node) for node in network]
     marks = [str(found.range) for found in quantizers if isinstance(found, PixelQuantizer)]
     return (
@@ -66,7 +66,7 @@ def float_activations(network: Network) -> str:
 
 
 def one_image_only(operations: Iterable[Operation]) -> Iterator[str]:
-    """Of transposed convolutions."""
+    """The warning for transposed convolutions."""
     linear = [operation for operation in operations if isinstance(operation, Linear)]
     names = [found.output for found in linear if found.kind is LinearKind.TRANSPOSED]
     if names:
@@ -77,13 +77,13 @@ def one_image_only(operations: Iterable[Operation]) -> Iterator[str]:
 
 
 def float_functions(operations: Iterable[Operation]) -> Iterator[str]:
-    """Of functions that have no table, or no codes to look up."""
+    """The warnings for functions that have no table, or no codes to look up."""
     for operation in operations:
         if isinstance(operation, FloatLayer) and quantized_network.is_function(operation.node):
             layer = inner_layer(operation.node.layer)
             yield (
-                f"{layer.name}: this {type(layer).__name__} is computed in float32, and is "
-                "what TensorFlow's converter makes of it"
+                f"{layer.name}: this {type(layer).__name__} is computed in float32, by the "
+                "operators that TensorFlow's converter writes"
             )
 
 
@@ -221,7 +221,7 @@ class _Tracer:
             return self._movement(node)
         if quantized_network.is_function(node):
             return self._function(node)
-        return self.lowered[node.inputs[0]]  # a rectifier: its quantizer does it
+        return self.lowered[node.inputs[0]]  # a rectifier, which its quantizer replaces
 
     def _image(self, node: Node) -> Lowered:
         quantizer = node.layer.quantize_config.output
@@ -238,7 +238,7 @@ class _Tracer:
         return self._pixels(image, node, 1.0)
 
     def _codes_of_input(self, node: Node) -> Lowered:
-        """An input of real values, or what preprocessing in float makes of one."""
+        """An input of real values, or its preprocessing in float."""
         kind, name, shape = (
             node.layer.quantize_config.output.input_type,
             call_name(node),
@@ -273,8 +273,8 @@ class _Tracer:
         layer = inner_layer(node.layer)
         sources = tuple(self.builder.dequantized(self._tensor(name)) for name in node.inputs)
         self.warnings.append(
-            f"{layer.name}: this {layer_kinds.class_name(layer)} is left float, and is what "
-            "TensorFlow's converter makes of it"
+            f"{layer.name}: this {layer_kinds.class_name(layer)} is left float, as "
+            "TensorFlow's converter writes it"
         )
         return FinishedTensor(
             self.builder.add(FloatLayer(sources, call_name(node), node), _shape(node), None)
@@ -328,7 +328,7 @@ class _Tracer:
         layer, source = inner_layer(node.layer), self._natural(node.inputs[0])
         each = functions.works_on_each_value(layer)
 
-        # Keras layers take whole images; the values of a table are one of these.
+        # Keras layers take whole images; the values of a table are passed as one.
         def function(values: np.ndarray) -> np.ndarray:
             return np.asarray(layer(values[np.newaxis, :]))[0]
 
@@ -365,7 +365,7 @@ class _Tracer:
 
     def _movement(self, node: Node) -> Lowered:
         layer = inner_layer(node.layer)
-        if quantized_network.role_of(node) is Role.IDENTITY:  # that holds a quantizer
+        if quantized_network.role_of(node) is Role.IDENTITY:  # one that holds a quantizer
             pending = self.lowered[node.inputs[0]]
             # A sum that no quantizer of its own follows is a float stream, and stays one.
             stays = isinstance(
@@ -410,7 +410,7 @@ class _Tracer:
         return PendingRectifier(pending, layer_kinds.rectifier_ceiling(layer))
 
     def _stays_float(self, node: Node, pending: Lowered) -> bool:
-        """Whether no integer kernel computes an observed layer, and no one asks for its codes."""
+        """Whether no integer kernel computes an observed layer, and nothing needs its codes."""
         averages = isinstance(pending, PendingAveragePool) and node.name not in self.network.outputs
         return averages and self.builder.tensors[pending.sources[0]].codes is None
 
@@ -448,7 +448,7 @@ class _Tracer:
         return tensor
 
     def _natural(self, node_name: str) -> str:
-        """The same, in real units: kernels that read several tensors know no others."""
+        """The same, in real units: kernels that read several tensors take no others."""
         name, pending = self._tensor(node_name), self.lowered[node_name]
         codes = self.builder.tensors[name].codes
         if codes is None or codes.unit == 1.0:

@@ -1,6 +1,6 @@
 """The operations of a deployed graph, each told whole in one file.
 
-An operation says everything of itself (`operation.Operation`): its settings as a frozen dataclass;
+An operation describes all of itself (`operation.Operation`): its settings as a frozen dataclass;
 its arithmetic in NumPy, bit for bit as the kernels of LiteRT compute it; how it is written into a
 file and read back; the same arithmetic in TensorFlow, for the deployed model; its real values, for
 TensorFlow's converter; its names. The simulator, the writer, the reader, the deployed model, the
@@ -11,6 +11,6 @@ To add one:
 1. Write a file here with a class of `operation.Operation`, and its methods.
 2. Add its class to `table.OPERATIONS`.
 
-What makes it of a Keras layer is in `sat_tf.export.lowering`. The tests of the table,
+What turns Keras layers into operations is in `sat_tf.export.lowering`. The tests of the table,
 `tests/export/operations/test_table.py`, ask every operation everything, and add one of their own.
 """

@@ -87,8 +87,8 @@ class AddConstant(Operation):
     """Sum of a tensor of codes and a map of codes that is the same for all images.
 
     Attributes:
-        constant: integer codes; axes of size 1 are stretched.
-        scale: of the map, an array without axes: float32.
+        constant: integer codes; axes of size 1 are broadcast.
+        scale: of the map, a float32 array without axes.
     """
 
     constant: np.ndarray
@@ -126,9 +126,9 @@ class AddConstant(Operation):
         """See `Operation`."""
         stored, constant = operator.tensor(1), operator.constant(1, "INT8")
         if operator.source_codes() is None or stored.scales.size != 1 or any(stored.zero_points):
-            raise NotUnderstoodError("it adds no codes of one scale around 0 to others")
+            raise NotUnderstoodError("its constant is not codes of one scale with zero point 0")
         if constant.shape[:1] != (1,):
-            raise NotUnderstoodError("it adds something else to each image")
+            raise NotUnderstoodError("its constant is not the same for all images")
         scale = np.asarray(stored.scales[0], np.float32)
         codes = constant[0].astype(np.int32)
         operation = cls((operator.source(),), operator.output.name, codes, scale)
@@ -183,7 +183,7 @@ def rounded_sum(
 
 
 def summand_multipliers(summands: Sequence[Codes], output: Codes) -> tuple[np.ndarray, int]:
-    """What a sum multiplies the codes of its inputs by, int64, and by how many bits it shifts."""
+    """The int64 multipliers of a sum for the codes of its inputs, and its shift in bits."""
     ratios = [np.float32(codes.scale / output.scale) for codes in summands]
     shift = _MULTIPLIER_BITS - (int(np.frexp(max(ratios))[1]) - 1)
     return np.rint(np.ldexp(np.array(ratios, np.float64), shift)).astype(np.int64), shift

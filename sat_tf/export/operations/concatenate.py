@@ -1,4 +1,4 @@
-"""Tensors behind each other."""
+"""Tensors joined along an axis."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,14 +13,14 @@ from sat_tf.export.operations.operation import (
     fake_quantized,
 )
 from sat_tf.export.tflite.contents import NotUnderstoodError
-from sat_tf.export.tflite.operator_view import OperatorView, grid_of
+from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import Tensors
 from sat_tf.export.tflite.writer import Operator, Writer
 
 
 @dataclasses.dataclass(frozen=True)
 class Concatenate(Operation):
-    """Tensors of one grid behind each other.
+    """Tensors on one grid, joined along an axis.
 
     Attributes:
         axis: along which, counted without the batch dimension.
@@ -46,14 +46,7 @@ class Concatenate(Operation):
         """See `Operation`."""
         operator.expect(fusedActivationFunction=0, otherwise="it fuses an activation:")
         names = [operator.source(index) for index in range(len(operator.stored.inputs))]
-        codes = operator.codes()
-        parts = [operator.source_codes(index) for index in range(len(names))]
-        if any(grid_of(part) != grid_of(codes) for part in parts):
-            raise NotUnderstoodError("its parts have other scales or zero points than it")
-        if codes is not None:
-            lowest = min(part.lowest for part in parts if part)
-            highest = max(part.highest for part in parts if part)
-            codes = dataclasses.replace(codes, lowest=lowest, highest=highest)
+        codes = operator.selected_codes()
         dimensions = len(operator.output.shape)
         axis = operator.option("axis") % dimensions
         if axis == 0:

@@ -2,11 +2,11 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from sat_tf.export.operations.operation import Constants, Made, Operation, TfTensor
+from sat_tf.export.operations.operation import Made, Operation, TfTensor
 from sat_tf.export.operations.shapes import write_reshape
 from sat_tf.export.tflite.contents import NotUnderstoodError, StoredOperator
 from sat_tf.export.tflite.operator_view import OperatorView, Progress
@@ -33,7 +33,7 @@ class FloatLayer(Operation):
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """The layer's class: what its operators are is up to TensorFlow's converter."""
+        """The layer's class: TensorFlow's converter chooses its operators."""
         return (f"float {self._class_name}",)
 
     def title(self, graph: Tensors) -> str:
@@ -65,17 +65,8 @@ class FloatLayer(Operation):
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        """Raises: a file holds operators, of which no layer can be made again.
-
-        Raises:
-            NotUnderstoodError: always.
-        """
-        raise NotUnderstoodError(f"{operator.name}: it is part of no layer that is left float")
-
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        del constants
-        return self.keras_function(graph)(*inputs)
+        """Raises NotUnderstoodError: no layer can be created again from operators."""
+        raise NotUnderstoodError(f"{operator.name}: it belongs to no layer that is left float")
 
     def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
         """The layer itself; the converter may quantize it too."""
@@ -89,7 +80,7 @@ class FloatLayer(Operation):
 
 @dataclasses.dataclass(frozen=True)
 class FloatLayerOperator(Operation):
-    """An operator of a file, of a layer that is left float: it is run by LiteRT alone.
+    """An operator of a file, of a layer that is left float; only LiteRT runs it.
 
     Attributes:
         layer: the layer that it is part of.
@@ -107,35 +98,27 @@ class FloatLayerOperator(Operation):
         """See `Operation`."""
         return (f"float {self.layer}",)
 
-    def _unknown(self) -> ValueError:
-        return ValueError(
+    def _refuse(self) -> NoReturn:
+        raise ValueError(
             f"{self.output}: received a graph with an operator that the simulator does not know, "
-            "expected its result beside the images; simulate the graph of the Keras model instead."
+            "expected its result to be given; simulate the graph of the Keras model instead."
         )
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """Raises: nothing is known of it.
-
-        Raises:
-            ValueError: always.
-        """
-        raise self._unknown()
+        """Raises ValueError: its arithmetic is unknown."""
+        self._refuse()
 
     def write(self, writer: Writer) -> None:
-        """Raises: nothing is known of it.
-
-        Raises:
-            ValueError: always.
-        """
-        raise self._unknown()
+        """Raises ValueError: its arithmetic is unknown."""
+        self._refuse()
 
     @classmethod
     def read(cls, operator: OperatorView) -> Made:
-        """Whatever it does, no integers are part of it."""
+        """Any operator without integers."""
         stored, progress = operator.stored, operator.progress
         layer = layer_of(stored, progress)
         if layer is None:
-            raise NotUnderstoodError(f"{operator.name}: it is part of no layer that is left float")
+            raise NotUnderstoodError(f"{operator.name}: it belongs to no layer that is left float")
         given = [tensor for tensor in stored.inputs if tensor is not None and tensor.values is None]
         where = f"{operator.name} {operator.output.name}"
         if any(tensor.type in ("INT8", "UINT8") for tensor in (*stored.outputs, *given)):
@@ -153,25 +136,13 @@ class FloatLayerOperator(Operation):
             progress.tensors[output.name] = Tensor(output.name, output.shape[1:], None)
         return cls(names, last.name, layer), None
 
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """Raises: nothing is known of it.
-
-        Raises:
-            ValueError: always.
-        """
-        raise self._unknown()
-
     def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
-        """Raises: nothing is known of it.
-
-        Raises:
-            ValueError: always.
-        """
-        raise self._unknown()
+        """Raises ValueError: its arithmetic is unknown."""
+        self._refuse()
 
 
 def layer_of(operator: StoredOperator, progress: Progress) -> str | None:
-    """The layer left float that an operator belongs to, if it does to one."""
+    """The layer left float that an operator belongs to, if any."""
     names = {tensor.name.rsplit(INNER_NAME, 1)[0] for tensor in operator.outputs}
     known = len(names) == 1 and names <= progress.float_layers.keys()
     return progress.float_layers[next(iter(names))] if known else None

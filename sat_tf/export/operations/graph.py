@@ -1,4 +1,4 @@
-"""The graph of a deployed model, and how people read it."""
+"""The graph of a deployed model, and its listing."""
 
 import dataclasses
 import io
@@ -48,7 +48,7 @@ class Graph:
         return self.output, *self.more_outputs
 
     def expect_one_of_each(self, purpose: str) -> None:
-        """Raises ValueError where there are several inputs or outputs, which `purpose` cannot."""
+        """Raises ValueError where there are several inputs or outputs, which `purpose` excludes."""
         if len(self.images) > 1 or self.more_outputs:
             raise ValueError(
                 f"{purpose}: received a model with {len(self.images)} inputs and "
@@ -91,10 +91,10 @@ class Graph:
 
 
 def graph_table(graph: Graph) -> Group:
-    """Every operation with the tensor it makes, and the sums of all, for `rich` to print.
+    """Every operation with the tensor it makes, and their totals, for `rich` to print.
 
     Codes and weights are ranges of integers; "x8" behind weights means that they are stored
-    multiplied by that, on a scale as much smaller.
+    multiplied by 8, with the scale divided by 8.
     """
     shapes = " and ".join(" x ".join(map(str, image.shape)) for image in graph.images)
     types = " and ".join(dict.fromkeys(image.type for image in graph.images))

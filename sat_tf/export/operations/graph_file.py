@@ -46,7 +46,7 @@ def serialize(graph: Graph, metadata: Mapping[str, bytes], *, resizable: bool = 
 def read_graph(content: bytes, name: str) -> Graph:
     """The graph of a file that sat-tf has written, without its Keras model.
 
-    What no file says is left open: units of real values (all 1), what a layer's sums usually are,
+    What a file does not hold is unknown: units of real values (all 1), the usual sums of layers,
     and warnings. `simulate` gives the same tensors as for the graph that was written.
 
     Args:
@@ -60,7 +60,7 @@ def read_graph(content: bytes, name: str) -> Graph:
     try:
         with unpacked(content, name) as model:
             layers = (read_settings(model) or {}).get("islands", {})
-            if not isinstance(layers, dict):  # a list of what are layers and tensors
+            if not isinstance(layers, dict):  # older files list layers, the names of their tensors
                 layers = {tensor: tensor for tensor in layers}
             by_tensor = {str(tensor): str(layer) for tensor, layer in layers.items()}
             return _graph(read_contents(model), name, by_tensor)
@@ -120,7 +120,7 @@ def _input(found: StoredTensor, progress: Progress) -> Image:
     shape, kind = found.shape[1:], found.type.lower()
     if found.type != "FLOAT32":
         return Image(found.name, shape, found.scales[0], int(found.zero_points[0]), type=kind)
-    # What it is quantized to, if that is the first that happens to it.
+    # Its codes, where the first operation on it quantizes it.
     for operation in progress.operations:
         codes = progress.tensors[operation.output].codes
         if codes and found.name in operation.inputs:
@@ -136,7 +136,7 @@ def _read(index: int, operator: StoredOperator, progress: Progress) -> None:
             _add(made, view)
         return
     if not readers_of(operator.name):
-        raise NotUnderstoodError(f"{where}: no operator of sat-tf")
+        raise NotUnderstoodError(f"{where}: not an operator of sat-tf")
     if len(operator.outputs) != 1 or not operator.inputs:
         raise NotUnderstoodError(f"{where}: it makes {len(operator.outputs)} tensors")
     (output,) = operator.outputs
@@ -161,7 +161,7 @@ def _add(made: tuple[Operation, Codes | None], view: OperatorView) -> None:
 
 
 def _check_shape(operation: Operation, progress: Progress) -> None:
-    """Runs the operation on no image at all, which costs nothing and gives its shape."""
+    """Compares its shape with that of its result for an empty batch, which costs nothing."""
     shapes = {image.name: image.shape[1:] for image in progress.images}
     shapes |= {name: tensor.shape for name, tensor in progress.tensors.items()}
     graph = dataclasses.replace(_EMPTY, tensors=progress.tensors)

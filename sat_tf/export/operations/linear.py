@@ -57,7 +57,7 @@ class LinearKind(enum.Enum):
 
 
 class Kernels(enum.Enum):
-    """Who computes an operation, as far as the rounding of its results depends on it."""
+    """Which kernels compute an operation, as far as the rounding of its results depends on it."""
 
     XNNPACK = "xnnpack"
     BUILTIN = "builtin"
@@ -86,7 +86,7 @@ _KERNEL_LAYOUTS = {
     LinearKind.DEPTHWISE: (4, 3),
     LinearKind.FULLY_CONNECTED: (2, 0),
 }
-# Of a scale in a file, and of the DEQUANTIZE that makes a float kernel.
+# Bytes of a scale in a file, of the DEQUANTIZE that makes a float kernel, and of a bias.
 _SCALE_BYTES, _DEQUANTIZE_BYTES, _BIAS_BYTES = 12, 71, 4
 
 
@@ -102,8 +102,8 @@ class Linear(Operation):
         scales: scale of each output channel's codes.
         bias: one number an output channel: real values until `scales.round_biases`, then integers
             of scales · input scale.
-        center: what y - bias usually is; 0 where nothing is known.
-        spread: its standard deviation; infinite where nothing is known.
+        center: the usual value of y - bias; 0 where it is unknown.
+        spread: its standard deviation; infinite where it is unknown.
         window: strides, padding and dilation.
         real: computed in float32, on dequantized inputs and kernel: the float head.
         storage: how the file holds the kernel.
@@ -124,7 +124,7 @@ class Linear(Operation):
 
     @property
     def kernels(self) -> Kernels:
-        """Who computes it where XNNPACK takes what it can: all but packed convolutions."""
+        """The kernels that compute it: XNNPACK's for all but packed convolutions."""
         packed = self.storage is not Storage.INT8
         dense = self.kind is LinearKind.FULLY_CONNECTED
         return Kernels.BUILTIN if packed and not dense else Kernels.XNNPACK
@@ -325,7 +325,7 @@ class Linear(Operation):
         if self.real:
             kernel = _as_tensorflow(self._real_kernel(), self.kind, channels)
             return {"kernel": kernel, "bias": self.bias.astype(np.float32)}
-        # Codes as they were before up-scaling: smaller sums, which float32 holds for longer.
+        # Codes as they were before upscaling: float32 holds their smaller sums exactly for longer.
         factors = np.maximum(np.gcd.reduce(self.kernel, axis=self.inner_axes), 1)
         kernel = self.kernel // self.along_channels(factors)
         return {
@@ -403,7 +403,7 @@ def largest_sums(graph: Tensors, linear: Linear) -> np.ndarray:
 
 
 def weight_factors(linear: Linear) -> np.ndarray:
-    """What the codes of each channel are multiplied by: most often the same in all of them."""
+    """The factor of the codes of each channel: most often the same in all of them."""
     shared = np.gcd.reduce(np.abs(linear.kernel), axis=linear.inner_axes)
     values, counts = np.unique(shared[shared > 0], return_counts=True)
     usual = int(max(zip(counts, values, strict=True))[1]) if values.size else 1
@@ -513,7 +513,7 @@ def _kernel_of(
     if not real and weights is not operator.tensor(1):
         raise NotUnderstoodError(f"its kernel {operator.tensor(1).name} is float")
     if weights.values is None or weights.type not in _KERNEL_TYPES:
-        raise NotUnderstoodError(f"its kernel {weights.name} is no constant of {_KERNEL_TYPES}")
+        raise NotUnderstoodError(f"its kernel {weights.name} is not a constant of {_KERNEL_TYPES}")
     kernel = weights.values.astype(np.int32)
     dimensions, axis = _KERNEL_LAYOUTS[kind]
     if kernel.ndim != dimensions or (kind is LinearKind.DEPTHWISE and len(kernel) != 1):
@@ -558,8 +558,8 @@ def _has_unit(operator: OperatorView, scales: np.ndarray) -> bool:
 
 # -- exact sums in TensorFlow -------------------------------------------------------------------
 
-# How wide the numbers of a linear layer have to be: those that the convolution sums up, and those
-# that the bias is added to. The narrowest that is exact is chosen by the codes that are there.
+# The types of the numbers that a linear layer sums up, and of those that the bias is added to. The
+# narrowest pair that is exact for the codes is chosen.
 WIDTHS = (("float32", "float32"), ("float32", "float64"), ("float64", "float64"))
 
 
@@ -624,7 +624,7 @@ def _fake_depthwise(x: TfTensor, kernel: np.ndarray, ends: np.ndarray, window: W
 def _fake_transposed(x: TfTensor, kernel: np.ndarray, ends: np.ndarray, window: Window) -> TfTensor:
     import tensorflow as tf
 
-    # The FakeQuant has its channels last, where the operation does not want them.
+    # The FakeQuant has its channels last, the operation has them third.
     weights = tf.transpose(_on_channels(np.moveaxis(kernel, 0, -1), ends), (0, 1, 3, 2))
     return transposed_convolved(x, weights, window)
 

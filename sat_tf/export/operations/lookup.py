@@ -21,7 +21,7 @@ from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import Codes, Tensors
 from sat_tf.export.tflite.writer import Operator, Writer
 
-# What is added to a stored integer to find its place in the table.
+# The offset from a stored integer to its place in the table.
 _FIRST = 128
 _CAST = Operator("CAST", 1, "CastOptions")
 _ADD = Operator("ADD", 1, "AddOptions")  # of int32
@@ -97,7 +97,7 @@ class Lookup(Operation):
         found = pending.get(operator.tensor(1).name)
         source, added = found if isinstance(found, _Places) else ("", 0)
         if table.shape != (2 * _FIRST,) or added != _FIRST or codes is None:
-            raise NotUnderstoodError("it looks up something else than each code in a table of 256")
+            raise NotUnderstoodError("it does not look up each code in a table of 256")
         codes = Codes(codes.scale, codes.zero_point, int(np.min(table)), int(np.max(table)))
         return cls((source,), operator.output.name, table), codes
 

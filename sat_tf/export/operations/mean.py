@@ -93,7 +93,7 @@ class Mean(Operation):
             return tf.reduce_mean(source, [1, 2], keepdims=self.keep_dims)
         sums = tf.reduce_sum(tf.cast(source, tf.float64), [1, 2], keepdims=self.keep_dims)
         stored_sums = tf.cast(sums + constants["stored_zeros"], tf.float32)
-        # Each result is rounded to float32 by itself, also where a compiler would fuse the two.
+        # Each result is rounded to float32 by itself, even where a compiler would fuse the two.
         wide = tf.cast(stored_sums, tf.float64) * tf.cast(constants["multiplier"], tf.float64)
         product = tf.cast(tf.cast(wide, tf.float32), tf.float64)
         stored = tf.cast(product + tf.cast(constants["offset"], tf.float64), tf.float32)
@@ -121,7 +121,7 @@ def rounded_mean(
 
 
 def mean_multiplier(source: Codes, output: Codes, count: int) -> tuple[np.float32, np.float32]:
-    """What a mean multiplies the sum of `count` stored integers by, and what it adds then."""
+    """The multiplier of a mean for the sum of `count` stored integers, and its offset."""
     multiplier = np.float32(source.scale / output.scale) * (np.float32(1.0) / np.float32(count))
     # The zero points are one float32 offset of the product.
     offset = np.float32(output.zero_point) - np.float32(

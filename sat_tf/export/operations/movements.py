@@ -1,4 +1,4 @@
-"""Operations that pick codes or put them elsewhere, and change none."""
+"""Operations that select or move codes, and change none."""
 
 import abc
 import dataclasses
@@ -20,15 +20,15 @@ class Movement(Operation, abc.ABC):
 
     @abc.abstractmethod
     def on_array(self, values: np.ndarray) -> np.ndarray:
-        """What it makes of values, with the batch dimension first."""
+        """Its result for values with the batch dimension first."""
 
     @abc.abstractmethod
     def on_tensor(self, values: TfTensor) -> TfTensor:
-        """The same of a TensorFlow tensor."""
+        """The same for a TensorFlow tensor."""
 
     @abc.abstractmethod
     def file_constants(self, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-        """What the operator reads beside its tensor, in order, by names.
+        """The constants that the operator reads, in order, by names.
 
         Args:
             shape: of its tensor, without the batch dimension.
@@ -45,7 +45,7 @@ class Movement(Operation, abc.ABC):
         """The movement that an operator stands for.
 
         Raises:
-            NotUnderstoodError: it moves otherwise, with the reason.
+            NotUnderstoodError: sat-tf does not write it, with the reason.
         """
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
@@ -85,7 +85,7 @@ class Movement(Operation, abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class Slice(Movement):
+class StridedSlice(Movement):
     """A part of each image.
 
     Attributes:
@@ -94,6 +94,7 @@ class Slice(Movement):
 
     slices: tuple[tuple[int | None, int | None, int | None], ...]
 
+    listed_as = "Slice"
     operator = Operator("STRIDED_SLICE", 2, "StridedSliceOptions")
     reads = ("STRIDED_SLICE",)
 
@@ -129,7 +130,7 @@ class Slice(Movement):
         whole = (operator.option("beginMask"), operator.option("endMask"), strides[0]) == (1, 1, 1)
         masks = ("ellipsisMask", "newAxisMask", "shrinkAxisMask")
         if not whole or any(map(operator.option, masks)) or operator.option("offset"):
-            raise NotUnderstoodError("it takes some images, or other axes than there are")
+            raise NotUnderstoodError("it slices the batch, or adds or drops axes")
         slices = tuple(zip(begin[1:].tolist(), end[1:].tolist(), strides[1:].tolist(), strict=True))
         return cls((operator.source(),), operator.output.name, slices)
 
@@ -210,7 +211,7 @@ class Resize(Movement):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The centers of pixels count."""
+        """Pixels are placed by their centers."""
         return {"alignCorners": False, "halfPixelCenters": True}
 
     @classmethod
@@ -223,7 +224,7 @@ class Resize(Movement):
 
 @dataclasses.dataclass(frozen=True)
 class _Blocks(Movement):
-    """What moves between the channels and square blocks of pixels.
+    """A move between the channels and square blocks of pixels.
 
     Attributes:
         block_size: rows and columns of a block.
@@ -248,13 +249,14 @@ class _Blocks(Movement):
 
 
 @dataclasses.dataclass(frozen=True)
-class DepthToSpace(_Blocks):
+class DepthToSpaceOp(_Blocks):
     """Channels moved into rows and columns: (h, w, b²·c) becomes (b·h, b·w, c).
 
     Attributes:
         block_size: b.
     """
 
+    listed_as = "DepthToSpace"
     operator = Operator("DEPTH_TO_SPACE", 1, "DepthToSpaceOptions")
     reads = ("DEPTH_TO_SPACE",)
 
@@ -273,13 +275,14 @@ class DepthToSpace(_Blocks):
 
 
 @dataclasses.dataclass(frozen=True)
-class SpaceToDepth(_Blocks):
+class SpaceToDepthOp(_Blocks):
     """Rows and columns moved into channels: (b·h, b·w, c) becomes (h, w, b²·c).
 
     Attributes:
         block_size: b.
     """
 
+    listed_as = "SpaceToDepth"
     operator = Operator("SPACE_TO_DEPTH", 2, "SpaceToDepthOptions")
     reads = ("SPACE_TO_DEPTH",)
 
@@ -298,17 +301,18 @@ class SpaceToDepth(_Blocks):
 
 
 @dataclasses.dataclass(frozen=True)
-class Gather(Movement):
-    """Parts of each image along an axis, in the order of their numbers.
+class GatherOp(Movement):
+    """Parts of each image along an axis, by their indices.
 
     Attributes:
-        indices: the numbers.
+        indices: the indices, in any order.
         axis: the axis, counted without the batch.
     """
 
     indices: tuple[int, ...]
     axis: int
 
+    listed_as = "Gather"
     operator = Operator("GATHER", 2, "GatherOptions")
     reads = ("GATHER",)
 
@@ -344,14 +348,15 @@ class Gather(Movement):
         size = operator.tensor(0).shape[axis] if axis > 0 else 0
         within = indices.ndim == 1 and np.all((indices >= 0) & (indices < size))
         if not within or operator.option("batchDims"):
-            raise NotUnderstoodError("it takes other parts than those of an axis of each image")
+            raise NotUnderstoodError("it does not gather along an axis of each image")
         return cls((operator.source(),), operator.output.name, tuple(indices.tolist()), axis - 1)
 
 
 @dataclasses.dataclass(frozen=True)
-class ChannelMax(Movement):
+class ReduceMax(Movement):
     """The largest code of each pixel."""
 
+    listed_as = "ChannelMax"
     operator = Operator("REDUCE_MAX", 2, "ReducerOptions")
     reads = ("REDUCE_MAX",)
 

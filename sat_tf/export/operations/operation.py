@@ -1,4 +1,4 @@
-"""What every operation of a deployed graph says of itself, and what several of them share."""
+"""The interface of every operation of a deployed graph, and what several of them share."""
 
 import abc
 import dataclasses
@@ -25,7 +25,7 @@ Made = tuple["Operation", Codes | None] | None
 
 
 class FileParts(NamedTuple):
-    """What an operation takes in a file.
+    """The parts of a file that an operation takes.
 
     Attributes:
         operators: how many.
@@ -45,10 +45,11 @@ class Operation(abc.ABC):
     Attributes:
         inputs: names of the tensors that it reads.
         output: name of the tensor that it makes.
-        operator: what it is in a file, where that is one operator and always the same.
+        operator: its operator in a file, where that is one and always the same.
         reads: names of the operators that it may be read back from.
         mixes: whether it computes with several values of its inputs, so that TensorFlow's converter
-            would choose a grid for what it makes in float.
+            would choose the grid of a float output.
+        listed_as: its name in the listing of a graph; "" for that of its class.
     """
 
     inputs: tuple[str, ...]
@@ -57,18 +58,19 @@ class Operation(abc.ABC):
     operator: ClassVar[Operator]
     reads: ClassVar[tuple[str, ...]] = ()
     mixes: ClassVar[bool] = False
+    listed_as: ClassVar[str] = ""
 
     # -- in words --------------------------------------------------------------------------------
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """What the file calls its operators, as `explain` tells it."""
+        """The names of its operators in the file, for `explain`."""
         return (self.operator.name,)
 
     def title(self, graph: Tensors) -> str:
-        """What the listing of a graph calls it."""
+        """Its name in the listing of a graph."""
         del graph
-        return type(self).__name__
+        return self.listed_as or type(self).__name__
 
     def weights_title(self) -> str:
         """The range of its weights in the listing; empty where it has none."""
@@ -97,7 +99,7 @@ class Operation(abc.ABC):
 
     @abc.abstractmethod
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """What the kernel of the file makes of its inputs, bit for bit.
+        """The output of the file's kernel for its inputs, bit for bit.
 
         Args:
             graph: it is part of.
@@ -118,7 +120,7 @@ class Operation(abc.ABC):
     def recognizes(cls, operator: OperatorView) -> bool:
         """Whether an operator with one of the names in `reads` is this operation's.
 
-        Only one of the operations that read a name may say so.
+        For each operator, only one of the operations that read its name may say so.
         """
         del operator
         return True
@@ -133,11 +135,11 @@ class Operation(abc.ABC):
             `operator.progress.pending`.
 
         Raises:
-            NotUnderstoodError: it is none that sat-tf writes, with the reason.
+            NotUnderstoodError: sat-tf does not write it, with the reason.
         """
 
     def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
-        """What it takes in a file.
+        """The parts of a file that it takes.
 
         Args:
             graph: it is part of.
@@ -153,12 +155,11 @@ class Operation(abc.ABC):
         del graph
         return {}
 
-    @abc.abstractmethod
     def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """What `simulate` makes, bit for bit, on any device; it has no gradient.
+        """The output of `simulate`, bit for bit, on any device; it has no gradient.
 
         Tensors hold codes, stored - zero_point, as float32, or real values where the graph keeps
-        them float.
+        them float. By default it is `keras_function`, which fits where that has no FakeQuant.
 
         Args:
             graph: it is part of, of which only shapes are used.
@@ -166,6 +167,8 @@ class Operation(abc.ABC):
                 itself only settings are used.
             *inputs: with the batch dimension first.
         """
+        del constants
+        return self.keras_function(graph)(*inputs)
 
     @abc.abstractmethod
     def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:

@@ -20,7 +20,7 @@ from sat_tf.export.operations.operation import (
     stored_codes,
 )
 from sat_tf.export.tflite.contents import NotUnderstoodError
-from sat_tf.export.tflite.operator_view import OperatorView, grid_of
+from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import Codes, Tensors
 from sat_tf.export.tflite.writer import Operator, Writer, fused_activation
 
@@ -35,7 +35,7 @@ class PairKind(enum.Enum):
 
     @property
     def keeps_grid(self) -> bool:
-        """Whether it picks codes: its inputs and its output then have the same ones."""
+        """Whether it selects codes: its inputs and its output are then on one grid."""
         return self in (PairKind.MAXIMUM, PairKind.MINIMUM)
 
 
@@ -49,7 +49,7 @@ _OPERATORS = {
 
 @dataclasses.dataclass(frozen=True)
 class Pair(Operation):
-    """An operation of two tensors, both codes or both float; axes of size 1 are stretched.
+    """An operation of two tensors, both codes or both float; axes of size 1 are broadcast.
 
     Attributes:
         kind: which one.
@@ -94,18 +94,10 @@ class Pair(Operation):
         kind = PairKind(operator.name)
         codes = operator.codes() if kind.keeps_grid else operator.fused_codes()
         names = (operator.source(0), operator.source(1))
-        inputs = [operator.source_codes(index) for index in (0, 1)]
-        if any((found is None) != (codes is None) for found in inputs):
+        if any((operator.source_codes(index) is None) != (codes is None) for index in (0, 1)):
             raise NotUnderstoodError("it combines codes and float values")
-        if kind.keeps_grid and codes is not None:
-            known = [found for found in inputs if found]
-            if any(grid_of(found) != grid_of(codes) for found in known):
-                raise NotUnderstoodError("its parts have other scales or zero points than it")
-            codes = dataclasses.replace(
-                codes,
-                lowest=min(found.lowest for found in known),
-                highest=max(found.highest for found in known),
-            )
+        if kind.keeps_grid:
+            codes = operator.selected_codes()
         return cls(names, operator.output.name, kind), codes
 
     def numbers(self, graph: Tensors) -> Numbers:
@@ -139,7 +131,7 @@ class Pair(Operation):
 
 
 def on_floats(kind: PairKind, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """The operation on real values, or on codes that it only picks."""
+    """The operation on real values, or on codes that it only selects."""
     return np.asarray(_FUNCTIONS[kind](first, second))
 
 

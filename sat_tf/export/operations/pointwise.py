@@ -21,7 +21,7 @@ from sat_tf.export.tflite.writer import Operator, Writer
 
 
 class Pointwise(enum.Enum):
-    """What a float operation does with each value and a constant."""
+    """A float operation on each value and a constant."""
 
     MAXIMUM = "MAXIMUM"
     MINIMUM = "MINIMUM"

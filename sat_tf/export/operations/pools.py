@@ -22,7 +22,7 @@ from sat_tf.export.tflite.writer import Operator, Writer, placement_options
 
 @dataclasses.dataclass(frozen=True)
 class _Pool(Operation):
-    """What is made of each window.
+    """A pooling over windows.
 
     Attributes:
         size: of a window, in rows and columns.
@@ -64,7 +64,7 @@ class MaxPool(_Pool):
     reads = ("MAX_POOL_2D",)
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """Padding never wins."""
+        """The largest value; padding is never that."""
         del graph
         (source,) = inputs
         lowest = np.iinfo(np.int32).min if source.dtype.kind == "i" else -np.inf
@@ -73,11 +73,6 @@ class MaxPool(_Pool):
         for view in views:
             np.maximum(result, view, out=result)
         return result
-
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        del constants
-        return self.keras_function(graph)(*inputs)
 
     def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
         """See `Operation`."""
@@ -90,7 +85,7 @@ class MaxPool(_Pool):
 
 @dataclasses.dataclass(frozen=True)
 class AveragePool(_Pool):
-    """Mean of a window without its padding, on the grid of the input: that of the builtin kernel.
+    """Mean of a window without its padding, on the grid of the input, as the builtin kernel rounds.
 
     XNNPACK leaves it to that kernel.
     """
@@ -107,7 +102,7 @@ class AveragePool(_Pool):
         return rounded_means(totals, counts)
 
     def _sums(self, source: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The sum of the values in each window, and how many; padding is none of them."""
+        """The sum of the values in each window, and their number, without padding."""
         inside = np.ones((1, *source.shape[1:3], 1), np.int32)
         totals, counts = (
             functools.reduce(np.add, taps(values, self.size, self.window, fill=0))

@@ -22,16 +22,29 @@ from sat_tf.export.tflite.tensors import Codes, Tensors, dequantized, quantized
 from sat_tf.export.tflite.writer import Operator, Writer
 from sat_tf.quantizers.input_range import PIXELS, InputRange
 
-_QUANTIZE = Operator("QUANTIZE", 2, "QuantizeOptions")
 _IMAGE_ZERO_POINT = -128
 
 
 @dataclasses.dataclass(frozen=True)
-class ShiftImage(Operation):
-    """uint8 pixels to int8, stored = pixel - 128; int8 codes of an input as they are."""
+class _ToCodes(Operation):
+    """Codes of a tensor that is not codes."""
 
-    operator = _QUANTIZE
+    operator = Operator("QUANTIZE", 2, "QuantizeOptions")
     reads = ("QUANTIZE",)
+
+    def write(self, writer: Writer) -> None:
+        """See `Operation`."""
+        writer.operator(self.operator, self.inputs, self.output)
+
+    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
+        """See `Operation`."""
+        codes = graph.codes(self.output)
+        return lambda source: fake_quantized(codes, source)
+
+
+@dataclasses.dataclass(frozen=True)
+class ShiftImage(_ToCodes):
+    """uint8 pixels to int8, stored = pixel - 128; int8 codes of an input as they are."""
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """See `Operation`."""
@@ -39,13 +52,9 @@ class ShiftImage(Operation):
         (image,) = inputs
         return image.astype(np.int32) - (0 if image.dtype == np.int8 else 128)
 
-    def write(self, writer: Writer) -> None:
-        """See `Operation`."""
-        writer.operator(self.operator, self.inputs, self.output)
-
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:
-        """What reads an input of integers."""
+        """Operators that read an input of integers."""
         image = operator.progress.image(operator.source())
         return image is not None and image.type != "FLOAT32"
 
@@ -58,15 +67,15 @@ class ShiftImage(Operation):
             raise NotUnderstoodError("its tensor is float")
         shift = _IMAGE_ZERO_POINT if image.type == "UINT8" else 0
         if (codes.scale, codes.zero_point) != (image.scales[0], int(image.zero_points[0]) + shift):
-            raise NotUnderstoodError("it does not store its input as it is, or pixels less 128")
+            raise NotUnderstoodError("it does not store its input as it is, or pixels minus 128")
         return cls((source,), operator.output.name), codes
 
     def numbers(self, graph: Tensors) -> Numbers:
-        """What turns the values that Keras is fed into codes."""
+        """The factor and the shift from the values that Keras is fed to codes."""
         change = self._range(graph).change
         unit = np.float32(graph.image(self.inputs[0]).scale) * change.ratio
         return {
-            # One and the same product for codes of real values, whose ties are those of QUANTIZE.
+            # A single product, so that codes of real values have the ties of QUANTIZE.
             "per_unit": np.asarray(np.float32(1.0) / unit.astype(np.float32), np.float32),
             "shift": np.asarray(change.shift, np.float32),
             **code_ends(graph.codes(self.output)),
@@ -85,18 +94,10 @@ class ShiftImage(Operation):
     def _range(self, graph: Tensors) -> InputRange:
         return graph.image(self.inputs[0]).range or PIXELS
 
-    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
-        """See `Operation`."""
-        codes = graph.codes(self.output)
-        return lambda source: fake_quantized(codes, source)
-
 
 @dataclasses.dataclass(frozen=True)
-class Quantize(Operation):
+class Quantize(_ToCodes):
     """float32 to codes; values beyond the range saturate."""
-
-    operator = _QUANTIZE
-    reads = ("QUANTIZE",)
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """See `quantized`.
@@ -105,21 +106,17 @@ class Quantize(Operation):
             ValueError: values that are not finite.
         """
         (source,) = inputs
-        if not np.all(np.isfinite(source)):  # A float layer made it; an integer cannot say so.
+        if not np.all(np.isfinite(source)):  # of a float layer; integers cannot hold them
             raise ValueError(
                 f"{self.inputs[0]}: received NaN or infinite values on these images, expected "
-                "finite ones, which alone have codes; keep the layer from dividing by 0, as with "
+                "finite ones, as no others have codes; keep the layer from dividing by 0, as with "
                 "tf.math.divide_no_nan, and from roots and logarithms of what is not positive."
             )
         return quantized(source, graph.codes(self.output))
 
-    def write(self, writer: Writer) -> None:
-        """See `Operation`."""
-        writer.operator(self.operator, self.inputs, self.output)
-
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:
-        """What does not read an input of integers."""
+        """Operators that do not read an input of integers."""
         return not ShiftImage.recognizes(operator)
 
     @classmethod
@@ -146,11 +143,6 @@ class Quantize(Operation):
         del graph
         (source,) = inputs
         return clipped(tf.round(source * constants["inverse_scale"]), constants)
-
-    def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
-        """See `Operation`."""
-        codes = graph.codes(self.output)
-        return lambda source: fake_quantized(codes, source)
 
 
 def _bounded(codes: Codes, source: str, operations: Iterable[Operation]) -> Codes:
@@ -187,7 +179,7 @@ class Dequantize(Operation):
 
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:
-        """What reads no constant."""
+        """Operators that read no constant."""
         return not operator.is_constant(0)
 
     @classmethod

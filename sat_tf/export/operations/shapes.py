@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sat_tf.export.operations.operation import Constants, FileParts, Made, Operation, TfTensor
+from sat_tf.export.operations.operation import FileParts, Made, Operation, TfTensor
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import Tensors
@@ -54,11 +54,6 @@ class Pad(Operation):
         del graph, shares_kernel
         return FileParts(constants=1)
 
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        del constants
-        return self.keras_function(graph)(*inputs)
-
     def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
         """See `Operation`."""
         import tensorflow as tf
@@ -97,11 +92,6 @@ class Reshape(Operation):
         """The shape."""
         del graph, shares_kernel
         return FileParts(constants=1)
-
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        del constants
-        return self.keras_function(graph)(*inputs)
 
     def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
         """See `Operation`."""

@@ -33,7 +33,7 @@ def simulate(
         graph: a graph from `deployed_graph`.
         images: uint8, (n, *graph.image_shape); a tuple of arrays for several inputs.
         given: tensors that the operations behind them read instead of those simulated here, such
-            as what a runtime has made of the layers that are left float.
+            as a runtime's outputs of the layers that are left float.
 
     Returns:
         By tensor name: int32 arrays of stored integers in -128..127, and float32 arrays for
@@ -51,10 +51,10 @@ def simulate(
 
 
 def batches(images: Pixels, graph: Graph) -> list[Pixels]:
-    """The images, so many at a time that the tensors of a graph fit into memory.
+    """The images in batches, so that the tensors of a graph fit into memory.
 
-    One at a time where the file has TRANSPOSE_CONV, which holds the shape of its output, or what
-    TensorFlow's converter makes of a layer that is left float, which may.
+    One at a time where the file has TRANSPOSE_CONV, which holds the shape of its output, or the
+    operators of a layer left float, which may.
     """
     largest = max(int(np.prod(tensor.shape)) for tensor in graph.tensors.values())
     size = int(np.clip(_VALUES_PER_BATCH // (4 * max(largest, 1)), 1, _LARGEST_BATCH))

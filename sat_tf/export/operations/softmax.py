@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sat_tf.export.operations.operation import Constants, Made, Operation, TfTensor
+from sat_tf.export.operations.operation import Made, Operation, TfTensor
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import Tensors
@@ -37,11 +37,6 @@ class Softmax(Operation):
         if operator.source_codes() is not None or operator.codes() is not None:
             raise NotUnderstoodError("it reads or makes codes")
         return cls((operator.source(),), operator.output.name), None
-
-    def compute(self, graph: Tensors, constants: Constants, *inputs: TfTensor) -> TfTensor:
-        """See `Operation`."""
-        del constants
-        return self.keras_function(graph)(*inputs)
 
     def keras_function(self, graph: Tensors) -> Callable[..., TfTensor]:
         """See `Operation`."""

@@ -7,12 +7,12 @@ from sat_tf.export.operations.linear import Linear
 from sat_tf.export.operations.lookup import Lookup
 from sat_tf.export.operations.mean import Mean
 from sat_tf.export.operations.movements import (
-    ChannelMax,
-    DepthToSpace,
-    Gather,
+    DepthToSpaceOp,
+    GatherOp,
+    ReduceMax,
     Resize,
-    Slice,
-    SpaceToDepth,
+    SpaceToDepthOp,
+    StridedSlice,
     Transpose,
 )
 from sat_tf.export.operations.operation import Operation
@@ -33,13 +33,13 @@ OPERATIONS: list[type[Operation]] = [
     MaxPool,
     AveragePool,
     Concatenate,
-    Slice,
+    StridedSlice,
     Transpose,
     Resize,
-    DepthToSpace,
-    SpaceToDepth,
-    Gather,
-    ChannelMax,
+    DepthToSpaceOp,
+    SpaceToDepthOp,
+    GatherOp,
+    ReduceMax,
     Pad,
     Reshape,
     Lookup,
@@ -59,5 +59,5 @@ def readers_of(name: str) -> list[type[Operation]]:
 
 
 def reader_of(operator: OperatorView) -> type[Operation] | None:
-    """The operation that an operator of a file is part of; None where sat-tf writes none such."""
+    """The operation that an operator of a file is part of; None where sat-tf does not write it."""
     return next((one for one in readers_of(operator.name) if one.recognizes(operator)), None)

@@ -23,7 +23,7 @@ def placement(
 def transposed_size(sizes: Sequence[int], kernel: Sequence[int], window: Window) -> tuple[int, ...]:
     """Rows and columns that a transposed convolution makes of an image.
 
-    Keras's rule without `output_padding`, and `window.more` of them.
+    Keras's rule without `output_padding`, plus `window.more`.
     """
     extra = [max(length - stride, 0) for length, stride in zip(kernel, window.strides, strict=True)]
     return tuple(
@@ -121,7 +121,7 @@ def depthwise_convolved(values: TfTensor, kernel: TfTensor, window: Window) -> T
         return tf.nn.depthwise_conv2d(
             values, kernel, [1, rows, columns, 1], window.padding, dilations=window.dilation
         )
-    # There is no kernel for such strides: all windows, of which some are taken.
+    # No kernel takes such strides: compute all windows, and keep some.
     margins = [
         placement(*axis, window.padding)[0]
         for axis in zip(

@@ -1,4 +1,4 @@
-"""What a TFLite flatbuffer holds: its tensors, constants and operators, unpacked."""
+"""The contents of a TFLite flatbuffer: tensors, constants and operators, unpacked."""
 
 import contextlib
 import dataclasses
@@ -25,7 +25,7 @@ _DTYPES: dict[str, np.dtype] = {
     "INT64": np.dtype(np.int64),
     "FLOAT32": np.dtype(np.float32),
 }
-# An honest file holds what it unpacks to once; a little of it may be shared.
+# A valid file holds all that it unpacks to once; a little of it may be shared.
 _LARGEST_RATIO = 2
 _ALWAYS_UNPACKED_BYTES = 2**12
 # Ten times those of the largest networks for images.
@@ -46,19 +46,19 @@ _PACKED_BITS = {"INT4": 4, "INT2": 2}
 
 
 class NotUnderstoodError(ValueError):
-    """A flatbuffer is whole, but holds what the reader has no word for."""
+    """A flatbuffer is intact, but holds what the reader does not know."""
 
 
 class _TooMuchError(Exception):
-    """A flatbuffer stands for more than it can honestly hold."""
+    """A flatbuffer unpacks to more than a file of its size can hold."""
 
 
 @contextlib.contextmanager
 def unpacked(content: bytes, name: str) -> Iterator[Any]:
     """The flatbuffer as objects; whatever a damaged one raises in the block is one error.
 
-    Its tables are unpacked one by one, and their bytes counted: tables that share others, so that
-    a small file stands for a huge one, end it.
+    Its tables are unpacked one by one, and their bytes counted: this stops where a small file
+    unpacks to a huge one, because its tables share others.
 
     Args:
         content: the file.
@@ -77,8 +77,8 @@ def unpacked(content: bytes, name: str) -> Iterator[Any]:
         yield _unpacked_model(content)
     except _TooMuchError as error:
         raise ValueError(
-            f"{name}: received a TFLite file that {error}, expected one as sat_tf.export_tflite "
-            "wrote it; export the model again."
+            f"{name}: received a TFLite file that {error}, expected one that sat_tf.export_tflite "
+            "wrote; export the model again."
         ) from error
     except NotUnderstoodError:
         raise
@@ -113,7 +113,7 @@ class _Budget:
 
 
 def _bytes_of(value: Any) -> int:
-    """What an unpacked table takes in a file that holds all its parts once."""
+    """The bytes of an unpacked table in a file that holds all its parts once."""
     if isinstance(value, np.ndarray):
         return int(value.nbytes)
     if isinstance(value, str | bytes):

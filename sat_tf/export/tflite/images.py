@@ -1,4 +1,4 @@
-"""Batches of images for one input or several, and what comes out as one array."""
+"""Batches of images for one input or several, and their outputs as one array."""
 
 import numpy as np
 

@@ -15,13 +15,14 @@ import flatbuffers
 import numpy as np
 
 from sat_tf.export.tflite.tensors import Image
+from sat_tf.messages import first_ones
 
-# The names that readers look for, and none of ours.
+# The names that TFLite's libraries look for.
 METADATA_NAME = "TFLITE_METADATA"
 LABELS_NAME = "labels.txt"
 
 _FILE_IDENTIFIER = b"M001"
-# Of the schema: nothing that is written here is younger.
+# Of the schema: nothing that is written here needs a later one.
 _PARSER_VERSION = "1.0.0"
 _TENSOR_AXIS_LABELS = 2
 _COLOR_SPACES = {3: 1, 1: 2}  # channels: RGB, grayscale
@@ -29,12 +30,11 @@ _IMAGE_PROPERTIES = 2  # of the union ContentProperties
 _NORMALIZATION_OPTIONS = 1  # of the union ProcessUnitOptions
 # The oldest date of a zip archive: the same model gives the same file.
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-_SHOWN = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class Metadata:
-    """What the user says of a model.
+    """The user's description of a model.
 
     Attributes:
         description: what the model does; None for nothing.
@@ -83,17 +83,19 @@ def _label_problems(labels: tuple[Any, ...]) -> list[str]:
     ]
     problems = []
     if odd:
-        problems.append(f"labels: received {_first(odd)}, expected texts of one line, none empty.")
+        problems.append(
+            f"labels: received {first_ones(odd)}, expected texts of one line, none empty."
+        )
     texts = [label for label in labels if isinstance(label, str)]
     twice = sorted({label for label in texts if texts.count(label) > 1})
     if twice:
-        shown = _first([repr(label) for label in twice])
+        shown = first_ones(map(repr, twice))
         problems.append(f"labels: received {shown} more than once, expected each name once.")
     return problems
 
 
 def count_problem(metadata: Metadata, shape: tuple[int, ...]) -> str | None:
-    """Why there are not as many labels as classes in an output of this shape, if there are not."""
+    """Why the labels are not as many as the classes of an output; None where they are."""
     if metadata.labels is None or (len(metadata.labels),) == shape:
         return None
     if len(shape) != 1:
@@ -102,11 +104,6 @@ def count_problem(metadata: Metadata, shape: tuple[int, ...]) -> str | None:
         f"labels: received {len(metadata.labels)}, expected {shape[0]}, one for each class of "
         "the model's output, in order"
     )
-
-
-def _first(items: list[str]) -> str:
-    more = [f"and {len(items) - _SHOWN} more"] if len(items) > _SHOWN else []
-    return ", ".join(items[:_SHOWN] + more)
 
 
 def encode(metadata: Metadata, name: str, image: Image, output: str) -> bytes:
@@ -161,8 +158,8 @@ def read_labels(content: bytes) -> list[str] | None:
         if not zipfile.is_zipfile(io.BytesIO(content)):
             return None
         raise ValueError(
-            f"received a file whose labels are damaged ({error}), expected one as "
-            "sat_tf.export_tflite wrote it; export the model again."
+            f"received a file whose labels are damaged ({error}), expected one that "
+            "sat_tf.export_tflite wrote; export the model again."
         ) from error
 
 

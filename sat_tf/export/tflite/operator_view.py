@@ -79,7 +79,7 @@ class OperatorView:
         tensor = self.tensor(index)
         if tensor.values is None or tensor.type not in types:
             wanted = " or ".join(types)
-            raise NotUnderstoodError(f"its input {tensor.name} is no constant of type {wanted}")
+            raise NotUnderstoodError(f"its input {tensor.name} is not a constant of type {wanted}")
         return tensor.values
 
     def is_constant(self, index: int) -> bool:
@@ -102,7 +102,7 @@ class OperatorView:
         return value if names is None else names[value]
 
     def expect(self, *, otherwise: str, **options: Any) -> None:
-        """Raises unless options that the graph has no word for have the only value it means."""
+        """Raises unless options that a graph cannot hold have the only value it supports."""
         found = {name: self.option(name) for name in options}
         if found != options:
             raise NotUnderstoodError(f"{otherwise} {found}")
@@ -127,6 +127,18 @@ class OperatorView:
         if grid_of(codes) != grid_of(source):
             raise NotUnderstoodError("it changes the scale or the zero point")
         return source
+
+    def selected_codes(self) -> Codes | None:
+        """The codes of the output, which are some of those of all inputs."""
+        codes = self.codes()
+        found = [self.source_codes(index) for index in range(len(self.stored.inputs))]
+        if any(grid_of(source) != grid_of(codes) for source in found):
+            raise NotUnderstoodError("its inputs have other scales or zero points than its output")
+        if codes is None:
+            return None
+        lowest = min(source.lowest for source in found if source)
+        highest = max(source.highest for source in found if source)
+        return dataclasses.replace(codes, lowest=lowest, highest=highest)
 
     def fused_codes(self) -> Codes | None:
         """How the output is stored, clipped by the fused activation."""

@@ -6,9 +6,9 @@ from typing import Any
 import flatbuffers
 from ai_edge_litert import schema_py_generated as tfl
 
-# How the inputs of a file to be spliced are named, with their numbers behind.
+# In front of the numbers that name the inputs of a file to be spliced.
 INPUT_NAME = "island_input_"
-# Behind the name of the tensor that a float layer makes, those of its other tensors.
+# Between the name of a float layer's output and the numbers of its other tensors.
 INNER_NAME = "/island_"
 
 

@@ -1,4 +1,4 @@
-"""What a TFLite file consists of, how two files differ, and how large one is."""
+"""The structure of a TFLite file, the differences of two, and the size of one."""
 
 import dataclasses
 import gzip
@@ -65,7 +65,7 @@ class OperatorRecord:
 
 @dataclasses.dataclass(frozen=True)
 class Structure:
-    """What a file computes, and how it is called.
+    """The operators of a file, and its interface.
 
     Attributes:
         operators: in order.
@@ -107,7 +107,7 @@ def read_structure(content: bytes, name: str) -> Structure:
 
 
 def differences(expected: Structure, found: Structure) -> list[str]:
-    """What `found` has otherwise than `expected`, the first few."""
+    """The first few differences of `found` from `expected`."""
     counts = expected.operator_counts(), found.operator_counts()
     if counts[0] != counts[1]:
         return [f"its operators are {_counted(counts[1])}, expected {_counted(counts[0])}"]
@@ -191,7 +191,7 @@ def _interface(model: Any) -> str:
 
 
 def read_settings(model: Any) -> dict[str, Any] | None:
-    """What an unpacked file says of how it was made; None where it says nothing."""
+    """The settings in an unpacked file; None without any."""
     for entry in model.metadata or []:
         if entry.name.decode() == SETTINGS_NAME:
             return dict(json.loads(bytes(model.buffers[entry.buffer].data)))

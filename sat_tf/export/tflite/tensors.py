@@ -38,7 +38,7 @@ class Codes:
 
     @property
     def activation(self) -> Activation:
-        """What a kernel must fuse, beside int8 saturation, to clip to lowest..highest."""
+        """The activation to fuse, beside int8 saturation, to clip to lowest..highest."""
         if (self.lowest, self.highest) == (-128, 127):
             return Activation.NONE
         if self.highest == 127 and self.lowest == self.zero_point:
@@ -78,13 +78,13 @@ class Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Image:
-    """An input: uint8 pixels, or what stands for them in a model that is for other data.
+    """An input: uint8 pixels, or the values of a model for other data.
 
     Attributes:
         name: its name in the file.
-        shape: rows, columns and channels, or whatever shape the model's input has.
-        scale: what a pixel more, or a code, is worth to the first kernels.
-        zero_point: the pixel, or the code, that is 0 to them.
+        shape: rows, columns and channels, or any other shape of the model's input.
+        scale: the real value of one pixel level, or one code, in the first kernels.
+        zero_point: the pixel, or the code, of the real value 0.
         range: what the Keras model is fed, for pixels; None where only the file is known.
         type: "uint8", "int8" for codes of real values, or "float32" for these themselves.
     """
@@ -97,7 +97,7 @@ class Image:
     type: str = "uint8"
 
     def fed(self, pixels: np.ndarray) -> np.ndarray:
-        """What the Keras model is fed for what the file takes, in float32."""
+        """The input of the Keras model for that of the file, in float32."""
         if self.type != "uint8":
             return dequantized(pixels, self.codes) if self.type == "int8" else pixels
         if self.range is None:
@@ -105,7 +105,7 @@ class Image:
         return self.range.fed(pixels)
 
     def taken(self, values: np.ndarray) -> np.ndarray:
-        """What the file takes for values: real ones become codes where it takes codes."""
+        """The input of the file for values: real ones become codes where it takes codes."""
         if self.type == "int8" and values.dtype != np.int8:
             return quantized(values.astype(np.float32), self.codes).astype(np.int8)
         return values.astype(np.float32) if self.type == "float32" else values
@@ -178,7 +178,7 @@ class Storage(enum.Enum):
 
 
 class Tensors(Protocol):
-    """What an operation may know of the graph that it is part of."""
+    """The graph that an operation is part of, as far as it may know it."""
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:

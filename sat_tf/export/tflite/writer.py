@@ -250,7 +250,7 @@ def packed_bytes(codes: np.ndarray, storage: Storage) -> np.ndarray:
     if storage is Storage.INT8:
         return np.frombuffer(codes.astype(np.int8).tobytes(), np.uint8)
     per_byte = _BITS_PER_BYTE // storage.value
-    # Two's complement in one byte each, of which the low bits are kept.
+    # Two's complement in one byte each; only the low bits are kept.
     flat = codes.astype(np.int8).reshape(-1).view(np.uint8) & np.uint8(2**storage.value - 1)
     groups = np.pad(flat, (0, -flat.size % per_byte)).reshape(-1, per_byte)
     shifts = storage.value * np.arange(per_byte, dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Rectifiers, softmax and the functions that are computed as they are: their rows and ranges."""
+"""Rectifiers, softmax and the other activation functions: their rows and ranges."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from sat_tf.core.asymmetric import POSITIVE, SIGNED_UNIT, UNIT, UNKNOWN, Reach
 from sat_tf.graph.layers.kind import SAME, Function, Keras3, Kinds, LayerKind, Role
 from sat_tf.graph.operation_layers import Clip
 
-# Functions by name. Smallest values to the next 1e-4 below.
+# Functions by name. Smallest values are rounded down to 1e-4.
 REACHES: dict[str, Reach] = {
     "sigmoid": UNIT,
     "hard_sigmoid": UNIT,
@@ -93,7 +93,7 @@ def _rectifier_reach(layer: Any) -> Reach:
 
 
 def _leaky(slope: float) -> Reach:
-    # With a slope below 0 nothing is negative: the negative part turns up.
+    # A slope below 0 turns the negative part positive.
     return Reach(0.0, share=max(slope, 0.0)) if slope <= 1.0 else UNKNOWN
 
 

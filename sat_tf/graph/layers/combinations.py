@@ -33,5 +33,5 @@ KINDS: Kinds = {
         keras3=SAME,
     ),
     ConstantSum: LayerKind(Role.SUM, combination=Combination.SUM),
-    Scaling: LayerKind(Role.SCALING, keras3=Keras3(inference=lambda layer: "Scaling")),
+    Scaling: LayerKind(Role.SCALING, keras3=Keras3(inference=lambda layer: "InferenceScaling")),
 }

@@ -1,7 +1,7 @@
-"""What a row of the registry of layer kinds holds: all that sat-tf knows of one class of layers.
+"""A row of the registry of layer kinds: all that sat-tf knows of one class of layers.
 
-Placement, calibration, lowering, explain, audit and the Keras 3 translation ask the row, and no
-class. A row describes; whoever needs it interprets it.
+Placement, calibration, lowering, explain, audit and the Keras 3 translation ask the row, never the
+class. A row only describes; its readers interpret it.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 
 
 class Role(enum.Enum):
-    """The part a layer plays in the placement of quantizers."""
+    """The role of a layer in the placement of quantizers."""
 
     INPUT = "input"
     LINEAR = "linear layer"
@@ -42,12 +42,12 @@ class Role(enum.Enum):
 
     @property
     def keeps_codes(self) -> bool:
-        """Whether what comes out are the codes that go in, in whatever places."""
+        """Whether its output has the codes of its input, in any places."""
         return self in (Role.MOVEMENT, Role.IDENTITY)
 
 
 class KernelForm(enum.Enum):
-    """What is multiplied by a kernel."""
+    """The values that a kernel multiplies."""
 
     DENSE = "all values of the last axis"
     CONVOLUTION = "a window of all channels, or of those of a group"
@@ -60,13 +60,13 @@ class Kernel:
     """One multiplication by a kernel; a separable convolution does two.
 
     Attributes:
-        form: what is multiplied by it.
+        form: the values that it multiplies.
         output_axes: its axes for the output channels.
         input_axis: its axis for the channels of the input.
         attribute: name of the layer's attribute that holds it.
         suffix: what tells it from the other kernels of its layer; "" where it is the only one.
         one_dimensional: the layer reads sequences, which are images with one row in the file.
-        folds_inputs: another scale of what the layer reads can be taken into it.
+        folds_inputs: another scale of the layer's input can be folded into it.
     """
 
     form: KernelForm
@@ -88,7 +88,7 @@ class Kernel:
         return self.form is KernelForm.TRANSPOSED
 
     def name(self, layer_name: str) -> str:
-        """What to call the multiplication."""
+        """The name of the multiplication."""
         return f"{layer_name}/{self.suffix}" if self.suffix else layer_name
 
     def fan_in(self, shape: Sequence[int]) -> int:
@@ -105,7 +105,7 @@ class Kernel:
 
         Args:
             shape: of the kernel.
-            groups: in how many groups the channels fall; an input reaches those of its own.
+            groups: number of groups of channels; an input reaches those of its own.
 
         >>> Kernel(KernelForm.CONVOLUTION, (3,), 2).fan_out((3, 3, 16, 32))
         288
@@ -114,7 +114,7 @@ class Kernel:
         return math.prod(reached) // groups
 
     def products(self, shape: Sequence[int], read: int | None, made: int | None) -> int | None:
-        """Multiply-adds of one image; None where a place is not known.
+        """Multiply-adds of one image; None where the places are not known.
 
         Args:
             shape: of the kernel.
@@ -142,7 +142,7 @@ class Pooling:
 
 
 class Combination(enum.Enum):
-    """What is made of several tensors."""
+    """A way to combine several tensors."""
 
     SUM = "their sum"
     DIFFERENCE = "the first without the second"
@@ -160,15 +160,15 @@ def _never(layer: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Function:
-    """A function that is computed as it is, between what is quantized.
+    """A function that a layer computes between quantizers.
 
     Attributes:
-        reach: which values it gives.
-        on_each_value: each value it gives follows from one value alone, and the same everywhere.
-        keeps_range: all that it gives lies between values of its input, as a resized image.
-        keeps_sign: it gives no negative value for one that is not negative.
-        is_broken_line: it is made of straight pieces: no smooth function that an output loses by.
-        spread: what it makes of values (channels, quantiles), where `on_each_value` is not it.
+        reach: the range of its values.
+        on_each_value: it is elementwise: the same function of each value by itself.
+        keeps_range: its outputs lie within the range of its inputs, as in a resized image.
+        keeps_sign: its output is nonnegative where its input is.
+        is_broken_line: it is piecewise linear: not a smooth function that rounding would coarsen.
+        spread: its result for values (channels, quantiles), where it is not elementwise.
     """
 
     reach: Callable[[Any], Reach] = lambda layer: UNKNOWN
@@ -185,9 +185,9 @@ class Move:
 
     Attributes:
         operator: its name in TFLite.
-        arguments: what it is given, behind its tensor.
-        shape: of what it makes, without the batch; None for that of the layer's output.
-        suffix: of the name of what it makes; "" for the output of the layer.
+        arguments: what it is given beside its tensor.
+        shape: of its output, without the batch; None for that of the layer's output.
+        suffix: of the name of its output; "" for the output of the layer.
     """
 
     operator: str
@@ -196,7 +196,7 @@ class Move:
     suffix: str = ""
 
 
-# From a layer, the shape of what it reads and that of what it makes, without the batch.
+# From a layer and the shapes of its input and output, without the batch.
 Moves = Callable[[Any, Shape, Shape], tuple[Move, ...]]
 
 
@@ -207,11 +207,11 @@ class Keras3:
     Attributes:
         name: of its class; "" for the name of the class in tf_keras.
         renamed: names of settings there, by those in tf_keras.
-        channels_last: tf_keras computes it on CPUs with the channels last alone.
+        channels_last: on CPUs tf_keras computes it with the channels last only.
         wrapped: settings that hold layers, with the attribute that holds each there.
         one_axis: tf_keras gives the axis as a list, Keras 3 takes one number.
-        inference: name of the class of `sat_tf.keras3` that infers bit for bit as tf_keras does;
-            "" where that of Keras does.
+        inference: name of the class in `sat_tf.keras3` that infers as tf_keras does, bit for bit;
+            "" where Keras 3's own does.
     """
 
     name: str = ""
@@ -267,9 +267,9 @@ class LayerKind:
     """One row of the registry.
 
     Attributes:
-        role: the part the layer plays, or how to tell it from the layer.
+        role: of the layer, or how to tell it from the layer.
         refuse: returns what is wrong with this layer's settings, with the fix, or None.
-        quantized: sat-tf quantizes it; else it is left float, or rewritten as others first.
+        quantized: sat-tf quantizes it; else it is left float, or first rewritten as other layers.
         fix: what to do about one that is not quantized.
         refuse_at: the same as `refuse` for a tensor of so many axes behind the batch, when the
             model is lowered.
@@ -279,16 +279,16 @@ class LayerKind:
             values: they count no products, and are no matrices.
         normalizes: it divides by a deviation that it measures.
         moments: mean and variance of its output by channel, from its weights.
-        pooling: of what.
-        combination: of several tensors.
+        pooling: how it pools.
+        combination: how it combines several tensors.
         function: that it computes.
         moves: how it moves the codes that it reads.
-        keeps_channels: it moves values about within their channel.
-        reshapes: it gives values another shape, and leaves them in order.
-        detail: the settings by which people know it.
+        keeps_channels: it moves values within their channel.
+        reshapes: it changes the shape of its values and keeps their order.
+        detail: the settings that tables show.
         short_name: of its class in tables; "" for the name itself.
         alike_at_all_sizes: TensorFlow's converter makes the same operators of it at all sizes.
-        in_training: what it makes of a tensor in training, where that of Keras has no gradient.
+        in_training: its output in training, where that of Keras has no gradient.
         keras3: its counterpart in Keras 3, or None.
     """
 

@@ -1,4 +1,4 @@
-"""Layers that are not quantized: what to do about some, and which of them Keras 3 has too."""
+"""Layers that are not quantized: the fixes for some, and which of them Keras 3 has too."""
 
 import tf_keras as keras
 
@@ -6,7 +6,7 @@ from sat_tf.graph.layers.kind import SAME, Keras3, Kinds, LayerKind
 
 L = keras.layers
 
-_OPEN_SIZE = "the size of images is open behind it; use RandomZoom, or resize in the data"
+_OPEN_SIZE = "the size of images is unknown behind it; use RandomZoom, or resize in the data"
 _IN_BOTH = LayerKind(quantized=False, keras3=SAME)
 
 KINDS: Kinds = {

@@ -1,6 +1,6 @@
-"""Layers that move values about, and the operators that do so in a file; images are resized here.
+"""Layers that move values, resizing included, and the operators that do so in a file.
 
-Sequences are images with one row in a file, where its operators know only these.
+Where operators take only images, a sequence is an image with one row.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ _Arguments = Callable[[Any], tuple[Any, ...]]
 
 
 def one_move(operator: str, arguments: _Arguments = lambda layer: ()) -> Moves:
-    """One operator, given what is taken from the layer."""
+    """One operator, with arguments taken from the layer."""
 
     def moves(layer: Any, read: Shape, made: Shape) -> tuple[Move, ...]:
         del read, made
@@ -36,7 +36,7 @@ def one_move(operator: str, arguments: _Arguments = lambda layer: ()) -> Moves:
 
 
 def _on_one_row(read: Shape, move: Move) -> tuple[Move, ...]:
-    """A sequence as an image with one row, what is done with that, and a sequence again."""
+    """A sequence as an image with one row, the move, and a sequence again."""
     return (Move("RESHAPE", (), (1, *read), "input"), move, Move("RESHAPE"))
 
 
@@ -65,7 +65,7 @@ def _slice(layer: Any, read: Shape, made: Shape) -> tuple[Move, ...]:
 
 
 def _without(first: int, last: int) -> tuple[int | None, int | None, None]:
-    """A slice without so many values at its ends."""
+    """A slice without some values at its ends."""
     return (first or None, -last or None, None)
 
 
@@ -90,7 +90,7 @@ def _resizing_role(layer: Any) -> Role:
 _INTERPOLATION = Function(
     keeps_range=lambda layer: layer.interpolation in ("nearest", "bilinear", "area")
 )
-# One that sat-tf does not quantize, because its operators have no form for it.
+# Not quantized: sat-tf has no operations on volumes.
 _OF_VOLUMES = LayerKind(Role.MOVEMENT, quantized=False, keras3=SAME)
 
 KINDS: Kinds = {
@@ -174,5 +174,7 @@ KINDS: Kinds = {
         Role.MOVEMENT,
         moves=one_move("GATHER", lambda layer: (tuple(layer.indices), layer.axis)),
     ),
-    Slice: LayerKind(Role.MOVEMENT, moves=_slice, keras3=Keras3(inference=lambda layer: "Slice")),
+    Slice: LayerKind(
+        Role.MOVEMENT, moves=_slice, keras3=Keras3(inference=lambda layer: "InferenceSlice")
+    ),
 }

@@ -12,14 +12,14 @@ from sat_tf.graph.layers.kind import SAME, Function, Keras3, Kinds, LayerKind, M
 
 @keras.utils.register_keras_serializable(package="sat_tf")
 class SynchronizedBatchNormalization(keras.layers.BatchNormalization):
-    """Takes its statistics over all replicas, and follows them as one device does.
+    """Takes its statistics over all replicas, and averages them as one device does.
 
-    On one device, the kernel for images (fused) follows the unbiased variance of a batch, V · N /
-    (N - 1) for the variance V of N numbers a channel. What Keras computes over several replicas is
-    V; here N / (N - 1) is made up for, with the N of all replicas together. Other inputs than
-    images have V everywhere.
+    On one device, the fused kernel for images averages the unbiased variance of a batch, V · N /
+    (N - 1) for the variance V of N numbers a channel. Keras averages V over several replicas; here
+    the factor N / (N - 1) is added, with N over all replicas. Inputs other than images have V
+    everywhere.
 
-    It is for the time of training: in files there is the BatchNormalization of Keras.
+    It exists during training only: files hold the BatchNormalization of Keras.
 
     Args:
         **options: those of BatchNormalization.
@@ -29,7 +29,7 @@ class SynchronizedBatchNormalization(keras.layers.BatchNormalization):
         super().__init__(**{**options, "synchronized": True})
 
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
-        """The normalized inputs; in training, the moving statistics take a step."""
+        """The normalized inputs; in training, this updates the moving statistics."""
         updates = isinstance(training, bool | int) and training and self.trainable
         if not updates or inputs.shape.rank not in (4, 5):
             return super().call(inputs, training=training, mask=mask)

@@ -1,9 +1,9 @@
 """Preprocessing layers inside a model: one factor and one constant for each channel of a tensor.
 
 `Rescaling` and `Normalization` compute y = slope · x + offset. Where a positive factor without an
-offset reads the image, its integers stay what they are, and only mean something else. Any other
-gets 8-bit codes of its own: with an offset, zero padding behind it is no pixel, so that it cannot
-be part of the first layer's weights and bias.
+offset reads the image, its integers stay the same, on another scale. Any other layer gets 8-bit
+codes of its own: with an offset, zero padding behind it is not a pixel, so that it cannot be folded
+into the first layer.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ def is_plain_factor(layer: keras.layers.Layer) -> bool:
 
 
 def slope_and_offset(layer: keras.layers.Layer) -> tuple[np.ndarray, np.ndarray]:
-    """What a layer without an `affine_problem` multiplies by, and adds.
+    """The slope and the offset of a layer without an `affine_problem`.
 
     Returns:
         Two float64 arrays, of one number or of one for each channel.
@@ -63,8 +63,8 @@ def affine_problem(layer: keras.layers.Layer) -> str | None:
 class AdaptedNormalization(keras.layers.Normalization):
     """A Normalization that computes with the mean and the variance that are its weights now.
 
-    Keras' own takes constants from them when it is adapted or loaded from a file of a model, so
-    that weights which are set, or restored in any other way, change nothing.
+    Keras' own copies them to constants when it is adapted or loaded from a file of a model, so that
+    weights which are set, or restored in any other way, have no effect.
     """
 
     def finalize_state(self) -> None:
@@ -74,7 +74,7 @@ class AdaptedNormalization(keras.layers.Normalization):
 
 
 def is_adapted(layer: keras.layers.Layer) -> bool:
-    """Whether what a layer adds and multiplies by are weights, and no settings."""
+    """Whether a layer has its mean and variance as weights, not as settings."""
     return isinstance(layer, keras.layers.Normalization) and layer.input_mean is None
 
 
@@ -84,7 +84,7 @@ def adapted_copy(layer: keras.layers.Normalization) -> AdaptedNormalization:
 
 
 def constant_copy(layer: keras.layers.Normalization) -> keras.layers.Normalization:
-    """An adapted one with its mean and variance as settings, which any Keras reads."""
+    """An adapted layer with its mean and variance as settings, which any Keras reads."""
     mean, variance = (np.asarray(value).reshape(-1) for value in _mean_and_variance(layer))
     by_channel = mean.size > 1 or layer.axis
     return keras.layers.Normalization(

@@ -1,4 +1,4 @@
-"""Layers that act in training alone, and give what they read in inference."""
+"""Layers that act in training only, and pass their input through in inference."""
 
 from typing import Any
 
@@ -10,13 +10,13 @@ from sat_tf.graph.operation_layers import StopGradient
 
 
 def _contrasted(layer: Any, images: tf.Tensor) -> tf.Tensor:
-    """What RandomContrast makes of images in training: x becomes (x - mean) · factor + mean.
+    """RandomContrast in training: x becomes (x - mean) · factor + mean.
 
-    Keras takes a kernel of TensorFlow's that has no gradient, so that nothing in front of the layer
-    could be trained: not even the clipping level that a Normalization there has here.
+    Keras uses a kernel of TensorFlow that has no gradient, so that nothing in front of the layer
+    could be trained, not even the clipping level of a quantized Normalization.
     """
     lowest, highest = 1.0 - layer.lower, 1.0 + layer.upper
-    # Keras has no public name for what a layer draws from; saved models go on with it.
+    # Keras has no public name for a layer's random generator; saved models resume with it.
     generator = layer._random_generator
     seed = generator.make_seed_for_stateless_op()
     if seed is None:
@@ -31,8 +31,8 @@ def _contrasted(layer: Any, images: tf.Tensor) -> tf.Tensor:
 
 _IDENTITY = LayerKind(Role.IDENTITY, keras3=SAME)
 
-# RandomCrop does not belong here, which resizes in inference, nor do RandomHeight and RandomWidth,
-# behind which the sizes of images are open.
+# RandomCrop does not belong here: it resizes in inference. Nor do RandomHeight and RandomWidth,
+# behind which the size of images is unknown.
 KINDS: Kinds = {
     keras.layers.ActivityRegularization: _IDENTITY,
     keras.layers.AlphaDropout: _IDENTITY,

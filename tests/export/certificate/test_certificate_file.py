@@ -63,7 +63,7 @@ def test_a_key_that_lacks_is_named(key, written):
     values = json.loads(path.read_text())
     del values[key]
     path.write_text(json.dumps(values))
-    with pytest.raises(ValueError, match=rf"{key}: Field required(.|\n)*make it anew"):
+    with pytest.raises(ValueError, match=rf"{key}: Field required(.|\n)*create it again"):
         read_certificate(path)
 
 

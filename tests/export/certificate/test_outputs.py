@@ -57,7 +57,7 @@ _OUTPUTS = [Output("boxes", (6, 4)), Output("kind", (3,)), Output("age", (1,))]
     [
         (_OUTPUTS[:1], np.zeros((2, 5), int), r"received shape \(2, 5\), expected \(2, 6\), one"),
         (_OUTPUTS[:1], np.full((2, 6), 4), "received 4 to 4, expected 0 to 3"),
-        (_OUTPUTS[2:], [0, 0], "which is a number and no class"),
+        (_OUTPUTS[2:], [0, 0], "which is a number, not a class"),
         (_OUTPUTS, np.zeros(2, int), r"ndarray for 3 outputs \(boxes, kind, age\)"),
         (_OUTPUTS, {"knd": [0, 1]}, "some for 'knd', expected names of outputs; they are boxes"),
         (_OUTPUTS, [None, [0, 1, 2], None], r"labels of kind: received shape \(3,\)"),
@@ -210,7 +210,7 @@ def test_a_regression_has_errors_and_no_agreement(tmp_path):
     assert 0.0 < count.mean_difference < count.spread
     assert "values differ from the float model's" in found.float_notes[0].text
     assert read_certificate(written) == found
-    with pytest.raises(ValueError, match="which is a number and no class"):
+    with pytest.raises(ValueError, match="which is a number, not a class"):
         sat_tf.verify_tflite(quantized, path, images, np.zeros(64, int))
 
 

@@ -256,7 +256,7 @@ def test_a_model_with_float_activations_is_float_with_integer_weights(weight_bit
     assert any("no activations are quantized" in warning for warning in report.warnings)
     certificate = sat_tf.verify_tflite(model, path, images)
     assert certificate.codes_differing == 0
-    assert "float values, which no one computes exactly, differ by at most" in (
+    assert "float values, which no runtime computes exactly, differ by at most" in (
         certificate.float_verdict
     )
     assert certificate.agreement == 1.0

@@ -8,13 +8,13 @@ from sat_tf.export.operations.movements import Movement
 STORED = np.random.default_rng(0).integers(-128, 128, (2, 4, 6, 8)).astype(np.int32)
 
 MOVEMENTS: list[Movement] = [
-    movements.Slice(("x",), "y", ((1, None, 2), (None, -1, None), (None, None, None))),
+    movements.StridedSlice(("x",), "y", ((1, None, 2), (None, -1, None), (None, None, None))),
     movements.Transpose(("x",), "y", (3, 1, 2)),
-    movements.DepthToSpace(("x",), "y", 2),
-    movements.SpaceToDepth(("x",), "y", 2),
-    movements.Gather(("x",), "y", (7, 0, 0), 2),
-    movements.Gather(("x",), "y", (3, 1), 0),
-    movements.ChannelMax(("x",), "y"),
+    movements.DepthToSpaceOp(("x",), "y", 2),
+    movements.SpaceToDepthOp(("x",), "y", 2),
+    movements.GatherOp(("x",), "y", (7, 0, 0), 2),
+    movements.GatherOp(("x",), "y", (3, 1), 0),
+    movements.ReduceMax(("x",), "y"),
     movements.Resize(("x",), "y", (8, 18)),
 ]
 
@@ -36,12 +36,12 @@ def test_the_nearest_pixel_is_that_of_tensorflow_for_every_size(before):
 
 
 def test_blocks_are_moved_back():
-    forth = movements.SpaceToDepth(("x",), "y", 2).on_array(STORED)
-    np.testing.assert_array_equal(movements.DepthToSpace(("x",), "y", 2).on_array(forth), STORED)
+    forth = movements.SpaceToDepthOp(("x",), "y", 2).on_array(STORED)
+    np.testing.assert_array_equal(movements.DepthToSpaceOp(("x",), "y", 2).on_array(forth), STORED)
 
 
 def test_pixels_are_shuffled_as_sub_pixel_convolution_wants_them():
     channels = np.arange(8).reshape(1, 1, 1, 8)
-    made = movements.DepthToSpace(("x",), "y", 2).on_array(channels)
+    made = movements.DepthToSpaceOp(("x",), "y", 2).on_array(channels)
     np.testing.assert_array_equal(made[0, ..., 0], [[0, 2], [4, 6]])
     np.testing.assert_array_equal(made[0, ..., 1], [[1, 3], [5, 7]])

@@ -22,12 +22,12 @@ from sat_tf.export.operations.linear import Linear, LinearKind
 from sat_tf.export.operations.lookup import Lookup
 from sat_tf.export.operations.mean import Mean
 from sat_tf.export.operations.movements import (
-    ChannelMax,
-    DepthToSpace,
-    Gather,
+    DepthToSpaceOp,
+    GatherOp,
+    ReduceMax,
     Resize,
-    Slice,
-    SpaceToDepth,
+    SpaceToDepthOp,
+    StridedSlice,
     Transpose,
 )
 from sat_tf.export.operations.operation import Operation, fake_quantized, stored_codes
@@ -75,13 +75,13 @@ ON_CODES: list[tuple[Operation, tuple[int, ...]]] = [
     (MaxPool(_X, _Y, (2, 2), _WINDOW), (2, 2, 4)),
     (AveragePool(_X, _Y, (3, 3), _WINDOW), (2, 2, 4)),
     (Concatenate(("x", "x"), _Y, 2), (4, 4, 8)),
-    (Slice(_X, _Y, ((1, 3, 1), (0, 4, 2), (0, 4, 1))), (2, 2, 4)),
+    (StridedSlice(_X, _Y, ((1, 3, 1), (0, 4, 2), (0, 4, 1))), (2, 2, 4)),
     (Transpose(_X, _Y, (3, 1, 2)), SHAPE),
     (Resize(_X, _Y, (8, 2)), (8, 2, 4)),
-    (DepthToSpace(_X, _Y, 2), (8, 8, 1)),
-    (SpaceToDepth(_X, _Y, 2), (2, 2, 16)),
-    (Gather(_X, _Y, (3, 0), 2), (4, 4, 2)),
-    (ChannelMax(_X, _Y), (4, 4, 1)),
+    (DepthToSpaceOp(_X, _Y, 2), (8, 8, 1)),
+    (SpaceToDepthOp(_X, _Y, 2), (2, 2, 16)),
+    (GatherOp(_X, _Y, (3, 0), 2), (4, 4, 2)),
+    (ReduceMax(_X, _Y), (4, 4, 1)),
     (Pad(_X, _Y, ((1, 0), (0, 2), (0, 0))), (5, 6, 4)),
     (Reshape(_X, _Y), (16, 4)),
     (Lookup(_X, _Y, np.arange(127, -129, -1).astype(np.int8)), SHAPE),
@@ -276,5 +276,5 @@ def test_a_new_operation_is_converted_and_computed_in_keras(absolute):
 def test_without_its_row_nobody_reads_it(absolute, monkeypatch):
     content = serialize(absolute, {})
     monkeypatch.setattr(table, "OPERATIONS", table.OPERATIONS[:-1])
-    with pytest.raises(ValueError, match="operator 1, ABS: no operator of sat-tf"):
+    with pytest.raises(ValueError, match="operator 1, ABS: not an operator of sat-tf"):
         read_graph(content, "net")
