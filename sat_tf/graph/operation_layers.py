@@ -272,7 +272,7 @@ class Clip(OfTensorFlow):
         return {**super().get_config(), "low": self.low, "high": self.high}
 
 
-class _Blocks(OfTensorFlow):
+class _MovedBlocks(OfTensorFlow):
     """A move between channels and blocks of pixels; abstract."""
 
     def __init__(self, function: str, block_size: int, **options: Any) -> None:
@@ -285,7 +285,7 @@ class _Blocks(OfTensorFlow):
 
 
 @_register
-class DepthToSpace(_Blocks):
+class DepthToSpace(_MovedBlocks):
     """Channels moved into rows and columns: (h, w, b²·c) becomes (b·h, b·w, c).
 
     Args:
@@ -301,7 +301,7 @@ class DepthToSpace(_Blocks):
 
 
 @_register
-class SpaceToDepth(_Blocks):
+class SpaceToDepth(_MovedBlocks):
     """Rows and columns moved into channels: (b·h, b·w, c) becomes (h, w, b²·c).
 
     Args:

@@ -21,7 +21,7 @@ from sat_tf.graph.layers.preprocessing import is_adapted, is_plain_factor, slope
 from sat_tf.graph.network import Network, Node
 from sat_tf.graph.operation_layers import ConstantSum
 from sat_tf.quantizers.best_levels import SMALLEST_CLIPPING_LEVEL
-from sat_tf.quantizers.input_range import PixelGrid
+from sat_tf.quantizers.input_range import ImageGrid
 from sat_tf.quantizers.protocol import ActivationQuantizer
 
 
@@ -33,7 +33,7 @@ class PixelRanges:
         grids: the pixels of each input that is an image, as the first layers read them.
     """
 
-    def __init__(self, network: Network, grids: Mapping[str, PixelGrid]) -> None:
+    def __init__(self, network: Network, grids: Mapping[str, ImageGrid]) -> None:
         self._ranges: dict[str, tuple[float, float]] = {}
         self._counts: set[str] = set()
         self._inputs = set(network.inputs)

@@ -33,7 +33,7 @@ _CAFFE_MEAN = (123.68, 116.779, 103.939)
 
 
 @dataclasses.dataclass(frozen=True)
-class PixelGrid:
+class ImageGrid:
     """The pixels as the file reads them: p = scale · (pixel - zero_point)."""
 
     scale: float
@@ -50,7 +50,7 @@ class InputRange:
         reversed_channels: the model is fed the channels of a picture in reverse, as BGR.
 
     >>> InputRange((-1.0,), (1.0,)).grid
-    PixelGrid(scale=0.00784313725490196, zero_point=128)
+    ImageGrid(scale=0.00784313725490196, zero_point=128)
     """
 
     low: tuple[float, ...]
@@ -68,11 +68,11 @@ class InputRange:
         return (np.asarray(self.high) - np.asarray(self.low)) / _LARGEST_PIXEL
 
     @functools.cached_property
-    def grid(self) -> PixelGrid:
+    def grid(self) -> ImageGrid:
         """The scale of the coarsest channel, and the pixel nearest to real 0 of all channels."""
         zeros = -np.asarray(self.low) / self.scales
         zero_point = int(np.clip(math.floor(float(np.mean(zeros)) + 0.5), 0, _LARGEST_PIXEL))
-        return PixelGrid(float(np.max(self.scales)), zero_point)
+        return ImageGrid(float(np.max(self.scales)), zero_point)
 
     @property
     def change(self) -> "Change":
