@@ -1,8 +1,9 @@
 """Keras layers for what users write as operations: `2 * x + 1`, `x[:, 1:]`, `tf.minimum(x, 3)`."""
 
+import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -12,7 +13,16 @@ from sat_tf.graph.templates import filled_in
 from sat_tf.loading.tensor_functions import expect_allowed
 from sat_tf.messages import did_you_mean
 
-_register = keras.utils.register_keras_serializable(package="sat_tf")
+# All of them, for the custom objects of a quantization scheme.
+LAYERS: list[type[keras.layers.Layer]] = []
+
+_Layer = TypeVar("_Layer", bound=type[keras.layers.Layer])
+
+
+def _layer(cls: _Layer, name: str | None = None) -> _Layer:
+    LAYERS.append(cls)
+    return keras.utils.register_keras_serializable(package="sat_tf", name=name)(cls)
+
 
 # For a tensor x and a number c: the function, and its slope and offset in y = slope · x + offset.
 _SCALINGS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], tuple[Any, Any]]]] = {
@@ -24,7 +34,7 @@ _SCALINGS: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any], tuple[Any,
 }
 
 
-@_register
+@_layer
 class Scaling(keras.layers.Layer):
     """A tensor and a number, or one number a channel, added to each other or multiplied.
 
@@ -73,7 +83,7 @@ class Scaling(keras.layers.Layer):
         return {**super().get_config(), "formula": self.formula, "number": self.number}
 
 
-@_register
+@_layer
 class Slice(keras.layers.Layer):
     """A part of each image, as Python's slices take it.
 
@@ -104,7 +114,7 @@ class Slice(keras.layers.Layer):
         return {**super().get_config(), "slices": self.slices, "dropped": self.dropped}
 
 
-@_register
+@_layer
 class StopGradient(keras.layers.Layer):
     """A tensor as it is, through which no gradient goes: `tf.stop_gradient(x)`.
 
@@ -125,7 +135,7 @@ class StopGradient(keras.layers.Layer):
         return dict(super().get_config())
 
 
-@_register
+@_layer
 class OfSeveralTensors(keras.layers.Wrapper):
     """A layer that takes its tensors one by one, called with a list of them; never quantized.
 
@@ -196,7 +206,7 @@ class OfTensorFlow(keras.layers.Layer):
         return type(self).from_config(self.get_config())
 
 
-@keras.utils.register_keras_serializable(package="sat_tf", name="Operation")
+@functools.partial(_layer, name="Operation")
 class TensorFlowOperation(OfTensorFlow):
     """A TensorFlow operation that no other layer computes; it is never quantized.
 
@@ -231,7 +241,7 @@ class TensorFlowOperation(OfTensorFlow):
         return {**super().get_config(), "function": self.function, "arguments": self.arguments}
 
 
-@_register
+@keras.utils.register_keras_serializable(package="sat_tf")
 def absolute(x: tf.Tensor) -> tf.Tensor:
     """|x|, for `keras.layers.Activation`."""
     return tf.abs(x)
@@ -240,7 +250,7 @@ def absolute(x: tf.Tensor) -> tf.Tensor:
 _TENSOR = {"tensor": 0}
 
 
-@_register
+@_layer
 class Clip(OfTensorFlow):
     """Clips values: min(max(x, low), high).
 
@@ -284,7 +294,7 @@ class _MovedBlocks(OfTensorFlow):
         return {**super().get_config(), "block_size": self.block_size}
 
 
-@_register
+@_layer
 class DepthToSpace(_MovedBlocks):
     """Channels moved into rows and columns: (h, w, b²·c) becomes (b·h, b·w, c).
 
@@ -300,7 +310,7 @@ class DepthToSpace(_MovedBlocks):
         super().__init__("nn.depth_to_space", block_size, **options)
 
 
-@_register
+@_layer
 class SpaceToDepth(_MovedBlocks):
     """Rows and columns moved into channels: (b·h, b·w, c) becomes (h, w, b²·c).
 
@@ -316,7 +326,7 @@ class SpaceToDepth(_MovedBlocks):
         super().__init__("nn.space_to_depth", block_size, **options)
 
 
-@_register
+@_layer
 class ChannelMean(OfTensorFlow):
     """The mean over the channels, kept as an axis of size 1.
 
@@ -331,7 +341,7 @@ class ChannelMean(OfTensorFlow):
         super().__init__("math.reduce_mean", [[_TENSOR, -1, True], {}], **options)
 
 
-@_register
+@_layer
 class ChannelMax(OfTensorFlow):
     """The largest of the channels, kept as an axis of size 1.
 
@@ -346,7 +356,7 @@ class ChannelMax(OfTensorFlow):
         super().__init__("math.reduce_max", [[_TENSOR, -1, True], {}], **options)
 
 
-@_register
+@_layer
 class Padding(OfTensorFlow):
     """Zeros around each image, on any axis, channels included.
 
@@ -368,7 +378,7 @@ class Padding(OfTensorFlow):
         return {**super().get_config(), "margins": self.margins}
 
 
-@_register
+@_layer
 class Gather(OfTensorFlow):
     """Parts of each image along an axis, by their indices.
 
@@ -392,7 +402,7 @@ class Gather(OfTensorFlow):
         return {**super().get_config(), "indices": self.indices, "axis": self.axis}
 
 
-@_register
+@_layer
 class ConstantSum(OfTensorFlow):
     """A tensor plus a map of numbers that is the same for all images, such as position embeddings.
 
@@ -440,20 +450,3 @@ class ConstantSum(OfTensorFlow):
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
         return {**super().get_config(), "values": self.values.tolist()}
-
-
-LAYERS: tuple[type[keras.layers.Layer], ...] = (
-    Scaling,
-    Slice,
-    TensorFlowOperation,
-    Clip,
-    DepthToSpace,
-    SpaceToDepth,
-    ChannelMean,
-    ChannelMax,
-    Padding,
-    Gather,
-    ConstantSum,
-    StopGradient,
-    OfSeveralTensors,
-)

@@ -9,11 +9,12 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph import functions, layer_kinds
+from sat_tf.graph.calls.arithmetic import LAYERS
 from sat_tf.graph.flatten import layer_copy
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import keras_calls
 from sat_tf.graph.operation_layers import OfSeveralTensors, Scaling
-from sat_tf.graph.operation_table import LAYERS, replacement_of_operation
+from sat_tf.graph.operation_table import replacement_of_operation
 from sat_tf.graph.replacement import (
     Finder,
     NewLayer,

@@ -8,9 +8,9 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds, operation_layers
+from sat_tf.graph.calls.arithmetic import gelu_by_tanh
 from sat_tf.graph.layers.kind import SAME, Keras3
 from sat_tf.graph.layers.preprocessing import constant_copy, is_adapted
-from sat_tf.graph.operation_table import gelu_by_tanh
 from sat_tf.keras3 import inference_layers, inference_operations, layer_table, translator
 from sat_tf.keras3.activations import keras3_name
 from sat_tf.messages import did_you_mean

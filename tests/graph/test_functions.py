@@ -6,9 +6,9 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.core import asymmetric
 from sat_tf.graph import functions, layer_kinds
+from sat_tf.graph.calls.arithmetic import gelu_by_tanh
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.operation_layers import Clip, absolute
-from sat_tf.graph.operation_table import gelu_by_tanh
 from sat_tf.keras3.activations import (
     celu,
     hard_shrink,

@@ -5,8 +5,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph import operation_layers
+from sat_tf.graph.calls.arithmetic import gelu_by_tanh
 from sat_tf.graph.operation_layers import absolute
-from sat_tf.graph.operation_table import gelu_by_tanh
 from sat_tf.keras3 import inference_operations, inference_table
 from sat_tf.keras3.calls import calls_of
 from sat_tf.keras3.outgoing import build

@@ -7,11 +7,12 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.export.lowering.builder import GraphBuilder
-from sat_tf.export.operations import movements
 from sat_tf.export.operations.linear import LinearKind
+from sat_tf.export.operations.movements import Movement
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.pools import MaxPool
 from sat_tf.export.operations.shapes import Pad, Reshape
+from sat_tf.export.operations.table import OPERATIONS
 from sat_tf.export.operations.windows import transposed_size
 from sat_tf.export.tflite.tensors import WHOLE, Window
 from sat_tf.graph import layer_kinds
@@ -104,16 +105,8 @@ def _max_pool(
 
 # The operations of `layer_kinds.moves_of`, by TFLite's name.
 _MOVES: dict[str, Callable[..., Operation]] = {
-    "RESHAPE": Reshape,
-    "PAD": Pad,
-    "MAX_POOL_2D": _max_pool,
-    "STRIDED_SLICE": movements.StridedSlice,
-    "TRANSPOSE": movements.Transpose,
-    "RESIZE_NEAREST_NEIGHBOR": movements.Resize,
-    "DEPTH_TO_SPACE": movements.DepthToSpaceOp,
-    "SPACE_TO_DEPTH": movements.SpaceToDepthOp,
-    "GATHER": movements.GatherOp,
-    "REDUCE_MAX": movements.ReduceMax,
+    **{op.operator.name: op for op in OPERATIONS if issubclass(op, Movement | Pad | Reshape)},
+    MaxPool.operator.name: _max_pool,
 }
 
 
