@@ -185,7 +185,7 @@ def held_weights(
     row = find_grid(grid, num_bits)
     divisor, top = float(row.divisor(num_bits)), float(row.top(num_bits))
     units = tf.cast(units, tf.float32)
-    below = 0.5 if row.rounding is grids.round_half_up else 0.0
+    below = 0.5 if row.rounding == "half up" else 0.0
     lowest = tf.maximum(units - below, 0.0)
     highest = tf.where(units < top, units + (1.0 - below), divisor)
     middle = (lowest + highest) / divisor - 1.0

@@ -113,7 +113,7 @@ def _sequences(masking, reader):
 def test_a_layer_that_makes_a_mask_is_refused(masking, reader, unsupported):
     error = _error(_sequences(masking, reader), BitPolicy(unsupported=unsupported))
     assert "left: received a" in error or "left: received an" in error
-    assert "whose mask tells the layers behind it which positions to ignore" in error
+    assert "whose mask tells the layers after it which positions to ignore" in error
     assert error.count("left:") == 1
 
 
