@@ -20,7 +20,7 @@ from tests.commands.light import told_without_tensorflow
         (["--out", "x", "--seed", "-1"], 2, ["--seed"]),
         (["--out", "x", "--seed", "1.5"], 2, ["expected an integer in [0, 4294967296)"]),
         (["--out", "taken"], 2, ["--out: received taken, which is a file"]),
-        (["--out", "taken/deeper"], 2, ["which cannot be made"]),
+        (["--out", "taken/deeper"], 2, ["which cannot be created"]),
     ],
 )
 def test_what_draws_nothing_loads_no_tensorflow(arguments, status, texts, tmp_path):
