@@ -35,7 +35,7 @@ class Recipe:
         distillation: weight w of what the float model says, as in `training.recipes.targets`;
             the label has the rest. The teacher's forward passes are extra cost.
         temperature: T of the distillation.
-        statistics: normalization statistics are measured anew at the end, on training images.
+        statistics: normalization statistics are measured again at the end, on training images.
     """
 
     steps: int

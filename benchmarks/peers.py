@@ -5,7 +5,7 @@ for 1000 steps of 64 images. All then have 400 steps of 64 images. `METHODS` say
 quantizes. sat-tf has one configuration, the same for all bits but the bits. The best peer, QKeras,
 has settings of its own for each number of bits (`_QKERAS_BEST`), scales for each channel of a
 depthwise kernel, ranges measured in each rectifier, and the same two aids as sat-tf: normalization
-statistics measured anew at the end, and, where it says distilled, the float model as a teacher,
+statistics measured again at the end, and, where it says distilled, the float model as a teacher,
 whose forward passes are the only thing that comes on top of the budget.
 
     python benchmarks/peers.py --qkeras_python=~/qkeras/bin/python

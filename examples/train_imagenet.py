@@ -31,10 +31,10 @@ _MODE = flags.DEFINE_enum("mode", "train", ["train", "evaluate", "export"], "Wha
 _RESUME = flags.DEFINE_boolean(
     "resume",
     None,
-    "Go on with the run in the folder, or start anew and keep its files aside; default: go on "
-    "where there is one.",
+    "Resume the run in the folder, or start over and move its files aside; default: resume if "
+    "there is one.",
 )
-_SEED = flags.DEFINE_integer("seed", None, "Wins over the seed in the configuration.")
+_SEED = flags.DEFINE_integer("seed", None, "Overrides the seed in the configuration.")
 
 
 def _run() -> bool:
