@@ -36,7 +36,7 @@ def levels(num_bits: Bits, grid: str = "dorefa") -> Any:
 
     Args:
         num_bits: bits b, 1 to 8; see `Bits`.
-        grid: "dorefa", "narrow", "rounded", "modified", or "auto" (see `find_grid`).
+        grid: a name of `grid_table.GRIDS`, or "auto" (see `find_grid`).
 
     Returns:
         The number of intervals between the lowest and the highest value of the grid: an integer,

@@ -15,7 +15,8 @@ integer:
     rounded   2^b        2^b - 1    n - 2^(b-1)   scale = 2^(1-b)       -1, -1/2, 0, 1/2
     modified  2^b        2^b - 1    n - 2^(b-1)   scale = 2^(1-b)       -1, -1/2, 0, 1/2  (floor)
 
-A new grid is a row here, and nothing else: policies, figures and the exporter read the table.
+A new grid whose lowest value is -1 is a row here: policies, figures and the exporter read the
+table; users read of it in `BitPolicy` and in the glossary. Any other one also changes `dorefa`.
 """
 
 import dataclasses

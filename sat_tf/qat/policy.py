@@ -350,8 +350,8 @@ class BitPolicy:
             costs nothing in the file and keeps what few bits would lose. True: they read them
             at `activation_bits`, through an inserted quantizer. Float streams always are.
         weight_grid: "auto" (DoReFa to 7 bits, narrow at 8, the grid that fits int8), "dorefa",
-            "narrow", "rounded" or "modified"; see `sat_tf.core.grid`. A layer whose own 8 bits do
-            not fit int8 on it (first or last, or by an override of its bits) is on "auto" instead.
+            "narrow", "rounded" or "modified"; see `sat_tf.core.grid_table`. A layer whose own 8
+            bits do not fit int8 on it (first or last, or by an override) is on "auto" instead.
             weight_bits=8 on such a grid is refused where activations and streams are integers.
         first_last_weight_grid: the grid of the first and last linear layers; None: weight_grid,
             as above.

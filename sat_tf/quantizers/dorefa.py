@@ -33,7 +33,7 @@ class DorefaQuantizer(WeightQuantizer):
 
     Args:
         num_bits: 1 to 8, or None to clamp and rescale only.
-        grid: a name of `grid.GRIDS`, or "auto".
+        grid: a name of `grid_table.GRIDS`, or "auto".
         range_axes: kernel axes with a maximum of their own; () for one maximum a layer.
         detach_max: no gradient through the maximum.
         rescale: a name of `rescale.METHODS`, or None.

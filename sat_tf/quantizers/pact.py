@@ -45,7 +45,7 @@ class ClippingQuantizer(ActivationQuantizer):
         Args:
             num_bits: bits of the codes.
             initial_clipping_level: where the trainable `clipping_level` starts.
-            gradient: "calibrated" or "pact".
+            gradient: a row of `clipping_gradients`.
             ceiling: max_value of the rectifier it replaces; no clipping level taken from data or
                 from a policy starts above it.
             rate: factor on the gradient of the clipping level, above 0.

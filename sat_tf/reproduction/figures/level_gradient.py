@@ -35,7 +35,7 @@ def level_gradients(x: np.ndarray, level: float, bits: int, gradient: str) -> np
         x: activations, (n,).
         level: the clipping level α.
         bits: of the quantized activations q.
-        gradient: "calibrated" or "pact".
+        gradient: a row of `clipping_gradients`.
     """
     import tensorflow as tf
 
