@@ -43,6 +43,8 @@ class DorefaQuantizer(WeightQuantizer):
             is a rescaling, and no variable otherwise.
     """
 
+    follows_grid = True
+
     def __init__(
         self,
         *,

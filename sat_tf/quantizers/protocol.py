@@ -96,7 +96,7 @@ class SatQuantizer(tfmot.quantization.keras.quantizers.Quantizer):
     def option_problems(cls, options: Mapping[str, Any]) -> list[str]:
         """What is wrong with options: names that it does not know, values that it refuses."""
         known = cls.option_names()
-        hint = "It takes none; its settings are fields of the policy."
+        hint = "It takes none; bits, ranges and the like are fields of the policy."
         problems = [
             f"{name} is not one of its options. {did_you_mean(str(name), known) if known else hint}"
             for name in options
@@ -188,11 +188,13 @@ class WeightQuantizer(SatQuantizer):
     Attributes:
         num_bits: 1 to 8; None makes the effective weights without rounding them.
         rescale: name of SAT's rescaling, where it has one.
-        keeps_gains: whether the function of a pretrained layer is in its variables.
+        follows_grid: whether it takes `weight_grid` from the policy; one that does not has codes of
+            its own, and a policy that names a grid for it is refused.
     """
 
     num_bits: int | None
     rescale: str | None = None
+    follows_grid: ClassVar[bool] = False
 
     NOT_QUANTIZED: ClassVar[str] = (
         "received a layer whose weights are not quantized, expected 1 to 8 weight bits; call "

@@ -143,6 +143,11 @@ def weight_quantizer_problems(name: str, options: Any) -> list[str]:
     return _problems("weight", name, options, WEIGHT_QUANTIZERS)
 
 
+def has_codes_of_its_own(name: str) -> bool:
+    """Whether a weight quantizer of this name takes no `weight_grid` from the policy."""
+    return name in WEIGHT_QUANTIZERS and not WEIGHT_QUANTIZERS[name].follows_grid
+
+
 def activation_quantizer_problems(name: str, options: Any) -> list[str]:
     """What is wrong with a policy's `activation_quantizer` and `activation_options`."""
     return _problems("activation", name, options, ACTIVATION_QUANTIZERS)
