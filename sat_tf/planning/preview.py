@@ -49,7 +49,7 @@ def with_image_size(network: Network, image_size: int | Sequence[int] | None) ->
 
     Args:
         network: of any model.
-        image_size: rows and columns, or one number for both, or (steps,) for sequences; None leaves
+        image_size: rows and columns, or one number for both, or (length,) for sequences; None leaves
             the shapes as they are.
 
     Raises:
@@ -99,7 +99,7 @@ def _checked(image_size: Any) -> tuple[int, ...]:
         return tuple(map(int, sizes))
     raise ValueError(
         f"image_size={image_size!r}: expected a positive integer, or rows and columns; write 224 "
-        "or (224, 224), or (steps,) for sequences."
+        "or (224, 224), or (length,) for sequences."
     )
 
 

@@ -30,7 +30,7 @@ def _elsewhere(tmp_path, monkeypatch):
         (["paper", "run", "table1/*", "--data", "glyphs", "--seeds", "x"], 2, "'x': expected"),
         (["paper", "run"], 2, "the following arguments are required: ROW"),
         (["paper", "show", "glyphs/4bits/pact"], 0, "clipping_gradient: pact"),
-        (["paper", "table", "table4/*/4bits/pact"], 0, "| PACT | 70.3 / 89.2 |  |"),
+        (["paper", "table", "table4/*/4bits/pact"], 0, "| PACT | 70.3 / 89.2 |"),
     ],
 )
 def test_what_needs_no_training_loads_no_tensorflow(arguments, status, text):

@@ -139,9 +139,9 @@ def test_sequences_of_any_length_get_one_in_the_file(layer, tmp_path):
     model = keras.Model(steps, L.Dense(3, name="classifier")(x))
     data = np.random.default_rng(4).integers(0, 256, (32, 6, 5)).astype(np.float32)
     quantized = sat_tf.calibrate(sat_tf.quantize_model(model, POLICY), data)
-    with pytest.raises(ValueError, match=r"fixed sizes; .*image_size=\(steps,\)\)"):
+    with pytest.raises(ValueError, match=r"fixed sizes; .*image_size=\(length,\)\)"):
         sat_tf.export_tflite(quantized, path)
-    with pytest.raises(ValueError, match=r"image_size=\(6, 5\) .*, expected \(steps, channels\)"):
+    with pytest.raises(ValueError, match=r"image_size=\(6, 5\) .*, expected \(length, channels\)"):
         sat_tf.export_tflite(quantized, path, image_size=(6, 5))
     assert sat_tf.export_tflite(quantized, path, image_size=(6,)).islands == ["left"]
     codes = data[:8].astype(np.uint8)
