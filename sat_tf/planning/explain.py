@@ -110,8 +110,8 @@ def explain(
             `quantize_annotate_model` or `quantize_annotate_layer`; or one quantized by sat-tf, for
             which the plan is that of `requantize`.
         policy: as for `quantize_model`, or for `requantize`, which has no default.
-        image_size: rows and columns, or one number for both, or (length,) for sequences, for a model
-            of open sizes; without it, its multiply-adds are unknown.
+        image_size: rows and columns, or one number for both, or (length,) for sequences, for a
+            model of open sizes; without it, its multiply-adds are unknown.
 
     Returns:
         A `Plan`.

@@ -49,8 +49,8 @@ def with_image_size(network: Network, image_size: int | Sequence[int] | None) ->
 
     Args:
         network: of any model.
-        image_size: rows and columns, or one number for both, or (length,) for sequences; None leaves
-            the shapes as they are.
+        image_size: rows and columns, or one number for both, or (length,) for sequences; None
+            leaves the shapes as they are.
 
     Raises:
         ValueError: it is not a size, the model has another one, or an output would be empty.
