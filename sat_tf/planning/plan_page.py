@@ -6,7 +6,14 @@ import os
 from sat_tf.atomic_file import written_whole
 from sat_tf.planning.diagram import draw
 from sat_tf.planning.pictures import svg_element
-from sat_tf.planning.plan_table import NUMBERS, number_text, summary, totals, verdict
+from sat_tf.planning.plan_table import (
+    NUMBERS,
+    number_text,
+    operators_text,
+    summary,
+    totals,
+    verdict,
+)
 from sat_tf.planning.planned_model import Export, Fate, LayerPlan, PlannedModel, shape_text
 from sat_tf.presentation.page import render_page
 from sat_tf.presentation.tables import Column, Table, digits
@@ -64,12 +71,7 @@ def file_text(row: LayerPlan) -> str:
     if row.fused_into:
         return f"{row.export.value}, fused into {', '.join(row.fused_into)}"
     if row.operators:
-        names = dict.fromkeys(row.operators)
-        listed = ", ".join(
-            f"{row.operators.count(name)} {name}" if row.operators.count(name) > 1 else name
-            for name in names
-        )
-        return f"{row.export.value}: {listed}"
+        return f"{row.export.value}: {operators_text(row)}"
     if row.export in (Export.REFUSED, Export.NOTHING) and row.export_reason:
         return f"{row.export.value}: {row.export_reason}"
     return row.export.value

@@ -1,5 +1,6 @@
 """A plan as text on the screen."""
 
+import collections
 import operator
 from collections.abc import Iterable
 from typing import Any
@@ -165,12 +166,14 @@ def _file(row: LayerPlan) -> str:
         return row.export.value
     if row.fused_into:
         return f"in {', '.join(row.fused_into)}"
-    names = [
-        f"{row.operators.count(name)} {name}" if row.operators.count(name) > 1 else name
-        for name in dict.fromkeys(row.operators)
-    ]
     is_float = "float: " if row.export is Export.FLOAT else ""
-    return is_float + ", ".join(names) if names else _NONE
+    return is_float + operators_text(row) if row.operators else _NONE
+
+
+def operators_text(row: LayerPlan) -> str:
+    """The operators of a layer in the file, those of one kind counted."""
+    counts = collections.Counter(row.operators)
+    return ", ".join(f"{count} {name}" if count > 1 else name for name, count in counts.items())
 
 
 _WORDS: tuple[Column[LayerPlan], ...] = (
