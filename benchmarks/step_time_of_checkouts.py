@@ -29,7 +29,7 @@ _STEPS = flags.DEFINE_integer("steps", 30, "timed steps of every checkout")
 _WARM_UP = flags.DEFINE_integer("warm_up", 3, "steps before them; the first one traces")
 
 _WORKER = """
-import json, sys, time
+import json, sys
 from contenders import Steps
 steps = Steps(*json.loads(sys.argv[1]))
 for _ in sys.stdin:

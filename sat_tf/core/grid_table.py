@@ -25,7 +25,8 @@ from typing import Literal
 
 from sat_tf.messages import did_you_mean
 
-_INT8_MAX = 127
+# Magnitude of the largest code that int8 holds both ways.
+LARGEST_INT8 = 127
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Grid:
 
     def fits_int8(self, num_bits: int) -> bool:
         """Whether int8 holds every weight code, its negative included."""
-        return self.largest_code(num_bits) <= _INT8_MAX
+        return self.largest_code(num_bits) <= LARGEST_INT8
 
 
 GRIDS: dict[str, Grid] = {

@@ -7,9 +7,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core import dorefa, rescale
-from sat_tf.core.grid_table import Grid, find_grid
+from sat_tf.core.grid_table import LARGEST_INT8, Grid, find_grid
 from sat_tf.quantizers.protocol import (
-    LARGEST_INT8,
     IntegerWeights,
     Variables,
     WeightQuantizer,

@@ -19,6 +19,7 @@ import tensorflow_model_optimization as tfmot
 import tf_keras as keras
 
 from sat_tf.core.asymmetric import Reach
+from sat_tf.core.grid_table import LARGEST_INT8
 from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.input_range import InputRange
 from sat_tf.quantizers.seen_values import SeenValues
@@ -28,8 +29,6 @@ register_quantizer = keras.utils.register_keras_serializable(package="sat_tf")
 BIT_FLOOR = "bit_floor"
 # The variable of quantizers that clip at a level which is learnt.
 CLIPPING_LEVEL = "clipping_level"
-# Magnitude of the largest code that int8 holds both ways.
-LARGEST_INT8 = 127
 
 # What a quantizer's variables are called by, and what they are.
 Variables = Mapping[str, Any]

@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from sat_tf.core.grid_table import LARGEST_INT8
 from sat_tf.export.tflite.tensors import Codes
 from sat_tf.graph import layer_kinds
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.protocol import LARGEST_INT8, ActivationQuantizer, WeightQuantizer
+from sat_tf.quantizers.protocol import ActivationQuantizer, WeightQuantizer
 
 
 def weight_problem(wrapper: QuantizedLayer) -> str | None:
