@@ -74,14 +74,23 @@ MAY_IMPORT_WITHIN = {
         "loop": {".", "config", "step", "state", "recipes", "callbacks", "report"},
     },
     "export": {
-        "tflite": set(),
+        "kernels": set(),
+        "tflite": {"kernels"},
         "litert": {"tflite"},
         "converter": {"litert", "tflite"},
-        "operations": {"converter", "tflite"},
-        "lowering": {"operations", "tflite"},
-        "certificate": {"litert", "operations", "tflite"},
+        "operations": {"converter", "tflite", "kernels"},
+        "lowering": {"operations", "tflite", "kernels"},
+        "certificate": {"litert", "operations", "tflite", "kernels"},
         # What users call stands on top of all.
-        ".": {"tflite", "litert", "converter", "operations", "lowering", "certificate"},
+        ".": {
+            "kernels",
+            "tflite",
+            "litert",
+            "converter",
+            "operations",
+            "lowering",
+            "certificate",
+        },
     },
     "reproduction": {
         ".": set(),

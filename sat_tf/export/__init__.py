@@ -1,6 +1,6 @@
 """From a quantized Keras model to an integer TFLite file, with proof.
 
-The stages, in order: trace (with the folding of BatchNormalization), pack, upscale,
+The stages, in order: trace (with the folding of BatchNormalization), pack, upscale, make_portable,
 settle_constants, floor_scales, round_biases; then simulate, write and verify. `to_keras` gives the
 same graph to TensorFlow's own converter; `snap_biases` moves a trained model's biases to those of
 its file; `deployed_model` is that file in Keras, to be evaluated and trained; `with_image_size`

@@ -82,3 +82,45 @@ def requantized(total: int, multiplier: float, zero_point: int, lowest: int, hig
     """One float32 product, rounded half to even, clipped."""
     product = Fraction(float(np.float32(np.float32(total) * np.float32(multiplier))))
     return min(max(round(product) + zero_point, lowest), highest)
+
+
+def product_on_arm(product: int, multiplier: float) -> int:
+    """XNNPACK's rndnu, from its definition in whole numbers."""
+    fraction, exponent = math.frexp(multiplier)
+    mantissa = int(math.ldexp(fraction, 24)) << 7  # in [2^30, 2^31)
+    shift = -exponent  # multiplier = mantissa / 2^31 / 2^shift
+    behind = max(shift, 1)
+    before = product * 2 ** (behind - shift)
+    high = before * mantissa // 2**31
+    return (2 * high + 2**behind) // 2 ** (behind + 1)
+
+
+def mean_on_x86(total: int, count: int, scales: tuple[float, float], zeros: tuple[int, int]) -> int:
+    """The stored integer of a mean, each operation rounded to float32 by itself."""
+    one = Fraction(float(np.float32(1.0 / count)))
+    ratio = float32(Fraction(scales[0]) / Fraction(scales[1]))
+    multiplier = float32(ratio * one)
+    offset = float32(zeros[1] - float32(count * zeros[0] * multiplier))
+    return round(float32(float32(total * multiplier) + offset))
+
+
+def mean_on_arm(total: int, count: int, scales: tuple[float, float], zeros: tuple[int, int]) -> int:
+    """The same with fused multiply-adds: each is rounded to float32 once."""
+    one = Fraction(float(np.float32(1.0 / count)))
+    ratio = float32(Fraction(scales[0]) / Fraction(scales[1]))
+    multiplier = float32(ratio * one)
+    offset = float32(zeros[1] - count * zeros[0] * multiplier)
+    return round(float32(total * multiplier + offset))
+
+
+def float32(value: Fraction | int) -> Fraction:
+    """The nearest float32, ties to even, by whole numbers."""
+    value = Fraction(value)
+    if value == 0:
+        return value
+    # The number of bits before the point, so that 24 of them are kept.
+    exponent = abs(value.numerator).bit_length() - value.denominator.bit_length()
+    if abs(value) < Fraction(2) ** exponent:
+        exponent -= 1
+    unit = Fraction(2) ** (exponent - 23)
+    return round(value / unit) * unit

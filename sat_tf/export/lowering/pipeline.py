@@ -10,6 +10,7 @@ import tf_keras as keras
 from sat_tf.export.lowering import scales
 from sat_tf.export.lowering.codes import KernelTensors
 from sat_tf.export.lowering.packing import pack_graph
+from sat_tf.export.lowering.portable_scales import make_portable
 from sat_tf.export.lowering.scales import settle_constants
 from sat_tf.export.lowering.trace import trace
 from sat_tf.export.operations.graph import Graph
@@ -149,7 +150,7 @@ def rounded(graph: Graph) -> Graph:
     Raises:
         ValueError: an operation does not fit its integer kernel; lists every one with its fix.
     """
-    for stage in (settle_constants, scales.floor_scales, scales.round_biases):
+    for stage in (make_portable, settle_constants, scales.floor_scales, scales.round_biases):
         graph = stage(graph)
     return graph
 

@@ -7,16 +7,17 @@ from typing import TypeVar
 
 import numpy as np
 
+from sat_tf.export.kernels.kernel_sets import Engine
+from sat_tf.export.kernels.xnnpack import product_multiplier
 from sat_tf.export.operations.add import Add, AddConstant
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import (
-    Kernels,
     Linear,
     largest_sums,
     requantization_multipliers,
 )
 from sat_tf.export.operations.operation import Operation
-from sat_tf.export.operations.pairs import Pair, PairKind, product_multiplier
+from sat_tf.export.operations.pairs import Pair, PairKind
 from sat_tf.messages import list_problems
 
 # A channel whose smallest change of the sum is worth a whole output code.
@@ -316,7 +317,8 @@ def _beyond_pairs(graph: Graph, pair: Pair) -> str | None:
     if pair.kind is not PairKind.PRODUCT:
         return None
     one, other = (graph.codes(name) for name in pair.inputs)
-    multiplier = float(product_multiplier((one, other), graph.codes(pair.output)))
+    output = graph.codes(pair.output)
+    multiplier = float(product_multiplier(one.scale, other.scale, output.scale))
     if _SMALLEST_PRODUCT <= multiplier < _LARGEST_SUMMAND:
         return None
     return (
@@ -363,7 +365,7 @@ def _beyond_products(graph: Graph, linear: Linear) -> str | None:
 
 
 def _beyond_builtin(graph: Graph, linear: Linear) -> str | None:
-    if linear.kernels is not Kernels.BUILTIN:
+    if linear.engine is not Engine.BUILTIN:
         return None
     # Builtin kernels first multiply sums by the power of 2 above the multiplier, and int32 wraps.
     exponents = np.frexp(requantization_multipliers(graph, linear))[1]

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from sat_tf.export.kernels.kernel_sets import KernelSet
+from sat_tf.export.kernels.xnnpack import summand_multipliers
 from sat_tf.export.operations.operation import (
     Constants,
     FileParts,
@@ -24,7 +26,7 @@ from sat_tf.export.tflite.tensors import Codes, Tensors
 from sat_tf.export.tflite.writer import Operator, Writer, fused_activation
 
 _ADD = Operator("ADD", 2, "AddOptions")
-_MULTIPLIER_BITS = 20
+SUMS_ALIKE = "integers with multipliers of 20 bits, rounded half up, in all of XNNPACK's kernels"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Add(Operation):
 
     operator = _ADD
     reads = ("ADD",)
+    same_because = SUMS_ALIKE
     mixes = True
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
@@ -41,7 +44,7 @@ class Add(Operation):
         if self.is_float(graph):
             return np.asarray(first + second, np.float32)
         codes = [graph.codes(name) for name in self.inputs]
-        return rounded_sum((first, second), codes, graph.codes(self.output))
+        return rounded_sum((first, second), codes, graph.codes(self.output), graph.kernels)
 
     def write(self, writer: Writer) -> None:
         """See `Operation`."""
@@ -96,6 +99,7 @@ class AddConstant(Operation):
 
     operator = _ADD
     reads = ("ADD",)
+    same_because = SUMS_ALIKE
 
     @property
     def codes(self) -> Codes:
@@ -106,7 +110,7 @@ class AddConstant(Operation):
         """See `rounded_sum`."""
         codes = [graph.codes(self.inputs[0]), self.codes]
         summands = (*inputs, self.constant[np.newaxis])
-        return rounded_sum(summands, codes, graph.codes(self.output))
+        return rounded_sum(summands, codes, graph.codes(self.output), graph.kernels)
 
     def write(self, writer: Writer) -> None:
         """See `Operation`."""
@@ -172,26 +176,21 @@ class AddConstant(Operation):
 
 
 def rounded_sum(
-    summands: Sequence[np.ndarray], inputs: Sequence[Codes], output: Codes
+    summands: Sequence[np.ndarray], inputs: Sequence[Codes], output: Codes, kernels: KernelSet
 ) -> np.ndarray:
-    """The sum of two tensors: multipliers of 20 bits, round half up, clip."""
-    multipliers, shift = summand_multipliers(inputs, output)
-    total = np.full(summands[0].shape, 1 << (shift - 1), np.int64)
-    for stored, codes, multiplier in zip(summands, inputs, multipliers, strict=True):
-        total = total + (stored.astype(np.int64) - codes.zero_point) * multiplier
-    return stored_codes(total >> shift, output)
-
-
-def summand_multipliers(summands: Sequence[Codes], output: Codes) -> tuple[np.ndarray, int]:
-    """The int64 multipliers of a sum for the codes of its inputs, and its shift in bits."""
-    ratios = [np.float32(codes.scale / output.scale) for codes in summands]
-    shift = _MULTIPLIER_BITS - (int(np.frexp(max(ratios))[1]) - 1)
-    return np.rint(np.ldexp(np.array(ratios, np.float64), shift)).astype(np.int64), shift
+    """The sum of two tensors of stored integers, rounded as the kernels do it."""
+    codes = [
+        stored.astype(np.int64) - grid.zero_point
+        for stored, grid in zip(summands, inputs, strict=True)
+    ]
+    made = kernels.summed(codes, [grid.scale for grid in inputs], output.scale)
+    return stored_codes(made, output)
 
 
 def scaled_multipliers(summands: Sequence[Codes], output: Codes) -> np.ndarray:
     """The multipliers and the shift in one, for `computed_sum`."""
-    multipliers, shift = summand_multipliers(summands, output)
+    scales = [codes.scale for codes in summands]
+    multipliers, shift = summand_multipliers(scales, output.scale)
     # Powers of two only move the binary point of a float64.
     return np.asarray(np.ldexp(multipliers.astype(np.float64), -shift))
 

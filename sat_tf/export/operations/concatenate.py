@@ -32,6 +32,11 @@ class Concatenate(Operation):
     reads = ("CONCATENATION",)
     mixes = True
 
+    @property
+    def keeps_grid(self) -> bool:
+        """See `Operation`."""
+        return True
+
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """See `Operation`."""
         del graph

@@ -8,6 +8,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from sat_tf.export.kernels.kernel_sets import X86, KernelSet
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor
 
@@ -27,6 +28,10 @@ class Graph:
         warnings: what its user should know.
         layer_outputs: the tensor with the output of each Keras layer that has one, by their names.
         more_outputs: names of the other output tensors.
+        kernels: the kernels whose rounding `simulate` has; the portable part of a graph, which is
+            most often all of it, has the same codes with any of XNNPACK's.
+        moved_scales: by how many units in the last place the scales of tensors were moved so that
+            all kernels of XNNPACK agree; of a graph that was read from a file, empty.
     """
 
     name: str
@@ -37,6 +42,12 @@ class Graph:
     warnings: tuple[str, ...] = ()
     layer_outputs: Mapping[str, str] = dataclasses.field(default_factory=dict)
     more_outputs: tuple[str, ...] = ()
+    kernels: KernelSet = X86
+    moved_scales: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    def on(self, kernels: KernelSet) -> "Graph":
+        """The same graph, simulated as other kernels compute it."""
+        return dataclasses.replace(self, kernels=kernels)
 
     def image(self, name: str) -> Image:
         """The input of this name."""

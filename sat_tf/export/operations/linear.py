@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from sat_tf.export.kernels.kernel_sets import Engine, narrow_multipliers, wide_multipliers
 from sat_tf.export.operations.operation import (
     Constants,
     FileParts,
@@ -22,6 +23,7 @@ from sat_tf.export.operations.operation import (
     fake_quantized,
     stored_codes,
 )
+from sat_tf.export.operations.portability import Basis, Portability
 from sat_tf.export.operations.windows import (
     convolved,
     depthwise_convolved,
@@ -33,7 +35,7 @@ from sat_tf.export.operations.windows import (
 )
 from sat_tf.export.tflite.contents import NotUnderstoodError, StoredTensor
 from sat_tf.export.tflite.operator_view import OperatorView
-from sat_tf.export.tflite.tensors import WHOLE, Codes, Storage, Tensors, Window
+from sat_tf.export.tflite.tensors import WHOLE, Storage, Tensors, Window
 from sat_tf.export.tflite.writer import (
     Operator,
     Writer,
@@ -44,7 +46,6 @@ from sat_tf.export.tflite.writer import (
 
 # Below this every integer is a float32, and sums of such products are exact in any order.
 _EXACT_FLOAT32 = 2**24
-_MANTISSA_BITS = 31
 
 
 class LinearKind(enum.Enum):
@@ -54,13 +55,6 @@ class LinearKind(enum.Enum):
     TRANSPOSED = "TRANSPOSE_CONV"  # (outputs, rows, columns, inputs)
     DEPTHWISE = "DEPTHWISE_CONV_2D"  # (rows, columns, outputs), outputs = inputs · multiplier
     FULLY_CONNECTED = "FULLY_CONNECTED"  # (outputs, inputs)
-
-
-class Kernels(enum.Enum):
-    """Which kernels compute an operation, as far as the rounding of its results depends on it."""
-
-    XNNPACK = "xnnpack"
-    BUILTIN = "builtin"
 
 
 _DEQUANTIZE = Operator("DEQUANTIZE", 2, "DequantizeOptions")
@@ -119,15 +113,16 @@ class Linear(Operation):
     real: bool = False
     storage: Storage = Storage.INT8
 
+    same_because = "one float32 product, rounded half to even, in all of XNNPACK's kernels"
     # DEQUANTIZE makes the kernel of a float head.
     reads = (*(kind.value for kind in LinearKind), "DEQUANTIZE")
 
     @property
-    def kernels(self) -> Kernels:
+    def engine(self) -> Engine:
         """The kernels that compute it: XNNPACK's for all but packed convolutions."""
         packed = self.storage is not Storage.INT8
         dense = self.kind is LinearKind.FULLY_CONNECTED
-        return Kernels.BUILTIN if packed and not dense else Kernels.XNNPACK
+        return Engine.BUILTIN if packed and not dense else Engine.XNNPACK
 
     @property
     def channel_axis(self) -> int:
@@ -189,6 +184,13 @@ class Linear(Operation):
         shape = graph.tensors[self.inputs[0] if transposed else self.output].shape
         return math.prod(shape[:-1]) * int(self.kernel.size)
 
+    def portability(self, graph: Tensors) -> Portability:
+        """By its rule where XNNPACK computes it."""
+        if self.engine is Engine.XNNPACK or self.is_float(graph):
+            return super().portability(graph)
+        why = f"XNNPACK leaves a {self.kind.value} with an {self.storage.name} kernel to the "
+        return Portability(Basis.IMAGES, f"{why}builtin kernels, which round otherwise on Arm")
+
     # -- in NumPy --------------------------------------------------------------------------------
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
@@ -200,11 +202,11 @@ class Linear(Operation):
         zero_point = graph.codes(self.inputs[0]).zero_point
         found = sums(source, zero_point, self.kernel, self.kind, self.window)
         exact = np.float64 if self.kind is not LinearKind.DEPTHWISE else np.int64
-        return REQUANTIZE[self.kernels](
-            found.astype(exact) + self.bias,
-            requantization_multipliers(graph, self),
-            graph.codes(self.output),
-        )
+        output = graph.codes(self.output)
+        scales = graph.codes(self.inputs[0]).scale, self.scales, output.scale
+        accumulated = found.astype(exact) + self.bias
+        made = graph.kernels.linear(self.kind.value, self.engine, accumulated, scales)
+        return stored_codes(made, output)
 
     def _real_kernel(self) -> np.ndarray:
         scales = self.along_channels(self.scales.astype(np.float32))
@@ -387,11 +389,8 @@ def requantization_multipliers(graph: Tensors, linear: Linear) -> np.ndarray:
     XNNPACK does so in float32, the builtin kernels in float64.
     """
     source, output = graph.codes(linear.inputs[0]), graph.codes(linear.output)
-    if linear.kernels is Kernels.BUILTIN:
-        scales = linear.scales.astype(np.float32).astype(np.float64)
-        return np.asarray(float(source.scale) * scales / float(output.scale))
-    product = source.scale * linear.scales.astype(np.float32)
-    return np.asarray(product / output.scale, np.float32)
+    multipliers = wide_multipliers if linear.engine is Engine.BUILTIN else narrow_multipliers
+    return multipliers(source.scale, linear.scales, output.scale)
 
 
 def largest_sums(graph: Tensors, linear: Linear) -> np.ndarray:
@@ -418,44 +417,6 @@ def weight_counts(linear: Linear) -> dict[int, int]:
 
 
 # -- the kernels' arithmetic, in NumPy ----------------------------------------------------------
-
-
-def requantize(sums: np.ndarray, multipliers: np.ndarray, codes: Codes) -> np.ndarray:
-    """Sums to stored integers as XNNPACK does: one float32 product, round half to even, clip.
-
-    Args:
-        sums: exact integers, channels on the last axis.
-        multipliers: float32, one a channel.
-        codes: of the output.
-    """
-    product = sums.astype(np.float32) * multipliers.astype(np.float32)
-    return stored_codes(np.rint(product), codes)
-
-
-def requantize_builtin(sums: np.ndarray, multipliers: np.ndarray, codes: Codes) -> np.ndarray:
-    """Sums to stored integers as the builtin kernels do on x86: fixed point, rounded twice, clip.
-
-    The multiplier is m · 2^e with m an integer of 31 bits. The product with m is rounded to the
-    upper 32 bits, the shift by e rounds again, both half up:
-
-        (((sum << max(e, 0)) · m + 2^30) >> 31 + 2^(s-1)) >> s,   s = max(-e, 0)
-
-    Args:
-        sums: exact integers, channels on the last axis; shifted, they fit int32.
-        multipliers: positive float64, one a channel.
-        codes: of the output.
-    """
-    fractions, exponents = np.frexp(multipliers)
-    mantissas = np.floor(np.ldexp(fractions, _MANTISSA_BITS) + 0.5).astype(np.int64)
-    carried = mantissas == 1 << _MANTISSA_BITS
-    mantissas, exponents = np.where(carried, mantissas >> 1, mantissas), exponents + carried
-    left, right = (np.maximum(shifts, 0).astype(np.int64) for shifts in (exponents, -exponents))
-    multiplied = (sums.astype(np.int64) << left) * mantissas
-    rounded = (multiplied + (1 << (_MANTISSA_BITS - 1))) >> _MANTISSA_BITS
-    return stored_codes((rounded + ((1 << right) >> 1)) >> right, codes)
-
-
-REQUANTIZE = {Kernels.XNNPACK: requantize, Kernels.BUILTIN: requantize_builtin}
 
 
 def sums(

@@ -46,6 +46,7 @@ class Lookup(Operation):
     table: np.ndarray
 
     reads = ("CAST", "ADD", "GATHER")
+    same_because = "it looks codes up in a table"
 
     @property
     def operators(self) -> tuple[str, ...]:

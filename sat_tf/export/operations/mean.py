@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from sat_tf.export.kernels.kernel_sets import KernelSet
+from sat_tf.export.kernels.xnnpack import mean_multiplier, mean_offset
 from sat_tf.export.operations.operation import (
     Constants,
     FileParts,
@@ -16,6 +18,7 @@ from sat_tf.export.operations.operation import (
     code_ends,
     fake_quantized,
 )
+from sat_tf.export.operations.portability import Portability, enumerated
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import Codes, Tensors
@@ -37,13 +40,25 @@ class Mean(Operation):
     mixes = True
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """See `rounded_mean`."""
+        """An exact sum, rounded as the kernels do it."""
         (source,) = inputs
         if self.is_float(graph):
             real = np.mean(source, axis=(1, 2), dtype=np.float32, keepdims=self.keep_dims)
             return np.asarray(real)
         codes, output = graph.codes(self.inputs[0]), graph.codes(self.output)
-        return rounded_mean(source, codes, output, keep_dims=self.keep_dims)
+        return rounded_mean(source, codes, output, keep_dims=self.keep_dims, kernels=graph.kernels)
+
+    def portability(self, graph: Tensors) -> Portability:
+        """Every sum of its codes is known."""
+        if self.is_float(graph):
+            return super().portability(graph)
+        source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
+        rows, columns, _ = graph.tensors[self.inputs[0]].shape
+        count = rows * columns
+        sums = np.arange(count * source.lowest, count * source.highest + 1)
+        return enumerated(
+            sums, lambda kernels, some: of_sums(some, count, source, output, kernels), "sums"
+        )
 
     def write(self, writer: Writer) -> None:
         """See `Operation`."""
@@ -75,11 +90,11 @@ class Mean(Operation):
         source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
         rows, columns, _ = graph.tensors[self.inputs[0]].shape
         count = rows * columns
-        multiplier, offset = mean_multiplier(source, output, count)
+        multiplier = mean_multiplier(source.scale, output.scale, count)
         return {
             "stored_zeros": np.float64(count * source.zero_point),
             "multiplier": multiplier,
-            "offset": offset,
+            "offset": mean_offset(multiplier, count, source.zero_point, output.zero_point),
             "zero_point": np.float32(output.zero_point),
             **code_ends(output),
         }
@@ -110,21 +125,17 @@ class Mean(Operation):
 
 
 def rounded_mean(
-    stored: np.ndarray, source: Codes, output: Codes, *, keep_dims: bool
+    stored: np.ndarray, source: Codes, output: Codes, *, keep_dims: bool, kernels: KernelSet
 ) -> np.ndarray:
-    """The mean over rows and columns: an exact sum, one float32 product, round half to even."""
+    """The mean over rows and columns of stored integers."""
     count = stored.shape[1] * stored.shape[2]
     sums = np.sum(stored, axis=(1, 2), dtype=np.int64, keepdims=keep_dims)
-    multiplier, offset = mean_multiplier(source, output, count)
-    rounded = np.rint(sums.astype(np.float32) * multiplier + offset)
+    return of_sums(np.asarray(sums), count, source, output, kernels)
+
+
+def of_sums(
+    sums: np.ndarray, count: int, source: Codes, output: Codes, kernels: KernelSet
+) -> np.ndarray:
+    """The same of the sums of `count` stored integers."""
+    rounded = kernels.mean(sums, count, source.affine, output.affine)
     return np.clip(rounded, output.lowest, output.highest).astype(np.int32)
-
-
-def mean_multiplier(source: Codes, output: Codes, count: int) -> tuple[np.float32, np.float32]:
-    """The multiplier of a mean for the sum of `count` stored integers, and its offset."""
-    multiplier = np.float32(source.scale / output.scale) * (np.float32(1.0) / np.float32(count))
-    # The zero points are one float32 offset of the product.
-    offset = np.float32(output.zero_point) - np.float32(
-        np.float32(count * source.zero_point) * multiplier
-    )
-    return multiplier, offset

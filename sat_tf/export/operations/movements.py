@@ -39,6 +39,11 @@ class Movement(Operation, abc.ABC):
         """Builtin options of the operator."""
         return {}
 
+    @property
+    def keeps_grid(self) -> bool:
+        """See `Operation`."""
+        return True
+
     @classmethod
     @abc.abstractmethod
     def of_operator(cls, operator: OperatorView) -> Self:

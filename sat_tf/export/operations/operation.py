@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from sat_tf.export.operations.portability import Basis, Portability
 from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import Activation, Codes, Tensors
 from sat_tf.export.tflite.writer import Operator, Writer
@@ -50,6 +51,7 @@ class Operation(abc.ABC):
         mixes: whether it computes with several values of its inputs, so that TensorFlow's converter
             would choose the grid of a float output.
         listed_as: its name in the listing of a graph; "" for that of its class.
+        same_because: why all kernels of XNNPACK give it the same codes.
     """
 
     inputs: tuple[str, ...]
@@ -59,6 +61,7 @@ class Operation(abc.ABC):
     reads: ClassVar[tuple[str, ...]] = ()
     mixes: ClassVar[bool] = False
     listed_as: ClassVar[str] = ""
+    same_because: ClassVar[str] = "it moves or selects codes, and computes none"
 
     # -- in words --------------------------------------------------------------------------------
 
@@ -94,6 +97,17 @@ class Operation(abc.ABC):
     def is_float(self, graph: Tensors) -> bool:
         """Whether it makes a float tensor."""
         return graph.tensors[self.output].codes is None
+
+    @property
+    def keeps_grid(self) -> bool:
+        """Whether its codes are those of its inputs, so that all are on one grid."""
+        return False
+
+    def portability(self, graph: Tensors) -> Portability:
+        """Where it has the codes that it has on x86, as far as XNNPACK runs the file."""
+        if self.is_float(graph):
+            return Portability(Basis.FLOAT, "processors differ in the last bits of float32")
+        return Portability(Basis.RULE, self.same_because)
 
     # -- in NumPy --------------------------------------------------------------------------------
 

@@ -2,11 +2,14 @@
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable
 
 import numpy as np
 
-from sat_tf.export.operations.add import computed_sum, scaled_multipliers, summand_multipliers
+from sat_tf.export.kernels.kernel_sets import KernelSet
+from sat_tf.export.kernels.xnnpack import product_multiplier
+from sat_tf.export.operations.add import SUMS_ALIKE, computed_sum, scaled_multipliers
 from sat_tf.export.operations.operation import (
     Constants,
     Made,
@@ -19,6 +22,7 @@ from sat_tf.export.operations.operation import (
     fake_quantized,
     stored_codes,
 )
+from sat_tf.export.operations.portability import Basis, Portability, enumerated
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import Codes, Tensors
@@ -65,6 +69,25 @@ class Pair(Operation):
         """See `Operation`."""
         return (self.kind.value,)
 
+    @property
+    def keeps_grid(self) -> bool:
+        """See `Operation`."""
+        return self.kind.keeps_grid
+
+    def portability(self, graph: Tensors) -> Portability:
+        """Every product of two codes is known; the rest as sums, or selected."""
+        if self.is_float(graph) or self.keeps_grid:
+            return super().portability(graph)
+        if self.kind is not PairKind.PRODUCT:
+            return Portability(Basis.RULE, SUMS_ALIKE)
+        inputs, output = [graph.codes(name) for name in self.inputs], graph.codes(self.output)
+        scales = inputs[0].scale, inputs[1].scale
+
+        def codes(kernels: KernelSet, products: np.ndarray) -> np.ndarray:
+            return stored_codes(kernels.product(products, scales, output.scale), output)
+
+        return enumerated(_products(*(_ends(grid) for grid in inputs)), codes, "products")
+
     def title(self, graph: Tensors) -> str:
         """See `Operation`."""
         return f"{'float ' if self.is_float(graph) else ''}{self.kind.value}"
@@ -75,7 +98,8 @@ class Pair(Operation):
         if self.is_float(graph):
             return on_floats(self.kind, first, second).astype(np.float32)
         one, other = (graph.codes(name) for name in self.inputs)
-        return on_codes(self.kind, first, second, (one, other), graph.codes(self.output))
+        codes = (one, other), graph.codes(self.output)
+        return on_codes(self.kind, (first, second), *codes, graph.kernels)
 
     def write(self, writer: Writer) -> None:
         """See `Operation`."""
@@ -107,7 +131,8 @@ class Pair(Operation):
         output = graph.codes(self.output)
         one, other = (graph.codes(name) for name in self.inputs)
         if self.kind is PairKind.PRODUCT:
-            return {"multiplier": product_multiplier((one, other), output), **code_ends(output)}
+            multiplier = product_multiplier(one.scale, other.scale, output.scale)
+            return {"multiplier": multiplier, **code_ends(output)}
         multipliers = scaled_multipliers((one, other), output)
         return {"multipliers": multipliers * [1.0, -1.0], **code_ends(output)}
 
@@ -137,33 +162,34 @@ def on_floats(kind: PairKind, first: np.ndarray, second: np.ndarray) -> np.ndarr
 
 def on_codes(
     kind: PairKind,
-    first: np.ndarray,
-    second: np.ndarray,
+    tensors: tuple[np.ndarray, np.ndarray],
     inputs: tuple[Codes, Codes],
     output: Codes,
+    kernels: KernelSet,
 ) -> np.ndarray:
-    """The operation on stored integers.
-
-    A difference is computed as a sum is, with a second multiplier below zero: 20 bits, round half
-    up. A product is exact, then multiplied once in float32, and rounded half to even.
-    """
+    """The operation on stored integers; the rounding is that of the kernels."""
     if kind.keeps_grid:
-        return on_floats(kind, first, second)
+        return on_floats(kind, *tensors)
     one, other = (
         stored.astype(np.int64) - codes.zero_point
-        for stored, codes in zip((first, second), inputs, strict=True)
+        for stored, codes in zip(tensors, inputs, strict=True)
     )
+    scales = inputs[0].scale, inputs[1].scale
     if kind is PairKind.PRODUCT:
-        products = (one * other).astype(np.float32) * product_multiplier(inputs, output)
-        return stored_codes(np.rint(products), output)
-    multipliers, shift = summand_multipliers(inputs, output)
-    total = one * multipliers[0] - other * multipliers[1] + (1 << (shift - 1))
-    return stored_codes(total >> shift, output)
+        return stored_codes(kernels.product(one * other, scales, output.scale), output)
+    made = kernels.summed([one, other], [*scales], output.scale, difference=True)
+    return stored_codes(made, output)
 
 
-def product_multiplier(inputs: tuple[Codes, Codes], output: Codes) -> np.float32:
-    """Output codes of a product of two codes of 1."""
-    return np.float32(np.float32(inputs[0].scale * inputs[1].scale) / output.scale)
+def _ends(codes: Codes) -> tuple[int, int]:
+    return codes.lowest - codes.zero_point, codes.highest - codes.zero_point
+
+
+@functools.lru_cache(maxsize=16)
+def _products(first: tuple[int, int], second: tuple[int, int]) -> np.ndarray:
+    """Every different product of two codes, from their ends."""
+    one, other = (np.arange(low, high + 1) for low, high in (first, second))
+    return np.unique(np.multiply.outer(one, other))
 
 
 _FUNCTIONS: dict[PairKind, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {

@@ -32,6 +32,11 @@ class _Pool(Operation):
     size: tuple[int, int]
     window: Window
 
+    @property
+    def keeps_grid(self) -> bool:
+        """See `Operation`."""
+        return True
+
     def write(self, writer: Writer) -> None:
         """See `Operation`."""
         writer.operator(
@@ -93,6 +98,7 @@ class AveragePool(_Pool):
     operator = Operator("AVERAGE_POOL_2D", 2, "Pool2DOptions")
     reads = ("AVERAGE_POOL_2D",)
     mixes = True
+    same_because = "XNNPACK leaves it to the builtin kernels, which divide integers alike"
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """See `rounded_means`."""

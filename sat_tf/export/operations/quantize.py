@@ -18,7 +18,7 @@ from sat_tf.export.operations.operation import (
 from sat_tf.export.operations.pointwise import Pointwise, WithConstant
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
-from sat_tf.export.tflite.tensors import Codes, Tensors, dequantized, quantized
+from sat_tf.export.tflite.tensors import Codes, Tensors, dequantized
 from sat_tf.export.tflite.writer import Operator, Writer
 from sat_tf.quantizers.input_range import PIXELS, InputRange
 
@@ -31,6 +31,7 @@ class _ToCodes(Operation):
 
     operator = Operator("QUANTIZE", 2, "QuantizeOptions")
     reads = ("QUANTIZE",)
+    same_because = "the same codes for the same pixels or float values, in all of its kernels"
 
     def write(self, writer: Writer) -> None:
         """See `Operation`."""
@@ -100,7 +101,7 @@ class Quantize(_ToCodes):
     """float32 to codes; values beyond the range saturate."""
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
-        """See `quantized`.
+        """Rounded as the kernels do it, and saturated.
 
         Raises:
             ValueError: values that are not finite.
@@ -112,7 +113,9 @@ class Quantize(_ToCodes):
                 "finite ones, as no others have codes; keep the layer from dividing by 0, as with "
                 "tf.math.divide_no_nan, and from roots and logarithms of what is not positive."
             )
-        return quantized(source, graph.codes(self.output))
+        codes = graph.codes(self.output)
+        made = graph.kernels.quantized(source, codes.scale) + codes.zero_point
+        return np.asarray(np.clip(made, -128, 127).astype(np.int32))
 
     @classmethod
     def recognizes(cls, operator: OperatorView) -> bool:

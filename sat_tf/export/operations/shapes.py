@@ -27,6 +27,11 @@ class Pad(Operation):
     operator = Operator("PAD", 2, "PadOptions")
     reads = ("PAD",)
 
+    @property
+    def keeps_grid(self) -> bool:
+        """See `Operation`."""
+        return True
+
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """See `Operation`."""
         (source,) = inputs
@@ -68,6 +73,11 @@ class Reshape(Operation):
 
     operator = _RESHAPE
     reads = ("RESHAPE",)
+
+    @property
+    def keeps_grid(self) -> bool:
+        """See `Operation`."""
+        return True
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """See `Operation`."""

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from sat_tf.export.kernels.kernel_sets import Affine, KernelSet
 from sat_tf.quantizers.input_range import InputRange
 
 
@@ -48,6 +49,11 @@ class Codes:
     def rectified(self) -> "Codes":
         """The same grid without what is below real 0."""
         return dataclasses.replace(self, lowest=max(self.lowest, self.zero_point))
+
+    @property
+    def affine(self) -> Affine:
+        """Scale and zero point, for the rules of kernels."""
+        return Affine(self.scale, self.zero_point)
 
     @property
     def real_scale(self) -> float:
@@ -183,6 +189,10 @@ class Tensors(Protocol):
     @property
     def tensors(self) -> Mapping[str, Tensor]:
         """All tensors but the inputs, by name."""
+
+    @property
+    def kernels(self) -> KernelSet:
+        """The kernels whose rounding `simulate` has."""
 
     def codes(self, name: str) -> Codes:
         """How tensor `name`, which is not float, is stored."""

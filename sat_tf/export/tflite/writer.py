@@ -7,6 +7,7 @@ import flatbuffers
 import numpy as np
 from ai_edge_litert import schema_py_generated as tfl
 
+from sat_tf.export.kernels.kernel_sets import X86, KernelSet
 from sat_tf.export.tflite.tensors import Activation, Codes, Image, Storage, Tensor, Window
 from sat_tf.version import __version__
 
@@ -58,6 +59,7 @@ class Writer:
         self, images: Sequence[Image], tensors: Mapping[str, Tensor], *, resizable: bool = False
     ) -> None:
         self.images, self.tensors, self.resizable = images, tensors, resizable
+        self.kernels: KernelSet = X86
         self.subgraph = tfl.SubGraphT()
         self.subgraph.tensors = []
         self.subgraph.operators = []

@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sat_tf
+from sat_tf.export.kernels.kernel_sets import Engine
 from sat_tf.export.lowering.packing import pack_graph
 from sat_tf.export.lowering.pipeline import deployed_graph, rounded, trained_graph
 from sat_tf.export.lowering.scales import floor_scales, round_biases, settle_constants
 from sat_tf.export.lowering.trace import trace
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.graph_file import serialize
-from sat_tf.export.operations.linear import Kernels, Linear, LinearKind
+from sat_tf.export.operations.linear import Linear, LinearKind
 from sat_tf.export.tflite.structure import read_structure
 from sat_tf.export.tflite.tensors import Storage
 from sat_tf.export.tflite.writer import packed_bytes
@@ -104,7 +105,7 @@ def test_a_packed_file_computes_the_simulated_integers(name, tmp_path):
     assert report.storage[0].bytes < report.storage[1].bytes
     # All but packed convolutions and the image's QUANTIZE run on XNNPACK, as the simulator has it.
     graph = deployed_graph(model, pack="int4")
-    builtin = sum(op.kernels is Kernels.BUILTIN for op in _linear(graph).values())
+    builtin = sum(op.engine is Engine.BUILTIN for op in _linear(graph).values())
     assert xnnpack.delegation.delegated == xnnpack.delegation.operators - 1 - builtin
 
 
@@ -217,7 +218,7 @@ def test_a_packed_file_has_codes_of_its_own_and_says_so(model, tmp_path):
 def test_sums_that_overflow_builtin_kernels_are_refused():
     graph = floor_scales(settle_constants(pack_graph(_traced(THREE), "int4")))
     name, operation = next(
-        (name, op) for name, op in _linear(graph).items() if op.kernels is Kernels.BUILTIN
+        (name, op) for name, op in _linear(graph).items() if op.engine is Engine.BUILTIN
     )
     source, output = float(graph.codes(operation.inputs[0]).scale), float(graph.codes(name).scale)
     # A multiplier of 130, and a bias that fits int32 until it is shifted by 8 bits.

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sat_tf.export.kernels.kernel_sets import X86
 from sat_tf.export.operations import linear
 from sat_tf.export.operations.add import rounded_sum
 from sat_tf.export.operations.graph import Graph
@@ -57,34 +58,10 @@ def test_sums_beyond_float32_are_exact():
     assert int(sums[0, 0]) == 255 * (127 * 4095 + 126)
 
 
-@settings(deadline=None, derandomize=True)
-@given(
-    total=st.integers(-(2**31), 2**31 - 1),
-    multiplier=st.floats(2.0**-32, 255.0, width=32),
-    zero_point=st.integers(-128, 127),
-)
-def test_requantization_is_one_float32_product_rounded_to_even(total, multiplier, zero_point):
-    codes = Codes(_SCALE, zero_point)
-    found = linear.requantize(np.array([[total]]), np.array([multiplier], np.float32), codes)
-    assert found.item() == reference.requantized(total, multiplier, zero_point, -128, 127)
-
-
-def test_requantization_rounds_ties_to_even():
-    codes = Codes(_SCALE, 0)
-    found = linear.requantize(np.array([-3, -1, 1, 3, 5]), np.float32([0.5]), codes)
-    np.testing.assert_array_equal(found, [-2, 0, 0, 2, 2])
-
-
-def test_requantization_clips_where_the_codes_end():
-    codes = Codes(_SCALE, 112, lowest=112)
-    found = linear.requantize(np.array([-900, 3, 900]), np.float32([1.0]), codes)
-    np.testing.assert_array_equal(found, [112, 115, 127])
-
-
 def test_sums_of_two_tensors_round_ties_up():
     half = Codes(np.float32(0.5), 0)
     found = rounded_sum(
-        (np.array([-3, -1, 1, 3]), np.array([0, 0, 0, 0])), (half, half), Codes(_SCALE, 0)
+        (np.array([-3, -1, 1, 3]), np.array([0, 0, 0, 0])), (half, half), Codes(_SCALE, 0), X86
     )
     np.testing.assert_array_equal(found, [-1, 0, 1, 2])
 
@@ -96,7 +73,9 @@ def test_sums_of_two_tensors_round_ties_up():
 )
 def test_a_sum_is_within_one_code_of_the_real_sum(scales, values):
     first, second, output = (Codes(np.float32(scale), 3) for scale in scales)
-    found = rounded_sum((np.array(values[0]), np.array(values[1])), (first, second), output).item()
+    found = rounded_sum(
+        (np.array(values[0]), np.array(values[1])), (first, second), output, X86
+    ).item()
     real = (values[0] - 3) * scales[0] + (values[1] - 3) * scales[1]
     # Half a code of rounding, and multipliers of 20 bits on at most 2^8 codes.
     exact = min(max(real / scales[2], -131), 124)
@@ -106,14 +85,14 @@ def test_a_sum_is_within_one_code_of_the_real_sum(scales, values):
 def test_the_mean_of_one_value_on_its_own_scale_is_the_value():
     codes = Codes(np.float32(0.1), 112, lowest=112)
     stored = np.arange(112, 128, dtype=np.int32).reshape(1, 1, 1, 16)
-    found = rounded_mean(stored, codes, codes, keep_dims=False)
+    found = rounded_mean(stored, codes, codes, keep_dims=False, kernels=X86)
     np.testing.assert_array_equal(found, stored[:, 0, 0])
 
 
 def test_a_mean_changes_scales_and_zero_points():
     source, output = Codes(np.float32(0.5), -128), Codes(np.float32(0.25), 112)
     stored = np.array([-128, -126, -124, -122], np.int32).reshape(1, 2, 2, 1)
-    found = rounded_mean(stored, source, output, keep_dims=True)
+    found = rounded_mean(stored, source, output, keep_dims=True, kernels=X86)
     assert found.shape == (1, 1, 1, 1)
     assert found.item() == 112 + 6  # 3 codes of 0.5 are 1.5
 
@@ -123,35 +102,6 @@ def test_max_pooling_never_takes_the_padding():
     operation = MaxPool(("x",), "y", (2, 2), Window((2, 2), "SAME"))
     found = operation.simulate(Graph("", {}, (), (), ""), stored)
     np.testing.assert_array_equal(found, np.full((1, 2, 2, 1), -120))
-
-
-def test_builtin_kernels_round_twice_and_halves_up():
-    sums = np.array([[-3], [-2], [-1], [0], [1], [2], [3], [5]])
-    codes = Codes(_SCALE, zero_point=0)
-    # 0.25 is 2^30 · 2^-1: halves first, rounded up, and halved again.
-    found = linear.requantize_builtin(sums, np.array([0.25]), codes)
-    assert found.reshape(-1).tolist() == [0, 0, 0, 0, 1, 1, 1, 2]
-    once = linear.requantize(sums, np.array([0.25], np.float32), codes)
-    assert once.reshape(-1).tolist() == [-1, 0, 0, 0, 0, 0, 1, 1]
-
-
-@given(
-    total=st.integers(-(2**22), 2**22),
-    multiplier=st.floats(2.0**-32, 255.0),
-    zero_point=st.integers(-128, 127),
-)
-def test_builtin_fixed_point_is_that_of_whole_numbers(total, multiplier, zero_point):
-    """The kernels' own arithmetic, in Python's integers."""
-    fraction, exponent = np.frexp(multiplier)
-    mantissa = int(np.floor(float(fraction) * 2**31 + 0.5))
-    if mantissa == 2**31:
-        mantissa, exponent = 2**30, exponent + 1
-    high = (total * 2 ** max(int(exponent), 0) * mantissa + 2**30) // 2**31
-    shift = max(-int(exponent), 0)
-    rounded = (high + (2**shift // 2)) // 2**shift
-    codes = Codes(_SCALE, zero_point)
-    found = linear.requantize_builtin(np.array([[total]]), np.array([multiplier]), codes)
-    assert found.item() == int(np.clip(rounded + zero_point, -128, 127))
 
 
 def test_weights_are_counted_without_the_factor_of_their_channel():

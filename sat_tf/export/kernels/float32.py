@@ -1,0 +1,33 @@
+"""float32 arithmetic as processors do it: a product and a sum, rounded twice or once."""
+
+import numpy as np
+
+
+def multiply_add(factor: np.ndarray, other: np.float32, summand: np.float32) -> np.ndarray:
+    """Factor · other + summand, with the product rounded to float32, and then the sum."""
+    return np.asarray(factor.astype(np.float32) * np.float32(other) + np.float32(summand))
+
+
+def fused_multiply_add(factor: np.ndarray, other: np.float32, summand: np.float32) -> np.ndarray:
+    """The same rounded once, as one instruction of processors that have it (FMLA, VFMADD).
+
+    The product of two float32 is exact in float64. Its sum with the third is rounded to odd there:
+    an inexact result gets an odd last bit, so that rounding it to float32 is the only rounding that
+    counts, as float64 has more than twice the bits.
+
+    >>> a = np.float32(1 + 2**-23)
+    >>> float(fused_multiply_add(np.array([a]), a, np.float32(-1))[0]) == 2**-22 + 2**-46
+    True
+    >>> float(multiply_add(np.array([a]), a, np.float32(-1))[0]) == 2**-22
+    True
+    """
+    product = factor.astype(np.float32).astype(np.float64) * np.float64(np.float32(other))
+    addend = np.float64(np.float32(summand))
+    total = product + addend
+    # What the rounded sum has lost, exactly (Knuth's TwoSum).
+    part = total - product
+    lost = (product - (total - part)) + (addend - part)
+    even = (total.view(np.int64) & 1) == 0
+    toward = np.where(lost > 0, np.inf, -np.inf)
+    odd = np.where((lost != 0) & even, np.nextafter(total, toward), total)
+    return np.asarray(odd.astype(np.float32))

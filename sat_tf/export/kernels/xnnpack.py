@@ -1,0 +1,134 @@
+"""The rounding of XNNPACK's int8 kernels.
+
+Its convolutions, matrix products, sums and differences have one rule on all processors. Products
+of two tensors have one on x86, WebAssembly and RISC-V, and another one on Arm. A mean has one rule
+in its source code, which compilers for processors with a fused multiply-add turn into another.
+"""
+
+import numpy as np
+
+from sat_tf.export.kernels.float32 import fused_multiply_add, multiply_add
+
+_MULTIPLIER_BITS = 20
+_INT32 = np.iinfo(np.int32)
+
+
+def requantized(sums: np.ndarray, multipliers: np.ndarray) -> np.ndarray:
+    """Sums as codes: one float32 product, round half to even.
+
+    Args:
+        sums: exact integers, channels on the last axis.
+        multipliers: float32, one a channel.
+
+    Returns:
+        Integers in float32, not yet clipped.
+    """
+    product = sums.astype(np.float32) * multipliers.astype(np.float32)
+    return np.asarray(np.rint(product))
+
+
+def summand_multipliers(
+    scales: list[np.float32], output_scale: np.float32
+) -> tuple[np.ndarray, int]:
+    """The int64 multipliers of a sum for the codes of its inputs, and its shift in bits."""
+    ratios = [np.float32(scale / output_scale) for scale in scales]
+    shift = _MULTIPLIER_BITS - (int(np.frexp(max(ratios))[1]) - 1)
+    return np.rint(np.ldexp(np.array(ratios, np.float64), shift)).astype(np.int64), shift
+
+
+def summed(
+    summands: list[np.ndarray],
+    scales: list[np.float32],
+    output_scale: np.float32,
+    *,
+    difference: bool = False,
+) -> np.ndarray:
+    """Codes of a sum, or a difference, of two tensors: multipliers of 20 bits, round half up.
+
+    On x86 the bias of the sum has half of the last bit, and the shift rounds down; on Arm the shift
+    itself rounds half up: the same integer, and int32 holds all of them.
+    """
+    multipliers, shift = summand_multipliers(scales, output_scale)
+    signs = (1, -1 if difference else 1)
+    total = np.int64(1 << (shift - 1))
+    for codes, multiplier, sign in zip(summands, multipliers, signs, strict=True):
+        total = total + codes.astype(np.int64) * (sign * multiplier)
+    return np.asarray(total >> shift)
+
+
+def product_multiplier(
+    first_scale: np.float32, second_scale: np.float32, output_scale: np.float32
+) -> np.float32:
+    """Output codes of a product of two codes of 1."""
+    return np.float32(np.float32(first_scale * second_scale) / output_scale)
+
+
+def product_in_float32(products: np.ndarray, multiplier: np.float32) -> np.ndarray:
+    """Products of two codes as codes, but on Arm: one float32 product, round half to even."""
+    return np.asarray(np.rint(products.astype(np.float32) * np.float32(multiplier)))
+
+
+def product_in_fixed_point(products: np.ndarray, multiplier: np.float32) -> np.ndarray:
+    """The same on Arm, XNNPACK's "rndnu": a multiplier of 31 bits, rounded down, then half up.
+
+    With multiplier = m · 2^(1 - s - 32), m an integer in [2^30, 2^31):
+
+        (floor(product · 2^max(1 - s, 0) · m / 2^31) + 2^(p - 1)) >> p,   p = max(s, 1)
+
+    Args:
+        products: exact integers.
+        multiplier: from 2^-16 up to 2^8, below 2^8.
+
+    >>> product_in_fixed_point(np.array([-3, -1, 1, 3]), np.float32(0.5)).tolist()
+    [-1, 0, 1, 2]
+    >>> product_in_float32(np.array([-3, -1, 1, 3]), np.float32(0.5)).tolist()
+    [-2.0, -0.0, 0.0, 2.0]
+    """
+    bits = int(np.float32(multiplier).view(np.int32))
+    mantissa = ((bits & 0x7FFFFF) | 0x800000) << 7
+    shift = 127 + 31 - 32 - (bits >> 23)
+    behind = max(shift, 1)
+    before = np.clip(products.astype(np.int64) << (behind - shift), _INT32.min, _INT32.max)
+    high = (before * mantissa) >> 31
+    return np.asarray((high + (1 << (behind - 1))) >> behind)
+
+
+def mean_multiplier(scale: np.float32, output_scale: np.float32, count: int) -> np.float32:
+    """Output codes of one unit of the sum of `count` stored integers."""
+    return np.float32(np.float32(scale / output_scale) * (np.float32(1.0) / np.float32(count)))
+
+
+def mean_offset(
+    multiplier: np.float32, count: int, zero_point: int, output_zero_point: int
+) -> np.float32:
+    """The zero points of a mean as one float32 offset of the product."""
+    zeros = np.float32(np.float32(count * zero_point) * multiplier)
+    return np.float32(np.float32(output_zero_point) - zeros)
+
+
+def mean_rounded_twice(
+    sums: np.ndarray, multiplier: np.float32, count: int, zero_points: tuple[int, int]
+) -> np.ndarray:
+    """Stored integers of a mean, as its source code says: a float32 product, then a float32 sum.
+
+    Args:
+        sums: of stored integers.
+        multiplier: see `mean_multiplier`.
+        count: how many integers are in a sum.
+        zero_points: of the input and of the output.
+
+    Returns:
+        Integers in float32, not yet clipped.
+    """
+    offset = mean_offset(multiplier, count, *zero_points)
+    return np.asarray(np.rint(multiply_add(sums, multiplier, offset)))
+
+
+def mean_fused(
+    sums: np.ndarray, multiplier: np.float32, count: int, zero_points: tuple[int, int]
+) -> np.ndarray:
+    """The same where compilers fuse products with sums, in the offset too: each rounded once."""
+    before, behind = zero_points
+    zeros = np.array([-count * before], np.float32)
+    (offset,) = fused_multiply_add(zeros, multiplier, np.float32(behind))
+    return np.asarray(np.rint(fused_multiply_add(sums, multiplier, offset)))

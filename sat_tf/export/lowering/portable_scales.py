@@ -1,0 +1,114 @@
+"""Scales for which all kernels of XNNPACK compute the same codes, on x86 and on Arm.
+
+Products of two tensors and means are rounded differently there, which for some scales shows in some
+codes. All inputs of their rounding are known when a file is written. Where one of them gives two
+codes, the scale of the output is moved by a unit in the last place, or a few, until none does.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.operation import Operation
+from sat_tf.export.operations.portability import Basis
+from sat_tf.export.operations.quantize import ShiftImage
+
+# In units in the last place. One cures nearly every product and nine every mean of thousands tried.
+_FARTHEST = 32
+# Outside these, kernels are not defined, and `scales.round_biases` refuses the graph.
+_SMALLEST_SCALE, _LARGEST_SCALE = 2.0**-100, 2.0**100
+
+
+def make_portable(graph: Graph) -> Graph:
+    """Moves the scales of products and means until all rules of XNNPACK agree on every input.
+
+    A scale moves together with those of all tensors that share its grid: what a max pool reads and
+    makes, the parts of a concatenation. Where no scale near by is found, or a grid cannot move, the
+    graph keeps it, and a warning says which operation is not portable.
+
+    Args:
+        graph: before its biases are rounded, as these depend on the scales.
+
+    Returns:
+        The graph with `moved_scales`, and with a warning for each operation that is not portable.
+    """
+    grids = {name: index for index, names in enumerate(_shared_grids(graph)) for name in names}
+    moved: dict[str, int] = {}
+    # An operation may read what a later one has moved, through a grid that both share.
+    for _ in range(len(graph.operations)):
+        before = graph
+        for operation in graph.operations:
+            if _is_portable(graph, operation):
+                continue
+            names = {name for name, index in grids.items() if index == grids[operation.output]}
+            graph, units = _moved_until_portable(graph, names)
+            if units:
+                moved |= {name: moved.get(name, 0) + units for name in names}
+        if graph is before:
+            break
+    left = [op for op in graph.operations if not _is_portable(graph, op)]
+    warnings = (*graph.warnings, *(_warning(graph, operation) for operation in left))
+    return dataclasses.replace(graph, moved_scales=moved, warnings=warnings)
+
+
+def _is_portable(graph: Graph, operation: Operation) -> bool:
+    """Whether all of its inputs get the same codes everywhere, or cannot be enumerated."""
+    if operation.is_float(graph) or operation.keeps_grid:
+        return True
+    read = [graph.tensors[name].codes for name in operation.inputs if name in graph.tensors]
+    codes = [graph.codes(operation.output), *(found for found in read if found)]
+    if not all(_SMALLEST_SCALE <= float(one.scale) <= _LARGEST_SCALE for one in codes):
+        return True
+    found = operation.portability(graph)
+    return found.holds or found.basis is not Basis.ENUMERATED
+
+
+def _moved_until_portable(graph: Graph, names: set[str]) -> tuple[Graph, int]:
+    """The graph with the grid of these tensors moved as little as possible, and by how much."""
+    makers = [op for op in graph.operations if op.output in names]
+    if not names & set(graph.tensors) or any(isinstance(op, ShiftImage) for op in makers):
+        return graph, 0  # that of an image is what its pixels are worth
+    for distance in range(1, _FARTHEST + 1):
+        # Down first: what was half way between two codes then goes away from 0, as half up does
+        # for what is positive.
+        for units in (-distance, distance):
+            other = _with_scales(graph, names, units)
+            if all(_is_portable(other, operation) for operation in makers):
+                return other, units
+    return graph, 0
+
+
+def _with_scales(graph: Graph, names: set[str], units: int) -> Graph:
+    """The graph with the scales of these tensors moved by units in the last place."""
+    tensors = dict(graph.tensors)
+    for name in names:
+        codes = graph.codes(name)
+        scale = (np.float32(codes.scale).view(np.int32) + np.int32(units)).view(np.float32)
+        moved = dataclasses.replace(codes, scale=scale)
+        tensors[name] = dataclasses.replace(tensors[name], codes=moved)
+    return dataclasses.replace(graph, tensors=tensors)
+
+
+def _shared_grids(graph: Graph) -> list[set[str]]:
+    """The integer tensors of a graph, in groups that share a grid."""
+    group = {name: {name} for name, tensor in graph.tensors.items() if tensor.codes is not None}
+    for operation in graph.operations:
+        if not operation.keeps_grid or operation.output not in group:
+            continue
+        for name in operation.inputs:
+            if name in group and group[name] is not group[operation.output]:
+                joined = group[name] | group[operation.output]
+                group |= dict.fromkeys(joined, joined)
+    return list({id(names): names for names in group.values()}.values())
+
+
+def _warning(graph: Graph, operation: Operation) -> str:
+    found = operation.portability(graph)
+    worst = max(found.differing.values())
+    return (
+        f"{operation.output}: on Arm, {worst:,} of {found.inputs:,} possible inputs of this "
+        f"{operation.operators[0]} get another code than on x86, and no scale within {_FARTHEST} "
+        "units in the last place changes that: it shares its grid with what it reads, or with the "
+        "image; a quantizer behind it gives it a grid of its own"
+    )
