@@ -5,8 +5,15 @@ from rich.console import Console
 from rich.text import Text
 
 from sat_tf.export.certificate.certificate import Certificate
+from sat_tf.export.certificate.holds import verdict_of
 from sat_tf.export.certificate.outputs import OutputCount
-from sat_tf.export.certificate.page import RUNTIME_TITLES, RuntimeRow, runtime_columns, shown_share
+from sat_tf.export.certificate.page import (
+    RUNTIME_TITLES,
+    RuntimeRow,
+    measured_on,
+    runtime_columns,
+    shown_share,
+)
 from sat_tf.presentation.tables import Column, Table, digits
 
 _MOST_TENSORS_LISTED = 10
@@ -46,7 +53,21 @@ def print_certificate(certificate: Certificate, path: str, console: Console) -> 
             markup=False,
             soft_wrap=True,
         )
+    _print_where_it_holds(certificate, console)
     _print_differing(certificate, console)
+
+
+def _print_where_it_holds(certificate: Certificate, console: Console) -> None:
+    if not certificate.holds:
+        return
+    colour = "green" if certificate.is_portable else "yellow"
+    for line, style in (
+        (verdict_of(certificate.holds), colour),
+        (measured_on(certificate), None),
+        *((f"Note: {warning}", "yellow") for warning in certificate.warnings),
+    ):
+        if line:
+            console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
 
 
 def _runtimes(certificate: Certificate) -> rich.table.Table:

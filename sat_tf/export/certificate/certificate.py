@@ -12,7 +12,9 @@ import numpy as np
 import pydantic
 
 from sat_tf.atomic_file import written_whole
+from sat_tf.export.certificate.holds import Hold
 from sat_tf.export.certificate.outputs import OutputCount
+from sat_tf.export.litert.machine import Machine
 from sat_tf.export.litert.runtime import Delegation
 from sat_tf.messages import list_problems
 
@@ -221,6 +223,9 @@ class Certificate:
         float_model: name of the float model that the file is compared with; None without one.
         float_outputs: each output of the file, as LiteRT with XNNPACK computes it, against that of
             the float model, on the same images; empty without one.
+        machine: where LiteRT ran; None in certificates of earlier versions.
+        holds: on which processors each operator has these codes, and why; empty in certificates of
+            earlier versions.
     """
 
     model: str
@@ -246,6 +251,8 @@ class Certificate:
     accuracy: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     float_model: str | None = None
     float_outputs: list[OutputCount] = dataclasses.field(default_factory=list)
+    machine: Machine | None = None
+    holds: list[Hold] = dataclasses.field(default_factory=list)
 
     @property
     def codes_compared(self) -> int:
@@ -282,6 +289,11 @@ class Certificate:
         ]
 
     @property
+    def is_portable(self) -> bool:
+        """Whether XNNPACK computes these codes on all processors: all operators are said to."""
+        return bool(self.holds) and all(hold.is_portable for hold in self.holds)
+
+    @property
     def _several(self) -> bool:
         return len(self.float_outputs) > 1
 
@@ -305,6 +317,7 @@ class Certificate:
             "codes_compared": self.codes_compared,
             "codes_differing": self.codes_differing,
             "trained_differing": self.trained_differing if self.trained else None,
+            "is_portable": self.is_portable,
             "float_notes": [dataclasses.asdict(note) for note in self.float_notes],
             **values,
         }

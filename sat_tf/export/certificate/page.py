@@ -14,7 +14,10 @@ from sat_tf.export.certificate.certificate import (
     RuntimeCount,
     TensorCodes,
 )
+from sat_tf.export.certificate.holds import NOT_SAID, Hold, verdict_of
 from sat_tf.export.certificate.outputs import OutputCount
+from sat_tf.export.kernels.kernel_sets import XNNPACK_SETS, KernelSet
+from sat_tf.export.operations.portability import Basis
 from sat_tf.presentation.charts import histogram
 from sat_tf.presentation.page import render_page
 from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits, percent
@@ -78,6 +81,12 @@ def certificate_page(certificate: Certificate) -> str:
         outputs=_outputs(certificate),
         runtimes=_runtimes(certificate).to_html("Runtimes"),
         refused={RUNTIME_TITLES[name]: why for name, why in certificate.refused.items()},
+        holds=_holds(certificate.holds).to_html("Where this holds") if certificate.holds else "",
+        holds_verdict=Marked(
+            verdict_of(certificate.holds), "good" if certificate.is_portable else "watch"
+        ),
+        measured_on=measured_on(certificate),
+        not_said=NOT_SAID,
         tensors=_tensors(certificate).to_html("Tensors"),
     )
 
@@ -208,6 +217,41 @@ def _runtimes(certificate: Certificate) -> Table[RuntimeRow]:
             for name, count in certificate.runtimes.items()
         ],
     )
+
+
+def measured_on(certificate: Certificate) -> str:
+    """The machine that LiteRT ran on, in a sentence; empty where it is not recorded."""
+    machine = certificate.machine
+    if machine is None:
+        return ""
+    sets = ", ".join(machine.instruction_sets)
+    return (
+        f"Measured on {machine.architecture}{f' ({sets})' if sets else ''}; the delegate that "
+        f"LiteRT uses by itself there: {machine.delegate}."
+    )
+
+
+def _holds(holds: list[Hold]) -> Table[Hold]:
+    def differing(kernels: KernelSet) -> Column[Hold]:
+        def show(hold: Hold) -> Cell:
+            if hold.is_float:
+                return "not compared"
+            if hold.basis == Basis.IMAGES.value and kernels is not XNNPACK_SETS[0]:
+                return Marked("may differ", "watch")
+            count = hold.differing.get(kernels.name, 0)
+            return Marked(f"{count:,} differ", "bad") if count else "the same"
+
+        return Column(kernels.title, show)
+
+    columns: list[Column[Hold]] = [
+        Column("operators", lambda hold: hold.operators.replace("_2D", ""), wrap="fold"),
+        Column("how many", lambda hold: len(hold.tensors), digits(","), number=True),
+        Column("how that is known", lambda hold: hold.basis),
+        Column("inputs computed", lambda hold: hold.inputs or None, digits(","), number=True),
+        *map(differing, XNNPACK_SETS),
+        Column("because", lambda hold: hold.why, wrap="fold"),
+    ]
+    return Table(columns=columns, rows=holds)
 
 
 def _tensors(certificate: Certificate) -> Table[TensorCodes]:

@@ -18,8 +18,11 @@ from sat_tf.export.certificate.comparison import (
     TrainedCounter,
 )
 from sat_tf.export.certificate.float_reference import FloatReference
+from sat_tf.export.certificate.holds import holds_of
 from sat_tf.export.certificate.inputs import images_hash
 from sat_tf.export.certificate.outputs import Output, only, outputs_in
+from sat_tf.export.kernels import kernel_sets
+from sat_tf.export.litert.machine import this_machine
 from sat_tf.export.litert.processes import refusals
 from sat_tf.export.litert.runtime import RUNTIMES, USUAL_RUNTIMES
 from sat_tf.export.operations.graph import Graph
@@ -99,7 +102,8 @@ def prove(
     Raises:
         ValueError: an unknown runtime, or XNNPACK does not run the file.
     """
-    graph, content = subject.graph, subject.content
+    # LiteRT is compared with the rules of the kernels that it has here.
+    graph, content = subject.graph.on(kernel_sets.of_this_machine()), subject.content
     counters, refused = _counters(subject, _ordered(runtimes))
     recorder = CodesRecorder(graph, subject.makers)
     keras = TrainedCounter(trained, graph) if trained else None
@@ -136,6 +140,7 @@ def prove(
         float_counts = beside.compared(outputs["tflite"])
     right = {name: reference.accuracy(values) for name, values in outputs.items()}
     xnnpack = counters["xnnpack"].result(reference)
+    machine = this_machine(content)
     return Certificate(
         model=graph.name,
         file=subject.path.name,
@@ -159,7 +164,7 @@ def prove(
         refused=refused,
         codes=recorder.result(),
         trained=keras.result() if keras else [],
-        warnings=list(graph.warnings),
+        warnings=[*graph.warnings, *([machine.doubt] if machine.doubt else [])],
         accuracy={
             output.name: {name: shares[output.name] for name, shares in right.items()}
             for output in counted
@@ -167,6 +172,8 @@ def prove(
         },
         float_model=float_model.name if float_model else None,
         float_outputs=float_counts,
+        machine=machine,
+        holds=holds_of(graph),
     )
 
 

@@ -56,5 +56,5 @@ def enumerated(
         kernels.name: int(np.count_nonzero(found != expected))
         for kernels, found in zip(XNNPACK_SETS[1:], others, strict=True)
     }
-    why = f"all {inputs.size:,} {what} have been computed with each rule of XNNPACK"
+    why = f"all {what} of its codes have been computed with every rule of XNNPACK"
     return Portability(Basis.ENUMERATED, why, inputs.size, differing)

@@ -1,0 +1,121 @@
+import json
+
+import numpy as np
+import pytest
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.export.certificate.certificate import Certificate, read_certificate
+from sat_tf.export.certificate.holds import Hold, holds_of, verdict_of
+from sat_tf.export.certificate.page import certificate_page
+from sat_tf.export.litert.machine import Machine
+from sat_tf.export.operations.concatenate import Concatenate
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.pairs import Pair, PairKind
+from sat_tf.export.tflite.tensors import Codes, Tensor
+from tests.export.zoo import images_for
+
+HALF, GRID = Codes(np.float32(0.5), -128), Codes(np.float32(0.25), 0)
+
+
+def _tied_product() -> Graph:
+    """0.25 · 0.5 / 0.25 is a half, whatever the scale of the grid that both sides share."""
+    tensors = {"a": GRID, "b": HALF, "y": GRID, "joined": GRID}
+    return Graph(
+        "tied",
+        {name: Tensor(name, (1, 1, 1), codes) for name, codes in tensors.items()},
+        (Pair(("a", "b"), "y", PairKind.PRODUCT), Concatenate(("y", "a"), "joined", 2)),
+        (),
+        "joined",
+    )
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory) -> tuple[keras.Model, Certificate]:
+    image = keras.Input((6, 6, 3), name="image")
+    tensor = keras.layers.Conv2D(4, 3, activation="relu", name="stem")(image)
+    tensor = keras.layers.GlobalAveragePooling2D(name="mean")(tensor)
+    model = keras.Model(image, keras.layers.Dense(3, name="head")(tensor))
+    quantized = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(3))
+    sat_tf.calibrate(quantized, images_for(model).astype(np.float32))
+    path = tmp_path_factory.mktemp("holds") / "model.tflite"
+    sat_tf.export_tflite(quantized, path)
+    return quantized, sat_tf.verify_tflite(quantized, path, images_for(model, 4))
+
+
+def test_a_certificate_says_of_each_operator_how_it_is_known(small):
+    _, certificate = small
+    known = {hold.operators: (hold.basis, hold.inputs) for hold in certificate.holds}
+    # 4 x 4 stored integers from -128 to 127: a mean reads a tensor of 8 bits.
+    assert known["MEAN"] == ("proved for every input", 16 * 255 + 1)
+    assert known["CONV_2D"] == known["FULLY_CONNECTED"] == ("by its rule", 0)
+    assert certificate.is_portable
+    assert "1 operator proved for all 4,081 inputs" in verdict_of(certificate.holds)
+
+
+def test_every_operation_of_the_file_is_spoken_of_once(small):
+    _, certificate = small
+    spoken = [tensor for hold in certificate.holds for tensor in hold.tensors]
+    assert len(spoken) == len(set(spoken))
+    assert {count.name for count in certificate.tensors} <= set(spoken)
+
+
+def test_a_certificate_names_the_machine_and_the_delegate(small):
+    _, certificate = small
+    assert certificate.machine is not None
+    assert certificate.machine.delegate == "XNNPACK"
+    assert certificate.machine.architecture
+    assert certificate.warnings == []
+
+
+def test_the_page_has_the_section_and_what_it_says_nothing_of(small):
+    page = certificate_page(small[1])
+    assert "Where this holds" in page
+    assert "NNAPI" in page
+    assert "proved for every input" in page
+
+
+def test_a_product_that_is_not_portable_is_counted_for_each_kernel_set():
+    (product, moved) = holds_of(_tied_product())
+    assert product.operators == "MUL"
+    assert product.differing["xnnpack_arm"] == product.differing["xnnpack_arm_unfused"] > 0
+    assert "xnnpack_x86" not in product.differing
+    assert moved.is_portable
+    assert verdict_of([product, moved]) == (
+        "It holds for x86 only: on Arm, 1 operator (MUL) may compute other codes."
+    )
+
+
+def test_certificates_of_earlier_versions_are_read_and_say_nothing_of_where_they_hold(
+    small, tmp_path
+):
+    path = tmp_path / "certificate.json"
+    small[1].write(path)
+    values = json.loads(path.read_text())
+    for name in ("machine", "holds", "is_portable"):
+        del values[name]
+    path.write_text(json.dumps(values))
+    read = read_certificate(path)
+    assert read.holds == []
+    assert not read.is_portable
+    assert "Where this holds" not in certificate_page(read)
+
+
+def test_the_section_comes_back_from_the_file(small, tmp_path):
+    path = tmp_path / "certificate.json"
+    small[1].write(path)
+    assert read_certificate(path).holds == small[1].holds
+    assert read_certificate(path).machine == small[1].machine
+
+
+@pytest.mark.parametrize(
+    ("delegate", "words"),
+    [("YNNPACK", "the delegate YNNPACK, whose rounding is not known"), ("none", "no delegate")],
+)
+def test_a_delegate_that_is_not_known_is_warned_of(delegate, words):
+    assert words in str(Machine("x86_64", [], delegate).doubt)
+
+
+def test_float_files_are_not_said_to_be_portable():
+    floats = Hold("DEQUANTIZE", ["y"], "float", "processors differ in the last bits of float32")
+    assert "float32" in verdict_of([floats])

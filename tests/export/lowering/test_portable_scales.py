@@ -1,0 +1,195 @@
+import dataclasses
+
+import numpy as np
+import pytest
+import tf_keras as keras
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sat_tf
+from sat_tf.export import deployed_model, read_graph, simulate
+from sat_tf.export.kernels.kernel_sets import ARM, ARM_UNFUSED, X86, XNNPACK_SETS
+from sat_tf.export.lowering.pipeline import deployed_graph, trained_graph
+from sat_tf.export.lowering.portable_scales import make_portable
+from sat_tf.export.operations.concatenate import Concatenate
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.mean import Mean
+from sat_tf.export.operations.operation import Operation
+from sat_tf.export.operations.pairs import Pair, PairKind
+from sat_tf.export.operations.pools import MaxPool
+from sat_tf.export.operations.portability import Basis
+from sat_tf.export.operations.quantize import ShiftImage
+from sat_tf.export.tflite.tensors import Codes, Image, Tensor, Window
+from tests.export import layer_models, reference, zoo
+
+ONE = np.float32(1.0)
+PRODUCT = Pair(("a", "b"), "y", PairKind.PRODUCT)
+
+
+def _graph(tensors: dict[str, Codes], *operations: Operation, size: int = 1) -> Graph:
+    made = {name: Tensor(name, (size, size, 1), codes) for name, codes in tensors.items()}
+    return Graph("made", made, operations, (), operations[-1].output)
+
+
+def _product(ratio: float, zero_point: int = 0) -> Graph:
+    output = Codes(np.float32(1.0 / ratio), zero_point)
+    return _graph({"a": Codes(ONE, 0), "b": Codes(ONE, -128), "y": output}, PRODUCT)
+
+
+def _scale(graph: Graph, name: str = "y") -> np.float32:
+    return graph.codes(name).scale
+
+
+def test_half_a_code_differs_on_arm_until_the_scale_moves_by_one_unit():
+    graph = _product(0.5)
+    found = PRODUCT.portability(graph)
+    assert found.basis is Basis.ENUMERATED
+    # Every product of codes from -128 to 127 and from 0 to 255.
+    assert found.inputs == len({a * b for a in range(-128, 128) for b in range(256)})
+    assert found.differing[ARM.name] == found.differing[ARM_UNFUSED.name] > 0
+    moved = make_portable(graph)
+    assert moved.moved_scales == {"y": -1}
+    assert _scale(moved) == np.nextafter(_scale(graph), np.float32(0))
+    assert PRODUCT.portability(moved).holds
+    assert not moved.warnings
+
+
+def test_a_product_that_is_portable_keeps_its_scale():
+    graph = _product(1 / 3.0001)
+    assert PRODUCT.portability(graph).holds
+    assert make_portable(graph) == graph
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(
+    ratio=st.one_of(
+        st.floats(2.0**-9, 0.5, width=32),
+        st.integers(1, 9).map(lambda bits: 2.0**-bits),
+        st.integers(2, 255).map(lambda odd: 1.0 / odd),
+    ),
+    product=st.integers(-128 * 255, 127 * 255),
+)
+def test_a_moved_product_has_the_same_codes_by_both_rules_in_whole_numbers(ratio, product):
+    moved = make_portable(_product(ratio))
+    assert abs(moved.moved_scales.get("y", 0)) <= 4
+    multiplier = float(ONE / _scale(moved))
+    on_arm = reference.product_on_arm(product, multiplier)
+    on_x86 = reference.requantized(product, multiplier, 0, -(2**20), 2**20)
+    reachable = any(product % b == 0 and -128 <= product // b <= 127 for b in range(1, 256))
+    assert not reachable or np.clip(on_arm, -128, 127) == np.clip(on_x86, -128, 127)
+
+
+@settings(deadline=None, derandomize=True, max_examples=60)
+@given(
+    size=st.sampled_from([2, 4, 7, 8, 14]),
+    scales=st.tuples(st.floats(2.0**-8, 1.0, width=32), st.floats(0.25, 1.25, width=32)),
+    zeros=st.tuples(st.integers(-128, 127), st.integers(-128, 127)),
+)
+def test_every_mean_becomes_portable_within_a_few_units(size, scales, zeros):
+    source = Codes(np.float32(scales[0]), zeros[0])
+    output = Codes(np.float32(scales[0] * scales[1]), zeros[1])
+    mean = Mean(("x",), "y")
+    graph = _graph({"x": source, "y": output}, mean, size=size)
+    moved = make_portable(graph)
+    assert mean.portability(moved).holds
+    assert abs(moved.moved_scales.get("y", 0)) <= 16
+    # By a way of its own, on some sums.
+    count, found = size * size, (float(source.scale), float(_scale(moved)))
+    for total in np.linspace(-128 * count, 127 * count, 40).astype(int).tolist():
+        on_x86 = reference.mean_on_x86(total, count, found, zeros)
+        on_arm = reference.mean_on_arm(total, count, found, zeros)
+        assert np.clip(on_x86, -128, 127) == np.clip(on_arm, -128, 127)
+
+
+def test_tensors_on_one_grid_move_together():
+    pool = MaxPool(("y",), "pooled", (1, 1), Window())
+    joined = Concatenate(("pooled", "other"), "joined", 2)
+    graph = _product(0.5)
+    codes = graph.codes("y")
+    tensors = {name: graph.codes(name) for name in ("a", "b", "y")}
+    tensors |= dict.fromkeys(("pooled", "other", "joined"), codes)
+    moved = make_portable(_graph(tensors, PRODUCT, pool, joined))
+    assert moved.moved_scales == dict.fromkeys(("y", "pooled", "other", "joined"), -1)
+    assert len({_scale(moved, name) for name in moved.moved_scales}) == 1
+
+
+def test_a_product_on_the_grid_of_an_image_cannot_move_and_says_so():
+    half = np.float32(0.5)
+    grid = Codes(half, -128)
+    tensors = {"image": grid, "a": Codes(half, 0), "b": Codes(half, -128), "y": grid, "j": grid}
+    operations = (
+        ShiftImage(("pixels",), "image"),
+        PRODUCT,
+        Concatenate(("y", "image"), "j", 2),
+    )
+    made = _graph(tensors, *operations)
+    graph = dataclasses.replace(made, images=(Image("pixels", (1, 1, 1), half),))
+    kept = make_portable(graph)
+    assert kept.moved_scales == {}
+    (warning,) = kept.warnings
+    assert warning.startswith("y: on Arm, ")
+    assert "MUL" in warning
+
+
+def test_a_product_that_shares_its_grid_with_what_it_reads_says_so():
+    grid = Codes(np.float32(0.25), 0)
+    tensors = {"a": grid, "b": Codes(np.float32(0.5), -128), "y": grid, "j": grid}
+    kept = make_portable(_graph(tensors, PRODUCT, Concatenate(("y", "a"), "j", 2)))
+    # Whatever the scale, 0.25 · 0.5 / 0.25 is a half.
+    assert kept.moved_scales == {}
+    assert len(kept.warnings) == 1
+
+
+def test_scales_beyond_all_kernels_are_left_to_the_check_that_refuses_them():
+    graph = _product(2.0**-120)
+    assert make_portable(graph) == graph
+
+
+@pytest.fixture(scope="module")
+def gated() -> keras.Model:
+    """Gates of squeeze and excitation, whose products and means are on scales of their own."""
+    model = layer_models.MODELS["squeeze_and_excitation"].model()
+    zoo.make_realistic(model)
+    quantized = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(4))
+    sat_tf.calibrate(quantized, zoo.images_for(model).astype(np.float32))
+    return quantized
+
+
+def test_the_file_of_a_model_is_portable_and_computed_in_keras(gated, tmp_path):
+    exact, file = trained_graph(gated), deployed_graph(gated)
+    for operation in file.operations:
+        assert operation.portability(file).holds
+    moved = {
+        name: int(np.float32(file.codes(name).scale).view(np.int32))
+        - int(np.float32(exact.codes(name).scale).view(np.int32))
+        for name in file.integer_tensors
+    }
+    assert {name: units for name, units in moved.items() if units} == dict(file.moved_scales)
+    path = tmp_path / "model.tflite"
+    sat_tf.export_tflite(gated, path)
+    images = zoo.images_for(gated, 8)
+    certificate = sat_tf.verify_tflite(deployed_model(gated), path, images)
+    assert certificate.codes_differing == 0
+    assert certificate.trained_differing == 0
+    assert certificate.is_portable
+
+
+def test_a_portable_graph_has_the_same_codes_with_the_kernels_of_every_processor(gated, tmp_path):
+    path = tmp_path / "model.tflite"
+    sat_tf.export_tflite(gated, path)
+    graph = read_graph(path.read_bytes(), "model")
+    images = zoo.images_for(gated, 16)
+    expected = simulate(graph.on(X86), images)
+    for kernels in XNNPACK_SETS:
+        found = simulate(graph.on(kernels), images)
+        for name in graph.integer_tensors:
+            np.testing.assert_array_equal(found[name], expected[name], name)
+
+
+@pytest.mark.parametrize("kernels", [ARM, ARM_UNFUSED], ids=lambda row: row.name)
+def test_kernels_of_arm_differ_where_a_graph_is_not_portable(kernels):
+    graph = _product(0.5)
+    stored = np.array([-3, -1, 1, 3]).reshape(4, 1, 1, 1), np.full((4, 1, 1, 1), -127)
+    on_x86, on_arm = (PRODUCT.simulate(graph.on(row), *stored) for row in (X86, kernels))
+    assert on_x86.reshape(-1).tolist() == [-2, 0, 0, 2]
+    assert on_arm.reshape(-1).tolist() == [-1, 0, 1, 2]
