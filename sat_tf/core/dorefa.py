@@ -65,7 +65,7 @@ def quantize_weights(
     Args:
         kernel: latent weights, any shape; float32, float16 or bfloat16.
         num_bits: 1 to 8; see `grid.Bits`.
-        grid: a name of `grid_table.GRIDS`, or "auto".
+        grid: a name of `grid_table.GRIDS` or of `AUTOMATIC`.
         detach_max: see `clamp_weights`.
         range_axes: see `clamp_weights`.
 
@@ -101,7 +101,7 @@ def weight_codes(
     Args:
         kernel: latent weights, any shape.
         num_bits: 1 to 8.
-        grid: a name of `grid_table.GRIDS`, or "auto".
+        grid: a name of `grid_table.GRIDS` or of `AUTOMATIC`.
         range_axes: see `clamp_weights`.
 
     Returns:
@@ -133,7 +133,7 @@ def weight_units(
     Args:
         kernel: latent weights, any shape.
         num_bits: 1 to 8.
-        grid: a name of `grid_table.GRIDS`, or "auto".
+        grid: a name of `grid_table.GRIDS` or of `AUTOMATIC`.
         range_axes: see `clamp_weights`.
 
     Returns:
@@ -171,7 +171,7 @@ def held_weights(
         units: n = 0..top for each of them, any number type; see `weight_units`.
         held: which of them to hold, boolean.
         num_bits: 1 to 8.
-        grid: a name of `grid_table.GRIDS`, or "auto".
+        grid: a name of `grid_table.GRIDS` or of `AUTOMATIC`.
         range_axes: see `clamp_weights`.
 
     Returns:

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from sat_tf.core.custom_gradient import straight_through
-from sat_tf.core.grid_table import Grid, find_grid
+from sat_tf.core.grid_table import AUTOMATIC, Grid, find_grid
 
 # A number of bits; or an integer scalar tensor of it, so that it can change while a graph stays.
 # Tensors are not checked: their value is known too late.
@@ -36,7 +36,7 @@ def levels(num_bits: Bits, grid: str = "dorefa") -> Any:
 
     Args:
         num_bits: bits b, 1 to 8; see `Bits`.
-        grid: a name of `grid_table.GRIDS`, or "auto" (see `find_grid`).
+        grid: a name of `grid_table.GRIDS` or of `AUTOMATIC`.
 
     Returns:
         The number of intervals between the lowest and the highest value of the grid: an integer,
@@ -71,7 +71,7 @@ def rounding(num_bits: Bits, grid: str = "dorefa") -> Callable[[tf.Tensor], tf.T
 def _look_up(num_bits: Bits, grid: str, number: Callable[[Grid, int], int]) -> Any:
     if not tf.is_tensor(num_bits):
         return number(find_grid(grid, num_bits), num_bits)
-    fewest = 1 if grid == "auto" else find_grid(grid, 8).fewest_bits
+    fewest = 1 if grid in AUTOMATIC else find_grid(grid, 8).fewest_bits
     # From a table, because powers of tensors are not exact everywhere.
     table = [max(bits, fewest) for bits in range(9)]
     numbers = [float(number(find_grid(grid, bits), bits)) for bits in table]

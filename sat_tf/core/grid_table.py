@@ -115,20 +115,30 @@ GRIDS: dict[str, Grid] = {
 }
 
 
-def find_grid(grid: str, num_bits: int) -> Grid:
-    """Returns the row for `grid`; "auto" is DoReFa up to 7 bits and the narrow grid at 8.
+# Names that stand for one grid or another, by the number of bits. "auto" is the paper's wherever
+# int8 holds its codes: at 8 bits DoReFa's reach 255. "packed" is the one whose codes need no more
+# bits than they have where files store few: DoReFa's codes of 4 bits reach 15, and INT4 holds 7.
+AUTOMATIC: dict[str, Callable[[int], str]] = {
+    "auto": lambda bits: "narrow" if bits == 8 else "dorefa",
+    "packed": lambda bits: "narrow" if bits in (4, 8) else "dorefa",
+}
 
-    DoReFa's 8-bit codes reach 255 and do not fit int8; its codes up to 7 bits reach 127 and do.
+
+def find_grid(grid: str, num_bits: int) -> Grid:
+    """Returns the row for `grid`, the name of one or of `AUTOMATIC`.
+
+    >>> [find_grid("auto", bits).name for bits in (3, 4, 8)]
+    ['dorefa', 'dorefa', 'narrow']
+    >>> [find_grid("packed", bits).name for bits in (3, 4, 8)]
+    ['dorefa', 'narrow', 'narrow']
 
     Raises:
         ValueError: the grid is unknown, or has no interval at `num_bits`.
     """
     check_bits(num_bits)
-    name = grid
-    if grid == "auto":
-        name = "dorefa" if num_bits <= 7 else "narrow"
+    name = AUTOMATIC[grid](num_bits) if grid in AUTOMATIC else grid
     if name not in GRIDS:
-        hint = did_you_mean(str(grid), ["auto", *GRIDS])
+        hint = did_you_mean(str(grid), [*AUTOMATIC, *GRIDS])
         raise ValueError(f"grid={grid!r} is not a grid. {hint}")
     row = GRIDS[name]
     if num_bits < row.fewest_bits:

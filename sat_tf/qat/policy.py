@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from sat_tf.core.clipping_gradients import CLIPPING_GRADIENTS
-from sat_tf.core.grid_table import GRIDS, Grid
+from sat_tf.core.grid_table import AUTOMATIC, GRIDS, Grid
 from sat_tf.messages import did_you_mean, list_problems, warn
 from sat_tf.quantizers.input_range import (
     INPUT_TYPES,
@@ -31,7 +31,7 @@ _PIXELS = (0.0, 255.0)
 # The old name of input_range=(0, input_max).
 OLD_INPUT_RANGE = "input_max"
 
-GRID_NAMES = ("auto", *GRIDS)
+GRID_NAMES = (*AUTOMATIC, *GRIDS)
 
 
 def fitting_grid(grid: str, num_bits: int | None) -> str:
@@ -40,7 +40,7 @@ def fitting_grid(grid: str, num_bits: int | None) -> str:
     >>> fitting_grid("rounded", 7), fitting_grid("rounded", 8)
     ('rounded', 'auto')
     """
-    fits = grid == "auto" or num_bits is None or GRIDS[grid].fits_int8(num_bits)
+    fits = grid in AUTOMATIC or num_bits is None or GRIDS[grid].fits_int8(num_bits)
     return grid if fits else "auto"
 
 
@@ -194,7 +194,7 @@ def _pair_problems(values: Mapping[str, Any]) -> list[str]:
     integers = all(values.get(name) is not None for name in ("activation_bits", "stream_bits"))
     for bits_name, grid_name, bits, grid in _pairs(values):
         both = f"{bits_name}={bits} with {grid_name}={grid!r}"
-        if bits is not None and grid != "auto" and bits < GRIDS[grid].fewest_bits:
+        if bits is not None and grid not in AUTOMATIC and bits < GRIDS[grid].fewest_bits:
             problems.append(
                 f"{both}: that grid has a single value at {bits} bit; use {grid_name}='dorefa', or "
                 f"{GRIDS[grid].fewest_bits} bits and more."
@@ -229,7 +229,7 @@ def _quantizer_problems(values: Mapping[str, Any]) -> list[str]:
                 f"{field}={values[field]!r} with weight_quantizer={name!r}: that quantizer has "
                 f"codes of its own; leave {field} out."
                 for field in ("weight_grid", "first_last_weight_grid")
-                if values.get(field) not in (None, "auto")
+                if values.get(field) not in (None, *AUTOMATIC)
             ]
     return problems
 
@@ -356,10 +356,12 @@ class BitPolicy:
         requantize_streams: False: linear layers read streams as they are, at stream bits, which
             costs nothing in the file and keeps what few bits would lose. True: they read them
             at `activation_bits`, through an inserted quantizer. Float streams always are.
-        weight_grid: "auto" (DoReFa to 7 bits, narrow at 8, the grid that fits int8), "dorefa",
-            "narrow", "rounded" or "modified"; see `sat_tf.core.grid_table`. A layer whose own 8
-            bits do not fit int8 on it (first or last, or by an override) is on "auto" instead.
-            weight_bits=8 on such a grid is refused where activations and streams are integers.
+        weight_grid: "packed" (DoReFa, but narrow at 4 and at 8 bits, where its codes need one bit
+            more in a file), "auto" (DoReFa to 7 bits, narrow at 8, the grid that fits int8),
+            "dorefa", "narrow", "rounded" or "modified"; see `sat_tf.core.grid_table`. A layer whose
+            own 8 bits do not fit int8 on it (first or last, or by an override) is on "auto"
+            instead. weight_bits=8 on such a grid is refused where activations and streams are
+            integers.
         first_last_weight_grid: the grid of the first and last linear layers; None: weight_grid,
             as above.
         weight_range: "channel" divides weights by the maximum of the output channel, "layer" by
@@ -411,7 +413,7 @@ class BitPolicy:
     first_last_weight_bits: int | None = 8
     stream_bits: int | None = 8
     requantize_streams: bool = False
-    weight_grid: str = "auto"
+    weight_grid: str = "packed"
     first_last_weight_grid: str | None = None
     weight_range: str = "channel"
     detach_max: bool = True
@@ -469,7 +471,7 @@ class BitPolicy:
             **fields: any field of the policy, to depart from the paper.
         """
         setting: dict[str, Any] = {"weight_bits": bits, "activation_bits": bits}
-        setting |= {"stream_bits": None, "latent_start": "as_is"}
+        setting |= {"weight_grid": "auto", "stream_bits": None, "latent_start": "as_is"}
         setting |= {"weight_range": "layer", "detach_max": False, "rescale": "constant"}
         setting |= {"initial_clipping_level": 8.0, "initial_classifier_clipping_level": 10.0}
         if fields.get("weight_grid") == "dorefa":
@@ -481,7 +483,9 @@ class BitPolicy:
     def mobile(cls, bits: int, **fields: Any) -> "BitPolicy":
         """Integer from the image to the logits: weights and activations at `bits`, 8-bit streams.
 
-        Linear layers read streams at their 8 bits; rectified tensors have `bits`.
+        Linear layers read streams at their 8 bits; rectified tensors have `bits`. Weights are on
+        the grid that a file stores in its own bits: the narrow one at 4 bits, where DoReFa's codes
+        need 5.
 
         Args:
             bits: 1 to 8.

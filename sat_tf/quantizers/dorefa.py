@@ -32,7 +32,7 @@ class DorefaQuantizer(WeightQuantizer):
 
     Args:
         num_bits: 1 to 8, or None to clamp and rescale only.
-        grid: a name of `grid_table.GRIDS`, or "auto".
+        grid: a name of `grid_table.GRIDS` or of `AUTOMATIC`.
         range_axes: kernel axes with a maximum of their own; () for one maximum a layer.
         detach_max: no gradient through the maximum.
         rescale: a name of `rescale.METHODS`, or None.
@@ -201,7 +201,7 @@ class DorefaQuantizer(WeightQuantizer):
 
     @property
     def grid_name(self) -> str:
-        """The name of the grid; of "auto" what that is at its bits."""
+        """The name of the grid; of an automatic one what that is at its bits."""
         return self.grid if self.num_bits is None else self.row.name
 
     @property

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from sat_tf.core.grid_table import AUTOMATIC
 from sat_tf.graph.network import Network
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.wrapper import QuantizedLayer
@@ -35,7 +36,7 @@ def planned_as(row, weights, output):
         row.weights.bits != weights.num_bits
         or (row.weights.range == "channel") != bool(weights.range_axes)
         or row.weights.rescale != (None if weights.rescale == "none" else weights.rescale)
-        or (weights.grid != "auto" and row.weights.grid != weights.grid)
+        or (weights.grid not in AUTOMATIC and row.weights.grid != weights.grid)
     ):
         return False
     if isinstance(output, RangeObserver):

@@ -67,7 +67,9 @@ def test_a_foreign_scheme_gets_the_weight_quantizer_alone():
     config = LayerConfig(weight_bits=3, weight_range="channel", detach_max=True)
     ((kernel, quantizer),) = config.get_weights_and_quantizers(layer)
     assert kernel is layer.depthwise_kernel
-    assert quantizer == DorefaQuantizer(num_bits=3, range_axes=(2, 3), detach_max=True)
+    assert quantizer == DorefaQuantizer(
+        num_bits=3, grid="packed", range_axes=(2, 3), detach_max=True
+    )
     assert config.get_activations_and_quantizers(layer) == []
     assert config.get_output_quantizers(layer) == []
     assert config.get_weights_and_quantizers(L.ReLU()) == []

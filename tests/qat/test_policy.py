@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import sat_tf
 from sat_tf.core.clipping_gradients import CLIPPING_GRADIENTS
-from sat_tf.core.grid_table import GRIDS, find_grid
+from sat_tf.core.grid_table import AUTOMATIC, GRIDS, find_grid
 from sat_tf.core.rescale import METHODS
 from sat_tf.qat import policy as policies
 from sat_tf.qat.configs import LayerConfig
@@ -147,7 +147,7 @@ def test_one_bit_needs_the_dorefa_grid(grid, field):
 
 
 def test_names_are_those_of_the_core():
-    assert {"auto", *GRIDS} == set(policies.GRID_NAMES)
+    assert {*AUTOMATIC, *GRIDS} == set(policies.GRID_NAMES)
     for method in METHODS:
         BitPolicy(rescale=method)
     for gradient in CLIPPING_GRADIENTS:
@@ -330,7 +330,8 @@ def test_eight_bits_are_beyond_int8_on_every_grid_but_the_narrow_one():
     }
     assert beyond == {("dorefa", 8, 255), ("rounded", 8, 128), ("modified", 8, 128)}
     for name in policies.GRID_NAMES:
-        assert policies.fitting_grid(name, 8) == ("narrow" if name == "narrow" else "auto")
+        fits = name == "narrow" or name in AUTOMATIC
+        assert policies.fitting_grid(name, 8) == (name if fits else "auto")
         assert policies.fitting_grid(name, 7) == name
 
 
