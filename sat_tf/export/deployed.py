@@ -13,7 +13,7 @@ from sat_tf.export.lowering.codes import KernelTensors, kernel_tensors
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.lowering.quantized_network import is_left_float, role_of
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.operation import Numbers, Operation
+from sat_tf.export.operations.operation import IN_THE_FILE_ONLY, Numbers, Operation
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node, call_in_inference
@@ -82,7 +82,8 @@ def _outline(graph: Graph) -> dict[str, Any]:
     """All settings of the operations but their numbers, by the tensors that they make."""
 
     def settings(operation: Operation) -> list[Any]:
-        values = [getattr(operation, field.name) for field in dataclasses.fields(operation)]
+        fields = dataclasses.fields(operation)
+        values = [getattr(operation, f.name) for f in fields if f.metadata != IN_THE_FILE_ONLY]
         return [np.shape(value) if isinstance(value, np.ndarray) else value for value in values]
 
     return {

@@ -27,6 +27,7 @@ class Graph:
         warnings: what its user should know.
         layer_outputs: the tensor with the output of each Keras layer that has one, by their names.
         more_outputs: names of the other output tensors.
+        storage_notes: why kernels are not stored in fewer bits, by the tensors of their layers.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Graph:
     warnings: tuple[str, ...] = ()
     layer_outputs: Mapping[str, str] = dataclasses.field(default_factory=dict)
     more_outputs: tuple[str, ...] = ()
+    storage_notes: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     def image(self, name: str) -> Image:
         """The input of this name."""
