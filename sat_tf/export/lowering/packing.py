@@ -77,6 +77,11 @@ def packing_problem(pack: object) -> str | None:
     )
 
 
+def runs_on_xnnpack(pack: str) -> bool:
+    """Whether XNNPACK computes all kernels that a packing packs."""
+    return not _ALL_PACKINGS[pack].windows
+
+
 def pack_graph(graph: Graph, pack: str) -> Graph:
     """Decides how the file stores each kernel; for the codes as they are trained.
 
