@@ -109,8 +109,7 @@ class Linear(Operation):
         window: strides, padding and dilation.
         real: computed in float32, on dequantized inputs and kernel: the float head.
         storage: how the file holds the kernel.
-        pixelwise: of a 1x1 convolution, whether the file has it as a matrix product of each pixel:
-            XNNPACK multiplies with packed matrices, and has no convolutions with packed kernels.
+        pixelwise: the file has this 1x1 convolution as a matrix product of each pixel.
     """
 
     kind: LinearKind
@@ -121,7 +120,6 @@ class Linear(Operation):
     spread: np.ndarray
     window: Window = WHOLE
     real: bool = False
-    # Neither changes what TensorFlow computes of the codes.
     storage: Storage = dataclasses.field(default=Storage.INT8, metadata=IN_THE_FILE_ONLY)
     pixelwise: bool = dataclasses.field(default=False, metadata=IN_THE_FILE_ONLY)
 
@@ -136,19 +134,18 @@ class Linear(Operation):
 
     @property
     def operator_kind(self) -> LinearKind:
-        """The operator that the file has it as."""
+        """Its operator in the file."""
         return LinearKind.FULLY_CONNECTED if self.pixelwise else self.kind
 
     @property
     def is_product(self) -> bool:
-        """Whether the file has it as a matrix product."""
+        """Whether that is a matrix product."""
         return self.operator_kind is LinearKind.FULLY_CONNECTED
 
     @property
     def largest_sum(self) -> int:
         """The magnitude that sum and bias may reach together before its kernel overflows."""
-        # XNNPACK's kernels for INT4 have the codes in the upper half of a byte, 16 times as large,
-        # and wrap around without a word; those for INT2 do not.
+        # XNNPACK's kernels for INT4 sum up 16 times the codes, and wrap around without a word.
         shifted = self.storage is Storage.INT4 and self.kernels is Kernels.XNNPACK
         return _INT32 >> (4 if shifted else 0)
 
@@ -189,8 +186,7 @@ class Linear(Operation):
         places = "" if self.is_product else f" {size[0]}x{size[1]}"
         stride = self.window.strides
         strides = "" if stride == (1, 1) else f" / {stride[0]}x{stride[1]}"
-        name = self.operator_kind.value
-        return f"{'float ' if self.real else ''}{name}{places}{strides}"
+        return f"{'float ' if self.real else ''}{self.operators[0]}{places}{strides}"
 
     def weights_title(self) -> str:
         """See `Operation`; "x8" where the codes are stored multiplied by that."""
@@ -573,9 +569,7 @@ def _keeps_pixels(operator: OperatorView) -> bool:
     keeps = bool(operator.option("keepNumDims"))
     dimensions = len(operator.tensor(0).shape)
     if dimensions != (4 if keeps else 2):
-        raise NotUnderstoodError(
-            f"it multiplies a tensor of {dimensions} dimensions with keepNumDims={keeps}"
-        )
+        raise NotUnderstoodError(f"keepNumDims={keeps} with a tensor of {dimensions} dimensions")
     return keeps
 
 
