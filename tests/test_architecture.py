@@ -80,8 +80,9 @@ MAY_IMPORT_WITHIN = {
         "operations": {"converter", "tflite"},
         "lowering": {"operations", "tflite"},
         "certificate": {"litert", "operations", "tflite"},
+        "device": {"certificate", "litert", "operations", "tflite"},
         # What users call stands on top of all.
-        ".": {"tflite", "litert", "converter", "operations", "lowering", "certificate"},
+        ".": {"tflite", "litert", "converter", "operations", "lowering", "certificate", "device"},
     },
     "reproduction": {
         ".": set(),

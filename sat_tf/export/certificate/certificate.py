@@ -12,6 +12,7 @@ import numpy as np
 import pydantic
 
 from sat_tf.atomic_file import written_whole
+from sat_tf.export.certificate.device_check import DeviceCheck
 from sat_tf.export.certificate.outputs import OutputCount
 from sat_tf.export.litert.runtime import Delegation
 from sat_tf.messages import list_problems
@@ -221,6 +222,7 @@ class Certificate:
         float_model: name of the float model that the file is compared with; None without one.
         float_outputs: each output of the file, as LiteRT with XNNPACK computes it, against that of
             the float model, on the same images; empty without one.
+        devices: other processors that were held against the same simulation.
     """
 
     model: str
@@ -246,6 +248,7 @@ class Certificate:
     accuracy: dict[str, dict[str, float]] = dataclasses.field(default_factory=dict)
     float_model: str | None = None
     float_outputs: list[OutputCount] = dataclasses.field(default_factory=list)
+    devices: list[DeviceCheck] = dataclasses.field(default_factory=list)
 
     @property
     def codes_compared(self) -> int:
