@@ -63,6 +63,11 @@ class DeviceCheck:
         return not (self.tensors_differing or self.outputs_differing)
 
     @property
+    def title(self) -> str:
+        """The processor, and its architecture or that it was emulated."""
+        return f"{self.processor}, {'emulated' if self.emulated else self.machine}"
+
+    @property
     def kernels(self) -> str:
         """The fastest kernels that the processor has, in words."""
         return next((words for name, words in _KERNELS.items() if name in self.features), "unknown")

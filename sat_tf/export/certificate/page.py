@@ -14,6 +14,7 @@ from sat_tf.export.certificate.certificate import (
     RuntimeCount,
     TensorCodes,
 )
+from sat_tf.export.certificate.device_check import DeviceCheck
 from sat_tf.export.certificate.outputs import OutputCount
 from sat_tf.presentation.charts import histogram
 from sat_tf.presentation.page import render_page
@@ -78,6 +79,7 @@ def certificate_page(certificate: Certificate) -> str:
         outputs=_outputs(certificate),
         runtimes=_runtimes(certificate).to_html("Runtimes"),
         refused={RUNTIME_TITLES[name]: why for name, why in certificate.refused.items()},
+        devices=_devices(certificate),
         tensors=_tensors(certificate).to_html("Tensors"),
     )
 
@@ -208,6 +210,38 @@ def _runtimes(certificate: Certificate) -> Table[RuntimeRow]:
             for name, count in certificate.runtimes.items()
         ],
     )
+
+
+def device_columns() -> list[Column[DeviceCheck]]:
+    """The columns of the table of other machines that a terminal has room for."""
+
+    def differing(device: DeviceCheck) -> Cell:
+        return Marked(device.counted, "good" if device.is_exact else "bad")
+
+    def time(device: DeviceCheck) -> float | None:
+        return None if device.emulated else device.milliseconds
+
+    return [
+        Column("machine", lambda device: device.title),
+        Column("kernels", lambda device: device.kernels),
+        Column("codes differing", differing, number=True, wrap="never"),
+        Column("first that differs", lambda device: device.first_differing or "none", wrap="fold"),
+        Column("ms an image", time, digits(".3g", "–"), number=True),
+    ]
+
+
+def _devices(certificate: Certificate) -> str:
+    if not certificate.devices:
+        return ""
+    more: list[Column[DeviceCheck]] = [
+        Column("images", lambda device: device.num_images, number=True),
+        Column("features", lambda device: " ".join(device.features)),
+        Column("delegate", lambda device: device.delegate),
+        Column("LiteRT", lambda device: device.versions.get("ai-edge-litert")),
+        Column("system", lambda device: device.versions.get("system")),
+    ]
+    columns = [*device_columns(), *more]
+    return Table(columns=columns, rows=certificate.devices).to_html("Other machines")
 
 
 def _tensors(certificate: Certificate) -> Table[TensorCodes]:
