@@ -208,8 +208,21 @@ def _made_aside(folder: pathlib.Path) -> Iterator[pathlib.Path]:
             shutil.rmtree(left, ignore_errors=True)
 
 
-def _run(words: Sequence[str], doing: str, folder: pathlib.Path) -> None:
-    """Runs a tool; raises with the last thing that it says where it fails."""
+def _unpack(package: pathlib.Path, folder: pathlib.Path) -> None:
+    """Unpacks one of Debian's packages."""
+    words = ["dpkg-deb", "-x", str(package), str(folder)]
+    needs = "a whole package and room on the disk"
+    _run(words, f"unpacking {package.name}", folder, needs=needs)
+
+
+def _run(
+    words: Sequence[str],
+    doing: str,
+    folder: pathlib.Path,
+    *,
+    needs: str = "a network and sources of packages for Arm",
+) -> None:
+    """Runs a tool; raises with the first error that it names where it fails."""
     quiet = {"LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"}
     try:
         done = subprocess.run(
@@ -230,9 +243,8 @@ def _run(words: Sequence[str], doing: str, folder: pathlib.Path) -> None:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         errors = [line for line in said if line.startswith(("E:", "Err:", "ERROR:"))] or said
         raise ValueError(
-            f"Arm root: {doing} failed ({errors[-1] if errors else f'status {done.returncode}'}), "
-            "expected a network and sources of packages for Arm; try again with both, "
-            f"{OFFER}."
+            f"Arm root: {doing} failed ({errors[0] if errors else f'status {done.returncode}'}), "
+            f"expected {needs}; try again with both, {OFFER}."
         )
 
 
@@ -281,7 +293,7 @@ def _unpack_system(folder: pathlib.Path) -> None:
     root = folder / "root"
     root.mkdir()
     for package in sorted((folder / "apt" / "cache" / "archives").glob("*.deb")):
-        _run(["dpkg-deb", "-x", str(package), str(root)], f"unpacking {package.name}", folder)
+        _unpack(package, root)
     if not (root / "lib").exists():
         (root / "lib").symlink_to("usr/lib")
 
@@ -319,7 +331,7 @@ def _unpack_emulator(folder: pathlib.Path) -> None:
         words = _apt(folder, "download", f"{package}:{_architecture()}")
         _run(words, f"downloading {package}", place)
         for file in sorted(place.glob("*.deb")):
-            _run(["dpkg-deb", "-x", str(file), str(place)], f"unpacking {file.name}", place)
+            _unpack(file, place)
         if found := emulator_in(place):
             kept = folder / "emulator" / "usr" / "bin"
             kept.mkdir(parents=True)

@@ -3,8 +3,11 @@
 import json
 import sys
 
+import numpy as np
 import pytest
 
+from sat_tf.commands import main
+from sat_tf.export.certificate.certificate import read_certificate
 from sat_tf.export.device import arm_root
 from sat_tf.export.device.arm_root import find_root
 from sat_tf.export.device.emulator import PROCESSORS, lay_out, run_python
@@ -46,6 +49,19 @@ def test_every_processor_is_told_with_what_it_computed(stand_in, small_file, few
     assert [device.processor for device in found] == [one.title for one in PROCESSORS]
     assert all(device.emulated and device.is_exact for device in found)
     assert {device.codes_differing for device in found} == {0}
+
+
+def test_the_certificate_of_a_verification_tells_of_them(
+    stand_in, small_file, few_images, tmp_path, capsys
+):
+    stand_in(NATIVELY)
+    np.save(tmp_path / "images.npy", few_images)
+    words = ["--images", str(tmp_path / "images.npy"), "--out", str(tmp_path / "proof")]
+    assert main.main(["verify", str(small_file), "--arm", "--runtime", "xnnpack", *words]) == 0
+    assert "Other machines" in capsys.readouterr().out
+    found = read_certificate(tmp_path / "proof" / "certificate.json")
+    assert [device.processor for device in found.devices] == [one.title for one in PROCESSORS]
+    assert {device.codes_compared for device in found.devices} == {found.codes_compared}
 
 
 @pytest.mark.parametrize(
