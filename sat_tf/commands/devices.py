@@ -106,11 +106,26 @@ def check_device_certificate(
     load: LoadPixels,
     out: str | None,
     console: Console,
+    *,
+    of_run: bool,
 ) -> bool | None:
     """Holds the certificate of a device against a file; None where it is one of `sat-tf verify`.
 
+    Args:
+        tflite: the file.
+        certificate: path of the certificate.
+        wanted: which images.
+        load: loads them.
+        out: --out, which has no meaning here.
+        console: where to print the outcome.
+        of_run: whether there is a run, whose images are those of the kit where none are named.
+
     Returns:
         Whether nothing differs on the device.
+
+    Raises:
+        RunError: --out is given.
+        ValueError: see `read_device_check`.
     """
     if not is_device_certificate(certificate):
         return None
@@ -121,7 +136,7 @@ def check_device_certificate(
         )
     kit = read_device_certificate(certificate).kit
     images = None
-    if wanted.is_given:
+    if wanted.is_given or (of_run and kit.images_from.seed is None):
         count = wanted.num_images or kit.num_images
         # A file of another shape cannot take the kit's images: that is said first.
         if read_subject(tflite).sha256 == kit.sha256:

@@ -255,7 +255,15 @@ def verify(
 
     try:
         if certificate is not None:
-            exact = check_device_certificate(target.tflite, certificate, wanted, load, out, console)
+            exact = check_device_certificate(
+                target.tflite,
+                certificate,
+                wanted,
+                load,
+                out,
+                console,
+                of_run=target.folder is not None,
+            )
             if exact is not None:
                 return exact
             return _check(target, console, wanted, certificate, runtimes, out)

@@ -37,7 +37,7 @@ class DeviceCheck:
         tensors_differing: how many of them differ anywhere.
         first_differing: the first of them, in order; None where all agree.
         outputs_differing: outputs that differ between a run that keeps every tensor and one that
-            does not.
+            does not; not counted where layers are left float.
         milliseconds: an image with one thread, in the median.
         emulated: the machine was emulated here, so that its time says nothing.
     """

@@ -43,7 +43,8 @@ _SPARED = (
     *(f"site/ai_edge_litert/{name}" for name in ("aot", "vendors", "tools")),
     *("site/ai_edge_litert/_pywrap_litert_converter.so", "site/ai_edge_litert/pywrap_genai*"),
 )
-_NEEDED_BYTES = 500_000_000
+# At the most, while qemu for all processors is unpacked.
+_NEEDED_BYTES = 800_000_000
 _SECONDS = 900
 _TRIAL_SECONDS = 300
 _A_DAY = 86_400

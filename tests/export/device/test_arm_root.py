@@ -68,7 +68,7 @@ def test_packages_without_python_are_named(cache, tools):
 def test_a_full_disk_is_told_before_anything_is_downloaded(cache, tools, monkeypatch):
     tools(apt_get="exit 1", dpkg_deb="", dpkg="echo amd64")
     monkeypatch.setattr(arm_root.shutil, "disk_usage", lambda _: type("U", (), {"free": 1e6}))
-    with pytest.raises(ValueError, match=r"received 1 MB of free space, expected 500 MB"):
+    with pytest.raises(ValueError, match=r"received 1 MB of free space, expected 800 MB"):
         make_root()
     assert _left(cache) == []
 
