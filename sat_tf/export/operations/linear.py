@@ -9,7 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.export.kernels.kernel_sets import Engine, narrow_multipliers, wide_multipliers
+from sat_tf.export.kernels.kernel_sets import (
+    Engine,
+    LinearWork,
+    narrow_multipliers,
+    wide_multipliers,
+)
 from sat_tf.export.operations.operation import (
     Constants,
     FileParts,
@@ -205,8 +210,31 @@ class Linear(Operation):
         output = graph.codes(self.output)
         scales = graph.codes(self.inputs[0]).scale, self.scales, output.scale
         accumulated = found.astype(exact) + self.bias
-        made = graph.kernels.linear(self.kind.value, self.engine, accumulated, scales)
+        made = graph.kernels.linear(self.work(graph), accumulated, scales)
         return stored_codes(made, output)
+
+    def work(self, graph: Tensors) -> LinearWork:
+        """What kernels choose their rounding by."""
+        channels = graph.tensors[self.inputs[0]].shape[-1]
+        depth = math.prod(self.kernel.shape[axis] for axis in self.inner_axes)
+        is_convolution = self.kind is LinearKind.CONVOLUTION
+        return LinearWork(
+            self.kind.value,
+            self.engine,
+            depth=depth,
+            is_grouped=is_convolution and self.kernel.shape[-1] != channels,
+            one_scale=self._writes_one_scale,
+        )
+
+    @property
+    def _writes_one_scale(self) -> bool:
+        """Whether the file holds one scale for all rows of a matrix.
+
+        XNNPACK takes matrices of 2 bits only with a scale for each row.
+        """
+        dense = self.kind is LinearKind.FULLY_CONNECTED
+        scales = self.scales.astype(np.float32)
+        return dense and self.storage is not Storage.INT2 and bool(np.all(scales == scales[0]))
 
     def _real_kernel(self) -> np.ndarray:
         scales = self.along_channels(self.scales.astype(np.float32))
@@ -222,8 +250,7 @@ class Linear(Operation):
         if self.kind is LinearKind.DEPTHWISE:
             kernel = kernel[np.newaxis]
         dense = self.kind is LinearKind.FULLY_CONNECTED
-        # XNNPACK takes matrices of 2 bits only with a scale for each row.
-        if dense and storage is not Storage.INT2 and np.all(scales == scales[0]):
+        if self._writes_one_scale:
             scales = scales[:1]
         axis = self.channel_axis + (self.kind is LinearKind.DEPTHWISE)
         weights = writer.kernel(f"{self.output}/kernel", kernel, storage, scales, axis)
