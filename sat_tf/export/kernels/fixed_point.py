@@ -20,10 +20,7 @@ import numpy as np
 _MANTISSA_BITS = 31
 _SMALLEST_EXPONENT = -31
 # Sums and differences are taken with this many more bits.
-_SUM_BITS = 20
-# How many values the vectorized kernels take at a time; the rest they take one by one.
-CHANNELS_AT_A_TIME = 8
-MEANS_AT_A_TIME = 16
+SUM_BITS = 20
 
 
 class Multipliers(NamedTuple):
@@ -68,7 +65,7 @@ def fixed_point(multipliers: np.ndarray | float) -> Multipliers:
     )
 
 
-def _high_product(values: np.ndarray, mantissas: np.ndarray) -> np.ndarray:
+def high_product(values: np.ndarray, mantissas: np.ndarray) -> np.ndarray:
     """The upper 32 bits of the doubled product, rounded half up (SQRDMULH)."""
     half = 1 << (_MANTISSA_BITS - 1)
     return np.asarray((values.astype(np.int64) * mantissas + half) >> _MANTISSA_BITS)
@@ -90,7 +87,7 @@ def rounded_twice_up(values: np.ndarray, multipliers: Multipliers) -> np.ndarray
     >>> rounded_twice_up(np.array([-3, -2, 1, 3, 5]), fixed_point(0.25)).tolist()
     [0, 0, 1, 1, 2]
     """
-    high = _high_product(values.astype(np.int64) << multipliers.left, multipliers.mantissas)
+    high = high_product(values.astype(np.int64) << multipliers.left, multipliers.mantissas)
     return _shifted_up(high, multipliers.right)
 
 
@@ -100,7 +97,7 @@ def rounded_twice_away(values: np.ndarray, multipliers: Multipliers) -> np.ndarr
     >>> rounded_twice_away(np.array([-3, -2, 1, 3, 5]), fixed_point(0.25)).tolist()
     [-1, -1, 1, 1, 2]
     """
-    high = _high_product(values.astype(np.int64) << multipliers.left, multipliers.mantissas)
+    high = high_product(values.astype(np.int64) << multipliers.left, multipliers.mantissas)
     return _shifted_away(high, multipliers.right)
 
 
@@ -118,13 +115,6 @@ def rounded_once(values: np.ndarray, multipliers: Multipliers) -> np.ndarray:
     return _shifted_up(high, behind)
 
 
-def in_blocks(values: np.ndarray, multipliers: Multipliers, size: int) -> np.ndarray:
-    """Rounded twice: blocks of `size` channels up, the channels behind the last block away."""
-    channels = np.arange(values.shape[-1]) < values.shape[-1] // size * size
-    up, away = rounded_twice_up(values, multipliers), rounded_twice_away(values, multipliers)
-    return np.where(channels, up, away)
-
-
 def summed(
     summands: list[np.ndarray],
     scales: list[np.float32],
@@ -137,13 +127,25 @@ def summed(
     Each is brought to a scale of twice the larger one with 20 more bits, rounded twice; so is their
     sum, to the scale of the output.
     """
+    first, second = (
+        rounded_twice_away(codes.astype(np.int64) << SUM_BITS, multiplier)
+        for codes, multiplier in zip(summands, summand_multipliers(scales), strict=True)
+    )
+    return sum_as_codes(first - second if difference else first + second, scales, output_scale)
+
+
+def summand_multipliers(scales: list[np.float32]) -> list[Multipliers]:
+    """The multipliers that bring two summands to twice the larger scale."""
     widest = 2.0 * float(max(scales))
-    total = np.int64(0)
-    for codes, scale, sign in zip(summands, scales, (1, -1 if difference else 1), strict=True):
-        multiplier = fixed_point(float(scale) / widest)
-        total = total + sign * rounded_twice_away(codes.astype(np.int64) << _SUM_BITS, multiplier)
-    bits = np.float32(1 << _SUM_BITS)
-    return rounded_twice_away(np.asarray(total), fixed_point(widest / float(bits * output_scale)))
+    return [fixed_point(float(scale) / widest) for scale in scales]
+
+
+def sum_as_codes(
+    total: np.ndarray, scales: list[np.float32], output_scale: np.float32
+) -> np.ndarray:
+    """Sums with 20 more bits as codes."""
+    widest, bits = 2.0 * float(max(scales)), np.float32(1 << SUM_BITS)
+    return rounded_twice_away(total, fixed_point(widest / float(bits * output_scale)))
 
 
 def product(
@@ -169,18 +171,3 @@ def mean(
     shift = min(count.bit_length() - 1, 32, _MANTISSA_BITS + int(exponent))
     divided = Multipliers((mantissa << shift) // count, exponent - shift)
     return rounded_twice_away(sums - zeros[0] * count, divided) + zeros[1]
-
-
-def mean_of_stored(
-    sums: np.ndarray, count: int, scales: tuple[np.float32, np.float32], zeros: tuple[int, int]
-) -> np.ndarray:
-    """Stored integers of a mean that keeps its dimensions, in the optimized kernels.
-
-    The stored integers are scaled as they are, and both zero points added as one integer; the
-    multiplier is a float32.
-    """
-    scale, output_scale = scales
-    moved = np.float32(np.float32(zeros[0]) * scale) / output_scale
-    moved = np.float32(moved + (np.float32(0.5) if moved > 0 else np.float32(-0.5)))
-    multiplier = fixed_point(float(scale / (np.float32(count) * output_scale)))
-    return in_blocks(sums, multiplier, MEANS_AT_A_TIME) + zeros[1] - int(moved)

@@ -13,8 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sat_tf.export.kernels import fixed_point, float32, xnnpack
-
+from sat_tf.export.kernels import fixed_point, float32, vectors, xnnpack
 
 # Matrices that have a kernel of their own for products with a vector: these sizes at least.
 _FEWEST_ROWS, _FEWEST_COLUMNS = 4, 8
@@ -274,12 +273,25 @@ class Builtin(Reference):
         if work.is_grouped:
             return fixed_point.rounded_twice_away(sums, multipliers)
         if work.operator in ("DEPTHWISE_CONV_2D", "TRANSPOSE_CONV"):
-            return fixed_point.in_blocks(sums, multipliers, fixed_point.CHANNELS_AT_A_TIME)
+            return vectors.requantized(sums, multipliers)
         # A product with a vector, of an image by itself, has a kernel of its own.
         is_vector = math.prod(sums.shape[1:-1]) == 1
         if is_vector and sums.shape[-1] >= _FEWEST_ROWS and work.depth >= _FEWEST_COLUMNS:
             return fixed_point.rounded_twice_up(sums, multipliers)
         return self.matrix(sums, multipliers)
+
+    def summed(
+        self,
+        summands: list[np.ndarray],
+        scales: list[np.float32],
+        output_scale: np.float32,
+        *,
+        difference: bool = False,
+    ) -> np.ndarray:
+        """See `KernelSet`; differences have no kernel with vectors."""
+        if difference:
+            return super().summed(summands, scales, output_scale, difference=True)
+        return vectors.sum_of(summands, scales, output_scale)
 
     def mean(
         self,
@@ -294,16 +306,11 @@ class Builtin(Reference):
         if not keep_dims:
             return super().mean(sums, count, source, output)
         scales, zeros = (source.scale, output.scale), (source.zero_point, output.zero_point)
-        return fixed_point.mean_of_stored(sums, count, scales, zeros)
+        return vectors.mean_of_stored(sums, count, scales, zeros)
 
     def quantized(self, real: np.ndarray, scale: np.float32) -> np.ndarray:
-        """See `KernelSet`: of an image's values, blocks of 8 as XNNPACK, the rest by division."""
-        flat = real.reshape(len(real), -1)
-        size = fixed_point.CHANNELS_AT_A_TIME
-        in_block = np.arange(flat.shape[1]) < flat.shape[1] // size * size
-        divided = float32.rounded_away(flat.astype(np.float64) / np.float64(scale))
-        found = np.where(in_block, np.rint(flat * (np.float32(1.0) / scale)), divided)
-        return np.asarray(found.reshape(real.shape))
+        """See `KernelSet`."""
+        return vectors.quantized(real, scale)
 
 
 def narrow_multipliers(source: np.float32, weights: np.ndarray, output: np.float32) -> np.ndarray:
@@ -316,9 +323,7 @@ def wide_multipliers(source: np.float32, weights: np.ndarray, output: np.float32
     return np.asarray(float(source) * weights.astype(np.float32).astype(np.float64) / float(output))
 
 
-def _multipliers(
-    work: LinearWork, scales: tuple[np.float32, np.ndarray, np.float32]
-) -> np.ndarray:
+def _multipliers(work: LinearWork, scales: tuple[np.float32, np.ndarray, np.float32]) -> np.ndarray:
     """The same, but that a matrix with one scale has the product of two in float32."""
     if not (work.operator == "FULLY_CONNECTED" and work.one_scale):
         return wide_multipliers(*scales)
@@ -397,8 +402,7 @@ ARM_UNFUSED = Xnnpack(
 )
 
 KERNEL_SETS: dict[str, KernelSet] = {
-    row.name: row
-    for row in (X86, ARM, ARM_UNFUSED, BUILTIN_X86, BUILTIN_ARM, REFERENCE, MICRO)
+    row.name: row for row in (X86, ARM, ARM_UNFUSED, BUILTIN_X86, BUILTIN_ARM, REFERENCE, MICRO)
 }
 
 # The kernel sets of XNNPACK: a file is portable where all of them compute the same codes.
