@@ -148,12 +148,14 @@ def sum_as_codes(
     return rounded_twice_away(total, fixed_point(widest / float(bits * output_scale)))
 
 
-def product(
-    products: np.ndarray, scales: tuple[np.float32, np.float32], output_scale: np.float32
-) -> np.ndarray:
-    """Codes of a product of two tensors; the multiplier is rounded to float32 first."""
-    multiplier = np.float32(np.float32(scales[0] * scales[1]) / output_scale)
-    return rounded_twice_away(products, fixed_point(float(multiplier)))
+def multiplier_in_float32(first: np.float32, second: np.float32, output: np.float32) -> float:
+    """Output codes of a product of two codes of 1, as LiteRT computes it."""
+    return float(np.float32(np.float32(first * second) / output))
+
+
+def multiplier_in_float64(first: np.float32, second: np.float32, output: np.float32) -> float:
+    """The same as TFLite Micro computes it."""
+    return float(first) * float(second) / float(output)
 
 
 def mean(

@@ -199,9 +199,11 @@ class Reference(KernelSet):
 
     Attributes:
         dense: the rule of matrix products, from sums and scales.
+        multiplier: of products of two tensors, from their scales and that of the output.
     """
 
     dense: Callable[[np.ndarray, LinearWork, tuple[np.float32, np.ndarray, np.float32]], np.ndarray]
+    multiplier: Callable[[np.float32, np.float32, np.float32], float]
 
     def linear(
         self,
@@ -229,8 +231,13 @@ class Reference(KernelSet):
     def product(
         self, products: np.ndarray, scales: tuple[np.float32, np.float32], output_scale: np.float32
     ) -> np.ndarray:
-        """See `KernelSet`."""
-        return fixed_point.product(products, scales, output_scale)
+        """See `KernelSet`.
+
+        Vectors hold a product in 16 bits behind its rounding. What does not fit them, 128 times the
+        range of int8 and more, is not simulated: calibrated scales are far from it.
+        """
+        multiplier = fixed_point.fixed_point(self.multiplier(*scales, output_scale))
+        return fixed_point.rounded_twice_away(products, multiplier)
 
     def mean(
         self,
@@ -355,18 +362,21 @@ REFERENCE = Reference(
     "LiteRT, reference kernels",
     "all processors",
     dense=_dense_in_float64,
+    multiplier=fixed_point.multiplier_in_float32,
 )
 MICRO = Reference(
     "micro",
     "TFLite Micro",
     "all processors, with its reference kernels; not CMSIS-NN's or a vendor's",
     dense=_dense_in_fixed_point,
+    multiplier=fixed_point.multiplier_in_float64,
 )
 BUILTIN_X86 = Builtin(
     "builtin_x86",
     "LiteRT, builtin kernels on x86",
     "x86 with AVX, as the wheels have it",
     dense=_dense_in_fixed_point,
+    multiplier=fixed_point.multiplier_in_float32,
     matrix=fixed_point.rounded_twice_up,
 )
 BUILTIN_ARM = Builtin(
@@ -374,6 +384,7 @@ BUILTIN_ARM = Builtin(
     "LiteRT, builtin kernels on Arm",
     "Armv8",
     dense=_dense_in_fixed_point,
+    multiplier=fixed_point.multiplier_in_float32,
     matrix=fixed_point.rounded_once,
 )
 X86 = Xnnpack(
