@@ -1,30 +1,175 @@
-"""The rounding of LiteRT's builtin kernels: multipliers of 31 bits and shifts, in integers."""
+"""The rounding of LiteRT's builtin kernels: multipliers of 31 bits and shifts, in integers.
+
+A multiplier is m · 2^e with m an integer of 31 bits, read as a fraction of 2^31. A product with it
+is a product with m, whose upper 32 bits are kept, and a shift by e. Kernels differ in where they
+round, and how ties are broken:
+
+    rounded twice, up        the product half up, the shift half up
+    rounded twice, away      the product half up, the shift half away from zero
+    rounded once             the product down, the shift half up, which is one rounding in all
+
+All functions take and give exact integers, channels on the last axis; shifted to the left, they fit
+int32.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
 _MANTISSA_BITS = 31
+_SMALLEST_EXPONENT = -31
+# Sums and differences are taken with this many more bits.
+SUM_BITS = 20
 
 
-def requantized(sums: np.ndarray, multipliers: np.ndarray) -> np.ndarray:
-    """Sums as codes, as the builtin kernels make them on x86: rounded twice, both times half up.
+class Multipliers(NamedTuple):
+    """Multipliers of 31 bits: m / 2^31 · 2^e.
 
-    The multiplier is m · 2^e with m an integer of 31 bits. The product with m is rounded to the
-    upper 32 bits, the shift by e rounds again:
-
-        (((sum << max(e, 0)) · m + 2^30) >> 31 + 2^(s-1)) >> s,   s = max(-e, 0)
-
-    Args:
-        sums: exact integers, channels on the last axis; shifted, they fit int32.
-        multipliers: positive float64, one a channel.
-
-    Returns:
-        Integers, not yet clipped.
+    Attributes:
+        mantissas: m, in [2^30, 2^31); 0 for a multiplier below 2^-32.
+        exponents: e.
     """
-    fractions, exponents = np.frexp(multipliers)
+
+    mantissas: np.ndarray
+    exponents: np.ndarray
+
+    @property
+    def left(self) -> np.ndarray:
+        """By how many bits sums are shifted to the left, before the product."""
+        return np.maximum(self.exponents, 0)
+
+    @property
+    def right(self) -> np.ndarray:
+        """By how many bits they are shifted to the right, behind it."""
+        return np.maximum(-self.exponents, 0)
+
+
+Rule = Callable[[np.ndarray, Multipliers], np.ndarray]
+
+
+def fixed_point(multipliers: np.ndarray | float) -> Multipliers:
+    """Positive float64 multipliers in fixed point: m rounded half up.
+
+    >>> fixed_point(0.75)
+    Multipliers(mantissas=array(1610612736), exponents=array(0))
+    """
+    fractions, exponents = np.frexp(np.asarray(multipliers, np.float64))
     mantissas = np.floor(np.ldexp(fractions, _MANTISSA_BITS) + 0.5).astype(np.int64)
     carried = mantissas == 1 << _MANTISSA_BITS
-    mantissas, exponents = np.where(carried, mantissas >> 1, mantissas), exponents + carried
-    left, right = (np.maximum(shifts, 0).astype(np.int64) for shifts in (exponents, -exponents))
-    multiplied = (sums.astype(np.int64) << left) * mantissas
-    rounded = (multiplied + (1 << (_MANTISSA_BITS - 1))) >> _MANTISSA_BITS
-    return np.asarray((rounded + ((1 << right) >> 1)) >> right)
+    mantissas = np.where(carried, mantissas >> 1, mantissas)
+    exponents = exponents.astype(np.int64) + carried
+    tiny = exponents < _SMALLEST_EXPONENT
+    return Multipliers(
+        np.asarray(np.where(tiny, 0, mantissas)), np.asarray(np.where(tiny, 0, exponents))
+    )
+
+
+def high_product(values: np.ndarray, mantissas: np.ndarray) -> np.ndarray:
+    """The upper 32 bits of the doubled product, rounded half up (SQRDMULH)."""
+    half = 1 << (_MANTISSA_BITS - 1)
+    return np.asarray((values.astype(np.int64) * mantissas + half) >> _MANTISSA_BITS)
+
+
+def _shifted_up(values: np.ndarray, bits: np.ndarray) -> np.ndarray:
+    """Shifted to the right, rounded half up (SRSHL)."""
+    return np.asarray((values + ((1 << bits) >> 1)) >> bits)
+
+
+def _shifted_away(values: np.ndarray, bits: np.ndarray) -> np.ndarray:
+    """Shifted to the right, rounded half away from zero (gemmlowp's RoundingDivideByPOT)."""
+    return np.asarray(np.sign(values) * _shifted_up(np.abs(values), bits))
+
+
+def rounded_twice_up(values: np.ndarray, multipliers: Multipliers) -> np.ndarray:
+    """Products rounded half up, then shifts half up.
+
+    >>> rounded_twice_up(np.array([-3, -2, 1, 3, 5]), fixed_point(0.25)).tolist()
+    [0, 0, 1, 1, 2]
+    """
+    high = high_product(values.astype(np.int64) << multipliers.left, multipliers.mantissas)
+    return _shifted_up(high, multipliers.right)
+
+
+def rounded_twice_away(values: np.ndarray, multipliers: Multipliers) -> np.ndarray:
+    """Products rounded half up, then shifts half away from zero.
+
+    >>> rounded_twice_away(np.array([-3, -2, 1, 3, 5]), fixed_point(0.25)).tolist()
+    [-1, -1, 1, 1, 2]
+    """
+    high = high_product(values.astype(np.int64) << multipliers.left, multipliers.mantissas)
+    return _shifted_away(high, multipliers.right)
+
+
+def rounded_once(values: np.ndarray, multipliers: Multipliers) -> np.ndarray:
+    """Products rounded down, then shifts half up: with p = max(-e, 1), one rounding in all.
+
+        (((value << (e + p)) · m) >> 31 + 2^(p-1)) >> p
+
+    >>> rounded_once(np.array([-3, -2, 1, 3, 5]), fixed_point(0.25)).tolist()
+    [-1, 0, 0, 1, 1]
+    """
+    behind = np.maximum(multipliers.right, 1)
+    before = multipliers.exponents + behind
+    high = ((values.astype(np.int64) << before) * multipliers.mantissas) >> _MANTISSA_BITS
+    return _shifted_up(high, behind)
+
+
+def summed(
+    summands: list[np.ndarray],
+    scales: list[np.float32],
+    output_scale: np.float32,
+    *,
+    difference: bool = False,
+) -> np.ndarray:
+    """Codes of a sum, or a difference, of two tensors.
+
+    Each is brought to a scale of twice the larger one with 20 more bits, rounded twice; so is their
+    sum, to the scale of the output.
+    """
+    first, second = (
+        rounded_twice_away(codes.astype(np.int64) << SUM_BITS, multiplier)
+        for codes, multiplier in zip(summands, summand_multipliers(scales), strict=True)
+    )
+    return sum_as_codes(first - second if difference else first + second, scales, output_scale)
+
+
+def summand_multipliers(scales: list[np.float32]) -> list[Multipliers]:
+    """The multipliers that bring two summands to twice the larger scale."""
+    widest = 2.0 * float(max(scales))
+    return [fixed_point(float(scale) / widest) for scale in scales]
+
+
+def sum_as_codes(
+    total: np.ndarray, scales: list[np.float32], output_scale: np.float32
+) -> np.ndarray:
+    """Sums with 20 more bits as codes."""
+    widest, bits = 2.0 * float(max(scales)), np.float32(1 << SUM_BITS)
+    return rounded_twice_away(total, fixed_point(widest / float(bits * output_scale)))
+
+
+def multiplier_in_float32(first: np.float32, second: np.float32, output: np.float32) -> float:
+    """Output codes of a product of two codes of 1, as LiteRT computes it."""
+    return float(np.float32(np.float32(first * second) / output))
+
+
+def multiplier_in_float64(first: np.float32, second: np.float32, output: np.float32) -> float:
+    """The same as TFLite Micro computes it."""
+    return float(first) * float(second) / float(output)
+
+
+def mean(
+    sums: np.ndarray, count: int, scales: tuple[np.float32, np.float32], zeros: tuple[int, int]
+) -> np.ndarray:
+    """Stored integers of a mean: the multiplier is divided by the count in integers.
+
+    Args:
+        sums: of stored integers.
+        count: how many are in a sum.
+        scales: of the input and of the output.
+        zeros: their zero points.
+    """
+    mantissa, exponent = fixed_point(float(scales[0]) / float(scales[1]))
+    shift = min(count.bit_length() - 1, 32, _MANTISSA_BITS + int(exponent))
+    divided = Multipliers((mantissa << shift) // count, exponent - shift)
+    return rounded_twice_away(sums - zeros[0] * count, divided) + zeros[1]

@@ -31,3 +31,14 @@ def fused_multiply_add(factor: np.ndarray, other: np.float32, summand: np.float3
     toward = np.where(lost > 0, np.inf, -np.inf)
     odd = np.where((lost != 0) & even, np.nextafter(total, toward), total)
     return np.asarray(odd.astype(np.float32))
+
+
+def rounded_away(values: np.ndarray) -> np.ndarray:
+    """Integers, halves away from zero.
+
+    >>> rounded_away(np.array([-1.5, -0.5, 0.5, 2.5])).tolist()
+    [-2.0, -1.0, 1.0, 3.0]
+    """
+    whole = np.trunc(values)
+    # The rest is exact, where a sum with a half might not be.
+    return np.asarray(whole + np.where(np.abs(values - whole) >= 0.5, np.sign(values), 0.0))

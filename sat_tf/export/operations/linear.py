@@ -9,7 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.export.kernels.kernel_sets import Engine, narrow_multipliers, wide_multipliers
+from sat_tf.export.kernels.kernel_sets import (
+    Engine,
+    LinearWork,
+    narrow_multipliers,
+    wide_multipliers,
+)
 from sat_tf.export.operations.operation import (
     IN_THE_FILE_ONLY,
     Constants,
@@ -225,8 +230,21 @@ class Linear(Operation):
         output = graph.codes(self.output)
         scales = graph.codes(self.inputs[0]).scale, self.scales, output.scale
         accumulated = found.astype(exact) + self.bias
-        made = graph.kernels.linear(self.operator_kind.value, self.engine, accumulated, scales)
+        made = graph.kernels.linear(self.work(graph), accumulated, scales)
         return stored_codes(made, output)
+
+    def work(self, graph: Tensors) -> LinearWork:
+        """What kernels choose their rounding by."""
+        channels = graph.tensors[self.inputs[0]].shape[-1]
+        depth = math.prod(self.kernel.shape[axis] for axis in self.inner_axes)
+        is_convolution = self.kind is LinearKind.CONVOLUTION
+        return LinearWork(
+            self.operator_kind.value,
+            self.engine,
+            depth=depth,
+            is_grouped=is_convolution and self.kernel.shape[-1] != channels,
+            one_scale=len(self._stored_scales()) == 1,
+        )
 
     def _real_kernel(self) -> np.ndarray:
         scales = self.along_channels(self.scales.astype(np.float32))

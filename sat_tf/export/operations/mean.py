@@ -130,12 +130,18 @@ def rounded_mean(
     """The mean over rows and columns of stored integers."""
     count = stored.shape[1] * stored.shape[2]
     sums = np.sum(stored, axis=(1, 2), dtype=np.int64, keepdims=keep_dims)
-    return of_sums(np.asarray(sums), count, source, output, kernels)
+    return of_sums(np.asarray(sums), count, source, output, kernels, keep_dims=keep_dims)
 
 
 def of_sums(
-    sums: np.ndarray, count: int, source: Codes, output: Codes, kernels: KernelSet
+    sums: np.ndarray,
+    count: int,
+    source: Codes,
+    output: Codes,
+    kernels: KernelSet,
+    *,
+    keep_dims: bool = False,
 ) -> np.ndarray:
     """The same of the sums of `count` stored integers."""
-    rounded = kernels.mean(sums, count, source.affine, output.affine)
+    rounded = kernels.mean(sums, count, source.affine, output.affine, keep_dims=keep_dims)
     return np.clip(rounded, output.lowest, output.highest).astype(np.int32)
