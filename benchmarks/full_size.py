@@ -25,6 +25,18 @@ def realistic_model(name: str, seed: int = 0, *, dead_channels: bool = True) -> 
         dead_channels: some γ are zero or next to zero.
     """
     model = build(name, image_size=IMAGE_SIZE, num_classes=1000, seed=seed)
+    make_realistic(model, seed, dead_channels=dead_channels)
+    return model
+
+
+def make_realistic(model: keras.Model, seed: int = 0, *, dead_channels: bool = True) -> None:
+    """Gives the normalizations of a model such statistics, and the biases of other layers values.
+
+    Args:
+        model: with random weights.
+        seed: of the statistics.
+        dead_channels: some γ are zero or next to zero.
+    """
     rng = np.random.default_rng(seed)
     for layer in model.layers:
         if isinstance(layer, keras.layers.BatchNormalization):
@@ -38,22 +50,24 @@ def realistic_model(name: str, seed: int = 0, *, dead_channels: bool = True) -> 
             layer.moving_variance.assign(rng.uniform(0.3, 2.0, count))
         elif getattr(layer, "use_bias", False):
             layer.bias.assign(rng.normal(0.0, 0.1, layer.bias.shape))
-    return model
 
 
-def smooth_images(count: int, seed: int = 0) -> np.ndarray:
+def smooth_images(count: int, size: int = IMAGE_SIZE, seed: int = 0) -> np.ndarray:
     """Images with large shapes and some noise, as photographs have them, rather than noise alone.
 
     Args:
         count: how many.
+        size: rows and columns.
         seed: of all of them.
 
     Returns:
-        uint8, (count, 224, 224, 3).
+        uint8, (count, size, size, 3).
     """
     rng = np.random.default_rng(seed)
-    images = np.zeros((count, IMAGE_SIZE, IMAGE_SIZE, 3), np.float32)
-    for size, spread in ((4, 40.0), (14, 30.0), (56, 15.0), (IMAGE_SIZE, 5.0)):
-        coarse = rng.normal(0.0, spread, (count, size, size, 3)).astype(np.float32)
-        images += tf.image.resize(coarse, (IMAGE_SIZE, IMAGE_SIZE), "bicubic").numpy()
+    images = np.zeros((count, size, size, 3), np.float32)
+    # Four scales, from a quarter of an image to single pixels.
+    for parts, spread in ((4, 40.0), (14, 30.0), (56, 15.0), (IMAGE_SIZE, 5.0)):
+        cells = max(parts * size // IMAGE_SIZE, 1)
+        coarse = rng.normal(0.0, spread, (count, cells, cells, 3)).astype(np.float32)
+        images += tf.image.resize(coarse, (size, size), "bicubic").numpy()
     return np.clip(np.rint(images + 120.0), 0, 255).astype(np.uint8)

@@ -95,6 +95,7 @@ def _exported() -> Iterator[tuple[str, Callable[[], keras.Model], dict[str, Any]
             yield f"family {name}, {label}", family, {}
             if label == "mobile 2":
                 yield f"family {name}, {label}, int4", family, {"pack": "int4"}
+                yield f"family {name}, {label}, none", family, {"pack": "none"}
     policy = BitPolicy.mobile(4)
     others = {f"layers {name}": kind.model for name, kind in LAYER_MODELS.items()}
     others |= {

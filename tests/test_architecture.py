@@ -81,6 +81,7 @@ MAY_IMPORT_WITHIN = {
         "operations": {"converter", "tflite", "kernels"},
         "lowering": {"operations", "tflite", "kernels"},
         "certificate": {"litert", "operations", "tflite", "kernels"},
+        "device": {"certificate", "litert", "operations", "tflite", "kernels"},
         # What users call stands on top of all.
         ".": {
             "kernels",
@@ -90,6 +91,7 @@ MAY_IMPORT_WITHIN = {
             "operations",
             "lowering",
             "certificate",
+            "device",
         },
     },
     "reproduction": {

@@ -95,7 +95,8 @@ def evaluate(folder: RunFolder, console: Console, *, trust: bool = False) -> Non
         raise RunError(list_problems(str(folder.file(QUANTIZED_MODEL)), problems))
     source = fed_source(source, fed_range(model))
     if config.stages.deploy_tail is not None:
-        model = deployed_model(model, float_head=config.export.float_head)
+        export = config.export
+        model = deployed_model(model, float_head=export.float_head, pack=export.pack)
     share = held_out_metrics(model, source)["top1"]
     console.print(
         f"{config.name}: held-out top-1 {100 * share:.2f} % ({source.num_test} images)",

@@ -2,13 +2,15 @@
 
 import argparse
 import pathlib
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.console import Console
 
 from sat_tf.commands.models import load_model, quiet_tensorflow
 from sat_tf.commands.options import add_trust
 from sat_tf.messages import RunError
+from sat_tf.presentation.tables import Column, Table, digits
 from sat_tf.training.config.config import read_config
 from sat_tf.training.state.run_folder import (
     CERTIFICATE,
@@ -17,6 +19,14 @@ from sat_tf.training.state.run_folder import (
     TFLITE_MODEL,
     RunFolder,
 )
+
+if TYPE_CHECKING:
+    from sat_tf.export.export import ExportReport
+    from sat_tf.export.lowering.packing import StoredKernel
+
+_PLAIN_BITS = 8
+# How many layers of a line are named.
+_NAMED = 2
 
 SUMMARY = "write a quantized model as a TFLite file"
 DESCRIPTION = (
@@ -27,7 +37,7 @@ EXAMPLES = """\
 examples:
   sat-tf export runs/digits_mobilenet_v2_w4a4
   sat-tf export runs/digits_mobilenet_v2_w4a4 --dry_run
-  sat-tf export quantized.keras --out model.tflite --pack int4
+  sat-tf export quantized.keras --out model.tflite --pack none
   sat-tf export runs/digits_mobilenet_v2_w4a4 --float_head --out app/digits.tflite
   sat-tf export runs/digits_mobilenet_v2_w4a4 --softmax --labels labels.txt
 """
@@ -58,9 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--pack",
-        default="none",
-        metavar="none|int4",
-        help="int4 stores weights in 4 or 2 bits where they fit; a smaller file, a slower model",
+        metavar="auto|none|int4|int2",
+        help="auto stores weights in 4 bits where they fit and that costs no time, none all in 8; "
+        "int4 and int2 make smaller files and slower models; default: as in the run's config",
     )
     parser.add_argument(
         "--softmax",
@@ -122,7 +132,6 @@ def show(
     source: str,
     console: Console,
     *,
-    float_head: bool | None,
     trust: bool = False,
     **settings: Any,
 ) -> None:
@@ -131,23 +140,21 @@ def show(
     Args:
         source: the folder of a run, or a quantized model (.keras).
         console: where to print them.
-        float_head: see `sat_tf.export_tflite`; by default as the run's configuration says.
         trust: see `load_model`.
-        **settings: other settings of the file.
+        **settings: of the file, see `sat_tf.export_tflite`; None for `float_head` and `pack` as the
+            run's configuration says.
 
     Raises:
         RunError: there is no such model, or it has no integer form.
     """
-    path, float_head = _find_model(source, float_head)
+    path, settings = _find_model(source, settings)
     quiet_tensorflow()
     from sat_tf.export.export import file_graph
     from sat_tf.export.lowering.packing import FileSettings
     from sat_tf.export.operations.graph import graph_table
 
     try:
-        graph = file_graph(
-            load_model(path, trust=trust), FileSettings(float_head=float_head, **settings)
-        )
+        graph = file_graph(load_model(path, trust=trust), FileSettings(**settings))
     except ValueError as error:
         raise RunError(str(error)) from error
     if console.is_terminal:
@@ -156,16 +163,24 @@ def show(
         console.print(str(graph), highlight=False, markup=False, soft_wrap=True)
 
 
-def _find_model(source: str, float_head: bool | None) -> tuple[pathlib.Path, bool]:
-    """The quantized model of a run, or the file itself, and whether its head stays float."""
+def _find_model(source: str, settings: Mapping[str, Any]) -> tuple[pathlib.Path, dict[str, Any]]:
+    """The quantized model of a run, or the file itself, and the settings of its file.
+
+    Args:
+        source: the folder of a run, or a quantized model (.keras).
+        settings: None for what is as the run's configuration says, or else the default.
+    """
+    settled = {name: value for name, value in settings.items() if value is not None}
     path = pathlib.Path(source)
     if path.is_file():
-        return path, bool(float_head)
-    folder = RunFolder(path)
-    folder.require(QUANTIZED_MODEL, *([CONFIG] if float_head is None else []))
-    if float_head is None:
-        float_head = read_config(folder.file(CONFIG)).export.float_head
-    return folder.file(QUANTIZED_MODEL), float_head
+        return path, settled
+    folder, of_run = RunFolder(path), ("float_head", "pack")
+    needs_config = any(name not in settled for name in of_run)
+    folder.require(QUANTIZED_MODEL, *([CONFIG] if needs_config else []))
+    if needs_config:
+        config = read_config(folder.file(CONFIG)).export
+        settled = {**{name: getattr(config, name) for name in of_run}, **settled}
+    return folder.file(QUANTIZED_MODEL), settled
 
 
 def export(
@@ -173,7 +188,6 @@ def export(
     console: Console,
     *,
     out: str | None = None,
-    float_head: bool | None = None,
     compare_storage: bool = False,
     trust: bool = False,
     **settings: Any,
@@ -184,15 +198,15 @@ def export(
         source: the folder of a run, or a quantized model (.keras).
         console: where to say what was written.
         out: path of the file; by default the run's own, or beside the model.
-        float_head: see `sat_tf.export_tflite`; by default as the run's configuration says.
         compare_storage: also print what each choice of `pack` costs.
         trust: see `load_model`.
-        **settings: other arguments of `sat_tf.export_tflite`.
+        **settings: other arguments of `sat_tf.export_tflite`; None for `float_head` and `pack` as
+            the run's configuration says.
 
     Raises:
         RunError: there is no such model, or the file cannot be written.
     """
-    model_path, float_head = _find_model(source, float_head)
+    model_path, settings = _find_model(source, settings)
     in_folder = model_path != pathlib.Path(source)
     own = model_path.with_name(TFLITE_MODEL) if in_folder else model_path.with_suffix(".tflite")
     path = pathlib.Path(out) if out else own
@@ -201,9 +215,7 @@ def export(
 
     model = load_model(model_path, trust=trust)
     try:
-        report = export_tflite(
-            model, path, float_head=float_head, compare_storage=compare_storage, **settings
-        )
+        report = export_tflite(model, path, compare_storage=compare_storage, **settings)
     except ValueError as error:
         raise RunError(str(error)) from error
     notes = list(report.warnings)
@@ -218,5 +230,46 @@ def export(
         highlight=False,
         soft_wrap=True,
     )
+    _print_kernels(report, console)
     for cost in report.storage if compare_storage else []:
         console.print(f"  {cost}", highlight=False, soft_wrap=True)
+
+
+class _Alike(NamedTuple):
+    """Layers whose kernels are stored alike, for the same reason."""
+
+    bits: int
+    operator: str
+    note: str
+    kernels: "list[StoredKernel]"
+
+    @property
+    def layers(self) -> str:
+        """The first of them by name, and how many more there are."""
+        names = [kernel.layer for kernel in self.kernels]
+        more = len(names) - _NAMED
+        return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+    @property
+    def weights(self) -> int:
+        """How many they have."""
+        return sum(kernel.weights for kernel in self.kernels)
+
+
+def _print_kernels(report: "ExportReport", console: Console) -> None:
+    """The bits of weights, of layers that are alike on one line; nothing where all have 8."""
+    if all(kernel.bits == _PLAIN_BITS for kernel in report.kernels):
+        return
+    alike: dict[tuple[int, str, str], list[StoredKernel]] = {}
+    for kernel in sorted(report.kernels, key=lambda kernel: kernel.bits):
+        alike.setdefault((kernel.bits, kernel.operator, kernel.note), []).append(kernel)
+    columns: list[Column[_Alike]] = [
+        Column("bits", lambda row: row.bits, number=True),
+        Column("operator", lambda row: row.operator),
+        Column("layers", lambda row: row.layers, wrap="fold"),
+        Column("weights", lambda row: row.weights, digits(","), number=True),
+        Column("why not fewer", lambda row: row.note, wrap="fold"),
+    ]
+    rows = [_Alike(*key, kernels) for key, kernels in alike.items()]
+    console.print(Table(columns=columns, rows=rows).to_rich())
+    console.print(f"It runs in ai-edge-litert {report.runs_from} and later.", highlight=False)

@@ -8,6 +8,7 @@ from types import ModuleType
 from rich.console import Console
 
 from sat_tf.commands import (
+    arm_root,
     audit,
     evaluate,
     explain,
@@ -33,6 +34,7 @@ _COMMANDS: dict[str, ModuleType] = {
     "evaluate": evaluate,
     "export": export,
     "verify": verify,
+    "arm_root": arm_root,
     "audit": audit,
     "explain": explain,
     "sensitivity": sensitivity,

@@ -9,6 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from sat_tf.commands.devices import (
+    DeviceOptions,
+    check_device_certificate,
+    check_on_arm,
+    print_devices,
+    write_device_kit,
+)
 from sat_tf.commands.models import load_model, quiet_tensorflow
 from sat_tf.commands.options import add_trust, open_folder
 from sat_tf.commands.pixels import (
@@ -107,11 +114,13 @@ def _found(target: Target) -> Target:
     return target
 
 
+_NO_DEVICES = DeviceOptions()
+
 SUMMARY = "compare a TFLite file with its model, code by code"
 DESCRIPTION = (
     "Runs a TFLite file in LiteRT, compares every integer with a simulation of the quantized model "
     "or, without one, of the file itself, and writes certificate.json and certificate.html. Exit "
-    "status 1 if any differs with XNNPACK."
+    "status 1 if any differs with XNNPACK. --kit and --arm take the comparison to other machines."
 )
 EXAMPLES = """\
 examples:
@@ -121,6 +130,9 @@ examples:
   sat-tf verify model.tflite --dataset digits --model quantized.keras
   sat-tf verify model.keras model.tflite --float_model float.keras --images photos/
   sat-tf verify model.tflite --certificate proof/certificate.json --images photos/
+  sat-tf verify model.tflite --images photos/ --kit kit.zip
+  sat-tf verify model.tflite --certificate certificate_aarch64.json --images photos/
+  sat-tf verify model.tflite --images photos/ --arm
 """
 
 
@@ -151,7 +163,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--certificate",
         metavar="FILE",
         help="check the file against this certificate, on the images it was made with; random ones "
-        "are drawn again",
+        "are drawn again; or against that which a proof kit has written on a device",
+    )
+    parser.add_argument(
+        "--kit",
+        metavar="ZIP",
+        help="also write a proof kit, which checks the file on the machine that it is taken to, "
+        "with Python, NumPy and ai-edge-litert alone; default of --num_images: 16",
+    )
+    parser.add_argument(
+        "--kit_codes",
+        action="store_true",
+        help="put every code into the kit, so that it counts those that differ",
+    )
+    parser.add_argument(
+        "--arm",
+        action="store_true",
+        help="also run the file on three emulated Arm processors; needs what `sat-tf arm_root` "
+        "makes; default of --num_images: 16",
     )
     parser.add_argument(
         "--runtime",
@@ -182,6 +211,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         out=arguments.out,
         trust=arguments.trust_model,
         float_model=arguments.float_model,
+        devices=DeviceOptions(arguments.kit, arguments.kit_codes, arguments.arm),
     )
 
 
@@ -195,6 +225,7 @@ def verify(
     out: str | None = None,
     trust: bool = False,
     float_model: str | None = None,
+    devices: DeviceOptions = _NO_DEVICES,
 ) -> bool:
     """Compares a TFLite file with its model or with itself, code by code; writes the certificate.
 
@@ -207,24 +238,49 @@ def verify(
         out: folder of the certificate; by default that of the file.
         trust: see `load_model`.
         float_model: path of the float model, by default that of the run, where there is one.
+        devices: what to do for other machines.
 
     Returns:
-        Whether no code differs.
+        Whether no code differs, on emulated processors either.
 
     Raises:
         RunError: something is missing or does not fit.
     """
     wanted.check()
+    devices.check(certificate)
+
+    def load(options: ImageOptions) -> Pixels:
+        # Their notes are printed where the file is verified here.
+        return _file_pixels(target, options, Console(quiet=True))
+
     try:
         if certificate is not None:
+            exact = check_device_certificate(
+                target.tflite,
+                certificate,
+                wanted,
+                load,
+                out,
+                console,
+                of_run=target.folder is not None,
+            )
+            if exact is not None:
+                return exact
             return _check(target, console, wanted, certificate, runtimes, out)
         with _folder_for(out, target.tflite) as folder:
             path = _float_model(target, float_model)
+            # First what may be missing.
+            machines = check_on_arm(target.tflite, wanted, load) if devices.arm else []
             found = _prove(target, console, wanted, runtimes, folder / CERTIFICATE, trust, path)
+            if machines:
+                found = dataclasses.replace(found, devices=machines)
+                write_both(found, folder / CERTIFICATE)
             print_certificate(found, str(target.tflite), console)
+            print_devices(found.devices, console)
             page = (folder / CERTIFICATE).with_suffix(".html")
             console.print(f"Certificate: {page}", highlight=False, markup=False, soft_wrap=True)
-            return found.codes_differing == 0
+            write_device_kit(target.tflite, wanted, load, devices, console)
+            return found.codes_differing == 0 and all(one.is_exact for one in machines)
     except RunError:
         raise
     except ValueError as error:
@@ -302,8 +358,14 @@ def _as_measured(model: "keras.Model", target: Target) -> "keras.Model":
     if config.stages.deploy_tail is None:
         return model
     from sat_tf.export.deployed import deployed_model
+    from sat_tf.export.lowering.packing import FileSettings, runs_on_xnnpack
+    from sat_tf.export.tflite.structure import read_structure
 
-    return deployed_model(model, float_head=config.export.float_head)
+    found = read_structure(target.tflite.read_bytes(), str(target.tflite)).metadata
+    pack = FileSettings.of_file(found, str(target.tflite)).pack
+    if not runs_on_xnnpack(pack):  # a file of its own, that no deploy tail computes
+        return model
+    return deployed_model(model, float_head=config.export.float_head, pack=pack)
 
 
 def _pixels(
@@ -328,6 +390,14 @@ def _pixels(
     return Pixels(images, labels, ImagesFrom(f"held-out images of {config.data.name}"))
 
 
+def _file_pixels(target: Target, wanted: ImageOptions, console: Console) -> Pixels:
+    """The images for the input of the file."""
+    graph = read_subject(target.tflite).graph
+    classes = int(graph.tensors[graph.output].shape[-1])
+    pixels = _pixels(target, wanted, graph.images[0].shape, classes, console)
+    return pixels.of_input(graph.images[0])
+
+
 def _check(
     target: Target,
     console: Console,
@@ -342,17 +412,16 @@ def _check(
     if wanted.is_given or (target.folder and recorded.images_from.seed is None):
         # As many as recorded, from the same source: their hash shows whether they are the same.
         wanted = dataclasses.replace(wanted, num_images=wanted.num_images or recorded.num_images)
-        graph = read_subject(target.tflite).graph
-        classes = int(graph.tensors[graph.output].shape[-1])
-        pixels = _pixels(target, wanted, graph.images[0].shape, classes, console)
-        images = pixels.of_input(graph.images[0]).images
+        images = _file_pixels(target, wanted, console).images
     found = recheck(target.tflite, recorded, images, runtimes=runtimes, progress=True)
-    print_certificate(found.certificate, str(target.tflite), console)
+    certificate_now = dataclasses.replace(found.certificate, devices=recorded.devices)
+    print_certificate(certificate_now, str(target.tflite), console)
+    print_devices(recorded.devices, console)
     for difference in found.differences:
         console.print(f"  {difference}", style="red", highlight=False, markup=False, soft_wrap=True)
     if out is not None:
         with _folder_for(out, target.tflite) as folder:
-            write_both(found.certificate, folder / CERTIFICATE)
+            write_both(certificate_now, folder / CERTIFICATE)
     if found.differences:
         console.print(f"{certificate}: does not hold", style="red", highlight=False, soft_wrap=True)
         return False

@@ -61,8 +61,13 @@ class Grid:
 
     def largest_code(self, num_bits: int) -> int:
         """The largest magnitude among the weight codes of this grid."""
+        low, high = self.code_ends(num_bits)
+        return max(-low, high)
+
+    def code_ends(self, num_bits: int) -> tuple[int, int]:
+        """The smallest and the largest of the weight codes of this grid."""
         offset = self.code_offset(num_bits)
-        return max(offset, self.codes_per_unit * self.top(num_bits) - offset)
+        return -offset, self.codes_per_unit * self.top(num_bits) - offset
 
     def fits_int8(self, num_bits: int) -> bool:
         """Whether int8 holds every weight code, its negative included."""

@@ -7,7 +7,8 @@ its file; `deployed_model` is that file in Keras, to be evaluated and trained; `
 fixes the size of a model of images of any size.
 
 A file needs no model: `read_graph` reads it back, `simulate` runs it in NumPy, `verify_file`
-compares LiteRT with that, and `evaluate_tflite` measures accuracy on all cores.
+compares LiteRT with that, and `evaluate_tflite` measures accuracy on all cores. `write_kit` takes
+the verification to another machine, `verify_on_arm` to emulated ones.
 
 The names below load TensorFlow when they are first used: processes that only run files do without.
 """
@@ -18,6 +19,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sat_tf.export.converter_route import to_keras as to_keras
     from sat_tf.export.deployed import deployed_model as deployed_model
+    from sat_tf.export.device_verification import read_device_check as read_device_check
+    from sat_tf.export.device_verification import verify_on_arm as verify_on_arm
+    from sat_tf.export.device_verification import write_kit as write_kit
     from sat_tf.export.evaluate import evaluate_simulator as evaluate_simulator
     from sat_tf.export.evaluate import evaluate_tflite as evaluate_tflite
     from sat_tf.export.file_verification import verify_file as verify_file
@@ -30,12 +34,15 @@ _HOMES = {
     "deployed_model": "sat_tf.export.deployed",
     "evaluate_simulator": "sat_tf.export.evaluate",
     "evaluate_tflite": "sat_tf.export.evaluate",
+    "read_device_check": "sat_tf.export.device_verification",
     "read_graph": "sat_tf.export.operations.graph_file",
     "simulate": "sat_tf.export.operations.simulator",
     "snap_biases": "sat_tf.export.snapping",
     "to_keras": "sat_tf.export.converter_route",
     "verify_file": "sat_tf.export.file_verification",
+    "verify_on_arm": "sat_tf.export.device_verification",
     "with_image_size": "sat_tf.export.lowering.pipeline",
+    "write_kit": "sat_tf.export.device_verification",
 }
 
 __all__ = [*_HOMES]

@@ -23,11 +23,11 @@ def to_keras(model: keras.Model) -> keras.Model:
         converter.optimizations = [tf.lite.Optimize.DEFAULT]
         content = converter.convert()
 
-    gives an int8 model with the codes of `sat_tf.export_tflite`, its input and output float32
-    unless the converter is told otherwise. Use it where other tools need to see the graph, or add
-    to it; `export_tflite` is faster, and `verify_tflite` reads only its files. Layers that are left
-    float are part of it as they are; the converter may quantize them too, and may leave what is
-    next to them float, without saying so.
+    gives an int8 model with the codes of `sat_tf.export_tflite(..., pack="none")`, its input and
+    output float32 unless the converter is told otherwise. Use it where other tools need to see the
+    graph, or add to it; `export_tflite` is faster, and `verify_tflite` reads only its files. Layers
+    that are left float are part of it as they are; the converter may quantize them too, and may
+    leave what is next to them float, without saying so.
 
     Args:
         model: a model quantized by sat-tf, without float streams.
@@ -41,7 +41,7 @@ def to_keras(model: keras.Model) -> keras.Model:
         ValueError: the model has no integer form, or has float streams: the converter would
             quantize their sums on scales of its own. Lists every problem with its fix.
     """
-    return keras_of_graph(deployed_graph(model))
+    return keras_of_graph(deployed_graph(model, pack="none"))
 
 
 def keras_of_graph(graph: Graph) -> keras.Model:

@@ -9,11 +9,13 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core.custom_gradient import straight_through
+from sat_tf.export.kernels.kernel_sets import Engine
 from sat_tf.export.lowering.codes import KernelTensors, kernel_tensors
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.lowering.quantized_network import is_left_float, role_of
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.operation import Numbers, Operation
+from sat_tf.export.operations.linear import Linear
+from sat_tf.export.operations.operation import IN_THE_FILE_ONLY, Numbers, Operation
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node, call_in_inference
@@ -82,7 +84,8 @@ def _outline(graph: Graph) -> dict[str, Any]:
     """All settings of the operations but their numbers, by the tensors that they make."""
 
     def settings(operation: Operation) -> list[Any]:
-        values = [getattr(operation, field.name) for field in dataclasses.fields(operation)]
+        fields = dataclasses.fields(operation)
+        values = [getattr(operation, f.name) for f in fields if f.metadata != IN_THE_FILE_ONLY]
         return [np.shape(value) if isinstance(value, np.ndarray) else value for value in values]
 
     return {
@@ -200,7 +203,9 @@ class DeployedLayer(keras.layers.Layer):
         )
 
 
-def deployed_model(quantized: keras.Model, *, float_head: bool = False) -> "DeployedModel":
+def deployed_model(
+    quantized: keras.Model, *, float_head: bool = False, pack: str = "auto"
+) -> "DeployedModel":
     """The Keras model that computes what the integer file of a quantized model computes.
 
         deployed = sat_tf.export.deployed_model(quantized)
@@ -217,21 +222,39 @@ def deployed_model(quantized: keras.Model, *, float_head: bool = False) -> "Depl
         quantized: a model quantized by sat-tf; its variables are shared. Under a `tf.distribute`
             strategy, one whose variables were made in its scope.
         float_head: as in `sat_tf.export_tflite`.
+        pack: the same: biases are on the grid of the stored codes. Training may move weights in and
+            out of what 4 bits hold.
 
     Returns:
         A `DeployedModel`, with the input and the output of `quantized`.
 
     Raises:
-        ValueError: the model has no integer form; lists every problem with its fix.
+        ValueError: the model has no integer form, or with this `pack` LiteRT's builtin kernels
+            compute a part of it; lists every problem with its fix.
     """
     if isinstance(quantized, DeployedModel):
         raise ValueError(
             f"model {quantized.name!r}: received a deployed model, expected the quantized one that "
             "it is made of; pass its `quantized`."
         )
-    graph = deployed_graph(quantized, float_head=float_head)
+    graph = deployed_graph(quantized, float_head=float_head, pack=pack)
+    _expect_xnnpack(graph, pack)
     with quantized.distribute_strategy.scope():
-        return DeployedModel(quantized, graph, float_head=float_head)
+        return DeployedModel(quantized, graph, float_head=float_head, pack=pack)
+
+
+def _expect_xnnpack(graph: Graph, pack: str) -> None:
+    builtin = [
+        operation.output
+        for operation in graph.operations
+        if isinstance(operation, Linear) and operation.engine is not Engine.XNNPACK
+    ]
+    if builtin:
+        raise ValueError(
+            f"model {graph.name!r}, pack={pack!r}: received {len(builtin)} convolutions that "
+            f"LiteRT's builtin kernels compute ({', '.join(builtin[:3])}, ...), expected XNNPACK's "
+            "kernels alone, whose rounding a deployed model has; use pack='auto'."
+        )
 
 
 class DeployedModel(keras.Model):
@@ -245,9 +268,12 @@ class DeployedModel(keras.Model):
         quantized: the quantized model.
         graph: its deployed graph.
         float_head: how that was made.
+        pack: likewise.
     """
 
-    def __init__(self, quantized: keras.Model, graph: Graph, *, float_head: bool) -> None:
+    def __init__(
+        self, quantized: keras.Model, graph: Graph, *, float_head: bool, pack: str
+    ) -> None:
         network, replacements = Network(quantized), replacements_of(graph)
         images = {image.name: keras.Input(image.shape, name=image.name) for image in graph.images}
         real, tensors, layers = dict(images), dict(images), {}
@@ -272,6 +298,7 @@ class DeployedModel(keras.Model):
         self._view = _View(
             quantized=quantized,
             float_head=float_head,
+            pack=pack,
             graph=graph,
             layers=layers,
             kernels=_kernels_of(network),
@@ -288,6 +315,16 @@ class DeployedModel(keras.Model):
         """Whether the last Dense layer is float, as `sat_tf.export_tflite` has it."""
         return self._view.float_head
 
+    @property
+    def graph(self) -> Graph:
+        """The deployed graph as it was taken last."""
+        return self._view.graph
+
+    @property
+    def pack(self) -> str:
+        """How its kernels are stored, as `sat_tf.export_tflite` has it."""
+        return self._view.pack
+
     def refresh(self) -> None:
         """Takes the integers of the file that the quantized model would be exported to now.
 
@@ -295,7 +332,7 @@ class DeployedModel(keras.Model):
             ValueError: the model no longer has an integer form, or its file no longer has the same
                 operations; says which, and what to do.
         """
-        self._take(deployed_graph(self.quantized, float_head=self.float_head), everything=True)
+        self._take(self._deployed(), everything=True)
 
     def refresh_quickly(self) -> None:
         """The same, between steps of training: kernels are computed by one traced function.
@@ -312,8 +349,12 @@ class DeployedModel(keras.Model):
         except tf.errors.InvalidArgumentError:  # non-finite weights: let it say which
             self.refresh()
             return
-        graph = deployed_graph(self.quantized, float_head=self.float_head, kernels=kernels)
-        self._take(graph, everything=False)
+        self._take(self._deployed(kernels), everything=False)
+
+    def _deployed(self, kernels: Mapping[str, KernelTensors] | None = None) -> Graph:
+        return deployed_graph(
+            self.quantized, float_head=self.float_head, pack=self.pack, kernels=kernels
+        )
 
     def _take(self, graph: Graph, *, everything: bool) -> None:
         check_same_operations(self.name, self._view.graph, graph)
@@ -411,6 +452,7 @@ class _View:
     Attributes:
         quantized: the model.
         float_head: whether its last layer is deployed in float.
+        pack: how its kernels are stored.
         graph: the deployed graph whose numbers the layers have.
         layers: those of the deployed model, by the names of the quantized one's.
         kernels: computes what TensorFlow does of all kernels.
@@ -419,6 +461,7 @@ class _View:
 
     quantized: keras.Model
     float_head: bool
+    pack: str
     graph: Graph
     layers: dict[str, DeployedLayer]
     kernels: Callable[[], dict[str, KernelTensors]]

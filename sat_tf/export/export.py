@@ -16,12 +16,19 @@ from sat_tf.atomic_file import check_writable, written_whole
 from sat_tf.export.converter.float_layers import run_converter
 from sat_tf.export.converter_route import keras_of_graph
 from sat_tf.export.deployed import DeployedModel
+from sat_tf.export.litert.releases import first_release
 from sat_tf.export.litert.runtime import Runtime, check_loading
-from sat_tf.export.lowering.packing import PACKINGS, FileSettings
+from sat_tf.export.lowering.packing import (
+    PACKINGS,
+    FileSettings,
+    StoredKernel,
+    stored_kernels,
+)
 from sat_tf.export.lowering.pipeline import deployed_graph, with_image_size
 from sat_tf.export.lowering.trace import one_image_only
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.graph_file import serialize
+from sat_tf.export.operations.linear import Linear
 from sat_tf.export.tflite.metadata import (
     METADATA_NAME,
     Metadata,
@@ -31,6 +38,7 @@ from sat_tf.export.tflite.metadata import (
     encode,
 )
 from sat_tf.export.tflite.structure import SETTINGS_NAME, gzip_size, read_structure
+from sat_tf.export.tflite.tensors import Storage
 from sat_tf.messages import did_you_mean, list_problems
 
 # By name, what the export's report says of its files.
@@ -57,7 +65,7 @@ def route_problems(route: object, settings: FileSettings) -> list[str]:
             ("float_head", settings.float_head, False),
             ("resizable", settings.resizable, False),
         )
-        if value != default
+        if value not in (default, "auto")
     ]
 
 
@@ -171,7 +179,11 @@ class ExportReport:
         certified: the tensors whose integers `verify_tflite` compares one by one. Those behind a
             layer left float are certified given its output.
         storage: what this choice of `pack` costs, and, where it was asked for, what the others
-            would.
+            would. A file without packed kernels is that of pack="none".
+        kernels: the bits of each layer's weights, and why they are not fewer; none for
+            route="converter".
+        runs_from: the first release of LiteRT's Python package that runs the file, with XNNPACK
+            computing all that it takes.
         warnings: what to know about the file.
         seconds: how long it took.
     """
@@ -186,6 +198,8 @@ class ExportReport:
     islands: list[str]
     certified: list[str]
     storage: list[StorageCost]
+    kernels: list[StoredKernel]
+    runs_from: str
     warnings: list[str]
     seconds: float
 
@@ -235,7 +249,7 @@ def export_tflite(
     path: str | os.PathLike[str],
     *,
     float_head: bool = False,
-    pack: str = "none",
+    pack: str = "auto",
     softmax: bool = False,
     resizable: bool = False,
     labels: Iterable[str] | None = None,
@@ -268,10 +282,18 @@ def export_tflite(
         path: of the file; it appears whole, or not at all.
         float_head: keep the last Dense layer float, from dequantized activations and int8-stored
             weights. Logits are then not rounded, so that there are no ties.
-        pack: "none" stores every weight in 8 bits. "int4" stores kernels whose codes fit in 4 bits
-            (DoReFa up to 3 bits, the narrow and the rounded grid up to 4), those of dense layers
-            in 2 if they fit, and the others in 8; the report lists these. The file is smaller
-            before compression, and slower: XNNPACK does not run such convolutions.
+        pack: how kernels are stored whose codes fit into 4 bits: of DoReFa up to 3 bits, of the
+            narrow grid up to 4, of the rounded one up to 4 unless a γ is negative. The others, and
+            all with "none", take 8; the report lists each with the reason.
+
+            - "auto": dense layers and 1x1 convolutions take 4 bits, at about the speed of 8. A
+              `DeployedModel` has its own choice.
+            - "int4": the other convolutions too, which XNNPACK then does not run: the file is
+              slower, several times, and processors differ in its codes.
+            - "int2": as "auto", and 2 bits where the codes fit (the narrow and the rounded grid at
+              2 bits), which is slower on x86.
+
+            "none" is for releases of LiteRT that know int8 only; see `ExportReport.runs_from`.
         softmax: the output is probabilities. A model that ends in a softmax has them anyway.
         resizable: write the batch size as free (-1), for tools that read the signature. LiteRT
             resizes the input of other files too.
@@ -298,7 +320,8 @@ def export_tflite(
     start = time.perf_counter()
     path = check_writable(path)
     if isinstance(model, DeployedModel):
-        model, float_head = model.quantized, model.float_head or float_head
+        float_head, pack = model.float_head or float_head, model.pack if pack == "auto" else pack
+        model = model.quantized
     if image_size is not None:
         model = with_image_size(model, image_size)
     settings = FileSettings(float_head=float_head, pack=pack, softmax=softmax, resizable=resizable)
@@ -311,6 +334,8 @@ def export_tflite(
         )
     if problems:
         raise ValueError(list_problems("export_tflite", problems))
+    if route == "converter":  # which stores all kernels in 8 bits
+        settings = settings.with_pack("none")
     graph = file_graph(model, settings)
     if metadata:
         graph.expect_one_of_each("export_tflite with labels or a description")
@@ -318,6 +343,7 @@ def export_tflite(
     if problem:
         raise ValueError(list_problems("export_tflite", [f"{problem}."]))
     direct = route == "direct"
+    settings = settings.of_graph(graph)
     content = file_content(graph, settings, metadata) if direct else converted(graph)
     structure = read_structure(content, str(path))
     shapes = [image.shape for image in graph.images]
@@ -326,7 +352,8 @@ def export_tflite(
         check_loading(temporary.read_bytes(), *shapes)
     compared = compare_storage and direct
     others = _alternatives(model, settings, metadata) if compared else {}
-    costs = storage_costs({pack: content, **others}, *shapes, measure_speed=compare_storage)
+    files = {settings.pack: content, **others}
+    costs = storage_costs(files, *shapes, measure_speed=compare_storage)
     return ExportReport(
         path=str(path),
         bytes=len(content),
@@ -338,6 +365,8 @@ def export_tflite(
         islands=list(graph.float_layers),
         certified=list(graph.integer_tensors) if direct else [],
         storage=costs,
+        kernels=stored_kernels(graph) if direct else [],
+        runs_from=first_release(_matrices(graph)),
         warnings=[
             *graph.warnings,
             *float_layers_of_one_image(graph, content),
@@ -347,14 +376,22 @@ def export_tflite(
     )
 
 
+def _matrices(graph: Graph) -> list[Storage]:
+    """How the kernels of matrix products are stored."""
+    linear = [operation for operation in graph.operations if isinstance(operation, Linear)]
+    return [operation.storage for operation in linear if operation.is_product]
+
+
 def _alternatives(
     model: keras.Model, settings: FileSettings, metadata: Metadata
 ) -> dict[str, bytes]:
     """The files of the other choices of `pack`, where the model has them."""
     contents = {}
     for pack in PACKINGS:
-        if pack != settings.pack:
-            other = dataclasses.replace(settings, pack=pack)
-            with contextlib.suppress(ValueError):  # nothing to pack
-                contents[pack] = file_content(file_graph(model, other), other, metadata)
+        other = settings.with_pack(pack)
+        with contextlib.suppress(ValueError):  # nothing to pack
+            graph = file_graph(model, other)
+            other = other.of_graph(graph)
+            if other.pack == pack != settings.pack:
+                contents[pack] = file_content(graph, other, metadata)
     return contents

@@ -21,7 +21,7 @@ from sat_tf.graph.operation_layers import Scaling
 from sat_tf.qat.layout import call_name, inner_layer
 
 
-def snap_biases(model: keras.Model, *, pack: str = "none") -> None:
+def snap_biases(model: keras.Model, *, pack: str = "auto") -> None:
     """Moves every bias of a quantized model, in place, to the one its integer file will hold.
 
     Call it when training is done, before the top-1 is measured. What moves is β of the

@@ -29,9 +29,10 @@ from sat_tf.export.litert.runtime import USUAL_RUNTIMES
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import is_sized, with_image_size
 from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.linear import Linear
 from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of
 from sat_tf.export.tflite.structure import differences, read_structure
-from sat_tf.export.tflite.tensors import Codes
+from sat_tf.export.tflite.tensors import Codes, Storage
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, call_in_inference, check_model
 from sat_tf.messages import list_problems
@@ -92,7 +93,7 @@ def trained_model(model: keras.Model, graph: Graph) -> TrainedModel | DeployedMo
 
     Raises:
         ValueError: a deployed model whose head is float where that of the graph is not, or the
-            other way round.
+            other way round, or whose kernels are stored in other bits.
     """
     if not isinstance(model, DeployedModel):
         return TrainedModel(model, graph)
@@ -102,7 +103,18 @@ def trained_model(model: keras.Model, graph: Graph) -> TrainedModel | DeployedMo
             f"model {model.name!r}: received a deployed model with float_head={model.float_head}, "
             "expected one like the file; call deployed_model with the other float_head."
         )
+    if _storage(model.graph) != _storage(graph):
+        raise ValueError(
+            f"model {model.name!r}: received a deployed model with pack={model.pack!r}, expected "
+            "one like the file; call deployed_model with the `pack` that it was exported with."
+        )
     return model
+
+
+def _storage(graph: Graph) -> dict[str, Storage]:
+    """How the kernels of a graph are stored, by the tensors of their layers."""
+    linear = (operation for operation in graph.operations if isinstance(operation, Linear))
+    return {operation.output: operation.storage for operation in linear}
 
 
 def stored_codes(real: np.ndarray, codes: Codes) -> np.ndarray:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import tf_keras as keras
 
 from sat_tf.export.converter.float_layers import float_operators
+from sat_tf.export.lowering.packing import pack_graph
 from sat_tf.export.lowering.refusals import find_problems
 from sat_tf.export.lowering.trace import trace_network
 from sat_tf.export.operations.float_layer import FloatLayer
@@ -129,7 +130,7 @@ def deployment(preview: Network, *, tolerant: bool = False) -> Deployment:
     refused = by_layer(problems, names.values())
     outlines = kernel_outlines(preview)
     try:
-        graph = trace_network(view, kernels=outlines)
+        graph = pack_graph(trace_network(view, kernels=outlines), "auto")
     except Exception as error:
         if not (tolerant or isinstance(error, ValueError) or problems):
             raise

@@ -230,4 +230,16 @@ def _outline(layer: keras.layers.Layer, quantizer: WeightQuantizer) -> KernelOut
     channels = int(np.prod([shape[axis] for axis in axes]))
     # Channels with their own ranges have their own scales.
     scales = np.linspace(1.0, 2.0, channels) if quantizer.channels_differ else np.ones(channels)
-    return KernelOutline(np.broadcast_to(np.int8(0), shape), scales)
+    return KernelOutline(_codes_of_size(shape, axes, quantizer), scales)
+
+
+def _codes_of_size(
+    shape: tuple[int, ...], channel_axes: tuple[int, ...], quantizer: WeightQuantizer
+) -> np.ndarray:
+    """Codes from the quantizer's smallest to its largest, which take next to no memory."""
+    inner = [axis for axis, size in enumerate(shape) if axis not in channel_axes and size > 1]
+    if quantizer.num_bits is None or not inner:
+        return np.broadcast_to(np.int16(0), shape)
+    codes = np.resize(np.array(quantizer.code_ends, np.int16), shape[inner[-1]])
+    lined = codes.reshape([-1 if axis == inner[-1] else 1 for axis in range(len(shape))])
+    return np.broadcast_to(lined, shape)

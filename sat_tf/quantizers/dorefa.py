@@ -200,6 +200,11 @@ class DorefaQuantizer(WeightQuantizer):
         return self.row.largest_code(self.bits)
 
     @property
+    def code_ends(self) -> tuple[int, int]:
+        """The smallest and the largest code of the grid."""
+        return self.row.code_ends(self.bits)
+
+    @property
     def grid_name(self) -> str:
         """The name of the grid; of an automatic one what that is at its bits."""
         return self.grid if self.num_bits is None else self.row.name

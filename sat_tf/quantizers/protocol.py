@@ -220,6 +220,11 @@ class WeightQuantizer(SatQuantizer):
     def largest_code(self) -> int:
         """The largest magnitude among its codes."""
 
+    @property
+    def code_ends(self) -> tuple[int, int]:
+        """The smallest and the largest of its codes."""
+        return -self.largest_code, self.largest_code
+
     # -- how it is made ----------------------------------------------------------------------------
 
     @classmethod

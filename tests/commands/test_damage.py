@@ -9,6 +9,7 @@ from PIL import Image
 
 import sat_tf
 from sat_tf.commands import main
+from tests.export.device.kits import certificate_in, checked
 from tests.loading.hostile import small
 
 _RUN = ("verify", "model.tflite", "--runtime", "xnnpack", "--out", "proof", "--images")
@@ -26,6 +27,10 @@ _READERS = {
     "proof/certificate.json": (
         *("verify", "model.tflite", "--certificate", "proof/certificate.json"),
         *("--images", "images.npy", "--runtime", "xnnpack"),
+    ),
+    "device.json": (
+        *("verify", "model.tflite", "--certificate", "device.json"),
+        *("--images", "images.npy"),
     ),
     "pictures/b.png": (*_RUN, "pictures"),
     "pictures/c.jpg": (*_RUN, "pictures"),
@@ -51,7 +56,10 @@ def whole(tmp_path_factory):
     for name in ("a.png", "b.png", "c.jpg"):
         Image.fromarray(images[0]).save(folder / "pictures" / name)
     words = ["verify", str(folder / "model.tflite"), "--images", str(folder / "images.npy")]
+    words += ["--kit", str(folder / "kit.zip")]
     assert main.main([*words, "--out", str(folder / "proof"), "--runtime", "xnnpack"]) == 0
+    assert checked(folder / "kit.zip", folder).returncode == 0
+    certificate_in(folder).rename(folder / "device.json")
     return folder
 
 

@@ -77,7 +77,7 @@ def test_too_little_memory_is_one_message(error, capsys):
         (["train", "--help"], "sat-tf train --set stages.float.epochs=3"),
         (["evaluate", "--help"], "sat-tf evaluate runs/digits_mobilenet_v2_w4a4"),
         (["export", "--help"], "--float_head"),
-        (["export", "--help"], "--pack none|int4"),
+        (["export", "--help"], "--pack auto|none|int4|int2"),
         (["verify", "--help"], "Exit status 1 if any differs with XNNPACK"),
         (["audit", "--help"], "sat-tf audit model.keras"),
         (["explain", "--help"], "sat-tf explain model.keras"),

@@ -16,7 +16,7 @@ def model():
 
 def test_a_report_tells_what_its_own_file_costs(model, tmp_path):
     path = tmp_path / "model.tflite"
-    report = sat_tf.export_tflite(model, path)
+    report = sat_tf.export_tflite(model, path, pack="none")
     assert report.storage == [StorageCost("none", report.bytes, report.gzip_bytes)]
     assert report.bytes == path.stat().st_size
     assert report.gzip_bytes == len(gzip.compress(path.read_bytes(), 6, mtime=0))
@@ -25,8 +25,10 @@ def test_a_report_tells_what_its_own_file_costs(model, tmp_path):
 def test_on_request_it_tells_what_every_choice_costs_and_how_long_it_takes(model, tmp_path):
     own = sat_tf.export_tflite(model, tmp_path / "own.tflite", compare_storage=True)
     packed = sat_tf.export_tflite(model, tmp_path / "packed.tflite", pack="int4")
-    none, int4 = own.storage
-    assert (none.pack, none.bytes) == ("none", own.bytes)
+    auto, none, int4, int2 = own.storage
+    assert (auto.pack, auto.bytes) == ("auto", own.bytes)
+    assert (none.pack, int2.pack) == ("none", "int2")
+    assert int4.bytes < auto.bytes < none.bytes
     assert (int4.pack, int4.bytes, int4.gzip_bytes) == ("int4", packed.bytes, packed.gzip_bytes)
     for cost in own.storage:
         assert cost.milliseconds is not None

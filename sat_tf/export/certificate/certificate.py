@@ -12,6 +12,7 @@ import numpy as np
 import pydantic
 
 from sat_tf.atomic_file import written_whole
+from sat_tf.export.certificate.device_check import DeviceCheck
 from sat_tf.export.certificate.holds import Hold
 from sat_tf.export.certificate.outputs import OutputCount
 from sat_tf.export.litert.machine import Machine
@@ -226,6 +227,7 @@ class Certificate:
         machine: where LiteRT ran; None in certificates of earlier versions.
         holds: on which processors each operator has these codes, and why; empty in certificates of
             earlier versions.
+        devices: other processors that were held against the same simulation.
     """
 
     model: str
@@ -253,6 +255,7 @@ class Certificate:
     float_outputs: list[OutputCount] = dataclasses.field(default_factory=list)
     machine: Machine | None = None
     holds: list[Hold] = dataclasses.field(default_factory=list)
+    devices: list[DeviceCheck] = dataclasses.field(default_factory=list)
 
     @property
     def codes_compared(self) -> int:

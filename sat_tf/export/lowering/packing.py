@@ -1,37 +1,86 @@
-"""How many bits of the file each kernel takes, and the settings of a file."""
+"""How many bits of the file each kernel takes, and the settings of a file.
+
+XNNPACK multiplies with matrices of 8, 4 and 2 bits, and has convolutions of 8 bits only. A 1x1
+convolution is a matrix product of each pixel, and is written as that where its kernel is packed:
+the same codes, at nearly the speed of 8 bits. Other convolutions with packed kernels run on
+LiteRT's builtin kernels, several times slower.
+"""
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from sat_tf.export.kernels.kernel_sets import Engine
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.linear import Linear, LinearKind
+from sat_tf.export.operations.linear import Linear, LinearKind, largest_sums
+from sat_tf.export.operations.operation import Operation
 from sat_tf.export.tflite.tensors import Storage
 from sat_tf.messages import did_you_mean, list_problems
 from sat_tf.version import __version__
 
-# How each choice stores a kernel: the first type that holds its codes, smallest first, else int8.
-# LiteRT has no convolutions with INT2 kernels.
-PACKINGS: Mapping[str, Mapping[LinearKind, tuple[Storage, ...]]] = {
-    "none": {},
-    "int4": {
-        LinearKind.CONVOLUTION: (Storage.INT4,),
-        LinearKind.DEPTHWISE: (Storage.INT4,),
-        LinearKind.FULLY_CONNECTED: (Storage.INT2, Storage.INT4),
-    },
+
+@dataclasses.dataclass(frozen=True)
+class Packing:
+    """One choice of how a file stores kernels: the first type that holds their codes, else int8.
+
+    Attributes:
+        products: the types for dense layers and 1x1 convolutions, smallest first.
+        windows: the same for other convolutions, which then leave XNNPACK.
+        pixelwise: 1x1 convolutions are written as matrix products.
+        asked_for: a model of which nothing can be packed is an error.
+    """
+
+    products: tuple[Storage, ...] = ()
+    windows: tuple[Storage, ...] = ()
+    pixelwise: bool = True
+    asked_for: bool = True
+
+
+_BUILTIN = (
+    "makes the model slower, two to four times as a rule: XNNPACK does not run convolutions with "
+    "packed kernels, so LiteRT's builtin kernels run {} of them, and unpack them at every call. "
+    "They round twice, where XNNPACK rounds once, and not alike on every processor: the "
+    "certificate holds for x86. For a fast model use pack='auto'"
+)
+_TWO_BITS = (
+    "makes the model slower on x86, about twice, where XNNPACK unpacks the {} kernels of 2 bits at "
+    "every use; on Arm it has fast ones. For a fast model on both use pack='auto'"
+)
+
+PACKINGS: Mapping[str, Packing] = {
+    "auto": Packing(products=(Storage.INT4,), asked_for=False),
+    "none": Packing(asked_for=False),
+    "int4": Packing(products=(Storage.INT4,), windows=(Storage.INT4,)),
+    "int2": Packing(products=(Storage.INT2, Storage.INT4)),
+}
+# What "int4" was before 1x1 convolutions became products: for files that were written with it.
+_EARLIER_INT4 = "int4 of earlier files"
+_ALL_PACKINGS: Mapping[str, Packing] = {
+    **PACKINGS,
+    _EARLIER_INT4: Packing(
+        products=(Storage.INT2, Storage.INT4), windows=(Storage.INT4,), pixelwise=False
+    ),
 }
 _BITS_PER_BYTE = 8
 
 
 def packing_problem(pack: object) -> str | None:
     """Why `pack` is not the name of a packing, with a suggestion; None where it is."""
-    if isinstance(pack, str) and pack in PACKINGS:
+    if isinstance(pack, str) and pack in _ALL_PACKINGS:
         return None
-    names = " or ".join(repr(name) for name in PACKINGS)
-    return f"pack: received {pack!r}, expected {names}. {did_you_mean(str(pack), PACKINGS)}"
+    *names, last = map(repr, PACKINGS)
+    return (
+        f"pack: received {pack!r}, expected {', '.join(names)} or {last}. "
+        f"{did_you_mean(str(pack), PACKINGS)}"
+    )
+
+
+def runs_on_xnnpack(pack: str) -> bool:
+    """Whether XNNPACK computes all kernels that a packing packs."""
+    return not _ALL_PACKINGS[pack].windows
 
 
 def pack_graph(graph: Graph, pack: str) -> Graph:
@@ -42,44 +91,55 @@ def pack_graph(graph: Graph, pack: str) -> Graph:
         pack: a name of `PACKINGS`.
 
     Returns:
-        The graph with the storage of each kernel, and with warnings of what it costs.
+        The graph with the storage of each kernel, why others have none of fewer bits, and warnings
+        of what it costs.
 
     Raises:
-        ValueError: no such packing, or no kernel fits into fewer bits than 8; with the fix.
+        ValueError: no such packing, or it is one that is asked for, and no kernel fits into fewer
+            bits than 8; with the fix.
     """
     problem = packing_problem(pack)
     if problem:
         raise ValueError(problem)
-    choices = PACKINGS[pack]
-    if not choices:
+    packing = _ALL_PACKINGS[pack]
+    if not packing.products:
         return graph
-    packed: list[Linear] = []
-    left: list[str] = []
+    notes: dict[str, str] = {}
     operations = []
     for operation in graph.operations:
-        if isinstance(operation, Linear) and _is_trained(operation):
-            storage, reasons = _storage(operation, _choices(graph, operation, choices))
-            if storage is Storage.INT8:
-                left.append(f"{operation.output} ({reasons})")
-            else:
-                operation = dataclasses.replace(operation, storage=storage)
-                packed.append(operation)
+        if isinstance(operation, Linear) and is_trained(operation):
+            operation, note = _stored(graph, operation, packing)
+            if note:
+                notes[operation.output] = note
         operations.append(operation)
-    if not packed:
-        problems = [f"{kernel}: stays int8" for kernel in left]
-        fix = "with weight_bits=3 or less, or with weight_bits=4 and weight_grid='narrow'"
-        if all(op.real for op in graph.operations if isinstance(op, Linear)):
-            fix = "with activation_bits: kernels of float activations are stored in 8 bits"
-        problems.append(
-            "received no kernel that fits into 4 bits, expected at least one; use pack='none', or "
-            f"requantize {fix}."
-        )
-        raise ValueError(list_problems(f"model {graph.name!r}, pack={pack!r}", problems))
-    warnings = (*graph.warnings, *_warnings(pack, packed, left))
-    return dataclasses.replace(graph, operations=tuple(operations), warnings=warnings)
+    packed = [op for op in operations if isinstance(op, Linear) and _is_packed(op)]
+    if packing.asked_for and not packed:
+        raise ValueError(_nothing_fits(graph, pack, notes))
+    return dataclasses.replace(
+        graph,
+        operations=tuple(operations),
+        storage_notes=notes,
+        warnings=(*graph.warnings, *_warnings(pack, packed)),
+    )
 
 
-def _is_trained(linear: Linear) -> bool:
+def _is_packed(operation: Operation) -> bool:
+    return isinstance(operation, Linear) and operation.storage is not Storage.INT8
+
+
+def _nothing_fits(graph: Graph, pack: str, notes: Mapping[str, str]) -> str:
+    problems = [f"{kernel} ({note}): stays int8" for kernel, note in notes.items()]
+    fix = "with weight_bits=3 or less, or with weight_bits=4 and weight_grid='narrow'"
+    if all(op.real for op in graph.operations if isinstance(op, Linear)):
+        fix = "with activation_bits: kernels of float activations are stored in 8 bits"
+    problems.append(
+        "received no kernel that fits into 4 bits, expected at least one; use pack='auto' or "
+        f"pack='none', or requantize {fix}."
+    )
+    return list_problems(f"model {graph.name!r}, pack={pack!r}", problems)
+
+
+def is_trained(linear: Linear) -> bool:
     """Whether its kernel holds weights; those the export adds for itself have one code a channel.
 
     They are tiny, and multiplied by 127 they round best.
@@ -87,63 +147,121 @@ def _is_trained(linear: Linear) -> bool:
     return bool(np.any(np.ptp(linear.kernel, axis=linear.inner_axes) > 0))
 
 
-def _choices(
-    graph: Graph, linear: Linear, choices: Mapping[LinearKind, tuple[Storage, ...]]
-) -> tuple[Storage, ...]:
-    """How a kernel may be stored, as far as it depends on the operation."""
-    channels = graph.tensors[linear.inputs[0]].shape[-1]
-    grouped = linear.kind is LinearKind.CONVOLUTION and linear.kernel.shape[-1] != channels
-    return () if grouped else choices.get(linear.kind, ())
-
-
-def _storage(linear: Linear, choices: tuple[Storage, ...]) -> tuple[Storage, str]:
-    """The first choice that a kernel fits, or INT8 and why it fits none."""
+def _stored(graph: Graph, linear: Linear, packing: Packing) -> tuple[Linear, str]:
+    """The operation with its storage, and why that has not fewer bits; "" where it may not."""
     if linear.real:
-        return Storage.INT8, "it computes in float32"
-    if not choices:
-        return Storage.INT8, "transposed and grouped convolutions read int8 only"
+        return linear, "it computes in float32"
+    channels = graph.tensors[linear.inputs[0]].shape[-1]
+    if linear.kind is LinearKind.TRANSPOSED or (
+        linear.kind is LinearKind.CONVOLUTION and linear.kernel.shape[-1] != channels
+    ):
+        return linear, "transposed and grouped convolutions read int8 only"
+    pixelwise = packing.pixelwise and _is_pixelwise(linear)
+    note = ""
+    if pixelwise or linear.kind is LinearKind.FULLY_CONNECTED:
+        storage, note = _first_fitting(linear, packing.products, matrix=True)
+        packed = dataclasses.replace(linear, storage=storage, pixelwise=pixelwise)
+        if np.max(largest_sums(graph, linear)) > packed.largest_sum // 2:
+            storage, note = Storage.INT8, f"{storage.name} kernels overflow at its sums"
+        if storage is not Storage.INT8:
+            return packed, note
+        if linear.kind is LinearKind.FULLY_CONNECTED:
+            return linear, note
+    if not packing.windows:
+        return linear, note or f"{_named(linear)}: XNNPACK packs 1x1 convolutions without strides"
+    storage, note = _first_fitting(linear, packing.windows, matrix=False)
+    return dataclasses.replace(linear, storage=storage), note
+
+
+def _is_pixelwise(linear: Linear) -> bool:
+    """Whether it is one matrix product of each pixel."""
+    return (
+        linear.kind is LinearKind.CONVOLUTION
+        and linear.kernel.shape[1:3] == (1, 1)
+        and linear.window.strides == (1, 1)
+    )
+
+
+def _named(linear: Linear) -> str:
+    depthwise = linear.kind is LinearKind.DEPTHWISE
+    rows, columns = linear.kernel.shape[:2] if depthwise else linear.kernel.shape[1:3]
+    strides = "x".join(map(str, linear.window.strides))
+    return f"{'depthwise ' if depthwise else ''}{rows}x{columns}" + (
+        "" if linear.window.strides == (1, 1) else f" with strides {strides}"
+    )
+
+
+def _first_fitting(
+    linear: Linear, choices: tuple[Storage, ...], *, matrix: bool
+) -> tuple[Storage, str]:
+    """The first choice that a kernel fits, else INT8; and why it fits none before that."""
     low, high = int(np.min(linear.kernel)), int(np.max(linear.kernel))
+    note = ""
     for storage in choices:
-        if storage.lowest <= low and high <= storage.highest and _runs_on_xnnpack(linear, storage):
-            return storage, ""
-    widest = choices[-1]
-    if widest.lowest <= low and high <= widest.highest:
-        columns = linear.kernel.shape[1]
-        return Storage.INT8, f"its {columns} inputs do not fill whole bytes"
-    limits = f"{widest.name} holds {widest.lowest} to {widest.highest}"
-    return Storage.INT8, f"codes {low} to {high}, {limits}"
+        if not (storage.lowest <= low and high <= storage.highest):
+            limits = f"{storage.name} holds {storage.lowest} to {storage.highest}"
+            note = f"codes {low} to {high}, {limits}"
+        elif matrix and not _runs_on_xnnpack(linear, storage):
+            count = linear.kernel.shape[-1]
+            note = f"its {count} inputs do not fill whole bytes"
+            if len(linear.kernel) == 1:
+                note = f"XNNPACK multiplies with {storage.name} for several outputs only"
+        else:
+            return storage, note
+    return Storage.INT8, note
 
 
 def _runs_on_xnnpack(linear: Linear, storage: Storage) -> bool:
-    """Whether XNNPACK computes a packed layer, or never does, whatever its shape.
+    """Whether XNNPACK multiplies with a packed matrix.
 
-    It wants rows of whole bytes and, for 2 bits, more than one of them. Other dense layers would go
-    to the builtin kernels, which round differently, for the sake of a few bytes.
+    It wants rows of whole bytes and, for 2 bits, more than one of them. Other matrices would go to
+    the builtin kernels, which round differently, for the sake of a few bytes.
     """
-    if linear.kind is not LinearKind.FULLY_CONNECTED:
-        return True
-    rows, columns = linear.kernel.shape
-    whole = columns % (_BITS_PER_BYTE // storage.value) == 0
-    return whole and (rows > 1 or storage is not Storage.INT2)
+    whole = linear.kernel.shape[-1] % (_BITS_PER_BYTE // storage.value) == 0
+    return whole and (len(linear.kernel) > 1 or storage is not Storage.INT2)
 
 
-def _warnings(pack: str, packed: list[Linear], left: list[str]) -> list[str]:
-    lines = []
-    convolutions = sum(linear.kind is not LinearKind.FULLY_CONNECTED for linear in packed)
-    if convolutions:
-        lines.append(
-            f"pack={pack!r} makes the model slower, two to four times as a rule: XNNPACK does not "
-            f"run convolutions with packed kernels, so LiteRT's builtin kernels run {convolutions} "
-            "of them, and unpack them at every call. They round twice, where XNNPACK rounds once, "
-            "and not alike on every processor: the certificate holds for x86. For a fast model use "
-            "pack='none', and compress the file."
+def _warnings(pack: str, packed: list[Linear]) -> Iterator[str]:
+    builtin = sum(linear.engine is Engine.BUILTIN for linear in packed)
+    if builtin:
+        yield f"pack={pack!r} {_BUILTIN.format(builtin)}, and compress the file."
+    two_bits = sum(linear.storage is Storage.INT2 for linear in packed)
+    if two_bits and not builtin:
+        yield f"pack={pack!r} {_TWO_BITS.format(two_bits)}."
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredKernel:
+    """How a file stores the kernel of one layer.
+
+    Attributes:
+        layer: the tensor that the layer makes.
+        operator: that of the file.
+        weights: how many.
+        bits: of each of them.
+        note: why it does not have fewer; "" where the packing has no fewer.
+    """
+
+    layer: str
+    operator: str
+    weights: int
+    bits: int
+    note: str = ""
+
+
+def stored_kernels(graph: Graph) -> list[StoredKernel]:
+    """The kernels of weights in the file of a graph from `pack_graph`, producers first."""
+    return [
+        StoredKernel(
+            layer=operation.output,
+            operator=operation.operator_kind.value,
+            weights=operation.num_weights,
+            bits=operation.storage.value,
+            note=graph.storage_notes.get(operation.output, ""),
         )
-    if left:
-        lines.append(
-            f"pack={pack!r}: {len(packed)} of {len(packed) + len(left)} kernels are packed; these "
-            f"stay int8: {', '.join(left)}."
-        )
-    return lines
+        for operation in graph.operations
+        if isinstance(operation, Linear) and is_trained(operation)
+    ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -152,7 +270,7 @@ class FileSettings:
 
     Attributes:
         float_head: the last layer is float.
-        pack: how kernels are stored, a name of `packing.PACKINGS`.
+        pack: how kernels are stored, a name of `PACKINGS`.
         softmax: the output is probabilities.
         resizable: the batch size is free.
 
@@ -161,7 +279,7 @@ class FileSettings:
     """
 
     float_head: bool = False
-    pack: str = "none"
+    pack: str = "auto"
     softmax: bool = False
     resizable: bool = False
 
@@ -184,7 +302,20 @@ class FileSettings:
             float_layers: the layers that are left float, by the tensors that they make.
         """
         values = {"version": __version__, **dataclasses.asdict(self), "islands": dict(float_layers)}
+        packing = _ALL_PACKINGS[self.pack]
+        if packing.products and packing.pixelwise:
+            values["pixelwise"] = True
+        if self.pack == _EARLIER_INT4:
+            values["pack"] = "int4"
         return json.dumps(values, sort_keys=True).encode()
+
+    def of_graph(self, graph: Graph) -> "FileSettings":
+        """The settings of a file of this graph: without packed kernels it is the plain one."""
+        return self if any(map(_is_packed, graph.operations)) else self.with_pack("none")
+
+    def with_pack(self, pack: str) -> "FileSettings":
+        """The same with another packing."""
+        return dataclasses.replace(self, pack=pack)
 
     @classmethod
     def of_file(cls, found: Mapping[str, Any] | None, path: str) -> "FileSettings":
@@ -198,10 +329,13 @@ class FileSettings:
             ValueError: the file is not one of `export_tflite`.
         """
         names = [field.name for field in dataclasses.fields(cls)]
-        # Earlier versions wrote only this one; the others had their defaults.
+        # Earlier versions wrote only this one; the others had their defaults of then.
         if found is not None and "float_head" in found:
+            given = {"pack": "none", **{name: found[name] for name in names if name in found}}
+            if given["pack"] == "int4" and not found.get("pixelwise", False):
+                given["pack"] = _EARLIER_INT4
             try:
-                return cls(**{name: found[name] for name in names if name in found})
+                return cls(**given)
             except ValueError:
                 pass  # No version writes other values: the file is not ours either.
         raise ValueError(

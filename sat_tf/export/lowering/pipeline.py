@@ -123,7 +123,7 @@ def deployed_graph(
     model: keras.Model,
     *,
     float_head: bool = False,
-    pack: str = "none",
+    pack: str = "auto",
     softmax: bool = False,
     kernels: Mapping[str, KernelTensors] | None = None,
 ) -> Graph:
@@ -159,7 +159,7 @@ def trained_graph(
     model: keras.Model,
     *,
     float_head: bool = False,
-    pack: str = "none",
+    pack: str = "auto",
     kernels: Mapping[str, KernelTensors] | None = None,
 ) -> Graph:
     """The same graph before anything of the model is rounded: trace, fold, pack and upscale.

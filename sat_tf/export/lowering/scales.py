@@ -160,9 +160,6 @@ def _exact_pairs(channel: Channel) -> list[tuple[float, int]]:
 
 _Operation = TypeVar("_Operation", bound=Operation)
 
-# A bias beyond int32 saturates silently: it gets half of the range, and the sum the other half.
-_LARGEST_BIAS = 2.0**30
-_LARGEST_SUM_OF_BUILTIN = 2**30
 # XNNPACK refuses requantization multipliers of 256 and more. No output has more than 255 codes, so
 # that this one already gives the lowest or the highest for every sum but 0.
 _LARGEST_MULTIPLIER = 255.0
@@ -185,7 +182,7 @@ def upscale(graph: Graph) -> Graph:
 
     Where the kernel is stored in fewer bits, their largest code stands for 127. The weights stay
     the same to the last bit; the bias grid scale · input scale gets finer. Channels with very many
-    weights are multiplied by less: half of the range of int32 is left to the bias.
+    weights are multiplied by less: half of the range of the kernel's sums is left to the bias.
 
     In a large network, a layer has one factor for all channels. With one a channel, its bytes would
     have many more values than its codes, and the file be larger after compression. A small network
@@ -196,11 +193,16 @@ def upscale(graph: Graph) -> Graph:
     return map_linear(graph, functools.partial(_upscaled, one_factor=one_factor))
 
 
+def _half_range(linear: Linear) -> int:
+    """Half of what sum and bias may reach: a bias beyond that saturates silently."""
+    return (linear.largest_sum + 1) // 2
+
+
 def _upscaled(graph: Graph, linear: Linear, *, one_factor: bool) -> Linear:
     largest = np.maximum(np.max(np.abs(linear.kernel), axis=linear.inner_axes), 1)
     reach = np.maximum(largest_sums(graph, linear), 1)
     room = np.maximum(linear.storage.highest // largest, 1)  # INT4 holds -8, but not 8
-    factors = np.minimum(room, np.maximum(_LARGEST_SUM_OF_BUILTIN // reach, 1))
+    factors = np.minimum(room, np.maximum(_half_range(linear) // reach, 1))
     if linear.shares_scale or one_factor:
         factors = np.full_like(factors, np.min(factors))
     kernel = linear.kernel * linear.along_channels(factors).astype(linear.kernel.dtype)
@@ -220,7 +222,7 @@ def _floored(graph: Graph, linear: Linear) -> Linear:
     source = float(graph.codes(linear.inputs[0]).scale)
     output = float(graph.codes(linear.output).scale)
     smallest = np.maximum(
-        np.abs(linear.bias) / (_LARGEST_BIAS * source), _SMALLEST_MULTIPLIER * output / source
+        np.abs(linear.bias) / (_half_range(linear) * source), _SMALLEST_MULTIPLIER * output / source
     )
     scales = np.maximum(linear.scales, smallest)
     ratio = linear.along_channels(linear.scales / scales)
@@ -345,11 +347,11 @@ def _beyond_20_bits(graph: Graph, add: Add | AddConstant | Pair) -> str | None:
 
 def _beyond_int32(graph: Graph, linear: Linear) -> str | None:
     reach = largest_sums(graph, linear)
-    if np.max(reach + np.abs(linear.bias)) <= _INT32:
+    if np.max(reach + np.abs(linear.bias)) <= linear.largest_sum:
         return None
     return (
-        f"received a layer whose sums reach {np.max(reach):.4g}, expected at most {_INT32} for "
-        "int32; split its inputs over two layers."
+        f"received a layer whose sums reach {np.max(reach):.4g}, expected at most "
+        f"{linear.largest_sum} for int32; split its inputs over two layers."
     )
 
 
@@ -375,5 +377,5 @@ def _beyond_builtin(graph: Graph, linear: Linear) -> str | None:
     return (
         f"received a layer stored in {linear.storage.name} whose shifted sums reach "
         f"{np.max(reach):.4g}, expected at most {_INT32}, beyond which LiteRT's builtin kernels "
-        "overflow; export with pack='none'."
+        "overflow; export with pack='auto'."
     )

@@ -28,6 +28,7 @@ class Graph:
         warnings: what its user should know.
         layer_outputs: the tensor with the output of each Keras layer that has one, by their names.
         more_outputs: names of the other output tensors.
+        storage_notes: why kernels are not stored in fewer bits, by the tensors of their layers.
         kernels: the kernels whose rounding `simulate` has; the portable part of a graph, which is
             most often all of it, has the same codes with any of XNNPACK's.
         moved_scales: by how many units in the last place the scales of tensors were moved so that
@@ -42,6 +43,7 @@ class Graph:
     warnings: tuple[str, ...] = ()
     layer_outputs: Mapping[str, str] = dataclasses.field(default_factory=dict)
     more_outputs: tuple[str, ...] = ()
+    storage_notes: Mapping[str, str] = dataclasses.field(default_factory=dict)
     kernels: KernelSet = X86
     moved_scales: Mapping[str, int] = dataclasses.field(default_factory=dict)
 

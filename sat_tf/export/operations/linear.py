@@ -16,6 +16,7 @@ from sat_tf.export.kernels.kernel_sets import (
     wide_multipliers,
 )
 from sat_tf.export.operations.operation import (
+    IN_THE_FILE_ONLY,
     Constants,
     FileParts,
     Made,
@@ -51,6 +52,7 @@ from sat_tf.export.tflite.writer import (
 
 # Below this every integer is a float32, and sums of such products are exact in any order.
 _EXACT_FLOAT32 = 2**24
+_INT32 = 2**31 - 1
 
 
 class LinearKind(enum.Enum):
@@ -106,6 +108,7 @@ class Linear(Operation):
         window: strides, padding and dilation.
         real: computed in float32, on dequantized inputs and kernel: the float head.
         storage: how the file holds the kernel.
+        pixelwise: the file has this 1x1 convolution as a matrix product of each pixel.
     """
 
     kind: LinearKind
@@ -116,7 +119,8 @@ class Linear(Operation):
     spread: np.ndarray
     window: Window = WHOLE
     real: bool = False
-    storage: Storage = Storage.INT8
+    storage: Storage = dataclasses.field(default=Storage.INT8, metadata=IN_THE_FILE_ONLY)
+    pixelwise: bool = dataclasses.field(default=False, metadata=IN_THE_FILE_ONLY)
 
     same_because = "one float32 product, rounded half to even, in all of XNNPACK's kernels"
     # DEQUANTIZE makes the kernel of a float head.
@@ -126,8 +130,24 @@ class Linear(Operation):
     def engine(self) -> Engine:
         """The kernels that compute it: XNNPACK's for all but packed convolutions."""
         packed = self.storage is not Storage.INT8
-        dense = self.kind is LinearKind.FULLY_CONNECTED
-        return Engine.BUILTIN if packed and not dense else Engine.XNNPACK
+        return Engine.BUILTIN if packed and not self.is_product else Engine.XNNPACK
+
+    @property
+    def operator_kind(self) -> LinearKind:
+        """Its operator in the file."""
+        return LinearKind.FULLY_CONNECTED if self.pixelwise else self.kind
+
+    @property
+    def is_product(self) -> bool:
+        """Whether that is a matrix product."""
+        return self.operator_kind is LinearKind.FULLY_CONNECTED
+
+    @property
+    def largest_sum(self) -> int:
+        """The magnitude that sum and bias may reach together before its kernel overflows."""
+        # XNNPACK's kernels for INT4 sum up 16 times the codes, and wrap around without a word.
+        shifted = self.storage is Storage.INT4 and self.engine is Engine.XNNPACK
+        return _INT32 >> (4 if shifted else 0)
 
     @property
     def channel_axis(self) -> int:
@@ -155,7 +175,7 @@ class Linear(Operation):
     @property
     def operators(self) -> tuple[str, ...]:
         """See `Operation`."""
-        return (self.kind.value,)
+        return (self.operator_kind.value,)
 
     def title(self, graph: Tensors) -> str:
         """The operator, the size of its kernel and its strides."""
@@ -163,10 +183,10 @@ class Linear(Operation):
         size = self.kernel.shape[1:3]
         if self.kind is LinearKind.DEPTHWISE:
             size = self.kernel.shape[:2]
-        places = "" if self.kind is LinearKind.FULLY_CONNECTED else f" {size[0]}x{size[1]}"
+        places = "" if self.is_product else f" {size[0]}x{size[1]}"
         stride = self.window.strides
         strides = "" if stride == (1, 1) else f" / {stride[0]}x{stride[1]}"
-        return f"{'float ' if self.real else ''}{self.kind.value}{places}{strides}"
+        return f"{'float ' if self.real else ''}{self.operators[0]}{places}{strides}"
 
     def weights_title(self) -> str:
         """See `Operation`; "x8" where the codes are stored multiplied by that."""
@@ -219,11 +239,11 @@ class Linear(Operation):
         depth = math.prod(self.kernel.shape[axis] for axis in self.inner_axes)
         is_convolution = self.kind is LinearKind.CONVOLUTION
         return LinearWork(
-            self.kind.value,
+            self.operator_kind.value,
             self.engine,
             depth=depth,
             is_grouped=is_convolution and self.kernel.shape[-1] != channels,
-            one_scale=self._writes_one_scale,
+            one_scale=self.is_product and self._stored_scales().size == 1,
             is_small_depthwise=self._is_small_depthwise(graph),
         )
 
@@ -244,16 +264,6 @@ class Linear(Operation):
             return False
         return before == 0 or 1 not in sizes or sizes[0] == sizes[1]
 
-    @property
-    def _writes_one_scale(self) -> bool:
-        """Whether the file holds one scale for all rows of a matrix.
-
-        XNNPACK takes matrices of 2 bits only with a scale for each row.
-        """
-        dense = self.kind is LinearKind.FULLY_CONNECTED
-        scales = self.scales.astype(np.float32)
-        return dense and self.storage is not Storage.INT2 and bool(np.all(scales == scales[0]))
-
     def _real_kernel(self) -> np.ndarray:
         scales = self.along_channels(self.scales.astype(np.float32))
         return np.asarray(self.kernel.astype(np.float32) * scales)
@@ -263,17 +273,16 @@ class Linear(Operation):
     def write(self, writer: Writer) -> None:
         """Kernel and bias, the DEQUANTIZE of a float head's kernel, and the operator."""
         kernel, storage = self.kernel, self.storage
-        operator = _OPERATORS[self.kind]
-        scales = self.scales.astype(np.float32)
+        operator = _OPERATORS[self.operator_kind]
+        scales = self._stored_scales()
         if self.kind is LinearKind.DEPTHWISE:
             kernel = kernel[np.newaxis]
-        dense = self.kind is LinearKind.FULLY_CONNECTED
-        if self._writes_one_scale:
-            scales = scales[:1]
+        if self.pixelwise:
+            kernel = kernel.reshape(len(kernel), -1)
         axis = self.channel_axis + (self.kind is LinearKind.DEPTHWISE)
         weights = writer.kernel(f"{self.output}/kernel", kernel, storage, scales, axis)
         if storage is not Storage.INT8:
-            operator = operator._replace(version=_PACKED[self.kind])
+            operator = operator._replace(version=_PACKED[self.operator_kind])
         options: dict[str, Any] = {}
         if self.real:
             bias = writer.constant(f"{self.output}/bias", self.bias.astype(np.float32))
@@ -288,14 +297,23 @@ class Linear(Operation):
         if self.kind is LinearKind.TRANSPOSED:
             self._write_transposed(writer, operator, [weights, bias], options)
             return
-        if not dense:
+        if not self.is_product:
             options |= {**placement_options(self.window), **dilation_options(self.window)}
         elif scales.size > 1 and not self.real:
             operator = operator._replace(version=_FULLY_CONNECTED_PER_CHANNEL)
+        if self.pixelwise:
+            options["keepNumDims"] = True
         if self.kind is LinearKind.DEPTHWISE:
             inputs = writer.tensors[self.inputs[0]].shape[-1]
             options["depthMultiplier"] = kernel.shape[-1] // inputs
         writer.operator(operator, [*self.inputs, weights, bias], self.output, **options)
+
+    def _stored_scales(self) -> np.ndarray:
+        """The scales of the kernel in the file: one of a matrix whose rows share it."""
+        scales = self.scales.astype(np.float32)
+        # XNNPACK takes matrices of 2 bits only with a scale for each row.
+        shared = self.is_product and self.storage is not Storage.INT2
+        return scales[:1] if shared and np.all(scales == scales[0]) else scales
 
     def _write_transposed(
         self, writer: Writer, operator: Operator, constants: list[int], options: dict[str, Any]
@@ -330,10 +348,13 @@ class Linear(Operation):
             operator = operator.reordered(2, 1, 3)
         source = operator.source()
         kernel, scales = _kernel_of(operator, kind, real=real)
+        pixelwise = kind is LinearKind.FULLY_CONNECTED and _keeps_pixels(operator)
+        if pixelwise:
+            kind, kernel = LinearKind.CONVOLUTION, kernel[:, np.newaxis, np.newaxis]
         bias = operator.constant(2, "FLOAT32" if real else "INT32")
         if bias.shape != scales.shape:
             raise NotUnderstoodError(f"its bias is not one of {scales.size} channels")
-        window = _window_of(operator, kind, kernel)
+        window = WHOLE if pixelwise else _window_of(operator, kind, kernel)
         if not real and not _has_unit(operator, scales):
             raise NotUnderstoodError("the scales of its bias are not input scale · weight scale")
         operation = cls(
@@ -348,6 +369,7 @@ class Linear(Operation):
             window=window,
             real=real,
             storage=Storage[_stored_kernel(operator).type],
+            pixelwise=pixelwise,
         )
         if (operator.source_codes() is None) != real:
             raise NotUnderstoodError("it reads float and makes codes, or the other way round")
@@ -356,9 +378,7 @@ class Linear(Operation):
     def file_parts(self, graph: Tensors, *, shares_kernel: bool = False) -> FileParts:
         """Codes, a bias, and the scales of both."""
         del graph
-        dense = self.kind is LinearKind.FULLY_CONNECTED
-        scales = self.scales.astype(np.float32)
-        count = 1 if dense and bool(np.all(scales == scales[0])) else scales.size
+        count = self._stored_scales().size
         codes = 0 if shares_kernel else math.ceil(self.kernel.size * self.storage.value / 8)
         data = codes + _SCALE_BYTES * count + _BIAS_BYTES * self.bias.size
         data += _DEQUANTIZE_BYTES if self.real else _SCALE_BYTES * count
@@ -539,6 +559,15 @@ def _stored_kernel(operator: OperatorView) -> StoredTensor:
     weights = operator.tensor(1)
     found = operator.progress.pending.get(weights.name)
     return found if isinstance(found, StoredTensor) else weights
+
+
+def _keeps_pixels(operator: OperatorView) -> bool:
+    """Whether a FULLY_CONNECTED multiplies each pixel of an image, as `Linear.pixelwise` does."""
+    keeps = bool(operator.option("keepNumDims"))
+    dimensions = len(operator.tensor(0).shape)
+    if dimensions != (4 if keeps else 2):
+        raise NotUnderstoodError(f"keepNumDims={keeps} with a tensor of {dimensions} dimensions")
+    return keeps
 
 
 def _window_of(operator: OperatorView, kind: LinearKind, kernel: np.ndarray) -> Window:

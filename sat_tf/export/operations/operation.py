@@ -20,6 +20,10 @@ TfTensor = Any
 Numbers = dict[str, np.ndarray | np.generic]
 Constants = Mapping[str, Any]
 
+# Of an operation's field that says how a file has it, and not what it computes: training may change
+# its value, as weights move in and out of what 4 bits hold.
+IN_THE_FILE_ONLY = {"in the file only": True}
+
 # What an operator of a file becomes: the operation, and the codes of its tensor. None for one that
 # is only the first of an operation's operators.
 Made = tuple["Operation", Codes | None] | None

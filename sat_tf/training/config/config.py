@@ -69,6 +69,11 @@ class ExportConfig(Section):
     float_head: bool = Field(
         default=False, description="true (float logits from the last layer) or false (8-bit logits)"
     )
+    pack: Literal["auto", "none", "int4", "int2"] = Field(
+        default="auto",
+        description="one of auto (weights in 4 bits where that costs no time), none (all in 8), "
+        "int4, int2 (smaller and slower files)",
+    )
     verify_images: int = Field(
         default=1024,
         ge=1,
@@ -133,6 +138,16 @@ class Config(Section):
     @classmethod
     def _each_follows_the_one_before(cls, stages: StagesConfig) -> StagesConfig:
         return stages.inherited()
+
+    @model_validator(mode="after")
+    def _deploy_tail_has_its_kernels(self) -> "Config":
+        if self.stages.deploy_tail is not None and self.export.pack == "int4":
+            raise ValueError(
+                "export.pack='int4': received a file that LiteRT's builtin kernels run, expected "
+                "one of XNNPACK's, which a deploy_tail stage computes; use auto, or leave out "
+                "stages.deploy_tail."
+            )
+        return self
 
     @model_validator(mode="after")
     def _recipes_have_their_stages(self) -> "Config":

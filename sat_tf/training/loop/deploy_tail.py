@@ -24,6 +24,7 @@ def deploy_tail(
     learning_rate: float = 1e-3,
     momentum: float = 0.9,
     float_head: bool = False,
+    pack: str = "auto",
     validation_data: Any = None,
     callbacks: Iterable[keras.callbacks.Callback] = (),
     verbose: Any = 0,
@@ -42,6 +43,7 @@ def deploy_tail(
         learning_rate: where it starts: well below that of the training before.
         momentum: from 0 to below 1.
         float_head: as in `sat_tf.export_tflite`.
+        pack: as in `deployed_model`.
         validation_data: see `keras.Model.fit`.
         callbacks: see `keras.Model.fit`.
         verbose: see `keras.Model.fit`.
@@ -88,7 +90,7 @@ def deploy_tail(
             ),
         ],
     )
-    deployed = deployed_model(quantized, float_head=float_head)
+    deployed = deployed_model(quantized, float_head=float_head, pack=pack)
     schedule = WarmupCosine(
         first_learning_rate=learning_rate,
         peak_learning_rate=learning_rate,
@@ -124,10 +126,10 @@ def train_deploy_tail(run: Run, model: keras.Model) -> DeployedModel:
     Raises:
         RunError: the model has no integer form, or the loss or a logit is non-finite.
     """
-    float_head = run.config.export.float_head
+    export = run.config.export
 
     def view(quantized: keras.Model) -> DeployedModel:
-        return deployed_model(quantized, float_head=float_head)
+        return deployed_model(quantized, float_head=export.float_head, pack=export.pack)
 
     try:
         return view(train_stage(run, "deploy_tail", model, view))

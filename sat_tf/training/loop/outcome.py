@@ -33,6 +33,7 @@ def deploy(
     folder: RunFolder,
     *,
     float_head: bool,
+    pack: str,
     verify_images: int,
     float_model: keras.Model | None = None,
 ) -> tuple[ExportReport, Certificate]:
@@ -43,6 +44,7 @@ def deploy(
         source: the data set.
         folder: of the run.
         float_head: see `sat_tf.export_tflite`.
+        pack: likewise.
         verify_images: how many held-out images to verify with, at most.
         float_model: that of the run, to compare the file with.
 
@@ -58,7 +60,7 @@ def deploy(
     takes_pixels = set(input_types(Network(quantized)).values()) == {"uint8"}
     images = pixels if takes_pixels else pixels.astype(np.float32)
     try:
-        report = export_tflite(model, path, float_head=float_head)
+        report = export_tflite(model, path, float_head=float_head, pack=pack)
         certificate = verify_tflite(
             model,
             path,
@@ -127,6 +129,7 @@ def _of_file(run: Run, model: keras.Model) -> dict[str, Any]:
         run.source,
         run.folder,
         float_head=config.float_head,
+        pack=config.pack,
         verify_images=config.verify_images,
         float_model=load_model(floats, safe_mode=is_safe) if floats.is_file() else None,
     )

@@ -148,7 +148,7 @@ def finished(run: Run, name: str, model: keras.Model) -> keras.Model:
     if name == "quantized":
         # A model without an integer form is saved as it is; the export then says what it lacks.
         with contextlib.suppress(ValueError):
-            snap_biases(model)
+            snap_biases(model, pack=run.config.export.pack)
     return model
 
 
@@ -309,7 +309,8 @@ def _train(run: Run, state: RunState, start_model: keras.Model) -> Results | Non
             run_folder.TUNED_MODEL,
             lambda: train_deploy_tail(run, quantized),
         )
-        measured = deployed_model(tuned, float_head=config.export.float_head)
+        export = config.export
+        measured = deployed_model(tuned, float_head=export.float_head, pack=export.pack)
     return _results(run, state, measured, start_model)
 
 

@@ -1,5 +1,7 @@
 import dataclasses
 import functools
+import re
+import warnings
 
 import numpy as np
 import pytest
@@ -9,13 +11,13 @@ from hypothesis import strategies as st
 
 import sat_tf
 from sat_tf.export.kernels.kernel_sets import Engine
-from sat_tf.export.lowering.packing import pack_graph
+from sat_tf.export.lowering.packing import pack_graph, stored_kernels
 from sat_tf.export.lowering.pipeline import deployed_graph, rounded, trained_graph
 from sat_tf.export.lowering.scales import floor_scales, round_biases, settle_constants
 from sat_tf.export.lowering.trace import trace
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.graph_file import serialize
-from sat_tf.export.operations.linear import Linear, LinearKind
+from sat_tf.export.operations.graph_file import read_graph, serialize
+from sat_tf.export.operations.linear import Linear, LinearKind, largest_sums
 from sat_tf.export.tflite.structure import read_structure
 from sat_tf.export.tflite.tensors import Storage
 from sat_tf.export.tflite.writer import packed_bytes
@@ -26,6 +28,9 @@ from tests.export.zoo import Specimen, images_for
 THREE = BitPolicy.mobile(3, first_last_weight_bits=None)
 NARROW = BitPolicy.mobile(4, weight_grid="narrow", first_last_weight_bits=None)
 ROUNDED = BitPolicy.mobile(2, weight_grid="rounded", first_last_weight_bits=None)
+
+# At 4 bits, odd codes up to 15.
+ODD = {"weight_grid": "dorefa"}
 
 
 def _packed(build, policy, **settings) -> keras.Model:
@@ -91,22 +96,29 @@ PACKED = {
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("pack", ["auto", "int4", "int2"])
 @pytest.mark.parametrize("name", PACKED)
-def test_a_packed_file_computes_the_simulated_integers(name, tmp_path):
+def test_a_packed_file_computes_the_simulated_integers(name, pack, tmp_path):
     model = _packed(*PACKED[name])
     path = tmp_path / "model.tflite"
-    report = sat_tf.export_tflite(model, path, pack="int4", compare_storage=True)
+    report = sat_tf.export_tflite(model, path, pack=pack, compare_storage=True)
     found = sat_tf.verify_tflite(model, path, images_for(model))
     xnnpack = found.runtimes["xnnpack"]
     assert xnnpack.codes_compared > 0
     assert {t.name: t.codes_differing for t in xnnpack.tensors if t.codes_differing} == {}
     assert xnnpack.outputs_differing == 0
-    assert report.storage[0].pack == "int4"
-    assert report.storage[0].bytes < report.storage[1].bytes
+    (none,) = [cost for cost in report.storage if cost.pack == "none"]
+    assert report.storage[0].pack == pack
+    assert report.storage[0].bytes < none.bytes
     # All but packed convolutions and the image's QUANTIZE run on XNNPACK, as the simulator has it.
-    graph = deployed_graph(model, pack="int4")
+    graph = deployed_graph(model, pack=pack)
     builtin = sum(op.engine is Engine.BUILTIN for op in _linear(graph).values())
     assert xnnpack.delegation.delegated == xnnpack.delegation.operators - 1 - builtin
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # the narrow grid of 2 bits
+    TERNARY = dataclasses.replace(ROUNDED, weight_grid="narrow")
 
 
 @pytest.mark.parametrize(
@@ -115,16 +127,159 @@ def test_a_packed_file_computes_the_simulated_integers(name, tmp_path):
         (THREE, Storage.INT4),
         (NARROW, Storage.INT4),
         (BitPolicy.mobile(2, first_last_weight_bits=None), Storage.INT4),
-        (ROUNDED, Storage.INT2),
-        (dataclasses.replace(ROUNDED, weight_grid="narrow"), Storage.INT2),
+        (TERNARY, Storage.INT2),
     ],
 )
-@pytest.mark.filterwarnings("ignore::UserWarning")  # the narrow grid of 2 bits
-def test_dense_layers_are_stored_in_2_bits_where_they_fit(policy, expected):
-    graph = pack_graph(_traced(policy), "int4")
-    found = {op.kind: op.storage for op in _linear(graph).values()}
-    assert found[LinearKind.FULLY_CONNECTED] is expected
-    assert found[LinearKind.CONVOLUTION] is Storage.INT4
+def test_int2_stores_products_in_2_bits_where_they_fit_and_nothing_beside_them(policy, expected):
+    for name, operation in _linear(pack_graph(_traced(policy), "int2")).items():
+        assert operation.storage is (expected if operation.is_product else Storage.INT8), name
+        assert operation.engine is Engine.XNNPACK, name
+
+
+def test_the_lowest_code_of_2_bits_fits_where_no_gamma_is_negative():
+    graph = pack_graph(_traced(ROUNDED), "int2")
+    found = {op.storage for op in _linear(graph).values() if op.is_product}
+    assert found == {Storage.INT2, Storage.INT4}
+    for name, operation in _linear(graph).items():
+        if operation.storage is Storage.INT4:
+            assert re.fullmatch(r"codes -\d to 2, INT2 holds -2 to 1", graph.storage_notes[name])
+
+
+@pytest.mark.parametrize("policy", [THREE, NARROW, ROUNDED])
+def test_auto_stores_products_in_4_bits_and_nothing_beside_them(policy):
+    found = _linear(pack_graph(_traced(policy), "auto"))
+    assert {op.storage for op in found.values() if op.is_product} == {Storage.INT4}
+    assert {op.storage for op in found.values() if not op.is_product} == {Storage.INT8}
+    assert [op.kind for op in found.values() if op.pixelwise] == [LinearKind.CONVOLUTION]
+
+
+def test_int4_stores_every_kernel_in_4_bits_and_windows_leave_xnnpack():
+    found = _linear(pack_graph(_traced(ROUNDED), "int4"))
+    assert {op.storage for op in found.values()} == {Storage.INT4}
+    for operation in found.values():
+        expected = Engine.XNNPACK if operation.is_product else Engine.BUILTIN
+        assert operation.engine is expected
+
+
+def test_what_int4_was_in_earlier_files_is_what_these_are_compared_with():
+    found = _linear(pack_graph(_traced(ROUNDED), "int4 of earlier files"))
+    assert not any(op.pixelwise for op in found.values())
+    assert {op.kind: op.storage for op in found.values()} == {
+        LinearKind.CONVOLUTION: Storage.INT4,
+        LinearKind.DEPTHWISE: Storage.INT4,
+        LinearKind.FULLY_CONNECTED: Storage.INT2,
+    }
+
+
+def _notes(build, policy=NARROW, pack="auto") -> dict[str, str]:
+    return {
+        kernel.layer: kernel.note
+        for kernel in stored_kernels(deployed_graph(_packed(build, policy), pack=pack))
+    }
+
+
+def _pointwise(channels: int, strides: int = 1, *, inputs: int = 8, groups: int = 1):
+    def build() -> keras.Model:
+        wide = [
+            *zoo.block(zoo.convolution(inputs)),
+            zoo.layers.Conv2D(
+                channels, 1, strides=strides, groups=groups, use_bias=False, name="pointwise"
+            ),
+        ]
+        return zoo.chain((8, 8, 3), *wide, *zoo.head())
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (_pointwise(8), ""),
+        (_pointwise(8, inputs=7), "its 7 inputs do not fill whole bytes"),
+        (_pointwise(8, 2), "1x1 with strides 2x2: XNNPACK packs 1x1 convolutions without strides"),
+        (_pointwise(8, groups=2), "transposed and grouped convolutions read int8 only"),
+        (_pointwise(7), ""),
+    ],
+)
+def test_a_1x1_convolution_that_stays_int8_says_why(build, expected):
+    (note,) = [note for name, note in _notes(build).items() if name.startswith("pointwise")]
+    assert note == expected
+
+
+def test_codes_that_do_not_fit_say_what_they_are():
+    notes = _notes(_pointwise(8), BitPolicy.mobile(4, **ODD, first_last_weight_bits=None))
+    assert all("INT4 holds -8 to 7" in notes[name] for name in notes if "pointwise" in name)
+
+
+@pytest.mark.parametrize("policy", [BitPolicy.mobile(4, **ODD), BitPolicy.mobile(8)])
+def test_where_nothing_fits_auto_is_the_plain_file(policy, tmp_path):
+    model = _packed(_small, policy)
+    auto, none = tmp_path / "auto.tflite", tmp_path / "none.tflite"
+    report = sat_tf.export_tflite(model, auto)
+    sat_tf.export_tflite(model, none, pack="none")
+    assert auto.read_bytes() == none.read_bytes()
+    assert {kernel.bits for kernel in report.kernels} == {8}
+    assert (report.runs_from, report.warnings) == ("1.0.0", [])
+
+
+@pytest.mark.parametrize(
+    ("policy", "pack", "release"),
+    [(NARROW, "auto", "1.3.0"), (ROUNDED, "int2", "2.1.2"), (NARROW, "none", "1.0.0")],
+)
+def test_the_report_says_which_release_runs_the_file(policy, pack, release, tmp_path):
+    path = tmp_path / "model.tflite"
+    assert sat_tf.export_tflite(_packed(_small, policy), path, pack=pack).runs_from == release
+
+
+@pytest.mark.parametrize("pack", ["auto", "int2", "int4"])
+def test_a_packed_file_is_read_back_as_it_was_written(pack):
+    graph = deployed_graph(_packed(_small, ROUNDED), pack=pack)
+    found, expected = _linear(read_graph(serialize(graph, {}), "file")), _linear(graph)
+    assert list(found) == list(expected)
+    for name, operation in expected.items():
+        for field in ("kind", "pixelwise", "storage"):
+            assert getattr(found[name], field) == getattr(operation, field)
+        np.testing.assert_array_equal(found[name].kernel, operation.kernel)
+
+
+def test_a_layer_used_twice_has_its_packed_kernel_in_the_file_once():
+    def build() -> keras.Model:
+        twice = zoo.layers.Conv2D(8, 1, use_bias=False)
+        return zoo.chain((8, 8, 3), *zoo.block(zoo.convolution(8)), twice, twice, *zoo.head())
+
+    graph = deployed_graph(_packed(build, NARROW))
+    shared = [op for op in _linear(graph).values() if op.pixelwise]
+    assert len(shared) == 2
+    kernel = packed_bytes(shared[0].kernel, Storage.INT4).tobytes()
+    assert serialize(graph, {}).count(kernel) == 1
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("settings", [{"resizable": True}, {"float_head": True}, {"softmax": True}])
+def test_a_packed_file_takes_the_other_settings_too(settings, tmp_path):
+    model, path = _packed(_small, NARROW), tmp_path / "model.tflite"
+    report = sat_tf.export_tflite(model, path, **settings)
+    assert report.operators["CONV_2D"] == 1
+    found = sat_tf.verify_tflite(model, path, images_for(model))
+    assert found.codes_differing == 0
+    assert found.runtimes["xnnpack"].delegation.partitions == 1
+
+
+@pytest.mark.parametrize("storage", Storage)
+def test_sums_that_xnnpack_shifts_have_room_in_its_kernels(storage):
+    """Dead channels have the largest biases, and INT4 kernels multiply them by 16."""
+    operation = next(op for op in _linear(_traced(NARROW)).values() if op.kernel.shape[1] == 1)
+    packed = dataclasses.replace(operation, storage=storage, pixelwise=True)
+    assert packed.largest_sum == (2**27 - 1 if storage is Storage.INT4 else 2**31 - 1)
+
+
+def test_dead_channels_of_packed_kernels_have_biases_within_that_room():
+    graph = deployed_graph(_packed(zoo.bottleneck, NARROW))
+    packed = [op for op in _linear(graph).values() if op.pixelwise]
+    assert packed
+    for operation in packed:
+        reach = largest_sums(graph, operation) + np.abs(operation.bias)
+        assert np.max(reach) <= operation.largest_sum
 
 
 def test_packed_codes_fill_their_storage_and_no_more(model):
@@ -148,12 +303,12 @@ def test_the_file_holds_the_kernels_as_the_graph_says(model):
 def test_layers_that_do_not_fit_stay_int8_and_the_report_says_which_and_why(tmp_path):
     model = _packed(_small, BitPolicy.mobile(3))
     report = sat_tf.export_tflite(model, tmp_path / "model.tflite", pack="int4")
-    speed, left = report.warnings
+    (speed,) = report.warnings
     assert "makes the model slower" in speed
     assert "XNNPACK does not run convolutions" in speed
-    assert "these stay int8: " in left
-    assert left.count("(codes -") == 2
-    assert "INT4 holds -8 to 7" in left
+    left = [kernel for kernel in report.kernels if kernel.bits == 8]
+    assert len(left) == 2
+    assert all(re.match(r"codes -\d+ to \d+, INT4 holds -8 to 7", k.note) for k in left)
 
 
 def test_the_lowest_code_of_the_rounded_grid_does_not_fit_behind_a_negative_gamma():
@@ -177,7 +332,7 @@ def test_an_operation_that_the_export_adds_stays_int8():
 
 
 def test_a_model_with_nothing_to_pack_is_refused_with_the_fix(tmp_path):
-    model = _packed(_small, BitPolicy.mobile(4))  # DoReFa: odd codes up to 15
+    model = _packed(_small, BitPolicy.mobile(4, **ODD))
     with pytest.raises(ValueError, match=r"\(codes -1\d to 1\d, INT4(.|\n)*weight_grid='narrow'"):
         sat_tf.export_tflite(model, tmp_path / "model.tflite", pack="int4")
     assert not list(tmp_path.iterdir())
@@ -185,7 +340,7 @@ def test_a_model_with_nothing_to_pack_is_refused_with_the_fix(tmp_path):
 
 @pytest.mark.parametrize("pack", ["int44", "INT4", 4, None])
 def test_an_unknown_packing_is_refused(pack, model, tmp_path):
-    with pytest.raises(ValueError, match=r"received .* expected 'none' or 'int4'"):
+    with pytest.raises(ValueError, match=r"received .* expected 'auto', 'none', 'int4' or 'int2'"):
         sat_tf.export_tflite(model, tmp_path / "model.tflite", pack=pack)
     assert not list(tmp_path.iterdir())
 
@@ -226,7 +381,7 @@ def test_sums_that_overflow_builtin_kernels_are_refused():
     bias = np.full_like(operation.bias, 2.0**23 * source * weight_scales[0])
     changed = dataclasses.replace(operation, scales=weight_scales, bias=bias)
     operations = tuple(changed if op is operation else op for op in graph.operations)
-    with pytest.raises(ValueError, match=rf"{name}: received a layer stored in INT4(.|\n)*'none'"):
+    with pytest.raises(ValueError, match=rf"{name}: received a layer stored in INT4(.|\n)*'auto'"):
         round_biases(dataclasses.replace(graph, operations=operations))
 
 

@@ -1,0 +1,182 @@
+"""The part of `sat-tf verify` that is about other machines."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+
+from sat_tf.atomic_file import check_writable
+from sat_tf.commands.pixels import ImageOptions, Pixels
+from sat_tf.export.certificate.device_check import DeviceCheck
+from sat_tf.export.certificate.page import device_columns
+from sat_tf.export.device.report import is_device_certificate, read_device_certificate
+from sat_tf.export.device_verification import read_device_check, verify_on_arm, write_kit
+from sat_tf.export.file_verification import read_subject
+from sat_tf.messages import RunError
+from sat_tf.presentation.tables import Table
+
+# As many as a slow machine runs in a moment; noise of this many reaches nearly all codes.
+USUAL_IMAGES = 16
+
+# The images that options name, for the input of a file.
+LoadPixels = Callable[[ImageOptions], Pixels]
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceOptions:
+    """What the arguments say of other machines.
+
+    Attributes:
+        kit: where to write a proof kit, if anywhere.
+        kit_codes: put the codes in.
+        arm: run the file on emulated Arm processors.
+    """
+
+    kit: str | None = None
+    kit_codes: bool = False
+    arm: bool = False
+
+    def check(self, certificate: str | None) -> None:
+        """Checks that they go together.
+
+        Raises:
+            RunError: they do not.
+        """
+        if self.kit_codes and self.kit is None:
+            raise RunError("received --kit_codes without --kit, expected both; name the kit.")
+        if self.kit is not None:
+            if pathlib.Path(self.kit).suffix != ".zip":
+                raise RunError(
+                    f"--kit: received {self.kit!r}, expected the name of a zip; end it with .zip."
+                )
+            try:
+                check_writable(self.kit)
+            except ValueError as error:
+                raise RunError(str(error)) from error
+        if certificate is not None and (self.kit or self.arm):
+            given = "--kit" if self.kit else "--arm"
+            raise RunError(
+                f"received --certificate and {given}, expected one of them; --certificate checks "
+                "what was verified before: leave one out."
+            )
+
+
+def check_on_arm(tflite: pathlib.Path, wanted: ImageOptions, load: LoadPixels) -> list[DeviceCheck]:
+    """What the emulated Arm processors compute; raises ValueError where they cannot run."""
+    pixels = load(_few(wanted))
+    return verify_on_arm(tflite, pixels.images, images_from=pixels.source, progress=True)
+
+
+def write_device_kit(
+    tflite: pathlib.Path,
+    wanted: ImageOptions,
+    load: LoadPixels,
+    options: DeviceOptions,
+    console: Console,
+) -> None:
+    """Writes the proof kit, and says what to do with it."""
+    if options.kit is None:
+        return
+    pixels = load(_few(wanted))
+    kit = write_kit(
+        tflite,
+        pixels.images,
+        options.kit,
+        codes=options.kit_codes,
+        images_from=pixels.source,
+        progress=True,
+    )
+    again = f"--images {wanted.images} " if wanted.images else ""
+    again += f"--dataset {wanted.dataset} " if wanted.dataset else ""
+    left = f", {len(kit.not_compared)} behind float layers left out" if kit.not_compared else ""
+    for line in (
+        f"Kit: {kit.path}, {kit.bytes / 1e6:.1f} MB, {kit.num_images} images, "
+        f"{len(kit.compared)} tensors{left}",
+        f"On the device: python {kit.path.name}, which needs NumPy and ai-edge-litert; then here: "
+        f"sat-tf verify {tflite} {again}--certificate certificate_MACHINE.json",
+    ):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def check_device_certificate(
+    tflite: pathlib.Path,
+    certificate: str,
+    wanted: ImageOptions,
+    load: LoadPixels,
+    out: str | None,
+    console: Console,
+    *,
+    of_run: bool,
+) -> bool | None:
+    """Holds the certificate of a device against a file; None where it is one of `sat-tf verify`.
+
+    Args:
+        tflite: the file.
+        certificate: path of the certificate.
+        wanted: which images.
+        load: loads them.
+        out: --out, which has no meaning here.
+        console: where to print the outcome.
+        of_run: whether there is a run, whose images are those of the kit where none are named.
+
+    Returns:
+        Whether nothing differs on the device.
+
+    Raises:
+        RunError: --out is given.
+        ValueError: see `read_device_check`.
+    """
+    if not is_device_certificate(certificate):
+        return None
+    if out is not None:
+        raise RunError(
+            "received --out with the certificate of a device, expected it without: there is "
+            "nothing to write; leave it out."
+        )
+    kit = read_device_certificate(certificate).kit
+    images = None
+    if wanted.is_given or (of_run and kit.images_from.seed is None):
+        count = wanted.num_images or kit.num_images
+        # A file of another shape cannot take the kit's images: that is said first.
+        if read_subject(tflite).sha256 == kit.sha256:
+            images = load(dataclasses.replace(wanted, num_images=count)).images
+    found, is_simulated = read_device_check(tflite, certificate, images)
+    print_devices([found], console)
+    held = (
+        "the codes that its kit expected are those of the simulation here"
+        if is_simulated
+        else "its kit is of this file; what it expected is not checked without its images: name "
+        f"them with --images ({kit.images_from.description})"
+    )
+    outcome = "nothing differs there" if found.is_exact else "codes differ there"
+    console.print(
+        f"{certificate}: {outcome}; {held}",
+        style=("green" if is_simulated else "yellow") if found.is_exact else "red",
+        highlight=False,
+        markup=False,
+        soft_wrap=True,
+    )
+    return found.is_exact
+
+
+def print_devices(devices: Sequence[DeviceCheck], console: Console) -> None:
+    """Prints a line for each machine."""
+    if not devices:
+        return
+    table = Table(columns=device_columns(), rows=devices)
+    console.print(table.to_rich(title="Other machines", title_justify="left"))
+    for device in devices:
+        if device.delegate != "XNNPACK":
+            console.print(
+                f"{device.title}: received the delegate {device.delegate}, expected XNNPACK, "
+                "which files are exact with",
+                style="yellow",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
+
+
+def _few(wanted: ImageOptions) -> ImageOptions:
+    return dataclasses.replace(wanted, num_images=wanted.num_images or USUAL_IMAGES)

@@ -1,0 +1,267 @@
+"""Proves, on the machine it runs on, that LiteRT computes the codes of a TFLite file.
+
+Unzip the kit and run `python check.py`, or run `python kit.zip`. It needs Python 3.9, NumPy and
+ai-edge-litert. Every tensor that LiteRT computes is compared with the hashes in the kit; the
+outcome is printed, and written into the working directory as a certificate of this machine, which
+`sat-tf verify model.tflite --certificate` reads.
+
+Exit status: 0 if nothing differs, 1 if anything does, 2 if the kit or the installation is bad.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import hashlib
+import io
+import json
+import os
+import pathlib
+import platform
+import re
+import statistics
+import struct
+import sys
+import tempfile
+import time
+import warnings
+import zipfile
+import zlib
+from importlib import metadata
+from typing import Any
+
+try:
+    import numpy as np
+    from ai_edge_litert.interpreter import Interpreter
+except ImportError as lacking:
+    MISSING = str(lacking)
+else:
+    MISSING = ""
+
+HERE = pathlib.Path(__file__).resolve().parent  # a folder, or the zip itself
+# What XNNPACK chooses its kernels for codes by.
+FEATURES = "neon asimd asimddp i8mm sve sve2 sme sme2 ssse3 avx avx2 avx512bw avx_vnni avx512_vnni"
+TIMED_RUNS, TIMED_SECONDS, MOST_LISTED = 30, 5.0, 10
+
+
+class UnusableError(Exception):
+    """The kit or the installation is bad; the message says what to do."""
+
+
+def sha256(content: bytes) -> str:
+    """The hash of some bytes."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def seal(values: dict[str, Any]) -> str:
+    """The hash of all of a dictionary but its seal."""
+    rest = {name: value for name, value in values.items() if name != "seal"}
+    return sha256(json.dumps(rest, sort_keys=True).encode())
+
+
+def read(name: str) -> bytes:
+    """A file of the kit."""
+    try:
+        if HERE.is_dir():
+            return (HERE / name).read_bytes()
+        with zipfile.ZipFile(HERE) as kit:
+            return kit.read(name)
+    except (OSError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise UnusableError(f"{name} cannot be read ({error}); copy the kit again.") from error
+
+
+def open_kit() -> dict[str, Any]:
+    """What kit.json says, once every file has the hash that stands there."""
+    try:
+        kit: dict[str, Any] = json.loads(read("kit.json"))
+        changed = [] if kit["seal"] == seal(kit) else ["kit.json"]
+        for name, found in kit["files"].items():
+            # A name that leads out of the kit is none of its own.
+            if not re.fullmatch(r"\w[\w.]*(/\d+)?", name) or sha256(read(name)) != found:
+                changed.append(name)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UnusableError(f"kit.json is damaged ({error!r}); copy the kit again.") from error
+    if changed:
+        raise UnusableError(f"the kit was changed in {', '.join(changed)}; copy it again.")
+    return kit
+
+
+def load(content: bytes, wanted: str, *, keep_tensors: bool) -> tuple[Any, str]:
+    """The file in LiteRT with one thread, and what LiteRT said meanwhile."""
+    with tempfile.TemporaryFile() as log:
+        screen = os.dup(2)
+        os.dup2(log.fileno(), 2)  # LiteRT itself writes there which delegate it has made
+        try:
+            interpreter = Interpreter(
+                model_content=content,
+                num_threads=1,
+                experimental_preserve_all_tensors=keep_tensors,
+            )
+            interpreter.allocate_tensors()
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise UnusableError(
+                f"ai-edge-litert {metadata.version('ai-edge-litert')} does not load the file, "
+                f"which is for {wanted} ({error}): pip install ai-edge-litert=={wanted}"
+            ) from error
+        finally:
+            os.dup2(screen, 2)
+            os.close(screen)
+        log.seek(0)
+        return interpreter, log.read().decode(errors="replace")
+
+
+def run(interpreter: Any, image: Any) -> tuple[Any, float]:
+    """The output for one image, and the milliseconds that it took."""
+    interpreter.set_tensor(interpreter.get_input_details()[0]["index"], image[np.newaxis])
+    start = time.perf_counter()
+    interpreter.invoke()
+    taken = 1000 * (time.perf_counter() - start)
+    return interpreter.get_tensor(interpreter.get_output_details()[0]["index"]), taken
+
+
+def compare(kit: dict[str, Any], keeping: Any, plain: Any, images: Any) -> tuple[list[Any], int]:
+    """A row for each tensor, and how many outputs differ where no tensors are kept."""
+    places = {detail["name"]: detail["index"] for detail in keeping.get_tensor_details()}
+    rows: list[Any] = [
+        {"name": tensor["name"], "codes_compared": 0, "codes_differing": 0, "images": []}
+        for tensor in kit["tensors"]
+    ]
+    hashes, outputs_differing = [hashlib.sha256() for _ in rows], 0
+    for number, image in enumerate(images):
+        output, kept = run(plain, image)[0], run(keeping, image)[0]
+        if not kit["not_compared"]:  # float layers may run in other pieces where none are kept
+            outputs_differing += int(np.count_nonzero(output != kept))
+        codes = np.frombuffer(read(f"codes/{number}") if kit["has_codes"] else b"", np.int8)
+        for row, tensor, over_all in zip(rows, kit["tensors"], hashes):
+            found = keeping.get_tensor(places[row["name"]]).astype(np.int8).reshape(-1)
+            expected, codes = codes[: found.size], codes[found.size :]
+            over_all.update(found.tobytes())
+            row["codes_compared"] += found.size
+            if sha256(found.tobytes()) != tensor["images"][number]:
+                row["images"].append(number)
+                if kit["has_codes"]:
+                    row["codes_differing"] += int(np.count_nonzero(found != expected))
+    for row, over_all in zip(rows, hashes):
+        row["sha256"] = over_all.hexdigest()
+        if row["images"] and not kit["has_codes"]:
+            row["codes_differing"] = None  # some; how many, only a kit with codes tells
+    return rows, outputs_differing
+
+
+def milliseconds(plain: Any, images: Any) -> float:
+    """The median time of an image."""
+    found: list[float] = []
+    end = time.perf_counter() + TIMED_SECONDS
+    while len(found) < TIMED_RUNS and (not found or time.perf_counter() < end):
+        found.append(run(plain, images[len(found) % len(images)])[1])
+    return statistics.median(found)
+
+
+def system_file(path: str) -> str:
+    """A small file of the system; empty where there is none."""
+    try:
+        return pathlib.Path(path).read_text(errors="replace").strip("\0\n ")
+    except OSError:
+        return ""
+
+
+def machine(plain: Any, log: str) -> dict[str, Any]:
+    """The processor, what it has of `FEATURES`, the versions, and the delegate."""
+    fields = dict(re.findall(r"^([^:\n]*?)\s*:[ \t]*(.*)$", system_file("/proc/cpuinfo"), re.M))
+    has = (fields.get("Features") or fields.get("flags") or "").split()
+    part = " ".join(fields[name] for name in ("CPU implementer", "CPU part") if name in fields)
+    board = system_file("/proc/device-tree/model") or fields.get("model name") or part
+    delegated = any(node["op_name"] == "DELEGATE" for node in plain._get_ops_details())
+    names = ", ".join(re.findall(r"Created TensorFlow Lite (\w+) delegate", log)) or "unnamed"
+    return {
+        "machine": platform.machine(),
+        "processor": board or platform.processor() or "unknown",
+        "features": [name for name in FEATURES.split() if name in has],
+        "versions": {
+            "system": " ".join(filter(None, (platform.system(), *platform.libc_ver()))),
+            "python": f"{platform.python_version()}, {8 * struct.calcsize('P')} bits",
+            "numpy": np.__version__,
+            "ai-edge-litert": metadata.version("ai-edge-litert"),
+        },
+        "delegate": names if delegated else "none",
+    }
+
+
+def write(certificate: dict[str, Any]) -> str:
+    """Writes the certificate into the working directory, whole or not at all."""
+    path = f"certificate_{re.sub(r'[^A-Za-z0-9]+', '_', platform.machine())}.json"
+    part = f".{os.getpid()}_{path}"
+    try:
+        pathlib.Path(part).write_text(json.dumps(certificate, indent=1) + "\n", encoding="utf-8")
+        os.replace(part, path)
+    except OSError as error:
+        raise UnusableError(f"{path}: {error.strerror}; run this in another folder.") from error
+    finally:
+        if os.path.exists(part):
+            os.remove(part)
+    return path
+
+
+def show(kit: dict[str, Any], device: dict[str, Any], rows: list[Any]) -> None:
+    """Prints the machine, and the tensors that differ."""
+    print(f"file       {kit['file']}, {len(rows)} tensors, {kit['num_images']} images")
+    print(f"machine    {device['machine']}: {device['processor']}")
+    print(f"features   {' '.join(device['features']) or 'unknown'}")
+    print(f"versions   {', '.join(f'{name} {it}' for name, it in device['versions'].items())}")
+    print(f"delegate   {device['delegate']}")
+    print(f"time       {device['milliseconds']:.2f} ms an image, one thread")
+    if device["delegate"] != "XNNPACK":
+        print(f"WARNING    the delegate is {device['delegate']}; the file is exact with XNNPACK")
+    if device["versions"]["ai-edge-litert"] != kit["litert"]:
+        print(f"note       the kit was made with ai-edge-litert {kit['litert']}")
+    if kit["not_compared"]:
+        print(f"note       {len(kit['not_compared'])} tensors behind float layers not compared")
+    if device["outputs_differing"]:
+        print(f"DIFFERS    {device['outputs_differing']} outputs where no tensors are kept")
+    differing = [row for row in rows if row["images"]]
+    for row in differing[:MOST_LISTED]:
+        codes = "some" if row["codes_differing"] is None else f"{row['codes_differing']:,}"
+        print(
+            f"DIFFERS    {row['name']}: {codes} of {row['codes_compared']:,} codes, in "
+            f"{len(row['images'])} images, first in number {row['images'][0]}"
+        )
+    if len(differing) > MOST_LISTED:
+        print(f"DIFFERS    and {len(differing) - MOST_LISTED} more tensors")
+    compared = sum(row["codes_compared"] for row in rows)
+    first = f"; the first is {differing[0]['name']}" if differing else ""
+    print(f"{len(differing)} of {len(rows)} tensors differ ({compared:,} codes compared){first}")
+
+
+def main() -> int:
+    """Checks the machine; returns the exit status."""
+    if sys.argv[1:]:
+        print(__doc__)
+        return 0 if sys.argv[1] in ("-h", "--help") else 2
+    kit = open_kit()
+    if MISSING:
+        raise UnusableError(f"{MISSING}: pip install numpy ai-edge-litert=={kit['litert']}")
+    warnings.filterwarnings("ignore", message=".*experimental_preserve_all_tensors.*")
+    content, wanted = read("model.tflite"), kit["litert"]
+    plain, log = load(content, wanted, keep_tensors=False)
+    keeping, _ = load(content, wanted, keep_tensors=True)
+    images = np.load(io.BytesIO(read("images.npy")), allow_pickle=False)
+    rows, outputs_differing = compare(kit, keeping, plain, images)
+    device = machine(plain, log)
+    device.update(outputs_differing=outputs_differing, milliseconds=milliseconds(plain, images))
+    certificate = {"format": kit["format"], "kit": kit, "device": device, "tensors": rows}
+    certificate["seal"] = seal(certificate)
+    path = write(certificate)
+    show(kit, device, rows)
+    print(f"written to {path}")
+    return int(outputs_differing > 0 or any(row["images"] for row in rows))
+
+
+if __name__ == "__main__":
+    faulthandler.enable()  # where LiteRT crashes, it is said so
+    try:
+        sys.exit(main())
+    except UnusableError as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted; no certificate was written", file=sys.stderr)
+        sys.exit(130)

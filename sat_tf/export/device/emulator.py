@@ -1,0 +1,149 @@
+"""An Arm processor on another one: Python, NumPy and LiteRT for Arm under qemu."""
+
+import dataclasses
+import os
+import pathlib
+import shutil
+import subprocess
+from collections.abc import Mapping
+
+from sat_tf.export.litert.processes import describe_ending
+
+# As its packages call it.
+_EMULATORS = ("qemu-aarch64-static", "qemu-aarch64")
+
+
+@dataclasses.dataclass(frozen=True)
+class Processor:
+    """A kind of Arm processor, which LiteRT has kernels of its own for.
+
+    Attributes:
+        name: of its folder.
+        title: in words.
+        qemu: what qemu calls it.
+        part: its number in /proc/cpuinfo.
+        features: its features there.
+    """
+
+    name: str
+    title: str
+    qemu: str
+    part: str
+    features: str
+
+    @property
+    def cpuinfo(self) -> str:
+        """The /proc/cpuinfo of two of them, without which LiteRT ends with SIGSEGV."""
+        fields = {
+            "BogoMIPS": "50.00",
+            "Features": self.features,
+            "CPU implementer": "0x41",
+            "CPU architecture": "8",
+            "CPU variant": "0x1",
+            "CPU part": self.part,
+            "CPU revision": "1",
+        }
+        lines = "".join(f"{name}\t: {value}\n" for name, value in fields.items())
+        return "".join(f"processor\t: {number}\n{lines}\n" for number in range(2))
+
+
+_NEON = "fp asimd evtstrm aes pmull sha1 sha2 crc32 cpuid"
+_DOT = f"{_NEON} atomics fphp asimdhp asimdrdm lrcpc dcpop asimddp"
+_MATRIX = f"{_DOT} jscvt fcma sha3 sm3 sm4 sha512 asimdfhm dit uscat ilrcpc flagm i8mm bf16"
+# From the slowest kernels to the fastest that qemu can run.
+PROCESSORS = (
+    Processor("neon", "Cortex-A53", "cortex-a53", "0xd03", _NEON),
+    Processor("dot", "Cortex-A76", "cortex-a76", "0xd0b", _DOT),
+    # No processor is like this; scalable vectors would have other kernels chosen.
+    Processor("matrix", "Armv8.6 with i8mm", "max,sve=off,sme=off", "0xd0b", _MATRIX),
+)
+
+
+def system_emulator() -> pathlib.Path | None:
+    """The qemu that is installed, if one is."""
+    found = next(filter(None, map(shutil.which, _EMULATORS)), None)
+    return None if found is None else pathlib.Path(found)
+
+
+def emulator_in(folder: pathlib.Path) -> pathlib.Path | None:
+    """The qemu among the files of an unpacked package, if it is there."""
+    places = [folder / "usr" / "bin" / name for name in _EMULATORS]
+    return next((place for place in places if place.is_file()), None)
+
+
+def lay_out(folder: pathlib.Path, processor: Processor) -> pathlib.Path:
+    """Makes the folder that qemu takes for the root of a processor; returns it.
+
+    It shares all but /proc/cpuinfo with the others: qemu looks into this folder first.
+
+    Args:
+        folder: with the Arm system in its folder `root`.
+        processor: the kind.
+    """
+    own = folder / "processors" / processor.name
+    own.mkdir(parents=True)
+    for shared in sorted((folder / "root").iterdir()):
+        (own / shared.name).symlink_to(pathlib.Path("..", "..", "root", shared.name))
+    cores = own / "sys" / "devices" / "system" / "cpu"
+    for place in (own / "proc", cores):
+        place.mkdir(parents=True)
+    (own / "proc" / "cpuinfo").write_text(processor.cpuinfo)
+    for name in ("possible", "present"):
+        (cores / name).write_text("0-1\n")
+    return own
+
+
+def run_python(
+    emulator: pathlib.Path,
+    folder: pathlib.Path,
+    processor: Processor,
+    *arguments: str,
+    seconds: float,
+    working: pathlib.Path,
+    settings: Mapping[str, str] | None = None,
+) -> str:
+    """What Python prints on an emulated processor.
+
+    Args:
+        emulator: qemu.
+        folder: of the Arm root, with `processors` and `site`.
+        processor: which of them.
+        *arguments: of Python.
+        seconds: how long it may take.
+        working: its working directory.
+        settings: environment variables beside its own.
+
+    Raises:
+        ValueError: qemu does not start, or Python ends by a signal, with a status that is neither
+            0 nor 1, or not in time.
+    """
+    own = folder / "processors" / processor.name
+    python = next(iter(sorted((own / "usr" / "bin").glob("python3.*"))), own / "usr/bin/python3")
+    environment = {
+        "PYTHONHOME": str(own / "usr"),
+        "PYTHONPATH": str(folder / "site"),
+        "PYTHONNOUSERSITE": "1",
+        "LC_ALL": "C.UTF-8",
+        "PATH": os.defpath,
+        **(settings or {}),
+    }
+    command = [str(emulator), "-cpu", processor.qemu, "-L", str(own), str(python), *arguments]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=environment,
+            cwd=working,
+            timeout=seconds,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as expired:
+        raise ValueError(f"it took more than {seconds:.0f} s") from expired
+    except OSError as error:
+        raise ValueError(f"{emulator} does not start ({error.strerror})") from error
+    if done.returncode not in (0, 1):
+        raise ValueError(describe_ending(done.returncode, done.stderr))
+    if done.returncode == 1 and b"Traceback" in done.stderr:
+        raise ValueError(describe_ending(1, done.stderr))
+    return done.stdout.decode(errors="replace")

@@ -1,0 +1,195 @@
+"""The proof kit: a zip with a file, images, what every tensor must be, and a script that checks it.
+
+It holds model.tflite, images.npy, kit.json, check.py, __main__.py, with which `python kit.zip`
+runs it too, and, on request, the codes of every tensor by image, in codes/.
+"""
+
+import dataclasses
+import hashlib
+import io
+import json
+import pathlib
+import zipfile
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+from sat_tf.atomic_file import written_whole
+from sat_tf.export.certificate.certificate import ImagesFrom
+from sat_tf.export.certificate.inputs import images_hash
+from sat_tf.export.certificate.proof import Subject
+from sat_tf.export.device import check
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.simulator import batches, simulate
+from sat_tf.export.tflite.images import number_of
+from sat_tf.presentation.progress_bar import image_bar
+from sat_tf.version import __version__
+
+FORMAT = 1
+_MAIN = 'import runpy\n\nrunpy.run_module("check", run_name="__main__")\n'
+# Zip archives hold the time of their files; these are of none, so that equal kits are equal bytes.
+_NO_TIME = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kit:
+    """A proof kit that has been written.
+
+    Attributes:
+        path: of the zip.
+        bytes: its size.
+        num_images: in it.
+        compared: the tensors that a device compares, producers first.
+        not_compared: those behind a layer that is left float, which no two machines need agree on.
+        has_codes: whether it holds the codes themselves, so that differing ones can be counted.
+        seal: the hash of all of it.
+    """
+
+    path: pathlib.Path
+    bytes: int
+    num_images: int
+    compared: tuple[str, ...]
+    not_compared: tuple[str, ...]
+    has_codes: bool
+    seal: str
+
+
+def pack_kit(
+    subject: Subject,
+    images: np.ndarray,
+    path: pathlib.Path,
+    *,
+    images_from: ImagesFrom,
+    codes: bool,
+    progress: bool = False,
+) -> Kit:
+    """Writes the proof kit of a file; the zip appears whole, or not at all.
+
+    Args:
+        subject: the file and its graph.
+        images: (n, ...), as the file takes them.
+        path: of the zip.
+        images_from: where they come from.
+        codes: put the codes in too, a byte each before compression.
+        progress: show a bar.
+
+    Raises:
+        ValueError: the path cannot be written, or all tensors are behind layers left float.
+    """
+    compared, behind = tensors_of(subject.graph)
+    if not compared:
+        raise ValueError(
+            f"{subject.path}: received a file whose integers all come behind layers left float "
+            f"({', '.join(subject.graph.float_layers)}), expected one with some before; no two "
+            "machines need agree on float values, so that there is nothing to compare."
+        )
+    with written_whole(path) as temporary, zipfile.ZipFile(temporary, "w") as archive:
+        hashes: dict[str, str] = {}
+
+        def add(name: str, content: bytes) -> None:
+            hashes[name] = hashlib.sha256(content).hexdigest()
+            entry = zipfile.ZipInfo(name, _NO_TIME)
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
+
+        add("model.tflite", subject.content)
+        add("images.npy", _npy(images))
+        add("check.py", pathlib.Path(check.__file__).read_bytes())
+        add("__main__.py", _MAIN.encode())
+        expected = Expected(compared)
+        with image_bar(f"{path.name}", len(images), shown=progress) as advance:
+            for number, stored in enumerate(simulated(subject.graph, images)):
+                content = expected.add(stored)
+                if codes:
+                    add(f"codes/{number}", content)
+                advance(1)
+        manifest: dict[str, Any] = {
+            "format": FORMAT,
+            "file": subject.path.name,
+            "sha256": subject.sha256,
+            "num_images": len(images),
+            "images_sha256": images_hash(images),
+            "images_from": dataclasses.asdict(images_from),
+            "litert": metadata.version("ai-edge-litert"),
+            "sat_tf": __version__,
+            "has_codes": codes,
+            "tensors": expected.result(),
+            "not_compared": list(behind),
+            "files": hashes.copy(),
+        }
+        manifest["seal"] = check.seal(manifest)
+        add("kit.json", (json.dumps(manifest, indent=1) + "\n").encode())
+    return Kit(path, path.stat().st_size, len(images), compared, behind, codes, manifest["seal"])
+
+
+def tensors_of(graph: Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The integer tensors that every machine must agree on, and those behind layers left float."""
+    behind = set(graph.layers_left_float)
+    for operation in graph.operations:
+        if behind.intersection(operation.inputs):
+            behind.add(operation.output)
+    integers = graph.integer_tensors
+    return (
+        tuple(name for name in integers if name not in behind),
+        tuple(name for name in integers if name in behind),
+    )
+
+
+def simulated(graph: Graph, images: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
+    """The codes of all tensors that every machine must agree on, int8 (1, ...), by image."""
+    names, _ = tensors_of(graph)
+    for batch in batches(images, graph):
+        count = number_of(batch)
+        # Layers left float are not simulated, and nothing behind them is asked for.
+        given = {
+            name: np.zeros((count, *graph.tensors[name].shape), np.float32)
+            for name in graph.layers_left_float
+        }
+        with np.errstate(all="ignore"):
+            tensors = simulate(graph, batch, given)
+        for index in range(count):
+            yield {name: tensors[name][index : index + 1].astype(np.int8) for name in names}
+
+
+class Expected:
+    """Hashes of the codes of some tensors, image by image.
+
+    Args:
+        names: of the tensors.
+    """
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._images: dict[str, list[str]] = {name: [] for name in names}
+        self._over_all = {name: hashlib.sha256() for name in names}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+
+    def add(self, stored: dict[str, np.ndarray]) -> bytes:
+        """Takes the codes of an image; returns those of all the tensors, one after the other."""
+        pieces = []
+        for name, found in self._images.items():
+            content = stored[name].tobytes()
+            found.append(hashlib.sha256(content).hexdigest())
+            self._over_all[name].update(content)
+            self._shapes[name] = stored[name].shape[1:]
+            pieces.append(content)
+        return b"".join(pieces)
+
+    def result(self) -> list[dict[str, Any]]:
+        """A row for each tensor: its name, shape, and hashes, over all images and of each."""
+        return [
+            {
+                "name": name,
+                "shape": list(self._shapes[name]),
+                "sha256": self._over_all[name].hexdigest(),
+                "images": found,
+            }
+            for name, found in self._images.items()
+        ]
+
+
+def _npy(array: np.ndarray) -> bytes:
+    held = io.BytesIO()
+    np.save(held, np.ascontiguousarray(array), allow_pickle=False)
+    return held.getvalue()

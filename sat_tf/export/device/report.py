@@ -1,0 +1,252 @@
+"""What comes back of a proof kit: the certificate of a device, read, and held against the file."""
+
+import dataclasses
+import json
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+import pydantic
+
+from sat_tf.export.certificate.certificate import ImagesFrom
+from sat_tf.export.certificate.device_check import DeviceCheck
+from sat_tf.export.certificate.inputs import images_hash
+from sat_tf.export.certificate.proof import Subject
+from sat_tf.export.device import check
+from sat_tf.export.device.kit import FORMAT, Expected, simulated, tensors_of
+from sat_tf.messages import first_ones, list_problems
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpectedTensor:
+    """What the kit expected of a tensor.
+
+    Attributes:
+        name: of the tensor.
+        shape: without the batch dimension.
+        sha256: hash of its codes over all images.
+        images: hash of them for each image.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    sha256: str
+    images: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class KitRecord:
+    """The kit that a device was checked with: what its kit.json says."""
+
+    format: int
+    file: str
+    sha256: str
+    num_images: int
+    images_sha256: str
+    images_from: ImagesFrom
+    litert: str
+    sat_tf: str
+    has_codes: bool
+    tensors: list[ExpectedTensor]
+    not_compared: list[str]
+    files: dict[str, str]
+    seal: str
+
+
+@dataclasses.dataclass(frozen=True)
+class MachineRecord:
+    """The machine: see `DeviceCheck`."""
+
+    machine: str
+    processor: str
+    features: list[str]
+    versions: dict[str, str]
+    delegate: str
+    outputs_differing: int
+    milliseconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class ComputedTensor:
+    """What the device computed of a tensor.
+
+    Attributes:
+        name: of the tensor.
+        codes_compared: over all images.
+        codes_differing: from the kit; None where some do and it had no codes.
+        images: the numbers of those with other codes.
+        sha256: hash of the codes that the device computed.
+    """
+
+    name: str
+    codes_compared: int
+    codes_differing: int | None
+    images: list[int]
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceCertificate:
+    """What check.py wrote on a device.
+
+    Attributes:
+        format: of the file.
+        kit: that it was checked with.
+        device: the machine.
+        tensors: what it computed, producers first.
+        seal: hash of all of this.
+    """
+
+    format: int
+    kit: KitRecord
+    device: MachineRecord
+    tensors: list[ComputedTensor]
+    seal: str
+
+    @property
+    def check(self) -> DeviceCheck:
+        """The outcome."""
+        differing = [tensor for tensor in self.tensors if tensor.images]
+        counts = [tensor.codes_differing for tensor in self.tensors]
+        known = [count for count in counts if count is not None]
+        return DeviceCheck(
+            **dataclasses.asdict(self.device),
+            num_images=self.kit.num_images,
+            codes_compared=sum(tensor.codes_compared for tensor in self.tensors),
+            codes_differing=sum(known) if len(known) == len(counts) else None,
+            tensors_compared=len(self.tensors),
+            tensors_differing=len(differing),
+            first_differing=differing[0].name if differing else None,
+        )
+
+
+def is_device_certificate(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is, or once was, what check.py writes, and not what `sat-tf verify` does."""
+    try:
+        values = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(values, dict) and "runtimes" not in values and "kit" in values
+
+
+def read_device_certificate(path: str | os.PathLike[str]) -> DeviceCertificate:
+    """The certificate of a device in a JSON file.
+
+    Raises:
+        ValueError: there is no such file, it holds something else, or was changed since check.py
+            wrote it.
+    """
+    path = pathlib.Path(path)
+    again = "run check.py on the device again, and bring the file that it writes as it is"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        found = _CERTIFICATE.validate_python(values)
+    except OSError as error:
+        raise ValueError(
+            f"{path}: {error.strerror}; expected the certificate that check.py has written."
+        ) from error
+    except pydantic.ValidationError as error:
+        problems = [
+            f"{'.'.join(map(str, one['loc'])) or 'all of it'}: {one['msg']}"
+            for one in error.errors()
+        ]
+        problems.append(f"expected the certificate of a device; {again}")
+        raise ValueError(list_problems(str(path), problems)) from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{path}: received a file that is not JSON ({error}), expected the certificate that "
+            f"check.py has written; {again}."
+        ) from error
+    problems = []
+    if {found.format, found.kit.format} != {FORMAT}:
+        problems.append(
+            f"received format {found.format}, of sat-tf {found.kit.sat_tf}, expected {FORMAT}; "
+            "write the kit again with this sat-tf."
+        )
+    if found.seal != check.seal(values):
+        problems.append(
+            f"received a certificate that was changed after check.py wrote it; {again}."
+        )
+    if found.kit.seal != check.seal(values["kit"]):
+        problems.append("received the certificate of a kit that was changed; write the kit again.")
+    problems += _contradictions(found)
+    if problems:
+        raise ValueError(list_problems(str(path), problems))
+    return found
+
+
+def _contradictions(found: DeviceCertificate) -> list[str]:
+    """What the certificate says of itself and cannot be, whoever wrote it."""
+    expected = {tensor.name: tensor for tensor in found.kit.tensors}
+    wrong = []
+    for tensor in found.tensors:
+        known = expected.get(tensor.name)
+        same = known is not None and known.sha256 == tensor.sha256
+        count = int(np.prod(known.shape)) * found.kit.num_images if known else 0
+        if same == bool(tensor.images) or count != tensor.codes_compared:
+            wrong.append(tensor.name)
+    wrong += [name for name in expected if name not in {tensor.name for tensor in found.tensors}]
+    if not wrong:
+        return []
+    return [
+        f"received counts that do not fit the hashes beside them ({first_ones(wrong)}), expected "
+        "those that check.py writes; run it again."
+    ]
+
+
+def hold_against(found: DeviceCertificate, subject: Subject, images: np.ndarray | None) -> None:
+    """Checks that the certificate of a device is about this file and these images.
+
+    With images, the file is simulated on them here, and every hash that the kit expected is
+    compared with that: a kit whose hashes were changed, and sealed again, does not pass.
+
+    Args:
+        found: the certificate.
+        subject: the file and its graph.
+        images: as the file takes them; None where they are not at hand.
+
+    Raises:
+        ValueError: it is about others; lists every problem with its fix.
+    """
+    kit, problems = found.kit, []
+    if kit.sha256 != subject.sha256:
+        problems.append(
+            f"received a file with the hash {subject.sha256[:12]}, expected the one with the hash "
+            f"{kit.sha256[:12]} ({kit.file}) that the kit was made of; pass that one, or make a "
+            "kit of this one."
+        )
+    if images is not None and images_hash(images) != kit.images_sha256:
+        problems.append(
+            f"received {len(images)} images with the hash {images_hash(images)[:12]}, expected the "
+            f"{kit.num_images} with the hash {kit.images_sha256[:12]} that the kit was made with "
+            f"({kit.images_from.description}); pass those."
+        )
+    if not problems:
+        problems += _other_hashes(found, subject, images)
+    if problems:
+        raise ValueError(list_problems(f"{subject.path} and the certificate of a device", problems))
+
+
+def _other_hashes(
+    found: DeviceCertificate, subject: Subject, images: np.ndarray | None
+) -> list[str]:
+    compared, _ = tensors_of(subject.graph)
+    recorded = {tensor.name: tensor.sha256 for tensor in found.kit.tensors}
+    wrong = sorted(set(compared) ^ set(recorded))
+    if not wrong and images is not None:
+        expected = Expected(compared)
+        for stored in simulated(subject.graph, images):
+            expected.add(stored)
+        own: list[dict[str, Any]] = expected.result()
+        wrong = [row["name"] for row in own if recorded[row["name"]] != row["sha256"]]
+    if not wrong:
+        return []
+    return [
+        f"received the certificate of a kit that expects other codes than this file has "
+        f"({first_ones(wrong)}), expected those of its simulation; the kit was changed: write it "
+        "again with sat-tf verify --kit."
+    ]
+
+
+_CERTIFICATE = pydantic.TypeAdapter(DeviceCertificate)

@@ -1,0 +1,121 @@
+"""The verification on other machines: a kit to take to one, and emulated Arm processors."""
+
+import os
+from typing import Any
+
+import numpy as np
+
+from sat_tf.atomic_file import check_writable, expect_path
+from sat_tf.export.certificate.certificate import ImagesFrom
+from sat_tf.export.certificate.device_check import DeviceCheck
+from sat_tf.export.certificate.inputs import GIVEN, random_images
+from sat_tf.export.device.arm_root import find_root
+from sat_tf.export.device.emulated import check_emulated
+from sat_tf.export.device.kit import Kit, pack_kit
+from sat_tf.export.device.report import hold_against, read_device_certificate
+from sat_tf.export.file_verification import checked_inputs, read_subject
+
+
+def write_kit(
+    path: str | os.PathLike[str],
+    images: Any,
+    kit_path: str | os.PathLike[str],
+    *,
+    codes: bool = False,
+    images_from: ImagesFrom = GIVEN,
+    progress: bool = False,
+) -> Kit:
+    """Writes a proof kit: a zip that checks a file on the machine that it is taken to.
+
+    There, `python check.py` in the unpacked folder, or `python kit.zip`, runs the file in LiteRT
+    and compares every integer tensor with the simulation's hashes in the kit. It needs NumPy and
+    ai-edge-litert only, and writes a certificate of that machine for `read_device_check`.
+
+    Args:
+        path: a TFLite file that sat-tf wrote.
+        images: as for `verify_file`; all of them go into the kit.
+        kit_path: where to write the zip.
+        codes: put every code in as well, so that those that differ are counted, and not only the
+            tensors and images that they are in.
+        images_from: where the images come from.
+        progress: show a bar.
+
+    Returns:
+        What the kit holds.
+
+    Raises:
+        ValueError: bad images, a file that sat-tf did not write, one whose integers all come behind
+            layers left float, or a path that cannot be written.
+    """
+    kit_path = check_writable(kit_path)
+    subject = read_subject(expect_path(path))
+    images, _ = checked_inputs("write_kit", subject, images, None)
+    return pack_kit(
+        subject, images, kit_path, images_from=images_from, codes=codes, progress=progress
+    )
+
+
+def verify_on_arm(
+    path: str | os.PathLike[str],
+    images: Any,
+    *,
+    images_from: ImagesFrom = GIVEN,
+    progress: bool = False,
+) -> list[DeviceCheck]:
+    """Runs a file on emulated Arm processors, and compares every code with the simulation.
+
+    There are three of them, for which XNNPACK has other kernels each: with NEON alone, with the dot
+    product, and with matrix instructions. They need the Arm root that `sat-tf arm_root` makes.
+
+    Args:
+        path: a TFLite file that sat-tf wrote.
+        images: as for `verify_file`.
+        images_from: where they come from.
+        progress: show bars.
+
+    Returns:
+        A `DeviceCheck` for each processor. A code that differs is counted in it, not raised.
+
+    Raises:
+        ValueError: bad images, a file that sat-tf did not write, no Arm root, or an emulator that
+            ends early.
+    """
+    root = find_root()
+    subject = read_subject(expect_path(path))
+    images, _ = checked_inputs("verify_on_arm", subject, images, None)
+    return check_emulated(subject, images, root, images_from=images_from, progress=progress)
+
+
+def read_device_check(
+    path: str | os.PathLike[str],
+    certificate_path: str | os.PathLike[str],
+    images: Any = None,
+) -> tuple[DeviceCheck, bool]:
+    """Reads the certificate that a proof kit has written, and holds it against the file.
+
+    With the images of the kit, the file is simulated here, and what the kit expected is compared
+    with that. Without them only the file's hash is, and that the certificate is as it was written:
+    whoever changes a kit can change all of it.
+
+    Args:
+        path: the TFLite file.
+        certificate_path: what check.py has written.
+        images: those of the kit; None draws them again where they were random.
+
+    Returns:
+        The outcome, and whether it was compared with a simulation here.
+
+    Raises:
+        ValueError: the certificate is damaged, or about another file, other images or a changed
+            kit; lists every problem with its fix.
+    """
+    found = read_device_certificate(certificate_path)
+    subject = read_subject(expect_path(path))
+    seed, count = found.kit.images_from.seed, found.kit.num_images
+    if images is None and seed is not None and found.kit.sha256 == subject.sha256:
+        image = subject.graph.images[0]
+        images = image.drawn(random_images(image.shape, count, seed))
+    if images is not None:
+        images, _ = checked_inputs("read_device_check", subject, images, None)
+    hold_against(found, subject, np.asarray(images) if images is not None else None)
+    return found.check, images is not None

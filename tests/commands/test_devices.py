@@ -1,0 +1,71 @@
+import json
+
+import numpy as np
+import pytest
+
+import sat_tf
+from sat_tf.commands import main
+from tests.commands.light import told_without_tensorflow
+from tests.export.device.kits import certificate_in, checked
+from tests.loading.hostile import small
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a file, and twenty images for it."""
+    found = tmp_path_factory.mktemp("devices")
+    images = np.random.default_rng(0).integers(0, 256, (20, 6, 6, 3)).astype(np.uint8)
+    model = sat_tf.quantize_model(small(), sat_tf.BitPolicy.mobile(4))
+    sat_tf.export_tflite(sat_tf.calibrate(model, images), found / "model.tflite")
+    np.save(found / "images.npy", images)
+    return found
+
+
+def test_a_kit_goes_out_and_its_certificate_comes_back(folder, tmp_path):
+    words = ("verify", "model.tflite", "--images", "images.npy")
+    said = told_without_tensorflow(
+        *(*words, "--kit", str(tmp_path / "kit.zip"), "--out", str(tmp_path / "proof")),
+        status=0,
+        cwd=folder,
+    )
+    assert "16 images" in said
+    assert "On the device: python kit.zip" in said
+    assert checked(tmp_path / "kit.zip", tmp_path).returncode == 0
+    certificate = str(certificate_in(tmp_path))
+    said = told_without_tensorflow(*words, "--certificate", certificate, status=0, cwd=folder)
+    assert "nothing differs there; the codes that its kit expected are those of the" in said
+    said = told_without_tensorflow(*words[:2], "--certificate", certificate, status=0, cwd=folder)
+    assert "is not checked without its images: name them with --images" in said
+    values = json.loads((tmp_path / "proof" / "certificate.json").read_text())
+    assert (values["num_images"], values["devices"]) == (20, [])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--kit", "kit"], "received 'kit', expected the name of a zip"),
+        (["--kit", "none/kit.zip"], "which does not exist"),
+        (["--kit_codes"], "received --kit_codes without --kit"),
+        (["--kit", "kit.zip", "--certificate", "x.json"], "received --certificate and --kit"),
+        (["--arm", "--certificate", "x.json"], "received --certificate and --arm"),
+        (["--arm"], "make what is missing with sat-tf arm_root"),
+        (["--certificate", "device.json", "--out", "proof"], "received --out with the certificate"),
+    ],
+)
+def test_what_cannot_be_done_is_told_before_anything_is_written(
+    words, expected, folder, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "device.json").write_text('{"kit": {}}')
+    assert main.main(["verify", str(folder / "model.tflite"), *words]) == 2
+    assert expected in " ".join(capsys.readouterr().err.split())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["device.json"]
+    assert not (folder / "certificate.json").exists()
+
+
+def test_a_root_that_cannot_be_made_is_one_message(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main.main(["arm_root"]) == 2
+    assert "expected Debian or one of its relatives" in capsys.readouterr().err

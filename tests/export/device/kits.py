@@ -1,0 +1,48 @@
+"""Proof kits in folders: unpacked, changed as by others, and run in a process of their own."""
+
+import json
+import pathlib
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from typing import Any
+
+from sat_tf.export.device import check
+
+
+def unpacked(kit: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+    """The folder with what is in a kit."""
+    with zipfile.ZipFile(kit) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def reseal(folder: pathlib.Path, change: Callable[[dict[str, Any]], None] = lambda kit: None):
+    """Changes kit.json, and makes every hash in it fit what is in the folder, as a forger would."""
+    path = folder / "kit.json"
+    kit = json.loads(path.read_text())
+    kit["files"] = {name: check.sha256((folder / name).read_bytes()) for name in kit["files"]}
+    change(kit)
+    kit["seal"] = check.seal(kit)
+    path.write_text(json.dumps(kit))
+
+
+def checked(
+    script: pathlib.Path, cwd: pathlib.Path, *options: str, python: str = sys.executable
+) -> subprocess.CompletedProcess:
+    """What a kit says; nothing of this package can be imported there."""
+    return subprocess.run(
+        [python, "-I", *options, str(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        cwd=cwd,
+    )
+
+
+def certificate_in(folder: pathlib.Path) -> pathlib.Path:
+    """The certificate that it has written there."""
+    (found,) = folder.glob("certificate_*.json")
+    return found

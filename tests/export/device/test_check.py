@@ -1,0 +1,194 @@
+"""The script of a proof kit, in processes of its own."""
+
+import ast
+import json
+import pathlib
+import platform
+import site
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from sat_tf.export.device import check
+from sat_tf.export.device.report import read_device_certificate
+from sat_tf.export.file_verification import verify_file
+from tests.export.damage import changed
+from tests.export.device.kits import certificate_in, checked, reseal, unpacked
+
+
+def test_a_machine_that_computes_the_codes_is_said_to(kit, small_file, few_images, tmp_path):
+    done = checked(kit.path, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    expected = verify_file(small_file, few_images, runtimes=())
+    assert f"0 of {len(expected.codes)} tensors differ" in done.stdout
+    found = read_device_certificate(certificate_in(tmp_path)).check
+    assert (found.codes_compared, found.codes_differing) == (expected.codes_compared, 0)
+    assert (found.first_differing, found.is_exact) == (None, True)
+    assert (found.machine, found.delegate) == (platform.machine(), "XNNPACK")
+    assert found.versions["numpy"] == np.__version__
+    assert found.milliseconds > 0
+    assert not found.emulated
+
+
+def test_it_runs_unpacked_as_well(folder, tmp_path):
+    assert checked(folder / "check.py", tmp_path).returncode == 0
+    assert checked(folder, tmp_path).returncode == 0  # python FOLDER
+
+
+def test_it_needs_python_numpy_and_litert_alone(kit, tmp_path):
+    # An environment that has nothing else.
+    subprocess.run(
+        [sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True
+    )
+    (own,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    for place in map(pathlib.Path, site.getsitepackages()):
+        for pattern in ("numpy", "numpy.libs", "ai_edge_litert", "ai_edge_litert-*"):
+            for found in place.glob(pattern):
+                (own / found.name).symlink_to(found)
+    done = checked(kit.path, tmp_path, python=str(tmp_path / "venv" / "bin" / "python"))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_it_is_written_for_python_3_9_and_imports_no_more():
+    tree = ast.parse(pathlib.Path(check.__file__).read_text(), feature_version=(3, 9))
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add((node.module or "").split(".")[0])
+    assert names - set(sys.stdlib_module_names) == {"numpy", "ai_edge_litert"}
+
+
+def test_without_numpy_or_litert_it_says_what_to_install(kit, tmp_path):
+    done = checked(kit.path, tmp_path, "-S")
+    assert done.returncode == 2
+    assert "No module named 'numpy': pip install numpy ai-edge-litert==" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_litert_that_refuses_the_file_is_named_with_the_one_it_is_for(folder, tmp_path):
+    def of_tomorrow(model, graph):
+        for code in model.operatorCodes:
+            code.version = 99
+
+    content = (folder / "model.tflite").read_bytes()
+    (folder / "model.tflite").write_bytes(changed(content, of_tomorrow))
+    reseal(folder, lambda kit: kit.update(litert="9.9.9"))
+    done = checked(folder / "check.py", tmp_path)
+    assert done.returncode == 2
+    assert "does not load the file, which is for 9.9.9" in done.stderr
+    assert "pip install ai-edge-litert==9.9.9" in done.stderr
+    assert not list(tmp_path.glob("certificate*"))
+
+
+def test_another_litert_than_that_of_the_kit_is_noted(folder, tmp_path):
+    reseal(folder, lambda kit: kit.update(litert="9.9.9"))
+    done = checked(folder / "check.py", tmp_path)
+    assert done.returncode == 0
+    assert "the kit was made with ai-edge-litert 9.9.9" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "name", ["model.tflite", "images.npy", "codes/1", "check.py", "__main__.py", "kit.json"]
+)
+def test_a_part_that_was_changed_is_named(name, folder, tmp_path):
+    content = (folder / name).read_bytes()
+    # So that text stays text: JSON may end in a space, and Python in a comment.
+    (folder / name).write_bytes(content + b"#" if name != "kit.json" else content[:-2] + b',"a":1}')
+    done = checked(folder / "check.py", tmp_path)
+    assert done.returncode == 2
+    assert f"the kit was changed in {name}; copy it again" in done.stderr
+    assert not list(tmp_path.glob("certificate*"))
+
+
+@pytest.mark.parametrize("name", ["model.tflite", "images.npy", "codes/0", "kit.json"])
+def test_a_part_that_is_missing_is_named(name, folder, tmp_path):
+    (folder / name).unlink()
+    done = checked(folder / "check.py", tmp_path)
+    assert done.returncode == 2
+    assert f"{name} cannot be read" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["", "no JSON", "[]", "{}", '{"seal": 1, "files": 2}'])
+def test_a_kit_json_that_is_none_is_named(text, folder, tmp_path):
+    (folder / "kit.json").write_text(text)
+    done = checked(folder / "check.py", tmp_path)
+    assert done.returncode == 2
+    assert "kit.json is damaged" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "codes/../../secret"])
+def test_names_that_lead_out_of_the_kit_are_not_followed(name, folder, tmp_path):
+    (tmp_path / "secret").write_text("secret")
+    reseal(folder, lambda kit: kit["files"].update({name: check.sha256(b"secret")}))
+    done = checked(folder / "check.py", tmp_path)
+    assert done.returncode == 2
+    assert f"the kit was changed in {name}" in done.stderr
+
+
+def _other_codes(folder, number, tensor, places):
+    """Lets the kit expect other codes of one image at some places of a tensor; its name."""
+
+    def change(kit):
+        sizes = [int(np.prod(row["shape"])) for row in kit["tensors"]]
+        start = sum(sizes[:tensor])
+        path = folder / "codes" / str(number)
+        codes = np.frombuffer(path.read_bytes(), np.int8).copy()
+        codes[start + np.arange(places)] ^= 1
+        path.write_bytes(codes.tobytes())
+        row = kit["tensors"][tensor]
+        row["images"][number] = check.sha256(codes[start : start + sizes[tensor]].tobytes())
+        row["sha256"] = "0" * 64
+        kit["files"][f"codes/{number}"] = check.sha256(path.read_bytes())
+
+    reseal(folder, change)
+    return json.loads((folder / "kit.json").read_text())["tensors"][tensor]["name"]
+
+
+def test_codes_that_differ_are_counted_exactly_and_the_first_tensor_named(folder, tmp_path):
+    last = _other_codes(folder, 0, 5, places=7)
+    first = _other_codes(folder, 1, 2, places=3)
+    done = checked(folder / "check.py", tmp_path)
+    assert done.returncode == 1
+    assert f"DIFFERS    {first}: 3 of" in done.stdout
+    assert "in 1 images, first in number 1" in done.stdout
+    assert f"DIFFERS    {last}: 7 of" in done.stdout
+    assert f"the first is {first}" in done.stdout
+    found = read_device_certificate(certificate_in(tmp_path)).check
+    assert (found.codes_differing, found.tensors_differing) == (10, 2)
+    assert (found.first_differing, found.is_exact) == (first, False)
+
+
+def test_without_codes_it_says_where_they_differ_and_not_how_many(kit, tmp_path):
+    folder = unpacked(kit.path, tmp_path / "kit")
+
+    def change(found):
+        found["tensors"][2]["images"][1] = found["tensors"][2]["sha256"] = "0" * 64
+
+    reseal(folder, change)
+    done = checked(folder / "check.py", tmp_path)
+    assert done.returncode == 1
+    assert ": some of " in done.stdout
+    found = read_device_certificate(certificate_in(tmp_path)).check
+    assert (found.codes_differing, found.tensors_differing) == (None, 1)
+    assert found.counted == f"some of {found.codes_compared:,}"
+
+
+def test_what_it_is_not_asked_for_is_answered_by_what_it_does(kit, tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(kit.path), "--verbose"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 2
+    assert "Exit status: 0 if nothing differs" in done.stdout
+
+
+def test_where_it_cannot_write_it_leaves_nothing(kit, tmp_path):
+    taken = tmp_path / f"certificate_{platform.machine()}.json"
+    taken.mkdir()
+    done = checked(kit.path, tmp_path)
+    assert done.returncode == 2
+    assert "run this in another folder" in done.stderr
+    assert list(tmp_path.iterdir()) == [taken]
