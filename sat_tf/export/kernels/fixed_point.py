@@ -7,6 +7,7 @@ round, and how ties are broken:
     rounded twice, up        the product half up, the shift half up
     rounded twice, away      the product half up, the shift half away from zero
     rounded once             the product down, the shift half up, which is one rounding in all
+    rounded before shifts    the product half up, and only then a shift to the left
 
 All functions take and give exact integers, channels on the last axis; shifted to the left, they fit
 int32.
@@ -113,6 +114,18 @@ def rounded_once(values: np.ndarray, multipliers: Multipliers) -> np.ndarray:
     before = multipliers.exponents + behind
     high = ((values.astype(np.int64) << before) * multipliers.mantissas) >> _MANTISSA_BITS
     return _shifted_up(high, behind)
+
+
+def rounded_before_shifts(values: np.ndarray, multipliers: Multipliers) -> np.ndarray:
+    """Products rounded half up, then shifts: to the left by positive e, else to the right, half up.
+
+    >>> rounded_before_shifts(np.array([-3, 1, 3]), fixed_point(1.5)).tolist()
+    [-4, 2, 4]
+    >>> rounded_twice_up(np.array([-3, 1, 3]), fixed_point(1.5)).tolist()
+    [-4, 2, 5]
+    """
+    high = high_product(values.astype(np.int64), multipliers.mantissas)
+    return _shifted_up(high << multipliers.left, multipliers.right)
 
 
 def summed(

@@ -49,6 +49,8 @@ class LinearWork:
         depth: how many products are in a sum.
         is_grouped: whether channels read only a part of the input's.
         one_scale: whether the file holds one scale for the weights of all channels.
+        is_small_depthwise: whether Arm has a kernel of its own for it: depthwise convolutions of
+            3x3 with strides of 1 or 2, a multiple of 8 channels and the usual padding.
     """
 
     operator: str
@@ -56,6 +58,7 @@ class LinearWork:
     depth: int = 1
     is_grouped: bool = False
     one_scale: bool = False
+    is_small_depthwise: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,9 +267,11 @@ class Builtin(Reference):
 
     Attributes:
         matrix: the rule of matrix products, which convolutions are too.
+        small_depthwise: that of the depthwise convolutions with a kernel of their own.
     """
 
     matrix: fixed_point.Rule
+    small_depthwise: fixed_point.Rule
 
     def linear(
         self,
@@ -279,6 +284,8 @@ class Builtin(Reference):
         multipliers = fixed_point.fixed_point(_multipliers(work, scales))
         if work.is_grouped:
             return fixed_point.rounded_twice_away(sums, multipliers)
+        if work.is_small_depthwise:
+            return self.small_depthwise(sums, multipliers)
         if work.operator in ("DEPTHWISE_CONV_2D", "TRANSPOSE_CONV"):
             return vectors.requantized(sums, multipliers)
         # A product with a vector, of an image by itself, has a kernel of its own.
@@ -378,6 +385,7 @@ BUILTIN_X86 = Builtin(
     dense=_dense_in_fixed_point,
     multiplier=fixed_point.multiplier_in_float32,
     matrix=fixed_point.rounded_twice_up,
+    small_depthwise=fixed_point.rounded_twice_up,
 )
 BUILTIN_ARM = Builtin(
     "builtin_arm",
@@ -386,6 +394,7 @@ BUILTIN_ARM = Builtin(
     dense=_dense_in_fixed_point,
     multiplier=fixed_point.multiplier_in_float32,
     matrix=fixed_point.rounded_once,
+    small_depthwise=fixed_point.rounded_before_shifts,
 )
 X86 = Xnnpack(
     "xnnpack_x86",

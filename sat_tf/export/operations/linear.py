@@ -243,8 +243,26 @@ class Linear(Operation):
             self.engine,
             depth=depth,
             is_grouped=is_convolution and self.kernel.shape[-1] != channels,
-            one_scale=len(self._stored_scales()) == 1,
+            one_scale=self.is_product and self._stored_scales().size == 1,
+            is_small_depthwise=self._is_small_depthwise(graph),
         )
+
+    def _is_small_depthwise(self, graph: Tensors) -> bool:
+        """The test by which LiteRT chooses its kernel for depthwise convolutions of 3x3."""
+        if self.kind is not LinearKind.DEPTHWISE or self.kernel.shape[:2] != (3, 3):
+            return False
+        *sizes, channels = graph.tensors[self.inputs[0]].shape
+        *made, outputs = graph.tensors[self.output].shape
+        stride, other_stride = self.window.strides
+        if (stride, self.window.dilation) not in ((1, (1, 1)), (2, (1, 1))):
+            return False
+        if other_stride != stride or channels != outputs or channels % 8:
+            return False
+        missing = [(out - 1) * stride + 3 - size for out, size in zip(made, sizes, strict=True)]
+        before, other_before = (max(count, 0) // 2 for count in missing)
+        if before != other_before or before > 1 or max(missing) > 2 * before:
+            return False
+        return before == 0 or 1 not in sizes or sizes[0] == sizes[1]
 
     def _real_kernel(self) -> np.ndarray:
         scales = self.along_channels(self.scales.astype(np.float32))
