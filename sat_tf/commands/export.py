@@ -9,6 +9,7 @@ from rich.console import Console
 
 from sat_tf.commands.models import load_model, quiet_tensorflow
 from sat_tf.commands.options import add_trust
+from sat_tf.export.certificate.holds import verdict_of
 from sat_tf.messages import RunError
 from sat_tf.presentation.tables import Column, Table, digits
 from sat_tf.training.config.config import read_config
@@ -231,6 +232,8 @@ def export(
         soft_wrap=True,
     )
     _print_kernels(report, console)
+    if report.holds:
+        console.print(verdict_of(report.holds), highlight=False, soft_wrap=True)
     for cost in report.storage if compare_storage else []:
         console.print(f"  {cost}", highlight=False, soft_wrap=True)
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.atomic_file import check_writable, written_whole
+from sat_tf.export.certificate.holds import Hold, holds_of
 from sat_tf.export.converter.float_layers import run_converter
 from sat_tf.export.converter_route import keras_of_graph
 from sat_tf.export.deployed import DeployedModel
@@ -184,6 +185,10 @@ class ExportReport:
             route="converter".
         runs_from: the first release of LiteRT's Python package that runs the file, with XNNPACK
             computing all that it takes.
+        holds: on which processors XNNPACK has the same codes, operator by operator, and why; none
+            for route="converter".
+        moved_scales: by how many units in the last place the scales of tensors were moved so that
+            it has them on all.
         warnings: what to know about the file.
         seconds: how long it took.
     """
@@ -200,12 +205,19 @@ class ExportReport:
     storage: list[StorageCost]
     kernels: list[StoredKernel]
     runs_from: str
+    holds: list[Hold]
+    moved_scales: dict[str, int]
     warnings: list[str]
     seconds: float
 
+    @property
+    def is_portable(self) -> bool:
+        """Whether XNNPACK has the same codes on x86 and on Arm, as far as is known."""
+        return bool(self.holds) and all(hold.is_portable for hold in self.holds)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return dataclasses.asdict(self)
+        return {"is_portable": self.is_portable, **dataclasses.asdict(self)}
 
 
 def float_layers_of_one_image(graph: Graph, content: bytes) -> Iterator[str]:
@@ -367,6 +379,8 @@ def export_tflite(
         storage=costs,
         kernels=stored_kernels(graph) if direct else [],
         runs_from=first_release(_matrices(graph)),
+        holds=holds_of(graph) if direct else [],
+        moved_scales=dict(graph.moved_scales) if direct else {},
         warnings=[
             *graph.warnings,
             *float_layers_of_one_image(graph, content),

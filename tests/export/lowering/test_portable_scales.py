@@ -193,3 +193,11 @@ def test_kernels_of_arm_differ_where_a_graph_is_not_portable(kernels):
     on_x86, on_arm = (PRODUCT.simulate(graph.on(row), *stored) for row in (X86, kernels))
     assert on_x86.reshape(-1).tolist() == [-2, 0, 0, 2]
     assert on_arm.reshape(-1).tolist() == [-1, 0, 1, 2]
+
+
+def test_the_report_says_what_was_moved_and_where_the_file_holds(gated, tmp_path):
+    report = sat_tf.export_tflite(gated, tmp_path / "model.tflite")
+    assert report.is_portable
+    assert report.moved_scales == dict(deployed_graph(gated).moved_scales)
+    assert {hold.operators for hold in report.holds} >= {"MEAN", "MUL"}
+    assert report.to_dict()["is_portable"]
