@@ -51,6 +51,8 @@ setuptools.setup(
     ],
     extras_require={
         "gpu": ["tensorflow[and-cuda]>=2.21,<2.22"],
+        # Only pre-releases of it exist.
+        "micro": ["tflite-micro>=0.dev20260101"],
         "docs": _DOCS,
         "test": [
             *_DOCS,

@@ -28,8 +28,8 @@ from sat_tf.commands.pixels import (
 from sat_tf.commands.verification_table import print_certificate
 from sat_tf.export.certificate.certificate import Certificate, ImagesFrom, read_certificate
 from sat_tf.export.certificate.page import write_both
+from sat_tf.export.certificate.runtimes import RUNTIMES, USUAL_RUNTIMES
 from sat_tf.export.file_verification import read_subject, recheck, verify_subject
-from sat_tf.export.litert.runtime import RUNTIMES
 from sat_tf.messages import RunError
 from sat_tf.training.config.config import read_config
 from sat_tf.training.state.run_folder import (
@@ -116,6 +116,8 @@ def _found(target: Target) -> Target:
 
 _NO_DEVICES = DeviceOptions()
 
+_RUNTIMES = (*USUAL_RUNTIMES, "reference")
+
 SUMMARY = "compare a TFLite file with its model, code by code"
 DESCRIPTION = (
     "Runs a TFLite file in LiteRT, compares every integer with a simulation of the quantized model "
@@ -186,7 +188,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--runtime",
         choices=list(RUNTIMES),
         action="append",
-        help="what to compare beside xnnpack; can be given several times; default: all of them",
+        help="what to compare beside xnnpack; can be given several times; micro needs "
+        "tflite-micro, those of Arm are simulated; default: builtin, reference, arm_xnnpack and "
+        "arm_xnnpack_unfused",
     )
     parser.add_argument(
         "--out",
@@ -207,7 +211,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         console,
         wanted=wanted,
         certificate=arguments.certificate,
-        runtimes=tuple(arguments.runtime or RUNTIMES),
+        runtimes=tuple(arguments.runtime or _RUNTIMES),
         out=arguments.out,
         trust=arguments.trust_model,
         float_model=arguments.float_model,
@@ -221,7 +225,7 @@ def verify(
     *,
     wanted: ImageOptions,
     certificate: str | None = None,
-    runtimes: tuple[str, ...] = tuple(RUNTIMES),
+    runtimes: tuple[str, ...] = _RUNTIMES,
     out: str | None = None,
     trust: bool = False,
     float_model: str | None = None,

@@ -21,7 +21,7 @@ from sat_tf.export.certificate.inputs import (
 from sat_tf.export.certificate.outputs import labels_of
 from sat_tf.export.certificate.page import check_certificate_path, write_both
 from sat_tf.export.certificate.proof import Subject, prove
-from sat_tf.export.litert.runtime import USUAL_RUNTIMES
+from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.export.tflite.structure import read_structure

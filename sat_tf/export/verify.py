@@ -22,10 +22,10 @@ from sat_tf.export.certificate.inputs import (
 from sat_tf.export.certificate.outputs import Output, labels_of
 from sat_tf.export.certificate.page import check_certificate_path, write_both
 from sat_tf.export.certificate.proof import Subject, prove
+from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES
 from sat_tf.export.deployed import DeployedModel
 from sat_tf.export.export import file_content, file_graph
 from sat_tf.export.file_verification import file_problems
-from sat_tf.export.litert.runtime import USUAL_RUNTIMES
 from sat_tf.export.lowering.packing import FileSettings
 from sat_tf.export.lowering.pipeline import is_sized, with_image_size
 from sat_tf.export.operations.graph import Graph
@@ -163,8 +163,10 @@ def verify_tflite(
             what the quantized Keras model is fed.
         certificate_path: where to write the certificate as JSON, if anywhere; a page to read goes
             beside it, with the suffix .html.
-        runtimes: what to compare: "xnnpack", which always takes part, "builtin" and "reference",
-            LiteRT's slow kernels without optimizations.
+        runtimes: what to compare: "xnnpack", which always takes part; "builtin"; "reference",
+            LiteRT's slow kernels without optimizations; "micro", TFLite Micro, where it is
+            installed (`pip install 'sat-tf[micro]'`); and, simulated, "arm_xnnpack",
+            "arm_xnnpack_unfused" and "arm_builtin".
         images_from: where the images come from, for the certificate.
         progress: show a bar.
 

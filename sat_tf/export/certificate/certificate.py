@@ -58,24 +58,43 @@ class RuntimeCount:
         largest_float_difference: the largest difference among them; infinite where one is NaN.
         outputs_differing: outputs that differ between a run that keeps every tensor and one that
             does not, as a phone runs it.
-        delegation: what XNNPACK has taken over in the latter.
+        delegation: what XNNPACK has taken over in the latter; None where that is not LiteRT's.
         agreement: share of images, or of the pixels, rows or boxes of them, with the class of the
             reference; the smallest of several outputs; None where none has classes.
         largest_output_difference: from the outputs of the reference; infinite where one is NaN.
         top1: share of these classified right; None without labels, or with those of several
             outputs, of which `Certificate.accuracy` tells.
         outputs: each output by itself against the reference.
+        kernels: name of the kernel set with its rounding.
+        is_simulated: whether another machine runs it, so that it is only simulated, with these
+            kernels; float layers are then those of LiteRT here.
+        own: the same tensors against a simulation with its own kernels, on the first images: what
+            differs there, no rule explains. Empty for those with XNNPACK, of which `tensors` says
+            it, and for simulated ones.
     """
 
     tensors: list[TensorCount]
     float_values_compared: int
     largest_float_difference: float
     outputs_differing: int
-    delegation: Delegation
+    delegation: Delegation | None
     agreement: float | None
     largest_output_difference: float
     top1: float | None
     outputs: list[OutputCount] = dataclasses.field(default_factory=list)
+    kernels: str = ""
+    is_simulated: bool = False
+    own: list[TensorCount] = dataclasses.field(default_factory=list)
+
+    @property
+    def own_compared(self) -> int:
+        """How many stored integers are compared with the simulation of its own kernels."""
+        return sum(tensor.codes_compared for tensor in self.own)
+
+    @property
+    def own_differing(self) -> int:
+        """How many of them differ."""
+        return sum(tensor.codes_differing for tensor in self.own)
 
     @property
     def first_differing(self) -> str | None:

@@ -17,10 +17,14 @@ from sat_tf.export.certificate.outputs import (
     separated,
     smallest_agreement,
 )
-from sat_tf.export.litert.runtime import Runtime
+from sat_tf.export.certificate.runtimes import RuntimeKind
+from sat_tf.export.kernels.kernel_sets import KernelSet
+from sat_tf.export.litert.processes import loaded
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, weight_counts
-from sat_tf.export.tflite.images import Pixels
+from sat_tf.export.operations.operation import Operation
+from sat_tf.export.operations.simulator import outputs_of, simulate, simulate_on
+from sat_tf.export.tflite.images import Pixels, number_of, some_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,21 +61,31 @@ class Reference:
         }
 
 
+# A simulation takes longer than LiteRT, and a rule that does not hold fails on a few images.
+MOST_OWN_IMAGES = 8
+
+
+def _counts(graph: Graph) -> dict[str, TensorCount]:
+    return {name: TensorCount(name, graph.tensors[name].shape) for name in graph.integer_tensors}
+
+
 class RuntimeCounter:
     """Compares one runtime with the simulation.
 
     Args:
         graph: of the file.
         content: the file.
-        runtime: a name of `RUNTIMES`.
+        kind: the runtime, which is not simulated.
     """
 
-    def __init__(self, graph: Graph, content: bytes, runtime: str) -> None:
-        self._keeping = Runtime(content, runtime, keep_tensors=True)
-        self._plain = Runtime(content, runtime, keep_tensors=False)
-        self._tensors = {
-            name: TensorCount(name, graph.tensors[name].shape) for name in graph.integer_tensors
-        }
+    def __init__(self, graph: Graph, content: bytes, kind: RuntimeKind) -> None:
+        self._kind = kind
+        self._keeping = loaded(content, kind.name, keep_tensors=True)
+        self._plain = loaded(content, kind.name, keep_tensors=False)
+        self._tensors = _counts(graph)
+        self._own_graph = None if kind.name == "xnnpack" else graph.on(kind.kernels)
+        self._own = {} if self._own_graph is None else _counts(graph)
+        self._own_images = 0
         self._left_float = graph.layers_left_float
         self._float_values = 0
         self._largest_difference = 0.0
@@ -90,11 +104,29 @@ class RuntimeCounter:
 
     def run(self, images: Pixels) -> dict[str, np.ndarray]:
         """Runs a batch; returns what it makes of the layers that are left float."""
+        self._count_own(images)
         output = self._plain.run(images)
         kept = self._keeping.run(images)
         self._outputs.append(output)
         self._outputs_differing += int(np.count_nonzero(output != kept))
         return self._keeping.tensors(self._left_float)
+
+    def _count_own(self, images: Pixels) -> None:
+        """Compares the first images with its own kernels: one by one, as they see all of a batch.
+
+        Blocks of values that kernels take together would reach from one image into the next.
+        """
+        if self._own_graph is None:
+            return
+        count = min(MOST_OWN_IMAGES - self._own_images, number_of(images))
+        for index in range(count):
+            image = some_of(images, index, index + 1)
+            self._keeping.run(image)
+            given = self._keeping.tensors(self._left_float)
+            simulated = simulate(self._own_graph, image, given)
+            for name, computed in self._keeping.tensors(self._own).items():
+                self._own[name].add(simulated[name], computed)
+        self._own_images += count
 
     def count(self, simulated: dict[str, np.ndarray]) -> None:
         """Compares the batch that was run last."""
@@ -121,6 +153,61 @@ class RuntimeCounter:
             largest_output_difference=largest_difference(reference.values, outputs),
             top1=only(right),
             outputs=counts,
+            kernels=self._kind.kernels.name,
+            own=list(self._own.values()),
+        )
+
+
+def _alike(operation: Operation, graph: Graph, kernels: KernelSet) -> bool:
+    """Whether kernels give an operation the codes that those of the graph do."""
+    both = graph.kernels, kernels
+    return both[0] is both[1] or all(operation.computes_alike(graph, one) for one in both)
+
+
+class SimulatedCounter:
+    """Compares a runtime of other machines, which is simulated, with the simulation of this one.
+
+    What the file computes alike there is not simulated again.
+
+    Args:
+        graph: of the file, on the kernels of the simulation.
+        kind: the runtime.
+    """
+
+    def __init__(self, graph: Graph, kind: RuntimeKind) -> None:
+        self._kind = kind
+        self._graph = graph.on(kind.kernels)
+        self._changing = {
+            operation.output
+            for operation in graph.operations
+            if not _alike(operation, graph, kind.kernels)
+        }
+        self._tensors = _counts(graph)
+        self._outputs: list[np.ndarray] = []
+
+    def add(self, images: Pixels, simulated: dict[str, np.ndarray]) -> None:
+        """Simulates a batch, of which the simulation of this machine is known, and counts it."""
+        found = simulate_on(self._graph, images, simulated, self._changing)
+        self._outputs.append(outputs_of(found, self._graph))
+        for name, counted in self._tensors.items():
+            counted.add(simulated[name], found[name])
+
+    def result(self, reference: Reference) -> RuntimeCount:
+        """All counts."""
+        outputs = np.concatenate(self._outputs)
+        counts, right = reference.compared(outputs), reference.accuracy(outputs)
+        return RuntimeCount(
+            tensors=list(self._tensors.values()),
+            float_values_compared=0,
+            largest_float_difference=0.0,
+            outputs_differing=0,
+            delegation=None,
+            agreement=smallest_agreement(counts),
+            largest_output_difference=largest_difference(reference.values, outputs),
+            top1=only(right),
+            outputs=counts,
+            kernels=self._kind.kernels.name,
+            is_simulated=True,
         )
 
 

@@ -17,17 +17,14 @@ from sat_tf.export.certificate.certificate import (
 from sat_tf.export.certificate.device_check import DeviceCheck
 from sat_tf.export.certificate.holds import NOT_SAID, Hold, verdict_of
 from sat_tf.export.certificate.outputs import OutputCount
+from sat_tf.export.certificate.runtimes import RUNTIMES
 from sat_tf.export.kernels.kernel_sets import XNNPACK_SETS, KernelSet
 from sat_tf.export.operations.portability import Basis
 from sat_tf.presentation.charts import histogram
 from sat_tf.presentation.page import render_page
 from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits, percent
 
-RUNTIME_TITLES = {
-    "xnnpack": "LiteRT with XNNPACK",
-    "builtin": "LiteRT, builtin kernels",
-    "reference": "LiteRT, reference kernels",
-}
+RUNTIME_TITLES = {kind.name: kind.title for kind in RUNTIMES.values()}
 
 _MODELS = {
     "quantized": "Keras",
@@ -174,6 +171,7 @@ class RuntimeRow(NamedTuple):
 
 def runtime_columns(certificate: Certificate) -> list[Column[RuntimeRow]]:
     """The columns of the table of runtimes."""
+    own = any(count.own for count in certificate.runtimes.values())
     of = "Keras" if certificate.reference == "keras" else "the simulation"
 
     def counted(show: Callable[[RuntimeCount], Cell]) -> Callable[[RuntimeRow], Cell]:
@@ -182,6 +180,7 @@ def runtime_columns(certificate: Certificate) -> list[Column[RuntimeRow]]:
     return [
         Column("runtime", lambda row: row.title),
         Column("codes differing", _codes_differing, number=True),
+        *([Column("from its own simulation", _own_differing, number=True)] if own else []),
         Column(
             "first that differs",
             counted(lambda c: c.first_differing or "none"),
@@ -204,9 +203,16 @@ def _codes_differing(row: RuntimeRow) -> Cell:
     return Marked(f"{differing:,} of {row.found.codes_compared:,}", bad if differing else "good")
 
 
+def _own_differing(row: RuntimeRow) -> Cell:
+    if row.found is None or not row.found.own:
+        return ""
+    differing, compared = row.found.own_differing, row.found.own_compared
+    return Marked(f"{differing:,} of {compared:,}", "watch" if differing else "good")
+
+
 def _runtimes(certificate: Certificate) -> Table[RuntimeRow]:
     def pieces(row: RuntimeRow) -> str:
-        if row.found is None:
+        if row.found is None or row.found.delegation is None:
             return ""
         taken = row.found.delegation
         piece = f"piece{'s' if taken.partitions != 1 else ''}"

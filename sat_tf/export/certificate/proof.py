@@ -14,6 +14,7 @@ from sat_tf.export.certificate.comparison import (
     CodesRecorder,
     Reference,
     RuntimeCounter,
+    SimulatedCounter,
     Trained,
     TrainedCounter,
 )
@@ -21,15 +22,15 @@ from sat_tf.export.certificate.float_reference import FloatReference
 from sat_tf.export.certificate.holds import holds_of
 from sat_tf.export.certificate.inputs import images_hash
 from sat_tf.export.certificate.outputs import Output, only, outputs_in
+from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES, RuntimeKind, chosen
 from sat_tf.export.kernels import kernel_sets
 from sat_tf.export.litert.machine import this_machine
+from sat_tf.export.litert.micro import MICRO, PACKAGE
 from sat_tf.export.litert.processes import refusals
-from sat_tf.export.litert.runtime import RUNTIMES, USUAL_RUNTIMES
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.simulator import batches, outputs_of, simulate
 from sat_tf.export.tflite.images import Pixels, number_of
 from sat_tf.export.tflite.structure import Structure, gzip_size
-from sat_tf.messages import did_you_mean
 from sat_tf.presentation.progress_bar import image_bar
 
 _PACKAGES = (
@@ -94,7 +95,7 @@ def prove(
         images: uint8 (n, *image_shape), at least one; a tuple of arrays for several inputs.
         labels: of each of `subject.outputs`, or None.
         images_from: where the images come from.
-        runtimes: names of `RUNTIMES`; "xnnpack" always takes part.
+        runtimes: names of `runtimes.RUNTIMES`; "xnnpack" always takes part.
         trained: the Keras model, whose outputs are then the reference.
         float_model: the float model, which the file's outputs are compared with too.
         progress: show a bar.
@@ -104,7 +105,9 @@ def prove(
     """
     # LiteRT is compared with the rules of the kernels that it has here.
     graph, content = subject.graph.on(kernel_sets.of_this_machine()), subject.content
-    counters, refused = _counters(subject, _ordered(runtimes))
+    kinds = chosen(runtimes)
+    counters, refused = _counters(subject, [kind for kind in kinds if not kind.is_simulated])
+    others = {kind.name: SimulatedCounter(graph, kind) for kind in kinds if kind.is_simulated}
     recorder = CodesRecorder(graph, subject.makers)
     keras = TrainedCounter(trained, graph) if trained else None
     simulated_outputs, float_outputs = [], []
@@ -121,6 +124,8 @@ def prove(
                 else:
                     own = counter.run(batch)
                     counter.count(simulate(graph, batch, own) if graph.float_layers else simulated)
+            for other in others.values():
+                other.add(batch, simulated)
             if keras:
                 keras.add(batch, simulated)
             if float_model:
@@ -150,7 +155,7 @@ def prove(
         operators=subject.structure.operator_counts(),
         float_operators=subject.structure.float_operators(),
         islands=list(graph.float_layers),
-        versions=_versions(),
+        versions=_versions(MICRO in counters),
         num_images=number_of(images),
         images_sha256=images_hash(images),
         images_from=images_from,
@@ -158,8 +163,13 @@ def prove(
         agreement=xnnpack.agreement,
         top1={name: share for name, shares in right.items() if (share := only(shares)) is not None},
         runtimes={
-            name: xnnpack if name == "xnnpack" else counter.result(reference)
-            for name, counter in counters.items()
+            "xnnpack": xnnpack,
+            **{
+                name: counter.result(reference)
+                for name, counter in counters.items()
+                if name != "xnnpack"
+            },
+            **{name: other.result(reference) for name, other in others.items()},
         },
         refused=refused,
         codes=recorder.result(),
@@ -177,29 +187,21 @@ def prove(
     )
 
 
-def _ordered(runtimes: Iterable[str]) -> list[str]:
-    wanted = {"xnnpack", *runtimes}
-    unknown = sorted(wanted - set(RUNTIMES))
-    if unknown:
-        raise ValueError(
-            f"runtimes: received {', '.join(unknown)}, expected names of runtimes. "
-            f"{did_you_mean(unknown[0], RUNTIMES)}"
-        )
-    return [name for name in RUNTIMES if name in wanted]
-
-
 def _counters(
-    subject: Subject, names: list[str]
+    subject: Subject, kinds: list[RuntimeKind]
 ) -> tuple[dict[str, RuntimeCounter], dict[str, str]]:
     """A counter for each runtime that runs the file, and why the others do not."""
-    reasons = {} if subject.is_trusted else refusals(subject.content, names)
+    # TFLite Micro may end its process for any file.
+    doubtful = [kind.name for kind in kinds if kind.name == MICRO or not subject.is_trusted]
+    reasons = refusals(subject.content, doubtful)
     found: dict[str, RuntimeCounter] = {}
     refused: dict[str, str] = {}
-    for name in names:
+    for kind in kinds:
+        name = kind.name
         reason = reasons.get(name)
         if reason is None:
             try:
-                found[name] = RuntimeCounter(subject.graph, subject.content, name)
+                found[name] = RuntimeCounter(subject.graph, subject.content, kind)
                 continue
             except ValueError as error:
                 reason = str(error.__cause__ or error)
@@ -213,9 +215,9 @@ def _counters(
     return found, refused
 
 
-def _versions() -> dict[str, str]:
+def _versions(with_micro: bool) -> dict[str, str]:
     found = {"python": platform.python_version(), "machine": platform.machine()}
-    for package in _PACKAGES:
+    for package in (*_PACKAGES, PACKAGE) if with_micro else _PACKAGES:
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

@@ -431,6 +431,11 @@ XNNPACK_SETS: tuple[Xnnpack, ...] = (X86, ARM, ARM_UNFUSED)
 _ARM_MACHINES = ("aarch64", "arm64")
 
 
+def builtin_of_this_machine() -> Builtin:
+    """LiteRT's builtin kernels here."""
+    return BUILTIN_X86 if of_this_machine() is X86 else BUILTIN_ARM
+
+
 def of_this_machine() -> Xnnpack:
     """The kernels that LiteRT's wheel runs here with XNNPACK."""
     machine = platform.machine().lower()

@@ -9,7 +9,8 @@ import subprocess
 import sys
 from collections.abc import Iterable
 
-from sat_tf.export.litert.runtime import Runtime
+from sat_tf.export.litert.micro import MICRO, MicroRuntime
+from sat_tf.export.litert.runtime import FileRuntime, Runtime
 
 
 def child_command(module: str, *arguments: str) -> list[str]:
@@ -46,6 +47,17 @@ def describe_ending(status: int, errors: bytes) -> str:
     return f"it ends the process with {name}"
 
 
+def loaded(content: bytes, runtime: str, *, keep_tensors: bool) -> FileRuntime:
+    """A file in a runtime of this name.
+
+    Raises:
+        ValueError: the runtime does not load the file.
+    """
+    if runtime == MICRO:
+        return MicroRuntime(content, keep_tensors=keep_tensors)
+    return Runtime(content, runtime, keep_tensors=keep_tensors)
+
+
 # A network of a billion products takes the reference kernels some seconds an image.
 _SECONDS = 300
 _LARGEST_MEMORY_BYTES = 8 * 2**30
@@ -59,7 +71,7 @@ def refusals(content: bytes, runtimes: Iterable[str]) -> dict[str, str | None]:
 
     Args:
         content: the file.
-        runtimes: names of `RUNTIMES`.
+        runtimes: names of `RUNTIMES`, or "micro".
     """
     waiting = list(runtimes)
     found: dict[str, str | None] = {}
@@ -107,7 +119,7 @@ def _main(runtimes: list[str]) -> None:
         refusal = None
         try:
             for keep_tensors in (False, True):
-                Runtime(content, name, keep_tensors=keep_tensors).rehearse()
+                loaded(content, name, keep_tensors=keep_tensors).rehearse()
         except (ValueError, MemoryError) as error:
             reason = error.__cause__ or error
             refusal = str(reason) or type(reason).__name__

@@ -1,5 +1,6 @@
 """LiteRT: runs a file and hands out every tensor."""
 
+import abc
 import contextlib
 import dataclasses
 import functools
@@ -39,7 +40,38 @@ class Delegation:
     operators: int
 
 
-class Runtime:
+class FileRuntime(abc.ABC):
+    """A file loaded in a runtime."""
+
+    @abc.abstractmethod
+    def run(self, images: Pixels) -> np.ndarray:
+        """The file's output for a batch of images; see `images.joined` for several outputs.
+
+        Raises:
+            ValueError: the runtime does not run the file on them.
+        """
+
+    @abc.abstractmethod
+    def rehearse(self) -> np.ndarray:
+        """Runs one image of zeros, and makes room for two where the file can take them.
+
+        Returns:
+            The output for it.
+
+        Raises:
+            ValueError: the runtime does not run the file.
+        """
+
+    @abc.abstractmethod
+    def tensors(self, names: Iterable[str]) -> dict[str, np.ndarray]:
+        """Tensors of the last run, by name; only where they are kept."""
+
+    @abc.abstractmethod
+    def delegation(self) -> Delegation | None:
+        """The part that XNNPACK has taken over; None where it takes no part."""
+
+
+class Runtime(FileRuntime):
     """A file loaded in LiteRT with one thread.
 
     Args:
@@ -55,7 +87,7 @@ class Runtime:
         with warnings.catch_warnings():
             # LiteRT warns that keeping tensors takes memory, which is the purpose here.
             warnings.filterwarnings("ignore", message=".*experimental_preserve_all_tensors.*")
-            with _explained("load"):
+            with explained("load"):
                 self._interpreter = Interpreter(
                     model_content=content,
                     num_threads=1,
@@ -110,15 +142,11 @@ class Runtime:
         return sum(int(np.prod(found["shape"][1:])) for found in self._outputs)
 
     def run(self, images: Pixels) -> np.ndarray:
-        """The file's output for a batch of images; see `images.joined` for several outputs.
-
-        Raises:
-            ValueError: LiteRT does not run the file on them.
-        """
+        """See `FileRuntime`."""
         if number_of(images) > 1 and self.takes_one_image:
             starts = range(number_of(images))
             return np.concatenate([self.run(some_of(images, i, i + 1)) for i in starts])
-        with _explained("run"):
+        with explained("run"):
             arrays = arrays_of(images)
             self._make_room([array.shape for array in arrays])
             for details, array in zip(self._inputs, arrays, strict=True):
@@ -133,24 +161,17 @@ class Runtime:
         return tuple(np.zeros((1, *shape), kind) for shape, kind in zip(shapes, types, strict=True))
 
     def rehearse(self) -> np.ndarray:
-        """Runs one image of zeros, and makes room for two where the file can take them.
-
-        Returns:
-            The output for it.
-
-        Raises:
-            ValueError: LiteRT does not run the file.
-        """
+        """See `FileRuntime`."""
         output = self.run(self.zeros(self.input_shapes))
         self.takes_one_image  # noqa: B018 - asking makes room
         return output
 
     def tensors(self, names: Iterable[str]) -> dict[str, np.ndarray]:
-        """Tensors of the last run, by name; needs `keep_tensors`."""
+        """See `FileRuntime`."""
         return {name: self._interpreter.get_tensor(self._indices[name]) for name in names}
 
     def delegation(self) -> Delegation:
-        """The part that XNNPACK has taken over."""
+        """See `FileRuntime`; of the other kernels, nothing."""
         # LiteRT has no public view of its execution plan.
         nodes: list[dict[str, Any]] = self._interpreter._get_ops_details()
         delegates = [node for node in nodes if node["op_name"] == "DELEGATE"]
@@ -177,13 +198,13 @@ class Runtime:
 
 
 @contextlib.contextmanager
-def _explained(action: str) -> Iterator[None]:
-    """Errors of LiteRT as errors of this package."""
+def explained(action: str, runtime: str = "LiteRT") -> Iterator[None]:
+    """Errors of a runtime as errors of this package."""
     try:
         yield
     except (RuntimeError, ValueError, TypeError, IndexError, OverflowError) as error:
         raise ValueError(
-            f"received a TFLite file that LiteRT does not {action} ({error}), expected one that "
+            f"received a TFLite file that {runtime} does not {action} ({error}), expected one that "
             "sat_tf.export_tflite wrote; export the model again."
         ) from error
 

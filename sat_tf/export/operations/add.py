@@ -36,6 +36,7 @@ class Add(Operation):
     operator = _ADD
     reads = ("ADD",)
     same_because = SUMS_ALIKE
+    rounds = True
     mixes = True
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
@@ -100,6 +101,7 @@ class AddConstant(Operation):
     operator = _ADD
     reads = ("ADD",)
     same_because = SUMS_ALIKE
+    rounds = True
 
     @property
     def codes(self) -> Codes:

@@ -123,6 +123,7 @@ class Linear(Operation):
     pixelwise: bool = dataclasses.field(default=False, metadata=IN_THE_FILE_ONLY)
 
     same_because = "one float32 product, rounded half to even, in all of XNNPACK's kernels"
+    rounds = True
     # DEQUANTIZE makes the kernel of a float head.
     reads = (*(kind.value for kind in LinearKind), "DEQUANTIZE")
 

@@ -37,6 +37,7 @@ class Mean(Operation):
 
     operator = Operator("MEAN", 2, "ReducerOptions")
     reads = ("MEAN",)
+    rounds = True
     mixes = True
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from sat_tf.export.kernels.kernel_sets import X86, KernelSet, Xnnpack
 from sat_tf.export.operations.portability import Basis, Portability
 from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import Activation, Codes, Tensors
@@ -56,6 +57,7 @@ class Operation(abc.ABC):
             would choose the grid of a float output.
         listed_as: its name in the listing of a graph; "" for that of its class.
         same_because: why all kernels of XNNPACK give it the same codes.
+        rounds: whether runtimes have rules of their own for its codes.
     """
 
     inputs: tuple[str, ...]
@@ -66,6 +68,7 @@ class Operation(abc.ABC):
     mixes: ClassVar[bool] = False
     listed_as: ClassVar[str] = ""
     same_because: ClassVar[str] = "it moves or selects codes, and computes none"
+    rounds: ClassVar[bool] = False
 
     # -- in words --------------------------------------------------------------------------------
 
@@ -112,6 +115,15 @@ class Operation(abc.ABC):
         if self.is_float(graph):
             return Portability(Basis.FLOAT, "processors differ in the last bits of float32")
         return Portability(Basis.RULE, self.same_because)
+
+    def computes_alike(self, graph: Tensors, kernels: KernelSet) -> bool:
+        """Whether kernels give it, for the same inputs, the codes that XNNPACK does on x86."""
+        if self.is_float(graph) or not self.rounds or kernels is X86:
+            return True
+        if not isinstance(kernels, Xnnpack):
+            return False
+        found = self.portability(graph)
+        return found.basis is not Basis.IMAGES and not found.differing.get(kernels.name)
 
     # -- in NumPy --------------------------------------------------------------------------------
 

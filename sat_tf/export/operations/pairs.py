@@ -62,6 +62,7 @@ class Pair(Operation):
     kind: PairKind
 
     reads = tuple(kind.value for kind in PairKind)
+    rounds = True
     mixes = True
 
     @property

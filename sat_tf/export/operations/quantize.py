@@ -101,6 +101,8 @@ class ShiftImage(_ToCodes):
 class Quantize(_ToCodes):
     """float32 to codes; values beyond the range saturate."""
 
+    rounds = True
+
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """Rounded as the kernels do it, and saturated.
 

@@ -1,6 +1,6 @@
 """Runs a graph in NumPy with the arithmetic of the file's kernels."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -47,6 +47,36 @@ def simulate(
             continue
         inputs = [given[name] if name in given else tensors[name] for name in operation.inputs]
         tensors[operation.output] = operation.simulate(graph, *inputs)
+    return tensors
+
+
+def simulate_on(
+    graph: Graph,
+    images: Pixels,
+    known: Mapping[str, np.ndarray],
+    changing: Collection[str],
+) -> dict[str, np.ndarray]:
+    """`simulate` for other kernels, where the tensors of some are known.
+
+    Args:
+        graph: on the other kernels.
+        images: the batch.
+        known: every tensor of it on the kernels that are known.
+        changing: the tensors whose operations compute other codes of the same inputs, or may. All
+            others are the known ones until an input of theirs differs.
+    """
+    inputs = by_name(images, graph)
+    tensors: dict[str, np.ndarray] = {}
+    for operation in graph.operations:
+        name, same = operation.output, known[operation.output]
+        is_given = isinstance(operation, FloatLayerOperator)
+        read = [inputs[one] if one in inputs else tensors[one] for one in operation.inputs]
+        moved = any(one in tensors and tensors[one] is not known[one] for one in operation.inputs)
+        if is_given or not (moved or name in changing):
+            tensors[name] = same
+            continue
+        made = operation.simulate(graph, *read)
+        tensors[name] = same if np.array_equal(made, same) else made
     return tensors
 
 

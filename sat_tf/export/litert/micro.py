@@ -1,0 +1,129 @@
+"""TFLite Micro: runs a file as on a microcontroller, and hands out every tensor."""
+
+import contextlib
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from sat_tf.export.litert.runtime import FileRuntime, explained
+from sat_tf.export.tflite.contents import read_contents, unpacked
+from sat_tf.export.tflite.images import Pixels, arrays_of, joined, number_of, some_of
+
+MICRO = "micro"
+PACKAGE = "tflite-micro"
+
+# One that is far too small ends the process; one that is somewhat too small is doubled.
+_SMALLEST_ARENA_BYTES, _LARGEST_ARENA_BYTES = 2**22, 2**31
+_BYTES_PER_VALUE = 4
+_ARENA_IS_FULL = "missing:"
+
+
+class MicroRuntime(FileRuntime):
+    """A file loaded in TFLite Micro, which takes one image at a time.
+
+    Args:
+        content: the file.
+        keep_tensors: keep every intermediate tensor to be read.
+
+    Raises:
+        ValueError: TFLite Micro does not load the file; gives the reason that it logs.
+    """
+
+    def __init__(self, content: bytes, *, keep_tensors: bool) -> None:
+        with unpacked(content, "file") as model:
+            contents = read_contents(model)
+            names = [tensor.name.decode() for tensor in model.subgraphs[0].tensors]
+            shapes = [tensor.shape for tensor in model.subgraphs[0].tensors]
+        values = sum(math.prod(map(int, shape)) for shape in shapes if shape is not None)
+        self._inputs, self._outputs = contents.inputs, contents.outputs
+        made = [tensor.name for operator in contents.operators for tensor in operator.outputs]
+        self._made = {name: names.index(name) for name in made} if keep_tensors else {}
+        self._kept: list[dict[str, np.ndarray]] = []
+        with explained("load", "TFLite Micro"):
+            arena_bytes = max(_SMALLEST_ARENA_BYTES, _BYTES_PER_VALUE * values)
+            self._interpreter = _interpreter(content, arena_bytes, keep_tensors=keep_tensors)
+
+    def run(self, images: Pixels) -> np.ndarray:
+        """See `FileRuntime`."""
+        self._kept = []
+        count = number_of(images)
+        return np.concatenate([self._run_one(some_of(images, i, i + 1)) for i in range(count)])
+
+    def _run_one(self, images: Pixels) -> np.ndarray:
+        with explained("run", "TFLite Micro"):
+            for index, array in enumerate(arrays_of(images)):
+                self._interpreter.set_input(np.ascontiguousarray(array), index)
+            _with_reason(self._interpreter.invoke)
+            self._kept.append({name: self._tensor(i) for name, i in self._made.items()})
+            outputs = range(len(self._outputs))
+            return joined([np.array(self._interpreter.get_output(index)) for index in outputs])
+
+    def rehearse(self) -> np.ndarray:
+        """See `FileRuntime`."""
+        arrays = [np.zeros(given.shape, given.type.lower()) for given in self._inputs]
+        return self.run(arrays[0] if len(arrays) == 1 else tuple(arrays))
+
+    def tensors(self, names: Iterable[str]) -> dict[str, np.ndarray]:
+        """See `FileRuntime`."""
+        return {name: np.concatenate([kept[name] for kept in self._kept]) for name in names}
+
+    def _tensor(self, index: int) -> np.ndarray:
+        return np.asarray(self._interpreter.GetTensor(index, 0)["tensor_data"])
+
+    def delegation(self) -> None:
+        """See `FileRuntime`."""
+
+
+def _interpreter(content: bytes, arena_bytes: int, *, keep_tensors: bool) -> Any:
+    """TFLite Micro with an arena that is large enough."""
+    # An extra: not everyone has it.
+    from tflite_micro.python.tflite_micro import runtime
+
+    config = runtime.InterpreterConfig
+    wanted = config.kPreserveAllTensors if keep_tensors else config.kAllocationRecording
+
+    def load() -> Any:
+        # The argument's name is misspelt there.
+        return runtime.Interpreter.from_bytes(
+            content, arena_size=arena_bytes, intrepreter_config=wanted
+        )
+
+    while True:
+        try:
+            return _with_reason(load)
+        except RuntimeError as error:
+            if _ARENA_IS_FULL not in str(error) or arena_bytes >= _LARGEST_ARENA_BYTES:
+                raise
+            arena_bytes *= 2
+
+
+def _with_reason(action: Callable[[], Any]) -> Any:
+    """Runs an action; a RuntimeError has the reason that TFLite Micro only logs."""
+    with tempfile.TemporaryFile() as log:
+        try:
+            with _errors_into(log.fileno()):
+                return action()
+        except RuntimeError as error:
+            log.seek(0)
+            lines = log.read().decode(errors="replace").splitlines()
+            reasons = [line.strip() for line in lines if line.strip()]
+            raise RuntimeError(reasons[0] if reasons else str(error)) from error
+
+
+@contextlib.contextmanager
+def _errors_into(file: int) -> Iterator[None]:
+    """What the process writes to its standard error, C++ included, goes into a file."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    os.dup2(file, 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
