@@ -1,7 +1,7 @@
 """Files with packed kernels beside the int8 file of the same model: bytes, time, memory, codes.
 
 Weights: w4 on the narrow grid, whose codes fit into 4 bits; "w4 inner", the same with 8 bits in the
-first and the last layer, as policies have it by themselves; w2 on the rounded grid, for 2 bits.
+first and the last layer, as policies have it by themselves; w2 on the narrow grid, for 2 bits.
 Each is exported with every choice of `pack`, verified, and run in LiteRT on one thread. Beside them
 is TensorFlow's own way to 4 bits: TFMOT's experimental scheme and the converter. Runs of a model's
 files alternate, and who starts changes from round to round; a ratio is the median of those within
@@ -39,7 +39,7 @@ _KNOWN = ("mobilenet_v1", "mobilenet_v2", "resnet50", "efficientnet_b0")
 POLICIES = {
     "w4": BitPolicy.mobile(4, weight_grid="narrow", first_last_weight_bits=None),
     "w4 inner": BitPolicy.mobile(4, weight_grid="narrow"),
-    "w2": BitPolicy.mobile(2, weight_grid="rounded", first_last_weight_bits=None),
+    "w2": BitPolicy.mobile(2, weight_grid="narrow", first_last_weight_bits=None),
 }
 # The choices of `pack`, with bits that make another file of it.
 _NEW_BITS = {"none": 8, "auto": 4, "int4": 4, "int2": 2}
