@@ -599,6 +599,9 @@ _TWO_DENSE = {"FULLY_CONNECTED": 2}
 _CLASSIFIER = {"CONV_2D": 1, "MEAN": 1, "FULLY_CONNECTED": 1}
 _SEPARABLE = {"CONV_2D": 2, "DEPTHWISE_CONV_2D": 1, "MEAN": 1, "FULLY_CONNECTED": 1}
 _BOTTLENECK = {**_SEPARABLE, "CONV_2D": 3}
+# 1x1 convolutions whose codes fit into 4 bits are matrix products.
+_SEPARABLE_PACKED = {**_SEPARABLE, "CONV_2D": 1, "FULLY_CONNECTED": 2}
+_BOTTLENECK_PACKED = {**_BOTTLENECK, "CONV_2D": 1, "FULLY_CONNECTED": 3}
 _WINDOWS = {"CONV_2D": 2, "MEAN": 2, "ADD": 1, "FULLY_CONNECTED": 1}
 # Streams are summed at 8 bits, and read so. Where they are requantized, a depthwise convolution
 # gives them fewer bits before each linear layer; that of a vector stands between two reshapes.
@@ -712,16 +715,20 @@ ZOO: dict[str, Specimen] = {
     ),
     # Bits.
     "activations_of_8_bits": Specimen(
-        separable, _SEPARABLE, BitPolicy.mobile(2, activation_bits=8)
+        separable, _SEPARABLE_PACKED, BitPolicy.mobile(2, activation_bits=8)
     ),
     "activations_of_1_bit": Specimen(separable, _SEPARABLE, BitPolicy.mobile(5, activation_bits=1)),
     "bottleneck": Specimen(bottleneck, _BOTTLENECK),
-    "bottleneck_of_3_bits": Specimen(bottleneck, _BOTTLENECK, BitPolicy.mobile(3, stream_bits=3)),
+    "bottleneck_of_3_bits": Specimen(
+        bottleneck, _BOTTLENECK_PACKED, BitPolicy.mobile(3, stream_bits=3)
+    ),
     "bottleneck_of_2_bits": Specimen(
-        bottleneck, _BOTTLENECK, BitPolicy.mobile(2, requantize_streams=True), differing=0.1
+        bottleneck, _BOTTLENECK_PACKED, BitPolicy.mobile(2, requantize_streams=True), differing=0.1
     ),
     "channels_of_their_own_range": Specimen(
-        bottleneck, _BOTTLENECK, BitPolicy.mobile(3, weight_range="channel", rescale="stddev")
+        bottleneck,
+        _BOTTLENECK_PACKED,
+        BitPolicy.mobile(3, weight_range="channel", rescale="stddev"),
     ),
     "pixels_to_one": Specimen(bottleneck, _BOTTLENECK, BitPolicy.mobile(4, input_max=1.0)),
     "tiny_clipping_levels": Specimen(bottleneck, _BOTTLENECK, change=set_clipping_levels(1e-3)),
@@ -779,14 +786,14 @@ ZOO: dict[str, Specimen] = {
     "residual_float_streams": Specimen(
         residual(rectified=False),
         {
-            "CONV_2D": 4,
+            "CONV_2D": 3,
             "ADD": 2,
             "MEAN": 1,
             "DEQUANTIZE": 4,
             "MAXIMUM": 2,
             "MINIMUM": 2,
             "QUANTIZE": 3,
-            "FULLY_CONNECTED": 1,
+            "FULLY_CONNECTED": 2,
         },
         BitPolicy.paper(3),
         float_operators=(
