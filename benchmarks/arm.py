@@ -27,7 +27,7 @@ from small_networks import NETWORKS
 import sat_tf
 from sat_tf import models
 from sat_tf.export import verify_on_arm
-from sat_tf.export.litert.runtime import RUNTIMES
+from sat_tf.export.certificate.runtimes import installed
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.qat.policy import BitPolicy
 
@@ -156,9 +156,10 @@ _IMAGES = flags.DEFINE_integer("images", 8, "images to compare on", lower_bound=
 _CALIBRATION = flags.DEFINE_integer("calibration_images", 32, "images to calibrate on", 1)
 _OUTPUT = flags.DEFINE_string("output", "benchmarks/results/arm.csv", "where to write rows")
 
+_RUNTIMES = ("xnnpack", "arm_xnnpack", "arm_builtin", "micro")
 _SHOWN = (
     *("model", "policy", "pack", "codes compared", "x86", "NEON", "dot product", "matrix (i8mm)"),
-    *("Arm, builtin", "Micro", "moved", "farthest"),
+    *("Arm, simulated", "Micro", "moved", "farthest"),
 )
 
 
@@ -174,7 +175,7 @@ def _measure(file: File, folder: pathlib.Path) -> dict[str, Any]:
     path = folder / "model.tflite"
     report = sat_tf.export_tflite(quantized, path, pack=file.pack)
     graph = deployed_graph(quantized, pack=file.pack)
-    names = [name for name in ("xnnpack", "arm_builtin", "micro") if name in RUNTIMES]
+    names = [name for name in _RUNTIMES if name in installed()]
     start = time.perf_counter()
     certificate = sat_tf.verify_tflite(quantized, path, held_out, runtimes=names)
     on_arm = {check.kernels: check for check in verify_on_arm(path, held_out)}
@@ -188,8 +189,10 @@ def _measure(file: File, folder: pathlib.Path) -> dict[str, Any]:
         "codes compared": certificate.codes_compared,
         "x86": certificate.codes_differing,
         **{kernels: check.codes_differing for kernels, check in on_arm.items()},
-        "Arm, builtin": _differing(certificate, "arm_builtin"),
+        "Arm, simulated": _differing(certificate, "arm_xnnpack"),
+        "Arm, builtin, simulated": _differing(certificate, "arm_builtin"),
         "Micro": _differing(certificate, "micro"),
+        "Micro, from its simulation": _from_own(certificate, "micro"),
         "portable": certificate.is_portable,
         "products and means": len(_rounded(graph)),
         "moved": len([n for n in graph.moved_scales if n in _rounded(graph)]),
@@ -208,6 +211,14 @@ def _differing(certificate: Any, runtime: str) -> int | str:
     if runtime in certificate.runtimes:
         return int(certificate.runtimes[runtime].codes_differing)
     return "refused" if runtime in certificate.refused else "not run"
+
+
+def _from_own(certificate: Any, runtime: str) -> int | str:
+    """How many codes differ from the simulation of the runtime's own kernels."""
+    if runtime not in certificate.runtimes:
+        return ""
+    found = certificate.runtimes[runtime]
+    return f"{found.own_differing} of {found.own_compared}"
 
 
 def main(argv: list[str]) -> None:
