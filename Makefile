@@ -18,7 +18,11 @@ demo: $(VENV)/installed ## Train, quantize, export and verify a digits model; mi
 test: lint types unit ## Lint, type check, and run the tests that catch nearly everything; 5 minutes on two cores
 
 .PHONY: test-all
-test-all: test thorough ## The same, and all other tests but those of minutes each; half an hour
+test-all: test arm thorough ## The same, and all other tests but those of minutes each; half an hour
+
+.PHONY: arm
+arm: $(VENV)/installed ## Make the Arm system that some of the tests emulate, where it can be had
+	@$(BIN)/sat-tf arm_root || echo "Tests on emulated Arm processors are skipped."
 
 .PHONY: lint
 lint: $(VENV)/installed-test ## Check style
