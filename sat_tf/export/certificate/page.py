@@ -79,7 +79,7 @@ def certificate_page(certificate: Certificate) -> str:
         outputs=_outputs(certificate),
         runtimes=_runtimes(certificate).to_html("Runtimes"),
         refused={RUNTIME_TITLES[name]: why for name, why in certificate.refused.items()},
-        holds=_holds(certificate.holds).to_html("Where this holds") if certificate.holds else "",
+        holds=_holds(certificate).to_html("Where this holds") if certificate.holds else "",
         holds_verdict=Marked(
             verdict_of(certificate.holds), "good" if certificate.is_portable else "watch"
         ),
@@ -239,13 +239,13 @@ def measured_on(certificate: Certificate) -> str:
     )
 
 
-def _holds(holds: list[Hold]) -> Table[Hold]:
+def _holds(certificate: Certificate) -> Table[Hold]:
     def differing(kernels: KernelSet) -> Column[Hold]:
         def show(hold: Hold) -> Cell:
             if hold.is_float:
                 return "not compared"
             if hold.basis == Basis.IMAGES.value and kernels is not XNNPACK_SETS[0]:
-                return Marked("may differ", "watch")
+                return Marked(_on_images(certificate, hold, kernels), "watch")
             count = hold.differing.get(kernels.name, 0)
             return Marked(f"{count:,} differ", "bad") if count else "the same"
 
@@ -259,7 +259,18 @@ def _holds(holds: list[Hold]) -> Table[Hold]:
         *map(differing, XNNPACK_SETS),
         Column("because", lambda hold: hold.why, wrap="fold"),
     ]
-    return Table(columns=columns, rows=holds)
+    return Table(columns=columns, rows=certificate.holds)
+
+
+def _on_images(certificate: Certificate, hold: Hold, kernels: KernelSet) -> str:
+    """How many codes differ on the images with other kernels, as far as that was simulated."""
+    for kind in RUNTIMES.values():
+        if kind.is_simulated and kind.kernels is kernels and kind.name in certificate.runtimes:
+            found = certificate.runtimes[kind.name].tensors
+            tensors = [tensor for tensor in found if tensor.name in hold.tensors]
+            differing = sum(tensor.codes_differing for tensor in tensors)
+            return f"{differing:,} of {sum(tensor.codes_compared for tensor in tensors):,} differ"
+    return "may differ"
 
 
 def device_columns() -> list[Column[DeviceCheck]]:
