@@ -9,7 +9,7 @@ a round, to the int8 file (pack="none") of the same weights. Memory is what a pr
 alone takes at most for loading and running a file, the median of several processes.
 
     python benchmarks/packed_files.py
-    python benchmarks/packed_files.py --models=mobilenet_v2 --rounds=200
+    python benchmarks/packed_files.py --models=mobilenet_v2 --policies=w4
 """
 
 import gc
@@ -48,7 +48,7 @@ _TENSORFLOW = "TFMOT 4-bit"
 
 _MODELS = flags.DEFINE_list("models", list(_KNOWN), f"of {', '.join(_KNOWN)}")
 _POLICIES = flags.DEFINE_list("policies", list(POLICIES), f"of {', '.join(POLICIES)}")
-_ROUNDS = flags.DEFINE_integer("rounds", 60, "timed runs of each file", lower_bound=2)
+_ROUNDS = flags.DEFINE_integer("rounds", 200, "timed runs of each file", lower_bound=2)
 _WARM_UP = flags.DEFINE_integer("warm_up", 5, "rounds before them", lower_bound=1)
 _PROCESSES = flags.DEFINE_integer("processes", 5, "that load and run each file", lower_bound=1)
 _IMAGES = flags.DEFINE_integer("images", 2, "images to verify on", lower_bound=1)

@@ -10,10 +10,13 @@ from sat_tf.export.deployed import deployed_model
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations.graph_file import serialize
+from sat_tf.export.operations.linear import Linear
 from sat_tf.export.operations.simulator import simulate
+from sat_tf.export.tflite.tensors import Storage
 from sat_tf.export.verify import TrainedModel
 from sat_tf.graph.network import Network
 from sat_tf.qat.layout import inner_layer
+from tests.export import zoo
 from tests.export.zoo import EACH, ZOO, images_for, quantized
 
 
@@ -256,6 +259,59 @@ def test_a_float_head_is_exported_and_verified_as_such(tmp_path):
     sat_tf.export_tflite(deployed.quantized, tmp_path / "integer.tflite")
     with pytest.raises(ValueError, match="received a deployed model with float_head=True, expect"):
         sat_tf.verify_tflite(deployed, tmp_path / "integer.tflite", images_for(deployed))
+
+
+PACKED = sat_tf.BitPolicy.mobile(4, weight_grid="rounded", first_last_weight_bits=None)
+
+
+def pointwise(model) -> Linear:
+    """The 1x1 convolution in the graph of a deployed model."""
+    linear = [op for op in model.graph.operations if isinstance(op, Linear)]
+    return next(op for op in linear if op.kernel.shape[1:3] == (1, 1) and op.kernel.ndim == 4)
+
+
+def test_its_kernels_are_packed_as_those_of_the_file_that_is_written_by_default(tmp_path):
+    model = small(PACKED)
+    deployed, path = deployed_model(model), tmp_path / "model.tflite"
+    assert (deployed.pack, pointwise(deployed).storage) == ("auto", Storage.INT4)
+    report = sat_tf.export_tflite(model, path)
+    assert report.storage[0].pack == "auto"
+    assert sat_tf.verify_tflite(deployed, path, images_for(model)).trained_differing == 0
+
+
+@pytest.mark.parametrize("pack", ["none", "int2"])
+def test_it_is_exported_with_the_packing_that_it_has(pack, tmp_path):
+    narrow = sat_tf.BitPolicy.mobile(2, weight_grid="rounded", first_last_weight_bits=None)
+    deployed, path = deployed_model(small(narrow), pack=pack), tmp_path / "model.tflite"
+    assert sat_tf.export_tflite(deployed, path).storage[0].pack == pack
+    found = sat_tf.verify_tflite(deployed, path, images_for(deployed))
+    assert (found.codes_differing, found.trained_differing) == (0, 0)
+    other = deployed_model(deployed.quantized, pack="auto")
+    with pytest.raises(ValueError, match=r"pack='auto', expected one like the file; call depl"):
+        sat_tf.verify_tflite(other, path, images_for(deployed))
+
+
+def test_weights_may_move_in_and_out_of_what_4_bits_hold():
+    """On the rounded grid, a γ below 0 makes 8 of the lowest code, which INT4 does not hold."""
+    layers = [*zoo.block(zoo.convolution(8)), *zoo.block(zoo.convolution(8, 1)), *zoo.head()]
+    model = zoo.Specimen(lambda: zoo.chain((8, 8, 3), *layers), {}, PACKED).quantized()
+    behind = [layer.layer for layer in model.layers if hasattr(layer, "layer")]
+    gamma = [x for x in behind if isinstance(x, keras.layers.BatchNormalization)][1].gamma
+    size = np.abs(gamma.numpy())
+    gamma.assign(size)
+    deployed = deployed_model(model)
+    assert pointwise(deployed).storage is Storage.INT4
+    for sign, refresh in ((-1, deployed.refresh), (1, deployed.refresh_quickly)):
+        gamma.assign(sign * size)
+        refresh()
+        expected = Storage.INT4 if sign > 0 else Storage.INT8
+        assert pointwise(deployed).storage is expected
+        assert differing(deployed) == 0
+
+
+def test_convolutions_of_the_builtin_kernels_cannot_be_deployed():
+    with pytest.raises(ValueError, match=r"pack='int4': received \d convolutions(.|\n)*'auto'"):
+        deployed_model(small(PACKED), pack="int4")
 
 
 @pytest.mark.thorough

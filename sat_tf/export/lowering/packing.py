@@ -183,12 +183,11 @@ def _is_pixelwise(linear: Linear) -> bool:
 
 
 def _named(linear: Linear) -> str:
-    depthwise = linear.kind is LinearKind.DEPTHWISE
-    rows, columns = linear.kernel.shape[:2] if depthwise else linear.kernel.shape[1:3]
-    strides = "x".join(map(str, linear.window.strides))
-    return f"{'depthwise ' if depthwise else ''}{rows}x{columns}" + (
-        "" if linear.window.strides == (1, 1) else f" with strides {strides}"
-    )
+    if linear.kind is LinearKind.DEPTHWISE:
+        return "depthwise {}x{}".format(*linear.kernel.shape[:2])
+    size = linear.kernel.shape[1:3]
+    strides = " with strides {}x{}".format(*linear.window.strides) if size == (1, 1) else ""
+    return "{}x{}".format(*size) + strides
 
 
 def _first_fitting(
