@@ -17,7 +17,7 @@ from sat_tf.export.certificate.outputs import (
     separated,
     smallest_agreement,
 )
-from sat_tf.export.certificate.runtimes import RuntimeKind
+from sat_tf.export.certificate.runtimes import RUNTIMES
 from sat_tf.export.kernels.kernel_sets import KernelSet
 from sat_tf.export.litert.processes import loaded
 from sat_tf.export.operations.graph import Graph
@@ -75,15 +75,15 @@ class RuntimeCounter:
     Args:
         graph: of the file.
         content: the file.
-        kind: the runtime, which is not simulated.
+        runtime: a name of `RUNTIMES`, of one that is not simulated.
     """
 
-    def __init__(self, graph: Graph, content: bytes, kind: RuntimeKind) -> None:
-        self._kind = kind
-        self._keeping = loaded(content, kind.name, keep_tensors=True)
-        self._plain = loaded(content, kind.name, keep_tensors=False)
+    def __init__(self, graph: Graph, content: bytes, runtime: str) -> None:
+        self._kernels = RUNTIMES[runtime].kernels
+        self._keeping = loaded(content, runtime, keep_tensors=True)
+        self._plain = loaded(content, runtime, keep_tensors=False)
         self._tensors = _counts(graph)
-        self._own_graph = None if kind.name == "xnnpack" else graph.on(kind.kernels)
+        self._own_graph = None if runtime == "xnnpack" else graph.on(self._kernels)
         self._own = {} if self._own_graph is None else _counts(graph)
         self._own_images = 0
         self._left_float = graph.layers_left_float
@@ -153,7 +153,7 @@ class RuntimeCounter:
             largest_output_difference=largest_difference(reference.values, outputs),
             top1=only(right),
             outputs=counts,
-            kernels=self._kind.kernels.name,
+            kernels=self._kernels.name,
             own=list(self._own.values()),
         )
 
@@ -171,16 +171,16 @@ class SimulatedCounter:
 
     Args:
         graph: of the file, on the kernels of the simulation.
-        kind: the runtime.
+        runtime: a name of `RUNTIMES`, of one that is simulated.
     """
 
-    def __init__(self, graph: Graph, kind: RuntimeKind) -> None:
-        self._kind = kind
-        self._graph = graph.on(kind.kernels)
+    def __init__(self, graph: Graph, runtime: str) -> None:
+        self._kernels = RUNTIMES[runtime].kernels
+        self._graph = graph.on(self._kernels)
         self._changing = {
             operation.output
             for operation in graph.operations
-            if not _alike(operation, graph, kind.kernels)
+            if not _alike(operation, graph, self._kernels)
         }
         self._tensors = _counts(graph)
         self._outputs: list[np.ndarray] = []
@@ -206,7 +206,7 @@ class SimulatedCounter:
             largest_output_difference=largest_difference(reference.values, outputs),
             top1=only(right),
             outputs=counts,
-            kernels=self._kind.kernels.name,
+            kernels=self._kernels.name,
             is_simulated=True,
         )
 

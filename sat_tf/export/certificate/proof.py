@@ -107,7 +107,7 @@ def prove(
     graph, content = subject.graph.on(kernel_sets.of_this_machine()), subject.content
     kinds = chosen(runtimes)
     counters, refused = _counters(subject, [kind for kind in kinds if not kind.is_simulated])
-    others = {kind.name: SimulatedCounter(graph, kind) for kind in kinds if kind.is_simulated}
+    others = {kind.name: SimulatedCounter(graph, kind.name) for kind in kinds if kind.is_simulated}
     recorder = CodesRecorder(graph, subject.makers)
     keras = TrainedCounter(trained, graph) if trained else None
     simulated_outputs, float_outputs = [], []
@@ -201,7 +201,7 @@ def _counters(
         reason = reasons.get(name)
         if reason is None:
             try:
-                found[name] = RuntimeCounter(subject.graph, subject.content, kind)
+                found[name] = RuntimeCounter(subject.graph, subject.content, name)
                 continue
             except ValueError as error:
                 reason = str(error.__cause__ or error)
