@@ -5,7 +5,8 @@ first and the last layer, as policies have it by themselves; w2 on the narrow gr
 Each is exported with every choice of `pack`, verified, and run in LiteRT on one thread. Beside them
 is TensorFlow's own way to 4 bits: TFMOT's experimental scheme and the converter. Runs of a model's
 files alternate, and who starts changes from round to round; a ratio is the median of those within
-a round, to the int8 file (pack="none") of the same weights. Memory is what a process with LiteRT
+a round, to the int8 file (pack="none") of the same weights; processor time does not count what a
+run waits for others on the machine. Memory is what a process with LiteRT
 alone takes at most for loading and running a file, the median of several processes.
 
     python benchmarks/packed_files.py
@@ -158,12 +159,12 @@ def _measured(files: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
         key: Runtime(row["path"].read_bytes(), keep_tensors=False) for key, row in files.items()
     }
     image = smooth_images(1)
-    seconds = _seconds(runtimes, image)
+    seconds, of_processor = _seconds(runtimes, image)
     reference = files[_REFERENCE]["path"].stat().st_size
     rows = []
     for key, row in files.items():
         content = row["path"].read_bytes()
-        ratios = [own / other for own, other in zip(seconds[key], seconds[_REFERENCE], strict=True)]
+        ratios = _ratios(seconds, key)
         low, _, high = statistics.quantiles(ratios, n=4)
         delegation = runtimes[key].delegation()
         operators = read_structure(content, key).operator_counts()
@@ -176,6 +177,7 @@ def _measured(files: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
                 "ms": f"{1000 * statistics.median(seconds[key]):.2f}",
                 "times int8": f"{statistics.median(ratios):.3f}",
                 "times int8, quartiles": f"{low:.3f} to {high:.3f}",
+                "processor time, times int8": f"{statistics.median(_ratios(of_processor, key)):.3f}",
                 "peak MiB": f"{_peak_mebibytes(row['path']):.1f}",
                 "XNNPACK": f"{delegation.delegated} of {delegation.operators}",
                 "partitions": delegation.partitions,
@@ -186,18 +188,28 @@ def _measured(files: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def _seconds(runtimes: dict[str, Runtime], image: np.ndarray) -> dict[str, list[float]]:
+def _ratios(seconds: dict[str, list[float]], key: str) -> list[float]:
+    """Round by round: neighbours in time share what else the machine does."""
+    return [own / other for own, other in zip(seconds[key], seconds[_REFERENCE], strict=True)]
+
+
+def _seconds(
+    runtimes: dict[str, Runtime], image: np.ndarray
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Of every run of each file: seconds, and those of the processor, without what it waits."""
     names = list(runtimes)
     seconds: dict[str, list[float]] = {name: [] for name in names}
+    of_processor: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(_WARM_UP.value + _ROUNDS.value):
         first = turn % len(names)
         for name in names[first:] + names[:first]:
-            start = time.perf_counter()
+            start, start_of_processor = time.perf_counter(), time.thread_time()
             runtimes[name].run(image)
-            elapsed = time.perf_counter() - start
+            taken = time.perf_counter() - start, time.thread_time() - start_of_processor
             if turn >= _WARM_UP.value:
-                seconds[name].append(elapsed)
-    return seconds
+                seconds[name].append(taken[0])
+                of_processor[name].append(taken[1])
+    return seconds, of_processor
 
 
 def main(argv: list[str]) -> None:
