@@ -177,7 +177,7 @@ def _measured(files: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
                 "ms": f"{1000 * statistics.median(seconds[key]):.2f}",
                 "times int8": f"{statistics.median(ratios):.3f}",
                 "times int8, quartiles": f"{low:.3f} to {high:.3f}",
-                "processor time, times int8": f"{statistics.median(_ratios(of_processor, key)):.3f}",
+                "times int8, CPU": f"{statistics.median(_ratios(of_processor, key)):.3f}",
                 "peak MiB": f"{_peak_mebibytes(row['path']):.1f}",
                 "XNNPACK": f"{delegation.delegated} of {delegation.operators}",
                 "partitions": delegation.partitions,

@@ -163,6 +163,25 @@ def test_the_latency_of_files_is_that_of_the_file(model):
     assert _line(_MODELS[model], size, times("XNNPACK", "1"), of_float) in _README
 
 
+@pytest.mark.parametrize("row", _rows("packed_files"), ids=lambda row: " ".join(row.values())[:40])
+def test_packed_files_are_those_of_the_file(row):
+    names = {**_MODELS, "efficientnet_b0": "EfficientNetB0"}
+    files = {"none": "int8", "TFMOT 4-bit": "TFMOT and the converter, 4 bits"}
+    plain = row["file"] == "none"
+    compared = f"{int(row['codes compared']):,}" if row["codes compared"] else ""
+    cells = [
+        f"{names[row['model']]}, {row['weights']}" if plain else "",
+        files.get(row["file"], f'`"{row["file"]}"`'),
+        f"{int(row['bytes']):,}",
+        "" if plain else f"{float(row['of int8']):.2f}",
+        "" if plain else _with_quartiles(row["times int8"], row["times int8, quartiles"]),
+        row["peak MiB"],
+        compared,
+        f"**{row['codes differing']}**" if compared else "",
+    ]
+    assert _line(*cells).replace("|  |", "| |") in _FILES
+
+
 @pytest.mark.parametrize(
     ("label", "pipeline"),
     [

@@ -17,8 +17,11 @@ from sat_tf import models
 from sat_tf.commands import main
 from sat_tf.export.tflite.structure import read_structure
 from sat_tf.export.verify import verify_tflite
+from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.config.config import read_config
 from sat_tf.training.state import run_folder
+from tests.export import zoo
+from tests.export.zoo import Specimen
 from tests.training.small import small_float_model
 
 TINY = """
@@ -211,6 +214,20 @@ def test_both_models_load_with_nothing_but_the_package(tiny_run):
         layer = model.get_layer("quant_pointwise")
         assert layer.quantize_config.weights.num_bits == bits
         assert model.optimizer is None
+
+
+@pytest.mark.thorough
+def test_export_prints_how_weights_are_stored_where_they_are_packed(tmp_path, capsys):
+    policy = BitPolicy.mobile(4, weight_grid="narrow")
+    quantized = Specimen(zoo.bottleneck, {}, policy).quantized()
+    quantized.save(tmp_path / "quantized.keras")
+    asked = ["export", str(tmp_path / "quantized.keras")]
+    assert main.main(asked) == 0
+    printed = capsys.readouterr().out
+    assert "why not fewer" in printed
+    assert "It runs in ai-edge-litert 1.3.0 and later." in printed
+    assert main.main([*asked, "--pack", "none"]) == 0
+    assert "why not fewer" not in capsys.readouterr().out
 
 
 @pytest.mark.thorough

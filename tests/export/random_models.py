@@ -28,6 +28,7 @@ class Settings:
     level_factor: float
     seed: int
     float_head: bool
+    pack: str
 
 
 @st.composite
@@ -54,6 +55,7 @@ def settings(draw: Draw) -> Settings:
         level_factor=draw(st.sampled_from([1.0, 1.0, 0.3, 1e-2, 1e3])),
         seed=draw(st.integers(0, 10_000)),
         float_head=draw(st.booleans()),
+        pack=draw(st.sampled_from(["auto", "auto", "none", "int2"])),
     )
 
 

@@ -37,7 +37,7 @@ def test_on_request_it_tells_what_every_choice_costs_and_how_long_it_takes(model
 
 
 def test_a_choice_that_the_model_does_not_have_is_left_out(tmp_path):
-    model = Specimen(bottleneck, {}, sat_tf.BitPolicy.mobile(4)).quantized()
+    model = Specimen(bottleneck, {}, sat_tf.BitPolicy.mobile(8)).quantized()
     report = sat_tf.export_tflite(model, tmp_path / "model.tflite", compare_storage=True)
     assert [cost.pack for cost in report.storage] == ["none"]
 

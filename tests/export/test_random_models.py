@@ -15,6 +15,7 @@ _MANY = 3000
 _FEW = 25
 # A summand of which every code but 0 is beyond all that the sum can be.
 _NO_KERNEL = "times smaller than those of a tensor it adds"
+_NOTHING_FITS = "received no kernel that fits into 4 bits"
 _SLOW_TO_DRAW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 
 
@@ -24,9 +25,9 @@ def _no_code_differs(model, chosen) -> None:
         path = pathlib.Path(folder) / "model.tflite"
         float_head = chosen.float_head and _has_head(quantized)
         try:
-            sat_tf.export_tflite(quantized, path, float_head=float_head)
+            sat_tf.export_tflite(quantized, path, float_head=float_head, pack=chosen.pack)
         except ValueError as refusal:
-            if _NO_KERNEL not in str(refusal):
+            if _NO_KERNEL not in str(refusal) and _NOTHING_FITS not in str(refusal):
                 raise
             reject()
         certificate = sat_tf.verify_tflite(quantized, path, images_for(quantized, 4))

@@ -142,7 +142,7 @@ def test_a_runtime_that_refuses_the_file_is_told_and_xnnpack_alone_is_an_error(
     refusals = {"xnnpack": None, "builtin": "it ends the process with SIGSEGV"}
     monkeypatch.setattr(proof, "refusals", lambda content, names: refusals)
     found = verify_file(small_file, small_images)
-    assert list(found.runtimes) == ["xnnpack"]
+    assert list(found.runtimes) == ["xnnpack", "arm_xnnpack", "arm_xnnpack_unfused"]
     assert found.refused == {"builtin": "it ends the process with SIGSEGV"}
     refusals["xnnpack"] = "no memory"
     with pytest.raises(ValueError, match=r"LiteRT does not run \(no memory\), expected one that"):

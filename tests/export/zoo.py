@@ -4,6 +4,7 @@ Weights are random and nothing is trained, but normalizations are as hard as tra
 negative, zero, next to zero and huge, some channels are dead, some biases are large.
 """
 
+import collections
 import dataclasses
 import functools
 import warnings
@@ -43,7 +44,8 @@ class Specimen:
 
     Attributes:
         build: makes the float model.
-        operators: of the file; one QUANTIZE for the image and one DEQUANTIZE go without saying.
+        operators: of the file whose weights all have 8 bits; one QUANTIZE for the image and one
+            DEQUANTIZE go without saying.
         policy: how it is quantized.
         float_operators: kinds of the operators that read or make float tensors, in order.
         float_head: exported with a float head.
@@ -52,6 +54,7 @@ class Specimen:
         change: what is done to the quantized model before it is exported.
         differing: share of a tensor's codes that may differ from Keras, as biases are integers.
         largest: by how many codes they may differ.
+        packed: how many convolutions are matrix products in the file, with weights of 4 bits.
     """
 
     build: Callable[[], keras.Model]
@@ -64,6 +67,15 @@ class Specimen:
     change: Callable[[keras.Model], None] = lambda model: None
     differing: float = 0.02
     largest: int = 1
+    packed: int = 0
+
+    @property
+    def file_operators(self) -> dict[str, int]:
+        """All operators of the file."""
+        counts = collections.Counter({"QUANTIZE": 1, "DEQUANTIZE": 1, **self.operators})
+        counts["CONV_2D"] -= self.packed
+        counts["FULLY_CONNECTED"] += self.packed
+        return {name: count for name, count in counts.items() if count}
 
     def quantized(self) -> keras.Model:
         """The model as it is exported."""
@@ -671,6 +683,7 @@ ZOO: dict[str, Specimen] = {
     "depth_multiplier": Specimen(
         depth_multiplier,
         {"CONV_2D": 1, "DEPTHWISE_CONV_2D": 2, "MEAN": 1, "FULLY_CONNECTED": 1},
+        packed=1,
     ),
     "depth_multiplier_of_one_channel": Specimen(
         depth_multiplier_of_one_channel,
@@ -682,15 +695,19 @@ ZOO: dict[str, Specimen] = {
         flat_pixels_normalized, {"DEPTHWISE_CONV_2D": 1, "RESHAPE": 2, "FULLY_CONNECTED": 3}
     ),
     "flattened": Specimen(flattened, {**_TWO_DENSE, "RESHAPE": 1}),
-    "dense_on_pixels": Specimen(dense_on_pixels, {"CONV_2D": 2, "MEAN": 1, "FULLY_CONNECTED": 1}),
+    "dense_on_pixels": Specimen(
+        dense_on_pixels, {"CONV_2D": 2, "MEAN": 1, "FULLY_CONNECTED": 1}, packed=1
+    ),
     "dense_on_a_sequence": Specimen(
         dense_on_a_sequence,
         {"CONV_2D": 3, "RESHAPE": 6, "DEPTHWISE_CONV_2D": 1, "MEAN": 1, "FULLY_CONNECTED": 1},
+        packed=2,
     ),
     # Normalizations and rectifiers.
     "rectified_convolutions": Specimen(
         rectified_convolutions,
         {"CONV_2D": 2, "DEPTHWISE_CONV_2D": 1, "RESHAPE": 1, "FULLY_CONNECTED": 1},
+        packed=1,
     ),
     "normalizations_alone": Specimen(
         normalizations_alone,
@@ -712,13 +729,14 @@ ZOO: dict[str, Specimen] = {
         _REQUANTIZED,
         change=forget_variances,
         largest=64,
+        packed=2,
     ),
     # Bits.
     "activations_of_8_bits": Specimen(
         separable, _SEPARABLE_PACKED, BitPolicy.mobile(2, activation_bits=8)
     ),
     "activations_of_1_bit": Specimen(separable, _SEPARABLE, BitPolicy.mobile(5, activation_bits=1)),
-    "bottleneck": Specimen(bottleneck, _BOTTLENECK),
+    "bottleneck": Specimen(bottleneck, _BOTTLENECK, packed=2),
     "bottleneck_of_3_bits": Specimen(
         bottleneck, _BOTTLENECK_PACKED, BitPolicy.mobile(3, stream_bits=3)
     ),
@@ -730,18 +748,25 @@ ZOO: dict[str, Specimen] = {
         _BOTTLENECK_PACKED,
         BitPolicy.mobile(3, weight_range="channel", rescale="stddev"),
     ),
-    "pixels_to_one": Specimen(bottleneck, _BOTTLENECK, BitPolicy.mobile(4, input_max=1.0)),
-    "tiny_clipping_levels": Specimen(bottleneck, _BOTTLENECK, change=set_clipping_levels(1e-3)),
-    "huge_clipping_levels": Specimen(bottleneck, _BOTTLENECK, change=set_clipping_levels(1e6)),
-    "never_calibrated": Specimen(bottleneck, _BOTTLENECK, _REQUANTIZED, calibrated=False),
+    "pixels_to_one": Specimen(
+        bottleneck, _BOTTLENECK, BitPolicy.mobile(4, input_max=1.0), packed=2
+    ),
+    "tiny_clipping_levels": Specimen(
+        bottleneck, _BOTTLENECK, change=set_clipping_levels(1e-3), packed=2
+    ),
+    "huge_clipping_levels": Specimen(
+        bottleneck, _BOTTLENECK, change=set_clipping_levels(1e6), packed=2
+    ),
+    "never_calibrated": Specimen(bottleneck, _BOTTLENECK, _REQUANTIZED, calibrated=False, packed=2),
     # Sums.
-    "residual": Specimen(residual(rectified=False), _RESIDUAL, differing=0.1),
-    "residual_rectified": Specimen(residual(rectified=True), _RESIDUAL, differing=0.1),
+    "residual": Specimen(residual(rectified=False), _RESIDUAL, differing=0.1, packed=1),
+    "residual_rectified": Specimen(residual(rectified=True), _RESIDUAL, differing=0.1, packed=1),
     "residual_of_unequal_levels": Specimen(
         residual(rectified=False),
         _RESIDUAL_REQUANTIZED,
         _REQUANTIZED,
         change=scale_clipping_level("wide", 1e-2),
+        packed=1,
         differing=0.15,  # a bias in units of weights of 4 bits, on steps a hundredth of usual
     ),
     "residual_with_a_branch_next_to_nothing": Specimen(
@@ -753,6 +778,7 @@ ZOO: dict[str, Specimen] = {
         _REQUANTIZED,
         change=scale_clipping_level("wide", 1e-4),
         largest=2,
+        packed=1,
     ),
     "sum_with_image": Specimen(
         sum_with_image(rectified=False), {**_SEPARABLE, "ADD": 1}, _REQUANTIZED
@@ -872,6 +898,7 @@ ZOO: dict[str, Specimen] = {
             "MEAN": 1,
             "FULLY_CONNECTED": 1,
         },
+        packed=4,
     ),
     # Concatenations.
     "inception": Specimen(
@@ -887,6 +914,7 @@ ZOO: dict[str, Specimen] = {
             "FULLY_CONNECTED": 2,
         },
         _REQUANTIZED,
+        packed=2,
     ),
     "inception_float_streams": Specimen(
         inception,
@@ -921,6 +949,7 @@ ZOO: dict[str, Specimen] = {
             "MEAN": 1,
             "FULLY_CONNECTED": 1,
         },
+        packed=1,
     ),
     "output_concatenated": Specimen(
         output_concatenated, {"CONV_2D": 2, "DEPTHWISE_CONV_2D": 2, "CONCATENATION": 1}
@@ -937,10 +966,12 @@ ZOO: dict[str, Specimen] = {
             "FULLY_CONNECTED": 1,
         },
         _REQUANTIZED,
+        packed=2,
     ),
     "average_pooling": Specimen(
         average_pooling,
         {"CONV_2D": 3, "DEPTHWISE_CONV_2D": 4, "RESHAPE": 1, "FULLY_CONNECTED": 1},
+        packed=2,
     ),
     "padded_average_pooling": Specimen(
         padded_average_pooling,
@@ -953,6 +984,7 @@ ZOO: dict[str, Specimen] = {
         },
         _REQUANTIZED,
         differing=0.1,  # a mean is rounded to 8 bits first
+        packed=2,
     ),
     "padded_average_pooling_float_streams": Specimen(
         lambda: chain(
@@ -1021,6 +1053,7 @@ ZOO: dict[str, Specimen] = {
         {**_BOTTLENECK, "DEQUANTIZE": 2},
         float_operators=("DEQUANTIZE", "DEQUANTIZE", "FULLY_CONNECTED"),
         float_head=True,
+        packed=2,
     ),
     "float_head_with_softmax": Specimen(
         classifier(pooled_softmax),
@@ -1062,6 +1095,7 @@ ZOO: dict[str, Specimen] = {
         },
         _REQUANTIZED,
         float_operators=("DEQUANTIZE", "SOFTMAX"),
+        packed=1,
     ),
 }
 

@@ -157,4 +157,4 @@ def test_pruned_weights_stay_at_code_0_while_a_mask_is_kept(stripped):
 
 def test_zeros_that_the_grid_does_not_have_are_warned_of(stripped):
     with pytest.warns(UserWarning, match=r"b \(50 % zeros\).*weight_grid='narrow'"):
-        sat_tf.quantize_model(stripped, BitPolicy.mobile(4))
+        sat_tf.quantize_model(stripped, BitPolicy.mobile(4, weight_grid="dorefa"))

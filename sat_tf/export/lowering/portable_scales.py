@@ -2,17 +2,23 @@
 
 Products of two tensors and means are rounded differently there, which for some scales shows in some
 codes. All inputs of their rounding are known when a file is written. Where one of them gives two
-codes, the scale of the output is moved by a unit in the last place, or a few, until none does.
+codes, the scale of the output is moved by a unit in the last place, or a few, until none does. A
+mean whose scale cannot move is a depthwise convolution instead, which is rounded alike everywhere.
 """
 
 import dataclasses
 
 import numpy as np
 
+from sat_tf.export.lowering.pending import window_mean
 from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.linear import Linear
+from sat_tf.export.operations.mean import Mean
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.operations.portability import Basis
 from sat_tf.export.operations.quantize import ShiftImage
+from sat_tf.export.operations.shapes import Reshape
+from sat_tf.export.tflite.tensors import WHOLE, Tensor
 
 # In units in the last place. One cures nearly every product and nine every mean of thousands tried.
 _FARTHEST = 32
@@ -50,6 +56,53 @@ def make_portable(graph: Graph) -> Graph:
     left = [op for op in graph.operations if not _is_portable(graph, op)]
     warnings = (*graph.warnings, *(_warning(graph, operation) for operation in left))
     return dataclasses.replace(graph, moved_scales=moved, warnings=warnings)
+
+
+def untie_means(graph: Graph) -> Graph:
+    """The graph with a depthwise convolution for every mean on a grid that cannot move by itself.
+
+    That is the grid of what the mean reads, as where both are parts of a concatenation, or the
+    grid of an image.
+
+    Args:
+        graph: a traced graph.
+    """
+    groups = {name: names for names in _shared_grids(graph) for name in names}
+    pinned = {op.output for op in graph.operations if isinstance(op, ShiftImage)}
+    tensors, operations = dict(graph.tensors), []
+    for op in graph.operations:
+        if isinstance(op, Mean) and op.output in groups and op.inputs[0] in groups:
+            names = groups[op.output]
+            if op.inputs[0] in names or names & pinned:
+                operations += _as_convolution(op, tensors)
+                continue
+        operations.append(op)
+    return dataclasses.replace(graph, tensors=tensors, operations=tuple(operations))
+
+
+def _as_convolution(mean: Mean, tensors: dict[str, Tensor]) -> list[Operation]:
+    """One window of a depthwise convolution, whose tensor is added, and a mean's shape for it."""
+    source, made = tensors[mean.inputs[0]], mean.output
+    rows, columns, channels = source.shape
+    if not mean.keep_dims:
+        made = f"{made}_image"
+        while made in tensors:
+            made += "_"
+        codes = tensors[mean.output].codes
+        tensors[made] = Tensor(made, (1, 1, channels), codes)
+    pending = window_mean(source.name, channels, (rows, columns), WHOLE)
+    convolution = Linear(
+        mean.inputs,
+        made,
+        kind=pending.kind,
+        kernel=pending.kernel(),
+        scales=pending.channels.scales,
+        bias=pending.channels.bias,
+        center=pending.channels.center,
+        spread=pending.channels.spread,
+        window=pending.window,
+    )
+    return [convolution] if mean.keep_dims else [convolution, Reshape((made,), mean.output)]
 
 
 def _is_portable(graph: Graph, operation: Operation) -> bool:

@@ -34,6 +34,7 @@ from sat_tf.export.lowering.pending import (
     window_mean,
     worst_range,
 )
+from sat_tf.export.lowering.portable_scales import untie_means
 from sat_tf.export.lowering.refusals import find_problems
 from sat_tf.export.operations.float_layer import FloatLayer
 from sat_tf.export.operations.graph import Graph
@@ -119,7 +120,7 @@ def trace_network(
 ) -> Graph:
     """The same for a network as it is in inference, without problems; see `trace`."""
     head = quantized_network.find_head(network) if float_head else None
-    return _Tracer(network, head, kernels).trace()
+    return untie_means(_Tracer(network, head, kernels).trace())
 
 
 _PAIRS = {

@@ -39,7 +39,14 @@ def _lines(problem: Any, config: type[BaseModel]) -> Iterator[str]:
         for line in str(problem["ctx"]["error"]).splitlines():
             yield f"{where}{line}" if line.startswith("=") or not where else f"{where}.{line}"
     else:
-        yield f"{where}={problem['input']!r}: expected {_expected(config, location)}."
+        line = f"{where}={problem['input']!r}: expected {_expected(config, location)}."
+        field = _field(config, location)
+        words = typing.get_args(field.annotation) if field else ()
+        if kind == "literal_error" and all(isinstance(word, str) for word in words):
+            hint = did_you_mean(str(problem["input"]), words)
+            # What is expected names all of them.
+            line += f" {hint}" if hint.startswith("Did") else ""
+        yield line
 
 
 def _expected(config: type[BaseModel], location: list[str]) -> str:

@@ -201,3 +201,32 @@ def test_the_report_says_what_was_moved_and_where_the_file_holds(gated, tmp_path
     assert report.moved_scales == dict(deployed_graph(gated).moved_scales)
     assert {hold.operators for hold in report.holds} >= {"MEAN", "MUL"}
     assert report.to_dict()["is_portable"]
+
+
+def _both_pools() -> keras.Model:
+    """The mean and the largest value of one tensor, on the grid that their concatenation has."""
+    L = keras.layers
+    keras.utils.set_random_seed(0)
+    image = keras.Input((14, 14, 3), name="image")
+    tensor = L.Conv2D(6, 3, padding="same", activation="relu", name="conv")(image)
+    pools = L.GlobalAveragePooling2D(name="mean")(tensor), L.GlobalMaxPooling2D(name="max")(tensor)
+    return keras.Model(image, L.Dense(3, name="head")(L.Concatenate(name="both")(pools)))
+
+
+def test_a_mean_on_the_grid_of_what_it_reads_is_a_depthwise_convolution(tmp_path):
+    model, path = _both_pools(), tmp_path / "model.tflite"
+    policy = sat_tf.BitPolicy.mobile(8)
+    plan = sat_tf.explain(model, policy)
+    quantized = sat_tf.quantize_model(model, policy)
+    sat_tf.calibrate(quantized, zoo.images_for(model).astype(np.float32))
+    report = sat_tf.export_tflite(quantized, path)
+    assert "MEAN" not in report.operators
+    assert report.operators["DEPTHWISE_CONV_2D"] == 1
+    assert report.is_portable
+    assert "DEPTHWISE_CONV_2D" in [name for row in plan.rows for name in row.operators]
+    certificate = sat_tf.verify_tflite(deployed_model(quantized), path, zoo.images_for(quantized))
+    assert (certificate.codes_differing, certificate.trained_differing) == (0, 0)
+
+
+def test_the_mean_of_an_untied_grid_stays_a_mean(gated):
+    assert any(isinstance(op, Mean) for op in deployed_graph(gated).operations)

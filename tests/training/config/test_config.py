@@ -4,6 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from sat_tf import models
+from sat_tf.export.lowering.packing import PACKINGS
 from sat_tf.messages import RunError
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.config.config import Config, config_text, load_yaml, parse_config
@@ -95,7 +96,8 @@ def test_all_problems_are_reported_at_once_with_the_nearest_name():
         "stages.float.epochs=0: expected a positive integer",
         "stages.quantized.momentum=1.0: expected a number from 0 to below 1.",
         "sed is not a key. Did you mean seed?",
-        "distribution='mirored': expected one of auto, none, mirrored, multi_worker, tpu.",
+        "distribution='mirored': expected one of auto, none, mirrored, multi_worker, tpu. "
+        "Did you mean mirrored?",
         "export.verify_images=0: expected a positive integer",
         "calibration.num_images=10: expected 0 or at least 64",
     ):
@@ -143,6 +145,25 @@ def test_a_run_may_end_with_the_float_model():
     assert parse_config(config_text(config)) == config
     (problem,) = problems("stages={quantized: null, deploy_tail: {epochs: 2, warmup_epochs: 0}}")
     assert "stages.deploy_tail is given and quantized=null" in problem
+
+
+@pytest.mark.parametrize("pack", PACKINGS)
+def test_a_run_may_pack_its_file_as_the_export_does(pack):
+    assert parse_config(SMALLEST, [f"export.pack={pack}"]).export.pack == pack
+    assert parse_config(SMALLEST).export.pack == "auto"
+
+
+def test_an_unknown_packing_gets_a_proposal():
+    (problem,) = problems("export.pack=int5")
+    assert "expected one of auto" in problem
+    assert "Did you mean int" in problem
+
+
+def test_a_deploy_tail_has_no_convolutions_in_4_bits():
+    tail = "stages.deploy_tail={epochs: 2, warmup_epochs: 0}"
+    with pytest.raises(RunError, match=r"export.pack='int4': received a file(.|\n)*use auto"):
+        parse_config(SMALLEST, [tail, "export.pack=int4"])
+    assert parse_config(SMALLEST, [tail, "export.pack=int2"]).export.pack == "int2"
 
 
 def test_activations_may_stay_float():
