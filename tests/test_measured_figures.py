@@ -291,3 +291,38 @@ def test_the_deploy_tail_is_that_of_the_file():
         share = f"**{share}**" if row["model"] == "deployed, after the tail" else share
         top1 = f"{row['top-1 Keras']} / {row['top-1 LiteRT']}"
         assert _line(label, share, top1) in _ACCURACY
+
+
+# -- Arm ------------------------------------------------------------------------------------------
+
+_ARM = (_MEASUREMENTS / "arm.md").read_text()
+
+
+def _arm_line(row):
+    micro = row["Micro"]
+    if micro.isdigit():
+        micro = f"{int(micro):,} ({row['Micro, from its simulation'].split()[0]})"
+    arm = [f"{int(row[name]):,}" for name in ("NEON", "dot product", "matrix (i8mm)")]
+    moved = f"{row['moved']} of {row['products and means']}"
+    if row["moved"] != "0":
+        moved += f", by {row['farthest']}"
+    name = f"{_MODELS.get(row['model'], row['model'])}, {row['policy']}, `{row['pack']}`"
+    cells = [
+        *(name, f"{int(row['codes compared']):,}", f"{int(row['x86']):,}", *arm),
+        *(f"{int(row['Arm, simulated']):,}", micro, moved),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def test_the_table_of_arm_is_that_of_the_results():
+    rows = _rows("arm")
+    table = [line for line in _ARM.splitlines() if line.startswith("|")][2:]
+    assert table == [_arm_line(row) for row in rows]
+
+
+def test_what_is_simulated_of_arm_is_what_runs_there():
+    for row in _rows("arm"):
+        real = {row[name] for name in ("NEON", "dot product", "matrix (i8mm)")}
+        assert real == {row["Arm, simulated"]}, row
+        assert row["x86"] == "0"
+        assert (row["Arm, simulated"] == "0") == (row["portable"] == "True")
