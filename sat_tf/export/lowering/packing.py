@@ -15,7 +15,7 @@ import numpy as np
 
 from sat_tf.export.kernels.kernel_sets import Engine
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.linear import Linear, LinearKind, largest_sums
+from sat_tf.export.operations.linear import Linear, LinearKind
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.tflite.tensors import Storage
 from sat_tf.messages import did_you_mean, list_problems
@@ -65,6 +65,8 @@ _ALL_PACKINGS: Mapping[str, Packing] = {
     ),
 }
 _BITS_PER_BYTE = 8
+# The magnitude of an input code.
+_LARGEST_INPUT = 255
 
 
 def packing_problem(pack: object) -> str | None:
@@ -161,7 +163,7 @@ def _stored(graph: Graph, linear: Linear, packing: Packing) -> tuple[Linear, str
     if pixelwise or linear.kind is LinearKind.FULLY_CONNECTED:
         storage, note = _first_fitting(linear, packing.products, matrix=True)
         packed = dataclasses.replace(linear, storage=storage, pixelwise=pixelwise)
-        if np.max(largest_sums(graph, linear)) > packed.largest_sum // 2:
+        if linear.kernel[0].size * -storage.lowest * _LARGEST_INPUT > packed.largest_sum // 2:
             storage, note = Storage.INT8, f"{storage.name} kernels overflow at its sums"
         if storage is not Storage.INT8:
             return packed, note
