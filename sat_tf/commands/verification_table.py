@@ -72,8 +72,7 @@ def _print_where_it_holds(certificate: Certificate, console: Console) -> None:
 
 def _runtimes(certificate: Certificate) -> rich.table.Table:
     rows = [
-        RuntimeRow(RUNTIME_TITLES[name], name, count, count.top1)
-        for name, count in certificate.runtimes.items()
+        RuntimeRow(name, name, count, count.top1) for name, count in certificate.runtimes.items()
     ]
     titles = {"quantized": "Keras", "simulation": "simulation", "float": "float model"}
     rows += [

@@ -171,16 +171,16 @@ class RuntimeRow(NamedTuple):
 
 def runtime_columns(certificate: Certificate) -> list[Column[RuntimeRow]]:
     """The columns of the table of runtimes."""
-    own = any(count.own for count in certificate.runtimes.values())
+    own = any(count.own or count.is_simulated for count in certificate.runtimes.values())
     of = "Keras" if certificate.reference == "keras" else "the simulation"
 
     def counted(show: Callable[[RuntimeCount], Cell]) -> Callable[[RuntimeRow], Cell]:
         return lambda row: "" if row.found is None else show(row.found)
 
     return [
-        Column("runtime", lambda row: row.title),
+        Column("runtime", lambda row: row.title, wrap="fold"),
         Column("codes differing", _codes_differing, number=True),
-        *([Column("from its own simulation", _own_differing, number=True)] if own else []),
+        *([Column("not as simulated", _own_differing, number=True)] if own else []),
         Column(
             "first that differs",
             counted(lambda c: c.first_differing or "none"),
@@ -205,7 +205,7 @@ def _codes_differing(row: RuntimeRow) -> Cell:
 
 def _own_differing(row: RuntimeRow) -> Cell:
     if row.found is None or not row.found.own:
-        return ""
+        return "simulated" if row.found is not None and row.found.is_simulated else ""
     differing, compared = row.found.own_differing, row.found.own_compared
     return Marked(f"{differing:,} of {compared:,}", "watch" if differing else "good")
 
