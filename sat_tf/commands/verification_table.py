@@ -22,10 +22,14 @@ _MOST_TENSORS_LISTED = 10
 def print_certificate(certificate: Certificate, path: str, console: Console) -> None:
     """Prints the verdict, a line for each runtime, and the tensors that differ."""
     colour = "red" if certificate.codes_differing else "green"
+    where = ""
+    if certificate.machine is not None and not certificate.is_portable:
+        where = f" on {certificate.machine.architecture}"
+        colour = "red" if certificate.codes_differing else "yellow"
     verdict = Text.assemble(
         f"{path}: ",
         (
-            f"{certificate.codes_differing:,} of {certificate.codes_compared:,} codes differ",
+            f"{certificate.codes_differing:,} of {certificate.codes_compared:,} codes differ{where}",
             colour,
         ),
         f" ({certificate.num_images:,} images, {len(certificate.codes)} tensors)",

@@ -66,10 +66,14 @@ def certificate_page(certificate: Certificate) -> str:
     """HTML that shows all of a certificate."""
     differing, compared = certificate.codes_differing, certificate.codes_compared
     verdict = f"{differing:,} of {compared:,} codes differ"
+    kind = "bad" if differing else "good"
+    if certificate.machine is not None and not certificate.is_portable:
+        verdict += f" on {certificate.machine.architecture}"
+        kind = "bad" if differing else "watch"
     return render_page(
         "export/certificate/page.html",
         certificate=certificate,
-        verdict=Marked(verdict, "bad" if differing else "good"),
+        verdict=Marked(verdict, kind),
         num_images=f"{certificate.num_images:,}",
         first=certificate.runtimes["xnnpack"].first_differing,
         trained_differing=f"{100 * certificate.trained_differing:.4f}"

@@ -1,4 +1,6 @@
+import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -73,6 +75,13 @@ def test_the_page_has_the_section_and_what_it_says_nothing_of(small):
     assert "Where this holds" in page
     assert "NNAPI" in page
     assert "proved for every input" in page
+
+
+def test_the_verdict_of_a_file_that_is_not_portable_names_the_machine(small):
+    holds = [*small[1].holds, *holds_of(_tied_product())]
+    page = certificate_page(dataclasses.replace(small[1], holds=holds))
+    assert re.search(r'"verdict watch">0 of [\d,]+ codes differ on \w+<', page)
+    assert re.search(r'"verdict good">0 of [\d,]+ codes differ<', certificate_page(small[1]))
 
 
 def test_a_product_that_is_not_portable_is_counted_for_each_kernel_set():
