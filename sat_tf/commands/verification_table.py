@@ -29,7 +29,8 @@ def print_certificate(certificate: Certificate, path: str, console: Console) -> 
     verdict = Text.assemble(
         f"{path}: ",
         (
-            f"{certificate.codes_differing:,} of {certificate.codes_compared:,} codes differ{where}",
+            f"{certificate.codes_differing:,} of {certificate.codes_compared:,} codes differ"
+            f"{where}",
             colour,
         ),
         f" ({certificate.num_images:,} images, {len(certificate.codes)} tensors)",
