@@ -129,7 +129,8 @@ def test_an_activation_quantizer_of_ones_own_goes_all_the_way_too(bits, tmp_path
     sat_tf.export_tflite(quantized, path)
     certificate = sat_tf.verify_tflite(quantized, path, images[:8].astype("uint8"))
     assert certificate.codes_differing == 0
-    assert certificate.trained_differing < 0.01  # float32 sums round in another order
+    # Biases are integers in units of the 4-bit weights of the file.
+    assert certificate.trained_differing < 0.02
 
 
 def test_a_policy_places_it_by_name_for_single_layers_and_explain_shows_its_line():

@@ -143,10 +143,11 @@ def test_convolutions_give_the_integers_of_the_simulation(
         kernel = rng.integers(-127, 128, (outputs, *size, channels))
     operation = linear_of(kind, kernel, rng.integers(-reach, reach, outputs), window=window)
     stored = rng.integers(source.lowest, source.highest + 1, (2, 7, 8, channels)).astype(np.int32)
+    shape = sums(stored, source.zero_point, operation.kernel, kind, window).shape[1:]
     graph = graph_of(
         operation,
         Tensor("x", (7, 8, channels), source),
-        output=Tensor("y", (), output),
+        output=Tensor("y", shape, output),
     )
     expected, computed = both(operation, graph, stored)
     np.testing.assert_array_equal(computed, expected)
