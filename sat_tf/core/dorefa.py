@@ -59,8 +59,8 @@ def quantize_weights(
 
     Forward: Q = 2 n / d - 1 with n = min(round_half_up(d (Ŵ + 1) / 2), top); on the DoReFa grid
     d = top = a = 2^b - 1, which is the paper's Q = 2 q_k((Ŵ + 1) / 2) - 1. Backward: the rounding
-    passes the gradient on unchanged (straight-through), or as another surrogate has it; the clamp has
-    its own (`clamp_weights`).
+    passes the gradient on unchanged (straight-through), or as another surrogate has it; the clamp
+    has its own (`clamp_weights`).
 
     Computed in float32, returned in the type of `kernel`. Zero, infinite and NaN weights: as in
     `clamp_weights`; an all-zero kernel lands on zero, or next above it on the DoReFa grid, which
@@ -327,9 +327,7 @@ def _without_nan(values: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.math.is_nan(values), 0.0, values)
 
 
-def grid_units(
-    values: tf.Tensor, maximum: tf.Tensor, num_bits: grids.Bits, grid: str
-) -> tf.Tensor:
+def grid_units(values: tf.Tensor, maximum: tf.Tensor, num_bits: grids.Bits, grid: str) -> tf.Tensor:
     """Integers n = 0..top of a grid on [-maximum, maximum], as float32.
 
     Args:

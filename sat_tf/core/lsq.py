@@ -25,6 +25,8 @@ from sat_tf.core.grid_table import check_bits
 from sat_tf.core.surrogate_gradients import STRAIGHT_THROUGH, passed_back, strength_of
 
 FEWEST_WEIGHT_BITS = 2
+# In the place of the magnitude of weights that are all 0.
+_TINY = 2.0**-63
 
 
 # -- weights -----------------------------------------------------------------------------------
@@ -71,9 +73,40 @@ def weight_magnitude(kernel: tf.Tensor, *, range_axes: tuple[int, ...] = ()) -> 
     return 2.0 * tf.reduce_mean(tf.abs(kernel), axes, keepdims=bool(keep))
 
 
+def best_magnitude(
+    kernel: tf.Tensor, num_bits: int, *, range_axes: tuple[int, ...] = ()
+) -> tf.Tensor:
+    """The magnitude with the smallest mean square error, of 100 up to what clips no weight.
+
+    Args:
+        kernel: latent weights, float32.
+        num_bits: 2 to 8.
+        range_axes: as in `weight_magnitude`; the shape of what is returned is the same.
+
+    >>> kernel = tf.constant([3.0, 1.0, -2.0, 0.0])
+    >>> scale = weight_scale(best_magnitude(kernel, 3), 3)
+    >>> round(float(scale), 6)
+    1.0
+    """
+    rank, (_, highest) = kernel.shape.rank, weight_code_ends(num_bits)
+    keep = {axis % rank for axis in range_axes}
+    axes = [axis for axis in range(rank) if axis not in keep]
+    largest = tf.reduce_max(tf.abs(kernel), axes, keepdims=bool(keep)) / highest**0.5
+    best, smallest = largest, tf.fill(tf.shape(largest), float("inf"))
+    for percent in range(100, 0, -1):
+        magnitude = largest * (percent / 100.0)
+        off = quantize_weights(kernel, tf.maximum(magnitude, _TINY), num_bits) - kernel
+        error = tf.reduce_mean(tf.square(off), axes, keepdims=bool(keep))
+        best = tf.where(error < smallest, magnitude, best)
+        smallest = tf.minimum(error, smallest)
+    return best
+
+
 def weight_scale(magnitude: tf.Tensor, num_bits: grids.Bits) -> tf.Tensor:
     """The real value of one code, s = m / sqrt(highest)."""
-    return tf.convert_to_tensor(magnitude, tf.float32) / tf.sqrt(_weight_ends(num_bits)[1])
+    magnitude = tf.convert_to_tensor(magnitude, tf.float32)
+    # XLA turns a division by a constant into a product with its reciprocal, which rounds twice.
+    return magnitude / (tf.sqrt(_weight_ends(num_bits)[1]) + 0.0 * magnitude)
 
 
 def quantize_weights(
@@ -114,12 +147,12 @@ def quantize_weights(
     latent = tf.cast(given, tf.float32)
     magnitude = tf.convert_to_tensor(magnitude, tf.float32)
     lowest, highest = _weight_ends(num_bits)
-    codes = _clipped_codes(latent / weight_scale(magnitude, num_bits), lowest, highest)
+    scale = weight_scale(magnitude, num_bits)
     made = with_gradient(
         _of_weights,
-        codes * weight_scale(magnitude, num_bits),
+        _clipped_codes(latent / scale, lowest, highest) * scale,
         [latent, magnitude],
-        kept=[lowest, highest],
+        kept=[scale, lowest, highest],
         surrogate=surrogate,
         strength=strength,
     )
@@ -154,6 +187,7 @@ def _of_weights(
     value: tf.Tensor,
     latent: tf.Tensor,
     magnitude: tf.Tensor,
+    scale: tf.Tensor,
     lowest: tf.Tensor,
     highest: tf.Tensor,
     *,
@@ -161,16 +195,13 @@ def _of_weights(
     strength: float | None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     del value
-    units = latent / (magnitude / tf.sqrt(highest))
-    by_latent, slopes = _slopes(upstream, units, lowest, highest, surrogate, strength)
-    shape = tf.shape(magnitude)
-    if magnitude.shape.rank == 0:
-        by_scale = tf.reduce_sum(slopes)
-    else:
+    by_latent, slopes = _slopes(upstream, latent / scale, lowest, highest, surrogate, strength)
+    shared = None  # all axes
+    if magnitude.shape.rank:
         shared = [axis for axis, size in enumerate(magnitude.shape) if size == 1]
-        by_scale = tf.reshape(tf.reduce_sum(slopes, shared, keepdims=True), shape)
-    count = tf.size(latent, tf.float32) / tf.size(magnitude, tf.float32)
-    return by_latent, by_scale * tf.math.rsqrt(count)
+    by_scale = tf.reduce_sum(slopes, shared, keepdims=shared is not None)
+    count = tf.size(latent) / tf.size(magnitude)
+    return by_latent, by_scale * tf.math.rsqrt(tf.cast(count, tf.float32))
 
 
 def _slopes(
@@ -222,12 +253,14 @@ def level_factor(x: tf.Tensor, highest: Any, *, counts_batch: bool = False) -> t
 def gradient_factor(x: tf.Tensor, highest: Any, *, counts_batch: bool = False) -> tf.Tensor:
     """The paper's g = 1 / sqrt(N · highest) of a scale; arguments as in `level_factor`."""
     x = tf.convert_to_tensor(x)
-    count = tf.size(x, tf.float32) if x.shape.rank else tf.constant(1.0)
-    batch = tf.cast(tf.shape(x)[0], tf.float32) if x.shape.rank else tf.constant(1.0)
-    features = tf.maximum(count / tf.maximum(batch, 1.0), 1.0)
+    samples = tf.cast(tf.shape(x)[0], tf.float32)
+    features = x.shape[1:].num_elements()
+    if features is None:  # of images of any size
+        features = tf.cast(tf.reduce_prod(tf.shape(x, tf.int64)[1:]), tf.float32)
+    features = tf.maximum(tf.cast(features, tf.float32), 1.0)
     if counts_batch:
         replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        features *= batch * tf.cast(replicas, tf.float32)
+        features *= tf.maximum(samples, 1.0) * float(replicas)
     return tf.math.rsqrt(features * tf.cast(highest, tf.float32))
 
 
@@ -293,7 +326,7 @@ def quantize_with_offset(
 
 
 def codes_below_zero(scale: tf.Tensor, offset: tf.Tensor, num_bits: grids.Bits) -> tf.Tensor:
-    """z = clip(round(-β / s), 0, 2^b - 1) of `quantize_with_offset`."""
+    """The codes below zero of `quantize_with_offset`, z = clip(round(-β / s), 0, 2^b - 1)."""
     levels = tf.cast(grids.levels(num_bits), tf.float32)
     return tf.clip_by_value(grids.round_half_up(-offset / scale), 0.0, levels)
 

@@ -94,6 +94,16 @@ def strength_of(surrogate: str, strength: float | None = None) -> float | None:
     return float(strength)
 
 
+def describe_surrogate(surrogate: str, strength: float | None = None) -> str:
+    """In words, to be appended to a line; "" for straight-through.
+
+    >>> describe_surrogate("ewgs")
+    ', ewgs gradient of 0.001'
+    """
+    found = strength_of(surrogate, strength)
+    return "" if found is None else f", {surrogate} gradient of {found:g}"
+
+
 def passed_back(
     upstream: tf.Tensor,
     error: tf.Tensor,
@@ -105,7 +115,8 @@ def passed_back(
 
     Args:
         upstream: g, float32.
-        error: e = u - round(u) in codes, of the same shape; beyond 1/2 it counts as 1/2.
+        error: e = u - round(u) in codes, of the same shape; beyond 1/2 it counts as 1/2, and NaN
+            as 0, so that it does not spread through sums over a layer.
         intervals: a, of the whole range; a number or a float32 scalar.
         surrogate: a row of `SURROGATES`.
         strength: see `strength_of`.
@@ -116,4 +127,5 @@ def passed_back(
     factor, strength = SURROGATES[surrogate].factor, strength_of(surrogate, strength)
     if factor is None or strength is None:
         return upstream
-    return upstream * factor(upstream, tf.clip_by_value(error, -0.5, 0.5), intervals, strength)
+    error = tf.clip_by_value(tf.where(tf.math.is_nan(error), 0.0, error), -0.5, 0.5)
+    return upstream * factor(upstream, error, intervals, strength)

@@ -224,13 +224,8 @@ def _quantizer_problems(values: Mapping[str, Any]) -> list[str]:
         importlib.import_module("tensorflow_model_optimization")
         table = importlib.import_module("sat_tf.quantizers.table")
         problems += getattr(table, f"{kind}_quantizer_problems")(name, options)
-        if kind == "weight" and table.has_codes_of_its_own(name):
-            problems += [
-                f"{field}={values[field]!r} with weight_quantizer={name!r}: that quantizer has "
-                f"codes of its own; leave {field} out."
-                for field in ("weight_grid", "first_last_weight_grid")
-                if values.get(field) not in (None, *AUTOMATIC)
-            ]
+        if kind == "weight":
+            problems += table.weight_field_problems(name, values)
     return problems
 
 
@@ -688,6 +683,7 @@ def _check_overrides(overrides: Any, values: Mapping[str, Any]) -> list[str]:
             names = {f"{kind}_quantizer", f"{kind}_options"}
             if names & known.keys():
                 of_layer = {"weight_grid": known.get("weight_grid")}
+                of_layer["weight_bits"] = merged.get("weight_bits")
                 found += _quantizer_problems({name: merged.get(name) for name in names} | of_layer)
         problems += [f"{where}: {problem}" for problem in found]
     return problems
