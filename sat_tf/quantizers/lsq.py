@@ -348,7 +348,7 @@ class LsqPlusQuantizer(RoundingQuantizer):
         factor = lsq.gradient_factor(inputs, levels, counts_batch=self.counts_batch)
         of_level = factor * tf.square(levels / (1.0 + self.share))
         level = lsq.times(self.level(weights), of_level)
-        moved = lsq.times(weights[_OFFSET], factor)
+        moved = lsq.times(weights.get(_OFFSET, 0.0), factor)
         scale, offset = self._scale_and_offset(level, moved, bits)
         return lsq.quantize_with_offset(inputs, scale, offset, bits, **self.passed_back)
 
