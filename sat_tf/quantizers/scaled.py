@@ -29,8 +29,8 @@ class ScaledQuantizer(WeightQuantizer):
 
     Forward: Ξ = gain · c · q, with q from the subclass (the latent weights where `num_bits` is
     None). c is SAT's constant rescaling (Eq. 10) of layers without BatchNormalization right behind
-    them, where the policy has rescale="constant", and 1 otherwise. Backward: c and gain are
-    constants. The gain is the fixed variable `rescale_gain`, which gives a pretrained layer its
+    them, where the policy has rescale="constant", and 1 otherwise. Backward: c carries its gradient,
+    which that of the paper does not: see `rescale.without_size`. The gain is the fixed variable `rescale_gain`, which gives a pretrained layer its
     size back; it exists where there is a rescaling.
 
     Required: `quantized`, `codes_and_scales`, `largest_code`.
@@ -154,7 +154,9 @@ class ScaledQuantizer(WeightQuantizer):
         values = inputs
         if self.num_bits is not None:
             values = self.quantized(inputs, weights, bits_of(self.num_bits, weights))
-        return values if self.rescale is None else values * self._factor(values, weights)
+        if self.rescale is None:
+            return values
+        return rescale.without_size(values) * self._factor(values, weights)
 
     def _factor(self, values: tf.Tensor, variables: Variables) -> tf.Tensor:
         """The product of c and gain."""

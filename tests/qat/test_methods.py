@@ -172,8 +172,12 @@ def test_a_model_can_change_to_dorefa_and_back_with_its_function(before, data):
             for one in (model, again, dorefa, back)
         )
         np.testing.assert_allclose(others[0], first, rtol=1e-6, atol=1e-7)
+        # Of what is clipped at an end the other quantizer starts from what it was.
+        ends = np.abs(first).max(axis=tuple(range(first.ndim - 1)), keepdims=True)
+        inside = np.abs(first) < 0.95 * (ends if name != "depthwise" else np.abs(first).max((0, 1)))
         for other in others[1:]:
-            np.testing.assert_allclose(other, first, atol=0.06 * np.abs(first).max())
+            close = 0.06 * np.abs(first).max()
+            np.testing.assert_allclose(other[inside], first[inside], atol=close)
 
 
 @pytest.mark.parametrize("method", METHODS)
