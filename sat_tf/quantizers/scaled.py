@@ -29,9 +29,10 @@ class ScaledQuantizer(WeightQuantizer):
 
     Forward: Ξ = gain · c · q, with q from the subclass (the latent weights where `num_bits` is
     None). c is SAT's constant rescaling (Eq. 10) of layers without BatchNormalization right behind
-    them, where the policy has rescale="constant", and 1 otherwise. Backward: c carries its gradient,
-    which that of the paper does not: see `rescale.without_size`. The gain is the fixed variable `rescale_gain`, which gives a pretrained layer its
-    size back; it exists where there is a rescaling.
+    them, where the policy has rescale="constant", and 1 otherwise. Backward: c carries its
+    gradient, which that of the paper does not: see `rescale.without_size`. The gain is the fixed
+    variable `rescale_gain`, which gives a pretrained layer its size back; it exists where there is
+    a rescaling.
 
     Required: `quantized`, `codes_and_scales`, `largest_code`.
 
