@@ -110,8 +110,8 @@ def without_size(weights: tf.Tensor) -> tf.Tensor:
     >>> with tf.GradientTape() as tape:
     ...     tape.watch(weights)
     ...     made = without_size(weights)
-    >>> tape.gradient(made, weights, tf.constant([3.0, 5.0])).numpy()
-    array([-0.47999978,  0.35999966], dtype=float32)
+    >>> print(tape.gradient(made, weights, tf.constant([1.0, 0.0])).numpy().round(2))
+    [ 0.64 -0.48]
     """
     return with_gradient(_across, weights, [weights])
 
