@@ -214,3 +214,140 @@ def offset_gradients(
     slope = np.where(inside, between, quantized / step)
     by_level = float(np.sum(upstream * slope)) * (1.0 + share) / (2**bits - 1)
     return np.where(inside, upstream, 0.0), by_level
+
+
+# -- surrogates of the rounding ----------------------------------------------------------------
+
+STRENGTHS = {"ste": None, "ewgs": 1e-3, "dsq": 0.2}
+
+
+def passed_back(
+    upstream: np.ndarray,
+    error: np.ndarray,
+    intervals: float,
+    surrogate: str,
+    strength: float | None = None,
+) -> np.ndarray:
+    """EWGS: g (1 + δ sign(g) (x_n - x_q)). DSQ: g times the slope of its soft staircase."""
+    if surrogate == "ste":
+        return upstream
+    strength = STRENGTHS[surrogate] if strength is None else strength
+    if surrogate == "ewgs":
+        return upstream * (1.0 + strength * np.sign(upstream) * error / intervals)
+    # φ(x) = s tanh(k (x - m)) with m half-way between two codes; the staircase is (φ + 1) / 2.
+    s, k = 1.0 / (1.0 - strength), math.log(2.0 / strength - 1.0)
+    error = np.clip(error, -0.5, 0.5)
+    to_middle = np.where(error >= 0.0, error - 0.5, error + 0.5)
+    return upstream * s * k / (2.0 * np.cosh(k * to_middle) ** 2)
+
+
+def soft_gradients(
+    x: np.ndarray,
+    low: float,
+    high: float,
+    intervals: int,
+    upstream: np.ndarray,
+    surrogate: str,
+    strength: float | None,
+    gradient: str,
+) -> tuple[np.ndarray, float]:
+    """dx and the gradient of `high` (`low` is 0 or -high), where rounding has a surrogate.
+
+    Inside y = s R(x / s) with R' = f: dy/dx = f and dy/ds = R - f x / s. Outside y is an end.
+    """
+    x = np.asarray(x, np.float64)
+    step = (high - low) / intervals
+    inside = (x > low) & (x < high)
+    codes = round_half_up(np.clip(x, low, high) / step)
+    passed = np.where(
+        inside, passed_back(upstream, x / step - codes, intervals, surrogate, strength), 0
+    )
+    slope = upstream * codes
+    if gradient == "calibrated":
+        slope = np.where(inside, upstream * codes - passed * x / step, slope)
+    else:
+        slope = np.where(inside, 0.0, slope)
+    return passed, float(np.sum(slope)) * step / high
+
+
+# -- LSQ and LSQ+ ------------------------------------------------------------------------------
+
+
+def lsq_ends(bits: int) -> tuple[int, int]:
+    """-Qn and Qp of signed weights; at 8 bits without -128."""
+    return -(2 ** (bits - 1)) + (bits == 8), 2 ** (bits - 1) - 1
+
+
+def lsq_quantize(v: np.ndarray, s: np.ndarray | float, low: float, high: float) -> np.ndarray:
+    """Esser et al., Eq. 1 and 2: s · clip(round(v / s))."""
+    return s * np.clip(round_half_up(np.asarray(v, np.float64) / s), low, high)
+
+
+def lsq_gradients(
+    v: np.ndarray,
+    s: np.ndarray | float,
+    low: float,
+    high: float,
+    upstream: np.ndarray,
+    surrogate: str = "ste",
+    strength: float | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """dv, and upstream · dvhat/ds of each element (Eq. 3 and 5), before the factor g."""
+    units = np.asarray(v, np.float64) / s
+    codes = np.clip(round_half_up(units), low, high)
+    inside = (units > low) & (units < high)
+    passed = passed_back(upstream, units - codes, high - low, surrogate, strength)
+    return (
+        np.where(inside, passed, 0.0),
+        np.where(inside, upstream * codes - passed * units, upstream * codes),
+    )
+
+
+def lsq_factor(count: int, high: float) -> float:
+    """g = 1 / sqrt(N Qp)."""
+    return 1.0 / math.sqrt(count * high)
+
+
+def lsq_plus_grid(s: float, beta: float, bits: int) -> float:
+    """The codes below zero: round(-β / s), within the codes there are."""
+    return float(np.clip(round_half_up(np.asarray(-beta / s)), 0, 2**bits - 1))
+
+
+def lsq_plus_gradients(
+    x: np.ndarray, s: float, beta: float, bits: int, upstream: np.ndarray
+) -> tuple[np.ndarray, float, float]:
+    """dx, ds and dβ of Bhalgat et al., Eq. 5 to 7, with an integer for -β / s."""
+    zero, top = lsq_plus_grid(s, beta, bits), 2**bits - 1
+    units = np.asarray(x, np.float64) / s
+    below, above = units <= -zero, units >= top - zero
+    inside = ~below & ~above
+    slope = np.where(inside, round_half_up(units) - units, np.where(above, top, 0.0))
+    return (
+        np.where(inside, upstream, 0.0),
+        float(np.sum(upstream * slope)),
+        float(np.sum(np.where(inside, 0.0, upstream))),
+    )
+
+
+# -- N2UQ's weights ----------------------------------------------------------------------------
+
+
+def l1_size(w: np.ndarray, bits: int, range_axes: Sequence[int] = ()) -> np.ndarray:
+    """(2^b - 1) / 2^(b-1) · mean|w| of each range."""
+    keep = {axis % w.ndim for axis in range_axes}
+    axes = tuple(axis for axis in range(w.ndim) if axis not in keep)
+    means = np.mean(np.abs(np.asarray(w, np.float64)), axis=axes, keepdims=True)
+    return np.asarray((2**bits - 1) / 2 ** (bits - 1) * means)
+
+
+def l1_position(w: np.ndarray, bits: int, grid: str, range_axes: Sequence[int] = ()) -> np.ndarray:
+    """Where clipped weights lie between the integers of a grid, before rounding."""
+    clipped = np.clip(np.asarray(w, np.float64) / l1_size(w, bits, range_axes), -1.0, 1.0)
+    return GRIDS[grid][0](bits) * (clipped + 1.0) / 2.0
+
+
+def l1_quantize(w: np.ndarray, bits: int, grid: str, range_axes: Sequence[int] = ()) -> np.ndarray:
+    """c (round(([w/c] + 1) a / 2) 2 / a - 1), as the authors' code has it on DoReFa's grid."""
+    divisor, top, offset, _ = GRIDS[grid]
+    units = np.clip(np.floor(l1_position(w, bits, grid, range_axes) + offset), 0, top(bits))
+    return l1_size(w, bits, range_axes) * (2.0 * units / divisor(bits) - 1.0)

@@ -9,6 +9,7 @@ import tensorflow as tf
 from sat_tf.core import grid as grids
 from sat_tf.core.clipping_gradients import find_clipping_gradient
 from sat_tf.core.custom_gradient import with_gradient
+from sat_tf.core.surrogate_gradients import STRAIGHT_THROUGH, passed_back, strength_of
 
 
 def quantize_offset(
@@ -19,6 +20,8 @@ def quantize_offset(
     *,
     lowest: float = 0.0,
     share: float = 0.0,
+    surrogate: str = STRAIGHT_THROUGH,
+    strength: float | None = None,
 ) -> tf.Tensor:
     """Clips and quantizes a tensor whose negative part is small: swish, GELU, a leaky rectifier.
 
@@ -46,9 +49,11 @@ def quantize_offset(
         gradient: a row of `clipping_gradients`.
         lowest: the smallest value of a function that has one; at most 0.
         share: by which share of α the range goes lower than that; at least 0.
+        surrogate: as in `pact.quantize_activation`.
+        strength: see there.
 
     Raises:
-        ValueError: bits out of range, or an unknown gradient.
+        ValueError: bits out of range, or an unknown gradient or surrogate.
 
     >>> x = tf.constant([-9.0, -0.4, 0.6, 9.0])
     >>> quantize_offset(x, 6.0, 3, lowest=-1.0).numpy().tolist()
@@ -56,6 +61,7 @@ def quantize_offset(
     """
     levels = grids.levels(num_bits)
     find_clipping_gradient(gradient)
+    strength_of(surrogate, strength)
 
     given = tf.convert_to_tensor(x)
     x = tf.cast(given, tf.float32)
@@ -73,6 +79,8 @@ def quantize_offset(
         kept=[codes, units, below, above, tf.convert_to_tensor(levels, tf.float32)],
         gradient=gradient,
         share=share,
+        surrogate=surrogate,
+        strength=strength,
     )
     return tf.cast(made, given.dtype)
 
@@ -90,14 +98,20 @@ def _backward(
     *,
     gradient: str,
     share: float,
+    surrogate: str,
+    strength: float | None,
 ) -> tuple[tf.Tensor, tf.Tensor]:
     del value, alpha
     inside = (units > -below) & (units < above)
-    between = codes - find_clipping_gradient(gradient)(units, codes)
-    slope = tf.where(inside, between, codes)
-    slope = tf.where(tf.math.is_nan(x), 0.0, slope)
-    to_scale = tf.reduce_sum(upstream * slope)
-    return tf.where(inside, upstream, 0.0), to_scale * (1.0 + share) / levels
+    passed = passed_back(upstream, units - codes, levels, surrogate, strength)
+    r = find_clipping_gradient(gradient)(units, codes)
+    slope = tf.where(inside, codes - r, codes)
+    slope = upstream * tf.where(tf.math.is_nan(x), 0.0, slope)
+    # The original PACT has no gradient between the ends, whatever rounding passes back.
+    if surrogate != STRAIGHT_THROUGH and r is not codes:
+        slope += tf.where(inside, (upstream - passed) * r, 0.0)
+    to_scale = tf.reduce_sum(slope)
+    return tf.where(inside, passed, 0.0), to_scale * (1.0 + share) / levels
 
 
 def scale_and_zero(

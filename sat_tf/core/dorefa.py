@@ -6,6 +6,7 @@ from sat_tf.core import backward_pass
 from sat_tf.core import grid as grids
 from sat_tf.core.custom_gradient import compiles_with_xla, with_gradient
 from sat_tf.core.grid_table import find_grid
+from sat_tf.core.surrogate_gradients import STRAIGHT_THROUGH, passed_back, strength_of
 
 # Its square is still a normal number, which the gradient divides by.
 _SMALLEST_MAXIMUM = 2.0**-63
@@ -51,12 +52,15 @@ def quantize_weights(
     detach_max: bool = False,
     *,
     range_axes: tuple[int, ...] = (),
+    surrogate: str = STRAIGHT_THROUGH,
+    strength: float | None = None,
 ) -> tf.Tensor:
     """Clamps and quantizes latent weights (Eq. 9).
 
     Forward: Q = 2 n / d - 1 with n = min(round_half_up(d (Ŵ + 1) / 2), top); on the DoReFa grid
     d = top = a = 2^b - 1, which is the paper's Q = 2 q_k((Ŵ + 1) / 2) - 1. Backward: the rounding
-    passes the gradient on unchanged (straight-through); the clamp has its own (`clamp_weights`).
+    passes the gradient on unchanged (straight-through), or as another surrogate has it; the clamp
+    has its own (`clamp_weights`).
 
     Computed in float32, returned in the type of `kernel`. Zero, infinite and NaN weights: as in
     `clamp_weights`; an all-zero kernel lands on zero, or next above it on the DoReFa grid, which
@@ -68,22 +72,38 @@ def quantize_weights(
         grid: a name of `grid_table.GRIDS` or of `AUTOMATIC`.
         detach_max: see `clamp_weights`.
         range_axes: see `clamp_weights`.
+        surrogate: a row of `surrogate_gradients`.
+        strength: see there.
 
     Returns:
         Quantized weights in [-1, 1], shaped and typed like `kernel`.
 
     Raises:
-        ValueError: bits out of range, unknown grid, or a grid without a step at these bits.
+        ValueError: bits out of range, unknown grid or surrogate, or a grid without a step at these
+            bits.
 
     >>> print(quantize_weights(tf.constant([-2.0, -0.1, 0.1, 2.0]), 2).numpy())
     [-1.         -0.33333334  0.33333334  1.        ]
     """
+    strength_of(surrogate, strength)
     half = grids.divisor(num_bits, grid) / 2.0
     kernel = tf.convert_to_tensor(kernel)
     squash = _Squash(tf.cast(kernel, tf.float32), range_axes)
     # Subtracting first is exact, so that opposite codes are opposite numbers.
-    quantized = (_units(squash, num_bits, grid) - half) * (1.0 / half)
-    return tf.cast(squash.with_gradient(quantized, detach_max), kernel.dtype)
+    units = grid_units(squash.values, squash.maximum, num_bits, grid)
+    quantized = (units - half) * (1.0 / half)
+    if surrogate == STRAIGHT_THROUGH:
+        return tf.cast(squash.with_gradient(quantized, detach_max), kernel.dtype)
+    clamped = squash.with_gradient(squash.values / squash.maximum, detach_max)
+    rounded = with_gradient(
+        _through_rounding,
+        quantized,
+        [clamped],
+        kept=[units, tf.convert_to_tensor(half, tf.float32)],
+        surrogate=surrogate,
+        strength=strength,
+    )
+    return tf.cast(rounded, kernel.dtype)
 
 
 def weight_codes(
@@ -145,7 +165,8 @@ def weight_units(
     >>> weight_units(tf.constant([-2.0, -0.1, 0.1, 2.0]), 2).numpy().tolist()
     [0.0, 1.0, 2.0, 3.0]
     """
-    return _units(_Squash(tf.cast(kernel, tf.float32), range_axes), num_bits, grid)
+    squash = _Squash(tf.cast(kernel, tf.float32), range_axes)
+    return grid_units(squash.values, squash.maximum, num_bits, grid)
 
 
 def held_weights(
@@ -249,6 +270,21 @@ class _Squash:
         )
 
 
+def _through_rounding(
+    upstream: tf.Tensor,
+    value: tf.Tensor,
+    clamped: tf.Tensor,
+    units: tf.Tensor,
+    half: tf.Tensor,
+    *,
+    surrogate: str,
+    strength: float | None,
+) -> tuple[tf.Tensor]:
+    del value
+    error = (clamped + 1.0) * half - units
+    return (passed_back(upstream, error, 2.0 * half, surrogate, strength),)
+
+
 def _backward(
     upstream: tf.Tensor,
     value: tf.Tensor,
@@ -291,11 +327,18 @@ def _without_nan(values: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.math.is_nan(values), 0.0, values)
 
 
-def _units(squash: _Squash, num_bits: grids.Bits, grid: str) -> tf.Tensor:
-    """Integers n = 0..top, as float32, of clamped weights."""
+def grid_units(values: tf.Tensor, maximum: tf.Tensor, num_bits: grids.Bits, grid: str) -> tf.Tensor:
+    """Integers n = 0..top of a grid on [-maximum, maximum], as float32.
+
+    Args:
+        values: any shape, float32; those beyond the maximum are clipped.
+        maximum: positive, float32; of a shape that broadcasts to that of the values.
+        num_bits: see `quantize_weights`.
+        grid: see there.
+    """
     half, top = grids.divisor(num_bits, grid) / 2.0, grids.levels(num_bits, grid)
     rounding = grids.rounding(num_bits, grid)
-    position = squash.values * (half / squash.maximum) + half
+    position = values * (half / maximum) + half
     fixed = not tf.is_tensor(num_bits)
     if fixed and rounding is grids.round_half_up and num_bits >= 2 and not compiles_with_xla():
         # On a range as long as it has intervals, the FakeQuant kernel's scale is exactly 1: it

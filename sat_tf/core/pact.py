@@ -8,6 +8,7 @@ from sat_tf.core import grid as grids
 from sat_tf.core.backward_pass import JUST_BELOW_ONE, in_few_passes
 from sat_tf.core.clipping_gradients import find_clipping_gradient
 from sat_tf.core.custom_gradient import compiles_with_xla, with_gradient
+from sat_tf.core.surrogate_gradients import STRAIGHT_THROUGH, passed_back, strength_of
 
 # The neighbours of 0 and 1 among the normal float32 numbers. A closed range that starts at the
 # first leaves out 0, and one that ends at the second times a clipping level leaves out that level.
@@ -19,6 +20,9 @@ def quantize_activation(
     clipping_level: tf.Tensor,
     num_bits: grids.Bits,
     gradient: str = "calibrated",
+    *,
+    surrogate: str = STRAIGHT_THROUGH,
+    strength: float | None = None,
 ) -> tf.Tensor:
     """Rectifies, clips and quantizes an activation (Eq. 11 to 13): CG-PACT.
 
@@ -37,25 +41,40 @@ def quantize_activation(
         clipping_level: α > 0, a scalar tensor or variable.
         num_bits: bits b of the codes n = 0..2^b - 1; 1 to 8; see `grid.Bits`.
         gradient: a row of `clipping_gradients`.
+        surrogate: a row of `surrogate_gradients`; with another one than "ste", dq/dx is its factor
+            between the ends, times x/α in dq/dα there.
+        strength: see there.
 
     Returns:
         A tensor like `x` with values n · α / a.
 
     Raises:
-        ValueError: bits out of range, or an unknown gradient.
+        ValueError: bits out of range, or an unknown gradient or surrogate.
 
     >>> quantize_activation(tf.constant([-1.0, 0.4, 0.6, 9.0]), 3.0, 2).numpy().tolist()
     [0.0, 0.0, 1.0, 3.0]
     """
     intervals = grids.levels(num_bits)
     find_clipping_gradient(gradient)
+    strength_of(surrogate, strength)
 
     x, values, alpha = _in_float32(x, clipping_level)
     if tf.is_tensor(num_bits) or num_bits == 1 or compiles_with_xla():
         quantized = round_on_range(values, alpha, intervals)
     else:
         quantized = tf.quantization.fake_quant_with_min_max_vars(values, 0.0, alpha, num_bits)
-    made = with_gradient(_of_activation, quantized, [values, alpha], gradient=gradient)
+    if surrogate == STRAIGHT_THROUGH:
+        made = with_gradient(_of_activation, quantized, [values, alpha], gradient=gradient)
+    else:
+        made = with_gradient(
+            _by_surrogate,
+            quantized,
+            [values, alpha],
+            kept=[tf.constant(0.0), tf.cast(intervals, tf.float32)],
+            gradient=gradient,
+            surrogate=surrogate,
+            strength=strength,
+        )
     return tf.cast(made, x.dtype)
 
 
@@ -64,6 +83,9 @@ def quantize_stream(
     clipping_level: tf.Tensor,
     num_bits: grids.Bits,
     gradient: str = "calibrated",
+    *,
+    surrogate: str = STRAIGHT_THROUGH,
+    strength: float | None = None,
 ) -> tf.Tensor:
     """Clips and quantizes a tensor that can be negative, on the narrow grid that holds zero.
 
@@ -80,18 +102,21 @@ def quantize_stream(
         num_bits: bits b of the codes n = -(2^(b-1) - 1)..2^(b-1) - 1; 2 to 8; see
             `grid.Bits`.
         gradient: a row of `clipping_gradients`.
+        surrogate: as in `quantize_activation`.
+        strength: see there.
 
     Returns:
         A tensor like `x` with values n · 2r / a.
 
     Raises:
-        ValueError: bits out of range, or an unknown gradient.
+        ValueError: bits out of range, or an unknown gradient or surrogate.
 
     >>> quantize_stream(tf.constant([-9.0, -0.4, 0.6, 9.0]), 3.0, 3).numpy().tolist()
     [-3.0, 0.0, 1.0, 3.0]
     """
     intervals = grids.levels(num_bits, "narrow")
     find_clipping_gradient(gradient)
+    strength_of(surrogate, strength)
 
     x, values, limit = _in_float32(x, clipping_level)
     if tf.is_tensor(num_bits) or compiles_with_xla():
@@ -100,7 +125,18 @@ def quantize_stream(
         quantized = tf.quantization.fake_quant_with_min_max_vars(
             values, -limit, limit, num_bits, narrow_range=True
         )
-    made = with_gradient(_of_stream, quantized, [values, limit], gradient=gradient)
+    if surrogate == STRAIGHT_THROUGH:
+        made = with_gradient(_of_stream, quantized, [values, limit], gradient=gradient)
+    else:
+        made = with_gradient(
+            _by_surrogate,
+            quantized,
+            [values, limit],
+            kept=[-limit, tf.cast(intervals, tf.float32)],
+            gradient=gradient,
+            surrogate=surrogate,
+            strength=strength,
+        )
     return tf.cast(made, x.dtype)
 
 
@@ -175,6 +211,34 @@ def _of_stream(
     edge = limit * JUST_BELOW_ONE
     inside, total = _gradients(upstream, x, quantized, -edge, edge, gradient)
     return inside, total / limit
+
+
+def _by_surrogate(
+    upstream: tf.Tensor,
+    quantized: tf.Tensor,
+    x: tf.Tensor,
+    level: tf.Tensor,
+    lowest: tf.Tensor,
+    intervals: tf.Tensor,
+    *,
+    gradient: str,
+    surrogate: str,
+    strength: float | None,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """As `_gradients`, by definition, where rounding passes back a surrogate's gradient.
+
+    Between the ends q = s round(x/s), so that s · dq/ds = q - f x with the surrogate's factor f.
+    The original PACT has no gradient there, whatever rounding passes back.
+    """
+    inside = (x > lowest) & (x < level)
+    error = (x - quantized) * (intervals / (level - lowest))
+    passed = passed_back(upstream, error, intervals, surrogate, strength)
+    dx = tf.where(inside, passed, 0.0)
+    r = find_clipping_gradient(gradient)(x, quantized)
+    through = tf.where(inside, upstream, 0.0) if r is quantized else dx
+    q = tf.where(tf.math.is_nan(quantized), 0.0, quantized)
+    total = tf.reduce_sum(upstream * q - through * tf.where(inside, r, 0.0))
+    return dx, total / level
 
 
 def _at_rate(

@@ -2,7 +2,11 @@
 
 import tensorflow as tf
 
+from sat_tf.core.custom_gradient import with_gradient
 from sat_tf.messages import did_you_mean
+
+# In the place of the sum of the squares of weights that are all 0.
+_SMALLEST_SQUARE = 2.0**-126
 
 METHODS = ("constant", "stddev", "none")
 
@@ -87,6 +91,38 @@ def rescale_weights(
     weights = tf.convert_to_tensor(weights)
     factor = rescale_factor(weights, fan_out, method, latent)
     return tf.cast(tf.cast(weights, tf.float32) * factor, weights.dtype)
+
+
+def without_size(weights: tf.Tensor) -> tf.Tensor:
+    """Weights whose size is taken from them anyway, with the gradient that has no part along them.
+
+    Forward: Q. Backward: dQ = g - Q Σ(g Q) / Σ Q², so that rescaled by c, Q* = c Q, they have the
+    gradient that includes that of c = 1 / sqrt(n̂ mean(Q²)).
+
+    The constant of Eq. 10 carries none, which is right for weights whose size the clamp holds. With
+    a scale that is learnt, or that follows the latent weights, Q* would stay as large as ever while
+    the gradient pushes the scale on and on, to zero or to infinity.
+
+    Args:
+        weights: float32, any shape. Those that are not finite have no part in the sums.
+
+    >>> weights = tf.constant([3.0, 4.0])
+    >>> with tf.GradientTape() as tape:
+    ...     tape.watch(weights)
+    ...     made = without_size(weights)
+    >>> print(tape.gradient(made, weights, tf.constant([1.0, 0.0])).numpy().round(2))
+    [ 0.64 -0.48]
+    """
+    return with_gradient(_across, weights, [weights])
+
+
+def _across(upstream: tf.Tensor, value: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor]:
+    del value
+    counted = tf.where(tf.math.is_finite(weights), weights, 0.0)
+    along = tf.reduce_sum(upstream * counted) / tf.maximum(
+        tf.reduce_sum(tf.square(counted)), _SMALLEST_SQUARE
+    )
+    return (upstream - counted * along,)
 
 
 def _mean_square(values: tf.Tensor, keep: tuple[int, ...] = ()) -> tf.Tensor:

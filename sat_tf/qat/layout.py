@@ -189,13 +189,13 @@ def quantized_model(
     for fold in folds:
         norms = [inner_layer(layers[name]) for name in fold.norms]
         apply_fold(fold, inner_layer(layers[fold.layer]), norms)
-    if keep_function:
-        for name, config in placement.configs.items():
-            # Once for all calls of a layer.
-            if config.weights is not None and name == network[name].layer.name:
-                layer = layers[name]
-                kernel = getattr(layer.layer, layer_kinds.kernel_name(layer.layer))
-                config.weights.keep_function(kernel, layer.kernel_variables)
+    for name, config in placement.configs.items():
+        # Once for all calls of a layer.
+        if config.weights is not None and name == network[name].layer.name:
+            layer = layers[name]
+            kernel = getattr(layer.layer, layer_kinds.kernel_name(layer.layer))
+            begin = config.weights.keep_function if keep_function else config.weights.start
+            begin(kernel, layer.kernel_variables)
     return built
 
 

@@ -224,13 +224,8 @@ def _quantizer_problems(values: Mapping[str, Any]) -> list[str]:
         importlib.import_module("tensorflow_model_optimization")
         table = importlib.import_module("sat_tf.quantizers.table")
         problems += getattr(table, f"{kind}_quantizer_problems")(name, options)
-        if kind == "weight" and table.has_codes_of_its_own(name):
-            problems += [
-                f"{field}={values[field]!r} with weight_quantizer={name!r}: that quantizer has "
-                f"codes of its own; leave {field} out."
-                for field in ("weight_grid", "first_last_weight_grid")
-                if values.get(field) not in (None, *AUTOMATIC)
-            ]
+        if kind == "weight":
+            problems += table.weight_field_problems(name, values)
     return problems
 
 
@@ -379,13 +374,13 @@ class BitPolicy:
             tell of its values; see `sat_tf.qat.value_ranges`. The paper starts at 8, and at 10 for
             what enters the last linear layer.
         initial_classifier_clipping_level: the same for what enters the last linear layer.
-        weight_quantizer: what quantizes weights: "dorefa", or the name of one of your own; see
-            `sat_tf.configs.weight_quantizer`. weight_grid, weight_range, detach_max and rescale
-            are settings of "dorefa".
-        weight_options: the settings of another one, {"name": value}, which it checks itself.
-        activation_quantizer: what quantizes the tensors that it is for: "pact", or the name of one
-            of your own; see `sat_tf.configs.activation_quantizer`.
-        activation_options: the settings of that one, {"name": value}.
+        weight_quantizer: what quantizes weights: "dorefa", "lsq", "l1" or one of your own; see
+            `sat_tf.configs.weight_quantizer`. weight_grid is for "dorefa" and "l1", detach_max for
+            "dorefa"; "lsq" and "l1" take rescale="constant", and no other one.
+        weight_options: its settings, {"name": value}, such as {"surrogate": "ewgs"}.
+        activation_quantizer: what quantizes the tensors that it is for: "pact", "lsq", "lsq_plus"
+            or one of your own; see `sat_tf.configs.activation_quantizer`.
+        activation_options: its settings, {"name": value}.
         input_range: what the model is fed: (low, high), the real values of the pixels 0 and 255,
             such as (0, 1) for x / 255 and (-1, 1) for x / 127.5 - 1, each a number or one for each
             channel; or the name of a preprocessing of `keras.applications`, "tf", "torch" or
@@ -688,6 +683,7 @@ def _check_overrides(overrides: Any, values: Mapping[str, Any]) -> list[str]:
             names = {f"{kind}_quantizer", f"{kind}_options"}
             if names & known.keys():
                 of_layer = {"weight_grid": known.get("weight_grid")}
+                of_layer["weight_bits"] = merged.get("weight_bits")
                 found += _quantizer_problems({name: merged.get(name) for name in names} | of_layer)
         problems += [f"{where}: {problem}" for problem in found]
     return problems

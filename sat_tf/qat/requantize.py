@@ -173,7 +173,7 @@ def _carry_weights(old: QuantizedLayer, new: QuantizedLayer, keep_function: bool
     if before is None or after is None:
         return
     kernel = getattr(new.layer, layer_kinds.kernel_name(new.layer))
-    if type(before) is type(after):
+    if after.carries(before, keep_function=keep_function):
         latent = tf.convert_to_tensor(kernel, tf.float32)
         variables, old_variables = new.kernel_variables, old.kernel_variables
         after.carry(latent, variables, before, old_variables, keep_function=keep_function)

@@ -8,13 +8,16 @@ import tf_keras as keras
 
 from sat_tf.core import dorefa, rescale
 from sat_tf.core.grid_table import LARGEST_INT8, Grid, find_grid
+from sat_tf.core.surrogate_gradients import STRAIGHT_THROUGH, describe_surrogate, strength_of
 from sat_tf.quantizers.protocol import (
+    SURROGATE_OPTIONS,
     IntegerWeights,
     Variables,
     WeightQuantizer,
     WeightRequest,
     bits_of,
     register_quantizer,
+    surrogate_config,
 )
 
 _GAIN = "rescale_gain"
@@ -40,6 +43,8 @@ class DorefaQuantizer(WeightQuantizer):
         initial_gain: where the gain starts.
         gain_axes: kernel axes with gains of their own. None, the paper: as `range_axes` where there
             is a rescaling, and no variable otherwise.
+        surrogate: what rounding passes back, a row of `surrogate_gradients`.
+        surrogate_strength: see there; None is the usual one.
     """
 
     follows_grid = True
@@ -55,7 +60,10 @@ class DorefaQuantizer(WeightQuantizer):
         fan_out: int = 1,
         initial_gain: float = 1.0,
         gain_axes: tuple[int, ...] | None = None,
+        surrogate: str = STRAIGHT_THROUGH,
+        surrogate_strength: float | None = None,
     ) -> None:
+        strength_of(surrogate, surrogate_strength)
         self.num_bits = num_bits
         self.grid = grid
         self.range_axes = tuple(range_axes)
@@ -64,6 +72,8 @@ class DorefaQuantizer(WeightQuantizer):
         self.fan_out = fan_out
         self.initial_gain = initial_gain
         self.gain_axes = None if gain_axes is None else tuple(gain_axes)
+        self.surrogate = surrogate
+        self.surrogate_strength = surrogate_strength
 
     @classmethod
     def create(cls, request: WeightRequest) -> WeightQuantizer:
@@ -77,12 +87,13 @@ class DorefaQuantizer(WeightQuantizer):
             rescale=request.rescale,
             fan_out=request.fan_out,
             gain_axes=axes if request.keeps_function else None,
+            **request.options,
         )
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
-        """None: its settings are fields of the policy."""
-        return ()
+        """What rounding passes back; its other settings are fields of the policy."""
+        return SURROGATE_OPTIONS
 
     def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
         """Makes the variable `rescale_gain`, where there is a gain."""
@@ -113,7 +124,13 @@ class DorefaQuantizer(WeightQuantizer):
         else:
             bits = bits_of(self.num_bits, weights)
             values = dorefa.quantize_weights(
-                inputs, bits, self.grid, self.detach_max, range_axes=self.range_axes
+                inputs,
+                bits,
+                self.grid,
+                self.detach_max,
+                range_axes=self.range_axes,
+                surrogate=self.surrogate,
+                strength=self.surrogate_strength,
             )
         gain = weights.get(_GAIN)
         if gain is None:
@@ -147,6 +164,7 @@ class DorefaQuantizer(WeightQuantizer):
             "fan_out": self.fan_out,
             "initial_gain": self.initial_gain,
             "gain_axes": None if self.gain_axes is None else list(self.gain_axes),
+            **surrogate_config(self),
         }
 
     def describe(self) -> str:
@@ -159,7 +177,8 @@ class DorefaQuantizer(WeightQuantizer):
         whose = "channel" if self.channels_differ else "layer"
         rescaled = f"{self.rescale} rescale" if self.rescale else "no rescale"
         ranged = f"one range per {whose}"
-        return f"DoReFa weights {rounded} on the {self.grid_name} grid, {ranged}, {rescaled}"
+        line = f"DoReFa weights {rounded} on the {self.grid_name} grid, {ranged}, {rescaled}"
+        return line + describe_surrogate(self.surrogate, self.surrogate_strength)
 
     # -- codes -------------------------------------------------------------------------------------
 

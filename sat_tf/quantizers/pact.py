@@ -8,6 +8,7 @@ import tf_keras as keras
 
 from sat_tf.core import asymmetric, grid, pact
 from sat_tf.core.asymmetric import scale_and_zero
+from sat_tf.core.surrogate_gradients import STRAIGHT_THROUGH, strength_of
 from sat_tf.quantizers.best_levels import (
     SMALLEST_CLIPPING_LEVEL,
     best_clipping_level,
@@ -16,6 +17,7 @@ from sat_tf.quantizers.best_levels import (
 )
 from sat_tf.quantizers.protocol import (
     CLIPPING_LEVEL,
+    SURROGATE_OPTIONS,
     ActivationQuantizer,
     ActivationRequest,
     CodeRange,
@@ -23,6 +25,7 @@ from sat_tf.quantizers.protocol import (
     Variables,
     bits_of,
     register_quantizer,
+    surrogate_config,
 )
 
 
@@ -59,7 +62,7 @@ class ClippingQuantizer(ActivationQuantizer):
     @classmethod
     def create(cls, request: ActivationRequest) -> ActivationQuantizer:
         """The quantizer of one tensor that it serves."""
-        return cls(**_settings(request), **request.options)
+        return cls(**settings_of(request), **request.options)
 
     @classmethod
     def asked_names(cls) -> tuple[str, ...]:
@@ -113,14 +116,80 @@ class ClippingQuantizer(ActivationQuantizer):
         return search(quantize, values, largest, self.num_bits, counts=counts, function=function)
 
 
-def _settings(request: ActivationRequest) -> dict[str, Any]:
+def settings_of(request: ActivationRequest) -> dict[str, Any]:
     """What a quantizer with a clipping level takes of a request."""
     names = ("num_bits", "gradient", "rate", "ceiling")
     return {name: getattr(request, name) for name in names}
 
 
-class _UpToItsLevel(ClippingQuantizer):
-    """A quantizer whose largest value is its clipping level."""
+class RoundingQuantizer(ClippingQuantizer):
+    """A quantizer with a clipping level that has a choice of what rounding passes back."""
+
+    def __init__(
+        self,
+        *,
+        surrogate: str = STRAIGHT_THROUGH,
+        surrogate_strength: float | None = None,
+        **settings: Any,
+    ) -> None:
+        """See the subclasses.
+
+        Args:
+            surrogate: a row of `surrogate_gradients`.
+            surrogate_strength: see there; None is the usual one.
+            **settings: those of `ClippingQuantizer`.
+        """
+        super().__init__(**settings)
+        strength_of(surrogate, surrogate_strength)
+        self.surrogate = surrogate
+        self.surrogate_strength = surrogate_strength
+
+    @property
+    def passed_back(self) -> dict[str, Any]:
+        """What the functions of `core` take for it."""
+        return {"surrogate": self.surrogate, "strength": self.surrogate_strength}
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), **surrogate_config(self)}
+
+    @classmethod
+    def option_names(cls) -> tuple[str, ...]:
+        """What a policy may choose."""
+        return SURROGATE_OPTIONS
+
+
+class UpToItsLevel(RoundingQuantizer):
+    """A quantizer whose largest value is its clipping level; where `signed`, on both sides."""
+
+    def __call__(
+        self, inputs: tf.Tensor, training: Any, weights: Variables, **kwargs: Any
+    ) -> tf.Tensor:
+        """The quantized tensor, in the type of `inputs`."""
+        del training, kwargs
+        return self.quantized(inputs, self.level(weights), bits_of(self.num_bits, weights))
+
+    def quantized(self, inputs: tf.Tensor, level: tf.Tensor, bits: grid.Bits) -> tf.Tensor:
+        """`pact.quantize_activation`, or where `signed` `pact.quantize_stream`."""
+        quantize = pact.quantize_stream if self.signed else pact.quantize_activation
+        return quantize(inputs, level, bits, self.gradient, **self.passed_back)
+
+    def code_range(self, variables: Variables) -> CodeRange:
+        """Codes 0..a, or -a/2..a/2.
+
+        >>> found = StreamQuantizer(num_bits=3).code_range({"clipping_level": tf.constant(6.0)})
+        >>> float(found.scale), float(found.lowest), found.intervals
+        (2.0, -3.0, 6)
+        """
+        level = tf.convert_to_tensor(variables[CLIPPING_LEVEL])
+        return (_symmetric if self.signed else _unsigned)(self.num_bits, level)
+
+    def float_twin(self, inputs: tf.Tensor) -> tf.Tensor:
+        """What it would be without rounding and with no clipping but the rectifier's own."""
+        made = super().float_twin(inputs)
+        if self.signed or self.ceiling is None:
+            return made
+        return tf.minimum(made, tf.cast(self.ceiling, inputs.dtype))
 
     def highest_value(self, variables: Variables) -> float:
         """The clipping level."""
@@ -140,7 +209,7 @@ class _UpToItsLevel(ClippingQuantizer):
 
 
 @register_quantizer
-class PactQuantizer(_UpToItsLevel):
+class PactQuantizer(UpToItsLevel):
     """Rectifies, clips and quantizes to 0..2^b - 1: `pact.quantize_activation` (Eq. 11 to 13)."""
 
     signed = False
@@ -153,63 +222,28 @@ class PactQuantizer(_UpToItsLevel):
     @classmethod
     def create(cls, request: ActivationRequest) -> ActivationQuantizer:
         """The quantizer of this file for the values that a tensor has."""
-        settings, reach = _settings(request), request.reach
+        settings, reach = {**settings_of(request), **request.options}, request.reach
         if reach is None:
             return (StreamQuantizer if request.signed else cls)(**settings)
         if reach.highest is not None:
-            return UnitQuantizer(num_bits=request.num_bits, signed=reach.is_negative)
+            signed = reach.is_negative
+            return UnitQuantizer(num_bits=request.num_bits, signed=signed, **request.options)
         if reach.lowest is None:
             return StreamQuantizer(**settings)
         if not reach.is_negative:
             return cls(**settings)
         return OffsetQuantizer(**settings, lowest=reach.lowest, share=reach.share)
 
-    def __call__(
-        self, inputs: tf.Tensor, training: Any, weights: Variables, **kwargs: Any
-    ) -> tf.Tensor:
-        """The quantized tensor, in the type of `inputs`."""
-        del training, kwargs
-        level, bits = self.level(weights), bits_of(self.num_bits, weights)
-        return pact.quantize_activation(inputs, level, bits, self.gradient)
-
-    def code_range(self, variables: Variables) -> CodeRange:
-        """Codes 0..a."""
-        return _unsigned(self.num_bits, tf.convert_to_tensor(variables[CLIPPING_LEVEL]))
-
-    def float_twin(self, inputs: tf.Tensor) -> tf.Tensor:
-        """What it would be without rounding and with no clipping but the rectifier's own."""
-        rectified = tf.nn.relu(inputs)
-        if self.ceiling is None:
-            return rectified
-        return tf.minimum(rectified, tf.cast(self.ceiling, inputs.dtype))
-
 
 @register_quantizer
-class StreamQuantizer(_UpToItsLevel):
+class StreamQuantizer(UpToItsLevel):
     """Clips and quantizes a tensor that can be negative: `pact.quantize_stream`."""
 
     signed = True
 
-    def __call__(
-        self, inputs: tf.Tensor, training: Any, weights: Variables, **kwargs: Any
-    ) -> tf.Tensor:
-        """The quantized tensor, in the type of `inputs`."""
-        del training, kwargs
-        level, bits = self.level(weights), bits_of(self.num_bits, weights)
-        return pact.quantize_stream(inputs, level, bits, self.gradient)
-
-    def code_range(self, variables: Variables) -> CodeRange:
-        """Codes -a/2..a/2.
-
-        >>> found = StreamQuantizer(num_bits=3).code_range({"clipping_level": tf.constant(6.0)})
-        >>> float(found.scale), float(found.lowest), found.intervals
-        (2.0, -3.0, 6)
-        """
-        return _symmetric(self.num_bits, tf.convert_to_tensor(variables[CLIPPING_LEVEL]))
-
 
 @register_quantizer
-class OffsetQuantizer(ClippingQuantizer):
+class OffsetQuantizer(RoundingQuantizer):
     """Clips and quantizes a tensor with a small negative part: `asymmetric.quantize_offset`.
 
     Args:
@@ -238,6 +272,7 @@ class OffsetQuantizer(ClippingQuantizer):
             self.gradient,
             lowest=self.lowest,
             share=self.share,
+            **self.passed_back,
         )
 
     @property
@@ -280,11 +315,23 @@ class UnitQuantizer(ActivationQuantizer):
     Args:
         num_bits: bits of the codes.
         signed: whether the range is [-1, 1].
+        surrogate: what rounding passes back, a row of `surrogate_gradients`.
+        surrogate_strength: see there; None is the usual one.
     """
 
-    def __init__(self, *, num_bits: int, signed: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        num_bits: int,
+        signed: bool = False,
+        surrogate: str = STRAIGHT_THROUGH,
+        surrogate_strength: float | None = None,
+    ) -> None:
+        strength_of(surrogate, surrogate_strength)
         self.num_bits = num_bits
         self.signed = signed
+        self.surrogate = surrogate
+        self.surrogate_strength = surrogate_strength
 
     def __call__(
         self, inputs: tf.Tensor, training: Any, weights: Variables, **kwargs: Any
@@ -292,7 +339,19 @@ class UnitQuantizer(ActivationQuantizer):
         """The quantized tensor, in the type of `inputs`."""
         del training, kwargs
         quantize = pact.quantize_stream if self.signed else pact.quantize_activation
-        return quantize(inputs, tf.constant(1.0), bits_of(self.num_bits, weights))
+        bits = bits_of(self.num_bits, weights)
+        return quantize(
+            inputs,
+            tf.constant(1.0),
+            bits,
+            surrogate=self.surrogate,
+            strength=self.surrogate_strength,
+        )
+
+    @classmethod
+    def option_names(cls) -> tuple[str, ...]:
+        """What a policy may choose."""
+        return SURROGATE_OPTIONS
 
     @property
     def is_unit(self) -> bool:
@@ -311,7 +370,7 @@ class UnitQuantizer(ActivationQuantizer):
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
-        return {"num_bits": self.num_bits, "signed": self.signed}
+        return {"num_bits": self.num_bits, "signed": self.signed, **surrogate_config(self)}
 
 
 def _unsigned(num_bits: int, highest: tf.Tensor) -> CodeRange:

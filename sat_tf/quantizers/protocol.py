@@ -20,6 +20,7 @@ import tf_keras as keras
 
 from sat_tf.core.asymmetric import Reach
 from sat_tf.core.grid_table import LARGEST_INT8
+from sat_tf.core.surrogate_gradients import STRAIGHT_THROUGH
 from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.input_range import InputRange
 from sat_tf.quantizers.seen_values import SeenValues
@@ -80,7 +81,7 @@ class SatQuantizer(tfmot.quantization.keras.quantizers.Quantizer):
 
         >>> from sat_tf.quantizers.table import WEIGHT_QUANTIZERS
         >>> WEIGHT_QUANTIZERS["dorefa"].option_names()
-        ()
+        ('surrogate', 'surrogate_strength')
         """
         taken = inspect.signature(cls).parameters.values()
         named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -95,9 +96,10 @@ class SatQuantizer(tfmot.quantization.keras.quantizers.Quantizer):
     def option_problems(cls, options: Mapping[str, Any]) -> list[str]:
         """What is wrong with options: names that it does not know, values that it refuses."""
         known = cls.option_names()
-        hint = "It takes none; bits, ranges and the like are fields of the policy."
         problems = [
-            f"{name} is not one of its options. {did_you_mean(str(name), known) if known else hint}"
+            f"{name} is not one of its options. "
+            f"{did_you_mean(str(name), known) if known else 'It takes none.'} Bits, ranges and the "
+            "like are fields of the policy."
             for name in options
             if name not in known
         ]
@@ -123,6 +125,20 @@ class SatQuantizer(tfmot.quantization.keras.quantizers.Quantizer):
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
         return f"{type(self).__name__}({settings})"
+
+
+# What a policy may choose of what rounding passes back.
+SURROGATE_OPTIONS = ("surrogate", "surrogate_strength")
+
+
+def surrogate_config(quantizer: Any) -> dict[str, Any]:
+    """The choice as arguments of the constructor.
+
+    None where it is the usual one, so that versions before there was a choice read such models.
+    """
+    if quantizer.surrogate == STRAIGHT_THROUGH:
+        return {}
+    return {name: getattr(quantizer, name) for name in SURROGATE_OPTIONS}
 
 
 def bits_of(num_bits: int, weights: Variables) -> Any:
@@ -189,11 +205,13 @@ class WeightQuantizer(SatQuantizer):
         rescale: name of SAT's rescaling, where it has one.
         follows_grid: whether it takes `weight_grid` from the policy; one that does not has codes of
             its own, and a policy that names a grid for it is refused.
+        fewest_bits: with fewer it does not exist, and a policy that asks for them is refused.
     """
 
     num_bits: int | None
     rescale: str | None = None
     follows_grid: ClassVar[bool] = False
+    fewest_bits: ClassVar[int] = 1
 
     NOT_QUANTIZED: ClassVar[str] = (
         "received a layer whose weights are not quantized, expected 1 to 8 weight bits; call "
@@ -252,16 +270,38 @@ class WeightQuantizer(SatQuantizer):
         """The effective weights before rounding, of a quantizer without variables."""
         return self.with_settings(num_bits=None)(latent, False, {})
 
+    def start(self, kernel: tf.Variable, variables: Variables) -> None:
+        """Gives its variables values that fit the latent weights; it has none here.
+
+        Args:
+            kernel: the latent weights, which stay as they are.
+            variables: those that `build` made.
+        """
+
     def keep_function(self, kernel: tf.Variable, variables: Variables) -> None:
         """Gives a float kernel, and the quantizer's variables, values that keep the function.
 
-        Nothing here: the float weights are the latent ones.
+        Here the float weights are the latent ones.
         """
+        self.start(kernel, variables)
 
     def describe_start(self, kernel: np.ndarray) -> str:
         """In words, how the latent weights of a float kernel start, and why."""
         del kernel
         return "keeps function and gradients: latent weights of the kernel's own size"
+
+    def carries(self, before: "WeightQuantizer", *, keep_function: bool) -> bool:
+        """Whether it can take over the latent weights and variables of another quantizer.
+
+        Otherwise it starts from the effective weights of that one, or, where the function need not
+        be kept, from its latent weights.
+
+        Args:
+            before: the other one.
+            keep_function: whether the function has to stay.
+        """
+        del keep_function
+        return type(before) is type(self)
 
     def carry(
         self,

@@ -6,13 +6,17 @@ The only module that knows their classes. A quantizer of the user's own joins by
     class PowerOfTwo(sat_tf.configs.WeightQuantizer): ...
 """
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from sat_tf.core.grid_table import AUTOMATIC
 from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.dorefa import DorefaQuantizer
 from sat_tf.quantizers.image import ImageQuantizer
 from sat_tf.quantizers.input_range import InputRange
+from sat_tf.quantizers.l1 import L1Quantizer
+from sat_tf.quantizers.lsq import LsqActivationQuantizer, LsqPlusQuantizer, LsqQuantizer
 from sat_tf.quantizers.observers import InputQuantizer, RangeObserver
 from sat_tf.quantizers.pact import OffsetQuantizer, PactQuantizer, StreamQuantizer, UnitQuantizer
 from sat_tf.quantizers.protocol import (
@@ -25,8 +29,16 @@ from sat_tf.quantizers.protocol import (
 )
 
 # By the names that a policy gives them. A quantizer of the package is one row here.
-WEIGHT_QUANTIZERS: dict[str, type[WeightQuantizer]] = {"dorefa": DorefaQuantizer}
-ACTIVATION_QUANTIZERS: dict[str, type[ActivationQuantizer]] = {"pact": PactQuantizer}
+WEIGHT_QUANTIZERS: dict[str, type[WeightQuantizer]] = {
+    "dorefa": DorefaQuantizer,
+    "lsq": LsqQuantizer,
+    "l1": L1Quantizer,
+}
+ACTIVATION_QUANTIZERS: dict[str, type[ActivationQuantizer]] = {
+    "pact": PactQuantizer,
+    "lsq": LsqActivationQuantizer,
+    "lsq_plus": LsqPlusQuantizer,
+}
 
 # Those that the scheme places itself; no policy names them.
 _PLACED: tuple[type[SatQuantizer], ...] = (
@@ -117,10 +129,15 @@ def make_weight_quantizer(name: str, request: WeightRequest) -> WeightQuantizer:
 def make_activation_quantizer(name: str, request: ActivationRequest) -> ActivationQuantizer:
     """The quantizer of one tensor, by the name that a policy gives.
 
-    Where that one does not serve a tensor of this kind, the default one does.
+    Where that one does not serve a tensor of this kind, the default one does, with those of the
+    options that it knows.
     """
     cls = ACTIVATION_QUANTIZERS[name]
-    return (cls if cls.serves(request) else PactQuantizer).create(request)
+    if cls.serves(request):
+        return cls.create(request)
+    known = PactQuantizer.option_names()
+    options = {option: value for option, value in request.options.items() if option in known}
+    return PactQuantizer.create(dataclasses.replace(request, options=options))
 
 
 def make_image_quantizer(found: InputRange) -> PixelQuantizer:
@@ -143,9 +160,27 @@ def weight_quantizer_problems(name: str, options: Any) -> list[str]:
     return _problems("weight", name, options, WEIGHT_QUANTIZERS)
 
 
-def has_codes_of_its_own(name: str) -> bool:
-    """Whether a weight quantizer of this name takes no `weight_grid` from the policy."""
-    return name in WEIGHT_QUANTIZERS and not WEIGHT_QUANTIZERS[name].follows_grid
+def weight_field_problems(name: str, fields: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the bits and grids of a policy for a weight quantizer of this name."""
+    if name not in WEIGHT_QUANTIZERS:
+        return []
+    cls = WEIGHT_QUANTIZERS[name]
+    bits = {field: fields.get(field) for field in ("weight_bits", "first_last_weight_bits")}
+    problems = [
+        f"{field}={value!r} with weight_quantizer={name!r}: that quantizer does not exist at so "
+        f"few bits; give it {cls.fewest_bits} or more, or use another quantizer."
+        for field, value in bits.items()
+        if isinstance(value, int) and not isinstance(value, bool) and 1 <= value < cls.fewest_bits
+    ]
+    grids = {field: fields.get(field) for field in ("weight_grid", "first_last_weight_grid")}
+    if not cls.follows_grid:
+        problems += [
+            f"{field}={value!r} with weight_quantizer={name!r}: that quantizer has codes of its "
+            f"own; leave {field} out."
+            for field, value in grids.items()
+            if value not in (None, *AUTOMATIC)
+        ]
+    return problems
 
 
 def activation_quantizer_problems(name: str, options: Any) -> list[str]:
@@ -166,11 +201,13 @@ def _problems(kind: str, name: Any, options: Any, table: dict[str, Any]) -> list
 
 
 def line_of(quantizer: SatQuantizer) -> str:
-    """What a quantizer says of itself; "" for those of a policy that names none."""
-    if type(quantizer) in _DEFAULTS:
+    """What a quantizer says of itself; "" for those of a policy that chooses nothing."""
+    chosen = quantizer.get_config().keys() & set(quantizer.option_names())
+    if type(quantizer) in _DEFAULTS and not chosen:
         return ""
     describe = getattr(quantizer, "describe", None)
-    return f"{quantizer.policy_name}: {describe()}" if describe else ""
+    name = quantizer.policy_name or PactQuantizer.policy_name
+    return f"{name}: {describe()}" if describe else ""
 
 
 def serialize_quantizer(quantizer: SatQuantizer | None) -> dict[str, Any] | None:

@@ -124,3 +124,32 @@ def test_the_factor_is_positive_and_finite_whatever_the_latent_weights(method, w
     for latent in ([0.0, 0.0], [np.nan, np.inf], [1e-30, 1e30]):
         factor = rescale.rescale_factor(tf.constant(weights), 2, method, tf.constant(latent))
         assert 0.0 < factor < np.inf
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+def test_the_gradient_without_size_includes_that_of_the_constant(mode):
+    weights = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+    upstream = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
+
+    def rescaled(weights):
+        return rescale.without_size(weights) * rescale.rescale_factor(weights, 7)
+
+    value, found = value_and_gradients(rescaled, [weights], upstream, mode)
+    np.testing.assert_allclose(value, rescale.rescale_weights(weights, 7), rtol=1e-6)
+    expected = np.zeros_like(weights, np.float64)
+    wide = weights.astype(np.float64)
+    for place in np.ndindex(*weights.shape):  # by finite differences of Q / sqrt(n̂ mean(Q²))
+        sums = []
+        for step in (1e-6, -1e-6):
+            moved = wide.copy()
+            moved[place] += step
+            sums.append(np.sum(upstream * moved * reference.rescale_factor(moved, 7)))
+        expected[place] = (sums[0] - sums[1]) / 2e-6
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert abs(np.sum(found * weights)) < 1e-5
+
+
+def test_weights_of_zero_and_nan_have_a_gradient_without_size():
+    for weights in (np.zeros(3, np.float32), np.array([np.nan, 1.0, 2.0], np.float32)):
+        _, found = value_and_gradients(rescale.without_size, [weights])
+        assert np.isfinite(found).all()

@@ -173,7 +173,7 @@ def test_a_policy_places_it_by_name_for_single_layers_and_explain_shows_its_line
         ),
         (
             {"weight_options": {"grid": "narrow"}},
-            "It takes none; bits, ranges and the like are fields",
+            "Known: surrogate, surrogate_strength. Bits, ranges and the like are fields",
         ),
         (
             {"overrides": {"stem": {"activation_quantizer": "power_of_two"}}},

@@ -5,6 +5,8 @@ import tensorflow as tf
 from sat_tf.core.grid_table import GRIDS
 from sat_tf.quantizers.dorefa import DorefaQuantizer
 from sat_tf.quantizers.image import ImageQuantizer
+from sat_tf.quantizers.l1 import L1Quantizer
+from sat_tf.quantizers.lsq import LsqActivationQuantizer, LsqPlusQuantizer, LsqQuantizer
 from sat_tf.quantizers.observers import InputQuantizer, RangeObserver
 from sat_tf.quantizers.pact import OffsetQuantizer, PactQuantizer, StreamQuantizer, UnitQuantizer
 from sat_tf.quantizers.protocol import ActivationQuantizer, PixelQuantizer
@@ -17,13 +19,19 @@ def _quantizers(bits):
     yield OffsetQuantizer(num_bits=bits, share=0.2)
     yield UnitQuantizer(num_bits=bits)
     yield UnitQuantizer(num_bits=bits, signed=True)
+    yield LsqActivationQuantizer(num_bits=bits)
+    yield LsqActivationQuantizer(num_bits=bits, signed=True)
+    yield LsqPlusQuantizer(num_bits=bits, lowest=-0.375)
+    yield LsqPlusQuantizer(num_bits=bits, share=0.2)
 
 
 @pytest.mark.parametrize("bits", range(2, 9))
 def test_a_quantizer_makes_all_of_its_codes_and_no_others(bits):
     values = tf.constant(np.linspace(-9.0, 9.0, 40_001, dtype=np.float32))
     for quantizer in _quantizers(bits):
-        variables = {"clipping_level": tf.Variable(2.7)} if quantizer.has_clipping_level else {}
+        variables = {"offset": tf.Variable(0.0)}  # of those that have one
+        if quantizer.has_clipping_level:
+            variables["clipping_level"] = tf.Variable(2.7)
         found = quantizer.code_range(variables)
         quantized = quantizer(values, False, variables).numpy()
         codes = np.float32(np.arange(found.intervals + 1)) + found.lowest.numpy()
@@ -50,10 +58,15 @@ def test_what_does_not_round_says_what_it_is_for():
     assert all(one.input_type is None and not one.observes_range for one in _quantizers(4))
 
 
-def _dorefa(bits):
+def _weight_quantizers(bits):
+    for axes in ((), (3,)):
+        settings = {"range_axes": axes, "rescale": "constant", "fan_out": 36}
+        if bits >= LsqQuantizer.fewest_bits:
+            yield LsqQuantizer(num_bits=bits, **settings)
     for grid in GRIDS:
         if bits >= GRIDS[grid].fewest_bits:
             for axes in ((), (3,)):
+                yield L1Quantizer(num_bits=bits, grid=grid, range_axes=axes)
                 yield DorefaQuantizer(
                     num_bits=bits,
                     grid=grid,
@@ -65,11 +78,21 @@ def _dorefa(bits):
                 )
 
 
+def _variables(quantizer):
+    if isinstance(quantizer, DorefaQuantizer):
+        return {"rescale_gain": tf.Variable(np.linspace(0.5, 2.0, 5, dtype=np.float32))}
+    shape = [1, 1, 1, 5] if quantizer.range_axes else []
+    magnitude = tf.Variable(
+        tf.reshape(np.linspace(1.0, 2.0, 5, dtype=np.float32)[: 5 if shape else 1], shape)
+    )
+    return {"rescale_gain": tf.Variable(1.7), "magnitude": magnitude}
+
+
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_effective_weights_are_codes_times_scales(bits):
     latent = tf.constant(np.random.default_rng(bits).normal(size=(3, 3, 4, 5)), tf.float32)
-    for quantizer in _dorefa(bits):
-        variables = {"rescale_gain": tf.Variable(np.linspace(0.5, 2.0, 5, dtype=np.float32))}
+    for quantizer in _weight_quantizers(bits):
+        variables = _variables(quantizer)
         found = quantizer.integer_weights(latent, variables)
         assert found.codes.dtype == tf.int32
         assert found.scales.dtype == tf.float64
@@ -82,11 +105,12 @@ def test_effective_weights_are_codes_times_scales(bits):
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_units_count_the_codes_and_zero_is_one_of_them_where_the_grid_has_it(bits):
     latent = tf.constant(np.random.default_rng(bits).normal(size=(3, 3, 4, 5)), tf.float32)
-    for quantizer in _dorefa(bits):
-        units = quantizer.units(latent, {}).numpy()
+    for quantizer in _weight_quantizers(bits):
+        variables = _variables(quantizer)
+        units = quantizer.units(latent, variables).numpy()
         assert units.min() >= 0
         assert units.max() <= quantizer.top_unit
-        codes = quantizer.integer_weights(latent, {}).codes.numpy()
+        codes = quantizer.integer_weights(latent, variables).codes.numpy()
         assert len(np.unique(codes)) == len(np.unique(units))
-        zeros = quantizer(tf.concat([latent, tf.zeros_like(latent)], 0), False, {}).numpy()
+        zeros = quantizer(tf.concat([latent, tf.zeros_like(latent)], 0), False, variables).numpy()
         assert quantizer.holds_zero is bool((zeros == 0.0).any())

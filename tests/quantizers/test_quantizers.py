@@ -13,6 +13,8 @@ from sat_tf.quantizers.best_levels import SMALLEST_CLIPPING_LEVEL
 from sat_tf.quantizers.dorefa import DorefaQuantizer
 from sat_tf.quantizers.image import ImageQuantizer
 from sat_tf.quantizers.input_range import range_of
+from sat_tf.quantizers.l1 import L1Quantizer
+from sat_tf.quantizers.lsq import LsqActivationQuantizer, LsqPlusQuantizer, LsqQuantizer
 from sat_tf.quantizers.observers import InputQuantizer, RangeObserver
 from sat_tf.quantizers.pact import (
     AtLeast,
@@ -35,15 +37,59 @@ EXAMPLES = [
         fan_out=9,
         initial_gain=2.5,
         gain_axes=(3,),
+        surrogate="ewgs",
+        surrogate_strength=0.01,
     ),
     DorefaQuantizer(num_bits=None),
+    LsqQuantizer(
+        num_bits=3,
+        range_axes=(2, 3),
+        rescale="constant",
+        fan_out=9,
+        start="error",
+        surrogate="dsq",
+        surrogate_strength=0.1,
+    ),
+    L1Quantizer(
+        num_bits=3,
+        grid="rounded",
+        range_axes=(2, 3),
+        rescale="constant",
+        fan_out=9,
+        over_size=False,
+        surrogate="dsq",
+        surrogate_strength=0.1,
+    ),
     PactQuantizer(num_bits=2, initial_clipping_level=3.0, gradient="pact", ceiling=6.0, rate=0.1),
+    PactQuantizer(num_bits=2, surrogate="dsq", surrogate_strength=0.1),
     StreamQuantizer(num_bits=5, initial_clipping_level=3.0, gradient="pact", ceiling=6.0, rate=0.1),
     ImageQuantizer(low=(-1, -2), high=(1.0, 3.0), reversed_channels=True, observes=False),
     RangeObserver(momentum=0.5),
     InputQuantizer(input_type="int8", momentum=0.5),
     UnitQuantizer(num_bits=3, signed=True),
     OffsetQuantizer(num_bits=3, initial_clipping_level=3.0, rate=0.1, lowest=-0.3, share=0.2),
+    LsqActivationQuantizer(
+        num_bits=3,
+        signed=True,
+        initial_clipping_level=3.0,
+        gradient="pact",
+        ceiling=6.0,
+        rate=0.1,
+        start="error",
+        counts_batch=True,
+        surrogate="ewgs",
+        surrogate_strength=0.01,
+    ),
+    LsqPlusQuantizer(
+        num_bits=3,
+        initial_clipping_level=3.0,
+        rate=0.1,
+        lowest=-0.3,
+        share=0.2,
+        counts_batch=True,
+        surrogate="ewgs",
+        surrogate_strength=0.01,
+    ),
 ]
 
 
@@ -64,10 +110,16 @@ def test_every_quantizer_is_in_the_table_and_in_the_examples():
     assert set(QUANTIZERS.values()) == {type(quantizer) for quantizer in EXAMPLES}
 
 
+# Of arguments that are checked at once, values that no example has.
+_OTHERS = {"num_bits": 6, "start": "mean", "counts_batch": False, "over_size": True}
+
+
 @pytest.mark.parametrize("quantizer", EXAMPLES, ids=lambda q: type(q).__name__)
 def test_quantizers_differ_where_an_argument_does(quantizer):
     for name in quantizer.get_config():
-        other = [0] if name.endswith("_axes") else 0.125
+        other = _OTHERS.get(name, [0] if name.endswith("_axes") else 0.125)
+        if name == "surrogate":
+            other = "ewgs" if quantizer.surrogate == "dsq" else "dsq"
         assert type(quantizer)(**{**quantizer.get_config(), name: other}) != quantizer, name
     assert quantizer != "a quantizer"
     assert PactQuantizer(num_bits=4) != StreamQuantizer(num_bits=4)

@@ -1,6 +1,6 @@
 """A process that trains a small model through a stage; run by tests that kill it or start two.
 
-    python -m tests.training.one_process FOLDER KEY=VALUE...
+    python -m tests.training.one_process FOLDER METHOD KEY=VALUE...
 
 It prints the number of every step that is done and its loss, as JSON, and leaves the weights and
 clipping levels in FOLDER/worker0.npz, ...
@@ -49,7 +49,7 @@ class Reporter(keras.callbacks.Callback):
         print(json.dumps({"step": step, "loss": float(logs["batch_loss"])}), flush=True)
 
 
-def main(folder, overrides):
+def main(folder, method, overrides):
     config = parse_config(CONFIG, overrides)
     strategy = make_strategy(config.distribution)
     keras.utils.set_random_seed(0)
@@ -73,7 +73,7 @@ def main(folder, overrides):
     try:
         failures = outside_failures_explained(run.folder, strategy)
         with failures, interruption.catching_sigterm(), interruption.deferred():
-            model = train_stage(run, "float", small_quantized_model())
+            model = train_stage(run, "float", small_quantized_model(method))
     except Stopped:
         print("stopped", flush=True)
         return 0
@@ -86,4 +86,4 @@ def main(folder, overrides):
 
 
 if __name__ == "__main__":
-    sys.exit(main(pathlib.Path(sys.argv[1]), sys.argv[2:]))
+    sys.exit(main(pathlib.Path(sys.argv[1]), sys.argv[2], sys.argv[3:]))

@@ -12,13 +12,13 @@ import numpy as np
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def start(folder, *overrides, workers=1):
-    """Starts one process, or several that train together."""
+def start(folder, *overrides, workers=1, method="sat"):
+    """Starts one process, or several that train together, by a method of `tests.methods`."""
     folder.mkdir(exist_ok=True)
     addresses = [f"localhost:{port}" for port in free_ports(workers)] if workers > 1 else []
     return [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.training.one_process", str(folder), *overrides],
+            [sys.executable, "-m", "tests.training.one_process", str(folder), method, *overrides],
             cwd=ROOT,
             env={**os.environ, **_cluster(addresses, index)},
             stdout=subprocess.PIPE,

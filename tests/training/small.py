@@ -8,6 +8,7 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.data.images import ImageSet
 from sat_tf.qat.policy import BitPolicy
+from tests.methods import METHODS
 
 IMAGE_SIZE = 8
 NUM_CLASSES = 3
@@ -33,9 +34,10 @@ def small_float_model(num_classes: int = NUM_CLASSES) -> keras.Model:
 
 
 @functools.cache
-def small_quantized_model() -> keras.Model:
-    """One model for all tests, which must not change it."""
-    model = sat_tf.quantize_model(small_float_model(), BitPolicy.mobile(4))
+def small_quantized_model(method: str = "sat") -> keras.Model:
+    """One model for all tests of a method, which must not change it."""
+    policy = BitPolicy.mobile(4, **METHODS.get(method, {}))
+    model = sat_tf.quantize_model(small_float_model(), policy)
     images = small_images()
     return sat_tf.calibrate(model, images.train_images)
 

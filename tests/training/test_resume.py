@@ -7,6 +7,7 @@ import pytest
 
 from sat_tf.training.callbacks.step_recorder import recorded_steps
 from sat_tf.training.state.run_folder import RunFolder
+from tests.methods import METHODS
 from tests.training import processes
 
 # 33 images do not divide evenly between two; 96 give two steps an epoch.
@@ -61,6 +62,19 @@ def test_a_killed_run_goes_on_bit_for_bit(alone, tmp_path):
     assert 1 < min(rest) <= KILLED_AT + 2
     assert rest == {step: loss for step, loss in losses.items() if step in rest}
     expect_equal(processes.weights(tmp_path), weights)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_a_killed_run_of_every_method_goes_on_bit_for_bit(method, tmp_path):
+    folders = [tmp_path / name for name in ("alone", "killed")]
+    (losses,) = processes.finish(processes.start(folders[0], *UNEVEN, method=method))
+    running = processes.start(folders[1], *UNEVEN, method=method)
+    kill(running, signal.SIGKILL)
+    processes.finish(running, status=-signal.SIGKILL)
+    (rest,) = processes.finish(processes.start(folders[1], *UNEVEN, method=method))
+    assert rest == {step: loss for step, loss in losses.items() if step in rest}
+    expect_equal(*map(processes.weights, folders))
 
 
 @pytest.mark.thorough

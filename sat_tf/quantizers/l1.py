@@ -1,0 +1,103 @@
+"""Weights whose scale is the mean magnitude of each channel: those of N2UQ."""
+
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from sat_tf.core import grid, l1
+from sat_tf.core.dorefa import grid_units
+from sat_tf.core.grid_table import Grid, find_grid
+from sat_tf.quantizers.protocol import Variables, WeightRequest, register_quantizer
+from sat_tf.quantizers.scaled import ScaledQuantizer, true_or_false
+
+
+@register_quantizer
+class L1Quantizer(ScaledQuantizer):
+    """Weights on a grid whose size is 2 mean|w| or less: `l1.quantize_weights` (Liu et al. 2022).
+
+    It has no variables: the size follows the latent weights.
+
+    Args:
+        grid: a name of `grid_table.GRIDS` or of `AUTOMATIC`.
+        over_size: divide the gradient by the size, as the authors do, who train with Adam, to which
+            that makes no difference. Under SGD it makes learning rates many times larger.
+        **settings: those of `ScaledQuantizer`.
+    """
+
+    method: ClassVar[str] = "L1"
+    follows_grid: ClassVar[bool] = True
+
+    def __init__(self, *, grid: str = "auto", over_size: bool = True, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.grid = grid
+        self.over_size = true_or_false("over_size", over_size)
+
+    @classmethod
+    def asked(cls, request: WeightRequest) -> dict[str, Any]:
+        """What it takes of a request."""
+        return {**super().asked(request), "grid": request.grid}
+
+    @classmethod
+    def option_names(cls) -> tuple[str, ...]:
+        """What a policy may choose."""
+        return ("over_size", *super().option_names())
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "grid": self.grid, "over_size": self.over_size}
+
+    def quantized(self, latent: tf.Tensor, variables: Variables, num_bits: grid.Bits) -> tf.Tensor:
+        """`l1.quantize_weights`."""
+        del variables
+        return l1.quantize_weights(
+            latent,
+            num_bits,
+            self.grid,
+            range_axes=self.range_axes,
+            over_size=self.over_size,
+            surrogate=self.surrogate,
+            strength=self.surrogate_strength,
+        )
+
+    def codes_and_scales(
+        self, latent: tf.Tensor, variables: Variables
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """`l1.weight_codes`."""
+        del variables
+        return l1.weight_codes(latent, self.bits, self.grid, range_axes=self.range_axes)
+
+    @property
+    def row(self) -> Grid:
+        """The row of its grid, at its bits."""
+        return find_grid(self.grid, self.bits)
+
+    @property
+    def largest_code(self) -> int:
+        """The largest magnitude among the codes of the grid."""
+        return self.row.largest_code(self.bits)
+
+    @property
+    def code_ends(self) -> tuple[int, int]:
+        """The smallest and the largest code of the grid."""
+        return self.row.code_ends(self.bits)
+
+    @property
+    def grid_name(self) -> str:
+        """The name of the grid; of an automatic one what that is at its bits."""
+        return self.grid if self.num_bits is None else self.row.name
+
+    @property
+    def holds_zero(self) -> bool:
+        """Whether a weight of 0 stays 0."""
+        return self.num_bits is None or self.row.codes_per_unit == 1
+
+    @property
+    def top_unit(self) -> int:
+        """The largest n of the grid."""
+        return self.row.top(self.bits)
+
+    def units(self, latent: tf.Tensor, variables: Variables) -> tf.Tensor:
+        """The integers n = 0..top."""
+        del variables
+        size = l1.weight_size(latent, self.bits, range_axes=self.range_axes)
+        return grid_units(latent, size, self.bits, self.grid)

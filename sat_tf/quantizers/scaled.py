@@ -1,0 +1,228 @@
+"""What weight quantizers share whose effective weights have the size of the latent ones."""
+
+import abc
+from typing import Any, ClassVar
+
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.core import rescale
+from sat_tf.core.surrogate_gradients import STRAIGHT_THROUGH, describe_surrogate, strength_of
+from sat_tf.quantizers.protocol import (
+    SURROGATE_OPTIONS,
+    IntegerWeights,
+    Variables,
+    WeightQuantizer,
+    WeightRequest,
+    bits_of,
+)
+
+_GAIN = "rescale_gain"
+# Weights of that size need no rescaling of the kind "stddev", which gives quantized weights the
+# size of the latent ones.
+_RESCALES = ("constant",)
+
+
+class ScaledQuantizer(WeightQuantizer):
+    """Latent weights to effective weights of their own size, with scales for layer or channels.
+
+    Forward: Ξ = gain · c · q, with q from the subclass (the latent weights where `num_bits` is
+    None). c is SAT's constant rescaling (Eq. 10) of layers without BatchNormalization right behind
+    them, where the policy has rescale="constant", and 1 otherwise. Backward: c carries its
+    gradient, which that of the paper does not: see `rescale.without_size`. The gain is the fixed
+    variable `rescale_gain`, which gives a pretrained layer its size back; it exists where there is
+    a rescaling.
+
+    Required: `quantized`, `codes_and_scales`, `largest_code`.
+
+    Args:
+        num_bits: bits of the codes, or None to not round.
+        range_axes: kernel axes with a scale of their own; () for one scale a layer.
+        rescale: "constant", or None.
+        fan_out: the layer's n̂, for the rescaling.
+        surrogate: what rounding passes back, a row of `surrogate_gradients`.
+        surrogate_strength: see there; None is the usual one.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_bits: int | None,
+        range_axes: tuple[int, ...] = (),
+        rescale: str | None = None,
+        fan_out: int = 1,
+        surrogate: str = STRAIGHT_THROUGH,
+        surrogate_strength: float | None = None,
+    ) -> None:
+        strength_of(surrogate, surrogate_strength)
+        self.num_bits = num_bits
+        self.range_axes = tuple(range_axes)
+        self.rescale: str | None = rescale
+        self.fan_out = fan_out
+        self.surrogate = surrogate
+        self.surrogate_strength = surrogate_strength
+
+    @classmethod
+    def create(cls, request: WeightRequest) -> WeightQuantizer:
+        """The quantizer of one kernel."""
+        return cls(**cls.asked(request), **request.options)
+
+    @classmethod
+    def asked(cls, request: WeightRequest) -> dict[str, Any]:
+        """What it takes of a request."""
+        return {
+            "num_bits": request.num_bits,
+            "range_axes": request.channel_axes if request.range == "channel" else (),
+            "rescale": request.rescale if request.rescale in _RESCALES else None,
+            "fan_out": request.fan_out,
+        }
+
+    @classmethod
+    def asked_names(cls) -> tuple[str, ...]:
+        """The arguments of the constructor that a policy and the graph give it."""
+        return tuple(cls.asked(WeightRequest(num_bits=8)))
+
+    @classmethod
+    def option_names(cls) -> tuple[str, ...]:
+        """What a policy may choose."""
+        return SURROGATE_OPTIONS
+
+    @property
+    def bits(self) -> int:
+        """The bits of the codes.
+
+        Raises:
+            ValueError: it does not round.
+        """
+        if self.num_bits is None:
+            raise ValueError(f"{self!r}: received a quantizer that does not round; give it bits.")
+        return self.num_bits
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {
+            "num_bits": self.num_bits,
+            "range_axes": list(self.range_axes),
+            "rescale": self.rescale,
+            "fan_out": self.fan_out,
+            "surrogate": self.surrogate,
+            "surrogate_strength": self.surrogate_strength,
+        }
+
+    # -- what the subclasses say -------------------------------------------------------------------
+
+    # In words, for `describe`.
+    method: ClassVar[str]
+
+    @abc.abstractmethod
+    def quantized(self, latent: tf.Tensor, variables: Variables, num_bits: Any) -> tf.Tensor:
+        """The quantized weights q before the rescaling, with their gradient.
+
+        Args:
+            latent: float32.
+            variables: its own.
+            num_bits: see `grid.Bits`.
+        """
+
+    @abc.abstractmethod
+    def codes_and_scales(
+        self, latent: tf.Tensor, variables: Variables
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """The quantized weights q as integers and float64 scales of the kernel's rank."""
+
+    # -- what follows from that --------------------------------------------------------------------
+
+    def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
+        """Makes the variable `rescale_gain`, where there is a rescaling."""
+        del tensor_shape, name
+        if self.rescale is None:
+            return {}
+        gain = layer.add_weight(
+            name=_GAIN,
+            shape=(),
+            dtype=tf.float32,
+            initializer=keras.initializers.Ones(),
+            trainable=False,
+        )
+        return {_GAIN: gain}
+
+    def __call__(
+        self, inputs: tf.Tensor, training: Any, weights: Variables, **kwargs: Any
+    ) -> tf.Tensor:
+        """Effective weights from latent weights, both in float32."""
+        del training, kwargs
+        values = inputs
+        if self.num_bits is not None:
+            values = self.quantized(inputs, weights, bits_of(self.num_bits, weights))
+        if self.rescale is None:
+            return values
+        return rescale.without_size(values) * self._factor(values, weights)
+
+    def _factor(self, values: tf.Tensor, variables: Variables) -> tf.Tensor:
+        """The product of c and gain."""
+        factor = rescale.rescale_factor(values, self.fan_out, self.rescale or "none")
+        return factor * variables[_GAIN] if _GAIN in variables else factor
+
+    def integer_weights(self, latent: tf.Tensor, variables: Variables) -> IntegerWeights:
+        """Codes and scales of q, these times c and the gain where the layer has them."""
+        codes, scales = self.codes_and_scales(latent, variables)
+        if self.rescale is not None:
+            values = self.quantized(latent, variables, self.num_bits)
+            scales *= tf.cast(self._factor(values, variables), tf.float64)
+        return IntegerWeights(codes, scales)
+
+    @property
+    def channels_differ(self) -> bool:
+        """Whether output channels have scales of their own."""
+        return bool(self.range_axes)
+
+    def rescale_constant(self, latent: tf.Tensor, variables: Variables) -> float | None:
+        """The product of c and gain; None without a rescaling."""
+        if self.rescale is None:
+            return None
+        values = self.with_settings(rescale=None)(latent, False, variables)
+        return float(self._factor(values, variables))
+
+    def keep_function(self, kernel: tf.Variable, variables: Variables) -> None:
+        """Gives the gain the size that the rescaling takes from a float kernel."""
+        self.start(kernel, variables)
+        if _GAIN in variables:
+            latent = tf.convert_to_tensor(kernel, tf.float32)
+            factor = rescale.rescale_factor(latent, self.fan_out, self.rescale or "none")
+            variables[_GAIN].assign(1.0 / factor)
+
+    def carries(self, before: WeightQuantizer, *, keep_function: bool) -> bool:
+        """Not where another rescaling would change the function."""
+        same = super().carries(before, keep_function=keep_function)
+        return same and (before.rescale == self.rescale or not keep_function)
+
+    def describe(self) -> str:
+        """One line for people."""
+        rounded = "not rounded" if self.num_bits is None else f"of {self.num_bits} bits"
+        whose = "channel" if self.channels_differ else "layer"
+        rescaled = f"{self.rescale} rescale" if self.rescale else "no rescale"
+        line = f"{self.method} weights {rounded}, one scale per {whose}, {rescaled}"
+        return line + describe_surrogate(self.surrogate, self.surrogate_strength)
+
+
+def inner_size(shape: Any, range_axes: tuple[int, ...]) -> int:
+    """How many weights one output is made of, of a kernel with these axes of outputs.
+
+    >>> inner_size((3, 3, 16, 32), (3,)), inner_size((3, 3, 16, 32), ())
+    (144, 144)
+    """
+    rank = len(shape)
+    outputs = {axis % rank for axis in range_axes or (-1,)}
+    return int(np.prod([size for axis, size in enumerate(shape) if axis not in outputs]))
+
+
+def true_or_false(name: str, value: Any) -> bool:
+    """An option that is True or False.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if not isinstance(value, bool):
+        raise ValueError(f"{name}={value!r}: expected True or False.")
+    return value

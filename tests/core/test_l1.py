@@ -1,0 +1,104 @@
+"""N2UQ's weights against a table by hand, the reference in float64, and properties at all bits."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sat_tf.core import l1
+from sat_tf.core.grid_table import GRIDS
+from tests import reference
+from tests.core.execution import value_and_gradients
+
+ROWS = [(bits, grid) for grid in GRIDS for bits in range(GRIDS[grid].fewest_bits, 9)]
+
+
+def _draw(shape=(3, 3, 4, 5), seed=0):
+    return np.random.default_rng(seed).normal(0, 0.4, shape).astype(np.float32)
+
+
+def _run(latent, bits, grid="dorefa", upstream=None, mode="eager", **choice):
+    return value_and_gradients(
+        lambda w: l1.quantize_weights(w, bits, grid, **choice), [latent], upstream, mode
+    )
+
+
+# 2 bits: mean|w| is 1, so c = 3/2, and the values are c times -1, -1/3, 1/3, 1.
+#   w        -2.5   -0.7    0.3    0.5
+#   w/c      -5/3   -7/15   1/5    1/3
+#   q        -1.5   -0.5    0.5    0.5
+#   dq/dw     2/3    2/3    2/3    2/3
+def test_2_bit_weights_worked_by_hand():
+    w = np.array([-2.5, -0.7, 0.3, 0.5], np.float32)
+    value, gradient = _run(w, 2)
+    np.testing.assert_allclose(value, [-1.5, -0.5, 0.5, 0.5], rtol=1e-6)
+    np.testing.assert_allclose(gradient, [2 / 3] * 4, rtol=1e-6)
+    assert _run(w, 2, over_size=False)[1].tolist() == [1.0] * 4
+    codes, scales = l1.weight_codes(w, 2, "dorefa")
+    assert codes.numpy().tolist() == [-3, -1, 1, 1]
+    assert scales.numpy().item() == pytest.approx(0.5)
+
+
+def test_1_bit_weights_are_signs_times_the_mean_magnitude():
+    w = np.array([-2.5, -0.7, 0.3, 0.5], np.float32)
+    assert _run(w, 1)[0].tolist() == [-1.0, -1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+@pytest.mark.parametrize("axes", [(), (3,), (2, 3)])
+@pytest.mark.parametrize(("bits", "grid"), ROWS)
+def test_weights_and_gradients_are_those_of_the_reference(bits, grid, axes, mode):
+    latent, upstream = _draw(), _draw(seed=1)
+    value, gradient = _run(latent, bits, grid, upstream, mode, range_axes=axes)
+    position = reference.l1_position(latent, bits, grid, axes)
+    clear = reference.distance_from_tie(position, grid) > 1e-4
+    expected = reference.l1_quantize(latent, bits, grid, axes)
+    np.testing.assert_allclose(value[clear], expected[clear], rtol=1e-5, atol=1e-6)
+    size = reference.l1_size(latent, bits, axes)
+    np.testing.assert_allclose(gradient, upstream / size, rtol=1e-5)
+
+
+@given(seed=st.integers(0, 10**6), row=st.sampled_from(ROWS))
+def test_codes_times_scales_are_the_weights_and_within_the_grid(seed, row):
+    bits, grid = row
+    latent = _draw((2, 2, 3, 4), seed)
+    codes, scales = l1.weight_codes(latent, bits, grid, range_axes=(3,))
+    low, high = GRIDS[grid].code_ends(bits)
+    assert low <= codes.numpy().min()
+    assert codes.numpy().max() <= high
+    value = l1.quantize_weights(latent, bits, grid, range_axes=(3,)).numpy()
+    np.testing.assert_allclose(codes.numpy() * scales.numpy(), value, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_bits_may_be_a_tensor(bits):
+    latent = _draw()
+    free = tf.function(lambda b: l1.quantize_weights(latent, b, "dorefa"))(tf.constant(bits))
+    np.testing.assert_allclose(free, l1.quantize_weights(latent, bits, "dorefa"), rtol=1e-6)
+
+
+def test_a_channel_of_zeros_has_the_size_of_its_layer_and_a_layer_of_zeros_has_1():
+    latent = _draw()
+    latent[..., 0] = 0.0
+    size = l1.weight_size(tf.constant(latent), 4, range_axes=(3,)).numpy().ravel()
+    assert size[0] == pytest.approx(float(reference.l1_size(latent, 4).item()), rel=1e-6)
+    assert l1.weight_size(tf.zeros([3, 3]), 1).numpy().item() == 1.0
+    value, gradient = _run(np.zeros((3, 3), np.float32), 4, "narrow")
+    assert not value.any()
+    assert np.isfinite(gradient).all()
+
+
+def test_what_is_not_finite_harms_nothing_else():
+    latent = np.array([[np.nan, 0.5], [np.inf, 0.25]], np.float32)
+    value, gradient = _run(latent, 4)
+    assert np.isnan(value[0, 0])
+    assert np.isfinite(value.ravel()[1:]).all()
+    assert np.isfinite(gradient).all()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="NaN has no integer code"):
+        l1.weight_codes(latent, 4)
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
+def test_it_returns_the_type_it_got(dtype):
+    assert l1.quantize_weights(tf.ones([3], dtype), 4).dtype == dtype

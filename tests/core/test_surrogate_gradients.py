@@ -1,0 +1,210 @@
+"""What rounding passes back: the table, and each surrogate in each function that takes one."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sat_tf.core import asymmetric, dorefa, l1, lsq, pact
+from sat_tf.core.surrogate_gradients import SURROGATES, passed_back, strength_of
+from tests import reference
+from tests.core.execution import value_and_gradients
+
+# u - round(u), the upstream gradient, and what is passed back on 3 intervals with δ = 0.3:
+# 1 + 0.3 sign(g) e / 3 = 1 ± e / 10.
+EWGS = [(0.2, 2.0, 2.04), (-0.2, 2.0, 1.96), (0.2, -2.0, -1.96), (0.5, 1.0, 1.05), (0.0, 3.0, 3.0)]
+# α = 0.2: k = ln 9. Half-way tanh is 0, at a code it is 1 - α = 0.8: k/1.6 times 1 or 0.36.
+DSQ = [(0.5, 1.0, math.log(9) / 1.6), (-0.5, 1.0, math.log(9) / 1.6), (0.0, 1.0, 0.225 * 2.19722)]
+
+
+@pytest.mark.parametrize(("error", "upstream", "expected"), EWGS)
+def test_ewgs_worked_by_hand(error, upstream, expected):
+    found = passed_back(tf.constant(upstream), tf.constant(error), 3, "ewgs", 0.3)
+    assert float(found) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("error", "upstream", "expected"), DSQ)
+def test_dsq_worked_by_hand(error, upstream, expected):
+    found = passed_back(tf.constant(upstream), tf.constant(error), 3, "dsq", 0.2)
+    assert float(found) == pytest.approx(expected, rel=1e-5)
+
+
+def test_straight_through_is_the_gradient_itself():
+    upstream = tf.constant([1.0, -2.0])
+    assert passed_back(upstream, tf.constant([0.1, 0.4]), 3) is upstream
+
+
+@pytest.mark.parametrize("name", [name for name, row in SURROGATES.items() if row.factor])
+@given(share=st.floats(0.0, 1.0), intervals=st.integers(1, 255))
+def test_a_surrogate_is_that_of_the_reference_and_keeps_the_sign(name, share, intervals):
+    row = SURROGATES[name]
+    strength = row.lowest + share * (row.highest - row.lowest)
+    errors = (np.arange(100) + 0.5) / 100 - 0.5
+    for sign in (1.0, -1.0):
+        upstream = np.full(errors.shape, sign)
+        arguments = tf.constant(upstream, tf.float32), tf.constant(errors, tf.float32), intervals
+        found = passed_back(*arguments, name, strength).numpy()
+        expected = reference.passed_back(upstream, errors, intervals, name, strength)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+        assert (sign * found >= 0.0).all()
+        # Over a cell it lets through as much as the straight-through estimator.
+        assert np.mean(found) == pytest.approx(sign, rel=1e-2)
+
+
+def test_a_dsq_of_many_steps_is_nearly_straight_through():
+    errors = tf.linspace(-0.5, 0.5, 11)
+    found = passed_back(tf.ones_like(errors), errors, 15, "dsq", 0.5).numpy()
+    assert 0.8 < found.min() < found.max() < 1.2
+
+
+@pytest.mark.parametrize(
+    ("name", "strength", "text"),
+    [
+        ("egws", None, r"surrogate='egws' is not a surrogate gradient. Did you mean ewgs\?"),
+        ("ste", 0.1, "that gradient has no strength; leave surrogate_strength out"),
+        ("dsq", 0.0, "expected a number from 0.01 to 0.5, usually 0.2"),
+        ("dsq", 0.6, "expected a number from 0.01 to 0.5"),
+        ("ewgs", -1.0, "expected a number from 0 to 2, usually 0.001"),
+        ("ewgs", "much", "expected a number"),
+        ("ewgs", math.nan, "expected a number"),
+        ("ewgs", True, "expected a number"),
+    ],
+)
+def test_what_there_is_not_is_refused(name, strength, text):
+    with pytest.raises(ValueError, match=text):
+        strength_of(name, strength)
+
+
+def _values(shape, seed, size=1.0):
+    return np.random.default_rng(seed).normal(0.0, size, shape).astype(np.float32)
+
+
+CHOICES = [("ste", None), ("ewgs", None), ("ewgs", 0.5), ("dsq", None), ("dsq", 0.05)]
+
+
+# A value next to a tie may have the next code in float32, and there 1 / a more or less error: of
+# few thousand values none is, or the few are left out.
+def _clear(position):
+    return np.abs(position - np.floor(position) - 0.5) > 1e-3
+
+
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+@pytest.mark.parametrize(("name", "strength"), CHOICES)
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+def test_activations_pass_back_what_the_surrogate_does(bits, name, strength, mode):
+    level = np.float32(2.3)
+    x = _values(3000, 0, 2.0)
+    x = np.append(x[_clear(reference.activation_position(x, level, bits))], [0.0, level, -1.0, 9.0])
+    upstream = _values(x.shape, 1)
+    for gradient in ("calibrated", "pact"):
+        value, by_x, by_level = value_and_gradients(
+            lambda x, level, gradient=gradient: pact.quantize_activation(
+                x, level, bits, gradient, surrogate=name, strength=strength
+            ),
+            [x.astype(np.float32), level],
+            upstream,
+            mode,
+        )
+        plain = pact.quantize_activation(x.astype(np.float32), level, bits)
+        np.testing.assert_array_equal(value, plain)
+        wanted = reference.soft_gradients(
+            x, 0.0, level, 2**bits - 1, upstream, name, strength, gradient
+        )
+        np.testing.assert_allclose(by_x, wanted[0], rtol=2e-4, atol=1e-5)
+        assert by_level == pytest.approx(wanted[1], rel=1e-3, abs=2e-2)
+
+
+@pytest.mark.parametrize(("name", "strength"), CHOICES)
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_streams_pass_back_what_the_surrogate_does(bits, name, strength):
+    level = np.float32(2.3)
+    x = _values(3000, 0, 2.0)
+    x = np.append(x[_clear(reference.stream_position(x, level, bits))], [0.0, level, -level, -9.0])
+    upstream = _values(x.shape, 1)
+    _, by_x, by_level = value_and_gradients(
+        lambda x, level: pact.quantize_stream(x, level, bits, surrogate=name, strength=strength),
+        [x.astype(np.float32), level],
+        upstream,
+    )
+    wanted = reference.soft_gradients(
+        x, -level, level, 2**bits - 2, upstream, name, strength, "calibrated"
+    )
+    np.testing.assert_allclose(by_x, wanted[0], rtol=2e-4, atol=1e-5)
+    assert by_level == pytest.approx(wanted[1], rel=1e-3, abs=2e-2)
+
+
+@pytest.mark.parametrize(("name", "strength"), CHOICES)
+@pytest.mark.parametrize("grid", ["dorefa", "narrow", "rounded"])
+def test_dorefa_weights_pass_back_what_the_surrogate_does_through_the_clamp(grid, name, strength):
+    latent = _values((3, 3, 4, 5), 2, 0.5)
+    upstream = _values(latent.shape, 3)
+    _, found = value_and_gradients(
+        lambda w: dorefa.quantize_weights(
+            w, 4, grid, range_axes=(3,), surrogate=name, strength=strength
+        ),
+        [latent],
+        upstream,
+    )
+    position = reference.weight_position(latent, 4, grid, (3,))
+    errors = np.clip(position - reference.weight_units(latent, 4, grid, (3,)), -0.5, 0.5)
+    divisor = reference.GRIDS[grid][0](4)
+    passed = reference.passed_back(upstream, errors, divisor, name, strength)
+    expected = reference.clamp_gradient(latent, passed, range_axes=(3,))
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_the_offset_quantizer_passes_it_back_too():
+    x, upstream = _values(2000, 4, 2.0), _values(2000, 5)
+    for name, strength in CHOICES:
+        _, by_x, _ = value_and_gradients(
+            lambda x, level, name=name, strength=strength: asymmetric.quantize_offset(
+                x, level, 3, lowest=-0.3, surrogate=name, strength=strength
+            ),
+            [x, np.float32(2.0)],
+            upstream,
+        )
+        step, zero = reference.offset_grid(2.0, 3, -0.3, 0.0)
+        units = x / step
+        inside = (units > -zero) & (units < 7 - zero)
+        errors = units - np.clip(reference.round_half_up(units), -zero, 7 - zero)
+        passed = reference.passed_back(upstream, errors, 7, name, strength)
+        np.testing.assert_allclose(by_x, np.where(inside, passed, 0.0), rtol=1e-3, atol=1e-4)
+
+
+FUNCTIONS = {
+    "activation": lambda x, **choice: pact.quantize_activation(x, 2.0, 3, **choice),
+    "stream": lambda x, **choice: pact.quantize_stream(x, 2.0, 3, **choice),
+    "offset": lambda x, **choice: asymmetric.quantize_offset(x, 2.0, 3, lowest=-0.3, **choice),
+    "dorefa": lambda x, **choice: dorefa.quantize_weights(x, 3, **choice),
+    "l1": lambda x, **choice: l1.quantize_weights(x, 3, **choice),
+    "lsq": lambda x, **choice: lsq.quantize_weights(x, 1.0, 3, **choice),
+    "lsq_plus": lambda x, **choice: lsq.quantize_with_offset(x, 0.5, -0.4, 3, **choice),
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_every_function_rounds_the_same_with_any_of_them_and_refuses_others(function):
+    x = tf.constant(_values((64, 4), 6))
+    plain = function(x)
+    for name in SURROGATES:
+        np.testing.assert_array_equal(function(x, surrogate=name), plain)
+    with pytest.raises(ValueError, match=r"Did you mean dsq\?"):
+        function(x, surrogate="dsk")
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+@pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_nan_stays_in_its_own_element(function, name):
+    values = _values((16, 4), 7)
+    values[3, 1] = np.nan
+    x = tf.constant(values)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        made = function(x, surrogate=name)
+    gradient = tape.gradient(made, x).numpy()
+    broken = np.isnan(values)
+    np.testing.assert_array_equal(np.isnan(made.numpy()), broken)
+    assert np.isfinite(gradient[~broken]).all()

@@ -1,0 +1,86 @@
+"""Every method as an integer file: no code differs, trained or not."""
+
+import numpy as np
+import pytest
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.export.lowering.pipeline import deployed_graph
+from sat_tf.export.operations.linear import Linear
+from sat_tf.export.tflite.tensors import Storage
+from tests.export.zoo import make_realistic
+from tests.methods import METHODS
+from tests.models.small import build_small
+
+
+def _trained(name, method, bits, images):
+    keras.utils.set_random_seed(0)
+    model = build_small(name)
+    make_realistic(model)
+    quantized = sat_tf.quantize_model(model, sat_tf.BitPolicy.mobile(bits, **METHODS[method]))
+    sat_tf.calibrate(quantized, images)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    quantized.compile(keras.optimizers.SGD(1e-3, momentum=0.9), loss)
+    labels = np.arange(len(images)) % 10
+    losses = quantized.fit(images, labels, batch_size=16, verbose=0).history["loss"]
+    assert np.isfinite(losses).all()
+    return quantized
+
+
+@pytest.fixture(scope="module")
+def images():
+    return np.random.default_rng(0).integers(0, 256, (32, 32, 32, 3)).astype(np.uint8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize("name", ["mobilenet_v2", "resnet18"])
+def test_the_file_computes_the_integers_that_were_trained(name, bits, method, images, tmp_path):
+    quantized = _trained(name, method, bits, images.astype(np.float32))
+    path = tmp_path / "model.tflite"
+    report = sat_tf.export_tflite(quantized, path)
+    assert report.float_operators == ["DEQUANTIZE classifier_float"]
+    found = sat_tf.verify_tflite(quantized, path, images[:4])
+    assert found.codes_compared > 100_000
+    assert found.codes_differing == 0
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("method", ["lsq", "lsq_plus", "l1"])
+def test_biases_are_snapped_and_the_deployed_model_trains(method, images, tmp_path):
+    quantized = _trained("mobilenet_v2", method, 4, images.astype(np.float32))
+    path, differing = tmp_path / "model.tflite", []
+    for snap in (False, True):
+        if snap:
+            sat_tf.export.snap_biases(quantized)
+        sat_tf.export_tflite(quantized, path)
+        found = sat_tf.verify_tflite(quantized, path, images[:4])
+        assert found.codes_differing == 0
+        differing.append(found.trained_differing)
+    assert differing[1] < differing[0]
+    deployed = sat_tf.export.deployed_model(quantized)
+    deployed.compile(keras.optimizers.SGD(1e-4), quantized.loss)
+    labels = np.arange(len(images)) % 10
+    deployed.fit(images.astype(np.float32), labels, batch_size=16, verbose=0)
+    sat_tf.export_tflite(quantized, path)
+    assert sat_tf.verify_tflite(quantized, path, images[:4]).codes_differing == 0
+
+
+# LSQ's codes need as many bits as they have, but where a negative γ turns -8 into 8, or -2 into 2.
+@pytest.mark.thorough
+@pytest.mark.parametrize(("bits", "pack"), [(2, "int2"), (3, "auto"), (4, "auto")])
+def test_weights_of_lsq_are_stored_in_their_own_bits(bits, pack):
+    model = build_small("mobilenet_v2")
+    policy = sat_tf.BitPolicy.mobile(bits, **METHODS["lsq"])
+    quantized = sat_tf.quantize_model(model, policy)
+    narrow = Storage.INT2 if pack == "int2" else Storage.INT4
+    graph = deployed_graph(quantized, pack=pack)
+    products = {
+        operation.output: operation
+        for operation in graph.operations
+        if isinstance(operation, Linear) and operation.is_product
+    }
+    inner = {name: one for name, one in products.items() if one.storage is not Storage.INT8}
+    assert len(inner) >= len(products) - 1  # the classifier has 8 bits
+    assert {operation.storage for operation in inner.values()} == {narrow}

@@ -1,0 +1,20 @@
+"""The methods that a policy names, as the fields of one: tests of all of them go through this."""
+
+METHODS = {
+    "lsq": {"weight_quantizer": "lsq", "activation_quantizer": "lsq"},
+    "lsq_plus": {"weight_quantizer": "lsq", "activation_quantizer": "lsq_plus"},
+    "l1": {"weight_quantizer": "l1", "weight_options": {"over_size": False}},
+    # SAT's rescaling of the classifier and its activations, with weights of LSQ.
+    "lsq_in_sat": {
+        "weight_quantizer": "lsq",
+        "rescale": "constant",
+        "weight_options": {"start": "error", "surrogate": "dsq"},
+        "activation_options": {"surrogate": "ewgs"},
+    },
+    "dsq": {"weight_options": {"surrogate": "dsq"}, "activation_options": {"surrogate": "dsq"}},
+    "ewgs": {
+        "weight_options": {"surrogate": "ewgs", "surrogate_strength": 0.01},
+        "activation_quantizer": "lsq",
+        "activation_options": {"surrogate": "ewgs", "start": "error", "counts_batch": True},
+    },
+}
