@@ -13,6 +13,9 @@ from sat_tf.core import lsq
 from tests import reference
 from tests.core.execution import value_and_gradients
 
+# Compiling takes long, so that only the long run does it.
+MODES = ["eager", "graph", pytest.param("xla", marks=pytest.mark.thorough)]
+
 BITS = range(2, 9)
 # Nearer than this to a tie, in codes, float32 may round either way.
 TIE = 1e-3
@@ -44,7 +47,7 @@ def test_2_bit_weights_worked_by_hand():
     assert lsq.weight_codes(v, 0.5, 2).numpy().tolist() == [-2, -2, -2, -1, 0, 1, 1, 1]
 
 
-@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("axes", [(), (3,), (2, 3)])
 @pytest.mark.parametrize("bits", BITS)
 def test_weights_and_gradients_are_those_of_the_reference(bits, axes, mode):
@@ -229,7 +232,7 @@ def test_2_bit_activations_with_an_offset_worked_by_hand():
     assert by_offset == 4.0
 
 
-@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("offset", [-3.0, -0.4, 0.0, 0.7])
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_activations_with_an_offset_are_those_of_the_reference(bits, offset, mode):

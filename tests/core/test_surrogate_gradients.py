@@ -13,6 +13,9 @@ from sat_tf.core.surrogate_gradients import SURROGATES, passed_back, strength_of
 from tests import reference
 from tests.core.execution import value_and_gradients
 
+# Compiling takes long, so that only the long run does it.
+MODES = ["eager", "graph", pytest.param("xla", marks=pytest.mark.thorough)]
+
 # u - round(u), the upstream gradient, and what is passed back on 3 intervals with δ = 0.3:
 # 1 + 0.3 sign(g) e / 3 = 1 ± e / 10.
 EWGS = [(0.2, 2.0, 2.04), (-0.2, 2.0, 1.96), (0.2, -2.0, -1.96), (0.5, 1.0, 1.05), (0.0, 3.0, 3.0)]
@@ -91,7 +94,7 @@ def _clear(position):
     return np.abs(position - np.floor(position) - 0.5) > 1e-3
 
 
-@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("name", "strength"), CHOICES)
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_activations_pass_back_what_the_surrogate_does(bits, name, strength, mode):
