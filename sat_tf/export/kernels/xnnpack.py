@@ -7,10 +7,10 @@ in its source code, which compilers for processors with a fused multiply-add tur
 
 import numpy as np
 
+from sat_tf.export.kernels.fixed_point import fixed_point, rounded_once
 from sat_tf.export.kernels.float32 import fused_multiply_add, multiply_add
 
 _MULTIPLIER_BITS = 20
-_INT32 = np.iinfo(np.int32)
 
 
 def requantized(sums: np.ndarray, multipliers: np.ndarray) -> np.ndarray:
@@ -69,11 +69,7 @@ def product_in_float32(products: np.ndarray, multiplier: np.float32) -> np.ndarr
 
 
 def product_in_fixed_point(products: np.ndarray, multiplier: np.float32) -> np.ndarray:
-    """The same on Arm, XNNPACK's "rndnu": a multiplier of 31 bits, rounded down, then half up.
-
-    With multiplier = m · 2^(1 - s - 32), m an integer in [2^30, 2^31):
-
-        (floor(product · 2^max(1 - s, 0) · m / 2^31) + 2^(p - 1)) >> p,   p = max(s, 1)
+    """The same on Arm, XNNPACK's "rndnu": `fixed_point.rounded_once`, of 31 bits.
 
     Args:
         products: exact integers.
@@ -84,13 +80,7 @@ def product_in_fixed_point(products: np.ndarray, multiplier: np.float32) -> np.n
     >>> product_in_float32(np.array([-3, -1, 1, 3]), np.float32(0.5)).tolist()
     [-2.0, -0.0, 0.0, 2.0]
     """
-    bits = int(np.float32(multiplier).view(np.int32))
-    mantissa = ((bits & 0x7FFFFF) | 0x800000) << 7
-    shift = 127 + 31 - 32 - (bits >> 23)
-    behind = max(shift, 1)
-    before = np.clip(products.astype(np.int64) << (behind - shift), _INT32.min, _INT32.max)
-    high = (before * mantissa) >> 31
-    return np.asarray((high + (1 << (behind - 1))) >> behind)
+    return rounded_once(products, fixed_point(float(multiplier)))
 
 
 def mean_multiplier(scale: np.float32, output_scale: np.float32, count: int) -> np.float32:
