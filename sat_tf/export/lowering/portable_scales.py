@@ -39,7 +39,7 @@ def make_portable(graph: Graph) -> Graph:
     Returns:
         The graph with `moved_scales`, and with a warning for each operation that is not portable.
     """
-    grids = {name: index for index, names in enumerate(_shared_grids(graph)) for name in names}
+    groups = _shared_grids(graph)
     moved: dict[str, int] = {}
     # An operation may read what a later one has moved, through a grid that both share.
     for _ in range(len(graph.operations)):
@@ -47,7 +47,7 @@ def make_portable(graph: Graph) -> Graph:
         for operation in graph.operations:
             if _is_portable(graph, operation):
                 continue
-            names = {name for name, index in grids.items() if index == grids[operation.output]}
+            names = groups[operation.output]
             graph, units = _moved_until_portable(graph, names)
             if units:
                 moved |= {name: moved.get(name, 0) + units for name in names}
@@ -67,7 +67,7 @@ def untie_means(graph: Graph) -> Graph:
     Args:
         graph: a traced graph.
     """
-    groups = {name: names for names in _shared_grids(graph) for name in names}
+    groups = _shared_grids(graph)
     pinned = {op.output for op in graph.operations if isinstance(op, ShiftImage)}
     tensors, operations = dict(graph.tensors), []
     for op in graph.operations:
@@ -143,8 +143,8 @@ def _with_scales(graph: Graph, names: set[str], units: int) -> Graph:
     return dataclasses.replace(graph, tensors=tensors)
 
 
-def _shared_grids(graph: Graph) -> list[set[str]]:
-    """The integer tensors of a graph, in groups that share a grid."""
+def _shared_grids(graph: Graph) -> dict[str, set[str]]:
+    """By each integer tensor, all that share its grid, itself among them."""
     group = {name: {name} for name, tensor in graph.tensors.items() if tensor.codes is not None}
     for operation in graph.operations:
         if not operation.keeps_grid or operation.output not in group:
@@ -153,7 +153,7 @@ def _shared_grids(graph: Graph) -> list[set[str]]:
             if name in group and group[name] is not group[operation.output]:
                 joined = group[name] | group[operation.output]
                 group |= dict.fromkeys(joined, joined)
-    return list({id(names): names for names in group.values()}.values())
+    return group
 
 
 def _warning(graph: Graph, operation: Operation) -> str:
