@@ -19,6 +19,10 @@ from sat_tf.export.kernels import fixed_point, float32, vectors, xnnpack
 _FEWEST_ROWS, _FEWEST_COLUMNS = 4, 8
 
 
+# Of the input, of each channel's weights, and of the output.
+LinearScales = tuple[np.float32, np.ndarray, np.float32]
+
+
 class Engine(enum.Enum):
     """Which kernels of LiteRT compute an operation where XNNPACK takes part."""
 
@@ -83,14 +87,14 @@ class KernelSet(abc.ABC):
         self,
         work: LinearWork,
         sums: np.ndarray,
-        scales: tuple[np.float32, np.ndarray, np.float32],
+        scales: LinearScales,
     ) -> np.ndarray:
         """Sums of a linear operation as codes.
 
         Args:
             work: the operation.
             sums: Σ weight · code + bias, images on the first axis, channels on the last.
-            scales: of the input, of each channel's weights, and of the output.
+            scales: see `LinearScales`.
         """
 
     @abc.abstractmethod
@@ -153,7 +157,7 @@ class Xnnpack(KernelSet):
         self,
         work: LinearWork,
         sums: np.ndarray,
-        scales: tuple[np.float32, np.ndarray, np.float32],
+        scales: LinearScales,
     ) -> np.ndarray:
         """See `KernelSet`."""
         if work.engine is Engine.BUILTIN:
@@ -205,14 +209,14 @@ class Reference(KernelSet):
         multiplier: of products of two tensors, from their scales and that of the output.
     """
 
-    dense: Callable[[np.ndarray, LinearWork, tuple[np.float32, np.ndarray, np.float32]], np.ndarray]
+    dense: Callable[[np.ndarray, LinearWork, LinearScales], np.ndarray]
     multiplier: Callable[[np.float32, np.float32, np.float32], float]
 
     def linear(
         self,
         work: LinearWork,
         sums: np.ndarray,
-        scales: tuple[np.float32, np.ndarray, np.float32],
+        scales: LinearScales,
     ) -> np.ndarray:
         """See `KernelSet`."""
         if work.operator == "FULLY_CONNECTED":
@@ -277,7 +281,7 @@ class Builtin(Reference):
         self,
         work: LinearWork,
         sums: np.ndarray,
-        scales: tuple[np.float32, np.ndarray, np.float32],
+        scales: LinearScales,
     ) -> np.ndarray:
         """See `KernelSet`."""
         sums = _integers(sums)
@@ -337,7 +341,7 @@ def wide_multipliers(source: np.float32, weights: np.ndarray, output: np.float32
     return np.asarray(float(source) * weights.astype(np.float32).astype(np.float64) / float(output))
 
 
-def _multipliers(work: LinearWork, scales: tuple[np.float32, np.ndarray, np.float32]) -> np.ndarray:
+def _multipliers(work: LinearWork, scales: LinearScales) -> np.ndarray:
     """The same, but that a matrix with one scale has the product of two in float32."""
     if not (work.operator == "FULLY_CONNECTED" and work.one_scale):
         return wide_multipliers(*scales)
@@ -350,16 +354,12 @@ def _integers(sums: np.ndarray) -> np.ndarray:
     return sums.astype(np.int64)
 
 
-def _dense_in_fixed_point(
-    sums: np.ndarray, work: LinearWork, scales: tuple[np.float32, np.ndarray, np.float32]
-) -> np.ndarray:
+def _dense_in_fixed_point(sums: np.ndarray, work: LinearWork, scales: LinearScales) -> np.ndarray:
     multipliers = fixed_point.fixed_point(_multipliers(work, scales))
     return fixed_point.rounded_twice_away(_integers(sums), multipliers)
 
 
-def _dense_in_float64(
-    sums: np.ndarray, work: LinearWork, scales: tuple[np.float32, np.ndarray, np.float32]
-) -> np.ndarray:
+def _dense_in_float64(sums: np.ndarray, work: LinearWork, scales: LinearScales) -> np.ndarray:
     del work
     return float32.rounded_away(sums.astype(np.float64) * wide_multipliers(*scales))
 
