@@ -7,8 +7,9 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core import dorefa, rescale
-from sat_tf.core.grid_table import LARGEST_INT8, Grid, find_grid
+from sat_tf.core.grid_table import LARGEST_INT8
 from sat_tf.core.surrogate_gradients import STRAIGHT_THROUGH, describe_surrogate, strength_of
+from sat_tf.quantizers.on_grid import WeightsOnGrid
 from sat_tf.quantizers.protocol import (
     SURROGATE_OPTIONS,
     IntegerWeights,
@@ -24,7 +25,7 @@ _GAIN = "rescale_gain"
 
 
 @register_quantizer
-class DorefaQuantizer(WeightQuantizer):
+class DorefaQuantizer(WeightsOnGrid):
     """Latent weights to effective weights: clamp, quantize, rescale (Eq. 5 to 10).
 
     Forward: Ξ = gain · c · Q, with Q from `dorefa.quantize_weights` (Ŵ where `num_bits` is None)
@@ -182,22 +183,6 @@ class DorefaQuantizer(WeightQuantizer):
 
     # -- codes -------------------------------------------------------------------------------------
 
-    @property
-    def bits(self) -> int:
-        """The bits of the codes.
-
-        Raises:
-            ValueError: it does not round.
-        """
-        if self.num_bits is None:
-            raise ValueError(f"{self!r}: received a quantizer that does not round; give it bits.")
-        return self.num_bits
-
-    @property
-    def row(self) -> Grid:
-        """The row of its grid, at its bits."""
-        return find_grid(self.grid, self.bits)
-
     def integer_weights(self, latent: tf.Tensor, variables: Variables) -> IntegerWeights:
         """Codes of the grid; its scale, times c and the gain where the layer has them."""
         settings = (self.bits, self.grid)
@@ -212,38 +197,6 @@ class DorefaQuantizer(WeightQuantizer):
             scales = scales * tf.cast(self.factor(values, latent), tf.float64)
         gain = tf.cast(tf.convert_to_tensor(gain), tf.float64)
         return IntegerWeights(codes, scales * gain)
-
-    @property
-    def largest_code(self) -> int:
-        """The largest magnitude among the codes of the grid."""
-        return self.row.largest_code(self.bits)
-
-    @property
-    def code_ends(self) -> tuple[int, int]:
-        """The smallest and the largest code of the grid."""
-        return self.row.code_ends(self.bits)
-
-    @property
-    def grid_name(self) -> str:
-        """The name of the grid; of an automatic one what that is at its bits."""
-        return self.grid if self.num_bits is None else self.row.name
-
-    @property
-    def channels_differ(self) -> bool:
-        """Whether output channels have maxima of their own."""
-        return bool(self.range_axes)
-
-    @property
-    def holds_zero(self) -> bool:
-        """Whether a weight of 0 stays 0."""
-        # Every other code of a grid is left out where there are two of them to a unit: 0 among
-        # them.
-        return self.num_bits is None or self.row.codes_per_unit == 1
-
-    @property
-    def top_unit(self) -> int:
-        """The largest n of the grid."""
-        return self.row.top(self.bits)
 
     def units(self, latent: tf.Tensor, variables: Variables) -> tf.Tensor:
         """The integers n = 0..top; `dorefa.weight_units`."""

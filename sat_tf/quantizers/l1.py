@@ -6,13 +6,13 @@ import tensorflow as tf
 
 from sat_tf.core import grid, l1
 from sat_tf.core.dorefa import grid_units
-from sat_tf.core.grid_table import Grid, find_grid
+from sat_tf.quantizers.on_grid import WeightsOnGrid
 from sat_tf.quantizers.protocol import Variables, WeightRequest, register_quantizer
 from sat_tf.quantizers.scaled import ScaledQuantizer, true_or_false
 
 
 @register_quantizer
-class L1Quantizer(ScaledQuantizer):
+class L1Quantizer(WeightsOnGrid, ScaledQuantizer):
     """Weights on a grid whose size is 2 mean|w| or less: `l1.quantize_weights` (Liu et al. 2022).
 
     It has no variables: the size follows the latent weights.
@@ -65,36 +65,6 @@ class L1Quantizer(ScaledQuantizer):
         """`l1.weight_codes`."""
         del variables
         return l1.weight_codes(latent, self.bits, self.grid, range_axes=self.range_axes)
-
-    @property
-    def row(self) -> Grid:
-        """The row of its grid, at its bits."""
-        return find_grid(self.grid, self.bits)
-
-    @property
-    def largest_code(self) -> int:
-        """The largest magnitude among the codes of the grid."""
-        return self.row.largest_code(self.bits)
-
-    @property
-    def code_ends(self) -> tuple[int, int]:
-        """The smallest and the largest code of the grid."""
-        return self.row.code_ends(self.bits)
-
-    @property
-    def grid_name(self) -> str:
-        """The name of the grid; of an automatic one what that is at its bits."""
-        return self.grid if self.num_bits is None else self.row.name
-
-    @property
-    def holds_zero(self) -> bool:
-        """Whether a weight of 0 stays 0."""
-        return self.num_bits is None or self.row.codes_per_unit == 1
-
-    @property
-    def top_unit(self) -> int:
-        """The largest n of the grid."""
-        return self.row.top(self.bits)
 
     def units(self, latent: tf.Tensor, variables: Variables) -> tf.Tensor:
         """The integers n = 0..top."""

@@ -9,6 +9,7 @@ import tf_keras as keras
 
 from sat_tf.core import rescale
 from sat_tf.core.surrogate_gradients import STRAIGHT_THROUGH, describe_surrogate, strength_of
+from sat_tf.quantizers.on_grid import RoundedWeights
 from sat_tf.quantizers.protocol import (
     SURROGATE_OPTIONS,
     IntegerWeights,
@@ -24,7 +25,7 @@ _GAIN = "rescale_gain"
 _RESCALES = ("constant",)
 
 
-class ScaledQuantizer(WeightQuantizer):
+class ScaledQuantizer(RoundedWeights):
     """Latent weights to effective weights of their own size, with scales for layer or channels.
 
     Forward: Ξ = gain · c · q, with q from the subclass (the latent weights where `num_bits` is
@@ -87,17 +88,6 @@ class ScaledQuantizer(WeightQuantizer):
     def option_names(cls) -> tuple[str, ...]:
         """What a policy may choose."""
         return SURROGATE_OPTIONS
-
-    @property
-    def bits(self) -> int:
-        """The bits of the codes.
-
-        Raises:
-            ValueError: it does not round.
-        """
-        if self.num_bits is None:
-            raise ValueError(f"{self!r}: received a quantizer that does not round; give it bits.")
-        return self.num_bits
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
@@ -171,11 +161,6 @@ class ScaledQuantizer(WeightQuantizer):
             values = self.quantized(latent, variables, self.num_bits)
             scales *= tf.cast(self._factor(values, variables), tf.float64)
         return IntegerWeights(codes, scales)
-
-    @property
-    def channels_differ(self) -> bool:
-        """Whether output channels have scales of their own."""
-        return bool(self.range_axes)
 
     def rescale_constant(self, latent: tf.Tensor, variables: Variables) -> float | None:
         """The product of c and gain; None without a rescaling."""

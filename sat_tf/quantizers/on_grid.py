@@ -1,0 +1,72 @@
+"""What weight quantizers share: bits and ranges, and what a row of the table of grids says."""
+
+from sat_tf.core.grid_table import Grid, find_grid
+from sat_tf.quantizers.protocol import WeightQuantizer
+
+
+class RoundedWeights(WeightQuantizer):
+    """A quantizer of weights with scales for a layer or for its channels.
+
+    Attributes:
+        range_axes: kernel axes with a scale of their own; () for one scale a layer.
+    """
+
+    range_axes: tuple[int, ...]
+
+    @property
+    def bits(self) -> int:
+        """The bits of the codes.
+
+        Raises:
+            ValueError: it does not round.
+        """
+        if self.num_bits is None:
+            raise ValueError(f"{self!r}: received a quantizer that does not round; give it bits.")
+        return self.num_bits
+
+    @property
+    def channels_differ(self) -> bool:
+        """Whether output channels have scales of their own."""
+        return bool(self.range_axes)
+
+
+class WeightsOnGrid(RoundedWeights):
+    """One whose codes are those of a row of `grid_table.GRIDS`.
+
+    Attributes:
+        grid: the name of one, or of `grid_table.AUTOMATIC`.
+    """
+
+    grid: str
+
+    @property
+    def row(self) -> Grid:
+        """The row of its grid, at its bits."""
+        return find_grid(self.grid, self.bits)
+
+    @property
+    def largest_code(self) -> int:
+        """The largest magnitude among the codes of the grid."""
+        return self.row.largest_code(self.bits)
+
+    @property
+    def code_ends(self) -> tuple[int, int]:
+        """The smallest and the largest code of the grid."""
+        return self.row.code_ends(self.bits)
+
+    @property
+    def grid_name(self) -> str:
+        """The name of the grid; of an automatic one what that is at its bits."""
+        return self.grid if self.num_bits is None else self.row.name
+
+    @property
+    def holds_zero(self) -> bool:
+        """Whether a weight of 0 stays 0."""
+        # Every other code of a grid is left out where there are two of them to a unit: 0 among
+        # them.
+        return self.num_bits is None or self.row.codes_per_unit == 1
+
+    @property
+    def top_unit(self) -> int:
+        """The largest n of the grid."""
+        return self.row.top(self.bits)
