@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from rich.console import Console
 
-from sat_tf.atomic_file import check_writable
 from sat_tf.commands.pixels import ImageOptions, Pixels
 from sat_tf.export.certificate.device_check import DeviceCheck
 from sat_tf.export.certificate.page import device_columns
+from sat_tf.export.device.kit import check_kit_path
 from sat_tf.export.device.report import is_device_certificate, read_device_certificate
 from sat_tf.export.device_verification import read_device_check, verify_on_arm, write_kit
 from sat_tf.export.file_verification import read_subject
@@ -46,12 +46,8 @@ class DeviceOptions:
         if self.kit_codes and self.kit is None:
             raise RunError("received --kit_codes without --kit, expected both; name the kit.")
         if self.kit is not None:
-            if pathlib.Path(self.kit).suffix != ".zip":
-                raise RunError(
-                    f"--kit: received {self.kit!r}, expected the name of a zip; end it with .zip."
-                )
             try:
-                check_writable(self.kit)
+                check_kit_path(self.kit)
             except ValueError as error:
                 raise RunError(str(error)) from error
         if certificate is not None and (self.kit or self.arm):

@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.atomic_file import check_writable, expect_path
+from sat_tf.atomic_file import expect_path
 from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.export.certificate.device_check import DeviceCheck
 from sat_tf.export.certificate.inputs import GIVEN, random_images
 from sat_tf.export.device.arm_root import find_root
 from sat_tf.export.device.emulated import check_emulated
-from sat_tf.export.device.kit import Kit, pack_kit
+from sat_tf.export.device.kit import Kit, check_kit_path, pack_kit
 from sat_tf.export.device.report import hold_against, read_device_certificate
 from sat_tf.export.file_verification import checked_inputs, read_subject
 
@@ -45,9 +45,9 @@ def write_kit(
 
     Raises:
         ValueError: bad images, a file that sat-tf did not write, one whose integers all come behind
-            layers left float, or a path that cannot be written.
+            layers left float, or a path that is not that of a zip, or cannot be written.
     """
-    kit_path = check_writable(kit_path)
+    kit_path = check_kit_path(kit_path)
     subject = read_subject(expect_path(path))
     images, _ = checked_inputs("write_kit", subject, images, None)
     return pack_kit(

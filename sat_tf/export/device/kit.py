@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import io
 import json
+import os
 import pathlib
 import zipfile
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from sat_tf.atomic_file import written_whole
+from sat_tf.atomic_file import check_writable, written_whole
 from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.export.certificate.inputs import images_hash
 from sat_tf.export.certificate.proof import Subject
@@ -54,6 +55,15 @@ class Kit:
     not_compared: tuple[str, ...]
     has_codes: bool
     seal: str
+
+
+def check_kit_path(path: str | os.PathLike[str]) -> pathlib.Path:
+    """Where a kit goes; raises ValueError where that is not the name of a zip, or not writable."""
+    if pathlib.Path(path).suffix != ".zip":
+        raise ValueError(
+            f"kit: received {str(path)!r}, expected the name of a zip; end it with .zip."
+        )
+    return check_writable(path)
 
 
 def pack_kit(
