@@ -325,4 +325,6 @@ def test_what_is_simulated_of_arm_is_what_runs_there():
         real = {row[name] for name in ("NEON", "dot product", "matrix (i8mm)")}
         assert real == {row["Arm, simulated"]}, row
         assert row["x86"] == "0"
-        assert (row["Arm, simulated"] == "0") == (row["portable"] == "True")
+        # Of what is behind float means nothing is said, and nothing need differ.
+        assert row["portable"] == "False" or row["Arm, simulated"] == "0"
+        assert row["pack"] != "int4" or row["portable"] == "False"

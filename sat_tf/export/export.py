@@ -13,7 +13,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.atomic_file import check_writable, written_whole
-from sat_tf.export.certificate.holds import Hold, holds_of
+from sat_tf.export.certificate.holds import Hold, are_portable, holds_of
 from sat_tf.export.converter.float_layers import run_converter
 from sat_tf.export.converter_route import keras_of_graph
 from sat_tf.export.deployed import DeployedModel
@@ -213,7 +213,7 @@ class ExportReport:
     @property
     def is_portable(self) -> bool:
         """Whether XNNPACK has the same codes on x86 and on Arm, as far as is known."""
-        return bool(self.holds) and all(hold.is_portable for hold in self.holds)
+        return are_portable(self.holds)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

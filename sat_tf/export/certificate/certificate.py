@@ -13,7 +13,7 @@ import pydantic
 
 from sat_tf.atomic_file import written_whole
 from sat_tf.export.certificate.device_check import DeviceCheck
-from sat_tf.export.certificate.holds import Hold
+from sat_tf.export.certificate.holds import Hold, are_portable
 from sat_tf.export.certificate.outputs import OutputCount
 from sat_tf.export.litert.machine import Machine
 from sat_tf.export.litert.runtime import Delegation
@@ -313,7 +313,7 @@ class Certificate:
     @property
     def is_portable(self) -> bool:
         """Whether XNNPACK computes these codes on all processors: all operators are said to."""
-        return bool(self.holds) and all(hold.is_portable for hold in self.holds)
+        return are_portable(self.holds)
 
     @property
     def _several(self) -> bool:

@@ -5,13 +5,16 @@ import dataclasses
 
 from sat_tf.export.kernels.kernel_sets import XNNPACK_SETS
 from sat_tf.export.operations.graph import Graph
-from sat_tf.export.operations.portability import Basis
+from sat_tf.export.operations.portability import Basis, Portability
 
 NOT_SAID = (
     "Nothing is said of GPU delegates, NNAPI and the delegates of vendors' neural processors, "
     "which have rules of their own."
 )
 EVERYWHERE = "x86 and on Arm (version 7 and later: NEON, dot-product, i8mm and SME kernels)"
+
+
+_NOT_KNOWN = (Basis.IMAGES.value, Basis.BEHIND_FLOAT.value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +26,7 @@ class Hold:
         tensors: what they make.
         basis: what the statement rests on, a value of `Basis`.
         why: in words.
-        inputs: how many different inputs of their rounding were computed with every rule.
+        inputs: how many different inputs of their rounding were tried with every rule.
         differing: how many of these get another code than on x86, by the kernels.
     """
 
@@ -36,8 +39,8 @@ class Hold:
 
     @property
     def is_portable(self) -> bool:
-        """Whether XNNPACK has the same codes on all processors."""
-        return self.basis != Basis.IMAGES.value and not any(self.differing.values())
+        """Whether XNNPACK has the same codes on all processors, or they make none."""
+        return self.basis not in _NOT_KNOWN and not any(self.differing.values())
 
     @property
     def is_float(self) -> bool:
@@ -45,12 +48,21 @@ class Hold:
         return self.basis == Basis.FLOAT.value
 
 
+_BEHIND_FLOAT = Portability(
+    Basis.BEHIND_FLOAT,
+    "it depends on float values, in which processors differ in the last bits",
+)
+
+
 def holds_of(graph: Graph) -> list[Hold]:
     """What can be said of each operation of a graph, those of which the same is said together."""
     groups: dict[tuple[str, str, str, bool], list[tuple[str, int, dict[str, int]]]]
     groups = collections.defaultdict(list)
+    behind = graph.behind_float_values
     for operation in graph.operations:
         found = operation.portability(graph)
+        if operation.output in behind and found.basis is not Basis.FLOAT:
+            found = _BEHIND_FLOAT
         key = ", ".join(operation.operators), found.basis.value, found.why, found.holds
         groups[key].append((operation.output, found.inputs, dict(found.differing)))
     return [
@@ -70,23 +82,44 @@ def holds_of(graph: Graph) -> list[Hold]:
     ]
 
 
-def verdict_of(holds: list[Hold]) -> str:
-    """One sentence on all of them."""
+def are_portable(holds: list[Hold]) -> bool:
+    """Whether XNNPACK computes the codes of a file on all processors: all operators are said to."""
     integer = [hold for hold in holds if not hold.is_float]
-    left = [hold for hold in integer if not hold.is_portable]
-    if not integer:
+    return bool(integer) and all(hold.is_portable for hold in integer)
+
+
+def verdict_of(holds: list[Hold]) -> str:
+    """One sentence on all of them, or one more on what is behind float values."""
+    integer = [hold for hold in holds if not hold.is_float]
+    behind = [hold for hold in integer if hold.basis == Basis.BEHIND_FLOAT.value]
+    before = [hold for hold in integer if hold not in behind]
+    left = [hold for hold in before if not hold.is_portable]
+    if not before:
         return "The file computes in float32, of which processors differ in the last bits."
-    if not left:
+    if left:
+        verdict = f"It holds for x86 only: on Arm, {_named(left)} may compute other codes."
+    else:
         ruled, enumerated = (
-            [hold for hold in integer if bool(hold.inputs) == known] for known in (False, True)
+            [hold for hold in before if bool(hold.inputs) == known] for known in (False, True)
         )
         reasons = [f"{_operators(ruled)} by their rules"] if ruled else []
         if enumerated:
             inputs = sum(hold.inputs for hold in enumerated)
             reasons.append(f"{_operators(enumerated)} proved for all {inputs:,} inputs")
-        return f"With XNNPACK, the codes are the same on {EVERYWHERE}: {', '.join(reasons)}."
-    names = ", ".join(dict.fromkeys(hold.operators for hold in left))
-    return f"It holds for x86 only: on Arm, {_operators(left)} ({names}) may compute other codes."
+        where = " in front of float values" if behind else ""
+        verdict = f"With XNNPACK, the codes{where} are the same on {EVERYWHERE}: "
+        verdict += f"{', '.join(reasons)}."
+    if not behind:
+        return verdict
+    return (
+        f"{verdict} Nothing is said of the codes behind float values, in which processors differ "
+        f"in the last bits: {_named(behind)}."
+    )
+
+
+def _named(holds: list[Hold]) -> str:
+    names = ", ".join(dict.fromkeys(hold.operators for hold in holds))
+    return f"{_operators(holds)} ({names})"
 
 
 def _operators(holds: list[Hold]) -> str:

@@ -11,6 +11,8 @@ from sat_tf.export.kernels.fixed_point import fixed_point, rounded_once
 from sat_tf.export.kernels.float32 import fused_multiply_add, multiply_add
 
 _MULTIPLIER_BITS = 20
+_ROUNDING = 2.0**-24  # of float32, relative
+_LOWEST, _HIGHEST = -128, 127  # int8
 
 
 def requantized(sums: np.ndarray, multipliers: np.ndarray) -> np.ndarray:
@@ -122,3 +124,38 @@ def mean_fused(
     zeros = np.array([-count * before], np.float32)
     (offset,) = fused_multiply_add(zeros, multiplier, np.float32(behind))
     return np.asarray(np.rint(fused_multiply_add(sums, multiplier, offset)))
+
+
+def sums_near_halves(
+    multiplier: np.float32, count: int, zero_points: tuple[int, int], ends: tuple[int, int]
+) -> np.ndarray:
+    """The sums on whose mean the rules can disagree: all that are nearly half way between codes.
+
+    A rule rounds six float32 values, none of which is larger than 256 · count · multiplier + 128,
+    so that none is farther from the exact mean than `error` below. For any other sum, the exact
+    mean and all rules are on one side of the same half, or clipped alike.
+
+    Args:
+        multiplier: see `mean_multiplier`.
+        count: how many stored integers are in a sum.
+        zero_points: of the input and of the output.
+        ends: the smallest and the largest stored integer of the output.
+
+    Returns:
+        Different sums, int64.
+    """
+    smallest, largest = count * _LOWEST, count * _HIGHEST
+    before, behind = zero_points
+    unit = float(multiplier)
+    error = 8 * _ROUNDING * (256 * count * unit + 512)
+    if error >= 0.5:
+        return np.arange(smallest, largest + 1)
+    halves = np.arange(*ends) + 0.5
+    exact = (halves - behind) / unit + count * before
+    # A sum more on both sides, for the float64 of these lines.
+    first = np.maximum(np.floor(exact - error / unit) - 1, smallest)
+    last = np.minimum(np.ceil(exact + error / unit) + 1, largest)
+    kept = first <= last
+    windows = zip(first[kept].astype(np.int64), last[kept].astype(np.int64), strict=True)
+    found = [np.arange(start, end + 1) for start, end in windows]
+    return np.unique(np.concatenate([np.empty(0, np.int64), *found]))

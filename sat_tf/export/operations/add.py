@@ -8,6 +8,7 @@ import numpy as np
 from sat_tf.export.kernels.kernel_sets import KernelSet
 from sat_tf.export.kernels.xnnpack import summand_multipliers
 from sat_tf.export.operations.operation import (
+    ROUNDED_ONCE,
     Constants,
     FileParts,
     Made,
@@ -36,6 +37,7 @@ class Add(Operation):
     operator = _ADD
     reads = ("ADD",)
     same_because = SUMS_ALIKE
+    same_in_float_because = ROUNDED_ONCE
     rounds = True
     mixes = True
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sat_tf.export.operations.operation import (
+    SELECTED,
     Constants,
     Made,
     Operation,
@@ -31,6 +32,7 @@ class Concatenate(Operation):
     operator = Operator("CONCATENATION", 2, "ConcatenationOptions")
     reads = ("CONCATENATION",)
     mixes = True
+    same_in_float_because = SELECTED
 
     @property
     def keeps_grid(self) -> bool:

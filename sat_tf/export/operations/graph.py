@@ -10,6 +10,7 @@ from rich.text import Text
 
 from sat_tf.export.kernels.kernel_sets import X86, KernelSet
 from sat_tf.export.operations.operation import Operation
+from sat_tf.export.operations.portability import Basis
 from sat_tf.export.tflite.tensors import Codes, Image, Tensor
 
 _LISTING_WIDTH = 160
@@ -97,6 +98,20 @@ class Graph:
         """The tensors of codes, producers first."""
         made = [operation.output for operation in self.operations]
         return tuple(name for name in made if self.tensors[name].codes is not None)
+
+    @property
+    def behind_float_values(self) -> frozenset[str]:
+        """The tensors that depend on float values in which processors differ."""
+        differing = {
+            operation.output
+            for operation in self.operations
+            if self.is_float(operation) and operation.portability(self).basis is Basis.FLOAT
+        }
+        behind: set[str] = set()
+        for operation in self.operations:
+            if not (differing | behind).isdisjoint(operation.inputs):
+                behind.add(operation.output)
+        return frozenset(behind)
 
     def is_float(self, operation: Operation) -> bool:
         """Whether an operation makes a float tensor."""

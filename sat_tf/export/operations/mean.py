@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sat_tf.export.kernels.kernel_sets import KernelSet
-from sat_tf.export.kernels.xnnpack import mean_multiplier, mean_offset
+from sat_tf.export.kernels.xnnpack import mean_multiplier, mean_offset, sums_near_halves
 from sat_tf.export.operations.operation import (
     Constants,
     FileParts,
@@ -56,9 +56,14 @@ class Mean(Operation):
         source, output = graph.codes(self.inputs[0]), graph.codes(self.output)
         rows, columns, _ = graph.tensors[self.inputs[0]].shape
         count = rows * columns
-        sums = np.arange(count * source.lowest, count * source.highest + 1)
+        multiplier = mean_multiplier(source.scale, output.scale, count)
+        zero_points, ends = (source.zero_point, output.zero_point), (output.lowest, output.highest)
+        near = sums_near_halves(multiplier, count, zero_points, ends)
         return enumerated(
-            sums, lambda kernels, some: of_sums(some, count, source, output, kernels), "sums"
+            near[(near >= count * source.lowest) & (near <= count * source.highest)],
+            lambda kernels, sums: of_sums(sums, count, source, output, kernels),
+            "sums",
+            total=count * (source.highest - source.lowest) + 1,
         )
 
     def write(self, writer: Writer) -> None:

@@ -7,7 +7,14 @@ from typing import Any, Self
 
 import numpy as np
 
-from sat_tf.export.operations.operation import Constants, FileParts, Made, Operation, TfTensor
+from sat_tf.export.operations.operation import (
+    SELECTED,
+    Constants,
+    FileParts,
+    Made,
+    Operation,
+    TfTensor,
+)
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import Tensors
@@ -17,6 +24,8 @@ from sat_tf.export.tflite.writer import Operator, Writer
 @dataclasses.dataclass(frozen=True)
 class Movement(Operation, abc.ABC):
     """An operation of one tensor, whose codes its output shares, with one operator."""
+
+    same_in_float_because = SELECTED
 
     @abc.abstractmethod
     def on_array(self, values: np.ndarray) -> np.ndarray:

@@ -25,6 +25,10 @@ Constants = Mapping[str, Any]
 # its value, as weights move in and out of what 4 bits hold.
 IN_THE_FILE_ONLY = {"in the file only": True}
 
+# Why kernels agree.
+SELECTED = "it moves or selects values, and computes none"
+ROUNDED_ONCE = "one float32 operation a value, which all processors round alike"
+
 # What an operator of a file becomes: the operation, and the codes of its tensor. None for one that
 # is only the first of an operation's operators.
 Made = tuple["Operation", Codes | None] | None
@@ -57,6 +61,8 @@ class Operation(abc.ABC):
             would choose the grid of a float output.
         listed_as: its name in the listing of a graph; "" for that of its class.
         same_because: why all kernels of XNNPACK give it the same codes.
+        same_in_float_because: why all processors give it the same float values; "" where they
+            differ in the last bits.
         rounds: whether runtimes have rules of their own for its codes.
     """
 
@@ -67,7 +73,8 @@ class Operation(abc.ABC):
     reads: ClassVar[tuple[str, ...]] = ()
     mixes: ClassVar[bool] = False
     listed_as: ClassVar[str] = ""
-    same_because: ClassVar[str] = "it moves or selects codes, and computes none"
+    same_because: ClassVar[str] = SELECTED
+    same_in_float_because: ClassVar[str] = ""
     rounds: ClassVar[bool] = False
 
     # -- in words --------------------------------------------------------------------------------
@@ -112,9 +119,11 @@ class Operation(abc.ABC):
 
     def portability(self, graph: Tensors) -> Portability:
         """Where it has the codes that it has on x86, as far as XNNPACK runs the file."""
-        if self.is_float(graph):
-            return Portability(Basis.FLOAT, "processors differ in the last bits of float32")
-        return Portability(Basis.RULE, self.same_because)
+        if not self.is_float(graph):
+            return Portability(Basis.RULE, self.same_because)
+        if self.same_in_float_because:
+            return Portability(Basis.RULE, self.same_in_float_because)
+        return Portability(Basis.FLOAT, "processors differ in the last bits of float32")
 
     def computes_alike(self, graph: Tensors, kernels: KernelSet) -> bool:
         """Whether kernels give it, for the same inputs, the codes that XNNPACK does on x86."""

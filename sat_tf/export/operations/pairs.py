@@ -11,6 +11,7 @@ from sat_tf.export.kernels.kernel_sets import KernelSet
 from sat_tf.export.kernels.xnnpack import product_multiplier
 from sat_tf.export.operations.add import SUMS_ALIKE, computed_sum, scaled_multipliers
 from sat_tf.export.operations.operation import (
+    ROUNDED_ONCE,
     Constants,
     Made,
     Numbers,
@@ -62,6 +63,7 @@ class Pair(Operation):
     kind: PairKind
 
     reads = tuple(kind.value for kind in PairKind)
+    same_in_float_because = ROUNDED_ONCE
     rounds = True
     mixes = True
 
@@ -87,7 +89,8 @@ class Pair(Operation):
         def codes(kernels: KernelSet, products: np.ndarray) -> np.ndarray:
             return stored_codes(kernels.product(products, scales, output.scale), output)
 
-        return enumerated(_products(*(_ends(grid) for grid in inputs)), codes, "products")
+        products = _products(*(_ends(grid) for grid in inputs))
+        return enumerated(products, codes, "products", total=products.size)
 
     def title(self, graph: Tensors) -> str:
         """See `Operation`."""
@@ -187,6 +190,7 @@ def _ends(codes: Codes) -> tuple[int, int]:
 
 
 @functools.lru_cache(maxsize=16)
+@functools.cache
 def _products(first: tuple[int, int], second: tuple[int, int]) -> np.ndarray:
     """Every different product of two codes, from their ends."""
     one, other = (np.arange(low, high + 1) for low, high in (first, second))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sat_tf.export.operations.operation import (
+    ROUNDED_ONCE,
     Constants,
     FileParts,
     Made,
@@ -57,6 +58,7 @@ class WithConstant(Operation):
     constant: np.ndarray
 
     reads = tuple(kind.value for kind in Pointwise)
+    same_in_float_because = ROUNDED_ONCE
 
     @property
     def operators(self) -> tuple[str, ...]:

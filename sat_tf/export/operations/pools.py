@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sat_tf.export.operations.operation import (
+    SELECTED,
     Constants,
     Made,
     Numbers,
@@ -67,6 +68,7 @@ class MaxPool(_Pool):
 
     operator = Operator("MAX_POOL_2D", 2, "Pool2DOptions")
     reads = ("MAX_POOL_2D",)
+    same_in_float_because = SELECTED
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """The largest value; padding is never that."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from sat_tf.export.operations.operation import (
+    ROUNDED_ONCE,
     Constants,
     Made,
     Numbers,
@@ -16,7 +17,6 @@ from sat_tf.export.operations.operation import (
     fake_quantized,
 )
 from sat_tf.export.operations.pointwise import Pointwise, WithConstant
-from sat_tf.export.operations.portability import Basis, Portability
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import Codes, Tensors, dequantized
@@ -173,17 +173,12 @@ class Dequantize(Operation):
 
     operator = Operator("DEQUANTIZE", 2, "DequantizeOptions")
     reads = ("DEQUANTIZE",)
-    same_because = "one float32 product a code"
+    same_in_float_because = ROUNDED_ONCE
 
     def simulate(self, graph: Tensors, *inputs: np.ndarray) -> np.ndarray:
         """See `dequantized`."""
         (source,) = inputs
         return dequantized(source, graph.codes(self.inputs[0]))
-
-    def portability(self, graph: Tensors) -> Portability:
-        """The same float values everywhere."""
-        del graph
-        return Portability(Basis.RULE, self.same_because)
 
     def write(self, writer: Writer) -> None:
         """See `Operation`."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sat_tf.export.operations.operation import FileParts, Made, Operation, TfTensor
+from sat_tf.export.operations.operation import SELECTED, FileParts, Made, Operation, TfTensor
 from sat_tf.export.tflite.contents import NotUnderstoodError
 from sat_tf.export.tflite.operator_view import OperatorView
 from sat_tf.export.tflite.tensors import Tensors
@@ -26,6 +26,7 @@ class Pad(Operation):
 
     operator = Operator("PAD", 2, "PadOptions")
     reads = ("PAD",)
+    same_in_float_because = SELECTED
 
     @property
     def keeps_grid(self) -> bool:
@@ -73,6 +74,7 @@ class Reshape(Operation):
 
     operator = _RESHAPE
     reads = ("RESHAPE",)
+    same_in_float_because = SELECTED
 
     @property
     def keeps_grid(self) -> bool:

@@ -95,6 +95,48 @@ def test_a_product_that_is_not_portable_is_counted_for_each_kernel_set():
     )
 
 
+def _proved(model: keras.Model, tmp_path, policy: sat_tf.BitPolicy) -> Certificate:
+    quantized = sat_tf.quantize_model(model, policy)
+    sat_tf.calibrate(quantized, images_for(model).astype(np.float32))
+    path = tmp_path / "model.tflite"
+    report = sat_tf.export_tflite(quantized, path)
+    certificate = sat_tf.verify_tflite(quantized, path, images_for(model, 4))
+    assert report.is_portable == certificate.is_portable
+    return certificate
+
+
+def test_nothing_is_said_of_codes_behind_a_layer_left_float(tmp_path):
+    image = keras.Input((6, 6, 3), name="image")
+    tensor = keras.layers.Conv2D(4, 3, activation="relu", name="stem")(image)
+    tensor = keras.layers.LayerNormalization(name="norm")(tensor)
+    tensor = keras.layers.Conv2D(4, 3, activation="relu", name="behind")(tensor)
+    tensor = keras.layers.Flatten(name="flat")(tensor)
+    model = keras.Model(image, keras.layers.Dense(3, name="head")(tensor))
+    certificate = _proved(model, tmp_path, sat_tf.BitPolicy.mobile(4, unsupported="float"))
+    assert not certificate.is_portable
+    known = {tensor: hold.basis for hold in certificate.holds for tensor in hold.tensors}
+    assert known["stem"] == "by its rule"
+    assert known["behind"] == known["flat"] == known["head"] == "behind float values"
+    words = verdict_of(certificate.holds)
+    assert "in front of float values are the same on x86 and on Arm" in words
+    assert "Nothing is said of the codes behind float values" in words
+    assert "not known" in certificate_page(certificate)
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_float_sums_are_the_same_everywhere_and_float_means_are_not(pooled, tmp_path):
+    image = keras.Input((8, 8, 3), name="image")
+    tensor = keras.layers.Conv2D(4, 3, padding="same", activation="relu", name="stem")(image)
+    branch = keras.layers.Conv2D(4, 3, padding="same", name="branch")(tensor)
+    tensor = keras.layers.Add(name="sum")([tensor, branch])
+    pool = keras.layers.GlobalAveragePooling2D if pooled else keras.layers.Flatten
+    model = keras.Model(image, keras.layers.Dense(3, name="head")(pool(name="last")(tensor)))
+    certificate = _proved(model, tmp_path, sat_tf.BitPolicy.paper(4))
+    known = {tensor: hold for hold in certificate.holds for tensor in hold.tensors}
+    assert known["sum"].why == "one float32 operation a value, which all processors round alike"
+    assert certificate.is_portable != pooled
+
+
 def test_certificates_of_earlier_versions_are_read_and_say_nothing_of_where_they_hold(
     small, tmp_path
 ):

@@ -88,6 +88,31 @@ def test_means_are_those_of_whole_numbers_with_and_without_fusing(total, count, 
     assert xnnpack.mean_fused(*given_values).item() == reference.mean_on_arm(*expected)
 
 
+@settings(deadline=None, derandomize=True, max_examples=100)
+@given(
+    side=st.integers(1, 40),
+    ratio=st.one_of(st.floats(2.0**-12, 2.0**12), st.sampled_from([0.5, 1.0, 2.0**15])),
+    scale=st.floats(2.0**-10, 4.0, width=32),
+    zeros=st.tuples(st.integers(-128, 127), st.integers(-128, 127)),
+    lowest=st.sampled_from([-128, 0, 100]),
+)
+def test_rules_disagree_on_no_mean_but_those_near_halves(side, ratio, scale, zeros, lowest):
+    count, ends = side * side, (lowest, 127)
+    multiplier = xnnpack.mean_multiplier(np.float32(scale), np.float32(scale / ratio), count)
+    sums = np.arange(-128 * count, 127 * count + 1)
+    rules = xnnpack.mean_rounded_twice, xnnpack.mean_fused
+    once, fused = (np.clip(rule(sums, multiplier, count, zeros), *ends) for rule in rules)
+    near = xnnpack.sums_near_halves(multiplier, count, zeros, ends)
+    assert set(sums[once != fused]) <= set(near)
+    assert set(near) <= set(sums)
+
+
+def test_sums_near_halves_are_few():
+    # 300 x 300 stored integers have 22,950,001 sums; some 50 around each of 255 halves are near.
+    near = xnnpack.sums_near_halves(np.float32(1 / 90_000), 90_000, (-128, -128), (-128, 127))
+    assert near.size < 30_000
+
+
 @settings(deadline=None, derandomize=True, max_examples=300)
 @given(
     factor=st.floats(-1e6, 1e6, width=32),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 import sat_tf
 from sat_tf.export import deployed_model, read_graph, simulate
 from sat_tf.export.kernels.kernel_sets import ARM, ARM_UNFUSED, X86, XNNPACK_SETS
+from sat_tf.export.lowering import portable_scales
 from sat_tf.export.lowering.pipeline import deployed_graph, trained_graph
 from sat_tf.export.lowering.portable_scales import make_portable
 from sat_tf.export.operations.concatenate import Concatenate
@@ -101,6 +102,34 @@ def test_every_mean_becomes_portable_within_a_few_units(size, scales, zeros):
         assert np.clip(on_x86, -128, 127) == np.clip(on_arm, -128, 127)
 
 
+def _large_mean(side: int, output_scale: float) -> tuple[Mean, Graph]:
+    tensors = {"x": Codes(ONE, -128), "y": Codes(np.float32(output_scale), -128)}
+    mean = Mean(("x",), "y")
+    return mean, _graph(tensors, mean, size=side)
+
+
+def test_means_over_large_maps_become_portable_too():
+    mean, graph = _large_mean(150, 0.6)
+    found = mean.portability(graph)
+    assert found.inputs == 150 * 150 * 255 + 1
+    assert found.differing[ARM.name] > 0
+    moved = make_portable(graph)
+    assert mean.portability(moved).holds
+    assert 0 < abs(moved.moved_scales["y"]) <= 1024
+    assert not moved.warnings
+
+
+def test_a_mean_that_no_scale_near_by_makes_portable_says_so(monkeypatch):
+    monkeypatch.setattr(portable_scales, "_FARTHEST", 1)
+    _, graph = _large_mean(150, 0.6)
+    kept = make_portable(graph)
+    assert kept.moved_scales == {}
+    (warning,) = kept.warnings
+    assert "of 5,737,501 possible inputs of this MEAN" in warning
+    assert "no scale within 1 units" in warning
+    assert "shares" not in warning
+
+
 def test_tensors_on_one_grid_move_together():
     pool = MaxPool(("y",), "pooled", (1, 1), Window())
     joined = Concatenate(("pooled", "other"), "joined", 2)
@@ -129,6 +158,7 @@ def test_a_product_on_the_grid_of_an_image_cannot_move_and_says_so():
     (warning,) = kept.warnings
     assert warning.startswith("y: on Arm, ")
     assert "MUL" in warning
+    assert "it shares the grid of an image" in warning
 
 
 def test_a_product_that_shares_its_grid_with_what_it_reads_says_so():
@@ -137,7 +167,8 @@ def test_a_product_that_shares_its_grid_with_what_it_reads_says_so():
     kept = make_portable(_graph(tensors, PRODUCT, Concatenate(("y", "a"), "j", 2)))
     # Whatever the scale, 0.25 · 0.5 / 0.25 is a half.
     assert kept.moved_scales == {}
-    assert len(kept.warnings) == 1
+    (warning,) = kept.warnings
+    assert "it shares its grid with what it reads" in warning
 
 
 def test_scales_beyond_all_kernels_are_left_to_the_check_that_refuses_them():
