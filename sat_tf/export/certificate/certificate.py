@@ -375,6 +375,12 @@ def read_certificate(path: str | os.PathLike[str]) -> Certificate:
             f"{path}: received a file that is not JSON ({error}), expected the certificate that "
             "sat-tf verify has written."
         ) from error
+    fields = {field.name for field in dataclasses.fields(Certificate)}
+    if not isinstance(values, dict) or fields.isdisjoint(values):
+        raise ValueError(
+            f"{path}: received JSON that is no certificate, expected the one that sat-tf verify "
+            "has written; pass its certificate.json."
+        )
     try:
         certificate = _CERTIFICATE.validate_python(values)
     except pydantic.ValidationError as error:

@@ -52,6 +52,10 @@ def chosen(names: Iterable[str]) -> list[RuntimeKind]:
     Raises:
         ValueError: a name is unknown, or of a runtime that is not installed.
     """
+    if isinstance(names, str):
+        raise ValueError(
+            f"runtimes: received the string {names!r}, expected a list of names; pass [{names!r}]."
+        )
     wanted = {"xnnpack", *names}
     unknown = sorted(wanted - set(RUNTIMES))
     if unknown:

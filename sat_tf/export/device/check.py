@@ -208,7 +208,7 @@ def show(kit: dict[str, Any], device: dict[str, Any], rows: list[Any]) -> None:
     print(f"features   {' '.join(device['features']) or 'unknown'}")
     print(f"versions   {', '.join(f'{name} {it}' for name, it in device['versions'].items())}")
     print(f"delegate   {device['delegate']}")
-    print(f"time       {device['milliseconds']:.2f} ms an image, one thread")
+    print(f"time       {device['milliseconds']:.3g} ms an image, one thread")
     if device["delegate"] != "XNNPACK":
         print(f"WARNING    the delegate is {device['delegate']}; the file is exact with XNNPACK")
     if device["versions"]["ai-edge-litert"] != kit["litert"]:

@@ -21,7 +21,7 @@ from sat_tf.atomic_file import check_writable, written_whole
 from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.export.certificate.inputs import images_hash
 from sat_tf.export.certificate.proof import Subject
-from sat_tf.export.device import check
+from sat_tf.export.device import check, start
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.simulator import batches, simulate
 from sat_tf.export.tflite.images import number_of
@@ -29,7 +29,6 @@ from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.version import __version__
 
 FORMAT = 1
-_MAIN = 'import runpy\n\nrunpy.run_module("check", run_name="__main__")\n'
 # Zip archives hold the time of their files; these are of none, so that equal kits are equal bytes.
 _NO_TIME = (1980, 1, 1, 0, 0, 0)
 
@@ -107,7 +106,7 @@ def pack_kit(
         add("model.tflite", subject.content)
         add("images.npy", _npy(images))
         add("check.py", pathlib.Path(check.__file__).read_bytes())
-        add("__main__.py", _MAIN.encode())
+        add("__main__.py", pathlib.Path(start.__file__).read_bytes())
         expected = Expected(compared)
         with image_bar(f"{path.name}", len(images), shown=progress) as advance:
             for number, stored in enumerate(simulated(subject.graph, images)):

@@ -166,10 +166,14 @@ def read_device_certificate(path: str | os.PathLike[str]) -> DeviceCertificate:
         )
     if found.seal != check.seal(values):
         problems.append(
-            f"received a certificate that was changed after check.py wrote it; {again}."
+            "received a certificate that was changed after check.py wrote it, expected one whose "
+            f"hash is its seal; {again}."
         )
     if found.kit.seal != check.seal(values["kit"]):
-        problems.append("received the certificate of a kit that was changed; write the kit again.")
+        problems.append(
+            "received the certificate of a kit that was changed, expected one whose hash is its "
+            "seal; write the kit again."
+        )
     problems += _contradictions(found)
     if problems:
         raise ValueError(list_problems(str(path), problems))

@@ -65,6 +65,8 @@ _ALL_PACKINGS: Mapping[str, Packing] = {
     ),
 }
 _BITS_PER_BYTE = 8
+# How far apart the ends of the paper's grid of 4 bits are, -15 to 15, whose codes are odd.
+_ODD_4_BITS = 31
 # The magnitude of an input code.
 _LARGEST_INPUT = 255
 
@@ -131,14 +133,38 @@ def _is_packed(operation: Operation) -> bool:
 
 def _nothing_fits(graph: Graph, pack: str, notes: Mapping[str, str]) -> str:
     problems = [f"{kernel} ({note}): stays int8" for kernel, note in notes.items()]
-    fix = "with weight_bits=3 or less, or with weight_bits=4 and weight_grid='narrow'"
-    if all(op.real for op in graph.operations if isinstance(op, Linear)):
-        fix = "with activation_bits: kernels of float activations are stored in 8 bits"
+    remedies = list(_remedies(graph, pack))
     problems.append(
         "received no kernel that fits into 4 bits, expected at least one; use pack='auto' or "
-        f"pack='none', or requantize {fix}."
+        f"pack='none'{', or ' if remedies else ''}{'; or '.join(remedies)}."
     )
     return list_problems(f"model {graph.name!r}, pack={pack!r}", problems)
+
+
+def _remedies(graph: Graph, pack: str) -> Iterator[str]:
+    """What would let a packing pack a kernel of this graph."""
+    packing = _ALL_PACKINGS[pack]
+    trained = [op for op in graph.operations if isinstance(op, Linear) and is_trained(op)]
+    if all(linear.real for linear in trained):
+        yield "quantize with activation_bits: kernels of float activations are stored in 8 bits"
+        return
+    matrices = [
+        linear
+        for linear in trained
+        if linear.kind is LinearKind.FULLY_CONNECTED
+        or (packing.pixelwise and _is_pixelwise(linear))
+    ]
+    could = trained if packing.windows else matrices
+    codes = [int(np.ptp(linear.kernel)) + 1 for linear in could]
+    if any(count > _ODD_4_BITS for count in codes):
+        yield (
+            "quantize with fewer weight_bits, and with first_last_weight_bits=None where only the "
+            "first and the last layer could be packed, which have 8 bits by default"
+        )
+    if any(2**Storage.INT4.value <= count <= _ODD_4_BITS for count in codes):
+        yield "quantize with weight_bits=3 or less, or with weight_bits=4 and weight_grid='narrow'"
+    if not packing.windows and len(matrices) < len(trained):
+        yield "pack='int4', which packs other convolutions than 1x1 too"
 
 
 def is_trained(linear: Linear) -> bool:

@@ -31,8 +31,9 @@ def test_counts_take_one_line_a_tensor(written):
         ("", "is not JSON"),
         ("not JSON", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
-        ("[]", "all of it: "),
-        ("{}", r"(?s)model: Field required.*sha256: Field required"),
+        ("[]", "received JSON that is no certificate"),
+        ("{}", "received JSON that is no certificate"),
+        ('{"model": "toy"}', r"(?s)path: Field required.*sha256: Field required"),
     ],
 )
 def test_what_is_no_certificate_is_named(text, expected, tmp_path):

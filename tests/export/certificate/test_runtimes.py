@@ -117,6 +117,11 @@ def test_an_unknown_runtime_is_an_error(files, images):
         prove(files["none"], images, None, images_from=GIVEN, runtimes=["arm_bultin"])
 
 
+def test_one_name_that_is_no_list_is_an_error():
+    with pytest.raises(ValueError, match=r"the string 'builtin', expected a list .* \['builtin'\]"):
+        runtimes.chosen("builtin")
+
+
 def test_the_usual_runtimes_are_some_of_the_table():
     assert set(runtimes.USUAL_RUNTIMES) < set(runtimes.RUNTIMES)
     assert [kind.name for kind in runtimes.chosen(["arm_builtin"])] == ["xnnpack", "arm_builtin"]

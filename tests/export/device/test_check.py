@@ -4,6 +4,7 @@ import ast
 import json
 import pathlib
 import platform
+import shutil
 import site
 import subprocess
 import sys
@@ -110,6 +111,19 @@ def test_a_part_that_is_missing_is_named(name, folder, tmp_path):
     done = checked(folder / "check.py", tmp_path)
     assert done.returncode == 2
     assert f"{name} cannot be read" in done.stderr
+
+
+@pytest.mark.parametrize("content", [b"", b"import sys", None])
+def test_a_kit_whose_script_is_not_its_own_is_not_run(content, kit, folder, tmp_path):
+    if content is None:
+        (folder / "check.py").unlink()
+    else:
+        (folder / "check.py").write_bytes(content)
+    zipped = pathlib.Path(shutil.make_archive(str(tmp_path / "damaged"), "zip", folder))
+    for start in (folder, zipped):
+        done = checked(start, tmp_path)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == "error: check.py or kit.json is damaged; copy the kit again.\n"
 
 
 @pytest.mark.parametrize("text", ["", "no JSON", "[]", "{}", '{"seal": 1, "files": 2}'])
