@@ -33,7 +33,7 @@ def test_counts_take_one_line_a_tensor(written):
         ("[" * 100_000, "is not JSON"),
         ("[]", "received JSON that is no certificate"),
         ("{}", "received JSON that is no certificate"),
-        ('{"model": "toy"}', r"(?s)path: Field required.*sha256: Field required"),
+        ('{"model": "toy"}', r"(?s)file: Field required.*sha256: Field required"),
     ],
 )
 def test_what_is_no_certificate_is_named(text, expected, tmp_path):
