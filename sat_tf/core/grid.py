@@ -78,6 +78,32 @@ def _look_up(num_bits: Bits, grid: str, number: Callable[[Grid, int], int]) -> A
     return tf.gather(tf.constant(numbers), num_bits)
 
 
+def round_to_largest(
+    x: tf.Tensor, num_bits: Bits, *, range_axes: tuple[int, ...] = ()
+) -> tf.Tensor:
+    """Rounds to the narrow grid that ends at the largest magnitude, straight-through.
+
+    Forward: q = M · round_half_up(a x / (2 M)) · 2 / a, with a = 2^b - 2 and M the largest |x| that
+    is finite. Backward: dq/dx = 1.
+
+    Args:
+        x: float32. NaN stays NaN, infinite values become M or -M.
+        num_bits: 2 to 8; see `Bits`.
+        range_axes: axes that keep an M of their own; () is one for all.
+
+    >>> round_to_largest(tf.constant([-3.0, -0.4, 1.6]), 3).numpy().tolist()
+    [-3.0, 0.0, 2.0]
+    """
+    rank = x.shape.rank
+    axes = [axis for axis in range(rank) if axis not in {kept % rank for kept in range_axes}]
+    finite = tf.where(tf.math.is_finite(x), tf.abs(x), 0.0)
+    largest = tf.reduce_max(finite, axes, keepdims=True)
+    half = tf.cast(levels(num_bits, "narrow"), tf.float32) / 2.0
+    unit = tf.where(largest > 0.0, largest, 1.0) / half
+    codes = tf.clip_by_value(round_half_up(x / unit), -half, half)
+    return straight_through(tf.where(tf.math.is_nan(x), x, codes * unit), x)
+
+
 def quantize_unit(x: tf.Tensor, levels: int) -> tf.Tensor:
     """The paper's q_k: rounds the unit interval to n / a, straight-through (Eq. 8 and 12).
 

@@ -264,7 +264,7 @@ class QuantizedLayer(keras.layers.Wrapper):
         config, layer = self.quantize_config, self.layer
         kernels = [kernel for kernel, _ in config.get_weights_and_quantizers(layer)]
         activations = [function for function, _ in config.get_activations_and_quantizers(layer)]
-        effective = self.effective_kernel(training)
+        effective = self.effective_kernel(training if self.trainable else False)
         try:
             if kernels:
                 config.set_quantize_weights(layer, [tf.cast(effective, layer.compute_dtype)])

@@ -8,11 +8,11 @@ from sat_tf.core import grid, l1
 from sat_tf.core.dorefa import grid_units
 from sat_tf.quantizers.on_grid import WeightsOnGrid
 from sat_tf.quantizers.protocol import Variables, WeightRequest, register_quantizer
-from sat_tf.quantizers.scaled import ScaledQuantizer, true_or_false
+from sat_tf.quantizers.scaled import ScaledWithSurrogate, true_or_false
 
 
 @register_quantizer
-class L1Quantizer(WeightsOnGrid, ScaledQuantizer):
+class L1Quantizer(WeightsOnGrid, ScaledWithSurrogate):
     """Weights on a grid whose size is 2 mean|w| or less: `l1.quantize_weights` (Liu et al. 2022).
 
     It has no variables: the size follows the latent weights.
@@ -21,7 +21,7 @@ class L1Quantizer(WeightsOnGrid, ScaledQuantizer):
         grid: a name of `grid_table.GRIDS` or of `AUTOMATIC`.
         over_size: divide the gradient by the size, as the authors do, who train with Adam, to which
             that makes no difference. Under SGD it makes learning rates many times larger.
-        **settings: those of `ScaledQuantizer`.
+        **settings: those of `ScaledWithSurrogate`.
     """
 
     method: ClassVar[str] = "L1"

@@ -25,7 +25,7 @@ from sat_tf.quantizers.protocol import (
     bits_of,
     register_quantizer,
 )
-from sat_tf.quantizers.scaled import ScaledQuantizer, inner_size, true_or_false
+from sat_tf.quantizers.scaled import ScaledWithSurrogate, inner_size, true_or_false
 
 _MAGNITUDE = "magnitude"
 _OFFSET = "offset"
@@ -35,7 +35,7 @@ SMALLEST_MAGNITUDE = 1e-8
 
 
 @register_quantizer
-class LsqQuantizer(ScaledQuantizer):
+class LsqQuantizer(ScaledWithSurrogate):
     """Weights with a scale that is learnt: `lsq.quantize_weights` (Esser et al. 2020).
 
     The trainable variable `magnitude` holds m = s · sqrt(highest code), for the layer or for each
@@ -45,7 +45,7 @@ class LsqQuantizer(ScaledQuantizer):
         start: "mean" has the scale of the paper, 2 mean|v| / sqrt(highest code), "error" the one
             with the smallest quantization error, which is better without training: at 8 bits the
             paper's reaches far beyond the largest weight.
-        **settings: those of `ScaledQuantizer`.
+        **settings: those of `ScaledWithSurrogate`.
     """
 
     method: ClassVar[str] = "LSQ"

@@ -223,7 +223,11 @@ class WeightQuantizer(SatQuantizer):
     def __call__(
         self, inputs: tf.Tensor, training: Any, weights: Variables, **kwargs: Any
     ) -> tf.Tensor:
-        """Effective weights from latent weights, both float32; differentiable."""
+        """Effective weights from latent weights, both float32; differentiable.
+
+        In training it may assign variables that it has made, by each replica for itself. A layer
+        that is frozen is not in training.
+        """
 
     @abc.abstractmethod
     def integer_weights(self, latent: tf.Tensor, variables: Variables) -> IntegerWeights:

@@ -7,8 +7,10 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.core import rescale
+from sat_tf.core import grid, rescale
+from sat_tf.core.grid_table import LARGEST_INT8
 from sat_tf.core.surrogate_gradients import STRAIGHT_THROUGH, describe_surrogate, strength_of
+from sat_tf.quantizers.observers import when_training
 from sat_tf.quantizers.on_grid import RoundedWeights
 from sat_tf.quantizers.protocol import (
     SURROGATE_OPTIONS,
@@ -42,8 +44,6 @@ class ScaledQuantizer(RoundedWeights):
         range_axes: kernel axes with a scale of their own; () for one scale a layer.
         rescale: "constant", or None.
         fan_out: the layer's n̂, for the rescaling.
-        surrogate: what rounding passes back, a row of `surrogate_gradients`.
-        surrogate_strength: see there; None is the usual one.
     """
 
     def __init__(
@@ -53,16 +53,11 @@ class ScaledQuantizer(RoundedWeights):
         range_axes: tuple[int, ...] = (),
         rescale: str | None = None,
         fan_out: int = 1,
-        surrogate: str = STRAIGHT_THROUGH,
-        surrogate_strength: float | None = None,
     ) -> None:
-        strength_of(surrogate, surrogate_strength)
         self.num_bits = num_bits
         self.range_axes = tuple(range_axes)
         self.rescale: str | None = rescale
         self.fan_out = fan_out
-        self.surrogate = surrogate
-        self.surrogate_strength = surrogate_strength
 
     @classmethod
     def create(cls, request: WeightRequest) -> WeightQuantizer:
@@ -84,11 +79,6 @@ class ScaledQuantizer(RoundedWeights):
         """The arguments of the constructor that a policy and the graph give it."""
         return tuple(cls.asked(WeightRequest(num_bits=8)))
 
-    @classmethod
-    def option_names(cls) -> tuple[str, ...]:
-        """What a policy may choose."""
-        return SURROGATE_OPTIONS
-
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
         return {
@@ -96,8 +86,6 @@ class ScaledQuantizer(RoundedWeights):
             "range_axes": list(self.range_axes),
             "rescale": self.rescale,
             "fan_out": self.fan_out,
-            "surrogate": self.surrogate,
-            "surrogate_strength": self.surrogate_strength,
         }
 
     # -- what the subclasses say -------------------------------------------------------------------
@@ -187,8 +175,126 @@ class ScaledQuantizer(RoundedWeights):
         rounded = "not rounded" if self.num_bits is None else f"of {self.num_bits} bits"
         whose = "channel" if self.channels_differ else "layer"
         rescaled = f"{self.rescale} rescale" if self.rescale else "no rescale"
-        line = f"{self.method} weights {rounded}, one scale per {whose}, {rescaled}"
-        return line + describe_surrogate(self.surrogate, self.surrogate_strength)
+        return f"{self.method} weights {rounded}, one scale per {whose}, {rescaled}"
+
+
+class ScaledWithSurrogate(ScaledQuantizer):
+    """One that rounds to a grid, whose rounding may pass back something else.
+
+    Args:
+        surrogate: what rounding passes back, a row of `surrogate_gradients`.
+        surrogate_strength: see there; None is the usual one.
+        **settings: those of `ScaledQuantizer`.
+    """
+
+    def __init__(
+        self,
+        *,
+        surrogate: str = STRAIGHT_THROUGH,
+        surrogate_strength: float | None = None,
+        **settings: Any,
+    ) -> None:
+        strength_of(surrogate, surrogate_strength)
+        super().__init__(**settings)
+        self.surrogate = surrogate
+        self.surrogate_strength = surrogate_strength
+
+    @classmethod
+    def option_names(cls) -> tuple[str, ...]:
+        """What a policy may choose."""
+        return SURROGATE_OPTIONS
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        own = {name: getattr(self, name) for name in SURROGATE_OPTIONS}
+        return {**super().get_config(), **own}
+
+    def describe(self) -> str:
+        """One line for people."""
+        return super().describe() + describe_surrogate(self.surrogate, self.surrogate_strength)
+
+
+class LevelsOfWeights(ScaledQuantizer):
+    """One whose values no grid tells: they follow the weights, by variables that are not trained.
+
+    These variables are assigned in training steps, by every replica for itself: as all of them have
+    the same latent weights, they stay equal. Codes are whatever int8 holds.
+
+    While a floor keeps the bits above its own, weights are rounded to the narrow grid of as many
+    bits, up to the largest weight of each range.
+
+    Required: `values`, `follow`, `codes_and_scales`, `build`, `start`.
+    """
+
+    @abc.abstractmethod
+    def values(self, latent: tf.Tensor, variables: Variables) -> tf.Tensor:
+        """The quantized weights before the rescaling, with their gradient."""
+
+    @abc.abstractmethod
+    def follow(self, latent: tf.Tensor, variables: Variables) -> tf.Tensor:
+        """Assigns what the variables are from the next step on; any scalar."""
+
+    def __call__(
+        self, inputs: tf.Tensor, training: Any, weights: Variables, **kwargs: Any
+    ) -> tf.Tensor:
+        """Effective weights from latent weights, both in float32."""
+        made = super().__call__(inputs, training, weights, **kwargs)
+        if self.num_bits is not None:
+            when_training(training, lambda: self.follow(tf.stop_gradient(inputs), weights))
+        return made
+
+    def quantized(self, latent: tf.Tensor, variables: Variables, num_bits: grid.Bits) -> tf.Tensor:
+        """`values`, or the narrow grid."""
+        values = self.values(latent, variables)
+        if not tf.is_tensor(num_bits):
+            return values
+        finer = grid.round_to_largest(latent, num_bits, range_axes=self.range_axes)
+        return tf.where(num_bits > self.bits, finer, values)
+
+    @property
+    def largest_code(self) -> int:
+        """That of int8: no scale would be larger with a smaller one."""
+        return LARGEST_INT8
+
+    @property
+    def top_unit(self) -> int:
+        """The number of its values, less one."""
+        return 2**self.bits - 1
+
+    def carry(
+        self,
+        latent: tf.Tensor,
+        variables: Variables,
+        before: WeightQuantizer,
+        before_variables: Variables,
+        *,
+        keep_function: bool,
+    ) -> None:
+        """Takes over what its variables have become; at other bits they start anew."""
+        super().carry(latent, variables, before, before_variables, keep_function=keep_function)
+        if self.levels_config() != getattr(before, "levels_config", dict)():
+            self.start(latent, variables)
+
+    def levels_config(self) -> dict[str, Any]:
+        """What its variables depend on, of its settings."""
+        own = {"num_bits", "range_axes", *self.option_names()}
+        return {name: value for name, value in self.get_config().items() if name in own}
+
+    def add_levels(
+        self, layer: keras.layers.Layer, name: str, shape: Any, dtype: tf.DType
+    ) -> tf.Variable:
+        """Makes a variable of zeros that every replica assigns for itself."""
+        return layer.add_weight(
+            name=name,
+            shape=shape,
+            dtype=dtype,
+            initializer=keras.initializers.Zeros(),
+            trainable=False,
+            # Nothing is sent between replicas, which could wait for each other for ever: layers
+            # compute effective weights one at a time.
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
 
 
 def inner_size(shape: Any, range_axes: tuple[int, ...]) -> int:

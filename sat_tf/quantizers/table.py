@@ -15,6 +15,7 @@ from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.dorefa import DorefaQuantizer
 from sat_tf.quantizers.image import ImageQuantizer
 from sat_tf.quantizers.input_range import InputRange
+from sat_tf.quantizers.kmeans import KMeansQuantizer
 from sat_tf.quantizers.l1 import L1Quantizer
 from sat_tf.quantizers.lsq import LsqActivationQuantizer, LsqPlusQuantizer, LsqQuantizer
 from sat_tf.quantizers.observers import InputQuantizer, RangeObserver
@@ -33,6 +34,7 @@ WEIGHT_QUANTIZERS: dict[str, type[WeightQuantizer]] = {
     "dorefa": DorefaQuantizer,
     "lsq": LsqQuantizer,
     "l1": L1Quantizer,
+    "kmeans": KMeansQuantizer,
 }
 ACTIVATION_QUANTIZERS: dict[str, type[ActivationQuantizer]] = {
     "pact": PactQuantizer,

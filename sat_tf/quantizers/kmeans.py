@@ -1,0 +1,116 @@
+"""Weights that share values, those of Deep Compression."""
+
+from typing import Any, ClassVar
+
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.core import kmeans
+from sat_tf.quantizers.protocol import Variables, WeightRequest, register_quantizer
+from sat_tf.quantizers.scaled import LevelsOfWeights, true_or_false
+
+_IDS = "cluster_ids"
+
+
+@register_quantizer
+class KMeansQuantizer(LevelsOfWeights):
+    """Weights of a layer with 2^b shared values: `kmeans.quantize_weights` (Han et al. 2016).
+
+    The variable `cluster_ids`, uint8 and shaped like the kernel, holds which of them share a value.
+    k-means over the layer finds that when a model is quantized, and when it gets other bits.
+
+    Args:
+        initialization: where centroids start, a row of `kmeans.INITIALIZATIONS`.
+        keep_zeros: weights that are 0 stay 0, as those of a pruned model; one of the values is 0.
+        reassign: weights move to the nearest cluster in every training step. Each has its own
+            gradient then; those of a cluster that share one would keep their distances for ever.
+        **settings: those of `ScaledQuantizer`, without `range_axes`.
+    """
+
+    method: ClassVar[str] = "k-means"
+
+    def __init__(
+        self,
+        *,
+        num_bits: int | None,
+        rescale: str | None = None,
+        fan_out: int = 1,
+        initialization: str = "linear",
+        keep_zeros: bool = False,
+        reassign: bool = False,
+    ) -> None:
+        super().__init__(num_bits=num_bits, rescale=rescale, fan_out=fan_out)
+        self.initialization = kmeans.known_initialization(initialization)
+        self.keep_zeros = true_or_false("keep_zeros", keep_zeros)
+        self.reassign = true_or_false("reassign", reassign)
+
+    @classmethod
+    def asked(cls, request: WeightRequest) -> dict[str, Any]:
+        """What it takes of a request."""
+        # Channels of a layer share its values.
+        return {name: value for name, value in super().asked(request).items() if "axes" not in name}
+
+    @classmethod
+    def option_names(cls) -> tuple[str, ...]:
+        """What a policy may choose."""
+        return ("initialization", "keep_zeros", "reassign")
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {
+            "num_bits": self.num_bits,
+            "rescale": self.rescale,
+            "fan_out": self.fan_out,
+            **{name: getattr(self, name) for name in self.option_names()},
+        }
+
+    def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
+        """Makes the variable `cluster_ids`, where it rounds, and the gain of a rescaling."""
+        made = super().build(tensor_shape, name, layer)
+        if self.num_bits is None:
+            return made
+        return {**made, _IDS: self.add_levels(layer, _IDS, tensor_shape, tf.uint8)}
+
+    def start(self, kernel: tf.Variable, variables: Variables) -> None:
+        """The clusters of the latent weights."""
+        if _IDS in variables:
+            ids = kmeans.cluster_ids(
+                tf.convert_to_tensor(kernel).numpy(),
+                self.bits,
+                initialization=self.initialization,
+                keep_zeros=self.keep_zeros,
+            )
+            variables[_IDS].assign(ids)
+
+    def values(self, latent: tf.Tensor, variables: Variables) -> tf.Tensor:
+        """`kmeans.quantize_weights`."""
+        return kmeans.quantize_weights(
+            latent, variables[_IDS], self.bits, keep_zeros=self.keep_zeros, each=self.reassign
+        )
+
+    def follow(self, latent: tf.Tensor, variables: Variables) -> tf.Tensor:
+        """Moves weights to the nearest cluster, where they may."""
+        if self.reassign:
+            found = kmeans.nearest_ids(
+                latent, variables[_IDS], self.bits, keep_zeros=self.keep_zeros
+            )
+            variables[_IDS].assign(tf.cast(found, tf.uint8))
+        return tf.constant(0.0)
+
+    def codes_and_scales(
+        self, latent: tf.Tensor, variables: Variables
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """`kmeans.weight_codes`."""
+        codes, scale = kmeans.weight_codes(
+            latent, variables[_IDS], self.bits, keep_zeros=self.keep_zeros
+        )
+        return codes, tf.reshape(scale, [1] * codes.shape.rank)
+
+    @property
+    def holds_zero(self) -> bool:
+        """Whether a weight of 0 stays 0."""
+        return self.num_bits is None or self.keep_zeros
+
+    def units(self, latent: tf.Tensor, variables: Variables) -> tf.Tensor:
+        """The clusters, of which those with the same code are one."""
+        return kmeans.weight_units(latent, variables[_IDS], self.bits, keep_zeros=self.keep_zeros)
