@@ -4,6 +4,14 @@ METHODS = {
     "lsq": {"weight_quantizer": "lsq", "activation_quantizer": "lsq"},
     "lsq_plus": {"weight_quantizer": "lsq", "activation_quantizer": "lsq_plus"},
     "l1": {"weight_quantizer": "l1", "weight_options": {"over_size": False}},
+    "kmeans": {"weight_quantizer": "kmeans"},
+    # Weights that move between clusters, beside weights of 0, which stay.
+    "kmeans_reassigned": {
+        "weight_quantizer": "kmeans",
+        "rescale": "constant",
+        "weight_options": {"reassign": True, "keep_zeros": True, "initialization": "density"},
+    },
+    "lq_nets": {"weight_quantizer": "lq_nets"},
     # SAT's rescaling of the classifier and its activations, with weights of LSQ.
     "lsq_in_sat": {
         "weight_quantizer": "lsq",

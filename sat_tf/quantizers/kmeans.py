@@ -3,13 +3,10 @@
 from typing import Any, ClassVar
 
 import tensorflow as tf
-import tf_keras as keras
 
 from sat_tf.core import kmeans
 from sat_tf.quantizers.protocol import Variables, WeightRequest, register_quantizer
 from sat_tf.quantizers.scaled import LevelsOfWeights, true_or_false
-
-_IDS = "cluster_ids"
 
 
 @register_quantizer
@@ -28,6 +25,9 @@ class KMeansQuantizer(LevelsOfWeights):
     """
 
     method: ClassVar[str] = "k-means"
+    levels_name: ClassVar[str] = "cluster_ids"
+    levels_type: ClassVar[tf.DType] = tf.uint8
+    levels_settings: ClassVar[tuple[str, ...]] = ("num_bits", "initialization", "keep_zeros")
 
     def __init__(
         self,
@@ -64,45 +64,37 @@ class KMeansQuantizer(LevelsOfWeights):
             **{name: getattr(self, name) for name in self.option_names()},
         }
 
-    def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
-        """Makes the variable `cluster_ids`, where it rounds, and the gain of a rescaling."""
-        made = super().build(tensor_shape, name, layer)
-        if self.num_bits is None:
-            return made
-        return {**made, _IDS: self.add_levels(layer, _IDS, tensor_shape, tf.uint8)}
+    def levels_shape(self, kernel_shape: Any) -> Any:
+        """That of the kernel."""
+        return kernel_shape
 
-    def start(self, kernel: tf.Variable, variables: Variables) -> None:
-        """The clusters of the latent weights."""
-        if _IDS in variables:
-            ids = kmeans.cluster_ids(
-                tf.convert_to_tensor(kernel).numpy(),
-                self.bits,
-                initialization=self.initialization,
-                keep_zeros=self.keep_zeros,
-            )
-            variables[_IDS].assign(ids)
+    def first_levels(self, kernel: tf.Tensor) -> tf.Tensor:
+        """The clusters of `kmeans.cluster_ids`."""
+        settings: dict[str, Any] = {
+            "initialization": self.initialization,
+            "keep_zeros": self.keep_zeros,
+        }
+        return tf.constant(kmeans.cluster_ids(kernel.numpy(), self.bits, **settings))
 
-    def values(self, latent: tf.Tensor, variables: Variables) -> tf.Tensor:
+    def values(self, latent: tf.Tensor, levels: tf.Tensor) -> tf.Tensor:
         """`kmeans.quantize_weights`."""
         return kmeans.quantize_weights(
-            latent, variables[_IDS], self.bits, keep_zeros=self.keep_zeros, each=self.reassign
+            latent, levels, self.bits, keep_zeros=self.keep_zeros, each=self.reassign
         )
 
-    def follow(self, latent: tf.Tensor, variables: Variables) -> tf.Tensor:
-        """Moves weights to the nearest cluster, where they may."""
-        if self.reassign:
-            found = kmeans.nearest_ids(
-                latent, variables[_IDS], self.bits, keep_zeros=self.keep_zeros
-            )
-            variables[_IDS].assign(tf.cast(found, tf.uint8))
-        return tf.constant(0.0)
+    def next_levels(self, latent: tf.Tensor, levels: tf.Tensor) -> tf.Tensor | None:
+        """The nearest clusters, where weights may move."""
+        if not self.reassign:
+            return None
+        found = kmeans.nearest_ids(latent, levels, self.bits, keep_zeros=self.keep_zeros)
+        return tf.cast(found, tf.uint8)
 
     def codes_and_scales(
         self, latent: tf.Tensor, variables: Variables
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """`kmeans.weight_codes`."""
         codes, scale = kmeans.weight_codes(
-            latent, variables[_IDS], self.bits, keep_zeros=self.keep_zeros
+            latent, variables[self.levels_name], self.bits, keep_zeros=self.keep_zeros
         )
         return codes, tf.reshape(scale, [1] * codes.shape.rank)
 
@@ -113,4 +105,6 @@ class KMeansQuantizer(LevelsOfWeights):
 
     def units(self, latent: tf.Tensor, variables: Variables) -> tf.Tensor:
         """The clusters, of which those with the same code are one."""
-        return kmeans.weight_units(latent, variables[_IDS], self.bits, keep_zeros=self.keep_zeros)
+        return kmeans.weight_units(
+            latent, variables[self.levels_name], self.bits, keep_zeros=self.keep_zeros
+        )

@@ -215,37 +215,89 @@ class ScaledWithSurrogate(ScaledQuantizer):
 
 
 class LevelsOfWeights(ScaledQuantizer):
-    """One whose values no grid tells: they follow the weights, by variables that are not trained.
+    """One whose values no grid tells, but a variable that follows the weights and is not trained.
 
-    These variables are assigned in training steps, by every replica for itself: as all of them have
-    the same latent weights, they stay equal. Codes are whatever int8 holds.
+    It is assigned in training steps, by every replica for itself: as all of them have the same
+    latent weights, it stays the same on all. Codes are whatever int8 holds.
 
     While a floor keeps the bits above its own, weights are rounded to the narrow grid of as many
     bits, up to the largest weight of each range.
 
-    Required: `values`, `follow`, `codes_and_scales`, `build`, `start`.
+    Required: `codes_and_scales`, and what is abstract here.
+
+    Attributes:
+        levels_name: of the variable.
+        levels_type: its type.
+        levels_settings: the settings on which its start depends.
     """
 
+    levels_name: ClassVar[str]
+    levels_type: ClassVar[tf.DType] = tf.float32
+    levels_settings: ClassVar[tuple[str, ...]] = ("num_bits",)
+
     @abc.abstractmethod
-    def values(self, latent: tf.Tensor, variables: Variables) -> tf.Tensor:
+    def levels_shape(self, kernel_shape: Any) -> Any:
+        """The shape of the variable."""
+
+    @abc.abstractmethod
+    def first_levels(self, kernel: tf.Tensor) -> tf.Tensor:
+        """What the variable starts with, from latent weights, in float32."""
+
+    @abc.abstractmethod
+    def values(self, latent: tf.Tensor, levels: tf.Tensor) -> tf.Tensor:
         """The quantized weights before the rescaling, with their gradient."""
 
     @abc.abstractmethod
-    def follow(self, latent: tf.Tensor, variables: Variables) -> tf.Tensor:
-        """Assigns what the variables are from the next step on; any scalar."""
+    def next_levels(self, latent: tf.Tensor, levels: tf.Tensor) -> tf.Tensor | None:
+        """What the variable is from the next step on; None where it stays as it is."""
+
+    def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
+        """Makes the variable, where it rounds, and the gain of a rescaling."""
+        made = super().build(tensor_shape, name, layer)
+        if self.num_bits is None:
+            return made
+        levels = layer.add_weight(
+            name=self.levels_name,
+            shape=self.levels_shape(tensor_shape),
+            dtype=self.levels_type,
+            initializer=keras.initializers.Zeros(),
+            trainable=False,
+            # Nothing is sent between replicas: they would wait for each other for ever, as layers
+            # make their effective weights one at a time.
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+        )
+        return {**made, self.levels_name: levels}
+
+    def start(self, kernel: tf.Variable, variables: Variables) -> None:
+        """What the latent weights tell."""
+        if self.levels_name in variables:
+            latent = tf.cast(tf.convert_to_tensor(kernel), tf.float32)
+            variables[self.levels_name].assign(self.first_levels(latent))
 
     def __call__(
         self, inputs: tf.Tensor, training: Any, weights: Variables, **kwargs: Any
     ) -> tf.Tensor:
         """Effective weights from latent weights, both in float32."""
-        made = super().__call__(inputs, training, weights, **kwargs)
-        if self.num_bits is not None:
-            when_training(training, lambda: self.follow(tf.stop_gradient(inputs), weights))
+        if self.num_bits is None:
+            return super().__call__(inputs, training, weights, **kwargs)
+        # Read once, so that graphs compute but once what both of the following need.
+        levels = tf.convert_to_tensor(weights[self.levels_name])
+        read = {**weights, self.levels_name: levels}
+        made = super().__call__(inputs, training, read, **kwargs)
+
+        def follow() -> tf.Tensor:
+            found = self.next_levels(inputs, levels)
+            if found is not None:
+                weights[self.levels_name].assign(found)
+            return tf.constant(0.0)
+
+        when_training(training, follow)
         return made
 
     def quantized(self, latent: tf.Tensor, variables: Variables, num_bits: grid.Bits) -> tf.Tensor:
         """`values`, or the narrow grid."""
-        values = self.values(latent, variables)
+        values = self.values(latent, tf.convert_to_tensor(variables[self.levels_name]))
         if not tf.is_tensor(num_bits):
             return values
         finer = grid.round_to_largest(latent, num_bits, range_axes=self.range_axes)
@@ -253,7 +305,7 @@ class LevelsOfWeights(ScaledQuantizer):
 
     @property
     def largest_code(self) -> int:
-        """That of int8: no scale would be larger with a smaller one."""
+        """That of int8."""
         return LARGEST_INT8
 
     @property
@@ -270,31 +322,14 @@ class LevelsOfWeights(ScaledQuantizer):
         *,
         keep_function: bool,
     ) -> None:
-        """Takes over what its variables have become; at other bits they start anew."""
+        """Takes over the gain, and what the variable has become where it would start the same way.
+
+        See `WeightQuantizer.carry`.
+        """
         super().carry(latent, variables, before, before_variables, keep_function=keep_function)
-        if self.levels_config() != getattr(before, "levels_config", dict)():
+        old, new = before.get_config(), self.get_config()
+        if any(old.get(name) != new[name] for name in self.levels_settings):
             self.start(latent, variables)
-
-    def levels_config(self) -> dict[str, Any]:
-        """What its variables depend on, of its settings."""
-        own = {"num_bits", "range_axes", *self.option_names()}
-        return {name: value for name, value in self.get_config().items() if name in own}
-
-    def add_levels(
-        self, layer: keras.layers.Layer, name: str, shape: Any, dtype: tf.DType
-    ) -> tf.Variable:
-        """Makes a variable of zeros that every replica assigns for itself."""
-        return layer.add_weight(
-            name=name,
-            shape=shape,
-            dtype=dtype,
-            initializer=keras.initializers.Zeros(),
-            trainable=False,
-            # Nothing is sent between replicas, which could wait for each other for ever: layers
-            # compute effective weights one at a time.
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-        )
 
 
 def inner_size(shape: Any, range_axes: tuple[int, ...]) -> int:

@@ -17,6 +17,7 @@ from sat_tf.quantizers.image import ImageQuantizer
 from sat_tf.quantizers.input_range import InputRange
 from sat_tf.quantizers.kmeans import KMeansQuantizer
 from sat_tf.quantizers.l1 import L1Quantizer
+from sat_tf.quantizers.lq_nets import LqNetsQuantizer
 from sat_tf.quantizers.lsq import LsqActivationQuantizer, LsqPlusQuantizer, LsqQuantizer
 from sat_tf.quantizers.observers import InputQuantizer, RangeObserver
 from sat_tf.quantizers.pact import OffsetQuantizer, PactQuantizer, StreamQuantizer, UnitQuantizer
@@ -35,6 +36,7 @@ WEIGHT_QUANTIZERS: dict[str, type[WeightQuantizer]] = {
     "lsq": LsqQuantizer,
     "l1": L1Quantizer,
     "kmeans": KMeansQuantizer,
+    "lq_nets": LqNetsQuantizer,
 }
 ACTIVATION_QUANTIZERS: dict[str, type[ActivationQuantizer]] = {
     "pact": PactQuantizer,
