@@ -4,6 +4,7 @@ It imports nothing of the package: it is a witness, not a user. Every function s
 of the paper it computes. Rounding is floor(x + 1/2), ties upwards.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -351,3 +352,81 @@ def l1_quantize(w: np.ndarray, bits: int, grid: str, range_axes: Sequence[int] =
     divisor, top, offset, _ = GRIDS[grid]
     units = np.clip(np.floor(l1_position(w, bits, grid, range_axes) + offset), 0, top(bits))
     return l1_size(w, bits, range_axes) * (2.0 * units / divisor(bits) - 1.0)
+
+
+# -- shared values -----------------------------------------------------------------------------
+
+
+def shared_values(w: np.ndarray, ids: np.ndarray, keep_zeros: bool = False) -> dict[int, float]:
+    """The value of each cluster: its mean, rounded to one of 127 parts of the largest one."""
+    means = {k: float(np.mean(np.float64(w)[ids == k])) for k in np.unique(ids)}
+    if keep_zeros and 0 in means:
+        means[0] = 0.0
+    part = max(abs(mean) for mean in means.values()) / 127.0 or 1.0
+    return {k: part * math.floor(mean / part + 0.5) for k, mean in means.items()}
+
+
+def shared_gradient(upstream: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """The mean of the gradient over the cluster of each weight."""
+    means = {k: float(np.mean(np.float64(upstream)[ids == k])) for k in np.unique(ids)}
+    return np.vectorize(means.get)(ids)
+
+
+def smallest_error(w: np.ndarray, clusters: int) -> float:
+    """Σ (w - its centroid)² of the best clusters there are: dynamic programming over sorted w."""
+    ordered = np.sort(np.float64(w).ravel())
+    count = len(ordered)
+
+    def spread(low: int, high: int) -> float:
+        return float(np.var(ordered[low:high]) * (high - low))
+
+    of_one = [[spread(low, high) if high > low else 0.0 for high in range(count + 1)]
+              for low in range(count)]  # fmt: skip
+    best = [0.0] + [math.inf] * count
+    for _ in range(clusters):
+        best = [
+            min([best[high], *(best[low] + of_one[low][high] for low in range(high))])
+            for high in range(count + 1)
+        ]
+    return best[count]
+
+
+# -- LQ-Nets -----------------------------------------------------------------------------------
+
+
+def lq_integers(v: Sequence[float]) -> tuple[list[int], float]:
+    """Integers n, of an even sum of magnitudes up to 254, and s / 2: v is nearly s n / 2."""
+    reach = sum(abs(one) for one in v)
+    if reach == 0.0:
+        return [0] * len(v), 1.0 / 254.0
+    sizes = [math.floor(abs(one) / reach * (254.0 - len(v) / 2.0) + 0.5) for one in v]
+    if sum(sizes) % 2:
+        sizes[int(np.argmax(sizes))] -= 1
+    integers = [int(math.copysign(size, one)) for size, one in zip(sizes, v, strict=True)]
+    fit = np.dot(v, integers) / np.dot(integers, integers)
+    return integers, float(fit)
+
+
+def lq_patterns(bits: int) -> np.ndarray:
+    """All of {-1, 1}^b."""
+    return np.array(list(itertools.product((-1, 1), repeat=bits)))
+
+
+def lq_nearest(w: np.ndarray, v: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """The nearest level and its e for every weight of one range; of two, the upper one."""
+    integers, half = lq_integers(v)
+    every = lq_patterns(len(v))
+    values = half * (every @ np.array(integers))
+    distance = np.abs(np.float64(w).ravel()[:, None] - values[None, :])
+    near = np.argmin(distance - 1e-12 * values, axis=1)
+    return values[near].reshape(w.shape), every[near]
+
+
+def lq_fit(w: np.ndarray, v: Sequence[float], ridge: float = 1e-4) -> np.ndarray:
+    """The basis with the smallest mean (w - v e)² + ridge |v - v before|², by least squares."""
+    signs, count = lq_nearest(w, v)[1], w.size
+    rows = np.concatenate([signs / math.sqrt(count), math.sqrt(ridge) * np.eye(len(v))])
+    wanted = np.concatenate(
+        [np.float64(w).ravel() / math.sqrt(count), math.sqrt(ridge) * np.array(v)]
+    )
+    return np.asarray(np.linalg.lstsq(rows, wanted, rcond=None)[0])

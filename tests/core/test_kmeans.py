@@ -1,0 +1,199 @@
+"""Shared values against a table by hand, the reference in float64, and properties at all bits."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from sat_tf.core import kmeans
+from tests import reference
+from tests.core.execution import value_and_gradients
+
+# Compiling takes long, so that only the long run does it.
+MODES = ["eager", "graph", pytest.param("xla", marks=pytest.mark.thorough)]
+BITS = range(1, 9)
+
+
+def _draw(shape=(3, 3, 4, 5), seed=0, deviation=0.4):
+    return np.random.default_rng(seed).normal(0, deviation, shape).astype(np.float32)
+
+
+def _run(latent, ids, bits, upstream=None, mode="eager", **choice):
+    return value_and_gradients(
+        lambda w: kmeans.quantize_weights(w, tf.constant(ids), bits, **choice),
+        [latent],
+        upstream,
+        mode,
+    )
+
+
+# 2 bits, with clusters 0, 1, 2 and none in 3. The largest mean is 1.27, so that s is 0.01.
+#   w          -1.30  -1.24   0.10   0.208   0.80
+#   cluster       0      0      1      1       2
+#   mean       -1.27  -1.27   0.154  0.154   0.80
+#   code        -127   -127     15     15      80
+#   gradient       1      3      5      7      11
+#   dL/dw          2      2      6      6      11
+def test_2_bit_weights_worked_by_hand():
+    w, ids = np.array([-1.30, -1.24, 0.10, 0.208, 0.80], np.float32), [0, 0, 1, 1, 2]
+    upstream = np.array([1, 3, 5, 7, 11], np.float32)
+    value, gradient = _run(w, ids, 2, upstream)
+    np.testing.assert_allclose(value, [-1.27, -1.27, 0.15, 0.15, 0.80], rtol=1e-5)
+    assert gradient.tolist() == [2, 2, 6, 6, 11]
+    assert _run(w, ids, 2, upstream, each=True)[1].tolist() == upstream.tolist()
+    codes, scale = kmeans.weight_codes(w, ids, 2)
+    assert codes.numpy().tolist() == [-127, -127, 15, 15, 80]
+    assert float(scale) == pytest.approx(0.01, rel=1e-6)
+    assert kmeans.weight_units(w, ids, 2).numpy().tolist() == ids
+
+
+def test_weights_of_0_stay_0_and_have_no_gradient_where_they_are_kept():
+    w, ids = np.array([0.0, 0.0, 0.5, 0.7], np.float32), [0, 0, 1, 1]
+    value, gradient = _run(w, ids, 2, np.array([1, 2, 3, 5], np.float32), keep_zeros=True)
+    np.testing.assert_allclose(value, [0.0, 0.0, 0.6, 0.6], rtol=1e-6)
+    assert gradient.tolist() == [0, 0, 4, 4]
+    moved = np.array([0.1, -0.1, 0.5, 0.7], np.float32)  # whatever an optimizer adds to them
+    assert _run(moved, ids, 2, keep_zeros=True)[0].tolist()[:2] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("keep_zeros", [False, True])
+@pytest.mark.parametrize("bits", BITS)
+def test_weights_and_gradients_are_those_of_the_reference(bits, keep_zeros, mode):
+    latent, upstream = _draw((3, 3, 8, 16)), _draw((3, 3, 8, 16), 1)
+    latent[..., :2] = 0.0
+    ids = kmeans.cluster_ids(latent, bits, keep_zeros=keep_zeros)
+    latent += _draw((3, 3, 8, 16), 2, 0.02)  # training has moved them
+    value, gradient = _run(latent, ids, bits, upstream, mode, keep_zeros=keep_zeros)
+    values = reference.shared_values(latent, ids, keep_zeros)
+    # A value may be next to a tie between two codes.
+    off = np.abs(value - np.vectorize(values.get)(ids)) / max(map(abs, values.values())) * 127
+    assert (off < 1e-3).mean() > 0.99
+    assert off.max() < 1.001
+    wanted = reference.shared_gradient(upstream, ids)
+    wanted[keep_zeros & (ids == 0)] = 0.0
+    np.testing.assert_allclose(gradient, wanted, rtol=1e-5, atol=1e-7)
+
+
+def test_a_step_of_sgd_moves_the_value_by_the_mean_of_the_gradient():
+    latent, upstream = _draw(), _draw(seed=1)
+    ids = kmeans.cluster_ids(latent, 3)
+    _, gradient = _run(latent, ids, 3, upstream)
+    moved = latent - 0.1 * gradient
+    for cluster in range(8):
+        own = ids == cluster
+        change = moved[own].mean() - latent[own].mean()
+        assert change == pytest.approx(-0.1 * upstream[own].mean(), abs=1e-6)
+
+
+# -- which weights share a value -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("initialization", kmeans.INITIALIZATIONS)
+@pytest.mark.parametrize("bits", [1, 2, 3, 4])
+def test_no_weight_is_nearer_to_another_cluster_and_the_error_is_not_far_from_the_smallest(
+    bits, initialization
+):
+    for draw in (_draw((120,)), _draw((120,)) ** 3, np.abs(_draw((120,))) + 1):
+        ids = kmeans.cluster_ids(draw, bits, initialization=initialization)
+        centers = np.array([draw[ids == k].mean(dtype=np.float64) for k in range(2**bits)])
+        np.testing.assert_array_equal(np.argmin(np.abs(draw[:, None] - centers), axis=1), ids)
+        error = ((draw - centers[ids]) ** 2).sum()
+        # Centroids that start where weights are many miss the few large ones.
+        most = 2.0 if initialization == "linear" else 6.0
+        assert error <= most * reference.smallest_error(draw, 2**bits)
+
+
+@given(
+    bits=st.sampled_from(BITS),
+    weights=hnp.arrays(np.float32, st.integers(1, 400), elements=st.floats(-8, 8, width=32)),
+    initialization=st.sampled_from(sorted(kmeans.INITIALIZATIONS)),
+    keep_zeros=st.booleans(),
+)
+def test_clusters_are_ordered_and_codes_times_the_scale_are_the_weights(
+    bits, weights, initialization, keep_zeros
+):
+    choice = {"keep_zeros": keep_zeros}
+    ids = kmeans.cluster_ids(weights, bits, initialization=initialization, **choice)
+    assert ids.max() < 2**bits
+    others = ids[weights != 0] if keep_zeros else ids
+    assert (
+        np.diff(others[np.argsort(weights[weights != 0] if keep_zeros else weights)]) >= 0
+    ).all()
+    assert not keep_zeros or ((ids == 0) == (weights == 0)).all()
+    codes, scale = kmeans.weight_codes(weights, ids, bits, **choice)
+    value = kmeans.quantize_weights(weights, ids, bits, **choice).numpy()
+    np.testing.assert_array_equal(value, codes.numpy().astype(np.float32) * np.float32(scale))
+    assert np.abs(codes).max() <= 127
+    assert len(np.unique(value)) <= 2**bits
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_fewer_distinct_weights_than_clusters_have_a_cluster_each(bits):
+    weights = np.resize(np.array([-0.5, 0.25], np.float32), (3, 3, 4, 5))
+    ids = kmeans.cluster_ids(weights, bits)
+    assert np.unique(ids).tolist() == [0, 1]
+    value = kmeans.quantize_weights(weights, ids, bits).numpy()
+    np.testing.assert_allclose(value, weights, atol=0.5 / 254)
+
+
+def test_an_outlier_and_equal_weights_leave_no_cluster_empty():
+    weights = np.concatenate([_draw((500,), deviation=0.01), [9.0, 9.0, -7.0]]).astype(np.float32)
+    for initialization in kmeans.INITIALIZATIONS:
+        ids = kmeans.cluster_ids(weights, 4, initialization=initialization)
+        assert len(np.unique(ids)) == 16
+
+
+@pytest.mark.parametrize("value", [0.0, 0.3, -1e-30])
+def test_a_constant_kernel_is_one_value(value):
+    weights = np.full((3, 3, 2, 2), value, np.float32)
+    for keep_zeros in (False, True):
+        ids = kmeans.cluster_ids(weights, 2, keep_zeros=keep_zeros)
+        made, gradient = _run(weights, ids, 2, keep_zeros=keep_zeros)
+        np.testing.assert_allclose(made, weights, rtol=1e-6, atol=1e-20)
+        assert np.isfinite(gradient).all()
+        _, scale = kmeans.weight_codes(weights, ids, 2, keep_zeros=keep_zeros)
+        assert float(scale) > 0.0
+
+
+def test_what_is_not_finite_harms_nothing_else():
+    latent = np.array([np.nan, 0.5, np.inf, 0.7, -0.2, -np.inf], np.float32)
+    ids = kmeans.cluster_ids(latent, 1)
+    value, gradient = _run(latent, ids, 1)
+    assert np.isnan(value[0])
+    np.testing.assert_allclose(value[[1, 3]], 0.6, rtol=1e-6)
+    assert np.isfinite(value[1:]).all()
+    assert np.isfinite(gradient).all()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="NaN has no integer code"):
+        kmeans.weight_codes(latent, ids, 1)
+    assert kmeans.nearest_ids(latent, ids, 1).numpy()[0] == ids[0]
+    assert kmeans.cluster_ids(np.full((3,), np.nan), 2).max() < 4
+
+
+@pytest.mark.parametrize("keep_zeros", [False, True])
+def test_weights_move_to_the_nearest_mean_and_none_to_an_empty_cluster(keep_zeros):
+    latent = np.array([0.0, 0.0, 1.0, 1.2, 3.0, 3.2], np.float32)
+    ids = np.array([0, 0, 1, 1, 2, 2])  # and none in 3
+    latent[3] = 2.9
+    found = kmeans.nearest_ids(latent, ids, 2, keep_zeros=keep_zeros).numpy()
+    assert found.tolist() == [0, 0, 1, 2, 2, 2]  # means 0, 1.95 and 3.1; 1 is as near to 0 as not
+    latent[2] = 0.1
+    moved = kmeans.nearest_ids(latent, ids, 2, keep_zeros=keep_zeros).numpy()
+    assert moved[2] == (1 if keep_zeros else 0)
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
+def test_it_returns_the_type_it_got(dtype):
+    assert kmeans.quantize_weights(tf.ones([3], dtype), [0, 1, 1], 1).dtype == dtype
+
+
+def test_bits_and_initializations_that_there_are_not_are_refused():
+    for bits in (0, 9, 2.0):
+        with pytest.raises(ValueError, match="1 to 8"):
+            kmeans.cluster_ids(np.ones(3), bits)
+        with pytest.raises(ValueError, match="1 to 8"):
+            kmeans.quantize_weights(tf.ones([3]), [0, 0, 0], bits)
+    with pytest.raises(ValueError, match="Did you mean linear"):
+        kmeans.cluster_ids(np.ones(3), 2, initialization="liner")
