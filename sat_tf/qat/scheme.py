@@ -156,8 +156,8 @@ _PRUNED = 0.25
 
 
 def warn_of_lost_zeros(quantized: keras.Model) -> None:
-    """Warns of kernels that seem to be pruned, on grids without a 0."""
-    lost = []
+    """Warns of kernels that seem to be pruned, in quantizers without a 0."""
+    lost: dict[str, list[str]] = {}
     for layer in quantized.layers:
         config = layer.quantize_config if isinstance(layer, QuantizedLayer) else None
         if config is None or config.weights is None:
@@ -165,11 +165,12 @@ def warn_of_lost_zeros(quantized: keras.Model) -> None:
         ((kernel, quantizer),) = config.get_weights_and_quantizers(layer.layer)
         share = float(np.mean(kernel.numpy() == 0.0))
         if _PRUNED <= share < 1.0 and not quantizer.holds_zero:
-            lost.append(f"{layer.layer.name} ({100 * share:.0f} % zeros)")
-    if lost:
+            name = f"{layer.layer.name} ({100 * share:.0f} % zeros)"
+            lost.setdefault(quantizer.zeros_stay_with, []).append(name)
+    for fix, names in lost.items():
         warnings.warn(
-            f"model {quantized.name!r}: the DoReFa grid has no 0, so zero weights of "
-            f"{first_ones(lost)} get code 1; if they are pruned, set "
-            "BitPolicy(weight_grid='narrow'), which keeps them.",
+            f"model {quantized.name!r}: zero weights of {first_ones(names)} do not stay 0, which "
+            f"is no value of their quantizer; if they are pruned, set BitPolicy({fix}), which "
+            "keeps them.",
             stacklevel=3,
         )

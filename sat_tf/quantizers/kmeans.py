@@ -25,6 +25,7 @@ class KMeansQuantizer(LevelsOfWeights):
     """
 
     method: ClassVar[str] = "k-means"
+    zeros_stay_with: ClassVar[str] = "weight_options={'keep_zeros': True}"
     levels_name: ClassVar[str] = "cluster_ids"
     levels_type: ClassVar[tf.DType] = tf.uint8
     levels_settings: ClassVar[tuple[str, ...]] = ("num_bits", "initialization", "keep_zeros")
@@ -108,3 +109,13 @@ class KMeansQuantizer(LevelsOfWeights):
         return kmeans.weight_units(
             latent, variables[self.levels_name], self.bits, keep_zeros=self.keep_zeros
         )
+
+    def describe(self) -> str:
+        """One line for people."""
+        bits = "not rounded"
+        if self.num_bits is not None:
+            bits = f"of {self.num_bits} bits, {2**self.num_bits} values per layer"
+        rescaled = f"{self.rescale} rescale" if self.rescale else "no rescale"
+        line = f"{self.method} weights {bits}, {rescaled}, {self.initialization} initialization"
+        zeros = ", zeros kept" if self.keep_zeros else ""
+        return line + zeros + (", weights move between clusters" if self.reassign else "")

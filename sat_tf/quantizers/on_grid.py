@@ -1,5 +1,7 @@
 """What weight quantizers share: bits and ranges, and what a row of the table of grids says."""
 
+from typing import ClassVar
+
 from sat_tf.core.grid_table import Grid, find_grid
 from sat_tf.quantizers.protocol import WeightQuantizer
 
@@ -38,6 +40,7 @@ class WeightsOnGrid(RoundedWeights):
     """
 
     grid: str
+    zeros_stay_with: ClassVar[str] = "weight_grid='narrow'"
 
     @property
     def row(self) -> Grid:

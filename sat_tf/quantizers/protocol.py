@@ -206,11 +206,13 @@ class WeightQuantizer(SatQuantizer):
         follows_grid: whether it takes `weight_grid` from the policy; one that does not has codes of
             its own, and a policy that names a grid for it is refused.
         fewest_bits: with fewer it does not exist, and a policy that asks for them is refused.
+        zeros_stay_with: what a policy sets so that weights of 0 stay 0, where it has no 0.
     """
 
     num_bits: int | None
     rescale: str | None = None
     follows_grid: ClassVar[bool] = False
+    zeros_stay_with: ClassVar[str] = "weight_quantizer='lsq'"
     fewest_bits: ClassVar[int] = 1
 
     NOT_QUANTIZED: ClassVar[str] = (

@@ -13,7 +13,9 @@ from sat_tf.quantizers.best_levels import SMALLEST_CLIPPING_LEVEL
 from sat_tf.quantizers.dorefa import DorefaQuantizer
 from sat_tf.quantizers.image import ImageQuantizer
 from sat_tf.quantizers.input_range import range_of
+from sat_tf.quantizers.kmeans import KMeansQuantizer
 from sat_tf.quantizers.l1 import L1Quantizer
+from sat_tf.quantizers.lq_nets import LqNetsQuantizer
 from sat_tf.quantizers.lsq import LsqActivationQuantizer, LsqPlusQuantizer, LsqQuantizer
 from sat_tf.quantizers.observers import InputQuantizer, RangeObserver
 from sat_tf.quantizers.pact import (
@@ -60,6 +62,15 @@ EXAMPLES = [
         surrogate="dsq",
         surrogate_strength=0.1,
     ),
+    KMeansQuantizer(
+        num_bits=3,
+        rescale="constant",
+        fan_out=9,
+        initialization="density",
+        keep_zeros=True,
+        reassign=True,
+    ),
+    LqNetsQuantizer(num_bits=3, range_axes=(2, 3), rescale="constant", fan_out=9, momentum=0.5),
     PactQuantizer(num_bits=2, initial_clipping_level=3.0, gradient="pact", ceiling=6.0, rate=0.1),
     PactQuantizer(num_bits=2, surrogate="dsq", surrogate_strength=0.1),
     StreamQuantizer(num_bits=5, initial_clipping_level=3.0, gradient="pact", ceiling=6.0, rate=0.1),
@@ -111,7 +122,15 @@ def test_every_quantizer_is_in_the_table_and_in_the_examples():
 
 
 # Of arguments that are checked at once, values that no example has.
-_OTHERS = {"num_bits": 6, "start": "mean", "counts_batch": False, "over_size": True}
+_OTHERS = {
+    "num_bits": 6,
+    "start": "mean",
+    "counts_batch": False,
+    "over_size": True,
+    "initialization": "linear",
+    "keep_zeros": False,
+    "reassign": False,
+}
 
 
 @pytest.mark.parametrize("quantizer", EXAMPLES, ids=lambda q: type(q).__name__)

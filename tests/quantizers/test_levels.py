@@ -1,0 +1,262 @@
+"""The quantizers of k-means and LQ-Nets: their variable, when it changes, and what they refuse."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.core import kmeans, lq_nets
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.quantizers.kmeans import KMeansQuantizer
+from sat_tf.quantizers.lq_nets import LqNetsQuantizer
+from sat_tf.quantizers.protocol import WeightRequest
+from sat_tf.quantizers.table import make_weight_quantizer
+
+SHAPE = (3, 3, 4, 8)
+L = keras.layers
+NAMES = {"kmeans": "cluster_ids", "lq_nets": "basis"}
+
+
+def _kernel(seed=0, deviation=0.3):
+    return np.random.default_rng(seed).normal(0, deviation, SHAPE).astype(np.float32)
+
+
+def _started(quantizer, kernel):
+    layer = L.Layer()
+    variables = quantizer.build(tf.TensorShape(kernel.shape), "quantizer", layer)
+    quantizer.start(tf.Variable(kernel), variables)
+    return layer, variables
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_the_variable_is_not_trained_and_starts_at_what_the_kernel_tells(bits):
+    quantizer = make_weight_quantizer("kmeans", WeightRequest(num_bits=bits))
+    layer, variables = _started(quantizer, _kernel())
+    (ids,) = layer.non_trainable_weights
+    assert variables == {"cluster_ids": ids}
+    assert (ids.dtype, ids.shape) == (tf.uint8, SHAPE)
+    np.testing.assert_array_equal(ids, kmeans.cluster_ids(_kernel(), bits))
+    for range_, rows in (("layer", 1), ("channel", 8)):
+        request = WeightRequest(num_bits=bits, range=range_)
+        quantizer = make_weight_quantizer("lq_nets", request)
+        layer, variables = _started(quantizer, _kernel())
+        (basis,) = layer.non_trainable_weights
+        assert (basis.dtype, basis.shape) == (tf.float32, (rows, bits))
+        axes = (-1,) if rows > 1 else ()
+        np.testing.assert_array_equal(basis, lq_nets.first_basis(_kernel(), bits, range_axes=axes))
+        assert quantizer.integer_weights(_kernel(), variables).scales.shape == (1, 1, 1, rows)
+    for name in NAMES:
+        assert (
+            _started(make_weight_quantizer(name, WeightRequest(num_bits=None)), _kernel())[1] == {}
+        )
+
+
+@pytest.mark.parametrize("shape", [(3, 3, 5, 2), (3, 3, 5, 1), (4, 3)])
+def test_depthwise_and_dense_kernels_have_levels_of_their_own_channels(shape):
+    kernel = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    axes = (2, 3) if len(shape) == 4 else (1,)
+    for name in NAMES:
+        request = WeightRequest(num_bits=2, channel_axes=axes)
+        quantizer = make_weight_quantizer(name, request)
+        _, variables = _started(quantizer, kernel)
+        found = quantizer.integer_weights(kernel, variables)
+        effective = quantizer(kernel, False, variables).numpy()
+        products = found.codes.numpy() * found.scales.numpy()
+        np.testing.assert_allclose(products, effective, rtol=1e-6)
+        channels = np.moveaxis(effective, axes, range(len(axes)))
+        channels = channels.reshape(int(np.prod(channels.shape[: len(axes)])), -1)
+        for values in channels if name == "lq_nets" else [effective]:
+            assert len(np.unique(values)) <= 4
+
+
+@pytest.mark.parametrize("training", [True, 1, tf.constant(True)], ids=["True", "1", "tensor"])
+def test_levels_follow_the_weights_in_training_alone(training):
+    moved = tf.constant(2.0 * _kernel() + 0.05 * _kernel(1))
+    for quantizer in (
+        LqNetsQuantizer(num_bits=2, range_axes=(3,)),
+        KMeansQuantizer(num_bits=2, reassign=True),
+        KMeansQuantizer(num_bits=2),
+    ):
+        _, variables = _started(quantizer, _kernel())
+        (variable,) = variables.values()
+        before = variable.numpy()
+        for other in (False, 0, None, tf.constant(False)):
+            quantizer(moved, other, variables)
+            np.testing.assert_array_equal(variable, before)
+        first = quantizer(moved, False, variables)
+        np.testing.assert_array_equal(quantizer(moved, training, variables), first)
+        follows = not isinstance(quantizer, KMeansQuantizer) or quantizer.reassign
+        assert np.array_equal(variable, before) != follows
+
+
+def test_a_basis_that_has_momentum_1_stays_and_one_of_0_is_the_best_at_once():
+    moved = tf.constant(2.0 * _kernel())
+    for momentum in (0.0, 0.5, 1.0):
+        quantizer = LqNetsQuantizer(num_bits=2, momentum=momentum)
+        _, variables = _started(quantizer, _kernel())
+        before = variables["basis"].numpy()
+        best = lq_nets.next_basis(moved, before, momentum=0.0).numpy()
+        quantizer(moved, True, variables)
+        wanted = momentum * before + (1 - momentum) * best
+        np.testing.assert_allclose(variables["basis"], wanted, rtol=1e-5)
+
+
+def _model():
+    image = keras.Input((6, 6, 3))
+    tensor = L.ReLU()(L.BatchNormalization()(L.Conv2D(8, 3, name="conv")(image)))
+    model = keras.Model(image, L.Dense(3, name="classifier")(L.Flatten()(tensor)))
+    kernel = model.get_layer("classifier").kernel
+    kernel.assign(tf.where(tf.abs(kernel) < 0.08, 0.0, kernel))
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:model")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_frozen_layer_keeps_its_levels(name):
+    options = {"reassign": True} if name == "kmeans" else {}
+    policy = BitPolicy.mobile(3, weight_quantizer=name, weight_options=options)
+    model = sat_tf.quantize_model(_model(), policy)
+    model.get_layer("quant_conv").trainable = False
+    model.compile(keras.optimizers.SGD(0.5), "mse")
+    layers = [model.get_layer(f"quant_{layer}") for layer in ("conv", "classifier")]
+    before = [layer.kernel_variables[NAMES[name]].numpy() for layer in layers]
+    draw = np.random.default_rng(0)
+    model.fit(draw.integers(0, 256, (32, 6, 6, 3)), draw.normal(size=(32, 3)), verbose=0, epochs=2)
+    same = [
+        np.array_equal(layer.kernel_variables[NAMES[name]], old)
+        for layer, old in zip(layers, before, strict=True)
+    ]
+    assert same == [True, False]
+
+
+@pytest.mark.filterwarnings("ignore:model")
+def test_zeros_of_a_pruned_model_stay_where_that_is_asked():
+    policy = BitPolicy.mobile(
+        4,
+        weight_quantizer="kmeans",
+        weight_options={"keep_zeros": True},
+        first_last_weight_bits=None,
+    )
+    model = sat_tf.quantize_model(_model(), policy)
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    zeros = _zeros(model)
+    assert 0.3 < zeros.mean() < 0.7
+    draw = np.random.default_rng(0)
+    model.fit(draw.integers(0, 256, (32, 6, 6, 3)), draw.normal(size=(32, 3)), verbose=0)
+    np.testing.assert_array_equal(_zeros(model), zeros)
+
+
+@pytest.mark.filterwarnings("ignore:model 'model': no BatchNorm")
+@pytest.mark.parametrize(
+    ("name", "fix"), [("kmeans", "weight_options={'keep_zeros': True}"), ("lq_nets", "'lsq'")]
+)
+def test_zeros_of_a_pruned_model_that_are_lost_are_warned_of_with_what_keeps_them(name, fix):
+    with pytest.warns(UserWarning, match="classifier .* do not stay 0") as caught:
+        sat_tf.quantize_model(_model(), BitPolicy.mobile(4, weight_quantizer=name))
+    assert any(fix in str(one.message) for one in caught)
+
+
+def _zeros(model):
+    return model.get_layer("quant_classifier").effective_kernel().numpy() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "anew"),
+    [
+        (KMeansQuantizer(num_bits=3), KMeansQuantizer(num_bits=3, reassign=True), False),
+        (KMeansQuantizer(num_bits=3), KMeansQuantizer(num_bits=2), True),
+        (KMeansQuantizer(num_bits=3), KMeansQuantizer(num_bits=3, keep_zeros=True), True),
+        (KMeansQuantizer(num_bits=None), KMeansQuantizer(num_bits=3), True),
+        (LqNetsQuantizer(num_bits=3), LqNetsQuantizer(num_bits=3, momentum=0.5), False),
+        (LqNetsQuantizer(num_bits=3), LqNetsQuantizer(num_bits=4), True),
+        (LqNetsQuantizer(num_bits=3), LqNetsQuantizer(num_bits=3, range_axes=(3,)), True),
+    ],
+)
+def test_another_policy_keeps_the_levels_unless_they_would_start_otherwise(old, new, anew):
+    _, had = _started(old, _kernel())
+    for variable in had.values():
+        variable.assign(variable + tf.cast(1, variable.dtype))  # what training has made of them
+    _, variables = _started(new, _kernel())
+    name, first = new.levels_name, variables[new.levels_name].numpy()
+    new.carry(tf.constant(_kernel()), variables, old, had, keep_function=True)
+    np.testing.assert_array_equal(variables[name], first if anew else had[name])
+
+
+@pytest.mark.parametrize("bits", range(1, 9))
+def test_weights_of_lq_nets_can_be_held_at_their_levels_whatever_the_basis_becomes(bits):
+    kernel = tf.constant(_kernel())
+    quantizer = LqNetsQuantizer(num_bits=bits, range_axes=(3,))
+    _, variables = _started(quantizer, _kernel())
+    units = quantizer.units(kernel, variables)
+    held = tf.constant(np.random.default_rng(0).random(SHAPE) < 0.5)
+    assert quantizer.can_be_held(kernel, variables).numpy().all()
+    variables["basis"].assign(variables["basis"] * 1.3)
+    moved = quantizer.hold(kernel, variables, units, held)
+    np.testing.assert_array_equal(
+        quantizer.units(moved, variables).numpy()[held], units.numpy()[held]
+    )
+    np.testing.assert_array_equal(moved.numpy()[~held], kernel.numpy()[~held])
+
+
+def test_a_floor_above_the_bits_makes_a_finer_grid():
+    kernel = tf.constant(_kernel())
+    for name in NAMES:
+        quantizer = make_weight_quantizer(name, WeightRequest(num_bits=2))
+        _, variables = _started(quantizer, _kernel())
+        own = quantizer(kernel, False, variables).numpy()
+        errors = []
+        for floor in (8, 5, 3):
+            made = quantizer(
+                kernel, False, {**variables, "bit_floor": tf.constant(floor, tf.int64)}
+            )
+            errors.append(float(tf.reduce_mean((made - kernel) ** 2)))
+        assert errors == sorted(errors)
+        made = quantizer(kernel, False, {**variables, "bit_floor": tf.constant(2, tf.int64)})
+        np.testing.assert_array_equal(made, own)
+
+
+def test_lines_for_people_say_what_was_chosen():
+    line = KMeansQuantizer(num_bits=4, keep_zeros=True, rescale="constant").describe()
+    assert line == (
+        "k-means weights of 4 bits, 16 values per layer, constant rescale, "
+        "linear initialization, zeros kept"
+    )
+    assert "weights move between clusters" in KMeansQuantizer(num_bits=4, reassign=True).describe()
+    line = LqNetsQuantizer(num_bits=2, range_axes=(3,)).describe()
+    assert line == "LQ-Nets weights of 2 bits, one scale per channel, no rescale"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "text"),
+    [
+        ("kmeans", {"initialisation": "linear"}, "Did you mean initialization"),
+        ("kmeans", {"initialization": "densty"}, "Did you mean density"),
+        ("kmeans", {"reassign": 1}, "expected True or False"),
+        ("kmeans", {"keep_zeros": "yes"}, "expected True or False"),
+        ("kmeans", {"surrogate": "ewgs"}, "surrogate is not one of its options"),
+        ("lq_nets", {"momentun": 0.9}, "Did you mean momentum"),
+        ("lq_nets", {"momentum": 1.5}, "expected a number from 0 to 1"),
+        ("lq_nets", {"momentum": True}, "expected a number from 0 to 1"),
+        ("lq_nets", {"surrogate": "ewgs"}, "surrogate is not one of its options"),
+        ("lq_net", {}, "Did you mean lq_nets"),
+    ],
+)
+def test_options_that_there_are_not_are_refused(name, options, text):
+    with pytest.raises(ValueError, match=text):
+        BitPolicy.mobile(4, weight_quantizer=name, weight_options=options)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_grid_is_refused_because_they_have_codes_of_their_own(name):
+    with pytest.raises(ValueError, match="codes of its own"):
+        BitPolicy.mobile(4, weight_quantizer=name, weight_grid="narrow")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_kernel_with_nan_is_refused_before_levels_are_made_of_it(name):
+    model = _model()
+    kernel = model.get_layer("conv").kernel
+    kernel.assign(tf.fill(kernel.shape, float("nan")))
+    with pytest.raises(ValueError, match="conv"):
+        sat_tf.quantize_model(model, BitPolicy.mobile(4, weight_quantizer=name))
