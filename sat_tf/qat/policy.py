@@ -374,9 +374,10 @@ class BitPolicy:
             tell of its values; see `sat_tf.qat.value_ranges`. The paper starts at 8, and at 10 for
             what enters the last linear layer.
         initial_classifier_clipping_level: the same for what enters the last linear layer.
-        weight_quantizer: what quantizes weights: "dorefa", "lsq", "l1" or one of your own; see
-            `sat_tf.configs.weight_quantizer`. weight_grid is for "dorefa" and "l1", detach_max for
-            "dorefa"; "lsq" and "l1" take rescale="constant", and no other one.
+        weight_quantizer: what quantizes weights: "dorefa", "lsq", "l1", "kmeans", "lq_nets" or one
+            of your own; see `sat_tf.configs.weight_quantizer`. weight_grid is for "dorefa" and
+            "l1", detach_max for "dorefa", weight_range for all but "kmeans"; all but "dorefa" take
+            rescale="constant", and no other one.
         weight_options: its settings, {"name": value}, such as {"surrogate": "ewgs"}.
         activation_quantizer: what quantizes the tensors that it is for: "pact", "lsq", "lsq_plus"
             or one of your own; see `sat_tf.configs.activation_quantizer`.
