@@ -8,7 +8,8 @@ In a file the levels are integers times a scale, and so they are here, always: t
 the file have the basis that `snapped_basis` gives, of which every level is an int8 code.
 """
 
-import numpy as np
+import math
+
 import tensorflow as tf
 
 from sat_tf.core.custom_gradient import straight_through
@@ -25,15 +26,18 @@ _FIRST_REACHES = tuple(percent / 100.0 for percent in range(100, 0, -5))
 _FIRST_FITS = 10
 
 
-def patterns(num_bits: int) -> np.ndarray:
+def patterns(num_bits: int) -> tf.Tensor:
     """All e in {-1, 1}^b, one a row, float32.
 
-    >>> patterns(2).tolist()
+    >>> patterns(2).numpy().tolist()
     [[-1.0, -1.0], [1.0, -1.0], [-1.0, 1.0], [1.0, 1.0]]
     """
     check_bits(num_bits)
-    bits = np.arange(2**num_bits)[:, None] >> np.arange(num_bits) & 1
-    return (2 * bits - 1).astype(np.float32)
+    signs = [
+        [1.0 if number >> place & 1 else -1.0 for place in range(num_bits)]
+        for number in range(2**num_bits)
+    ]
+    return tf.constant(signs)
 
 
 def snapped_basis(basis: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -195,14 +199,14 @@ def next_basis(
     # By patterns again, whose products are the same for all ranges.
     back = tf.argsort(order, axis=-1)
     sums, counts = (tf.gather(each, back, batch_dims=1) for each in (sums, counts))
-    signs = patterns(basis.shape[-1]).astype(np.float64)
-    products = (signs[:, :, None] * signs[:, None, :]).reshape(number, -1)
+    signs = tf.cast(patterns(basis.shape[-1]), tf.float64)
+    products = tf.reshape(signs[:, :, None] * signs[:, None, :], [number, -1])
     total = tf.maximum(tf.reduce_sum(counts, -1), 1.0)
     size = basis.shape[-1]
     gram = tf.reshape(tf.matmul(counts, products), [ranges, size, size]) / total[:, None, None]
     old = tf.cast(basis, tf.float64)
     right = tf.matmul(sums, signs) / total[:, None] + _RIDGE * old
-    factor = tf.linalg.cholesky(gram + _RIDGE * np.eye(size))
+    factor = tf.linalg.cholesky(gram + _RIDGE * tf.eye(size, dtype=tf.float64))
     best = tf.linalg.cholesky_solve(factor, right[..., None])[..., 0]
     return tf.cast(momentum * old + (1.0 - momentum) * best, tf.float32)
 
@@ -224,7 +228,7 @@ def first_basis(kernel: tf.Tensor, num_bits: int, *, range_axes: tuple[int, ...]
     kernel = tf.where(tf.math.is_finite(kernel), kernel, 0.0)
     rows = _rows(kernel, range_axes)
     intervals = 2.0**num_bits - 1.0
-    powers = 2.0 ** np.arange(num_bits, dtype=np.float32) / intervals
+    powers = tf.constant([2.0**place / intervals for place in range(num_bits)])
     largest = tf.reduce_max(tf.abs(rows), -1, keepdims=True)
     best, smallest = largest, tf.fill(tf.shape(largest), float("inf"))
     for part in _FIRST_REACHES:
@@ -256,11 +260,11 @@ def _rows(kernel: tf.Tensor, range_axes: tuple[int, ...]) -> tf.Tensor:
     """The weights of each range in a row."""
     rank = kernel.shape.rank
     keep = {axis % rank for axis in range_axes}
-    ranges = int(np.prod([kernel.shape[axis] for axis in keep]))
+    ranges = math.prod(kernel.shape[axis] for axis in keep)
     return tf.reshape(tf.transpose(kernel, _kept_first(rank, range_axes)), [ranges, -1])
 
 
 def _unrows(rows: tf.Tensor, shape: tf.TensorShape, range_axes: tuple[int, ...]) -> tf.Tensor:
     order = _kept_first(shape.rank, range_axes)
     made = tf.reshape(rows, [shape[axis] for axis in order])
-    return tf.transpose(made, np.argsort(order))
+    return tf.transpose(made, [order.index(axis) for axis in range(len(order))])

@@ -3,11 +3,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from sat_tf.core import kmeans
+from sat_tf.quantizers.kmeans import cluster_ids
 from tests import reference
 from tests.core.execution import value_and_gradients
 
@@ -64,7 +62,7 @@ def test_weights_of_0_stay_0_and_have_no_gradient_where_they_are_kept():
 def test_weights_and_gradients_are_those_of_the_reference(bits, keep_zeros, mode):
     latent, upstream = _draw((3, 3, 8, 16)), _draw((3, 3, 8, 16), 1)
     latent[..., :2] = 0.0
-    ids = kmeans.cluster_ids(latent, bits, keep_zeros=keep_zeros)
+    ids = cluster_ids(latent, bits, keep_zeros=keep_zeros)
     latent += _draw((3, 3, 8, 16), 2, 0.02)  # training has moved them
     value, gradient = _run(latent, ids, bits, upstream, mode, keep_zeros=keep_zeros)
     values = reference.shared_values(latent, ids, keep_zeros)
@@ -79,7 +77,7 @@ def test_weights_and_gradients_are_those_of_the_reference(bits, keep_zeros, mode
 
 def test_a_step_of_sgd_moves_the_value_by_the_mean_of_the_gradient():
     latent, upstream = _draw(), _draw(seed=1)
-    ids = kmeans.cluster_ids(latent, 3)
+    ids = cluster_ids(latent, 3)
     _, gradient = _run(latent, ids, 3, upstream)
     moved = latent - 0.1 * gradient
     for cluster in range(8):
@@ -88,69 +86,11 @@ def test_a_step_of_sgd_moves_the_value_by_the_mean_of_the_gradient():
         assert change == pytest.approx(-0.1 * upstream[own].mean(), abs=1e-6)
 
 
-# -- which weights share a value -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("initialization", kmeans.INITIALIZATIONS)
-@pytest.mark.parametrize("bits", [1, 2, 3, 4])
-def test_no_weight_is_nearer_to_another_cluster_and_the_error_is_not_far_from_the_smallest(
-    bits, initialization
-):
-    for draw in (_draw((120,)), _draw((120,)) ** 3, np.abs(_draw((120,))) + 1):
-        ids = kmeans.cluster_ids(draw, bits, initialization=initialization)
-        centers = np.array([draw[ids == k].mean(dtype=np.float64) for k in range(2**bits)])
-        np.testing.assert_array_equal(np.argmin(np.abs(draw[:, None] - centers), axis=1), ids)
-        error = ((draw - centers[ids]) ** 2).sum()
-        # Centroids that start where weights are many miss the few large ones.
-        most = 2.0 if initialization == "linear" else 6.0
-        assert error <= most * reference.smallest_error(draw, 2**bits)
-
-
-@given(
-    bits=st.sampled_from(BITS),
-    weights=hnp.arrays(np.float32, st.integers(1, 400), elements=st.floats(-8, 8, width=32)),
-    initialization=st.sampled_from(sorted(kmeans.INITIALIZATIONS)),
-    keep_zeros=st.booleans(),
-)
-def test_clusters_are_ordered_and_codes_times_the_scale_are_the_weights(
-    bits, weights, initialization, keep_zeros
-):
-    choice = {"keep_zeros": keep_zeros}
-    ids = kmeans.cluster_ids(weights, bits, initialization=initialization, **choice)
-    assert ids.max() < 2**bits
-    others = ids[weights != 0] if keep_zeros else ids
-    assert (
-        np.diff(others[np.argsort(weights[weights != 0] if keep_zeros else weights)]) >= 0
-    ).all()
-    assert not keep_zeros or ((ids == 0) == (weights == 0)).all()
-    codes, scale = kmeans.weight_codes(weights, ids, bits, **choice)
-    value = kmeans.quantize_weights(weights, ids, bits, **choice).numpy()
-    np.testing.assert_array_equal(value, codes.numpy().astype(np.float32) * np.float32(scale))
-    assert np.abs(codes).max() <= 127
-    assert len(np.unique(value)) <= 2**bits
-
-
-@pytest.mark.parametrize("bits", BITS)
-def test_fewer_distinct_weights_than_clusters_have_a_cluster_each(bits):
-    weights = np.resize(np.array([-0.5, 0.25], np.float32), (3, 3, 4, 5))
-    ids = kmeans.cluster_ids(weights, bits)
-    assert np.unique(ids).tolist() == [0, 1]
-    value = kmeans.quantize_weights(weights, ids, bits).numpy()
-    np.testing.assert_allclose(value, weights, atol=0.5 / 254)
-
-
-def test_an_outlier_and_equal_weights_leave_no_cluster_empty():
-    weights = np.concatenate([_draw((500,), deviation=0.01), [9.0, 9.0, -7.0]]).astype(np.float32)
-    for initialization in kmeans.INITIALIZATIONS:
-        ids = kmeans.cluster_ids(weights, 4, initialization=initialization)
-        assert len(np.unique(ids)) == 16
-
-
 @pytest.mark.parametrize("value", [0.0, 0.3, -1e-30])
 def test_a_constant_kernel_is_one_value(value):
     weights = np.full((3, 3, 2, 2), value, np.float32)
     for keep_zeros in (False, True):
-        ids = kmeans.cluster_ids(weights, 2, keep_zeros=keep_zeros)
+        ids = cluster_ids(weights, 2, keep_zeros=keep_zeros)
         made, gradient = _run(weights, ids, 2, keep_zeros=keep_zeros)
         np.testing.assert_allclose(made, weights, rtol=1e-6, atol=1e-20)
         assert np.isfinite(gradient).all()
@@ -160,7 +100,7 @@ def test_a_constant_kernel_is_one_value(value):
 
 def test_what_is_not_finite_harms_nothing_else():
     latent = np.array([np.nan, 0.5, np.inf, 0.7, -0.2, -np.inf], np.float32)
-    ids = kmeans.cluster_ids(latent, 1)
+    ids = cluster_ids(latent, 1)
     value, gradient = _run(latent, ids, 1)
     assert np.isnan(value[0])
     np.testing.assert_allclose(value[[1, 3]], 0.6, rtol=1e-6)
@@ -169,7 +109,7 @@ def test_what_is_not_finite_harms_nothing_else():
     with pytest.raises(tf.errors.InvalidArgumentError, match="NaN has no integer code"):
         kmeans.weight_codes(latent, ids, 1)
     assert kmeans.nearest_ids(latent, ids, 1).numpy()[0] == ids[0]
-    assert kmeans.cluster_ids(np.full((3,), np.nan), 2).max() < 4
+    assert cluster_ids(np.full((3,), np.nan), 2).max() < 4
 
 
 @pytest.mark.parametrize("keep_zeros", [False, True])
@@ -189,11 +129,7 @@ def test_it_returns_the_type_it_got(dtype):
     assert kmeans.quantize_weights(tf.ones([3], dtype), [0, 1, 1], 1).dtype == dtype
 
 
-def test_bits_and_initializations_that_there_are_not_are_refused():
+def test_bits_that_there_are_not_are_refused():
     for bits in (0, 9, 2.0):
         with pytest.raises(ValueError, match="1 to 8"):
-            kmeans.cluster_ids(np.ones(3), bits)
-        with pytest.raises(ValueError, match="1 to 8"):
             kmeans.quantize_weights(tf.ones([3]), [0, 0, 0], bits)
-    with pytest.raises(ValueError, match="Did you mean linear"):
-        kmeans.cluster_ids(np.ones(3), 2, initialization="liner")

@@ -6,9 +6,9 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.core import kmeans, lq_nets
+from sat_tf.core import lq_nets
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.quantizers.kmeans import KMeansQuantizer
+from sat_tf.quantizers.kmeans import KMeansQuantizer, cluster_ids
 from sat_tf.quantizers.lq_nets import LqNetsQuantizer
 from sat_tf.quantizers.protocol import WeightRequest
 from sat_tf.quantizers.table import make_weight_quantizer
@@ -36,7 +36,7 @@ def test_the_variable_is_not_trained_and_starts_at_what_the_kernel_tells(bits):
     (ids,) = layer.non_trainable_weights
     assert variables == {"cluster_ids": ids}
     assert (ids.dtype, ids.shape) == (tf.uint8, SHAPE)
-    np.testing.assert_array_equal(ids, kmeans.cluster_ids(_kernel(), bits))
+    np.testing.assert_array_equal(ids, cluster_ids(_kernel(), bits))
     for range_, rows in (("layer", 1), ("channel", 8)):
         request = WeightRequest(num_bits=bits, range=range_)
         quantizer = make_weight_quantizer("lq_nets", request)
