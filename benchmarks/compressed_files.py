@@ -1,8 +1,8 @@
 """Bytes of files by what quantizes the weights, plain and compressed with gzip.
 
 Values that are shared, and levels that are learnt, are int8 codes anywhere from -127 to 127: their
-files are no smaller, but compress to about the bits that there are. All layers have the same bits,
-the first and the last one too; each file is verified.
+files are no smaller, but they compress, as the codes of a grid do that are not packed. All layers
+have the same bits, the first and the last one too; each file is verified.
 
     python benchmarks/compressed_files.py
     python benchmarks/compressed_files.py --models=resnet18 --bits=2

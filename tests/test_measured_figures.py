@@ -12,6 +12,7 @@ _README = (_ROOT / "README.md").read_text()
 _MEASUREMENTS = _ROOT / "docs" / "measurements"
 _ACCURACY = (_MEASUREMENTS / "accuracy.md").read_text()
 _FILES = (_MEASUREMENTS / "files.md").read_text()
+_METHODS = (_ROOT / "docs" / "guides" / "methods.md").read_text()
 _COST = (_MEASUREMENTS / "training.md").read_text()
 _MODELS = {
     "mobilenet_v1": "MobileNet-V1",
@@ -180,6 +181,16 @@ def test_packed_files_are_those_of_the_file(row):
         f"**{row['codes differing']}**" if compared else "",
     ]
     assert _line(*cells).replace("|  |", "| |") in _FILES
+
+
+@pytest.mark.parametrize("quantizer", ["dorefa", "lsq", "kmeans", "lq_nets"])
+def test_compressed_files_are_those_of_the_file(quantizer):
+    cells = []
+    for bits in "234":
+        rows = _rows("compressed_files", weights=quantizer, bits=bits)
+        cells.append(", packed ".join(row["gzip bits a weight"] for row in rows))
+        assert {row["codes differing"] for row in rows} == {"0"}
+    assert _line(f'`"{quantizer}"`', *cells) in _METHODS
 
 
 @pytest.mark.parametrize(

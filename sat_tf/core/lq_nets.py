@@ -8,6 +8,7 @@ In a file the levels are integers times a scale, and so they are here, always: t
 the file have the basis that `snapped_basis` gives, of which every level is an int8 code.
 """
 
+import functools
 import math
 
 import tensorflow as tf
@@ -22,8 +23,8 @@ _RIDGE = 1e-4
 # A basis whose numbers add up to less is one of zeros: all codes are 0.
 _SMALLEST_REACH = 2.0**-63
 # Of the first basis: reaches that are tried, in parts of the largest weight, and fits after that.
-_FIRST_REACHES = tuple(percent / 100.0 for percent in range(100, 0, -5))
-_FIRST_FITS = 10
+_FIRST_REACHES = tuple(percent / 100.0 for percent in range(100, 0, -10))
+_FIRST_FITS = 8
 
 
 def patterns(num_bits: int) -> tf.Tensor:
@@ -33,11 +34,15 @@ def patterns(num_bits: int) -> tf.Tensor:
     [[-1.0, -1.0], [1.0, -1.0], [-1.0, 1.0], [1.0, 1.0]]
     """
     check_bits(num_bits)
-    signs = [
+    return tf.constant(_signs(num_bits))
+
+
+@functools.cache
+def _signs(num_bits: int) -> list[list[float]]:
+    return [
         [1.0 if number >> place & 1 else -1.0 for place in range(num_bits)]
         for number in range(2**num_bits)
     ]
-    return tf.constant(signs)
 
 
 def snapped_basis(basis: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -48,28 +53,31 @@ def snapped_basis(basis: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     (n · e) / 2 an integer from -127 to 127. s / 2 = v · n / n · n, the best for these n.
 
     Args:
-        basis: one v a row, float32.
+        basis: one v a row, float32; one that is not finite counts as zeros.
 
     Returns:
-        n, float32 and shaped like the basis, and s, positive, of one number a row.
+        n, float32 and shaped like the basis, and s, positive: one number in each row.
 
     >>> integers, scale = snapped_basis(tf.constant([[0.5, 1.0]]))
     >>> integers.numpy().tolist(), scale.numpy().round(4)
-    ([[84.0, 168.0]], array([0.0119], dtype=float32))
+    ([[84.0, 168.0]], array([[0.0119]], dtype=float32))
     """
     size = tf.abs(basis)
     reach = tf.reduce_sum(size, -1, keepdims=True)
-    is_zero = reach < _SMALLEST_REACH
+    # Of what is not finite too: codes are sorted, which NaN would make nonsense of.
+    is_zero = ~(tf.math.is_finite(reach) & (reach >= _SMALLEST_REACH))
     largest_sum = 2.0 * LARGEST_INT8
     unit = tf.where(is_zero, 1.0, reach) / (largest_sum - basis.shape[-1] / 2.0)
     count = round_half_up(size / unit)
     odd = tf.math.floormod(tf.reduce_sum(count, -1, keepdims=True), 2.0)
     count -= odd * tf.one_hot(tf.argmax(count, -1), basis.shape[-1])
     count = tf.where(is_zero, 0.0, count)
+    integers = tf.where(is_zero, 0.0, tf.sign(basis) * count)
     fit = tf.math.divide_no_nan(
-        tf.reduce_sum(size * count, -1), tf.reduce_sum(tf.square(count), -1)
+        tf.reduce_sum(size * count, -1, keepdims=True),
+        tf.reduce_sum(tf.square(count), -1, keepdims=True),
     )
-    return tf.sign(basis) * count, tf.where(is_zero[..., 0], 2.0 / largest_sum, 2.0 * fit)
+    return integers, tf.where(is_zero, 2.0 / largest_sum, 2.0 * fit)
 
 
 def levels(basis: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -80,7 +88,7 @@ def levels(basis: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
 
     Returns:
         The codes, float32, a row of 2^b for each row; the rows of `patterns` that make them, int32;
-        and the scales, float32, one a row.
+        and the scales of `snapped_basis`.
 
     >>> codes, order, _ = levels(tf.constant([[1.0, 0.5]]))
     >>> codes.numpy().tolist(), order.numpy().tolist()
@@ -118,7 +126,7 @@ def quantize_weights(
     latent = tf.cast(given, tf.float32)
     rows = _rows(latent, range_axes)
     codes, _, scale = levels(basis)
-    made = tf.gather(codes * scale[:, None], _nearest(rows, codes, scale), batch_dims=1)
+    made = tf.gather(codes * scale, _nearest(rows, codes, scale), batch_dims=1)
     made = _unrows(made, latent.shape, range_axes)
     made = straight_through(tf.where(tf.math.is_nan(latent), latent, made), latent)
     return tf.cast(made, given.dtype)
@@ -160,7 +168,7 @@ def level_values(
     """The values of the levels that `weight_units` counts."""
     codes, _, scale = levels(basis)
     rows = tf.cast(_rows(units, range_axes), tf.int32)
-    made = tf.gather(codes * scale[:, None], rows, batch_dims=1)
+    made = tf.gather(codes * scale, rows, batch_dims=1)
     return _unrows(made, units.shape, range_axes)
 
 
@@ -176,7 +184,8 @@ def next_basis(
     With B the e of the nearest levels, one a column: v* = (B B^T)^-1 B w, and
     v <- m v + (1 - m) v*.
     What B does not tell stays as it is, by a small ridge: v* minimizes
-    mean (w - v* · e)² + 1e-4 |v* - v|². NaN and infinite weights have no part in it.
+    mean (w - v* · e)² + 1e-4 |v* - v|². NaN and infinite weights have no part in it, and what
+    float32 does not hold leaves v as it is.
 
     Args:
         kernel: latent weights w, float32.
@@ -190,25 +199,25 @@ def next_basis(
     """
     rows = _rows(kernel, range_axes)
     codes, order, scale = levels(basis)
-    finite, (ranges, number) = tf.math.is_finite(rows), codes.shape
-    ids = _nearest(rows, codes, scale) + number * tf.range(ranges)[:, None]
-    sums, counts = (
-        tf.reshape(sums_by_id(each, ids, ranges * number), [ranges, number])
-        for each in (tf.where(finite, rows, 0.0), finite)
-    )
+    finite, (ranges, number), size = tf.math.is_finite(rows), codes.shape, basis.shape[-1]
+    first = tf.constant([[number * row] for row in range(ranges)])
+    ids = _nearest(rows, codes, scale) + first
+    values = tf.where(finite, rows, 0.0), finite
+    of_ids = [tf.reshape(sums_by_id(each, ids, ranges * number), codes.shape) for each in values]
     # By patterns again, whose products are the same for all ranges.
-    back = tf.argsort(order, axis=-1)
-    sums, counts = (tf.gather(each, back, batch_dims=1) for each in (sums, counts))
-    signs = tf.cast(patterns(basis.shape[-1]), tf.float64)
+    back = tf.argsort(order)
+    sums, counts = (tf.gather(each, back, batch_dims=1) for each in of_ids)
+    total = tf.maximum(tf.reduce_sum(counts, -1, keepdims=True), 1.0)
+    sums, counts = sums / total, counts / total
+    signs = tf.cast(patterns(size), tf.float64)
     products = tf.reshape(signs[:, :, None] * signs[:, None, :], [number, -1])
-    total = tf.maximum(tf.reduce_sum(counts, -1), 1.0)
-    size = basis.shape[-1]
-    gram = tf.reshape(tf.matmul(counts, products), [ranges, size, size]) / total[:, None, None]
+    gram = tf.reshape(tf.matmul(counts, products), [ranges, size, size])
     old = tf.cast(basis, tf.float64)
-    right = tf.matmul(sums, signs) / total[:, None] + _RIDGE * old
+    right = tf.matmul(sums, signs) + _RIDGE * old
     factor = tf.linalg.cholesky(gram + _RIDGE * tf.eye(size, dtype=tf.float64))
-    best = tf.linalg.cholesky_solve(factor, right[..., None])[..., 0]
-    return tf.cast(momentum * old + (1.0 - momentum) * best, tf.float32)
+    best = tf.squeeze(tf.linalg.cholesky_solve(factor, tf.expand_dims(right, -1)), -1)
+    found = tf.cast(momentum * old + (1.0 - momentum) * best, tf.float32)
+    return tf.where(tf.math.is_finite(found), found, basis)
 
 
 def first_basis(kernel: tf.Tensor, num_bits: int, *, range_axes: tuple[int, ...] = ()) -> tf.Tensor:
@@ -247,7 +256,7 @@ def first_basis(kernel: tf.Tensor, num_bits: int, *, range_axes: tuple[int, ...]
 
 def _nearest(rows: tf.Tensor, codes: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
     """The places of the nearest levels, int32."""
-    middle = (codes[:, 1:] + codes[:, :-1]) / 2.0 * scale[:, None]
+    middle = (codes[:, 1:] + codes[:, :-1]) * (0.5 * scale)
     return tf.searchsorted(middle, rows, side="right")
 
 

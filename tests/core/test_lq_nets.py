@@ -50,7 +50,7 @@ def _run(latent, basis, upstream=None, mode="eager", **choice):
 def test_2_bit_weights_worked_by_hand():
     integers, scale = lq_nets.snapped_basis(tf.constant([[0.635, 0.635], [0.42, 0.84]]))
     assert integers.numpy().tolist() == [[127, 127], [84, 168]]
-    np.testing.assert_allclose(scale, [0.01, 0.01], rtol=1e-6)
+    np.testing.assert_allclose(scale, [[0.01], [0.01]], rtol=1e-6)
     w = np.array([-2.0, -0.85, -0.83, -0.01, 0.0, 0.83, 0.85, 9.0], np.float32)
     basis = np.array([[0.42, 0.84]], np.float32)
     value, gradient = _run(w, basis)
@@ -100,7 +100,8 @@ def test_the_next_basis_is_that_of_the_reference(bits, axes):
     # Of equal levels either could be the nearest.
     codes, _, _ = lq_nets.levels(tf.constant(basis))
     assert (np.diff(codes) > 0).all()
-    found = lq_nets.next_basis(tf.constant(latent), basis, range_axes=axes, momentum=0.25)
+    moved = tf.function(lq_nets.next_basis) if bits == 4 else lq_nets.next_basis
+    found = moved(tf.constant(latent), basis, range_axes=axes, momentum=0.25)
     fits = [reference.lq_fit(row, v) for row, v in zip(rows, basis, strict=True)]
     np.testing.assert_allclose(found, 0.25 * basis + 0.75 * np.stack(fits), atol=2e-5)
 
@@ -120,11 +121,13 @@ def test_every_level_is_an_integer_of_int8(basis):
     assert np.abs(codes).max() <= 127
     assert (np.diff(codes) >= 0).all()
     np.testing.assert_array_equal(codes, -codes.numpy()[:, ::-1])
-    for row, own, one in zip(basis.astype(np.float64), integers.numpy(), scale, strict=True):
+    for row, own, one in zip(
+        basis.astype(np.float64), integers.numpy(), scale.numpy(), strict=True
+    ):
         reach = np.abs(row).sum()
         if reach > 1e-15:
             # Half a unit by rounding, one where the sum is odd, and what the fit moves.
-            assert np.abs(own * float(one) / 2.0 - row).max() <= 2.5 * reach / 250
+            assert np.abs(own * one.item() / 2.0 - row).max() <= 2.5 * reach / 250
 
 
 @pytest.mark.parametrize("axes", [(), (3,), (2, 3)])
@@ -202,6 +205,20 @@ def test_what_is_not_finite_harms_nothing_else():
     np.testing.assert_allclose(nothing, basis, rtol=1e-6)
     with pytest.raises(tf.errors.InvalidArgumentError, match="NaN has no integer code"):
         lq_nets.weight_codes(latent, basis)
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan, 3e38])
+def test_a_basis_beyond_float32_counts_as_zeros_and_does_not_spread(value):
+    basis = np.array([[value, value, 0.5], [0.5, 0.5, 0.25]], np.float32)
+    latent = tf.constant(np.stack([np.full(9, 3e38, np.float32), _draw((9,))]))
+    codes, order, _ = lq_nets.levels(tf.constant(basis))
+    assert not codes.numpy()[0].any()
+    assert np.sort(order).tolist() == [list(range(8))] * 2
+    made = lq_nets.quantize_weights(latent, basis, range_axes=(0,)).numpy()
+    assert not made[0].any()
+    found = lq_nets.next_basis(latent, basis, range_axes=(0,)).numpy()
+    alone = lq_nets.next_basis(latent[1:], basis[1:], range_axes=(0,)).numpy()
+    np.testing.assert_allclose(found[1:], alone, rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])

@@ -115,10 +115,11 @@ def _model():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_frozen_layer_keeps_its_levels(name):
     options = {"reassign": True} if name == "kmeans" else {}
-    policy = BitPolicy.mobile(3, weight_quantizer=name, weight_options=options)
+    fields = {"weight_quantizer": name, "weight_options": options, "first_last_weight_bits": None}
+    policy = BitPolicy.mobile(3, **fields)
     model = sat_tf.quantize_model(_model(), policy)
     model.get_layer("quant_conv").trainable = False
-    model.compile(keras.optimizers.SGD(0.5), "mse")
+    model.compile(keras.optimizers.SGD(1e-2), "mse")
     layers = [model.get_layer(f"quant_{layer}") for layer in ("conv", "classifier")]
     before = [layer.kernel_variables[NAMES[name]].numpy() for layer in layers]
     draw = np.random.default_rng(0)
