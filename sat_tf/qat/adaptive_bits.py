@@ -53,20 +53,23 @@ def quantize_for_bits(
     >>> model = keras.Model(image, keras.layers.Dense(2, name="head")(tensor))
     >>> policy = BitPolicy.mobile(4, weight_grid="nested")
     >>> adaptive = quantize_for_bits(model, policy, bits=(4, 7))
-    >>> adaptive.bits, adaptive.at_bits(4).count_params() == model.count_params() + 2
-    ((7, 4), True)
+    >>> adaptive.bits
+    (7, 4)
+    >>> first, second = (adaptive.at_bits(bits).get_layer("quant_conv") for bits in (7, 4))
+    >>> first.layer.kernel is second.layer.kernel
+    True
     """
     policy = expect_policy(BitPolicy() if policy is None else policy)
     widths = _checked(bits)
     members = {width: quantize_model(model, _at(policy, width)) for width in widths}
+    for width, member in members.items():
+        # Files of weights name their parts by it; there is no public way to set it.
+        member._name = f"{model.name}_at_{width}_bits"
     return AdaptiveBits(members, name=f"adaptive_{model.name}")
 
 
-def _checked(bits: Iterable[int]) -> list[int]:
-    try:
-        given = list(bits)
-    except TypeError:
-        given = [bits]
+def _checked(bits: Any) -> list[int]:
+    given = list(bits) if isinstance(bits, Iterable) else [bits]
     problems = [
         f"received {width!r}, expected an integer from 1 to {_HIGHEST}"
         for width in given
@@ -100,9 +103,8 @@ class AdaptiveBits(keras.Model):
 
         g = Σ_b ∂L(f_b(x; W, θ_b), y) / ∂(W, θ_b),
 
-    W shared, θ_b the normalizations, clipping levels and gains of width b. The losses that layers
-    add, such as weight decay, count as their mean over the widths, which is once for what is
-    shared. It takes K times the time of one width, and its memory, as activations of one width are
+    W shared, θ_b the normalizations, clipping levels and gains of width b. Regularizers of shared
+    variables count once, in the loss of the most bits. A step takes K times the time of one width, and its memory, as activations of one width are
     freed before the next.
 
     Logs are those of `compile`'s loss and metrics for each width, with its bits behind them, such
@@ -121,6 +123,7 @@ class AdaptiveBits(keras.Model):
         for other in self.members[1:]:
             _share(self.members[0], other)
         self._total = keras.metrics.Mean("loss")
+        self.built = True
 
     @property
     def bits(self) -> tuple[int, ...]:
@@ -174,7 +177,9 @@ class AdaptiveBits(keras.Model):
         for member in self.members:
             with tf.GradientTape() as tape:
                 outputs = member(images, training=True)
-                loss = self._loss_of(member, images, labels, outputs, weights)
+                loss = member.compiled_loss(
+                    labels, outputs, weights, regularization_losses=member.losses
+                )
             total += tf.cast(loss, tf.float32)
             variables = member.trainable_variables
             for gradient, variable in self.optimizer.compute_gradients(loss, variables, tape):
@@ -195,7 +200,9 @@ class AdaptiveBits(keras.Model):
         total = tf.constant(0.0)
         for member in self.members:
             outputs = member(images, training=False)
-            loss = self._loss_of(member, images, labels, outputs, weights)
+            loss = member.compiled_loss(
+                labels, outputs, weights, regularization_losses=member.losses
+            )
             total += tf.cast(loss, tf.float32)
             member.compute_metrics(images, labels, outputs, weights)
         self._total.update_state(total * tf.distribute.get_strategy().num_replicas_in_sync)
@@ -205,17 +212,6 @@ class AdaptiveBits(keras.Model):
     def metrics(self) -> list[keras.metrics.Metric]:
         """The metrics of all widths, which `fit` resets every epoch."""
         return [self._total, *(metric for member in self.members for metric in member.metrics)]
-
-    def _loss_of(
-        self, member: keras.Model, images: Any, labels: Any, outputs: Any, weights: Any
-    ) -> tf.Tensor:
-        """The loss of one width, with its share of what layers add."""
-        loss = member.compiled_loss(labels, outputs, weights, regularization_losses=None)
-        if not member.losses:
-            return loss
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        added = tf.add_n([tf.cast(term, tf.float32) for term in member.losses])
-        return loss + tf.cast(added, loss.dtype) / (len(self.members) * replicas)
 
     def _results(self) -> dict[str, Any]:
         results = {"loss": self._total.result()}
@@ -274,6 +270,8 @@ def _share(first: keras.Model, other: keras.Model) -> None:
             for name, value in list(vars(from_part).items()):
                 if isinstance(value, tf.Variable):
                     setattr(to_part, name, value)
+            # Its regularizers hold the variables that it no longer has.
+            to_part._callable_losses.clear()
     if problems:
         problems.append(
             "expected one network at several bit widths; build them with quantize_for_bits"
