@@ -104,8 +104,8 @@ class AdaptiveBits(keras.Model):
         g = Σ_b ∂L(f_b(x; W, θ_b), y) / ∂(W, θ_b),
 
     W shared, θ_b the normalizations, clipping levels and gains of width b. Regularizers of shared
-    variables count once, in the loss of the most bits. A step takes K times the time of one width, and its memory, as activations of one width are
-    freed before the next.
+    variables count once, in the loss of the most bits. A step of K widths takes K times the time of
+    one.
 
     Logs are those of `compile`'s loss and metrics for each width, with its bits behind them, such
     as `accuracy_at_4`, and `loss`, the sum over the widths.
