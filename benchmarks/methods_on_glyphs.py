@@ -59,6 +59,8 @@ METHODS: Mapping[str, Method] = {
         [*_weights("lsq"), "policy.rescale=constant"]
     ),
     "L1 weights + CG-PACT": Method(_weights("l1", "{over_size: false}")),
+    "k-means weights + CG-PACT": Method(_weights("kmeans")),
+    "LQ-Nets weights + CG-PACT": Method(_weights("lq_nets")),
     "L1 weights + LSQ": Method([*_weights("l1", "{over_size: false}"), _LSQ_ACTIVATIONS]),
 }
 
