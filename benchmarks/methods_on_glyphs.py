@@ -60,6 +60,7 @@ METHODS: Mapping[str, Method] = {
     ),
     "L1 weights + CG-PACT": Method(_weights("l1", "{over_size: false}")),
     "k-means weights + CG-PACT": Method(_weights("kmeans")),
+    "k-means weights that move + CG-PACT": Method(_weights("kmeans", "{reassign: true}")),
     "LQ-Nets weights + CG-PACT": Method(_weights("lq_nets")),
     "L1 weights + LSQ": Method([*_weights("l1", "{over_size: false}"), _LSQ_ACTIVATIONS]),
 }
