@@ -11,8 +11,8 @@ from sat_tf.core import lq_nets
 from tests import reference
 from tests.core.execution import value_and_gradients
 
-# Compiling takes long, so that only the long run does it.
-MODES = ["eager", "graph", pytest.param("xla", marks=pytest.mark.thorough)]
+# Tracing and compiling take long, so that only the long run does it at all bits.
+MODES = ["eager", *(pytest.param(mode, marks=pytest.mark.thorough) for mode in ("graph", "xla"))]
 BITS = range(1, 9)
 
 
