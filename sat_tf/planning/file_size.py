@@ -19,7 +19,7 @@ from sat_tf.export.lowering.refusals import find_problems
 from sat_tf.export.lowering.trace import trace_network
 from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear
-from sat_tf.graph.network import Network
+from sat_tf.graph.network import Network, layer_of_call
 from sat_tf.messages import list_problems
 from sat_tf.planning.explain import read_source
 from sat_tf.planning.preview import kernel_outlines, preview, user_name
@@ -58,8 +58,7 @@ class FileSizes:
 
     Args:
         model: a float model.
-        policy_at: gives the policy with some bits in the layers that are chosen for, and with those
-            of the model's policy in all others.
+        policy_at: gives the policy with some bits in all layers that are chosen for.
         weight_bits: the numbers of bits to choose from.
         pack: as for `export_tflite`.
 
@@ -89,13 +88,18 @@ class FileSizes:
             if not self._places:
                 self._places = _linear_places(network, graph)
 
-    def stored_bits(self, layer: str, bits: int) -> int:
-        """How many bits of the file each weight of a layer takes."""
+    def stored_bits(self, layer: str, bits: int | None) -> int:
+        """How many bits of the file each weight of a layer takes.
+
+        Args:
+            layer: its name.
+            bits: of the choices; of a layer that is not chosen for, any.
+        """
         (operation, *_) = self._operations(layer, bits)
         return int(operation.storage.value)
 
-    def kernel_bytes(self, layer: str, bits: int) -> int:
-        """The bytes of a layer's codes in the file; calls of one layer share them."""
+    def kernel_bytes(self, layer: str, bits: int | None) -> int:
+        """The bytes of a layer's codes in the file, likewise; calls of one layer share them."""
         (operation, *_) = self._operations(layer, bits)
         return -(-operation.kernel.size * operation.storage.value // 8)
 
@@ -142,8 +146,9 @@ class FileSizes:
                 added[layer, bits] = of_storage[stored]
         return base, added
 
-    def _operations(self, layer: str, bits: int) -> list[Linear]:
-        graph = self._graphs[bits]
+    def _operations(self, layer: str, bits: int | None) -> list[Linear]:
+        some = next(iter(self._graphs.values()))
+        graph = some if bits is None else self._graphs.get(bits, some)
         found = [graph.operations[index] for index in self._places[layer]]
         return [operation for operation in found if isinstance(operation, Linear)]
 
@@ -190,7 +195,7 @@ def _linear_places(network: Network, graph: Graph) -> dict[str, list[int]]:
     marked = _lowered(network, marks)
     if [one.output for one in marked.operations] != [one.output for one in graph.operations]:
         raise RuntimeError(f"model {network.name!r}: its graph depends on the codes of kernels.")
-    layers = [user_name(network[name]).split("@")[0] for name in outlines]
+    layers = [layer_of_call(user_name(network[name])) for name in outlines]
     places: dict[str, list[int]] = {}
     for index, operation in enumerate(marked.operations):
         mark = int(np.max(np.abs(operation.kernel))) if isinstance(operation, Linear) else 0

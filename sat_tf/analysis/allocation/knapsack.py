@@ -10,8 +10,13 @@ It is solved by branch and bound (HiGHS, by `scipy.optimize.milp`), which ends w
 of what any choice costs. All of it is arithmetic on arrays, which knows no layers.
 """
 
+import contextlib
+import ctypes
 import dataclasses
 import math
+import os
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -204,13 +209,14 @@ def _milp(
     options: dict[str, Any] = {"mip_rel_gap": 0.0}
     if seconds is not None:
         options["time_limit"] = seconds
-    result = milp(
-        cost,
-        integrality=np.ones(len(cost)),
-        bounds=Bounds(0.0, 1.0),
-        constraints=LinearConstraint(matrix, low, high),
-        options=options,
-    )
+    with _without_output():
+        result = milp(
+            cost,
+            integrality=np.ones(len(cost)),
+            bounds=Bounds(0.0, 1.0),
+            constraints=LinearConstraint(matrix, low, high),
+            options=options,
+        )
     if result.status == 2:
         return None
     if result.status not in _STATUS or result.x is None:
@@ -219,14 +225,30 @@ def _milp(
             "or fewer bits to choose from."
         )
     taken = result.x
-    chosen = np.array(
-        [
-            (options := problem.options(item))[int(np.argmax(taken[options]))]
-            for item in range(problem.num_items)
-        ]
-    )
+    best = [problem.options(item) for item in range(problem.num_items)]
+    chosen = np.array([each[int(np.argmax(taken[each]))] for each in best])
     lower = result.mip_dual_bound
     return chosen, float(result.fun if lower is None else lower), _STATUS[result.status]
+
+
+@contextlib.contextmanager
+def _without_output() -> Iterator[None]:
+    """Nothing is printed: HiGHS writes debugging lines past its own options, and past Python."""
+    sys.stdout.flush()
+    try:
+        kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    except OSError:  # there is no standard output
+        yield
+        return
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        with contextlib.suppress(OSError, AttributeError, TypeError):
+            ctypes.CDLL(None).fflush(None)  # what C has not yet written
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _rows(problem: Knapsack, cuts: list[np.ndarray]) -> tuple[Any, np.ndarray, np.ndarray]:

@@ -15,6 +15,7 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from sat_tf.arguments import is_integer
 from sat_tf.messages import did_you_mean, first_ones, list_problems
 
 Choice = tuple[int | None, int | None]
@@ -118,7 +119,7 @@ def _is_key(key: Any) -> bool:
 
 
 def _is_bits(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and 1 <= value <= 8
+    return is_integer(value, lowest=1, limit=9)
 
 
 def _find(given: Mapping[Any, Any], choice: Choice) -> Any:
@@ -193,7 +194,4 @@ def _table(path: pathlib.Path, column: str, lines: Iterable[dict[str, str]]) -> 
         rows[key] = value
     if problems:
         raise ValueError(list_problems(str(path), problems))
-    flat: dict[str, Any] = {}
-    for layer, rows in table.items():
-        flat[layer] = rows[None] if None in rows else rows
-    return flat
+    return {layer: rows.get(None, rows) for layer, rows in table.items()}
