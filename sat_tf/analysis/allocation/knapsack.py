@@ -30,7 +30,7 @@ _STATUS = {0: "optimal", 1: "stopped"}
 # Of the solver's bound, relative to the largest cost.
 _ROUNDING = 1e-10
 # Of sums, relative.
-_TINY = 1e-12
+_TINY = 1e-14
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -60,6 +60,12 @@ class Knapsack:
     tie: np.ndarray
 
     def __post_init__(self) -> None:
+        steps = np.diff(self.item)
+        if not len(self.item) or self.item[0] != 0 or np.any((steps != 0) & (steps != 1)):
+            raise ValueError(
+                "item: received numbers that do not ascend one by one, expected 0, 0, ..., 1, ...: "
+                "the item of each option."
+            )
         options, limits = len(self.item), len(self.limits)
         shapes = {
             "cost": (options,),
@@ -74,12 +80,6 @@ class Knapsack:
                     f"{name}: received the shape {np.shape(getattr(self, name))}, expected {shape} "
                     f"for {options} options and {limits} limits."
                 )
-        steps = np.diff(self.item)
-        if not options or self.item[0] != 0 or np.any((steps != 0) & (steps != 1)):
-            raise ValueError(
-                "item: received numbers that do not ascend one by one, expected 0, 0, ..., 1, ...: "
-                "the item of each option."
-            )
         for name in ("cost", "usage", "base"):
             if not np.all(np.isfinite(getattr(self, name))):
                 raise ValueError(f"{name}: received NaN or infinite values, expected finite ones.")

@@ -160,14 +160,15 @@ def unreachable(problem: BitProblem) -> ValueError:
     rows = [index for index, limit in enumerate(limits) if math.isfinite(limit)]
     problems = []
     alone = {row: fewest(problem.knapsack, row) or 0.0 for row in rows}
+    # Where each can be kept by itself, it is the others that exclude every choice.
+    together = len(rows) > 1 and all(alone[row] <= limits[row] for row in rows)
     for row in rows:
         name = problem.names[row]
         line = f"{name}={shown(name, limits[row])}: the smallest possible is "
         line += shown(name, alone[row])
-        if alone[row] <= limits[row] and len(rows) > 1:
-            kept = fewest(problem.knapsack, row, keep_others=True)
-            line += ", and within the other limits "
-            line += "none" if kept is None else shown(name, kept)
+        kept = fewest(problem.knapsack, row, keep_others=True) if together else None
+        if kept is not None:
+            line += f", and within the other limits {shown(name, kept)}"
         problems.append(f"{line}.")
     message = list_problems("budget: received limits that no choice of bits keeps", problems)
     return ValueError(
