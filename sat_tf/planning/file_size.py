@@ -221,7 +221,9 @@ def _filled(operation: Linear, number: int | None) -> Linear:
     if number is None:
         return dataclasses.replace(operation, bias=bias)
     kernel = np.zeros(operation.kernel.shape, np.int8)
-    # The number in base 2, so that codes of any storage hold it.
-    digits = [int(digit) for digit in f"{number:b}"][::-1][: kernel.size]
-    kernel.reshape(-1)[: len(digits)] = np.negative(digits)
+    # The number in base 2, a byte a digit: -1 has all its bits set in every storage, so that bytes
+    # of different storages differ too.
+    digits = np.array([int(digit) for digit in f"{number:b}"][::-1])
+    codes = np.repeat(-digits, 8 // operation.storage.value)[: kernel.size]
+    kernel.reshape(-1)[: len(codes)] = codes
     return dataclasses.replace(operation, kernel=kernel, bias=bias)

@@ -96,6 +96,13 @@ def test_equal_kernels_of_two_layers_are_not_taken_for_one(tmp_path):
     assert file_bytes(model, policy) == exported(model, policy, tmp_path / "model.tflite")
 
 
+def test_kernels_of_as_many_bytes_in_other_storages_are_told_apart(tmp_path):
+    # 8 x 8 weights of 8 bits and 8 x 16 of 4 bits.
+    overrides = {"one": {"weight_bits": 8}, "three": {"weight_bits": 4}}
+    model, policy = residual(), BitPolicy.mobile(4, overrides=overrides)
+    assert file_bytes(model, policy) == exported(model, policy, tmp_path / "model.tflite")
+
+
 def test_what_cannot_be_exported_has_no_bytes():
     policy = BitPolicy.mobile(8, first_last_weight_bits=None, weight_bits=None)
     with pytest.raises(ValueError, match="residual"):

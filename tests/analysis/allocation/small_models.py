@@ -44,7 +44,7 @@ def family(name: str) -> keras.Model:
     return models.build(name, image_size=32, num_classes=10, width_multiplier=0.25, seed=0)
 
 
-def images_for(model: keras.Model, count: int = 24, seed: int = 1) -> np.ndarray:
+def images_for(model: keras.Model, count: int = 64, seed: int = 1) -> np.ndarray:
     """Pixels 0 to 255 as float32."""
     draw = np.random.default_rng(seed)
     return draw.integers(0, 256, (count, *model.input_shape[1:])).astype(np.float32)
