@@ -19,6 +19,7 @@ from sat_tf.analysis.allocation.show import print_allocation, write_curve
 from sat_tf.analysis.sensitivity.measured_model import MeasuredModel
 from sat_tf.arguments import Rule, check, is_integer, seed_rule
 from sat_tf.atomic_file import written_whole
+from sat_tf.export.lowering.packing import packing_problem
 from sat_tf.graph.network import Network, check_model, check_one_of_each
 from sat_tf.graph.tfmot_layers import refuse_wrapped
 from sat_tf.messages import did_you_mean
@@ -307,6 +308,8 @@ def allocate(
         "activation_bits": _bits("activation_bits", activation_bits),
     }
     _check_cost(cost, dataset)
+    if problem_of_pack := packing_problem(pack):
+        raise ValueError(problem_of_pack)
     check(
         "allocate",
         [

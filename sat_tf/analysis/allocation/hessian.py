@@ -282,7 +282,7 @@ def _warn_of_negative_traces(traces: Mapping[str, float]) -> None:
     negative = [name for name, trace in traces.items() if trace < 0.0]
     if negative:
         warn(
-            f"cost='hessian': the trace of {first_ones(negative)} is negative, and its magnitude is "
-            "taken: the model is at no minimum of the loss on these images, or there are too few "
-            "directions. Train further, or give more images or more probes."
+            f"cost='hessian': the trace of {first_ones(negative)} is negative, and its magnitude "
+            "is taken: the model is at no minimum of the loss on these images, or there are too "
+            "few directions. Train further, or give more images or more probes."
         )

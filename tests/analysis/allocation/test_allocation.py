@@ -13,7 +13,6 @@ from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.config.config import DEMO, parse_config
 from tests.analysis.allocation.small_models import family, images_for, joined, residual
-from tests.qat import float_models
 
 L = keras.layers
 BITS = {"weight_bits": (2, 4, 8), "activation_bits": (2, 4, 8)}
@@ -387,7 +386,7 @@ def test_outputs_that_are_not_finite_are_refused(model):
     broken = keras.models.clone_model(model)
     # Finite themselves, but not what they sum up to.
     broken.set_weights([np.full_like(weight, 1e20) for weight in model.get_weights()])
-    with pytest.raises(ValueError, match="NaN|infinite"):
+    with pytest.raises(ValueError, match=r"NaN|infinite"):
         sat_tf.allocate(broken, images_for(model), cost="hessian", budget={"bytes": 1e6})
 
 
