@@ -48,7 +48,12 @@ def write_kit(
             layers left float, or a path that is not that of a zip, or cannot be written.
     """
     kit_path = check_kit_path(kit_path)
-    subject = read_subject(expect_path(path))
+    path = expect_path(path)
+    if kit_path.exists() and path.exists() and kit_path.samefile(path):
+        raise ValueError(
+            f"write_kit: received {str(kit_path)!r} for the file and its kit, expected two names."
+        )
+    subject = read_subject(path)
     images, _ = checked_inputs("write_kit", subject, images, None)
     return pack_kit(
         subject, images, kit_path, images_from=images_from, codes=codes, progress=progress

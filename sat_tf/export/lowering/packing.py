@@ -146,7 +146,7 @@ def _remedies(graph: Graph, pack: str) -> Iterator[str]:
     packing = _ALL_PACKINGS[pack]
     trained = [op for op in graph.operations if isinstance(op, Linear) and is_trained(op)]
     if all(linear.real for linear in trained):
-        yield "quantize with activation_bits: kernels of float activations are stored in 8 bits"
+        yield "requantize with activation_bits: kernels of float activations are stored in 8 bits"
         return
     matrices = [
         linear
@@ -158,11 +158,11 @@ def _remedies(graph: Graph, pack: str) -> Iterator[str]:
     codes = [int(np.ptp(linear.kernel)) + 1 for linear in could]
     if any(count > _ODD_4_BITS for count in codes):
         yield (
-            "quantize with fewer weight_bits, and with first_last_weight_bits=None where only the "
-            "first and the last layer could be packed, which have 8 bits by default"
+            "requantize with fewer weight_bits, and with first_last_weight_bits=None where only "
+            "the first and the last layer could be packed, which have 8 bits by default"
         )
     if any(2**Storage.INT4.value <= count <= _ODD_4_BITS for count in codes):
-        yield "quantize with weight_bits=3 or less, or with weight_bits=4 and weight_grid='narrow'"
+        yield "requantize with weight_bits=3 or less, or with 4 and weight_grid='narrow'"
     if not packing.windows and len(matrices) < len(trained):
         yield "pack='int4', which packs other convolutions than 1x1 too"
 

@@ -105,3 +105,11 @@ def test_a_kit_does_not_take_the_place_of_the_file_that_it_is_of(small_file, few
         write_kit(path, few_images, path)
     assert path.read_bytes() == small_file.read_bytes()
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_kit_does_not_replace_its_file(small_file, few_images, tmp_path):
+    path = tmp_path / "model.zip"
+    path.write_bytes(small_file.read_bytes())
+    with pytest.raises(ValueError, match="for the file and its kit, expected two names"):
+        write_kit(path, few_images, path)
+    assert path.read_bytes() == small_file.read_bytes()
