@@ -26,6 +26,7 @@ from sat_tf.planning.explain import explain, read_source
 from sat_tf.planning.file_size import FileSizes
 from sat_tf.planning.plan import Plan
 from sat_tf.planning.planned_model import Fate, LayerPlan
+from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
 
 # Two policies that differ in all bits that are left to be chosen.
@@ -122,6 +123,7 @@ class ModelChoices:
                 "activation_bits: layers beside the first and the last one, or "
                 "first_last_weight_bits=None, and no overrides of their bits."
             )
+        self._refuse_impossible_bits(model, weight_bits, activation_bits)
         self.file_problem, self.base_bytes = "", 0
         self._added: dict[tuple[str, int], int] = {}
         try:
@@ -134,6 +136,15 @@ class ModelChoices:
             self.base_bytes, self._added = self._sizes.marginal(chosen)
         except ValueError as error:
             self.file_problem = str(error)
+
+    def _refuse_impossible_bits(
+        self, model: keras.Model, weight_bits: Sequence[int], activation_bits: Sequence[int]
+    ) -> None:
+        """Raises ValueError for bits that a grid or a quantizer does not have."""
+        source = read_source(model)
+        for bits in weight_bits:
+            policy = self.policy_at(bits, min(activation_bits))
+            place(source.network, source.annotations, policy, source.kernels)
 
     def policy_of(self, chosen: Mapping[str, Choice]) -> BitPolicy:
         """The policy with some bits in some layers.

@@ -260,7 +260,9 @@ def hessian_costs(
         seed=seed,
         images_at_once=size,
     )
-    _warn_of_negative_traces({**traces.inputs, **traces.kernels})
+    found = {**traces.inputs, **traces.kernels}
+    _refuse_flat(found)
+    _warn_of_negative_traces(found)
     errors = runner.activation_errors(sample.images[: runner.images_at_once()])
     weights: BitCosts = {}
     for name, one in kernels.items():
@@ -272,10 +274,20 @@ def hessian_costs(
         bits = range(one.activation_bits or _MOST_BITS, _MOST_BITS + 1)
         own = activations.setdefault(names[call], {})
         # No errors are known of a tensor that is 0 on all images, which loses nothing.
-        found = errors.get(call) or (0.0,) * len(bits)
-        for number, error in zip(bits, found, strict=True):
+        own_errors = errors.get(call) or (0.0,) * len(bits)
+        for number, error in zip(bits, own_errors, strict=True):
             own[number] = own.get(number, 0.0) + abs(traces.inputs[call]) * error
     return weights, activations
+
+
+def _refuse_flat(traces: Mapping[str, float]) -> None:
+    """Raises ValueError where no layer has any curvature, by which all bits would cost the same."""
+    if traces and not any(traces.values()):
+        raise ValueError(
+            "cost='hessian': received a loss whose Hessian has the trace 0 for every layer, "
+            "expected curvature: the model is so certain of its classes that float32 knows no "
+            "other. Give other images, or take cost='sensitivity'."
+        )
 
 
 def _warn_of_negative_traces(traces: Mapping[str, float]) -> None:

@@ -21,9 +21,12 @@ def residual() -> keras.Model:
     shortcut = L.Conv2D(16, 1, name="shortcut")(tensor)
     tensor = L.ReLU(name="end_relu")(L.Add(name="end")([branch, shortcut]))
     tensor = L.GlobalAveragePooling2D(name="pool")(tensor)
-    return pretend_trained(
-        keras.Model(image, L.Dense(4, name="classifier")(tensor), name="residual")
-    )
+    model = keras.Model(image, L.Dense(4, name="classifier")(tensor), name="residual")
+    pretend_trained(model)
+    # Pixels up to 255 would make it so certain of its classes that its loss has no curvature.
+    ends = model.get_layer("classifier")
+    ends.set_weights([weight / 1000 for weight in ends.get_weights()])
+    return model
 
 
 def joined() -> keras.Model:

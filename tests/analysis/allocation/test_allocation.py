@@ -9,6 +9,7 @@ import yaml
 
 import sat_tf
 from sat_tf.analysis.allocation.allocation import COLUMNS
+from sat_tf.analysis.allocation.baselines import uniform
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.config.config import DEMO, parse_config
@@ -164,6 +165,9 @@ def test_measured_costs_fall_with_bits(model):
             low, high = options[0], options[-1]
             assert tuple(bits[low]) <= tuple(bits[high])
             assert problem.cost[low] >= problem.cost[high] >= 0.0
+        # Both find that two bits cost a hundred times what eight do, at the least.
+        low, high = (problem.costs(uniform(problem, bits, number)) for number in (2, 8))
+        assert low > 100 * high > 0.0
         assert found.cost_kind == cost
 
 
@@ -388,6 +392,30 @@ def test_outputs_that_are_not_finite_are_refused(model):
     broken.set_weights([np.full_like(weight, 1e20) for weight in model.get_weights()])
     with pytest.raises(ValueError, match=r"NaN|infinite"):
         sat_tf.allocate(broken, images_for(model), cost="hessian", budget={"bytes": 1e6})
+
+
+def test_a_loss_without_any_curvature_is_refused(model):
+    certain = keras.models.clone_model(model)
+    certain.set_weights([100 * weight for weight in model.get_weights()])
+    with pytest.raises(ValueError, match="the trace 0 for every layer"):
+        sat_tf.allocate(certain, images_for(model), cost="hessian", budget={"bytes": 1e6})
+
+
+@pytest.mark.parametrize(
+    ("policy", "bits", "expected"),
+    [
+        ({"weight_grid": "rounded"}, {"weight_bits": (1, 4)}, "a single value at 1 bit"),
+        ({"requantize_streams": True}, {"activation_bits": (1, 4)}, "expected at least 2"),
+        ({"weight_quantizer": "lsq"}, {"weight_bits": (1, 4)}, "lsq"),
+    ],
+)
+def test_bits_that_a_quantizer_does_not_have_are_refused(policy, bits, expected):
+    image = keras.Input((8, 8, 3))
+    tensor = L.Conv2D(4, 3, name="stem")(image)
+    tensor = L.Conv2D(4, 1, name="conv")(tensor)
+    model = keras.Model(image, L.Dense(3, name="end")(L.Flatten()(tensor)))
+    with pytest.raises(ValueError, match=expected):
+        by_table(model, policy=BitPolicy.mobile(4, **policy), budget={"bytes": 1e6}, **bits)
 
 
 def test_a_model_at_no_minimum_is_warned_of(model):
