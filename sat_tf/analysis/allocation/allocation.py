@@ -2,22 +2,28 @@
 
 import dataclasses
 import functools
+import math
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import tf_keras as keras
-import yaml
 
 from sat_tf.analysis.allocation import costs as bit_costs
+from sat_tf.analysis.allocation.allocated_model import (
+    AllocatedLayer,
+    AllocatedModel,
+    Proof,
+    Total,
+)
 from sat_tf.analysis.allocation.budget import read_budget
 from sat_tf.analysis.allocation.choices import LayerChoices, ModelChoices
-from sat_tf.analysis.allocation.knapsack import Solution, pareto, solve
+from sat_tf.analysis.allocation.knapsack import Solution, solve
 from sat_tf.analysis.allocation.problem import BitProblem, make_problem, unreachable
 from sat_tf.analysis.allocation.show import print_allocation, write_curve
 from sat_tf.analysis.sensitivity.measured_model import MeasuredModel
-from sat_tf.arguments import Rule, check, is_integer, seed_rule
+from sat_tf.arguments import Rule, check, is_between, is_integer, seed_rule
 from sat_tf.atomic_file import written_whole
 from sat_tf.export.lowering.packing import packing_problem
 from sat_tf.graph.network import Network, check_model, check_one_of_each
@@ -36,113 +42,15 @@ USUAL_PROBES = 4
 _MOST_ROUNDS = 8
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AllocatedLayer:
-    """The bits of one linear layer, and what they use.
-
-    Attributes:
-        name: of the layer.
-        kind: its class.
-        weight_bits: of its kernel; None if that is not rounded.
-        activation_bits: of what it reads; None if that is float.
-        chosen: which of them were chosen: "both", "weights", "activations" or "neither".
-        tied: the other layers that read the same grid, with commas between them.
-        num_weights: of its kernel.
-        bytes: of its codes in the file; None without a file.
-        ideal_bytes: weights · bits / 8.
-        bit_operations: multiply-adds · weight bits · activation bits; None if unknown.
-        milliseconds: from the table; None without one.
-        cost: estimated loss of this choice.
-    """
-
-    name: str
-    kind: str
-    weight_bits: int | None
-    activation_bits: int | None
-    chosen: str
-    tied: str
-    num_weights: int
-    bytes: int | None
-    ideal_bytes: float
-    bit_operations: float | None
-    milliseconds: float | None
-    cost: float
-
-
 COLUMNS = tuple(field.name for field in dataclasses.fields(AllocatedLayer))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Total:
-    """What the whole model uses of one quantity.
-
-    Attributes:
-        name: as in a budget.
-        value: of the chosen policy; file bytes are those of the real file.
-        limit: what was allowed; None without a limit.
-        fewest: with the fewest bits everywhere.
-        most: with the most bits everywhere.
-    """
-
-    name: str
-    value: float
-    limit: float | None
-    fewest: float
-    most: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Proof:
-    """Why no other choice is better.
-
-    Attributes:
-        status: "optimal", or "stopped" where the time was over before that was proven.
-        cost: of the choice.
-        bound: no choice within the limits costs less.
-        gap: (cost - bound) / |cost|; 0 is a proven optimum.
-        margin: bytes by which the limit on file bytes was lowered, because a file has entries that
-            the sum over its layers does not count; the proof holds for the lowered limit.
-    """
-
-    status: str
-    cost: float
-    bound: float
-    gap: float
-    margin: int = 0
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Allocation(RowTable):
+class Allocation(AllocatedModel, RowTable):
     """The bits of each layer of a model, chosen within a budget.
 
-    Attributes:
-        model: its name.
-        policy: to quantize the model by; its overrides are the choice.
-        layers: the quantized linear layers, in graph order.
-        totals: what the model uses, by the names of limits.
-        proof: why no other choice is better.
-        cost_kind: what was minimized: "sensitivity", "hessian" or "table".
-        pack: how the file stores kernels.
-        problem: the knapsack, for baselines and curves.
-        solution: its solution.
+    See `AllocatedModel` for its attributes.
     """
-
-    model: str
-    policy: BitPolicy
-    layers: tuple[AllocatedLayer, ...]
-    totals: Mapping[str, Total]
-    proof: Proof
-    cost_kind: str
-    pack: str
-    problem: BitProblem = dataclasses.field(repr=False, compare=False)
-    solution: Solution = dataclasses.field(repr=False, compare=False)
-
-    def __getitem__(self, name: str) -> AllocatedLayer:
-        for layer in self.layers:
-            if layer.name == name:
-                return layer
-        hint = did_you_mean(name, [layer.name for layer in self.layers])
-        raise KeyError(f"{name!r} is not a quantized linear layer. {hint}")
 
     def to_rows(self) -> list[dict[str, Any]]:
         """A row for each layer, all with the same keys, in graph order."""
@@ -162,31 +70,6 @@ class Allocation(RowTable):
     def __str__(self) -> str:
         return self.table()
 
-    def curve(self, over: str | None = None, *, points: int = 25) -> list[dict[str, float]]:
-        """The least cost at every value of one limit, while the others stay.
-
-        Args:
-            over: the limit that is swept; by default the tightest. File bytes are the
-                sum over layers here, some tens of bytes off the file's.
-            points: how many values of it to try.
-
-        Returns:
-            {"cost": ..., and what the whole model uses by the names of limits}, ascending in what
-            is swept; choices that another one beats in both are left out.
-
-        Raises:
-            ValueError: there is no such limit, or nothing is known of it.
-        """
-        row = self._row(over)
-        check(
-            "curve",
-            [Rule("points", points, is_integer(points, lowest=2), "2 or more", "pass 25")],
-        )
-        return [
-            {"cost": one.cost, **dict(zip(self.problem.names, map(float, one.used), strict=True))}
-            for one in pareto(self.problem.knapsack, row, points=points)
-        ]
-
     def write_picture(
         self, path: str | os.PathLike[str], over: str | None = None, *, points: int = 25
     ) -> None:
@@ -200,20 +83,8 @@ class Allocation(RowTable):
         Raises:
             ValueError: the path cannot be written or has another suffix; see `curve`.
         """
-        name = self.problem.names[self._row(over)]
+        name = self.problem.names[self.row_of(over)]
         write_curve(self, name, lambda: self.curve(name, points=points), path)
-
-    def policy_yaml(self) -> str:
-        """The fields of the policy as YAML; `BitPolicy(**yaml.safe_load(text))` is the policy."""
-        usual = BitPolicy().to_dict()
-        fields = {
-            name: value
-            for name, value in self.policy.to_dict().items()
-            if name in ("weight_bits", "activation_bits", "overrides")
-            or value != usual[name]
-            or (name == "input_range" and self.policy.states_input_range)
-        }
-        return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
 
     def write_policy(self, path: str | os.PathLike[str]) -> None:
         """Writes the policy as YAML; the file appears whole, or not at all.
@@ -223,19 +94,6 @@ class Allocation(RowTable):
         """
         with written_whole(path) as temporary:
             temporary.write_text(self.policy_yaml(), encoding="utf-8")
-
-    def _row(self, over: str | None) -> int:
-        names = self.problem.names
-        if over is None:
-            limited = [total for total in self.totals.values() if total.limit]
-            tightest = max(limited, key=lambda total: total.value / (total.limit or 1.0))
-            return names.index(tightest.name)
-        if over not in names:
-            raise ValueError(
-                f"over={over!r}: expected a limit that is known of this model. "
-                f"{did_you_mean(str(over), names)}"
-            )
-        return names.index(over)
 
 
 def allocate(
@@ -316,6 +174,13 @@ def allocate(
             Rule("num_images", num_images, is_integer(num_images, lowest=2), "2 or more", "64"),
             Rule("probes", probes, is_integer(probes, lowest=1), "1 or more", "pass 4"),
             seed_rule(seed),
+            Rule(
+                "seconds",
+                seconds,
+                seconds is None or is_between(seconds, 0.0, math.inf),
+                "a number above 0, or None",
+                "pass None for a whole proof",
+            ),
         ],
     )
     check_model(model)

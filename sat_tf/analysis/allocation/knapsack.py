@@ -157,7 +157,9 @@ def solve(problem: Knapsack, *, seconds: float | None = None) -> Solution | None
         seconds: the most time to take; by default as much as the proof needs.
 
     Raises:
-        RuntimeError: the solver has failed, or the time was over before it found any choice.
+        ValueError: the time was over before any choice was found.
+        RuntimeError: the solver proposes nothing but choices that overstep a limit in the last
+            digits.
 
     >>> pair = Knapsack(
     ...     item=np.array([0, 0, 1, 1]),
@@ -220,9 +222,9 @@ def _milp(
     if result.status == 2:
         return None
     if result.status not in _STATUS or result.x is None:
-        raise RuntimeError(
-            f"the solver found no choice ({result.message}); expected one; give it more seconds, "
-            "or fewer bits to choose from."
+        raise ValueError(
+            f"seconds={seconds}: received a solver that found no choice in time "
+            f"({result.message}), expected one; give it more seconds, or fewer bits to choose from."
         )
     taken = result.x
     best = [problem.options(item) for item in range(problem.num_items)]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from sat_tf.analysis.allocation.allocated_model import AllocatedLayer, AllocatedModel, Total
 from sat_tf.analysis.allocation.baselines import uniform
 from sat_tf.analysis.allocation.budget import LIMITS, shown
 from sat_tf.analysis.sensitivity.picture import check_format
@@ -24,11 +25,11 @@ _UNIFORM = range(1, 9)
 _WIDE_RANGE = 30.0
 
 
-def print_allocation(found: Any, console: Console) -> None:
+def print_allocation(found: AllocatedModel, console: Console) -> None:
     """Prints the layers, the totals against their limits, and the proof.
 
     Args:
-        found: an `Allocation`.
+        found: what was chosen.
         console: where to print.
     """
     wide = console.width >= _WIDE
@@ -41,9 +42,9 @@ def print_allocation(found: Any, console: Console) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _layer_columns(*, wide: bool) -> list[Column[Any]]:
+def _layer_columns(*, wide: bool) -> list[Column[AllocatedLayer]]:
     bits = digits("", "float")
-    columns: list[Column[Any]] = [
+    columns: list[Column[AllocatedLayer]] = [
         Column("layer", lambda layer: layer.name, wrap="never"),
         Column("kind", lambda layer: layer.kind, wrap="never"),
         Column("weights", lambda layer: layer.weight_bits, bits, number=True),
@@ -66,7 +67,7 @@ def _layer_columns(*, wide: bool) -> list[Column[Any]]:
 _WIDE_ONLY = ("kind", "chosen", "same grid as")
 
 
-def _total_columns() -> list[Column[Any]]:
+def _total_columns() -> list[Column[Total]]:
     def of(field: str) -> Callable[[Any], str]:
         return lambda total: shown(total.name, getattr(total, field), _NONE)
 
@@ -79,7 +80,7 @@ def _total_columns() -> list[Column[Any]]:
     ]
 
 
-def proof_lines(found: Any) -> list[str]:
+def proof_lines(found: AllocatedModel) -> list[str]:
     """What is proven of an allocation, in words."""
     proof = found.proof
     line = f"cost {proof.cost:.6g}; no choice within the limits costs less than {proof.bound:.6g}"
@@ -96,7 +97,7 @@ def proof_lines(found: Any) -> list[str]:
 
 
 def write_curve(
-    found: Any,
+    found: AllocatedModel,
     name: str,
     curve: Callable[[], list[dict[str, float]]],
     path: str | os.PathLike[str],
@@ -111,7 +112,7 @@ def write_curve(
             palette.save(picture, temporary)
 
 
-def _draw(found: Any, name: str, points: list[dict[str, float]]) -> "Picture":
+def _draw(found: AllocatedModel, name: str, points: list[dict[str, float]]) -> "Picture":
     picture, axes = palette.canvas(size=(7.2, 4.6))
     across, up = [one[name] for one in points], [one["cost"] for one in points]
     axes.step(across, up, where="post", color=palette.BLUE, label="least cost", zorder=2)
@@ -155,7 +156,7 @@ def _draw(found: Any, name: str, points: list[dict[str, float]]) -> "Picture":
     return picture
 
 
-def _same_bits(found: Any, name: str) -> list[tuple[float, float, str]]:
+def _same_bits(found: AllocatedModel, name: str) -> list[tuple[float, float, str]]:
     """What the same bits everywhere use and cost, where they may be chosen."""
     problem = found.problem
     row = problem.names.index(name)

@@ -329,6 +329,7 @@ def test_limits_that_exclude_each_other_say_what_is_possible_within_the_others(m
         ({"num_images": 1}, "num_images: received 1"),
         ({"probes": 0}, "probes: received 0"),
         ({"seed": -1}, "seed: received -1"),
+        ({"seconds": 0}, "seconds: received 0"),
         ({"policy": 4}, r"write BitPolicy.mobile\(4\)"),
         ({"latency": {"two": 1}}, "latency: 6 problems"),
     ],

@@ -162,6 +162,20 @@ def test_the_solver_prints_nothing(capfd):
     assert capfd.readouterr().out == "afterwards\n"
 
 
+def test_a_search_that_is_stopped_says_what_it_has_proven():
+    draw = np.random.default_rng(0)
+    # Costs that hang together with what they use: hard to prove anything about.
+    usage = draw.integers(1000, 2000, (3, 60, 12))
+    costs = 10.0 - usage.mean(axis=0) / 1000
+    problem = knapsack(costs.tolist(), usage.tolist(), usage.sum(axis=(1, 2)) / 12.0 * 0.97)
+    found = solve(problem, seconds=1.0)
+    assert found.status == "stopped"
+    assert found.bound <= found.cost
+    assert found.gap > 0.0
+    with pytest.raises(ValueError, match="seconds=1e-06: received a solver that found no choice"):
+        solve(problem, seconds=1e-6)
+
+
 def test_the_gap_is_relative_to_the_cost():
     made = Solution(np.zeros(1, int), 4.0, np.zeros(0), 3.0, "stopped")
     assert made.gap == 0.25
