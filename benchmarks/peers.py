@@ -24,18 +24,15 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import numpy as np
 import peer_sat
+import peer_start
 import peer_task
 import peer_tfmot
 import rich.console
 import tf_keras as keras
 from absl import app, flags
+from peer_start import Case
 from rows import as_table, write_csv
-
-from sat_tf import models
-from sat_tf.atomic_file import written_whole
-from sat_tf.data import glyphs
 
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "of weights and of the order of the images")
 _METHODS = flags.DEFINE_list("methods", [], "which of them; all where none is named")
@@ -45,27 +42,7 @@ _OUTPUT = flags.DEFINE_string("output", "benchmarks/results/peers.csv", "where t
 
 # Top-1 in percent: on all held-out images, the half that settings were chosen on, and the other.
 _MEASURED = ("top1", "chosen_on", "not_chosen_on", "seconds")
-_FLOAT_STEPS = 1000
 _STEPS = 400
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Case:
-    """One row to run: how many bits, which seed, and where files are."""
-
-    bits: int
-    seed: int
-    work: pathlib.Path
-
-    @property
-    def data(self) -> pathlib.Path:
-        """The images and labels."""
-        return self.work / "glyphs.npz"
-
-    @property
-    def start(self) -> pathlib.Path:
-        """The float model that all methods start from."""
-        return self.work / f"float_{self.seed}.keras"
 
 
 Result = Mapping[str, Any]
@@ -84,23 +61,6 @@ class Method:
     run: Callable[[Case], Result]
     bits: tuple[int, ...] = (4, 3, 2)
     quantizes: str
-
-
-def _float(case: Case) -> Result:
-    train, test = peer_task.read(str(case.data))
-    recipe = peer_task.Recipe(steps=_FLOAT_STEPS)
-    model = models.build(
-        "mobilenet_v2_small",
-        image_size=train[0].shape[1],
-        num_classes=1000,
-        head="pool_first",
-        rectifier_max=None,
-        seed=case.seed,
-    )
-    result = peer_task.train_and_measure(model, train, test, recipe, seed=case.seed)
-    with written_whole(case.start) as temporary:
-        model.save(temporary)
-    return result
 
 
 def _tfmot(make: Callable[[keras.Model, int], keras.Model]) -> Callable[[Case], Result]:
@@ -151,7 +111,7 @@ _NO_TEACHER = "recipes.distillation=null"
 # As in the configuration of sat-tf.
 _DISTILLED = {"distillation": 0.5, "temperature": 4.0}
 METHODS: dict[str, Method] = {
-    "float": Method(run=_float, bits=(32,), quantizes="nothing; 1000 steps"),
+    "float": Method(run=peer_start.trained, bits=(32,), quantizes="nothing; 1000 steps"),
     "TFMOT 8-bit": Method(
         run=_tfmot(lambda model, bits: peer_tfmot.eight_bits(model)), bits=(8,), quantizes="all"
     ),
@@ -196,16 +156,6 @@ def _summary(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
     return lines
 
 
-def _write_data(path: pathlib.Path) -> None:
-    if path.is_file():
-        return
-    images = glyphs.load_glyphs(progress=True)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    names = ("train_images", "train_labels", "test_images", "test_labels")
-    with written_whole(path) as temporary, temporary.open("wb") as file:
-        np.savez(file, **{name: getattr(images, name) for name in names})
-
-
 def main(argv: list[str]) -> None:
     """Runs what is missing, writing the CSV after each row; prints a table."""
     if len(argv) > 1:
@@ -215,7 +165,7 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(f"--methods: received {unknown}, expected {', '.join(METHODS)}.")
     peer_task.one_thread()
     work, output = pathlib.Path(_WORK.value), pathlib.Path(_OUTPUT.value)
-    _write_data(work / "glyphs.npz")
+    peer_start.write_data(work / "glyphs.npz")
     console = rich.console.Console()
     rows = _read(output)
     names = _METHODS.value or [

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sat_tf.keras3.outgoing import to_keras3 as to_keras3
     from sat_tf.planning.explain import explain as explain
     from sat_tf.qat import configs as configs
+    from sat_tf.qat.adaptive_bits import quantize_for_bits as quantize_for_bits
     from sat_tf.qat.calibrate import calibrate as calibrate
     from sat_tf.qat.policy import BitPolicy as BitPolicy
     from sat_tf.qat.requantize import requantize as requantize
@@ -45,6 +46,7 @@ _HOMES = {
     "export": "sat_tf",
     "export_tflite": "sat_tf.export.export",
     "from_keras3": "sat_tf.keras3.incoming",
+    "quantize_for_bits": "sat_tf.qat.adaptive_bits",
     "quantize_model": "sat_tf.qat.scheme",
     "quantize_scope": "sat_tf.qat.scheme",
     "requantize": "sat_tf.qat.requantize",

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 
 # Per grid: steps in the unit interval, largest integer n, what is added before the floor, and how
-# many codes lie between n and n + 1.
+# many codes lie between n and n + 1. "nested" alone stands for the middle of what is rounded to n.
 GRIDS = {
     "dorefa": (lambda b: 2**b - 1, lambda b: 2**b - 1, 0.5, 2),
     "narrow": (lambda b: 2**b - 2, lambda b: 2**b - 2, 0.5, 1),
     "rounded": (lambda b: 2**b, lambda b: 2**b - 1, 0.5, 1),
     "modified": (lambda b: 2**b, lambda b: 2**b - 1, 0.0, 1),
+    "nested": (lambda b: 2**b, lambda b: 2**b - 1, 0.0, 2),
 }
 
 
@@ -75,7 +76,8 @@ def quantize_weights(
 ) -> np.ndarray:
     """Eq. 9: Q = 2 n / divisor - 1."""
     divisor, _, _, _ = GRIDS[grid]
-    return 2.0 * weight_units(latent, bits, grid, range_axes) / divisor(bits) - 1.0
+    units = weight_units(latent, bits, grid, range_axes) + _above_n(grid)
+    return 2.0 * units / divisor(bits) - 1.0
 
 
 def weight_codes(
@@ -83,8 +85,12 @@ def weight_codes(
 ) -> np.ndarray:
     """The smallest integers proportional to the quantized weights."""
     divisor, _, _, per_unit = GRIDS[grid]
-    units = weight_units(latent, bits, grid, range_axes)
+    units = weight_units(latent, bits, grid, range_axes) + _above_n(grid)
     return np.asarray(per_unit * (units - divisor(bits) / 2.0), np.int64)
+
+
+def _above_n(grid: str) -> float:
+    return 0.5 if grid == "nested" else 0.0
 
 
 def distance_from_tie(position: np.ndarray, grid: str) -> np.ndarray:
@@ -350,4 +356,5 @@ def l1_quantize(w: np.ndarray, bits: int, grid: str, range_axes: Sequence[int] =
     """c (round(([w/c] + 1) a / 2) 2 / a - 1), as the authors' code has it on DoReFa's grid."""
     divisor, top, offset, _ = GRIDS[grid]
     units = np.clip(np.floor(l1_position(w, bits, grid, range_axes) + offset), 0, top(bits))
+    units += _above_n(grid)
     return l1_size(w, bits, range_axes) * (2.0 * units / divisor(bits) - 1.0)

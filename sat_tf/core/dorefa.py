@@ -58,7 +58,8 @@ def quantize_weights(
     """Clamps and quantizes latent weights (Eq. 9).
 
     Forward: Q = 2 n / d - 1 with n = min(round_half_up(d (Ŵ + 1) / 2), top); on the DoReFa grid
-    d = top = a = 2^b - 1, which is the paper's Q = 2 q_k((Ŵ + 1) / 2) - 1. Backward: the rounding
+    d = top = a = 2^b - 1, which is the paper's Q = 2 q_k((Ŵ + 1) / 2) - 1; a centered grid rounds
+    down, and has Q = 2 (n + 1/2) / d - 1. Backward: the rounding
     passes the gradient on unchanged (straight-through), or as another surrogate has it; the clamp
     has its own (`clamp_weights`).
 
@@ -87,11 +88,12 @@ def quantize_weights(
     """
     strength_of(surrogate, strength)
     half = grids.divisor(num_bits, grid) / 2.0
+    middle = grids.middle(num_bits, grid)
     kernel = tf.convert_to_tensor(kernel)
     squash = _Squash(tf.cast(kernel, tf.float32), range_axes)
     # Subtracting first is exact, so that opposite codes are opposite numbers.
     units = grid_units(squash.values, squash.maximum, num_bits, grid)
-    quantized = (units - half) * (1.0 / half)
+    quantized = (units - middle) * (1.0 / half)
     if surrogate == STRAIGHT_THROUGH:
         return tf.cast(squash.with_gradient(quantized, detach_max), kernel.dtype)
     clamped = squash.with_gradient(squash.values / squash.maximum, detach_max)
@@ -99,7 +101,7 @@ def quantize_weights(
         _through_rounding,
         quantized,
         [clamped],
-        kept=[units, tf.convert_to_tensor(half, tf.float32)],
+        kept=[units - middle, tf.convert_to_tensor(half, tf.float32)],
         surrogate=surrogate,
         strength=strength,
     )
@@ -274,14 +276,14 @@ def _through_rounding(
     upstream: tf.Tensor,
     value: tf.Tensor,
     clamped: tf.Tensor,
-    units: tf.Tensor,
+    centred: tf.Tensor,
     half: tf.Tensor,
     *,
     surrogate: str,
     strength: float | None,
 ) -> tuple[tf.Tensor]:
     del value
-    error = (clamped + 1.0) * half - units
+    error = clamped * half - centred
     return (passed_back(upstream, error, 2.0 * half, surrogate, strength),)
 
 

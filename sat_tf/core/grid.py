@@ -62,13 +62,22 @@ def divisor(num_bits: Bits, grid: str = "dorefa") -> Any:
     return _look_up(num_bits, grid, lambda row, bits: row.divisor(bits))
 
 
+def middle(num_bits: Bits, grid: str = "dorefa") -> Any:
+    """Where real 0 lies among the integers n of a grid, from bits and grid as in `levels`.
+
+    >>> middle(2, "dorefa"), middle(2, "rounded"), middle(2, "nested")
+    (1.5, 2.0, 1.5)
+    """
+    return _look_up(num_bits, grid, lambda row, bits: row.middle(bits))
+
+
 def rounding(num_bits: Bits, grid: str = "dorefa") -> Callable[[tf.Tensor], tf.Tensor]:
     """How a grid rounds, from bits and grid as in `levels`."""
     row = find_grid(grid, 8 if tf.is_tensor(num_bits) else num_bits)
     return {"half up": round_half_up, "down": tf.floor}[row.rounding]
 
 
-def _look_up(num_bits: Bits, grid: str, number: Callable[[Grid, int], int]) -> Any:
+def _look_up(num_bits: Bits, grid: str, number: Callable[[Grid, int], float]) -> Any:
     if not tf.is_tensor(num_bits):
         return number(find_grid(grid, num_bits), num_bits)
     fewest = 1 if grid in AUTOMATIC else find_grid(grid, 8).fewest_bits

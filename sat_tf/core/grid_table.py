@@ -5,18 +5,22 @@ integer
 
     n = min(rounding(divisor * u), top)
 
-and stands for n / divisor. Weights live on [-1, 1], so their value is Q = 2 n / divisor - 1, and
-their stored integer (their *code*) is Q / scale, with the largest scale that makes every code an
-integer:
+and stands for n / divisor, or (n + 1/2) / divisor where the grid is centered. Weights live on
+[-1, 1], so their value is Q = 2 n / divisor - 1 (centered: 2 (n + 1/2) / divisor - 1), and their
+stored integer (their *code*) is Q / scale, with the largest scale that makes every code an integer:
 
     grid      divisor    top        code          Q = code * scale      2-bit values
     dorefa    2^b - 1    2^b - 1    2 n - a       scale = 1 / a         -1, -1/3, 1/3, 1
     narrow    2^b - 2    2^b - 2    n - a / 2     scale = 2 / a         -1, 0, 1
     rounded   2^b        2^b - 1    n - 2^(b-1)   scale = 2^(1-b)       -1, -1/2, 0, 1/2
     modified  2^b        2^b - 1    n - 2^(b-1)   scale = 2^(1-b)       -1, -1/2, 0, 1/2  (floor)
+    nested    2^b        2^b - 1    2 n - top     scale = 2^-b          -3/4, -1/4, 1/4, 3/4
+                                                                        (floor, centered)
 
-A new grid whose lowest value is -1 is a row here: policies, figures and the exporter read the
-table; users read of it in `BitPolicy` and in the glossary. Any other one also changes `dorefa`.
+The integers n of "nested" at b bits are the upper b bits of those at more.
+
+A new grid is a row here: policies, figures and the exporter read the table; users read of it in
+`BitPolicy` and in the glossary.
 """
 
 import dataclasses
@@ -40,6 +44,7 @@ class Grid:
         top: largest integer n, from the number of bits.
         codes_per_unit: difference between the codes of n and n + 1.
         rounding: how divisor * u becomes an integer: to the nearest, ties up; or down.
+        centered: n stands for the middle of what is rounded to it, n + 1/2.
         cautions: what to warn of at a number of bits; under None at any.
     """
 
@@ -49,6 +54,7 @@ class Grid:
     top: Callable[[int], int]
     codes_per_unit: int
     rounding: Literal["half up", "down"] = "half up"
+    centered: bool = False
     cautions: Mapping[int | None, str] = dataclasses.field(default_factory=dict)
 
     def scale(self, num_bits: int) -> float:
@@ -57,7 +63,11 @@ class Grid:
 
     def code_offset(self, num_bits: int) -> int:
         """What to subtract from codes_per_unit * n to get the code of a weight."""
-        return self.divisor(num_bits) * self.codes_per_unit // 2
+        return int(self.middle(num_bits) * self.codes_per_unit)
+
+    def middle(self, num_bits: int) -> float:
+        """Where real 0 lies among the integers n."""
+        return (self.divisor(num_bits) - self.centered) / 2.0
 
     def largest_code(self, num_bits: int) -> int:
         """The largest magnitude among the weight codes of this grid."""
@@ -115,6 +125,15 @@ GRIDS: dict[str, Grid] = {
                 "interval; it exists to reproduce the authors' released code and trains badly at "
                 "2 bits"
             },
+        ),
+        Grid(
+            "nested",
+            fewest_bits=1,
+            divisor=lambda bits: 2**bits,
+            top=lambda bits: 2**bits - 1,
+            codes_per_unit=2,
+            rounding="down",
+            centered=True,
         ),
     )
 }

@@ -86,12 +86,12 @@ def quantize_weights(
     latent = tf.cast(given, tf.float32)
     size = weight_size(latent, num_bits, range_axes=range_axes)
     half = tf.cast(grids.divisor(num_bits, grid), tf.float32) / 2.0
-    units = grid_units(latent, size, num_bits, grid)
+    centred = grid_units(latent, size, num_bits, grid) - grids.middle(num_bits, grid)
     made = with_gradient(
         _backward,
-        (units - half) * (1.0 / half) * size,
+        centred * (1.0 / half) * size,
         [latent],
-        kept=[size, units, half],
+        kept=[size, centred, half],
         over_size=over_size,
         surrogate=surrogate,
         strength=strength,
@@ -122,7 +122,7 @@ def _backward(
     value: tf.Tensor,
     latent: tf.Tensor,
     size: tf.Tensor,
-    units: tf.Tensor,
+    centred: tf.Tensor,
     half: tf.Tensor,
     *,
     over_size: bool,
@@ -131,8 +131,8 @@ def _backward(
 ) -> tuple[tf.Tensor]:
     del value
     if surrogate != STRAIGHT_THROUGH:
-        position = (tf.clip_by_value(latent / size, -1.0, 1.0) + 1.0) * half
-        upstream = passed_back(upstream, position - units, 2.0 * half, surrogate, strength)
+        position = tf.clip_by_value(latent / size, -1.0, 1.0) * half
+        upstream = passed_back(upstream, position - centred, 2.0 * half, surrogate, strength)
     return (upstream / size if over_size else upstream,)
 
 

@@ -353,10 +353,10 @@ class BitPolicy:
             at `activation_bits`, through an inserted quantizer. Float streams always are.
         weight_grid: "packed" (DoReFa, but narrow at 4 and at 8 bits, where its codes need one bit
             more in a file), "auto" (DoReFa to 7 bits, narrow at 8, the grid that fits int8),
-            "dorefa", "narrow", "rounded" or "modified"; see `sat_tf.core.grid_table`. A layer whose
-            own 8 bits do not fit int8 on it (first or last, or by an override) is on "auto"
-            instead. weight_bits=8 on such a grid is refused where activations and streams are
-            integers.
+            "dorefa", "narrow", "rounded", "modified" or "nested" (for several bit widths that share
+            weights); see `sat_tf.core.grid_table`. A layer whose own 8 bits do not fit int8 on it
+            (first or last, or by an override) is on "auto" instead. weight_bits=8 on such a grid is
+            refused where activations and streams are integers.
         first_last_weight_grid: the grid of the first and last linear layers; None: weight_grid,
             as above.
         weight_range: "channel" divides weights by the maximum of the output channel, "layer" by

@@ -73,6 +73,8 @@ def test_the_gradient_of_the_clamp_worked_by_hand():
         ("rounded", 3, [-4, -2, 0, 0, 0, 2, 3]),
         ("modified", 2, [-2, -1, -1, 0, 0, 1, 1]),
         ("modified", 3, [-4, -2, -1, 0, 0, 2, 3]),
+        ("nested", 2, [-3, -1, -1, 1, 1, 3, 3]),
+        ("nested", 3, [-7, -3, -1, 1, 1, 5, 7]),
     ],
 )
 def test_codes_worked_by_hand(name, bits, codes):
@@ -200,7 +202,7 @@ def test_quantized_weights_are_the_nearest_and_keep_their_order(at, latent):
     order = np.argsort(clamped, axis=None)
     assert (np.diff(quantized.reshape(-1)[order]) >= 0).all()
     spacing = row.scale(bits) * row.codes_per_unit
-    highest = 2.0 * row.top(bits) / row.divisor(bits) - 1.0
+    highest = row.scale(bits) * row.code_ends(bits)[1]
     error = quantized - np.minimum(clamped, highest)
     down = 1.0 if name == "modified" else 0.5
     assert (error <= 0.5 * spacing + 1e-6).all()

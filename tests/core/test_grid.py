@@ -33,6 +33,9 @@ ROWS = [(name, bits) for name in GRIDS for bits in BITS if (name, bits) != ("nar
         ("rounded", 8, 255, 1 / 128, list(range(-128, 128))),
         ("modified", 2, 3, 0.5, [-2, -1, 0, 1]),
         ("modified", 3, 7, 0.25, [-4, -3, -2, -1, 0, 1, 2, 3]),
+        ("nested", 1, 1, 0.5, [-1, 1]),
+        ("nested", 2, 3, 0.25, [-3, -1, 1, 3]),
+        ("nested", 7, 127, 1 / 128, list(range(-127, 128, 2))),
     ],
 )
 def test_grids_have_the_steps_and_codes_of_the_table(name, bits, steps, step, codes):
@@ -56,9 +59,19 @@ def test_a_code_times_the_step_is_the_value_of_its_integer(name, bits):
         per_unit,
     )
     for n in range(row.top(bits) + 1):
-        value = fractions.Fraction(2 * n, row.divisor(bits)) - 1
+        above = fractions.Fraction(1, 2) if name == "nested" else 0
+        value = 2 * (n + above) / fractions.Fraction(row.divisor(bits)) - 1
         code = row.codes_per_unit * n - row.code_offset(bits)
         assert code * fractions.Fraction(2, row.divisor(bits) * row.codes_per_unit) == value
+
+
+def test_integers_of_the_nested_grid_are_the_upper_bits_of_those_at_more():
+    unit = np.linspace(0.0, 1.0, 10_001, dtype=np.float32)
+    at_8_bits = np.minimum(np.floor(unit * 256), 255).astype(int)
+    for bits in BITS:
+        row = GRIDS["nested"]
+        units = np.minimum(np.floor(unit * row.divisor(bits)), row.top(bits)).astype(int)
+        np.testing.assert_array_equal(units, at_8_bits >> (8 - bits))
 
 
 @pytest.mark.parametrize("bits", BITS)

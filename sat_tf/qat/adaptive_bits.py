@@ -1,0 +1,284 @@
+"""One set of latent weights for several bit widths (AdaBits, Jin et al., CVPR 2020)."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
+
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.graph import layer_kinds
+from sat_tf.graph.layers.kind import Role
+from sat_tf.messages import list_problems
+from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.policy import BitPolicy, expect_policy
+from sat_tf.qat.scheme import quantize_model
+from sat_tf.qat.wrapper import graphs_go_with
+
+_HIGHEST = 8
+
+
+def quantize_for_bits(
+    model: keras.Model, policy: BitPolicy | None = None, *, bits: Iterable[int] = (7, 6, 5, 4)
+) -> "AdaptiveBits":
+    """Quantizes a float Keras model at several bit widths at once, which share their weights.
+
+    For each number of bits there is a quantized model with normalizations and clipping levels of
+    its own (the paper's switchable ones); kernels and biases are the same variables in all of them.
+    One training serves all, and each exports to a file of its own:
+
+        adaptive = sat_tf.quantize_for_bits(model, policy, bits=(7, 5, 4))
+        adaptive.compile("sgd", loss, metrics=["accuracy"])
+        adaptive.fit(images, labels)
+        sat_tf.export_tflite(adaptive.at_bits(4), "w4a4.tflite")
+
+    With `weight_grid="nested"`, at 7 bits and fewer, the integers of fewer bits are the upper bits
+    of those of more, so that a device that stores the 7-bit ones, in a byte each, has all others
+    by a shift. Other grids train as well, but each width has codes of its own.
+
+    Args:
+        model: see `quantize_model`; it is not changed.
+        policy: of all widths; its `weight_bits` and `activation_bits` are replaced by each of
+            `bits`, unless they are None: activations then stay float. Overrides with bits of their
+            own stay as they are, and so do the first and the last layer.
+        bits: two different numbers or more, each 1 to 8.
+
+    Raises:
+        ValueError: bits as described are not given, or the model cannot be quantized.
+
+    >>> image = keras.Input((8, 8, 3), name="image")
+    >>> tensor = keras.layers.Conv2D(4, 3, use_bias=False, name="conv")(image)
+    >>> tensor = keras.layers.BatchNormalization(name="norm")(tensor)
+    >>> tensor = keras.layers.Flatten(name="flat")(keras.layers.ReLU(name="relu")(tensor))
+    >>> model = keras.Model(image, keras.layers.Dense(2, name="head")(tensor))
+    >>> policy = BitPolicy.mobile(4, weight_grid="nested")
+    >>> adaptive = quantize_for_bits(model, policy, bits=(4, 7))
+    >>> adaptive.bits
+    (7, 4)
+    >>> first, second = (adaptive.at_bits(bits).get_layer("quant_conv") for bits in (7, 4))
+    >>> first.layer.kernel is second.layer.kernel
+    True
+    """
+    policy = expect_policy(BitPolicy() if policy is None else policy)
+    widths = _checked(bits)
+    members = {width: quantize_model(model, _at(policy, width)) for width in widths}
+    for width, member in members.items():
+        # Files of weights name their parts by it; there is no public way to set it.
+        member._name = f"{model.name}_at_{width}_bits"
+    return AdaptiveBits(members, name=f"adaptive_{model.name}")
+
+
+def _checked(bits: Any) -> list[int]:
+    given = list(bits) if isinstance(bits, Iterable) else [bits]
+    problems = [
+        f"received {width!r}, expected an integer from 1 to {_HIGHEST}"
+        for width in given
+        if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= _HIGHEST
+    ]
+    if not problems and len(set(given)) < max(2, len(given)):
+        problems.append(
+            f"received {given}, expected two different numbers or more; pass (7, 5, 4), or "
+            "quantize_model for one alone"
+        )
+    if problems:
+        raise ValueError(list_problems("quantize_for_bits, bits", problems))
+    return sorted(given, reverse=True)
+
+
+def _at(policy: BitPolicy, width: int) -> BitPolicy:
+    fields = ("weight_bits", "activation_bits")
+    changes: dict[str, Any] = {
+        field: width for field in fields if getattr(policy, field) is not None
+    }
+    return dataclasses.replace(policy, **changes)
+
+
+@keras.utils.register_keras_serializable(package="sat_tf")
+class AdaptiveBits(keras.Model):
+    """Quantized models of one network at several bit widths, which share kernels and biases.
+
+    Called, evaluated in `predict` and exported as a whole, it is the model with the most bits;
+    `at_bits` has the others. A training step runs all of them on the same batch, one after the
+    other, adds up their gradients, and takes one step of the optimizer:
+
+        g = Σ_b ∂L(f_b(x; W, θ_b), y) / ∂(W, θ_b),
+
+    W shared, θ_b the normalizations, clipping levels and gains of width b. Regularizers of shared
+    variables count once, in the loss of the most bits. A step of K widths takes K times the time of
+    one.
+
+    Logs are those of `compile`'s loss and metrics for each width, with its bits behind them, such
+    as `accuracy_at_4`, and `loss`, the sum over the widths.
+
+    Args:
+        members: models quantized by sat-tf, by their bits: the same network, built from the same
+            float model.
+        name: of the model.
+    """
+
+    def __init__(self, members: Mapping[int, keras.Model], name: str = "adaptive") -> None:
+        super().__init__(name=name)
+        self._widths = tuple(sorted((int(width) for width in members), reverse=True))
+        self.members = [members[width] for width in self._widths]
+        for other in self.members[1:]:
+            _share(self.members[0], other)
+        self._total = keras.metrics.Mean("loss")
+        self.built = True
+
+    @property
+    def bits(self) -> tuple[int, ...]:
+        """The bit widths, most first."""
+        return self._widths
+
+    def at_bits(self, bits: int) -> keras.Model:
+        """The model at one width, to calibrate, evaluate, export and verify like any other.
+
+        It shares its variables: training one trains the kernels of all.
+
+        Raises:
+            ValueError: there is none at these bits.
+        """
+        if bits not in self._widths:
+            raise ValueError(
+                f"at_bits: received {bits!r}, expected one of {', '.join(map(str, self._widths))}; "
+                "quantize_for_bits(model, policy, bits=...) makes others."
+            )
+        return self.members[self._widths.index(bits)]
+
+    def call(self, inputs: Any, training: Any = None) -> Any:
+        """The output with the most bits."""
+        return self.members[0](inputs, training=training)
+
+    def compile(
+        self,
+        optimizer: Any = "rmsprop",
+        loss: Any = None,
+        metrics: Any = None,
+        loss_weights: Any = None,
+        weighted_metrics: Any = None,
+        **options: Any,
+    ) -> None:
+        """As any Keras model; each width has metrics of its own."""
+        super().compile(optimizer=optimizer, **options)
+        for member in self.members:
+            member.compile(
+                loss=_copied(loss),
+                metrics=_copied(metrics),
+                loss_weights=loss_weights,
+                weighted_metrics=_copied(weighted_metrics),
+            )
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        """One step on all widths."""
+        images, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
+        graphs_go_with(self)
+        gradients: dict[Any, tuple[tf.Tensor, tf.Variable]] = {}
+        total = tf.constant(0.0)
+        for member in self.members:
+            with tf.GradientTape() as tape:
+                outputs = member(images, training=True)
+                loss = member.compiled_loss(
+                    labels, outputs, weights, regularization_losses=member.losses
+                )
+            total += tf.cast(loss, tf.float32)
+            variables = member.trainable_variables
+            for gradient, variable in self.optimizer.compute_gradients(loss, variables, tape):
+                if gradient is None:
+                    continue
+                gradient = tf.convert_to_tensor(gradient)
+                if variable.ref() in gradients:
+                    gradient += gradients[variable.ref()][0]
+                gradients[variable.ref()] = gradient, variable
+            member.compute_metrics(images, labels, outputs, weights)
+        self.optimizer.apply_gradients(list(gradients.values()))
+        self._total.update_state(total * tf.distribute.get_strategy().num_replicas_in_sync)
+        return self._results()
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        """Measures all widths on a batch."""
+        images, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
+        total = tf.constant(0.0)
+        for member in self.members:
+            outputs = member(images, training=False)
+            loss = member.compiled_loss(
+                labels, outputs, weights, regularization_losses=member.losses
+            )
+            total += tf.cast(loss, tf.float32)
+            member.compute_metrics(images, labels, outputs, weights)
+        self._total.update_state(total * tf.distribute.get_strategy().num_replicas_in_sync)
+        return self._results()
+
+    @property
+    def metrics(self) -> list[keras.metrics.Metric]:
+        """The metrics of all widths, which `fit` resets every epoch."""
+        return [self._total, *(metric for member in self.members for metric in member.metrics)]
+
+    def _results(self) -> dict[str, Any]:
+        results = {"loss": self._total.result()}
+        for width, member in zip(self._widths, self.members, strict=True):
+            for name, result in member.get_metrics_result().items():
+                results[f"{name}_at_{width}"] = result
+        return results
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        members = {
+            str(width): keras.saving.serialize_keras_object(member)
+            for width, member in zip(self._widths, self.members, strict=True)
+        }
+        return {"name": self.name, "members": members}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Self:
+        """Reads back what `get_config` wrote."""
+        members = {
+            int(width): keras.saving.deserialize_keras_object(member, custom_objects)
+            for width, member in config["members"].items()
+        }
+        return cls(members, name=config["name"])
+
+
+def _copied(parts: Any) -> Any:
+    """Losses and metrics that are objects, again, as one object counts for one width only."""
+    kinds = (keras.metrics.Metric, keras.losses.Loss)
+    if isinstance(parts, Mapping):
+        return {name: _copied(part) for name, part in parts.items()}
+    if isinstance(parts, Sequence) and not isinstance(parts, str):
+        return [_copied(part) for part in parts]
+    return type(parts).from_config(parts.get_config()) if isinstance(parts, kinds) else parts
+
+
+def _share(first: keras.Model, other: keras.Model) -> None:
+    """Gives the layers of a model the variables of another's, but for normalizations.
+
+    Raises:
+        ValueError: the layers are not the same, or have other weights.
+    """
+    own = {inner_layer(layer).name: inner_layer(layer) for layer in first.layers}
+    problems = []
+    for layer in other.layers:
+        inner = inner_layer(layer)
+        if layer_kinds.role_of(inner) is Role.NORM or not inner.variables:
+            continue
+        source = own.get(inner.name)
+        shapes = [tuple(variable.shape) for variable in inner.variables]
+        if source is None or [tuple(variable.shape) for variable in source.variables] != shapes:
+            problems.append(f"{inner.name}: received weights {shapes} in one model only")
+            continue
+        parts = zip(_parts(source), _parts(inner), strict=True)
+        for from_part, to_part in parts:
+            for name, value in list(vars(from_part).items()):
+                if isinstance(value, tf.Variable):
+                    setattr(to_part, name, value)
+            # Its regularizers hold the variables that it no longer has.
+            to_part._callable_losses.clear()
+    if problems:
+        problems.append(
+            "expected one network at several bit widths; build them with quantize_for_bits"
+        )
+        raise ValueError(list_problems(f"model {other.name!r}", problems))
+
+
+def _parts(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
+    """A layer and those inside it, always in the same order."""
+    return list(layer._flatten_layers())

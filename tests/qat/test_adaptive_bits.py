@@ -1,0 +1,273 @@
+"""Several bit widths of one network, which share kernels and biases."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.graph.layer_kinds import kernel_name
+from sat_tf.graph.network import Network
+from sat_tf.qat.adaptive_bits import AdaptiveBits
+from sat_tf.qat.layout import inner_layer
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.wrapper import QuantizedLayer
+
+L = keras.layers
+NESTED = BitPolicy.mobile(4, weight_grid="nested")
+WIDTHS = (7, 4, 2)
+
+
+def _float_model(normalized=True, decay=0.0):
+    norm = L.BatchNormalization if normalized else (lambda: L.Activation("linear"))
+    regularizer = keras.regularizers.L2(decay) if decay else None
+    image = keras.Input((8, 8, 3), name="image")
+    tensor = L.ReLU(name="stem_relu")(norm()(L.Conv2D(4, 3, name="stem")(image)))
+    branch = norm()(L.DepthwiseConv2D(3, padding="same", name="depthwise")(tensor))
+    branch = L.ReLU(name="relu")(branch)
+    branch = L.Conv2D(4, 1, name="pointwise", kernel_regularizer=regularizer)(branch)
+    tensor = L.Add(name="add")([tensor, branch])
+    tensor = L.GlobalAveragePooling2D(name="pool")(tensor)
+    return keras.Model(image, L.Dense(3, name="classifier")(tensor), name="small")
+
+
+@pytest.fixture(scope="module")
+def data():
+    draw = np.random.default_rng(0)
+    return draw.integers(0, 256, (64, 8, 8, 3)).astype(np.float32), draw.integers(0, 3, 64)
+
+
+def _adaptive(images=None, *, bits=WIDTHS, policy=NESTED, rate=0.01, **options) -> AdaptiveBits:
+    keras.utils.set_random_seed(1)
+    model = sat_tf.quantize_for_bits(_float_model(**options), policy, bits=bits)
+    if images is not None:
+        for width in bits:
+            sat_tf.calibrate(model.at_bits(width), images)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(rate, momentum=0.9), loss, metrics=["accuracy"])
+    return model
+
+
+def _fit(model, data, epochs=2):
+    return model.fit(*data, batch_size=32, epochs=epochs, shuffle=False, verbose=0).history
+
+
+def _inner(model, name):
+    return inner_layer(model.get_layer(f"quant_{name}"))
+
+
+def test_kernels_and_biases_are_the_same_variables_and_the_rest_is_not():
+    model = _adaptive()
+    first, *others = model.members
+    for other in others:
+        for name in ("stem", "depthwise", "pointwise", "classifier"):
+            one, two = _inner(first, name), _inner(other, name)
+            assert [id(v) for v in one.variables] == [id(v) for v in two.variables]
+        shared = {id(v) for v in first.variables} & {id(v) for v in other.variables}
+        assert len(shared) == 8
+        own = {v.name.split("/")[-1] for v in other.variables if id(v) not in shared}
+        assert own >= {"gamma:0", "beta:0", "moving_mean:0", "clipping_level:0"}
+    own = sum(len(member.trainable_variables) - 8 for member in model.members)
+    assert len(model.trainable_variables) == 8 + own
+
+
+def test_a_step_takes_the_sum_of_the_gradients_of_all_widths(data):
+    model = _adaptive(data[0], rate=1.0, normalized=False)
+    images, labels = data[0][:32], data[1][:32]
+    expected, losses = {}, []
+    for member in model.members:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(
+                tf.nn.sparse_softmax_cross_entropy_with_logits(
+                    labels, member(images, training=True)
+                )
+            )
+        losses.append(float(loss))
+        for variable, gradient in zip(
+            member.trainable_variables,
+            tape.gradient(loss, member.trainable_variables),
+            strict=True,
+        ):
+            expected[variable.ref()] = expected.get(variable.ref(), 0.0) + gradient.numpy()
+    before = {variable.ref(): variable.numpy() for variable in model.trainable_variables}
+    logs = model.train_on_batch(images, labels, return_dict=True)
+    assert logs["loss"] == pytest.approx(sum(losses), rel=1e-5)
+    for width, loss in zip(WIDTHS, losses, strict=True):
+        assert logs[f"loss_at_{width}"] == pytest.approx(loss, rel=1e-5)
+    assert len(expected) == len(before)
+    for reference, old in before.items():
+        step = old - reference.deref().numpy()
+        if getattr(reference.deref(), "constraint", None) is None:
+            np.testing.assert_allclose(step, expected[reference], rtol=2e-4, atol=2e-5)
+
+
+def test_weight_decay_counts_once(data):
+    decay = 0.3
+    model = _adaptive(rate=1.0, normalized=False, decay=decay)
+    plain = _adaptive(rate=1.0, normalized=False)
+    kernel = _inner(plain.members[0], "pointwise").kernel.numpy()
+    for each in (model, plain):
+        each.train_on_batch(data[0][:32], data[1][:32])
+    found, without = (
+        _inner(each.members[0], "pointwise").kernel.numpy() for each in (model, plain)
+    )
+    np.testing.assert_allclose(without - found, 2 * decay * kernel, rtol=1e-4, atol=1e-5)
+
+
+def test_all_widths_learn_and_are_measured(data):
+    model = _adaptive(data[0])
+    before = [variable.numpy() for variable in model.trainable_variables]
+    history = _fit(model, data, epochs=4)
+    assert set(history) == {"loss", *(f"{m}_at_{w}" for m in ("loss", "accuracy") for w in WIDTHS)}
+    assert all(np.isfinite(values).all() for values in history.values())
+    assert history["loss"][-1] < history["loss"][0]
+    moved = sum(
+        not np.array_equal(old, new)
+        for old, new in zip(before, model.trainable_variables, strict=True)
+    )
+    assert moved >= len(before) - 1  # a level behind which nothing is clipped may stay
+    measured = model.evaluate(*data, verbose=0, return_dict=True)
+    for width in WIDTHS:
+        logits = model.at_bits(width).predict(data[0], verbose=0)
+        right = np.mean(np.argmax(logits, axis=1) == data[1])
+        assert measured[f"accuracy_at_{width}"] == pytest.approx(right)
+    np.testing.assert_array_equal(
+        model.predict(data[0], verbose=0), model.at_bits(7).predict(data[0], verbose=0)
+    )
+
+
+def _units(member, name):
+    """The integers n of a nested kernel, from its codes 2 n - top."""
+    layer = member.get_layer(f"quant_{name}")
+    assert isinstance(layer, QuantizedLayer)
+    quantizer = layer.quantize_config.weights
+    kernel = getattr(layer.layer, kernel_name(layer.layer))
+    codes = quantizer.integer_weights(kernel, layer.kernel_variables).codes
+    return (np.asarray(codes) + quantizer.largest_code) // 2
+
+
+def test_nested_codes_of_fewer_bits_are_the_upper_bits_of_those_at_7(data):
+    model = _adaptive(data[0])
+    _fit(model, data)
+    for name in ("depthwise", "pointwise"):
+        most = _units(model.at_bits(7), name)
+        assert 0 <= most.min() < most.max() <= 127
+        for width in (4, 2):
+            np.testing.assert_array_equal(_units(model.at_bits(width), name), most >> (7 - width))
+
+
+def test_every_width_has_a_certified_file(data, tmp_path):
+    model = _adaptive(data[0])
+    _fit(model, data)
+    for width in WIDTHS:
+        path = tmp_path / f"{width}.tflite"
+        sat_tf.export_tflite(model.at_bits(width), path)
+        pixels = data[0].astype(np.uint8)
+        certificate = sat_tf.verify_tflite(model.at_bits(width), path, pixels)
+        assert certificate.codes_differing == 0
+        assert certificate.codes_compared > 0
+
+
+@pytest.mark.parametrize("form", ["keras", "h5"])
+def test_it_is_saved_and_goes_on_after_loading(form, data, tmp_path):
+    model = _adaptive(data[0])
+    _fit(model, data)
+    if form == "keras":
+        model.save(tmp_path / "model.keras")
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+        assert loaded.bits == WIDTHS
+    else:
+        model.save_weights(tmp_path / "weights.h5")
+        loaded = _adaptive()
+        loaded.load_weights(tmp_path / "weights.h5")
+    for width in WIDTHS:
+        np.testing.assert_array_equal(loaded.at_bits(width)(data[0]), model.at_bits(width)(data[0]))
+    kernels = [_inner(member, "stem").kernel for member in loaded.members]
+    assert len({id(kernel) for kernel in kernels}) == 1
+
+
+def test_training_that_is_resumed_is_bit_for_bit_that_which_never_stopped(data, tmp_path):
+    whole = _adaptive(data[0])
+    _fit(whole, data, epochs=3)
+    first = _adaptive(data[0])
+    _fit(first, data, epochs=1)
+    tf.train.Checkpoint(model=first, optimizer=first.optimizer).write(str(tmp_path / "state"))
+    second = _adaptive()
+    second.optimizer.build(second.trainable_variables)
+    state = tf.train.Checkpoint(model=second, optimizer=second.optimizer)
+    state.read(str(tmp_path / "state")).expect_partial()
+    _fit(second, data, epochs=2)
+    for one, other in zip(whole.variables, second.variables, strict=True):
+        np.testing.assert_array_equal(other, one, err_msg=one.name)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+def test_it_trains_in_mixed_precision(precision, data):
+    keras.mixed_precision.set_global_policy(precision)
+    try:
+        model = _adaptive(data[0])
+        history = _fit(model, data)
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    assert np.isfinite(history["loss"]).all()
+    assert {variable.dtype for variable in model.trainable_variables} == {tf.float32}
+
+
+@pytest.mark.thorough
+def test_replicas_train_like_a_single_device(replicas, data):
+    expected = _adaptive(normalized=False)
+    with replicas.scope():
+        found = _adaptive(normalized=False)
+    one, other = _fit(expected, data), _fit(found, data)
+    for name in one:
+        np.testing.assert_allclose(other[name], one[name], rtol=1e-5, err_msg=name)
+    for old, new in zip(expected.trainable_variables, found.trainable_variables, strict=True):
+        np.testing.assert_allclose(new, old, rtol=1e-5, atol=1e-5, err_msg=old.name)
+
+
+def test_float_activations_stay_float():
+    model = _adaptive(policy=BitPolicy(activation_bits=None), bits=(4, 2))
+    for width in (4, 2):
+        policies = [
+            node.layer.quantize_config.weights.num_bits
+            for node in Network(model.at_bits(width))
+            if isinstance(node.layer, QuantizedLayer) and node.layer.quantize_config.weights
+        ]
+        assert width in policies
+
+
+@pytest.mark.parametrize(
+    ("bits", "expected"),
+    [
+        ((), r"received \[\], expected two different numbers"),
+        ((4,), r"received \[4\], expected two different numbers"),
+        ((4, 4), r"received \[4, 4\], expected two different numbers"),
+        (4, r"received \[4\], expected two different numbers"),
+        ((4, 9, "2", True), r"received 9, (.|\n)*received '2', (.|\n)*received True"),
+    ],
+)
+def test_bits_that_are_none_are_an_error(bits, expected):
+    with pytest.raises(ValueError, match=expected):
+        sat_tf.quantize_for_bits(_float_model(), NESTED, bits=bits)
+
+
+def test_a_width_that_is_not_there_is_an_error():
+    with pytest.raises(ValueError, match=r"received 3, expected one of 7, 4, 2"):
+        _adaptive().at_bits(3)
+
+
+def test_a_grid_that_does_not_fit_at_a_width_is_the_error_of_its_policy():
+    with pytest.raises(ValueError, match="8-bit codes of the nested grid"):
+        sat_tf.quantize_for_bits(_float_model(), NESTED, bits=(8, 4))
+
+
+def test_models_of_other_networks_are_not_shared():
+    image = keras.Input((8, 8, 3), name="image")
+    other = keras.Model(image, L.Dense(2, name="other")(L.Flatten(name="flat")(image)))
+    members = {
+        4: sat_tf.quantize_model(_float_model(), BitPolicy.mobile(4)),
+        2: sat_tf.quantize_model(other, BitPolicy.mobile(2)),
+    }
+    with pytest.raises(ValueError, match=r"other: received weights .* in one model only"):
+        AdaptiveBits(members)
