@@ -2,8 +2,9 @@
 
 A small MobileNet-V2 on a thousand printed characters, from the float models of `peers.py`. Every
 training has 400 steps of 64 images, on the same images in the same order, without a teacher; the
-joint one runs all widths in each step, whose gradients it adds, and has a lower learning rate. Top-1 on the second half of the held-out images; every
-file is verified on 64 images. The float models are trained first, if they are not there.
+joint one runs all widths in each step, whose gradients it adds, and has a lower learning rate.
+Top-1 on the second half of the held-out images; every file is verified on 64 images. The float
+models are trained first, if they are not there.
 
     python benchmarks/adaptive_bits.py
     python benchmarks/adaptive_bits.py --seeds=0 --bits=7,4
