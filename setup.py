@@ -47,6 +47,7 @@ setuptools.setup(
         "pyyaml>=6,<7",
         "rich>=13,<16",
         "scikit-learn>=1.4,<2",
+        "scipy>=1.11,<2",
         "wrapt>=1.14,<3",
     ],
     extras_require={

@@ -17,6 +17,7 @@ from sat_tf.version import __version__ as __version__
 if TYPE_CHECKING:
     from sat_tf import callbacks as callbacks
     from sat_tf import export as export
+    from sat_tf.analysis.allocation.allocation import allocate as allocate
     from sat_tf.analysis.audit.audit import audit as audit
     from sat_tf.analysis.sensitivity.sensitivity import sensitivity as sensitivity
     from sat_tf.export.export import export_tflite as export_tflite
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "BitPolicy": "sat_tf.qat.policy",
     "SatQuantizeScheme": "sat_tf.qat.scheme",
+    "allocate": "sat_tf.analysis.allocation.allocation",
     "audit": "sat_tf.analysis.audit.audit",
     "calibrate": "sat_tf.qat.calibrate",
     "callbacks": "sat_tf",

@@ -29,7 +29,15 @@ MAY_IMPORT = {
     "models": set(),
     "data": set(),
     "presentation": set(),
-    "analysis": {"core", "graph", "quantizers", "qat", "presentation"},
+    "analysis": {
+        "core",
+        "graph",
+        "quantizers",
+        "qat",
+        "export",
+        "planning",
+        "presentation",
+    },
     "callbacks": {"qat", "analysis", "presentation"},
     "planning": {"core", "graph", "quantizers", "qat", "export", "presentation"},
     "training": {
@@ -62,7 +70,12 @@ MAY_IMPORT = {
 }
 # The same inside a room whose folders stand one above the other; "." are the modules beside them.
 MAY_IMPORT_WITHIN = {
-    "analysis": {".": set(), "audit": {"."}, "sensitivity": {"."}},
+    "analysis": {
+        ".": set(),
+        "audit": {"."},
+        "sensitivity": {"."},
+        "allocation": {".", "sensitivity"},
+    },
     "training": {
         ".": set(),
         "config": set(),

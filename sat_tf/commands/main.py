@@ -8,6 +8,7 @@ from types import ModuleType
 from rich.console import Console
 
 from sat_tf.commands import (
+    allocate,
     arm_root,
     audit,
     evaluate,
@@ -38,6 +39,7 @@ _COMMANDS: dict[str, ModuleType] = {
     "audit": audit,
     "explain": explain,
     "sensitivity": sensitivity,
+    "allocate": allocate,
     "paper": paper,
     "figures": figures,
     "miniature": miniature,

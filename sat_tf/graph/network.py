@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -20,6 +21,9 @@ import tf_keras as keras
 from sat_tf.graph.suggestions import fix_of
 from sat_tf.graph.tfmot_layers import refuse_wrapped
 from sat_tf.messages import kind_of, list_problems
+
+# How calls of a layer from the second on are named.
+_ANOTHER_CALL = re.compile(r"@\d+$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -325,6 +329,15 @@ def keras_calls(model: keras.Model) -> list[Any]:
     # Keras has no public view of which of a layer's calls belong to which model.
     depths = sorted(model._nodes_by_depth, reverse=True)
     return [call for depth in depths for call in model._nodes_by_depth[depth]]
+
+
+def layer_of_call(name: str) -> str:
+    """The name of the layer that a node is a call of.
+
+    >>> layer_of_call("conv@2"), layer_of_call("conv")
+    ('conv', 'conv')
+    """
+    return _ANOTHER_CALL.sub("", name)
 
 
 def _names_of_calls(model: keras.Model) -> dict[int, str]:

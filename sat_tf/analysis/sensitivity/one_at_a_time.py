@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import warnings
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -13,7 +14,10 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.network import Network, Node, call_in_inference
 from sat_tf.qat.calibrate import calibrate, float_weights
-from sat_tf.qat.layout import call_name
+from sat_tf.qat.layout import GuessedClippingLevelsWarning, call_name
+from sat_tf.qat.placement import place
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.scheme import quantize_model
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.protocol import CLIPPING_LEVEL, ActivationQuantizer, WeightQuantizer
 
@@ -209,7 +213,29 @@ class OneAtATime:
         return None
 
 
-def calibrate_on_float_weights(quantized: keras.Model, images: np.ndarray) -> None:
+def one_at_a_time(
+    model: keras.Model, policy: BitPolicy, images: np.ndarray
+) -> tuple[OneAtATime, keras.Model]:
+    """What runs a float model with one layer quantized, and the model with all of them quantized.
+
+    Args:
+        model: a flat float model; it is not changed.
+        policy: the bits; whatever its latent_start, the model keeps its function.
+        images: what clipping levels are calibrated on, as the model is fed.
+
+    Raises:
+        ValueError: the model cannot be quantized.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
+        quantized = quantize_model(model, dataclasses.replace(policy, latent_start="keep_function"))
+    _calibrate_on_float_weights(quantized, images)
+    network = Network(model)
+    placement = place(network, {node.name: None for node in network}, policy)
+    return OneAtATime(model, quantized, placement.reasons.streams), quantized
+
+
+def _calibrate_on_float_weights(quantized: keras.Model, images: np.ndarray) -> None:
     """Sets clipping levels for the tensors of the float model; nothing else is changed."""
     with float_weights(quantized.layers):
         calibrate(quantized, images, num_images=len(images), batch_normalization=False)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,22 +20,19 @@ from sat_tf.analysis.sensitivity.measured_model import LayerSensitivity, Measure
 from sat_tf.analysis.sensitivity.one_at_a_time import (
     OneAtATime,
     Quantization,
-    calibrate_on_float_weights,
+    one_at_a_time,
 )
 from sat_tf.analysis.sensitivity.picture import write_picture
 from sat_tf.analysis.sensitivity.table import print_sensitivity
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import flatten
-from sat_tf.graph.network import Network, check_model, check_one_of_each
+from sat_tf.graph.network import check_model, check_one_of_each
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.graph.tfmot_layers import refuse_wrapped
 from sat_tf.messages import did_you_mean
 from sat_tf.presentation.progress_bar import image_bar
 from sat_tf.presentation.tables import RowTable, printed
-from sat_tf.qat.layout import GuessedClippingLevelsWarning
-from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy, expect_policy
-from sat_tf.qat.scheme import quantize_model
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.input_range import PIXELS
 
@@ -156,13 +152,7 @@ def sensitivity(
     if not (policy.states_input_range and policy.range_of(model.input_names[0]) == PIXELS):
         _refuse_other_range(model, sample.images, classes)
     metric = _metric(metric, model, classes)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
-        quantized = quantize_model(model, dataclasses.replace(policy, latent_start="keep_function"))
-    calibrate_on_float_weights(quantized, sample.images)
-    network = Network(model)
-    placement = place(network, {node.name: None for node in network}, policy)
-    runner = OneAtATime(model, quantized, placement.reasons.streams)
+    runner, quantized = one_at_a_time(model, policy, sample.images)
     quantizations = [
         one
         for found in runner.layers

@@ -1,0 +1,370 @@
+"""Bits where they pay: the policy with the least estimated loss within a budget, proven."""
+
+import dataclasses
+import functools
+import math
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import tf_keras as keras
+
+from sat_tf.analysis.allocation import costs as bit_costs
+from sat_tf.analysis.allocation.allocated_model import (
+    AllocatedLayer,
+    AllocatedModel,
+    Proof,
+    Total,
+)
+from sat_tf.analysis.allocation.budget import read_budget
+from sat_tf.analysis.allocation.choices import LayerChoices, ModelChoices
+from sat_tf.analysis.allocation.knapsack import Solution, solve
+from sat_tf.analysis.allocation.problem import BitProblem, make_problem, unreachable
+from sat_tf.analysis.allocation.show import print_allocation, write_curve
+from sat_tf.analysis.sensitivity.measured_model import MeasuredModel
+from sat_tf.arguments import Rule, check, is_between, is_integer, seed_rule
+from sat_tf.atomic_file import written_whole
+from sat_tf.export.lowering.packing import packing_problem
+from sat_tf.graph.network import Network, check_model, check_one_of_each
+from sat_tf.graph.tfmot_layers import refuse_wrapped
+from sat_tf.messages import did_you_mean
+from sat_tf.planning.explain import is_quantized
+from sat_tf.planning.file_size import file_bytes
+from sat_tf.presentation.tables import RowTable, printed
+from sat_tf.qat.policy import BitPolicy, expect_policy
+
+COSTS = ("sensitivity", "hessian")
+ALL_BITS = tuple(range(2, 9))
+USUAL_IMAGES = 256
+USUAL_PROBES = 4
+# How often the file of a solution may be longer than the sum over its layers says.
+_MOST_ROUNDS = 8
+
+
+COLUMNS = tuple(field.name for field in dataclasses.fields(AllocatedLayer))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Allocation(AllocatedModel, RowTable):
+    """The bits of each layer of a model, chosen within a budget.
+
+    See `AllocatedModel` for its attributes.
+    """
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """A row for each layer, all with the same keys, in graph order."""
+        return [dataclasses.asdict(layer) for layer in self.layers]
+
+    def _columns(self) -> tuple[str, ...]:
+        return COLUMNS
+
+    def table(self, *, width: int | None = None) -> str:
+        """Layers, totals and the proof as text for the terminal.
+
+        Args:
+            width: columns of the terminal; by default as wide as needed.
+        """
+        return printed(functools.partial(print_allocation, self), width or 120)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def write_picture(
+        self, path: str | os.PathLike[str], over: str | None = None, *, points: int = 25
+    ) -> None:
+        """Draws the curve, with this choice and the same bits everywhere beside it.
+
+        Args:
+            path: ends in .png or .svg; it appears whole, or not at all.
+            over: see `curve`.
+            points: see `curve`.
+
+        Raises:
+            ValueError: the path cannot be written or has another suffix; see `curve`.
+        """
+        name = self.problem.names[self.row_of(over)]
+        write_curve(self, name, lambda: self.curve(name, points=points), path)
+
+    def write_policy(self, path: str | os.PathLike[str]) -> None:
+        """Writes the policy as YAML; the file appears whole, or not at all.
+
+        Raises:
+            ValueError: the path cannot be written.
+        """
+        with written_whole(path) as temporary:
+            temporary.write_text(self.policy_yaml(), encoding="utf-8")
+
+
+def allocate(
+    model: keras.Model,
+    dataset: Any = None,
+    policy: BitPolicy | None = None,
+    *,
+    budget: Mapping[str, Any],
+    cost: Any = "sensitivity",
+    latency: Mapping[str, Any] | None = None,
+    weight_bits: Iterable[int] = ALL_BITS,
+    activation_bits: Iterable[int] = ALL_BITS,
+    pack: str = "auto",
+    num_images: int = USUAL_IMAGES,
+    probes: int = USUAL_PROBES,
+    seed: int = 0,
+    seconds: float | None = None,
+) -> Allocation:
+    """Chooses weight and activation bits for each layer: the least loss within a budget.
+
+    minimize Σ cost of each layer's bits, so that the whole model keeps every limit, and tensors
+    with one grid have one number of bits. This multiple-choice knapsack is solved exactly, by
+    branch and bound; the result says how it is proven.
+
+    What follows the policy's weight_bits and activation_bits is chosen. What the policy settles
+    otherwise stays: first and last layers unless first_last_weight_bits=None, streams, images, and
+    bits given by overrides. Nothing is trained, and the model is not changed.
+
+    Args:
+        model: a Functional or Sequential float model with one input and one output.
+        dataset: images, with labels or without, as for `sat_tf.sensitivity`; None with a table of
+            costs.
+        policy: everything beside the bits that are chosen; see `BitPolicy`.
+        budget: limits, at least one, each a number or a share such as "60%" of what the most bits
+            need: "bytes" of the file; "ideal_bytes", n · bits / 8, as papers count; of one image
+            "bit_operations" (multiply-adds · weight bits · activation bits) and "milliseconds" (by
+            `latency`); "average_weight_bits", "average_activation_bits", or "average_bits" for
+            both.
+        cost: "sensitivity", the measured loss with one layer quantized; "hessian", the trace of the
+            loss's Hessian for a tensor over its values, times its squared quantization error
+            (HAWQ-V3); what `sat_tf.sensitivity` has returned; or a table {layer: {(weight bits,
+            activation bits): cost}}, whose keys may be weight bits alone.
+        latency: milliseconds of all linear layers, {layer: milliseconds} or a table as for `cost`.
+            On LiteRT it hardly depends on bits: activations are int8 whatever their bits, and
+            kernels of 4 bits run at nearly the speed of 8.
+        weight_bits: to choose from, 1 to 8.
+        activation_bits: to choose from, 1 to 8.
+        pack: how the file stores kernels, as for `export_tflite`: with "auto", those of dense
+            layers and 1x1 convolutions have 4 bits where their codes fit, all others 8.
+        num_images: how many images to take at most.
+        probes: of the Hessian: directions for each batch of images.
+        seed: of these directions.
+        seconds: the most time to take for the proof; by default as much as it needs.
+
+    Returns:
+        An `Allocation`: the `policy`, and a table of layers, totals and the proof.
+
+    Raises:
+        ValueError: an invalid argument; a budget that no choice keeps, with the smallest possible
+            value of each limit; a table with problems, all of which are listed; a model that cannot
+            be quantized or has nothing to choose; data that do not fit, or give NaN.
+
+    Example:
+        found = sat_tf.allocate(model, (images, labels), budget={"bytes": 500_000})
+        quantized = sat_tf.quantize_model(model, found.policy)
+    """
+    policy = BitPolicy() if policy is None else expect_policy(policy)
+    limits = read_budget(budget, has_latency=latency is not None)
+    bits = {
+        "weight_bits": _bits("weight_bits", weight_bits),
+        "activation_bits": _bits("activation_bits", activation_bits),
+    }
+    _check_cost(cost, dataset)
+    if problem_of_pack := packing_problem(pack):
+        raise ValueError(problem_of_pack)
+    check(
+        "allocate",
+        [
+            Rule("num_images", num_images, is_integer(num_images, lowest=2), "2 or more", "64"),
+            Rule("probes", probes, is_integer(probes, lowest=1), "1 or more", "pass 4"),
+            seed_rule(seed),
+            Rule(
+                "seconds",
+                seconds,
+                seconds is None or is_between(seconds, 0.0, math.inf),
+                "a number above 0, or None",
+                "pass None for a whole proof",
+            ),
+        ],
+    )
+    check_model(model)
+    refuse_wrapped(model)
+    if is_quantized(Network(model)):
+        raise ValueError(
+            f"model {model.name!r}: received a quantized model, expected the float model it was "
+            "made from; give that."
+        )
+    check_one_of_each(model)
+    choices = ModelChoices(model, policy, **bits, pack=pack)
+    milliseconds = None if latency is None else bit_costs.of_latency(latency, choices.layers)
+    # Before anything is measured, which takes long.
+    zeros = [[0.0] * len(layer.choices) for layer in choices.layers]
+    problem = make_problem(choices, zeros, limits, milliseconds)
+    if solve(problem.knapsack) is None:
+        raise unreachable(problem)
+    values = _costs(cost, model, dataset, choices, bits, num_images, probes, seed)
+    problem = make_problem(choices, values, limits, milliseconds)
+    return _solved(model, choices, problem, pack, _kind(cost), seconds)
+
+
+def _solved(
+    model: keras.Model,
+    choices: ModelChoices,
+    problem: BitProblem,
+    pack: str,
+    cost_kind: str,
+    seconds: float | None,
+) -> Allocation:
+    """Solves a problem; lowers the limit on file bytes until the real file keeps it."""
+    limits = dict(zip(problem.names, map(float, problem.knapsack.limits), strict=True))
+    margin, real = 0, 0
+    for _ in range(_MOST_ROUNDS):
+        lowered = problem
+        if margin:
+            lowered = problem.with_limit("bytes", limits["bytes"] - margin)
+        solution = solve(lowered.knapsack, seconds=seconds)
+        if solution is None:
+            raise unreachable(lowered)
+        policy = choices.policy_of(problem.chosen(solution.chosen))
+        if choices.file_problem:
+            break
+        real = file_bytes(model, policy, pack=pack)
+        if real <= limits["bytes"]:
+            break
+        margin += max(1, int(np.ceil(real - limits["bytes"])))
+    else:
+        raise RuntimeError(
+            f"the file has {real:,} bytes, more than the limit, in {_MOST_ROUNDS} attempts to keep "
+            "it; this is a defect of the sum over layers; lower the limit."
+        )
+    totals = _totals(problem, solution, limits)
+    if "bytes" in totals:
+        totals["bytes"] = dataclasses.replace(totals["bytes"], value=float(real))
+    return Allocation(
+        model=model.name,
+        policy=policy,
+        layers=tuple(_rows(choices, problem, solution)),
+        totals=totals,
+        proof=Proof(
+            status=solution.status,
+            cost=solution.cost,
+            bound=solution.bound,
+            gap=solution.gap,
+            margin=margin,
+        ),
+        cost_kind=cost_kind,
+        pack=pack,
+        problem=problem,
+        solution=solution,
+    )
+
+
+def _totals(
+    problem: BitProblem, solution: Solution, limits: Mapping[str, float]
+) -> dict[str, Total]:
+    knapsack = problem.knapsack
+    items = [knapsack.options(item) for item in range(knapsack.num_items)]
+    totals = {}
+    for row, name in enumerate(problem.names):
+        usage, base = knapsack.usage[row], float(knapsack.base[row])
+        totals[name] = Total(
+            name=name,
+            value=float(solution.used[row]),
+            limit=limits[name] if np.isfinite(limits[name]) else None,
+            fewest=base + float(sum(usage[options].min() for options in items)),
+            most=base + float(sum(usage[options].max() for options in items)),
+        )
+    return totals
+
+
+def _rows(
+    choices: ModelChoices, problem: BitProblem, solution: Solution
+) -> Iterable[AllocatedLayer]:
+    usage = dict(zip(problem.names, problem.knapsack.usage, strict=True))
+    for layer, option in zip(choices.layers, solution.chosen, strict=True):
+        weight_bits, activation_bits = problem.choices[option]
+        tied = [
+            other.name
+            for other in choices.layers
+            if other is not layer and layer.tie >= 0 and other.tie == layer.tie
+        ]
+        yield AllocatedLayer(
+            name=layer.name,
+            kind=layer.kind,
+            weight_bits=weight_bits,
+            activation_bits=activation_bits,
+            chosen=_CHOSEN[layer.chooses_weights, layer.chooses_activations],
+            tied=", ".join(tied),
+            num_weights=layer.num_weights,
+            bytes=choices.kernel_bytes(layer, weight_bits),
+            ideal_bytes=layer.ideal_bytes((weight_bits, activation_bits)),
+            bit_operations=_used(usage, "bit_operations", option),
+            milliseconds=_used(usage, "milliseconds", option),
+            cost=float(problem.knapsack.cost[option]),
+        )
+
+
+_CHOSEN = {
+    (True, True): "both",
+    (True, False): "weights",
+    (False, True): "activations",
+    (False, False): "neither",
+}
+
+
+def _used(usage: Mapping[str, np.ndarray], name: str, option: int) -> float | None:
+    return float(usage[name][option]) if name in usage else None
+
+
+def _bits(name: str, given: Any) -> tuple[int, ...]:
+    """The numbers of bits to choose from, ascending, each once."""
+    values = list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
+    if not values or not all(is_integer(value, lowest=1, limit=9) for value in values):
+        raise ValueError(
+            f"{name}={given!r}: expected integers from 1 to 8 to choose from, such as (2, 4, 8)."
+        )
+    return tuple(sorted({int(value) for value in values}))
+
+
+def _check_cost(cost: Any, dataset: Any) -> None:
+    if isinstance(cost, str):
+        if cost not in COSTS:
+            raise ValueError(
+                f"cost={cost!r}: expected {' or '.join(COSTS)}, what sat_tf.sensitivity has "
+                f"returned, or a table of costs. {did_you_mean(cost, COSTS)}"
+            )
+        if dataset is None:
+            raise ValueError(
+                f"cost={cost!r}: received no dataset, expected images, on which it is measured; "
+                "give some, or a table of costs."
+            )
+    elif not isinstance(cost, MeasuredModel | Mapping):
+        raise ValueError(
+            f"cost: received {type(cost).__name__}, expected {' or '.join(map(repr, COSTS))}, what "
+            "sat_tf.sensitivity has returned, or a table {layer: {(weight bits, activation bits): "
+            "cost}}."
+        )
+
+
+def _kind(cost: Any) -> str:
+    if isinstance(cost, str):
+        return cost
+    return "sensitivity" if isinstance(cost, MeasuredModel) else "table"
+
+
+def _costs(
+    cost: Any,
+    model: keras.Model,
+    dataset: Any,
+    choices: ModelChoices,
+    bits: Mapping[str, tuple[int, ...]],
+    num_images: int,
+    probes: int,
+    seed: int,
+) -> bit_costs.Costs:
+    layers: tuple[LayerChoices, ...] = choices.layers
+    if isinstance(cost, MeasuredModel):
+        return bit_costs.of_sensitivity(cost, layers)
+    if not isinstance(cost, str):
+        return bit_costs.of_table(cost, layers)
+    fewest = choices.policy_at(min(bits["weight_bits"]), min(bits["activation_bits"]))
+    return bit_costs.measured(
+        cost, model, dataset, fewest, layers, num_images=num_images, probes=probes, seed=seed
+    )

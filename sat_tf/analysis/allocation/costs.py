@@ -1,0 +1,152 @@
+"""What a choice of bits costs each layer: by sensitivity, by the Hessian, or by a table.
+
+Costs of layers are added up, and so are those of a layer's kernel and of what it reads: whoever
+takes them for the whole model assumes that rounding errors do not meet.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tf_keras as keras
+
+from sat_tf.analysis.allocation.choices import LayerChoices
+from sat_tf.analysis.allocation.hessian import BitCosts, hessian_costs
+from sat_tf.analysis.allocation.tables import LayerTable, Wanted, read_values
+from sat_tf.analysis.labelled_images import expect_fitting, labelled_images
+from sat_tf.analysis.sensitivity.measured_model import BitWidth, LayerSensitivity, MeasuredModel
+from sat_tf.analysis.sensitivity.one_at_a_time import one_at_a_time
+from sat_tf.analysis.sensitivity.sensitivity import sensitivity
+from sat_tf.graph.flatten import flatten
+from sat_tf.graph.network import layer_of_call
+from sat_tf.graph.rewrite import with_layers_for_operations
+from sat_tf.messages import list_problems
+from sat_tf.qat.policy import BitPolicy
+
+Costs = list[list[float]]
+_MOST_BITS = 8
+
+
+def of_table(table: LayerTable, layers: Sequence[LayerChoices]) -> Costs:
+    """The costs of a user's own table; see `tables.read_values`."""
+    wanted = [Wanted(layer.name, layer.choices, not _chooses(layer)) for layer in layers]
+    return read_values(table, wanted, name="cost", unit="cost")
+
+
+def of_latency(table: LayerTable, layers: Sequence[LayerChoices]) -> Costs:
+    """The milliseconds of each layer's choices; all layers have to be in the table."""
+    wanted = [Wanted(layer.name, layer.choices) for layer in layers]
+    return read_values(table, wanted, name="latency", unit="milliseconds")
+
+
+def of_sensitivity(found: MeasuredModel, layers: Sequence[LayerChoices]) -> Costs:
+    """The estimated losses from a measured model, in units that add up.
+
+    What a tensor loses at the measured bits is taken to fall with the power of its rounding error,
+    which is known for all bits from the measured ones to 8. Of a classifier it is the divergence of
+    the classes, else the squared distance of the outputs.
+
+    Args:
+        found: measured at the fewest bits of the choices.
+        layers: with their choices.
+
+    Raises:
+        ValueError: it was measured at more bits, or lacks a layer; lists all of them.
+    """
+    weights: BitCosts = {}
+    activations: BitCosts = {}
+    for layer in found.layers:
+        name = layer_of_call(layer.name)
+        for costs, field in ((weights, "weight_bits"), (activations, "activation_bits")):
+            own = costs.setdefault(name, {})
+            for bits, loss in _losses(layer, field).items():
+                own[bits] = own.get(bits, 0.0) + loss
+    return _combined(layers, weights, activations)
+
+
+def _losses(layer: LayerSensitivity, field: str) -> dict[int, float]:
+    bits: int | None = getattr(layer, field)
+    damage = layer.weights if field == "weight_bits" else layer.activations
+    if bits is None or damage is None:
+        return {}
+    errors = layer.weight_errors if field == "weight_bits" else layer.activation_errors
+    width = BitWidth(layer.name, field, bits, 0, damage, errors)
+    metric = "distance" if damage.divergence is None else "divergence"
+    return {more: width.loss(metric, more) for more in range(bits, _MOST_BITS + 1)}
+
+
+def measured(
+    kind: str,
+    model: keras.Model,
+    dataset: Any,
+    policy: BitPolicy,
+    layers: Sequence[LayerChoices],
+    *,
+    num_images: int,
+    probes: int,
+    seed: int,
+) -> Costs:
+    """The costs from images.
+
+    Args:
+        kind: "sensitivity" or "hessian".
+        model: a float model.
+        dataset: as for `sat_tf.sensitivity`.
+        policy: with the fewest bits of the choices.
+        layers: with their choices.
+        num_images: how many images to take at most.
+        probes: see `hessian.model_traces`.
+        seed: likewise.
+
+    Raises:
+        ValueError: the data do not fit, are a single image, or give NaN.
+    """
+    if kind == "sensitivity":
+        return of_sensitivity(sensitivity(model, dataset, policy, num_images=num_images), layers)
+    flat = with_layers_for_operations(flatten(model))
+    sample = labelled_images(dataset, most=num_images)
+    expect_fitting(sample, flat)
+    if len(sample) < 2:
+        raise ValueError(
+            "dataset: received 1 image, expected 2 or more to measure clipping levels and the "
+            "curvature; give 64 or more."
+        )
+    runner, _ = one_at_a_time(flat, policy, sample.images)
+    weights, activations = hessian_costs(flat, sample, runner, probes=probes, seed=seed)
+    return _combined(layers, weights, activations)
+
+
+def _combined(layers: Sequence[LayerChoices], weights: BitCosts, activations: BitCosts) -> Costs:
+    """The sum of both for each choice; what is not chosen costs the same, and counts as 0."""
+    problems: list[str] = []
+    costs: Costs = []
+    for layer in layers:
+        parts = (
+            (layer.chooses_weights, weights, layer.weight_bits, "weight_bits"),
+            (layer.chooses_activations, activations, layer.activation_bits, "activation_bits"),
+        )
+        for chosen, known, bits, field in parts:
+            missing = [b for b in bits if b not in known.get(layer.name, {})] if chosen else []
+            if missing:
+                problems.append(
+                    f"{layer.name}: received no {field}={missing[0]} among what was measured, "
+                    "expected the fewest bits of the choices and more; measure a policy with "
+                    f"{field}={missing[0]} there, or leave those bits out."
+                )
+        costs.append(
+            [
+                _at(weights, layer.name, own if layer.chooses_weights else None)
+                + _at(activations, layer.name, read if layer.chooses_activations else None)
+                for own, read in layer.choices
+            ]
+        )
+    if problems:
+        raise ValueError(list_problems("cost", problems))
+    return costs
+
+
+def _at(costs: Mapping[str, Mapping[int, float]], layer: str, bits: int | None) -> float:
+    return 0.0 if bits is None else costs.get(layer, {}).get(bits, 0.0)
+
+
+def _chooses(layer: LayerChoices) -> bool:
+    return layer.chooses_weights or layer.chooses_activations

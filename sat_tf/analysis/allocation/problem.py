@@ -1,0 +1,177 @@
+"""From choices, costs and limits to a knapsack, and from its solution back to bits."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from sat_tf.analysis.allocation.budget import LIMITS, Share, shown
+from sat_tf.analysis.allocation.choices import LayerChoices, ModelChoices
+from sat_tf.analysis.allocation.knapsack import Knapsack, fewest
+from sat_tf.analysis.allocation.tables import Choice
+from sat_tf.messages import list_problems
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BitProblem:
+    """The knapsack of a model.
+
+    Attributes:
+        knapsack: an item for each layer, and a row for each quantity that is known.
+        names: of these quantities, as in `LIMITS`.
+        choices: of each option: weight bits and activation bits.
+        layers: of the items.
+    """
+
+    knapsack: Knapsack
+    names: tuple[str, ...]
+    choices: tuple[Choice, ...]
+    layers: tuple[str, ...]
+
+    @property
+    def bits(self) -> np.ndarray:
+        """(n, 2) weight bits and activation bits of each option; 0 for float."""
+        return np.array([[own or 0, read or 0] for own, read in self.choices])
+
+    def chosen(self, options: np.ndarray) -> dict[str, Choice]:
+        """The bits of each layer."""
+        return {
+            layer: self.choices[option] for layer, option in zip(self.layers, options, strict=True)
+        }
+
+    def with_limit(self, name: str, value: float) -> "BitProblem":
+        """The same with another value of one limit."""
+        limits = self.knapsack.limits.copy()
+        limits[self.names.index(name)] = value
+        return dataclasses.replace(self, knapsack=self.knapsack.with_limits(limits))
+
+
+def make_problem(
+    choices: ModelChoices,
+    costs: Sequence[Sequence[float]],
+    limits: Mapping[str, float | Share],
+    latency: Sequence[Sequence[float]] | None,
+) -> BitProblem:
+    """The knapsack of a model.
+
+    Args:
+        choices: what can be chosen.
+        costs: of each layer's choices.
+        limits: from `read_budget`.
+        latency: milliseconds of each layer's choices.
+
+    Raises:
+        ValueError: a limit is on what is not known; lists all of them.
+    """
+    layers = choices.layers
+    options = [(index, choice) for index, layer in enumerate(layers) for choice in layer.choices]
+    rows, base = _usage(choices, options, latency)
+    unknown = [name for name in LIMITS if not _is_known(rows[name], base[name])]
+    problems = [f"{name}: {_reason(name, choices)}" for name in limits if name in unknown]
+    if problems:
+        raise ValueError(list_problems("budget", problems))
+    names = tuple(name for name in LIMITS if name not in unknown)
+    items = np.array([index for index, _ in options])
+    usage = np.array([rows[name] for name in names])
+    values = [
+        _limit(limits.get(name), rows[name], base[name], items, len(layers)) for name in names
+    ]
+    knapsack = Knapsack(
+        item=items,
+        cost=np.array([cost for layer in costs for cost in layer], np.float64),
+        usage=usage,
+        limits=np.array(values),
+        base=np.array([base[name] for name in names]),
+        level=np.array([read or 0 for _, (_, read) in options]),
+        tie=np.array([layer.tie if layer.chooses_activations else -1 for layer in layers]),
+    )
+    return BitProblem(
+        knapsack=knapsack,
+        names=names,
+        choices=tuple(choice for _, choice in options),
+        layers=tuple(layer.name for layer in layers),
+    )
+
+
+def _usage(
+    choices: ModelChoices,
+    options: Sequence[tuple[int, Choice]],
+    latency: Sequence[Sequence[float]] | None,
+) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """What each option uses of each quantity, and what is used anyway; NaN where it is unknown."""
+    layers: list[LayerChoices] = [choices.layers[index] for index, _ in options]
+    pairs = [choice for _, choice in options]
+    both = list(zip(layers, pairs, strict=True))
+    weights = sum(layer.num_weights for layer in choices.layers if layer.usual_bits)
+    values: float = math.fsum(
+        math.nan if layer.values_read is None else layer.values_read for layer in choices.layers
+    )
+    rows = {
+        "bytes": [choices.added_bytes(layer, own) for layer, (own, _) in both],
+        "ideal_bytes": [layer.ideal_bytes(choice) for layer, choice in both],
+        "bit_operations": [layer.bit_operations(choice) for layer, choice in both],
+        "milliseconds": [ms for own in latency for ms in own]
+        if latency is not None
+        else [math.nan] * len(both),
+        "average_weight_bits": [
+            layer.num_weights * (own or 0) / weights if weights else 0.0 for layer, (own, _) in both
+        ],
+        "average_activation_bits": [
+            (layer.values_read or 0) * (read or 0) / values if values else 0.0
+            for layer, (_, read) in both
+        ],
+    }
+    if math.isnan(values):
+        rows["average_activation_bits"] = [math.nan] * len(both)
+    base = dict.fromkeys(LIMITS, 0.0)
+    base["bytes"] = math.nan if choices.file_problem else float(choices.base_bytes)
+    base["bit_operations"] = choices.settled_bit_operations
+    return {name: np.array(row, np.float64) for name, row in rows.items()}, base
+
+
+def _is_known(row: np.ndarray, base: float) -> bool:
+    return bool(np.all(np.isfinite(row))) and math.isfinite(base)
+
+
+def _reason(name: str, choices: ModelChoices) -> str:
+    if name == "bytes":
+        return f"there is no file: {choices.file_problem}"
+    return (
+        "received a model of open image sizes, or with layers of unknown multiply-adds, expected "
+        "one whose operations and values can be counted; build it for one size, or leave this "
+        "limit out."
+    )
+
+
+def _limit(
+    given: float | Share | None, row: np.ndarray, base: float, items: np.ndarray, count: int
+) -> float:
+    if given is None:
+        return math.inf
+    if isinstance(given, Share):
+        return given.share * (base + math.fsum(row[items == item].max() for item in range(count)))
+    return given
+
+
+def unreachable(problem: BitProblem) -> ValueError:
+    """The error for limits that no choice of bits keeps: says the smallest value of each."""
+    limits = problem.knapsack.limits
+    rows = [index for index, limit in enumerate(limits) if math.isfinite(limit)]
+    problems = []
+    alone = {row: fewest(problem.knapsack, row) or 0.0 for row in rows}
+    # Where each can be kept by itself, it is the others that exclude every choice.
+    together = len(rows) > 1 and all(alone[row] <= limits[row] for row in rows)
+    for row in rows:
+        name = problem.names[row]
+        line = f"{name}={shown(name, limits[row])}: the smallest possible is "
+        line += shown(name, alone[row])
+        kept = fewest(problem.knapsack, row, keep_others=True) if together else None
+        if kept is not None:
+            line += f", and within the other limits {shown(name, kept)}"
+        problems.append(f"{line}.")
+    message = list_problems("budget: received limits that no choice of bits keeps", problems)
+    return ValueError(
+        f"{message}\nExpected at least these; raise them, allow fewer weight_bits or "
+        "activation_bits, or let the ends be chosen for too, by first_last_weight_bits=None."
+    )

@@ -1,0 +1,255 @@
+"""`sat-tf allocate`."""
+
+import argparse
+import dataclasses
+import pathlib
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from sat_tf.analysis.allocation.budget import LIMITS, NAMES, read_budget
+from sat_tf.analysis.allocation.tables import read_csv
+from sat_tf.atomic_file import check_writable
+from sat_tf.commands.models import (
+    add_model_argument,
+    add_model_sizes,
+    model_maker,
+    quiet_tensorflow,
+    value_errors_as_run_errors,
+)
+from sat_tf.commands.options import add_input_range, input_range_fields
+from sat_tf.commands.options import seed as seed_option
+from sat_tf.commands.pixels import add_image_arguments, image_options
+from sat_tf.commands.policies import add_policy, read_policy
+from sat_tf.export.certificate.inputs import image_problems
+from sat_tf.messages import RunError, did_you_mean, list_problems
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.training.state.run_folder import CONFIG
+
+SUMMARY = "choose the bits of each layer: the least loss within a budget"
+DESCRIPTION = """\
+Chooses weight and activation bits for each layer of a float model, so that the estimated loss is
+the least that any choice within the budget has. The choice is solved exactly, and the proof is
+printed. Nothing is trained, and the model is not changed. First and last layers, streams, images
+and bits that the policy gives single layers stay as they are."""
+_LIMIT_LINES = "\n".join(
+    f"  {name:24}{LIMITS[name].meaning}" if name in LIMITS else f"  {name:24}both of the two above"
+    for name in NAMES
+)
+EXAMPLES = f"""\
+examples:
+  sat-tf allocate model.keras --images photos/ --budget bytes=500000 --out policy.yaml
+  sat-tf allocate model.keras --dataset digits --budget average_bits=4 --cost hessian
+  sat-tf allocate model.keras --images photos/ --budget bytes=60% bit_operations=30% \\
+      --weight_bits 2,4,8 --csv layers.csv --picture curve.svg
+  sat-tf allocate model.keras --budget milliseconds=12 --cost costs.csv --latency phone.csv
+
+limits, each a number, or a share such as 60% of what the most bits need:
+{_LIMIT_LINES}
+
+costs.csv has the columns layer, weight_bits, activation_bits, cost, and phone.csv milliseconds in
+place of cost; bits that are left empty stand for all of them.
+
+policy.yaml holds fields of sat_tf.BitPolicy: BitPolicy(**yaml.safe_load(file)) in Python,
+  sat-tf explain model.keras --policy policy.yaml
+  sat-tf train --config run.yaml --set "policy=$(cat policy.yaml)"
+
+exit status: 0; 2 if something cannot be read or measured, or no choice keeps the budget.
+"""
+
+_USUAL_IMAGES = 256
+_MEASURED = ("sensitivity", "hessian")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    add_model_argument(parser)
+    parser.add_argument(
+        "--budget",
+        metavar="LIMIT=VALUE",
+        nargs="+",
+        required=True,
+        help=f"what the model may use at most: {', '.join(NAMES)}; see below",
+    )
+    parser.add_argument(
+        "--cost",
+        metavar="NAME|FILE",
+        default="sensitivity",
+        help="what is minimized: sensitivity (the loss with one layer quantized), hessian (the "
+        "curvature of the loss times the rounding error), or a CSV file; default: sensitivity",
+    )
+    parser.add_argument(
+        "--latency", metavar="FILE", help="milliseconds of all linear layers, as a CSV file"
+    )
+    for name in ("weight_bits", "activation_bits"):
+        parser.add_argument(
+            f"--{name}",
+            metavar="N,N,...",
+            type=_bits,
+            default=tuple(range(2, 9)),
+            help="to choose from; default: 2,3,4,5,6,7,8",
+        )
+    parser.add_argument(
+        "--pack",
+        default="auto",
+        help="how the file stores kernels, as for sat-tf export: auto, none, int4 or int2; "
+        "default: auto",
+    )
+    add_policy(parser)
+    add_input_range(parser)
+    add_image_arguments(parser, default="none; measured costs need them", usual=str(_USUAL_IMAGES))
+    add_model_sizes(parser)
+    parser.add_argument(
+        "--probes",
+        metavar="N",
+        type=int,
+        default=4,
+        help="of --cost hessian: random directions for each batch of images; default: 4",
+    )
+    parser.add_argument("--seed", type=seed_option, default=0, help="of these directions")
+    parser.add_argument(
+        "--seconds",
+        metavar="X",
+        type=float,
+        help="the most time for the proof; default: as much as it needs",
+    )
+    parser.add_argument("--out", metavar="FILE", help="write the policy as YAML")
+    parser.add_argument("--csv", metavar="FILE", help="write the layers as CSV")
+    parser.add_argument(
+        "--picture", metavar="FILE", help="draw the least cost over a limit, as .png or .svg"
+    )
+    parser.add_argument(
+        "--over",
+        metavar="LIMIT",
+        help="the limit of that curve; default: the tightest of the budget",
+    )
+
+
+def run(arguments: argparse.Namespace, console: Console) -> None:
+    """Does what the arguments ask for."""
+    wanted = dataclasses.replace(image_options(arguments), usual=_USUAL_IMAGES)
+    wanted.check()
+    folder = pathlib.Path(arguments.model)
+    policy = read_policy(arguments.policy, folder / CONFIG, input_range_fields(arguments))
+    policy = BitPolicy() if policy is None else policy
+    budget = _budget(arguments.budget)
+    with value_errors_as_run_errors():
+        read_budget(budget, has_latency=arguments.latency is not None)
+        cost = arguments.cost if arguments.cost in _MEASURED else _cost_table(arguments.cost)
+        latency = arguments.latency and read_csv(arguments.latency, "milliseconds")
+        _check_outputs(arguments)
+    if cost in _MEASURED and not wanted.is_given:
+        raise RunError(
+            f"--cost {cost}: received no images, expected --images or --dataset, on which it is "
+            "measured; or a CSV file of costs."
+        )
+    make = model_maker(arguments, "allocate")
+    quiet_tensorflow()
+    from sat_tf.analysis.allocation.allocation import allocate
+    from sat_tf.analysis.allocation.show import print_allocation
+
+    with value_errors_as_run_errors():
+        model = make()
+        found = allocate(
+            model,
+            _fed(model, wanted, policy, console) if cost in _MEASURED else None,
+            policy,
+            budget=budget,
+            cost=cost,
+            latency=latency,
+            weight_bits=arguments.weight_bits,
+            activation_bits=arguments.activation_bits,
+            pack=arguments.pack,
+            num_images=arguments.num_images or _USUAL_IMAGES,
+            probes=arguments.probes,
+            seed=arguments.seed,
+            seconds=arguments.seconds,
+        )
+        print_allocation(found, console)
+        if arguments.out is not None:
+            found.write_policy(arguments.out)
+        if arguments.csv is not None:
+            found.write_csv(arguments.csv)
+        if arguments.picture is not None:
+            found.write_picture(arguments.picture, arguments.over)
+    if arguments.out is not None:
+        console.print(f"Policy: {arguments.out}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _fed(model: Any, wanted: Any, policy: BitPolicy, console: Console) -> Any:
+    """Images as the model is fed, with their labels."""
+    from sat_tf.analysis.range_accuracy import range_note
+    from sat_tf.graph.network import check_model, check_one_of_each
+
+    check_model(model)
+    check_one_of_each(model)
+    shape = tuple(model.input_shape[1:])
+    if None in shape:
+        raise ValueError(
+            f"model {model.name!r}: received a model for images of any size, expected one of a "
+            f"fixed size, not {shape}; build it for one."
+        )
+    pixels = wanted.load(shape, model.output_shape[-1])
+    if problems := image_problems(pixels.images, shape):
+        raise ValueError(list_problems("--images", problems))
+    fed = policy.range_of(model.input_names[0])
+    pair = (pixels.images, pixels.labels)
+    note = range_note(f"model {model.name!r}", model, pair, fed, policy)
+    console.print(f"Images are fed as input_range={fed}.", highlight=False, markup=False)
+    if note is not None:
+        console.print(f"Note: {escape(note)}", style="yellow", highlight=False, soft_wrap=True)
+    return fed.fed(pixels.images), pixels.labels
+
+
+def _budget(words: list[str]) -> dict[str, Any]:
+    """The limits that words like bytes=500000 set; a number may have underscores."""
+    budget: dict[str, Any] = {}
+    problems = []
+    for word in words:
+        name, equals, text = word.partition("=")
+        if not equals:
+            problems.append(f"{word!r}: expected LIMIT=VALUE, such as bytes=500000.")
+        elif name in budget:
+            problems.append(f"{name}: received twice, expected once.")
+        else:
+            try:
+                budget[name] = text if text.endswith("%") else float(text)
+            except ValueError:
+                budget[name] = text
+    if problems:
+        raise RunError(list_problems("--budget", problems))
+    return budget
+
+
+def _cost_table(text: str) -> dict[str, Any]:
+    if not pathlib.Path(text).exists():
+        raise ValueError(
+            f"--cost: received {text!r}, expected {', '.join(_MEASURED)} or a CSV file that is "
+            f"there. {did_you_mean(text, _MEASURED)}"
+        )
+    return read_csv(text, "cost")
+
+
+def _check_outputs(arguments: argparse.Namespace) -> None:
+    for path in (arguments.out, arguments.csv, arguments.picture):
+        if path is not None:
+            check_writable(path)
+    if arguments.over is not None and arguments.picture is None:
+        raise ValueError("--over: received it without --picture, expected both; add --picture.")
+    if arguments.over is not None and arguments.over not in LIMITS:
+        raise ValueError(
+            f"--over: received {arguments.over!r}, expected a limit. "
+            f"{did_you_mean(arguments.over, LIMITS)}"
+        )
+    if arguments.picture is not None:
+        from sat_tf.analysis.sensitivity.picture import check_format
+
+        check_format(pathlib.Path(arguments.picture))
+
+
+def _bits(text: str) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",")]
+    if all(word.isdecimal() and 1 <= int(word) <= 8 for word in words):
+        return tuple(map(int, words))
+    raise argparse.ArgumentTypeError(f"{text!r}: expected integers from 1 to 8, such as 2,4,8")

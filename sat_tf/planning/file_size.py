@@ -1,0 +1,229 @@
+"""The bytes of a file before there is a model to write: the file itself, with other numbers in it.
+
+A TFLite file is as long as its graph makes it, whatever its weights are. So the graph of the
+quantized model is lowered and packed as the export does it, its kernels are filled with codes that
+differ from layer to layer, and the file is written to memory. Its length is that of the real one.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import tf_keras as keras
+
+from sat_tf.export.export import file_content
+from sat_tf.export.lowering.codes import KernelOutline
+from sat_tf.export.lowering.packing import PACKINGS, FileSettings, pack_graph
+from sat_tf.export.lowering.refusals import find_problems
+from sat_tf.export.lowering.trace import trace_network
+from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.linear import Linear
+from sat_tf.graph.network import Network, layer_of_call
+from sat_tf.messages import list_problems
+from sat_tf.planning.explain import read_source
+from sat_tf.planning.preview import kernel_outlines, preview, user_name
+from sat_tf.qat.layout import in_inference
+from sat_tf.qat.placement import place
+from sat_tf.qat.policy import BitPolicy
+
+
+def file_bytes(model: keras.Model, policy: BitPolicy, *, pack: str = "auto") -> int:
+    """The length of the file that `export_tflite` will write of a model, in bytes.
+
+    It is exact for integer files of default settings. Clipping levels are assumed to be all
+    different, as after training; between two tensors with equal levels the file needs no operator.
+
+    Args:
+        model: a float model.
+        policy: that it will be quantized by.
+        pack: as for `export_tflite`.
+
+    Raises:
+        ValueError: the model cannot be quantized, or not exported.
+    """
+    source = read_source(model)
+    network = preview(
+        source.network, place(source.network, source.annotations, policy, source.kernels)
+    )
+    graph = pack_graph(_lowered(network, kernel_outlines(network)), pack)
+    return len(_content(graph, _linear_places(network, graph), pack))
+
+
+class FileSizes:
+    """The bytes of a model's file for every choice of weight bits, layer by layer.
+
+    The graph is lowered once for each number of bits, in all layers; the file of a mixture takes
+    each linear operation from the graph of its own bits.
+
+    Args:
+        model: a float model.
+        policy_at: gives the policy with some bits in all layers that are chosen for.
+        weight_bits: the numbers of bits to choose from.
+        pack: as for `export_tflite`.
+
+    Raises:
+        ValueError: the model cannot be quantized, or not exported.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        policy_at: Callable[[int], BitPolicy],
+        weight_bits: Sequence[int],
+        *,
+        pack: str = "auto",
+    ) -> None:
+        source = read_source(model)
+        self._pack = pack
+        self._graphs: dict[int, Graph] = {}
+        # The operations of each layer, by their places in the graph.
+        self._places: dict[str, list[int]] = {}
+        for bits in weight_bits:
+            policy = policy_at(bits)
+            placed = place(source.network, source.annotations, policy, source.kernels)
+            network = preview(source.network, placed)
+            graph = _packed(_lowered(network, kernel_outlines(network)), pack)
+            self._graphs[bits] = graph
+            if not self._places:
+                self._places = _linear_places(network, graph)
+
+    def stored_bits(self, layer: str, bits: int | None) -> int:
+        """How many bits of the file each weight of a layer takes.
+
+        Args:
+            layer: its name.
+            bits: of the choices; of a layer that is not chosen for, any.
+        """
+        (operation, *_) = self._operations(layer, bits)
+        return int(operation.storage.value)
+
+    def kernel_bytes(self, layer: str, bits: int | None) -> int:
+        """The bytes of a layer's codes in the file, likewise; calls of one layer share them."""
+        (operation, *_) = self._operations(layer, bits)
+        return -(-operation.kernel.size * operation.storage.value // 8)
+
+    def total(self, bits: Mapping[str, int]) -> int:
+        """The bytes of the file with these weight bits.
+
+        Args:
+            bits: of each layer that is chosen for; all others are as their policy has them.
+        """
+        base = next(iter(self._graphs.values()))
+        operations = list(base.operations)
+        for layer, own in bits.items():
+            for place_in_graph in self._places[layer]:
+                operations[place_in_graph] = self._graphs[own].operations[place_in_graph]
+        graph = dataclasses.replace(base, operations=tuple(operations))
+        return len(_content(graph, self._places, self._pack))
+
+    def marginal(self, layers: Sequence[str]) -> tuple[int, dict[tuple[str, int], int]]:
+        """The bytes of a file as a sum over its layers.
+
+        Each layer's share is measured by changing its bits alone in the smallest file. The sum is
+        exact up to the entries that a file has once for all layers, some tens of bytes.
+
+        Args:
+            layers: that are chosen for.
+
+        Returns:
+            What is in the file whatever is chosen, and beside it the bytes of each layer at each
+            number of bits.
+        """
+        smallest = {
+            layer: min(self._graphs, key=functools.partial(self.stored_bits, layer))
+            for layer in layers
+        }
+        base = self.total(smallest)
+        added: dict[tuple[str, int], int] = {}
+        for layer in layers:
+            # Bits that are stored alike give the same file.
+            of_storage = {self.stored_bits(layer, smallest[layer]): 0}
+            for bits in self._graphs:
+                stored = self.stored_bits(layer, bits)
+                if stored not in of_storage:
+                    of_storage[stored] = self.total({**smallest, layer: bits}) - base
+                added[layer, bits] = of_storage[stored]
+        return base, added
+
+    def _operations(self, layer: str, bits: int | None) -> list[Linear]:
+        some = next(iter(self._graphs.values()))
+        graph = some if bits is None else self._graphs.get(bits, some)
+        found = [graph.operations[index] for index in self._places[layer]]
+        return [operation for operation in found if isinstance(operation, Linear)]
+
+
+def _lowered(network: Network, kernels: Mapping[str, KernelOutline]) -> Graph:
+    """The graph of a previewed network.
+
+    Raises:
+        ValueError: it has no integer form; lists every reason.
+    """
+    view = in_inference(network)
+    if problems := find_problems(view, float_head=False):
+        raise ValueError(list_problems(f"model {network.name!r}", problems))
+    return trace_network(view, kernels=kernels)
+
+
+def _packed(graph: Graph, pack: str) -> Graph:
+    try:
+        return pack_graph(graph, pack)
+    except ValueError:
+        # Nothing fits what is asked for at these bits; of a mixture, something may.
+        if pack not in PACKINGS or not PACKINGS[pack].asked_for:
+            raise
+        return graph
+
+
+# Above all codes of kernels, and of what the export adds for itself.
+_FIRST_MARK = 1000
+
+
+def _linear_places(network: Network, graph: Graph) -> dict[str, list[int]]:
+    """The places of each layer's linear operations in a graph, by the names of layers.
+
+    Folding may change the signs of codes, but not their magnitudes: the graph is lowered once more,
+    with kernels that have nothing but the number of their layer in them.
+    """
+    outlines = kernel_outlines(network)
+    marks = {
+        name: outline._replace(
+            codes=np.broadcast_to(np.int16(_FIRST_MARK + index), outline.codes.shape)
+        )
+        for index, (name, outline) in enumerate(outlines.items())
+    }
+    marked = _lowered(network, marks)
+    if [one.output for one in marked.operations] != [one.output for one in graph.operations]:
+        raise RuntimeError(f"model {network.name!r}: its graph depends on the codes of kernels.")
+    layers = [layer_of_call(user_name(network[name])) for name in outlines]
+    places: dict[str, list[int]] = {}
+    for index, operation in enumerate(marked.operations):
+        mark = int(np.max(np.abs(operation.kernel))) if isinstance(operation, Linear) else 0
+        if mark >= _FIRST_MARK:
+            places.setdefault(layers[mark - _FIRST_MARK], []).append(index)
+    return places
+
+
+def _content(graph: Graph, places: Mapping[str, Sequence[int]], pack: str) -> bytes:
+    """The file, with codes of the right number and size in it."""
+    numbers = {index: number for number, one in enumerate(places.values()) for index in one}
+    filled = [
+        _filled(operation, numbers.get(index)) if isinstance(operation, Linear) else operation
+        for index, operation in enumerate(graph.operations)
+    ]
+    graph = dataclasses.replace(graph, operations=tuple(filled))
+    return file_content(graph, FileSettings(pack=pack).of_graph(graph))
+
+
+def _filled(operation: Linear, number: int | None) -> Linear:
+    """The operation with a kernel that no other layer has: a file holds equal ones once."""
+    bias = np.zeros(np.shape(operation.bias))
+    if number is None:
+        return dataclasses.replace(operation, bias=bias)
+    kernel = np.zeros(operation.kernel.shape, np.int8)
+    # The number in base 2, a byte a digit: -1 has all its bits set in every storage, so that bytes
+    # of different storages differ too.
+    digits = np.array([int(digit) for digit in f"{number:b}"][::-1])
+    codes = np.repeat(-digits, 8 // operation.storage.value)[: kernel.size]
+    kernel.reshape(-1)[: len(codes)] = codes
+    return dataclasses.replace(operation, kernel=kernel, bias=bias)

@@ -1,0 +1,431 @@
+import csv
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+import tf_keras as keras
+import yaml
+
+import sat_tf
+from sat_tf.analysis.allocation.allocation import COLUMNS
+from sat_tf.analysis.allocation.baselines import uniform
+from sat_tf.planning.file_size import file_bytes
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.training.config.config import DEMO, parse_config
+from tests.analysis.allocation.small_models import family, images_for, joined, residual
+
+L = keras.layers
+BITS = {"weight_bits": (2, 4, 8), "activation_bits": (2, 4, 8)}
+EVERYWHERE = {"first_last_weight_bits": None}
+
+
+def costs_of(model, policy=None):
+    """A table in which bits matter, and layers differ."""
+    plan = sat_tf.explain(model, policy or BitPolicy())
+    names = [row.name for row in plan.layers if row.weights]
+    return {
+        name: {
+            (w, a): (1 + index % 3) * (4.0**-w + 3 * 4.0**-a)
+            for w, a in itertools.product(range(1, 9), repeat=2)
+        }
+        for index, name in enumerate(names)
+    }
+
+
+def by_table(model, policy=None, **options):
+    given = {"cost": costs_of(model, policy), "policy": policy, **BITS, **options}
+    return sat_tf.allocate(model, **given)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return residual()
+
+
+@pytest.fixture(scope="module")
+def found(model):
+    return by_table(model, budget={"bit_operations": "35%", "bytes": 9_600})
+
+
+# -- what is chosen ----------------------------------------------------------------------------
+
+
+def test_no_other_choice_within_the_budget_costs_less(model, found):
+    problem = found.problem.knapsack
+    best = np.inf
+    free = [problem.options(item) for item in range(problem.num_items)]
+    for chosen in map(np.array, itertools.product(*free)):
+        used = problem.base + problem.usage[:, chosen].sum(axis=1)
+        if np.all(used <= problem.limits) and _is_tied(problem, chosen):
+            best = min(best, problem.cost[chosen].sum())
+    assert found.proof.cost == pytest.approx(best, rel=1e-12)
+    assert (found.proof.status, found.proof.gap) == ("optimal", 0.0)
+
+
+def _is_tied(problem, chosen):
+    ties = {}
+    for item, option in enumerate(chosen):
+        if problem.tie[item] >= 0:
+            ties.setdefault(problem.tie[item], set()).add(problem.level[option])
+    return all(len(levels) == 1 for levels in ties.values())
+
+
+def test_the_totals_are_those_of_the_plan_and_of_the_file(model, found):
+    plan = sat_tf.explain(model, found.policy)
+    assert found.totals["bit_operations"].value == plan.bit_operations
+    assert found.totals["bytes"].value == file_bytes(model, found.policy)
+    for total in found.totals.values():
+        assert total.fewest <= total.value <= total.most
+        assert total.limit is None or total.value <= total.limit
+    ideal = sum(row.num_weights * row.weight_bits / 8 for row in found.layers)
+    assert found.totals["ideal_bytes"].value == pytest.approx(ideal)
+
+
+def test_the_rows_are_the_bits_of_the_policy(model, found):
+    plan = sat_tf.explain(model, found.policy)
+    for row in found.layers:
+        planned = plan[row.name]
+        assert (row.weight_bits, row.activation_bits) == (
+            planned.weights.bits,
+            planned.reading_bits,
+        )
+        assert row.bit_operations == planned.bit_operations
+    assert sum(row.cost for row in found.layers) == pytest.approx(found.proof.cost)
+
+
+@pytest.mark.parametrize("make", [residual, joined])
+def test_readers_of_one_grid_have_equal_bits(make):
+    model = make()
+    # Each by itself would have other bits: the costs of one are a thousand times the other's.
+    table = costs_of(model)
+    for name in ("shortcut", "down", "right"):
+        if name in table:
+            table[name] = {bits: 1000 * cost for bits, cost in table[name].items()}
+    found = sat_tf.allocate(model, cost=table, budget={"bit_operations": "35%"}, **BITS)
+    tied = [row for row in found.layers if row.tied]
+    assert tied
+    for row in tied:
+        for other in row.tied.split(", "):
+            assert found[other].activation_bits == row.activation_bits
+    plan = sat_tf.explain(model, found.policy)
+    assert not [row.name for row in plan.insertions if "_to_" in row.name]
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_a_budget_of_uniform_bits_is_reached(bits, model):
+    found = by_table(model, budget={"average_bits": bits}, policy=BitPolicy.mobile(4, **EVERYWHERE))
+    assert found.totals["average_weight_bits"].value <= bits
+    assert found.totals["average_activation_bits"].value <= bits
+    if bits == 8:
+        assert {row.weight_bits for row in found.layers} == {8}
+
+
+def test_a_larger_budget_never_costs_more(model):
+    costs = [
+        by_table(model, budget={"bit_operations": f"{share}%"}).proof.cost
+        for share in (25, 40, 60, 100)
+    ]
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_milliseconds_are_limited_by_the_users_table(model):
+    names = [row.name for row in sat_tf.explain(model).layers if row.weights]
+    latency = dict.fromkeys(names, 1.0)
+    latency["four"] = {w: 0.1 * w for w in (2, 4, 8)}
+    found = by_table(model, latency=latency, budget={"milliseconds": len(names) - 1 + 0.4})
+    assert found["four"].weight_bits == 4
+    assert found["four"].milliseconds == pytest.approx(0.4)
+    with pytest.raises(ValueError, match=r"milliseconds=6: the smallest possible is 6\.2"):
+        by_table(model, latency=latency, budget={"milliseconds": 6})
+
+
+def test_sensitivity_of_a_measured_model_is_taken_as_it_is(model):
+    images = images_for(model)
+    policy = BitPolicy.mobile(2)
+    measured = sat_tf.sensitivity(model, images, policy)
+    one = sat_tf.allocate(model, policy=policy, cost=measured, budget={"bit_operations": "40%"})
+    other = sat_tf.allocate(model, images, policy, budget={"bit_operations": "40%"})
+    assert one.layers == other.layers
+    assert one.proof == other.proof
+    at_four = sat_tf.sensitivity(model, images, BitPolicy.mobile(4))
+    with pytest.raises(ValueError, match="received no weight_bits=2 among what was measured"):
+        sat_tf.allocate(model, cost=at_four, budget={"bit_operations": "40%"})
+
+
+def test_measured_costs_fall_with_bits(model):
+    images = images_for(model)
+    for cost in ("sensitivity", "hessian"):
+        found = sat_tf.allocate(
+            model, images, budget={"bit_operations": "40%"}, cost=cost, num_images=64
+        )
+        problem, bits = found.problem.knapsack, found.problem.bits
+        for item in range(problem.num_items):
+            options = problem.options(item)
+            low, high = options[0], options[-1]
+            assert tuple(bits[low]) <= tuple(bits[high])
+            assert problem.cost[low] >= problem.cost[high] >= 0.0
+        # Both find that two bits cost a hundred times what eight do, at the least.
+        low, high = (problem.costs(uniform(problem, bits, number)) for number in (2, 8))
+        assert low > 100 * high > 0.0
+        assert found.cost_kind == cost
+
+
+def test_the_same_seed_gives_the_same_choice(model):
+    options = {"budget": {"bit_operations": "40%"}, "cost": "hessian", "num_images": 64}
+    one, other = (sat_tf.allocate(model, images_for(model), **options) for _ in range(2))
+    assert (one.layers, one.proof) == (other.layers, other.proof)
+
+
+# -- what the policy is good for ---------------------------------------------------------------
+
+
+def _trains_and_exports(model, found, path):
+    images = images_for(model, 64)
+    labels = np.arange(len(images)) % model.output_shape[-1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the weights are random, and the images few
+        quantized = sat_tf.quantize_model(model, found.policy)
+        sat_tf.calibrate(quantized, images)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    quantized.compile(keras.optimizers.SGD(1e-4), loss)
+    history = quantized.fit(images, labels, batch_size=32, epochs=1, verbose=0)
+    assert np.isfinite(history.history["loss"][0])
+    report = sat_tf.export_tflite(quantized, path, pack=found.pack)
+    certificate = sat_tf.verify_tflite(quantized, path, images[:8].astype(np.uint8))
+    return report, certificate
+
+
+@pytest.mark.parametrize(
+    ("make", "pack"),
+    [
+        (residual, "auto"),
+        (joined, "auto"),
+        pytest.param(lambda: family("mobilenet_v2"), "auto", marks=pytest.mark.thorough),
+        pytest.param(lambda: family("resnet18"), "auto", marks=pytest.mark.thorough),
+        pytest.param(lambda: family("resnet18"), "int4", marks=pytest.mark.thorough),
+    ],
+)
+def test_the_model_trains_and_its_file_has_the_bytes_and_the_codes(make, pack, tmp_path):
+    model = make()
+    policy = BitPolicy.mobile(4, **EVERYWHERE)
+    loose = by_table(model, policy=policy, pack=pack, budget={"bit_operations": "40%"})
+    room = loose.totals["bytes"]
+    found = by_table(
+        model,
+        policy=policy,
+        pack=pack,
+        budget={"bit_operations": "40%", "bytes": (room.fewest + room.most) / 2},
+    )
+    report, certificate = _trains_and_exports(model, found, tmp_path / "model.tflite")
+    assert report.bytes == found.totals["bytes"].value <= found.totals["bytes"].limit
+    assert certificate.codes_differing == 0
+
+
+def test_the_policy_is_read_back_from_its_file(model, found, tmp_path):
+    found.write_policy(tmp_path / "policy.yaml")
+    text = (tmp_path / "policy.yaml").read_text(encoding="utf-8")
+    assert BitPolicy(**yaml.safe_load(text)) == found.policy
+    assert parse_config(DEMO, [f"policy={text}"]).policy == found.policy
+
+
+def test_what_a_policy_states_beside_its_bits_is_written(model, tmp_path):
+    policy = BitPolicy.mobile(4, input_range=(0, 255), weight_range="layer")
+    found = by_table(model, policy=policy, budget={"bit_operations": "50%"})
+    read = BitPolicy(**yaml.safe_load(found.policy_yaml()))
+    assert read == found.policy
+    assert read.states_input_range
+
+
+def test_the_users_own_overrides_stay(model):
+    policy = BitPolicy.mobile(4, overrides={"fo*": {"weight_bits": 3}})
+    found = by_table(model, policy=policy, budget={"bit_operations": "50%"})
+    assert found["four"].weight_bits == 3
+    assert next(iter(found.policy.overrides)) == "fo*"
+    assert found["four"].chosen == "activations"
+
+
+# -- how it is shown ---------------------------------------------------------------------------
+
+
+def test_the_table_says_bits_totals_and_the_proof(found):
+    text = found.table()
+    for words in ("residual: bits by table", "file bytes", "proven optimal (gap 0)", "shortcut"):
+        assert words in text
+    assert str(found) == text
+
+
+def test_rows_and_csv_say_the_same(found, tmp_path):
+    found.write_csv(tmp_path / "layers.csv")
+    with (tmp_path / "layers.csv").open(encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["name"] for line in lines] == [row["name"] for row in found.to_rows()]
+    assert tuple(lines[0]) == COLUMNS == tuple(found.to_rows()[0])
+    assert [int(line["weight_bits"]) for line in lines] == [r.weight_bits for r in found.layers]
+
+
+def test_the_curve_falls_and_meets_the_choice(found):
+    curve = found.curve("bit_operations", points=12)
+    used, cost = [one["bit_operations"] for one in curve], [one["cost"] for one in curve]
+    assert used == sorted(used)
+    assert cost == sorted(cost, reverse=True)
+    # At the same operations, no point of it is below the choice.
+    value = found.totals["bit_operations"].value
+    assert all(
+        one["cost"] >= found.proof.cost - 1e-12
+        for one in curve
+        if one["cost"] and one["bit_operations"] <= value
+    )
+
+
+@pytest.mark.parametrize("name", ["curve.svg", "curve.png"])
+def test_the_curve_is_drawn(name, found, tmp_path):
+    found.write_picture(tmp_path / name, points=4)
+    assert (tmp_path / name).stat().st_size > 1000
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_pictures_of_no_format_and_curves_of_no_limit_are_refused(found, tmp_path):
+    with pytest.raises(ValueError, match=r"ends in .jpg, expected .png or .svg"):
+        found.write_picture(tmp_path / "curve.jpg")
+    with pytest.raises(ValueError, match="Did you mean bytes"):
+        found.curve("bites")
+    with pytest.raises(ValueError, match="points: received 1; expected 2 or more"):
+        found.curve(points=1)
+    with pytest.raises(KeyError, match="Did you mean four"):
+        found["for"]
+
+
+# -- what is refused ---------------------------------------------------------------------------
+
+
+def test_a_budget_that_cannot_be_kept_says_the_least_of_each_limit(model):
+    with pytest.raises(ValueError, match="no choice of bits keeps: 2 problems") as caught:
+        by_table(model, budget={"bytes": 10, "bit_operations": 100})
+    least = by_table(model, budget={"average_bits": 8}).totals
+    assert f"bytes=10: the smallest possible is {least['bytes'].fewest:,.0f}" in str(caught.value)
+    assert f"the smallest possible is {least['bit_operations'].fewest:,.0f}" in str(caught.value)
+
+
+def test_limits_that_exclude_each_other_say_what_is_possible_within_the_others(model):
+    latency = {row.name: 1.0 for row in sat_tf.explain(model).layers if row.weights}
+    latency["four"] = {2: 9.0, 4: 1.0, 8: 1.0}  # few bits are slow
+    budget = {"milliseconds": len(latency), "average_weight_bits": 2.5}
+    with pytest.raises(ValueError, match="and within the other limits"):
+        by_table(model, latency=latency, budget=budget)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"budget": {"byte": 3}}, "Did you mean bytes"),
+        ({"budget": {"bytes": 0}}, "expected a number above 0"),
+        ({"cost": "hesian"}, "Did you mean hessian"),
+        ({"cost": "hessian"}, "received no dataset"),
+        ({"cost": 3}, "cost: received int"),
+        ({"weight_bits": ()}, r"weight_bits=\(\): expected integers from 1 to 8"),
+        ({"weight_bits": (4, 9)}, "expected integers from 1 to 8"),
+        ({"activation_bits": "48"}, "expected integers from 1 to 8"),
+        ({"num_images": 1}, "num_images: received 1"),
+        ({"probes": 0}, "probes: received 0"),
+        ({"seed": -1}, "seed: received -1"),
+        ({"seconds": 0}, "seconds: received 0"),
+        ({"policy": 4}, r"write BitPolicy.mobile\(4\)"),
+        ({"latency": {"two": 1}}, "latency: 6 problems"),
+    ],
+)
+def test_wrong_arguments_are_named(options, expected, model):
+    given = {"budget": {"bytes": 1e6}, "cost": costs_of(model), **options}
+    with pytest.raises(ValueError, match=expected):
+        sat_tf.allocate(model, **given)
+
+
+def test_a_table_with_problems_lists_all_of_them(model):
+    table = costs_of(model)
+    table["two"] = {2: float("nan"), 4: -1.0, 8: 0.0}
+    table["fuor"] = table.pop("four")
+    with pytest.raises(ValueError, match="cost: 4 problems") as caught:
+        sat_tf.allocate(model, cost=table, budget={"bytes": 1e6}, **BITS)
+    assert "Did you mean four?" in str(caught.value)
+    assert "four: received nothing" in str(caught.value)
+
+
+@pytest.mark.parametrize("cost", ["sensitivity", "hessian"])
+def test_one_image_is_too_few(cost, model):
+    with pytest.raises(ValueError, match="received 1 image, expected 2 or more"):
+        sat_tf.allocate(model, images_for(model, 1), budget={"bytes": 1e6}, cost=cost)
+
+
+def test_models_of_open_sizes_have_no_bit_operations():
+    image = keras.Input((None, None, 3))
+    tensor = L.Conv2D(4, 3, activation="relu", name="stem")(image)
+    tensor = L.Conv2D(4, 1, activation="relu", name="conv")(tensor)
+    model = keras.Model(image, L.Dense(3)(L.GlobalAveragePooling2D()(tensor)))
+    with pytest.raises(ValueError, match="bit_operations: received a model of open image sizes"):
+        by_table(model, budget={"bit_operations": 1e6})
+    assert by_table(model, budget={"average_weight_bits": 8}).proof.gap == 0.0
+
+
+def test_a_quantized_model_is_refused(model):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quantized = sat_tf.quantize_model(model, BitPolicy.mobile(4))
+    with pytest.raises(ValueError, match="expected the float model it was made from"):
+        sat_tf.allocate(quantized, cost={}, budget={"bytes": 1e6})
+
+
+def test_a_model_without_layers_to_quantize_is_refused():
+    model = keras.Sequential([keras.Input((8, 8, 3)), L.Flatten()])
+    with pytest.raises(ValueError, match="received no annotated linear layer"):
+        sat_tf.allocate(model, cost={}, budget={"bytes": 1e6})
+
+
+def test_weights_that_are_not_finite_are_refused(model):
+    broken = keras.models.clone_model(model)
+    broken.set_weights([np.full_like(weight, np.nan) for weight in model.get_weights()])
+    with pytest.raises(ValueError, match="NaN"):
+        sat_tf.allocate(broken, images_for(model), cost="hessian", budget={"bytes": 1e6})
+
+
+def test_outputs_that_are_not_finite_are_refused(model):
+    broken = keras.models.clone_model(model)
+    # Finite themselves, but not what they sum up to.
+    broken.set_weights([np.full_like(weight, 1e20) for weight in model.get_weights()])
+    with pytest.raises(ValueError, match=r"NaN|infinite"):
+        sat_tf.allocate(broken, images_for(model), cost="hessian", budget={"bytes": 1e6})
+
+
+def test_a_loss_without_any_curvature_is_refused(model):
+    certain = keras.models.clone_model(model)
+    certain.set_weights([100 * weight for weight in model.get_weights()])
+    with pytest.raises(ValueError, match="the trace 0 for every layer"):
+        sat_tf.allocate(certain, images_for(model), cost="hessian", budget={"bytes": 1e6})
+
+
+@pytest.mark.parametrize(
+    ("policy", "bits", "expected"),
+    [
+        ({"weight_grid": "rounded"}, {"weight_bits": (1, 4)}, "a single value at 1 bit"),
+        ({"requantize_streams": True}, {"activation_bits": (1, 4)}, "expected at least 2"),
+        ({"weight_quantizer": "lsq"}, {"weight_bits": (1, 4)}, "lsq"),
+    ],
+)
+def test_bits_that_a_quantizer_does_not_have_are_refused(policy, bits, expected):
+    image = keras.Input((8, 8, 3))
+    tensor = L.Conv2D(4, 3, name="stem")(image)
+    tensor = L.Conv2D(4, 1, name="conv")(tensor)
+    model = keras.Model(image, L.Dense(3, name="end")(L.Flatten()(tensor)))
+    with pytest.raises(ValueError, match=expected):
+        by_table(model, policy=BitPolicy.mobile(4, **policy), budget={"bytes": 1e6}, **bits)
+
+
+def test_a_model_at_no_minimum_is_warned_of(model):
+    labels = np.arange(64) % 4
+    with pytest.warns(UserWarning, match="the trace of .* is negative"):
+        sat_tf.allocate(
+            model,
+            (images_for(model), labels),
+            cost="hessian",
+            num_images=64,
+            budget={"bytes": 1e6},
+        )
