@@ -144,7 +144,7 @@ def test_codes_times_scales_are_the_weights(bits, axes):
     np.testing.assert_array_equal(lq_nets.level_values(units, basis, range_axes=axes), value)
 
 
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("bits", [1, 2, 3, 4, 8])
 def test_the_first_basis_is_better_than_a_uniform_grid_and_training_keeps_it_good(bits):
     latent = tf.constant(_draw((3, 3, 16, 32)))
     variance = float(tf.math.reduce_variance(latent))
@@ -158,7 +158,7 @@ def test_the_first_basis_is_better_than_a_uniform_grid_and_training_keeps_it_goo
     uniform = [0.3634, 0.1188, 0.03744, 0.01154, 0.003495, 0.00104, 0.000304, 0.0001]
     assert error(basis) < 1.06 * uniform[bits - 1]
     moved = basis
-    for _ in range(60):
+    for _ in range(20):
         moved = lq_nets.next_basis(latent, moved)
     assert error(moved) < 1.06 * uniform[bits - 1]
 
@@ -173,7 +173,7 @@ def test_a_range_of_zeros_stays_zero_and_comes_back_when_it_is_not():
     basis = lq_nets.next_basis(tf.constant(latent), basis, range_axes=(3,))
     assert not basis.numpy()[0].any()
     latent[..., 0] = _draw()[..., 0]
-    for _ in range(100):
+    for _ in range(40):
         basis = lq_nets.next_basis(tf.constant(latent), basis, range_axes=(3,))
     made = lq_nets.quantize_weights(latent, basis, range_axes=(3,)).numpy()
     off = ((made - latent) ** 2).mean((0, 1, 2)) / latent.var((0, 1, 2))
@@ -183,9 +183,9 @@ def test_a_range_of_zeros_stays_zero_and_comes_back_when_it_is_not():
 @pytest.mark.parametrize("value", [0.3, -0.3])
 def test_a_constant_kernel_is_one_level_and_its_basis_stays_finite(value):
     latent = tf.fill([3, 3, 2, 2], value)
-    for bits in BITS:
+    for bits in (1, 2, 8):
         basis = lq_nets.first_basis(latent, bits)
-        for _ in range(5):
+        for _ in range(3):
             basis = lq_nets.next_basis(latent, basis)
         made = lq_nets.quantize_weights(latent, basis).numpy()
         assert len(np.unique(made)) == 1
