@@ -12,6 +12,7 @@ COUNTS = {
     "table2": 8,
     "table3": 7,
     "table4": 8,
+    "methods": 14,
     "figure2b": 3,
     "figure3": 4,
     "table_s1": 8,
