@@ -12,7 +12,6 @@ COUNTS = {
     "table2": 8,
     "table3": 7,
     "table4": 8,
-    "methods": 14,
     "figure2b": 3,
     "figure3": 4,
     "table_s1": 8,
@@ -28,6 +27,7 @@ COUNTS = {
     "glyphs_starts": 12,
     "glyphs_streams": 2,
     "glyphs_through_max": 11,
+    "methods": 14,
 }
 
 
