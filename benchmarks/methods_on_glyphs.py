@@ -8,6 +8,7 @@ seeds too. What is shown is top-1 on the second half, which nothing was chosen o
 (lowest to highest). The float models are trained first, if they are not there.
 
     python benchmarks/methods_on_glyphs.py
+    python benchmarks/methods_on_glyphs.py --picture=docs/images/methods_on_glyphs.png
     python benchmarks/methods_on_glyphs.py --methods="LSQ,L1 weights + CG-PACT" --bits=2
 
 Rows that are in the CSV already are not run again.
@@ -28,6 +29,9 @@ import tf_keras as keras
 from absl import app, flags
 from rows import as_table, write_csv
 
+import sat_tf
+from sat_tf.atomic_file import written_whole
+from sat_tf.presentation import palette
 from sat_tf.training.state.run_folder import RunFolder
 
 RATES = (0.4, 0.8, 1.6)  # of batches of 256 images
@@ -67,6 +71,7 @@ METHODS: Mapping[str, Method] = {
 
 _METHODS = flags.DEFINE_list("methods", list(METHODS), "which of them")
 _BITS = flags.DEFINE_list("bits", ["2", "4", "3"], "of weights and activations, or of weights")
+_PICTURE = flags.DEFINE_string("picture", None, "where to draw them over bytes and operations")
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "the first of which is searched with")
 _WORK = flags.DEFINE_string("work", "runs/peers", "folder for data, float models and runs")
 _OUTPUT = flags.DEFINE_string(
@@ -97,23 +102,63 @@ def _row(name: str, bits: int, seed: int, rate: float, work: pathlib.Path) -> di
     }
 
 
+def at_best_rate(
+    rows: Sequence[Mapping[str, Any]], name: str, bits: int
+) -> list[Mapping[str, Any]]:
+    """The rows of a method with the rate that was chosen, one a seed."""
+    rate = best_rate(rows, name, bits)
+    return [
+        row
+        for row in rows
+        if (row["method"], int(row["bits"]), float(row["rate"])) == (name, bits, rate)
+    ]
+
+
 def _summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     """A line for each method: at each number of bits the mean over seeds with the best rate."""
     lines = []
     for name in METHODS:
         cells = {}
         for bits in (4, 3, 2):
-            rate = best_rate(rows, name, bits)
-            values = [
-                float(row["not_chosen_on"])
-                for row in rows
-                if (row["method"], int(row["bits"]), float(row["rate"])) == (name, bits, rate)
-            ]
+            values = [float(row["not_chosen_on"]) for row in at_best_rate(rows, name, bits)]
             spread = f" ({min(values):.1f} to {max(values):.1f})" if values else ""
             cells[f"{bits} bits"] = f"{statistics.mean(values):.1f}{spread}" if values else ""
         if any(cells.values()):
             lines.append({"method": name, **cells, "quantized": METHODS[name].quantizes})
     return lines
+
+
+def _draw(rows: Sequence[Mapping[str, Any]], start: pathlib.Path, path: pathlib.Path) -> None:
+    """Top-1 over the bytes of the files after gzip, and over bit operations of an image."""
+    model = keras.models.load_model(start, compile=False)
+    with palette.styled():
+        picture, (left, right) = palette.canvas(1, 2, size=(11.0, 5.2), sharey=True)
+        for number, name in enumerate(METHODS):
+            points = []
+            for bits in (2, 3, 4):
+                found = at_best_rate(rows, name, bits)
+                if found:
+                    plan = sat_tf.explain(model, sat_tf.BitPolicy.mobile(bits))
+                    points.append(
+                        (
+                            statistics.mean(float(row["gzip_bytes"]) / 1e6 for row in found),
+                            plan.bit_operations / 1e6,
+                            statistics.mean(float(row["not_chosen_on"]) for row in found),
+                        )
+                    )
+            if not points:
+                continue
+            size, operations, top1 = zip(*points, strict=True)
+            style = palette.SERIES[number % len(palette.SERIES)]
+            filled = "full" if number < len(palette.SERIES) else "none"
+            for axes, across in ((left, size), (right, operations)):
+                axes.plot(across, top1, label=name, fillstyle=filled, **style)
+        left.set_xlabel("megabytes of the file, after gzip")
+        left.set_ylabel("held-out top-1, %")
+        right.set_xlabel("millions of bit operations, an image")
+        picture.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+        with written_whole(path) as temporary:
+            palette.save(picture, temporary)
 
 
 def best_rate(rows: Sequence[Mapping[str, Any]], name: str, bits: int) -> float | None:
@@ -161,6 +206,9 @@ def main(argv: list[str]) -> None:
                 if best is not None:
                     add(name, bits, seed, best)
     console.print(as_table(_summary(rows), "glyphs, 1000 classes: top-1 in percent"))
+    if _PICTURE.value:
+        start = peer_start.Case(bits=0, seed=seeds[0], work=work).start
+        _draw(rows, start, pathlib.Path(_PICTURE.value))
 
 
 if __name__ == "__main__":
