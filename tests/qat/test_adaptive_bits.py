@@ -114,6 +114,7 @@ def test_weight_decay_counts_once(data):
     np.testing.assert_allclose(without - found, 2 * decay * kernel, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 def test_all_widths_learn_and_are_measured(data):
     model = _adaptive(data[0])
     before = [variable.numpy() for variable in model.trainable_variables]
@@ -146,9 +147,8 @@ def _units(member, name):
     return (np.asarray(codes) + quantizer.largest_code) // 2
 
 
-def test_nested_codes_of_fewer_bits_are_the_upper_bits_of_those_at_7(data):
-    model = _adaptive(data[0])
-    _fit(model, data)
+def test_nested_codes_of_fewer_bits_are_the_upper_bits_of_those_at_7():
+    model = _adaptive()
     for name in ("depthwise", "pointwise"):
         most = _units(model.at_bits(7), name)
         assert 0 <= most.min() < most.max() <= 127
@@ -156,6 +156,7 @@ def test_nested_codes_of_fewer_bits_are_the_upper_bits_of_those_at_7(data):
             np.testing.assert_array_equal(_units(model.at_bits(width), name), most >> (7 - width))
 
 
+@pytest.mark.thorough
 def test_every_width_has_a_certified_file(data, tmp_path):
     model = _adaptive(data[0])
     _fit(model, data)
@@ -168,7 +169,7 @@ def test_every_width_has_a_certified_file(data, tmp_path):
         assert certificate.codes_compared > 0
 
 
-@pytest.mark.parametrize("form", ["keras", "h5"])
+@pytest.mark.parametrize("form", ["keras", pytest.param("h5", marks=pytest.mark.thorough)])
 def test_it_is_saved_and_goes_on_after_loading(form, data, tmp_path):
     model = _adaptive(data[0])
     _fit(model, data)
@@ -186,6 +187,7 @@ def test_it_is_saved_and_goes_on_after_loading(form, data, tmp_path):
     assert len({id(kernel) for kernel in kernels}) == 1
 
 
+@pytest.mark.thorough
 def test_training_that_is_resumed_is_bit_for_bit_that_which_never_stopped(data, tmp_path):
     whole = _adaptive(data[0])
     _fit(whole, data, epochs=3)

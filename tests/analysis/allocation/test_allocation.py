@@ -140,6 +140,7 @@ def test_milliseconds_are_limited_by_the_users_table(model):
         by_table(model, latency=latency, budget={"milliseconds": 6})
 
 
+@pytest.mark.thorough
 def test_sensitivity_of_a_measured_model_is_taken_as_it_is(model):
     images = images_for(model)
     policy = BitPolicy.mobile(2)
@@ -153,6 +154,7 @@ def test_sensitivity_of_a_measured_model_is_taken_as_it_is(model):
         sat_tf.allocate(model, cost=at_four, budget={"bit_operations": "40%"})
 
 
+@pytest.mark.thorough
 def test_measured_costs_fall_with_bits(model):
     images = images_for(model)
     for cost in ("sensitivity", "hessian"):
@@ -171,6 +173,7 @@ def test_measured_costs_fall_with_bits(model):
         assert found.cost_kind == cost
 
 
+@pytest.mark.thorough
 def test_the_same_seed_gives_the_same_choice(model):
     options = {"budget": {"bit_operations": "40%"}, "cost": "hessian", "num_images": 64}
     one, other = (sat_tf.allocate(model, images_for(model), **options) for _ in range(2))
@@ -200,7 +203,7 @@ def _trains_and_exports(model, found, path):
     ("make", "pack"),
     [
         (residual, "auto"),
-        (joined, "auto"),
+        pytest.param(joined, "auto", marks=pytest.mark.thorough),
         pytest.param(lambda: family("mobilenet_v2"), "auto", marks=pytest.mark.thorough),
         pytest.param(lambda: family("resnet18"), "auto", marks=pytest.mark.thorough),
         pytest.param(lambda: family("resnet18"), "int4", marks=pytest.mark.thorough),
@@ -419,6 +422,7 @@ def test_bits_that_a_quantizer_does_not_have_are_refused(policy, bits, expected)
         by_table(model, policy=BitPolicy.mobile(4, **policy), budget={"bytes": 1e6}, **bits)
 
 
+@pytest.mark.thorough
 def test_a_model_at_no_minimum_is_warned_of(model):
     labels = np.arange(64) % 4
     with pytest.warns(UserWarning, match="the trace of .* is negative"):
