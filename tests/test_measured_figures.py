@@ -339,3 +339,51 @@ def test_what_is_simulated_of_arm_is_what_runs_there():
         # Of what is behind float means nothing is said, and nothing need differ.
         assert row["portable"] == "False" or row["Arm, simulated"] == "0"
         assert row["pack"] != "int4" or row["portable"] == "False"
+
+
+# -- methods --------------------------------------------------------------------------------------
+
+_SIDE_BY_SIDE = (_MEASUREMENTS / "methods.md").read_text()
+
+
+def _spread(values):
+    """Mean, lowest and highest as the tables have them: 82.3 (81.3 to 84.0)."""
+    found = [float(value) for value in values]
+    return f"{statistics.mean(found):.1f} ({min(found):.1f} to {max(found):.1f})"
+
+
+def _at_the_best_rate(method, bits):
+    """The rows of the learning rate that was best on the half that it was chosen on."""
+    rows = _rows("methods_on_glyphs", method=method, bits=bits)
+    searched = [row for row in rows if row["seed"] == "0"]
+    assert len(searched) == 3
+    best = max(searched, key=lambda row: float(row["chosen_on"]))["rate"]
+    return [row for row in rows if row["rate"] == best]
+
+
+@pytest.mark.parametrize("method", sorted({row["method"] for row in _rows("methods_on_glyphs")}))
+def test_methods_have_the_accuracy_of_the_file(method):
+    cells = []
+    for bits in "432":
+        known = {row["bits"] for row in _rows("methods_on_glyphs", method=method)}
+        rows = _at_the_best_rate(method, bits) if bits in known else []
+        assert len(rows) in (0, 3)
+        cells.append(_spread(row["not_chosen_on"] for row in rows) if rows else "not run")
+    assert _line(method, *cells) in _SIDE_BY_SIDE
+
+
+def test_no_code_of_the_files_of_methods_differs():
+    for name in ("methods_on_glyphs", "adaptive_bits"):
+        rows = _rows(name)
+        assert {row["codes_differing"] for row in rows} == {"0"}
+        assert f"{sum(int(row['codes_compared']) for row in rows):,} codes" in _SIDE_BY_SIDE
+
+
+@pytest.mark.parametrize("grid", ["nested", "packed"])
+@pytest.mark.parametrize("training", ["alone", "joint"])
+def test_several_bit_widths_have_the_accuracy_of_the_file(grid, training):
+    wanted = {"grid": grid, "training": training}
+    widths = [_rows("adaptive_bits", **wanted, bits=bits) for bits in "7542"]
+    assert {len(rows) for rows in widths} == {3}
+    cells = [_spread(row["not_chosen_on"] for row in rows) for rows in widths]
+    assert _line(grid, training, *cells) in _SIDE_BY_SIDE
