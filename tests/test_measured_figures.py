@@ -387,3 +387,12 @@ def test_several_bit_widths_have_the_accuracy_of_the_file(grid, training):
     assert {len(rows) for rows in widths} == {3}
     cells = [_spread(row["not_chosen_on"] for row in rows) for rows in widths]
     assert _line(grid, training, *cells) in _SIDE_BY_SIDE
+
+
+def test_the_readme_has_the_accuracy_of_the_best_method():
+    cells = []
+    for bits in "432":
+        rows = _at_the_best_rate("L1 weights + CG-PACT", bits)
+        cells.append(f"{statistics.mean(float(row['top1']) for row in rows):.1f}")
+    assert _line('sat-tf, `weight_quantizer="l1"`, distilled, its best rates', *cells) in _README
+    assert f"L1 has {cells[0]}, {cells[1]} and {cells[2]}" in " ".join(_SIDE_BY_SIDE.split())
