@@ -19,6 +19,12 @@ def all_contenders() -> dict[str, Callable[[Any], Any]]:
         "sat-tf clamp only": sat_tf.BitPolicy(weight_bits=None, activation_bits=None),
         "sat-tf w4a4 mobile": sat_tf.BitPolicy.mobile(4),
         "sat-tf w4a4 paper": sat_tf.BitPolicy.paper(4),
+        "sat-tf w4a4 L1": sat_tf.BitPolicy.mobile(4, weight_quantizer="l1"),
+        "sat-tf w4a4 LSQ": sat_tf.BitPolicy.mobile(
+            4, weight_quantizer="lsq", activation_quantizer="lsq"
+        ),
+        "sat-tf w4a4 k-means": sat_tf.BitPolicy.mobile(4, weight_quantizer="kmeans"),
+        "sat-tf w4a4 LQ-Nets": sat_tf.BitPolicy.mobile(4, weight_quantizer="lq_nets"),
     }
     made = {
         "float": lambda model: model,

@@ -373,6 +373,11 @@ NOT_BUILT = (
 
 def subclassed_problem(model: Any) -> str:
     """Why a subclassed model of either Keras has no graph, with the fix."""
+    if hasattr(model, "at_bits"):
+        return (
+            f"received the model of several bit widths ({type(model).__name__}), expected that of "
+            "one; pass model.at_bits(bits)"
+        )
     return (
         f"received a subclassed model ({type(model).__name__}), whose layers only its Python code "
         "connects; expected a Functional or Sequential model: build the same layers with "

@@ -6,7 +6,9 @@ from typing import Any, Self
 
 import tensorflow as tf
 import tf_keras as keras
+from tf_keras.src.engine import compile_utils  # what `compile` makes; Keras has no public name
 
+from sat_tf.arguments import is_integer
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import Role
 from sat_tf.messages import list_problems
@@ -34,7 +36,9 @@ def quantize_for_bits(
 
     With `weight_grid="nested"`, at 7 bits and fewer, the integers of fewer bits are the upper bits
     of those of more, so that a device that stores the 7-bit ones, in a byte each, has all others
-    by a shift. Other grids train as well, but each width has codes of its own.
+    by a shift. These are the weights in training: a file turns the sign of channels whose γ is
+    negative, and where the normalizations of two widths disagree in a sign, so do their files.
+    Other grids train as well, but each width has codes of its own.
 
     Args:
         model: see `quantize_model`; it is not changed.
@@ -62,18 +66,33 @@ def quantize_for_bits(
     policy = expect_policy(BitPolicy() if policy is None else policy)
     widths = _checked(bits)
     members = {width: quantize_model(model, _at(policy, width)) for width in widths}
+    _refuse_own_steps(members[widths[0]])
     for width, member in members.items():
         # Files of weights name their parts by it; there is no public way to set it.
         member._name = f"{model.name}_at_{width}_bits"
     return AdaptiveBits(members, name=f"adaptive_{model.name}")
 
 
+_STEPS = ("train_step", "test_step", "compute_loss", "compute_metrics")
+
+
+def _refuse_own_steps(model: keras.Model) -> None:
+    """Raises ValueError for a model of a class with training steps, which would not be called."""
+    own = [name for name in _STEPS if getattr(type(model), name) is not getattr(keras.Model, name)]
+    if own:
+        raise ValueError(
+            f"model {model.name!r}: received a {type(model).__name__} with {', '.join(own)} of its "
+            "own, expected a model that Keras trains: several widths have a step of their own; "
+            "pass keras.Model(model.inputs, model.outputs)."
+        )
+
+
 def _checked(bits: Any) -> list[int]:
-    given = list(bits) if isinstance(bits, Iterable) else [bits]
+    given = list(bits) if isinstance(bits, Iterable) and not isinstance(bits, Mapping) else [bits]
     problems = [
         f"received {width!r}, expected an integer from 1 to {_HIGHEST}"
         for width in given
-        if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= _HIGHEST
+        if not is_integer(width, lowest=1, limit=_HIGHEST + 1)
     ]
     if not problems and len(set(given)) < max(2, len(given)):
         problems.append(
@@ -82,7 +101,7 @@ def _checked(bits: Any) -> list[int]:
         )
     if problems:
         raise ValueError(list_problems("quantize_for_bits, bits", problems))
-    return sorted(given, reverse=True)
+    return sorted(map(int, given), reverse=True)
 
 
 def _at(policy: BitPolicy, width: int) -> BitPolicy:
@@ -97,9 +116,10 @@ def _at(policy: BitPolicy, width: int) -> BitPolicy:
 class AdaptiveBits(keras.Model):
     """Quantized models of one network at several bit widths, which share kernels and biases.
 
-    Called, evaluated in `predict` and exported as a whole, it is the model with the most bits;
-    `at_bits` has the others. A training step runs all of them on the same batch, one after the
-    other, adds up their gradients, and takes one step of the optimizer:
+    Called, and in `predict`, it is the model with the most bits; `at_bits` has each width as a
+    model of its own, which is what is calibrated, exported and verified. A training step runs all
+    of them on the same batch, one after the other, adds up their gradients, and takes one step of
+    the optimizer:
 
         g = Σ_b ∂L(f_b(x; W, θ_b), y) / ∂(W, θ_b),
 
@@ -123,6 +143,9 @@ class AdaptiveBits(keras.Model):
         for other in self.members[1:]:
             _share(self.members[0], other)
         self._total = keras.metrics.Mean("loss")
+        self._losses_of: list[Any] = []
+        self._metrics_of: list[Any] = []
+        self._compiled_with: dict[str, Any] = {}
         self.built = True
 
     @property
@@ -158,15 +181,43 @@ class AdaptiveBits(keras.Model):
         weighted_metrics: Any = None,
         **options: Any,
     ) -> None:
-        """As any Keras model; each width has metrics of its own."""
-        super().compile(optimizer=optimizer, **options)
-        for member in self.members:
-            member.compile(
-                loss=_copied(loss),
-                metrics=_copied(metrics),
-                loss_weights=loss_weights,
-                weighted_metrics=_copied(weighted_metrics),
+        """As any Keras model; each width has metrics of its own.
+
+        Raises:
+            ValueError: a metric that cannot be created again for another width, or an optimizer of
+                Keras' older kind.
+        """
+        if isinstance(optimizer, keras.optimizers.legacy.Optimizer):
+            raise ValueError(
+                f"compile: received {type(optimizer).__name__} of keras.optimizers.legacy, which "
+                "has no gradients without a step; expected one of keras.optimizers; pass that."
             )
+        own = {"metrics": metrics, "weighted_metrics": weighted_metrics}
+        copies = [{name: _again(part) for name, part in own.items()} for _ in self.members]
+        super().compile(optimizer=optimizer, **options)
+        self._compiled_with = {"loss": loss, "loss_weights": loss_weights, **own}
+        # Not the members' own `compile`: users compile these, to evaluate one width.
+        names = [member.output_names for member in self.members]
+        self._losses_of = [
+            compile_utils.LossesContainer(loss, loss_weights, output_names=outputs)
+            for outputs in names
+        ]
+        self._metrics_of = [
+            compile_utils.MetricsContainer(**again, output_names=outputs)
+            for again, outputs in zip(copies, names, strict=True)
+        ]
+
+    def get_compile_config(self) -> dict[str, Any]:
+        """What a saved model is compiled with when it is loaded."""
+        config: dict[str, Any] = super().get_compile_config() or {}
+        if not config:
+            return config
+        return {**config, **keras.saving.serialize_keras_object(self._compiled_with)}
+
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compiles with what `get_compile_config` has returned."""
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        self.optimizer.build(self.trainable_variables)
 
     def train_step(self, data: Any) -> dict[str, Any]:
         """One step on all widths."""
@@ -174,12 +225,10 @@ class AdaptiveBits(keras.Model):
         graphs_go_with(self)
         gradients: dict[Any, tuple[tf.Tensor, tf.Variable]] = {}
         total = tf.constant(0.0)
-        for member in self.members:
+        for member, loss_of, metrics_of in self._parts():
             with tf.GradientTape() as tape:
                 outputs = member(images, training=True)
-                loss = member.compiled_loss(
-                    labels, outputs, weights, regularization_losses=member.losses
-                )
+                loss = loss_of(labels, outputs, weights, regularization_losses=member.losses)
             total += tf.cast(loss, tf.float32)
             variables = member.trainable_variables
             for gradient, variable in self.optimizer.compute_gradients(loss, variables, tape):
@@ -189,7 +238,7 @@ class AdaptiveBits(keras.Model):
                 if variable.ref() in gradients:
                     gradient += gradients[variable.ref()][0]
                 gradients[variable.ref()] = gradient, variable
-            member.compute_metrics(images, labels, outputs, weights)
+            metrics_of.update_state(labels, outputs, weights)
         self.optimizer.apply_gradients(list(gradients.values()))
         self._total.update_state(total * tf.distribute.get_strategy().num_replicas_in_sync)
         return self._results()
@@ -198,26 +247,36 @@ class AdaptiveBits(keras.Model):
         """Measures all widths on a batch."""
         images, labels, weights = keras.utils.unpack_x_y_sample_weight(data)
         total = tf.constant(0.0)
-        for member in self.members:
+        for member, loss_of, metrics_of in self._parts():
             outputs = member(images, training=False)
-            loss = member.compiled_loss(
-                labels, outputs, weights, regularization_losses=member.losses
-            )
+            loss = loss_of(labels, outputs, weights, regularization_losses=member.losses)
             total += tf.cast(loss, tf.float32)
-            member.compute_metrics(images, labels, outputs, weights)
+            metrics_of.update_state(labels, outputs, weights)
         self._total.update_state(total * tf.distribute.get_strategy().num_replicas_in_sync)
         return self._results()
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
         """The metrics of all widths, which `fit` resets every epoch."""
-        return [self._total, *(metric for member in self.members for metric in member.metrics)]
+        found = [self._total]
+        for _, loss_of, metrics_of in self._parts():
+            found += [*loss_of.metrics, *metrics_of.metrics]
+        return found
+
+    @property
+    def metrics_names(self) -> list[str]:
+        """The names of the logs, in the order of what `evaluate` returns."""
+        return list(self._results())
+
+    def _parts(self) -> list[tuple[keras.Model, Any, Any]]:
+        """Each width's model, losses and metrics."""
+        return list(zip(self.members, self._losses_of, self._metrics_of, strict=False))
 
     def _results(self) -> dict[str, Any]:
         results = {"loss": self._total.result()}
-        for width, member in zip(self._widths, self.members, strict=True):
-            for name, result in member.get_metrics_result().items():
-                results[f"{name}_at_{width}"] = result
+        for width, (_, loss_of, metrics_of) in zip(self._widths, self._parts(), strict=False):
+            for metric in (*loss_of.metrics, *metrics_of.metrics):
+                results[f"{metric.name}_at_{width}"] = metric.result()
         return results
 
     def get_config(self) -> dict[str, Any]:
@@ -238,14 +297,38 @@ class AdaptiveBits(keras.Model):
         return cls(members, name=config["name"])
 
 
-def _copied(parts: Any) -> Any:
-    """Losses and metrics that are objects, again, as one object counts for one width only."""
-    kinds = (keras.metrics.Metric, keras.losses.Loss)
+def _again(parts: Any) -> Any:
+    """Metrics that are objects, created again, as one object counts for one width only.
+
+    Raises:
+        ValueError: a metric whose configuration does not create it again.
+    """
     if isinstance(parts, Mapping):
-        return {name: _copied(part) for name, part in parts.items()}
+        return {name: _again(part) for name, part in parts.items()}
     if isinstance(parts, Sequence) and not isinstance(parts, str):
-        return [_copied(part) for part in parts]
-    return type(parts).from_config(parts.get_config()) if isinstance(parts, kinds) else parts
+        return [_again(part) for part in parts]
+    if not isinstance(parts, keras.metrics.Metric):
+        return parts
+    kind, plain = type(parts).__name__, (bool, int, float, str)
+    fix = f"implement get_config in {kind}, with all arguments of its constructor"
+    try:
+        made = type(parts).from_config(parts.get_config())
+    except Exception as error:  # the user's constructor raises anything
+        raise ValueError(
+            f"compile: received the metric {kind}, which its get_config does not create again "
+            f"({error}), expected one that each width can have; {fix}."
+        ) from error
+    lost = [
+        name
+        for name, value in vars(parts).items()
+        if isinstance(value, plain) and getattr(made, name, None) != value
+    ]
+    if lost:
+        raise ValueError(
+            f"compile: received the metric {kind}, whose get_config lacks {', '.join(lost)}, "
+            f"expected one that each width can have; {fix}."
+        )
+    return made
 
 
 def _share(first: keras.Model, other: keras.Model) -> None:
@@ -265,7 +348,7 @@ def _share(first: keras.Model, other: keras.Model) -> None:
         if source is None or [tuple(variable.shape) for variable in source.variables] != shapes:
             problems.append(f"{inner.name}: received weights {shapes} in one model only")
             continue
-        parts = zip(_parts(source), _parts(inner), strict=True)
+        parts = zip(_layers_in(source), _layers_in(inner), strict=True)
         for from_part, to_part in parts:
             for name, value in list(vars(from_part).items()):
                 if isinstance(value, tf.Variable):
@@ -279,6 +362,6 @@ def _share(first: keras.Model, other: keras.Model) -> None:
         raise ValueError(list_problems(f"model {other.name!r}", problems))
 
 
-def _parts(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
+def _layers_in(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     """A layer and those inside it, always in the same order."""
     return list(layer._flatten_layers())

@@ -245,7 +245,8 @@ def test_float_activations_stay_float():
         ((), r"received \[\], expected two different numbers"),
         ((4,), r"received \[4\], expected two different numbers"),
         ((4, 4), r"received \[4, 4\], expected two different numbers"),
-        (4, r"received \[4\], expected two different numbers"),
+        (np.int64(4), r"received \[.*4.*\], expected two different numbers"),
+        ({7: 1, 4: 2}, r"received \{7: 1, 4: 2\}, expected an integer"),
         ((4, 9, "2", True), r"received 9, (.|\n)*received '2', (.|\n)*received True"),
     ],
 )
@@ -273,3 +274,91 @@ def test_models_of_other_networks_are_not_shared():
     }
     with pytest.raises(ValueError, match=r"other: received weights .* in one model only"):
         AdaptiveBits(members)
+
+
+def test_evaluate_gives_what_its_names_say(data):
+    model = _adaptive(bits=(4, 2))
+    values = model.evaluate(*data, verbose=0)
+    names = ["loss", "loss_at_4", "accuracy_at_4", "loss_at_2", "accuracy_at_2"]
+    assert model.metrics_names == names
+    assert dict(zip(names, values, strict=True)) == pytest.approx(
+        model.evaluate(*data, verbose=0, return_dict=True)
+    )
+
+
+def test_compiling_one_width_changes_nothing_for_the_whole(data):
+    model, other = _adaptive(bits=(4, 2)), _adaptive(bits=(4, 2))
+    other.at_bits(2).compile(loss="mse")
+    for each in (model, other):
+        each.train_on_batch(data[0][:32], data[1][:32])
+    for one, two in zip(model.trainable_variables, other.trainable_variables, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+class _Scaled(keras.losses.Loss):
+    """A loss without a configuration, as users write them."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def call(self, y_true, y_pred):
+        return self.factor * keras.losses.sparse_categorical_crossentropy(
+            y_true, y_pred, from_logits=True
+        )
+
+
+def test_a_loss_of_the_users_own_is_taken_as_it_is(data):
+    losses = []
+    for factor in (1.0, 100.0):
+        model = _adaptive(bits=(4, 2))
+        model.compile("sgd", _Scaled(factor))
+        losses.append(model.evaluate(*data, verbose=0, return_dict=True)["loss_at_2"])
+    assert losses[1] == pytest.approx(100.0 * losses[0], rel=1e-5)
+
+
+class _Counter(keras.metrics.Mean):
+    def __init__(self, start=0.0, name="counter"):
+        super().__init__(name=name)
+        self.start = start
+
+    def get_config(self):
+        return {"name": self.name}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"metrics": [_Counter(3.0)]}, "_Counter, whose get_config lacks start"),
+        ({"optimizer": keras.optimizers.legacy.SGD()}, r"SGD of keras.optimizers.legacy"),
+    ],
+)
+def test_what_cannot_be_compiled_for_several_widths_is_an_error(options, expected):
+    with pytest.raises(ValueError, match=expected):
+        _adaptive(bits=(4, 2)).compile(**{"optimizer": "sgd", "loss": "mse", **options})
+
+
+def test_a_model_with_a_step_of_its_own_is_refused():
+    class Own(keras.Model):
+        def train_step(self, data):
+            return super().train_step(data)
+
+    plain = _float_model()
+    with pytest.raises(ValueError, match="received a Own with train_step of its own"):
+        sat_tf.quantize_for_bits(Own(plain.input, plain.output), NESTED, bits=(4, 2))
+
+
+def test_the_whole_is_not_exported_but_each_width(tmp_path):
+    with pytest.raises(ValueError, match=r"several bit widths .* pass model.at_bits"):
+        sat_tf.export_tflite(_adaptive(bits=(4, 2)), tmp_path / "model.tflite")
+
+
+def test_a_loaded_model_goes_on_training_as_the_saved_one_does(data, tmp_path):
+    model = _adaptive(bits=(4, 2))
+    _fit(model, data, epochs=1)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    one, other = _fit(model, data, epochs=1), _fit(loaded, data, epochs=1)
+    assert one == other
+    for old, new in zip(model.variables, loaded.variables, strict=True):
+        np.testing.assert_array_equal(old, new)

@@ -40,6 +40,10 @@ USUAL_IMAGES = 256
 USUAL_PROBES = 4
 # How often the file of a solution may be longer than the sum over its layers says.
 _MOST_ROUNDS = 8
+# How many choices to try that the sum over layers says are a little too long, and may not be.
+_MOST_RAISED = 12
+# Buffers of a file start at multiples of this: what each layer may have too much in the sum.
+_ALIGNMENT = 16
 
 
 COLUMNS = tuple(field.name for field in dataclasses.fields(AllocatedLayer))
@@ -197,7 +201,7 @@ def allocate(
     # Before anything is measured, which takes long.
     zeros = [[0.0] * len(layer.choices) for layer in choices.layers]
     problem = make_problem(choices, zeros, limits, milliseconds)
-    if solve(problem.knapsack) is None:
+    if solve(_raised(problem, choices).knapsack) is None:
         raise unreachable(problem)
     values = _costs(cost, model, dataset, choices, bits, num_images, probes, seed)
     problem = make_problem(choices, values, limits, milliseconds)
@@ -212,23 +216,38 @@ def _solved(
     cost_kind: str,
     seconds: float | None,
 ) -> Allocation:
-    """Solves a problem; lowers the limit on file bytes until the real file keeps it."""
+    """Solves a problem, so that the real file keeps the limit on its bytes.
+
+    A file is shorter or longer than the sum over its layers by its alignment, and by entries that
+    it has once for all layers. So the limit on the sum is first raised by the most of that, and
+    choices are tried from the cheapest on, until the file of one keeps the real limit: no choice
+    that is left out is cheaper. Where too many do not keep it, the limit on the sum is lowered
+    instead, and the proof holds for that.
+    """
     limits = dict(zip(problem.names, map(float, problem.knapsack.limits), strict=True))
     margin, real = 0, 0
-    for _ in range(_MOST_ROUNDS):
+    excluded: list[np.ndarray] = []
+    counts = not choices.file_problem and math.isfinite(limits["bytes"])
+    slack = _slack(choices) if counts else 0
+    for attempt in range(_MOST_RAISED + _MOST_ROUNDS):
+        if attempt == _MOST_RAISED:
+            slack, excluded = 0, []
         lowered = problem
-        if margin:
-            lowered = problem.with_limit("bytes", limits["bytes"] - margin)
-        solution = solve(lowered.knapsack, seconds=seconds)
+        if counts:
+            lowered = problem.with_limit("bytes", limits["bytes"] + slack - margin)
+        solution = solve(lowered.knapsack, seconds=seconds, excluded=excluded)
         if solution is None:
-            raise unreachable(lowered)
+            raise unreachable(problem)
         policy = choices.policy_of(problem.chosen(solution.chosen))
         if choices.file_problem:
             break
         real = file_bytes(model, policy, pack=pack)
         if real <= limits["bytes"]:
             break
-        margin += max(1, int(np.ceil(real - limits["bytes"])))
+        if slack:
+            excluded.append(solution.chosen)
+        else:
+            margin += max(1, int(np.ceil(real - limits["bytes"])))
     else:
         raise RuntimeError(
             f"the file has {real:,} bytes, more than the limit, in {_MOST_ROUNDS} attempts to keep "
@@ -236,7 +255,13 @@ def _solved(
         )
     totals = _totals(problem, solution, limits)
     if "bytes" in totals:
-        totals["bytes"] = dataclasses.replace(totals["bytes"], value=float(real))
+        of_sum = totals["bytes"]
+        totals["bytes"] = dataclasses.replace(
+            of_sum,
+            value=float(real),
+            fewest=min(of_sum.fewest, float(real)),
+            most=max(of_sum.most, float(real)),
+        )
     return Allocation(
         model=model.name,
         policy=policy,
@@ -254,6 +279,19 @@ def _solved(
         problem=problem,
         solution=solution,
     )
+
+
+def _slack(choices: ModelChoices) -> int:
+    """By how many bytes the sum over layers may be longer than the file."""
+    return _ALIGNMENT * (len(choices.layers) + 1)
+
+
+def _raised(problem: BitProblem, choices: ModelChoices) -> BitProblem:
+    """The problem with the limit on the sum of bytes raised by what the file may be shorter."""
+    if "bytes" not in problem.names:
+        return problem
+    limit = float(problem.knapsack.limits[problem.names.index("bytes")])
+    return problem.with_limit("bytes", limit + _slack(choices))
 
 
 def _totals(

@@ -101,7 +101,13 @@ def measured(
         ValueError: the data do not fit, are a single image, or give NaN.
     """
     if kind == "sensitivity":
-        return of_sensitivity(sensitivity(model, dataset, policy, num_images=num_images), layers)
+        found = of_sensitivity(sensitivity(model, dataset, policy, num_images=num_images), layers)
+        if not any(cost for layer in found for cost in layer):
+            raise ValueError(
+                "cost='sensitivity': received images on which no number of bits changes anything, "
+                "by which all bits would cost the same; give images as the model is used with."
+            )
+        return found
     flat = with_layers_for_operations(flatten(model))
     sample = labelled_images(dataset, most=num_images)
     expect_fitting(sample, flat)

@@ -286,7 +286,8 @@ def _refuse_flat(traces: Mapping[str, float]) -> None:
         raise ValueError(
             "cost='hessian': received a loss whose Hessian has the trace 0 for every layer, "
             "expected curvature: the model is so certain of its classes that float32 knows no "
-            "other. Give other images, or take cost='sensitivity'."
+            "other, or a kernel on the way is all 0. Give other images or weights, or take "
+            "cost='sensitivity'."
         )
 
 

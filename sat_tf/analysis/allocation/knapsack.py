@@ -16,7 +16,7 @@ import dataclasses
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -147,7 +147,9 @@ class Solution:
         return missing / abs(self.cost) if self.cost and missing else float(missing > 0.0)
 
 
-def solve(problem: Knapsack, *, seconds: float | None = None) -> Solution | None:
+def solve(
+    problem: Knapsack, *, seconds: float | None = None, excluded: Sequence[np.ndarray] = ()
+) -> Solution | None:
     """The cheapest choice within the limits; None where no choice is within them.
 
     The same problem has the same answer, unless the time was over.
@@ -155,6 +157,7 @@ def solve(problem: Knapsack, *, seconds: float | None = None) -> Solution | None
     Args:
         problem: what to choose from.
         seconds: the most time to take; by default as much as the proof needs.
+        excluded: choices that do not count, each (items,).
 
     Raises:
         ValueError: the time was over before any choice was found.
@@ -181,7 +184,7 @@ def solve(problem: Knapsack, *, seconds: float | None = None) -> Solution | None
     above = problem.cost - least[problem.item]
     unit = float(above.max()) / _LARGEST_COST or 1.0
     constant = math.fsum(least)
-    cuts: list[np.ndarray] = []
+    cuts = list(excluded)
     bound = -math.inf
     for _ in range(_MOST_CUTS):
         found = _milp(problem, above / unit, cuts, seconds)

@@ -122,7 +122,7 @@ def _usage(
             for layer, (_, read) in both
         ],
     }
-    if math.isnan(values):
+    if math.isnan(values) or choices.policy.activation_bits is None:
         rows["average_activation_bits"] = [math.nan] * len(both)
     base = dict.fromkeys(LIMITS, 0.0)
     base["bytes"] = math.nan if choices.file_problem else float(choices.base_bytes)
@@ -137,6 +137,11 @@ def _is_known(row: np.ndarray, base: float) -> bool:
 def _reason(name: str, choices: ModelChoices) -> str:
     if name == "bytes":
         return f"there is no file: {choices.file_problem}"
+    if name == "average_activation_bits" and choices.policy.activation_bits is None:
+        return (
+            "received a policy with activation_bits=None, whose activations are float, expected "
+            "bits; set activation_bits, or limit average_weight_bits."
+        )
     return (
         "received a model of open image sizes, or with layers of unknown multiply-adds, expected "
         "one whose operations and values can be counted; build it for one size, or leave this "
@@ -166,12 +171,15 @@ def unreachable(problem: BitProblem) -> ValueError:
         name = problem.names[row]
         line = f"{name}={shown(name, limits[row])}: the smallest possible is "
         line += shown(name, alone[row])
+        # The sum over layers, which is off by the alignment of the file.
+        line += " (some bytes more or less)" if name == "bytes" else ""
         kept = fewest(problem.knapsack, row, keep_others=True) if together else None
         if kept is not None:
             line += f", and within the other limits {shown(name, kept)}"
         problems.append(f"{line}.")
     message = list_problems("budget: received limits that no choice of bits keeps", problems)
     return ValueError(
-        f"{message}\nExpected at least these; raise them, allow fewer weight_bits or "
-        "activation_bits, or let the ends be chosen for too, by first_last_weight_bits=None."
+        f"{message}\nExpected at least these; raise them, allow fewer weight_bits (or "
+        "activation_bits, which change no bytes of a file), or let the ends be chosen for too, by "
+        "first_last_weight_bits=None."
     )
