@@ -450,10 +450,11 @@ def test_a_file_that_fits_is_not_left_out_because_the_sum_over_layers_is_too_lon
 
 def test_float_activations_have_no_bits_to_limit():
     policy = BitPolicy(activation_bits=None)
-    with pytest.raises(ValueError, match="average_activation_bits: .* activations are float"):
+    with pytest.raises(ValueError, match=r"average_activation_bits: .* activations are float"):
         by_table(residual(), policy=policy, budget={"average_activation_bits": 4})
 
 
+@pytest.mark.filterwarnings("ignore:calibrate")
 def test_images_on_which_bits_change_nothing_are_refused():
     images = np.zeros((8, *residual().input_shape[1:]), np.float32)
     model = residual()
