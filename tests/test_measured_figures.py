@@ -396,3 +396,21 @@ def test_the_readme_has_the_accuracy_of_the_best_method():
         cells.append(f"{statistics.mean(float(row['top1']) for row in rows):.1f}")
     assert _line('sat-tf, `weight_quantizer="l1"`, distilled, its best rates', *cells) in _README
     assert f"L1 has {cells[0]}, {cells[1]} and {cells[2]}" in " ".join(_SIDE_BY_SIDE.split())
+
+
+@pytest.mark.parametrize(
+    ("label", "chosen"), [("the same everywhere", "uniform"), ("allocated", "sensitivity")]
+)
+def test_allocated_bits_have_the_accuracy_of_the_file(label, chosen):
+    by_bits = [_rows("allocated", bits=bits, **{"chosen by": chosen}) for bits in "432"]
+    cells = [_spread(row["top-1 %"] for row in rows) for rows in by_bits]
+    assert _line(label, *cells) in _SIDE_BY_SIDE
+    assert {row["codes differing"] for rows in by_bits for row in rows} == {"0"}
+
+
+def test_allocated_bits_are_above_the_same_everywhere_at_no_more_bytes_and_operations():
+    for row in _rows("allocated", **{"chosen by": "sensitivity"}):
+        same = _the_row("allocated", seed=row["seed"], bits=row["bits"], **{"chosen by": "uniform"})
+        assert float(row["top-1 %"]) > float(same["top-1 %"])
+        for used in ("bytes", "bit operations"):
+            assert int(row[used]) <= int(same[used])
