@@ -103,8 +103,8 @@ def test_a_step_takes_the_sum_of_the_gradients_of_all_widths(data):
 
 def test_weight_decay_counts_once(data):
     decay = 0.3
-    model = _adaptive(rate=1.0, normalized=False, decay=decay)
-    plain = _adaptive(rate=1.0, normalized=False)
+    model = _adaptive(rate=1.0, normalized=False, decay=decay, bits=(4, 2))
+    plain = _adaptive(rate=1.0, normalized=False, bits=(4, 2))
     kernel = _inner(plain.members[0], "pointwise").kernel.numpy()
     for each in (model, plain):
         each.train_on_batch(data[0][:32], data[1][:32])
@@ -286,6 +286,7 @@ def test_evaluate_gives_what_its_names_say(data):
     )
 
 
+@pytest.mark.thorough
 def test_compiling_one_width_changes_nothing_for_the_whole(data):
     model, other = _adaptive(bits=(4, 2)), _adaptive(bits=(4, 2))
     other.at_bits(2).compile(loss="mse")
@@ -353,6 +354,7 @@ def test_the_whole_is_not_exported_but_each_width(tmp_path):
         sat_tf.export_tflite(_adaptive(bits=(4, 2)), tmp_path / "model.tflite")
 
 
+@pytest.mark.thorough
 def test_a_loaded_model_goes_on_training_as_the_saved_one_does(data, tmp_path):
     model = _adaptive(bits=(4, 2))
     _fit(model, data, epochs=1)

@@ -123,6 +123,7 @@ def test_a_budget_of_uniform_bits_is_reached(bits, model):
         assert {row.weight_bits for row in found.layers} == {8}
 
 
+@pytest.mark.thorough
 def test_a_larger_budget_never_costs_more(model):
     costs = [
         by_table(model, budget={"bit_operations": f"{share}%"}).proof.cost
