@@ -6,7 +6,6 @@ import pathlib
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 
 from sat_tf.analysis.allocation.budget import LIMITS, NAMES, read_budget
 from sat_tf.analysis.allocation.tables import read_csv
@@ -20,9 +19,8 @@ from sat_tf.commands.models import (
 )
 from sat_tf.commands.options import add_input_range, input_range_fields
 from sat_tf.commands.options import seed as seed_option
-from sat_tf.commands.pixels import add_image_arguments, image_options
+from sat_tf.commands.pixels import add_image_arguments, image_options, images_as_fed
 from sat_tf.commands.policies import add_policy, read_policy
-from sat_tf.export.certificate.inputs import image_problems
 from sat_tf.messages import RunError, did_you_mean, list_problems
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.state.run_folder import CONFIG
@@ -179,27 +177,10 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
 
 def _fed(model: Any, wanted: Any, policy: BitPolicy, console: Console) -> Any:
     """Images as the model is fed, with their labels."""
-    from sat_tf.analysis.range_accuracy import range_note
-    from sat_tf.graph.network import check_model, check_one_of_each
-
-    check_model(model)
-    check_one_of_each(model)
-    shape = tuple(model.input_shape[1:])
-    if None in shape:
-        raise ValueError(
-            f"model {model.name!r}: received a model for images of any size, expected one of a "
-            f"fixed size, not {shape}; build it for one."
-        )
-    pixels = wanted.load(shape, model.output_shape[-1])
-    if problems := image_problems(pixels.images, shape):
-        raise ValueError(list_problems("--images", problems))
-    fed = policy.range_of(model.input_names[0])
-    pair = (pixels.images, pixels.labels)
-    note = range_note(f"model {model.name!r}", model, pair, fed, policy)
-    console.print(f"Images are fed as input_range={fed}.", highlight=False, markup=False)
-    if note is not None:
-        console.print(f"Note: {escape(note)}", style="yellow", highlight=False, soft_wrap=True)
-    return fed.fed(pixels.images), pixels.labels
+    found = images_as_fed(model, wanted, policy)
+    console.print(f"Images are fed as input_range={found.fed}.", highlight=False, markup=False)
+    found.print_note(console)
+    return found.images, found.labels
 
 
 def _budget(words: list[str]) -> dict[str, Any]:

@@ -5,17 +5,21 @@ import dataclasses
 import inspect
 import os
 import pathlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from rich.console import Console
+from rich.markup import escape
 
 from sat_tf.data import DATA_SETS, source
 from sat_tf.data.picture_folder import load_folder, resized
 from sat_tf.data.shards import spread_evenly
 from sat_tf.export.certificate.certificate import ImagesFrom
-from sat_tf.export.certificate.inputs import random_images
+from sat_tf.export.certificate.inputs import image_problems, random_images
 from sat_tf.export.tflite.tensors import Image
-from sat_tf.messages import RunError, did_you_mean
+from sat_tf.messages import RunError, did_you_mean, list_problems
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.quantizers.input_range import InputRange
 
 _RANDOM_IMAGES = 64
 _RANDOM_SEED = 0
@@ -192,6 +196,55 @@ def image_options(arguments: argparse.Namespace) -> ImageOptions:
         arguments.num_images,
         data_dir=arguments.data_dir,
     )
+
+
+class FedImages(NamedTuple):
+    """Images as a float model is fed, to measure it on.
+
+    Attributes:
+        images: float32.
+        labels: None where there are none.
+        fed: the range that the model reads.
+        note: why that may be another one; None where nothing speaks for it.
+    """
+
+    images: Any
+    labels: np.ndarray | None
+    fed: InputRange
+    note: str | None
+
+    def print_note(self, console: Console) -> None:
+        """Prints the note, if any."""
+        if self.note is not None:
+            text = f"Note: {escape(self.note)}"
+            console.print(text, style="yellow", highlight=False, soft_wrap=True)
+
+
+def images_as_fed(model: Any, wanted: ImageOptions, policy: BitPolicy) -> FedImages:
+    """The images that were asked for, in the range in which a float model reads them.
+
+    Raises:
+        ValueError: the model has several inputs or outputs, or images of open sizes, or the images
+            do not fit it.
+    """
+    from sat_tf.analysis.range_accuracy import range_note
+    from sat_tf.graph.network import check_model, check_one_of_each
+
+    check_model(model)
+    check_one_of_each(model)
+    shape = tuple(model.input_shape[1:])
+    if None in shape:
+        raise ValueError(
+            f"model {model.name!r}: received a model for images of any size, expected one of a "
+            f"fixed size, not {shape}; build it for one."
+        )
+    pixels = wanted.load(shape, model.output_shape[-1])
+    if problems := image_problems(pixels.images, shape):
+        raise ValueError(list_problems("--images", problems))
+    fed = policy.range_of(model.input_names[0])
+    pair = (pixels.images, pixels.labels)
+    note = range_note(f"model {model.name!r}", model, pair, fed, policy)
+    return FedImages(fed.fed(pixels.images), pixels.labels, fed, note)
 
 
 def read_array(path: str) -> np.ndarray:

@@ -5,7 +5,6 @@ import dataclasses
 import pathlib
 
 from rich.console import Console
-from rich.markup import escape
 
 from sat_tf.atomic_file import check_writable
 from sat_tf.commands.models import (
@@ -16,9 +15,8 @@ from sat_tf.commands.models import (
     value_errors_as_run_errors,
 )
 from sat_tf.commands.options import add_input_range, input_range_fields
-from sat_tf.commands.pixels import add_image_arguments, image_options
-from sat_tf.export.certificate.inputs import image_problems
-from sat_tf.messages import RunError, list_problems
+from sat_tf.commands.pixels import add_image_arguments, image_options, images_as_fed
+from sat_tf.messages import RunError
 from sat_tf.qat.policy import BitPolicy
 
 SUMMARY = "show which layers of a float model lose most when quantized"
@@ -103,41 +101,22 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         if arguments.picture is not None:
             _check_format(arguments.picture)
     quiet_tensorflow()
-    from sat_tf.analysis.range_accuracy import range_note
     from sat_tf.analysis.sensitivity.sensitivity import sensitivity
     from sat_tf.analysis.sensitivity.table import print_sensitivity
-    from sat_tf.graph.network import check_model, check_one_of_each
 
     with value_errors_as_run_errors():
         model = make()
-        check_model(model)
-        check_one_of_each(model)
-        shape = tuple(model.input_shape[1:])
-        if None in shape:
-            raise ValueError(
-                f"model {model.name!r}: received a model for images of any size, expected one of a "
-                f"fixed size, not {shape}; build it for one."
-            )
-        pixels = wanted.load(shape, model.output_shape[-1])
-        problems = image_problems(pixels.images, shape)
-        if problems:
-            raise ValueError(list_problems("--images", problems))
-        fed = policy.range_of(model.input_names[0])
-        note = range_note(
-            f"model {model.name!r}", model, (pixels.images, pixels.labels), fed, policy
-        )
-        images = fed.fed(pixels.images)
+        fed = images_as_fed(model, wanted, policy)
         found = sensitivity(
             model,
-            (images, pixels.labels),
+            (fed.images, fed.labels),
             policy,
             metric=arguments.metric,
             num_images=arguments.num_images or _USUAL_IMAGES,
         )
         print_sensitivity(found, console)
-        console.print(f"Images were fed as input_range={fed}.", highlight=False, markup=False)
-        if note is not None:
-            console.print(f"Note: {escape(note)}", style="yellow", highlight=False, soft_wrap=True)
+        console.print(f"Images were fed as input_range={fed.fed}.", highlight=False, markup=False)
+        fed.print_note(console)
         for path, write in (
             (arguments.csv, found.write_csv),
             (arguments.picture, found.write_picture),
