@@ -10,9 +10,7 @@ models are trained first, if they are not there.
     python benchmarks/adaptive_bits.py --seeds=0 --bits=7,4
 """
 
-import csv
 import pathlib
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,7 +22,7 @@ import rich.console
 import tensorflow as tf
 import tf_keras as keras
 from absl import app, flags
-from rows import as_table, write_csv
+from rows import as_table, read_csv, with_spread, write_csv
 
 import sat_tf
 from sat_tf.training.step.learner import training_copy
@@ -132,8 +130,7 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
                 for row in rows
                 if (row["grid"], row["training"], str(row["bits"])) == (grid, training, bits)
             ]
-            spread = f" ({min(values):.1f} to {max(values):.1f})" if values else ""
-            cells[f"{bits} bits"] = f"{statistics.mean(values):.1f}{spread}" if values else ""
+            cells[f"{bits} bits"] = with_spread(values)
         lines.append({"grid": grid, "training": training, **cells})
     return lines
 
@@ -147,10 +144,7 @@ def main(argv: list[str]) -> None:
     console = rich.console.Console()
     seeds = list(map(int, _SEEDS.value))
     peer_start.prepare(work, seeds, console)
-    rows: list[dict[str, Any]] = []
-    if output.is_file():
-        with output.open(newline="") as file:
-            rows = list(csv.DictReader(file))
+    rows = read_csv(output)
     for seed in seeds:
         for grid in _GRIDS.value:
             if (grid, str(seed)) in {(row["grid"], str(row["seed"])) for row in rows}:

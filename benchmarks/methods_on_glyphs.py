@@ -14,7 +14,6 @@ seeds too. What is shown is top-1 on the second half, which nothing was chosen o
 Rows that are in the CSV already are not run again.
 """
 
-import csv
 import json
 import pathlib
 import statistics
@@ -27,7 +26,7 @@ import peer_task
 import rich.console
 import tf_keras as keras
 from absl import app, flags
-from rows import as_table, write_csv
+from rows import as_table, read_csv, with_spread, write_csv
 
 import sat_tf
 from sat_tf.atomic_file import written_whole
@@ -121,8 +120,7 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
         cells = {}
         for bits in (4, 3, 2):
             values = [float(row["not_chosen_on"]) for row in at_best_rate(rows, name, bits)]
-            spread = f" ({min(values):.1f} to {max(values):.1f})" if values else ""
-            cells[f"{bits} bits"] = f"{statistics.mean(values):.1f}{spread}" if values else ""
+            cells[f"{bits} bits"] = with_spread(values)
         if any(cells.values()):
             lines.append({"method": name, **cells, "quantized": METHODS[name].quantizes})
     return lines
@@ -183,10 +181,7 @@ def main(argv: list[str]) -> None:
     console = rich.console.Console()
     seeds = list(map(int, _SEEDS.value))
     peer_start.prepare(work, seeds, console)
-    rows: list[dict[str, Any]] = []
-    if output.is_file():
-        with output.open(newline="") as file:
-            rows = list(csv.DictReader(file))
+    rows = read_csv(output)
 
     def add(name: str, bits: int, seed: int, rate: float) -> None:
         key = (name, str(bits), str(seed), str(rate))

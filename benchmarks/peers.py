@@ -14,12 +14,10 @@ QKeras runs in an environment of its own, which `peer_qkeras.py` says how to mak
 --qkeras_python its rows are left out. Rows that are in the CSV already are not run again.
 """
 
-import csv
 import dataclasses
 import json
 import os
 import pathlib
-import statistics
 import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -32,7 +30,7 @@ import rich.console
 import tf_keras as keras
 from absl import app, flags
 from peer_start import Case
-from rows import as_table, write_csv
+from rows import as_table, read_csv, with_spread, write_csv
 
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "of weights and of the order of the images")
 _METHODS = flags.DEFINE_list("methods", [], "which of them; all where none is named")
@@ -123,13 +121,6 @@ METHODS: dict[str, Method] = {
 }
 
 
-def _read(path: pathlib.Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def _cases(names: Iterable[str], work: pathlib.Path) -> Iterable[tuple[str, Case]]:
     for seed in map(int, _SEEDS.value):
         for name in names:
@@ -149,8 +140,7 @@ def _summary(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
                 for row in rows
                 if (row["method"], int(row["bits"])) == (name, bits)
             ]
-            spread = f" ({min(values):.1f} to {max(values):.1f})" if values else ""
-            cells[f"{bits} bits"] = f"{statistics.mean(values):.1f}{spread}" if values else ""
+            cells[f"{bits} bits"] = with_spread(values)
         if any((name, bits) in found for bits in method.bits):
             lines.append({"method": name, **cells, "quantized": method.quantizes})
     return lines
@@ -167,7 +157,7 @@ def main(argv: list[str]) -> None:
     work, output = pathlib.Path(_WORK.value), pathlib.Path(_OUTPUT.value)
     peer_start.write_data(work / "glyphs.npz")
     console = rich.console.Console()
-    rows = _read(output)
+    rows = read_csv(output)
     names = _METHODS.value or [
         name for name in METHODS if _QKERAS.value or not name.startswith("QKeras")
     ]

@@ -3,6 +3,7 @@
 import csv
 import os
 import pathlib
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,26 @@ def as_table(rows: Sequence[Mapping[str, Any]], title: str, columns: Sequence[st
     for row in rows:
         table.add_row(*(str(row[column]) for column in columns))
     return table
+
+
+def read_csv(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The rows of a CSV; none where there is no file yet."""
+    path = pathlib.Path(path)
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def with_spread(values: Sequence[float]) -> str:
+    """The mean, with the lowest and the highest: 82.3 (81.3 to 84.0); empty where there are none.
+
+    >>> with_spread([81.3, 84.0, 81.6])
+    '82.3 (81.3 to 84.0)'
+    """
+    if not values:
+        return ""
+    return f"{statistics.mean(values):.1f} ({min(values):.1f} to {max(values):.1f})"
 
 
 def write_csv(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -> None:
