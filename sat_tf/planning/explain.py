@@ -91,7 +91,7 @@ def _without_annotation(node: Node, renamed: Mapping[str, str]) -> Node:
 
 def explain(
     model: keras.Model,
-    policy: BitPolicy | None = None,
+    policy: BitPolicy | int | None = None,
     *,
     image_size: int | Sequence[int] | None = None,
 ) -> Plan:

@@ -21,7 +21,7 @@ _HIGHEST = 8
 
 
 def quantize_for_bits(
-    model: keras.Model, policy: BitPolicy | None = None, *, bits: Iterable[int] = (7, 6, 5, 4)
+    model: keras.Model, policy: BitPolicy | int | None = None, *, bits: Iterable[int] = (7, 6, 5, 4)
 ) -> "AdaptiveBits":
     """Quantizes a float Keras model at several bit widths at once, which share their weights.
 

@@ -594,14 +594,22 @@ class BitPolicy:
 
 
 def expect_policy(policy: Any) -> BitPolicy:
-    """Returns `policy`; raises ValueError, with the fix, unless it is a `BitPolicy`."""
+    """A policy as functions take it: `BitPolicy.mobile(policy)` of an integer, else `policy`.
+
+    Raises:
+        ValueError: it is neither; says the fix.
+
+    >>> expect_policy(4) == BitPolicy.mobile(4)
+    True
+    """
     if isinstance(policy, BitPolicy):
         return policy
-    fix = f"write BitPolicy.mobile({policy})" if _is_bits(policy, 1) else "write BitPolicy(...)"
-    if isinstance(policy, Mapping):
-        fix = "write BitPolicy(**policy)"
+    if _is_bits(policy, 1):
+        return BitPolicy.mobile(policy)
+    fix = "write BitPolicy(**policy)" if isinstance(policy, Mapping) else "write BitPolicy(...)"
     raise ValueError(
-        f"policy={policy!r}: received {type(policy).__name__}, expected a sat_tf.BitPolicy; {fix}."
+        f"policy={policy!r}: received {type(policy).__name__}, expected a sat_tf.BitPolicy, or an "
+        f"integer from 1 to 8; {fix}."
     )
 
 

@@ -46,7 +46,7 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
     Raises:
         ValueError: the model is not quantized by sat-tf, or cannot be quantized as asked.
     """
-    expect_policy(policy)
+    policy = expect_policy(policy)
     float_model, annotations = without_quantizers(model)
     old = _by_place(model)
     keep_function = policy.latent_start == "keep_function"

@@ -33,7 +33,7 @@ class SatQuantizeScheme(tfmot.quantization.keras.QuantizeScheme):
         policy: how many bits, and by which variant; the default is 4 bits, integer end to end.
     """
 
-    def __init__(self, policy: BitPolicy | None = None) -> None:
+    def __init__(self, policy: BitPolicy | int | None = None) -> None:
         self.policy = BitPolicy() if policy is None else expect_policy(policy)
 
     def get_layout_transformer(self) -> SatLayoutTransform:
@@ -71,7 +71,7 @@ class SatQuantizeRegistry(tfmot.quantization.keras.QuantizeRegistry):
         return configs.LayerConfig.from_policy(self.policy.at(layer.name))
 
 
-def quantize_model(model: keras.Model, policy: BitPolicy | None = None) -> keras.Model:
+def quantize_model(model: keras.Model, policy: BitPolicy | int | None = None) -> keras.Model:
     """Quantizes a float Keras model, as if every layer were annotated and the scheme applied.
 
     The model itself is not changed. The quantized model starts with its weights, and, unless the
@@ -92,7 +92,7 @@ def quantize_model(model: keras.Model, policy: BitPolicy | None = None) -> keras
     Args:
         model: a built Functional or Sequential tf_keras model. Inputs and outputs keep their order
             and structure; an output in a list has the name of its quantized layer.
-        policy: see `BitPolicy`.
+        policy: see `BitPolicy`; 4 means `BitPolicy.mobile(4)`.
 
     Returns:
         A Keras model to compile, fit, save and export like any other.

@@ -278,11 +278,21 @@ def test_bad_overrides_are_all_named():
 
 @pytest.mark.parametrize(
     ("received", "fix"),
-    [(4, r"BitPolicy\.mobile\(4\)"), ({"weight_bits": 4}, r"BitPolicy\(\*\*policy\)"), ("w4", "")],
+    [
+        (9, r"BitPolicy\(\.\.\.\)"),
+        (True, r"BitPolicy\(\.\.\.\)"),
+        ({"weight_bits": 4}, r"BitPolicy\(\*\*policy\)"),
+        ("w4", ""),
+    ],
 )
 def test_something_else_than_a_policy_is_refused_with_the_fix(received, fix):
-    with pytest.raises(ValueError, match=f"expected a sat_tf.BitPolicy; write {fix}"):
+    with pytest.raises(ValueError, match=f"integer from 1 to 8; write {fix}"):
         sat_tf.SatQuantizeScheme(received)
+
+
+@pytest.mark.parametrize("bits", [1, 4, 8])
+def test_a_number_of_bits_is_the_mobile_policy(bits):
+    assert sat_tf.SatQuantizeScheme(bits).policy == BitPolicy.mobile(bits)
 
 
 def test_overrides_cannot_be_changed_and_a_policy_has_a_hash():

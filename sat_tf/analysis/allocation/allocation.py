@@ -103,7 +103,7 @@ class Allocation(AllocatedModel, RowTable):
 def allocate(
     model: keras.Model,
     dataset: Any = None,
-    policy: BitPolicy | None = None,
+    policy: BitPolicy | int | None = None,
     *,
     budget: Mapping[str, Any],
     cost: Any = "sensitivity",

@@ -100,7 +100,7 @@ USUAL_IMAGES = 256
 def sensitivity(
     model: keras.Model,
     dataset: Any,
-    policy: BitPolicy | None = None,
+    policy: BitPolicy | int | None = None,
     *,
     metric: str | None = None,
     num_images: int = USUAL_IMAGES,
