@@ -46,6 +46,7 @@ MAY_IMPORT = {
         "qat",
         "export",
         "analysis",
+        "keras3",
         "loading",
         "models",
         "data",

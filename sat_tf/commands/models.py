@@ -43,30 +43,20 @@ def read_keras_model(path: pathlib.Path, advice: str, *, trust: bool = False) ->
     Raises:
         RunError: it cannot be loaded or converted, or would run code; says why.
     """
-    from sat_tf.loading.load import load_model
-    from sat_tf.loading.model_file import read_model_file
+    from sat_tf.keras3.any_version import read_model
+    from sat_tf.loading.model_file import is_keras3_file
     from sat_tf.loading.trust import UntrustedModelError
 
-    found = read_model_file(path)
-    if found is not None and found.is_keras3:
-        from sat_tf.keras3.incoming import convert
-
-        try:
-            converted = convert(path, safe_mode=not trust)
-        except ValueError as error:
-            raise RunError(str(error)) from error
-        print(
-            f"{path}: saved by Keras {found.version}; converted to tf_keras with "
-            f"sat_tf.from_keras3, outputs equal to {converted.proof.difference:.1g}.",
-            file=sys.stderr,
-        )
-        return converted.model
     try:
-        return load_model(path, safe_mode=not trust)
+        found = read_model(path, safe_mode=not trust)
     except UntrustedModelError as error:
         raise RunError(str(error)) from error
     except ValueError as error:
-        raise RunError(f"{error}; {advice}") from error
+        # The conversion names its own fixes.
+        raise RunError(str(error) if is_keras3_file(path) else f"{error}; {advice}") from error
+    if found.note is not None:
+        print(found.note, file=sys.stderr)
+    return found.model
 
 
 def quiet_tensorflow() -> None:

@@ -82,13 +82,14 @@ def _pictures(path: pathlib.Path, num_images: int, network: Network) -> np.ndarr
         )
     (name,) = network.inputs
     shape = network[name].shape
-    if None in shape:
+    sizes = tuple(size for size in shape if size is not None)
+    if len(sizes) < len(shape):
         raise ValueError(
             f"dataset: received the folder {path} for a model of images of any size, expected one "
             f"of a fixed size, not {shape}; pass an array (n, rows, columns, channels)."
         )
     train = path.expanduser() / TRAIN
-    found = load_folder(train if train.is_dir() else train.parent, shape, most=num_images)
+    found = load_folder(train if train.is_dir() else train.parent, sizes, most=num_images)
     return input_ranges(network).get(name, PIXELS).fed(found.images)
 
 

@@ -170,7 +170,8 @@ def _float_policy(config: Config) -> BitPolicy:
 
 
 def _named(config: Config) -> Config:
-    words = [config.model.name, config.data.options.get("builder", config.data.name)]
+    model = "model" if config.model is None else config.model.name
+    words = [model, config.data.options.get("builder", config.data.name)]
     if config.stages.quantized is not None:
         policy = config.policy
         words.append(f"w{policy.weight_bits}a{policy.activation_bits or 'float'}")

@@ -13,6 +13,7 @@ from pydantic import (
     PlainSerializer,
     PlainValidator,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -118,7 +119,10 @@ class Config(Section):
         default=0, ge=0, lt=SEED_LIMIT, description=f"an integer in [0, {SEED_LIMIT})"
     )
     data: DataConfig = Field(description="a mapping")
-    model: ModelConfig = Field(description="a mapping")
+    model: ModelConfig | None = Field(
+        default=None,
+        description="a mapping, or null where training.float_model names the file of a trained one",
+    )
     policy: Annotated[
         BitPolicy, PlainValidator(_read_policy), PlainSerializer(BitPolicy.to_dict)
     ] = Field(default=BitPolicy(), description="a mapping of BitPolicy's fields")
@@ -128,11 +132,24 @@ class Config(Section):
     )
     calibration: CalibrationConfig = Field(default=CalibrationConfig(), description="a mapping")
     export: ExportConfig = Field(default=ExportConfig(), description="a mapping")
-    training: TrainingConfig = Field(default=TrainingConfig(), description="a mapping")
+    training: TrainingConfig = Field(
+        default=TrainingConfig(), validate_default=True, description="a mapping"
+    )
     recipes: RecipesConfig = Field(default=RecipesConfig(), description="a mapping")
     distribution: Literal["auto", "none", "mirrored", "multi_worker", "tpu"] = Field(
         default="auto", description="one of auto, none, mirrored, multi_worker, tpu"
     )
+
+    @field_validator("training")
+    @classmethod
+    def _has_a_model(cls, training: TrainingConfig, info: ValidationInfo) -> TrainingConfig:
+        # A model that is wrong is not there, and reported already.
+        if training.float_model is None and info.data.get("model", training) is None:
+            raise ValueError(
+                "float_model=None without `model`: expected one of them; add model, or name the "
+                "file of a trained one here."
+            )
+        return training
 
     @field_validator("stages")
     @classmethod

@@ -348,8 +348,8 @@ class TrainingConfig(Section):
     )
     float_model: str | None = Field(
         default=None,
-        description="the file of a trained float model, which then takes the place of the float "
-        "stage, or null (train one)",
+        description="the file of a trained float model of Keras 2 or 3, or a SavedModel, which "
+        "takes the place of `model` and of the float stage, or null (train one)",
     )
     trust_model: bool = Field(
         default=False,

@@ -92,20 +92,25 @@ def float_model(config: Config, source: ImageSource) -> tuple[keras.Model, Input
     """
     model = trained_float_model(config, source)
     if model is None:
-        try:
-            plain = models.build(
-                config.model.name,
-                image_size=source.image_size,
-                num_classes=source.num_classes,
-                seed=config.seed,
-                **config.model.options,
-            )
-        except ValueError as error:
-            raise RunError(str(error)) from error
-        model = float_start(config, plain)
+        model = float_start(config, _built(config, source))
     found = fed_range(quantized_start(config, model))
     check_teacher(config, source)
     return model, found
+
+
+def _built(config: Config, source: ImageSource) -> keras.Model:
+    if config.model is None:
+        raise RunError("model: received none, expected a mapping with the name of a model.")
+    try:
+        return models.build(
+            config.model.name,
+            image_size=source.image_size,
+            num_classes=source.num_classes,
+            seed=config.seed,
+            **config.model.options,
+        )
+    except ValueError as error:
+        raise RunError(str(error)) from error
 
 
 def calibrate_run(run: Run, model: keras.Model, *, clipping_levels: bool) -> None:

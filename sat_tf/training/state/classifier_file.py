@@ -10,8 +10,9 @@ import tf_keras as keras
 from sat_tf import models
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, check_one_of_each
-from sat_tf.loading.load import load_model
-from sat_tf.loading.model_file import check_arrays
+from sat_tf.keras3.any_version import read_model
+from sat_tf.loading.model_file import check_arrays, is_keras3_file
+from sat_tf.loading.saved_model import is_saved_model
 from sat_tf.loading.trust import UntrustedModelError
 from sat_tf.messages import RunError, list_problems
 from sat_tf.qat.layout import inner_layer
@@ -32,28 +33,32 @@ def read_classifier(
     A softmax at its end is removed, because losses and teachers work on logits.
 
     Args:
-        path: a `.keras` or `.h5` file of tf_keras, such as the `float.keras` of a run.
+        path: a `.keras` or `.h5` file of Keras 2 or 3, such as the `float.keras` of a run, or the
+            folder of a SavedModel.
         image_size: height and width of the images of the run.
         num_classes: of its data set.
         key: the key of the configuration that names the file, for errors.
         safe_mode: see `load_model`.
 
     Returns:
-        The model, which outputs logits.
+        The model, of tf_keras, which outputs logits.
 
     Raises:
         RunError: there is no such file, it cannot be read, or does not fit the data.
     """
     path = _expect_file(path, key)
     try:
-        model = load_model(path, safe_mode=safe_mode)
+        model = read_model(path, safe_mode=safe_mode).model
     except UntrustedModelError as error:
         raise RunError(f"{key}={error}") from error
     except ValueError as error:
-        raise RunError(
-            f"{key}={str(path)!r}: {_first_line(error)}; expected a model saved by tf_keras as "
-            ".keras or .h5, with no layers of its own; save it with model.save(...)."
-        ) from error
+        problem = f"{key}={str(path)!r}: {str(error).removeprefix(f'{path}: ')}"
+        if not is_keras3_file(path):  # the conversion names its own fixes
+            problem = (
+                f"{key}={str(path)!r}: {_first_line(error)}; expected a model saved by Keras as "
+                ".keras or .h5, with no layers of its own; save it with model.save(...)."
+            )
+        raise RunError(problem) from error
     problems = data_problems(model, image_size, num_classes)
     if problems:
         raise RunError(list_problems(f"{key}={str(path)!r}", problems))
@@ -129,8 +134,10 @@ def read_weights(
 
 def _expect_file(path: str | os.PathLike[str], key: str) -> pathlib.Path:
     path = pathlib.Path(path)
-    if not path.is_file():
-        raise RunError(f"{key}={str(path)!r}: no such file; expected one of tf_keras.")
+    if not path.is_file() and not is_saved_model(path):
+        raise RunError(
+            f"{key}={str(path)!r}: no such file; expected a .keras or .h5 file, or a SavedModel."
+        )
     return path
 
 

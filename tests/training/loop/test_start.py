@@ -120,10 +120,12 @@ def test_files_that_do_not_fit_are_refused_with_every_reason(tmp_path):
             trained_float_model(config(f"training.float_model={path}"), SOURCE)
         return str(error.value).replace(str(path), "FILE")
 
-    assert refused() == ("training.float_model='FILE': no such file; expected one of tf_keras.")
+    assert refused() == (
+        "training.float_model='FILE': no such file; expected a .keras or .h5 file, or a SavedModel."
+    )
     path.write_bytes(b"no model")
     assert refused().startswith("training.float_model='FILE': ")
-    assert "expected a model saved by tf_keras" in refused()
+    assert "expected a model saved by Keras" in refused()
     image = keras.Input((9, 9, 3))
     keras.Model(image, keras.layers.Dense(5)(keras.layers.Flatten()(image))).save(path)
     header, *problems = refused().splitlines()
@@ -132,6 +134,12 @@ def test_files_that_do_not_fit_are_refused_with_every_reason(tmp_path):
     assert "outputs of shape (5,), expected (3,)" in problems[1]
     quantized_start(config("training.start=vanilla"), small_float_model()).save(path)
     assert "received a model with quantized layers" in refused()
+
+
+def test_a_saved_model_may_be_the_float_model(tmp_path):
+    small_float_model().save(tmp_path / "float")
+    read = trained_float_model(config(f"training.float_model={tmp_path}/float"), SOURCE)
+    np.testing.assert_allclose(read(IMAGES), small_float_model()(IMAGES), rtol=1e-6)
 
 
 def test_a_policy_that_does_not_fit_is_an_error_of_the_run():
