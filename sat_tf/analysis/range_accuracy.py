@@ -20,6 +20,10 @@ _CLEAR_SHARE = 0.05
 _CLEAR_ERRORS = 3.0
 _FEWEST_PICTURES = 8
 _BATCH = 64
+_GIVE = (
+    "give --input_range, the real values of the pixels 0 and 255: 0,255 or 0,1 or -1,1, or tf, "
+    "torch or caffe as in keras.applications"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,22 +87,10 @@ def range_accuracies(
         The accuracies; None if the model is not a classifier or already contains its range, or
         there are no labels.
     """
-    has_range = any(isinstance(layer, QuantizedLayer) for layer in model.layers)
-    shapes = [tuple(tensor.shape) for tensor in (*model.inputs, *model.outputs)]
-    if has_range or labels is None or len(shapes) != 2 or len(shapes[1]) != 2:
+    measured = _measured(model, pixels, labels, given)
+    if measured is None:
         return None
-    labels = np.asarray(labels)
-    known = labels >= 0 if labels.ndim == 1 else np.zeros(0, bool)
-    if len(shapes[0]) != 4 or shapes[1][1] < 2 or not np.any(known):
-        return None
-    pixels, labels = pixels[known], labels[known]
-    ranges = [given, *(other for other in _USUAL if other != given)]
-    right = {
-        found: _right(model, found, pixels, labels)
-        for found in ranges
-        if found.channels in (None, pixels.shape[-1])
-    }
-    most_frequent = float(np.max(np.unique(labels, return_counts=True)[1])) / len(labels)
+    right, most_frequent = measured
     better = [
         found
         for found, hits in right.items()
@@ -106,7 +98,49 @@ def range_accuracies(
     ]
     top1 = {found: float(np.mean(hits)) for found, hits in right.items()}
     fitting = max(better, key=top1.__getitem__, default=None)
-    return RangeAccuracies(given, fitting, top1, len(labels))
+    return RangeAccuracies(given, fitting, top1, len(right[given]))
+
+
+def found_range(
+    subject: str, model: keras.Model, pixels: np.ndarray, labels: np.ndarray | None
+) -> RangeAccuracies:
+    """The usual range that is clearly better than all others, by labelled pictures.
+
+    Args:
+        subject: the model, for the message.
+        model: a float model.
+        pixels: uint8 (n, rows, columns, channels).
+        labels: see `range_accuracies`.
+
+    Returns:
+        The accuracies, `given` and `fitting` being the range that is found.
+
+    Raises:
+        ValueError: the model does not classify labelled pictures, or no range is clearly better
+            than all others and than guessing.
+    """
+    measured = _measured(model, pixels, labels, PIXELS)
+    if measured is None:
+        raise ValueError(
+            f"{subject}: received no pictures in folders of its classes, expected them, or the "
+            f"range of its input; {_GIVE}."
+        )
+    right, most_frequent = measured
+    top1 = {found: float(np.mean(hits)) for found, hits in right.items()}
+    best = max(top1, key=top1.__getitem__)
+    found = RangeAccuracies(best, best, top1, len(right[best]))
+    close = [other for other in right if other != best and not _is_clear(right[best], right[other])]
+    if top1[best] <= most_frequent:
+        raise ValueError(
+            f"{subject}: {found}, expected more than guessing ({100 * most_frequent:.1f} %) in one "
+            "of them; are the folders the model's classes, in the order of their names? If so, "
+            f"{_GIVE}."
+        )
+    if close:
+        raise ValueError(
+            f"{subject}: {found}, expected one that is clearly better than the others; {_GIVE}."
+        )
+    return found
 
 
 def range_note(
@@ -132,6 +166,31 @@ def range_note(
     if policy.states_input_range:
         return f"{subject}: {found.problem}."
     raise ValueError(f"{subject}: {found.problem}; give --input_range {found.option}.")
+
+
+def _measured(
+    model: keras.Model, pixels: np.ndarray, labels: np.ndarray | None, given: InputRange
+) -> tuple[dict[InputRange, np.ndarray], float] | None:
+    """Which pictures are right in each range, `given` first, and the share of the largest class.
+
+    None where `range_accuracies` has none.
+    """
+    has_range = any(isinstance(layer, QuantizedLayer) for layer in model.layers)
+    shapes = [tuple(tensor.shape) for tensor in (*model.inputs, *model.outputs)]
+    if has_range or labels is None or len(shapes) != 2 or len(shapes[1]) != 2:
+        return None
+    labels = np.asarray(labels)
+    known = labels >= 0 if labels.ndim == 1 else np.zeros(0, bool)
+    if len(shapes[0]) != 4 or shapes[1][1] < 2 or not np.any(known):
+        return None
+    pixels, labels = pixels[known], labels[known]
+    ranges = [given, *(other for other in _USUAL if other != given)]
+    right = {
+        found: _right(model, found, pixels, labels)
+        for found in ranges
+        if found.channels in (None, pixels.shape[-1])
+    }
+    return right, float(np.max(np.unique(labels, return_counts=True)[1])) / len(labels)
 
 
 def _right(

@@ -75,8 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--softmax",
-        action="store_true",
-        help="append a softmax: outputs are probabilities",
+        action=argparse.BooleanOptionalAction,
+        help="append a softmax: outputs are probabilities; default: as in the run's config",
     )
     parser.add_argument("--resizable", action="store_true", help="leave the batch size open")
     parser.add_argument(
@@ -142,8 +142,8 @@ def show(
         source: the folder of a run, or a quantized model (.keras).
         console: where to print them.
         trust: see `load_model`.
-        **settings: of the file, see `sat_tf.export_tflite`; None for `float_head` and `pack` as the
-            run's configuration says.
+        **settings: of the file, see `sat_tf.export_tflite`; None for `float_head`, `pack` and
+            `softmax` as the run's configuration says.
 
     Raises:
         RunError: there is no such model, or it has no integer form.
@@ -175,7 +175,7 @@ def _find_model(source: str, settings: Mapping[str, Any]) -> tuple[pathlib.Path,
     path = pathlib.Path(source)
     if path.is_file():
         return path, settled
-    folder, of_run = RunFolder(path), ("float_head", "pack")
+    folder, of_run = RunFolder(path), ("float_head", "pack", "softmax")
     needs_config = any(name not in settled for name in of_run)
     folder.require(QUANTIZED_MODEL, *([CONFIG] if needs_config else []))
     if needs_config:

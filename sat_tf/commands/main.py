@@ -17,6 +17,7 @@ from sat_tf.commands import (
     figures,
     miniature,
     paper,
+    quantize,
     sensitivity,
     train,
     verify,
@@ -31,6 +32,7 @@ _BAD_INPUT = 2
 _INTERRUPTED = 130
 
 _COMMANDS: dict[str, ModuleType] = {
+    "quantize": quantize,
     "train": train,
     "evaluate": evaluate,
     "export": export,

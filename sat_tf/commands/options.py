@@ -48,15 +48,20 @@ def add_overrides(parser: argparse.ArgumentParser, about: str) -> None:
     )
 
 
-def add_input_range(parser: argparse.ArgumentParser) -> None:
-    """Adds --input_range, for every command that feeds or quantizes a float model."""
+def add_input_range(parser: argparse.ArgumentParser, *, default: str = "0,255") -> None:
+    """Adds --input_range, for every command that feeds or quantizes a float model.
+
+    Args:
+        parser: of the command.
+        default: what holds if it is left out, in words.
+    """
     parser.add_argument(
         *_RANGE_OPTIONS,
         metavar="LOW,HIGH|NAME",
         type=_input_range,
         help="the real values of the pixels 0 and 255 for a float model, such as 0,1 for x / 255, "
         "or tf, torch or caffe, a preprocessing of keras.applications; a quantized model has its "
-        "own; default: 0,255",
+        f"own; default: {default}",
     )
 
 

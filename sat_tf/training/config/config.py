@@ -75,6 +75,9 @@ class ExportConfig(Section):
         description="one of auto (weights in 4 bits where that costs no time), none (all in 8), "
         "int4, int2 (smaller and slower files)",
     )
+    softmax: bool = Field(
+        default=False, description="true (the file gives probabilities) or false (logits)"
+    )
     verify_images: int = Field(
         default=1024,
         ge=1,

@@ -226,7 +226,12 @@ class StageConfig(Section):
     warm-up, and from there to 0 on half a cosine, both step by step.
     """
 
-    epochs: int = Field(default=150, ge=1, description="a positive integer: passes over the images")
+    epochs: int = Field(
+        default=150,
+        ge=0,
+        description="an integer, 0 (a stage behind the float one is calibrated, not trained) or "
+        "more: passes over the images",
+    )
     steps: int | None = Field(
         default=None,
         ge=1,
@@ -269,10 +274,15 @@ class StageConfig(Section):
         """How many batches the stage has, given how many an epoch has."""
         return self.steps or self.epochs * steps_per_epoch
 
+    @property
+    def trains(self) -> bool:
+        """Whether it has any step."""
+        return bool(self.steps or self.epochs)
+
     def problems(self) -> list[str]:
         """Settings that are valid one by one, but not together."""
         found = []
-        if self.steps is None and self.warmup_epochs >= self.epochs:
+        if self.steps is None and self.warmup_epochs >= self.epochs > 0:
             found.append(
                 f"warmup_epochs={self.warmup_epochs:g} with epochs={self.epochs}: expected a "
                 "warm-up shorter than the stage; lower warmup_epochs."
@@ -328,6 +338,12 @@ class StagesConfig(Section):
             # Inherited ones are reported once.
             problems += [f"{name}.{problem}" for problem in found if problem not in inherited]
             inherited = found
+        for name in ("float", "deploy_tail"):
+            if name in resolved and not resolved[name].trains:
+                problems.append(
+                    f"{name}.epochs=0: expected a positive integer; only the quantized stage can "
+                    "do without training."
+                )
         if self.quantized is None and self.deploy_tail is not None:
             problems.append(
                 "deploy_tail is given and quantized=null: expected a quantized stage for it to "

@@ -34,6 +34,7 @@ def deploy(
     *,
     float_head: bool,
     pack: str,
+    softmax: bool = False,
     verify_images: int,
     float_model: keras.Model | None = None,
 ) -> tuple[ExportReport, Certificate]:
@@ -45,6 +46,7 @@ def deploy(
         folder: of the run.
         float_head: see `sat_tf.export_tflite`.
         pack: likewise.
+        softmax: likewise.
         verify_images: how many held-out images to verify with, at most.
         float_model: that of the run, to compare the file with.
 
@@ -60,7 +62,7 @@ def deploy(
     takes_pixels = set(input_types(Network(quantized)).values()) == {"uint8"}
     images = pixels if takes_pixels else pixels.astype(np.float32)
     try:
-        report = export_tflite(model, path, float_head=float_head, pack=pack)
+        report = export_tflite(model, path, float_head=float_head, pack=pack, softmax=softmax)
         certificate = verify_tflite(
             model,
             path,
@@ -90,8 +92,9 @@ def conclude(run: Run, state: RunState, model: keras.Model | None, *, parameters
     tuned = folder.file(run_folder.TUNED_MODEL)
     if tuned.is_file():
         tuned.replace(folder.file(run_folder.QUANTIZED_MODEL))
-    with folder.written(run_folder.CURVES) as temporary:
-        draw_curves(run.rows, run.config.name, temporary)
+    if run.rows:
+        with folder.written(run_folder.CURVES) as temporary:
+            draw_curves(run.rows, run.config.name, temporary)
     accuracies: dict[str, Any] = {
         f"{name}_{metric}": state.stages[stage][metric]
         for name, stage in (
@@ -130,6 +133,7 @@ def _of_file(run: Run, model: keras.Model) -> dict[str, Any]:
         run.folder,
         float_head=config.float_head,
         pack=config.pack,
+        softmax=config.softmax,
         verify_images=config.verify_images,
         float_model=load_model(floats, safe_mode=is_safe) if floats.is_file() else None,
     )

@@ -150,10 +150,14 @@ def finished(run: Run, name: str, model: keras.Model) -> keras.Model:
     calibration = run.config.calibration
     if calibration.num_images and calibration.final_statistics:
         calibrate_run(run, model, clipping_levels=False)
-    if name == "quantized":
-        # A model without an integer form is saved as it is; the export then says what it lacks.
-        with contextlib.suppress(ValueError):
-            snap_biases(model, pack=run.config.export.pack)
+    return snapped(run, model) if name == "quantized" else model
+
+
+def snapped(run: Run, model: keras.Model) -> keras.Model:
+    """A quantized model with biases that an integer file holds; it is changed in place."""
+    # A model without an integer form is saved as it is; the export then says what it lacks.
+    with contextlib.suppress(ValueError):
+        snap_biases(model, pack=run.config.export.pack)
     return model
 
 
@@ -353,4 +357,7 @@ def _quantized(run: Run, trained: keras.Model) -> keras.Model:
     quantized = quantized_start(run.config, trained)
     if calibration.num_images:
         calibrate_run(run, quantized, clipping_levels=calibration.clipping_levels)
+    stage = run.config.stages.quantized
+    if stage is not None and not stage.trains:
+        return snapped(run, quantized)
     return finished(run, "quantized", train_stage(run, "quantized", quantized))

@@ -308,7 +308,7 @@ def batch_size_problems(config: Config, source: ImageSource, replicas: int = 1) 
             )
         steps_per_epoch = stage.steps_per_epoch(source.num_train)
         total = stage.total_steps(steps_per_epoch)
-        if stage.warmup_epochs * steps_per_epoch >= total:
+        if stage.warmup_epochs * steps_per_epoch >= total and stage.trains:
             problems.append(
                 f"stages.{name}.warmup_epochs={stage.warmup_epochs:g}: "
                 f"{stage.warmup_epochs * steps_per_epoch:g} steps of {total}; expected a warm-up "

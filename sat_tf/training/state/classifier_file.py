@@ -186,12 +186,18 @@ def _rounds(layer: keras.layers.Layer) -> bool:
     )
 
 
+def ends_in_softmax(model: keras.Model) -> bool:
+    """Whether a model with one output gives probabilities."""
+    network = Network(model)
+    return layer_kinds.is_softmax(inner_layer(network[network.output].layer))
+
+
 def _with_logits(model: keras.Model) -> keras.Model:
     """The model without the softmax at its end; the model itself if it has none."""
+    if not ends_in_softmax(model):
+        return model
     network = Network(model)
     last = network[network.output].layer
-    if not layer_kinds.is_softmax(inner_layer(last)):
-        return model
     if not model.get_layer(last.name).weights:  # a layer of its own
         return keras.Model(model.inputs, last.input, name=model.name)
 

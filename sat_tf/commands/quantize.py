@@ -1,0 +1,381 @@
+"""`sat-tf quantize`."""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import re
+import warnings
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+
+from sat_tf.commands.models import quiet_tensorflow, read_keras_model, value_errors_as_run_errors
+from sat_tf.commands.options import (
+    add_input_range,
+    add_overrides,
+    add_trust,
+    input_range_fields,
+    seed,
+)
+from sat_tf.commands.train import train
+from sat_tf.commands.verification_table import print_certificate
+from sat_tf.data import source as data_source
+from sat_tf.data.picture_folder import load_folder
+from sat_tf.data.source import ImageSource
+from sat_tf.export.certificate.certificate import ImagesFrom
+from sat_tf.messages import RunError
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.quantizers.input_range import PIXELS, InputRange
+from sat_tf.training.config.config import parse_config
+from sat_tf.training.state import run_folder
+from sat_tf.training.state.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    import tf_keras as keras
+
+_CALIBRATION_IMAGES = 512
+_HELD_OUT_IMAGES = 1024
+_RANGE_IMAGES = 256
+_BATCH_SIZE = 32
+# With fewer bits a network that is not trained loses what it can.
+_FEWEST_WITHOUT_TRAINING = 7
+
+SUMMARY = "turn a trained model and a folder of pictures into a certified TFLite file"
+DESCRIPTION = (
+    "Quantizes a trained float model: calibrates it on pictures, or trains it on them with the "
+    "float model as its teacher, writes an integer TFLite file, and proves that LiteRT computes "
+    "the model's integers. Where pictures are in folders of classes, some are held out, and the "
+    "accuracy of the float model, the quantized one and the file is measured on them."
+)
+EXAMPLES = """\
+examples:
+  sat-tf quantize model.keras --images photos/
+  sat-tf quantize model.keras --images photos/ --bits 4 --epochs 5
+  sat-tf quantize model.keras --images photos/ --input_range=-1,1 --out app/model
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's arguments."""
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a trained float model: a .keras or .h5 file of Keras 2 or 3, or a SavedModel",
+    )
+    add_trust(parser)
+    parser.add_argument(
+        "--images",
+        metavar="DIR",
+        required=True,
+        help="a folder of pictures; in folders of classes, named so that their order is that of "
+        "the model's outputs, in train and val or not; or without labels",
+    )
+    parser.add_argument(
+        "--bits",
+        metavar="N",
+        type=_bits,
+        default=8,
+        help="of weights and activations, 1 to 8; default: 8",
+    )
+    parser.add_argument(
+        "--epochs",
+        metavar="N",
+        type=_epochs,
+        default=0,
+        help="of training, which needs folders of classes; default: 0, calibrated only",
+    )
+    add_input_range(parser, default="found, by the accuracy on folders of classes")
+    parser.add_argument(
+        "--out", metavar="DIR", help="where the files go; default: runs/<model>_w<N>a<N>"
+    )
+    parser.add_argument("--seed", type=seed, default=0, help="of the training; default: 0")
+    add_overrides(parser, "change one setting of the training, as in sat-tf train")
+
+
+def run(arguments: argparse.Namespace, console: Console) -> bool:
+    """Does what the arguments ask for."""
+    path, images = pathlib.Path(arguments.model), pathlib.Path(arguments.images)
+    for given, what in ((path, "a Keras model, or a SavedModel"), (images, "a folder of pictures")):
+        if not given.exists():
+            raise RunError(f"{given}: not found; expected {what}.")
+    if not images.is_dir():
+        raise RunError(f"--images: received the file {images}, expected a folder of pictures.")
+    name = f"{_word(path.stem)}_w{arguments.bits}a{arguments.bits}"
+    folder = RunFolder(pathlib.Path(arguments.out or pathlib.Path("runs") / name))
+    folder.check_writable()
+    quiet_tensorflow()
+    advice = "expected a float model that Keras has saved; save it with model.save('model.keras')."
+    model = read_keras_model(path, advice, trust=arguments.trust_model)
+    with value_errors_as_run_errors():
+        _expect_float(path, model)
+        pictures = _pictures(images, model, console)
+        policy = BitPolicy.mobile(arguments.bits, **input_range_fields(arguments))
+        if not policy.states_input_range:
+            spelling = _input_range(path, model, pictures, console).spelling
+            policy = dataclasses.replace(policy, input_range=spelling)
+        if pictures.source is not None:
+            exact = _run(arguments, model, policy, pictures.source, (name, folder), console)
+        elif arguments.epochs or arguments.overrides:
+            raise RunError(
+                f"--images: received {pictures.why_not}, expected pictures to train on: of a model "
+                "of square colour images, in one folder for each of its classes; leave out "
+                "--epochs and --set."
+            )
+        else:
+            exact = _calibrated(model, policy, pictures, folder, console)
+    _print_files(folder, console)
+    if arguments.bits < _FEWEST_WITHOUT_TRAINING and not arguments.epochs:
+        text = f"{arguments.bits} bits without training cost accuracy; --epochs 5 trains"
+        console.print(f"Note: {text}.", style="yellow", highlight=False, soft_wrap=True)
+    return exact
+
+
+def _word(text: str) -> str:
+    """A word for the name of a run.
+
+    >>> _word("my model (2)")
+    'my_model_2'
+    """
+    return re.sub(r"[^A-Za-z0-9.-]+", "_", text).strip("_.-") or "model"
+
+
+def _bits(text: str) -> int:
+    if text.isdecimal() and 1 <= int(text) <= 8:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r}: expected an integer from 1 to 8")
+
+
+def _epochs(text: str) -> int:
+    if text.isdecimal():
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r}: expected an integer, 0 or more")
+
+
+def _expect_float(path: pathlib.Path, model: "keras.Model") -> None:
+    from sat_tf.graph.network import Network, check_model, check_one_of_each
+    from sat_tf.planning.explain import is_quantized
+
+    check_model(model)
+    check_one_of_each(model)
+    if is_quantized(Network(model)):
+        raise RunError(
+            f"{path}: received a model that is quantized already, expected a float one; write its "
+            "file with sat-tf export."
+        )
+    shape = tuple(model.input_shape[1:])
+    if None in shape:
+        raise RunError(
+            f"{path}: received a model for images of any size, expected one of a fixed size, not "
+            f"{shape}; build it for one."
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Pictures:
+    """The pictures of a folder, for the input of a model.
+
+    Attributes:
+        images: uint8, to calibrate on.
+        held_out: uint8, to verify and measure on; those that it was calibrated on where there are
+            no classes.
+        labels: of those held out; None where they are not the model's classes.
+        class_names: in the order of the labels; None where there are none.
+        source: the batches to train on and measure with; None where there can be none.
+        why_not: in words.
+    """
+
+    images: np.ndarray
+    held_out: np.ndarray
+    labels: np.ndarray | None = None
+    class_names: tuple[str, ...] | None = None
+    source: ImageSource | None = None
+    why_not: str = ""
+
+
+def _pictures(folder: pathlib.Path, model: "keras.Model", console: Console) -> _Pictures:
+    """The pictures of a folder, and what they can serve for.
+
+    Raises:
+        ValueError: there are none, or the model takes no pictures.
+    """
+    shape, outputs = tuple(model.input_shape[1:]), tuple(model.output_shape[1:])
+    has_folders = any(entry.is_dir() for entry in folder.iterdir())
+    if not has_folders or len(shape) != 3 or shape[0] != shape[1] or shape[2] != 3:
+        found = load_folder(folder, shape, most=_CALIBRATION_IMAGES)
+        console.print(f"{folder}: {len(found.images):,} pictures", highlight=False, markup=False)
+        fits = found.labels is not None and outputs == (len(found.class_names),)
+        return _Pictures(
+            images=found.images,
+            held_out=found.images,
+            labels=found.labels if fits else None,
+            class_names=found.class_names if fits else None,
+            why_not="pictures without labels" if not has_folders else f"a model of {shape}",
+        )
+    source = data_source("folder", data_dir=str(folder), image_size=shape[0])
+    console.print(
+        f"{folder}: {source.num_classes:,} classes, {source.num_train:,} pictures to calibrate or "
+        f"train on and {source.num_test:,} held out",
+        highlight=False,
+        markup=False,
+    )
+    images = source.training_sample(min(_CALIBRATION_IMAGES, source.num_train), seed=0)
+    held_out, labels = source.held_out_sample(_HELD_OUT_IMAGES)
+    if outputs != (source.num_classes,):
+        why = f"{source.num_classes:,} classes for a model with outputs of shape {outputs}"
+        console.print(
+            f"Note: received {why}: accuracy is not measured.",
+            style="yellow",
+            highlight=False,
+            soft_wrap=True,
+        )
+        return _Pictures(images=images, held_out=held_out, why_not=why)
+    return _Pictures(
+        images=images,
+        held_out=held_out,
+        labels=labels,
+        class_names=getattr(source, "class_names", None),
+        source=source,
+    )
+
+
+def _input_range(
+    path: pathlib.Path, model: "keras.Model", pictures: _Pictures, console: Console
+) -> InputRange:
+    """The range of a model's input: pixels where its own layers convert them, else found.
+
+    Raises:
+        ValueError: it cannot be found.
+    """
+    from sat_tf.analysis.range_accuracy import found_range
+    from sat_tf.graph.flatten import flatten
+    from sat_tf.graph.layer_kinds import role_of
+    from sat_tf.graph.layers.kind import Role
+    from sat_tf.graph.network import Network
+    from sat_tf.graph.rewrite import with_layers_for_operations
+
+    network = Network(with_layers_for_operations(flatten(model)))
+    readers = [role_of(node.layer) for node in network if network.input in node.inputs]
+    if any(role in (Role.AFFINE, Role.SCALING) for role in readers):
+        said, found = "pixels, which its own layers convert", PIXELS
+    else:
+        held_out, labels = pictures.held_out[:_RANGE_IMAGES], pictures.labels
+        labels = None if labels is None else labels[:_RANGE_IMAGES]
+        measured = found_range(str(path), model, held_out, labels)
+        said = (
+            f"{measured.given}, found: {measured}. If the model is better than that, give "
+            "--input_range"
+        )
+        found = measured.given
+    console.print(f"Input range: {escape(said)}.", highlight=False, soft_wrap=True)
+    return found
+
+
+def _run(
+    arguments: argparse.Namespace,
+    model: "keras.Model",
+    policy: BitPolicy,
+    source: ImageSource,
+    run: tuple[str, RunFolder],
+    console: Console,
+) -> bool:
+    """Trains or calibrates, exports and verifies as a run of `sat-tf train`."""
+    from sat_tf.training.state.classifier_file import ends_in_softmax
+
+    name, folder = run
+    stage = {
+        "batch_size": min(_BATCH_SIZE, source.num_train),
+        "base_learning_rate": 0.1,
+        "warmup_learning_rate": 0.0,
+    }
+    values = {
+        "name": name,
+        "seed": arguments.seed,
+        "data": {
+            "name": "folder",
+            "options": {"data_dir": str(arguments.images), "image_size": source.image_size},
+        },
+        "policy": policy.to_dict(),
+        "stages": {
+            "float": stage,
+            "quantized": {"epochs": arguments.epochs, "warmup_epochs": arguments.epochs / 10},
+        },
+        "calibration": {"num_images": _CALIBRATION_IMAGES, "final_statistics": True},
+        "export": {"softmax": ends_in_softmax(model), "verify_images": _HELD_OUT_IMAGES},
+        "training": {
+            "start": "vanilla",
+            "float_model": str(arguments.model),
+            "trust_model": arguments.trust_model,
+        },
+        "recipes": {"distillation": {}} if arguments.epochs else {},
+    }
+    # JSON is YAML.
+    config = parse_config(json.dumps(values), arguments.overrides, subject="--set")
+    return train(config, folder, console)
+
+
+def _calibrated(
+    model: "keras.Model",
+    policy: BitPolicy,
+    pictures: _Pictures,
+    folder: RunFolder,
+    console: Console,
+) -> bool:
+    """Calibrates, exports and verifies, without a run; returns whether no code differs."""
+    if folder.holds_run:
+        raise RunError(
+            f"{folder.path}: received the folder of a run, expected one for other files; name one "
+            "with --out."
+        )
+    from sat_tf.export.export import export_tflite
+    from sat_tf.export.snapping import snap_biases
+    from sat_tf.export.verify import verify_tflite
+    from sat_tf.qat.calibrate import calibrate
+    from sat_tf.qat.layout import GuessedClippingLevelsWarning
+    from sat_tf.qat.scheme import quantize_model
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
+        quantized = quantize_model(model, policy)
+    fed = policy.range_of(model.input_names[0]).fed(pictures.images)
+    calibrate(quantized, fed, num_images=len(fed))
+    snap_biases(quantized)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    file = folder.file(run_folder.TFLITE_MODEL)
+    report = export_tflite(quantized, file, labels=pictures.class_names)
+    certificate = verify_tflite(
+        quantized,
+        file,
+        pictures.held_out,
+        pictures.labels,
+        float_model=model,
+        certificate_path=folder.file(run_folder.CERTIFICATE),
+        images_from=ImagesFrom("pictures of a folder, scaled and cropped to the input"),
+        progress=True,
+    )
+    with folder.written(run_folder.QUANTIZED_MODEL) as temporary:
+        quantized.save(temporary)
+    for warning in report.warnings:
+        console.print(f"Note: {escape(warning)}", highlight=False, soft_wrap=True)
+    print_certificate(certificate, str(file), console)
+    return not certificate.codes_differing
+
+
+def _print_files(folder: RunFolder, console: Console) -> None:
+    """The files that are there now, with what each is for."""
+    for name, what in _SHOWN.items():
+        if folder.file(name).exists():
+            console.print(
+                f"  {folder.file(name)}  {what}", highlight=False, markup=False, soft_wrap=True
+            )
+
+
+# Of the files of a run, what to look for first.
+_SHOWN = {
+    run_folder.TFLITE_MODEL: "the file for the device",
+    run_folder.CERTIFICATE_PAGE: "the proof, to read",
+    run_folder.REPORT: "the report, to read",
+    run_folder.QUANTIZED_MODEL: "the quantized Keras model",
+}
