@@ -1,0 +1,170 @@
+"""From a trained model and a folder of pictures to a certified file, in one command."""
+
+import json
+
+import numpy as np
+import pytest
+import tf_keras as keras
+from PIL import Image
+
+import sat_tf
+from sat_tf.commands import main
+from sat_tf.export.tflite.structure import read_structure
+from tests.commands.light import told_without_tensorflow
+from tests.training.range_model import model_of_small_range
+from tests.training.small import small_images
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*images give unreliable statistics")
+
+
+def _model_of_one_range():
+    """Right for pixels from 0 to 1 alone: a class is where the mean of channels is near 0.65."""
+    image = keras.Input((8, 8, 3), name="image")
+    tensor = keras.layers.Conv2D(2, 1, activation="relu", name="conv")(image)
+    head = keras.layers.Dense(3, name="head")
+    model = keras.Model(image, head(keras.layers.Flatten(name="flat")(tensor)), name="one_range")
+    kernel = np.array([4 / 3, 8 / 3]) * np.ones((1, 1, 3, 1))
+    model.get_layer("conv").set_weights([kernel, np.array([-1.6, -5.2])])
+    rows = np.zeros((8, 8, 2, 3), np.float32)
+    for label in range(3):
+        rows[2 * label : 2 * label + 3, :, :, label] = [0.1, -0.1]
+    head.set_weights([rows.reshape(-1, 3), np.zeros(3)])
+    return model
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A model that is right for pixels from 0 to 1, one that converts them itself, and pictures."""
+    folder = tmp_path_factory.mktemp("given")
+    _model_of_one_range().save(folder / "float.keras")
+    model_of_small_range().save(folder / "lenient.keras")
+    model_of_small_range(inside=True).save(folder / "rescaled.keras")
+    images = small_images(train=96, test=64)
+    for split, pixels, labels in (
+        ("train", images.train_images, images.train_labels),
+        ("val", images.test_images, images.test_labels),
+    ):
+        for index, (image, label) in enumerate(zip(pixels, labels, strict=True)):
+            path = folder / "photos" / split / f"class_{label}" / f"{index:03}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image).save(path)
+            if split == "val":
+                (folder / "plain").mkdir(exist_ok=True)
+                Image.fromarray(image).save(folder / "plain" / path.name)
+    return folder
+
+
+@pytest.fixture
+def told(files, tmp_path, capsys):
+    """Runs the command on the files, and returns its status and what it says."""
+
+    def run(model, images, *words):
+        out = ["--out", str(tmp_path / "out")]
+        status = main.main(
+            ["quantize", str(files / model), "--images", str(files / images), *out, *words]
+        )
+        captured = capsys.readouterr()
+        return status, " ".join((captured.out + captured.err).split())
+
+    return run
+
+
+def test_a_missing_file_is_said_before_tensorflow_is_loaded(tmp_path):
+    words = ["quantize", "nothing.keras", "--images", "."]
+    said = told_without_tensorflow(*words, status=2, cwd=tmp_path)
+    assert "nothing.keras: not found; expected a Keras model" in " ".join(said.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--images", "nowhere"], "nowhere: not found; expected a folder of pictures."),
+        (["--images", "float.keras"], "received the file float.keras, expected a folder"),
+        (["--images", "photos", "--bits", "9"], "'9': expected an integer from 1 to 8"),
+        (["--images", "photos", "--epochs", "-1"], "expected an integer, 0 or more"),
+    ],
+)
+def test_bad_arguments_are_refused(words, expected, files, monkeypatch, capsys):
+    monkeypatch.chdir(files)
+    try:
+        assert main.main(["quantize", "float.keras", *words]) == 2
+    except SystemExit as end:  # of the parser
+        assert end.code == 2
+    assert expected in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.thorough
+def test_the_input_range_is_found_and_the_run_is_whole(told, tmp_path):
+    status, said = told("float.keras", "photos")
+    assert status == 0, said
+    assert "3 classes, 96 pictures to calibrate or train on and 64 held out" in said
+    assert "Input range: (0, 1), found: top-1 on 64 labelled images is " in said
+    out = tmp_path / "out"
+    results = json.loads((out / "results.json").read_text())
+    assert results["codes_differing"] == 0
+    assert results["tflite_top1"] > 0.9
+    for name in ("model.tflite", "certificate.html", "report.html", "quantized.keras"):
+        assert (out / name).is_file()
+        assert str(out / name) in said
+
+
+def test_a_range_that_is_not_clearly_the_best_is_asked_for(told, tmp_path):
+    status, said = told("lenient.keras", "photos")
+    assert status == 2
+    assert '100.0 % with (0, 1), 95.3 % with "tf", 100.0 % with "torch"' in said
+    assert "expected one that is clearly better than the others; give --input_range" in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.thorough
+def test_a_model_that_converts_pixels_itself_is_fed_pixels(told):
+    status, said = told("rescaled.keras", "photos", "--bits", "4")
+    assert status == 0, said
+    assert "Input range: pixels, which its own layers convert." in said
+    assert "4 bits without training cost accuracy; --epochs 5 trains" in said
+
+
+@pytest.mark.thorough
+def test_training_resumes_and_keeps_the_softmax_of_the_model(told, files, tmp_path):
+    model = model_of_small_range()
+    probabilities = keras.layers.Softmax(name="softmax")(model.output)
+    keras.Model(model.input, probabilities).save(files / "softmax.keras")
+    words = ("--bits", "4", "--epochs", "1", "--input_range", "0,1", "--set", "seed=3")
+    status, said = told("softmax.keras", "photos", *words)
+    assert status == 0, said
+    assert "epoch 1/1" in said
+    content = (tmp_path / "out" / "model.tflite").read_bytes()
+    assert read_structure(content, "file").operator_counts()["SOFTMAX"] == 1
+    status, said = told("softmax.keras", "photos", *words)
+    assert (status, "This run is finished" in said) == (0, True)
+
+
+@pytest.mark.thorough
+def test_pictures_without_labels_calibrate_where_the_range_is_given(told, tmp_path):
+    status, said = told("float.keras", "plain")
+    assert status == 2
+    assert "expected them, or the range of its input; give --input_range" in said
+    assert not (tmp_path / "out").exists()
+    status, said = told("float.keras", "plain", "--input_range", "0,1")
+    assert status == 0, said
+    assert " 0 of " in said
+    model = keras.models.load_model(tmp_path / "out" / "quantized.keras", compile=False)
+    pixels = np.zeros((64, 8, 8, 3), np.uint8)
+    path = tmp_path / "out" / "model.tflite"
+    assert sat_tf.verify_tflite(model, path, pixels).codes_differing == 0
+
+
+def test_training_without_labels_is_refused_with_what_was_received(told, tmp_path):
+    words = ("--epochs", "1", "--input_range", "0,1")
+    status, said = told("float.keras", "plain", *words)
+    assert status == 2
+    assert "--images: received pictures without labels, expected pictures to train on" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_quantized_model_is_refused_with_the_command_for_it(told, files):
+    quantized = sat_tf.quantize_model(model_of_small_range(), 8)
+    quantized.save(files / "quantized.keras")
+    status, said = told("quantized.keras", "photos")
+    assert status == 2
+    assert "quantized already, expected a float one; write its file with sat-tf export" in said
