@@ -90,8 +90,9 @@ def report_errors(command: Callable[[], bool | None]) -> int:
             soft_wrap=True,
         )
         return _BAD_INPUT
-    except KeyboardInterrupt:
-        errors.print("interrupted; the files written so far are whole", style="red")
+    except KeyboardInterrupt as interrupt:
+        said = str(interrupt) or "interrupted; the files written so far are whole"
+        errors.print(said, style="red", highlight=False, markup=False, soft_wrap=True)
         return _INTERRUPTED
 
 

@@ -138,17 +138,25 @@ def unless_stopped(
 ) -> _Result | None:
     """The result of `work`; None, with a message, if SIGTERM has stopped it.
 
+    Ctrl-C saves as SIGTERM does, but the command fails, so that no other one follows.
+
     Args:
         work: may be stopped at any moment, also while it is starting.
         folder: of the run.
         console: where to say it.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C has stopped it; says that it can be resumed.
     """
     try:
-        with Interruption().catching_sigterm():
+        with Interruption().catching_signals():
             return work()
-    except Stopped:
+    except Stopped as stopped:
+        said = f"Stopped as asked; everything is saved in {folder}: the same command resumes."
+        if stopped.by_keyboard:
+            raise KeyboardInterrupt(said) from None
         console.print(
-            f"Stopped as asked; everything is saved in {folder}: the same command resumes.",
+            said,
             highlight=False,
             markup=False,
             soft_wrap=True,

@@ -1,7 +1,8 @@
-"""Stopping a run on request: SIGTERM, and the exception that ends it with everything saved."""
+"""Stopping a run on request: Ctrl-C, SIGTERM, and the exception that ends it, everything saved."""
 
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
@@ -11,30 +12,43 @@ class Stopped(BaseException):
     """A run has been asked to stop, and everything it needs to resume is saved.
 
     Like KeyboardInterrupt it is not an error, and no `except Exception` catches it.
+
+    Attributes:
+        by_keyboard: it was Ctrl-C, and not SIGTERM.
     """
+
+    def __init__(self, *, by_keyboard: bool = False) -> None:
+        super().__init__()
+        self.by_keyboard = by_keyboard
 
 
 class Interruption:
     """Whether the process has been asked to stop.
 
     Outside `deferred` the request takes effect at once, as `Stopped`: nothing can be lost there.
+    A second Ctrl-C does not wait for anything.
     """
 
     def __init__(self) -> None:
         self.requested = False
+        self._by_keyboard = False
         self._deferred = False
 
     @contextlib.contextmanager
-    def catching_sigterm(self) -> Iterator["Interruption"]:
-        """Takes SIGTERM for a request to stop, until the block ends."""
+    def catching_signals(self) -> Iterator["Interruption"]:
+        """Takes SIGTERM and Ctrl-C for requests to stop, until the block ends."""
         if threading.current_thread() is not threading.main_thread():
             yield self  # Signals reach the main thread alone.
             return
-        before = signal.signal(signal.SIGTERM, self._receive)
+        before = {
+            number: signal.signal(number, self._receive)
+            for number in (signal.SIGTERM, signal.SIGINT)
+        }
         try:
             yield self
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
@@ -47,11 +61,17 @@ class Interruption:
         self._stop_if_requested()
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
+        del frame
+        by_keyboard = number == signal.SIGINT
+        if by_keyboard and self._by_keyboard:
+            raise KeyboardInterrupt
         self.requested = True
+        self._by_keyboard |= by_keyboard
         if not self._deferred:
             self._stop_if_requested()
+        if by_keyboard:
+            print("\nStopping after this step, to save; Ctrl-C again aborts.", file=sys.stderr)
 
     def _stop_if_requested(self) -> None:
         if self.requested:
-            raise Stopped
+            raise Stopped(by_keyboard=self._by_keyboard)

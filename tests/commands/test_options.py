@@ -1,9 +1,12 @@
 import os
 
 import pytest
+import rich.console
 
-from sat_tf.commands.options import open_folder
+from sat_tf.commands import main
+from sat_tf.commands.options import open_folder, unless_stopped
 from sat_tf.messages import RunError
+from sat_tf.training.interruption import Stopped
 
 
 def test_a_folder_is_created_with_its_parents(tmp_path):
@@ -32,3 +35,13 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(RunError, match="not writable; expected a folder that is"):
         open_folder(tmp_path).__enter__()
+
+
+def test_ctrl_c_says_that_the_run_resumes_and_fails(tmp_path, capsys):
+    def stopped():
+        raise Stopped(by_keyboard=True)
+
+    console = rich.console.Console()
+    assert main.report_errors(lambda: unless_stopped(stopped, tmp_path, console)) == 130
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"everything is saved in {tmp_path}: the same command resumes." in said

@@ -72,7 +72,7 @@ def main(folder, method, overrides):
     Learner.fit = reporting
     try:
         failures = outside_failures_explained(run.folder, strategy)
-        with failures, interruption.catching_sigterm(), interruption.deferred():
+        with failures, interruption.catching_signals(), interruption.deferred():
             model = train_stage(run, "float", small_quantized_model(method))
     except Stopped:
         print("stopped", flush=True)

@@ -6,25 +6,46 @@ import pytest
 
 from sat_tf.training.interruption import Interruption, Stopped
 
-
-def ask_to_stop():
-    os.kill(os.getpid(), signal.SIGTERM)
+BOTH = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 
 
-def test_a_request_takes_effect_at_once_where_nothing_is_at_stake():
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Stopped), Interruption().catching_sigterm():
-        ask_to_stop()
-    assert signal.getsignal(signal.SIGTERM) is before
+def ask_to_stop(number=signal.SIGTERM):
+    os.kill(os.getpid(), number)
 
 
-def test_a_deferred_request_waits_for_the_end_of_the_block():
+@BOTH
+def test_a_request_takes_effect_at_once_where_nothing_is_at_stake(number):
+    before = signal.getsignal(number)
+    with pytest.raises(Stopped) as stopped, Interruption().catching_signals():
+        ask_to_stop(number)
+    assert signal.getsignal(number) is before
+    assert stopped.value.by_keyboard is (number == signal.SIGINT)
+
+
+def test_the_first_ctrl_c_waits_and_the_second_one_aborts(capsys):
     interruption, seen = Interruption(), []
 
     def work():
-        with interruption.catching_sigterm():
+        with interruption.catching_signals(), interruption.deferred():
+            ask_to_stop(signal.SIGINT)
+            seen.append("the step ends")
+            ask_to_stop(signal.SIGINT)
+            seen.append("never")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert seen == ["the step ends"]
+    assert "Ctrl-C again aborts" in capsys.readouterr().err
+
+
+@BOTH
+def test_a_deferred_request_waits_for_the_end_of_the_block(number):
+    interruption, seen = Interruption(), []
+
+    def work():
+        with interruption.catching_signals():
             with interruption.deferred():
-                ask_to_stop()
+                ask_to_stop(number)
                 seen.append(interruption.requested)
             seen.append("never")
 
@@ -37,7 +58,7 @@ def test_an_error_in_the_block_is_not_replaced_by_the_request():
     interruption = Interruption()
 
     def work():
-        with interruption.catching_sigterm(), interruption.deferred():
+        with interruption.catching_signals(), interruption.deferred():
             ask_to_stop()
             raise ValueError("broke")
 
@@ -54,7 +75,7 @@ def test_threads_other_than_the_main_one_leave_signals_alone():
 
     def work():
         try:
-            with Interruption().catching_sigterm():
+            with Interruption().catching_signals():
                 pass
         except ValueError as error:
             failures.append(error)

@@ -78,9 +78,12 @@ def test_a_killed_run_of_every_method_goes_on_bit_for_bit(method, tmp_path):
 
 
 @pytest.mark.thorough
-def test_a_run_that_is_asked_to_stop_saves_after_that_very_step_and_goes_on(alone, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_is_asked_to_stop_saves_after_that_very_step_and_goes_on(
+    number, alone, tmp_path
+):
     running = processes.start(tmp_path, *UNEVEN, "training.checkpoint_steps=null")
-    kill(running, signal.SIGTERM)
+    kill(running, number)
     (first,) = processes.finish(running)
     assert not (tmp_path / "worker0.npz").exists()
     (rest,) = processes.finish(processes.start(tmp_path, *UNEVEN, "training.checkpoint_steps=null"))

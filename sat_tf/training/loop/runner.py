@@ -252,7 +252,7 @@ def train(
             console.print("This run is finished; these are its results.", highlight=False)
             return Results.read(folder)
     interruption = Interruption()
-    with interruption.catching_sigterm(), tempfile.TemporaryDirectory() as elsewhere:
+    with interruption.catching_signals(), tempfile.TemporaryDirectory() as elsewhere:
         if config.training.deterministic_ops:
             tf.config.experimental.enable_op_determinism()
         # Dropout then draws from generators that every step can set.
