@@ -28,7 +28,9 @@ def load_model(path: pathlib.Path, *, trust: bool = False) -> "keras.Model":
     Raises:
         RunError: the file cannot be read as such.
     """
-    advice = "expected a Keras model that sat-tf has saved; train it again."
+    advice = (
+        f"expected a quantized model that sat-tf has saved, such as the {QUANTIZED_MODEL} of a run."
+    )
     return read_keras_model(path, advice, trust=trust)
 
 
@@ -44,13 +46,15 @@ def read_keras_model(path: pathlib.Path, advice: str, *, trust: bool = False) ->
         RunError: it cannot be loaded or converted, or would run code; says why.
     """
     from sat_tf.keras3.any_version import read_model
-    from sat_tf.loading.model_file import is_keras3_file
+    from sat_tf.loading.model_file import OtherFileError, is_keras3_file
     from sat_tf.loading.trust import UntrustedModelError
 
     try:
         found = read_model(path, safe_mode=not trust)
     except UntrustedModelError as error:
         raise RunError(str(error)) from error
+    except OtherFileError as error:
+        raise RunError(f"{error}.") from error
     except ValueError as error:
         # The conversion names its own fixes.
         raise RunError(str(error) if is_keras3_file(path) else f"{error}; {advice}") from error

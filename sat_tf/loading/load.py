@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sat_tf.atomic_file import expect_path
 from sat_tf.loading import saved_model, trust
 from sat_tf.loading.layer_order import check_order
-from sat_tf.loading.model_file import ModelFile, open_model_file
+from sat_tf.loading.model_file import ModelFile, OtherFileError, open_model_file
 from sat_tf.loading.tensor_functions import trusted_maker
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def load_model(path: str | os.PathLike[str], *, safe_mode: bool = True) -> "kera
 
     Raises:
         UntrustedModelError: it would run code; names what, and the switch.
+        OtherFileError: it is a file of another kind; says which, and the fix.
         ValueError: there is no such model, or it is damaged, in one line.
     """
     path = expect_path(path)
@@ -57,8 +58,8 @@ def load_model(path: str | os.PathLike[str], *, safe_mode: bool = True) -> "kera
                 return keras.models.load_model(name, compile=False)
             with trusted_maker():
                 return keras.models.load_model(name, compile=False, safe_mode=False)
-    except trust.UntrustedModelError as error:
-        raise trust.UntrustedModelError(f"{path}: {error}") from error
+    except (trust.UntrustedModelError, OtherFileError) as error:
+        raise type(error)(f"{path}: {error}") from error
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 

@@ -20,6 +20,40 @@ _LARGEST_RATIO = 1100
 _ALWAYS_READ_BYTES = 2**24
 
 
+class OtherFileError(ValueError):
+    """A whole file of another kind than a Keras model; the message says which, and the fix."""
+
+
+# By a name's end, what else is given for a model.
+_OTHERS = {
+    (".tflite",): (
+        "a TFLite file, expected the Keras model that it was exported from; the file itself is for "
+        "sat-tf verify and sat-tf evaluate"
+    ),
+    (".yaml", ".yml"): (
+        "a YAML file, expected a Keras model; a configuration is for sat-tf train --config, and a "
+        "policy for --policy"
+    ),
+    (".onnx", ".pt", ".pth", ".safetensors", ".ckpt"): (
+        "a file of another library, expected a Keras model; build it in Keras, set its weights, "
+        "and save it with model.save('model.keras')"
+    ),
+    (".weights.h5",): (
+        "weights without their model, expected both; build the model, load them with "
+        "model.load_weights(path), and save it with model.save('model.keras')"
+    ),
+}
+_TFLITE = b"TFL3"
+
+
+def _other_kind(path: pathlib.Path) -> str | None:
+    """What a file is that is no Keras model, and the fix; by its content, or else its name."""
+    with path.open("rb") as file:
+        head = file.read(8)
+    name = ".tflite" if head[4:] == _TFLITE else path.name.lower()
+    return next((text for ends, text in _OTHERS.items() if name.endswith(ends)), None)
+
+
 @dataclasses.dataclass(frozen=True)
 class ModelFile:
     """A `.keras` or HDF5 file.
@@ -70,12 +104,23 @@ def open_model_file(path: str | os.PathLike[str]) -> ModelFile:
         path: any path.
 
     Raises:
+        OtherFileError: it is a file of another kind.
         ValueError: it is not a file, it is damaged, it holds no whole model, or it would take far
             more memory than its size.
     """
     path = expect_path(path)
     if not path.is_file():  # a pipe would wait for its writer
         raise ValueError("received a path without a readable file, expected a .keras or HDF5 file")
+    try:
+        return _opened(path)
+    except Exception as error:
+        if other := _other_kind(path):
+            raise OtherFileError(f"received {other}") from error
+        raise
+
+
+def _opened(path: pathlib.Path) -> ModelFile:
+    """The head of a file; raises ValueError as `open_model_file` does."""
     try:
         if _is_hdf5(path):
             version, text, weight_bytes = _read_hdf5(path)

@@ -11,7 +11,7 @@ from sat_tf import models
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, check_one_of_each
 from sat_tf.keras3.any_version import read_model
-from sat_tf.loading.model_file import check_arrays, is_keras3_file
+from sat_tf.loading.model_file import OtherFileError, check_arrays, is_keras3_file
 from sat_tf.loading.saved_model import is_saved_model
 from sat_tf.loading.trust import UntrustedModelError
 from sat_tf.messages import RunError, list_problems
@@ -51,6 +51,8 @@ def read_classifier(
         model = read_model(path, safe_mode=safe_mode).model
     except UntrustedModelError as error:
         raise RunError(f"{key}={error}") from error
+    except OtherFileError as error:
+        raise RunError(f"{key}={error}.") from error
     except ValueError as error:
         problem = f"{key}={str(path)!r}: {str(error).removeprefix(f'{path}: ')}"
         if not is_keras3_file(path):  # the conversion names its own fixes
