@@ -4,6 +4,7 @@ import difflib
 import sys
 import warnings
 from collections.abc import Iterable
+from typing import Any
 
 
 class RunError(ValueError):
@@ -48,6 +49,14 @@ def kind_of(thing: object) -> str:
     """
     name = type(thing).__name__
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
+def is_standard_error(stream: Any) -> bool:
+    """Returns whether a stream is the standard error of the process, and not a notebook's."""
+    try:
+        return bool(stream.fileno() == 2)
+    except (AttributeError, OSError, ValueError):  # none, closed, or no file
+        return False
 
 
 def reason_of(error: BaseException) -> str:

@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "core": set(),
     "quantizers": {"core"},
     "graph": {"core", "loading"},
-    "qat": {"core", "graph", "quantizers", "data"},
+    "qat": {"core", "graph", "quantizers", "data", "presentation"},
     "export": {"core", "graph", "quantizers", "qat", "presentation"},
     "loading": set(),
     "keras3": {"graph", "quantizers", "qat", "loading"},

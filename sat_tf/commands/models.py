@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from sat_tf.commands.noise import hide_noise
 from sat_tf.commands.options import add_trust
 from sat_tf.messages import RunError, did_you_mean
 from sat_tf.training.config.sections import MODEL_OPTIONS
@@ -64,9 +65,11 @@ def read_keras_model(path: pathlib.Path, advice: str, *, trust: bool = False) ->
 
 
 def quiet_tensorflow() -> None:
-    """Silences TensorFlow's hardware notes; to be called before it is loaded."""
+    """Silences notes of TensorFlow, LiteRT and libjpeg; to be called before they are loaded."""
     # They would break the progress bar. Users who want them set the variable themselves.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if "TF_CPP_MIN_LOG_LEVEL" not in os.environ:
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+        hide_noise()
 
 
 def compute_on_one_thread() -> None:

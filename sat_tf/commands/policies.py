@@ -5,7 +5,8 @@ import pathlib
 from typing import Any
 
 from sat_tf.messages import RunError, list_problems, listed_problems
-from sat_tf.qat.policy import OLD_INPUT_RANGE, BitPolicy
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.policy_fields import OLD_INPUT_RANGE
 from sat_tf.training.config.config import load_yaml, read_yaml_text
 
 

@@ -5,34 +5,19 @@ from rich.console import Console
 from rich.text import Text
 
 from sat_tf.export.certificate.certificate import Certificate
+from sat_tf.export.certificate.counts import RUNTIME_TITLES, runtime_table, shown_share
 from sat_tf.export.certificate.holds import verdict_of
 from sat_tf.export.certificate.outputs import OutputCount
-from sat_tf.export.certificate.page import (
-    RUNTIME_TITLES,
-    RuntimeRow,
-    measured_on,
-    runtime_columns,
-    shown_share,
-)
-from sat_tf.presentation.tables import Column, Table, digits
+from sat_tf.presentation.tables import Column, Table, digits, marked_text
 
 _MOST_TENSORS_LISTED = 10
 
 
 def print_certificate(certificate: Certificate, path: str, console: Console) -> None:
     """Prints the verdict, a line for each runtime, and the tensors that differ."""
-    colour = "red" if certificate.codes_differing else "green"
-    where = ""
-    if certificate.machine is not None and not certificate.is_portable:
-        where = f" on {certificate.machine.architecture}"
-        colour = "red" if certificate.codes_differing else "yellow"
     verdict = Text.assemble(
         f"{path}: ",
-        (
-            f"{certificate.codes_differing:,} of {certificate.codes_compared:,} codes differ"
-            f"{where}",
-            colour,
-        ),
+        marked_text(certificate.verdict),
         f" ({certificate.num_images:,} images, {len(certificate.codes)} tensors)",
     )
     if certificate.trained:
@@ -48,7 +33,9 @@ def print_certificate(certificate: Certificate, path: str, console: Console) -> 
             markup=False,
             soft_wrap=True,
         )
-    console.print(_runtimes(certificate))
+    console.print(
+        runtime_table(certificate.runtimes, certificate.reference, certificate.top1).to_rich()
+    )
     if len(certificate.runtimes["xnnpack"].outputs) > 1:
         console.print(_outputs(certificate))
     for name, reason in certificate.refused.items():
@@ -68,24 +55,11 @@ def _print_where_it_holds(certificate: Certificate, console: Console) -> None:
     colour = "green" if certificate.is_portable else "yellow"
     for line, style in (
         (verdict_of(certificate.holds), colour),
-        (measured_on(certificate), None),
+        (certificate.measured_on, None),
         *((f"Note: {warning}", "yellow") for warning in certificate.warnings),
     ):
         if line:
             console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
-
-
-def _runtimes(certificate: Certificate) -> rich.table.Table:
-    rows = [
-        RuntimeRow(name, name, count, count.top1) for name, count in certificate.runtimes.items()
-    ]
-    titles = {"quantized": "Keras", "simulation": "simulation", "float": "float model"}
-    rows += [
-        RuntimeRow(title, "", None, certificate.top1[name])
-        for name, title in titles.items()
-        if name in certificate.top1
-    ]
-    return Table(columns=runtime_columns(certificate), rows=rows).to_rich()
 
 
 def _outputs(certificate: Certificate) -> rich.table.Table:

@@ -37,7 +37,7 @@ def verify_file(
     certificate_path: str | os.PathLike[str] | None = None,
     runtimes: Iterable[str] = USUAL_RUNTIMES,
     images_from: ImagesFrom = GIVEN,
-    progress: bool = False,
+    progress: bool = True,
 ) -> Certificate:
     """Proves that LiteRT computes the integers that a file stands for, tensor by tensor.
 
@@ -53,7 +53,7 @@ def verify_file(
         certificate_path: see `sat_tf.verify_tflite`.
         runtimes: see `sat_tf.verify_tflite`.
         images_from: where the images come from, for the certificate.
-        progress: show a bar.
+        progress: see `sat_tf.verify_tflite`.
 
     Returns:
         A `Certificate`. A difference is counted in it, not raised.
@@ -126,7 +126,7 @@ def recheck(
     images: np.ndarray | None = None,
     *,
     runtimes: Iterable[str] = USUAL_RUNTIMES,
-    progress: bool = False,
+    progress: bool = True,
 ) -> Recheck:
     """Checks a file against its certificate, on the same images.
 
@@ -135,7 +135,7 @@ def recheck(
         recorded: its certificate.
         images: those the certificate was made with; None draws them again where they were random.
         runtimes: see `sat_tf.verify_tflite`.
-        progress: show a bar.
+        progress: see `sat_tf.verify_tflite`.
 
     Returns:
         A `Recheck`. A code that differs is counted in it, not raised.

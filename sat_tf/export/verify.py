@@ -138,7 +138,7 @@ def verify_tflite(
     certificate_path: str | os.PathLike[str] | None = None,
     runtimes: Iterable[str] = USUAL_RUNTIMES,
     images_from: ImagesFrom = GIVEN,
-    progress: bool = False,
+    progress: bool = True,
 ) -> Certificate:
     """Proves that LiteRT computes the integers of a quantized model, tensor by tensor.
 
@@ -168,7 +168,7 @@ def verify_tflite(
             installed (`pip install 'sat-tf[micro]'`); and, simulated, "arm_xnnpack",
             "arm_xnnpack_unfused" and "arm_builtin".
         images_from: where the images come from, for the certificate.
-        progress: show a bar.
+        progress: show a bar if it takes more than two seconds, on a terminal or in a notebook.
 
     Returns:
         A `Certificate`. A difference is counted in it, not raised.

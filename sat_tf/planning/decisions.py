@@ -11,7 +11,8 @@ from sat_tf.graph.network import Network
 from sat_tf.planning.planned_model import ActivationPlan, Fate, WeightPlan
 from sat_tf.qat.inputs import changes, find_folds
 from sat_tf.qat.placement import Placement
-from sat_tf.qat.policy import BitPolicy, fitting_grid
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.policy_fields import fitting_grid
 from sat_tf.qat.requantize import channel_problems, with_inputs_of
 from sat_tf.quantizers.input_range import INPUT_TYPES, InputRange
 from sat_tf.quantizers.protocol import ActivationQuantizer, SatQuantizer, WeightQuantizer

@@ -6,13 +6,14 @@ from typing import Any
 
 from sat_tf.planning.pictures import write_diagram
 from sat_tf.planning.plan_page import write_page
-from sat_tf.planning.plan_table import plan_text
+from sat_tf.planning.plan_table import layers, plan_text, reasons, summary, verdict
 from sat_tf.planning.planned_model import LayerPlan, PlannedModel, shape_text
-from sat_tf.presentation.tables import RowTable
+from sat_tf.presentation.notebook import Displayed
+from sat_tf.presentation.tables import Cell, Marked, RowTable, Table
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan(PlannedModel, RowTable):
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Plan(PlannedModel, RowTable, Displayed):
     """The plan of a model; see `PlannedModel` for its attributes."""
 
     def to_rows(self) -> list[dict[str, Any]]:
@@ -32,6 +33,21 @@ class Plan(PlannedModel, RowTable):
 
     def __str__(self) -> str:
         return self.table()
+
+    def _headline(self) -> Marked:
+        return Marked(f"{self.model} {verdict(self).words}", verdict(self).kind)
+
+    def _tables(self) -> dict[str, Table[LayerPlan]]:
+        return {"Quantization plan": layers(self)}
+
+    def _notes(self) -> list[Cell]:
+        problems = (*self.problems, *self.export_problems)
+        return [
+            *(Marked(problem, "bad") for problem in problems),
+            *summary(self),
+            *reasons(self),
+            *(f"note: {note}" for note in self.notes),
+        ]
 
     def write_page(self, path: str | os.PathLike[str]) -> None:
         """Writes a page with the diagram and the table: one file of HTML, with nothing to load.

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from sat_tf.messages import first_ones
 from sat_tf.planning.planned_model import Export, Fate, LayerPlan, PlannedModel
-from sat_tf.presentation.tables import Cell, Column, Table, printed
+from sat_tf.presentation.tables import Cell, Column, Marked, Table, marked_text, printed
 
 _WIDTH = 160
 _WIDE = 120
@@ -46,8 +46,7 @@ def plan_text(plan: PlannedModel, width: int | None = None) -> str:
 def print_plan(plan: PlannedModel, console: Console) -> None:
     """Prints the layers, the sums, and the problems."""
     console.print(_table(plan, wide=console.width >= _WIDE))
-    color = "red" if plan.problems or plan.export_problems else "green"
-    console.print(Text.assemble(f"{plan.model}: ", (verdict(plan), color)), soft_wrap=True)
+    console.print(Text.assemble(f"{plan.model}: ", marked_text(verdict(plan))), soft_wrap=True)
     for line in summary(plan):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     if plan.problems:
@@ -65,8 +64,12 @@ def print_plan(plan: PlannedModel, console: Console) -> None:
         console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
 
 
-def verdict(plan: PlannedModel) -> str:
+def verdict(plan: PlannedModel) -> Marked:
     """Whether the model can be quantized and exported, in a few words."""
+    return Marked(_verdict(plan), "bad" if plan.problems or plan.export_problems else "good")
+
+
+def _verdict(plan: PlannedModel) -> str:
     if plan.problems:
         return f"cannot be quantized as asked: {_count(len(plan.problems), 'problem')}"
     if plan.export_problems:
@@ -112,15 +115,19 @@ def _operations(plan: PlannedModel) -> str:
 
 
 def _table(plan: PlannedModel, *, wide: bool) -> rich.table.Table:
+    title = f"{plan.model}: quantization plan"
+    return layers(plan, wide=wide).to_rich(title=title, title_justify="left", box=SIMPLE_HEAD)
+
+
+def layers(plan: PlannedModel, *, wide: bool = True) -> Table[LayerPlan]:
+    """The layers, and the sums below them."""
     numbers = NUMBERS if wide else NUMBERS[2:]
-    whole = Table(
+    return Table(
         columns=[*_WORDS, *numbers],
         rows=plan.rows,
         kind=lambda row: _KINDS.get(row.fate, ""),
         totals=["in all", *[""] * (len(_WORDS) - 1), *totals(plan, numbers)],
     )
-    title = f"{plan.model}: quantization plan"
-    return whole.to_rich(title=title, title_justify="left", box=SIMPLE_HEAD)
 
 
 def totals(plan: PlannedModel, numbers: Iterable[Column[Any]]) -> list[Cell]:

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import tf_keras as keras
 from sat_tf.graph import functions, layer_kinds
 from sat_tf.graph.network import Network, Node
 from sat_tf.messages import first_ones
+from sat_tf.presentation.progress_bar import Advance, image_bar
 from sat_tf.qat.calibration_images import Images, gather, in_batches, observe_pixels
 from sat_tf.qat.layout import in_inference, inner_layer, quantized_network
 from sat_tf.qat.wrapper import QuantizedLayer
@@ -139,6 +140,7 @@ def calibrate(
     num_images: int = 512,
     clipping_levels: bool = True,
     batch_normalization: bool = True,
+    progress: bool = True,
 ) -> keras.Model:
     """Fits a quantized model to data without training it.
 
@@ -167,6 +169,7 @@ def calibrate(
         num_images: how many to use at most; 64 and more give usable statistics.
         clipping_levels: set the clipping levels.
         batch_normalization: fit the statistics of BatchNormalization.
+        progress: show a bar if it takes more than two seconds, on a terminal or in a notebook.
 
     Returns:
         The model itself.
@@ -178,20 +181,48 @@ def calibrate(
     """
     network = quantized_network(model, when="first")
     images = gather(dataset, num_images, network)
-    batches = in_batches(images)
+    batches: Collection[Images] = in_batches(images)
     observe_pixels(images, network, len(batches))
-    # First of all, because what the first layers read depends on it.
-    _observe_ranges(network, batches, of_inputs=True)
-    _warn_of_coarse_features(network, images)
     norms = _norms(network) if batch_normalization else []
-    if clipping_levels and norms:
-        _fit_both(network, batches, norms)
-    elif clipping_levels:
-        _set_clipping_levels(network, batches)
-    elif norms:
-        _estimate_statistics(network, batches, _call)
-    _observe_ranges(network, batches, of_inputs=False)
+    passes = _PASSES[clipping_levels, bool(norms)]
+    passes += sum(bool(_observing(network, of_inputs=of_inputs)) for of_inputs in (True, False))
+    total = passes * sum(len(batch[0]) for batch in batches)
+    with image_bar("calibrating", total, shown=progress) as advance:
+        batches = _Counted(batches, advance)
+        # First of all, because what the first layers read depends on it.
+        _observe_ranges(network, batches, of_inputs=True)
+        _warn_of_coarse_features(network, images)
+        if clipping_levels and norms:
+            _fit_both(network, batches, norms)
+        elif clipping_levels:
+            _set_clipping_levels(network, batches)
+        elif norms:
+            _estimate_statistics(network, batches, _call)
+        _observe_ranges(network, batches, of_inputs=False)
     return model
+
+
+# How often the images are run through the network, by whether clipping levels and statistics are
+# fitted.
+_PASSES = {(True, True): 4, (True, False): 1, (False, True): 1, (False, False): 0}
+
+
+class _Counted(Collection[Images]):
+    """Batches that advance a bar whenever one of them has been run."""
+
+    def __init__(self, batches: Collection[Images], advance: Advance) -> None:
+        self._batches, self._advance = batches, advance
+
+    def __iter__(self) -> Iterator[Images]:
+        for images in self._batches:
+            yield images
+            self._advance(len(images[0]))
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __contains__(self, images: object) -> bool:
+        return images in self._batches
 
 
 def estimate_statistics(model: keras.Model, dataset: Any, *, num_images: int = 512) -> keras.Model:
@@ -238,7 +269,7 @@ def _run(
                 del tensors[name]
 
 
-def _set_clipping_levels(network: Network, batches: list[Images]) -> None:
+def _set_clipping_levels(network: Network, batches: Collection[Images]) -> None:
     samples: dict[str, Sample] = {}
 
     def call(node: Node, inputs: Any) -> tf.Tensor:
@@ -294,7 +325,9 @@ def _norms(network: Network) -> list[keras.layers.Layer]:
     return list(found.values())
 
 
-def _fit_both(network: Network, batches: list[Images], norms: list[keras.layers.Layer]) -> None:
+def _fit_both(
+    network: Network, batches: Collection[Images], norms: list[keras.layers.Layer]
+) -> None:
     """Clipping levels, and statistics for the quantized network: see `best_statistics`."""
     own = read_statistics(norms)
     try:
@@ -322,7 +355,7 @@ def _fit_both(network: Network, batches: list[Images], norms: list[keras.layers.
 
 def _measured_statistics(
     network: Network,
-    batches: list[Images],
+    batches: Collection[Images],
     norms: list[keras.layers.Layer],
     call: Callable[[Node, Any, bool], tf.Tensor],
 ) -> list[Statistics]:
@@ -331,7 +364,7 @@ def _measured_statistics(
 
 
 def _estimate_statistics(
-    network: Network, batches: list[Images], call: Callable[[Node, Any, bool], tf.Tensor]
+    network: Network, batches: Collection[Images], call: Callable[[Node, Any, bool], tf.Tensor]
 ) -> None:
     norms = {id(node.layer): inner_layer(node.layer) for node in network if _is_norm(node)}
     momenta = {key: norm.momentum for key, norm in norms.items()}
@@ -353,22 +386,16 @@ def _estimate_statistics(
             norm.momentum = momenta[key]
 
 
-def _observe_ranges(network: Network, batches: list[Images], *, of_inputs: bool) -> None:
+def _observe_ranges(network: Network, batches: Collection[Images], *, of_inputs: bool) -> None:
     """Gives the observers of inputs, or all others, the range of all batches."""
-
-    def observes(node: Node) -> bool:
-        quantizer = _output_quantizer(node)
-        if quantizer is None or not quantizer.observes_range:
-            return False
-        return (quantizer.input_type is not None) is of_inputs
-
-    if not any(map(observes, network)):
+    observing = _observing(network, of_inputs=of_inputs)
+    if not observing:
         return
     ranges: dict[str, list[float]] = {}
 
     def call(node: Node, inputs: Any) -> tf.Tensor:
         layer = node.layer
-        if observes(node):
+        if node.name in observing:
             before = layer.before_quantization(inputs)
             seen = ranges.setdefault(node.name, [0.0, 0.0])
             seen[0] = min(seen[0], float(tf.reduce_min(before)))
@@ -382,6 +409,18 @@ def _observe_ranges(network: Network, batches: list[Images], *, of_inputs: bool)
         variables["lowest"].assign(lowest)
         variables["highest"].assign(highest)
         variables["observations"].assign(float(len(batches)))
+
+
+def _observing(network: Network, *, of_inputs: bool) -> set[str]:
+    """The nodes whose range is observed: those of inputs, or all others."""
+    quantizers = {node.name: _output_quantizer(node) for node in network}
+    return {
+        name
+        for name, quantizer in quantizers.items()
+        if quantizer is not None
+        and quantizer.observes_range
+        and (quantizer.input_type is not None) is of_inputs
+    }
 
 
 def _warn_of_coarse_features(network: Network, images: Images) -> None:

@@ -9,7 +9,8 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.messages import did_you_mean, list_problems
-from sat_tf.qat.policy import PER_LAYER_FIELDS, BitPolicy, check_fields, plain_numbers, warn_of
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.policy_fields import PER_LAYER_FIELDS, check_fields, plain_numbers, warn_of
 from sat_tf.quantizers.pact import ClippingQuantizer
 from sat_tf.quantizers.protocol import (
     ActivationQuantizer,

@@ -1,19 +1,31 @@
 """The policy: how many bits each kind of tensor gets, and by which variant of the method."""
 
 import dataclasses
-import difflib
 import fnmatch
 import functools
-import importlib
-import math
-import numbers
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from sat_tf.core.clipping_gradients import CLIPPING_GRADIENTS
-from sat_tf.core.grid_table import AUTOMATIC, GRIDS, Grid
-from sat_tf.messages import did_you_mean, list_problems, warn
+from sat_tf.messages import did_you_mean, list_problems
+from sat_tf.presentation.notebook import Displayed
+from sat_tf.presentation.tables import Column, Marked, Table
+from sat_tf.qat.policy_fields import (
+    DEFAULT_QUANTIZERS,
+    FIELDS,
+    OLD_INPUT_RANGE,
+    PER_LAYER_FIELDS,
+    UNSTATED_RANGE,
+    check_fields,
+    field_problems,
+    fitting_grid,
+    is_bits,
+    is_positive,
+    pair_problems,
+    plain_numbers,
+    quantizer_problems,
+    warn_of,
+)
 from sat_tf.quantizers.input_range import (
     INPUT_TYPES,
     NO_CHANGE,
@@ -22,253 +34,7 @@ from sat_tf.quantizers.input_range import (
     plain_range,
     range_of,
     range_problem,
-    type_problem,
 )
-
-# What a model is fed where nobody says so. Known by its identity, so that `requantize` can tell a
-# policy that leaves a model its range from one that gives it another.
-_PIXELS = (0.0, 255.0)
-# The old name of input_range=(0, input_max).
-OLD_INPUT_RANGE = "input_max"
-
-GRID_NAMES = (*AUTOMATIC, *GRIDS)
-
-
-def fitting_grid(grid: str, num_bits: int | None) -> str:
-    """The grid itself, or "auto" where int8 does not hold its codes at these bits.
-
-    >>> fitting_grid("rounded", 7), fitting_grid("rounded", 8)
-    ('rounded', 'auto')
-    """
-    fits = grid in AUTOMATIC or num_bits is None or GRIDS[grid].fits_int8(num_bits)
-    return grid if fits else "auto"
-
-
-def _beyond_int8(grid: str, num_bits: int) -> str:
-    return (
-        f"{num_bits}-bit codes of the {grid} grid reach {GRIDS[grid].largest_code(num_bits)} and "
-        "do not fit int8: the model could be trained, but not exported"
-    )
-
-
-_OTHER_GRIDS = "use 'auto' (narrow at 8 bits, DoReFa below), or 7 bits"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Field:
-    """What a field of the policy accepts."""
-
-    accepts: Callable[[Any], bool]
-    expected: str
-    per_layer: bool = False
-
-    def find_problem(self, value: Any) -> str | None:
-        """What is wrong with a value; None where it is accepted."""
-        return None if self.accepts(value) else f"expected {self.expected}."
-
-
-@dataclasses.dataclass(frozen=True)
-class _InputField(_Field):
-    """A field of inputs, whose values are wrong in ways of their own."""
-
-    problem_of: Callable[[Any], str | None] = range_problem
-
-    def find_problem(self, value: Any) -> str | None:
-        problem = self.problem_of(value)
-        return problem and f"{problem}."
-
-
-def plain_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same values with NumPy's numbers as Python's, which any file format can hold."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, bool) or not isinstance(value, numbers.Real):
-            return value
-        return int(value) if isinstance(value, numbers.Integral) else float(value)
-
-    return {name: plain(value) for name, value in values.items()}
-
-
-def _is_bits(value: Any, fewest: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and fewest <= value <= 8
-
-
-def _is_positive(value: Any) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value) and value > 0
-
-
-def _is_level(value: Any) -> bool:
-    return value is None or _is_positive(value)
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_options(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
-
-
-_QUANTIZER_NAME = "the name of a quantizer"
-_OPTIONS = "a mapping of the quantizer's options by name"
-_LEVEL = "a positive number, or None (what the model's weights tell)"
-
-
-def _bits_or_none(meaning: str, fewest: int = 1) -> _Field:
-    return _Field(
-        lambda value: value is None or _is_bits(value, fewest),
-        f"an integer from {fewest} to 8, or None ({meaning})",
-        per_layer=True,
-    )
-
-
-def _one_of(*names: str, per_layer: bool = True) -> _Field:
-    return _Field(lambda value: value in names, f"one of {', '.join(names)}", per_layer)
-
-
-_FIELDS: dict[str, _Field] = {
-    "weight_bits": _bits_or_none("not rounded"),
-    "activation_bits": _bits_or_none("activations stay float"),
-    "first_last_weight_bits": dataclasses.replace(
-        _bits_or_none("same as weight_bits"), per_layer=False
-    ),
-    "stream_bits": _bits_or_none("streams stay float", fewest=2),
-    "requantize_streams": _Field(
-        lambda value: isinstance(value, bool), "True or False", per_layer=True
-    ),
-    "weight_grid": _one_of(*GRID_NAMES),
-    "first_last_weight_grid": _Field(
-        lambda value: value is None or value in GRID_NAMES,
-        f"one of {', '.join(GRID_NAMES)}, or None (weight_grid, where int8 holds its codes)",
-    ),
-    "weight_range": _one_of("layer", "channel"),
-    "detach_max": _Field(lambda value: isinstance(value, bool), "True or False", per_layer=True),
-    "rescale": _one_of("constant", "stddev", "none"),
-    "clipping_gradient": _one_of(*CLIPPING_GRADIENTS),
-    "clipping_level_rate": _Field(
-        _is_positive, "a positive number: 1 is the learning rate of the weights"
-    ),
-    "initial_clipping_level": _Field(_is_level, _LEVEL, per_layer=True),
-    "initial_classifier_clipping_level": _Field(_is_level, _LEVEL),
-    "weight_quantizer": _Field(_is_name, _QUANTIZER_NAME, per_layer=True),
-    "weight_options": _Field(_is_options, _OPTIONS, per_layer=True),
-    "activation_quantizer": _Field(_is_name, _QUANTIZER_NAME, per_layer=True),
-    "activation_options": _Field(_is_options, _OPTIONS, per_layer=True),
-    "input_range": _InputField(lambda value: range_problem(value) is None, "a range"),
-    "input_type": _InputField(
-        lambda value: type_problem(value) is None, "a type", problem_of=type_problem
-    ),
-    "latent_start": _one_of("keep_function", "as_is", per_layer=False),
-    "unsupported": _one_of("error", "float", per_layer=False),
-}
-
-PER_LAYER_FIELDS = tuple(name for name, field in _FIELDS.items() if field.per_layer)
-
-
-def check_fields(values: Mapping[str, Any]) -> list[str]:
-    """Returns what is wrong with these policy fields, one line a problem."""
-    return _field_problems(values) + _pair_problems(values) + _quantizer_problems(values)
-
-
-def _field_problems(values: Mapping[str, Any]) -> list[str]:
-    """What is wrong with single fields."""
-    problems = []
-    for name, value in values.items():
-        field = _FIELDS.get(name)
-        if field is None:
-            known = (*_FIELDS, "overrides")
-            problems.append(f"{name} is not a field. {did_you_mean(name, known)}")
-        elif problem := field.find_problem(value):
-            hint = ""
-            if isinstance(value, str) and (near := difflib.get_close_matches(value, _names(name))):
-                hint = f" Did you mean {near[0]}?"
-            problems.append(f"{name}={value!r}: {problem}{hint}")
-    return problems
-
-
-def _pair_problems(values: Mapping[str, Any]) -> list[str]:
-    """What is wrong with combinations of bits and grid in one layer."""
-    problems = []
-    # Float activations or streams are the paper's setting, for experiments; integers are for files.
-    integers = all(values.get(name) is not None for name in ("activation_bits", "stream_bits"))
-    for bits_name, grid_name, bits, grid in _pairs(values):
-        both = f"{bits_name}={bits} with {grid_name}={grid!r}"
-        if bits is not None and grid not in AUTOMATIC and bits < GRIDS[grid].fewest_bits:
-            problems.append(
-                f"{both}: that grid has a single value at {bits} bit; use {grid_name}='dorefa', or "
-                f"{GRIDS[grid].fewest_bits} bits and more."
-            )
-        elif integers and fitting_grid(grid, bits) != grid:
-            problems.append(
-                f"{both}: {_beyond_int8(grid, bits)}; {_OTHER_GRIDS}; or stream_bits=None, as "
-                "BitPolicy.paper has it, to train without exporting."
-            )
-    return problems
-
-
-# Those of a policy that names none; they take no options.
-_DEFAULT_QUANTIZERS = {"weight": "dorefa", "activation": "pact"}
-
-
-def _quantizer_problems(values: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the names of quantizers, and what these say of their options."""
-    problems = []
-    for kind, default in _DEFAULT_QUANTIZERS.items():
-        name, options = values.get(f"{kind}_quantizer", default), values.get(f"{kind}_options", {})
-        if not _is_name(name) or not _is_options(options) or (name == default and not options):
-            continue
-        # Only now, because quantizers need TensorFlow, and policies of the default ones do not.
-        # And TFMOT first: Keras learns of our layers while that is imported, for which the table
-        # must be there.
-        importlib.import_module("tensorflow_model_optimization")
-        table = importlib.import_module("sat_tf.quantizers.table")
-        problems += getattr(table, f"{kind}_quantizer_problems")(name, options)
-        if kind == "weight":
-            problems += table.weight_field_problems(name, values)
-    return problems
-
-
-def _pairs(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Any, Any]]:
-    """Names and values of the bits and grids of a layer, as far as these fields tell."""
-    named = ("weight_bits", "first_last_weight_bits", "weight_grid", "first_last_weight_grid")
-    known = {name: values.get(name) for name in named}
-    # What a field says against its value is said elsewhere.
-    valid = {name: None if _FIELDS[name].find_problem(v) else v for name, v in known.items()}
-    bits, end_bits, grid, end_grid = valid.values()
-    if isinstance(grid, str):
-        yield "weight_bits", "weight_grid", bits, grid
-    if isinstance(end_grid, str):
-        name = "weight_bits" if end_bits is None else "first_last_weight_bits"
-        yield name, "first_last_weight_grid", bits if end_bits is None else end_bits, end_grid
-    elif isinstance(grid, str) and end_bits is not None:
-        yield "first_last_weight_bits", "weight_grid", end_bits, fitting_grid(grid, end_bits)
-
-
-def warn_of(*settings: Mapping[str, Any]) -> None:
-    """Warns once of each grid in these policy fields that trains badly at its bits."""
-    used: set[tuple[Any, Any]] = set()
-    for fields in settings:
-        if fields.get("weight_bits") is not None:  # else first and last layer are not rounded too
-            used |= {(grid, bits) for _, _, bits, grid in _pairs(fields)}
-    for grid, row in GRIDS.items():
-        for caution_bits, text in _cautions(row).items():
-            if any(name == grid and caution_bits in (None, bits) for name, bits in used):
-                warn(text)
-
-
-def _cautions(grid: Grid) -> dict[int | None, str]:
-    beyond = {
-        bits: f"weight_grid={grid.name!r}: {_beyond_int8(grid.name, bits)}; to export it, "
-        f"{_OTHER_GRIDS}"
-        for bits in range(grid.fewest_bits, 9)
-        if not grid.fits_int8(bits)
-    }
-    return beyond | dict(grid.cautions)
-
-
-def _names(field: str) -> list[str]:
-    return _FIELDS[field].expected.removeprefix("one of ").split(", ")
 
 
 def _frozen(value: Any) -> Any:
@@ -310,7 +76,7 @@ def _naming_all_problems(policy: type[_Policy]) -> type[_Policy]:
     @functools.wraps(make)
     def checked(self: Any, *unnamed: Any, **fields: Any) -> None:
         fields = _in_one_spelling(fields)
-        if unnamed or not fields.keys() <= {*_FIELDS, "overrides"}:
+        if unnamed or not fields.keys() <= {*FIELDS, "overrides"}:
             problems = [
                 f"{value!r}: received a value without a name, expected fields by their names; "
                 f"write {policy.__name__}(weight_bits=..., activation_bits=...), or "
@@ -325,8 +91,8 @@ def _naming_all_problems(policy: type[_Policy]) -> type[_Policy]:
 
 
 @_naming_all_problems
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BitPolicy:
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class BitPolicy(Displayed):
     """What `SatQuantizeScheme` quantizes, and how. Frozen; change it with `dataclasses.replace`.
 
     >>> BitPolicy(weight_bits=4, activation_bits=4).stream_bits
@@ -422,7 +188,7 @@ class BitPolicy:
     weight_options: Mapping[str, Any] = dataclasses.field(default_factory=lambda: _Frozen({}))
     activation_quantizer: str = "pact"
     activation_options: Mapping[str, Any] = dataclasses.field(default_factory=lambda: _Frozen({}))
-    input_range: Any = _PIXELS
+    input_range: Any = UNSTATED_RANGE
     input_type: Any = None
     latent_start: str = "keep_function"
     unsupported: str = "error"
@@ -440,7 +206,7 @@ class BitPolicy:
             object.__setattr__(self, "input_range", plain)
         if isinstance(self.input_type, Mapping):
             object.__setattr__(self, "input_type", _Frozen(self.input_type))
-        for kind in _DEFAULT_QUANTIZERS:
+        for kind in DEFAULT_QUANTIZERS:
             name = f"{kind}_options"
             object.__setattr__(self, name, _Frozen(getattr(self, name)))
         frozen = _Frozen(
@@ -549,12 +315,12 @@ class BitPolicy:
     @property
     def states_input_range(self) -> bool:
         """Whether `input_range` was given, and not left as it is."""
-        return self.input_range is not _PIXELS
+        return self.input_range is not UNSTATED_RANGE
 
     def range_of(self, input_name: str) -> InputRange:
         """What one of the model's inputs is fed."""
         if isinstance(self.input_range, Mapping):
-            return range_of(self.input_range.get(input_name, _PIXELS))
+            return range_of(self.input_range.get(input_name, UNSTATED_RANGE))
         return range_of(self.input_range)
 
     def type_of(self, input_name: str) -> str:
@@ -589,8 +355,38 @@ class BitPolicy:
         plain = {name: _listed(value) for name, value in self._plain_fields().items()}
         return {**plain, "overrides": overrides}
 
+    def changes(self) -> dict[str, Any]:
+        """The fields that are not as `BitPolicy()` has them; `BitPolicy(**d)` is the policy.
+
+        >>> BitPolicy.mobile(3, rescale="none").changes()
+        {'weight_bits': 3, 'activation_bits': 3, 'rescale': 'none'}
+        """
+        usual = BitPolicy()
+        values = {**self._plain_fields(), "overrides": self.overrides}
+        return {
+            name: value
+            for name, value in values.items()
+            if value != getattr(usual, name) or (name == "input_range" and self.states_input_range)
+        }
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={value!r}" for name, value in self.changes().items())
+        return f"{type(self).__name__}({fields})"
+
+    def _headline(self) -> Marked:
+        return Marked(repr(self), "code")
+
+    def _tables(self) -> dict[str, Table[tuple[str, Any]]]:
+        changes = self.changes()
+        columns: list[Column[tuple[str, Any]]] = [
+            Column("field", lambda row: Marked(row[0], "name" if row[0] in changes else "")),
+            Column("value", lambda row: Marked(repr(row[1]), "code")),
+        ]
+        rows = [*self._plain_fields().items(), ("overrides", self.overrides)]
+        return {"Fields; those in bold are not as usual": Table(columns=columns, rows=rows)}
+
     def _plain_fields(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _FIELDS}
+        return {name: getattr(self, name) for name in FIELDS}
 
 
 def expect_policy(policy: Any) -> BitPolicy:
@@ -604,7 +400,7 @@ def expect_policy(policy: Any) -> BitPolicy:
     """
     if isinstance(policy, BitPolicy):
         return policy
-    if _is_bits(policy, 1):
+    if is_bits(policy, 1):
         return BitPolicy.mobile(policy)
     fix = "write BitPolicy(**policy)" if isinstance(policy, Mapping) else "write BitPolicy(...)"
     raise ValueError(
@@ -619,11 +415,11 @@ def _in_one_spelling(fields: Mapping[str, Any]) -> dict[str, Any]:
     if OLD_INPUT_RANGE not in fields:
         return fields
     highest = fields.pop(OLD_INPUT_RANGE)
-    given = fields.get("input_range", _PIXELS)
+    given = fields.get("input_range", UNSTATED_RANGE)
     problem = None
-    if not _is_positive(plain_numbers({"": highest})[""]):
+    if not is_positive(plain_numbers({"": highest})[""]):
         problem = f"input_max={highest!r}: expected a positive number, that of a pixel of 255."
-    elif given is not _PIXELS and (
+    elif given is not UNSTATED_RANGE and (
         range_problem(given) or plain_range(given) != plain_range((0.0, highest))
     ):
         problem = (
@@ -645,7 +441,7 @@ def _listed(value: Any) -> Any:
 
 def _problems_of(fields: Mapping[str, Any]) -> list[str]:
     plain = plain_numbers({name: value for name, value in fields.items() if name != "overrides"})
-    defaults = {name: getattr(BitPolicy, name, {}) for name in _FIELDS}
+    defaults = {name: getattr(BitPolicy, name, {}) for name in FIELDS}
     overrides = _check_overrides(fields.get("overrides", {}), {**defaults, **plain})
     return check_fields(plain) + overrides
 
@@ -662,7 +458,7 @@ def _overridden(values: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[st
 def _with_own_options(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The same fields; a quantizer that is named for one layer has no options but its own."""
     options: dict[str, Any] = {
-        f"{kind}_options": {} for kind in _DEFAULT_QUANTIZERS if f"{kind}_quantizer" in fields
+        f"{kind}_options": {} for kind in DEFAULT_QUANTIZERS if f"{kind}_quantizer" in fields
     }
     return {**options, **fields}
 
@@ -684,15 +480,15 @@ def _check_overrides(overrides: Any, values: Mapping[str, Any]) -> list[str]:
                 hint = did_you_mean(str(name), PER_LAYER_FIELDS)
                 problems.append(f"{where}: {name} cannot be set for one layer. {hint}")
         known = plain_numbers({name: fields[name] for name in fields if name in PER_LAYER_FIELDS})
-        problems += [f"{where}: {problem}" for problem in _field_problems(known)]
+        problems += [f"{where}: {problem}" for problem in field_problems(known)]
         merged, found = _overridden(values, known), []
         if "weight_bits" in known:  # else they depend on whether the layer is first or last
-            found += _pair_problems(merged)
-        for kind in _DEFAULT_QUANTIZERS:
+            found += pair_problems(merged)
+        for kind in DEFAULT_QUANTIZERS:
             names = {f"{kind}_quantizer", f"{kind}_options"}
             if names & known.keys():
                 of_layer = {"weight_grid": known.get("weight_grid")}
                 of_layer["weight_bits"] = merged.get("weight_bits")
-                found += _quantizer_problems({name: merged.get(name) for name in names} | of_layer)
+                found += quantizer_problems({name: merged.get(name) for name in names} | of_layer)
         problems += [f"{where}: {problem}" for problem in found]
     return problems

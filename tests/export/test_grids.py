@@ -9,7 +9,8 @@ import sat_tf
 from sat_tf.core.grid_table import GRIDS
 from sat_tf.qat.configs import LayerConfig
 from sat_tf.qat.layout import GuessedClippingLevelsWarning
-from sat_tf.qat.policy import GRID_NAMES, BitPolicy
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.policy_fields import GRID_NAMES
 from sat_tf.qat.wrapper import QuantizedLayer
 from tests.export.zoo import chain, images_for
 

@@ -44,6 +44,15 @@ def test_the_table_names_every_layer_and_fits(plan, width):
     assert "rescale: no BatchNormalization directly after it" in text
 
 
+def test_a_notebook_shows_the_verdict_and_every_layer(plan, refused):
+    assert repr(plan) == f"<Plan: {plan.model} can be quantized and exported>"
+    html = plan._repr_html_()
+    assert all(f"<td>{row.name}</td>" in html for row in plan.rows)
+    assert "in all" in html
+    assert "cannot be quantized as asked" in repr(refused)
+    assert "&#39;sin&#39;, expected one of linear" in refused._repr_html_()
+
+
 def test_the_table_lists_every_problem(refused):
     for problem in (*refused.problems, *refused.export_problems):
         assert problem in refused.table()

@@ -7,7 +7,8 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.qat.configs import LayerConfig, PlacedConfig
-from sat_tf.qat.policy import PER_LAYER_FIELDS, BitPolicy
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.policy_fields import PER_LAYER_FIELDS
 from sat_tf.quantizers.dorefa import DorefaQuantizer
 from sat_tf.quantizers.observers import RangeObserver
 from sat_tf.quantizers.pact import PactQuantizer, StreamQuantizer

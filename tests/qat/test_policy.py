@@ -16,7 +16,7 @@ import sat_tf
 from sat_tf.core.clipping_gradients import CLIPPING_GRADIENTS
 from sat_tf.core.grid_table import AUTOMATIC, GRIDS, find_grid
 from sat_tf.core.rescale import METHODS
-from sat_tf.qat import policy as policies
+from sat_tf.qat import policy_fields
 from sat_tf.qat.configs import LayerConfig
 from sat_tf.qat.policy import BitPolicy
 
@@ -147,7 +147,7 @@ def test_one_bit_needs_the_dorefa_grid(grid, field):
 
 
 def test_names_are_those_of_the_core():
-    assert {*AUTOMATIC, *GRIDS} == set(policies.GRID_NAMES)
+    assert {*AUTOMATIC, *GRIDS} == set(policy_fields.GRID_NAMES)
     for method in METHODS:
         BitPolicy(rescale=method)
     for gradient in CLIPPING_GRADIENTS:
@@ -156,7 +156,7 @@ def test_names_are_those_of_the_core():
 
 def test_every_field_is_checked():
     known = {field.name for field in dataclasses.fields(BitPolicy)} - {"overrides"}
-    assert known == set(policies._FIELDS)
+    assert known == set(policy_fields.FIELDS)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +269,7 @@ def test_bad_overrides_are_all_named():
     assert problems == [
         "overrides['conv']: weigt_bits cannot be set for one layer. Did you mean weight_bits?",
         "overrides['conv']: latent_start cannot be set for one layer. Known: "
-        f"{', '.join(sorted(policies.PER_LAYER_FIELDS))}.",
+        f"{', '.join(sorted(policy_fields.PER_LAYER_FIELDS))}.",
         "overrides['conv']: weight_bits=9: expected an integer from 1 to 8, or None (not rounded).",
         "overrides[3]={'weight_bits': 4}: expected a pattern and a mapping of fields.",
         "overrides['dense']=8: expected a pattern and a mapping of fields.",
@@ -344,10 +344,10 @@ def test_eight_bits_are_beyond_int8_on_every_grid_but_the_narrow_one():
         ("modified", 8, 128),
         ("nested", 8, 255),
     }
-    for name in policies.GRID_NAMES:
+    for name in policy_fields.GRID_NAMES:
         fits = name == "narrow" or name in AUTOMATIC
-        assert policies.fitting_grid(name, 8) == (name if fits else "auto")
-        assert policies.fitting_grid(name, 7) == name
+        assert policy_fields.fitting_grid(name, 8) == (name if fits else "auto")
+        assert policy_fields.fitting_grid(name, 7) == name
 
 
 @pytest.mark.parametrize("grid", ["dorefa", "rounded", "modified"])
@@ -425,7 +425,10 @@ def test_every_policy_fits_int8_or_says_so_when_it_is_made(preset, weight_range)
     """All bits, bits of first and last layers, and grids."""
     said, fitting = 0, 0
     choices = itertools.product(
-        range(1, 9), [None, *range(1, 9)], policies.GRID_NAMES, [None, *policies.GRID_NAMES]
+        range(1, 9),
+        [None, *range(1, 9)],
+        policy_fields.GRID_NAMES,
+        [None, *policy_fields.GRID_NAMES],
     )
     for bits, end_bits, grid, end_grid in choices:
         fields = {
@@ -452,3 +455,31 @@ def test_every_policy_fits_int8_or_says_so_when_it_is_made(preset, weight_range)
             fitting += 1
     assert said > 0
     assert fitting > 1000
+
+
+@pytest.mark.parametrize(
+    ("policy", "text"),
+    [
+        (BitPolicy(), "BitPolicy()"),
+        (BitPolicy.mobile(4), "BitPolicy()"),
+        (BitPolicy.mobile(2), "BitPolicy(weight_bits=2, activation_bits=2)"),
+        (BitPolicy(input_range=(0, 255)), "BitPolicy(input_range=(0.0, 255.0))"),
+        (
+            BitPolicy(overrides={"block_*": {"weight_bits": 8}}),
+            "BitPolicy(overrides={'block_*': {'weight_bits': 8}})",
+        ),
+    ],
+)
+def test_a_policy_shows_the_fields_that_are_not_as_usual(policy, text):
+    assert repr(policy) == text
+    read = eval(text)
+    assert read == policy
+    assert read.states_input_range == policy.states_input_range
+
+
+def test_a_notebook_shows_all_fields_of_a_policy():
+    html = BitPolicy.paper(3, input_type={"left": "int8"})._repr_html_()
+    assert all(name in html for name in BitPolicy().to_dict())
+    assert "<b>latent_start</b>" in html
+    assert "<b>clipping_gradient</b>" not in html
+    assert "&#39;left&#39;: &#39;int8&#39;" in html

@@ -150,6 +150,12 @@ def test_the_table_holds_every_number_of_a_run(differing):
         assert part in text.getvalue()
 
 
+def test_a_notebook_shows_the_table_of_a_run():
+    assert repr(RESULTS).startswith("<Results: float model 98.77 %, quantized model 98.25 %")
+    assert repr(RESULTS).endswith(f"{RESULTS.codes_differing} of 54,379,166 codes differ>")
+    assert "<td>parameters</td>" in RESULTS._repr_html_()
+
+
 def test_the_table_has_top5_where_it_is_known():
     text = io.StringIO()
     results = Results(**{**RESULTS.to_dict(), "quantized_top5": 0.999, "deployed_top1": 0.97})

@@ -144,14 +144,8 @@ class AllocatedModel:
 
     def policy_yaml(self) -> str:
         """The fields of the policy as YAML; `BitPolicy(**yaml.safe_load(text))` is the policy."""
-        usual = BitPolicy().to_dict()
-        fields = {
-            name: value
-            for name, value in self.policy.to_dict().items()
-            if name in ("weight_bits", "activation_bits", "overrides")
-            or value != usual[name]
-            or (name == "input_range" and self.policy.states_input_range)
-        }
+        named = {"weight_bits", "activation_bits", "overrides", *self.policy.changes()}
+        fields = {name: one for name, one in self.policy.to_dict().items() if name in named}
         return yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
 
     def row_of(self, over: str | None) -> int:

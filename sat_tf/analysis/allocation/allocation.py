@@ -21,7 +21,13 @@ from sat_tf.analysis.allocation.budget import read_budget
 from sat_tf.analysis.allocation.choices import LayerChoices, ModelChoices
 from sat_tf.analysis.allocation.knapsack import Solution, solve
 from sat_tf.analysis.allocation.problem import BitProblem, make_problem, unreachable
-from sat_tf.analysis.allocation.show import print_allocation, write_curve
+from sat_tf.analysis.allocation.show import (
+    limits_text,
+    print_allocation,
+    proof_lines,
+    tables,
+    write_curve,
+)
 from sat_tf.analysis.sensitivity.measured_model import MeasuredModel
 from sat_tf.arguments import Rule, check, is_between, is_integer, seed_rule
 from sat_tf.atomic_file import written_whole
@@ -31,7 +37,8 @@ from sat_tf.graph.tfmot_layers import refuse_wrapped
 from sat_tf.messages import did_you_mean
 from sat_tf.planning.explain import is_quantized
 from sat_tf.planning.file_size import file_bytes
-from sat_tf.presentation.tables import RowTable, printed
+from sat_tf.presentation.notebook import Displayed
+from sat_tf.presentation.tables import RowTable, Table, printed
 from sat_tf.qat.policy import BitPolicy, expect_policy
 
 COSTS = ("sensitivity", "hessian")
@@ -49,8 +56,8 @@ _ALIGNMENT = 16
 COLUMNS = tuple(field.name for field in dataclasses.fields(AllocatedLayer))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Allocation(AllocatedModel, RowTable):
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Allocation(AllocatedModel, RowTable, Displayed):
     """The bits of each layer of a model, chosen within a budget.
 
     See `AllocatedModel` for its attributes.
@@ -73,6 +80,15 @@ class Allocation(AllocatedModel, RowTable):
 
     def __str__(self) -> str:
         return self.table()
+
+    def _headline(self) -> str:
+        return f"{self.model}: {limits_text(self)}; cost {self.proof.cost:.4g}, {self.proof.status}"
+
+    def _tables(self) -> dict[str, Table[Any]]:
+        return tables(self)
+
+    def _notes(self) -> list[str]:
+        return proof_lines(self)
 
     def write_picture(
         self, path: str | os.PathLike[str], over: str | None = None, *, points: int = 25
@@ -115,6 +131,7 @@ def allocate(
     probes: int = USUAL_PROBES,
     seed: int = 0,
     seconds: float | None = None,
+    progress: bool = True,
 ) -> Allocation:
     """Chooses weight and activation bits for each layer: the least loss within a budget.
 
@@ -151,6 +168,7 @@ def allocate(
         probes: of the Hessian: directions for each batch of images.
         seed: of these directions.
         seconds: the most time to take for the proof; by default as much as it needs.
+        progress: show a bar if it takes more than two seconds, on a terminal or in a notebook.
 
     Returns:
         An `Allocation`: the `policy`, and a table of layers, totals and the proof.
@@ -203,7 +221,7 @@ def allocate(
     problem = make_problem(choices, zeros, limits, milliseconds)
     if solve(_raised(problem, choices).knapsack) is None:
         raise unreachable(problem)
-    values = _costs(cost, model, dataset, choices, bits, num_images, probes, seed)
+    values = _costs(cost, model, dataset, choices, bits, num_images, probes, seed, progress)
     problem = make_problem(choices, values, limits, milliseconds)
     return _solved(model, choices, problem, pack, _kind(cost), seconds)
 
@@ -396,6 +414,7 @@ def _costs(
     num_images: int,
     probes: int,
     seed: int,
+    progress: bool,
 ) -> bit_costs.Costs:
     layers: tuple[LayerChoices, ...] = choices.layers
     if isinstance(cost, MeasuredModel):
@@ -404,5 +423,13 @@ def _costs(
         return bit_costs.of_table(cost, layers)
     fewest = choices.policy_at(min(bits["weight_bits"]), min(bits["activation_bits"]))
     return bit_costs.measured(
-        cost, model, dataset, fewest, layers, num_images=num_images, probes=probes, seed=seed
+        cost,
+        model,
+        dataset,
+        fewest,
+        layers,
+        num_images=num_images,
+        probes=probes,
+        seed=seed,
+        progress=progress,
     )

@@ -84,6 +84,7 @@ def measured(
     num_images: int,
     probes: int,
     seed: int,
+    progress: bool,
 ) -> Costs:
     """The costs from images.
 
@@ -96,12 +97,14 @@ def measured(
         num_images: how many images to take at most.
         probes: see `hessian.model_traces`.
         seed: likewise.
+        progress: show bars.
 
     Raises:
         ValueError: the data do not fit, are a single image, or give NaN.
     """
     if kind == "sensitivity":
-        found = of_sensitivity(sensitivity(model, dataset, policy, num_images=num_images), layers)
+        losses = sensitivity(model, dataset, policy, num_images=num_images, progress=progress)
+        found = of_sensitivity(losses, layers)
         if not any(cost for layer in found for cost in layer):
             raise ValueError(
                 "cost='sensitivity': received images on which no number of bits changes anything, "
@@ -116,8 +119,10 @@ def measured(
             "dataset: received 1 image, expected 2 or more to measure clipping levels and the "
             "curvature; give 64 or more."
         )
-    runner, _ = one_at_a_time(flat, policy, sample.images)
-    weights, activations = hessian_costs(flat, sample, runner, probes=probes, seed=seed)
+    runner, _ = one_at_a_time(flat, policy, sample.images, progress=progress)
+    weights, activations = hessian_costs(
+        flat, sample, runner, probes=probes, seed=seed, progress=progress
+    )
     return _combined(layers, weights, activations)
 
 

@@ -119,6 +119,7 @@ def model_traces(
     probes: int,
     seed: int,
     images_at_once: int,
+    progress: bool = False,
 ) -> Traces:
     """The traces for kernels and for activations of a model, in inference mode.
 
@@ -134,6 +135,7 @@ def model_traces(
         probes: how many directions to take for each batch.
         seed: of the directions.
         images_at_once: the size of a batch.
+        progress: show a bar.
 
     Raises:
         ValueError: the loss or its derivatives are NaN or infinite; labels do not fit.
@@ -145,7 +147,8 @@ def model_traces(
         reads.setdefault(network[name].inputs[0], []).append(name)
     draw = np.random.default_rng(seed)
     sums = np.zeros(len(variables) + len(reads))
-    with image_bar("measuring the curvature", total=len(sample) * probes) as advance:
+    total = len(sample) * probes
+    with image_bar("measuring the curvature", total, shown=progress) as advance:
         for images, labels in _batches(sample, images_at_once):
             run = _Loss(network, model, images, labels, reads)
             points = [*variables, *run.moves.values()]
@@ -230,7 +233,13 @@ class _Loss:
 
 
 def hessian_costs(
-    model: keras.Model, sample: LabelledImages, runner: OneAtATime, *, probes: int, seed: int
+    model: keras.Model,
+    sample: LabelledImages,
+    runner: OneAtATime,
+    *,
+    probes: int,
+    seed: int,
+    progress: bool,
 ) -> tuple[BitCosts, BitCosts]:
     """What quantization costs kernels and activations, by the traces and the rounding errors.
 
@@ -240,6 +249,7 @@ def hessian_costs(
         runner: of the model, at the fewest bits.
         probes: how many directions to take for each batch.
         seed: of the directions.
+        progress: show a bar.
 
     Returns:
         {layer: {bits: cost}} of kernels, and of what layers read.
@@ -259,6 +269,7 @@ def hessian_costs(
         probes=probes,
         seed=seed,
         images_at_once=size,
+        progress=progress,
     )
     found = {**traces.inputs, **traces.kernels}
     _refuse_flat(found)

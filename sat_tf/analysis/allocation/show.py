@@ -33,13 +33,28 @@ def print_allocation(found: AllocatedModel, console: Console) -> None:
         console: where to print.
     """
     wide = console.width >= _WIDE
-    table = Table(columns=_layer_columns(wide=wide), rows=found.layers).without_empty(_NONE)
-    title = f"{found.model}: bits by {found.cost_kind}"
-    console.print(table.to_rich(title=title, title_justify="left"))
-    totals = Table(columns=_total_columns(), rows=list(found.totals.values()))
-    console.print(totals.to_rich(title="the whole model", title_justify="left"))
+    for title, table in tables(found, wide=wide).items():
+        console.print(table.to_rich(title=title, title_justify="left"))
     for line in proof_lines(found):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def tables(found: AllocatedModel, *, wide: bool = True) -> dict[str, Table[Any]]:
+    """The layers, and the totals against their limits, by their titles."""
+    layers = Table(columns=_layer_columns(wide=wide), rows=found.layers)
+    return {
+        f"{found.model}: bits by {found.cost_kind}": layers.without_empty(_NONE),
+        "the whole model": Table(columns=_total_columns(), rows=list(found.totals.values())),
+    }
+
+
+def limits_text(found: AllocatedModel) -> str:
+    """What is used of each limit, in a line."""
+    return ", ".join(
+        f"{LIMITS[name].title} {shown(name, total.value)} of {shown(name, total.limit)}"
+        for name, total in found.totals.items()
+        if total.limit is not None
+    )
 
 
 def _layer_columns(*, wide: bool) -> list[Column[AllocatedLayer]]:

@@ -26,7 +26,14 @@ from sat_tf.analysis.audit.audited_model import (
 )
 from sat_tf.analysis.audit.kappa_1 import GradientFlow, GradientProbe
 from sat_tf.analysis.audit.page import write_page
-from sat_tf.analysis.audit.table import print_audit
+from sat_tf.analysis.audit.table import (
+    activation_table,
+    by_rule,
+    judged_model,
+    layer_table,
+    print_audit,
+    summary,
+)
 from sat_tf.analysis.labelled_images import (
     USUAL_IMAGES,
     LabelledImages,
@@ -36,12 +43,14 @@ from sat_tf.analysis.labelled_images import (
 from sat_tf.analysis.weight_use import WeightProbe, WeightUse
 from sat_tf.analysis.wiring import LinearCall, Wiring, holds_matrices, linear_calls
 from sat_tf.graph import layer_kinds
-from sat_tf.presentation.tables import RowTable, printed
+from sat_tf.presentation.notebook import Displayed
+from sat_tf.presentation.progress_bar import Advance, image_bar, no_bar
+from sat_tf.presentation.tables import Marked, RowTable, Table, printed
 from sat_tf.qat.wrapper import QuantizedLayer
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Audit(AuditedModel, RowTable):
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Audit(AuditedModel, RowTable, Displayed):
     """A model measured by the rules of efficient training; see `AuditedModel`."""
 
     def to_rows(self) -> list[dict[str, Any]]:
@@ -61,6 +70,23 @@ class Audit(AuditedModel, RowTable):
             width: columns of the terminal; by default as wide as needed.
         """
         return printed(lambda console: print_audit(self, console), width or 160)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def _headline(self) -> Marked:
+        verdict = judged_model(self)
+        return Marked(f"{self.model}: {verdict.words}; {summary(self)}", verdict.kind)
+
+    def _tables(self) -> dict[str, Table[Any]]:
+        return {
+            "Linear layers": layer_table(self.layers),
+            "Quantized activations": activation_table(self.activations),
+        }
+
+    def _notes(self) -> list[str]:
+        wrong = by_rule(self).items()
+        return [*(f"{rule}: {line}" for rule, lines in wrong for line in lines), *self.notes]
 
     def write_page(self, path: str | os.PathLike[str]) -> None:
         """Writes a page with tables and pictures: one self-contained HTML file.
@@ -261,7 +287,13 @@ def _activation_codes(activation: ActivationAudit) -> Iterator[Finding]:
     )
 
 
-def audit(model: keras.Model, dataset: Any = None, *, num_images: int = USUAL_IMAGES) -> Audit:
+def audit(
+    model: keras.Model,
+    dataset: Any = None,
+    *,
+    num_images: int = USUAL_IMAGES,
+    progress: bool = True,
+) -> Audit:
     """Says whether a model can be trained well, by the paper's two rules of efficient training.
 
     Rule I: kappa_0 = n VAR[Ξ] / k²_pool of the classifier is far below 1. Rule II: the variance of
@@ -280,6 +312,8 @@ def audit(model: keras.Model, dataset: Any = None, *, num_images: int = USUAL_IM
         dataset: images with labels: a pair of arrays, a `tf.data.Dataset`, or a set of
             `sat_tf.data`; class numbers or one-hot. Without labels there are no gradients.
         num_images: how many of them to take at most.
+        progress: show a bar of its four steps if it takes more than two seconds, on a terminal or
+            in a notebook.
 
     Returns:
         The audit, to be printed (`table`), exported (`to_rows`, `to_frame`, `write_csv`) or shown
@@ -295,7 +329,10 @@ def audit(model: keras.Model, dataset: Any = None, *, num_images: int = USUAL_IM
         (512, 1, 'broken')
     """
     sample = None if dataset is None else labelled_images(dataset, most=num_images)
-    return Auditor(model, sample)()
+    with image_bar("auditing", 4, shown=progress) as advance:
+        auditor = Auditor(model, sample)
+        advance(1)
+        return auditor(advance)
 
 
 class Auditor:
@@ -335,19 +372,27 @@ class Auditor:
         if sample.labels is not None:
             self._gradients = GradientProbe(model, sample, compiled=compiled)
 
-    def __call__(self) -> Audit:
-        """Audits the model as it is now."""
+    def __call__(self, advance: Advance = no_bar) -> Audit:
+        """Audits the model as it is now.
+
+        Args:
+            advance: of a bar; called for gradients, weights and activations.
+        """
         flow = self._gradients() if self._gradients else None
+        advance(1)
         notes = self._notes
         if flow is not None and not math.isfinite(flow.loss):
             notes += ("The loss of these images is NaN or infinite: no gradient can be measured.",)
             flow = None
         layers = self._layers(self.weights(), flow)
+        advance(1)
+        activations = self._activation_rows(flow)
+        advance(1)
         kappas = [layer.kappa_0 for layer in layers if layer.kappa_0 is not None]
         return Audit(
             model=self._wiring.name,
             layers=layers,
-            activations=self._activation_rows(flow),
+            activations=activations,
             kappa_0=kappas[0] if kappas else None,
             num_images=len(self._sample) if self._sample else 0,
             loss=flow.loss if flow else None,

@@ -1,8 +1,8 @@
 """An audit as tables on the screen, and the columns that its page shares."""
 
+from collections.abc import Sequence
 from typing import Any
 
-import rich.table
 from rich.console import Console
 from rich.text import Text
 
@@ -32,13 +32,16 @@ def print_audit(audit: AuditedModel, console: Console, *, only_findings: bool = 
         console: where to print.
         only_findings: leave out layers and activations that keep all rules.
     """
-    console.print(_verdict(audit), highlight=False, soft_wrap=True)
+    verdict = Text.assemble(f"{audit.model}: ", marked_text(judged_model(audit)))
+    console.print(verdict.append(f"; {summary(audit)}"), highlight=False, soft_wrap=True)
     layers = [row for row in audit.layers if not only_findings or row.findings]
     if layers:
-        console.print(_layers(layers, wide=console.width >= _WIDE))
+        table = layer_table(layers, wide=console.width >= _WIDE)
+        console.print(table.to_rich(title="linear layers", title_justify="left"))
     activations = [row for row in audit.activations if not only_findings or row.findings]
     if activations:
-        console.print(_activations(activations))
+        table = activation_table(activations)
+        console.print(table.to_rich(title="quantized activations", title_justify="left"))
     for rule, named in by_rule(audit).items():
         console.print(Text.assemble((f"{rule}: ", "bold"), RULES[rule]), highlight=False)
         for line in named:
@@ -152,19 +155,19 @@ def _short_normalization(row: LayerAudit) -> str:
     return _SHORT.get(row.normalization or "", row.normalization or _NONE)
 
 
-def _layers(rows: list[LayerAudit], *, wide: bool) -> rich.table.Table:
+def layer_table(rows: Sequence[LayerAudit], *, wide: bool = True) -> Table[Any]:
+    """The linear layers."""
     behind = Column("behind", _short_normalization, wrap="never")
     columns = [*LAYER, behind, *LAYER_NUMBERS, VERDICT]
     shown = [column for column in columns if wide or column.title not in _FOR_WIDE]
-    table = Table(columns=shown, rows=rows).without_empty(_NONE)
-    return table.to_rich(title="linear layers", title_justify="left")
+    return Table(columns=shown, rows=rows).without_empty(_NONE)
 
 
-def _activations(rows: list[ActivationAudit]) -> rich.table.Table:
-    table = Table(columns=[ACTIVATION, *ACTIVATION_NUMBERS, VERDICT], rows=rows)
-    return table.to_rich(title="quantized activations", title_justify="left")
+def activation_table(rows: Sequence[ActivationAudit]) -> Table[Any]:
+    """The tensors with clipping levels."""
+    return Table(columns=[ACTIVATION, *ACTIVATION_NUMBERS, VERDICT], rows=rows)
 
 
-def _verdict(audit: AuditedModel) -> Text:
-    verdict = Marked(audit.verdict.value, KINDS[audit.verdict])
-    return Text.assemble(f"{audit.model}: ", marked_text(verdict), f"; {summary(audit)}")
+def judged_model(audit: AuditedModel) -> Marked:
+    """The verdict on the whole model."""
+    return Marked(audit.verdict.value, KINDS[audit.verdict])

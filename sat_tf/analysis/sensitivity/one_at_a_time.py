@@ -214,7 +214,7 @@ class OneAtATime:
 
 
 def one_at_a_time(
-    model: keras.Model, policy: BitPolicy, images: np.ndarray
+    model: keras.Model, policy: BitPolicy, images: np.ndarray, *, progress: bool
 ) -> tuple[OneAtATime, keras.Model]:
     """What runs a float model with one layer quantized, and the model with all of them quantized.
 
@@ -222,6 +222,7 @@ def one_at_a_time(
         model: a flat float model; it is not changed.
         policy: the bits; whatever its latent_start, the model keeps its function.
         images: what clipping levels are calibrated on, as the model is fed.
+        progress: show a bar.
 
     Raises:
         ValueError: the model cannot be quantized.
@@ -229,16 +230,17 @@ def one_at_a_time(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
         quantized = quantize_model(model, dataclasses.replace(policy, latent_start="keep_function"))
-    _calibrate_on_float_weights(quantized, images)
+    _calibrate_on_float_weights(quantized, images, progress)
     network = Network(model)
     placement = place(network, {node.name: None for node in network}, policy)
     return OneAtATime(model, quantized, placement.reasons.streams), quantized
 
 
-def _calibrate_on_float_weights(quantized: keras.Model, images: np.ndarray) -> None:
+def _calibrate_on_float_weights(quantized: keras.Model, images: np.ndarray, progress: bool) -> None:
     """Sets clipping levels for the tensors of the float model; nothing else is changed."""
     with float_weights(quantized.layers):
-        calibrate(quantized, images, num_images=len(images), batch_normalization=False)
+        count = len(images)
+        calibrate(quantized, images, num_images=count, batch_normalization=False, progress=progress)
 
 
 def _effective(layer: QuantizedLayer, quantizer: WeightQuantizer) -> tf.Tensor:

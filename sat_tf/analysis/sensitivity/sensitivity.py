@@ -23,22 +23,23 @@ from sat_tf.analysis.sensitivity.one_at_a_time import (
     one_at_a_time,
 )
 from sat_tf.analysis.sensitivity.picture import write_picture
-from sat_tf.analysis.sensitivity.table import print_sensitivity
+from sat_tf.analysis.sensitivity.table import TITLE, layer_table, print_sensitivity, summary
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import flatten
 from sat_tf.graph.network import check_model, check_one_of_each
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.graph.tfmot_layers import refuse_wrapped
 from sat_tf.messages import did_you_mean
+from sat_tf.presentation.notebook import Displayed
 from sat_tf.presentation.progress_bar import image_bar
-from sat_tf.presentation.tables import RowTable, printed
+from sat_tf.presentation.tables import RowTable, Table, printed
 from sat_tf.qat.policy import BitPolicy, expect_policy
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.input_range import PIXELS
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Sensitivity(MeasuredModel, RowTable):
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Sensitivity(MeasuredModel, RowTable, Displayed):
     """What a model loses when each of its layers is quantized alone, and when all are.
 
     See `MeasuredModel` for its attributes.
@@ -58,6 +59,18 @@ class Sensitivity(MeasuredModel, RowTable):
             width: columns of the terminal; by default as wide as needed.
         """
         return printed(lambda console: print_sensitivity(self, console), width or 120)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def _headline(self) -> str:
+        return summary(self)[0]
+
+    def _tables(self) -> dict[str, Table[LayerSensitivity]]:
+        return {TITLE: layer_table(self)}
+
+    def _notes(self) -> list[str]:
+        return summary(self)[1:]
 
     def write_picture(self, path: str | os.PathLike[str]) -> None:
         """Draws what each layer loses; the file appears whole, or not at all.
@@ -104,6 +117,7 @@ def sensitivity(
     *,
     metric: str | None = None,
     num_images: int = USUAL_IMAGES,
+    progress: bool = True,
 ) -> Sensitivity:
     """Measures what a float model loses with one layer at a time quantized.
 
@@ -122,6 +136,7 @@ def sensitivity(
             outputs) or "divergence" (of the class probabilities, in nats): what layers are ranked
             by. All possible ones are measured. By default top1 with labels, distance without.
         num_images: how many images to take at most. A drop of top-1 is a multiple of one image.
+        progress: show a bar if it takes more than two seconds, on a terminal or in a notebook.
 
     Returns:
         What each layer loses, to be printed (`table`), exported (`to_rows`, `to_frame`,
@@ -152,14 +167,14 @@ def sensitivity(
     if not (policy.states_input_range and policy.range_of(model.input_names[0]) == PIXELS):
         _refuse_other_range(model, sample.images, classes)
     metric = _metric(metric, model, classes)
-    runner, quantized = one_at_a_time(model, policy, sample.images)
+    runner, quantized = one_at_a_time(model, policy, sample.images, progress=progress)
     quantizations = [
         one
         for found in runner.layers
         for one in (found.whole, found.weights, found.activations, found.stream)
         if one is not None
     ]
-    meters = _measure(runner, quantized, quantizations, sample.images, classes)
+    meters = _measure(runner, quantized, quantizations, sample.images, classes, progress)
     errors = runner.activation_errors(sample.images[: runner.images_at_once()])
     damages = {
         id(one): meter.damage() for one, meter in zip(quantizations, meters.alone, strict=True)
@@ -207,6 +222,7 @@ def _measure(
     quantizations: list[Quantization],
     images: np.ndarray,
     classes: np.ndarray | None,
+    progress: bool,
 ) -> _Meters:
     probabilities = layer_kinds.is_softmax(runner.last_layer)
     meters = _Meters(
@@ -214,7 +230,8 @@ def _measure(
         DamageMeter(probabilities=probabilities),
     )
     every = runner.images_at_once()
-    with image_bar("measuring layers", total=len(images) * len(quantizations)) as advance:
+    total = len(images) * len(quantizations)
+    with image_bar("measuring layers", total, shown=progress) as advance:
         for first in range(0, len(images), every):
             batch = images[first : first + every]
             labels = None if classes is None else classes[first : first + every]

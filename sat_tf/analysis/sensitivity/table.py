@@ -1,5 +1,6 @@
 """The sensitivity of layers, as a table on the screen."""
 
+import dataclasses
 import operator
 
 from rich.console import Console
@@ -22,14 +23,22 @@ def print_sensitivity(found: MeasuredModel, console: Console, *, most: int | Non
         console: where to print.
         most: how many layers; by default all.
     """
-    for line in _summary(found):
+    for line in summary(found):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    ranked = found.ranked()
-    table = Table(columns=_columns(found, wide=console.width >= _WIDE), rows=ranked[:most])
-    title = "one layer quantized, the others float"
-    console.print(table.to_rich(title=title, title_justify="left"))
-    if most is not None and len(ranked) > most:
-        console.print(f"and {len(ranked) - most} more layers, which lose less", highlight=False)
+    table = layer_table(found, wide=console.width >= _WIDE)
+    hidden = len(table.rows) - len(table.rows[:most])
+    table = dataclasses.replace(table, rows=table.rows[:most])
+    console.print(table.to_rich(title=TITLE, title_justify="left"))
+    if hidden:
+        console.print(f"and {hidden} more layers, which lose less", highlight=False)
+
+
+TITLE = "one layer quantized, the others float"
+
+
+def layer_table(found: MeasuredModel, *, wide: bool = True) -> Table[LayerSensitivity]:
+    """The layers, the one that loses most first."""
+    return Table(columns=_columns(found, wide=wide), rows=found.ranked())
 
 
 def _columns(found: MeasuredModel, *, wide: bool) -> list[Column[LayerSensitivity]]:
@@ -71,7 +80,8 @@ def _bits(layer: LayerSensitivity) -> str:
     return "".join(f"{letter}{bits}" for letter, bits in named if bits is not None)
 
 
-def _summary(found: MeasuredModel) -> list[str]:
+def summary(found: MeasuredModel) -> list[str]:
+    """What was measured, what the whole model loses, and how to read the table."""
     lost = []
     for name, metric in METRICS.items():
         if _value(found.together, metric) is not None:

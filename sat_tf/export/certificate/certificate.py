@@ -8,108 +8,23 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pydantic
 
 from sat_tf.atomic_file import written_whole
+from sat_tf.export.certificate.counts import RuntimeCount, TensorCount, runtime_table
 from sat_tf.export.certificate.device_check import DeviceCheck
-from sat_tf.export.certificate.holds import Hold, are_portable
+from sat_tf.export.certificate.holds import Hold, are_portable, verdict_of
 from sat_tf.export.certificate.outputs import OutputCount
 from sat_tf.export.litert.machine import Machine
-from sat_tf.export.litert.runtime import Delegation
 from sat_tf.messages import list_problems
+from sat_tf.presentation.notebook import Displayed
+from sat_tf.presentation.tables import Cell, Marked, Table
 
 # How far the file and the float model may differ before it is shown in red: in accuracy, in
 # classes, or, without classes, in the mean of values, in standard deviations.
 FEW_POINTS = 0.03
 
 _LISTS_OF_NUMBERS = re.compile(r"\[[-\d,\s]*\]")
-
-
-@dataclasses.dataclass
-class TensorCount:
-    """How one tensor compares with that of the simulation.
-
-    Attributes:
-        name: of the tensor.
-        shape: without the batch dimension.
-        codes_compared: how many stored integers, over all images.
-        codes_differing: how many of them differ.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    codes_compared: int = 0
-    codes_differing: int = 0
-
-    def add(self, expected: np.ndarray, computed: np.ndarray) -> None:
-        """Counts one batch."""
-        self.codes_compared += expected.size
-        self.codes_differing += int(np.count_nonzero(expected != computed))
-
-
-@dataclasses.dataclass(frozen=True)
-class RuntimeCount:
-    """How one runtime compares with the simulation, and its outputs with the reference.
-
-    Attributes:
-        tensors: every integer tensor, producers first.
-        float_values_compared: values of float tensors.
-        largest_float_difference: the largest difference among them; infinite where one is NaN.
-        outputs_differing: outputs that differ between a run that keeps every tensor and one that
-            does not, as a phone runs it.
-        delegation: what XNNPACK has taken over in the latter; None where that is not LiteRT's.
-        agreement: share of images, or of the pixels, rows or boxes of them, with the class of the
-            reference; the smallest of several outputs; None where none has classes.
-        largest_output_difference: from the outputs of the reference; infinite where one is NaN.
-        top1: share of these classified right; None without labels, or with those of several
-            outputs, of which `Certificate.accuracy` tells.
-        outputs: each output by itself against the reference.
-        kernels: name of the kernel set with its rounding.
-        is_simulated: whether another machine runs it, so that it is only simulated, with these
-            kernels; float layers are then those of LiteRT here.
-        own: the same tensors against a simulation with its own kernels, on the first images: what
-            differs there, no rule explains. Empty for those with XNNPACK, of which `tensors` says
-            it, and for simulated ones.
-    """
-
-    tensors: list[TensorCount]
-    float_values_compared: int
-    largest_float_difference: float
-    outputs_differing: int
-    delegation: Delegation | None
-    agreement: float | None
-    largest_output_difference: float
-    top1: float | None
-    outputs: list[OutputCount] = dataclasses.field(default_factory=list)
-    kernels: str = ""
-    is_simulated: bool = False
-    own: list[TensorCount] = dataclasses.field(default_factory=list)
-
-    @property
-    def own_compared(self) -> int:
-        """How many stored integers are compared with the simulation of its own kernels."""
-        return sum(tensor.codes_compared for tensor in self.own)
-
-    @property
-    def own_differing(self) -> int:
-        """How many of them differ."""
-        return sum(tensor.codes_differing for tensor in self.own)
-
-    @property
-    def first_differing(self) -> str | None:
-        """Name of the first tensor with another code, in order; None where all agree."""
-        return next((tensor.name for tensor in self.tensors if tensor.codes_differing), None)
-
-    @property
-    def codes_compared(self) -> int:
-        """How many stored integers."""
-        return sum(tensor.codes_compared for tensor in self.tensors)
-
-    @property
-    def codes_differing(self) -> int:
-        """How many of them differ."""
-        return sum(tensor.codes_differing for tensor in self.tensors)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,8 +116,8 @@ class ImagesFrom:
     seed: int | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Certificate:
+@dataclasses.dataclass(frozen=True, repr=False)
+class Certificate(Displayed):
     """The proof `verify_tflite` gives, in two parts.
 
     `runtimes` says whether LiteRT computes the integers of the deployed model, which is exact
@@ -311,6 +226,27 @@ class Certificate:
         ]
 
     @property
+    def verdict(self) -> Marked:
+        """How many codes differ, and on which architecture, where others have other kernels."""
+        words = f"{self.codes_differing:,} of {self.codes_compared:,} codes differ"
+        kind = "bad" if self.codes_differing else "good"
+        if self.machine is not None and not self.is_portable:
+            words += f" on {self.machine.architecture}"
+            kind = "bad" if self.codes_differing else "watch"
+        return Marked(words, kind)
+
+    @property
+    def measured_on(self) -> str:
+        """The machine that LiteRT ran on, in a sentence; empty where it is not recorded."""
+        if self.machine is None:
+            return ""
+        sets = ", ".join(self.machine.instruction_sets)
+        return (
+            f"Measured on {self.machine.architecture}{f' ({sets})' if sets else ''}; the delegate "
+            f"that LiteRT uses by itself there: {self.machine.delegate}."
+        )
+
+    @property
     def is_portable(self) -> bool:
         """Whether XNNPACK computes these codes on all processors: all operators are said to."""
         return are_portable(self.holds)
@@ -355,6 +291,26 @@ class Certificate:
             # A line for each of 256 counts would hide the rest.
             text = _LISTS_OF_NUMBERS.sub(lambda found: " ".join(found[0].split()), text)
             temporary.write_text(text + "\n", encoding="utf-8")
+
+    def _headline(self) -> Marked:
+        images = f"{self.num_images:,} image{'' if self.num_images == 1 else 's'}"
+        return Marked(f"{self.verdict.words} ({self.file}, {images})", self.verdict.kind)
+
+    def _tables(self) -> dict[str, Table[Any]]:
+        return {"Runtimes": runtime_table(self.runtimes, self.reference, self.top1)}
+
+    def _notes(self) -> list[Cell]:
+        beside = [
+            Marked(f"Beside the float model: {note.text}", "bad" if note.is_bad else "")
+            for note in self.float_notes
+        ]
+        holds = Marked(verdict_of(self.holds), "good" if self.is_portable else "watch")
+        return [
+            *beside,
+            *([holds] if self.holds else []),
+            self.measured_on,
+            *(Marked(f"Note: {warning}", "watch") for warning in self.warnings),
+        ]
 
 
 def read_certificate(path: str | os.PathLike[str]) -> Certificate:

@@ -7,7 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from sat_tf.export.certificate.certificate import RuntimeCount, TensorCodes, TensorCount
+from sat_tf.export.certificate.certificate import TensorCodes
+from sat_tf.export.certificate.counts import RuntimeCount, TensorCount
 from sat_tf.export.certificate.outputs import (
     Output,
     OutputCount,

@@ -4,15 +4,17 @@ import math
 import os
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from markupsafe import Markup
 
 from sat_tf.atomic_file import check_writable, written_whole
-from sat_tf.export.certificate.certificate import (
-    Certificate,
-    RuntimeCount,
-    TensorCodes,
+from sat_tf.export.certificate.certificate import Certificate, TensorCodes
+from sat_tf.export.certificate.counts import (
+    MODEL_TITLES,
+    RUNTIME_TITLES,
+    RuntimeRow,
+    runtime_columns,
+    shown_share,
 )
 from sat_tf.export.certificate.device_check import DeviceCheck
 from sat_tf.export.certificate.holds import NOT_SAID, Hold, verdict_of
@@ -22,16 +24,7 @@ from sat_tf.export.kernels.kernel_sets import XNNPACK_SETS, KernelSet
 from sat_tf.export.operations.portability import Basis
 from sat_tf.presentation.charts import histogram
 from sat_tf.presentation.page import render_page
-from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits, percent
-
-RUNTIME_TITLES = {kind.name: kind.title for kind in RUNTIMES.values()}
-
-_MODELS = {
-    "quantized": "Keras",
-    "simulation": "simulation",
-    "tflite": "LiteRT",
-    "float": "float model",
-}
+from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits
 
 
 def check_certificate_path(path: str | os.PathLike[str]) -> tuple[pathlib.Path, pathlib.Path]:
@@ -64,16 +57,10 @@ def write_both(certificate: Certificate, path: str | os.PathLike[str]) -> None:
 
 def certificate_page(certificate: Certificate) -> str:
     """HTML that shows all of a certificate."""
-    differing, compared = certificate.codes_differing, certificate.codes_compared
-    verdict = f"{differing:,} of {compared:,} codes differ"
-    kind = "bad" if differing else "good"
-    if certificate.machine is not None and not certificate.is_portable:
-        verdict += f" on {certificate.machine.architecture}"
-        kind = "bad" if differing else "watch"
     return render_page(
         "export/certificate/page.html",
         certificate=certificate,
-        verdict=Marked(verdict, kind),
+        verdict=certificate.verdict,
         num_images=f"{certificate.num_images:,}",
         first=certificate.runtimes["xnnpack"].first_differing,
         trained_differing=f"{100 * certificate.trained_differing:.4f}"
@@ -87,7 +74,7 @@ def certificate_page(certificate: Certificate) -> str:
         holds_verdict=Marked(
             verdict_of(certificate.holds), "good" if certificate.is_portable else "watch"
         ),
-        measured_on=measured_on(certificate),
+        measured_on=certificate.measured_on,
         not_said=NOT_SAID,
         devices=_devices(certificate),
         tensors=_tensors(certificate).to_html("Tensors"),
@@ -100,7 +87,9 @@ def _outputs(certificate: Certificate) -> str:
     plain = all(count.places and len(count.shape) == 1 for count in counts)
     if not certificate.float_outputs and len(counts) < 2 and plain:
         return ""
-    models = [name for name in _MODELS if any(name in a for a in certificate.accuracy.values())]
+    models = [
+        name for name in MODEL_TITLES if any(name in a for a in certificate.accuracy.values())
+    ]
     reference = "Keras" if certificate.reference == "keras" else "the simulation"
     sides = {reference: counts}
     if certificate.float_outputs:
@@ -110,7 +99,9 @@ def _outputs(certificate: Certificate) -> str:
         Column("shape", lambda index: counts[index].shape, _shape),
         Column("classified", lambda index: counts[index].places or None, digits(",", "–")),
         *(
-            Column(f"right, {_MODELS[name]}", _right(certificate, name), shown_share, number=True)
+            Column(
+                f"right, {MODEL_TITLES[name]}", _right(certificate, name), shown_share, number=True
+            )
             for name in models
         ),
     ]
@@ -147,7 +138,7 @@ def _facts(certificate: Certificate) -> dict[str, str]:
         "Layers left float": ", ".join(certificate.islands),
         "SHA-256 of the images": certificate.images_sha256,
         "Top-1": ", ".join(
-            f"{_MODELS.get(name, name)} {100 * share:.2f} %"
+            f"{MODEL_TITLES.get(name, name)} {100 * share:.2f} %"
             for name, share in certificate.top1.items()
         ),
         "Versions": ", ".join(
@@ -155,63 +146,6 @@ def _facts(certificate: Certificate) -> dict[str, str]:
         ),
         "Notes": "; ".join(certificate.warnings),
     }
-
-
-class RuntimeRow(NamedTuple):
-    """A row of the table of runtimes.
-
-    Attributes:
-        title: of a runtime, or of a model that only classifies.
-        name: of the runtime.
-        found: what was counted of it; None for such a model.
-        top1: share of images that it classifies right.
-    """
-
-    title: str
-    name: str
-    found: RuntimeCount | None
-    top1: float | None
-
-
-def runtime_columns(certificate: Certificate) -> list[Column[RuntimeRow]]:
-    """The columns of the table of runtimes."""
-    own = any(count.own or count.is_simulated for count in certificate.runtimes.values())
-    of = "Keras" if certificate.reference == "keras" else "the simulation"
-
-    def counted(show: Callable[[RuntimeCount], Cell]) -> Callable[[RuntimeRow], Cell]:
-        return lambda row: "" if row.found is None else show(row.found)
-
-    return [
-        Column("runtime", lambda row: row.title, wrap="fold"),
-        Column("codes differing", _codes_differing, number=True),
-        *([Column("not as simulated", _own_differing, number=True)] if own else []),
-        Column(
-            "first that differs",
-            counted(lambda c: c.first_differing or "none"),
-            wrap="fold",
-        ),
-        Column("top-1", lambda row: row.top1, percent(), number=True),
-        Column(f"classes of {of}", counted(lambda c: shown_share(c.agreement)), number=True),
-        Column(
-            "largest difference", counted(lambda c: _FOUR(c.largest_output_difference)), number=True
-        ),
-    ]
-
-
-def _codes_differing(row: RuntimeRow) -> Cell:
-    if row.found is None:
-        return ""
-    differing = row.found.codes_differing
-    # Only that of XNNPACK must be 0.
-    bad = "bad" if row.name == "xnnpack" else "watch"
-    return Marked(f"{differing:,} of {row.found.codes_compared:,}", bad if differing else "good")
-
-
-def _own_differing(row: RuntimeRow) -> Cell:
-    if row.found is None or not row.found.own:
-        return "simulated" if row.found is not None and row.found.is_simulated else ""
-    differing, compared = row.found.own_differing, row.found.own_compared
-    return Marked(f"{differing:,} of {compared:,}", "watch" if differing else "good")
 
 
 def _runtimes(certificate: Certificate) -> Table[RuntimeRow]:
@@ -223,23 +157,14 @@ def _runtimes(certificate: Certificate) -> Table[RuntimeRow]:
         return f"{taken.delegated} of {taken.operators} in {taken.partitions} {piece}"
 
     return Table(
-        columns=[*runtime_columns(certificate), Column("operators in XNNPACK", pieces)],
+        columns=[
+            *runtime_columns(certificate.runtimes, certificate.reference),
+            Column("operators in XNNPACK", pieces),
+        ],
         rows=[
             RuntimeRow(RUNTIME_TITLES[name], name, count, count.top1)
             for name, count in certificate.runtimes.items()
         ],
-    )
-
-
-def measured_on(certificate: Certificate) -> str:
-    """The machine that LiteRT ran on, in a sentence; empty where it is not recorded."""
-    machine = certificate.machine
-    if machine is None:
-        return ""
-    sets = ", ".join(machine.instruction_sets)
-    return (
-        f"Measured on {machine.architecture}{f' ({sets})' if sets else ''}; the delegate that "
-        f"LiteRT uses by itself there: {machine.delegate}."
     )
 
 
@@ -363,5 +288,3 @@ def _shape(shape: tuple[int, ...]) -> str:
 
 
 _FOUR = digits(".4g")
-# Missing where an output is a number, not a class.
-shown_share = percent(missing="–")

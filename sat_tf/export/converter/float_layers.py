@@ -16,7 +16,7 @@ from ai_edge_litert import schema_py_generated as tfl
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.tflite.splice import INPUT_NAME
 from sat_tf.graph.network import Node, call_on_floats
-from sat_tf.messages import kind_of
+from sat_tf.messages import is_standard_error, kind_of
 from sat_tf.qat.layout import inner_layer
 
 _L = keras.layers
@@ -181,7 +181,7 @@ def _native_output_in(file: Any) -> Iterator[None]:
     try:
         with contextlib.ExitStack() as stack:
             stream = sys.stderr
-            if _is_standard_error(stream):
+            if is_standard_error(stream):
                 stream.flush()
                 kept = open(  # noqa: SIM115 - the stack closes it
                     there, "w", buffering=1, encoding=stream.encoding, errors="replace",
@@ -193,18 +193,11 @@ def _native_output_in(file: Any) -> Iterator[None]:
             try:
                 yield
             finally:
-                if _is_standard_error(stream):
+                if is_standard_error(stream):
                     stream.flush()  # of handlers that hold it, before it is connected again
                 os.dup2(there, 2)
     finally:
         os.close(there)
-
-
-def _is_standard_error(stream: Any) -> bool:
-    try:
-        return bool(stream.fileno() == 2)
-    except (AttributeError, OSError, ValueError):  # none, closed, or a notebook's
-        return False
 
 
 def _useful(text: str) -> str:

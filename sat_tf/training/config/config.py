@@ -20,7 +20,8 @@ from pydantic import (
 
 from sat_tf.arguments import SEED_LIMIT
 from sat_tf.messages import RunError, did_you_mean, list_problems, listed_problems
-from sat_tf.qat.policy import OLD_INPUT_RANGE, BitPolicy
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.policy_fields import OLD_INPUT_RANGE
 from sat_tf.training.config.recipes import RecipesConfig
 from sat_tf.training.config.sections import (
     DataConfig,

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import rich.table
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from sat_tf.presentation.notebook import Displayed
 from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits, percent
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
@@ -19,8 +20,8 @@ MODELS = {
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Results:
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Results(Displayed):
     """The outcome of a run.
 
     Attributes:
@@ -99,6 +100,19 @@ class Results:
 
     def table(self, title: str) -> rich.table.Table:
         """The table that ends a run."""
+        return self._facts().to_rich(title=title, show_header=False, title_justify="left")
+
+    def _headline(self) -> str:
+        accuracies = {model: self.accuracy(name) for name, model in MODELS.items()}
+        found = [f"{model} {words}" for model, words in accuracies.items() if words]
+        if self.codes_differing is not None:
+            found.append(f"{self.codes_differing:,} of {self.codes_compared:,} codes differ")
+        return ", ".join(found)
+
+    def _tables(self) -> dict[str, Table[Any]]:
+        return {"Results": self._facts()}
+
+    def _facts(self) -> Table[tuple[str, Cell]]:
         held_out = f"held-out top-1 ({self.held_out_images} images)"
         verified = f"held-out top-1 ({self.verified_images} images)"
         count = digits(",")
@@ -121,5 +135,4 @@ class Results:
             Column("", lambda row: row[0]),
             Column("", lambda row: row[1], number=True),
         ]
-        table = Table(columns=columns, rows=[row for row in rows if row[1]])
-        return table.to_rich(title=title, show_header=False, title_justify="left")
+        return Table(columns=columns, rows=[row for row in rows if row[1]])

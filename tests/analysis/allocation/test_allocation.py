@@ -261,6 +261,15 @@ def test_the_table_says_bits_totals_and_the_proof(found):
     assert str(found) == text
 
 
+def test_a_notebook_shows_bits_totals_and_the_proof(found):
+    assert repr(found).startswith("<Allocation: residual: file bytes ")
+    assert repr(found).endswith(", optimal>")
+    html = found._repr_html_()
+    assert all(f"<td>{layer.name}</td>" in html for layer in found.layers)
+    assert "file bytes" in html
+    assert "proven optimal" in html
+
+
 def test_rows_and_csv_say_the_same(found, tmp_path):
     found.write_csv(tmp_path / "layers.csv")
     with (tmp_path / "layers.csv").open(encoding="utf-8") as file:

@@ -331,6 +331,15 @@ def test_the_table_names_every_layer_and_finding(audit):
         assert finding.rule in text
 
 
+def test_a_notebook_shows_every_layer_and_finding(audit):
+    assert repr(audit).startswith(f"<Audit: {audit.model}: broken; ")
+    assert "\n" not in repr(audit)
+    assert str(audit) == audit.table()
+    html = audit._repr_html_()
+    assert all(f"<td>{row.name}</td>" in html for row in (*audit.layers, *audit.activations))
+    assert all(finding.rule in html for _, finding in audit.findings())
+
+
 def test_rows_have_the_same_keys_and_plain_values(audit):
     rows = audit.to_rows()
     assert len({tuple(row) for row in rows}) == 1

@@ -246,6 +246,15 @@ def test_the_table_has_the_most_sensitive_layer_first(found):
     assert max(map(len, narrow.splitlines()[3:])) <= 80
 
 
+def test_a_notebook_shows_the_most_sensitive_layer_first(found):
+    assert repr(found).startswith(f"<Sensitivity: {found.model}: {found.num_images} images, ")
+    assert "\n" not in repr(found)
+    assert str(found) == found.table()
+    html = found._repr_html_()
+    places = [html.index(f"<td>{layer.name}</td>") for layer in found.ranked()]
+    assert places == sorted(places)
+
+
 def test_rows_frame_and_csv_say_the_same(found, tmp_path):
     rows = found.to_rows()
     assert rows[2]["weights_distance"] == found.layers[2].weights.distance

@@ -114,3 +114,16 @@ def test_top1_is_shown_where_there_are_labels(small_file, small_images):
     found = verify_file(small_file, small_images, [0] * len(small_images))
     share = f"{100 * found.top1['simulation']:.2f} %"
     assert f"simulation {share}" in outline(certificate_page(found)).text
+
+
+def test_a_notebook_shows_the_verdict_and_every_runtime(certificate):
+    found, _ = certificate
+    assert repr(found) == (
+        f"<Certificate: 0 of {found.codes_compared:,} codes differ (small.tflite, "
+        f"{found.num_images} images)>"
+    )
+    html = found._repr_html_()
+    assert outline(html).rows > len(found.runtimes)
+    assert all(f"<td>{name}</td>" in html for name in found.runtimes)
+    different = dataclasses.replace(found, warnings=["<b>new</b>"])._repr_html_()
+    assert "Note: &lt;b&gt;new&lt;/b&gt;" in different

@@ -1,0 +1,88 @@
+"""What libraries in C++ say though nothing is wrong, and how the command line keeps quiet of it.
+
+Such lines go straight to the standard error of the process, some of them while a library is
+imported. Here another process reads them, and passes on what it does not know: it outlives a
+crash, whose last words must not be lost. It runs this file alone, without the package.
+"""
+
+import atexit
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from typing import BinaryIO
+
+_NOISE = re.compile(
+    rb"INFO: "  # LiteRT: delegates that it has created
+    rb"|WARNING: All log messages before absl::InitializeLog"
+    # TensorFlow's notes and warnings, as absl writes them and as it did itself.
+    rb"|[IW]\d{4} [\d.:]+ "
+    rb"|\d{4}-\d\d-\d\d [\d.:]+: [IW] "
+    rb"|To enable the following instructions: "
+    # What it calls errors on machines without a GPU, or with two copies of a library.
+    rb"|(E\d{4} |\d{4}-\d\d-\d\d [\d.:]+: E ).*"
+    rb"(cuInit|Unable to register cu\w+ factory|computation placer already registered)"
+    # libjpeg, of pictures that it reads all the same.
+    rb"|Corrupt JPEG data: "
+)
+
+
+def is_noise(line: bytes) -> bool:
+    """Whether a line on standard error says nothing that a user has to know.
+
+    >>> is_noise(b"INFO: Created TensorFlow Lite XNNPACK delegate for CPU.")
+    True
+    >>> is_noise(b"ERROR: Node number 3 (CONV_2D) failed to prepare.")
+    False
+    """
+    return _NOISE.match(line) is not None
+
+
+def pass_on(lines: BinaryIO, to: BinaryIO) -> None:
+    """Copies lines that are no noise, each as soon as it is whole, until there are no more."""
+    for line in iter(lines.readline, b""):
+        if not is_noise(line):
+            to.write(line)
+            to.flush()
+
+
+_SECONDS_TO_END = 1.0
+
+
+def hide_noise() -> None:
+    """Passes what C++ writes to standard error through `pass_on` from now on.
+
+    What Python writes to `sys.stderr` goes where it went. Nothing is done where that is not the
+    standard error of the process, as in tests and notebooks.
+    """
+    from sat_tf.messages import is_standard_error
+
+    stream = sys.stderr
+    if not is_standard_error(stream):
+        return
+    stream.flush()
+    reader = subprocess.Popen(
+        [sys.executable, "-I", "-S", __file__], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    there = os.dup(2)
+    sys.stderr = open(there, "w", buffering=1, encoding=stream.encoding, errors=stream.errors)  # noqa: SIM115
+    if reader.stdin is not None:
+        os.dup2(reader.stdin.fileno(), 2)
+        reader.stdin.close()
+    atexit.register(_end, reader, there)
+
+
+def _end(reader: "subprocess.Popen[bytes]", there: int) -> None:
+    """Waits until all lines are passed on, so that none comes after the command's end."""
+    os.dup2(there, 2)
+    # Another process that still writes keeps it reading.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        reader.wait(_SECONDS_TO_END)
+
+
+if __name__ == "__main__":
+    # Ctrl-C is for the command, whose last words are read first.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pass_on(sys.stdin.buffer, sys.stderr.buffer)

@@ -1,0 +1,100 @@
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+
+from sat_tf.commands.noise import is_noise, pass_on
+
+CREATED = "INFO: Created TensorFlow Lite XNNPACK delegate for CPU."
+CUDA = "E0000 00:00:1795561456.719417   16081 cuda_platform.cc:52] failed call to cuInit: INTERNAL"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        CREATED,
+        CUDA,
+        "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR",
+        "I0000 00:00:1795561442.844203   16081 port.cc:153] oneDNN custom operations are on.",
+        "2024-05-01 10:00:00.123456: I tensorflow/core/util/port.cc:113] oneDNN custom operations",
+        "2024-05-01 10:00:00.123456: E external/cuda_dnn.cc:9261] Unable to register cuDNN factory",
+        "To enable the following instructions: AVX2 FMA, in other operations, rebuild TensorFlow",
+        "Corrupt JPEG data: 128 extraneous bytes before marker 0xd9",
+    ],
+)
+def test_what_says_nothing_is_noise(line):
+    assert is_noise(line.encode())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "error: model.keras: not found",
+        "ERROR: Node number 3 (CONV_2D) failed to prepare.",
+        "E0000 00:00:1795561456.719417   16081 bfc_allocator.cc:52] ran out of memory",
+        "F0000 00:00:1795561456.719417   16081 tensor.cc:9] Check failed: cuInit",
+        "terminate called after throwing an instance of 'std::bad_alloc'",
+        "a note with INFO: inside",
+        "Traceback (most recent call last):",
+    ],
+)
+def test_what_may_be_an_error_is_passed_on(line):
+    assert not is_noise(line.encode())
+
+
+def test_lines_keep_their_order_and_the_last_needs_no_end():
+    found = io.BytesIO()
+    pass_on(io.BytesIO(f"one\n{CREATED}\ntwo\n{CUDA}\nthree".encode()), found)
+    assert found.getvalue() == b"one\ntwo\nthree"
+
+
+def _run(code, **environment):
+    kept = {name: value for name, value in os.environ.items() if name != "TF_CPP_MIN_LOG_LEVEL"}
+    return subprocess.run(
+        [sys.executable, "-c", f"import os, sys; CREATED = b'{CREATED}\\n'; {code}"],
+        env={**kept, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+HIDE = "from sat_tf.commands.noise import hide_noise; hide_noise(); os.write(2, CREATED); "
+QUIET = (
+    "from sat_tf.commands.models import quiet_tensorflow; quiet_tensorflow(); os.write(2, CREATED)"
+)
+
+
+def test_noise_of_native_code_is_kept_from_standard_error():
+    done = _run(
+        HIDE + "os.write(2, b'ERROR: bad\\n'); print('warned', file=sys.stderr); sys.exit(3)"
+    )
+    assert sorted(done.stderr.splitlines()) == ["ERROR: bad", "warned"]
+    assert done.returncode == 3
+
+
+def test_the_last_words_before_a_crash_are_passed_on():
+    done = _run(HIDE + "os.write(2, b'Check failed: all of it\\n'); os.abort()")
+    assert done.stderr == "Check failed: all of it\n"
+    assert done.returncode < 0
+
+
+def test_other_processes_are_heard():
+    done = _run(HIDE + "import subprocess; subprocess.run('echo broken >&2', shell=True)")
+    assert done.stderr == "broken\n"
+
+
+@pytest.mark.thorough
+def test_who_sets_tensorflows_level_hears_all():
+    assert _run(QUIET).stderr == ""
+    assert _run(QUIET, TF_CPP_MIN_LOG_LEVEL="0").stderr == f"{CREATED}\n"
+
+
+@pytest.mark.thorough
+def test_a_command_that_loads_tensorflow_writes_nothing_beside_its_own():
+    words = ["explain", "mobilenet_v2", "--image_size=32", "--num_classes=10"]
+    done = _run(f"from sat_tf.commands.main import main; sys.exit(main({words}))")
+    assert (done.returncode, done.stderr) == (0, "")
