@@ -58,7 +58,9 @@ setuptools.setup(
         "test": [
             *_DOCS,
             "hypothesis>=6.100",
+            "ipykernel>=6.29",
             "mypy>=1.11",
+            "nbclient>=0.10",
             "pytest>=8",
             "pytest-xdist>=3.5",
             "tensorboard>=2.19,<3",

@@ -3,7 +3,7 @@
 import argparse
 import pathlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -11,7 +11,6 @@ from sat_tf.commands.models import load_model, quiet_tensorflow
 from sat_tf.commands.options import add_trust
 from sat_tf.export.certificate.holds import verdict_of
 from sat_tf.messages import RunError
-from sat_tf.presentation.tables import Column, Table, digits
 from sat_tf.training.config.config import read_config
 from sat_tf.training.state.run_folder import (
     CERTIFICATE,
@@ -22,12 +21,7 @@ from sat_tf.training.state.run_folder import (
 )
 
 if TYPE_CHECKING:
-    from sat_tf.export.export import ExportReport
-    from sat_tf.export.lowering.packing import StoredKernel
-
-_PLAIN_BITS = 8
-# How many layers of a line are named.
-_NAMED = 2
+    pass
 
 SUMMARY = "write a quantized model as a TFLite file"
 DESCRIPTION = (
@@ -225,54 +219,12 @@ def export(
         notes.append(f"{certificate} is about another file; renew it with sat-tf verify")
     for note in notes:
         console.print(f"Note: {note}", highlight=False, soft_wrap=True)
-    console.print(
-        f"{report.path}: {report.bytes:,} bytes, {report.gzip_bytes:,} after gzip, "
-        f"{sum(report.operators.values())} operators",
-        highlight=False,
-        soft_wrap=True,
-    )
-    _print_kernels(report, console)
+    console.print(report.summary, highlight=False, soft_wrap=True)
+    kernels = report.kernel_table()
+    if kernels.rows:
+        console.print(kernels.to_rich())
+        console.print(f"It runs in ai-edge-litert {report.runs_from} and later.", highlight=False)
     if report.holds:
         console.print(verdict_of(report.holds), highlight=False, soft_wrap=True)
     for cost in report.storage if compare_storage else []:
         console.print(f"  {cost}", highlight=False, soft_wrap=True)
-
-
-class _Alike(NamedTuple):
-    """Layers whose kernels are stored alike, for the same reason."""
-
-    bits: int
-    operator: str
-    note: str
-    kernels: "list[StoredKernel]"
-
-    @property
-    def layers(self) -> str:
-        """The first of them by name, and how many more there are."""
-        names = [kernel.layer for kernel in self.kernels]
-        more = len(names) - _NAMED
-        return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-    @property
-    def weights(self) -> int:
-        """How many they have."""
-        return sum(kernel.weights for kernel in self.kernels)
-
-
-def _print_kernels(report: "ExportReport", console: Console) -> None:
-    """The bits of weights, of layers that are alike on one line; nothing where all have 8."""
-    if all(kernel.bits == _PLAIN_BITS for kernel in report.kernels):
-        return
-    alike: dict[tuple[int, str, str], list[StoredKernel]] = {}
-    for kernel in sorted(report.kernels, key=lambda kernel: kernel.bits):
-        alike.setdefault((kernel.bits, kernel.operator, kernel.note), []).append(kernel)
-    columns: list[Column[_Alike]] = [
-        Column("bits", lambda row: row.bits, number=True),
-        Column("operator", lambda row: row.operator),
-        Column("layers", lambda row: row.layers, wrap="fold"),
-        Column("weights", lambda row: row.weights, digits(","), number=True),
-        Column("why not fewer", lambda row: row.note, wrap="fold"),
-    ]
-    rows = [_Alike(*key, kernels) for key, kernels in alike.items()]
-    console.print(Table(columns=columns, rows=rows).to_rich())
-    console.print(f"It runs in ai-edge-litert {report.runs_from} and later.", highlight=False)

@@ -13,7 +13,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.atomic_file import check_writable, written_whole
-from sat_tf.export.certificate.holds import Hold, are_portable, holds_of
+from sat_tf.export.certificate.holds import Hold, are_portable, holds_of, verdict_of
 from sat_tf.export.converter.float_layers import run_converter
 from sat_tf.export.converter_route import keras_of_graph
 from sat_tf.export.deployed import DeployedModel
@@ -21,8 +21,10 @@ from sat_tf.export.litert.releases import first_release
 from sat_tf.export.litert.runtime import Runtime, check_loading
 from sat_tf.export.lowering.packing import (
     PACKINGS,
+    AlikeKernels,
     FileSettings,
     StoredKernel,
+    kernel_table,
     stored_kernels,
 )
 from sat_tf.export.lowering.pipeline import deployed_graph, with_image_size
@@ -41,6 +43,8 @@ from sat_tf.export.tflite.metadata import (
 from sat_tf.export.tflite.structure import SETTINGS_NAME, gzip_size, read_structure
 from sat_tf.export.tflite.tensors import Storage
 from sat_tf.messages import did_you_mean, list_problems
+from sat_tf.presentation.notebook import Displayed
+from sat_tf.presentation.tables import Cell, Marked, Table
 
 # By name, what the export's report says of its files.
 ROUTES = {
@@ -164,8 +168,8 @@ def median_milliseconds(
 _NONE = Metadata()
 
 
-@dataclasses.dataclass(frozen=True)
-class ExportReport:
+@dataclasses.dataclass(frozen=True, repr=False)
+class ExportReport(Displayed):
     """What `export_tflite` wrote.
 
     Attributes:
@@ -214,6 +218,33 @@ class ExportReport:
     def is_portable(self) -> bool:
         """Whether XNNPACK has the same codes on x86 and on Arm, as far as is known."""
         return are_portable(self.holds)
+
+    @property
+    def summary(self) -> str:
+        """The file, its size and its operators, in a line."""
+        return (
+            f"{self.path}: {self.bytes:,} bytes, {self.gzip_bytes:,} after gzip, "
+            f"{sum(self.operators.values())} operators"
+        )
+
+    def kernel_table(self) -> Table[AlikeKernels]:
+        """The bits of weights, as the command prints them; no rows where all have 8."""
+        return kernel_table(self.kernels)
+
+    def _headline(self) -> str:
+        return self.summary
+
+    def _tables(self) -> dict[str, Table[AlikeKernels]]:
+        return {"Weights": self.kernel_table()}
+
+    def _notes(self) -> list[Cell]:
+        holds = Marked(verdict_of(self.holds), "good" if self.is_portable else "watch")
+        notes = (Marked(f"Note: {warning}", "watch") for warning in self.warnings)
+        return [
+            f"It runs in ai-edge-litert {self.runs_from} and later.",
+            *([holds] if self.holds else []),
+            *notes,
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

@@ -13,7 +13,7 @@ from sat_tf.presentation.tables import Cell, Marked, RowTable, Table
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Plan(PlannedModel, RowTable, Displayed):
+class Plan(Displayed, PlannedModel, RowTable):
     """The plan of a model; see `PlannedModel` for its attributes."""
 
     def to_rows(self) -> list[dict[str, Any]]:

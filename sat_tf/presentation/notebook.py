@@ -15,7 +15,8 @@ from sat_tf.presentation.tables import Cell, Marked, Table
 class Displayed(abc.ABC):
     """A result with a line for the interpreter, and tables for notebooks.
 
-    Dataclasses need `repr=False`, or their own representation hides this one.
+    The first of the bases; dataclasses need `repr=False`. Else the representation that dataclasses
+    have by themselves hides this one.
     """
 
     @abc.abstractmethod

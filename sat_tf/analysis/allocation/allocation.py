@@ -57,7 +57,7 @@ COLUMNS = tuple(field.name for field in dataclasses.fields(AllocatedLayer))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Allocation(AllocatedModel, RowTable, Displayed):
+class Allocation(Displayed, AllocatedModel, RowTable):
     """The bits of each layer of a model, chosen within a budget.
 
     See `AllocatedModel` for its attributes.

@@ -50,7 +50,7 @@ from sat_tf.qat.wrapper import QuantizedLayer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Audit(AuditedModel, RowTable, Displayed):
+class Audit(Displayed, AuditedModel, RowTable):
     """A model measured by the rules of efficient training; see `AuditedModel`."""
 
     def to_rows(self) -> list[dict[str, Any]]:

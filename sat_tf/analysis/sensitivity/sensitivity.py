@@ -39,7 +39,7 @@ from sat_tf.quantizers.input_range import PIXELS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class Sensitivity(MeasuredModel, RowTable, Displayed):
+class Sensitivity(Displayed, MeasuredModel, RowTable):
     """What a model loses when each of its layers is quantized alone, and when all are.
 
     See `MeasuredModel` for its attributes.

@@ -8,8 +8,8 @@ LiteRT's builtin kernels, several times slower.
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,8 @@ from sat_tf.export.operations.graph import Graph
 from sat_tf.export.operations.linear import Linear, LinearKind
 from sat_tf.export.operations.operation import Operation
 from sat_tf.export.tflite.tensors import Storage
-from sat_tf.messages import did_you_mean, list_problems
+from sat_tf.messages import did_you_mean, first_ones, list_problems
+from sat_tf.presentation.tables import Column, Table, digits
 from sat_tf.version import __version__
 
 
@@ -274,6 +275,45 @@ class StoredKernel:
     weights: int
     bits: int
     note: str = ""
+
+
+class AlikeKernels(NamedTuple):
+    """Kernels that a file stores alike, for the same reason."""
+
+    bits: int
+    operator: str
+    note: str
+    kernels: list[StoredKernel]
+
+
+def kernel_table(kernels: Iterable[StoredKernel]) -> Table[AlikeKernels]:
+    """The bits of weights, kernels that are stored alike on one line; no rows where all have 8."""
+    alike: dict[tuple[int, str, str], list[StoredKernel]] = {}
+    for kernel in sorted(kernels, key=lambda kernel: kernel.bits):
+        alike.setdefault((kernel.bits, kernel.operator, kernel.note), []).append(kernel)
+    rows = [AlikeKernels(*key, found) for key, found in alike.items()]
+    columns: list[Column[AlikeKernels]] = [
+        Column("bits", lambda row: row.bits, number=True),
+        Column("operator", lambda row: row.operator),
+        Column(
+            "layers",
+            lambda row: first_ones([kernel.layer for kernel in row.kernels], _NAMED),
+            wrap="fold",
+        ),
+        Column(
+            "weights",
+            lambda row: sum(kernel.weights for kernel in row.kernels),
+            digits(","),
+            number=True,
+        ),
+        Column("why not fewer", lambda row: row.note, wrap="fold"),
+    ]
+    packs = any(row.bits != Storage.INT8.value for row in rows)
+    return Table(columns=columns, rows=rows if packs else [])
+
+
+# How many layers of a line are named.
+_NAMED = 2
 
 
 def stored_kernels(graph: Graph) -> list[StoredKernel]:
