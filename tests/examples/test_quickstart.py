@@ -1,4 +1,4 @@
-"""The notebook runs from top to bottom, and what is committed of its outputs tells of no machine."""
+"""The notebook runs from top to bottom, and its committed outputs tell of no machine."""
 
 import pathlib
 import re

@@ -300,10 +300,8 @@ class Certificate(Displayed):
         return {"Runtimes": runtime_table(self.runtimes, self.reference, self.top1)}
 
     def _notes(self) -> list[Cell]:
-        beside = [
-            Marked(f"Beside the float model: {note.text}", "bad" if note.is_bad else "")
-            for note in self.float_notes
-        ]
+        notes = [(f"Beside the float model: {note.text}", note.is_bad) for note in self.float_notes]
+        beside = [Marked(text, "bad") if is_bad else text for text, is_bad in notes]
         holds = Marked(verdict_of(self.holds), "good" if self.is_portable else "watch")
         return [
             *beside,
