@@ -315,7 +315,7 @@ def test_the_float_model_is_asked_for(model, digits):
     with pytest.raises(ValueError, match="expected a tf_keras model"):
         sat_tf.sensitivity(7, digits.train_images)
     with pytest.raises(ValueError, match=r"expected a sat_tf\.BitPolicy"):
-        sat_tf.sensitivity(model, digits.train_images, 4)
+        sat_tf.sensitivity(model, digits.train_images, "4")
 
 
 def test_a_model_with_two_inputs_is_refused_before_its_data_are_read():

@@ -119,7 +119,7 @@ def test_top1_is_shown_where_there_are_labels(small_file, small_images):
 def test_a_notebook_shows_the_verdict_and_every_runtime(certificate):
     found, _ = certificate
     assert repr(found) == (
-        f"<Certificate: 0 of {found.codes_compared:,} codes differ (small.tflite, "
+        f"<Certificate: 0 of {found.codes_compared:,} codes differ (model.tflite, "
         f"{found.num_images} images)>"
     )
     html = found._repr_html_()
