@@ -79,4 +79,12 @@ def heat_map(
 
 
 def _shortened(name: str) -> str:
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+    """The name, without its middle if it is long: names differ at both ends.
+
+    >>> _shortened("golden retriever, male")
+    'golden r… male'
+    """
+    if len(name) <= _LONGEST_NAME:
+        return name
+    end = (_LONGEST_NAME - 1) // 3 + 1
+    return f"{name[: _LONGEST_NAME - 1 - end]}…{name[-end:]}"

@@ -87,7 +87,10 @@ def _matrix(answers: Answers, title: str, given: np.ndarray) -> Markup:
         return f"{names[row]} taken for {names[column]}: {count} of {of}"
 
     right = int(np.count_nonzero(answers.labels == given))
-    return Markup("<figure><figcaption>{}</figcaption>{}</figure>").format(
+    return Markup(
+        '<figure><figcaption>{0}</figcaption><div class="wide" tabindex="0" role="region" '
+        'aria-label="{0}">{1}</div></figure>'
+    ).format(
         title,
         heat_map(
             bins.counts,
