@@ -35,8 +35,8 @@ def heat_map(
     """
     size = len(counts)
     pitch = _SIDE / size
-    font = min(12.0, max(7.0, 0.62 * pitch))
     every = max(1, -(-size // _MOST_LABELS))
+    font = min(12.0, 0.62 * pitch * every)
     shown = [_shortened(name) for name in names]
     left = 10.0 + _LETTER * font * max(map(len, shown[::every]))
     # Names above the columns are tilted by 60 degrees.

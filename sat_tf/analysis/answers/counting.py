@@ -153,12 +153,17 @@ def class_accuracies(
 
 
 def most_changed(accuracies: Sequence[ClassAccuracy], *, most: int) -> list[ClassAccuracy]:
-    """The classes whose accuracy differs most between file and float model, by its size.
+    """The classes that differ between file and float model in most images, then in most points.
 
-    Classes with equal accuracy are left out.
+    By points alone, classes of one or two images would come first. Classes with equal accuracy are
+    left out.
     """
+
+    def order(found: ClassAccuracy) -> tuple[float, ...]:
+        return -abs(found.file_right - found.float_right), -abs(found.gained), found.label
+
     changed = [found for found in accuracies if found.float_right != found.file_right]
-    return sorted(changed, key=lambda found: (-abs(found.gained), found.label))[:most]
+    return sorted(changed, key=order)[:most]
 
 
 class Agreement(NamedTuple):

@@ -96,6 +96,12 @@ def test_every_image_is_in_one_group():
     assert agreement(LABELS, FLOAT, FILE) == Agreement(3, 3, 1, 1, same_answer=4)
 
 
+def test_one_image_of_a_small_class_weighs_less_than_many_of_a_large_one():
+    small = ClassAccuracy(label=0, images=1, float_right=1, file_right=0)
+    large = ClassAccuracy(label=1, images=50, float_right=45, file_right=30)
+    assert most_changed([small, large], most=2) == [large, small]
+
+
 @pytest.mark.parametrize("count", [0, 1, 8, 9, 100])
 def test_examples_are_distinct_and_spread(count):
     found = spread(np.arange(count), 8)
