@@ -49,15 +49,15 @@ class Confusion(NamedTuple):
     Attributes:
         label: class number of the images.
         answer: the other one.
-        count: how many by the file.
-        float_count: how many by the float model.
+        by_file: how many by the file.
+        by_float_model: how many by the float model.
         images: of the class in all.
     """
 
     label: int
     answer: int
-    count: int
-    float_count: int
+    by_file: int
+    by_float_model: int
     images: int
 
 
@@ -72,8 +72,8 @@ def most_confused(
         Confusion(
             label=label,
             answer=answer,
-            count=count,
-            float_count=int(np.count_nonzero((labels == label) & (float_answers == answer))),
+            by_file=count,
+            by_float_model=int(np.count_nonzero((labels == label) & (float_answers == answer))),
             images=int(np.count_nonzero(labels == label)),
         )
         for count, (label, answer) in sorted(

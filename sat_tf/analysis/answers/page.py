@@ -111,8 +111,8 @@ def _pairs(answers: Answers, pairs: list[Confusion]) -> Table[Confusion]:
     columns: list[Column[Confusion]] = [
         Column("class", lambda pair: Marked(answers.name(pair.label), "name")),
         Column("taken for", lambda pair: answers.name(pair.answer)),
-        Column("by the file", lambda pair: pair.count, _count, number=True),
-        Column("by the float model", lambda pair: pair.float_count, _count, number=True),
+        Column("by the file", lambda pair: pair.by_file, _count, number=True),
+        Column("by the float model", lambda pair: pair.by_float_model, _count, number=True),
         Column("images of the class", lambda pair: pair.images, _count, number=True),
     ]
     return Table(columns=columns, rows=pairs)

@@ -193,10 +193,14 @@ def clipping_lines(steps: Sequence[StepMetrics]) -> list[Line]:
             ]
         )
 
-    smallest, median, largest = map(over_layers, (min, statistics.median, max))
+    smallest, largest = over_layers(min), over_layers(max)
     between = (largest[-1][0], math.nan)
     return [
-        Line(label=f"median of {len(names)}", points=median, colour="var(--soft)"),
+        Line(
+            label=f"median of {len(names)}",
+            points=over_layers(statistics.median),
+            colour="var(--soft)",
+        ),
         Line(
             label="smallest and largest",
             points=[*largest, between, *smallest],

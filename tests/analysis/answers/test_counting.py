@@ -42,8 +42,8 @@ def test_integer_outputs_have_answers_and_of_equal_ones_the_first():
 
 def test_pairs_are_sorted_by_what_the_file_confuses_and_say_what_the_float_model_does():
     assert most_confused(LABELS, FLOAT, FILE, most=5) == [
-        Confusion(label=0, answer=1, count=2, float_count=1, images=3),
-        Confusion(label=1, answer=0, count=1, float_count=0, images=2),
+        Confusion(label=0, answer=1, by_file=2, by_float_model=1, images=3),
+        Confusion(label=1, answer=0, by_file=1, by_float_model=0, images=2),
     ]
     assert len(most_confused(LABELS, FLOAT, FILE, most=1)) == 1
     assert most_confused(LABELS, FLOAT, LABELS, most=5) == []
