@@ -73,6 +73,7 @@ MAY_IMPORT = {
 MAY_IMPORT_WITHIN = {
     "analysis": {
         ".": set(),
+        "answers": {"."},
         "audit": {"."},
         "sensitivity": {"."},
         "allocation": {".", "sensitivity"},

@@ -1,6 +1,7 @@
 """The command `sat-tf`."""
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -30,6 +31,8 @@ from sat_tf.version import __version__
 _FAILED = 1
 _BAD_INPUT = 2
 _INTERRUPTED = 130
+# Rich would take 80 columns, and break words to fit them. No table is wider than this.
+_WIDTH_WITHOUT_TERMINAL = 2000
 
 _COMMANDS: dict[str, ModuleType] = {
     "quantize": quantize,
@@ -61,7 +64,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = with_negative_ranges(sys.argv[1:] if arguments is None else arguments)
     parsed = _parser().parse_args(words)
-    return report_errors(lambda: parsed.command(parsed, Console()))
+    return report_errors(lambda: parsed.command(parsed, _output()))
+
+
+def _output() -> Console:
+    """Standard output; in a file or a pipe every row of a table stays on one line."""
+    console = Console()
+    if console.is_terminal or "COLUMNS" in os.environ:
+        return console
+    return Console(width=_WIDTH_WITHOUT_TERMINAL)
 
 
 def report_errors(command: Callable[[], bool | None]) -> int:

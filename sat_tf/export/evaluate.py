@@ -1,4 +1,4 @@
-"""Top-1 and top-5 of a file over a data set, on all cores."""
+"""Top-1 and top-5 of a file over a data set, and its outputs, on all cores."""
 
 import concurrent.futures
 import contextlib
@@ -119,6 +119,58 @@ def evaluate_simulator(
     return _evaluate(name, SimulatorTask(graph), images, labels, top, processes, progress)
 
 
+def run_tflite(
+    path: str | os.PathLike[str],
+    images: np.ndarray,
+    *,
+    processes: int | None = None,
+    progress: bool = True,
+) -> np.ndarray:
+    """The outputs of a TFLite file in LiteRT with XNNPACK, in processes of one thread each.
+
+    Args:
+        path: a TFLite file with one input of images and one output.
+        images: (n, ...) as the file takes them, uint8 for files of sat-tf; at least one.
+        processes: how many; by default one for each core.
+        progress: show a bar.
+
+    Returns:
+        The outputs (n, ...), in the order of the images.
+
+    Raises:
+        ValueError: no file that LiteRT runs, or images that it does not take.
+    """
+    path = expect_path(path)
+    problems = file_problems(path)
+    if problems:
+        raise ValueError(problems[0])
+    images = np.asarray(images)
+    if not len(images):
+        raise ValueError("images: received none, expected at least one.")
+    _check_settings((1,), processes)
+    task = TfliteTask(path.read_bytes(), "xnnpack")
+    count = min(processes or _cores(), len(images))
+
+    def serve(share: np.ndarray) -> list[np.ndarray]:
+        with _worker(str(path), task) as worker:
+            batch_problems = _image_problems(share, worker.interface)
+            if batch_problems:
+                raise ValueError(list_problems("outputs", batch_problems))
+            outputs = []
+            for batch, _ in _pieces(share, share, 1):
+                with _named(str(path)):
+                    outputs.append(worker.run(batch))
+                advance(len(batch))
+            return outputs
+
+    with (
+        image_bar(path.name, len(images), shown=progress) as advance,
+        concurrent.futures.ThreadPoolExecutor(count) as pool,
+    ):
+        shares = pool.map(serve, np.array_split(images, count))
+        return np.concatenate([outputs for share in shares for outputs in share])
+
+
 def file_interface(path: str | os.PathLike[str]) -> Interface:
     """The input and the output of a file.
 
@@ -206,15 +258,21 @@ def _checked_batch(batch: Batch, interface: Interface) -> Batch:
     """
     images, labels = batch
     problems = label_problems(images, labels, interface.num_outputs)
-    if (images.dtype, images.shape[1:]) != (interface.input_type, interface.input_shape):
-        sizes = ", ".join(map(str, interface.input_shape))
-        problems.append(
-            f"images: received {images.dtype} {images.shape}, expected {interface.input_type} "
-            f"(n, {sizes}) as the file takes them; resize or cast them."
-        )
+    problems += _image_problems(images, interface)
     if problems:
         raise ValueError(list_problems("evaluation", problems))
     return batch
+
+
+def _image_problems(images: np.ndarray, interface: Interface) -> list[str]:
+    """Why a task does not take these images."""
+    if (images.dtype, images.shape[1:]) == (interface.input_type, interface.input_shape):
+        return []
+    sizes = ", ".join(map(str, interface.input_shape))
+    return [
+        f"images: received {images.dtype} {images.shape}, expected {interface.input_type} "
+        f"(n, {sizes}) as the file takes them; resize or cast them."
+    ]
 
 
 class _SharedBatches:

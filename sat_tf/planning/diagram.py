@@ -181,12 +181,16 @@ class _PlacedBox:
     x: float = 0.0
 
 
-def lay_out(sizes: Sequence[Point], reads: Sequence[Sequence[int]]) -> Layout:
+def lay_out(
+    sizes: Sequence[Point], reads: Sequence[Sequence[int]], *, width: float | None = None
+) -> Layout:
     """Places boxes.
 
     Args:
         sizes: width and height of each.
         reads: for each box, those that it reads, all of which come before it.
+        width: that a long graph is wrapped to, unless a rank of it is wider; by default as wide as
+            makes a picture of about 3 by 2.
     """
     rank_of: list[int] = []
     for sources in reads:
@@ -203,7 +207,7 @@ def lay_out(sizes: Sequence[Point], reads: Sequence[Sequence[int]]) -> Layout:
     ways = _ways(reads, rank_of, places, ranks)
     _sort_ranks(places, ranks)
     _settle(places, ranks)
-    return _in_columns(places, ranks, len(sizes), ways)
+    return _in_columns(places, ranks, len(sizes), ways, width)
 
 
 def _ways(
@@ -287,10 +291,14 @@ def _mean(values: list[float] | list[int], default: float) -> float:
 
 
 def _in_columns(
-    places: list[_PlacedBox], ranks: list[list[int]], num_boxes: int, ways: list[list[int]]
+    places: list[_PlacedBox],
+    ranks: list[list[int]],
+    num_boxes: int,
+    ways: list[list[int]],
+    width: float | None,
 ) -> Layout:
     heights = [max((places[index].height for index in rank), default=0.0) for rank in ranks]
-    columns = _cut(places, ranks, heights)
+    columns = _cut(places, ranks, heights, width)
     column_of = {index: c for c, rows in enumerate(columns) for r in rows for index in ranks[r]}
     at: dict[int, Point] = {}
     left, tallest, rights = 0.0, 0.0, []
@@ -330,12 +338,20 @@ def _in_columns(
     return Layout(centers, moved, max(rights, default=0.0), tallest + 2 * margin)
 
 
-def _cut(places: list[_PlacedBox], ranks: list[list[int]], heights: list[float]) -> list[list[int]]:
+def _cut(
+    places: list[_PlacedBox],
+    ranks: list[list[int]],
+    heights: list[float],
+    width: float | None,
+) -> list[list[int]]:
     """The ranks of each column: of about equal height, cut where few edges are."""
     total = sum(heights) + _GAP_Y * len(heights)
     widths = [sum(places[i].width + _GAP_X for i in rank) for rank in ranks]
     usual = sorted(widths)[len(widths) * 9 // 10] + _COLUMN_GAP if widths else 1.0
-    wanted = max(1, round(math.sqrt(_ASPECT * total / usual)))
+    if width is None:
+        wanted = max(1, round(math.sqrt(_ASPECT * total / usual)))
+    else:
+        wanted = max(1, int((width + _COLUMN_GAP) / usual))
     count = 1 if total <= _TALLEST_COLUMN else wanted
     columns: list[list[int]] = [[]]
     tall, goal = 0.0, total / count
@@ -363,7 +379,8 @@ BIT_COLORS = {
 }
 _FIRST_DARK = 5
 FLOAT_COLOR, PLAIN_COLOR, PROBLEM_COLOR = "#c9cdd3", "#ffffff", "#d0021b"
-_LINE_COLOR, _INK, _WHITE = "#5c6370", "#1c1f23", "#ffffff"
+LINE_COLOR, NO_COLOR = "#5c6370", "none"
+_INK, _WHITE = "#1c1f23", "#ffffff"
 
 _WIDTH = 212.0
 _LARGE, _SMALL = 52.0, 22.0
@@ -384,7 +401,7 @@ class Rectangle:
     width: float
     height: float
     fill: str
-    outline: str = _LINE_COLOR
+    outline: str = LINE_COLOR
     line_width: float = 1.0
     dashed: bool = False
     tip: str = ""
@@ -402,7 +419,7 @@ class Label:
     """A line of text, from its left end or around its middle.
 
     Attributes:
-        color: None: that of text outside boxes.
+        color: None: that of text outside boxes and in those without codes.
     """
 
     x: float
@@ -427,29 +444,38 @@ class Drawing:
     title: str
 
 
-def draw(plan: PlannedModel) -> Drawing:
-    """The diagram of a plan."""
+def draw(plan: PlannedModel, *, width: float | None = None, headed: bool = True) -> Drawing:
+    """The diagram of a plan.
+
+    Args:
+        plan: what to draw.
+        width: that a long graph is wrapped to; see `lay_out`.
+        headed: whether the model's name and sums stand above it.
+    """
     boxes = boxes_of(plan)
     sizes = [(_WIDTH, _SMALL if box.is_small else _LARGE) for box in boxes]
-    layout = lay_out(sizes, [box.reads for box in boxes])
-    legend = list(_legend(boxes))
-    width = max(layout.width, 560.0) + 2 * _MARGIN
-    shapes: list[Shape] = [Label(_MARGIN, _MARGIN, plan.model, 15.0, bold=True)]
-    lines = [*summary(plan)[1:]]
-    if plan.problems:
-        lines.append(f"cannot be quantized as asked: {len(plan.problems)} problems, outlined red")
-    top = _MARGIN + 18.0
-    for line in lines:
-        shapes.append(
-            Label(_MARGIN, top, _fit(line, width - 2 * _MARGIN, _SMALL_FONT), _SMALL_FONT)
-        )
-        top += 15.0
-    shapes += _moved(legend, _MARGIN, top + 4.0)
+    room = None if width is None else width - 2 * _MARGIN
+    layout = lay_out(sizes, [box.reads for box in boxes], width=room)
+    whole = max(layout.width, 560.0) + 2 * _MARGIN
+    shapes: list[Shape] = []
+    top = 0.0
+    if headed:
+        shapes.append(Label(_MARGIN, _MARGIN, plan.model, 15.0, bold=True))
+        lines = [*summary(plan)[1:]]
+        if plan.problems:
+            problems = f"{len(plan.problems)} problems, outlined red"
+            lines.append(f"cannot be quantized as asked: {problems}")
+        top = _MARGIN + 18.0
+        for line in lines:
+            words = _fit(line, whole - 2 * _MARGIN, _SMALL_FONT)
+            shapes.append(Label(_MARGIN, top, words, _SMALL_FONT))
+            top += 15.0
+    shapes += _moved(list(_legend(boxes)), _MARGIN, top + 4.0)
     top += _HEAD
     shapes += [Edge(tuple((x + _MARGIN, y + top) for x, y in way)) for way in layout.edges]
     for box, center in zip(boxes, layout.centers, strict=True):
         shapes += _box(box, center[0] + _MARGIN, center[1] + top)
-    return Drawing(width, layout.height + top + _MARGIN, tuple(shapes), plan.model)
+    return Drawing(whole, layout.height + top + _MARGIN, tuple(shapes), plan.model)
 
 
 def _box(box: Box, x: float, y: float) -> Iterator[Shape]:
@@ -457,7 +483,7 @@ def _box(box: Box, x: float, y: float) -> Iterator[Shape]:
     left, top = x - _WIDTH / 2, y - height / 2
     fill, ink = _fill(box)
     problem = box.is_problem
-    outline = PROBLEM_COLOR if problem else _LINE_COLOR
+    outline = PROBLEM_COLOR if problem else LINE_COLOR
     tip = "\n".join(dict.fromkeys(text for row in box.rows for text in row.problems))
     described = "\n".join(
         part for part in (box.title(), box.names(), box.bits(), tip or box.main.reason) if part
@@ -491,13 +517,13 @@ def _box(box: Box, x: float, y: float) -> Iterator[Shape]:
     yield Label(x, top + 34, bits, _SMALL_FONT, middle=True, color=ink)
 
 
-def _fill(box: Box) -> tuple[str, str]:
+def _fill(box: Box) -> tuple[str, str | None]:
     """Colours of a box and of its text."""
     if box.is_float:
-        return FLOAT_COLOR, _INK
+        return FLOAT_COLOR, None
     bits = box.color_bits
     if bits is None:
-        return (FLOAT_COLOR if box.main.weights else PLAIN_COLOR), _INK
+        return (FLOAT_COLOR if box.main.weights else PLAIN_COLOR), None
     return BIT_COLORS[bits], _WHITE if bits >= _FIRST_DARK else _INK
 
 
@@ -507,18 +533,18 @@ def _legend(boxes: list[Box]) -> Iterator[Shape]:
         box.made.activation.bits for box in boxes if box.made.activation
     }
     entries = [
-        (f"{bits} bit{'s' if bits > 1 else ''}", color, _LINE_COLOR, False)
+        (f"{bits} bit{'s' if bits > 1 else ''}", color, LINE_COLOR, False)
         for bits, color in BIT_COLORS.items()
         if bits in used
     ]
     if any(box.is_float for box in boxes):
-        entries.append(("float", FLOAT_COLOR, _LINE_COLOR, False))
+        entries.append(("float", FLOAT_COLOR, LINE_COLOR, False))
     if any(box.is_problem for box in boxes):
         entries.append(("problem", FLOAT_COLOR, PROBLEM_COLOR, False))
     if any(box.is_small for box in boxes):
-        entries.append(("inserted quantizer", PLAIN_COLOR, _LINE_COLOR, True))
+        entries.append(("inserted quantizer", NO_COLOR, LINE_COLOR, True))
     if any(_fill(box)[0] == PLAIN_COLOR for box in boxes):
-        entries.append(("moves codes", PLAIN_COLOR, _LINE_COLOR, False))
+        entries.append(("moves codes", PLAIN_COLOR, LINE_COLOR, False))
     x = 0.0
     for words, color, outline, dashed in entries:
         wide = 3.0 if outline == PROBLEM_COLOR else 1.0

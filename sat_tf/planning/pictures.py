@@ -10,15 +10,29 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup, escape
 
 from sat_tf.atomic_file import expect_path, written_whole
-from sat_tf.planning.diagram import Drawing, Edge, Label, Rectangle, Shape, draw
+from sat_tf.planning.diagram import (
+    FLOAT_COLOR,
+    LINE_COLOR,
+    NO_COLOR,
+    PLAIN_COLOR,
+    Drawing,
+    Edge,
+    Label,
+    Rectangle,
+    Shape,
+    draw,
+)
 from sat_tf.planning.planned_model import PlannedModel
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# A page has its own colours; a separate file has these.
-_STYLE = """<style>.edge { stroke: #5c6370; fill: none; } .arrow { fill: #5c6370; }
-.words { fill: #1c1f23; } .ground { fill: #ffffff; }</style>"""
+# A page has its own colours, which depend on whether it is dark; a separate file has these.
+_STYLE = f"""<style>.edge {{ stroke: {LINE_COLOR}; fill: none; }} .arrow {{ fill: {LINE_COLOR}; }}
+.outline {{ stroke: {LINE_COLOR}; }} .float {{ fill: {FLOAT_COLOR}; }}
+.plain {{ fill: {PLAIN_COLOR}; }} .words {{ fill: #1c1f23; }}
+.ground {{ fill: #ffffff; }}</style>"""
+_FILLS = {FLOAT_COLOR: "float", PLAIN_COLOR: "plain"}
 
 
 def svg_file(drawing: Drawing) -> str:
@@ -49,7 +63,7 @@ def _element(shape: Shape) -> Iterator[str]:
         tip = f"<title>{escape(shape.tip)}</title>" if shape.tip else ""
         yield (
             f'<rect x="{shape.left:.1f}" y="{shape.top:.1f}" width="{shape.width:.1f}" '
-            f'height="{shape.height:.1f}" rx="3" fill="{shape.fill}" stroke="{shape.outline}" '
+            f'height="{shape.height:.1f}" rx="3" {_paint(shape)} '
             f'stroke-width="{shape.line_width:g}"{dashes}>{tip}</rect>'
         )
     elif isinstance(shape, Edge):
@@ -64,6 +78,19 @@ def _element(shape: Shape) -> Iterator[str]:
             f'<text x="{shape.x:.1f}" y="{shape.y:.1f}" dy="0.35em" font-size="{shape.size:g}" '
             f"{color}{anchor}{weight}>{escape(shape.words)}</text>"
         )
+
+
+def _paint(shape: Rectangle) -> str:
+    """The colours of a rectangle: classes where they follow the page."""
+    classes = [_FILLS[shape.fill]] if shape.fill in _FILLS else []
+    if shape.outline == LINE_COLOR:
+        classes.append("outline")
+    parts = [f'class="{" ".join(classes)}"'] if classes else []
+    if shape.fill not in _FILLS:
+        parts.append(f'fill="{shape.fill}"')
+    if shape.outline != LINE_COLOR:
+        parts.append(f'stroke="{shape.outline}"')
+    return " ".join(parts)
 
 
 def _path(line: Edge) -> str:
@@ -117,8 +144,9 @@ def _rectangle(pen: Any, shape: Rectangle, scale: float) -> None:
     right, bottom = left + shape.width * scale, top + shape.height * scale
     width = max(1, round(shape.line_width * scale))
     outline = None if shape.dashed else shape.outline
+    fill = None if shape.fill == NO_COLOR else shape.fill
     pen.rounded_rectangle(
-        (left, top, right, bottom), radius=3 * scale, fill=shape.fill, outline=outline, width=width
+        (left, top, right, bottom), radius=3 * scale, fill=fill, outline=outline, width=width
     )
     if shape.dashed:
         corners = [(left, top), (right, top), (right, bottom), (left, bottom), (left, top)]

@@ -18,6 +18,8 @@ from sat_tf.planning.planned_model import Export, Fate, LayerPlan, PlannedModel,
 from sat_tf.presentation.page import render_page
 from sat_tf.presentation.tables import Column, Table, digits
 
+# Of the diagram, in pixels: what a window of 1100 has room for.
+_WIDTH = 1050.0
 _KINDS = {Fate.PROBLEM: "problem", Fate.INSERTED: "inserted"}
 
 
@@ -44,7 +46,7 @@ def plan_page(plan: PlannedModel) -> str:
         plan=plan,
         verdict=verdict(plan),
         summary=summary(plan),
-        diagram=svg_element(draw(plan)),
+        diagram=svg_element(draw(plan, width=_WIDTH, headed=False)),
         layers=layers.to_html("layers"),
         policy={name: str(value) for name, value in plan.policy.to_dict().items()},
     )

@@ -36,7 +36,6 @@ class _Area:
 _LINES = _Area(width=480.0, height=284.0, left=52.0, right=460.0, top=34.0, bottom=248.0)
 _LETTER = 7.0  # about the width of one
 _MOST_POINTS = 400
-_MOST_NAMED = 8
 
 Point = tuple[float, float]
 
@@ -72,7 +71,8 @@ class LineChart:
         from_zero: whether y starts at 0.
         summary: what it shows, in words, for screen readers.
         caption: what to look at, in plain text; "" for nothing.
-        named: the lines of the legend; by default `lines`, or three of many.
+        named: the lines of the legend; by default `lines`.
+        most_points: how many points of a line are drawn; of more, some are left out.
     """
 
     title: str
@@ -83,18 +83,15 @@ class LineChart:
     from_zero: bool = False
     caption: str = ""
     named: Sequence[Line] | None = None
+    most_points: int = _MOST_POINTS
 
     def to_figure(self) -> Markup:
         """The chart between its title and its legend."""
-        lines = self.lines
-        few = lines if len(lines) <= _MOST_NAMED else [lines[0], lines[len(lines) // 2], lines[-1]]
         pieces = [f"<figure><figcaption>{escape(self.title)}</figcaption>", self.to_svg()]
         if self.named is not None:
             pieces.append(legend(self.named))
-        elif len(lines) > 1:
-            pieces.append(legend(few))
-        if self.named is None and len(lines) > _MOST_NAMED:
-            pieces.append(f"<p>{len(lines)} lines, coloured in the order of the layers.</p>")
+        elif len(self.lines) > 1:
+            pieces.append(legend(self.lines))
         if self.caption:
             pieces.append(f"<p>{escape(self.caption)}</p>")
         return _joined([*pieces, "</figure>"])
@@ -120,7 +117,7 @@ class LineChart:
                 f"<title>{escape(self.title)}</title><desc>{escape(self.summary)}</desc>",
                 *frame.grid(),
                 *frame.stages(self.stages),
-                *(frame.line(line) for line in self.lines),
+                *(frame.line(line, self.most_points) for line in self.lines),
                 "</svg>",
             ]
         )
@@ -216,7 +213,7 @@ class _Frame:
                 parts.append(f'<text x="{left:.1f}" y="{height:g}">{escape(name)}</text>')
         return parts
 
-    def line(self, line: Line) -> str:
+    def line(self, line: Line, most_points: int) -> str:
         """One line, with its name as a tooltip."""
         pieces: list[list[Point]] = [[]]
         for x, y in line.points:
@@ -224,7 +221,7 @@ class _Frame:
                 pieces.append([])
             else:
                 pieces[-1].append((x, y))
-        share = _MOST_POINTS / max(len(line.points), _MOST_POINTS)
+        share = most_points / max(len(line.points), most_points)
         path = dots = ""
         for piece in filter(None, pieces):
             thin = thinned(piece, max(2, math.ceil(share * len(piece))))

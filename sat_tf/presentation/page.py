@@ -1,4 +1,4 @@
-"""Self-contained HTML pages from templates, without scripts.
+"""Self-contained HTML pages from templates; they load nothing, and run nothing but a zoom.
 
 A template is beside the module that fills it, and is named by its path inside the package. It
 extends "presentation/page.html" and fills the blocks `style` and `body`; its values are plain text

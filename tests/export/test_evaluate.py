@@ -7,7 +7,13 @@ import pytest
 import tensorflow as tf
 
 from sat_tf.export.certificate.outputs import top_hits
-from sat_tf.export.evaluate import _Tally, evaluate_simulator, evaluate_tflite, file_interface
+from sat_tf.export.evaluate import (
+    _Tally,
+    evaluate_simulator,
+    evaluate_tflite,
+    file_interface,
+    run_tflite,
+)
 from sat_tf.export.litert import processes
 from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.operations.graph_file import read_graph
@@ -46,6 +52,25 @@ def test_a_graph_is_simulated_as_its_file(small_file, small_images, labels, expe
     graph = read_graph(small_file.read_bytes(), "file")
     found = evaluate_simulator(graph, small_images, labels, top=[1], progress=False)
     assert found.top == {1: expected[1]}
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_outputs_are_in_the_order_of_the_images(small_file, small_images, processes):
+    expected = Runtime(small_file.read_bytes(), keep_tensors=False).run(small_images)
+    found = run_tflite(small_file, small_images, processes=processes, progress=False)
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda images: images / 255.0, r"received float64 .*, expected uint8 \(n, 8, 9, 3\)"),
+        (lambda images: images[:0], "images: received none"),
+    ],
+)
+def test_outputs_of_other_images_are_refused(small_file, small_images, change, message):
+    with pytest.raises(ValueError, match=message):
+        run_tflite(small_file, change(small_images), progress=False)
 
 
 def test_a_file_says_what_it_takes(small_file):

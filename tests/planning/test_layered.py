@@ -50,3 +50,10 @@ def test_a_chain_is_straight_and_a_long_one_is_wrapped():
     assert len({x for x, _ in short.centers}) == 1
     long = lay_out([(200.0, 50.0)] * 200, [[], *([i] for i in range(199))])
     assert 0.5 < long.width / long.height < 3.0
+
+
+@pytest.mark.parametrize("width", [300.0, 800.0, 1050.0])
+def test_a_long_graph_is_wrapped_to_a_width(width):
+    chain = [[], *([i] for i in range(199))]
+    layout = lay_out([(200.0, 50.0)] * 200, chain, width=width)
+    assert 0.5 * width < layout.width <= width

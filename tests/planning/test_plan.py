@@ -6,8 +6,17 @@ import pytest
 from PIL import Image
 
 import sat_tf
-from sat_tf.planning.diagram import boxes_of
+from sat_tf.planning.diagram import (
+    BIT_COLORS,
+    FLOAT_COLOR,
+    NO_COLOR,
+    PLAIN_COLOR,
+    Rectangle,
+    boxes_of,
+    draw,
+)
 from sat_tf.planning.plan import COLUMNS
+from sat_tf.planning.plan_page import plan_page
 from sat_tf.qat.policy import BitPolicy
 from tests.planning.models import convolutions, residual, with_odd_activation
 
@@ -65,7 +74,8 @@ def test_the_page_has_the_diagram_and_every_layer_and_loads_nothing(plan, refuse
         page = (tmp_path / "plan.html").read_text(encoding="utf-8")
         assert page.count("<svg") == 1
         assert all(f"<td>{row.name}</td>" in page for row in made.rows)
-        assert not re.search(r"<script|<link|src=|url\(", page)
+        assert not re.search(r"<link|src=|url\(|@import|https?://(?!www.w3.org/2000/svg)", page)
+        assert page.count("<script>") == 1
     assert "&#39;sin&#39;, expected one of linear" in page
 
 
@@ -119,3 +129,18 @@ def test_a_diagram_of_another_kind_or_place_is_refused(plan, name, tmp_path):
     with pytest.raises(ValueError, match="received"):
         plan.write_diagram(tmp_path / name)
     assert not list(tmp_path.iterdir())
+
+
+def test_no_two_swatches_of_the_legend_look_alike_in_the_light_or_the_dark(refused):
+    style = plan_page(refused).split("</style>")[0]
+    for dark in (False, True):
+        own = {name: re.findall(rf"--{name}: (#\w+)", style)[dark] for name in ("float", "plain")}
+        fills = {FLOAT_COLOR: own["float"], PLAIN_COLOR: own["plain"], NO_COLOR: "none"}
+        fills |= {color: color for color in BIT_COLORS.values()}
+        assert len(set(fills.values())) == len(fills)
+    swatches = [
+        (shape.fill, shape.outline, shape.dashed)
+        for shape in draw(refused).shapes
+        if isinstance(shape, Rectangle) and shape.width == 18
+    ]
+    assert len(set(swatches)) == len(swatches) > 2

@@ -66,6 +66,8 @@ def test_values_that_are_not_finite_leave_a_gap():
 def test_many_points_are_thinned_and_both_ends_stay():
     dots = places(chart(*((float(i), float(i % 7)) for i in range(5000))).to_svg())
     assert len(dots) == 400
+    whole = chart(*((float(i), float(i % 7)) for i in range(5000)), most_points=9999).to_svg()
+    assert len(places(whole)) == 5000
     first, last = places(chart((0.0, 0.0), (4999.0, 6.0)).to_svg())
     assert (dots[0][0], dots[-1][0]) == (first[0], last[0])
 

@@ -2,9 +2,12 @@
 
 import math
 
+import numpy as np
+
+from sat_tf.analysis.answers.answers import Answers
 from sat_tf.analysis.layer_table import LayerRow
 from sat_tf.training.config.config import config_text, parse_config
-from sat_tf.training.report.report import write_layers
+from sat_tf.training.report.report import write_answers, write_layers
 from sat_tf.training.report.results import Results
 from sat_tf.training.state import history, run_folder
 from sat_tf.training.state.history import EpochMetrics, StepMetrics
@@ -28,6 +31,7 @@ def fill(folder: RunFolder, *, layer: str = "block_{}_relu", codes_differing: in
                     step_of_run=before + step,
                     learning_rate=0.1 * (1 + math.cos(math.pi * step / total)) / 2,
                     loss=2.5 * math.exp(-(before + step - 5) / 40),
+                    data_loss=1.5 * math.exp(-(before + step - 5) / 40),
                     top1=1 - math.exp(-(before + step) / 30),
                     top5=1 - math.exp(-(before + step) / 10),
                     clipping_levels={}
@@ -43,6 +47,7 @@ def fill(folder: RunFolder, *, layer: str = "block_{}_relu", codes_differing: in
                     step=step,
                     learning_rate=0.01,
                     loss=2.0 * math.exp(-(before + step) / 40),
+                    data_loss=1.0 * math.exp(-(before + step) / 40),
                     train_top1=0.9,
                     train_top5=0.99,
                     held_out_loss=2.2 * math.exp(-(before + step) / 45),
@@ -93,7 +98,17 @@ def fill(folder: RunFolder, *, layer: str = "block_{}_relu", codes_differing: in
         },
     )
     write_layers(folder, list(_layers(names)))
+    write_answers(folder, _answers(layer))
     return folder
+
+
+def _answers(name):
+    random = np.random.default_rng(0)
+    labels, wrong = random.integers(0, 10, (2, 60))
+    answers = [np.where(random.random(60) < 0.8, labels, wrong) for _ in range(2)]
+    images = random.integers(0, 256, (60, 8, 8, 3), np.uint8)
+    names = [f"{name} {index}" for index in range(10)]
+    return Answers.of(images, labels, *answers, num_classes=10, class_names=names)
 
 
 def _layers(names):

@@ -5,10 +5,11 @@ import pytest
 import tf_keras as keras
 from rich.console import Console
 
+from sat_tf.analysis.answers.answers import Answers
 from sat_tf.training.config.config import parse_config
 from sat_tf.training.loop.runner import train
 from sat_tf.training.loop.start import is_ordinary
-from sat_tf.training.state.run_folder import FLOAT_MODEL, QUANTIZED_MODEL, RunFolder
+from sat_tf.training.state.run_folder import ANSWERS, FLOAT_MODEL, QUANTIZED_MODEL, RunFolder
 
 CONFIG = """
 name: vanilla
@@ -34,6 +35,9 @@ def test_a_run_starts_from_an_ordinary_model_and_another_one_from_its_file(tmp_p
     assert is_ordinary(model)
     assert results.parameters == model.count_params()
     assert results.codes_differing == 0
+    answers = Answers.from_dict(first.read_json(ANSWERS))
+    assert len(answers.labels) == 8
+    assert np.mean(answers.file_answers == answers.labels) == results.tflite_top1
     again, from_file = run("again", f"training.float_model={first.file(FLOAT_MODEL)}")
     assert from_file.float_top1 == results.float_top1
     one, other = (

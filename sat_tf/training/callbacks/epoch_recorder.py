@@ -18,6 +18,7 @@ from sat_tf.training.step.stage_plan import StagePlan
 # The logs of Keras at the end of an epoch, by their names in the metrics file.
 _MEASURED = {
     "loss": "loss",
+    "data_loss": "data_loss",
     "train_top1": "top1",
     "train_top5": "top5",
     "held_out_loss": "val_loss",

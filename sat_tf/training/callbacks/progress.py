@@ -37,9 +37,10 @@ _WIDTH_OF_WORDS = 74
 class ProgressBar(StepCallback):
     """Shows stage, epoch, images a second, loss, top-1 and the time the rest of the stage takes.
 
-    A context manager. Losses are read at most five times a second, because reading waits for the
-    device. Where the output is not a terminal it prints lines only: one an epoch, and in long
-    epochs one a minute.
+    A context manager. The loss is that of the images, without weight decay where the model tells
+    them apart. It is read at most five times a second, because reading waits for the device. Where
+    the output is not a terminal it prints lines only: one an epoch, and in long epochs one a
+    minute.
 
     The time left is that of all steps still to do, at the pace of this process so far, held-out
     images included; its first step, in which TensorFlow compiles, is left out of all figures.
@@ -139,7 +140,8 @@ class ProgressBar(StepCallback):
         return f"{self.plan.stage} {epoch}/{self.plan.epochs}"
 
     def _metrics(self, logs: Any) -> str:
+        loss = float(logs["data_loss" if "data_loss" in logs else "loss"])
         return (
-            f"{self._images_per_second:6.0f} images/s  loss {float(logs['loss']):.4f}  "
+            f"{self._images_per_second:6.0f} images/s  loss {loss:.4f}  "
             f"top-1 {100 * float(logs['top1']):5.1f} %"
         )

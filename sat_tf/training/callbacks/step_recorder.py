@@ -130,7 +130,6 @@ def _number(logs: Mapping[str, Any], name: str) -> float:
 
 # As many points a stage as a curve can show, and few enough to rewrite the file each time.
 _ROWS_A_STAGE = 1000
-_FEWEST_STEPS = 10
 # The largest share of the time that writing may take.
 _WRITING = 0.01
 
@@ -139,9 +138,9 @@ def default_interval(total_steps: int) -> int:
     """The default number of steps between measurements.
 
     >>> default_interval(700), default_interval(187650)
-    (10, 188)
+    (1, 188)
     """
-    return max(_FEWEST_STEPS, math.ceil(total_steps / _ROWS_A_STAGE))
+    return max(1, math.ceil(total_steps / _ROWS_A_STAGE))
 
 
 class StepRecorder(StepCallback):
@@ -173,7 +172,7 @@ class StepRecorder(StepCallback):
         self.folder = folder
         self.every = every
         self._levels = dict(clipping_levels)
-        self._means = RunningMeans(["loss", "top1", "top5"])
+        self._means = RunningMeans(["loss", "data_loss", "top1", "top5"])
         self._resumes = plan.metric_steps > 0
         self._written = len(rows)
         self._write_after = 0.0
@@ -221,6 +220,7 @@ class StepRecorder(StepCallback):
             step_of_run=self.plan.step_of_run(self.step),
             learning_rate=current_learning_rate(self.model),
             loss=float("nan") if means["loss"] is None else means["loss"],
+            data_loss=means["data_loss"],
             top1=float("nan") if means["top1"] is None else means["top1"],
             top5=means["top5"],
             clipping_levels=dict(levels),

@@ -23,9 +23,10 @@ class TensorBoardSummaries(StepCallback):
     """Writes scalars for TensorBoard; a context manager.
 
     Steps count on from stage to stage. With every row that the `StepRecorder` before it adds:
-    train/loss, train/top1, train/top5, learning_rate, and clipping_level/<layer>. At the start of
-    the stage and after every epoch: clipped/<layer>, the share of a tensor that is clipped, and
-    kappa_0. After every epoch: held_out/loss, held_out/top1, held_out/top5.
+    train/loss, train/data_loss (without weight decay), train/top1, train/top5, learning_rate, and
+    clipping_level/<layer>. At the start of the stage and after every epoch: clipped/<layer>, the
+    share of a tensor that is clipped, and kappa_0. After every epoch: held_out/loss,
+    held_out/top1, held_out/top5.
 
     Args:
         plan: the steps of the stage.
@@ -78,8 +79,9 @@ class TensorBoardSummaries(StepCallback):
             "learning_rate": row.learning_rate,
             **{f"clipping_level/{name}": level for name, level in row.clipping_levels.items()},
         }
-        if row.top5 is not None:
-            values["train/top5"] = row.top5
+        for tag, value in (("train/data_loss", row.data_loss), ("train/top5", row.top5)):
+            if value is not None:
+                values[tag] = value
         self._write(values)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

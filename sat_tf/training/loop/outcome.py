@@ -7,10 +7,13 @@ import numpy as np
 import tf_keras as keras
 from rich.markup import escape
 
+from sat_tf.analysis.answers.answers import Answers
+from sat_tf.analysis.answers.counting import answers_of
 from sat_tf.analysis.layer_table import layer_rows
 from sat_tf.data.source import ImageSource
 from sat_tf.export.certificate.certificate import Certificate
 from sat_tf.export.deployed import DeployedModel
+from sat_tf.export.evaluate import run_tflite
 from sat_tf.export.export import ExportReport, export_tflite
 from sat_tf.export.verify import verify_tflite
 from sat_tf.graph.network import Network
@@ -19,12 +22,14 @@ from sat_tf.messages import RunError
 from sat_tf.qat.inputs import input_types
 from sat_tf.training.loop.stage import SAMPLE, Run
 from sat_tf.training.report.curves import draw_curves
-from sat_tf.training.report.report import write_layers, write_report
+from sat_tf.training.report.report import write_answers, write_layers, write_report
 from sat_tf.training.report.results import Results
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import CERTIFICATE, TFLITE_MODEL, RunFolder
 from sat_tf.training.state.run_state import RunState
-from sat_tf.training.step.fed_source import pixels_of
+from sat_tf.training.step.fed_source import fed, pixels_of
+
+_BATCH_SIZE = 64
 
 
 def deploy(
@@ -122,11 +127,30 @@ def conclude(run: Run, state: RunState, model: keras.Model | None, *, parameters
     return results
 
 
+def _answers(run: Run, float_model: keras.Model) -> Answers:
+    """What the float model and the file answer for the images that the file was verified on."""
+    pixels, labels = pixels_of(run.source).held_out_sample(run.config.export.verify_images)
+    logits = [
+        float_model(fed(run.source, pixels[start : start + _BATCH_SIZE]), training=False).numpy()
+        for start in range(0, len(pixels), _BATCH_SIZE)
+    ]
+    outputs = run_tflite(run.folder.file(TFLITE_MODEL), pixels, progress=False)
+    return Answers.of(
+        pixels,
+        labels,
+        answers_of(np.concatenate(logits)),
+        answers_of(outputs),
+        num_classes=run.source.num_classes,
+        class_names=getattr(run.source, "class_names", None),
+    )
+
+
 def _of_file(run: Run, model: keras.Model) -> dict[str, Any]:
     """Writes the file and its certificate; returns their entries in the results."""
     config = run.config.export
     floats = run.folder.file(run_folder.FLOAT_MODEL)
     is_safe = not run.config.training.trust_model
+    float_model = load_model(floats, safe_mode=is_safe) if floats.is_file() else None
     report, certificate = deploy(
         model,
         run.source,
@@ -135,8 +159,10 @@ def _of_file(run: Run, model: keras.Model) -> dict[str, Any]:
         pack=config.pack,
         softmax=config.softmax,
         verify_images=config.verify_images,
-        float_model=load_model(floats, safe_mode=is_safe) if floats.is_file() else None,
+        float_model=float_model,
     )
+    if float_model is not None:
+        write_answers(run.folder, _answers(run, float_model))
     for note in certificate.float_notes:
         style = "red" if note.is_bad else None
         text = f"Beside the float model: {escape(note.text)}"

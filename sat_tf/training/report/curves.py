@@ -2,7 +2,8 @@
 
 import math
 import os
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Collection, Sequence
 
 from sat_tf.presentation.charts import Line, LineChart, Point
 from sat_tf.training.state.history import EpochMetrics, StepMetrics
@@ -11,7 +12,7 @@ _COLOURS = {"float": "tab:blue", "quantized": "tab:orange", "deploy_tail": "tab:
 
 
 def draw_curves(rows: list[EpochMetrics], title: str, path: str | os.PathLike[str]) -> None:
-    """Draws top-1 and loss over the epochs of all stages.
+    """Draws top-1 and loss over the epochs of all stages; the loss without weight decay too.
 
     Args:
         rows: the metrics of the run, stage after stage; at least one.
@@ -36,7 +37,11 @@ def draw_curves(rows: list[EpochMetrics], title: str, path: str | os.PathLike[st
         train = [100 * row.train_top1 for row in own]
         top1.plot(epochs, held_out, color=colour, marker=".", label=f"{stage}, held out")
         top1.plot(epochs, train, color=colour, linestyle=":", label=f"{stage}, training")
-        loss.plot(epochs, [row.loss for row in own], color=colour, marker=".", label=stage)
+        total = [row.loss for row in own]
+        data = [row.data_loss for row in own]
+        if None not in data:
+            loss.plot(epochs, data, color=colour, marker=".", label=stage)
+        loss.plot(epochs, total, color=colour, linestyle=":", label=f"{stage}, with weight decay")
         if before:
             for axes in (top1, loss):
                 axes.axvline(before + 0.5, color="0.7", linewidth=0.8)
@@ -52,10 +57,13 @@ def draw_curves(rows: list[EpochMetrics], title: str, path: str | os.PathLike[st
 
 
 _TRAINING, _HELD_OUT, _FIVE = "var(--curve)", "var(--other)", "var(--third)"
+_DECAY = "var(--soft)"
+# Every recorded step is drawn: a stage has a thousand of them, a run rarely more than three stages.
+_MOST_POINTS = 3000
 
 
 def charts(epochs: Sequence[EpochMetrics], steps: Sequence[StepMetrics]) -> list[LineChart]:
-    """Loss, accuracy, learning rate and clipping levels over all stages.
+    """Loss, accuracy, learning rate and clipping levels over all stages, with a gap between stages.
 
     Args:
         epochs: the rows of the metrics file; they give the held-out images.
@@ -63,22 +71,24 @@ def charts(epochs: Sequence[EpochMetrics], steps: Sequence[StepMetrics]) -> list
     """
     starts = _starts(epochs, steps)
     stages = [(float(start), name.replace("_", " ")) for name, start in starts.items()]
-    at = {id(row): float(starts[row.stage] + row.step) for row in epochs}
 
-    def of_epochs(value: Callable[[EpochMetrics], float | None]) -> list[tuple[float, float]]:
-        values = [(at[id(row)], value(row)) for row in epochs]
-        return [(step, found) for step, found in values if found is not None]
+    def of_epochs(value: Callable[[EpochMetrics], float | None]) -> list[Point]:
+        return _points([(row.stage, starts[row.stage] + row.step, value(row)) for row in epochs])
 
-    def of_steps(value: Callable[[StepMetrics], float | None]) -> list[tuple[float, float]]:
-        return [
-            (float(row.step_of_run), found) for row in steps if (found := value(row)) is not None
-        ]
+    def of_steps(value: Callable[[StepMetrics], float | None]) -> list[Point]:
+        return _points([(row.stage, row.step_of_run, value(row)) for row in steps])
 
     loss = [
         Line(
             label="training",
-            points=of_steps(lambda row: row.loss) or of_epochs(lambda row: row.loss),
+            points=of_steps(lambda row: row.data_loss) or of_epochs(lambda row: row.data_loss),
             colour=_TRAINING,
+        ),
+        Line(
+            label="training, with weight decay",
+            points=of_steps(lambda row: row.loss) or of_epochs(lambda row: row.loss),
+            colour=_DECAY,
+            dashed=True,
         ),
         Line(
             label="held out",
@@ -113,6 +123,8 @@ def charts(epochs: Sequence[EpochMetrics], steps: Sequence[StepMetrics]) -> list
         colour=_TRAINING,
     )
     levels = clipping_lines(steps)
+    num_levels = len({name for row in steps for name in row.clipping_levels})
+    some = f" Of {num_levels} tensors, those that move most are named." if levels else ""
     return [
         LineChart(
             title="Loss",
@@ -120,12 +132,14 @@ def charts(epochs: Sequence[EpochMetrics], steps: Sequence[StepMetrics]) -> list
             stages=stages,
             logarithmic=True,
             summary=_ends("loss", loss),
+            most_points=_MOST_POINTS,
         ),
         LineChart(
             title="Accuracy (%)",
             lines=_drawn(top1),
             stages=stages,
             summary=_ends("accuracy in percent", top1),
+            most_points=_MOST_POINTS,
         ),
         LineChart(
             title="Learning rate",
@@ -133,32 +147,73 @@ def charts(epochs: Sequence[EpochMetrics], steps: Sequence[StepMetrics]) -> list
             stages=stages,
             from_zero=True,
             summary=_ends("learning rate", [rate]),
+            most_points=_MOST_POINTS,
         ),
         LineChart(
             title="Clipping levels",
-            lines=_drawn(levels),
+            lines=levels,
             stages=stages,
             logarithmic=True,
-            summary=f"Clipping levels of {len(levels)} tensors; the last ones are in the table of "
-            "layers.",
+            summary=_ends("clipping levels", [line for line in levels if not line.dashed]) + some,
+            caption=some.strip() if num_levels > _MOST_MOVING else "",
         ),
     ]
 
 
+_MOVING = ("var(--kind0)", "var(--kind1)", "var(--kind2)", "var(--kind3)")
+_MOST_MOVING = len(_MOVING)
+
+
 def clipping_lines(steps: Sequence[StepMetrics]) -> list[Line]:
-    """A line for every clipping level, from blue at the first layer to red at the last."""
+    """The clipping levels that move most; of many, also their largest, median and smallest.
+
+    How far a level moves is the ratio of its largest and its smallest value in the run.
+    """
     names = list(dict.fromkeys(name for row in steps for name in row.clipping_levels))
-    hues = [220 - 220 * index / max(len(names) - 1, 1) for index in range(len(names))]
+    of_name = {
+        name: _points(
+            [(row.stage, row.step_of_run, row.clipping_levels.get(name)) for row in steps]
+        )
+        for name in names
+    }
+    moved = sorted(names, key=lambda name: -_span(of_name[name]))[:_MOST_MOVING]
+    lines = [
+        Line(label=name, points=of_name[name], colour=colour)
+        for name, colour in zip(sorted(moved, key=names.index), _MOVING, strict=False)
+    ]
+    if len(names) <= _MOST_MOVING:
+        return lines
+
+    def over_layers(value: Callable[[Collection[float]], float]) -> list[Point]:
+        return _points(
+            [
+                (row.stage, row.step_of_run, value(row.clipping_levels.values()))
+                for row in steps
+                if row.clipping_levels
+            ]
+        )
+
+    smallest, largest = over_layers(min), over_layers(max)
+    between = (largest[-1][0], math.nan)
     return [
         Line(
-            label=name,
-            points=_points(
-                [(row.stage, row.step_of_run, row.clipping_levels.get(name)) for row in steps]
-            ),
-            colour=f"hsl({hue:.0f} 60% 50%)",
-        )
-        for name, hue in zip(names, hues, strict=True)
+            label=f"median of {len(names)}",
+            points=over_layers(statistics.median),
+            colour="var(--soft)",
+        ),
+        Line(
+            label="smallest and largest",
+            points=[*largest, between, *smallest],
+            colour="var(--soft)",
+            dashed=True,
+        ),
+        *lines,
     ]
+
+
+def _span(points: Sequence[Point]) -> float:
+    levels = [level for _, level in points if level > 0]  # also leaves NaN out
+    return math.log(max(levels) / min(levels)) if levels else 0.0
 
 
 def _points(values: Sequence[tuple[str, int, float | None]]) -> list[Point]:

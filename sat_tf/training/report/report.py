@@ -6,6 +6,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import pydantic
 
+from sat_tf.analysis.answers.answers import Answers
+from sat_tf.analysis.answers.page import answers_section
 from sat_tf.analysis.layer_table import LayerRow
 from sat_tf.export.certificate.certificate import FloatNote
 from sat_tf.messages import RunError, list_problems
@@ -38,6 +40,11 @@ def write_layers(folder: RunFolder, layers: Sequence[LayerRow]) -> None:
     folder.write_json(run_folder.LAYERS, {"layers": rows})
 
 
+def write_answers(folder: RunFolder, answers: Answers) -> None:
+    """Writes the answers to held-out images, which `write_report` shows."""
+    folder.write_json(run_folder.ANSWERS, answers.to_dict())
+
+
 def report_page(folder: RunFolder) -> str:
     """The HTML of the report; see `write_report`."""
     config = folder.read_text(run_folder.CONFIG)
@@ -46,6 +53,7 @@ def report_page(folder: RunFolder) -> str:
     certificate = folder.read_json(run_folder.CERTIFICATE)
     epochs = history.from_csv(folder.read_text(run_folder.METRICS))
     steps = history.steps_from_csv(folder.read_text(run_folder.STEPS))
+    answers = _answers(folder)
     of_layers = Table(columns=_LAYER, rows=layers.layers) if layers else None
     return render_page(
         "training/report/report.html",
@@ -55,6 +63,7 @@ def report_page(folder: RunFolder) -> str:
         curves=[chart.to_figure() for chart in curves.charts(epochs, steps)]
         if epochs or steps
         else [],
+        answers=answers_section(answers) if answers else "",
         layers=of_layers.to_html("Layers") if of_layers else "",
         sizes=_sizes(results) if results else {},
         certificate=_certificate(certificate) if certificate else {},
@@ -69,6 +78,16 @@ class _Layers(pydantic.BaseModel):
     """The file of layers."""
 
     layers: list[LayerRow]
+
+
+def _answers(folder: RunFolder) -> Answers | None:
+    values = folder.read_json(run_folder.ANSWERS)
+    if not values:
+        return None
+    try:
+        return Answers.from_dict(values)
+    except ValueError as error:
+        raise folder.damaged(run_folder.ANSWERS, error, "answers") from error
 
 
 def _verdict(results: Results) -> dict[str, Any]:
@@ -163,7 +182,8 @@ _EPOCH: list[Column[history.EpochMetrics]] = [
             ("epoch", lambda epoch: epoch.epoch, plain),
             ("step", lambda epoch: epoch.step, digits(",")),
             ("learning rate", lambda epoch: epoch.learning_rate, digits(".3g")),
-            ("loss", lambda epoch: epoch.loss, _number),
+            ("loss", lambda epoch: epoch.data_loss, _number),
+            ("with weight decay", lambda epoch: epoch.loss, _number),
             ("top-1", lambda epoch: epoch.train_top1, _percent),
             ("top-5", lambda epoch: epoch.train_top5, _percent),
             ("held-out loss", lambda epoch: epoch.held_out_loss, _number),

@@ -16,6 +16,7 @@ class EpochMetrics:
         step: steps of the stage at the end of the epoch.
         learning_rate: at the last step of the epoch.
         loss: mean over the epoch's training batches, weight decay included.
+        data_loss: the same without weight decay; None if it was not measured.
         train_top1: share of training images classified correctly, in [0, 1], while weights change.
         train_top5: share of training images whose class is among the five likeliest; None if it
             is not measured.
@@ -30,6 +31,7 @@ class EpochMetrics:
     step: int
     learning_rate: float
     loss: float
+    data_loss: float | None = None
     train_top1: float
     train_top5: float | None = None
     held_out_loss: float | None = None
@@ -50,7 +52,7 @@ def to_csv(rows: list[EpochMetrics]) -> str:
     ...     held_out_top1=0.5, seconds=1.25,
     ... )
     >>> print(to_csv([row]).splitlines()[1])
-    float,1,9,0.1,2.5,0.25,,,0.5,,1.25
+    float,1,9,0.1,2.5,,0.25,,,0.5,,1.25
     """
     return write_table(COLUMNS, map(dataclasses.astuple, rows))
 
@@ -78,6 +80,7 @@ class StepMetrics:
         step_of_run: the same counted from the start of the run.
         learning_rate: at this step.
         loss: mean over the steps since the row before, weight decay included.
+        data_loss: the same without weight decay; None if it was not measured.
         top1: share of training images classified correctly, over the same steps, in [0, 1].
         top5: share whose class is among the five likeliest; None if it is not measured.
         clipping_levels: by the name of the layer that makes the tensor.
@@ -88,6 +91,7 @@ class StepMetrics:
     step_of_run: int
     learning_rate: float
     loss: float
+    data_loss: float | None = None
     top1: float
     top5: float | None = None
     clipping_levels: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -106,8 +110,8 @@ def steps_to_csv(rows: Sequence[StepMetrics]) -> str:
     ...     clipping_levels={"relu": 8.0},
     ... )
     >>> print(steps_to_csv([row]))
-    stage,step,step_of_run,learning_rate,loss,top1,top5,clipping_level/relu
-    float,10,10,0.1,2.5,0.25,,8
+    stage,step,step_of_run,learning_rate,loss,data_loss,top1,top5,clipping_level/relu
+    float,10,10,0.1,2.5,,0.25,,8
     <BLANKLINE>
     """
     names = list(dict.fromkeys(name for row in rows for name in row.clipping_levels))

@@ -33,6 +33,7 @@ RESULTS = "results.json"
 STATE = "state.json"
 CHECKPOINTS = "checkpoints"
 LAYERS = "layers.json"
+ANSWERS = "answers.json"  # of the float model and of the file, to held-out images
 REPORT = "report.html"
 
 FILES = (
@@ -53,6 +54,7 @@ FILES = (
     STATE,
     CHECKPOINTS,
     LAYERS,
+    ANSWERS,
     REPORT,
 )
 

@@ -81,6 +81,13 @@ def fed_source(pixels: ImageSource, found: InputRange) -> ImageSource:
     return pixels if found == PIXELS else FedSource(pixels, found)
 
 
+def fed(source: ImageSource, pixels: np.ndarray) -> np.ndarray:
+    """Pixels as the models of a source take them: float32."""
+    if isinstance(source, FedSource):
+        return np.asarray(source.range.fed(pixels))
+    return pixels.astype(np.float32)
+
+
 def pixels_of(source: ImageSource) -> ImageSource:
     """The source of pixels, which the file takes."""
     return source.pixels if isinstance(source, FedSource) else source

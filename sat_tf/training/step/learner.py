@@ -192,8 +192,9 @@ class Learner(keras.Model):
     a negative label do not count. A step with a non-finite loss applies no gradient.
 
     Its logs are `loss` (mean over the images of the epoch so far, regularization included), `top1`
-    and `top5`; in training also `batch_loss` (of the last batch alone), and how many processes have
-    raised the signals `stop` and `save`, the same on all of them.
+    and `top5`; in training also `data_loss` (the mean without regularization), `batch_loss` (of the
+    last batch alone), and how many processes have raised the signals `stop` and `save`, the same on
+    all of them.
 
     Args:
         student: the model that is trained.
@@ -220,6 +221,7 @@ class Learner(keras.Model):
         # What the step returns is the same on every replica.
         self.distribute_reduction_method = "first"
         self._loss = keras.metrics.Mean("loss")
+        self._data_loss = keras.metrics.Mean("data_loss")
         self._accuracy = accuracy_metrics()
         self._random_generators = RandomGenerators(student)
         self._signals = tf.Variable(
@@ -259,9 +261,11 @@ class Learner(keras.Model):
         )
         for act in self.after_step:
             act()
+        self._data_loss.update_state(losses, sample_weight=_counted(labels))
         self._measure(labels, logits, losses + penalty)
         return {
             **self._results(),
+            "data_loss": self._data_loss.result(),
             "batch_loss": shared[0] + penalty,
             **{name: shared[1 + index] for index, name in enumerate(_SIGNALS)},
         }
@@ -289,15 +293,19 @@ class Learner(keras.Model):
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
         """The metrics, which `fit` resets every epoch."""
-        return [self._loss, *self._accuracy]
+        return [self._loss, self._data_loss, *self._accuracy]
 
     def _measure(self, labels: tf.Tensor, logits: tf.Tensor, losses: tf.Tensor) -> None:
-        self._loss.update_state(losses, sample_weight=tf.cast(labels >= 0, tf.float32))
+        self._loss.update_state(losses, sample_weight=_counted(labels))
         for metric in self._accuracy:
             metric.update_state(labels, logits)
 
     def _results(self) -> dict[str, tf.Tensor]:
-        return {metric.name: metric.result() for metric in self.metrics}
+        return {metric.name: metric.result() for metric in (self._loss, *self._accuracy)}
+
+
+def _counted(labels: tf.Tensor) -> tf.Tensor:
+    return tf.cast(labels >= 0, tf.float32)
 
 
 def _kept_if(sound: tf.Tensor, gradient: Any) -> Any:

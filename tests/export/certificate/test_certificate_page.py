@@ -8,7 +8,7 @@ import sat_tf
 from sat_tf.export.certificate.page import certificate_page
 from sat_tf.export.file_verification import verify_file
 
-VOID = {"meta", "path"}
+VOID = {"meta", "path", "img"}
 
 
 class Outline(html.parser.HTMLParser):
@@ -22,7 +22,8 @@ class Outline(html.parser.HTMLParser):
         self.rows = 0
 
     def handle_starttag(self, tag, attrs):
-        self.links += [value for name, value in attrs if name in ("src", "href")]
+        links = [value for name, value in attrs if name in ("src", "href")]
+        self.links += [link for link in links if not link.startswith("data:")]
         self.rows += tag == "tr"
         if tag not in VOID:
             self.open.append(tag)

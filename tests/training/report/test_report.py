@@ -49,15 +49,17 @@ def test_a_file_that_parts_from_the_float_model_is_said_in_red(tmp_path):
 
 def test_it_loads_nothing_and_links_only_to_the_certificate(tmp_path):
     page = shown(fill(RunFolder(tmp_path)))
-    for word in ("<script", "url(", "@import", "http:", "https:", "<img", "<link"):
+    for word in ("<script", "url(", "@import", "http:", "https:", "<link"):
         assert word not in page
+    assert page.count("<img") == page.count('<img src="data:image/jpeg;base64,') > 0
     assert set(outline(page).links) == {"certificate.html", "certificate.json"}
 
 
 def test_every_drawing_has_a_name_and_a_description(tmp_path):
     page = shown(fill(RunFolder(tmp_path)))
-    assert page.count('role="img"') == page.count("<desc>") == 4
-    assert "training from 2.5 to" in page
+    assert page.count('role="img"') == page.count("<desc>") == 6
+    assert "training from 1.5 to" in page
+    assert "training, with weight decay from 2.5 to" in page
     assert page.index("<h1>") < page.index("<h2>")
 
 
@@ -73,6 +75,7 @@ def test_hostile_names_are_text(tmp_path):
         (run_folder.RESULTS, run_folder.LAYERS, run_folder.CERTIFICATE),
         (run_folder.STEPS,),
         (run_folder.METRICS,),
+        (run_folder.ANSWERS,),
         run_folder.FILES,
     ],
 )
@@ -97,6 +100,7 @@ def test_codes_that_differ_stand_out(tmp_path):
         (run_folder.RESULTS, "{", "results.json: received a damaged file"),
         (run_folder.RESULTS, '{"float_top1": 1.0}', "results.json: .*\n.*held_out_images: Field"),
         (run_folder.LAYERS, '{"layers": [{"name": 1}]}', r"layers.json: (.|\n)*layers.0.name"),
+        (run_folder.ANSWERS, '{"labels": [0]}', "answers.json: received a damaged file"),
         (run_folder.METRICS, "stage,epoch\nfloat,1\n", "metrics: received a file that cannot"),
         (run_folder.STEPS, "stage,step\nfloat,1\n", "steps: received a file that cannot"),
     ],

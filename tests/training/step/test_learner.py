@@ -33,12 +33,25 @@ def test_images_without_a_label_count_for_nothing():
     logs = learner_of(trained, 12).train_on_batch(pixels, labels, return_dict=True)
     assert logs["batch_loss"] == pytest.approx(float(loss) / 12, rel=1e-6)
     assert logs["loss"] == pytest.approx(float(loss) / 9, rel=1e-6)
+    assert logs["data_loss"] == logs["loss"]
     hits = np.argmax(logits.numpy()[known], axis=1) == labels[known]
     assert logs["top1"] == pytest.approx(np.mean(hits))
     for before, after, gradient in zip(
         plain.trainable_variables, trained.trainable_variables, gradients, strict=True
     ):
         np.testing.assert_allclose(after, before - 0.1 * gradient, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.thorough
+def test_the_loss_of_the_images_is_the_whole_one_without_weight_decay():
+    model = training_copy(small_quantized_model(), weight_decay=0.01)
+    penalty = float(tf.add_n(model.losses))
+    batch = IMAGES.train_images[:8], IMAGES.train_labels[:8]
+    learner = learner_of(model, 8)
+    logs = learner.train_on_batch(*batch, return_dict=True)
+    assert penalty > 0.01
+    assert logs["loss"] - logs["data_loss"] == pytest.approx(penalty, rel=1e-3)
+    assert set(learner.test_on_batch(*batch, return_dict=True)) == {"loss", "top1", "top5"}
 
 
 @pytest.mark.thorough

@@ -1,0 +1,170 @@
+"""The answers of a float model and of its file as HTML: a section of a page, or a page."""
+
+import os
+from typing import NamedTuple
+
+import numpy as np
+from markupsafe import Markup
+
+from sat_tf.analysis.answers.answers import Answers
+from sat_tf.analysis.answers.counting import (
+    Bins,
+    ClassAccuracy,
+    Confusion,
+    agreement,
+    binned,
+    class_accuracies,
+    example_groups,
+    most_changed,
+    most_confused,
+)
+from sat_tf.atomic_file import written_whole
+from sat_tf.presentation.heat_map import heat_map
+from sat_tf.presentation.page import render, render_page
+from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits, percent
+
+_MOST_ROWS = 50
+_MOST_LISTED = 10
+_GROUPS = {
+    "float_only": "Right in the float model, wrong in the file",
+    "file_only": "Wrong in the float model, right in the file",
+    "both_wrong": "Wrong in both",
+    "both_right": "Right in both",
+}
+_count, _share = digits(","), percent(1)
+
+
+def write_page(answers: Answers, path: str | os.PathLike[str]) -> None:
+    """Writes a page of its own; the file appears whole, or not at all.
+
+    Raises:
+        ValueError: the path cannot be written.
+    """
+    page = render_page("analysis/answers/page.html", section=answers_section(answers))
+    with written_whole(path) as temporary:
+        temporary.write_text(page, encoding="utf-8")
+
+
+def answers_section(answers: Answers) -> Markup:
+    """Confusion matrices, most confused pairs, classes that changed, and examples.
+
+    A page around it includes the styles of "presentation/charts.css", "presentation/curves.css" and
+    "analysis/answers/answers.css".
+    """
+    all_three = (answers.labels, answers.float_answers, answers.file_answers)
+    accuracies = class_accuracies(*all_three)
+    changed = most_changed(accuracies, most=_MOST_LISTED)
+    pairs = most_confused(*all_three, most=_MOST_LISTED)
+    return render(
+        "analysis/answers/answers.html",
+        counts=agreement(*all_three),
+        num_images=len(answers.labels),
+        matrices=[
+            _matrix(answers, "TFLite file", answers.file_answers),
+            _matrix(answers, "Float model", answers.float_answers),
+        ],
+        bin_size=len(_bins(answers, answers.file_answers).classes(0)),
+        num_classes=answers.num_classes,
+        pairs=_pairs(answers, pairs).to_html("Most confused classes") if pairs else "",
+        num_measured=len(accuracies),
+        num_changed=sum(found.float_right != found.file_right for found in accuracies),
+        changed=_changed(answers, changed).to_html("Accuracy by class") if changed else "",
+        examples=_examples(answers),
+    )
+
+
+def _bins(answers: Answers, given: np.ndarray) -> Bins:
+    return binned(answers.labels, given, answers.num_classes, most=_MOST_ROWS)
+
+
+def _matrix(answers: Answers, title: str, given: np.ndarray) -> Markup:
+    bins = _bins(answers, given)
+    names = [_bin_name(answers, bins.classes(row)) for row in range(len(bins.starts))]
+    images = bins.counts.sum(axis=1)
+
+    def tip(row: int, column: int) -> str:
+        count, of = int(bins.counts[row, column]), int(images[row])
+        return f"{names[row]} taken for {names[column]}: {count} of {of}"
+
+    right = int(np.count_nonzero(answers.labels == given))
+    return Markup(
+        '<figure><figcaption>{0}</figcaption><div class="wide" tabindex="0" role="region" '
+        'aria-label="{0}">{1}</div></figure>'
+    ).format(
+        title,
+        heat_map(
+            bins.counts,
+            names,
+            title=f"Confusion matrix: {title}",
+            summary=f"{right} of {len(given)} images are classified right.",
+            tip=tip,
+        ),
+    )
+
+
+def _bin_name(answers: Answers, classes: range) -> str:
+    """The name of a class, or the numbers of several."""
+    return answers.name(classes[0]) if len(classes) == 1 else f"{classes[0]}–{classes[-1]}"
+
+
+def _pairs(answers: Answers, pairs: list[Confusion]) -> Table[Confusion]:
+    columns: list[Column[Confusion]] = [
+        Column("class", lambda pair: Marked(answers.name(pair.label), "name")),
+        Column("taken for", lambda pair: answers.name(pair.answer)),
+        Column("by the file", lambda pair: pair.by_file, _count, number=True),
+        Column("by the float model", lambda pair: pair.by_float_model, _count, number=True),
+        Column("images of the class", lambda pair: pair.images, _count, number=True),
+    ]
+    return Table(columns=columns, rows=pairs)
+
+
+def _changed(answers: Answers, changed: list[ClassAccuracy]) -> Table[ClassAccuracy]:
+    def points(found: ClassAccuracy) -> Cell:
+        return Marked(f"{100 * found.gained:+.1f}", "good" if found.gained > 0 else "bad")
+
+    columns: list[Column[ClassAccuracy]] = [
+        Column("class", lambda found: Marked(answers.name(found.label), "name")),
+        Column("images", lambda found: found.images, _count, number=True),
+        Column("float model", lambda found: found.float_right / found.images, _share, number=True),
+        Column("file", lambda found: found.file_right / found.images, _share, number=True),
+        Column("points", points, number=True),
+    ]
+    return Table(columns=columns, rows=changed)
+
+
+class _Shown(NamedTuple):
+    """An example on the page."""
+
+    picture: str
+    label: str
+    float_model: Marked
+    file: Marked
+
+
+def _examples(answers: Answers) -> dict[str, list[_Shown]]:
+    """The examples under the titles of their groups; groups without any are left out."""
+    groups = example_groups(answers.labels, answers.float_answers, answers.file_answers)
+    members = {name: set(indices.tolist()) for name, indices in groups.items()}
+    shown = {
+        title: [
+            _shown(answers, example.image, example.picture)
+            for example in answers.examples
+            if example.image in members[name]
+        ]
+        for name, title in _GROUPS.items()
+    }
+    return {title: found for title, found in shown.items() if found}
+
+
+def _shown(answers: Answers, image: int, picture: str) -> _Shown:
+    label = int(answers.labels[image])
+
+    def marked(given: int) -> Marked:
+        return Marked(answers.name(given), "good" if given == label else "bad")
+
+    return _Shown(
+        f"data:image/jpeg;base64,{picture}",
+        answers.name(label),
+        marked(int(answers.float_answers[image])),
+        marked(int(answers.file_answers[image])),
+    )

@@ -1,0 +1,78 @@
+"""The page of a plan as a browser shows it: it fits, and it zooms."""
+
+import html
+import json
+
+import pytest
+
+import sat_tf
+from sat_tf import BitPolicy
+from sat_tf.models.mobilenet_v2 import mobilenet_v2
+from sat_tf.planning.plan_page import plan_page
+from tests.training.test_report_in_browser import BROWSER, browse
+
+WIDTHS = (1100, 390)
+
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(BROWSER is None, reason="no browser to open the page in"),
+]
+
+FRAMES = """<!doctype html><body>%s<pre id="found"></pre><script>
+addEventListener("load", () => {
+  const found = {};
+  for (const frame of document.querySelectorAll("iframe")) {
+    const page = frame.contentDocument, graph = page.getElementById("graph");
+    const plan = graph.querySelector("svg"), buttons = [...page.querySelectorAll(".zoom button")];
+    const width = () => plan.getBoundingClientRect().width;
+    const seen = { overflow: page.documentElement.scrollWidth - frame.clientWidth };
+    seen.room = graph.clientWidth;
+    seen.first = width();
+    for (const button of buttons) {
+      button.click();
+      seen[button.textContent] = width();
+    }
+    seen.natural = plan.viewBox.baseVal.width;
+    seen.shown = !page.querySelector(".zoom").hidden;
+    seen.loaded = frame.contentWindow.performance.getEntriesByType("resource").length;
+    found[frame.width] = seen;
+  }
+  document.getElementById("found").textContent = JSON.stringify(found);
+});
+</script>"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("plan")
+    model = mobilenet_v2(image_size=64, num_classes=10)
+    page = html.escape(plan_page(sat_tf.explain(model, BitPolicy.mobile(4))))
+    frames = "".join(
+        f'<iframe width="{width}" height="900" srcdoc="{page}"></iframe>' for width in WIDTHS
+    )
+    (folder / "frames.html").write_text(FRAMES % frames, encoding="utf-8")
+    shown = browse(folder, folder / "frames.html", "--dump-dom", "--virtual-time-budget=5000")
+    text = shown.split('<pre id="found">')[1].split("</pre>")[0]
+    return json.loads(html.unescape(text))
+
+
+@pytest.mark.parametrize("width", [str(width) for width in WIDTHS])
+def test_the_page_never_scrolls_sideways_and_loads_nothing(found, width):
+    assert found[width]["overflow"] <= 0
+    assert found[width]["loaded"] == 0
+
+
+def test_the_diagram_fits_into_a_window_and_stays_readable_on_a_phone(found):
+    assert found["1100"]["first"] <= found["1100"]["room"] + 1
+    for seen in found.values():
+        assert seen["first"] >= 0.74 * seen["natural"]
+
+
+@pytest.mark.parametrize("width", [str(width) for width in WIDTHS])
+def test_the_buttons_zoom(found, width):
+    seen = found[width]
+    assert seen["shown"]
+    assert seen["−"] == pytest.approx(0.8 * seen["first"], rel=0.01)
+    assert seen["+"] == pytest.approx(seen["first"], rel=0.01)
+    assert seen["fit"] == pytest.approx(min(seen["room"], seen["natural"]), rel=0.01)
+    assert seen["100 %"] == pytest.approx(seen["natural"], rel=0.01)
