@@ -8,7 +8,6 @@ import tensorflow as tf
 from sat_tf.core import grid as grids
 from sat_tf.core.custom_gradient import with_gradient
 from sat_tf.core.dorefa import grid_units
-from sat_tf.core.grid_table import find_grid
 from sat_tf.core.surrogate_gradients import STRAIGHT_THROUGH, passed_back, strength_of
 
 # Ranges of smaller weights have the size of the layer, and where all are smaller 1.
@@ -100,7 +99,7 @@ def quantize_weights(
 
 
 def weight_codes(
-    kernel: tf.Tensor, num_bits: int, grid: str = "auto", *, range_axes: tuple[int, ...] = ()
+    kernel: tf.Tensor, num_bits: grids.Bits, grid: str = "auto", *, range_axes: tuple[int, ...] = ()
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """The codes of `quantize_weights`, int32, and the float64 scales of the ranges.
 
@@ -108,13 +107,14 @@ def weight_codes(
         ValueError: as there.
         tf.errors.InvalidArgumentError: a weight is NaN, for which there is no code.
     """
-    row = find_grid(grid, num_bits)
     latent = tf.cast(kernel, tf.float32)
     size = weight_size(latent, num_bits, range_axes=range_axes)
     units = grid_units(latent, size, num_bits, grid)
     units = tf.debugging.check_numerics(units, "l1: NaN has no integer code")
-    codes = row.codes_per_unit * tf.cast(units, tf.int32) - row.code_offset(num_bits)
-    return codes, tf.cast(size, tf.float64) * row.scale(num_bits)
+    per_unit = grids.codes_per_unit(num_bits, grid)
+    codes = (units - grids.middle(num_bits, grid)) * per_unit  # halves and their doubles are exact
+    span = tf.cast(grids.divisor(num_bits, grid) * per_unit, tf.float64)
+    return tf.cast(codes, tf.int32), tf.cast(size, tf.float64) * (2.0 / span)
 
 
 def _backward(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from sat_tf.core.clipping_gradients import CLIPPING_GRADIENTS
-from sat_tf.core.grid_table import AUTOMATIC, GRIDS, Grid
+from sat_tf.core.grid_table import AUTOMATIC, GRIDS, Grid, is_bits
 from sat_tf.messages import did_you_mean, list_problems, warn
 from sat_tf.quantizers.input_range import (
     INPUT_TYPES,
@@ -89,10 +89,6 @@ def plain_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: plain(value) for name, value in values.items()}
 
 
-def _is_bits(value: Any, fewest: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and fewest <= value <= 8
-
-
 def _is_positive(value: Any) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and math.isfinite(value) and value > 0
@@ -117,7 +113,7 @@ _LEVEL = "a positive number, or None (what the model's weights tell)"
 
 def _bits_or_none(meaning: str, fewest: int = 1) -> _Field:
     return _Field(
-        lambda value: value is None or _is_bits(value, fewest),
+        lambda value: value is None or is_bits(value, fewest),
         f"an integer from {fewest} to 8, or None ({meaning})",
         per_layer=True,
     )
@@ -374,10 +370,11 @@ class BitPolicy:
             tell of its values; see `sat_tf.qat.value_ranges`. The paper starts at 8, and at 10 for
             what enters the last linear layer.
         initial_classifier_clipping_level: the same for what enters the last linear layer.
-        weight_quantizer: what quantizes weights: "dorefa", "lsq", "l1", "kmeans", "lq_nets" or one
-            of your own; see `sat_tf.configs.weight_quantizer`. weight_grid is for "dorefa" and
-            "l1", detach_max for "dorefa", weight_range for all but "kmeans"; all but "dorefa" take
-            rescale="constant", and no other one.
+        weight_quantizer: what quantizes weights: "dorefa", "lsq", "l1", "kmeans", "lq_nets",
+            "channel_bits" (of which weight_bits is the mean) or one of your own; see
+            `sat_tf.configs.weight_quantizer`. weight_grid is for "dorefa", "l1" and "channel_bits",
+            detach_max for "dorefa", weight_range for all but "kmeans" and "channel_bits"; all but
+            "dorefa" take rescale="constant", and no other one.
         weight_options: its settings, {"name": value}, such as {"surrogate": "ewgs"}.
         activation_quantizer: what quantizes the tensors that it is for: "pact", "lsq", "lsq_plus"
             or one of your own; see `sat_tf.configs.activation_quantizer`.
@@ -604,7 +601,7 @@ def expect_policy(policy: Any) -> BitPolicy:
     """
     if isinstance(policy, BitPolicy):
         return policy
-    if _is_bits(policy, 1):
+    if is_bits(policy):
         return BitPolicy.mobile(policy)
     fix = "write BitPolicy(**policy)" if isinstance(policy, Mapping) else "write BitPolicy(...)"
     raise ValueError(
