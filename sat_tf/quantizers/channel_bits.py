@@ -1,6 +1,6 @@
 """Weights whose output channels have numbers of bits of their own."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -108,9 +108,8 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
             return range(self.lowest, self.highest + 1)
         return range(self.bits, self.bits + 1)
 
-    @property
-    def _rows(self) -> list[Grid]:
-        return [find_grid(self.grid, bits) for bits in self._possible]
+    def _rows(self, bits: Iterable[int]) -> list[tuple[int, Grid]]:
+        return [(int(each), find_grid(self.grid, int(each))) for each in bits]
 
     def levels_shape(self, kernel_shape: Any) -> Any:
         """One number for each channel."""
@@ -170,7 +169,14 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
     @property
     def code_ends(self) -> tuple[int, int]:
         """The smallest and the largest code of the bits that a channel can have."""
-        ends = [row.code_ends(bits) for row, bits in zip(self._rows, self._possible, strict=True)]
+        return self._ends(self._possible)
+
+    def code_ends_of(self, kernel: tf.Tensor) -> tuple[int, int]:
+        """The smallest and the largest code of the bits that the channels of a kernel get."""
+        return self._ends(np.unique(self.first_levels(tf.cast(kernel, tf.float32))))
+
+    def _ends(self, bits: Iterable[int]) -> tuple[int, int]:
+        ends = [row.code_ends(each) for each, row in self._rows(bits)]
         return min(low for low, _ in ends), max(high for _, high in ends)
 
     @property
@@ -181,22 +187,24 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
     def code_count(self, variables: Variables) -> int:
         """How many different codes the channels have with their bits."""
         codes: set[int] = set()
-        for bits in np.unique(variables[self.levels_name]):
-            row = find_grid(self.grid, int(bits))
-            low, high = row.code_ends(int(bits))
+        for bits, row in self._rows(np.unique(variables[self.levels_name])):
+            low, high = row.code_ends(bits)
             codes.update(range(low, high + 1, row.codes_per_unit))
         return len(codes)
 
     @property
     def grid_name(self) -> str:
         """The name of the grid; of an automatic one what that is where all channels have it."""
-        names = {row.name for row in self._rows} if self.num_bits is not None else {self.grid}
+        if self.num_bits is None:
+            return self.grid
+        names = {row.name for _, row in self._rows(self._possible)}
         return names.pop() if len(names) == 1 else self.grid
 
     @property
     def holds_zero(self) -> bool:
         """Whether a weight of 0 stays 0, in all channels."""
-        return self.num_bits is None or all(row.codes_per_unit == 1 for row in self._rows)
+        rows = [] if self.num_bits is None else self._rows(self._possible)
+        return all(row.codes_per_unit == 1 for _, row in rows)
 
     def export_problem(self) -> str | None:
         """Why its weights have no int8 codes, and what to do; None where they have."""

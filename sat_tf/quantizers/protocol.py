@@ -249,6 +249,11 @@ class WeightQuantizer(SatQuantizer):
         """The smallest and the largest of its codes."""
         return -self.largest_code, self.largest_code
 
+    def code_ends_of(self, kernel: tf.Tensor) -> tuple[int, int]:
+        """Those of weights that start at a float kernel, where it tells more than the bits do."""
+        del kernel
+        return self.code_ends
+
     # -- how it is made ----------------------------------------------------------------------------
 
     @classmethod

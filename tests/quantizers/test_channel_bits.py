@@ -10,11 +10,11 @@ from sat_tf.core import channel_bits, l1
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.operations.linear import Linear
 from sat_tf.export.tflite.tensors import Storage
+from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.channel_bits import ChannelBitsQuantizer
 from sat_tf.quantizers.protocol import WeightRequest
 from sat_tf.quantizers.table import make_weight_quantizer
-from tests.models.small import build_small
 
 L = keras.layers
 SHAPE = (3, 3, 4, 8)
@@ -208,8 +208,8 @@ def test_the_line_for_people_says_the_limits_where_they_matter():
 def test_bits_and_options_that_there_are_not_are_refused(bits, options, text):
     with pytest.raises(ValueError, match=text):
         BitPolicy(weight_bits=bits, weight_quantizer="channel_bits", weight_options=options)
+    fields = {"weight_bits": bits, "weight_quantizer": "channel_bits"}
     with pytest.raises(ValueError, match=text):
-        fields = {"weight_bits": bits, "weight_quantizer": "channel_bits"}
         BitPolicy(overrides={"conv": {**fields, "weight_options": options}})
 
 
@@ -246,6 +246,7 @@ def test_a_kernel_that_is_not_finite_is_refused(bad):
         sat_tf.quantize_model(model, _policy())
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:model")
 def test_training_changes_no_bits_and_other_bits_are_chosen_anew():
     model = sat_tf.quantize_model(_model(), _policy())
@@ -275,23 +276,26 @@ def test_plans_and_reports_say_the_mean():
 
 
 @pytest.mark.filterwarnings("ignore:model")
-def test_codes_are_packed_where_all_channels_fit():
-    def storages(policy):
-        model = sat_tf.quantize_model(build_small("mobilenet_v2"), policy)
-        graph = deployed_graph(model, pack="auto")
-        found = {
-            one.output: one.storage
+def test_codes_are_packed_where_all_channels_fit_as_planned(tmp_path):
+    model = _model()
+    kernel = model.get_layer("pointwise").kernel
+    kernel.assign(kernel * np.geomspace(0.01, 1.0, 16))
+    found = {}
+    for highest in (4, 8):
+        policy = _policy(weight_options={"highest": highest})
+        report = sat_tf.export_tflite(
+            sat_tf.quantize_model(model, policy), tmp_path / "model.tflite"
+        )
+        assert file_bytes(model, policy) == report.bytes
+        graph = deployed_graph(sat_tf.quantize_model(model, policy), pack="auto")
+        (found[highest],) = (
+            (one.storage, graph.storage_notes.get(one.output, ""))
             for one in graph.operations
-            if isinstance(one, Linear) and one.is_product
-        }
-        found.pop("classifier")  # of 8 bits
-        return set(found.values()), graph.storage_notes
-
-    options = {"highest": 4}
-    assert storages(_policy(weight_options=options))[0] == {Storage.INT4}
-    wide, notes = storages(_policy(weight_grid="auto"))
-    assert Storage.INT8 in wide
-    assert any("INT4 holds -8 to 7" in note for note in notes.values())
+            if isinstance(one, Linear) and one.is_product and len(one.kernel) == 16
+        )
+    assert found[4] == (Storage.INT4, "")
+    assert found[8][0] is Storage.INT8
+    assert "INT4 holds -8 to 7" in found[8][1]
 
 
 @pytest.mark.filterwarnings("ignore:model .* it is float")
