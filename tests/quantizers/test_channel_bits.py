@@ -7,9 +7,6 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.core import channel_bits, l1
-from sat_tf.export.lowering.pipeline import deployed_graph
-from sat_tf.export.operations.linear import Linear
-from sat_tf.export.tflite.tensors import Storage
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.channel_bits import ChannelBitsQuantizer
@@ -275,29 +272,25 @@ def test_plans_and_reports_say_the_mean():
     assert "2 to 8 bits per channel with that mean" in str(plan)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:model")
-def test_codes_are_packed_where_all_channels_fit_as_planned(tmp_path):
+@pytest.mark.parametrize(
+    ("highest", "bits", "note"), [(4, 4, ""), (8, 8, "INT4 holds -8 to 7")], ids=["4", "8"]
+)
+def test_codes_are_packed_where_all_channels_fit_as_planned(highest, bits, note, tmp_path):
     model = _model()
     kernel = model.get_layer("pointwise").kernel
     kernel.assign(kernel * np.geomspace(0.01, 1.0, 16))
-    found = {}
-    for highest in (4, 8):
-        policy = _policy(weight_options={"highest": highest})
-        report = sat_tf.export_tflite(
-            sat_tf.quantize_model(model, policy), tmp_path / "model.tflite"
-        )
-        assert file_bytes(model, policy) == report.bytes
-        graph = deployed_graph(sat_tf.quantize_model(model, policy), pack="auto")
-        (found[highest],) = (
-            (one.storage, graph.storage_notes.get(one.output, ""))
-            for one in graph.operations
-            if isinstance(one, Linear) and one.is_product and len(one.kernel) == 16
-        )
-    assert found[4] == (Storage.INT4, "")
-    assert found[8][0] is Storage.INT8
-    assert "INT4 holds -8 to 7" in found[8][1]
+    policy = _policy(weight_options={"highest": highest})
+    quantized = sat_tf.quantize_model(model, policy)
+    report = sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
+    (stored,) = (one for one in report.kernels if one.weights == 8 * 16)
+    assert stored.bits == bits
+    assert note in stored.note
+    assert file_bytes(model, policy) == report.bytes
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:model .* it is float")
 def test_codes_beyond_int8_are_warned_of_and_not_exported(tmp_path):
     policy = _policy(weight_grid="dorefa", first_last_weight_grid="auto")

@@ -251,6 +251,7 @@ def test_the_users_own_overrides_stay(model):
     assert found["four"].chosen == "activations"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cost", ["sensitivity", "hessian"])
 def test_bits_of_layers_are_means_where_channels_have_their_own(cost, model, tmp_path):
     policy = BitPolicy.mobile(4, weight_quantizer="channel_bits", **EVERYWHERE)
