@@ -255,7 +255,7 @@ def test_the_users_own_overrides_stay(model):
 @pytest.mark.parametrize("cost", ["sensitivity", "hessian"])
 def test_bits_of_layers_are_means_where_channels_have_their_own(cost, model, tmp_path):
     policy = BitPolicy.mobile(4, weight_quantizer="channel_bits", **EVERYWHERE)
-    given = {"budget": {"average_weight_bits": 3}, "cost": cost, "num_images": 16}
+    given = {"budget": {"average_weight_bits": 3}, "cost": cost, "num_images": 64}
     found = sat_tf.allocate(model, images_for(model), policy, **given)
     assert found.totals["average_weight_bits"].value <= 3
     quantized = sat_tf.quantize_model(model, found.policy)
