@@ -18,8 +18,9 @@ import tf_keras as keras
 from absl import app, flags
 from rows import as_table, write_csv
 
-from sat_tf.core import channel_bits
+from sat_tf.core import l1
 from sat_tf.graph import layer_kinds
+from sat_tf.quantizers.channel_bits import least_error_bits
 
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "of the float models")
 _WORK = flags.DEFINE_string("work", "runs/peers", "folder for data and float models")
@@ -36,13 +37,11 @@ def _shares(layer: keras.layers.Layer) -> dict[int, tuple[float, float, float]]:
     """At each mean the error of the same bits, that of bits of channels, and their most bits."""
     support = layer_kinds.find_support(layer)
     kernel = tf.convert_to_tensor(getattr(layer, layer_kinds.kernel_name(layer)))
-    errors = channel_bits.squared_errors(
-        kernel, _LOWEST, _HIGHEST, channel_axes=support.channel_axes
-    )
+    errors = l1.squared_errors(kernel, _LOWEST, _HIGHEST, channel_axes=support.channel_axes).numpy()
     power = float(tf.reduce_sum(tf.square(kernel)))
     found = {}
     for mean in _MEANS:
-        bits = channel_bits.least_error_bits(errors, _LOWEST, mean)
+        bits = least_error_bits(errors, _LOWEST, mean)
         own = errors[np.arange(len(bits)), bits - _LOWEST].sum()
         same = errors[:, mean - _LOWEST].sum()
         found[mean] = (100 * same / power, 100 * own / power, float(bits.max()))

@@ -117,6 +117,48 @@ def weight_codes(
     return tf.cast(codes, tf.int32), tf.cast(size, tf.float64) * (2.0 / span)
 
 
+def squared_errors(
+    kernel: tf.Tensor,
+    lowest: int,
+    highest: int,
+    grid: str = "auto",
+    *,
+    channel_axes: tuple[int, ...],
+) -> tf.Tensor:
+    """Σ (q - w)² of each channel at each number of bits, with q of `quantize_weights`.
+
+    NaN and infinite weights have no part in it.
+
+    Args:
+        kernel: latent weights w, float32.
+        lowest: the fewest bits, at least 1.
+        highest: the most bits, at most 8.
+        grid: a name of `grid_table.GRIDS` or of `AUTOMATIC`.
+        channel_axes: the kernel's axes of output channels.
+
+    Returns:
+        float64, (channels, highest - lowest + 1); channels in the order of the kernel's memory.
+
+    Raises:
+        ValueError: bits out of range, unknown grid, or a grid without a step at the lowest bits.
+
+    >>> kernel = tf.constant([[1.0, 2.0], [1.0, -6.0]])
+    >>> squared_errors(kernel, 1, 2, channel_axes=(1,)).numpy().tolist()
+    [[0.0, 0.5], [8.0, 0.0]]
+    """
+    latent = tf.cast(kernel, tf.float32)
+    rank = latent.shape.rank
+    keep = {axis % rank for axis in channel_axes}
+    inner = [axis for axis in range(rank) if axis not in keep]
+    finite = tf.math.is_finite(latent)
+    columns = []
+    for bits in range(lowest, highest + 1):
+        made = quantize_weights(latent, bits, grid, range_axes=channel_axes)
+        error = tf.cast(tf.where(finite, made - latent, 0.0), tf.float64)
+        columns.append(tf.reshape(tf.reduce_sum(tf.square(error), inner), [-1]))
+    return tf.stack(columns, axis=1)
+
+
 def _backward(
     upstream: tf.Tensor,
     value: tf.Tensor,

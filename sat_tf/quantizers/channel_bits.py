@@ -1,4 +1,9 @@
-"""Weights whose output channels have numbers of bits of their own."""
+"""Weights whose output channels have numbers of bits of their own.
+
+That is the search space of AutoQB / AutoQ (Lou et al., ICLR 2020), which searches it by
+reinforcement learning. Here the objective is the squared rounding error of the kernel, of which the
+minimum is found exactly.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
@@ -6,11 +11,13 @@ from typing import Any, ClassVar
 import numpy as np
 import tensorflow as tf
 
-from sat_tf.core import channel_bits, grid, l1
+from sat_tf.core import grid, l1
 from sat_tf.core.grid_table import Grid, find_grid, is_bits
 from sat_tf.quantizers.protocol import Variables, WeightRequest, register_quantizer
 from sat_tf.quantizers.scaled import LevelsOfWeights, ScaledWithSurrogate, true_or_false
 
+# Of the sum of all errors: what rounding of float64 may have done to a comparison.
+_ROUNDING = 1e-12
 # Layers of so many bits have them in all channels, whatever the limits of others.
 _ALL_BITS = 8
 
@@ -21,7 +28,7 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
 
     `num_bits` is the mean over channels, which are of one size, and so over weights. The variable
     `channel_bits`, uint8, of the kernel's rank with length 1 along the other axes, holds those of
-    each channel: `channel_bits.least_error_bits` of the kernel when a model is quantized, and when
+    each channel: `least_error_bits` of the kernel when a model is quantized, and when
     it gets other bits. Training does not change them.
 
     Where `num_bits` is not between the limits, all channels have that; policies have it so with 8
@@ -121,10 +128,10 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
         shape, possible = self.levels_shape(kernel.shape), self._possible
         if len(possible) == 1:
             return tf.fill(shape, tf.constant(self.bits, tf.uint8))
-        errors = channel_bits.squared_errors(
+        errors = l1.squared_errors(
             kernel, possible[0], possible[-1], self.grid, channel_axes=self.range_axes
         )
-        bits = channel_bits.least_error_bits(errors, possible[0], self.bits)
+        bits = least_error_bits(errors.numpy(), possible[0], self.bits)
         return tf.constant(bits.reshape(shape), tf.uint8)
 
     def values(self, latent: tf.Tensor, levels: tf.Tensor) -> tf.Tensor:
@@ -232,3 +239,92 @@ def _check_limits(lowest: Any, highest: Any) -> None:
         problems.append(f"lowest={lowest}, highest={highest}: expected lowest to be no more.")
     if problems:
         raise ValueError(" ".join(problems))
+
+
+# -- which channels have which bits ----------------------------------------------------------------
+
+
+def least_error_bits(errors: np.ndarray, lowest: int, mean: int) -> np.ndarray:
+    """The bits b of the channels with the least Σ_c errors_c(b_c) of all with Σ_c b_c = C · mean.
+
+    Errors that are convex in the bits, as nearly all are, leave nothing to search: bits are given
+    one at a time to where the error drops most. Others are replaced by their lower convex
+    envelopes, which makes the same rule a lower bound of the optimum; where that bound is above
+    what the rule reaches, the channels that the gap leaves open are solved by dynamic programming
+    over channels and bits spent. The result is the optimum in both cases. Of equal drops those at
+    fewer bits come first, and then those of the first channels.
+
+    Args:
+        errors: of each channel (a row) at the lowest bits, one more, and so on; finite.
+        lowest: the bits of the first column.
+        mean: from the lowest bits to those of the last column.
+
+    Returns:
+        int64, one number of bits for each row.
+
+    >>> least_error_bits(np.array([[9.0, 2.0, 0.0], [5.0, 4.0, 3.9]]), lowest=2, mean=3).tolist()
+    [4, 2]
+    >>> least_error_bits(np.array([[9.0, 9.0, 0.0], [5.0, 1.0, 0.5]]), lowest=2, mean=3).tolist()
+    [4, 2]
+    """
+    errors = np.asarray(errors, np.float64)
+    channels, columns = errors.shape
+    spent = channels * (mean - lowest)
+    if not 0 <= spent <= channels * (columns - 1):
+        raise ValueError(
+            f"mean={mean!r}: received errors at {lowest} to {lowest + columns - 1} bits, expected "
+            "a mean among them."
+        )
+    envelope = _lower_envelope(errors)
+    # Not increasing along a row, but for rounding.
+    drops = np.minimum.accumulate(-np.diff(envelope, axis=1), axis=1)
+    order = np.argsort(-drops.T.ravel(), kind="stable")[:spent]
+    chosen = np.bincount(order % channels, minlength=channels)
+    rows = np.arange(channels)
+    gap = float(np.sum(errors[rows, chosen] - envelope[rows, chosen]))
+    tolerance = _ROUNDING * float(np.sum(np.abs(errors[:, 0])))
+    if gap > tolerance:
+        # What one bit is worth at the optimum of the envelopes: an option that costs more than the
+        # gap beyond the best one of its row is in no better choice.
+        worth = float(drops.T.ravel()[order[-1]])
+        lost = errors + worth * np.arange(columns)
+        lost -= np.min(envelope + worth * np.arange(columns), axis=1, keepdims=True)
+        possible = lost <= gap + tolerance
+        is_open = np.sum(possible, axis=1) > 1
+        options = np.where(possible, errors, np.inf)[is_open]
+        chosen[is_open] = _least_sum(options, int(np.sum(chosen[is_open])))
+    return chosen + lowest
+
+
+def _lower_envelope(errors: np.ndarray) -> np.ndarray:
+    """The largest convex function of the column that is nowhere above each row."""
+    columns = errors.shape[1]
+    envelope = errors.copy()
+    for low in range(columns):
+        for high in range(low + 2, columns):
+            for between in range(low + 1, high):
+                share = (between - low) / (high - low)
+                chord = (1.0 - share) * errors[:, low] + share * errors[:, high]
+                envelope[:, between] = np.minimum(envelope[:, between], chord)
+    return envelope
+
+
+def _least_sum(options: np.ndarray, spent: int) -> np.ndarray:
+    """The column of each row with the least sum of all whose columns add up to `spent`."""
+    rows, columns = options.shape
+    least = np.full(spent + 1, np.inf)  # of the rows so far, by what they have spent
+    least[0] = 0.0
+    taken = np.zeros((rows, spent + 1), np.uint8)
+    for row in range(rows):
+        found = np.full(spent + 1, np.inf)
+        for column in range(min(columns, spent + 1)):
+            tried = least[: spent + 1 - column] + options[row, column]
+            better = tried < found[column:]
+            found[column:][better] = tried[better]
+            taken[row, column:][better] = column
+        least = found
+    chosen = np.zeros(rows, np.int64)
+    for row in reversed(range(rows)):
+        chosen[row] = taken[row, spent]
+        spent -= int(chosen[row])
+    return chosen

@@ -6,10 +6,10 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.core import channel_bits, l1
+from sat_tf.core import l1
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.quantizers.channel_bits import ChannelBitsQuantizer
+from sat_tf.quantizers.channel_bits import ChannelBitsQuantizer, least_error_bits
 from sat_tf.quantizers.protocol import WeightRequest
 from sat_tf.quantizers.table import make_weight_quantizer
 
@@ -54,10 +54,8 @@ def test_the_mean_of_the_variable_is_the_bits_of_the_layer(bits, shape, axes, ke
     assert not layer.trainable_weights
     assert (own.dtype, tuple(own.shape)) == (tf.uint8, kept)
     assert own.numpy().mean() == bits
-    errors = channel_bits.squared_errors(kernel, 2, 8, channel_axes=axes)
-    np.testing.assert_array_equal(
-        own.numpy().ravel(), channel_bits.least_error_bits(errors, 2, bits)
-    )
+    errors = l1.squared_errors(kernel, 2, 8, channel_axes=axes).numpy()
+    np.testing.assert_array_equal(own.numpy().ravel(), least_error_bits(errors, 2, bits))
     found = quantizer.integer_weights(kernel, variables)
     assert found.scales.shape == kept
     products = found.codes.numpy() * found.scales.numpy()

@@ -4,14 +4,12 @@ import itertools
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sat_tf.core import channel_bits, l1
-from sat_tf.core.channel_bits import least_error_bits
+from sat_tf.core import l1
+from sat_tf.quantizers.channel_bits import least_error_bits
 from tests import reference
-from tests.core.execution import value_and_gradients
 
 
 def _draw(shape=(3, 3, 4, 5), seed=0, deviations=None):
@@ -79,7 +77,7 @@ def test_no_other_bits_with_that_mean_have_a_smaller_error(rows, kind, lowest):
 )
 def test_the_error_is_that_of_the_reference(shape, axes, mean):
     kernel = _draw(shape)
-    errors = channel_bits.squared_errors(kernel, 1, 8, channel_axes=axes)
+    errors = l1.squared_errors(kernel, 1, 8, channel_axes=axes).numpy()
     expected, least = reference.channel_bits(kernel, 1, 8, mean, "auto", axes)
     np.testing.assert_allclose(errors, expected, rtol=1e-3, atol=1e-6)
     bits = least_error_bits(errors, 1, mean)
@@ -96,7 +94,7 @@ def test_equal_channels_have_equal_bits():
 
 def test_larger_channels_have_no_fewer_bits():
     kernel = _draw((3, 3, 16, 1)) * np.geomspace(0.01, 1.0, 8, dtype=np.float32)
-    errors = channel_bits.squared_errors(kernel, 2, 8, channel_axes=(3,))
+    errors = l1.squared_errors(kernel, 2, 8, channel_axes=(3,)).numpy()
     bits = least_error_bits(errors, 2, 4)
     assert bits.tolist() == sorted(bits)
     assert bits[0] < bits[-1]
@@ -104,66 +102,15 @@ def test_larger_channels_have_no_fewer_bits():
 
 def test_weights_that_are_not_finite_have_no_part():
     kernel = _draw()
-    expected = channel_bits.squared_errors(kernel[:2], 2, 8, channel_axes=(3,))
+    expected = l1.squared_errors(kernel[:2], 2, 8, channel_axes=(3,)).numpy()
     kernel[2] = np.nan
-    found = channel_bits.squared_errors(kernel, 2, 8, channel_axes=(3,))
+    found = l1.squared_errors(kernel, 2, 8, channel_axes=(3,)).numpy()
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     kernel[2] = np.inf
-    assert np.isfinite(channel_bits.squared_errors(kernel, 2, 8, channel_axes=(3,))).all()
+    assert np.isfinite(l1.squared_errors(kernel, 2, 8, channel_axes=(3,))).all()
 
 
 @pytest.mark.parametrize("mean", [1, 5])
 def test_a_mean_that_no_bits_have_is_refused(mean):
     with pytest.raises(ValueError, match=f"mean={mean}: received errors at 2 to 4 bits"):
         least_error_bits(np.ones((2, 3)), lowest=2, mean=mean)
-
-
-# -- N2UQ's weights, each channel with its own bits -----------------------------------------------
-
-BITS = np.array([1, 2, 4, 7, 8])
-
-
-@pytest.mark.parametrize("mode", ["eager", "graph"])
-@pytest.mark.parametrize("grid", ["auto", "dorefa"])
-def test_each_channel_is_quantized_as_if_all_had_its_bits(grid, mode):
-    kernel, upstream = _draw(), _draw(seed=1)
-    bits = tf.constant(BITS.reshape(1, 1, 1, 5))
-    for choice in ({}, {"over_size": False}, {"surrogate": "ewgs", "strength": 0.1}):
-        value, gradient = value_and_gradients(
-            lambda w, choice=choice: l1.quantize_weights(w, bits, grid, range_axes=(3,), **choice),
-            [kernel],
-            upstream,
-            mode,
-        )
-        codes, scales = l1.weight_codes(kernel, bits, grid, range_axes=(3,))
-        np.testing.assert_allclose(codes.numpy() * scales.numpy(), value, rtol=1e-5, atol=1e-7)
-        for channel, own in enumerate(BITS.tolist()):
-            one = (..., slice(channel, channel + 1))
-            expected, slope = value_and_gradients(
-                lambda w, own=own, choice=choice: l1.quantize_weights(
-                    w, own, grid, range_axes=(3,), **choice
-                ),
-                [kernel[one]],
-                upstream[one],
-            )
-            np.testing.assert_allclose(value[one], expected, rtol=1e-5, atol=1e-6)
-            np.testing.assert_allclose(gradient[one], slope, rtol=1e-3, atol=1e-6)
-            same, scale = l1.weight_codes(kernel[one], own, grid, range_axes=(3,))
-            np.testing.assert_array_equal(codes.numpy()[one], same)
-            np.testing.assert_allclose(scales.numpy()[one], scale, rtol=1e-6)
-
-
-# mean|w| is 1 in both: c = 1 at 1 bit, 3/2 at 2 bits, where the edges of the middle codes are -1, 0
-# and 1, and those of what is clipped -3/2 and 3/2.
-@pytest.mark.parametrize("side", [-1e-3, 1e-3])
-def test_gradients_on_both_sides_of_each_edge_are_those_of_the_channels_size(side):
-    for edge in (-1.5, -1.0, 0.0, 1.0, 1.5):
-        w = abs(edge + side)
-        rest = [(6.0 - w) / 5.0 * sign for sign in (1, 1, 1, -1, -1)]
-        kernel = np.array([[edge + side] * 2, *([one] * 2 for one in rest)], np.float32)
-        value, gradient = value_and_gradients(
-            lambda w: l1.quantize_weights(w, tf.constant([[1, 2]]), range_axes=(1,)), [kernel]
-        )
-        np.testing.assert_allclose(gradient, np.tile([1.0, 2 / 3], (6, 1)), rtol=1e-5)
-        expected = [reference.l1_quantize(kernel, bits, "dorefa", (1,))[0, 0] for bits in (1, 2)]
-        np.testing.assert_allclose(value[0], expected, rtol=1e-5)
