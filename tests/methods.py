@@ -12,6 +12,11 @@ METHODS = {
         "weight_options": {"reassign": True, "keep_zeros": True, "initialization": "density"},
     },
     "lq_nets": {"weight_quantizer": "lq_nets"},
+    # Of 1 bit too, so that channels differ where 2 is the mean.
+    "channel_bits": {
+        "weight_quantizer": "channel_bits",
+        "weight_options": {"lowest": 1, "over_size": False},
+    },
     # SAT's rescaling of the classifier and its activations, with weights of LSQ.
     "lsq_in_sat": {
         "weight_quantizer": "lsq",

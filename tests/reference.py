@@ -361,6 +361,32 @@ def l1_quantize(w: np.ndarray, bits: int, grid: str, range_axes: Sequence[int] =
     return l1_size(w, bits, range_axes) * (2.0 * units / divisor(bits) - 1.0)
 
 
+def channel_bits(
+    w: np.ndarray, lowest: int, highest: int, mean: int, grid: str, range_axes: Sequence[int]
+) -> tuple[list[list[float]], float]:
+    """Σ (q - w)² of each channel at each number of bits, and the least sum with that mean.
+
+    By trying, channel after channel, every number of bits with every sum of those before.
+    """
+    keep = {axis % w.ndim for axis in range_axes}
+    inner = tuple(axis for axis in range(w.ndim) if axis not in keep)
+    rows = [
+        np.sum((l1_quantize(w, bits, own, range_axes) - w) ** 2, axis=inner).ravel()
+        for bits in range(lowest, highest + 1)
+        for own in [("narrow" if bits == 8 else "dorefa") if grid == "auto" else grid]
+    ]
+    errors = np.transpose(rows).tolist()
+    least = {0: 0.0}
+    for of_channel in errors:
+        tried: dict[int, float] = {}
+        for spent, error in least.items():
+            for more, own_error in enumerate(of_channel):
+                total = error + own_error
+                tried[spent + more] = min(total, tried.get(spent + more, math.inf))
+        least = tried
+    return errors, least[len(errors) * (mean - lowest)]
+
+
 # -- shared values -----------------------------------------------------------------------------
 
 

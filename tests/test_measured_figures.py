@@ -193,6 +193,13 @@ def test_compressed_files_are_those_of_the_file(quantizer):
     assert _line(f'`"{quantizer}"`', *cells) in _METHODS
 
 
+@pytest.mark.parametrize("kernels", ["convolution", "depthwise"])
+def test_errors_with_bits_of_channels_are_those_of_the_file(kernels):
+    rows = _rows("channel_errors", kernels=kernels)
+    cells = [f"{row['same bits, %']}% → {row['bits of channels, %']}%" for row in rows]
+    assert _line(kernels, *cells) in _METHODS
+
+
 @pytest.mark.parametrize(
     ("label", "pipeline"),
     [

@@ -97,7 +97,7 @@ def _with_weights(row: LayerRow, layer: QuantizedLayer) -> LayerRow:
             row,
             weight_bits=quantizer.num_bits,
             weight_grid=quantizer.grid_name,
-            weight_codes=quantizer.top_unit + 1,
+            weight_codes=quantizer.code_count(variables),
             weight_codes_used=len(np.unique(quantizer.units(latent, variables))),
         )
     constant = quantizer.rescale_constant(latent, variables)

@@ -151,7 +151,7 @@ def _use(call: LinearCall, measured: dict[str, tf.Tensor]) -> WeightUse:
     return dataclasses.replace(
         use,
         bits=bits,
-        codes=quantizer.top_unit + 1,
+        codes=quantizer.code_count(call.outer.kernel_variables),
         codes_used=int(measured["codes_used"]),
     )
 

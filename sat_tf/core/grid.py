@@ -8,8 +8,9 @@ import tensorflow as tf
 from sat_tf.core.custom_gradient import straight_through
 from sat_tf.core.grid_table import AUTOMATIC, Grid, find_grid
 
-# A number of bits; or an integer scalar tensor of it, so that it can change while a graph stays.
-# Tensors are not checked: their value is known too late.
+# A number of bits; or an integer tensor of it, so that it can change while a graph stays: a scalar,
+# or one for each channel, of a shape that broadcasts to that of the values. Tensors are not
+# checked: their value is known too late.
 Bits: TypeAlias = int | tf.Tensor
 
 
@@ -40,7 +41,7 @@ def levels(num_bits: Bits, grid: str = "dorefa") -> Any:
 
     Returns:
         The number of intervals between the lowest and the highest value of the grid: an integer,
-        or a float32 scalar where the bits are a tensor.
+        or a float32 tensor where the bits are one.
 
     Raises:
         ValueError: bits out of range, unknown grid, or a grid with a single value at these bits.
@@ -69,6 +70,15 @@ def middle(num_bits: Bits, grid: str = "dorefa") -> Any:
     (1.5, 2.0, 1.5)
     """
     return _look_up(num_bits, grid, lambda row, bits: row.middle(bits))
+
+
+def codes_per_unit(num_bits: Bits, grid: str = "dorefa") -> Any:
+    """Difference between the codes of n and n + 1, from bits and grid as in `levels`.
+
+    >>> codes_per_unit(2, "dorefa"), codes_per_unit(2, "narrow")
+    (2, 1)
+    """
+    return _look_up(num_bits, grid, lambda row, bits: row.codes_per_unit)
 
 
 def rounding(num_bits: Bits, grid: str = "dorefa") -> Callable[[tf.Tensor], tf.Tensor]:

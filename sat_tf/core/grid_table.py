@@ -25,7 +25,7 @@ A new grid is a row here: policies, figures and the exporter read the table; use
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Literal
+from typing import Any, Literal, TypeGuard
 
 from sat_tf.messages import did_you_mean
 
@@ -173,7 +173,12 @@ def find_grid(grid: str, num_bits: int) -> Grid:
     return row
 
 
+def is_bits(value: Any, fewest: int = 1) -> TypeGuard[int]:
+    """Whether a value is an integer from 1, or another number, to 8."""
+    return isinstance(value, int) and not isinstance(value, bool) and fewest <= value <= 8
+
+
 def check_bits(num_bits: int) -> None:
     """Raises ValueError unless `num_bits` is an integer from 1 to 8."""
-    if isinstance(num_bits, bool) or not isinstance(num_bits, int) or not 1 <= num_bits <= 8:
+    if not is_bits(num_bits):
         raise ValueError(f"num_bits={num_bits!r}: expected an integer from 1 to 8.")

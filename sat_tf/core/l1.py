@@ -8,7 +8,6 @@ import tensorflow as tf
 from sat_tf.core import grid as grids
 from sat_tf.core.custom_gradient import with_gradient
 from sat_tf.core.dorefa import grid_units
-from sat_tf.core.grid_table import find_grid
 from sat_tf.core.surrogate_gradients import STRAIGHT_THROUGH, passed_back, strength_of
 
 # Ranges of smaller weights have the size of the layer, and where all are smaller 1.
@@ -100,7 +99,7 @@ def quantize_weights(
 
 
 def weight_codes(
-    kernel: tf.Tensor, num_bits: int, grid: str = "auto", *, range_axes: tuple[int, ...] = ()
+    kernel: tf.Tensor, num_bits: grids.Bits, grid: str = "auto", *, range_axes: tuple[int, ...] = ()
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """The codes of `quantize_weights`, int32, and the float64 scales of the ranges.
 
@@ -108,13 +107,56 @@ def weight_codes(
         ValueError: as there.
         tf.errors.InvalidArgumentError: a weight is NaN, for which there is no code.
     """
-    row = find_grid(grid, num_bits)
     latent = tf.cast(kernel, tf.float32)
     size = weight_size(latent, num_bits, range_axes=range_axes)
     units = grid_units(latent, size, num_bits, grid)
     units = tf.debugging.check_numerics(units, "l1: NaN has no integer code")
-    codes = row.codes_per_unit * tf.cast(units, tf.int32) - row.code_offset(num_bits)
-    return codes, tf.cast(size, tf.float64) * row.scale(num_bits)
+    per_unit = grids.codes_per_unit(num_bits, grid)
+    codes = (units - grids.middle(num_bits, grid)) * per_unit  # halves and their doubles are exact
+    span = tf.cast(grids.divisor(num_bits, grid) * per_unit, tf.float64)
+    return tf.cast(codes, tf.int32), tf.cast(size, tf.float64) * (2.0 / span)
+
+
+def squared_errors(
+    kernel: tf.Tensor,
+    lowest: int,
+    highest: int,
+    grid: str = "auto",
+    *,
+    channel_axes: tuple[int, ...],
+) -> tf.Tensor:
+    """Σ (q - w)² of each channel at each number of bits, with q of `quantize_weights`.
+
+    NaN and infinite weights have no part in it.
+
+    Args:
+        kernel: latent weights w, float32.
+        lowest: the fewest bits, at least 1.
+        highest: the most bits, at most 8.
+        grid: a name of `grid_table.GRIDS` or of `AUTOMATIC`.
+        channel_axes: the kernel's axes of output channels.
+
+    Returns:
+        float64, (channels, highest - lowest + 1); channels in the order of the kernel's memory.
+
+    Raises:
+        ValueError: bits out of range, unknown grid, or a grid without a step at the lowest bits.
+
+    >>> kernel = tf.constant([[1.0, 2.0], [1.0, -6.0]])
+    >>> squared_errors(kernel, 1, 2, channel_axes=(1,)).numpy().tolist()
+    [[0.0, 0.5], [8.0, 0.0]]
+    """
+    latent = tf.cast(kernel, tf.float32)
+    rank = latent.shape.rank
+    keep = {axis % rank for axis in channel_axes}
+    inner = [axis for axis in range(rank) if axis not in keep]
+    finite = tf.math.is_finite(latent)
+    columns = []
+    for bits in range(lowest, highest + 1):
+        made = quantize_weights(latent, bits, grid, range_axes=channel_axes)
+        error = tf.cast(tf.where(finite, made - latent, 0.0), tf.float64)
+        columns.append(tf.reshape(tf.reduce_sum(tf.square(error), inner), [-1]))
+    return tf.stack(columns, axis=1)
 
 
 def _backward(

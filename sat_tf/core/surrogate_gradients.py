@@ -117,7 +117,7 @@ def passed_back(
         upstream: g, float32.
         error: e = u - round(u) in codes, of the same shape; beyond 1/2 it counts as 1/2, and NaN
             as 0, so that it does not spread through sums over a layer.
-        intervals: a, of the whole range; a number or a float32 scalar.
+        intervals: a, of the whole range; a number, or a float32 tensor that broadcasts.
         surrogate: a row of `SURROGATES`.
         strength: see `strength_of`.
 

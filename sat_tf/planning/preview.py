@@ -224,22 +224,24 @@ def _build(layer: QuantizedLayer, shape: Any, index: int) -> None:
 
 
 def _outline(layer: keras.layers.Layer, quantizer: WeightQuantizer) -> KernelOutline:
-    shape = tuple(getattr(layer, layer_kinds.kernel_name(layer)).shape)
+    kernel = getattr(layer, layer_kinds.kernel_name(layer))
+    shape = tuple(kernel.shape)
     support = layer_kinds.find_support(layer)
     axes = support.channel_axes if support else (len(shape) - 1,)
     channels = int(np.prod([shape[axis] for axis in axes]))
     # Channels with their own ranges have their own scales.
     scales = np.linspace(1.0, 2.0, channels) if quantizer.channels_differ else np.ones(channels)
-    return KernelOutline(_codes_of_size(shape, axes, quantizer), scales)
+    return KernelOutline(_codes_of_size(kernel, axes, quantizer), scales)
 
 
 def _codes_of_size(
-    shape: tuple[int, ...], channel_axes: tuple[int, ...], quantizer: WeightQuantizer
+    kernel: tf.Variable, channel_axes: tuple[int, ...], quantizer: WeightQuantizer
 ) -> np.ndarray:
     """Codes from the quantizer's smallest to its largest, which take next to no memory."""
+    shape = tuple(kernel.shape)
     inner = [axis for axis, size in enumerate(shape) if axis not in channel_axes and size > 1]
     if quantizer.num_bits is None or not inner:
         return np.broadcast_to(np.int16(0), shape)
-    codes = np.resize(np.array(quantizer.code_ends, np.int16), shape[inner[-1]])
+    codes = np.resize(np.array(quantizer.code_ends_of(kernel), np.int16), shape[inner[-1]])
     lined = codes.reshape([-1 if axis == inner[-1] else 1 for axis in range(len(shape))])
     return np.broadcast_to(lined, shape)

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
+from sat_tf.core.grid_table import is_bits
 from sat_tf.messages import did_you_mean, list_problems
 from sat_tf.presentation.notebook import Displayed
 from sat_tf.presentation.tables import Column, Marked, Table
@@ -19,7 +20,6 @@ from sat_tf.qat.policy_fields import (
     check_fields,
     field_problems,
     fitting_grid,
-    is_bits,
     is_positive,
     pair_problems,
     plain_numbers,
@@ -140,10 +140,11 @@ class BitPolicy(Displayed):
             tell of its values; see `sat_tf.qat.value_ranges`. The paper starts at 8, and at 10 for
             what enters the last linear layer.
         initial_classifier_clipping_level: the same for what enters the last linear layer.
-        weight_quantizer: what quantizes weights: "dorefa", "lsq", "l1", "kmeans", "lq_nets" or one
-            of your own; see `sat_tf.configs.weight_quantizer`. weight_grid is for "dorefa" and
-            "l1", detach_max for "dorefa", weight_range for all but "kmeans"; all but "dorefa" take
-            rescale="constant", and no other one.
+        weight_quantizer: what quantizes weights: "dorefa", "lsq", "l1", "kmeans", "lq_nets",
+            "channel_bits" (of which weight_bits is the mean) or one of your own; see
+            `sat_tf.configs.weight_quantizer`. weight_grid is for "dorefa", "l1" and "channel_bits",
+            detach_max for "dorefa", weight_range for all but "kmeans" and "channel_bits"; all but
+            "dorefa" take rescale="constant", and no other one.
         weight_options: its settings, {"name": value}, such as {"surrogate": "ewgs"}.
         activation_quantizer: what quantizes the tensors that it is for: "pact", "lsq", "lsq_plus"
             or one of your own; see `sat_tf.configs.activation_quantizer`.
@@ -400,7 +401,7 @@ def expect_policy(policy: Any) -> BitPolicy:
     """
     if isinstance(policy, BitPolicy):
         return policy
-    if is_bits(policy, 1):
+    if is_bits(policy):
         return BitPolicy.mobile(policy)
     fix = "write BitPolicy(**policy)" if isinstance(policy, Mapping) else "write BitPolicy(...)"
     raise ValueError(

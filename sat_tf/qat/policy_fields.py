@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from sat_tf.core.clipping_gradients import CLIPPING_GRADIENTS
-from sat_tf.core.grid_table import AUTOMATIC, GRIDS, Grid
+from sat_tf.core.grid_table import AUTOMATIC, GRIDS, Grid, is_bits
 from sat_tf.messages import did_you_mean, warn
 from sat_tf.quantizers.input_range import range_problem, type_problem
 
@@ -75,11 +75,6 @@ def plain_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
         return int(value) if isinstance(value, numbers.Integral) else float(value)
 
     return {name: plain(value) for name, value in values.items()}
-
-
-def is_bits(value: Any, fewest: int) -> bool:
-    """Whether a value is an integer from `fewest` to 8."""
-    return isinstance(value, int) and not isinstance(value, bool) and fewest <= value <= 8
 
 
 def is_positive(value: Any) -> bool:

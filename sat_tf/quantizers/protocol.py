@@ -249,6 +249,11 @@ class WeightQuantizer(SatQuantizer):
         """The smallest and the largest of its codes."""
         return -self.largest_code, self.largest_code
 
+    def code_ends_of(self, kernel: tf.Tensor) -> tuple[int, int]:
+        """Those of weights that start at a float kernel, where it tells more than the bits do."""
+        del kernel
+        return self.code_ends
+
     # -- how it is made ----------------------------------------------------------------------------
 
     @classmethod
@@ -264,6 +269,17 @@ class WeightQuantizer(SatQuantizer):
     @classmethod
     def _try_options(cls, options: Mapping[str, Any]) -> None:
         cls.create(WeightRequest(num_bits=8, options=options))
+
+    @classmethod
+    def bits_problem(cls, num_bits: int, options: Mapping[str, Any]) -> str | None:
+        """Why a policy cannot have these weight bits with these options; None where it can.
+
+        Args:
+            num_bits: at least `fewest_bits`.
+            options: `weight_options` of the policy, in which nothing else is wrong.
+        """
+        del num_bits, options
+        return None
 
     # -- what it starts with -----------------------------------------------------------------------
 
@@ -353,6 +369,11 @@ class WeightQuantizer(SatQuantizer):
     def top_unit(self) -> int:
         """The largest of the integers n = 0..top that `units` gives."""
         return 2 * self.largest_code
+
+    def code_count(self, variables: Variables) -> int:
+        """How many different codes its weights can have; `top_unit` + 1, but for special ones."""
+        del variables
+        return self.top_unit + 1
 
     def units(self, latent: tf.Tensor, variables: Variables) -> tf.Tensor:
         """The codes as integers n = 0..top, float32, by which they are counted and compared."""

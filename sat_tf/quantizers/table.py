@@ -10,8 +10,9 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from sat_tf.core.grid_table import AUTOMATIC
+from sat_tf.core.grid_table import AUTOMATIC, is_bits
 from sat_tf.messages import did_you_mean
+from sat_tf.quantizers.channel_bits import ChannelBitsQuantizer
 from sat_tf.quantizers.dorefa import DorefaQuantizer
 from sat_tf.quantizers.image import ImageQuantizer
 from sat_tf.quantizers.input_range import InputRange
@@ -37,6 +38,7 @@ WEIGHT_QUANTIZERS: dict[str, type[WeightQuantizer]] = {
     "l1": L1Quantizer,
     "kmeans": KMeansQuantizer,
     "lq_nets": LqNetsQuantizer,
+    "channel_bits": ChannelBitsQuantizer,
 }
 ACTIVATION_QUANTIZERS: dict[str, type[ActivationQuantizer]] = {
     "pact": PactQuantizer,
@@ -174,8 +176,15 @@ def weight_field_problems(name: str, fields: Mapping[str, Any]) -> list[str]:
         f"{field}={value!r} with weight_quantizer={name!r}: that quantizer does not exist at so "
         f"few bits; give it {cls.fewest_bits} or more, or use another quantizer."
         for field, value in bits.items()
-        if isinstance(value, int) and not isinstance(value, bool) and 1 <= value < cls.fewest_bits
+        if is_bits(value) and value < cls.fewest_bits
     ]
+    options = fields.get("weight_options", {})
+    if not problems and not cls.option_problems(options):
+        problems = [
+            f"{field}={value!r}: {problem}"
+            for field, value in bits.items()
+            if is_bits(value) and (problem := cls.bits_problem(value, options))
+        ]
     grids = {field: fields.get(field) for field in ("weight_grid", "first_last_weight_grid")}
     if not cls.follows_grid:
         problems += [

@@ -373,7 +373,7 @@ def test_images_that_no_file_holds_are_answered_without_a_traceback(tiny_run, tm
         (["verify", "{run}", "{run}/certificate.json"], "certificate.json"),
         (["verify", "{run}/quantized.keras"], "without a TFLite file"),
         (["verify", "{run}/quantized.keras", "{run}/none.tflite"], "none.tflite: not found"),
-        (["verify", "{run}/model.tflite", "{run}/model.tflite"], "expected the Keras model that it was exported from"),
+        (["verify", "{run}/model.tflite", "{run}/model.tflite"], "expected the Keras model that"),
         (
             ["verify", "{run}", "--images", "{run}/config.yaml"],
             "expected an .npy file of uint8 images",

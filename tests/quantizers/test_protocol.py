@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from sat_tf.core.grid_table import GRIDS
+from sat_tf.core.grid_table import AUTOMATIC, GRIDS
+from sat_tf.quantizers.channel_bits import ChannelBitsQuantizer
 from sat_tf.quantizers.dorefa import DorefaQuantizer
 from sat_tf.quantizers.image import ImageQuantizer
 from sat_tf.quantizers.kmeans import KMeansQuantizer
@@ -69,6 +70,11 @@ def _weight_quantizers(bits):
         yield LqNetsQuantizer(num_bits=bits, **settings)
     for keep_zeros in (False, True):
         yield KMeansQuantizer(num_bits=bits, rescale="constant", fan_out=36, keep_zeros=keep_zeros)
+    for grid in (*AUTOMATIC, "narrow"):
+        limits = {"lowest": 2 if grid == "narrow" else 1, "highest": 8}
+        settings = {"range_axes": (3,), "rescale": "constant", "fan_out": 36}
+        if bits >= limits["lowest"]:
+            yield ChannelBitsQuantizer(num_bits=bits, grid=grid, **limits, **settings)
     for grid in GRIDS:
         if bits >= GRIDS[grid].fewest_bits:
             for axes in ((), (3,)):

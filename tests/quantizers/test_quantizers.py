@@ -10,6 +10,7 @@ import sat_tf
 from sat_tf.core import dorefa, pact
 from sat_tf.core.clipping_gradients import CLIPPING_GRADIENTS
 from sat_tf.quantizers.best_levels import SMALLEST_CLIPPING_LEVEL
+from sat_tf.quantizers.channel_bits import ChannelBitsQuantizer
 from sat_tf.quantizers.dorefa import DorefaQuantizer
 from sat_tf.quantizers.image import ImageQuantizer
 from sat_tf.quantizers.input_range import range_of
@@ -71,6 +72,18 @@ EXAMPLES = [
         reassign=True,
     ),
     LqNetsQuantizer(num_bits=3, range_axes=(2, 3), rescale="constant", fan_out=9, momentum=0.5),
+    ChannelBitsQuantizer(
+        num_bits=4,
+        lowest=3,
+        highest=7,
+        grid="rounded",
+        range_axes=(2, 3),
+        rescale="constant",
+        fan_out=9,
+        over_size=False,
+        surrogate="dsq",
+        surrogate_strength=0.1,
+    ),
     PactQuantizer(num_bits=2, initial_clipping_level=3.0, gradient="pact", ceiling=6.0, rate=0.1),
     PactQuantizer(num_bits=2, surrogate="dsq", surrogate_strength=0.1),
     StreamQuantizer(num_bits=5, initial_clipping_level=3.0, gradient="pact", ceiling=6.0, rate=0.1),
@@ -124,6 +137,9 @@ def test_every_quantizer_is_in_the_table_and_in_the_examples():
 # Of arguments that are checked at once, values that no example has.
 _OTHERS = {
     "num_bits": 6,
+    "lowest": 2,
+    "highest": 8,
+    "grid": "narrow",
     "start": "mean",
     "counts_batch": False,
     "over_size": True,

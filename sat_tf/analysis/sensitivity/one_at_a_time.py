@@ -183,7 +183,7 @@ class OneAtATime:
             quantizer = layer.quantize_config.weights
             if quantizer is not None and quantizer.num_bits is not None:
                 weight_bits = quantizer.num_bits
-                kernel = _effective(layer, quantizer)
+                kernel = layer.effective_kernel()
                 weight_errors = _weight_errors(layer, latent_kernel, quantizer, weight_bits)
         return QuantizableLayer(
             name=name,
@@ -243,17 +243,24 @@ def _calibrate_on_float_weights(quantized: keras.Model, images: np.ndarray, prog
         calibrate(quantized, images, num_images=count, batch_normalization=False, progress=progress)
 
 
-def _effective(layer: QuantizedLayer, quantizer: WeightQuantizer) -> tf.Tensor:
-    """The quantized kernel, rescaled to the float one, by a given quantizer."""
+def _latent(layer: QuantizedLayer) -> tf.Variable:
     ((latent_kernel, _),) = layer.quantize_config.get_weights_and_quantizers(layer.layer)
-    return quantizer(tf.convert_to_tensor(latent_kernel), False, weights=layer.kernel_variables)
+    return latent_kernel
 
 
 def _weight_errors(
     layer: QuantizedLayer, kernel: tf.Variable, quantizer: WeightQuantizer, num_bits: int
 ) -> tuple[float, ...]:
-    finer = (quantizer.with_settings(num_bits=bits) for bits in range(num_bits, 9))
-    return tuple(float(tf.reduce_mean((_effective(layer, each) - kernel) ** 2)) for each in finer)
+    variable, errors = _latent(layer), []
+    latent = tf.convert_to_tensor(variable)
+    for bits in range(num_bits, 9):
+        finer = quantizer.with_settings(num_bits=bits)
+        # Its own variables: levels of few bits would leave it the error of few bits.
+        variables = finer.build(kernel.shape, "quantizer", keras.layers.Layer())
+        finer.start(variable, variables)
+        finer.carry(latent, variables, quantizer, layer.kernel_variables, keep_function=True)
+        errors.append(float(tf.reduce_mean((finer(latent, False, variables) - kernel) ** 2)))
+    return tuple(errors)
 
 
 def _activation_quantizer(layer: QuantizedLayer) -> ActivationQuantizer | None:

@@ -251,6 +251,31 @@ def test_the_users_own_overrides_stay(model):
     assert found["four"].chosen == "activations"
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("cost", ["sensitivity", "hessian"])
+def test_bits_of_layers_are_means_where_channels_have_their_own(cost, model, tmp_path):
+    policy = BitPolicy.mobile(4, weight_quantizer="channel_bits", **EVERYWHERE)
+    given = {"budget": {"average_weight_bits": 3}, "cost": cost, "num_images": 64}
+    found = sat_tf.allocate(model, images_for(model), policy, **given)
+    assert found.totals["average_weight_bits"].value <= 3
+    quantized = sat_tf.quantize_model(model, found.policy)
+    for layer in found.layers:
+        bits = quantized.get_layer(f"quant_{layer.name}").kernel_variables["channel_bits"].numpy()
+        assert bits.mean() == layer.weight_bits
+        assert layer.ideal_bytes == bits.sum() * layer.num_weights / bits.size / 8
+    report, certificate = _trains_and_exports(model, found, tmp_path / "model.tflite")
+    assert report.bytes == found.totals["bytes"].value
+    assert certificate.codes_differing == 0
+
+
+def test_limits_of_channels_that_leave_out_bits_of_a_choice_are_refused(model):
+    policy = BitPolicy.mobile(
+        3, weight_quantizer="channel_bits", weight_options={"highest": 4}, **EVERYWHERE
+    )
+    with pytest.raises(ValueError, match="no channels of 2 to 4 bits have"):
+        by_table(model, policy=policy, budget={"average_weight_bits": 3}, weight_bits=(2, 4, 5))
+
+
 # -- how it is shown ---------------------------------------------------------------------------
 
 

@@ -56,6 +56,18 @@ def _named(found):
     return {layer.name: layer for layer in found.layers}
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["dorefa", "lsq", "l1", "kmeans", "lq_nets", "channel_bits"])
+def test_rounding_errors_of_kernels_fall_with_bits(name, model, digits):
+    policy = BitPolicy.mobile(2, weight_quantizer=name, **EVERYWHERE)
+    found = sat_tf.sensitivity(model, digits.train_images, policy, num_images=64)
+    for layer in found.layers:
+        if layer.weight_bits:
+            errors = layer.weight_errors
+            assert list(errors[:4]) == sorted(errors[:4], reverse=True)
+            assert errors[3] < 0.7 * errors[0]
+
+
 # -- what is measured --------------------------------------------------------------------------
 
 

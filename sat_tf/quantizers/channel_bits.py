@@ -1,0 +1,330 @@
+"""Weights whose output channels have numbers of bits of their own.
+
+That is the search space of AutoQB / AutoQ (Lou et al., ICLR 2020), which searches it by
+reinforcement learning. Here the objective is the squared rounding error of the kernel, of which the
+minimum is found exactly.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import tensorflow as tf
+
+from sat_tf.core import grid, l1
+from sat_tf.core.grid_table import Grid, find_grid, is_bits
+from sat_tf.quantizers.protocol import Variables, WeightRequest, register_quantizer
+from sat_tf.quantizers.scaled import LevelsOfWeights, ScaledWithSurrogate, true_or_false
+
+# Of the sum of all errors: what rounding of float64 may have done to a comparison.
+_ROUNDING = 1e-12
+# Layers of so many bits have them in all channels, whatever the limits of others.
+_ALL_BITS = 8
+
+
+@register_quantizer
+class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
+    """Weights of `l1.quantize_weights`, each output channel with its own bits (Lou et al. 2020).
+
+    `num_bits` is the mean over channels, which are of one size, and so over weights. The variable
+    `channel_bits`, uint8, of the kernel's rank with length 1 along the other axes, holds those of
+    each channel: `least_error_bits` of the kernel when a model is quantized, and when
+    it gets other bits. Training does not change them.
+
+    Where `num_bits` is not between the limits, all channels have that; policies have it so with 8
+    bits alone, those of first and last layers.
+
+    Args:
+        num_bits: the mean, 1 to 8, or None to not round.
+        lowest: the fewest bits of a channel, 1 to 8.
+        highest: the most bits of a channel, `lowest` to 8.
+        grid: a name of `grid_table.GRIDS` or of `AUTOMATIC`.
+        over_size: divide the gradient by the size of the channel; see `l1.quantize_weights`.
+        **settings: those of `ScaledWithSurrogate`.
+
+    Raises:
+        ValueError: a limit is no number of bits, they exclude each other, or the grid has a single
+            value at the lowest bits.
+    """
+
+    method: ClassVar[str] = "L1"
+    follows_grid: ClassVar[bool] = True
+    zeros_stay_with: ClassVar[str] = "weight_grid='narrow'"
+    levels_name: ClassVar[str] = "channel_bits"
+    levels_type: ClassVar[tf.DType] = tf.uint8
+    levels_settings: ClassVar[tuple[str, ...]] = (
+        "num_bits",
+        "range_axes",
+        "lowest",
+        "highest",
+        "grid",
+    )
+
+    def __init__(
+        self,
+        *,
+        lowest: int = 2,
+        highest: int = 8,
+        grid: str = "auto",
+        over_size: bool = True,
+        **settings: Any,
+    ) -> None:
+        super().__init__(**settings)
+        _check_limits(lowest, highest)
+        find_grid(grid, lowest)
+        self.lowest = lowest
+        self.highest = highest
+        self.grid = grid
+        self.over_size = true_or_false("over_size", over_size)
+
+    @classmethod
+    def asked(cls, request: WeightRequest) -> dict[str, Any]:
+        """What it takes of a request."""
+        # Channels of different bits have scales of their own, whatever the range.
+        own = {"range_axes": request.channel_axes, "grid": request.grid}
+        return {**super().asked(request), **own}
+
+    @classmethod
+    def option_names(cls) -> tuple[str, ...]:
+        """What a policy may choose."""
+        return ("lowest", "highest", "over_size", *super().option_names())
+
+    @classmethod
+    def bits_problem(cls, num_bits: int, options: Mapping[str, Any]) -> str | None:
+        """Why no channels between the limits have that mean."""
+        made = cls(num_bits=None, **options)
+        if made.lowest <= num_bits <= made.highest or num_bits == _ALL_BITS:
+            return None
+        limit = f"'lowest': {num_bits}" if num_bits < made.lowest else f"'highest': {num_bits}"
+        return (
+            f"received a mean that no channels of {made.lowest} to {made.highest} bits have; give "
+            f"weight_options {{{limit}}}, or other bits."
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        own = {"lowest": self.lowest, "highest": self.highest, "grid": self.grid}
+        return {**super().get_config(), **own, "over_size": self.over_size}
+
+    # -- the bits of the channels ------------------------------------------------------------------
+
+    @property
+    def _possible(self) -> range:
+        """The bits that a channel can have."""
+        if self.lowest < self.bits < self.highest:
+            return range(self.lowest, self.highest + 1)
+        return range(self.bits, self.bits + 1)
+
+    def _rows(self, bits: Iterable[int]) -> list[tuple[int, Grid]]:
+        return [(int(each), find_grid(self.grid, int(each))) for each in bits]
+
+    def levels_shape(self, kernel_shape: Any) -> Any:
+        """One number for each channel."""
+        keep = {axis % len(kernel_shape) for axis in self.range_axes}
+        return [size if axis in keep else 1 for axis, size in enumerate(kernel_shape)]
+
+    def first_levels(self, kernel: tf.Tensor) -> tf.Tensor:
+        """The bits with the least squared error."""
+        shape, possible = self.levels_shape(kernel.shape), self._possible
+        if len(possible) == 1:
+            return tf.fill(shape, tf.constant(self.bits, tf.uint8))
+        errors = l1.squared_errors(
+            kernel, possible[0], possible[-1], self.grid, channel_axes=self.range_axes
+        )
+        bits = least_error_bits(errors.numpy(), possible[0], self.bits)
+        return tf.constant(bits.reshape(shape), tf.uint8)
+
+    def values(self, latent: tf.Tensor, levels: tf.Tensor) -> tf.Tensor:
+        """`l1.quantize_weights`."""
+        return l1.quantize_weights(
+            latent,
+            tf.cast(levels, tf.int32),
+            self.grid,
+            range_axes=self.range_axes,
+            over_size=self.over_size,
+            surrogate=self.surrogate,
+            strength=self.surrogate_strength,
+        )
+
+    def next_levels(self, latent: tf.Tensor, levels: tf.Tensor) -> tf.Tensor | None:
+        """None: they stay as they are."""
+        del latent, levels
+        return None
+
+    def quantized(self, latent: tf.Tensor, variables: Variables, num_bits: grid.Bits) -> tf.Tensor:
+        """`values`; while a floor is above the mean, channels have no fewer bits than that."""
+        levels = tf.cast(variables[self.levels_name], tf.int32)
+        if tf.is_tensor(num_bits):
+            floor = tf.cast(num_bits, tf.int32)
+            levels = tf.where(floor > self.bits, tf.maximum(levels, floor), levels)
+        return self.values(latent, levels)
+
+    def codes_and_scales(
+        self, latent: tf.Tensor, variables: Variables
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """`l1.weight_codes`."""
+        levels = tf.cast(variables[self.levels_name], tf.int32)
+        return l1.weight_codes(latent, levels, self.grid, range_axes=self.range_axes)
+
+    # -- what is known of its codes ----------------------------------------------------------------
+
+    @property
+    def largest_code(self) -> int:
+        """The largest magnitude among the codes of the bits that a channel can have."""
+        return max(-self.code_ends[0], self.code_ends[1])
+
+    @property
+    def code_ends(self) -> tuple[int, int]:
+        """The smallest and the largest code of the bits that a channel can have."""
+        return self._ends(self._possible)
+
+    def code_ends_of(self, kernel: tf.Tensor) -> tuple[int, int]:
+        """The smallest and the largest code of the bits that the channels of a kernel get."""
+        return self._ends(np.unique(self.first_levels(tf.cast(kernel, tf.float32))))
+
+    def _ends(self, bits: Iterable[int]) -> tuple[int, int]:
+        ends = [row.code_ends(each) for each, row in self._rows(bits)]
+        return min(low for low, _ in ends), max(high for _, high in ends)
+
+    @property
+    def top_unit(self) -> int:
+        """The number of integers from -`largest_code` to `largest_code`, less one."""
+        return 2 * self.largest_code
+
+    def code_count(self, variables: Variables) -> int:
+        """How many different codes the channels have with their bits."""
+        codes: set[int] = set()
+        for bits, row in self._rows(np.unique(variables[self.levels_name])):
+            low, high = row.code_ends(bits)
+            codes.update(range(low, high + 1, row.codes_per_unit))
+        return len(codes)
+
+    @property
+    def grid_name(self) -> str:
+        """The name of the grid; of an automatic one what that is where all channels have it."""
+        if self.num_bits is None:
+            return self.grid
+        names = {row.name for _, row in self._rows(self._possible)}
+        return names.pop() if len(names) == 1 else self.grid
+
+    @property
+    def holds_zero(self) -> bool:
+        """Whether a weight of 0 stays 0, in all channels."""
+        rows = [] if self.num_bits is None else self._rows(self._possible)
+        return all(row.codes_per_unit == 1 for _, row in rows)
+
+    def export_problem(self) -> str | None:
+        """Why its weights have no int8 codes, and what to do; None where they have."""
+        problem = super().export_problem()
+        if problem is None or self.fits_int8:
+            return problem
+        return f"{problem}, a lower weight_options['highest'], or weight_grid='auto'"
+
+    def describe(self) -> str:
+        """One line for people."""
+        line = super().describe()
+        if self.num_bits is None or len(self._possible) == 1:
+            return line
+        return f"{line}, {self.lowest} to {self.highest} bits per channel with that mean"
+
+
+def _check_limits(lowest: Any, highest: Any) -> None:
+    """Raises ValueError unless both are bits, in their order; says all that is wrong."""
+    problems = [
+        f"{name}={value!r}: expected an integer from 1 to 8."
+        for name, value in (("lowest", lowest), ("highest", highest))
+        if not is_bits(value)
+    ]
+    if not problems and lowest > highest:
+        problems.append(f"lowest={lowest}, highest={highest}: expected lowest to be no more.")
+    if problems:
+        raise ValueError(" ".join(problems))
+
+
+# -- which channels have which bits ----------------------------------------------------------------
+
+
+def least_error_bits(errors: np.ndarray, lowest: int, mean: int) -> np.ndarray:
+    """The bits b of the channels with the least Σ_c errors_c(b_c) of all with Σ_c b_c = C · mean.
+
+    Errors that are convex in the bits, as nearly all are, leave nothing to search: bits are given
+    one at a time to where the error drops most. Others are replaced by their lower convex
+    envelopes, which makes the same rule a lower bound of the optimum; where that bound is above
+    what the rule reaches, the channels that the gap leaves open are solved by dynamic programming
+    over channels and bits spent. The result is the optimum in both cases. Of equal drops those at
+    fewer bits come first, and then those of the first channels.
+
+    Args:
+        errors: of each channel (a row) at the lowest bits, one more, and so on; finite.
+        lowest: the bits of the first column.
+        mean: from the lowest bits to those of the last column.
+
+    Returns:
+        int64, one number of bits for each row.
+
+    >>> least_error_bits(np.array([[9.0, 2.0, 0.0], [5.0, 4.0, 3.9]]), lowest=2, mean=3).tolist()
+    [4, 2]
+    >>> least_error_bits(np.array([[9.0, 9.0, 0.0], [5.0, 1.0, 0.5]]), lowest=2, mean=3).tolist()
+    [4, 2]
+    """
+    errors = np.asarray(errors, np.float64)
+    channels, columns = errors.shape
+    spent = channels * (mean - lowest)
+    if not 0 <= spent <= channels * (columns - 1):
+        raise ValueError(
+            f"mean={mean!r}: received errors at {lowest} to {lowest + columns - 1} bits, expected "
+            "a mean among them."
+        )
+    envelope = _lower_envelope(errors)
+    # Not increasing along a row, but for rounding.
+    drops = np.minimum.accumulate(-np.diff(envelope, axis=1), axis=1)
+    order = np.argsort(-drops.T.ravel(), kind="stable")[:spent]
+    chosen = np.bincount(order % channels, minlength=channels)
+    rows = np.arange(channels)
+    gap = float(np.sum(errors[rows, chosen] - envelope[rows, chosen]))
+    tolerance = _ROUNDING * float(np.sum(np.abs(errors[:, 0])))
+    if gap > tolerance:
+        # What one bit is worth at the optimum of the envelopes: an option that costs more than the
+        # gap beyond the best one of its row is in no better choice.
+        worth = float(drops.T.ravel()[order[-1]])
+        lost = errors + worth * np.arange(columns)
+        lost -= np.min(envelope + worth * np.arange(columns), axis=1, keepdims=True)
+        possible = lost <= gap + tolerance
+        is_open = np.sum(possible, axis=1) > 1
+        options = np.where(possible, errors, np.inf)[is_open]
+        chosen[is_open] = _least_sum(options, int(np.sum(chosen[is_open])))
+    return chosen + lowest
+
+
+def _lower_envelope(errors: np.ndarray) -> np.ndarray:
+    """The largest convex function of the column that is nowhere above each row."""
+    columns = errors.shape[1]
+    envelope = errors.copy()
+    for low in range(columns):
+        for high in range(low + 2, columns):
+            for between in range(low + 1, high):
+                share = (between - low) / (high - low)
+                chord = (1.0 - share) * errors[:, low] + share * errors[:, high]
+                envelope[:, between] = np.minimum(envelope[:, between], chord)
+    return envelope
+
+
+def _least_sum(options: np.ndarray, spent: int) -> np.ndarray:
+    """The column of each row with the least sum of all whose columns add up to `spent`."""
+    rows, columns = options.shape
+    least = np.full(spent + 1, np.inf)  # of the rows so far, by what they have spent
+    least[0] = 0.0
+    taken = np.zeros((rows, spent + 1), np.uint8)
+    for row in range(rows):
+        found = np.full(spent + 1, np.inf)
+        for column in range(min(columns, spent + 1)):
+            tried = least[: spent + 1 - column] + options[row, column]
+            better = tried < found[column:]
+            found[column:][better] = tried[better]
+            taken[row, column:][better] = column
+        least = found
+    chosen = np.zeros(rows, np.int64)
+    for row in reversed(range(rows)):
+        chosen[row] = taken[row, spent]
+        spent -= int(chosen[row])
+    return chosen

@@ -1,0 +1,301 @@
+"""The quantizer of channels with bits of their own: its variable, its codes, what it refuses."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.core import l1
+from sat_tf.planning.file_size import file_bytes
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.quantizers.channel_bits import ChannelBitsQuantizer, least_error_bits
+from sat_tf.quantizers.protocol import WeightRequest
+from sat_tf.quantizers.table import make_weight_quantizer
+
+L = keras.layers
+SHAPE = (3, 3, 4, 8)
+
+
+def _kernel(shape=SHAPE, seed=0):
+    draw = np.random.default_rng(seed)
+    return (draw.normal(0, 0.3, shape) * np.geomspace(0.1, 1.0, shape[-1])).astype(np.float32)
+
+
+def _started(quantizer, kernel):
+    layer = L.Layer()
+    variables = quantizer.build(tf.TensorShape(kernel.shape), "quantizer", layer)
+    quantizer.start(tf.Variable(kernel), variables)
+    return layer, variables
+
+
+def _request(bits, axes=(3,), grid="auto", **options):
+    request = WeightRequest(num_bits=bits, channel_axes=axes, grid=grid, options=options)
+    return make_weight_quantizer("channel_bits", request)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "kept"),
+    [
+        (SHAPE, (3,), (1, 1, 1, 8)),
+        ((3, 3, 6, 1), (2, 3), (1, 1, 6, 1)),
+        ((3, 3, 3, 4), (2, 3), (1, 1, 3, 4)),
+        ((9, 5), (-1,), (1, 5)),
+        ((9, 1), (1,), (1, 1)),
+    ],
+)
+@pytest.mark.parametrize("bits", [2, 3, 5, 8])
+def test_the_mean_of_the_variable_is_the_bits_of_the_layer(bits, shape, axes, kept):
+    kernel = _kernel(shape)
+    quantizer = _request(bits, axes)
+    layer, variables = _started(quantizer, kernel)
+    (own,) = layer.non_trainable_weights
+    assert variables == {"channel_bits": own}
+    assert not layer.trainable_weights
+    assert (own.dtype, tuple(own.shape)) == (tf.uint8, kept)
+    assert own.numpy().mean() == bits
+    errors = l1.squared_errors(kernel, 2, 8, channel_axes=axes).numpy()
+    np.testing.assert_array_equal(own.numpy().ravel(), least_error_bits(errors, 2, bits))
+    found = quantizer.integer_weights(kernel, variables)
+    assert found.scales.shape == kept
+    products = found.codes.numpy() * found.scales.numpy()
+    np.testing.assert_allclose(products, quantizer(kernel, False, variables), rtol=1e-5)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_the_error_is_no_larger_than_with_the_same_bits_everywhere(bits):
+    kernel = _kernel()
+    quantizer = _request(bits, lowest=1)
+    _, variables = _started(quantizer, kernel)
+    own = np.sum((quantizer(kernel, False, variables) - kernel) ** 2)
+    same = np.sum((l1.quantize_weights(kernel, bits, range_axes=(3,)) - kernel) ** 2)
+    assert own < 0.999 * same
+
+
+@pytest.mark.parametrize("grid", ["auto", "packed", "dorefa", "narrow", "rounded", "nested"])
+@pytest.mark.parametrize("bits", range(2, 8))
+def test_a_channel_has_no_more_codes_than_its_bits_tell(bits, grid):
+    highest = 8 if grid in ("auto", "packed", "narrow") else 7
+    quantizer = _request(bits, grid=grid, highest=highest)
+    kernel = _kernel((3, 3, 64, 8))
+    _, variables = _started(quantizer, kernel)
+    codes = quantizer.integer_weights(kernel, variables).codes.numpy()
+    own = variables["channel_bits"].numpy().ravel()
+    for channel, number in enumerate(own.tolist()):
+        assert len(np.unique(codes[..., channel])) <= 2**number
+    low, high = quantizer.code_ends
+    assert -127 <= low <= codes.min()
+    assert codes.max() <= high <= 127
+    assert len(np.unique(codes)) <= quantizer.code_count(variables) <= quantizer.top_unit + 1
+    assert quantizer.holds_zero == (grid in ("narrow", "rounded"))
+
+
+def test_the_codes_are_counted_with_the_bits_that_there_are():
+    quantizer = _request(3)
+    variables = {"channel_bits": tf.constant([[2, 3, 4]], tf.uint8)}
+    assert quantizer.code_count(variables) == 16  # -15, -13, ..., 15
+    variables = {"channel_bits": tf.constant([[2, 8]], tf.uint8)}
+    assert quantizer.code_count(variables) == 255
+    assert quantizer.grid_name == "auto"
+    assert [_request(bits).grid_name for bits in (2, 8)] == ["dorefa", "narrow"]
+
+
+@pytest.mark.parametrize("kernel", [np.zeros(SHAPE), np.full(SHAPE, -0.3)], ids=["zeros", "equal"])
+@pytest.mark.parametrize("grid", ["auto", "narrow"])
+def test_constant_kernels_have_the_same_bits_in_all_channels(grid, kernel):
+    quantizer = _request(4, grid=grid)
+    _, variables = _started(quantizer, kernel.astype(np.float32))
+    assert np.unique(variables["channel_bits"]).tolist() == [4]
+    assert np.isfinite(quantizer(kernel.astype(np.float32), False, variables)).all()
+
+
+def test_one_channel_of_zeros_leaves_its_bits_to_the_others_where_zero_is_a_code():
+    kernel = _kernel()
+    kernel[..., 7] = 0.0
+    quantizer = _request(4, grid="narrow")
+    _, variables = _started(quantizer, kernel)
+    own = variables["channel_bits"].numpy().ravel()
+    assert (own[7], own.mean()) == (2, 4.0)
+    assert not quantizer(kernel, False, variables).numpy()[..., 7].any()
+
+
+def test_bits_outside_the_limits_are_those_of_all_channels():
+    for bits in (2, 8):
+        quantizer = _request(bits, lowest=3, highest=4)
+        _, variables = _started(quantizer, _kernel())
+        assert np.unique(variables["channel_bits"]).tolist() == [bits]
+        expected = l1.quantize_weights(_kernel(), bits, range_axes=(3,))
+        np.testing.assert_allclose(quantizer(_kernel(), False, variables), expected, atol=1e-6)
+
+
+def test_not_rounded_there_are_no_bits():
+    quantizer = _request(None)
+    _, variables = _started(quantizer, _kernel())
+    assert variables == {}
+    np.testing.assert_array_equal(quantizer(_kernel(), False, variables), _kernel())
+    assert quantizer.holds_zero
+    assert "not rounded" in quantizer.describe()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "anew"),
+    [
+        ({}, {"over_size": False}, False),
+        ({}, {"num_bits": 2}, True),
+        ({}, {"lowest": 1}, True),
+        ({}, {"highest": 5}, True),
+        ({}, {"grid": "narrow"}, True),
+        ({"num_bits": None}, {}, True),
+    ],
+)
+def test_another_policy_keeps_the_bits_unless_they_would_be_others(old, new, anew):
+    settings = {"num_bits": 3, "range_axes": (3,)}
+    old, new = (ChannelBitsQuantizer(**{**settings, **fields}) for fields in (old, new))
+    _, had = _started(old, _kernel())
+    for variable in had.values():
+        variable.assign(tf.reverse(variable, [3]))
+    _, variables = _started(new, _kernel())
+    first = variables["channel_bits"].numpy()
+    new.carry(tf.constant(_kernel()), variables, old, had, keep_function=True)
+    expected = first if anew else had["channel_bits"]
+    np.testing.assert_array_equal(variables["channel_bits"], expected)
+
+
+def test_a_floor_above_the_mean_holds_for_channels_below_it():
+    kernel = tf.constant(_kernel())
+    quantizer = _request(3)
+    _, variables = _started(quantizer, _kernel())
+    own = tf.cast(variables["channel_bits"], tf.int32)
+    for floor in (8, 5, 3, 0):
+        found = quantizer(kernel, False, {**variables, "bit_floor": tf.constant(floor, tf.int64)})
+        bits = tf.maximum(own, floor) if floor > 3 else own
+        expected = l1.quantize_weights(kernel, bits, range_axes=(3,))
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_the_line_for_people_says_the_limits_where_they_matter():
+    line = _request(3, highest=6).describe()
+    assert line == (
+        "L1 weights of 3 bits, one scale per channel, no rescale, "
+        "2 to 6 bits per channel with that mean"
+    )
+    assert _request(8).describe() == "L1 weights of 8 bits, one scale per channel, no rescale"
+
+
+# -- policies --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("bits", "options", "text"),
+    [
+        (1, {}, r"weight_bits=1: .*2 to 8 bits have; give weight_options \{'lowest': 1\}"),
+        (5, {"highest": 4}, r"weight_bits=5: .*2 to 4 bits have; .*\{'highest': 5\}"),
+        (4, {"lowes": 1}, "Did you mean lowest"),
+        (4, {"lowest": 0}, "lowest=0: expected an integer from 1 to 8"),
+        (4, {"highest": 9}, "highest=9: expected an integer from 1 to 8"),
+        (4, {"highest": True}, "highest=True: expected an integer"),
+        (4, {"lowest": "2", "highest": 8.0}, "lowest='2': .* highest=8.0: expected"),
+        (4, {"lowest": 5, "highest": 3}, "lowest=5, highest=3: expected lowest to be no more"),
+        (4, {"over_size": 1}, "expected True or False"),
+        (4, {"surrogate": "ewsg"}, "Did you mean ewgs"),
+    ],
+)
+def test_bits_and_options_that_there_are_not_are_refused(bits, options, text):
+    with pytest.raises(ValueError, match=text):
+        BitPolicy(weight_bits=bits, weight_quantizer="channel_bits", weight_options=options)
+    fields = {"weight_bits": bits, "weight_quantizer": "channel_bits"}
+    with pytest.raises(ValueError, match=text):
+        BitPolicy(overrides={"conv": {**fields, "weight_options": options}})
+
+
+def test_first_and_last_layers_have_8_bits_whatever_the_limits_and_no_others_beyond_them():
+    assert _policy(weight_options={"highest": 4}).first_last_weight_bits == 8
+    with pytest.raises(ValueError, match=r"first_last_weight_bits=6: .*\{'highest': 6\}"):
+        _policy(weight_options={"highest": 4}, first_last_weight_bits=6)
+
+
+def test_a_grid_with_a_single_value_at_the_lowest_bits_is_refused():
+    with pytest.raises(ValueError, match=r"narrow.* has a single value"):
+        _request(3, grid="narrow", lowest=1)
+
+
+def _model():
+    image = keras.Input((8, 8, 3))
+    tensor = L.ReLU()(L.BatchNormalization()(L.Conv2D(8, 3, name="stem")(image)))
+    tensor = L.DepthwiseConv2D(3, name="depthwise")(tensor)
+    tensor = L.ReLU()(L.BatchNormalization()(tensor))
+    tensor = L.ReLU()(L.BatchNormalization()(L.Conv2D(16, 1, name="pointwise")(tensor)))
+    return keras.Model(image, L.Dense(3, name="classifier")(L.GlobalAveragePooling2D()(tensor)))
+
+
+def _policy(bits=3, **fields):
+    return BitPolicy.mobile(bits, weight_quantizer="channel_bits", **fields)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_kernel_that_is_not_finite_is_refused(bad):
+    model = _model()
+    kernel = model.get_layer("pointwise").kernel
+    kernel.assign(tf.fill(kernel.shape, bad))
+    with pytest.raises(ValueError, match=r"pointwise.*NaN or infinite"):
+        sat_tf.quantize_model(model, _policy())
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore:model")
+def test_training_changes_no_bits_and_other_bits_are_chosen_anew():
+    model = sat_tf.quantize_model(_model(), _policy())
+    layers = [model.get_layer(f"quant_{name}") for name in ("depthwise", "pointwise")]
+    before = [layer.kernel_variables["channel_bits"].numpy() for layer in layers]
+    assert all(bits.mean() == 3 and np.ptp(bits) > 0 for bits in before)
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    draw = np.random.default_rng(0)
+    model.fit(draw.integers(0, 256, (32, 8, 8, 3)), draw.normal(size=(32, 3)), verbose=0)
+    for layer, bits in zip(layers, before, strict=True):
+        np.testing.assert_array_equal(layer.kernel_variables["channel_bits"], bits)
+    other = sat_tf.requantize(model, _policy(4))
+    for layer in layers:
+        bits = other.get_layer(layer.name).kernel_variables["channel_bits"].numpy()
+        assert bits.mean() == 4
+
+
+@pytest.mark.filterwarnings("ignore:model")
+def test_plans_and_reports_say_the_mean():
+    policy = _policy()
+    plan = sat_tf.explain(_model(), policy)
+    assert plan["pointwise"].weights.bits == 3
+    assert plan["classifier"].weights.bits == 8
+    same = sat_tf.explain(_model(), BitPolicy.mobile(3, weight_quantizer="l1"))
+    assert plan.bit_operations == same.bit_operations
+    assert "2 to 8 bits per channel with that mean" in str(plan)
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore:model")
+@pytest.mark.parametrize(
+    ("highest", "bits", "note"), [(4, 4, ""), (8, 8, "INT4 holds -8 to 7")], ids=["4", "8"]
+)
+def test_codes_are_packed_where_all_channels_fit_as_planned(highest, bits, note, tmp_path):
+    model = _model()
+    kernel = model.get_layer("pointwise").kernel
+    kernel.assign(kernel * np.geomspace(0.01, 1.0, 16))
+    policy = _policy(weight_options={"highest": highest})
+    quantized = sat_tf.quantize_model(model, policy)
+    report = sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
+    (stored,) = (one for one in report.kernels if one.weights == 8 * 16)
+    assert stored.bits == bits
+    assert note in stored.note
+    assert file_bytes(model, policy) == report.bytes
+
+
+@pytest.mark.thorough
+@pytest.mark.filterwarnings("ignore:model .* it is float")
+def test_codes_beyond_int8_are_warned_of_and_not_exported(tmp_path):
+    policy = _policy(weight_grid="dorefa", first_last_weight_grid="auto")
+    with pytest.warns(UserWarning, match=r"pointwise \(3 bits, dorefa\) do not fit int8"):
+        model = sat_tf.quantize_model(_model(), policy)
+    with pytest.raises(ValueError, match=r"reach 255, .* a lower weight_options"):
+        sat_tf.export_tflite(model, tmp_path / "model.tflite")
+    fitting = _policy(weight_grid="dorefa", weight_options={"highest": 7})
+    model = sat_tf.quantize_model(_model(), fitting)
+    sat_tf.export_tflite(model, tmp_path / "model.tflite")
