@@ -51,6 +51,7 @@ class ArraySource(ImageSource):
         self.name = images.name
         self.image_size = images.image_size
         self.num_classes = images.num_classes
+        self.class_names = images.class_names
         self.num_train = len(images.train_labels)
         self.num_test = len(images.test_labels)
 

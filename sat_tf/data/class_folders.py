@@ -1,4 +1,4 @@
-"""The usual tree of an image data set: train/<class>/<picture> and val/<class>/<picture>."""
+"""Folders of classes as a data set: <class>/<picture>, or the same under train and val."""
 
 import os
 import pathlib
@@ -17,9 +17,12 @@ def load_folder_tree(
 ) -> ImageSource:
     """A folder of pictures: train/<class>/<picture>, and the same under val, validation or test.
 
+    Of a folder with train alone, or with the classes alone, a fifth of each class is held out; see
+    `sat_tf.data.folder_tree.read_tree`.
+
     Training takes random crops of 8 to 100 % of a picture's area with aspects from 3/4 to 4/3, and
     mirrors every other one. Held-out pictures are resized so that their shorter side is 256/224 of
-    `image_size`, and cropped to their centre. EXIF orientation is left alone.
+    `image_size`, and cropped to their centre. All are turned by their EXIF orientation.
 
     JPEG, PNG, GIF, BMP, WebP and TIFF are read, whatever their suffix. A picture that cannot be
     decoded is corrupt, and so is a JPEG with more than 5 % of its rows missing. Training takes the

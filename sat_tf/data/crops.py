@@ -1,7 +1,7 @@
 """From an encoded picture to the square crop that a model sees.
 
-JPEGs are decoded only where their crop needs it. Other formats that TensorFlow reads are decoded
-whole and then cropped. EXIF orientation is ignored, as in the usual ImageNet pipelines.
+JPEGs are decoded only where their crop needs it. Other formats that TensorFlow reads, and pictures
+that are turned by their EXIF orientation, are decoded whole and then cropped.
 """
 
 import math
@@ -9,14 +9,16 @@ import math
 import tensorflow as tf
 
 from sat_tf.data.batch_order import RANDOM
+from sat_tf.data.orientation import may_be_turned, turned_upright
+from sat_tf.preprocessing import RESIZED_AND_CROPPED
 
 # The random-resized crop of the Inception and ResNet papers.
 SMALLEST_AREA = 0.08
 WIDEST_ASPECT = 4 / 3
 TRIES = 10
-# Resized to 256 and then cropped to 224, or to other sizes in this proportion.
-RESIZED = 256
-CROPPED = 224
+# Of libjpeg, as Pillow decodes where the model is used; the default of TensorFlow is a faster and
+# coarser transform, which training takes.
+_ACCURATE = "INTEGER_ACCURATE"
 
 # The factors by which libjpeg can reduce a picture, by averaging, while decoding it.
 _REDUCTIONS = (1, 2, 4, 8)
@@ -28,7 +30,9 @@ JPEG = b"\xff\xd8\xff"
 TAIL = 32
 
 
-def training_crop(encoded: tf.Tensor, seed: tf.Tensor, image_size: int) -> tf.Tensor:
+def training_crop(
+    encoded: tf.Tensor, seed: tf.Tensor, image_size: int, *, turns: bool = False
+) -> tf.Tensor:
     """A random crop of a picture, resized, and mirrored every other time.
 
     Crops at least twice as large as the result are reduced by averaging, which libjpeg does while
@@ -39,6 +43,7 @@ def training_crop(encoded: tf.Tensor, seed: tf.Tensor, image_size: int) -> tf.Te
         encoded: the bytes of a JPEG, PNG, GIF or WebP file.
         seed: (2,), integers; the same seed gives the same crop.
         image_size: height and width of the result.
+        turns: whether the picture is turned by its EXIF orientation.
 
     Returns:
         (image_size, image_size, 3), uint8.
@@ -48,8 +53,8 @@ def training_crop(encoded: tf.Tensor, seed: tf.Tensor, image_size: int) -> tf.Te
     """
     return tf.cond(
         tf.io.is_jpeg(encoded),
-        lambda: training_crop_of_jpeg(encoded, seed, image_size),
-        lambda: training_crop_of_pixels(_decoded(encoded), seed, image_size),
+        lambda: training_crop_of_jpeg(encoded, seed, image_size, turns=turns),
+        lambda: training_crop_of_pixels(_decoded(encoded, turns), seed, image_size),
     )
 
 
@@ -68,8 +73,8 @@ def training_crop_of_pixels(pixels: tf.Tensor, seed: tf.Tensor, image_size: int)
     return _mirrored(_resized(crop, image_size), is_mirrored)
 
 
-def held_out_crop(encoded: tf.Tensor, image_size: int) -> tf.Tensor:
-    """The centre of a picture whose shorter side is resized to 256/224 of the result's.
+def held_out_crop(encoded: tf.Tensor, image_size: int, *, turns: bool = False) -> tf.Tensor:
+    """The picture as `sat_tf.preprocessing.RESIZED_AND_CROPPED` says.
 
     Resized bilinearly with antialiasing, as Pillow does it: photographs of several thousand pixels
     would otherwise be measured by every tenth pixel.
@@ -77,6 +82,7 @@ def held_out_crop(encoded: tf.Tensor, image_size: int) -> tf.Tensor:
     Args:
         encoded: the bytes of a JPEG, PNG, GIF or WebP file.
         image_size: height and width of the result.
+        turns: whether the picture is turned by its EXIF orientation.
 
     Returns:
         (image_size, image_size, 3), uint8.
@@ -86,8 +92,8 @@ def held_out_crop(encoded: tf.Tensor, image_size: int) -> tf.Tensor:
     """
     return tf.cond(
         tf.io.is_jpeg(encoded),
-        lambda: held_out_crop_of_jpeg(encoded, image_size),
-        lambda: held_out_crop_of_pixels(_decoded(encoded), image_size),
+        lambda: held_out_crop_of_jpeg(encoded, image_size, turns=turns),
+        lambda: held_out_crop_of_pixels(_decoded(encoded, turns), image_size),
     )
 
 
@@ -100,37 +106,66 @@ def held_out_crop_of_pixels(pixels: tf.Tensor, image_size: int) -> tf.Tensor:
     return _centre(crop, shape, window, image_size)
 
 
-def training_crop_of_jpeg(encoded: tf.Tensor, seed: tf.Tensor, image_size: int) -> tf.Tensor:
+def training_crop_of_jpeg(
+    encoded: tf.Tensor, seed: tf.Tensor, image_size: int, *, turns: bool = False
+) -> tf.Tensor:
     """As `training_crop`, for JPEGs only: checking the format of every file takes time."""
     encoded = _whole_jpeg(encoded)
-    window, is_mirrored = _training_window(tf.io.extract_jpeg_shape(encoded), seed)
 
-    def reduced(ratio: int) -> tf.Tensor:
-        return tf.raw_ops.DecodeAndCropJpeg(
-            contents=encoded, crop_window=window // ratio, channels=3, ratio=ratio
-        )
+    def as_stored() -> tf.Tensor:
+        window, is_mirrored = _training_window(tf.io.extract_jpeg_shape(encoded), seed)
 
-    halvings = _halvings(window, image_size)
-    crop = tf.switch_case(halvings, [lambda ratio=ratio: reduced(ratio) for ratio in _REDUCTIONS])
-    return _mirrored(_resized(crop, image_size), is_mirrored)
+        def reduced(ratio: int) -> tf.Tensor:
+            return tf.raw_ops.DecodeAndCropJpeg(
+                contents=encoded, crop_window=window // ratio, channels=3, ratio=ratio
+            )
+
+        halvings = _halvings(window, image_size)
+        branches = [lambda ratio=ratio: reduced(ratio) for ratio in _REDUCTIONS]
+        return _mirrored(_resized(tf.switch_case(halvings, branches), image_size), is_mirrored)
+
+    if not turns:
+        return as_stored()
+    return tf.cond(
+        may_be_turned(encoded),
+        lambda: training_crop_of_pixels(_decoded_and_turned(encoded), seed, image_size),
+        as_stored,
+    )
 
 
-def held_out_crop_of_jpeg(encoded: tf.Tensor, image_size: int) -> tf.Tensor:
+def held_out_crop_of_jpeg(encoded: tf.Tensor, image_size: int, *, turns: bool = False) -> tf.Tensor:
     """As `held_out_crop`, for JPEGs only."""
     encoded = _whole_jpeg(encoded)
-    shape = tf.io.extract_jpeg_shape(encoded)
-    window = _held_out_window(shape, image_size)
-    crop = tf.io.decode_and_crop_jpeg(encoded, window, channels=3)
-    return _centre(crop, shape, window, image_size)
+
+    def as_stored() -> tf.Tensor:
+        shape = tf.io.extract_jpeg_shape(encoded)
+        window = _held_out_window(shape, image_size)
+        crop = tf.io.decode_and_crop_jpeg(encoded, window, channels=3, dct_method=_ACCURATE)
+        return _centre(crop, shape, window, image_size)
+
+    if not turns:
+        return as_stored()
+    return tf.cond(
+        may_be_turned(encoded),
+        lambda: held_out_crop_of_pixels(_decoded_and_turned(encoded), image_size),
+        as_stored,
+    )
 
 
-def _decoded(encoded: tf.Tensor) -> tf.Tensor:
+def _decoded_and_turned(encoded: tf.Tensor) -> tf.Tensor:
+    return turned_upright(tf.io.decode_jpeg(encoded, channels=3, dct_method=_ACCURATE), encoded)
+
+
+def _decoded(encoded: tf.Tensor, turns: bool) -> tf.Tensor:
     # TensorFlow decodes the palette indices of a BMP file as shades of grey.
     is_bmp = tf.strings.substr(encoded, 0, 2) == b"BM"
     tf.debugging.Assert(~is_bmp, ["a BMP file, which may have a palette"])
-    return tf.ensure_shape(
+    pixels = tf.ensure_shape(
         tf.io.decode_image(encoded, channels=3, expand_animations=False), (None, None, 3)
     )
+    if not turns:
+        return pixels
+    return tf.cond(may_be_turned(encoded), lambda: turned_upright(pixels, encoded), lambda: pixels)
 
 
 def _whole_jpeg(encoded: tf.Tensor) -> tf.Tensor:
@@ -193,7 +228,8 @@ def _mirrored(pixels: tf.Tensor, is_mirrored: tf.Tensor) -> tf.Tensor:
 
 def _held_out_geometry(shape: tf.Tensor, image_size: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Factor by which height and width are resized, and the corner of the crop after that."""
-    shorter = round(image_size * RESIZED / CROPPED)
+    # The formula of `Preprocessing.geometry`, as tensors.
+    shorter, _ = RESIZED_AND_CROPPED.covered((image_size, image_size))
     sides = tf.cast(shape[:2], tf.float32)
     resized = tf.floor(sides * shorter / tf.reduce_min(sides) + 1e-3)
     return resized / sides, tf.round((resized - image_size) / 2)

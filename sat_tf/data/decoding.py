@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from sat_tf.data.batch_order import as_given
 from sat_tf.data.crops import JPEG, TAIL
+from sat_tf.data.orientation import orientation_of, turned
 from sat_tf.data.picture_folder import eight_bits
 from sat_tf.data.source import NO_LABEL, FirstError, ImageSource, ReadingError
 
@@ -123,14 +124,15 @@ SMALLEST_SHARE = 0.95
 ALWAYS_ALLOWED = 5
 
 
-def decode_slowly(encoded: bytes) -> npt.NDArray[np.uint8]:
+def decode_slowly(encoded: bytes, *, turns: bool = False) -> npt.NDArray[np.uint8]:
     """The pixels of a picture, read by TensorFlow or else by Pillow.
 
     Transparency is dropped, animations give their first frame, 16-bit values lose their lower half,
-    32-bit values are refused, and EXIF orientation is ignored.
+    and 32-bit values are refused.
 
     Args:
         encoded: the bytes of the file.
+        turns: whether the picture is turned by its EXIF orientation.
 
     Returns:
         (height, width, 3), uint8.
@@ -146,41 +148,49 @@ def decode_slowly(encoded: bytes) -> npt.NDArray[np.uint8]:
     breaks_off = encoded.startswith(JPEG) and _JPEG_END not in encoded[-TAIL:]
     for decode in (_by_tensorflow, _of_broken_jpeg if breaks_off else _by_pillow):
         try:
-            return decode(encoded)
+            return decode(encoded, turns)
         except tf.errors.OpError:
             continue
     raise ValueError("it is truncated")
 
 
-def _by_tensorflow(encoded: bytes) -> npt.NDArray[np.uint8]:
+def _by_tensorflow(encoded: bytes, turns: bool) -> npt.NDArray[np.uint8]:
     if encoded.startswith(_BMP):
         # TensorFlow decodes palette indices as shades of grey.
         raise tf.errors.InvalidArgumentError(None, None, "a BMP file, which may have a palette")
     pixels = tf.io.decode_image(encoded, channels=3, expand_animations=False).numpy()
     if pixels.ndim != 3 or not pixels.size:
         raise tf.errors.InvalidArgumentError(None, None, "no picture")
-    return pixels
+    return _turned(pixels, encoded, turns)
 
 
-def _of_broken_jpeg(encoded: bytes) -> npt.NDArray[np.uint8]:
+def _turned(pixels: npt.NDArray[np.uint8], encoded: bytes, turns: bool) -> npt.NDArray[np.uint8]:
+    return turned(pixels, orientation_of(encoded)) if turns else pixels
+
+
+def _of_broken_jpeg(encoded: bytes, turns: bool) -> npt.NDArray[np.uint8]:
     height, width, _ = tf.io.extract_jpeg_shape(encoded).numpy()
     # libjpeg fills missing rows without reporting how many: strict decoding of the required rows
     # does.
     rows = int(np.ceil(SMALLEST_SHARE * height))
     tf.io.decode_and_crop_jpeg(encoded, [0, 0, rows, width], channels=3)
-    return tf.io.decode_jpeg(
+    pixels = tf.io.decode_jpeg(
         encoded, channels=3, try_recover_truncated=True, acceptable_fraction=SMALLEST_SHARE
     ).numpy()
+    return _turned(pixels, encoded, turns)
 
 
-def _by_pillow(encoded: bytes) -> npt.NDArray[np.uint8]:
-    from PIL import Image
+def _by_pillow(encoded: bytes, turns: bool) -> npt.NDArray[np.uint8]:
+    from PIL import Image, ImageOps
 
     try:
         with warnings.catch_warnings(), Image.open(io.BytesIO(encoded)) as opened:
             # Warnings about odd metadata and very large pictures; it refuses still larger ones.
             warnings.simplefilter("ignore")
-            return np.asarray(eight_bits(opened).convert("RGB"), np.uint8)
+            image = eight_bits(opened)
+            # Not `_turned`: of TIFF files Pillow has turned the pixels itself.
+            image = ImageOps.exif_transpose(image) if turns else image
+            return np.asarray(image.convert("RGB"), np.uint8)
     except Exception as error:  # Pillow's readers raise many types on damaged files.
         raise ValueError(f"it cannot be decoded ({type(error).__name__})") from error
 
@@ -269,13 +279,14 @@ class CorruptPictures:
 
 
 def first_good(
-    pictures: Iterable[Encoded], corrupt: CorruptPictures
+    pictures: Iterable[Encoded], corrupt: CorruptPictures, *, turns: bool = False
 ) -> tuple[npt.NDArray[np.uint8], int]:
     """The pixels and the label of the first picture that can be decoded.
 
     Args:
         pictures: in the order in which to try them.
         corrupt: counts those before it.
+        turns: see `decode_slowly`.
 
     Raises:
         ReadingError: there are too many corrupt pictures.
@@ -283,7 +294,7 @@ def first_good(
     """
     for picture in pictures:
         try:
-            return decode_slowly(picture.read()), picture.label
+            return decode_slowly(picture.read(), turns=turns), picture.label
         except (ValueError, OSError) as error:
             corrupt.add(picture.name, str(error))
     raise NoGoodPictureError(corrupt.all_are_corrupt())

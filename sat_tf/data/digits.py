@@ -69,6 +69,7 @@ def load_digits(image_size: int = 32, *, test_fraction: float = 0.2, seed: int =
         test_images=images[is_test],
         test_labels=labels[is_test],
         num_classes=NUM_CLASSES,
+        class_names=tuple(map(str, range(NUM_CLASSES))),
     )
 
 

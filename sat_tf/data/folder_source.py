@@ -29,9 +29,10 @@ from sat_tf.data.decoding import (
     PictureSource,
     first_good,
 )
-from sat_tf.data.folder_tree import FolderTree, Split
+from sat_tf.data.folder_tree import FolderTree, Split, printable
 from sat_tf.data.shards import Shard, spread_evenly
 from sat_tf.data.source import NO_LABEL, expect_images
+from sat_tf.preprocessing import RESIZED_AND_CROPPED
 
 _SAMPLED_AT_ONCE = 64
 _NAMES_READ = 1000
@@ -66,8 +67,11 @@ class FolderSource(PictureSource):
             max_corrupt=max_corrupt,
             deterministic=deterministic,
         )
-        self.class_names = tuple(tree.class_names)
+        self.class_names = tuple(map(printable, tree.class_names))
+        self.preprocessing = RESIZED_AND_CROPPED
+        self.notes = () if tree.note is None else (tree.note,)
         self._tree = tree
+        self._turns = self.preprocessing.exif_orientation
 
     def training_batches(
         self,
@@ -95,10 +99,13 @@ class FolderSource(PictureSource):
 
         def fast(epoch: tf.Tensor, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             encoded = tf.io.read_file(paths[index])
-            return crop_of(encoded, seed_of(epoch, index), self.image_size), labels[index]
+            crop = crop_of(encoded, seed_of(epoch, index), self.image_size, turns=self._turns)
+            return crop, labels[index]
 
         def slow(epoch: np.int64, index: np.int64) -> tuple[npt.NDArray[np.uint8], int]:
-            pixels, label = first_good(self._from(self._tree.train, int(index)), self.corrupt)
+            pixels, label = first_good(
+                self._from(self._tree.train, int(index)), self.corrupt, turns=self._turns
+            )
             crop = training_crop_of_pixels(pixels, seed_of(epoch, index), self.image_size)
             return crop.numpy(), label
 
@@ -154,7 +161,7 @@ class FolderSource(PictureSource):
             return tf.cond(
                 index < count,
                 lambda: (
-                    crop_of(tf.io.read_file(paths[index]), self.image_size),
+                    crop_of(tf.io.read_file(paths[index]), self.image_size, turns=self._turns),
                     labels[index],
                 ),
                 lambda: (tf.constant(nothing[0]), tf.constant(nothing[1])),
@@ -163,7 +170,7 @@ class FolderSource(PictureSource):
         def slow(index: np.int64) -> tuple[npt.NDArray[np.uint8], int]:
             alone = [next(self._from(split, int(index)))]
             try:
-                pixels, label = first_good(iter(alone), self.corrupt)
+                pixels, label = first_good(iter(alone), self.corrupt, turns=self._turns)
             except NoGoodPictureError:
                 return nothing
             return held_out_crop_of_pixels(pixels, self.image_size).numpy(), label
@@ -175,8 +182,7 @@ class FolderSource(PictureSource):
         count = len(split.paths)
         for number in range(index, index + count):
             path = pathlib.Path(split.paths[number % count])
-            name = os.fsencode(path).decode("utf-8", "backslashreplace")
-            yield Encoded(name, path.read_bytes, split.labels[number % count])
+            yield Encoded(printable(path), path.read_bytes, split.labels[number % count])
 
 
 def _are_jpegs(split: Split) -> bool:

@@ -1,5 +1,6 @@
-"""The usual tree of an image data set: train/<class>/<picture> and val/<class>/<picture>."""
+"""The usual trees of an image data set, <class>/<picture> and train/<class>/<picture>."""
 
+import hashlib
 import os
 import pathlib
 from typing import NamedTuple
@@ -12,6 +13,8 @@ HELD_OUT = ("val", "validation", "test")
 SUFFIXES = frozenset(
     {".jpeg", ".jpg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".jpe", ".jfif"}
 )
+# Of each class, where the folder does not say which pictures are held out.
+HELD_OUT_SHARE = 0.2
 _MOST_NAMED = 5
 
 
@@ -36,15 +39,22 @@ class FolderTree(NamedTuple):
         class_names: names of the classes, sorted; their indices are the labels.
         train: the split to train on.
         held_out: the split to measure with.
+        note: how the splits were made, where the folder does not hold both; None where it does.
     """
 
     class_names: list[str]
     train: Split
     held_out: Split
+    note: str | None = None
 
 
 def read_tree(data_dir: str | os.PathLike[str]) -> FolderTree:
     """Lists the pictures of a folder; opens none.
+
+    Its folders are train and val, validation or test, each with a folder for each class; or train
+    alone; or the classes themselves. Where nothing is held out, a fifth of each class is, at least
+    one picture of two or more: the first ones by a hash of class and name, which neither the
+    place of the folder nor the machine changes.
 
     Hidden files and other kinds of files are skipped; subfolders of the classes and links to
     folders are not. A pipe, a socket or a device with the name of a picture is an error, because
@@ -60,25 +70,29 @@ def read_tree(data_dir: str | os.PathLike[str]) -> FolderTree:
         raise ValueError(f"data_dir: received {data_dir!r}; expected the path of a folder.")
     root = pathlib.Path(data_dir).expanduser()
     if not root.is_dir():
+        what = "which is not a folder" if root.exists() else "which does not exist"
         raise ValueError(
-            f"data_dir: received {root}, which is not a folder; expected one that holds "
-            f"{TRAIN}/<class>/*.JPEG and {HELD_OUT[0]}/<class>/*.JPEG."
+            f"data_dir: received {root}, {what}; expected a folder with a folder of pictures for "
+            f"each class: {root.name}/cat/1.jpg."
         )
-    names = {entry.name for entry in root.iterdir() if entry.is_dir()}
-    held_out = next((name for name in HELD_OUT if name in names), None)
-    problems = []
-    if TRAIN not in names:
-        problems.append(_missing(TRAIN, names))
-    if held_out is None:
-        problems.append(_missing(" or ".join(HELD_OUT), names))
-    if held_out is None or problems:
-        raise ValueError(list_problems(str(root), problems))
     unreadable: list[OSError] = []
+    names = set(_classes(root, unreadable))
+    held_out = next((name for name in HELD_OUT if name in names), None)
+    if unreadable:
+        raise ValueError(list_problems(str(root), _refused(unreadable)))
+    if TRAIN not in names and held_out is not None:
+        found = ", ".join(sorted(names)[:_MOST_NAMED])
+        raise ValueError(
+            f"{root}: received the folders {found} and none to train on; expected {TRAIN} with a "
+            "folder for each class beside them, or folders of classes alone; add or rename one."
+        )
+    if held_out is None:
+        return _divided(root, names)
     classes, others = (_classes(root / name, unreadable) for name in (TRAIN, held_out))
     splits = {name: _split(root / name, classes, unreadable) for name in (TRAIN, held_out)}
     if unreadable:  # they may hold what is missing
         raise ValueError(list_problems(str(root), _refused(unreadable)))
-    problems += _endless([path for split in splits.values() for path in split.endless])
+    problems = _endless([path for split in splits.values() for path in split.endless])
     problems += _differences(held_out, classes, others)
     if not classes:
         problems.append(f"{TRAIN}: received no folders in it; expected one for each class.")
@@ -96,9 +110,102 @@ def read_tree(data_dir: str | os.PathLike[str]) -> FolderTree:
     return FolderTree(classes, splits[TRAIN], splits[held_out])
 
 
-def _missing(expected: str, names: set[str]) -> str:
-    found = ", ".join(sorted(names)[:_MOST_NAMED]) or "none"
-    return f"received the folders {found}; expected {expected} with a folder for each class."
+def _divided(root: pathlib.Path, names: set[str]) -> FolderTree:
+    """The tree of a folder in which nothing is held out."""
+    place = root / TRAIN if TRAIN in names else root
+    unreadable: list[OSError] = []
+    classes = _classes(place, unreadable)
+    every = _split(place, classes, unreadable)
+    beside = _beside(place, unreadable)
+    if unreadable:
+        raise ValueError(list_problems(str(root), _refused(unreadable)))
+    if not classes:
+        raise ValueError(f"{place}: {_without_classes(beside)}")
+    problems = _endless(every.endless)
+    if not problems and (inner := _inner(place, classes)):
+        raise ValueError(
+            f"{place}: received a folder that holds nothing but {inner.name}; expected folders of "
+            f"classes; name {inner} instead."
+        )
+    problems += _empty(place.name, classes, every)
+    if beside:
+        problems.append(
+            f"received {len(beside)} pictures beside the folders of classes "
+            f"({first_ones(beside)}); expected each in the folder of its class; move them."
+        )
+    if not problems:
+        chosen = _chosen(place, classes, every)
+        train, held_out = (_part(every, chosen, part) for part in (False, True))
+        if held_out.paths:
+            return FolderTree(classes, train, held_out, _note(names, classes, train, held_out))
+        problems.append(
+            "received one picture of each class; expected two or more of at least one, of which "
+            "one is held out; add pictures."
+        )
+    raise ValueError(list_problems(str(root), problems))
+
+
+def _part(split: Split, chosen: list[bool], part: bool) -> Split:
+    kept = [index for index, is_chosen in enumerate(chosen) if is_chosen == part]
+    return Split([split.paths[i] for i in kept], [split.labels[i] for i in kept], [])
+
+
+def _without_classes(beside: list[str]) -> str:
+    """What is wrong with a folder that has no folders."""
+    if not beside:
+        return (
+            "received a folder without folders and pictures; expected a folder of pictures for "
+            "each class, such as cat/1.jpg and dog/1.jpg; put them there."
+        )
+    return (
+        f"received {len(beside)} pictures and no folders ({first_ones(beside)}); expected a folder "
+        f"for each class; move each picture into the folder of its class, such as cat/{beside[0]}."
+    )
+
+
+def _beside(folder: pathlib.Path, unreadable: list[OSError]) -> list[str]:
+    """Names of the pictures in a folder itself."""
+    try:
+        names = sorted(entry.name for entry in os.scandir(folder) if not entry.is_dir())
+    except OSError as error:
+        unreadable.append(error)
+        return []
+    return [name for name in names if _is_picture(name)]
+
+
+def _inner(folder: pathlib.Path, classes: list[str]) -> pathlib.Path | None:
+    """The only folder in a folder, if it holds folders: archives are often unpacked like this."""
+    inner = folder / classes[0]
+    return inner if len(classes) == 1 and any(e.is_dir() for e in os.scandir(inner)) else None
+
+
+def _chosen(folder: pathlib.Path, classes: list[str], split: Split) -> list[bool]:
+    """Whether each picture is held out."""
+    by_class: list[list[int]] = [[] for _ in classes]
+    for index, label in enumerate(split.labels):
+        by_class[label].append(index)
+    keys = [hashlib.sha256(_name_in(folder, path)).digest() for path in split.paths]
+    chosen = [False] * len(keys)
+    for members in by_class:
+        count = min(max(1, round(HELD_OUT_SHARE * len(members))), len(members) - 1)
+        for index in sorted(members, key=lambda index: keys[index])[:count]:
+            chosen[index] = True
+    return chosen
+
+
+def _name_in(folder: pathlib.Path, path: str) -> bytes:
+    """The name of a picture inside a folder: class/name, on every system."""
+    return os.fsencode(pathlib.Path(path).relative_to(folder).as_posix())
+
+
+def _note(names: set[str], classes: list[str], train: Split, held_out: Split) -> str:
+    where = f"{TRAIN} without {HELD_OUT[0]}" if TRAIN in names else "folders of classes"
+    alone = len(classes) - len(set(held_out.labels))
+    left_out = f"; {alone} classes have one picture, which is trained on" if alone else ""
+    return (
+        f"{where}: of each class a fifth is held out, by a hash of the names: "
+        f"{len(train.paths):,} pictures to train on, {len(held_out.paths):,} held out{left_out}"
+    )
 
 
 def _classes(folder: pathlib.Path, unreadable: list[OSError]) -> list[str]:
@@ -179,6 +286,16 @@ def _split(folder: pathlib.Path, classes: list[str], unreadable: list[OSError]) 
     return split
 
 
+def printable(name: str | os.PathLike[str]) -> str:
+    """A file name as one line of text; names need neither be UTF-8 nor free of line breaks."""
+    text = os.fsencode(name).decode("utf-8", "backslashreplace")
+    return " ".join(text.split()) if len(text.splitlines()) > 1 else text
+
+
+def _is_picture(name: str) -> bool:
+    return name[0] != "." and os.path.splitext(name)[1].lower() in SUFFIXES
+
+
 def _pictures(folder: pathlib.Path, unreadable: list[OSError], endless: list[str]) -> list[str]:
     """The pictures in a folder and its subfolders; what cannot be read is added to the lists."""
     found: list[str] = []
@@ -200,7 +317,7 @@ def _pictures(folder: pathlib.Path, unreadable: list[OSError], endless: list[str
                 if target not in seen:
                     seen.add(target)
                     waiting.append(entry.path)
-            elif os.path.splitext(entry.name)[1].lower() in SUFFIXES:
+            elif _is_picture(entry.name):
                 # A broken link fails at once, and counts as a corrupt picture.
                 is_file = os.path.isfile(entry.path) if linked else entry.is_file()
                 is_endless = not is_file and os.path.exists(entry.path)

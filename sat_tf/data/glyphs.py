@@ -339,6 +339,7 @@ def _colour(ink: Floats, amounts: Mapping[str, Floats]) -> Floats:
 
 
 _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
+_CODE_POINTS = "code_points"
 # In every picture's seed, so that no picture is drawn with the amounts of another.
 _SPLITS = {"train": 0, "test": 1}
 
@@ -376,7 +377,7 @@ def load_glyphs(
         progress: shows a bar while drawing, which takes half a minute for the full set.
 
     Returns:
-        An `ImageSet` of 24x24 pixels.
+        An `ImageSet` of 24x24 pixels, whose class names are the characters.
 
     Raises:
         ValueError: an argument is out of its range; lists all such arguments.
@@ -413,9 +414,15 @@ def load_glyphs(
     arrays = load_or_make(
         cache_folder(cache_dir) / f"glyphs-{_key(arguments)}.npz",
         lambda: _draw(**arguments, progress=progress),
-        names=_ARRAYS,
+        names=(*_ARRAYS, _CODE_POINTS),
     )
-    return ImageSet(name="glyphs", num_classes=int(num_classes), **arrays)
+    code_points = arrays.pop(_CODE_POINTS)
+    return ImageSet(
+        name="glyphs",
+        num_classes=int(num_classes),
+        class_names=tuple(map(chr, code_points.tolist())),
+        **arrays,
+    )
 
 
 def _key(arguments: dict[str, int]) -> str:
@@ -454,7 +461,7 @@ def _draw(
                 )
             ],
         )
-    arrays: Arrays = {}
+    arrays: Arrays = {_CODE_POINTS: np.array(code_points, np.int32)}
     for part, names, count in (
         ("train", TRAIN_FACES, train_per_class),
         ("test", TEST_FACES, test_per_class),

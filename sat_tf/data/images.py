@@ -20,6 +20,7 @@ class ImageSet:
         test_images: (test, image_size, image_size, 3), uint8.
         test_labels: (test,), int32, in [0, num_classes).
         num_classes: number of classes, at least 1. A class may lack images in either split.
+        class_names: names of the classes, by label; None where they have none.
 
     Raises:
         ValueError: the arrays do not fit this description or each other; lists everything.
@@ -39,6 +40,7 @@ class ImageSet:
     test_images: npt.NDArray[np.uint8]
     test_labels: npt.NDArray[np.int32]
     num_classes: int
+    class_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         problems = []
@@ -48,6 +50,11 @@ class ImageSet:
             problems.append(
                 f"num_classes: received {self.num_classes!r}; expected a positive integer; "
                 "count the classes"
+            )
+        elif self.class_names is not None and len(self.class_names) != self.num_classes:
+            problems.append(
+                f"class_names: received {len(self.class_names)}; expected {self.num_classes}, one "
+                "for each class; leave them out where they are unknown"
             )
         for part in ("train", "test"):
             problems += self._image_problems(part)

@@ -8,7 +8,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import ExifTags, Image, ImageOps, TiffImagePlugin
 
+from sat_tf.data.folder_tree import HELD_OUT, TRAIN, printable
 from sat_tf.data.shards import spread_evenly
+from sat_tf.preprocessing import COVERING, Preprocessing
 
 _MODES = {1: "L", 3: "RGB"}
 # Pillow's modes of 16-bit integers. PGM files of 16 bits have the 32-bit mode "I".
@@ -23,6 +25,8 @@ class FolderImages:
         images: uint8 (n, rows, columns, channels).
         labels: int32 (n,); None if the folder has no folders of classes.
         class_names: names of the folders of classes, by label.
+        part: which of the folders train, val, validation and test was read, of a folder that holds
+            those; "" of another.
         unreadable: everything else: other files, pipes, sockets, devices, broken links.
     """
 
@@ -30,24 +34,30 @@ class FolderImages:
     labels: npt.NDArray[np.int32] | None
     class_names: tuple[str, ...]
     unreadable: tuple[str, ...]
+    part: str = ""
 
 
 def load_folder(
-    path: str | pathlib.Path, shape: tuple[int, ...], *, most: int | None = None
+    path: str | pathlib.Path,
+    shape: tuple[int, ...],
+    *,
+    most: int | None = None,
+    preprocessing: Preprocessing = COVERING,
 ) -> FolderImages:
     """Reads the pictures of a folder, sorted by name.
 
     Each subfolder is a class, numbered from 0 in the order of their names. A folder without
-    subfolders has no labels. Hidden files are left out.
+    subfolders has no labels. Hidden files are left out. Of a folder that holds train and val,
+    validation or test, the latter is read.
 
-    A picture is rotated by its EXIF orientation, loses its transparency, is scaled bilinearly until
-    it just covers the input, and is cropped to its centre. One that has the size of the input keeps
-    its pixels. 16-bit values keep their upper 8 bits, as in TensorFlow.
+    16-bit values keep their upper 8 bits, as in TensorFlow.
 
     Args:
         path: of the folder.
         shape: rows, columns and channels (1 or 3) of the input.
         most: how many pictures at most, spread evenly; None reads all.
+        preprocessing: how they become images of the input; by default they are resized until they
+            just cover it, and one that has its size keeps its pixels.
 
     Raises:
         ValueError: there is no such folder, it holds no pictures, or pictures beside folders, or
@@ -55,11 +65,12 @@ def load_folder(
     """
     path = pathlib.Path(path)
     _expect_pictures(str(path), shape)
-    files, labels, class_names = _files(path)
+    part = _held_out(path)
+    files, labels, class_names = _files(path / part)
     chosen = spread_evenly(len(files), most)
     images, kept, unreadable = [], [], []
     for index in chosen:
-        pixels = _read(files[index], shape)
+        pixels = _read(files[index], shape, preprocessing)
         if pixels is None:
             unreadable.append(str(files[index]))
         else:
@@ -76,7 +87,18 @@ def load_folder(
         labels=None if labels is None else labels[kept],
         class_names=class_names,
         unreadable=tuple(unreadable),
+        part=part,
     )
+
+
+def _held_out(path: pathlib.Path) -> str:
+    """The folder of held-out pictures in a folder that is divided into some to train on and these.
+
+    Otherwise they would be taken for two classes.
+    """
+    if not (path / TRAIN).is_dir():
+        return ""
+    return next((name for name in HELD_OUT if (path / name).is_dir()), "")
 
 
 def _files(
@@ -99,7 +121,7 @@ def _files(
         inside = [entry for entry in _entries(folder) if not entry.is_dir()]
         files += inside
         labels += [label] * len(inside)
-    names = tuple(folder.name for folder in folders)
+    names = tuple(printable(folder.name) for folder in folders)
     return files, np.array(labels, np.int32), names
 
 
@@ -107,7 +129,9 @@ def _entries(path: pathlib.Path) -> list[pathlib.Path]:
     return sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
 
 
-def _read(path: pathlib.Path, shape: tuple[int, ...]) -> npt.NDArray[np.uint8] | None:
+def _read(
+    path: pathlib.Path, shape: tuple[int, ...], preprocessing: Preprocessing
+) -> npt.NDArray[np.uint8] | None:
     """The pixels of a picture; None if it cannot be decoded."""
     if not path.is_file():  # opening a pipe waits for its writer
         return None
@@ -115,7 +139,10 @@ def _read(path: pathlib.Path, shape: tuple[int, ...]) -> npt.NDArray[np.uint8] |
         with warnings.catch_warnings(), Image.open(path) as opened:
             # Warnings about very large pictures and odd metadata.
             warnings.simplefilter("ignore")
-            return _fitted(ImageOps.exif_transpose(eight_bits(opened)), shape)
+            image = eight_bits(opened)
+            if preprocessing.exif_orientation:
+                image = ImageOps.exif_transpose(image)
+            return _prepared(image, shape, preprocessing)
     except Exception:  # Pillow's readers raise many types on damaged files.
         return None
 
@@ -148,7 +175,7 @@ def _bits(image: Image.Image) -> int:
 
 
 def resized(images: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """Colour images fitted to an input shape, as in `load_folder`.
+    """Colour images that just cover an input shape, cropped to their centre.
 
     Args:
         images: uint8 (n, rows, columns, 3).
@@ -160,14 +187,21 @@ def resized(images: npt.NDArray[np.uint8], shape: tuple[int, ...]) -> npt.NDArra
     _expect_pictures("the data set", shape)
     if images.shape[1:] == shape:
         return images
-    return np.stack([_fitted(Image.fromarray(image), shape) for image in images])
+    return np.stack([_prepared(Image.fromarray(image), shape, COVERING) for image in images])
 
 
-def _fitted(image: Image.Image, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+def _prepared(
+    image: Image.Image, shape: tuple[int, ...], preprocessing: Preprocessing
+) -> npt.NDArray[np.uint8]:
+    """The pixels of a picture that has been turned."""
     rows, columns, channels = shape
-    fitted = ImageOps.fit(
-        image.convert(_MODES[channels]), (columns, rows), Image.Resampling.BILINEAR
-    )
+    image = image.convert(_MODES[channels])
+    size = image.height, image.width
+    (height, width), (top, left) = preprocessing.geometry(size, (rows, columns))
+    down, across = image.height / height, image.width / width
+    # Pillow reads beyond the box what the filter needs: as if the whole were resized and cropped.
+    box = (left * across, top * down, (left + columns) * across, (top + rows) * down)
+    fitted = image.resize((columns, rows), Image.Resampling.BILINEAR, box=box)
     return np.asarray(fitted, np.uint8).reshape(shape)
 
 

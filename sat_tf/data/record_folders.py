@@ -42,7 +42,8 @@ def load_tfrecords(
 ) -> ImageSource:
     """A folder of TFRecord files train-* and validation-* (or val-*, test-*) of encoded pictures.
 
-    Pictures are prepared as in `load_folder_tree`. Each worker reads its own files.
+    Pictures are prepared as in `load_folder_tree`, but EXIF orientation is ignored, as in the usual
+    ImageNet pipelines. Each worker reads its own files. Class names are unknown.
 
     Args:
         data_dir: the folder.

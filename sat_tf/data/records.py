@@ -29,6 +29,7 @@ from sat_tf.data.decoding import (
 )
 from sat_tf.data.shards import Shard
 from sat_tf.data.source import NO_LABEL, ReadingError, expect_images
+from sat_tf.preprocessing import AS_IN_IMAGENET
 
 # Text that TensorFlow adds around its messages.
 _AROUND = re.compile(r"\{\{.*?\}\} ?| ?\[Op:.*", re.DOTALL)
@@ -234,6 +235,7 @@ class RecordSource(PictureSource):
         shuffle_buffer: size of the shuffle buffer, in encoded pictures.
         max_corrupt: see `CorruptPictures`.
         deterministic: whether files and pictures keep their order.
+        class_names: by label; None where they are unknown.
     """
 
     def __init__(
@@ -246,6 +248,7 @@ class RecordSource(PictureSource):
         shuffle_buffer: int,
         max_corrupt: float,
         deterministic: bool,
+        class_names: tuple[str, ...] | None = None,
     ) -> None:
         super().__init__(
             name=name,
@@ -256,6 +259,8 @@ class RecordSource(PictureSource):
             max_corrupt=max_corrupt,
             deterministic=deterministic,
         )
+        self.class_names = class_names
+        self.preprocessing = AS_IN_IMAGENET
         self._train = train
         self._held_out = held_out
         self._shuffle_buffer = shuffle_buffer

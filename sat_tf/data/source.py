@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from sat_tf.arguments import Rule, check, is_between, is_integer
 from sat_tf.data.shards import Shard
+from sat_tf.preprocessing import COVERING, Preprocessing
 
 
 def picture_rules(image_size: Any, max_corrupt: Any, deterministic: Any) -> list[Rule]:
@@ -119,6 +120,9 @@ class ImageSource(abc.ABC):
         num_classes: number of classes.
         num_train: number of training images.
         num_test: number of held-out images.
+        class_names: names of the classes, by label; None where they are unknown.
+        preprocessing: how a picture becomes an image like the held-out ones.
+        notes: what to tell those who train on it.
     """
 
     name: str
@@ -126,6 +130,9 @@ class ImageSource(abc.ABC):
     num_classes: int
     num_train: int
     num_test: int
+    class_names: tuple[str, ...] | None = None
+    preprocessing: Preprocessing = COVERING
+    notes: tuple[str, ...] = ()
 
     @property
     def reading_error(self) -> ReadingError | None:

@@ -34,7 +34,8 @@ def load_tfds(
 ) -> ImageSource:
     """A prepared image classification set of TensorFlow Datasets; nothing is downloaded.
 
-    Pictures are prepared as in `load_folder_tree`. Each worker reads its own files.
+    Pictures are prepared as in `load_folder_tree`, but EXIF orientation is ignored, as in the usual
+    ImageNet pipelines. Each worker reads its own files.
 
     Args:
         builder: its name, with a configuration and a version if there are several:
@@ -89,6 +90,7 @@ def load_tfds(
         shuffle_buffer=shuffle_buffer,
         max_corrupt=max_corrupt,
         deterministic=deterministic,
+        class_names=tuple(made.info.features[label_key].names),
     )
 
 

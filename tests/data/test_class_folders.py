@@ -49,15 +49,82 @@ def test_hidden_and_other_files_are_passed_over_and_inner_folders_are_not(tmp_pa
 
 
 def test_a_folder_that_is_not_there_or_of_another_kind_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"nowhere, which is not a folder; expected one that"):
+    with pytest.raises(ValueError, match=r"nowhere, which does not exist; expected a folder with"):
         read_tree(tmp_path / "nowhere")
-    touch(tmp_path, "images/1.jpg")
-    with pytest.raises(ValueError, match="2 problems") as error:
-        read_tree(tmp_path)
-    assert "received the folders images; expected train with a folder" in str(error.value)
-    assert "expected val or validation or test with a folder" in str(error.value)
+    touch(tmp_path, "1.jpg")
+    with pytest.raises(ValueError, match=r"1\.jpg, which is not a folder; expected a folder with"):
+        read_tree(tmp_path / "1.jpg")
     with pytest.raises(ValueError, match="received 3; expected the path of a folder"):
         read_tree(3)
+
+
+def names(split, root):
+    return [os.path.relpath(path, root) for path in split.paths]
+
+
+def test_of_folders_of_classes_a_fifth_of_each_is_held_out(tmp_path):
+    touch(tmp_path, *(f"cat/{number}.jpg" for number in range(10)))
+    touch(tmp_path, *(f"dog/{number}.png" for number in range(2)), "ox/1.jpg", "notes.txt")
+    tree = read_tree(tmp_path)
+    assert tree.class_names == ["cat", "dog", "ox"]
+    assert tree.train.labels == [0] * 8 + [1, 2]
+    assert tree.held_out.labels == [0, 0, 1]
+    every = names(tree.train, tmp_path) + names(tree.held_out, tmp_path)
+    assert sorted(every) == sorted({*every})
+    assert len(every) == 13
+    assert tree.note == (
+        "folders of classes: of each class a fifth is held out, by a hash of the names: 10 "
+        "pictures to train on, 3 held out; 1 classes have one picture, which is trained on"
+    )
+
+
+def test_what_is_held_out_depends_on_the_names_alone(tmp_path):
+    places = [tmp_path / "here", tmp_path / "there" / "train"]
+    for place in places:
+        touch(place, *(f"cat/{number}.jpg" for number in range(10)))
+        touch(place, *(f"dog/{number}.jpg" for number in range(10)))
+    here, there = read_tree(places[0]), read_tree(places[1].parent)
+    assert names(here.held_out, places[0]) == names(there.held_out, places[1])
+    # Written down: the same on every machine and with every version.
+    assert names(here.held_out, places[0]) == ["cat/3.jpg", "cat/8.jpg", "dog/6.jpg", "dog/9.jpg"]
+    assert there.note.startswith("train without val: of each class a fifth is held out")
+
+
+def test_pictures_beside_folders_or_without_any_are_named(tmp_path):
+    with pytest.raises(ValueError, match="received a folder without folders and pictures; expect"):
+        read_tree(tmp_path)
+    touch(tmp_path, "1.jpg", "2.png", "notes.txt")
+    with pytest.raises(
+        ValueError, match=r"received 2 pictures and no folders \(1.jpg, 2.png\).*such as cat/1.jpg"
+    ):
+        read_tree(tmp_path)
+    touch(tmp_path, "cat/1.jpg", "cat/2.jpg", "dog/notes.txt")
+    with pytest.raises(ValueError, match="2 problems") as error:
+        read_tree(tmp_path)
+    assert "received 2 pictures beside the folders of classes (1.jpg, 2.png)" in str(error.value)
+    assert "received 1 classes without pictures (dog)" in str(error.value)
+
+
+def test_a_folder_with_nothing_to_train_on_is_named(tmp_path):
+    touch(tmp_path, "val/a/1.jpg", "images/1.jpg")
+    with pytest.raises(
+        ValueError, match="the folders images, val and none to train on; expected t"
+    ):
+        read_tree(tmp_path)
+
+
+def test_one_picture_a_class_is_too_few(tmp_path):
+    touch(tmp_path, "a/1.jpg", "b/1.jpg")
+    with pytest.raises(ValueError, match="received one picture of each class; expected two or mor"):
+        read_tree(tmp_path)
+
+
+def test_the_folder_inside_is_proposed_where_an_archive_has_put_one_more(tmp_path):
+    touch(tmp_path, "flowers/rose/1.jpg", "flowers/lily/1.jpg")
+    with pytest.raises(
+        ValueError, match=r"nothing but flowers; expected .*name .*/flowers instead"
+    ):
+        read_tree(tmp_path)
 
 
 def test_classes_of_one_part_only_are_named(tmp_path):

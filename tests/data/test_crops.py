@@ -4,6 +4,7 @@ import tensorflow as tf
 from PIL import Image
 
 from sat_tf.data import crops
+from sat_tf.preprocessing import RESIZED_AND_CROPPED
 from tests.data.photographs import encoded, photograph
 
 SIZES = [(375, 500), (500, 333), (200, 300), (100, 90), (64, 300), (224, 224), (700, 900)]
@@ -28,10 +29,20 @@ def test_held_out_crops_are_those_of_pillow(size, image_size):
     assert np.abs(found - pillow_centre(pixels, image_size)).max() <= 1
 
 
+@pytest.mark.parametrize("size", [*SIZES, (61, 977), (4000, 32)])
+def test_both_formulas_of_the_geometry_are_one(size):
+    for image_size in (32, 96, 224):
+        factors, corner = crops._held_out_geometry(tf.constant([*size, 3]), image_size)
+        resized = [round(float(factor) * side) for factor, side in zip(factors, size, strict=True)]
+        expected = RESIZED_AND_CROPPED.geometry(size, (image_size, image_size))
+        assert (tuple(resized), tuple(map(int, corner))) == expected
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_decoding_only_the_centre_changes_no_pixel(size):
     jpeg = encoded(photograph(*size))
-    whole = crops.held_out_crop_of_pixels(tf.io.decode_jpeg(jpeg, channels=3), 64)
+    decoded = tf.io.decode_jpeg(jpeg, channels=3, dct_method="INTEGER_ACCURATE")
+    whole = crops.held_out_crop_of_pixels(decoded, 64)
     np.testing.assert_array_equal(crops.held_out_crop(tf.constant(jpeg), 64), whole)
 
 

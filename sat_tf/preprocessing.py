@@ -1,0 +1,133 @@
+"""How a picture becomes the input of a model, said once: for training, for files and for apps."""
+
+import dataclasses
+import json
+import types
+from collections.abc import Mapping
+from typing import Any
+
+from sat_tf.arguments import Rule, check
+
+# What the preprocessing of every model here has in common.
+_SHARED: Mapping[str, Any] = types.MappingProxyType(
+    {"crop": "centre", "interpolation": "bilinear", "antialias": True, "range": [0, 255]}
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Preprocessing:
+    """How a picture becomes the pixels that a model is measured on.
+
+    The picture is turned by its EXIF orientation, resized bilinearly with antialiasing until it
+    just covers `resize_ratio` times the input, and cropped to its centre; transparency is dropped.
+    Pixels stay uint8, 0 to 255.
+
+    Attributes:
+        resize_ratio: sides of what the resized picture covers, over those of the input; 1 or more.
+        exif_orientation: whether pictures are turned; otherwise that entry is ignored.
+
+    Raises:
+        ValueError: a value is out of its range; lists every one.
+
+    Example:
+        >>> RESIZED_AND_CROPPED.geometry((375, 500), (224, 224))
+        ((256, 341), (16, 58))
+    """
+
+    resize_ratio: float = 1.0
+    exif_orientation: bool = True
+
+    def __post_init__(self) -> None:
+        ratio = self.resize_ratio
+        is_ratio = isinstance(ratio, int | float) and not isinstance(ratio, bool)
+        check(
+            "Preprocessing",
+            [
+                Rule(
+                    "resize_ratio",
+                    ratio,
+                    is_ratio and 1 <= ratio <= _LARGEST_RATIO,
+                    f"a number from 1 to {_LARGEST_RATIO}",
+                    "pass 256 / 224",
+                ),
+                Rule(
+                    "exif_orientation",
+                    self.exif_orientation,
+                    isinstance(self.exif_orientation, bool),
+                    "a bool",
+                    "pass True",
+                ),
+            ],
+        )
+
+    def covered(self, shape: tuple[int, int]) -> tuple[int, int]:
+        """Rows and columns that the resized picture covers, for an input of a shape."""
+        rows, columns = (round(side * self.resize_ratio) for side in shape)
+        return rows, columns
+
+    def geometry(
+        self, size: tuple[int, int], shape: tuple[int, int]
+    ) -> tuple[tuple[int, int], tuple[int, int]]:
+        """The size of the resized picture, and the upper left corner of the crop in it.
+
+        Args:
+            size: height and width of the picture, turned.
+            shape: rows and columns of the input.
+        """
+        covered = self.covered(shape)
+        factor = max(part / side for part, side in zip(covered, size, strict=True))
+        # The share of a pixel is for rounding errors of a side that is exactly covered.
+        height, width = (int(side * factor + 1e-3) for side in size)
+        return (height, width), (round((height - shape[0]) / 2), round((width - shape[1]) / 2))
+
+    def describe(self, shape: tuple[int, int]) -> str:
+        """The whole in words, for an input of rows and columns."""
+        rows, columns = shape
+        covered = self.covered(shape)
+        turned = "turned by its EXIF orientation" if self.exif_orientation else "as it is stored"
+        goal = (
+            f"its shorter side has {covered[0]} pixels"
+            if rows == columns
+            else f"it covers {covered[0]}x{covered[1]} pixels"
+        )
+        return (
+            f"The picture {turned}, resized (bilinear, antialiased) until {goal}, and its centre "
+            f"of {rows}x{columns} pixels; values from 0 to 255 as they are."
+        )
+
+    def to_json(self) -> str:
+        """The text of a file that says it."""
+        return json.dumps({**dataclasses.asdict(self), **_SHARED}, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> "Preprocessing":
+        """What such a file says.
+
+        Raises:
+            ValueError: it says something that is not done here.
+        """
+        try:
+            values = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"preprocessing: received no JSON ({error}); {_EXPECTED}") from error
+        names = [field.name for field in dataclasses.fields(cls)]
+        own = {
+            name: values.pop(name) for name in names if isinstance(values, dict) and name in values
+        }
+        if len(own) != len(names) or values != _SHARED:
+            raise ValueError(f"preprocessing: received {text.strip()}; {_EXPECTED}")
+        return cls(**own)
+
+
+_LARGEST_RATIO = 4
+_EXPECTED = (
+    "expected what this version of sat-tf writes: resize_ratio, exif_orientation, and "
+    f"{', '.join(f'{name}={value}' for name, value in _SHARED.items())}"
+)
+
+# Pictures that just cover the input, of which nothing but the longer side is cut off.
+COVERING = Preprocessing()
+# Resized to 256 and cropped to 224, or to other sizes in this proportion.
+RESIZED_AND_CROPPED = Preprocessing(resize_ratio=256 / 224)
+# The same of ImageNet in records, whose protocol ignores EXIF.
+AS_IN_IMAGENET = Preprocessing(resize_ratio=256 / 224, exif_orientation=False)
