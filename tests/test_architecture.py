@@ -117,7 +117,7 @@ MAY_IMPORT_WITHIN = {
     },
 }
 # Modules that all rooms share, and those at the top that may use everything.
-SHARED = {"arguments", "atomic_file", "messages", "version"}
+SHARED = {"arguments", "atomic_file", "messages", "preprocessing", "version"}
 TOP = {"__init__", "__main__"}
 
 # Where classes of Keras layers are named: where the registry of layer kinds is and models are

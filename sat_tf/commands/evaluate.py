@@ -11,6 +11,7 @@ from sat_tf.commands.models import load_model, quiet_tensorflow
 from sat_tf.commands.options import add_trust
 from sat_tf.commands.pixels import ImageOptions, add_image_arguments, image_options
 from sat_tf.export.evaluate import evaluate_simulator, evaluate_tflite, file_interface
+from sat_tf.export.tflite.metadata import read_metadata
 from sat_tf.messages import RunError, list_problems
 from sat_tf.training.config.config import read_config
 from sat_tf.training.state.run_folder import CONFIG, QUANTIZED_MODEL, RunFolder
@@ -137,7 +138,8 @@ def evaluate_file(
                 f"{path}: received a file that takes {interface.input_type}, expected one that "
                 "takes uint8 pixels; evaluate others with sat_tf.export.evaluate_tflite."
             )
-        pixels = wanted.load(interface.input_shape, interface.num_outputs)
+        said = read_metadata(path.read_bytes())
+        pixels = wanted.load(interface.input_shape, interface.num_outputs, said)
         if pixels.labels is None:
             raise RunError(
                 f"{wanted.images}: received images without labels, expected a folder with a folder "

@@ -11,10 +11,13 @@ from sat_tf.commands.models import load_model, quiet_tensorflow
 from sat_tf.commands.options import add_trust
 from sat_tf.export.certificate.holds import verdict_of
 from sat_tf.messages import RunError
+from sat_tf.preprocessing import Preprocessing
 from sat_tf.training.config.config import read_config
 from sat_tf.training.state.run_folder import (
     CERTIFICATE,
     CONFIG,
+    LABELS,
+    PREPROCESSING,
     QUANTIZED_MODEL,
     TFLITE_MODEL,
     RunFolder,
@@ -34,7 +37,7 @@ examples:
   sat-tf export runs/digits_mobilenet_v2_w4a4 --dry_run
   sat-tf export quantized.keras --out model.tflite --pack none
   sat-tf export runs/digits_mobilenet_v2_w4a4 --float_head --out app/digits.tflite
-  sat-tf export runs/digits_mobilenet_v2_w4a4 --softmax --labels labels.txt
+  sat-tf export quantized.keras --softmax --labels labels.txt
 """
 
 
@@ -74,7 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--resizable", action="store_true", help="leave the batch size open")
     parser.add_argument(
-        "--labels", metavar="FILE", help="text file with the name of a class on each line"
+        "--labels",
+        metavar="FILE",
+        help="text file with the name of a class on each line; default: the run's labels.txt",
     )
     parser.add_argument("--description", metavar="TEXT", help="what the model does")
     parser.add_argument(
@@ -203,6 +208,8 @@ def export(
     """
     model_path, settings = _find_model(source, settings)
     in_folder = model_path != pathlib.Path(source)
+    if in_folder and settings.get("route", "direct") == "direct":
+        settings = {**_of_run(RunFolder(pathlib.Path(source))), **settings}
     own = model_path.with_name(TFLITE_MODEL) if in_folder else model_path.with_suffix(".tflite")
     path = pathlib.Path(out) if out else own
     quiet_tensorflow()
@@ -228,3 +235,13 @@ def export(
         console.print(verdict_of(report.holds), highlight=False, soft_wrap=True)
     for cost in report.storage if compare_storage else []:
         console.print(f"  {cost}", highlight=False, soft_wrap=True)
+
+
+def _of_run(folder: RunFolder) -> dict[str, Any]:
+    """What a run has written down of its classes and its preprocessing, for its file."""
+    said: dict[str, Any] = {}
+    if labels := folder.read_text(LABELS):
+        said["labels"] = labels.splitlines()
+    if preprocessing := folder.read_text(PREPROCESSING):
+        said["preprocessing"] = Preprocessing.from_json(preprocessing)
+    return said

@@ -16,8 +16,10 @@ from sat_tf.data.picture_folder import load_folder, resized
 from sat_tf.data.shards import spread_evenly
 from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.export.certificate.inputs import image_problems, random_images
+from sat_tf.export.tflite.metadata import Metadata
 from sat_tf.export.tflite.tensors import Image
-from sat_tf.messages import RunError, did_you_mean, list_problems
+from sat_tf.messages import RunError, did_you_mean, first_ones, list_problems
+from sat_tf.preprocessing import COVERING
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import InputRange
 
@@ -26,6 +28,7 @@ _RANDOM_SEED = 0
 # The default number from a folder or a data set.
 USUAL_IMAGES = 256
 _MOST_FILES_NAMED = 5
+_NOTHING = Metadata()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,19 +105,25 @@ class ImageOptions:
                 "expected it with a --dataset that is read from disk; leave it out."
             )
 
-    def load(self, shape: tuple[int, ...], num_classes: int) -> Pixels:
+    def load(self, shape: tuple[int, ...], num_classes: int, said: Metadata = _NOTHING) -> Pixels:
         """The images, for an input of this shape and number of classes.
+
+        Args:
+            shape: of the input.
+            num_classes: of the output.
+            said: what the file says of its classes and of its preprocessing: pictures of a folder
+                are prepared like this, and labels are those of the classes with the same names.
 
         Raises:
             RunError: they cannot be read, or do not fit.
         """
         try:
             if self.dataset is not None:
-                return self._of_dataset(self.dataset, shape, num_classes)
+                return self._of_dataset(self.dataset, shape, num_classes, said)
             if self.images is None:
                 return self._random(shape)
             if os.path.isdir(self.images):
-                return self._of_folder(self.images, shape)
+                return self._of_folder(self.images, shape, said)
             return self._of_array(self.images)
         except ValueError as error:
             raise RunError(str(error)) from error
@@ -131,21 +140,29 @@ class ImageOptions:
             array = array[spread_evenly(len(array), self.num_images)]
         return Pixels(array, None, ImagesFrom(f"from {pathlib.Path(path).name}"))
 
-    def _of_folder(self, path: str, shape: tuple[int, ...]) -> Pixels:
-        found = load_folder(path, shape, most=self.num_images or self.usual)
+    def _of_folder(self, path: str, shape: tuple[int, ...], said: Metadata) -> Pixels:
+        preprocessing = said.preprocessing or COVERING
+        most = self.num_images or self.usual
+        found = load_folder(path, shape, most=most, preprocessing=preprocessing)
         notes = []
         if found.unreadable:
             named = ", ".join(found.unreadable[:_MOST_FILES_NAMED])
             hidden = len(found.unreadable) - _MOST_FILES_NAMED
             more = f" and {hidden} more" if hidden > 0 else ""
             notes.append(f"{len(found.unreadable)} files are not pictures: {named}{more}")
-        if found.labels is not None:
-            notes.append(f"{len(found.class_names)} classes, in the order of their folders' names")
-        name = pathlib.Path(path).resolve().name
+        labels = found.labels
+        if labels is not None:
+            labels, note = _labels_of_file(labels, found.class_names, said.labels, path)
+            notes.append(note)
+        name = pathlib.Path(path).resolve().name + (f"/{found.part}" if found.part else "")
+        if found.part:
+            notes.append(f"{path} is divided: the pictures are those of {found.part}")
         source = ImagesFrom(f"pictures of the folder {name}, scaled and cropped to the input")
-        return Pixels(found.images, found.labels, source, tuple(notes))
+        return Pixels(found.images, labels, source, tuple(notes))
 
-    def _of_dataset(self, name: str, shape: tuple[int, ...], num_classes: int) -> Pixels:
+    def _of_dataset(
+        self, name: str, shape: tuple[int, ...], num_classes: int, said: Metadata
+    ) -> Pixels:
         known = inspect.signature(DATA_SETS[name]).parameters
         place: dict[str, Any] = {} if self.data_dir is None else {"data_dir": self.data_dir}
         options = {"image_size": shape[0] if shape else 0, "num_classes": num_classes}
@@ -156,7 +173,38 @@ class ImageOptions:
         except ValueError:  # of another size than the set is made in: it is resized
             found = source(name, **place)
         images, labels = found.held_out_sample(self.num_images or self.usual or found.num_test)
-        return Pixels(resized(images, shape), labels, ImagesFrom(f"held-out images of {name}"))
+        notes = list(found.notes)
+        if found.class_names is not None:
+            labels, note = _labels_of_file(labels, found.class_names, said.labels, name)
+            notes += [] if said.labels in (None, found.class_names) else [note]
+        held_out = ImagesFrom(f"held-out images of {name}")
+        return Pixels(resized(images, shape), labels, held_out, tuple(notes))
+
+
+def _labels_of_file(
+    labels: np.ndarray, names: tuple[str, ...], of_file: tuple[str, ...] | None, subject: str
+) -> tuple[np.ndarray, str]:
+    """The labels of images as a file numbers its classes, and a note on how they were found.
+
+    Args:
+        labels: as the images' own classes are numbered.
+        names: of these.
+        of_file: those in the file; None where it has none.
+        subject: of messages.
+
+    Raises:
+        RunError: some of the names are in the file and others not.
+    """
+    if of_file is None or not set(names) & set(of_file):
+        other = "" if of_file is None else f", none of which is one of the file's ({of_file[0]}...)"
+        return labels, f"{len(names)} classes, in the order of their folders' names{other}"
+    if missing := [name for name in names if name not in of_file]:
+        raise RunError(
+            f"{subject}: received the classes {first_ones(missing)}, expected those of the file "
+            f"({first_ones(of_file)}); rename or remove them."
+        )
+    numbers = np.array([of_file.index(name) for name in names], labels.dtype)
+    return numbers[labels], f"{len(names)} classes, numbered by the names in the file"
 
 
 def add_image_arguments(parser: argparse.ArgumentParser, *, default: str, usual: str) -> None:

@@ -30,6 +30,7 @@ from sat_tf.export.certificate.certificate import Certificate, ImagesFrom, read_
 from sat_tf.export.certificate.page import write_both
 from sat_tf.export.certificate.runtimes import RUNTIMES, USUAL_RUNTIMES
 from sat_tf.export.file_verification import read_subject, recheck, verify_subject
+from sat_tf.export.tflite.metadata import read_metadata
 from sat_tf.messages import RunError
 from sat_tf.training.config.config import read_config
 from sat_tf.training.state.run_folder import (
@@ -381,7 +382,7 @@ def _pixels(
 ) -> Pixels:
     """The images that were chosen, or those of the run."""
     if target.folder is None or wanted.is_given:
-        pixels = wanted.load(shape, num_classes)
+        pixels = wanted.load(shape, num_classes, read_metadata(target.tflite.read_bytes()))
         for note in pixels.notes:
             console.print(f"Note: {note}", highlight=False, markup=False, soft_wrap=True)
         return pixels

@@ -13,11 +13,13 @@ from sat_tf.data.images import ImageSet
 from sat_tf.data.record_folders import load_tfrecords
 from sat_tf.data.source import ImageSource
 from sat_tf.data.tfds_builder import load_tfds
+from sat_tf.preprocessing import Preprocessing
 
 __all__ = [
     "DATA_SETS",
     "ImageSet",
     "ImageSource",
+    "Preprocessing",
     "is_in_memory",
     "load",
     "load_digits",

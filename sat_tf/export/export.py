@@ -35,14 +35,16 @@ from sat_tf.export.operations.linear import Linear
 from sat_tf.export.tflite.metadata import (
     METADATA_NAME,
     Metadata,
-    append_labels,
+    append_archive,
     checked_metadata,
     count_problem,
     encode,
+    preprocessing_problem,
 )
 from sat_tf.export.tflite.structure import SETTINGS_NAME, gzip_size, read_structure
 from sat_tf.export.tflite.tensors import Storage
 from sat_tf.messages import did_you_mean, list_problems
+from sat_tf.preprocessing import Preprocessing
 from sat_tf.presentation.notebook import Displayed
 from sat_tf.presentation.tables import Cell, Marked, Table
 
@@ -284,7 +286,7 @@ def file_content(graph: Graph, settings: FileSettings, metadata: Metadata = _NON
     if metadata:
         entries[METADATA_NAME] = encode(metadata, graph.name, graph.images[0], graph.output)
     content = serialize(graph, entries, resizable=settings.resizable)
-    return append_labels(content, metadata.labels) if metadata.labels else content
+    return append_archive(content, metadata.files)
 
 
 def export_tflite(
@@ -297,6 +299,7 @@ def export_tflite(
     resizable: bool = False,
     labels: Iterable[str] | None = None,
     description: str | None = None,
+    preprocessing: Preprocessing | None = None,
     route: str = "direct",
     compare_storage: bool = False,
     image_size: Sequence[int] | None = None,
@@ -344,6 +347,8 @@ def export_tflite(
             Android's and MediaPipe's libraries find them, and into its `labels.txt`, which `unzip`
             shows.
         description: what the model does, for its TFLite Metadata.
+        preprocessing: how a picture becomes the input, a `sat_tf.data.Preprocessing`: in words for
+            the TFLite Metadata, and as `preprocessing.json` beside the labels.
         route: "direct" writes the graph as it is, and only asks TensorFlow's converter for the
             layers that are left float. "converter" leaves the whole file to it, from FakeQuant
             operations (`sat_tf.export.to_keras`): a second opinion, which is not certified.
@@ -368,12 +373,12 @@ def export_tflite(
     if image_size is not None:
         model = with_image_size(model, image_size)
     settings = FileSettings(float_head=float_head, pack=pack, softmax=softmax, resizable=resizable)
-    metadata, problems = checked_metadata(description, labels)
+    metadata, problems = checked_metadata(description, labels, preprocessing)
     problems += route_problems(route, settings)
     if metadata and route == "converter":
         problems.append(
-            "route='converter' with labels or a description: received settings of the direct "
-            "writer, expected none; leave them out, or use route='direct'."
+            "route='converter' with labels, a description or preprocessing: received settings of "
+            "the direct writer, expected none; leave them out, or use route='direct'."
         )
     if problems:
         raise ValueError(list_problems("export_tflite", problems))
@@ -381,10 +386,13 @@ def export_tflite(
         settings = settings.with_pack("none")
     graph = file_graph(model, settings)
     if metadata:
-        graph.expect_one_of_each("export_tflite with labels or a description")
-    problem = count_problem(metadata, graph.tensors[graph.output].shape)
-    if problem:
-        raise ValueError(list_problems("export_tflite", [f"{problem}."]))
+        graph.expect_one_of_each("export_tflite with labels, a description or preprocessing")
+    found = (
+        count_problem(metadata, graph.tensors[graph.output].shape),
+        preprocessing_problem(metadata, graph.images[0]),
+    )
+    if problems := [f"{problem}." for problem in found if problem]:
+        raise ValueError(list_problems("export_tflite", problems))
     direct = route == "direct"
     settings = settings.of_graph(graph)
     content = file_content(graph, settings, metadata) if direct else converted(graph)

@@ -6,6 +6,7 @@ from PIL import Image
 
 from sat_tf.commands.pixels import ImageOptions, add_image_arguments, image_options
 from sat_tf.export.certificate.inputs import random_images
+from sat_tf.export.tflite.metadata import Metadata
 from sat_tf.messages import RunError
 
 
@@ -79,3 +80,27 @@ def test_numbers_of_images_are_above_0(capsys):
     with pytest.raises(SystemExit):
         parser.parse_args(["--num_images", "0"])
     assert "'0': expected an integer above 0" in capsys.readouterr().err
+
+
+def test_classes_are_numbered_by_the_names_in_the_file(tmp_path):
+    for name in ("bee", "dog"):
+        (tmp_path / name).mkdir()
+        Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / name / "1.png")
+    wanted, shape = ImageOptions(str(tmp_path)), (8, 8, 3)
+    found = wanted.load(shape, 4, Metadata(labels=("ant", "bee", "cat", "dog")))
+    assert found.labels.tolist() == [1, 3]
+    assert found.notes == ("2 classes, numbered by the names in the file",)
+    others = wanted.load(shape, 2, Metadata(labels=("Hund", "Biene")))
+    assert others.labels.tolist() == [0, 1]
+    assert "none of which is one of the file's (Hund...)" in others.notes[0]
+    with pytest.raises(RunError, match=r"received the classes dog, expected those of the file"):
+        wanted.load(shape, 2, Metadata(labels=("ant", "bee")))
+
+
+def test_of_a_divided_folder_the_held_out_pictures_are_taken(tmp_path):
+    for name in ("train/cat/1.png", "train/ox/2.png", "val/cat/3.png", "val/ox/4.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / name)
+    found = ImageOptions(str(tmp_path)).load((8, 8, 3), 2)
+    assert found.labels.tolist() == [0, 1]
+    assert found.notes[1] == f"{tmp_path} is divided: the pictures are those of val"

@@ -1,14 +1,15 @@
 """TFLite Metadata: what a file says of itself to Android's libraries and to people.
 
 Two parts, as TensorFlow Lite Support and MediaPipe read them: a flatbuffer of the public schema
-`metadata_schema.fbs` in an entry of the file, and the labels as a text file in a zip archive behind
-the file's own flatbuffer, so that `unzip -l model.tflite` lists it.
+`metadata_schema.fbs` in an entry of the file, and a zip archive behind the file's own flatbuffer,
+so that `unzip -l model.tflite` lists what is in it. That holds the labels as a text file, and the
+preprocessing, for which the schema has no fields beside those of the pixels' range.
 """
 
 import dataclasses
 import io
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import flatbuffers
@@ -16,10 +17,12 @@ import numpy as np
 
 from sat_tf.export.tflite.tensors import Image
 from sat_tf.messages import first_ones
+from sat_tf.preprocessing import Preprocessing
 
 # The names that TFLite's libraries look for.
 METADATA_NAME = "TFLITE_METADATA"
 LABELS_NAME = "labels.txt"
+PREPROCESSING_NAME = "preprocessing.json"
 
 _FILE_IDENTIFIER = b"M001"
 # Of the schema: nothing that is written here needs a later one.
@@ -39,38 +42,64 @@ class Metadata:
     Attributes:
         description: what the model does; None for nothing.
         labels: the names of the classes, in order; None for none.
+        preprocessing: how a picture becomes the input; None where nothing is said.
     """
 
     description: str | None = None
     labels: tuple[str, ...] | None = None
+    preprocessing: Preprocessing | None = None
 
     def __bool__(self) -> bool:
-        return self.description is not None or self.labels is not None
+        return self != Metadata()
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The texts of the archive, by name."""
+        files = {}
+        if self.labels is not None:
+            files[LABELS_NAME] = label_text(self.labels)
+        if self.preprocessing is not None:
+            files[PREPROCESSING_NAME] = self.preprocessing.to_json()
+        return files
 
 
-def checked_metadata(description: Any, labels: Any) -> tuple[Metadata, list[str]]:
+def label_text(labels: Iterable[str]) -> str:
+    """The text of a file of labels: the name of a class on each line."""
+    return "".join(f"{label}\n" for label in labels)
+
+
+def checked_metadata(
+    description: Any, labels: Any, preprocessing: Any = None
+) -> tuple[Metadata, list[str]]:
     """The user's words as `Metadata`, and what is wrong with them.
 
     Args:
         description: a text, or None.
         labels: an iterable of texts, or None.
+        preprocessing: a `Preprocessing`, or None.
     """
     problems = []
+    if preprocessing is not None and not isinstance(preprocessing, Preprocessing):
+        problems.append(
+            f"preprocessing: received {preprocessing!r}, expected a sat_tf.data.Preprocessing; "
+            "leave it out if it is unknown."
+        )
+        preprocessing = None
     if description is not None and not (isinstance(description, str) and description.strip()):
         problems.append(
             f"description: received {description!r}, expected a text; leave it out if there is "
             "nothing to say."
         )
     if labels is None:
-        return Metadata(description), problems
+        return Metadata(description, None, preprocessing), problems
     if isinstance(labels, str | bytes) or not isinstance(labels, Iterable):
         problems.append(
             f"labels: received {type(labels).__name__}, expected a list of class names; read a "
             "file of labels with open(path).read().splitlines()."
         )
-        return Metadata(description), problems
+        return Metadata(description, None, preprocessing), problems
     labels = tuple(labels)
-    return Metadata(description, labels), problems + _label_problems(labels)
+    return Metadata(description, labels, preprocessing), problems + _label_problems(labels)
 
 
 def _label_problems(labels: tuple[Any, ...]) -> list[str]:
@@ -92,6 +121,17 @@ def _label_problems(labels: tuple[Any, ...]) -> list[str]:
         shown = first_ones(map(repr, twice))
         problems.append(f"labels: received {shown} more than once, expected each name once.")
     return problems
+
+
+def preprocessing_problem(metadata: Metadata, image: Image) -> str | None:
+    """Why the preprocessing is not that of an input; None where it is."""
+    is_picture = image.type == "uint8" and len(image.shape) == 3 and image.shape[-1] in (1, 3)
+    if metadata.preprocessing is None or is_picture:
+        return None
+    return (
+        f"preprocessing: received some for an input of {image.type} {image.shape}, expected uint8 "
+        "pictures of 1 or 3 channels; leave it out"
+    )
 
 
 def count_problem(metadata: Metadata, shape: tuple[int, ...]) -> str | None:
@@ -116,60 +156,80 @@ def encode(metadata: Metadata, name: str, image: Image, output: str) -> bytes:
         output: name of its output.
     """
     builder = flatbuffers.Builder(1024)
-    files: list[int] = []
+    labels: list[int] = []
     if metadata.labels is not None:
         file_name = builder.CreateString(LABELS_NAME)
         about = builder.CreateString("Names of the classes, one a line.")
-        files = [_table(builder, {0: file_name, 1: about}, numbers={2: _TENSOR_AXIS_LABELS})]
+        labels = [_table(builder, {0: file_name, 1: about}, numbers={2: _TENSOR_AXIS_LABELS})]
     graph_fields = {
-        2: _vector(builder, [_image(builder, image)]),
-        3: _vector(builder, [_output(builder, output, files)]),
+        2: _vector(builder, [_image(builder, image, metadata.preprocessing)]),
+        3: _vector(builder, [_output(builder, output, labels)]),
     }
     subgraph = _table(builder, graph_fields)
     fields = {0: builder.CreateString(name), 3: _vector(builder, [subgraph])}
     if metadata.description is not None:
         fields[1] = builder.CreateString(metadata.description)
+    if metadata.preprocessing is not None:
+        file_name = builder.CreateString(PREPROCESSING_NAME)
+        about = builder.CreateString("How a picture becomes the input, as JSON.")
+        fields[6] = _vector(builder, [_table(builder, {0: file_name, 1: about})])
     fields[7] = builder.CreateString(_PARSER_VERSION)
     builder.Finish(_table(builder, fields), file_identifier=_FILE_IDENTIFIER)
     return bytes(builder.Output())
 
 
-def append_labels(content: bytes, labels: Iterable[str]) -> bytes:
-    """A file with its labels behind it, stored as they are: Android maps them into memory."""
+def append_archive(content: bytes, files: Mapping[str, str]) -> bytes:
+    """A file with texts behind it, stored as they are: Android maps them into memory."""
+    if not files:
+        return content
     stream = io.BytesIO(content)
     with zipfile.ZipFile(stream, "a", zipfile.ZIP_STORED) as archive:
-        entry = zipfile.ZipInfo(LABELS_NAME, _EPOCH)
-        archive.writestr(entry, "".join(f"{label}\n" for label in labels))
+        for name, text in files.items():
+            archive.writestr(zipfile.ZipInfo(name, _EPOCH), text)
     return stream.getvalue()
 
 
-def read_labels(content: bytes) -> list[str] | None:
-    """The names of the classes that a file holds; None where it holds none.
+def read_metadata(content: bytes) -> Metadata:
+    """The labels and the preprocessing that a file holds; without its description.
 
     Raises:
-        ValueError: the archive behind the file is damaged.
+        ValueError: the archive behind the file is damaged, or of another version.
     """
+    labels, said = (_text_of(content, name) for name in (LABELS_NAME, PREPROCESSING_NAME))
+    return Metadata(
+        labels=None if labels is None else tuple(labels.splitlines()),
+        preprocessing=None if said is None else Preprocessing.from_json(said),
+    )
+
+
+def _text_of(content: bytes, name: str) -> str | None:
+    """A text in the archive behind a file; None where there is none of this name."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            return archive.read(LABELS_NAME).decode().splitlines()
+            return archive.read(name).decode()
     except KeyError:
         return None
     except (zipfile.BadZipFile, UnicodeDecodeError) as error:
         if not zipfile.is_zipfile(io.BytesIO(content)):
             return None
         raise ValueError(
-            f"received a file whose labels are damaged ({error}), expected one that "
+            f"received a file whose {name} is damaged ({error}), expected one that "
             "sat_tf.export_tflite wrote; export the model again."
         ) from error
 
 
-def _image(builder: Any, image: Image) -> int:
+def _image(builder: Any, image: Image, preprocessing: Preprocessing | None) -> int:
     """The input's TensorMetadata: pixels from 0 to 255, used as they are."""
     name = builder.CreateString(image.name)
     if image.type != "uint8":
         about = builder.CreateString("Values as the model was trained on; codes of them if int8.")
         return _table(builder, {0: name, 1: about})
-    about = builder.CreateString("The image, pixels from 0 to 255 as they are.")
+    words = (
+        "The image, pixels from 0 to 255 as they are."
+        if preprocessing is None
+        else preprocessing.describe((image.shape[0], image.shape[1]))
+    )
+    about = builder.CreateString(words)
     ends = [_numbers(builder, value) for value in (255.0, 0.0)]
     stats = _table(builder, {0: ends[0], 1: ends[1]})
     factors = [_numbers(builder, value) for value in (0.0, 1.0)]

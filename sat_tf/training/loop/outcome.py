@@ -67,7 +67,15 @@ def deploy(
     takes_pixels = set(input_types(Network(quantized)).values()) == {"uint8"}
     images = pixels if takes_pixels else pixels.astype(np.float32)
     try:
-        report = export_tflite(model, path, float_head=float_head, pack=pack, softmax=softmax)
+        report = export_tflite(
+            model,
+            path,
+            float_head=float_head,
+            pack=pack,
+            softmax=softmax,
+            labels=source.class_names,
+            preprocessing=source.preprocessing if takes_pixels else None,
+        )
         certificate = verify_tflite(
             model,
             path,

@@ -15,8 +15,9 @@ from sat_tf import data, models
 from sat_tf.data.source import ImageSource
 from sat_tf.export.deployed import DeployedModel, deployed_model
 from sat_tf.export.snapping import snap_biases
+from sat_tf.export.tflite.metadata import checked_metadata, label_text
 from sat_tf.loading.load import load_model
-from sat_tf.messages import RunError, list_problems
+from sat_tf.messages import RunError, first_ones, list_problems
 from sat_tf.qat.calibrate import StaleStatisticsWarning, calibrate, estimate_statistics
 from sat_tf.qat.layout import inner_layer
 from sat_tf.quantizers.input_range import InputRange
@@ -47,6 +48,7 @@ from sat_tf.training.state.run_state import RunState, expect_same_config
 from sat_tf.training.step.distribution import (
     from_first_worker,
     make_strategy,
+    strategy_note,
     writes_files,
 )
 from sat_tf.training.step.fed_source import fed_range, fed_source
@@ -72,9 +74,27 @@ def load_source(config: Config, *, replicas: int = 1) -> ImageSource:
     except ValueError as error:
         raise RunError(f"data.options: {error}") from error
     problems = batch_size_problems(config, source, replicas)
+    # Before the training, because they go into the file that ends it.
+    problems += checked_metadata(None, source.class_names)[1]
+    if source.num_classes == 1:
+        named = "" if source.class_names is None else f" ({source.class_names[0]})"
+        problems.append(
+            f"data: received one class{named}, which every picture is in; expected two or more to "
+            "tell apart; add a folder of other pictures."
+        )
     if problems:
         raise RunError(list_problems("config", problems))
     return source
+
+
+def about_data(source: ImageSource) -> list[str]:
+    """Lines on what a run trains on."""
+    named = "" if source.class_names is None else f" ({first_ones(source.class_names)})"
+    return [
+        f"{source.name}: {source.num_classes:,} classes{named}, {source.num_train:,} pictures to "
+        f"train on, {source.num_test:,} held out, {source.image_size}x{source.image_size} pixels",
+        *(f"Note: {note}" for note in source.notes),
+    ]
 
 
 def float_model(config: Config, source: ImageSource) -> tuple[keras.Model, InputRange]:
@@ -274,6 +294,10 @@ def train(
             interruption=interruption,
             report_step=report_step,
         )
+        for line in about_data(pixels):
+            run.console.print(line, highlight=False, markup=False, soft_wrap=True)
+        if note := strategy_note(config.distribution, strategy):
+            run.console.print(note, style="yellow", highlight=False, soft_wrap=True)
         if resume is False or not folder.holds_run:
             with reading_errors_explained(pixels):
                 check_range(config, start_model, pixels, fed, run.console)
@@ -338,6 +362,9 @@ def _prepare_folder(run: Run, *, start_over: bool) -> None:
         return
     run.folder.start()
     run.folder.write_json(run_folder.ENVIRONMENT, describe_environment(run.config.seed))
+    if run.source.class_names is not None:
+        run.folder.write_text(run_folder.LABELS, label_text(run.source.class_names))
+    run.folder.write_text(run_folder.PREPROCESSING, run.source.preprocessing.to_json())
     # Last: a folder with a configuration is one that holds a run.
     run.folder.write_text(run_folder.CONFIG, config_text(run.config))
 

@@ -17,6 +17,8 @@ _Row = TypeVar("_Row")
 
 CONFIG = "config.yaml"
 ENVIRONMENT = "environment.json"
+LABELS = "labels.txt"  # the name of a class on each line
+PREPROCESSING = "preprocessing.json"
 METRICS = "metrics.csv"
 OSCILLATIONS = "oscillations.csv"
 STEPS = "steps.csv"
@@ -39,6 +41,8 @@ REPORT = "report.html"
 FILES = (
     CONFIG,
     ENVIRONMENT,
+    LABELS,
+    PREPROCESSING,
     METRICS,
     OSCILLATIONS,
     STEPS,

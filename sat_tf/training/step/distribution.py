@@ -37,6 +37,21 @@ def make_strategy(name: str) -> tf.distribute.Strategy:
     return tf.distribute.get_strategy()
 
 
+def strategy_note(name: str, strategy: tf.distribute.Strategy) -> str | None:
+    """What to say where a strategy has nothing to distribute over; None where it has.
+
+    Args:
+        name: as for `make_strategy`.
+        strategy: that it made.
+    """
+    if name not in ("mirrored", "multi_worker") or strategy.num_replicas_in_sync > 1:
+        return None
+    return (
+        f"Note: distribution: {name}: received one device, expected several; it trains as with "
+        "none, only slower; make more visible, or set distribution to auto."
+    )
+
+
 def writes_files(strategy: tf.distribute.Strategy) -> bool:
     """Whether this process is the one worker that writes the run folder."""
     return shard_of(strategy).worker == 0

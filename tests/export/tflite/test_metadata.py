@@ -15,15 +15,22 @@ from sat_tf.export.litert.runtime import Runtime
 from sat_tf.export.lowering.pipeline import deployed_graph
 from sat_tf.export.tflite.metadata import (
     Metadata,
-    append_labels,
+    append_archive,
     checked_metadata,
     encode,
-    read_labels,
+    preprocessing_problem,
+    read_metadata,
 )
+from sat_tf.preprocessing import RESIZED_AND_CROPPED
 from tests.export.zoo import Specimen, bottleneck, images_for
 
 LABELS = ["zero", "one", "two and a half", "träffar"]
 DESCRIPTION = "Tells four things apart."
+
+
+def _labels(content: bytes) -> list[str] | None:
+    labels = read_metadata(content).labels
+    return None if labels is None else list(labels)
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +85,10 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def metadata(content) -> bytes:
+    return _metadata(content)
+
+
+def _metadata(content: bytes) -> bytes:
     model = tfl.ModelT.InitFromPackedBuf(content, 0)
     (entry,) = [entry for entry in model.metadata if entry.name == b"TFLITE_METADATA"]
     return bytes(model.buffers[entry.buffer].data)
@@ -109,7 +120,7 @@ def test_the_labels_are_a_text_file_behind_the_model(content):
         # Android maps it into memory as it is.
         assert entry.compress_type == zipfile.ZIP_STORED
         assert archive.read(entry).decode() == "zero\none\ntwo and a half\nträffar\n"
-    assert read_labels(content) == LABELS
+    assert _labels(content) == LABELS
 
 
 def test_the_same_words_give_the_same_file(model, content, tmp_path):
@@ -135,7 +146,7 @@ def test_words_change_nothing_that_is_computed(model, content, tmp_path):
 def test_a_file_without_words_has_neither_metadata_nor_archive(model, tmp_path):
     path = tmp_path / "model.tflite"
     sat_tf.export_tflite(model, path)
-    assert read_labels(path.read_bytes()) is None
+    assert _labels(path.read_bytes()) is None
     assert b"TFLITE_METADATA" not in path.read_bytes()
 
 
@@ -143,7 +154,39 @@ def test_a_description_alone_needs_no_archive(model, tmp_path):
     path = tmp_path / "model.tflite"
     sat_tf.export_tflite(model, path, description=DESCRIPTION)
     assert b"TFLITE_METADATA" in path.read_bytes()
-    assert read_labels(path.read_bytes()) is None
+    assert _labels(path.read_bytes()) is None
+
+
+def test_preprocessing_stands_in_words_and_in_a_file_beside_the_labels(model, tmp_path):
+    path = tmp_path / "model.tflite"
+    sat_tf.export_tflite(model, path, labels=LABELS, preprocessing=RESIZED_AND_CROPPED)
+    content = path.read_bytes()
+    assert read_metadata(content) == Metadata(
+        labels=tuple(LABELS), preprocessing=RESIZED_AND_CROPPED
+    )
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        assert archive.namelist() == ["labels.txt", "preprocessing.json"]
+    root = Reader.root(_metadata(content))
+    (file,) = root.children(6)
+    assert file.text(0) == "preprocessing.json"
+    (subgraph,) = root.children(3)
+    (image,) = subgraph.children(2)
+    assert image.text(1) == RESIZED_AND_CROPPED.describe(model.input_shape[1:3])
+    # What libraries read besides is there all the same.
+    assert image.children(4)[0].child(1).floats(1) == [1.0]
+    assert subgraph.children(3)[0].children(6)[0].text(0) == "labels.txt"
+
+
+def test_preprocessing_is_that_of_pictures(model, tmp_path):
+    with pytest.raises(ValueError, match=r"preprocessing: received 'crop', expected a sat_tf.data"):
+        sat_tf.export_tflite(model, tmp_path / "model.tflite", preprocessing="crop")
+    (image,) = deployed_graph(model).images
+    said = Metadata(preprocessing=RESIZED_AND_CROPPED)
+    assert preprocessing_problem(said, image) is None
+    for changes in ({"shape": (8,)}, {"shape": (8, 8, 4)}, {"type": "float32"}):
+        problem = preprocessing_problem(said, dataclasses.replace(image, **changes))
+        assert problem is not None
+        assert "expected uint8 pictures of 1 or 3 channels" in problem
 
 
 def test_only_pictures_have_a_color_space(model):
@@ -161,9 +204,9 @@ def test_only_pictures_have_a_color_space(model):
 def test_damaged_labels_are_named(content):
     position = content.rindex(b"zero\none")
     damaged = content[:position] + b"Z" + content[position + 1 :]
-    with pytest.raises(ValueError, match=r"labels are damaged"):
-        read_labels(damaged)
-    assert read_labels(append_labels(b"any file", ["a"])) == ["a"]
+    with pytest.raises(ValueError, match=r"labels.txt is damaged"):
+        _labels(damaged)
+    assert _labels(append_archive(b"any file", Metadata(labels=("a",)).files)) == ["a"]
 
 
 @pytest.mark.parametrize(
