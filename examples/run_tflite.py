@@ -28,10 +28,10 @@ def read_words(path: str) -> tuple[list[str] | None, dict[str, Any]]:
 def prepare(picture: str, shape: tuple[int, ...], preprocessing: dict[str, Any]) -> np.ndarray:
     """The input of a model (rows, columns, channels) for a picture."""
     rows, columns, channels = shape
-    with Image.open(picture) as image:
-        if preprocessing.get("exif_orientation", True):
-            image = ImageOps.exif_transpose(image)
-        image = image.convert("RGB" if channels == 3 else "L")
+    with Image.open(picture) as opened:
+        turns = preprocessing.get("exif_orientation", True)
+        upright = ImageOps.exif_transpose(opened) if turns else opened
+        image = upright.convert("RGB" if channels == 3 else "L")
     # Resized until it covers so many pixels, and cropped to the centre.
     ratio = preprocessing.get("resize_ratio", 1)
     scale = max(round(rows * ratio) / image.height, round(columns * ratio) / image.width)

@@ -10,6 +10,7 @@ from sat_tf.commands.models import quiet_tensorflow
 from sat_tf.commands.options import add_overrides, add_trust, seed, unless_stopped
 from sat_tf.messages import RunError
 from sat_tf.training.config.config import DEMO, Config, parse_config, read_config
+from sat_tf.training.config.folder import FOLDER, choose, data_override
 from sat_tf.training.report.results import Results
 from sat_tf.training.state.run_folder import RunFolder
 from sat_tf.training.state.run_state import expect_same_config
@@ -22,6 +23,7 @@ DESCRIPTION = (
 EXAMPLES = """\
 examples:
   sat-tf train                                   digits, MobileNet-V2, 4 bits: minutes, no download
+  sat-tf train --data photos/                    your pictures, in a folder for each class
   sat-tf train --config configs/digits/mobilenet_v2_w2a2.yaml
   sat-tf train --set stages.float.epochs=3 --set policy.stream_bits=null
   sat-tf train --seed 1 --run_dir runs/second_seed
@@ -31,6 +33,12 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
     parser.add_argument("--config", metavar="FILE", help="YAML file; default: the digits demo")
+    parser.add_argument(
+        "--data",
+        metavar="DIR",
+        help="a folder with a folder of pictures for each class, or with train/ and val/ of these; "
+        "without --config, model, sizes and epochs are chosen by how many pictures there are",
+    )
     add_trust(parser)
     add_overrides(parser, "change one setting, with a dotted key; can be given several times")
     parser.add_argument(
@@ -48,7 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, console: Console) -> bool:
     """Does what the arguments ask for."""
     trusting = ["training.trust_model=true"] if arguments.trust_model else []
-    config = load_config(arguments.config, [*arguments.overrides, *trusting], arguments.seed)
+    overrides = [*arguments.overrides, *trusting]
+    if arguments.data is None:
+        config = load_config(arguments.config, overrides, arguments.seed)
+    else:
+        config = folder_config(arguments.data, console, arguments.config, overrides, arguments.seed)
     folder = choose_folder(config, arguments.run_dir)
     return train(config, folder, console, resume=arguments.resume)
 
@@ -64,6 +76,36 @@ def load_config(
     if path is None:
         return parse_config(DEMO, overrides, seed=seed, subject="demo")
     return read_config(path, overrides, seed=seed)
+
+
+def folder_config(
+    data_dir: str,
+    console: Console,
+    path: str | None = None,
+    overrides: Iterable[str] = (),
+    seed: int | None = None,
+) -> Config:
+    """The configuration for a folder of pictures: that in a file, or one chosen by their number.
+
+    Args:
+        data_dir: the folder.
+        console: where to print what was chosen.
+        path: of the file.
+        overrides: see `read_config`.
+        seed: see `read_config`.
+
+    Raises:
+        RunError: it is no such folder, or the file is for other data; see `read_config`.
+    """
+    chosen = choose(data_dir)
+    named = data_override(data_dir)
+    if path is None:
+        config = parse_config(
+            FOLDER, [named, *chosen.overrides, *overrides], seed=seed, subject="folder"
+        )
+        console.print(chosen.describe(), highlight=False, markup=False, soft_wrap=True)
+        return config
+    return read_config(path, [named, *overrides], seed=seed)
 
 
 def choose_folder(config: Config, run_dir: str | None) -> RunFolder:

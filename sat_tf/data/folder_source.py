@@ -69,7 +69,7 @@ class FolderSource(PictureSource):
         )
         self.class_names = tuple(map(printable, tree.class_names))
         self.preprocessing = RESIZED_AND_CROPPED
-        self.notes = () if tree.note is None else (tree.note,)
+        self.notes = tree.notes
         self._tree = tree
         self._turns = self.preprocessing.exif_orientation
 

@@ -1,5 +1,6 @@
 """The usual trees of an image data set, <class>/<picture> and train/<class>/<picture>."""
 
+import dataclasses
 import hashlib
 import os
 import pathlib
@@ -32,20 +33,21 @@ class Split(NamedTuple):
     endless: list[str]
 
 
-class FolderTree(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class FolderTree:
     """The pictures of a folder.
 
     Attributes:
         class_names: names of the classes, sorted; their indices are the labels.
         train: the split to train on.
         held_out: the split to measure with.
-        note: how the splits were made, where the folder does not hold both; None where it does.
+        notes: what to tell those who train on it, such as how it was divided.
     """
 
     class_names: list[str]
     train: Split
     held_out: Split
-    note: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 def read_tree(data_dir: str | os.PathLike[str]) -> FolderTree:
@@ -137,7 +139,7 @@ def _divided(root: pathlib.Path, names: set[str]) -> FolderTree:
         chosen = _chosen(place, classes, every)
         train, held_out = (_part(every, chosen, part) for part in (False, True))
         if held_out.paths:
-            return FolderTree(classes, train, held_out, _note(names, classes, train, held_out))
+            return FolderTree(classes, train, held_out, (_note(names, classes, train, held_out),))
         problems.append(
             "received one picture of each class; expected two or more of at least one, of which "
             "one is held out; add pictures."

@@ -1,8 +1,9 @@
 import os
 
 import pytest
+from PIL import Image
 
-from sat_tf.data.class_folders import load_folder_tree
+from sat_tf.data.class_folders import load_folder_tree, median_side
 from sat_tf.data.folder_tree import read_tree
 
 
@@ -72,9 +73,9 @@ def test_of_folders_of_classes_a_fifth_of_each_is_held_out(tmp_path):
     every = names(tree.train, tmp_path) + names(tree.held_out, tmp_path)
     assert sorted(every) == sorted({*every})
     assert len(every) == 13
-    assert tree.note == (
+    assert tree.notes == (
         "folders of classes: of each class a fifth is held out, by a hash of the names: 10 "
-        "pictures to train on, 3 held out; 1 classes have one picture, which is trained on"
+        "pictures to train on, 3 held out; 1 classes have one picture, which is trained on",
     )
 
 
@@ -87,7 +88,7 @@ def test_what_is_held_out_depends_on_the_names_alone(tmp_path):
     assert names(here.held_out, places[0]) == names(there.held_out, places[1])
     # Written down: the same on every machine and with every version.
     assert names(here.held_out, places[0]) == ["cat/3.jpg", "cat/8.jpg", "dog/6.jpg", "dog/9.jpg"]
-    assert there.note.startswith("train without val: of each class a fifth is held out")
+    assert there.notes[0].startswith("train without val: of each class a fifth is held out")
 
 
 def test_pictures_beside_folders_or_without_any_are_named(tmp_path):
@@ -205,3 +206,20 @@ def test_pipes_and_sockets_are_an_error_and_links_to_nothing_are_corrupt_picture
         match=r"2 pipes, sockets or devices .*pipe\.png, .*device\.png\); expected files",
     ):
         read_tree(tmp_path)
+
+
+def test_small_pictures_are_remarked_upon(tmp_path):
+    for part in ("train", "val"):
+        for number in range(3):
+            path = touch(tmp_path, f"{part}/cat/{number}.png") / f"{part}/cat/{number}.png"
+            Image.new("RGB", (2, 2 + number)).save(path)
+    assert median_side(read_tree(tmp_path).train.paths) == 2
+    (note,) = load_folder_tree(tmp_path, image_size=32).notes
+    assert "a shorter side of at most 2 pixels, and are enlarged to 32" in note
+    assert load_folder_tree(tmp_path, image_size=4).notes == ()
+
+
+def test_pictures_that_cannot_be_read_have_no_size(tmp_path):
+    touch(tmp_path, "1.png")
+    os.mkfifo(tmp_path / "2.png")
+    assert median_side([str(tmp_path / "1.png"), str(tmp_path / "2.png")]) is None

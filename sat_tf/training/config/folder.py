@@ -1,0 +1,168 @@
+"""The configuration for a folder of pictures: everything is chosen by how many there are."""
+
+import math
+import os
+import pathlib
+import re
+from typing import NamedTuple
+
+from sat_tf.data.class_folders import median_side
+from sat_tf.data.folder_tree import read_tree
+from sat_tf.messages import RunError
+
+# The text of configs/folder.yaml, which an installed package does not contain.
+FOLDER = """\
+# Your own pictures, in a folder for each class:
+#   sat-tf train --data photos/
+# chooses image_size, width, batch and epochs by how many there are, and prints them. These are for
+# some hundreds; with --config configs/folder.yaml --data photos/ they stay as they are here.
+name: folder
+seed: 0
+data:
+  name: folder
+  options:
+    data_dir: photos
+    image_size: 64
+model:
+  name: mobilenet_v2
+  options:
+    width_multiplier: 0.35
+    stem_stride: 2
+# Integer from the image to the logits; the first and last layer have 8-bit weights.
+policy:
+  weight_bits: 4
+  activation_bits: 4
+  stream_bits: 8
+stages:
+  float:
+    epochs: 60
+    batch_size: 16
+    base_learning_rate: 0.4  # of batches of 256 images: the peak is 0.025
+    warmup_learning_rate: 0.0
+    warmup_epochs: 2
+  quantized:
+    epochs: 30
+    base_learning_rate: 0.1
+    warmup_epochs: 1
+# Moving averages over few small batches are noisy; statistics measured at the end are not.
+calibration:
+  num_images: 1024
+  final_statistics: true
+"""
+
+
+class Size(NamedTuple):
+    """What sets below a size are trained with.
+
+    Attributes:
+        below: pictures to train on.
+        image_size: in pixels; smaller where the pictures are.
+        width_multiplier: of MobileNet-V2.
+        batch_size: less where that were more than a quarter of the pictures.
+        epochs: of the float stage; the quantized one has half as many.
+        base_learning_rate: of the float stage; the quantized one has a quarter of it.
+    """
+
+    below: float
+    image_size: int
+    width_multiplier: float
+    batch_size: int
+    epochs: int
+    base_learning_rate: float
+
+
+SIZES = (
+    Size(1_000, 64, 0.35, 16, 60, 0.4),
+    Size(10_000, 96, 0.35, 32, 40, 0.4),
+    Size(100_000, 128, 0.5, 64, 40, 0.2),
+    Size(math.inf, 224, 1.0, 256, 90, 0.1),
+)
+# Networks reduce images 32 times with a stem of stride 2, and 16 times with one of stride 1.
+_SIDE = 32
+_FULL_STRIDE_FROM = 64
+_FEWEST_STEPS = 4
+
+
+class FolderChoice(NamedTuple):
+    """How a folder is trained on.
+
+    Attributes:
+        name: of the run, after the folder.
+        data_dir: the folder, absolute, so that the run is not tied to where it was started.
+        num_train: pictures to train on.
+        side: the median of their shorter sides; None if none can be read.
+        size: the row of `SIZES`.
+    """
+
+    name: str
+    data_dir: str
+    num_train: int
+    side: int | None
+    size: Size
+
+    @property
+    def image_size(self) -> int:
+        """That of the row, or the largest multiple of 32 that the pictures have."""
+        if self.side is None:
+            return self.size.image_size
+        return min(self.size.image_size, max(self.side // _SIDE * _SIDE, _SIDE))
+
+    @property
+    def batch_size(self) -> int:
+        """That of the row, or the largest power of two that makes four batches; at least 2."""
+        most = max(self.num_train // _FEWEST_STEPS, 2)
+        return min(self.size.batch_size, 2 ** int(math.log2(most)))
+
+    @property
+    def overrides(self) -> list[str]:
+        """The settings, as `parse_config` takes them."""
+        stride = 2 if self.image_size >= _FULL_STRIDE_FROM else 1
+        size = self.size
+        return [
+            f"name={self.name}",
+            f"data.options.image_size={self.image_size}",
+            f"model.options.width_multiplier={size.width_multiplier}",
+            f"model.options.stem_stride={stride}",
+            f"stages.float.batch_size={self.batch_size}",
+            f"stages.float.epochs={size.epochs}",
+            f"stages.float.base_learning_rate={size.base_learning_rate}",
+            f"stages.quantized.epochs={size.epochs // 2}",
+            f"stages.quantized.base_learning_rate={size.base_learning_rate / 4}",
+        ]
+
+    def describe(self) -> str:
+        """The choice in one line."""
+        return (
+            f"Chosen for {self.num_train:,} pictures to train on: mobilenet_v2 of width "
+            f"{self.size.width_multiplier}, {self.image_size}x{self.image_size} pixels, batches of "
+            f"{self.batch_size}, {self.size.epochs} + {self.size.epochs // 2} epochs; "
+            "--set changes each."
+        )
+
+
+def data_override(data_dir: str | os.PathLike[str]) -> str:
+    """The setting that names a folder."""
+    path = str(pathlib.Path(data_dir).expanduser().resolve())
+    quoted = path.replace("'", "''")
+    return f"data.options.data_dir='{quoted}'"
+
+
+def choose(data_dir: str | os.PathLike[str]) -> FolderChoice:
+    """How to train on a folder of pictures.
+
+    Raises:
+        RunError: it is no such folder; see `sat_tf.data.folder_tree.read_tree`.
+    """
+    path = pathlib.Path(data_dir).expanduser().resolve()
+    try:
+        train = read_tree(path).train
+    except ValueError as error:
+        raise RunError(f"--data: {error}") from error
+    count = len(train.paths)
+    size = next(size for size in SIZES if count < size.below)
+    return FolderChoice(_run_name(path.name), str(path), count, median_side(train.paths), size)
+
+
+def _run_name(folder: str) -> str:
+    """A folder's name in the letters that a run's name may have."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", folder).lstrip(".-") or "folder"
