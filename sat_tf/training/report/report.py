@@ -10,7 +10,8 @@ from sat_tf.analysis.answers.answers import Answers
 from sat_tf.analysis.answers.page import answers_section
 from sat_tf.analysis.layer_table import LayerRow
 from sat_tf.export.certificate.certificate import FloatNote
-from sat_tf.messages import RunError, list_problems
+from sat_tf.messages import RunError, first_ones, list_problems
+from sat_tf.preprocessing import Preprocessing
 from sat_tf.presentation.page import render_page
 from sat_tf.presentation.tables import Column, Marked, Table, digits, percent, plain
 from sat_tf.training.config.config import load_yaml
@@ -20,6 +21,7 @@ from sat_tf.training.state import history, run_folder
 from sat_tf.training.state.run_folder import RunFolder
 
 _FLOAT_BYTES = 4
+_NAMED_CLASSES = 20
 _Kind = TypeVar("_Kind")
 
 
@@ -65,6 +67,7 @@ def report_page(folder: RunFolder) -> str:
         else [],
         answers=answers_section(answers) if answers else "",
         layers=of_layers.to_html("Layers") if of_layers else "",
+        images=_images(folder),
         sizes=_sizes(results) if results else {},
         certificate=_certificate(certificate) if certificate else {},
         num_epochs=len(epochs),
@@ -138,6 +141,23 @@ def _accuracy(results: Results) -> Table[_ModelAccuracy]:
         Column("held-out images", lambda row: row.images, digits(","), number=True),
     ]
     return Table(columns=columns, rows=rows)
+
+
+def _images(folder: RunFolder) -> dict[str, str]:
+    """What the run has written down of its classes and of how pictures become its input."""
+    names = folder.read_text(run_folder.LABELS).splitlines()
+    said = folder.read_text(run_folder.PREPROCESSING)
+    facts = {"Classes": f"{len(names):,}: {first_ones(names, _NAMED_CLASSES)}"} if names else {}
+    if said:
+        facts["Preprocessing"] = _preprocessing(folder, said).describe()
+    return facts
+
+
+def _preprocessing(folder: RunFolder, said: str) -> Preprocessing:
+    try:
+        return Preprocessing.from_json(said)
+    except ValueError as error:
+        raise folder.damaged(run_folder.PREPROCESSING, error, "what it says") from error
 
 
 def _sizes(results: Results) -> dict[str, str]:

@@ -4,6 +4,7 @@ import pytest
 
 from sat_tf.analysis.layer_table import LayerRow
 from sat_tf.messages import RunError
+from sat_tf.preprocessing import RESIZED_AND_CROPPED
 from sat_tf.training.report.report import write_layers, write_report
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
@@ -117,3 +118,15 @@ def test_layers_read_back_as_they_were(tmp_path):
     folder = fill(RunFolder(tmp_path))
     write_layers(folder, [LayerRow(name="only", kind="Dense", parameters=3)])
     assert "<b>only</b>" in shown(folder)
+
+
+def test_classes_and_preprocessing_are_those_of_the_run(tmp_path):
+    folder = fill(RunFolder(tmp_path))
+    folder.write_text(run_folder.LABELS, "cat\n<b>dog</b>\n")
+    folder.write_text(run_folder.PREPROCESSING, RESIZED_AND_CROPPED.to_json())
+    page = shown(folder)
+    assert "2: cat, &lt;b&gt;dog&lt;/b&gt;" in page
+    assert RESIZED_AND_CROPPED.describe() in page
+    folder.write_text(run_folder.PREPROCESSING, "{}")
+    with pytest.raises(RunError, match=r"preprocessing.json: received a damaged file"):
+        shown(folder)
