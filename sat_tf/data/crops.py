@@ -9,7 +9,7 @@ import math
 import tensorflow as tf
 
 from sat_tf.data.batch_order import RANDOM
-from sat_tf.data.orientation import may_be_turned, turned_upright
+from sat_tf.data.orientation import jpeg_may_be_turned, may_be_turned, turned_upright
 from sat_tf.preprocessing import RESIZED_AND_CROPPED
 
 # The random-resized crop of the Inception and ResNet papers.
@@ -127,7 +127,7 @@ def training_crop_of_jpeg(
     if not turns:
         return as_stored()
     return tf.cond(
-        may_be_turned(encoded),
+        jpeg_may_be_turned(encoded),
         lambda: training_crop_of_pixels(_decoded_and_turned(encoded), seed, image_size),
         as_stored,
     )
@@ -146,7 +146,7 @@ def held_out_crop_of_jpeg(encoded: tf.Tensor, image_size: int, *, turns: bool = 
     if not turns:
         return as_stored()
     return tf.cond(
-        may_be_turned(encoded),
+        jpeg_may_be_turned(encoded),
         lambda: held_out_crop_of_pixels(_decoded_and_turned(encoded), image_size),
         as_stored,
     )

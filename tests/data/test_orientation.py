@@ -8,7 +8,12 @@ from PIL import Image, ImageOps
 from sat_tf.data import crops
 from sat_tf.data.class_folders import load_folder_tree
 from sat_tf.data.decoding import decode_slowly
-from sat_tf.data.orientation import may_be_turned, orientation_of, turned
+from sat_tf.data.orientation import (
+    jpeg_may_be_turned,
+    may_be_turned,
+    orientation_of,
+    turned,
+)
 from sat_tf.data.picture_folder import load_folder
 from sat_tf.preprocessing import AS_IN_IMAGENET, RESIZED_AND_CROPPED
 from tests.data.photographs import encoded, photograph
@@ -53,7 +58,23 @@ def test_only_files_with_an_orientation_are_looked_into(kind, endian):
     for number in range(1, 9):
         content = tf.constant(with_orientation(number, kind, endian))
         assert bool(may_be_turned(content)) == (number > 1)
+        if kind == "JPEG":
+            assert bool(jpeg_may_be_turned(content)) == (number > 1)
     assert not may_be_turned(tf.constant(encoded(PHOTOGRAPH, kind)))
+
+
+def test_exif_data_behind_a_long_colour_profile_are_found():
+    image = Image.fromarray(PHOTOGRAPH)
+    exif = image.getexif()
+    exif[0x0112] = 6
+    jpeg = encoded(image, exif=exif, icc_profile=bytes(3000))
+    # Pillow writes EXIF first; other programs the profile.
+    begin, profile = jpeg.index(b"\xff\xe1"), jpeg.index(b"\xff\xe2")
+    end = profile + 2 + int.from_bytes(jpeg[profile + 2 : profile + 4], "big")
+    other = jpeg[:begin] + jpeg[profile:end] + jpeg[begin:profile] + jpeg[end:]
+    assert other.index(b"Exif") > 3000
+    assert orientation_of(other) == 6
+    assert jpeg_may_be_turned(tf.constant(other))
 
 
 def test_odd_orientations_are_upright():
