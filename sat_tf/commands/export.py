@@ -11,20 +11,18 @@ from sat_tf.commands.models import load_model, quiet_tensorflow
 from sat_tf.commands.options import add_trust
 from sat_tf.export.certificate.holds import verdict_of
 from sat_tf.messages import RunError
-from sat_tf.preprocessing import Preprocessing
 from sat_tf.training.config.config import read_config
 from sat_tf.training.state.run_folder import (
     CERTIFICATE,
     CONFIG,
     LABELS,
-    PREPROCESSING,
     QUANTIZED_MODEL,
     TFLITE_MODEL,
     RunFolder,
 )
 
 if TYPE_CHECKING:
-    pass
+    import tf_keras as keras
 
 SUMMARY = "write a quantized model as a TFLite file"
 DESCRIPTION = (
@@ -208,14 +206,14 @@ def export(
     """
     model_path, settings = _find_model(source, settings)
     in_folder = model_path != pathlib.Path(source)
-    if in_folder and settings.get("route", "direct") == "direct":
-        settings = {**_of_run(RunFolder(pathlib.Path(source))), **settings}
     own = model_path.with_name(TFLITE_MODEL) if in_folder else model_path.with_suffix(".tflite")
     path = pathlib.Path(out) if out else own
     quiet_tensorflow()
     from sat_tf.export.export import export_tflite
 
     model = load_model(model_path, trust=trust)
+    if in_folder and settings.get("route", "direct") == "direct":
+        settings = {**_of_run(RunFolder(pathlib.Path(source)), model), **settings}
     try:
         report = export_tflite(model, path, compare_storage=compare_storage, **settings)
     except ValueError as error:
@@ -237,11 +235,18 @@ def export(
         console.print(f"  {cost}", highlight=False, soft_wrap=True)
 
 
-def _of_run(folder: RunFolder) -> dict[str, Any]:
-    """What a run has written down of its classes and its preprocessing, for its file."""
+def _of_run(folder: RunFolder, model: "keras.Model") -> dict[str, Any]:
+    """What a run has written down of its classes and its preprocessing, for its file.
+
+    Raises:
+        RunError: these files are damaged.
+    """
+    from sat_tf.graph.network import Network
+    from sat_tf.qat.inputs import takes_pixels
+
     said: dict[str, Any] = {}
     if labels := folder.read_text(LABELS):
         said["labels"] = labels.splitlines()
-    if preprocessing := folder.read_text(PREPROCESSING):
-        said["preprocessing"] = Preprocessing.from_json(preprocessing)
+    if (preprocessing := folder.preprocessing) and takes_pixels(Network(model)):
+        said["preprocessing"] = preprocessing
     return said

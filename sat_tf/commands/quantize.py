@@ -27,6 +27,7 @@ from sat_tf.data.picture_folder import load_folder
 from sat_tf.data.source import ImageSource
 from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.messages import RunError
+from sat_tf.preprocessing import COVERING, Preprocessing
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.training.config.config import parse_config
@@ -185,6 +186,7 @@ class _Pictures:
         class_names: in the order of the labels; None where there are none.
         source: the batches to train on and measure with; None where there can be none.
         why_not: in words.
+        preprocessing: how they have been prepared.
     """
 
     images: np.ndarray
@@ -193,6 +195,7 @@ class _Pictures:
     class_names: tuple[str, ...] | None = None
     source: ImageSource | None = None
     why_not: str = ""
+    preprocessing: Preprocessing = COVERING
 
 
 def _pictures(folder: pathlib.Path, model: "keras.Model", console: Console) -> _Pictures:
@@ -225,19 +228,19 @@ def _pictures(folder: pathlib.Path, model: "keras.Model", console: Console) -> _
     held_out, labels = source.held_out_sample(_HELD_OUT_IMAGES)
     if outputs != (source.num_classes,):
         why = f"{source.num_classes:,} classes for a model with outputs of shape {outputs}"
-        console.print(
-            f"Note: received {why}: accuracy is not measured.",
-            style="yellow",
-            highlight=False,
-            soft_wrap=True,
+        for note in (f"received {why}: accuracy is not measured.", *source.notes):
+            text = f"Note: {escape(note)}"
+            console.print(text, style="yellow", highlight=False, soft_wrap=True)
+        return _Pictures(
+            images=images, held_out=held_out, why_not=why, preprocessing=source.preprocessing
         )
-        return _Pictures(images=images, held_out=held_out, why_not=why)
     return _Pictures(
         images=images,
         held_out=held_out,
         labels=labels,
-        class_names=getattr(source, "class_names", None),
+        class_names=source.class_names,
         source=source,
+        preprocessing=source.preprocessing,
     )
 
 
@@ -344,7 +347,9 @@ def _calibrated(
     snap_biases(quantized)
     folder.path.mkdir(parents=True, exist_ok=True)
     file = folder.file(run_folder.TFLITE_MODEL)
-    report = export_tflite(quantized, file, labels=pictures.class_names)
+    report = export_tflite(
+        quantized, file, labels=pictures.class_names, preprocessing=pictures.preprocessing
+    )
     certificate = verify_tflite(
         quantized,
         file,

@@ -339,10 +339,9 @@ def _prove(
 def _takes_values(model: "keras.Model") -> bool:
     """Whether the input of a quantized model, or of a deployed one, is not an image."""
     from sat_tf.graph.network import Network
-    from sat_tf.qat.inputs import input_types
+    from sat_tf.qat.inputs import takes_pixels
 
-    quantized = getattr(model, "quantized", model)
-    return set(input_types(Network(quantized)).values()) != {"uint8"}
+    return not takes_pixels(Network(getattr(model, "quantized", model)))
 
 
 def _float_model(target: Target, given: str | None) -> pathlib.Path | None:

@@ -52,6 +52,11 @@ def input_types(network: Network) -> dict[str, str]:
     return types
 
 
+def takes_pixels(network: Network) -> bool:
+    """Whether the file of a quantized model takes uint8 pixels, and nothing else."""
+    return set(input_types(network).values()) == {"uint8"}
+
+
 def changes(network: Network) -> dict[str, Change]:
     """For each input, the change from what the first layers read to what the model is fed."""
     ranges = input_ranges(network)

@@ -19,7 +19,7 @@ from sat_tf.export.verify import verify_tflite
 from sat_tf.graph.network import Network
 from sat_tf.loading.load import load_model
 from sat_tf.messages import RunError
-from sat_tf.qat.inputs import input_types
+from sat_tf.qat.inputs import takes_pixels
 from sat_tf.training.loop.stage import SAMPLE, Run
 from sat_tf.training.report.curves import draw_curves
 from sat_tf.training.report.report import write_answers, write_layers, write_report
@@ -64,8 +64,8 @@ def deploy(
     path = folder.file(TFLITE_MODEL)
     pixels, labels = pixels_of(source).held_out_sample(verify_images)
     quantized = model.quantized if isinstance(model, DeployedModel) else model
-    takes_pixels = set(input_types(Network(quantized)).values()) == {"uint8"}
-    images = pixels if takes_pixels else pixels.astype(np.float32)
+    is_of_pixels = takes_pixels(Network(quantized))
+    images = pixels if is_of_pixels else pixels.astype(np.float32)
     try:
         report = export_tflite(
             model,
@@ -74,7 +74,7 @@ def deploy(
             pack=pack,
             softmax=softmax,
             labels=source.class_names,
-            preprocessing=source.preprocessing if takes_pixels else None,
+            preprocessing=source.preprocessing if is_of_pixels else None,
         )
         certificate = verify_tflite(
             model,
@@ -149,7 +149,7 @@ def _answers(run: Run, float_model: keras.Model) -> Answers:
         answers_of(np.concatenate(logits)),
         answers_of(outputs),
         num_classes=run.source.num_classes,
-        class_names=getattr(run.source, "class_names", None),
+        class_names=run.source.class_names,
     )
 
 

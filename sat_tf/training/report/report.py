@@ -11,7 +11,6 @@ from sat_tf.analysis.answers.page import answers_section
 from sat_tf.analysis.layer_table import LayerRow
 from sat_tf.export.certificate.certificate import FloatNote
 from sat_tf.messages import RunError, first_ones, list_problems
-from sat_tf.preprocessing import Preprocessing
 from sat_tf.presentation.page import render_page
 from sat_tf.presentation.tables import Column, Marked, Table, digits, percent, plain
 from sat_tf.training.config.config import load_yaml
@@ -146,18 +145,11 @@ def _accuracy(results: Results) -> Table[_ModelAccuracy]:
 def _images(folder: RunFolder) -> dict[str, str]:
     """What the run has written down of its classes and of how pictures become its input."""
     names = folder.read_text(run_folder.LABELS).splitlines()
-    said = folder.read_text(run_folder.PREPROCESSING)
+    preprocessing = folder.preprocessing
     facts = {"Classes": f"{len(names):,}: {first_ones(names, _NAMED_CLASSES)}"} if names else {}
-    if said:
-        facts["Preprocessing"] = _preprocessing(folder, said).describe()
+    if preprocessing is not None:
+        facts["Preprocessing"] = preprocessing.describe()
     return facts
-
-
-def _preprocessing(folder: RunFolder, said: str) -> Preprocessing:
-    try:
-        return Preprocessing.from_json(said)
-    except ValueError as error:
-        raise folder.damaged(run_folder.PREPROCESSING, error, "what it says") from error
 
 
 def _sizes(results: Results) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from sat_tf.atomic_file import renamed_when_done
 from sat_tf.messages import RunError
+from sat_tf.preprocessing import Preprocessing
 
 _Row = TypeVar("_Row")
 
@@ -152,6 +153,19 @@ class RunFolder:
         if not isinstance(values, dict):
             raise self.damaged(name, f"a {type(values).__name__}", "a JSON object")
         return values
+
+    @property
+    def preprocessing(self) -> Preprocessing | None:
+        """How pictures become the input of the run's models; None where it has not said so.
+
+        Raises:
+            RunError: the file is damaged.
+        """
+        text = self.read_text(PREPROCESSING)
+        try:
+            return Preprocessing.from_json(text) if text else None
+        except ValueError as error:
+            raise self.damaged(PREPROCESSING, error, "what it says") from error
 
     def damaged(self, name: str, what: object, expected: str) -> RunError:
         """The error for one of `FILES` with contents that no run has written."""
