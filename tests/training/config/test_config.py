@@ -77,7 +77,7 @@ def test_all_problems_are_reported_at_once_with_the_nearest_name():
         "policy.actvation_bits=4",
         "policy.rescale=std",
         "stages.float.learnig_rate=1",
-        "stages.float.epochs=0",
+        "stages.float.epochs=-1",
         "stages.quantized.momentum=1.0",
         "sed=3",
         "distribution=mirored",
@@ -93,7 +93,7 @@ def test_all_problems_are_reported_at_once_with_the_nearest_name():
         "policy.actvation_bits is not a key. Did you mean activation_bits?",
         "policy.rescale='std': expected one of constant, stddev, none. Did you mean stddev?",
         "stages.float.learnig_rate is not a key.",
-        "stages.float.epochs=0: expected a positive integer",
+        "stages.float.epochs=-1: expected an integer, 0 (a stage behind",
         "stages.quantized.momentum=1.0: expected a number from 0 to below 1.",
         "sed is not a key. Did you mean seed?",
         "distribution='mirored': expected one of auto, none, mirrored, multi_worker, tpu. "
@@ -119,7 +119,7 @@ def test_all_problems_are_reported_at_once_with_the_nearest_name():
         ("policy=4", "policy=4: expected a mapping of BitPolicy's fields"),
         ("policy.weight_bits=null", "policy.weight_bits=None: expected an integer from 1 to 8"),
         ("policy.overrides={a: {bits: 8}}", "policy.overrides['a']: bits cannot be set"),
-        ("stages.float.epochs=two", "stages.float.epochs='two': expected a positive integer"),
+        ("stages.float.epochs=two", "stages.float.epochs='two': expected an integer, 0 (a stage"),
         ("stages.float.nesterov=yes please", "nesterov='yes please': expected true or false"),
         ("stages.float.weight_decay=-1", "weight_decay=-1: expected a number, 0 (none) or more"),
         ("stages.float.base_learning_rate=.inf", "base_learning_rate=inf: expected a positive"),
@@ -201,3 +201,9 @@ def test_epochs_of_a_stage_win_over_the_steps_of_the_stage_before():
     assert config.stages.quantized.total_steps(30) == 270
     config = parse_config(SMALLEST, ["stages={float: {steps: 100}, quantized: {}}"])
     assert config.stages.quantized.total_steps(30) == 100
+
+
+def test_a_quantized_stage_without_epochs_is_calibrated_and_a_float_one_is_an_error():
+    assert not parse_config(SMALLEST, ["stages.quantized.epochs=0"]).stages.quantized.trains
+    with pytest.raises(RunError, match=r"stages.float.epochs=0: expected a positive integer; only"):
+        parse_config(SMALLEST, ["stages.float.epochs=0"])
