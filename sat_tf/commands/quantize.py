@@ -5,8 +5,10 @@ import dataclasses
 import json
 import pathlib
 import re
+import types
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
@@ -41,6 +43,11 @@ _CALIBRATION_IMAGES = 512
 _HELD_OUT_IMAGES = 1024
 _RANGE_IMAGES = 256
 _BATCH_SIZE = 32
+# Nothing is cut off, and what has a left and a right, as letters have, is not mirrored: how the
+# model was trained is not known.
+_CROPS: Mapping[str, Any] = types.MappingProxyType(
+    {"resize_ratio": 1.0, "smallest_area": 0.6, "mirrored": False}
+)
 # With fewer bits a network that is not trained loses what it can.
 _FEWEST_WITHOUT_TRAINING = 7
 
@@ -217,7 +224,7 @@ def _pictures(folder: pathlib.Path, model: "keras.Model", console: Console) -> _
             class_names=found.class_names if fits else None,
             why_not="pictures without labels" if not has_folders else f"a model of {shape}",
         )
-    source = data_source("folder", data_dir=str(folder), image_size=shape[0])
+    source = data_source("folder", data_dir=str(folder), image_size=shape[0], **_CROPS)
     console.print(
         f"{folder}: {source.num_classes:,} classes, {source.num_train:,} pictures to calibrate or "
         f"train on and {source.num_test:,} held out",
@@ -298,7 +305,11 @@ def _run(
         "seed": arguments.seed,
         "data": {
             "name": "folder",
-            "options": {"data_dir": str(arguments.images), "image_size": source.image_size},
+            "options": {
+                "data_dir": str(arguments.images),
+                "image_size": source.image_size,
+                **_CROPS,
+            },
         },
         "policy": policy.to_dict(),
         "stages": {

@@ -7,10 +7,11 @@ import statistics
 import warnings
 from collections.abc import Sequence
 
-from sat_tf.arguments import check
+from sat_tf.arguments import Rule, check
 from sat_tf.data.folder_tree import read_tree
 from sat_tf.data.shards import spread_evenly
 from sat_tf.data.source import ImageSource, picture_rules
+from sat_tf.preprocessing import RESIZED_AND_CROPPED, Preprocessing
 
 # Of a set, to learn how large its pictures are.
 _OPENED = 32
@@ -24,15 +25,19 @@ def load_folder_tree(
     image_size: int = 224,
     max_corrupt: float = 0.001,
     deterministic: bool = True,
+    resize_ratio: float = RESIZED_AND_CROPPED.resize_ratio,
+    smallest_area: float = 0.08,
+    mirrored: bool = True,
 ) -> ImageSource:
     """A folder of pictures: train/<class>/<picture>, and the same under val, validation or test.
 
     Of a folder with train alone, or with the classes alone, a fifth of each class is held out; see
     `sat_tf.data.folder_tree.read_tree`.
 
-    Training takes random crops of 8 to 100 % of a picture's area with aspects from 3/4 to 4/3, and
-    mirrors every other one. Held-out pictures are resized so that their shorter side is 256/224 of
-    `image_size`, and cropped to their centre. All are turned by their EXIF orientation.
+    Training takes random crops of `smallest_area` to all of a picture's area with aspects from 3/4
+    to 4/3, and mirrors every other one. Held-out pictures are resized so that their shorter side is
+    `resize_ratio` times `image_size`, and cropped to their centre. All are turned by their EXIF
+    orientation. The defaults are ImageNet's.
 
     JPEG, PNG, GIF, BMP, WebP and TIFF are read, whatever their suffix. A picture that cannot be
     decoded is corrupt, and so is a JPEG with more than 5 % of its rows missing. Training takes the
@@ -45,17 +50,34 @@ def load_folder_tree(
             are an error.
         deterministic: whether batches hold the same pictures in the same order every time;
             otherwise the fastest come first.
+        resize_ratio: see above, 1 or more; 1 keeps all of a square picture.
+        smallest_area: see above, above 0, to 1.
+        mirrored: whether training mirrors; not for letters, and what has a left and a right.
 
     Raises:
         ValueError: an argument is out of its range, or the folder is not laid out like this; lists
             everything.
     """
-    check("folder", picture_rules(image_size, max_corrupt, deterministic))
+    rules = [
+        Rule(
+            "smallest_area",
+            smallest_area,
+            not isinstance(smallest_area, bool)
+            and isinstance(smallest_area, int | float)
+            and 0 < smallest_area <= 1,
+            "a number above 0, to 1",
+            "pass 0.08",
+        ),
+        Rule("mirrored", mirrored, isinstance(mirrored, bool), "a bool", "pass True"),
+    ]
+    check("folder", [*picture_rules(image_size, max_corrupt, deterministic), *rules])
+    preprocessing = Preprocessing(resize_ratio=resize_ratio)
     tree = read_tree(data_dir)
     side = median_side(tree.train.paths)
     if side is not None and side * _MOST_ENLARGED < image_size:
         tree = dataclasses.replace(tree, notes=(*tree.notes, _enlarged(side, image_size)))
     # Imported here: naming a data set needs no TensorFlow.
+    from sat_tf.data.crops import TrainingCrops
     from sat_tf.data.folder_source import FolderSource
 
     return FolderSource(
@@ -64,6 +86,8 @@ def load_folder_tree(
         image_size=image_size,
         max_corrupt=max_corrupt,
         deterministic=deterministic,
+        preprocessing=preprocessing,
+        crops=TrainingCrops(smallest_area, mirrored),
     )
 
 

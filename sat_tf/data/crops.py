@@ -5,14 +5,14 @@ that are turned by their EXIF orientation, are decoded whole and then cropped.
 """
 
 import math
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from sat_tf.data.batch_order import RANDOM
 from sat_tf.data.orientation import jpeg_may_be_turned, may_be_turned, turned_upright
-from sat_tf.preprocessing import RESIZED_AND_CROPPED
+from sat_tf.preprocessing import RESIZED_AND_CROPPED, Preprocessing
 
-# The random-resized crop of the Inception and ResNet papers.
 SMALLEST_AREA = 0.08
 WIDEST_ASPECT = 4 / 3
 TRIES = 10
@@ -30,8 +30,29 @@ JPEG = b"\xff\xd8\xff"
 TAIL = 32
 
 
+class TrainingCrops(NamedTuple):
+    """How training varies a picture.
+
+    Attributes:
+        smallest_area: share of the picture's area that a crop has at least.
+        mirrors: every other crop is mirrored.
+    """
+
+    smallest_area: float = SMALLEST_AREA
+    mirrors: bool = True
+
+
+# The random-resized crop of the Inception and ResNet papers.
+INCEPTION = TrainingCrops()
+
+
 def training_crop(
-    encoded: tf.Tensor, seed: tf.Tensor, image_size: int, *, turns: bool = False
+    encoded: tf.Tensor,
+    seed: tf.Tensor,
+    image_size: int,
+    *,
+    turns: bool = False,
+    crops: TrainingCrops = INCEPTION,
 ) -> tf.Tensor:
     """A random crop of a picture, resized, and mirrored every other time.
 
@@ -44,6 +65,7 @@ def training_crop(
         seed: (2,), integers; the same seed gives the same crop.
         image_size: height and width of the result.
         turns: whether the picture is turned by its EXIF orientation.
+        crops: which crops.
 
     Returns:
         (image_size, image_size, 3), uint8.
@@ -53,14 +75,16 @@ def training_crop(
     """
     return tf.cond(
         tf.io.is_jpeg(encoded),
-        lambda: training_crop_of_jpeg(encoded, seed, image_size, turns=turns),
-        lambda: training_crop_of_pixels(_decoded(encoded, turns), seed, image_size),
+        lambda: training_crop_of_jpeg(encoded, seed, image_size, turns=turns, crops=crops),
+        lambda: training_crop_of_pixels(_decoded(encoded, turns), seed, image_size, crops),
     )
 
 
-def training_crop_of_pixels(pixels: tf.Tensor, seed: tf.Tensor, image_size: int) -> tf.Tensor:
+def training_crop_of_pixels(
+    pixels: tf.Tensor, seed: tf.Tensor, image_size: int, crops: TrainingCrops = INCEPTION
+) -> tf.Tensor:
     """As `training_crop`, for a decoded picture (height, width, 3), uint8."""
-    window, is_mirrored = _training_window(tf.shape(pixels), seed)
+    window, is_mirrored = _training_window(tf.shape(pixels), seed, crops)
     top, left, height, width = tf.unstack(window)
     crop = pixels[top : top + height, left : left + width]
 
@@ -73,8 +97,14 @@ def training_crop_of_pixels(pixels: tf.Tensor, seed: tf.Tensor, image_size: int)
     return _mirrored(_resized(crop, image_size), is_mirrored)
 
 
-def held_out_crop(encoded: tf.Tensor, image_size: int, *, turns: bool = False) -> tf.Tensor:
-    """The picture as `sat_tf.preprocessing.RESIZED_AND_CROPPED` says.
+def held_out_crop(
+    encoded: tf.Tensor,
+    image_size: int,
+    *,
+    turns: bool = False,
+    ratio: float = RESIZED_AND_CROPPED.resize_ratio,
+) -> tf.Tensor:
+    """The picture as a `sat_tf.preprocessing.Preprocessing` says.
 
     Resized bilinearly with antialiasing, as Pillow does it: photographs of several thousand pixels
     would otherwise be measured by every tenth pixel.
@@ -83,6 +113,7 @@ def held_out_crop(encoded: tf.Tensor, image_size: int, *, turns: bool = False) -
         encoded: the bytes of a JPEG, PNG, GIF or WebP file.
         image_size: height and width of the result.
         turns: whether the picture is turned by its EXIF orientation.
+        ratio: its `resize_ratio`.
 
     Returns:
         (image_size, image_size, 3), uint8.
@@ -92,28 +123,35 @@ def held_out_crop(encoded: tf.Tensor, image_size: int, *, turns: bool = False) -
     """
     return tf.cond(
         tf.io.is_jpeg(encoded),
-        lambda: held_out_crop_of_jpeg(encoded, image_size, turns=turns),
-        lambda: held_out_crop_of_pixels(_decoded(encoded, turns), image_size),
+        lambda: held_out_crop_of_jpeg(encoded, image_size, turns=turns, ratio=ratio),
+        lambda: held_out_crop_of_pixels(_decoded(encoded, turns), image_size, ratio),
     )
 
 
-def held_out_crop_of_pixels(pixels: tf.Tensor, image_size: int) -> tf.Tensor:
+def held_out_crop_of_pixels(
+    pixels: tf.Tensor, image_size: int, ratio: float = RESIZED_AND_CROPPED.resize_ratio
+) -> tf.Tensor:
     """As `held_out_crop`, for a decoded picture (height, width, 3), uint8."""
     shape = tf.shape(pixels)
-    window = _held_out_window(shape, image_size)
+    window = _held_out_window(shape, image_size, ratio)
     top, left, height, width = tf.unstack(window)
     crop = pixels[top : top + height, left : left + width]
-    return _centre(crop, shape, window, image_size)
+    return _centre(crop, shape, window, image_size, ratio)
 
 
 def training_crop_of_jpeg(
-    encoded: tf.Tensor, seed: tf.Tensor, image_size: int, *, turns: bool = False
+    encoded: tf.Tensor,
+    seed: tf.Tensor,
+    image_size: int,
+    *,
+    turns: bool = False,
+    crops: TrainingCrops = INCEPTION,
 ) -> tf.Tensor:
     """As `training_crop`, for JPEGs only: checking the format of every file takes time."""
     encoded = _whole_jpeg(encoded)
 
     def as_stored() -> tf.Tensor:
-        window, is_mirrored = _training_window(tf.io.extract_jpeg_shape(encoded), seed)
+        window, is_mirrored = _training_window(tf.io.extract_jpeg_shape(encoded), seed, crops)
 
         def reduced(ratio: int) -> tf.Tensor:
             return tf.raw_ops.DecodeAndCropJpeg(
@@ -128,26 +166,32 @@ def training_crop_of_jpeg(
         return as_stored()
     return tf.cond(
         jpeg_may_be_turned(encoded),
-        lambda: _turned_training_crop(encoded, seed, image_size),
+        lambda: _turned_training_crop(encoded, seed, image_size, crops),
         as_stored,
     )
 
 
-def held_out_crop_of_jpeg(encoded: tf.Tensor, image_size: int, *, turns: bool = False) -> tf.Tensor:
+def held_out_crop_of_jpeg(
+    encoded: tf.Tensor,
+    image_size: int,
+    *,
+    turns: bool = False,
+    ratio: float = RESIZED_AND_CROPPED.resize_ratio,
+) -> tf.Tensor:
     """As `held_out_crop`, for JPEGs only."""
     encoded = _whole_jpeg(encoded)
 
     def as_stored() -> tf.Tensor:
         shape = tf.io.extract_jpeg_shape(encoded)
-        window = _held_out_window(shape, image_size)
+        window = _held_out_window(shape, image_size, ratio)
         crop = tf.io.decode_and_crop_jpeg(encoded, window, channels=3, dct_method=_ACCURATE)
-        return _centre(crop, shape, window, image_size)
+        return _centre(crop, shape, window, image_size, ratio)
 
     if not turns:
         return as_stored()
     return tf.cond(
         jpeg_may_be_turned(encoded),
-        lambda: _turned_held_out_crop(encoded, image_size),
+        lambda: _turned_held_out_crop(encoded, image_size, ratio),
         as_stored,
     )
 
@@ -158,13 +202,15 @@ _AS_ONE_NODE = {"autograph": False, "experimental_attributes": {"_noinline": Tru
 
 
 @tf.function(**_AS_ONE_NODE)
-def _turned_training_crop(encoded: tf.Tensor, seed: tf.Tensor, image_size: int) -> tf.Tensor:
-    return training_crop_of_pixels(_decoded_and_turned(encoded), seed, image_size)
+def _turned_training_crop(
+    encoded: tf.Tensor, seed: tf.Tensor, image_size: int, crops: TrainingCrops
+) -> tf.Tensor:
+    return training_crop_of_pixels(_decoded_and_turned(encoded), seed, image_size, crops)
 
 
 @tf.function(**_AS_ONE_NODE)
-def _turned_held_out_crop(encoded: tf.Tensor, image_size: int) -> tf.Tensor:
-    return held_out_crop_of_pixels(_decoded_and_turned(encoded), image_size)
+def _turned_held_out_crop(encoded: tf.Tensor, image_size: int, ratio: float) -> tf.Tensor:
+    return held_out_crop_of_pixels(_decoded_and_turned(encoded), image_size, ratio)
 
 
 def _decoded_and_turned(encoded: tf.Tensor) -> tf.Tensor:
@@ -204,12 +250,14 @@ def _halvings(window: tf.Tensor, image_size: int) -> tf.Tensor:
     return tf.reduce_sum(tf.cast(tf.minimum(window[2], window[3]) >= limits, tf.int32))
 
 
-def _training_window(shape: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+def _training_window(
+    shape: tf.Tensor, seed: tf.Tensor, crops: TrainingCrops
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Top, left, height and width of a random crop, and whether to mirror it."""
     # All draws at once: an operation costs as much as its arithmetic.
     draws = tf.random.stateless_uniform((2 * TRIES + 3,), seed, alg=RANDOM)
     sides = tf.cast(shape[:2], tf.float32)
-    area = sides[0] * sides[1] * (SMALLEST_AREA + (1 - SMALLEST_AREA) * draws[:TRIES])
+    area = sides[0] * sides[1] * (crops.smallest_area + (1 - crops.smallest_area) * draws[:TRIES])
     aspect = tf.exp(math.log(WIDEST_ASPECT) * (2 * draws[TRIES : 2 * TRIES] - 1))
     sizes = tf.round(tf.stack([tf.sqrt(area / aspect), tf.sqrt(area * aspect)], axis=1))
     fits = tf.reduce_all((sizes >= 1) & (sizes <= sides), axis=1)
@@ -223,7 +271,8 @@ def _training_window(shape: tf.Tensor, seed: tf.Tensor) -> tuple[tf.Tensor, tf.T
         tf.minimum(tf.floor(draws[2 * TRIES : 2 * TRIES + 2] * (room + 1)), room),
         tf.floor(room / 2),
     )
-    return tf.cast(tf.concat([begin, size], 0), tf.int32), draws[-1] < 0.5
+    share = 0.5 if crops.mirrors else 0.0
+    return tf.cast(tf.concat([begin, size], 0), tf.int32), draws[-1] < share
 
 
 def _resized(crop: tf.Tensor, image_size: int) -> tf.Tensor:
@@ -241,18 +290,20 @@ def _mirrored(pixels: tf.Tensor, is_mirrored: tf.Tensor) -> tf.Tensor:
     return tf.cond(is_mirrored, lambda: tf.reverse(pixels, [1]), lambda: pixels)
 
 
-def _held_out_geometry(shape: tf.Tensor, image_size: int) -> tuple[tf.Tensor, tf.Tensor]:
+def _held_out_geometry(
+    shape: tf.Tensor, image_size: int, ratio: float
+) -> tuple[tf.Tensor, tf.Tensor]:
     """Factor by which height and width are resized, and the corner of the crop after that."""
     # The formula of `Preprocessing.geometry`, as tensors.
-    shorter, _ = RESIZED_AND_CROPPED.covered((image_size, image_size))
+    shorter, _ = Preprocessing(resize_ratio=ratio).covered((image_size, image_size))
     sides = tf.cast(shape[:2], tf.float32)
     resized = tf.floor(sides * shorter / tf.reduce_min(sides) + 1e-3)
     return resized / sides, tf.round((resized - image_size) / 2)
 
 
-def _held_out_window(shape: tf.Tensor, image_size: int) -> tf.Tensor:
+def _held_out_window(shape: tf.Tensor, image_size: int, ratio: float) -> tf.Tensor:
     """Top, left, height and width of all pixels that the held-out crop depends on."""
-    factors, corner = _held_out_geometry(shape, image_size)
+    factors, corner = _held_out_geometry(shape, image_size, ratio)
     # The triangle of the filter reaches one pixel of the smaller picture to either side.
     reach = tf.maximum(1 / factors, 1) + _MARGIN
     begin = tf.maximum(tf.cast(tf.floor(corner / factors - reach), tf.int32), 0)
@@ -261,9 +312,11 @@ def _held_out_window(shape: tf.Tensor, image_size: int) -> tf.Tensor:
     return tf.concat([begin, end - begin], 0)
 
 
-def _centre(crop: tf.Tensor, shape: tf.Tensor, window: tf.Tensor, image_size: int) -> tf.Tensor:
+def _centre(
+    crop: tf.Tensor, shape: tf.Tensor, window: tf.Tensor, image_size: int, ratio: float
+) -> tf.Tensor:
     """Resizes the window exactly as if the whole picture were resized."""
-    factors, corner = _held_out_geometry(shape, image_size)
+    factors, corner = _held_out_geometry(shape, image_size, ratio)
     resized = tf.raw_ops.ScaleAndTranslate(
         images=crop[None],
         size=(image_size, image_size),

@@ -16,6 +16,8 @@ from sat_tf.data.batch_order import (
     shuffled_spans,
 )
 from sat_tf.data.crops import (
+    INCEPTION,
+    TrainingCrops,
     held_out_crop,
     held_out_crop_of_jpeg,
     held_out_crop_of_pixels,
@@ -32,7 +34,7 @@ from sat_tf.data.decoding import (
 from sat_tf.data.folder_tree import FolderTree, Split, printable
 from sat_tf.data.shards import Shard, spread_evenly
 from sat_tf.data.source import NO_LABEL, expect_images
-from sat_tf.preprocessing import RESIZED_AND_CROPPED
+from sat_tf.preprocessing import RESIZED_AND_CROPPED, Preprocessing
 
 _SAMPLED_AT_ONCE = 64
 _NAMES_READ = 1000
@@ -47,6 +49,8 @@ class FolderSource(PictureSource):
         image_size: height and width of the images.
         max_corrupt: see `CorruptPictures`.
         deterministic: whether pictures keep their order.
+        preprocessing: how pictures become the images to measure with.
+        crops: how training varies them.
     """
 
     def __init__(
@@ -57,6 +61,8 @@ class FolderSource(PictureSource):
         image_size: int,
         max_corrupt: float,
         deterministic: bool,
+        preprocessing: Preprocessing = RESIZED_AND_CROPPED,
+        crops: TrainingCrops = INCEPTION,
     ) -> None:
         super().__init__(
             name=name,
@@ -68,10 +74,11 @@ class FolderSource(PictureSource):
             deterministic=deterministic,
         )
         self.class_names = tuple(map(printable, tree.class_names))
-        self.preprocessing = RESIZED_AND_CROPPED
+        self.preprocessing = preprocessing
         self.notes = tree.notes
         self._tree = tree
-        self._turns = self.preprocessing.exif_orientation
+        self._turns = preprocessing.exif_orientation
+        self._crops = crops
 
     def training_batches(
         self,
@@ -99,14 +106,22 @@ class FolderSource(PictureSource):
 
         def fast(epoch: tf.Tensor, index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             encoded = tf.io.read_file(paths[index])
-            crop = crop_of(encoded, seed_of(epoch, index), self.image_size, turns=self._turns)
+            crop = crop_of(
+                encoded,
+                seed_of(epoch, index),
+                self.image_size,
+                turns=self._turns,
+                crops=self._crops,
+            )
             return crop, labels[index]
 
         def slow(epoch: np.int64, index: np.int64) -> tuple[npt.NDArray[np.uint8], int]:
             pixels, label = first_good(
                 self._from(self._tree.train, int(index)), self.corrupt, turns=self._turns
             )
-            crop = training_crop_of_pixels(pixels, seed_of(epoch, index), self.image_size)
+            crop = training_crop_of_pixels(
+                pixels, seed_of(epoch, index), self.image_size, self._crops
+            )
             return crop.numpy(), label
 
         spans = shuffled_spans(self.num_train, batch_size=batch_size, shard=shard, **order).map(
@@ -161,7 +176,12 @@ class FolderSource(PictureSource):
             return tf.cond(
                 index < count,
                 lambda: (
-                    crop_of(tf.io.read_file(paths[index]), self.image_size, turns=self._turns),
+                    crop_of(
+                        tf.io.read_file(paths[index]),
+                        self.image_size,
+                        turns=self._turns,
+                        ratio=self.preprocessing.resize_ratio,
+                    ),
                     labels[index],
                 ),
                 lambda: (tf.constant(nothing[0]), tf.constant(nothing[1])),
@@ -173,7 +193,8 @@ class FolderSource(PictureSource):
                 pixels, label = first_good(iter(alone), self.corrupt, turns=self._turns)
             except NoGoodPictureError:
                 return nothing
-            return held_out_crop_of_pixels(pixels, self.image_size).numpy(), label
+            ratio = self.preprocessing.resize_ratio
+            return held_out_crop_of_pixels(pixels, self.image_size, ratio).numpy(), label
 
         return self._batches(pieces, fast, slow)
 

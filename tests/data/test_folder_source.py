@@ -228,3 +228,54 @@ def test_pieces_of_different_sizes_keep_their_places(own_tree):
     source = data.source("folder", data_dir=own_tree, image_size=32, deterministic=False)
     batches = source.held_out_batches(batch_size=5, shard=Shard(replicas=2))
     assert [len(labels) for _, labels in pieces(batches)] == [3, 2] * 3
+
+
+def test_a_picture_of_the_size_of_the_input_can_be_kept_whole(tmp_path):
+    pixels = {}
+    for split in ("train", "val"):
+        for number, name in enumerate(CLASSES):
+            picture = photograph(32, 32, seed=number)
+            (tmp_path / split / name).mkdir(parents=True)
+            tf.io.write_file(str(tmp_path / split / name / "0.png"), tf.io.encode_png(picture))
+            pixels[number] = picture
+    whole = data.source("folder", data_dir=tmp_path, image_size=32, resize_ratio=1)
+    images, labels = whole.held_out_sample(3)
+    for image, label in zip(images, labels, strict=True):
+        np.testing.assert_array_equal(image, pixels[label])
+    assert whole.preprocessing.resize_ratio == 1
+    cropped, _ = data.source("folder", data_dir=tmp_path, image_size=32).held_out_sample(3)
+    assert not np.array_equal(cropped, images)
+
+
+def test_training_can_take_whole_pictures_and_mirror_none(tmp_path):
+    left = np.zeros((24, 32, 3), np.uint8)
+    left[:, :16] = 255  # mirrored, it would be bright on the right
+    for split in ("train", "val"):
+        for name in ("a", "b"):
+            (tmp_path / split / name).mkdir(parents=True)
+            tf.io.write_file(str(tmp_path / split / name / "0.png"), tf.io.encode_png(left))
+    options = {"data_dir": tmp_path, "image_size": 16}
+    kept = data.source("folder", **options, smallest_area=1, mirrored=False)
+    usual = data.source("folder", **options, smallest_area=1)
+
+    def bright_on_the_left(source):
+        batches = source.training_batches(batch_size=2, seed=0).take(16)
+        images = np.concatenate([images for images, _ in batches.as_numpy_iterator()])
+        return float(np.mean(images[:, :, 0, 0] > images[:, :, -1, 0]))
+
+    assert bright_on_the_left(kept) == 1.0
+    assert 0.2 < bright_on_the_left(usual) < 0.8
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        ({"smallest_area": 0}, "smallest_area: received 0; expected a number above 0, to 1"),
+        ({"smallest_area": True}, "smallest_area: received True"),
+        ({"mirrored": "no"}, "mirrored: received 'no'; expected a bool"),
+        ({"resize_ratio": 0.5}, "resize_ratio: received 0.5; expected a number from 1"),
+    ],
+)
+def test_wrong_options_of_crops_are_named(option, expected, tree):
+    with pytest.raises(ValueError, match=expected):
+        data.source("folder", data_dir=tree, **option)
