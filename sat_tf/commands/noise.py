@@ -21,9 +21,10 @@ _NOISE = re.compile(
     rb"|[IW]\d{4} [\d.:]+ "
     rb"|\d{4}-\d\d-\d\d [\d.:]+: [IW] "
     rb"|To enable the following instructions: "
-    # What it calls errors on machines without a GPU, or with two copies of a library.
+    # What it calls errors on machines without a GPU or AVX-512, or with two copies of a library.
     rb"|(E\d{4} |\d{4}-\d\d-\d\d [\d.:]+: E ).*"
-    rb"(cuInit|Unable to register cu\w+ factory|computation placer already registered)"
+    rb"(cuInit|Unable to register cu\w+ factory|computation placer already registered"
+    rb"|oneDNN supports DT_UINT8 only)"
     # libjpeg, of pictures that it reads all the same.
     rb"|Corrupt JPEG data: "
 )
