@@ -1,26 +1,40 @@
-"""Trains a small net on glyphs with allocated bits, and with the same bits everywhere.
+"""Trains a small net on glyphs with allocated bits, and with others that use no more of anything.
 
 For each seed one float model is trained. At each number of bits, the same bits everywhere set the
 budget: `sat_tf.allocate` may use as many bytes of the file, as many ideal bytes and as many bit
-operations, and not one more. Both are trained alike from the float model, exported and verified.
+operations, and not one more. So may HAQ's searches, a random and a greedy one, which measure the
+loss of the calibrated model equally often, on half of the images of `allocate`. All are trained
+alike from the float model, exported and verified.
+
+With --weights_only activations have 8 bits, and the budget is of bytes and ideal bytes.
 
     python benchmarks/allocated_on_glyphs.py
+    python benchmarks/allocated_on_glyphs.py --weights_only
     python benchmarks/allocated_on_glyphs.py --classes=50 --seeds=0 --bits=2 --float_epochs=2
 """
 
+import dataclasses
+import functools
+import itertools
 import pathlib
 import time
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import rich.console
 import tf_keras as keras
 from absl import app, flags
-from rows import as_table, write_csv
+from calibrated_loss import CalibratedLoss
+from rows import as_table, read_csv, write_csv
 
 import sat_tf
 from sat_tf import data
+from sat_tf.analysis.allocation import baselines
+from sat_tf.analysis.allocation.budget import read_budget
+from sat_tf.analysis.allocation.choices import ModelChoices
+from sat_tf.analysis.allocation.problem import make_problem
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.training.config.config import Config
@@ -29,16 +43,23 @@ from sat_tf.training.report.results import Results
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 
-_COSTS = ("sensitivity", "hessian")
+_SEARCHES = ("haq_random", "haq_greedy")
+_ALL_WAYS = ("uniform", "sensitivity", "hessian", *_SEARCHES)
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "of weights and order of images")
 _BITS = flags.DEFINE_list("bits", ["2", "3", "4"], "that set the budgets, 2 or more")
-_WAYS = flags.DEFINE_list("costs", list(_COSTS), f"what is minimized: {', '.join(_COSTS)}")
+_WAYS = flags.DEFINE_list("ways", list(_ALL_WAYS), f"to choose bits: {', '.join(_ALL_WAYS)}")
+_WEIGHTS_ONLY = flags.DEFINE_bool("weights_only", False, "activations have 8 bits")
+_EVALUATIONS = flags.DEFINE_integer("evaluations", 100, "of each search", lower_bound=1)
 _CLASSES = flags.DEFINE_integer("classes", 200, "how many characters", lower_bound=2)
 _FLOAT_EPOCHS = flags.DEFINE_integer("float_epochs", 6, "of the float stage", lower_bound=1)
 _QUANTIZED_EPOCHS = flags.DEFINE_integer("quantized_epochs", 3, "of the other", lower_bound=1)
 _IMAGES = flags.DEFINE_integer("images", 256, "training images to measure costs on", lower_bound=2)
-_OUTPUT = flags.DEFINE_string("output", "benchmarks/results/allocated.csv", "where to write rows")
-_FOLDER = flags.DEFINE_string("folder", "runs/allocated", "where the runs put their files")
+_OUTPUT = flags.DEFINE_string(
+    "output",
+    None,
+    "where to write rows; default: benchmarks/results/allocated.csv, or allocated_weights.csv",
+)
+_FOLDER = flags.DEFINE_string("folder", "runs/allocated", "where runs put their files")
 
 _MODEL = types.MappingProxyType({"width_multiplier": 0.5, "stem_stride": 1})
 _BATCH_SIZE = 64
@@ -83,81 +104,157 @@ def _trained(config: Config, folder: pathlib.Path, console: rich.console.Console
     return results
 
 
-def _policies(model: keras.Model, bits: int, images: tuple[np.ndarray, np.ndarray]) -> Any:
-    """The policy with the same bits everywhere, and one for each cost with no more of anything."""
-    uniform = BitPolicy.mobile(bits)
-    yield "uniform", uniform, 0.0
-    plan = sat_tf.explain(model, uniform)
-    ideal = sum(
-        row.weights.bits / 8 * np.prod(model.get_layer(row.name).weights[0].shape)
-        for row in plan.layers
-        if row.weights is not None
-    )
-    budget = {
-        "bytes": file_bytes(model, uniform),
-        "ideal_bytes": float(ideal),
-        "bit_operations": plan.bit_operations,
-    }
-    # The fewest bits there are to choose from, everywhere, would leave no choice.
-    choices = range(min(2, bits - 1), 9)
-    for cost in _WAYS.value:
+@dataclasses.dataclass(frozen=True)
+class _Chosen:
+    """A policy, and what choosing it took."""
+
+    policy: BitPolicy
+    seconds: float = 0.0
+    evaluations: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    """A model whose bits are chosen within a budget: what the same bits everywhere use."""
+
+    model: keras.Model
+    images: np.ndarray
+    labels: np.ndarray
+    bits: int
+    seed: int
+
+    @functools.cached_property
+    def uniform(self) -> BitPolicy:
+        """The same bits everywhere."""
+        fields = {"activation_bits": 8} if _WEIGHTS_ONLY.value else {}
+        return BitPolicy.mobile(self.bits, **fields)
+
+    @functools.cached_property
+    def budget(self) -> dict[str, float]:
+        """What may be used: no more than by the same bits everywhere."""
+        plan = sat_tf.explain(self.model, self.uniform)
+        ideal = sum(
+            row.weights.bits / 8 * np.prod(self.model.get_layer(row.name).weights[0].shape)
+            for row in plan.layers
+            if row.weights is not None
+        )
+        budget = {"bytes": file_bytes(self.model, self.uniform), "ideal_bytes": float(ideal)}
+        if not _WEIGHTS_ONLY.value:
+            budget["bit_operations"] = plan.bit_operations
+        return budget
+
+    @property
+    def choices(self) -> dict[str, Sequence[int]]:
+        """The numbers of bits to choose from."""
+        # The fewest bits there are to choose from, everywhere, would leave no choice.
+        numbers = range(min(2, self.bits - 1), 9)
+        return {
+            "weight_bits": numbers,
+            "activation_bits": (8,) if _WEIGHTS_ONLY.value else numbers,
+        }
+
+    def chosen(self, way: str) -> _Chosen:
+        """The policy that one way chooses."""
+        if way == "uniform":
+            return _Chosen(self.uniform)
         start = time.perf_counter()
+        if way in _SEARCHES:
+            policy, evaluations = self._searched(way)
+            return _Chosen(policy, time.perf_counter() - start, evaluations)
         found = sat_tf.allocate(
-            model,
-            images,
-            uniform,
-            budget=budget,
-            cost=cost,
-            weight_bits=choices,
-            activation_bits=choices,
+            self.model,
+            (self.images, self.labels),
+            self.uniform,
+            budget=self.budget,
+            cost=way,
+            **self.choices,
             num_images=_IMAGES.value,
         )
-        yield cost, found.policy, time.perf_counter() - start
+        return _Chosen(found.policy, time.perf_counter() - start)
+
+    def _searched(self, way: str) -> tuple[BitPolicy, int]:
+        choices = ModelChoices(self.model, self.uniform, **self.choices)
+        no_costs = [[0.0] * len(layer.choices) for layer in choices.layers]
+        limits = read_budget(self.budget, has_latency=False)
+        problem = make_problem(choices, no_costs, limits, None)
+        half = len(self.images) // 2
+        loss = CalibratedLoss(self.model, choices, self.images[:half], self.labels[:half])
+
+        def evaluate(chosen: np.ndarray) -> float:
+            return loss(problem.chosen(chosen))
+
+        given = problem.knapsack, problem.bits, evaluate
+        if way == "haq_random":
+            found = baselines.random_search(*given, evaluations=_EVALUATIONS.value, seed=self.seed)
+        else:
+            found = baselines.greedy_search(*given, evaluations=_EVALUATIONS.value)
+        if found is None:
+            raise RuntimeError(f"{way}: received a budget that no choice of bits keeps.")
+        return choices.policy_of(problem.chosen(found.chosen)), len(found.history)
+
+
+def _float_model(
+    seed: int, folder: pathlib.Path, console: rich.console.Console
+) -> tuple[pathlib.Path, Results]:
+    """The float model of a seed, trained where it is not there yet."""
+    run = RunFolder(folder)
+    if run.is_finished:
+        results = Results.read(run)
+    else:
+        config = _config("allocated_float", seed, BitPolicy.mobile(4), None)
+        results = _trained(config, folder, console)
+    return folder / run_folder.FLOAT_MODEL, results
 
 
 def main(argv: list[str]) -> None:
-    """Trains and measures all of them, writing the CSV after each; prints a table."""
+    """Runs what is missing, writing the CSV after each row; prints a table."""
     if len(argv) > 1:
         raise app.UsageError(f"received {argv[1:]}, expected flags only.")
-    if unknown := [cost for cost in _WAYS.value if cost not in _COSTS]:
-        raise app.UsageError(f"--costs: received {unknown}, expected {', '.join(_COSTS)}.")
+    if unknown := [way for way in _WAYS.value if way not in _ALL_WAYS]:
+        raise app.UsageError(f"--ways: received {unknown}, expected {', '.join(_ALL_WAYS)}.")
     console = rich.console.Console()
     pixels = data.load("glyphs", num_classes=_CLASSES.value)
-    rows: list[dict[str, Any]] = []
-    for seed in map(int, _SEEDS.value):
-        folder = pathlib.Path(_FOLDER.value) / f"seed_{seed}"
+    table = "allocated_weights" if _WEIGHTS_ONLY.value else "allocated"
+    output = _OUTPUT.value or f"benchmarks/results/{table}.csv"
+    rows = read_csv(output)
+    size = f"{_CLASSES.value} classes, {_FLOAT_EPOCHS.value} + {_QUANTIZED_EPOCHS.value} epochs"
+    for seed, bits, way in itertools.product(
+        map(int, _SEEDS.value), map(int, _BITS.value), _WAYS.value
+    ):
+        if (str(seed), str(bits), way) in {
+            (str(row["seed"]), str(row["bits"]), row["chosen by"]) for row in rows
+        }:
+            continue
+        folder = (
+            pathlib.Path(_FOLDER.value) / size.replace(", ", "_").replace(" ", "_") / f"seed_{seed}"
+        )
+        path, floats = _float_model(seed, folder / "float", console)
         first = np.random.default_rng(seed).permutation(len(pixels.train_labels))[: _IMAGES.value]
         images = pixels.train_images[first].astype(np.float32), pixels.train_labels[first]
-        floats = _trained(
-            _config("allocated_float", seed, BitPolicy.mobile(4), None), folder / "float", console
+        keras.backend.clear_session()
+        model = keras.models.load_model(path, compile=False)
+        found = _Task(model, *images, bits, seed).chosen(way)
+        name = f"{table}_{bits}_{way}"
+        console.rule(f"seed {seed}, {name}")
+        config = _config(name, seed, found.policy, path)
+        results = _trained(config, folder / name, console)
+        rows.append(
+            {
+                "seed": seed,
+                "bits": bits,
+                "chosen by": way,
+                "top-1 %, float": f"{100 * floats.float_top1:.2f}",
+                "top-1 %": f"{100 * (results.quantized_top1 or 0.0):.2f}",
+                "bytes": results.file_bytes,
+                "bit operations": sat_tf.explain(model, found.policy).bit_operations,
+                "codes differing": results.codes_differing,
+                "seconds to choose": f"{found.seconds:.0f}",
+                "evaluations": found.evaluations,
+            }
         )
-        path = folder / "float" / run_folder.FLOAT_MODEL
-        for bits in map(int, _BITS.value):
-            model = keras.models.load_model(path, compile=False)
-            for way, policy, seconds in list(_policies(model, bits, images)):
-                name = f"w{bits}a{bits}_{way}"
-                console.rule(f"seed {seed}, {name}")
-                config = _config(f"allocated_{name}", seed, policy, path)
-                results = _trained(config, folder / name, console)
-                rows.append(
-                    {
-                        "seed": seed,
-                        "bits": bits,
-                        "chosen by": way,
-                        "top-1 %, float": f"{100 * floats.float_top1:.2f}",
-                        "top-1 %": f"{100 * (results.quantized_top1 or 0.0):.2f}",
-                        "bytes": results.file_bytes,
-                        "bit operations": sat_tf.explain(model, policy).bit_operations,
-                        "codes differing": results.codes_differing,
-                        "seconds to choose": f"{seconds:.0f}",
-                    }
-                )
-                write_csv(rows, _OUTPUT.value)
-                keras.backend.clear_session()
-                model = keras.models.load_model(path, compile=False)
-    title = f"glyphs, {_CLASSES.value} classes, {_FLOAT_EPOCHS.value} + "
-    console.print(as_table(rows, f"{title}{_QUANTIZED_EPOCHS.value} epochs", _SHOWN))
-    console.print(f"wrote {_OUTPUT.value}")
+        write_csv(rows, output)
+    console.print(as_table(rows, f"glyphs, {size}", _SHOWN))
+    console.print(f"wrote {output}")
 
 
 if __name__ == "__main__":

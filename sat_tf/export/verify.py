@@ -178,6 +178,7 @@ def verify_tflite(
             problem with its fix.
     """
     path = expect_path(path)
+    check_model(_quantized(model))
     model = _of_size(model, images)
     images = _checked(model, path, images, labels)
     if certificate_path is not None:
@@ -207,7 +208,7 @@ def verify_tflite(
 def _of_size(model: keras.Model, images: Any) -> keras.Model:
     """The model for images of the given size, where it takes any size."""
     first = images[0] if isinstance(images, list | tuple) and len(images) else images
-    if not isinstance(model, keras.Model) or is_sized(model):
+    if is_sized(model):
         return model
     if np.ndim(first) not in (3, 4) or np.ndim(first) != len(model.inputs[0].shape):
         return model
@@ -239,8 +240,6 @@ def _own_names(quantized: keras.Model, name: str) -> Iterator[str]:
 
 def _checked(model: keras.Model, path: pathlib.Path, images: Any, labels: Any) -> Pixels:
     """Images as arrays; raises unless they fit the model, with what is wrong with the labels."""
-    if not isinstance(model, keras.Model):
-        check_model(model)  # says what it is instead
     problems = file_problems(path)
     shapes = [tuple(tensor.shape[1:]) for tensor in model.inputs]
     kinds = list(input_types(Network(_quantized(model))).values())

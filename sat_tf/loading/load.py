@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 # What is not in the file: states of random layers, casts to wider types.
 _LARGEST_RATIO = 8
 _ALWAYS_BUILT_BYTES = 2**26
+# What `quantize_for_bits` makes, as Keras registers it.
+_SEVERAL_WIDTHS = "sat_tf>AdaptiveBits"
 
 
 def load_model(path: str | os.PathLike[str], *, safe_mode: bool = True) -> "keras.Model":
@@ -49,6 +51,7 @@ def load_model(path: str | os.PathLike[str], *, safe_mode: bool = True) -> "kera
                 f"received a file that Keras {file.version} saved, expected one of tf_keras; "
                 "convert it with sat_tf.from_keras3(path)"
             )
+        _refuse_several_widths(file)
         with named_by_content(file) as name, _loading(file.weight_bytes):
             import tf_keras as keras
 
@@ -80,6 +83,19 @@ def named_by_content(file: ModelFile) -> Iterator[pathlib.Path]:
         except OSError:  # a system without links
             shutil.copyfile(file.path, name)
         yield name
+
+
+def _refuse_several_widths(file: ModelFile) -> None:
+    if file.config.get("registered_name") != _SEVERAL_WIDTHS:
+        return
+    config = file.config.get("config")
+    members = config.get("members") if isinstance(config, Mapping) else None
+    widths = list(members) if isinstance(members, Mapping) and members else ["bits"]
+    raise OtherFileError(
+        f"received the model of several bit widths ({', '.join(widths)}) that quantize_for_bits "
+        "makes, expected that of one; save it, in Python: import sat_tf; "
+        f"tf_keras.models.load_model({str(file.path)!r}).at_bits({widths[-1]}).save('one.keras')"
+    )
 
 
 def _from_folder(path: pathlib.Path, safe_mode: bool) -> "keras.Model":

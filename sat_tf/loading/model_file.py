@@ -21,7 +21,7 @@ _ALWAYS_READ_BYTES = 2**24
 
 
 class OtherFileError(ValueError):
-    """A whole file of another kind than a Keras model; the message says which, and the fix."""
+    """A whole file, but not of one Keras model; the message says of what, and the fix."""
 
 
 # By a name's end, what else is given for a model.

@@ -14,7 +14,7 @@ import tf_keras as keras
 
 from sat_tf.export.export import file_content
 from sat_tf.export.lowering.codes import KernelOutline
-from sat_tf.export.lowering.packing import PACKINGS, FileSettings, pack_graph
+from sat_tf.export.lowering.packing import FileSettings, NothingPackedError, pack_graph
 from sat_tf.export.lowering.refusals import find_problems
 from sat_tf.export.lowering.trace import trace_network
 from sat_tf.export.operations.graph import Graph
@@ -40,6 +40,7 @@ def file_bytes(model: keras.Model, policy: BitPolicy, *, pack: str = "auto") -> 
         pack: as for `export_tflite`.
 
     Raises:
+        NothingPackedError: `export_tflite` will refuse the packing.
         ValueError: the model cannot be quantized, or not exported.
     """
     source = read_source(model)
@@ -63,6 +64,7 @@ class FileSizes:
         pack: as for `export_tflite`.
 
     Raises:
+        NothingPackedError: `export_tflite` will refuse the packing whatever is chosen.
         ValueError: the model cannot be quantized, or not exported.
     """
 
@@ -79,14 +81,21 @@ class FileSizes:
         self._graphs: dict[int, Graph] = {}
         # The operations of each layer, by their places in the graph.
         self._places: dict[str, list[int]] = {}
+        refused: list[NothingPackedError] = []
         for bits in weight_bits:
             policy = policy_at(bits)
             placed = place(source.network, source.annotations, policy, source.kernels)
             network = preview(source.network, placed)
-            graph = _packed(_lowered(network, kernel_outlines(network)), pack)
+            graph = _lowered(network, kernel_outlines(network))
+            try:
+                graph = pack_graph(graph, pack)
+            except NothingPackedError as error:
+                refused.append(error)  # at these bits; of a mixture, something may fit
             self._graphs[bits] = graph
             if not self._places:
                 self._places = _linear_places(network, graph)
+        if len(refused) == len(self._graphs):
+            raise refused[0]
 
     def stored_bits(self, layer: str, bits: int | None) -> int:
         """How many bits of the file each weight of a layer takes.
@@ -163,16 +172,6 @@ def _lowered(network: Network, kernels: Mapping[str, KernelOutline]) -> Graph:
     if problems := find_problems(view, float_head=False):
         raise ValueError(list_problems(f"model {network.name!r}", problems))
     return trace_network(view, kernels=kernels)
-
-
-def _packed(graph: Graph, pack: str) -> Graph:
-    try:
-        return pack_graph(graph, pack)
-    except ValueError:
-        # Nothing fits what is asked for at these bits; of a mixture, something may.
-        if pack not in PACKINGS or not PACKINGS[pack].asked_for:
-            raise
-        return graph
 
 
 # Above all codes of kernels, and of what the export adds for itself.

@@ -349,9 +349,12 @@ def test_a_model_with_a_step_of_its_own_is_refused():
         sat_tf.quantize_for_bits(Own(plain.input, plain.output), NESTED, bits=(4, 2))
 
 
-def test_the_whole_is_not_exported_but_each_width(tmp_path):
+def test_the_whole_is_neither_exported_nor_verified_but_each_width(tmp_path):
+    model, path = _adaptive(bits=(4, 2)), tmp_path / "model.tflite"
     with pytest.raises(ValueError, match=r"several bit widths .* pass model.at_bits"):
-        sat_tf.export_tflite(_adaptive(bits=(4, 2)), tmp_path / "model.tflite")
+        sat_tf.export_tflite(model, path)
+    with pytest.raises(ValueError, match=r"several bit widths .* pass model.at_bits"):
+        sat_tf.verify_tflite(model, path, np.zeros((1, 8, 8, 3), np.uint8))
 
 
 @pytest.mark.thorough

@@ -31,7 +31,7 @@ from sat_tf.analysis.allocation.show import (
 from sat_tf.analysis.sensitivity.measured_model import MeasuredModel
 from sat_tf.arguments import Rule, check, is_between, is_integer, seed_rule
 from sat_tf.atomic_file import written_whole
-from sat_tf.export.lowering.packing import packing_problem
+from sat_tf.export.lowering.packing import NothingPackedError, packing_problem
 from sat_tf.graph.network import Network, check_model, check_one_of_each
 from sat_tf.graph.tfmot_layers import refuse_wrapped
 from sat_tf.messages import did_you_mean
@@ -175,8 +175,9 @@ def allocate(
 
     Raises:
         ValueError: an invalid argument; a budget that no choice keeps, with the smallest possible
-            value of each limit; a table with problems, all of which are listed; a model that cannot
-            be quantized or has nothing to choose; data that do not fit, or give NaN.
+            value of each limit; a `pack` that `export_tflite` would refuse, because it packs no
+            kernel of the choice, or of any; a table with problems, all of which are listed; a model
+            that cannot be quantized or has nothing to choose; data that do not fit, or give NaN.
 
     Example:
         found = sat_tf.allocate(model, (images, labels), budget={"bytes": 500_000})
@@ -259,7 +260,10 @@ def _solved(
         policy = choices.policy_of(problem.chosen(solution.chosen))
         if choices.file_problem:
             break
-        real = file_bytes(model, policy, pack=pack)
+        try:
+            real = file_bytes(model, policy, pack=pack)
+        except NothingPackedError as error:
+            raise _unpacked(pack) from error
         if real <= limits["bytes"]:
             break
         if slack:
@@ -296,6 +300,16 @@ def _solved(
         pack=pack,
         problem=problem,
         solution=solution,
+    )
+
+
+def _unpacked(pack: str) -> ValueError:
+    """The error for a budget within which no kernel has to be packed."""
+    return ValueError(
+        f"allocate, pack={pack!r}: received a budget that the choice of the least cost keeps with "
+        "8 bits in all kernels of the file, which export_tflite refuses with this packing, "
+        "expected one that takes fewer; lower a limit, such as average_weight_bits, or use "
+        "pack='auto'."
     )
 
 

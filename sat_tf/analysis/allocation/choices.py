@@ -18,6 +18,7 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.analysis.allocation.tables import Choice
+from sat_tf.export.lowering.packing import NothingPackedError, is_asked_for
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network
 from sat_tf.messages import list_problems
@@ -99,7 +100,8 @@ class ModelChoices:
         pack: as for `export_tflite`.
 
     Raises:
-        ValueError: the model cannot be quantized, or has nothing to choose.
+        ValueError: the model cannot be quantized, or has nothing to choose; or `pack` packs no
+            kernel whatever is chosen, which is an error of the export.
     """
 
     def __init__(
@@ -134,7 +136,14 @@ class ModelChoices:
                 pack=pack,
             )
             self.base_bytes, self._added = self._sizes.marginal(chosen)
+        except NothingPackedError:
+            raise
         except ValueError as error:
+            if is_asked_for(pack):
+                raise ValueError(
+                    f"pack={pack!r}: received a model without a file, of which nothing can be "
+                    f"packed, expected one that can be exported; use pack='auto', or: {error}"
+                ) from error
             self.file_problem = str(error)
 
     def _refuse_impossible_bits(

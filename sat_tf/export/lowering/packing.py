@@ -23,6 +23,10 @@ from sat_tf.presentation.tables import Column, Table, digits
 from sat_tf.version import __version__
 
 
+class NothingPackedError(ValueError):
+    """A packing that is asked for packs no kernel of a model; the message says why, and the fix."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Packing:
     """One choice of how a file stores kernels: the first type that holds their codes, else int8.
@@ -83,6 +87,11 @@ def packing_problem(pack: object) -> str | None:
     )
 
 
+def is_asked_for(pack: str) -> bool:
+    """Whether a packing of which nothing can be packed is an error."""
+    return _ALL_PACKINGS[pack].asked_for
+
+
 def runs_on_xnnpack(pack: str) -> bool:
     """Whether XNNPACK computes all kernels that a packing packs."""
     return not _ALL_PACKINGS[pack].windows
@@ -100,8 +109,9 @@ def pack_graph(graph: Graph, pack: str) -> Graph:
         of what it costs.
 
     Raises:
-        ValueError: no such packing, or it is one that is asked for, and no kernel fits into fewer
-            bits than 8; with the fix.
+        NothingPackedError: it is one that is asked for, and no kernel fits into fewer bits than 8;
+            with the fix.
+        ValueError: no such packing.
     """
     problem = packing_problem(pack)
     if problem:
@@ -118,8 +128,8 @@ def pack_graph(graph: Graph, pack: str) -> Graph:
                 notes[operation.output] = note
         operations.append(operation)
     packed = [op for op in operations if isinstance(op, Linear) and _is_packed(op)]
-    if packing.asked_for and not packed:
-        raise ValueError(_nothing_fits(graph, pack, notes))
+    if is_asked_for(pack) and not packed:
+        raise NothingPackedError(_nothing_fits(graph, pack, notes))
     return dataclasses.replace(
         graph,
         operations=tuple(operations),

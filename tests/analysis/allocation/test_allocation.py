@@ -8,6 +8,7 @@ import tf_keras as keras
 import yaml
 
 import sat_tf
+from sat_tf.analysis.allocation import allocation
 from sat_tf.analysis.allocation.allocation import COLUMNS
 from sat_tf.analysis.allocation.baselines import uniform
 from sat_tf.planning.file_size import file_bytes
@@ -226,6 +227,34 @@ def test_the_model_trains_and_its_file_has_the_bytes_and_the_codes(make, pack, t
     report, certificate = _trains_and_exports(model, found, tmp_path / "model.tflite")
     assert report.bytes == found.totals["bytes"].value <= found.totals["bytes"].limit
     assert certificate.codes_differing == 0
+
+
+@pytest.mark.parametrize("pack", ["int2", "int4"])
+def test_a_budget_within_which_nothing_is_packed_is_refused_as_the_export_does(pack, model):
+    with pytest.raises(ValueError, match=rf"pack='{pack}': .* lower a limit, .* pack='auto'"):
+        by_table(model, pack=pack, budget={"bit_operations": "100%"})
+    found = by_table(model, pack=pack, budget={"average_weight_bits": 4})
+    assert found.totals["bytes"].value == file_bytes(model, found.policy, pack=pack)
+
+
+@pytest.mark.parametrize("pack", ["int2", "int4"])
+def test_bits_of_which_none_are_packed_are_refused_before_anything_is_measured(
+    pack, model, monkeypatch
+):
+    monkeypatch.setattr(allocation, "_costs", None)
+    with pytest.raises(ValueError, match="received no kernel that fits into 4 bits"):
+        by_table(model, pack=pack, weight_bits=(6, 7, 8), budget={"bit_operations": "50%"})
+
+
+@pytest.mark.parametrize("pack", ["int2", "int4"])
+def test_a_packing_of_a_model_without_a_file_is_refused(pack):
+    image = keras.Input((None, None, 3), name="image")
+    tensor = L.ReLU(name="relu")(L.Conv2D(4, 3, name="stem")(image))
+    tensor = L.GlobalAveragePooling2D(name="pool")(L.Conv2D(4, 1, name="one")(tensor))
+    model = keras.Model(image, L.Dense(2, name="head")(tensor), name="open")
+    given = {"activation_bits": (8,), "budget": {"average_weight_bits": 6}}
+    with pytest.raises(ValueError, match=rf"pack='{pack}': received a model without a file"):
+        by_table(model, **{**given, "pack": pack})
 
 
 def test_the_policy_is_read_back_from_its_file(model, found, tmp_path):
