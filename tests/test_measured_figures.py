@@ -363,7 +363,7 @@ def _at_the_best_rate(method, bits):
     """The rows of the learning rate that was best on the half that it was chosen on."""
     rows = _rows("methods_on_glyphs", method=method, bits=bits)
     searched = [row for row in rows if row["seed"] == "0"]
-    assert len(searched) == 3
+    assert len(searched) >= 3
     best = max(searched, key=lambda row: float(row["chosen_on"]))["rate"]
     return [row for row in rows if row["rate"] == best]
 
