@@ -451,3 +451,20 @@ def test_allocated_bits_are_above_the_same_everywhere():
     for row in _rows("allocated", **{"chosen by": "sensitivity"}):
         same = _the_row("allocated", seed=row["seed"], bits=row["bits"], **{"chosen by": "uniform"})
         assert float(row["top-1 %"]) > float(same["top-1 %"])
+
+
+@pytest.mark.parametrize(
+    ("label", "model", "policy"),
+    [
+        ("MobileNet-V2 0.5, w4a4", "mobilenet_v2", "w4a4"),
+        ("MobileNet-V2 0.5, w8a8", "mobilenet_v2", "w8a8"),
+        ("ResNet-18 0.25, w4a4", "resnet18", "w4a4"),
+    ],
+)
+def test_the_codes_in_a_browser_are_those_of_the_file(label, model, policy):
+    runtimes = (_ROOT / "docs" / "guides" / "runtimes.md").read_text()
+    rows = _rows("web", model=model, policy=policy)
+    assert [row["runtime"].rpartition(", ")[2] for row in rows] == ["relaxed SIMD", "SIMD"]
+    assert {row["outputs differing from LiteRT"] for row in rows} == {"0"}
+    (codes,) = {f"{int(row['codes compared']):,}" for row in rows}
+    assert _line(label, codes, *(row["codes differing"] for row in rows)) in runtimes
