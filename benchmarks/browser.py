@@ -18,9 +18,8 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-import flatbuffers
 import numpy as np
-from ai_edge_litert import schema_py_generated as tfl
+from every_code import with_every_code
 
 from sat_tf.export.operations.graph import Graph
 
@@ -237,37 +236,3 @@ def in_browser(content: bytes, graph: Graph, images: np.ndarray, build: str) -> 
         for place, name in enumerate(names)
     }
     return InBrowser(values("original", 0, np.float32), values("copy", 0, np.float32), codes)
-
-
-def with_every_code(content: bytes, names: tuple[str, ...]) -> bytes:
-    """A copy of a file whose outputs are its own, and behind it tensors cast to int32."""
-    model = tfl.ModelT.InitFromPackedBuf(content, 0)
-    (subgraph,) = model.subgraphs
-    indices = {tensor.name.decode(): index for index, tensor in enumerate(subgraph.tensors)}
-    cast = tfl.OperatorCodeT()
-    cast.builtinCode = cast.deprecatedBuiltinCode = tfl.BuiltinOperator.CAST
-    cast.version = 1
-    model.operatorCodes.append(cast)
-    outputs = list(subgraph.outputs)
-    for name in names:
-        source = subgraph.tensors[indices[name]]
-        made = tfl.TensorT()
-        made.name, made.type, made.shape = f"{name}/codes", tfl.TensorType.INT32, source.shape
-        made.shapeSignature, made.buffer = source.shapeSignature, 0
-        subgraph.tensors.append(made)
-        operator = tfl.OperatorT()
-        operator.opcodeIndex = len(model.operatorCodes) - 1
-        operator.inputs, operator.outputs = [indices[name]], [len(subgraph.tensors) - 1]
-        subgraph.operators.append(operator)
-        outputs += operator.outputs
-    subgraph.outputs = outputs
-    # Its outputs are those of the file alone; without it LiteRT takes those of the graph.
-    model.signatureDefs = []
-    builder = flatbuffers.Builder(1 << 20)
-    builder.Finish(model.Pack(builder), file_identifier=b"TFL3")
-    return bytes(builder.Output())
-
-
-def differing(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> int:
-    """How many codes of all tensors differ."""
-    return sum(int(np.count_nonzero(codes != expected[name])) for name, codes in found.items())

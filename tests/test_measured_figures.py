@@ -453,7 +453,7 @@ def test_allocated_bits_are_above_the_same_everywhere():
         assert float(row["top-1 %"]) > float(same["top-1 %"])
 
 
-@pytest.mark.parametrize(
+_SMALL_FILES = pytest.mark.parametrize(
     ("label", "model", "policy"),
     [
         ("MobileNet-V2 0.5, w4a4", "mobilenet_v2", "w4a4"),
@@ -461,6 +461,9 @@ def test_allocated_bits_are_above_the_same_everywhere():
         ("ResNet-18 0.25, w4a4", "resnet18", "w4a4"),
     ],
 )
+
+
+@_SMALL_FILES
 def test_the_codes_in_a_browser_are_those_of_the_file(label, model, policy):
     runtimes = (_ROOT / "docs" / "guides" / "runtimes.md").read_text()
     rows = _rows("web", model=model, policy=policy)
@@ -468,3 +471,11 @@ def test_the_codes_in_a_browser_are_those_of_the_file(label, model, policy):
     assert {row["outputs differing from LiteRT"] for row in rows} == {"0"}
     (codes,) = {f"{int(row['codes compared']):,}" for row in rows}
     assert _line(label, codes, *(row["codes differing"] for row in rows)) in runtimes
+
+
+@_SMALL_FILES
+def test_the_codes_of_the_c_api_are_those_of_the_file(label, model, policy):
+    runtimes = (_ROOT / "docs" / "guides" / "runtimes.md").read_text()
+    row = _the_row("c_api", model=model, policy=policy)
+    counts = row["codes differing"], row["outputs differing from the interpreter"]
+    assert _line(label, f"{int(row['codes compared']):,}", *counts) in runtimes

@@ -22,6 +22,7 @@ from tests.export.zoo import Specimen, bottleneck, images_for
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
 import browser
+from every_code import differing
 
 _MISSING = browser.missing()
 pytestmark = [
@@ -223,7 +224,7 @@ def test_every_code_in_webassembly_is_that_of_the_simulation(build, exported):
     found = browser.in_browser(content, graph, images, build)
     expected = simulate(graph, images)
     assert len(found.codes) == len(graph.integer_tensors) > 5
-    assert browser.differing(found.codes, expected) == 0
+    assert differing(found.codes, expected) == 0
     values = Runtime(content, keep_tensors=False).run(images)
     np.testing.assert_array_equal(found.outputs, values)
     np.testing.assert_array_equal(found.outputs_of_copy, values)
