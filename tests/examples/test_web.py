@@ -20,7 +20,7 @@ from sat_tf.export.operations.graph_file import read_graph
 from sat_tf.export.operations.simulator import simulate
 from tests.export.zoo import Specimen, bottleneck, images_for
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "benchmarks"))
+sys.path.append(str(pathlib.Path(__file__).parents[2] / "benchmarks"))
 import browser
 from every_code import differing
 
