@@ -38,6 +38,7 @@ from sat_tf.training.state.run_folder import RunFolder
 RATES = (0.4, 0.8, 1.6)  # of batches of 256 images
 _HIGHEST_RATE = 6.4
 _SHARES = ("top1", "chosen_on", "not_chosen_on")
+_FILLS = ("full", "none", "left")  # of marks, where colours run out
 _OF_FILE = ("file_bytes", "gzip_bytes", "codes_compared", "codes_differing")
 _WEIGHTS = "weights"
 
@@ -158,7 +159,8 @@ def _draw(rows: Sequence[Mapping[str, Any]], start: pathlib.Path, path: pathlib.
     model = keras.models.load_model(start, compile=False)
     with palette.styled():
         picture, (left, right) = palette.canvas(1, 2, size=(11.0, 5.2), sharey=True)
-        both = [name for name in METHODS if METHODS[name].quantizes != _WEIGHTS]
+        known = {row["method"] for row in rows}
+        both = [name for name in METHODS if name in known and METHODS[name].quantizes != _WEIGHTS]
         for number, name in enumerate(both):
             points = []
             for bits in (2, 3, 4):
@@ -176,7 +178,7 @@ def _draw(rows: Sequence[Mapping[str, Any]], start: pathlib.Path, path: pathlib.
                 continue
             size, operations, top1 = zip(*points, strict=True)
             style = palette.SERIES[number % len(palette.SERIES)]
-            filled = "full" if number < len(palette.SERIES) else "none"
+            filled = _FILLS[number // len(palette.SERIES)]
             for axes, across in ((left, size), (right, operations)):
                 axes.plot(across, top1, label=name, fillstyle=filled, **style)
         left.set_xlabel("megabytes of the file, after gzip")
