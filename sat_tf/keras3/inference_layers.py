@@ -1,6 +1,7 @@
 """The Keras 3 layers of quantized networks: they need nothing but Keras 3, on any backend.
 
-Importing `sat_tf` is enough for Keras 3 to load files with these layers.
+Importing `sat_tf` is enough for Keras 3 to load files with these layers. Without it, see
+`plain_form`.
 """
 
 from typing import Any
@@ -10,6 +11,17 @@ import numpy as np
 from keras import ops
 
 _register = keras3.saving.register_keras_serializable(package="sat_tf")
+
+
+def _cast(x: Any, dtype: Any) -> Any:
+    """`x` in that type, without an operation where it has it."""
+    found, wanted = map(keras3.backend.standardize_dtype, (x.dtype, dtype))
+    return x if found == wanted else ops.cast(x, wanted)
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers as Python's, which files hold as such; tensors as they are."""
+    return value.item() if isinstance(value, np.generic | np.ndarray) and value.size == 1 else value
 
 
 @_register
@@ -62,20 +74,35 @@ class QuantizedActivation(keras3.layers.Layer):
 
     def call(self, inputs: Any) -> Any:
         """The values of `inputs` on the grid, in their type."""
-        scale = ops.convert_to_tensor(self.scale)
-        return ops.cast(self.codes(inputs) * scale, inputs.dtype)
+        return self._values(inputs, ops.convert_to_tensor(self.scale))
 
-    def codes(self, inputs: Any) -> Any:
-        """The integers n of `inputs`, as float32."""
-        scale = ops.convert_to_tensor(self.scale)
-        x = ops.cast(inputs, "float32")
+    def with_constants(self, inputs: Any) -> Any:
+        """The same, with the scale as a constant."""
+        return self._values(inputs, np.float32(ops.convert_to_numpy(self.scale)))
+
+    def _values(self, inputs: Any, scale: Any) -> Any:
+        codes = self.codes(_cast(inputs, "float32"), scale)
+        return _cast(ops.multiply(codes, _plain(scale)), inputs.dtype)
+
+    def codes(self, x: Any, scale: Any) -> Any:
+        """The integers n of float32 values.
+
+        Args:
+            x: the values.
+            scale: the real value of one code, a tensor, or a NumPy float32 for a constant.
+        """
+        lowest, highest = np.float32(self.lowest_code), np.float32(self.highest_code)
         if self.from_zero:
-            codes = ops.floor(x / scale + 0.5)
-            codes = ops.minimum(ops.maximum(codes, self.lowest_code), self.highest_code)
+            codes = ops.floor(ops.add(ops.divide(x, _plain(scale)), 0.5))
+            codes = ops.minimum(ops.maximum(codes, _plain(lowest)), _plain(highest))
             return ops.where(ops.isnan(x), x, codes)
-        low, high = scale * float(self.lowest_code), scale * float(self.highest_code)
-        above_low = ops.maximum(ops.minimum(x, high), low) - low
-        return ops.floor(above_low / scale + float(self.lowest_code) + 0.5)
+        low, high = _plain(scale * lowest), _plain(scale * highest)
+        codes = ops.maximum(ops.minimum(x, high), low)
+        # With the lowest code 0, low is 0, too.
+        codes = ops.subtract(codes, low) if lowest else codes
+        codes = ops.divide(codes, _plain(scale))
+        codes = ops.add(codes, _plain(lowest)) if lowest else codes
+        return ops.floor(ops.add(codes, 0.5))
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """That of the input."""
@@ -125,8 +152,17 @@ class PixelGrid(keras3.layers.Layer):
     def call(self, inputs: Any) -> Any:
         """The values of `inputs` on the grid, in their type."""
         shift, ratio = (ops.convert_to_tensor(value) for value in (self.shift, self.ratio))
-        values = (ops.cast(inputs, "float32") - shift) / ratio
-        return ops.cast(ops.flip(values, axis=-1) if self.reverses else values, inputs.dtype)
+        return self._values(inputs, shift, ratio)
+
+    def with_constants(self, inputs: Any) -> Any:
+        """The same, with shift and ratio as constants."""
+        shift, ratio = (ops.convert_to_numpy(value) for value in (self.shift, self.ratio))
+        return self._values(inputs, shift, ratio)
+
+    def _values(self, inputs: Any, shift: Any, ratio: Any) -> Any:
+        x = _cast(inputs, "float32")
+        values = ops.divide(ops.subtract(x, _plain(shift)), _plain(ratio))
+        return _cast(ops.flip(values, axis=-1) if self.reverses else values, inputs.dtype)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
         """That of the input."""

@@ -18,16 +18,22 @@ from sat_tf.keras3 import inference_table
 from sat_tf.keras3.calls import LayerCall
 from sat_tf.keras3.inference_layers import PixelGrid, QuantizedActivation
 from sat_tf.keras3.inference_operations import InferenceOperation
+from sat_tf.keras3.plain_form import SpelledOut, in_form
 from sat_tf.keras3.proof import TOLERANCE, UNKNOWN_SIZE, difference
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.input_range import PIXELS
 from sat_tf.quantizers.protocol import ActivationQuantizer, PixelQuantizer, SatQuantizer
 
 
-def problem_of(layer: Any) -> str | None:
-    """Why a layer has no form in Keras 3; None where it has one."""
+def problem_of(layer: Any, *, exact: bool) -> str | None:
+    """Why a layer has no form in Keras 3; None where it has one.
+
+    Args:
+        layer: of the tf_keras model.
+        exact: its form may be of sat-tf's own layers.
+    """
     if not isinstance(layer, QuantizedLayer):
-        return _plain_problem(layer)
+        return _plain_problem(layer, exact)
     config = layer.quantize_config
     if not _is_known(config.output):
         return (
@@ -36,7 +42,7 @@ def problem_of(layer: Any) -> str | None:
         )
     if config.weights is not None and not layer_kinds.kernel_name(layer.layer):
         return f"received {type(layer.layer).__name__}, whose kernel sat-tf does not know"
-    return None if _needs_only_quantizer(layer) else _plain_problem(layer.layer)
+    return None if _needs_only_quantizer(layer) else _plain_problem(layer.layer, exact)
 
 
 def _is_known(quantizer: SatQuantizer | None) -> bool:
@@ -69,30 +75,31 @@ class Names:
         return unique_name(wanted.replace("/", "_"), self._taken)
 
 
-def pieces_of(layer: Any, names: Names) -> list[Callable[..., Any]]:
+def pieces_of(layer: Any, names: Names, *, exact: bool) -> list[Callable[..., Any]]:
     """What is called for a layer, in order, the first with the layer's arguments.
 
     Args:
         layer: a layer without a `problem_of`.
         names: where the pieces get their names.
+        exact: see `problem_of`.
     """
     if not isinstance(layer, QuantizedLayer):
         if layer_kinds.role_of(layer) is Role.IDENTITY:
             return []
-        return [_plain(layer, names, activation=True, kernel=None)]
+        return _plain(layer, names, activation=True, kernel=None, exact=exact)
     inner, config = layer.layer, layer.quantize_config
     if _needs_only_quantizer(layer):
-        return _quantizer(layer, names)
+        return _quantizer(layer, names, exact)
     kernel = None
     if config.weights is not None:
         kernel = layer_kinds.kernel_name(inner), layer.effective_kernel()
     at_activation = bool(config.get_activations_and_quantizers(inner))
-    first = _plain(inner, names, activation=not at_activation, kernel=kernel)
+    first = _plain(inner, names, activation=not at_activation, kernel=kernel, exact=exact)
     if at_activation and layer_kinds.is_softmax(inner):
         name = names.give(f"{inner.name}_softmax")
         softmax = keras3.layers.Activation("softmax", name=name, dtype=_policy(inner))
-        return [first, *_quantizer(layer, names), softmax]
-    return [first, *_quantizer(layer, names)]
+        return [*first, *_quantizer(layer, names, exact), softmax]
+    return [*first, *_quantizer(layer, names, exact)]
 
 
 def run(pieces: list[Callable[..., Any]], args: Any, kwargs: Any) -> Any:
@@ -109,10 +116,10 @@ def _needs_only_quantizer(layer: QuantizedLayer) -> bool:
     return config.replaces(layer.layer) or layer_kinds.role_of(layer.layer) is Role.IDENTITY
 
 
-def _quantizer(layer: QuantizedLayer, names: Names) -> list[Callable[..., Any]]:
+def _quantizer(layer: QuantizedLayer, names: Names, exact: bool) -> list[Callable[..., Any]]:
     quantizer = layer.quantize_config.output
     if isinstance(quantizer, PixelQuantizer):
-        return _pixel_grid(layer, quantizer, names)
+        return _pixel_grid(layer, quantizer, names, exact)
     if not isinstance(quantizer, ActivationQuantizer):
         return []
     codes = quantizer.code_range(layer.output_variables)
@@ -124,11 +131,11 @@ def _quantizer(layer: QuantizedLayer, names: Names) -> list[Callable[..., Any]]:
         trainable=False,
     )
     made.scale.assign(codes.scale)
-    return [made]
+    return [in_form(made, names.give, exact=exact)]
 
 
 def _pixel_grid(
-    layer: QuantizedLayer, quantizer: PixelQuantizer, names: Names
+    layer: QuantizedLayer, quantizer: PixelQuantizer, names: Names, exact: bool
 ) -> list[Callable[..., Any]]:
     change = quantizer.range.change
     if change.is_none:
@@ -142,14 +149,14 @@ def _pixel_grid(
     )
     made.shift.assign(change.shift)
     made.ratio.assign(change.ratio)
-    return [made]
+    return [in_form(made, names.give, exact=exact)]
 
 
 def _policy(layer: Any) -> str:
     return layer.dtype_policy.name if hasattr(layer, "dtype_policy") else str(layer.dtype)
 
 
-def _plain_problem(layer: Any) -> str | None:
+def _plain_problem(layer: Any, exact: bool) -> str | None:
     symbol = _symbol(layer)
     if symbol is not None:
         return inference_table.operation_problem(symbol)
@@ -157,16 +164,18 @@ def _plain_problem(layer: Any) -> str | None:
         return None
     if isinstance(layer, keras.layers.InputLayer):
         return None
-    return inference_table.problem_of(layer)
+    return inference_table.problem_of(layer, exact=exact)
 
 
 def _plain(
-    layer: Any, names: Names, *, activation: bool, kernel: tuple[str, Any] | None
-) -> Callable[..., Any]:
-    name, symbol = names.give(layer.name), _symbol(layer)
+    layer: Any, names: Names, *, activation: bool, kernel: tuple[str, Any] | None, exact: bool
+) -> list[Callable[..., Any]]:
+    symbol = _symbol(layer)
     if symbol is not None:
-        return _CalledOperation(symbol, name)
-    return inference_table.make_layer(layer, name, activation=activation, kernel=kernel)
+        return [_CalledOperation(symbol, layer.name, names.give, exact)]
+    return inference_table.make_layers(
+        layer, names.give, activation=activation, kernel=kernel, exact=exact
+    )
 
 
 def _symbol(layer: Any) -> str | None:
@@ -181,21 +190,23 @@ def _symbol(layer: Any) -> str | None:
 class _CalledOperation:
     """An `InferenceOperation` whose arguments are those of its first call."""
 
-    def __init__(self, function: str, name: str) -> None:
+    def __init__(
+        self, function: str, name: str, give: Callable[[str], str], exact: bool
+    ) -> None:
         self._function = function
-        self._name = name
-        self._layer: InferenceOperation | None = None
+        self._name = give(name)
+        self._give = give
+        self._exact = exact
+        self._layer: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = tf.nest.map_structure(_type_name, (list(args), kwargs))
         tensors = [value for value in tf.nest.flatten([args, kwargs]) if hasattr(value, "shape")]
         if self._layer is None:
             places = {id(tensor): place for place, tensor in enumerate(tensors)}
-            self._layer = InferenceOperation(
-                self._function,
-                template_of([args, kwargs], places),
-                name=self._name,
-            )
+            arguments = template_of([args, kwargs], places)
+            layer = InferenceOperation(self._function, arguments, name=self._name)
+            self._layer = in_form(layer, self._give, exact=self._exact)
         return self._layer(tensors[0] if len(tensors) == 1 else tensors)
 
 
@@ -216,7 +227,7 @@ class InferenceProof:
 
     Attributes:
         codes: how many codes the quantizers of the network made.
-        codes_differing: how many were the next one in Keras 3, given equal inputs.
+        codes_differing: how many are others in Keras 3, behind all layers before them.
         difference: of the model's outputs, as a fraction of their largest value.
     """
 
@@ -231,7 +242,7 @@ def prove(
     calls: list[LayerCall],
     made: dict[int, list[Callable[..., Any]]],
 ) -> InferenceProof:
-    """Compares every layer on the input of the tf_keras layer, and the outputs of the model.
+    """Compares every layer on the input of the tf_keras layer, and in its place in the model.
 
     Args:
         model: the quantized model.
@@ -242,12 +253,13 @@ def prove(
     Raises:
         ValueError: a layer computes something else; names the first, with the difference.
     """
-    proof, values = InferenceProof(), {}
+    proof, values, in_place = InferenceProof(), {}, {}
     images = list(_pixels(calls))
     inputs = iter(images)
     for call in calls:
         if isinstance(call.layer, keras.layers.InputLayer):
-            values[id(call.outputs[0])] = tf.convert_to_tensor(next(inputs))
+            key = id(call.outputs[0])
+            values[key] = in_place[key] = tf.convert_to_tensor(next(inputs))
             continue
         args, kwargs = call.filled_in(values)
         # Random layers of tf_keras take part in training unless they are told not to.
@@ -256,11 +268,21 @@ def prove(
         expected = tf.nest.flatten(call.layer(*args, **kwargs, **mode))
         pieces = made[id(call.layer)]
         received = keras3.tree.flatten(run(pieces, *_for_keras3((args, kwargs))))
-        for symbol, one, other in zip(call.outputs, expected, received, strict=True):
-            values[id(symbol)] = one
-            problem = _compare(pieces, one, other, proof)
+        for one, other in zip(expected, received, strict=True):
+            problem = _problem(pieces, one, other)
             if problem:
                 raise ValueError(f"model {model.name!r}: {call.layer.name}: {problem}")
+        placed = call.filled_in(in_place)
+        pairs = zip(tf.nest.flatten((args, kwargs)), tf.nest.flatten(placed), strict=True)
+        if not all(one is other for one, other in pairs):
+            received = keras3.tree.flatten(run(pieces, *_for_keras3(placed)))
+        for symbol, one, other in zip(call.outputs, expected, received, strict=True):
+            values[id(symbol)] = one
+            # Equal tensors are shared, so that what reads them is run once.
+            in_place[id(symbol)] = one if difference(one, other) == 0.0 else other
+            if _quantizer_of(pieces):
+                proof.codes += int(tf.size(one))
+                proof.codes_differing += int(np.sum(_distances(pieces, one, other) > 0.5))
     by_symbol = {id(symbol): values[id(symbol)] for call in calls for symbol in call.outputs}
     given = [by_symbol[id(symbol)].numpy() for symbol in model.inputs]
     packed = tf.nest.pack_sequence_as(model._nested_inputs, given)
@@ -276,12 +298,9 @@ def prove(
     return proof
 
 
-def _compare(
-    pieces: list[Callable[..., Any]], expected: Any, received: Any, proof: InferenceProof
-) -> str | None:
-    """The problem of the output of one layer, if any; counts its codes."""
-    last = pieces[-1] if pieces else None
-    if not isinstance(last, QuantizedActivation):
+def _problem(pieces: list[Callable[..., Any]], expected: Any, received: Any) -> str | None:
+    """The problem of the output of one layer, if any."""
+    if not _quantizer_of(pieces):
         found = difference(expected, received)
         if found <= TOLERANCE:
             return None
@@ -289,26 +308,40 @@ def _compare(
             f"received a layer whose output differs in Keras 3 by {found:.2g} of its largest "
             f"value, expected at most {TOLERANCE:g}; build the model without it."
         )
-    scale = np.float64(keras3.ops.convert_to_numpy(last.scale))
+    distances = _distances(pieces, expected, received)
+    flipped = int(np.count_nonzero(distances > 0.5))
+    # Neighbours differ by one code, up to the rounding of the scale in a lower precision.
+    too_far = not np.max(distances, initial=0.0) < 1.5
+    largest = np.max(np.abs(expected.numpy().astype(np.float64)), initial=0.0)
+    near = np.max(distances[distances <= 0.5], initial=0.0) * _scale(pieces)
+    too_far |= near > TOLERANCE * largest
+    if too_far or flipped > max(1.0, _FLIPS * distances.size) or np.any(np.isnan(distances)):
+        return (
+            f"received a quantizer of which {flipped} of {distances.size} codes differ in Keras 3, "
+            f"by up to {np.max(distances):.2g} codes, expected at most {_FLIPS:g} of them, by one "
+            "code; run it with KERAS_BACKEND=tensorflow."
+        )
+    return None
+
+
+def _quantizer_of(pieces: list[Callable[..., Any]]) -> QuantizedActivation | None:
+    """What rounds the output of these pieces, if anything does."""
+    last = pieces[-1] if pieces else None
+    last = last.layer if isinstance(last, SpelledOut) else last
+    return last if isinstance(last, QuantizedActivation) else None
+
+
+def _scale(pieces: list[Callable[..., Any]]) -> np.float64:
+    return np.float64(keras3.ops.convert_to_numpy(_quantizer_of(pieces).scale))
+
+
+def _distances(pieces: list[Callable[..., Any]], expected: Any, received: Any) -> np.ndarray:
+    """How many codes two outputs of a quantizer are apart, value by value."""
     one, other = (
         np.asarray(values, np.float64)
         for values in (expected.numpy(), keras3.ops.convert_to_numpy(received))
     )
-    distances = np.abs(one - other) / scale
-    flipped = int(np.count_nonzero(distances > 0.5))
-    proof.codes += one.size
-    proof.codes_differing += flipped
-    # Neighbours differ by one code, up to the rounding of the scale in a lower precision.
-    too_far = not np.max(distances, initial=0.0) < 1.5
-    largest = np.max(np.abs(one), initial=0.0)
-    too_far |= np.max(distances[distances <= 0.5], initial=0.0) * scale > TOLERANCE * largest
-    if too_far or flipped > max(1.0, _FLIPS * one.size) or np.any(np.isnan(distances)):
-        return (
-            f"received a quantizer of which {flipped} of {one.size} codes differ in Keras 3, by up "
-            f"to {np.max(distances):.2g} codes, expected at most {_FLIPS:g} of them, by one code; "
-            "run it with KERAS_BACKEND=tensorflow."
-        )
-    return None
+    return np.abs(one - other) / _scale(pieces)
 
 
 def _for_keras3(values: Any) -> Any:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras as keras3
+import numpy as np
 from keras import ops
 
 from sat_tf.graph.templates import filled_in
@@ -12,11 +13,11 @@ from sat_tf.graph.templates import filled_in
 _register = functools.partial(keras3.saving.register_keras_serializable, package="sat_tf")
 
 _SCALINGS: dict[str, Callable[[Any, Any], Any]] = {
-    "x + c": lambda x, c: x + c,
-    "x - c": lambda x, c: x - c,
-    "c - x": lambda x, c: c - x,
-    "x * c": lambda x, c: x * c,
-    "x / c": lambda x, c: x / c,
+    "x + c": lambda x, c: ops.add(x, c),
+    "x - c": lambda x, c: ops.subtract(x, c),
+    "c - x": lambda x, c: ops.subtract(c, x),
+    "x * c": lambda x, c: ops.multiply(x, c),
+    "x / c": lambda x, c: ops.divide(x, c),
 }
 
 
@@ -38,7 +39,9 @@ class InferenceScaling(keras3.layers.Layer):
 
     def call(self, inputs: Any) -> Any:
         """The formula."""
-        number = ops.convert_to_tensor(self.number, dtype=inputs.dtype)
+        number = self.number
+        if not isinstance(number, float | int):
+            number = np.asarray(number, keras3.backend.standardize_dtype(inputs.dtype))
         return _SCALINGS[self.formula](inputs, number)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
@@ -157,7 +160,7 @@ def _space_to_depth(input: Any, block_size: int, data_format: str = "NHWC") -> A
 
 def _gather(params: Any, indices: Any, axis: int = 0, batch_dims: int = 0) -> Any:
     del batch_dims  # 0 in sat-tf's layers
-    return ops.take(params, ops.convert_to_tensor(indices, "int32"), axis=axis)
+    return ops.take(params, np.asarray(indices, np.int32), axis=axis)
 
 
 def _squeeze(input: Any, axis: Any = None, *_: Any) -> Any:

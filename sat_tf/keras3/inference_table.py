@@ -13,6 +13,7 @@ from sat_tf.graph.layers.kind import SAME, Keras3
 from sat_tf.graph.layers.preprocessing import constant_copy, is_adapted
 from sat_tf.keras3 import inference_layers, inference_operations, layer_table, translator
 from sat_tf.keras3.activations import keras3_name
+from sat_tf.keras3.plain_form import in_form, plain_class
 from sat_tf.messages import did_you_mean
 
 # Functions of tf_keras that Keras 3 does not have by a name of its own.
@@ -37,15 +38,28 @@ _NEUTRAL: dict[str, Any] = {
 }
 
 
-def problem_of(layer: Any) -> str | None:
-    """Why there is no Keras 3 layer for a tf_keras one; None where there is."""
+def problem_of(layer: Any, *, exact: bool) -> str | None:
+    """Why there is no Keras 3 form of a tf_keras layer; None where there is.
+
+    Args:
+        layer: the tf_keras layer.
+        exact: it may have layers and functions of sat-tf's own.
+    """
     layer = _with_settings(layer)
     name = type(layer).__name__
     if isinstance(layer, operation_layers.OfTensorFlow):
         return operation_problem(layer.function)
     if _counterpart(layer) is None:
         return f"received {name}, which sat-tf does not know in Keras 3; build the model without it"
-    _, problems = _settings(layer)
+    settings, problems = _settings(layer)
+    # Behind any other layer the function can stand by itself.
+    if not exact and isinstance(layer, keras.layers.RNN):
+        problems += [
+            f"received {key}={value.__name__!r} within {name}, which Keras 3 does not have; pass "
+            "exact=True, for a file that needs sat-tf"
+            for key, value in settings.items()
+            if key.endswith("activation") and value in _FUNCTIONS.values()
+        ]
     return "; ".join(problems) or None
 
 
@@ -60,22 +74,52 @@ def operation_problem(function: str) -> str | None:
     )
 
 
-def make_layer(layer: Any, name: str, *, activation: bool, kernel: tuple[str, Any] | None) -> Any:
-    """The Keras 3 layer that computes in inference what a built tf_keras layer computes.
+def make_layers(
+    layer: Any,
+    give: Callable[[str], str],
+    *,
+    activation: bool,
+    kernel: tuple[str, Any] | None,
+    exact: bool,
+) -> list[Callable[..., Any]]:
+    """What computes in Keras 3, in inference, what a built tf_keras layer computes, in order.
 
     Args:
         layer: the tf_keras layer, one without a `problem_of`.
-        name: of the Keras 3 layer.
+        give: gives out a name like the one it is given.
         activation: keep its activation function; else it has none.
         kernel: the name of its kernel and the values to take instead; None to take its own.
+        exact: see `problem_of`.
     """
     layer = _with_settings(layer)
     settings, _ = _settings(layer)
     if "activation" in settings and not activation:
         settings["activation"] = "linear"
-    made = _class_of(layer)(**{**settings, "name": name})
+    function = settings.get("activation")
+    if exact or function not in _FUNCTIONS.values() or isinstance(layer, keras.layers.Activation):
+        return [_made(layer, {**settings, "name": give(layer.name)}, give, kernel, exact)]
+    first = {**settings, "activation": "linear", "name": give(layer.name)}
+    behind = {key: settings[key] for key in ("activation", "dtype")}
+    behind["name"] = give(f"{layer.name}_{settings['activation'].__name__}")
+    return [
+        _made(layer, first, give, kernel, exact),
+        in_form(keras3.layers.Activation(**behind), give, exact=False),
+    ]
+
+
+def _made(
+    layer: Any,
+    settings: dict[str, Any],
+    give: Callable[[str], str],
+    kernel: tuple[str, Any] | None,
+    exact: bool,
+) -> Callable[..., Any]:
+    kind = _class_of(layer)
+    made = (kind if exact else plain_class(kind))(**settings)
     made.trainable = False
-    return _WithWeights(made, layer, kernel)
+    if layer.weights:
+        return _WithWeights(made, layer, kernel)
+    return in_form(made, give, exact=exact)
 
 
 def _with_settings(layer: Any) -> Any:

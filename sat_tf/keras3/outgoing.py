@@ -17,36 +17,47 @@ if TYPE_CHECKING:
     import keras as keras3
 
 
-def to_keras3(model: keras.Model) -> "keras3.Model":
+def to_keras3(model: keras.Model, *, exact: bool = False) -> "keras3.Model":
     """Turns a quantized model into a Keras 3 model that infers, with nothing left to quantize.
 
-    Linear layers become plain Keras 3 layers with the effective weights; every quantizer of
-    activations becomes a `QuantizedActivation`, a small Keras 3 layer that rounds to scale · n and
-    runs on any backend. It keeps the name that the layer has in the quantized model, such as
-    `quant_conv`, and the layer in front of it that of the float model, `conv`. Observers of ranges
-    are left out, and so is what only training needs. Nothing in it is trainable. Slashes in names,
-    which Keras 3 refuses, become `_`.
+    Linear layers become plain Keras 3 layers with the effective weights. The layer in front of a
+    quantizer keeps the name of the float model, `conv`, and what rounds that of the quantized
+    model, `quant_conv`. Observers of ranges are left out, and so is what only training needs.
+    Nothing in it is trainable. Slashes in names, which Keras 3 refuses, become `_`.
 
-    The model can be saved to `.keras`, and be loaded where Keras 3 and `import sat_tf` are.
+    The model has layers of Keras's own only. What Keras has no layer for, such as a quantizer, is
+    made of `keras.ops` operations with constants,
+
+        q = scale · floor((min(max(x, low), high) - low) / scale + lowest_code + 0.5),
+
+    and a layer behind them that changes nothing has its name. Saved to `.keras`, it is loaded wherever Keras 3 is, without sat-tf. With `exact`, it has layers
+    of sat-tf's own instead, which run on any backend too, and a file of it needs `import sat_tf`.
 
     The result is compared first, on 4 images of random pixels, layer by layer and as a whole.
-    With the TensorFlow backend on a CPU its outputs are those of `model` bit for bit. (In
+    Layers agree to 1e-5 of each tensor's largest value, and more than one code in a thousand of a
+    layer that differs, or one that is not the next, is an error. Where a value is nearly halfway
+    between two codes, a last bit decides, and layers behind read another code. Such codes of the
+    whole model are counted, and a warning says how many there are and how far the outputs differ.
+
+    With `exact`, the TensorFlow backend and a CPU, outputs are those of `model` bit for bit. (In
     graphs, as in `predict`, TensorFlow may fuse a float function with the layer in front of it, in
-    either model, and then change its last bit.) Other backends add up in another order: layers then
-    agree to 1e-5 of each tensor's largest value, and where a value is nearly halfway between two
-    codes, the code can be the next one. Such codes are counted, and a warning says how many there
-    are and how far the outputs differ. More than one in a thousand of a layer, or one that is not
-    the next, is an error.
+    either model, and then change its last bit.) Without, three things change last bits:
+
+    - Keras's own normalizations multiply in another order than TensorFlow's fused kernel.
+    - Other backends, and XLA (`jit_compile`), add up in another order.
+    - In graphs, compilers multiply by 1 / scale, now that it is a constant, instead of dividing.
 
     Args:
         model: a model quantized by sat-tf.
+        exact: outputs bit for bit, for a file that needs sat-tf.
 
     Returns:
         A Keras 3 model with the inputs and outputs of `model`.
 
     Raises:
         ValueError: the model is not quantized, has layers that Keras 3 does not have (all are
-            named), or a layer computes something else there.
+            named), or a layer computes something else there. Without `exact`, a recurrent layer
+            has a function that Keras 3 does not have.
 
     Example:
         >>> image = keras.Input((8, 8, 3))
@@ -67,31 +78,33 @@ def to_keras3(model: keras.Model) -> "keras3.Model":
     from sat_tf.keras3 import inference_model as pieces
     from sat_tf.keras3.inference_model import prove
 
-    found = {call.layer.name: pieces.problem_of(call.layer) for call in calls}
+    found = {call.layer.name: pieces.problem_of(call.layer, exact=exact) for call in calls}
     problems = [f"{name}: {problem}." for name, problem in found.items() if problem]
     if problems:
         raise ValueError(list_problems(f"model {model.name!r}", problems))
-    exported, made = build(model, calls)
+    exported, made = build(model, calls, exact=exact)
     proof = prove(model, exported, calls, made)
     if proof.codes_differing:
+        fix = "call it" if exact else "pass exact=True, for a file that needs sat-tf, and call it"
         warnings.warn(
-            f"model {model.name!r}: {proof.codes_differing} of {proof.codes} codes are the next "
-            f"one in Keras 3, and its outputs differ by up to {proof.difference:.2g} of their "
-            "largest value: this backend rounds sums differently; run it with "
-            "KERAS_BACKEND=tensorflow on a CPU for equal ones.",
+            f"model {model.name!r}: {proof.codes_differing} of {proof.codes} codes are others in "
+            f"Keras 3, which rounds sums differently, and its outputs differ by up to "
+            f"{proof.difference:.2g} of their largest value; for equal ones, {fix} with "
+            "KERAS_BACKEND=tensorflow on a CPU.",
             stacklevel=2,
         )
     return exported
 
 
 def build(
-    model: keras.Model, calls: list[LayerCall]
+    model: keras.Model, calls: list[LayerCall], *, exact: bool
 ) -> tuple["keras3.Model", dict[int, list[Callable[..., Any]]]]:
     """The Keras 3 model, and for every layer, by its identity, what is called for it.
 
     Args:
         model: a tf_keras model, all of whose layers have a form in Keras 3.
         calls: its calls.
+        exact: with sat-tf's own layers.
 
     Raises:
         ValueError: Keras 3 cannot call a layer as tf_keras does; names it.
@@ -111,7 +124,7 @@ def build(
             tensors[id(call.outputs[0])] = tensor
             continue
         if id(layer) not in made:
-            made[id(layer)] = pieces_of(layer, names)
+            made[id(layer)] = pieces_of(layer, names, exact=exact)
         try:
             outputs = run(made[id(layer)], *call.filled_in(tensors))
         except Exception as error:

@@ -83,11 +83,13 @@ OPERATIONS = [
 ]
 
 
+@pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("function", OPERATIONS)
-def test_operations_are_those_of_tensorflow_bit_for_bit(function):
+def test_operations_are_those_of_tensorflow_bit_for_bit(function, exact):
     image = keras.Input((8, 8, 4), name="image")
     model = keras.Model(image, function(image))
-    exported, _ = build(model, list(calls_of(model)))
+    exported, _ = build(model, list(calls_of(model)), exact=exact)
+    assert exact or "sat_tf" not in exported.to_json()
     again = keras3.Model.from_config(exported.get_config())
     expected, received = model(VALUES), again(VALUES)
     assert received.dtype == expected.dtype
@@ -144,9 +146,13 @@ OWN_LAYERS = [
 
 @pytest.mark.parametrize("layer", OWN_LAYERS, ids=lambda layer: layer.name)
 def test_layers_of_quantized_operations_are_those_of_tf_keras(layer):
-    made = inference_table.make_layer(layer, "made", activation=True, kernel=None)
-    assert inference_table.problem_of(layer) is None
-    np.testing.assert_array_equal(made(VALUES), layer(VALUES))
+    for exact in (True, False):
+        (made,) = inference_table.make_layers(
+            layer, lambda name: name, activation=True, kernel=None, exact=exact
+        )
+        assert inference_table.problem_of(layer, exact=exact) is None
+        made(keras3.Input(VALUES.shape[1:]))
+        np.testing.assert_array_equal(made(VALUES), layer(VALUES))
     copy = type(layer).from_config(layer.get_config())
     np.testing.assert_array_equal(copy(VALUES), layer(VALUES))
 

@@ -2,6 +2,7 @@ import functools
 import os
 import subprocess
 import sys
+import warnings
 
 import keras as keras3
 import numpy as np
@@ -23,6 +24,7 @@ POLICIES = {
     "requantized": sat_tf.BitPolicy(requantize_streams=True),
     "paper": sat_tf.BitPolicy.paper(3),
     "w8a8_by_channel": sat_tf.BitPolicy(weight_bits=8, activation_bits=8, weight_range="channel"),
+    "torch": sat_tf.BitPolicy(input_range="torch"),
     "weights_only": sat_tf.BitPolicy(weight_bits=2, activation_bits=None),
 }
 BEYOND = [
@@ -48,7 +50,14 @@ def _quantized(name, policy="w4a4"):
 
 @functools.cache
 def _exported(name, policy="w4a4"):
-    return sat_tf.to_keras3(_quantized(name, policy))
+    return sat_tf.to_keras3(_quantized(name, policy), exact=True)
+
+
+@functools.cache
+def _plain(name, policy="w4a4"):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* codes are others in Keras 3", UserWarning)
+        return sat_tf.to_keras3(_quantized(name, policy))
 
 
 @pytest.mark.thorough
@@ -58,7 +67,7 @@ def test_what_the_model_is_fed_comes_over_bit_for_bit(value, tmp_path):
     quantized = sat_tf.quantize_model(model, sat_tf.BitPolicy(input_range=value))
     fed = range_of(value).fed(float_models.images(16).astype(np.uint8))
     sat_tf.calibrate(quantized, fed)
-    sat_tf.to_keras3(quantized).save(tmp_path / "model.keras")
+    sat_tf.to_keras3(quantized, exact=True).save(tmp_path / "model.keras")
     loaded = keras3.saving.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(loaded(fed, training=False), quantized(fed, training=False))
 
@@ -73,9 +82,9 @@ def _assert_equal(exported, model):
         np.testing.assert_array_equal(one, other)
 
 
-def _error(model):
+def _error(model, **options):
     with pytest.raises(ValueError, match=r".") as caught:
-        sat_tf.to_keras3(model)
+        sat_tf.to_keras3(model, **options)
     return str(caught.value)
 
 
@@ -102,6 +111,43 @@ def test_outputs_of_prediction_in_batches_are_equal_bit_for_bit():
     np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.parametrize(
+    ("name", "policy"), [("mobile_block", "w4a4"), ("depthwise", "paper"), ("plain", "torch")]
+)
+def test_the_plain_form_names_no_class_of_sat_tf_and_is_saved_as_it_is(name, policy, tmp_path):
+    exported = _plain(name, policy)
+    assert "sat_tf" not in exported.to_json()
+    exported.save(tmp_path / "model.keras")
+    loaded = keras3.saving.load_model(tmp_path / "model.keras")
+    fed = range_of("torch").fed(float_models.images(8).astype(np.uint8))
+    np.testing.assert_array_equal(loaded(fed), exported(fed))
+    assert not exported.trainable_weights
+    exact = [layer.name for layer in _exported(name, policy).layers]
+    assert [layer.name for layer in exported.layers] == exact
+
+
+def test_the_plain_form_has_equal_codes_where_nothing_is_normalized():
+    exported, model = _plain("without_normalization"), _quantized("without_normalization")
+    _assert_equal(exported, model)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", BEYOND)
+def test_the_plain_form_has_layers_and_functions_beyond_the_usual_ones(name, tmp_path):
+    model = layer_models.MODELS[name].model()
+    make_realistic(model)
+    model = _ready(model, sat_tf.BitPolicy(activation_bits=8))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* codes are others in Keras 3", UserWarning)
+        exported = sat_tf.to_keras3(model)  # which proves it
+    assert "sat_tf" not in exported.to_json()
+    exported.save(tmp_path / "model.keras")
+    loaded = keras3.saving.load_model(tmp_path / "model.keras")
+    images = float_models.images(8)
+    for one, other in zip(*map(keras3.tree.flatten, (loaded(images), exported(images)))):
+        np.testing.assert_array_equal(one, other)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", float_models.GRAPHS)
@@ -110,7 +156,7 @@ def test_outputs_of_every_graph_are_equal_bit_for_bit(name, policy):
         model = _quantized(name, policy)
     except ValueError:
         pytest.skip("it cannot be quantized like this")
-    _assert_equal(sat_tf.to_keras3(model), model)
+    _assert_equal(sat_tf.to_keras3(model, exact=True), model)
 
 
 @pytest.mark.thorough
@@ -119,7 +165,7 @@ def test_layers_and_functions_beyond_the_usual_ones_are_equal_bit_for_bit(name, 
     model = layer_models.MODELS[name].model()
     make_realistic(model)
     model = _ready(model, sat_tf.BitPolicy(activation_bits=8))
-    exported = sat_tf.to_keras3(model)
+    exported = sat_tf.to_keras3(model, exact=True)
     _assert_equal(exported, model)
     exported.save(tmp_path / "model.keras")
     _assert_equal(keras3.saving.load_model(tmp_path / "model.keras"), model)
@@ -131,14 +177,14 @@ def test_all_layers_are_equal_bit_for_bit_at_two_bits(name):
     model = layer_models.MODELS[name].model()
     make_realistic(model)
     model = _ready(model, sat_tf.BitPolicy.mobile(2))
-    _assert_equal(sat_tf.to_keras3(model), model)
+    _assert_equal(sat_tf.to_keras3(model, exact=True), model)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("build", NESTED, ids=lambda build: build.__name__)
 def test_models_that_nest_or_share_are_equal_bit_for_bit(build):
     model = _ready(build(), sat_tf.BitPolicy())
-    exported = sat_tf.to_keras3(model)
+    exported = sat_tf.to_keras3(model, exact=True)
     _assert_equal(exported, model)
     linear = [layer.layer.name for layer in model.layers if getattr(layer, "kernel_variables", 0)]
     assert linear
@@ -155,7 +201,7 @@ def test_several_inputs_and_outputs_keep_their_structure():
     model = sat_tf.quantize_model(keras.Model({"left": left, "right": right}, outputs))
     images = {"left": float_models.images(8), "right": float_models.images(8, seed=2)}
     sat_tf.calibrate(model, images)
-    exported = sat_tf.to_keras3(model)
+    exported = sat_tf.to_keras3(model, exact=True)
     ours, theirs = exported(images), model(images, training=False)
     assert set(ours) == {"map", "classes"}
     for name in ours:
@@ -167,7 +213,7 @@ def test_names_that_meet_without_their_slashes_are_numbered():
     x = keras.layers.Conv2D(4, 3, activation="relu", name="a_conv")(image)
     x = keras.layers.Conv2D(4, 3, activation="relu", name="a/conv")(x)
     model = _ready(keras.Model(image, x, name="with/slash"), sat_tf.BitPolicy())
-    exported = sat_tf.to_keras3(model)
+    exported = sat_tf.to_keras3(model, exact=True)
     _assert_equal(exported, model)
     names = [layer.name for layer in exported.layers]
     assert names == ["image", "a_conv", "quant_a_conv", "a_conv_2"]
@@ -206,7 +252,7 @@ def test_rounding_is_half_up_and_saturates():
     given = np.float32([-9.0, -0.75, -0.25, 0.24, 0.25, 0.75, 9.0, np.inf, np.nan])
     expected = [-1.5, -0.5, 0.0, 0.0, 0.5, 1.0, 1.5, 1.5, np.nan]
     np.testing.assert_array_equal(layer(given), expected)
-    np.testing.assert_array_equal(layer.codes(given[:3]), [-3.0, -1.0, 0.0])
+    np.testing.assert_array_equal(layer.codes(given[:3], layer.scale), [-3.0, -1.0, 0.0])
     rectifier = QuantizedActivation(0, 3)
     np.testing.assert_array_equal(rectifier(np.float32([-1.0, 0.5, 7.0])), [0.0, 1.0, 3.0])
 
@@ -229,9 +275,12 @@ def test_codes_counted_from_zero_are_those_of_the_offset_quantizer(bits, lowest,
 LOADING = """
 import sys
 import numpy as np
-import sat_tf
+if sys.argv[4] == "exact":
+    import sat_tf
+    assert "tf_keras" not in sys.modules
+else:
+    sys.modules["sat_tf"] = None
 import keras
-assert "tf_keras" not in sys.modules
 model = keras.saving.load_model(sys.argv[1])
 images = np.load(sys.argv[2])
 np.testing.assert_array_equal(model.predict(images, verbose=0), np.load(sys.argv[3]))
@@ -239,18 +288,19 @@ print("equal")
 """
 
 
-@pytest.mark.slow  # a process with a TensorFlow of its own
-def test_it_is_loaded_where_keras_3_and_sat_tf_are(tmp_path):
-    model = _quantized("mobile_block")
-    _exported("mobile_block").save(tmp_path / "model.keras")
+@pytest.mark.thorough  # a process with a TensorFlow of its own
+@pytest.mark.parametrize("form", ["plain", pytest.param("exact", marks=pytest.mark.slow)])
+def test_it_is_loaded_by_keras_3_alone_and_with_sat_tf_in_its_exact_form(form, tmp_path):
+    exported = (_exported if form == "exact" else _plain)("mobile_block")
+    exported.save(tmp_path / "model.keras")
     images = float_models.images(4)
     np.save(tmp_path / "images.npy", images)
-    np.save(tmp_path / "outputs.npy", model.predict(images, verbose=0))
+    np.save(tmp_path / "outputs.npy", exported.predict(images, verbose=0))
     paths = [str(tmp_path / name) for name in ("model.keras", "images.npy", "outputs.npy")]
     # TFMOT, loaded here, asks for Keras 2 in all processes started from this one.
     others = {name: value for name, value in os.environ.items() if name != "TF_USE_LEGACY_KERAS"}
     run = subprocess.run(
-        [sys.executable, "-c", LOADING, *paths], capture_output=True, text=True, env=others
+        [sys.executable, "-c", LOADING, *paths, form], capture_output=True, text=True, env=others
     )
     assert run.stdout == "equal\n", run.stderr[-2000:]
 
@@ -331,7 +381,7 @@ def test_layers_that_stay_float_come_over_bit_for_bit():
     x = keras.layers.Dense(2, name="head")(keras.layers.Flatten(name="flatten")(x))
     policy = sat_tf.BitPolicy(unsupported="float")
     model = _ready(keras.Model(image, x, name="odd"), policy)
-    exported = sat_tf.to_keras3(model)
+    exported = sat_tf.to_keras3(model, exact=True)
     _assert_equal(exported, model)
     functions = {getattr(layer, "function", "").split(".")[-1] for layer in exported.layers}
     assert "sin" in functions
@@ -350,26 +400,29 @@ def test_operations_that_are_no_layers_come_over_from_models_quantized_by_tfmot(
     kinds = [type(layer).__name__ for layer in model.layers]
     assert "TFOpLambda" in kinds
     sat_tf.calibrate(model, float_models.images(16))
-    _assert_equal(sat_tf.to_keras3(model), model)
+    _assert_equal(sat_tf.to_keras3(model, exact=True), model)
 
 
-def _largest_one_lower(self, inputs):
-    found = _CODES(self, inputs)
-    return found - keras3.ops.cast(keras3.ops.equal(inputs, keras3.ops.max(inputs)), found.dtype)
+def _largest_one_lower(self, x, scale):
+    found = _CODES(self, x, scale)
+    return found - keras3.ops.cast(keras3.ops.equal(x, keras3.ops.max(x)), found.dtype)
 
 
-def _all_one_higher(self, inputs):
-    return _CODES(self, inputs) + 1.0
+def _all_one_higher(self, x, scale):
+    return _CODES(self, x, scale) + 1.0
 
 
 _CODES = QuantizedActivation.codes
 
 
-def test_codes_that_differ_are_counted_and_told(monkeypatch):
+@pytest.mark.parametrize("exact", [True, False])
+def test_codes_that_differ_are_counted_and_told(exact, monkeypatch):
     model = _quantized("residual", "w8a8_by_channel")
     monkeypatch.setattr(QuantizedActivation, "codes", _largest_one_lower)
-    with pytest.warns(UserWarning, match=r"[1-9] of \d+ codes are the next one in Keras 3"):
-        sat_tf.to_keras3(model)
+    told = r"[1-9]\d* of \d+ codes are others in Keras 3, (?s:.)*; for equal ones, "
+    told += "call it" if exact else "pass exact=True"
+    with pytest.warns(UserWarning, match=told):
+        sat_tf.to_keras3(model, exact=exact)
 
 
 def test_a_layer_that_rounds_differently_is_refused(monkeypatch):
