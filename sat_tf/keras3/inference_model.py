@@ -190,9 +190,7 @@ def _symbol(layer: Any) -> str | None:
 class _CalledOperation:
     """An `InferenceOperation` whose arguments are those of its first call."""
 
-    def __init__(
-        self, function: str, name: str, give: Callable[[str], str], exact: bool
-    ) -> None:
+    def __init__(self, function: str, name: str, give: Callable[[str], str], exact: bool) -> None:
         self._function = function
         self._name = give(name)
         self._give = give
@@ -267,6 +265,7 @@ def prove(
         mode = {"training": False} if takes_training else {}
         expected = tf.nest.flatten(call.layer(*args, **kwargs, **mode))
         pieces = made[id(call.layer)]
+        quantizer = _quantizer_of(pieces)
         received = keras3.tree.flatten(run(pieces, *_for_keras3((args, kwargs))))
         for one, other in zip(expected, received, strict=True):
             problem = _problem(pieces, one, other)
@@ -280,9 +279,9 @@ def prove(
             values[id(symbol)] = one
             # Equal tensors are shared, so that what reads them is run once.
             in_place[id(symbol)] = one if difference(one, other) == 0.0 else other
-            if _quantizer_of(pieces):
+            if quantizer is not None:
                 proof.codes += int(tf.size(one))
-                proof.codes_differing += int(np.sum(_distances(pieces, one, other) > 0.5))
+                proof.codes_differing += int(np.sum(_distances(quantizer, one, other) > 0.5))
     by_symbol = {id(symbol): values[id(symbol)] for call in calls for symbol in call.outputs}
     given = [by_symbol[id(symbol)].numpy() for symbol in model.inputs]
     packed = tf.nest.pack_sequence_as(model._nested_inputs, given)
@@ -300,7 +299,8 @@ def prove(
 
 def _problem(pieces: list[Callable[..., Any]], expected: Any, received: Any) -> str | None:
     """The problem of the output of one layer, if any."""
-    if not _quantizer_of(pieces):
+    quantizer = _quantizer_of(pieces)
+    if quantizer is None:
         found = difference(expected, received)
         if found <= TOLERANCE:
             return None
@@ -308,13 +308,13 @@ def _problem(pieces: list[Callable[..., Any]], expected: Any, received: Any) -> 
             f"received a layer whose output differs in Keras 3 by {found:.2g} of its largest "
             f"value, expected at most {TOLERANCE:g}; build the model without it."
         )
-    distances = _distances(pieces, expected, received)
+    distances = _distances(quantizer, expected, received)
     flipped = int(np.count_nonzero(distances > 0.5))
     # Neighbours differ by one code, up to the rounding of the scale in a lower precision.
     too_far = not np.max(distances, initial=0.0) < 1.5
     largest = np.max(np.abs(expected.numpy().astype(np.float64)), initial=0.0)
-    near = np.max(distances[distances <= 0.5], initial=0.0) * _scale(pieces)
-    too_far |= near > TOLERANCE * largest
+    near = np.max(distances[distances <= 0.5], initial=0.0)
+    too_far |= near * _scale_of(quantizer) > TOLERANCE * largest
     if too_far or flipped > max(1.0, _FLIPS * distances.size) or np.any(np.isnan(distances)):
         return (
             f"received a quantizer of which {flipped} of {distances.size} codes differ in Keras 3, "
@@ -331,17 +331,17 @@ def _quantizer_of(pieces: list[Callable[..., Any]]) -> QuantizedActivation | Non
     return last if isinstance(last, QuantizedActivation) else None
 
 
-def _scale(pieces: list[Callable[..., Any]]) -> np.float64:
-    return np.float64(keras3.ops.convert_to_numpy(_quantizer_of(pieces).scale))
+def _scale_of(quantizer: QuantizedActivation) -> np.float64:
+    return np.float64(keras3.ops.convert_to_numpy(quantizer.scale))
 
 
-def _distances(pieces: list[Callable[..., Any]], expected: Any, received: Any) -> np.ndarray:
-    """How many codes two outputs of a quantizer are apart, value by value."""
+def _distances(quantizer: QuantizedActivation, expected: Any, received: Any) -> np.ndarray:
+    """How many codes two of its outputs are apart, value by value."""
     one, other = (
         np.asarray(values, np.float64)
         for values in (expected.numpy(), keras3.ops.convert_to_numpy(received))
     )
-    return np.abs(one - other) / _scale(pieces)
+    return np.abs(one - other) / _scale_of(quantizer)
 
 
 def _for_keras3(values: Any) -> Any:

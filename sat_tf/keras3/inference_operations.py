@@ -39,7 +39,7 @@ class InferenceScaling(keras3.layers.Layer):
 
     def call(self, inputs: Any) -> Any:
         """The formula."""
-        number = self.number
+        number: Any = self.number
         if not isinstance(number, float | int):
             number = np.asarray(number, keras3.backend.standardize_dtype(inputs.dtype))
         return _SCALINGS[self.formula](inputs, number)
@@ -125,6 +125,17 @@ def _resize(images: Any, size: Any, method: str = "bilinear", **options: Any) ->
     return ops.image.resize(images, tuple(size), interpolation=method, **options)
 
 
+def _of_two(function: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """A function of two tensors, or of one and numbers in its type."""
+
+    def of(x: Any, y: Any) -> Any:
+        dtype = keras3.backend.standardize_dtype(getattr(x, "dtype", None) or y.dtype)
+        x, y = (np.asarray(v, dtype) if isinstance(v, list) else v for v in (x, y))
+        return function(x, y)
+
+    return of
+
+
 def _reduced(function: Callable[..., Any]) -> Callable[..., Any]:
     def of(input_tensor: Any, axis: Any = None, keepdims: bool = False) -> Any:
         return function(
@@ -174,7 +185,7 @@ def _transpose(a: Any, perm: Any = None, conjugate: bool = False) -> Any:
 
 # All take their arguments in TensorFlow's order and by TensorFlow's names.
 _OPERATIONS: dict[str, Callable[..., Any]] = {
-    "__operators__.add": lambda x, y: x + y,
+    "__operators__.add": _of_two(ops.add),
     "__operators__.getitem": _get_item,
     "abs": lambda x: ops.abs(x),
     "cast": lambda x, dtype: ops.cast(x, dtype),
@@ -190,17 +201,17 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "identity": lambda input: input + 0.0,
     "image.resize": _resize,
     "math.abs": lambda x: ops.abs(x),
-    "math.add": lambda x, y: x + y,
+    "math.add": _of_two(ops.add),
     "math.cos": lambda x: ops.cos(x),
-    "math.divide": lambda x, y: x / y,
+    "math.divide": _of_two(ops.divide),
     "math.erf": lambda x: ops.erf(x),
     "math.exp": lambda x: ops.exp(x),
     "math.log": lambda x: ops.log(x),
-    "math.maximum": lambda x, y: ops.maximum(x, y),
-    "math.minimum": lambda x, y: ops.minimum(x, y),
-    "math.multiply": lambda x, y: x * y,
+    "math.maximum": _of_two(ops.maximum),
+    "math.minimum": _of_two(ops.minimum),
+    "math.multiply": _of_two(ops.multiply),
     "math.negative": lambda x: -x,
-    "math.pow": lambda x, y: ops.power(x, y),
+    "math.pow": _of_two(ops.power),
     "math.reduce_max": _reduced(ops.max),
     "math.reduce_mean": _reduced(ops.mean),
     "math.reduce_min": _reduced(ops.min),
@@ -212,10 +223,10 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "math.softplus": lambda features: ops.softplus(features),
     "math.sqrt": lambda x: ops.sqrt(x),
     "math.square": lambda x: ops.square(x),
-    "math.squared_difference": lambda x, y: ops.square(x - y),
-    "math.subtract": lambda x, y: x - y,
+    "math.squared_difference": _of_two(lambda x, y: ops.square(ops.subtract(x, y))),
+    "math.subtract": _of_two(ops.subtract),
     "math.tanh": lambda x: ops.tanh(x),
-    "math.truediv": lambda x, y: x / y,
+    "math.truediv": _of_two(ops.divide),
     "nn.depth_to_space": _depth_to_space,
     "nn.elu": lambda features: ops.elu(features),
     "nn.gelu": lambda features, approximate=False: ops.gelu(features, approximate),

@@ -30,8 +30,9 @@ def to_keras3(model: keras.Model, *, exact: bool = False) -> "keras3.Model":
 
         q = scale · floor((min(max(x, low), high) - low) / scale + lowest_code + 0.5),
 
-    and a layer behind them that changes nothing has its name. Saved to `.keras`, it is loaded wherever Keras 3 is, without sat-tf. With `exact`, it has layers
-    of sat-tf's own instead, which run on any backend too, and a file of it needs `import sat_tf`.
+    and a layer behind them that changes nothing has its name. Saved to `.keras`, it is loaded
+    wherever Keras 3 is, without sat-tf. With `exact`, it has layers of sat-tf's own instead, which
+    run on any backend too, and a file of it needs `import sat_tf`.
 
     The result is compared first, on 4 images of random pixels, layer by layer and as a whole.
     Layers agree to 1e-5 of each tensor's largest value, and more than one code in a thousand of a
@@ -41,11 +42,10 @@ def to_keras3(model: keras.Model, *, exact: bool = False) -> "keras3.Model":
 
     With `exact`, the TensorFlow backend and a CPU, outputs are those of `model` bit for bit. (In
     graphs, as in `predict`, TensorFlow may fuse a float function with the layer in front of it, in
-    either model, and then change its last bit.) Without, three things change last bits:
-
-    - Keras's own normalizations multiply in another order than TensorFlow's fused kernel.
-    - Other backends, and XLA (`jit_compile`), add up in another order.
-    - In graphs, compilers multiply by 1 / scale, now that it is a constant, instead of dividing.
+    either model, and then change its last bit.) Without it, Keras's own normalizations multiply in
+    another order than TensorFlow's fused kernel, and graphs multiply by 1 / scale where the formula
+    divides, the scale being a constant. Other backends and XLA (`jit_compile`) round sums
+    differently in either form.
 
     Args:
         model: a model quantized by sat-tf.

@@ -51,6 +51,7 @@ class SpelledOut:
         self._last: Any = None
 
     def __call__(self, inputs: Any) -> Any:
+        """What the layer makes of tensors, symbolic or not."""
         spell = getattr(self.layer, "with_constants", self.layer.call)
         outputs = spell(inputs)
         if isinstance(outputs, keras3.KerasTensor):
@@ -62,7 +63,8 @@ class SpelledOut:
 
     def _name_operations(self, tensor: Any) -> None:
         """Names those that made a tensor: Keras would name them as it names layers, such as add."""
-        made, waiting = {}, [tensor]
+        made: dict[int, Any] = {}
+        waiting: list[Any] = [tensor]
         while waiting:
             # Keras has no public way from a tensor to what made it.
             operation = waiting.pop()._keras_history.operation

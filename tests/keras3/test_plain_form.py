@@ -52,8 +52,11 @@ def test_a_grid_of_pixels_is_the_same(reverses):
 
 @pytest.mark.parametrize(
     "layer",
-    [InferenceScaling("c - x", 0.3), InferenceScaling("x / c", [1.7, -2.0, 0.1])]
-    + [InferenceSlice([[1, 2, None], [None, None, 2], [0, 2, 1]], [0])],
+    [
+        InferenceScaling("c - x", 0.3),
+        InferenceScaling("x / c", [1.7, -2.0, 0.1]),
+        InferenceSlice([[1, 2, None], [None, None, 2], [0, 2, 1]], [0]),
+    ],
     ids=lambda layer: layer.name,
 )
 def test_scalings_and_slices_are_the_same(layer):
