@@ -96,7 +96,8 @@ def make_layers(
     if "activation" in settings and not activation:
         settings["activation"] = "linear"
     function = settings.get("activation")
-    if exact or function not in _FUNCTIONS.values() or isinstance(layer, keras.layers.Activation):
+    # Without weights, the layer is nothing but the function.
+    if exact or function not in _FUNCTIONS.values() or not layer.weights:
         return [_made(layer, {**settings, "name": give(layer.name)}, give, kernel, exact)]
     first = {**settings, "activation": "linear", "name": give(layer.name)}
     behind = {key: settings[key] for key in ("activation", "dtype")}

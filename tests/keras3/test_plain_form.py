@@ -81,6 +81,18 @@ def test_a_function_that_keras_3_has_not_stands_behind_its_layer(function):
     np.testing.assert_array_equal(model(given), expected)
 
 
+def test_an_activation_layer_with_such_a_function_keeps_its_name():
+    layer = keras.layers.Activation("hard_sigmoid", name="gate")
+    given = np.random.default_rng(8).normal(0, 3, (2, 5)).astype(np.float32)
+    (piece,) = inference_table.make_layers(
+        layer, Names([]).give, activation=True, kernel=None, exact=False
+    )
+    image = keras3.Input((5,))
+    model = keras3.Model(image, piece(image))
+    assert [one.name for one in model.layers][1:] == ["gate"]
+    np.testing.assert_array_equal(model(given), layer(given))
+
+
 def test_a_function_within_a_recurrent_layer_is_refused_with_the_fix():
     layer = keras.layers.LSTM(3, recurrent_activation="hard_sigmoid")
     layer(np.zeros((1, 2, 3), np.float32))
