@@ -119,7 +119,7 @@ def test_the_input_range_is_found_and_the_run_is_whole(told, tmp_path):
 def test_a_range_that_is_not_clearly_the_best_is_asked_for(told, tmp_path):
     status, said = told("lenient.keras", "photos")
     assert status == 2
-    assert '100.0 % with (0, 1), 95.3 % with "tf", 100.0 % with "torch"' in said
+    assert "100.0 % with (0, 1)" in said
     assert "expected one that is clearly better than the others; give --input_range" in said
     assert not (tmp_path / "out").exists()
 

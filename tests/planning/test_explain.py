@@ -325,8 +325,12 @@ def test_only_models_without_a_graph_are_refused(model, expected):
 
 
 def test_a_policy_that_is_none_is_refused():
-    with pytest.raises(ValueError, match=r"write BitPolicy\.mobile\(4\)"):
-        sat_tf.explain(convolutions(), 4)
+    with pytest.raises(ValueError, match=r"write BitPolicy\(\*\*policy\)"):
+        sat_tf.explain(convolutions(), {"weight_bits": 4})
+
+
+def test_an_integer_is_explained_as_the_mobile_policy():
+    assert sat_tf.explain(convolutions(), 4) == sat_tf.explain(convolutions(), BitPolicy.mobile(4))
 
 
 def test_a_quantized_model_is_explained_as_requantize_makes_it():

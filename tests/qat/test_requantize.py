@@ -197,7 +197,7 @@ def test_overrides_may_move_a_quantizer():
 
 def test_bad_policies_and_float_models_are_refused(learnt):
     with pytest.raises(ValueError, match=r"expected a sat_tf\.BitPolicy"):
-        sat_tf.requantize(learnt, 2)
+        sat_tf.requantize(learnt, 0)
     with pytest.raises(ValueError, match=r"call sat_tf\.quantize_model\(model, policy\) instead"):
         sat_tf.requantize(float_models.build("plain"), BitPolicy())
     with pytest.raises(ValueError, match=r"expnd.*matches no layer"):

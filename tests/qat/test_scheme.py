@@ -160,7 +160,7 @@ def test_a_model_that_is_quantized_already_is_refused():
         sat_tf.quantize_model(quantized)
 
 
-@pytest.mark.parametrize("policy", [4, {"weight_bits": 4}, "mobile"])
+@pytest.mark.parametrize("policy", [9, {"weight_bits": 4}, "mobile"])
 def test_a_policy_is_asked_for(policy):
     with pytest.raises(ValueError, match=r"expected a sat_tf\.BitPolicy"):
         sat_tf.quantize_model(float_models.dense_only(), policy)
