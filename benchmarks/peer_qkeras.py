@@ -5,6 +5,12 @@
         pyparsing networkx keras-tuner
     TF_USE_LEGACY_KERAS=1 ~/qkeras/bin/python benchmarks/peer_qkeras.py --help
 
+QKeras for Keras 3 is another package, with the same names, in another environment:
+
+    python -m venv ~/qkeras_v3
+    ~/qkeras_v3/bin/pip install "tensorflow==2.21.*" "tf_keras==2.21.*" "qkeras-v3==1.2.*"
+    TF_USE_LEGACY_KERAS=0 ~/qkeras_v3/bin/python benchmarks/peer_qkeras.py --help
+
 `peers.py` calls it; it reads a float model and the data from files, and prints one line of JSON.
 """
 
@@ -16,9 +22,10 @@ from typing import Any
 import numpy as np
 import peer_task
 import qkeras
-import tf_keras as keras
+import tf_keras
+from peer_task import keras
 
-_LINEAR = (keras.layers.Conv2D, keras.layers.Dense)
+_LINEAR = (keras.layers.Conv2D, keras.layers.DepthwiseConv2D, keras.layers.Dense)
 
 
 def quantized(
@@ -77,6 +84,23 @@ def quantized(
     return copy
 
 
+def float_model(path: str) -> keras.Model:
+    """The float model of a file of tf_keras, in the layers of the Keras that trains."""
+    model = tf_keras.models.load_model(path, compile=False)
+    if keras is tf_keras:
+        return model
+    config = model.get_config()
+    for layer in config["layers"]:  # what Keras 3 writes differently
+        settings = layer["config"]
+        if layer["class_name"] == "BatchNormalization":
+            [settings["axis"]] = settings["axis"]
+        elif layer["class_name"] == "DepthwiseConv2D":
+            del settings["groups"]
+    copy = keras.Model.from_config(config)
+    copy.set_weights(model.get_weights())
+    return copy
+
+
 def _best_integer_bits(
     model: keras.Model, rectifiers: list[Any], images: peer_task.Images, bits: int
 ) -> list[int]:
@@ -108,7 +132,7 @@ def main() -> None:
     arguments = parser.parse_args()
     peer_task.one_thread()
     train, test = peer_task.read(arguments.data)
-    start = keras.models.load_model(arguments.start, compile=False)
+    start = float_model(arguments.start)
     recipe = peer_task.Recipe(**json.loads(arguments.recipe))
     model = quantized(
         start,
