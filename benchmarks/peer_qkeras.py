@@ -49,7 +49,8 @@ def quantized(
         integer_bits: of all rectifiers alike, or "measured": for each of them those with the
             smallest mean square error.
         alpha: "auto" or "auto_po2", how the scale of a channel is found.
-        ternary: weights by QKeras's `ternary` instead of `quantized_bits`, at 2 bits.
+        ternary: weights by QKeras's `ternary` instead of `quantized_bits`, at 2 bits; depthwise
+            ones not, for which it would have one scale a layer.
     """
     linear = [layer for layer in model.layers if isinstance(layer, _LINEAR)]
     rectifiers = [layer for layer in model.layers if isinstance(layer, keras.layers.ReLU)]
@@ -70,7 +71,7 @@ def quantized(
         depthwise = isinstance(layer, keras.layers.DepthwiseConv2D)
         # A scale for each channel of the last axis, where depthwise kernels have none.
         axis = {"scale_axis": 2} if depthwise else {}
-        if ternary and layer_bits == 2:
+        if ternary and layer_bits == 2 and not depthwise:
             kernel = qkeras.ternary(alpha=alpha)
         else:
             kernel = qkeras.quantized_bits(layer_bits, 0, 1, alpha=alpha, **axis)

@@ -41,6 +41,7 @@ def clusters(model: keras.Model, bits: int) -> keras.Model:
         return tfmot.clustering.keras.cluster_weights(
             layer,
             number_of_clusters=256 if layer in (linear[0], linear[-1]) else 2**bits,
+            cluster_gradient_aggregation="GradientAggregation.AVG",
             cluster_centroids_init=(tfmot.clustering.keras.CentroidInitialization.KMEANS_PLUS_PLUS),
         )
 
