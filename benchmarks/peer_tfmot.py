@@ -28,19 +28,22 @@ def n_bits(model: keras.Model, bits: int) -> keras.Model:
         return tfmot.quantization.keras.quantize_apply(annotated, scheme)
 
 
-def clusters(model: keras.Model, bits: int) -> keras.Model:
+def clusters(model: keras.Model, bits: int, first_last_bits: int = 8) -> keras.Model:
     """The model with 2^bits values in each kernel, 256 in the first and the last layer.
 
     They start by k-means++ and move with the weights, which are assigned again in every step.
+    Gradients of a value are averaged, as sat-tf does: summed, which is the default, training at the
+    learning rates of the others ends at chance.
     """
     linear = [layer for layer in model.layers if isinstance(layer, _CLUSTERED)]
+    ends = (linear[0], linear[-1])
 
     def clustered(layer: keras.layers.Layer) -> keras.layers.Layer:
         if layer not in linear:
             return layer
         return tfmot.clustering.keras.cluster_weights(
             layer,
-            number_of_clusters=256 if layer in (linear[0], linear[-1]) else 2**bits,
+            number_of_clusters=2 ** (first_last_bits if layer in ends else bits),
             cluster_gradient_aggregation="GradientAggregation.AVG",
             cluster_centroids_init=(tfmot.clustering.keras.CentroidInitialization.KMEANS_PLUS_PLUS),
         )
