@@ -78,9 +78,7 @@ def _row(bits: int) -> dict[str, Any]:
     weights = sum(
         int(np.prod(layer.get_weights()[0].shape))
         for layer in model.layers
-        if isinstance(
-            layer, keras.layers.Conv2D | keras.layers.DepthwiseConv2D | keras.layers.Dense
-        )
+        if isinstance(layer, _WITH_KERNELS)
     )
     return {
         "model": _MODEL.value,

@@ -65,16 +65,13 @@ class Method:
 
 
 def _tfmot(
-    make: Callable[[keras.Model, int], keras.Model],
-    best: Mapping[int, Mapping[str, Any]] | None = None,
-    **settings: Any,
+    make: Callable[[keras.Model, int], keras.Model], **settings: Any
 ) -> Callable[[Case], Result]:
     def run(case: Case) -> Result:
         train, test = peer_task.read(str(case.data))
         # Two, as clusters are made in the layers of the model that is given.
         start, teacher = (keras.models.load_model(case.start, compile=False) for _ in range(2))
-        own = (best or {}).get(case.bits, {})
-        recipe = peer_task.Recipe(**{"steps": _STEPS, **settings, **own})
+        recipe = peer_task.Recipe(steps=_STEPS, **settings)
         model = make(start, case.bits)
         return peer_task.train_and_measure(
             model, train, test, recipe, seed=case.seed, teacher=teacher
@@ -119,10 +116,6 @@ _QKERAS_BEST: Mapping[int, tuple[tuple[str, ...], dict[str, Any]]] = {
     3: ((), {"peak_learning_rate": 0.1}),
     2: (("--ternary",), {"peak_learning_rate": 0.1}),
 }
-# Found as the learning rates of `methods_on_glyphs.py` are: of three, on that half, with seed 0.
-_CLUSTERS_BEST: Mapping[int, dict[str, Any]] = {
-    bits: {"peak_learning_rate": 0.1} for bits in (4, 3, 2)
-}
 _NO_TEACHER = "recipes.distillation=null"
 # As in the configuration of sat-tf.
 _DISTILLED = {"distillation": 0.5, "temperature": 4.0}
@@ -133,7 +126,8 @@ METHODS: dict[str, Method] = {
     ),
     "TFMOT n-bit": Method(run=_tfmot(peer_tfmot.n_bits), quantizes="everything, at the same bits"),
     "TFMOT clusters; distilled": Method(
-        run=_tfmot(peer_tfmot.clusters, _CLUSTERS_BEST, statistics=True, **_DISTILLED),
+        run=_tfmot(peer_tfmot.clusters, peak_learning_rate=0.1, statistics=True, **_DISTILLED),
+        bits=(3,),
         quantizes="weights of convolutions and dense layers, but of depthwise ones",
     ),
     "QKeras": Method(run=_qkeras(), quantizes=_RECTIFIED),
