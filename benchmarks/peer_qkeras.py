@@ -5,6 +5,12 @@
         pyparsing networkx keras-tuner
     TF_USE_LEGACY_KERAS=1 ~/qkeras/bin/python benchmarks/peer_qkeras.py --help
 
+QKeras for Keras 3 is another package, with the same names, in another environment:
+
+    python -m venv ~/qkeras_v3
+    ~/qkeras_v3/bin/pip install "tensorflow==2.21.*" "tf_keras==2.21.*" "qkeras-v3==1.2.*"
+    TF_USE_LEGACY_KERAS=0 ~/qkeras_v3/bin/python benchmarks/peer_qkeras.py --help
+
 `peers.py` calls it; it reads a float model and the data from files, and prints one line of JSON.
 """
 
@@ -16,9 +22,10 @@ from typing import Any
 import numpy as np
 import peer_task
 import qkeras
-import tf_keras as keras
+import tf_keras
+from peer_task import keras
 
-_LINEAR = (keras.layers.Conv2D, keras.layers.Dense)
+_LINEAR = (keras.layers.Conv2D, keras.layers.DepthwiseConv2D, keras.layers.Dense)
 
 
 def quantized(
@@ -42,7 +49,8 @@ def quantized(
         integer_bits: of all rectifiers alike, or "measured": for each of them those with the
             smallest mean square error.
         alpha: "auto" or "auto_po2", how the scale of a channel is found.
-        ternary: weights by QKeras's `ternary` instead of `quantized_bits`, at 2 bits.
+        ternary: weights by QKeras's `ternary` instead of `quantized_bits`, at 2 bits; depthwise
+            ones not, for which it would have one scale a layer.
     """
     linear = [layer for layer in model.layers if isinstance(layer, _LINEAR)]
     rectifiers = [layer for layer in model.layers if isinstance(layer, keras.layers.ReLU)]
@@ -63,7 +71,7 @@ def quantized(
         depthwise = isinstance(layer, keras.layers.DepthwiseConv2D)
         # A scale for each channel of the last axis, where depthwise kernels have none.
         axis = {"scale_axis": 2} if depthwise else {}
-        if ternary and layer_bits == 2:
+        if ternary and layer_bits == 2 and not depthwise:
             kernel = qkeras.ternary(alpha=alpha)
         else:
             kernel = qkeras.quantized_bits(layer_bits, 0, 1, alpha=alpha, **axis)
@@ -73,6 +81,23 @@ def quantized(
         return made(kernel_quantizer=kernel, **config)
 
     copy = keras.models.clone_model(model, clone_function=clone)
+    copy.set_weights(model.get_weights())
+    return copy
+
+
+def float_model(path: str) -> keras.Model:
+    """The float model of a file of tf_keras, in the layers of the Keras that trains."""
+    model = tf_keras.models.load_model(path, compile=False)
+    if keras is tf_keras:
+        return model
+    config = model.get_config()
+    for layer in config["layers"]:  # what Keras 3 writes differently
+        settings = layer["config"]
+        if layer["class_name"] == "BatchNormalization":
+            [settings["axis"]] = settings["axis"]
+        elif layer["class_name"] == "DepthwiseConv2D":
+            del settings["groups"]
+    copy = keras.Model.from_config(config)
     copy.set_weights(model.get_weights())
     return copy
 
@@ -108,7 +133,7 @@ def main() -> None:
     arguments = parser.parse_args()
     peer_task.one_thread()
     train, test = peer_task.read(arguments.data)
-    start = keras.models.load_model(arguments.start, compile=False)
+    start = float_model(arguments.start)
     recipe = peer_task.Recipe(**json.loads(arguments.recipe))
     model = quantized(
         start,

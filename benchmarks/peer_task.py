@@ -1,17 +1,23 @@
 """The task that all peers share: data, budget, training loop, and how top-1 is counted.
 
-It needs TensorFlow, tf_keras and NumPy only, because QKeras lives in an environment of its own.
+It needs TensorFlow, Keras and NumPy only, because QKeras lives in an environment of its own. Keras
+is tf_keras, but for TF_USE_LEGACY_KERAS=0: then it is Keras 3.
 """
 
 import dataclasses
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tf_keras as keras
+
+if os.environ.get("TF_USE_LEGACY_KERAS") == "0":
+    import keras  # noqa: TID251 - what QKeras for Keras 3 is made of
+else:
+    import tf_keras as keras
 
 BATCH_SIZE = 64
 PEAK_LEARNING_RATE = 0.3
@@ -141,9 +147,8 @@ def train(
 
 def measure_statistics(model: keras.Model, images: Images, seed: int) -> None:
     """Sets the moving statistics of every normalization to their mean over training batches."""
-    norms = [
-        layer for layer in model.submodules if isinstance(layer, keras.layers.BatchNormalization)
-    ]
+    layers = getattr(model, "submodules", model.layers)  # Keras 3 has layers only
+    norms = [layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization)]
     momenta = [norm.momentum for norm in norms]
     for index, (pixels, _) in enumerate(batches(images, STATISTICS_IMAGES // BATCH_SIZE, seed + 1)):
         for norm in norms:

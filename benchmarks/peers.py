@@ -8,10 +8,12 @@ depthwise kernel, ranges measured in each rectifier, and the same two aids as sa
 statistics measured again at the end, and, where it says distilled, the float model as a teacher,
 whose forward passes are the only thing that comes on top of the budget.
 
-    python benchmarks/peers.py --qkeras_python=~/qkeras/bin/python
+    python benchmarks/peers.py --qkeras_python=~/qkeras/bin/python \
+        --qkeras_v3_python=~/qkeras_v3/bin/python
 
-QKeras runs in an environment of its own, which `peer_qkeras.py` says how to make; without
---qkeras_python its rows are left out. Rows that are in the CSV already are not run again.
+QKeras and its version for Keras 3, qkeras-v3, run in environments of their own, which
+`peer_qkeras.py` says how to make; without these flags their rows are left out. Rows that are in the
+CSV already are not run again.
 """
 
 import dataclasses
@@ -35,6 +37,7 @@ from rows import as_table, read_csv, with_spread, write_csv
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "of weights and of the order of the images")
 _METHODS = flags.DEFINE_list("methods", [], "which of them; all where none is named")
 _QKERAS = flags.DEFINE_string("qkeras_python", None, "Python of an environment with QKeras")
+_QKERAS_V3 = flags.DEFINE_string("qkeras_v3_python", None, "the same, with qkeras-v3")
 _WORK = flags.DEFINE_string("work", "runs/peers", "folder for data, float models and runs")
 _OUTPUT = flags.DEFINE_string("output", "benchmarks/results/peers.csv", "where to write rows")
 
@@ -61,25 +64,33 @@ class Method:
     quantizes: str
 
 
-def _tfmot(make: Callable[[keras.Model, int], keras.Model]) -> Callable[[Case], Result]:
+def _tfmot(
+    make: Callable[[keras.Model, int], keras.Model], **settings: Any
+) -> Callable[[Case], Result]:
     def run(case: Case) -> Result:
         train, test = peer_task.read(str(case.data))
-        start = keras.models.load_model(case.start, compile=False)
-        recipe = peer_task.Recipe(steps=_STEPS)
+        # Two, as clusters are made in the layers of the model that is given.
+        start, teacher = (keras.models.load_model(case.start, compile=False) for _ in range(2))
+        recipe = peer_task.Recipe(steps=_STEPS, **settings)
         model = make(start, case.bits)
-        return peer_task.train_and_measure(model, train, test, recipe, seed=case.seed)
+        return peer_task.train_and_measure(
+            model, train, test, recipe, seed=case.seed, teacher=teacher
+        )
 
     return run
 
 
-def _qkeras(**recipe: Any) -> Callable[[Case], Result]:
+def _qkeras(
+    python: flags.FlagHolder[str | None] = _QKERAS, **recipe: Any
+) -> Callable[[Case], Result]:
     def run(case: Case) -> Result:
         options, best = _QKERAS_BEST[case.bits]
-        command = [_QKERAS.value, str(pathlib.Path(__file__).with_name("peer_qkeras.py"))]
+        command = [python.value, str(pathlib.Path(__file__).with_name("peer_qkeras.py"))]
         command += [f"--data={case.data}", f"--start={case.start}", f"--bits={case.bits}"]
         command += [f"--seed={case.seed}", *options]
         command += ["--recipe", json.dumps({"steps": _STEPS, "statistics": True, **best, **recipe})]
-        environment = {**os.environ, "TF_USE_LEGACY_KERAS": "1", "PYTHONPATH": ""}
+        legacy = "1" if python is _QKERAS else "0"
+        environment = {**os.environ, "TF_USE_LEGACY_KERAS": legacy, "PYTHONPATH": ""}
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
         return json.loads(done.stdout.splitlines()[-1])
 
@@ -114,8 +125,15 @@ METHODS: dict[str, Method] = {
         run=_tfmot(lambda model, bits: peer_tfmot.eight_bits(model)), bits=(8,), quantizes="all"
     ),
     "TFMOT n-bit": Method(run=_tfmot(peer_tfmot.n_bits), quantizes="everything, at the same bits"),
+    "TFMOT clusters; distilled": Method(
+        run=_tfmot(peer_tfmot.clusters, peak_learning_rate=0.1, statistics=True, **_DISTILLED),
+        bits=(3,),
+        quantizes="weights of convolutions and dense layers, but of depthwise ones",
+    ),
     "QKeras": Method(run=_qkeras(), quantizes=_RECTIFIED),
     "QKeras; distilled": Method(run=_qkeras(**_DISTILLED), quantizes=_RECTIFIED),
+    "qkeras-v3": Method(run=_qkeras(_QKERAS_V3), quantizes=_RECTIFIED),
+    "qkeras-v3; distilled": Method(run=_qkeras(_QKERAS_V3, **_DISTILLED), quantizes=_RECTIFIED),
     "sat-tf; not distilled": Method(run=_sat("plain", _NO_TEACHER), quantizes=_MOBILE),
     "sat-tf": Method(run=_sat("distilled"), quantizes=_MOBILE),
 }
@@ -158,9 +176,9 @@ def main(argv: list[str]) -> None:
     peer_start.write_data(work / "glyphs.npz")
     console = rich.console.Console()
     rows = read_csv(output)
-    names = _METHODS.value or [
-        name for name in METHODS if _QKERAS.value or not name.startswith("QKeras")
-    ]
+    pythons = {"QKeras": _QKERAS, "qkeras-v3": _QKERAS_V3}
+    lacking = tuple(name for name, python in pythons.items() if not python.value)
+    names = _METHODS.value or [name for name in METHODS if not name.startswith(lacking)]
     for name, case in _cases(names, work):
         key = (name, str(case.bits), str(case.seed))
         if key in {(row["method"], str(row["bits"]), str(row["seed"])) for row in rows}:

@@ -17,6 +17,7 @@ METHODS = {
         "weight_quantizer": "channel_bits",
         "weight_options": {"lowest": 1, "over_size": False},
     },
+    "qil": {"weight_quantizer": "qil"},
     # SAT's rescaling of the classifier and its activations, with weights of LSQ.
     "lsq_in_sat": {
         "weight_quantizer": "lsq",

@@ -277,6 +277,46 @@ def soft_gradients(
     return passed, float(np.sum(slope)) * step / high
 
 
+# -- QIL ---------------------------------------------------------------------------------------
+
+
+def qil_position(w: np.ndarray, c: np.ndarray | float, d: np.ndarray | float) -> np.ndarray:
+    """α |w| + β with α = 1 / 2d and β = 1/2 - c / 2d (Jung et al., Eq. 3)."""
+    alpha = 1.0 / (2.0 * np.asarray(d, np.float64))
+    return alpha * np.abs(np.asarray(w, np.float64)) + 0.5 - alpha * c
+
+
+def qil_quantize(
+    w: np.ndarray, c: np.ndarray | float, d: np.ndarray | float, bits: int
+) -> np.ndarray:
+    """The transformer and the discretizer for γ = 1 (Eq. 3 and 5), times c + d."""
+    highest = 2 ** (bits - 1) - 1
+    transformed = np.sign(w) * np.clip(qil_position(w, c, d), 0.0, 1.0)
+    rounded = np.sign(transformed) * round_half_up(np.abs(transformed) * highest)
+    return (np.asarray(c, np.float64) + d) * rounded / highest
+
+
+def qil_gradients(
+    w: np.ndarray,
+    c: np.ndarray | float,
+    d: np.ndarray | float,
+    bits: int,
+    upstream: np.ndarray,
+    surrogate: str = "ste",
+    strength: float | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """dw, and what each weight adds to dc and dd, of an end c + d that is a constant."""
+    highest = 2 ** (bits - 1) - 1
+    position = qil_position(w, c, d)
+    inside = (position > 0.0) & (position < 1.0)
+    error = np.sign(w) * (position * highest - round_half_up(position * highest))
+    passed = passed_back(upstream, error, 2 * highest, surrogate, strength)
+    passed = np.where(inside, passed * (np.asarray(c, np.float64) + d), 0.0)
+    c, d = np.float64(c), np.float64(d)
+    by_position = passed * np.sign(w)
+    return passed / (2 * d), -by_position / (2 * d), -by_position * (np.abs(w) - c) / (2 * d**2)
+
+
 # -- LSQ and LSQ+ ------------------------------------------------------------------------------
 
 

@@ -200,6 +200,21 @@ def test_errors_with_bits_of_channels_are_those_of_the_file(kernels):
     assert _line(kernels, *cells) in _METHODS
 
 
+def test_the_clusters_of_tfmot_are_those_of_the_file():
+    rows = _rows("clustered_files")
+    label = "TFMOT's `cluster_weights`, TensorFlow's int8 file"
+    assert _line(label, *(row["gzip bits a weight"] for row in rows)) in _METHODS
+    values, median, most = (
+        [row[column] for row in rows]
+        for column in ("values a layer", "codes a layer, median", "codes a layer, most")
+    )
+    told = (
+        f"{values[0]} of a layer become {median[0]} (at most {most[0]}), "
+        f"{values[1]} become {median[1]} ({most[1]}), {values[2]} become {median[2]} ({most[2]})"
+    )
+    assert told in " ".join(_METHODS.split())
+
+
 @pytest.mark.parametrize(
     ("label", "pipeline"),
     [

@@ -141,7 +141,7 @@ class BitPolicy(Displayed):
             what enters the last linear layer.
         initial_classifier_clipping_level: the same for what enters the last linear layer.
         weight_quantizer: what quantizes weights: "dorefa", "lsq", "l1", "kmeans", "lq_nets",
-            "channel_bits" (of which weight_bits is the mean) or one of your own; see
+            "qil", "channel_bits" (of which weight_bits is the mean) or one of your own; see
             `sat_tf.configs.weight_quantizer`. weight_grid is for "dorefa", "l1" and "channel_bits",
             detach_max for "dorefa", weight_range for all but "kmeans" and "channel_bits"; all but
             "dorefa" take rescale="constant", and no other one.

@@ -30,6 +30,7 @@ from sat_tf.quantizers.protocol import (
     WeightQuantizer,
     WeightRequest,
 )
+from sat_tf.quantizers.qil import QilQuantizer
 
 # By the names that a policy gives them. A quantizer of the package is one row here.
 WEIGHT_QUANTIZERS: dict[str, type[WeightQuantizer]] = {
@@ -39,6 +40,7 @@ WEIGHT_QUANTIZERS: dict[str, type[WeightQuantizer]] = {
     "kmeans": KMeansQuantizer,
     "lq_nets": LqNetsQuantizer,
     "channel_bits": ChannelBitsQuantizer,
+    "qil": QilQuantizer,
 }
 ACTIVATION_QUANTIZERS: dict[str, type[ActivationQuantizer]] = {
     "pact": PactQuantizer,

@@ -47,7 +47,9 @@ def test_the_file_computes_the_integers_that_were_trained(name, bits, method, im
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("method", ["lsq", "lsq_plus", "l1", "kmeans", "lq_nets", "channel_bits"])
+@pytest.mark.parametrize(
+    "method", ["lsq", "lsq_plus", "l1", "kmeans", "lq_nets", "channel_bits", "qil"]
+)
 def test_biases_are_snapped_and_the_deployed_model_trains(method, images, tmp_path):
     quantized = _trained("mobilenet_v2", method, 4, images.astype(np.float32))
     path, differing = tmp_path / "model.tflite", []

@@ -13,6 +13,7 @@ from sat_tf.quantizers.lsq import LsqActivationQuantizer, LsqPlusQuantizer, LsqQ
 from sat_tf.quantizers.observers import InputQuantizer, RangeObserver
 from sat_tf.quantizers.pact import OffsetQuantizer, PactQuantizer, StreamQuantizer, UnitQuantizer
 from sat_tf.quantizers.protocol import ActivationQuantizer, PixelQuantizer
+from sat_tf.quantizers.qil import QilQuantizer
 from sat_tf.quantizers.scaled import LevelsOfWeights
 
 
@@ -67,6 +68,8 @@ def _weight_quantizers(bits):
         settings = {"range_axes": axes, "rescale": "constant", "fan_out": 36}
         if bits >= LsqQuantizer.fewest_bits:
             yield LsqQuantizer(num_bits=bits, **settings)
+        if bits >= QilQuantizer.fewest_bits:
+            yield QilQuantizer(num_bits=bits, **settings)
         yield LqNetsQuantizer(num_bits=bits, **settings)
     for keep_zeros in (False, True):
         yield KMeansQuantizer(num_bits=bits, rescale="constant", fan_out=36, keep_zeros=keep_zeros)
@@ -97,10 +100,13 @@ def _variables(quantizer, latent):
     if isinstance(quantizer, DorefaQuantizer):
         return {"rescale_gain": tf.Variable(np.linspace(0.5, 2.0, 5, dtype=np.float32))}
     shape = [1, 1, 1, 5] if quantizer.range_axes else []
-    magnitude = tf.Variable(
+    own = tf.Variable(
         tf.reshape(np.linspace(1.0, 2.0, 5, dtype=np.float32)[: 5 if shape else 1], shape)
     )
-    return {"rescale_gain": tf.Variable(1.7), "magnitude": magnitude}
+    gain = {"rescale_gain": tf.Variable(1.7)}
+    if isinstance(quantizer, QilQuantizer):
+        return {**gain, "interval_center": own, "interval_distance": own / 2.0}
+    return {**gain, "magnitude": own}
 
 
 @pytest.mark.parametrize("bits", range(1, 9))

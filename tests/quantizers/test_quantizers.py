@@ -26,6 +26,7 @@ from sat_tf.quantizers.pact import (
     StreamQuantizer,
     UnitQuantizer,
 )
+from sat_tf.quantizers.qil import QilQuantizer
 from sat_tf.quantizers.table import QUANTIZERS, deserialize_quantizer, serialize_quantizer
 from tests import reference
 
@@ -83,6 +84,15 @@ EXAMPLES = [
         over_size=False,
         surrogate="dsq",
         surrogate_strength=0.1,
+    ),
+    QilQuantizer(
+        num_bits=3,
+        range_axes=(2, 3),
+        rescale="constant",
+        fan_out=9,
+        gradient_factor=0.1,
+        surrogate="ewgs",
+        surrogate_strength=0.01,
     ),
     PactQuantizer(num_bits=2, initial_clipping_level=3.0, gradient="pact", ceiling=6.0, rate=0.1),
     PactQuantizer(num_bits=2, surrogate="dsq", surrogate_strength=0.1),

@@ -1,0 +1,143 @@
+"""QIL: weights whose interval is learnt."""
+
+import math
+from typing import Any, ClassVar
+
+import tensorflow as tf
+import tf_keras as keras
+
+from sat_tf.core import grid, qil
+from sat_tf.quantizers.pact import AtLeast
+from sat_tf.quantizers.protocol import Variables, WeightQuantizer, register_quantizer
+from sat_tf.quantizers.scaled import ScaledWithSurrogate, inner_size
+
+_CENTER = "interval_center"
+_DISTANCE = "interval_distance"
+# No distance is shorter: what is divided by it stays finite.
+SMALLEST_DISTANCE = 1e-8
+
+
+@register_quantizer
+class QilQuantizer(ScaledWithSurrogate):
+    """Weights with an interval that is learnt: `qil.quantize_weights` (Jung et al. 2019).
+
+    The trainable variables `interval_center` and `interval_distance`, for the layer or for each
+    channel, start at c = d = max|w| / 2, which prunes and clips nothing. c is kept at 0 or above,
+    d positive; they have no weight decay.
+
+    Args:
+        gradient_factor: of the gradients of c and d, which are sums over all weights.
+        **settings: those of `ScaledWithSurrogate`.
+    """
+
+    method: ClassVar[str] = "QIL"
+    fewest_bits: ClassVar[int] = qil.FEWEST_WEIGHT_BITS
+
+    def __init__(
+        self, *, num_bits: int | None, gradient_factor: float = 0.01, **settings: Any
+    ) -> None:
+        if num_bits is not None:
+            qil.largest_code(num_bits)
+        super().__init__(num_bits=num_bits, **settings)
+        self.gradient_factor = _factor(gradient_factor)
+
+    @classmethod
+    def option_names(cls) -> tuple[str, ...]:
+        """What a policy may choose."""
+        return ("gradient_factor", *super().option_names())
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), "gradient_factor": self.gradient_factor}
+
+    def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
+        """Makes the trainable interval, where it rounds, and the gain of a rescaling."""
+        made = super().build(tensor_shape, name, layer)
+        if self.num_bits is None:
+            return made
+        keep = {axis % len(tensor_shape) for axis in self.range_axes}
+        shape = [size if axis in keep else 1 for axis, size in enumerate(tensor_shape)]
+        # Up to three deviations of a kernel of the usual size, until `start` sees it.
+        half = 1.5 * math.sqrt(2.0 / inner_size(tensor_shape, ()))
+        interval = {
+            variable: layer.add_weight(
+                name=variable,
+                shape=shape if keep else (),
+                dtype=tf.float32,
+                initializer=keras.initializers.Constant(half),
+                trainable=True,
+                constraint=AtLeast(lowest),
+            )
+            for variable, lowest in ((_CENTER, 0.0), (_DISTANCE, SMALLEST_DISTANCE))
+        }
+        return {**made, **interval}
+
+    def start(self, kernel: tf.Variable, variables: Variables) -> None:
+        """From 0 to the largest latent weight; of a channel of zeros to that of its layer.
+
+        Where the whole layer is zero it stays what `build` has made it.
+        """
+        if _CENTER not in variables:
+            return
+        latent = tf.cast(tf.convert_to_tensor(kernel), tf.float32)
+        own = qil.first_end(latent, range_axes=self.range_axes) / 2.0
+        of_layer = qil.first_end(latent) / 2.0
+        for variable in (variables[_CENTER], variables[_DISTANCE]):
+            usual = tf.where(of_layer >= SMALLEST_DISTANCE, of_layer, variable)
+            variable.assign(tf.where(own >= SMALLEST_DISTANCE, own, usual))
+
+    def carry(
+        self,
+        latent: tf.Tensor,
+        variables: Variables,
+        before: WeightQuantizer,
+        before_variables: Variables,
+        *,
+        keep_function: bool,
+    ) -> None:
+        """Takes over the gain and the interval, but for one of other ranges.
+
+        See `WeightQuantizer.carry`.
+        """
+        super().carry(latent, variables, before, before_variables, keep_function=keep_function)
+        if _CENTER not in variables or not isinstance(before, QilQuantizer):
+            return
+        old = before_variables.get(_CENTER)
+        if old is None or old.shape != variables[_CENTER].shape:
+            self.start(latent, variables)
+
+    def quantized(self, latent: tf.Tensor, variables: Variables, num_bits: grid.Bits) -> tf.Tensor:
+        """`qil.quantize_weights`."""
+        return qil.quantize_weights(
+            latent,
+            variables[_CENTER],
+            variables[_DISTANCE],
+            num_bits,
+            gradient_factor=self.gradient_factor,
+            surrogate=self.surrogate,
+            strength=self.surrogate_strength,
+        )
+
+    def codes_and_scales(
+        self, latent: tf.Tensor, variables: Variables
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """`qil.weight_codes` and `qil.weight_scale`."""
+        interval = variables[_CENTER], variables[_DISTANCE]
+        codes = qil.weight_codes(latent, *interval, self.bits)
+        scales = tf.cast(qil.weight_scale(*interval, self.bits), tf.float64)
+        return codes, scales if self.range_axes else tf.reshape(scales, [1] * codes.shape.rank)
+
+    @property
+    def largest_code(self) -> int:
+        """2^(b-1) - 1."""
+        return qil.largest_code(self.bits)
+
+
+def _factor(factor: Any) -> float:
+    if (
+        isinstance(factor, bool)
+        or not isinstance(factor, int | float)
+        or not 0 <= factor < math.inf
+    ):
+        raise ValueError(f"gradient_factor={factor!r}: expected a number of 0 or more, as 0.01.")
+    return float(factor)

@@ -1,0 +1,164 @@
+"""QIL against a table by hand, the reference in float64, and properties at all bits."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from sat_tf.core import qil
+from tests import reference
+from tests.core.execution import value_and_gradients
+
+# Compiling takes long, so that only the long run does it.
+MODES = ["eager", "graph", pytest.param("xla", marks=pytest.mark.thorough)]
+
+BITS = range(2, 9)
+# Nearer than this to a tie, in codes, float32 may round either way.
+TIE = 1e-3
+
+
+def _draw(shape=(3, 3, 4, 5), seed=0, deviation=0.4):
+    return np.random.default_rng(seed).normal(0, deviation, shape).astype(np.float32)
+
+
+def _weights(latent, center, distance, bits, upstream=None, mode="eager", **choice):
+    interval = [np.asarray(each, np.float32) for each in (center, distance)]
+    return value_and_gradients(
+        lambda w, c, d: qil.quantize_weights(w, c, d, bits, **choice),
+        [latent, *interval],
+        upstream,
+        mode,
+    )
+
+
+# 3 bits: codes -3..3, c = 2 and d = 1: from 1 to 3, one code is 1 of 3. The upstream gradient is 1.
+#   w        -9    -3   -2.5  -1.2   -1   -0.5    0    0.9   1    1.4    2     3
+#   t         1     1   0.75  0.1     0     0     0     0    0    0.2   0.5    1
+#   code     -3    -3    -2    0      0     0     0     0    0     1     2     3     (ties go up)
+#   dq/dw     0     0   1.5   1.5     0     0     0     0    0    1.5   1.5    0
+#   |w| - c               0.5  -0.8                              -0.6    0
+#   dq/dc                1.5   1.5                               -1.5  -1.5
+#   dq/dd               0.75  -1.2                                0.9    0
+def test_3_bit_weights_worked_by_hand():
+    w = np.array([-9, -3, -2.5, -1.2, -1, -0.5, 0, 0.9, 1, 1.4, 2, 3], np.float32)
+    value, by_w, by_c, by_d = _weights(w, 2.0, 1.0, 3)
+    codes = [-3, -3, -2, 0, 0, 0, 0, 0, 0, 1, 2, 3]
+    assert value.tolist() == codes
+    assert qil.weight_codes(w, 2.0, 1.0, 3).numpy().tolist() == codes
+    assert by_w.tolist() == [0, 0, 1.5, 1.5, 0, 0, 0, 0, 0, 1.5, 1.5, 0]
+    assert by_c == pytest.approx(0.0, abs=1e-6)
+    assert by_d == pytest.approx(0.75 - 1.2 + 0.9, abs=1e-6)
+    _, by_w, by_c, by_d = _weights(w[9:], 2.0, 1.0, 3, gradient_factor=0.1)
+    assert by_w.tolist() == [1.5, 1.5, 0]
+    assert (by_c, by_d) == (pytest.approx(-0.3), pytest.approx(0.09))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("axes", [(), (3,), (2, 3)])
+@pytest.mark.parametrize("bits", BITS)
+def test_weights_and_gradients_are_those_of_the_reference(bits, axes, mode):
+    latent, upstream = _draw(), _draw(seed=1)
+    shape = [size if axis in axes else 1 for axis, size in enumerate(latent.shape)]
+    shape = shape if axes else ()
+    center, distance = (
+        (np.abs(_draw(shape, seed, 0.2)) + np.float32(0.3)).astype(np.float32) for seed in (2, 3)
+    )
+    units = reference.qil_position(latent, center, distance) * (2 ** (bits - 1) - 1)
+    tie = np.abs(units - np.floor(units) - 0.5) < TIE
+    latent[tie] *= 1.02
+    for choice in ({}, {"surrogate": "ewgs", "strength": 0.5}, {"surrogate": "dsq"}):
+        value, by_w, *by_interval = _weights(
+            latent, center, distance, bits, upstream, mode, **choice
+        )
+        expected = reference.qil_quantize(latent, center, distance, bits)
+        np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
+        names = choice.get("surrogate", "ste"), choice.get("strength")
+        wanted, *slopes = reference.qil_gradients(latent, center, distance, bits, upstream, *names)
+        np.testing.assert_allclose(by_w, wanted, rtol=2e-3, atol=2e-4)
+        shared = tuple(axis for axis in range(4) if axis not in axes)
+        for found, each in zip(by_interval, slopes, strict=True):
+            total = np.sum(each, axis=shared, keepdims=bool(axes))
+            np.testing.assert_allclose(found, total, rtol=2e-3, atol=5e-3)
+
+
+@given(
+    bits=st.sampled_from(BITS),
+    center=st.floats(0.0, 4.0, width=32),
+    distance=st.floats(2.0**-8, 4.0, width=32),
+    latent=hnp.arrays(np.float32, st.integers(1, 40), elements=st.floats(-9, 9, width=32)),
+)
+def test_codes_fit_their_bits_keep_the_sign_and_prune_and_clip(bits, center, distance, latent):
+    codes = qil.weight_codes(latent, center, distance, bits).numpy()
+    largest = qil.largest_code(bits)
+    assert np.abs(codes).max() <= largest
+    assert (codes * np.sign(latent) >= 0).all()
+    assert (codes[np.abs(latent) < center - 1.01 * distance] == 0).all()
+    beyond = np.abs(latent) > center + 1.01 * distance
+    assert (np.abs(codes[beyond]) == largest).all()
+    scale = qil.weight_scale(center, distance, bits).numpy()
+    value = qil.quantize_weights(latent, center, distance, bits).numpy()
+    np.testing.assert_array_equal(value, codes.astype(np.float32) * scale)
+
+
+# Where nothing is pruned or clipped, it is the narrow grid up to the largest weight.
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("axes", [(), (3,)])
+def test_it_starts_at_the_largest_weight(bits, axes):
+    latent = tf.constant(_draw())
+    half = qil.first_end(latent, range_axes=axes) / 2.0
+    largest = np.max(np.abs(latent), axis=(0, 1, 2) if axes else None, keepdims=True)
+    np.testing.assert_array_equal(np.ravel(half), np.ravel(largest) / 2)
+    value, by_w, _, _ = _weights(latent.numpy(), half, half, bits)
+    step = largest / qil.largest_code(bits)
+    assert (np.abs(value - latent) <= 0.5001 * step).all()
+    inner = (np.abs(latent) > 0.0) & (np.abs(latent) < 0.999 * largest)
+    np.testing.assert_allclose(by_w[inner], 1.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_bits_may_be_a_tensor(bits):
+    latent, upstream = _draw(), _draw(seed=1)
+    fixed = _weights(latent, 0.4, 0.3, bits, upstream)
+    free = _weights(latent, 0.4, 0.3, tf.constant(bits), upstream, "graph")
+    for one, other in zip(fixed, free, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+# A weight at an edge of the interval has no gradient, the next one inside has.
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_gradients_on_both_sides_of_each_edge(bits, sign):
+    for edge, outwards in ((1.0, -1.0), (3.0, 1.0)):
+        w = sign * np.array([edge + outwards * 1e-3, edge, edge - outwards * 1e-3], np.float32)
+        _, by_w, _, _ = _weights(w, 2.0, 1.0, bits)
+        assert by_w.tolist() == [0.0, 0.0, 1.5]
+        _, _, by_c, by_d = _weights(w[:1], 2.0, 1.0, bits)
+        assert (by_c, by_d) == (0.0, 0.0)
+        _, _, by_c, by_d = _weights(w[2:], 2.0, 1.0, bits)
+        assert by_c == pytest.approx(-1.5 * sign)
+        assert by_d == pytest.approx(-1.5 * sign * outwards, rel=1e-2)
+
+
+def test_what_is_not_finite_harms_nothing_else():
+    latent = np.array([np.nan, np.inf, -np.inf, 0.3, -0.2], np.float32)
+    for name in ("ste", "ewgs", "dsq"):
+        value, by_w, by_c, by_d = _weights(latent, 0.3, 0.2, 4, surrogate=name)
+        assert np.isnan(value[0])
+        for found in (value[1:], by_w, by_c, by_d):
+            assert np.isfinite(found).all()
+    assert float(qil.first_end(tf.constant(latent))) == pytest.approx(0.3)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="NaN has no integer code"):
+        qil.weight_codes(latent, 0.3, 0.2, 4)
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
+def test_it_returns_the_type_it_got(dtype):
+    assert qil.quantize_weights(tf.ones([3], dtype), 1.0, 1.0, 4).dtype == dtype
+
+
+@pytest.mark.parametrize(("bits", "text"), [(1, "'dorefa' or 'l1'"), (0, "1 to 8"), (9, "1 to 8")])
+def test_bits_that_there_are_not_are_refused(bits, text):
+    with pytest.raises(ValueError, match=text):
+        qil.quantize_weights(tf.ones([3]), 1.0, 1.0, bits)
