@@ -133,6 +133,7 @@ def system(request, monkeypatch):
         def locking(handle, mode, count):
             assert (mode, count) == ("LK_NBLCK", 1)
             place = os.fstat(handle).st_ino
+            held.pop(handle, None)  # of a file that was closed
             if any(one == place and _is_open(other) for other, one in held.items()):
                 raise PermissionError(errno.EACCES, "Permission denied")
             held[handle] = place
