@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 
 .PHONY: help
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 .PHONY: demo
 demo: $(VENV)/installed ## Train, quantize, export and verify a digits model; minutes, no data to download
@@ -45,6 +45,18 @@ thorough: $(VENV)/installed-test ## Run the tests that `make unit` leaves out, b
 test-slow: $(VENV)/installed-test ## Run the tests that take minutes each
 	$(BIN)/python -m pytest -m slow
 
+.PHONY: test-versions
+test-versions: $(VENV)/installed ## Try the oldest and newest versions of Python, TensorFlow, NumPy and LiteRT, and those between; an hour
+	$(BIN)/python benchmarks/versions.py
+
+.PHONY: dist
+dist: $(VENV)/installed ## Build the wheel and the source distribution into dist/, check them, and try the wheel in a new environment
+	rm -rf dist
+	$(BIN)/python -m pip install --quiet --editable '.[dist]'
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python benchmarks/versions.py --rows=newest --output=dist/tried.csv --distribution="$$(ls dist/*.whl)"
+
 .PHONY: docs
 docs: $(VENV)/installed-docs ## Build the documentation into site/; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --clean
@@ -68,11 +80,11 @@ bench-grid: $(VENV)/installed ## Measure steps of five models at two image sizes
 
 .PHONY: clean
 clean: ## Remove the virtual environment and the caches, but no runs
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build site *.egg-info
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache build dist site *.egg-info
 
 # The stamps make an installation happen once, and again when what it installs has changed.
 $(VENV)/bin/python:
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "sat-tf needs Python 3.11: make PYTHON=python3.11")'
+	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "sat-tf needs Python 3.11, 3.12 or 3.13: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/installed: setup.py pyproject.toml | $(VENV)/bin/python

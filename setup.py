@@ -22,18 +22,17 @@ setuptools.setup(
     long_description=(_HERE / "README.md").read_text(),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    python_requires=">=3.11",
+    python_requires=">=3.11,<3.14",
     packages=setuptools.find_packages(include=["sat_tf", "sat_tf.*"]),
-    package_data={
-        "sat_tf": ["py.typed", "reproduction/paper/configs/**/*.yaml", "**/*.html", "**/*.css"]
-    },
+    package_data={"sat_tf": ["py.typed", "training/configs/**/*.yaml", "**/*.html", "**/*.css"]},
     install_requires=[
-        "tensorflow>=2.21,<2.22",
-        "tf_keras>=2.21,<2.22",
+        "tensorflow>=2.16,<2.22",
+        "tf_keras>=2.16,<2.22",  # which asks for TensorFlow of its own minor version
+        "keras>=3.2,<4",  # TensorFlow's own, from the first with keras.tree
         "tensorflow-datasets>=4.9,<5",
         "importlib_resources",  # which TensorFlow Datasets needs for builders of one's own
         "tensorflow-model-optimization>=0.8,<0.9",
-        "ai-edge-litert>=2.3,<2.4",
+        "ai-edge-litert>=2.1.6,<2.4",
         "numpy>=1.26,<3",
         "pandas>=2.2,<4",
         "absl-py>=1.4,<3",
@@ -51,9 +50,10 @@ setuptools.setup(
         "wrapt>=1.14,<3",
     ],
     extras_require={
-        "gpu": ["tensorflow[and-cuda]>=2.21,<2.22"],
+        "gpu": ["tensorflow[and-cuda]>=2.16,<2.22"],
         # Only pre-releases of it exist.
         "micro": ["tflite-micro>=0.dev20260101"],
+        "dist": ["build>=1.2", "twine>=6"],
         "docs": _DOCS,
         "test": [
             *_DOCS,
@@ -63,14 +63,15 @@ setuptools.setup(
             "nbclient>=0.10",
             "pytest>=8",
             "pytest-xdist>=3.5",
-            "tensorboard>=2.19,<3",
+            "tensorboard>=2.16,<3",
             "types-PyYAML",
         ],
     },
     entry_points={"console_scripts": ["sat-tf = sat_tf.commands.main:main"]},
     classifiers=[
-        "License :: OSI Approved :: Apache Software License",
         "Programming Language :: Python :: 3.11",
+        "Programming Language :: Python :: 3.12",
+        "Programming Language :: Python :: 3.13",
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
 )

@@ -9,8 +9,15 @@ from rich.console import Console
 from sat_tf.commands.models import quiet_tensorflow
 from sat_tf.commands.options import add_overrides, add_trust, seed, unless_stopped
 from sat_tf.messages import RunError
-from sat_tf.training.config.config import DEMO, Config, parse_config, read_config
-from sat_tf.training.config.folder import FOLDER, choose, data_override
+from sat_tf.training.config.config import (
+    DEMO,
+    FOLDER,
+    Config,
+    parse_config,
+    read_config,
+    read_yaml_text,
+)
+from sat_tf.training.config.folder import choose, data_override
 from sat_tf.training.report.results import Results
 from sat_tf.training.state.run_folder import RunFolder
 from sat_tf.training.state.run_state import expect_same_config
@@ -32,7 +39,12 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments."""
-    parser.add_argument("--config", metavar="FILE", help="YAML file; default: the digits demo")
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        help="YAML file of your own, or one of configs/, which come with sat-tf; default: the "
+        "digits demo",
+    )
     parser.add_argument(
         "--data",
         metavar="DIR",
@@ -74,7 +86,7 @@ def load_config(
         RunError: see `read_config`.
     """
     if path is None:
-        return parse_config(DEMO, overrides, seed=seed, subject="demo")
+        return parse_config(read_yaml_text(DEMO), overrides, seed=seed, subject="demo")
     return read_config(path, overrides, seed=seed)
 
 
@@ -100,9 +112,8 @@ def folder_config(
     chosen = choose(data_dir)
     named = data_override(data_dir)
     if path is None:
-        config = parse_config(
-            FOLDER, [named, *chosen.overrides, *overrides], seed=seed, subject="folder"
-        )
+        changes = [named, *chosen.overrides, *overrides]
+        config = parse_config(read_yaml_text(FOLDER), changes, seed=seed, subject="folder")
         console.print(chosen.describe(), highlight=False, markup=False, soft_wrap=True)
         return config
     return read_config(path, [named, *overrides], seed=seed)

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import platform
 import shutil
 import subprocess
 import sys
@@ -90,8 +91,10 @@ def find_root() -> ArmRoot:
     """The Arm root in the cache, and the emulator for it.
 
     Raises:
-        ValueError: there is none, or it is damaged, or it has another LiteRT than this Python.
+        ValueError: there is none, or it is damaged, or it has another LiteRT than this Python, or
+            this system is not Linux.
     """
+    _expect_linux()
     folder, litert = root_folder(), metadata.version("ai-edge-litert")
     record = folder / _RECORD
     if not record.is_file():
@@ -136,9 +139,10 @@ def make_root(*, progress: bool = False) -> ArmRoot:
         progress: show a bar.
 
     Raises:
-        ValueError: a tool, the network or room on the disk is missing, or what was made does not
-            run; says which, and what to do.
+        ValueError: this system is not Linux, a tool, the network or room on the disk is missing, or
+            what was made does not run; says which, and what to do.
     """
+    _expect_linux()
     _expect_tools()
     folder = root_folder()
     with _in_words(), _made_aside(folder) as aside:
@@ -155,6 +159,15 @@ def make_root(*, progress: bool = False) -> ArmRoot:
                 step()
                 advance(1)
     return find_root()
+
+
+def _expect_linux() -> None:
+    if platform.system() != "Linux":
+        raise ValueError(
+            f"Arm: received an emulated processor to run on {platform.system() or 'this system'}, "
+            "expected Linux, whose programs are all that qemu runs this way; use Linux, in a "
+            f"container or a virtual machine, {OFFER}."
+        )
 
 
 def _expect_tools() -> None:

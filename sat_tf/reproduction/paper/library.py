@@ -12,11 +12,8 @@ from pydantic import ValidationError
 
 from sat_tf.messages import RunError, did_you_mean, list_problems
 from sat_tf.reproduction.paper.experiment import Data, Experiment, Row
-from sat_tf.training.config.config import load_yaml
+from sat_tf.training.config.config import SHIPPED, load_yaml
 from sat_tf.training.config.sections import Section, describe
-
-# A link to the folder `configs` of the repository; a copy of it in an installed package.
-CONFIGS = pathlib.Path(__file__).parent / "configs"
 
 _Read = TypeVar("_Read", bound=Section)
 
@@ -42,7 +39,7 @@ class Entry:
 
 def base_text(base: str) -> str:
     """The recipe of a network, as YAML."""
-    return (CONFIGS / "imagenet" / f"{base}.yaml").read_text(encoding="utf-8")
+    return (SHIPPED / "imagenet" / f"{base}.yaml").read_text(encoding="utf-8")
 
 
 @functools.cache
@@ -53,7 +50,7 @@ def entries() -> Mapping[str, Entry]:
         RunError: a file is damaged.
     """
     found: dict[str, Entry] = {}
-    for path in sorted((CONFIGS / "paper").glob("*.yaml"), key=_place):
+    for path in sorted((SHIPPED / "paper").glob("*.yaml"), key=_place):
         experiment = read(path, Experiment)
         for name, row in experiment.rows.items():
             key = f"{path.stem}/{name}"
@@ -74,7 +71,7 @@ def data_sets() -> Mapping[str, Data]:
     Raises:
         RunError: a file is damaged.
     """
-    files = sorted((CONFIGS / "paper" / "data").glob("*.yaml"))
+    files = sorted((SHIPPED / "paper" / "data").glob("*.yaml"))
     return types.MappingProxyType({path.stem: read(path, Data) for path in files})
 
 

@@ -1,14 +1,12 @@
 """The outcomes of rows: one line of a CSV for each row, data set, seed and setting."""
 
-import contextlib
 import csv
 import dataclasses
-import fcntl
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from sat_tf.atomic_file import written_whole
+from sat_tf.atomic_file import locked, written_whole
 from sat_tf.messages import RunError
 
 
@@ -132,7 +130,7 @@ def add_outcomes(path: pathlib.Path, outcomes: Iterable[Outcome]) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path):
+        with locked(path.parent, path.name, wait=True):
             kept = {outcome.key: outcome for outcome in read_outcomes(path)}
             kept.update((outcome.key, outcome) for outcome in outcomes)
             _write(path, kept.values())
@@ -150,15 +148,6 @@ def _write(path: pathlib.Path, outcomes: Iterable[Outcome]) -> None:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(dataclasses.asdict(outcome) for outcome in outcomes)
-
-
-@contextlib.contextmanager
-def _locked(path: pathlib.Path) -> Iterator[None]:
-    # A separate file, because a lock would stay with the file that is replaced. The system releases
-    # the lock however the process ends.
-    with path.with_name(f".{path.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _read(line: dict[str, str]) -> Outcome:

@@ -177,6 +177,13 @@ class Config(Section):
         return self
 
 
+# A link to the folder `configs` of the repository; a copy of it in an installed package.
+SHIPPED = pathlib.Path(__file__).parents[1] / "configs"
+# What runs where no configuration is named: minutes, and no download.
+DEMO = SHIPPED / "digits" / "mobilenet_v2_w4a4.yaml"
+# What is changed by how many pictures a folder has.
+FOLDER = SHIPPED / "folder.yaml"
+
 # Ten times the longest configuration; PyYAML takes a second to read it.
 _MOST_CHARACTERS = 2**17
 _MOST_VALUES = 10_000
@@ -193,7 +200,8 @@ def read_config(
     """Reads and checks the configuration of a run.
 
     Args:
-        path: a YAML file.
+        path: a YAML file, or the name of one that comes with the package, such as
+            configs/digits/mobilenet_v2_w4a4.yaml.
         overrides: "key=value" with a dotted key and a YAML value, such as
             "stages.float.epochs=3"; they win over the file, later ones over earlier ones.
         seed: overrides the file's seed, if given.
@@ -203,14 +211,28 @@ def read_config(
     """
     path = pathlib.Path(path)
     try:
-        text = read_yaml_text(path)
+        text = read_yaml_text(_own_or_shipped(path))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise RunError(
-            f"{path}: {reason}; expected a readable YAML file; "
-            "configs/digits/mobilenet_v2_w4a4.yaml is one to start from."
+            f"{path}: {reason}; expected a readable YAML file, or one that comes with sat-tf. "
+            f"{did_you_mean(path.as_posix(), _shipped_names())}"
         ) from error
     return parse_config(text, overrides, seed=seed, subject=str(path))
+
+
+def _own_or_shipped(path: pathlib.Path) -> pathlib.Path:
+    """The file itself, or, where there is none, the one that comes with the package."""
+    if path.exists() or path.as_posix() not in _shipped_names():
+        return path
+    return SHIPPED.joinpath(*path.parts[1:])
+
+
+def _shipped_names() -> list[str]:
+    """Such as configs/digits/mobilenet_v2_w4a4.yaml, wherever the package is."""
+    # Those of the paper are no configurations but rows made of them.
+    found = (path.relative_to(SHIPPED) for path in SHIPPED.glob("**/*.yaml"))
+    return [f"configs/{path.as_posix()}" for path in found if path.parts[0] != "paper"]
 
 
 def parse_config(
@@ -421,42 +443,3 @@ def _apply(values: dict[str, Any], override: str) -> list[str]:
         section = inner
     section[parts[-1]] = value
     return []
-
-
-# The text of configs/digits/mobilenet_v2_w4a4.yaml, which an installed package does not contain.
-DEMO = """\
-# Handwritten digits of scikit-learn: no download, and minutes on two processor cores.
-name: digits_mobilenet_v2_w4a4
-seed: 0
-data:
-  name: digits
-  options:
-    image_size: 32
-    test_fraction: 0.3  # of 1797, so that one image is a fifth of a point
-  shift_pixels: 2
-model:
-  name: mobilenet_v2
-  options:
-    width_multiplier: 0.35
-    stem_stride: 1
-# Integer from the image to the logits; the first and last layer have 8-bit weights.
-policy:
-  weight_bits: 4
-  activation_bits: 4
-  stream_bits: 8
-stages:
-  float:
-    epochs: 18
-    batch_size: 32
-    base_learning_rate: 0.4  # of batches of 256 images: the peak is 0.05
-    warmup_learning_rate: 0.01
-    warmup_epochs: 2
-  quantized:
-    epochs: 20
-    base_learning_rate: 0.1
-    warmup_epochs: 1
-# Moving averages over few small batches are noisy; statistics measured at the end are not.
-calibration:
-  num_images: 1024
-  final_statistics: true
-"""

@@ -10,46 +10,6 @@ from sat_tf.data.class_folders import median_side
 from sat_tf.data.folder_tree import read_tree
 from sat_tf.messages import RunError
 
-# The text of configs/folder.yaml, which an installed package does not contain.
-FOLDER = """\
-# Your own pictures, in a folder for each class:
-#   sat-tf train --data photos/
-# chooses image_size, width, batch and epochs by how many there are, and prints them. These are for
-# some hundreds; with --config configs/folder.yaml --data photos/ they stay as they are here.
-name: folder
-seed: 0
-data:
-  name: folder
-  options:
-    data_dir: photos
-    image_size: 64
-model:
-  name: mobilenet_v2
-  options:
-    width_multiplier: 0.35
-    stem_stride: 2
-# Integer from the image to the logits; the first and last layer have 8-bit weights.
-policy:
-  weight_bits: 4
-  activation_bits: 4
-  stream_bits: 8
-stages:
-  float:
-    epochs: 60
-    batch_size: 16
-    base_learning_rate: 0.4  # of batches of 256 images: the peak is 0.025
-    warmup_learning_rate: 0.0
-    warmup_epochs: 2
-  quantized:
-    epochs: 30
-    base_learning_rate: 0.1
-    warmup_epochs: 1
-# Moving averages over few small batches are noisy; statistics measured at the end are not.
-calibration:
-  num_images: 1024
-  final_statistics: true
-"""
-
 
 class Size(NamedTuple):
     """What sets below a size are trained with.

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import pathlib
@@ -10,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from sat_tf.atomic_file import renamed_when_done
+from sat_tf.atomic_file import locked, renamed_when_done
 from sat_tf.messages import RunError
 from sat_tf.preprocessing import Preprocessing
 
@@ -217,11 +216,9 @@ class RunFolder:
             RunError: another process trains in this folder.
         """
         self.make()
-        # The folder itself is locked, which leaves no file behind.
-        handle = os.open(self.path, os.O_RDONLY)
-        try:
+        with contextlib.ExitStack() as stack:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                stack.enter_context(locked(self.path, "", wait=wait))
             except BlockingIOError as error:
                 raise RunError(
                     f"run folder {self.path}: another process trains in it, expected one that is "
@@ -230,8 +227,6 @@ class RunFolder:
             except OSError:
                 pass  # a file system without locks
             yield
-        finally:
-            os.close(handle)
 
     def make(self) -> None:
         """Creates the folder if it does not exist.

@@ -13,7 +13,7 @@ from sat_tf.analysis.allocation.allocation import COLUMNS
 from sat_tf.analysis.allocation.baselines import uniform
 from sat_tf.planning.file_size import file_bytes
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.training.config.config import DEMO, parse_config
+from sat_tf.training.config.config import DEMO, read_config
 from tests.analysis.allocation.small_models import family, images_for, joined, residual
 
 L = keras.layers
@@ -261,7 +261,7 @@ def test_the_policy_is_read_back_from_its_file(model, found, tmp_path):
     found.write_policy(tmp_path / "policy.yaml")
     text = (tmp_path / "policy.yaml").read_text(encoding="utf-8")
     assert BitPolicy(**yaml.safe_load(text)) == found.policy
-    assert parse_config(DEMO, [f"policy={text}"]).policy == found.policy
+    assert read_config(DEMO, [f"policy={text}"]).policy == found.policy
 
 
 def test_what_a_policy_states_beside_its_bits_is_written(model, tmp_path):

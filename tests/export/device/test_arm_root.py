@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from sat_tf.export.device import arm_root
-from sat_tf.export.device.arm_root import make_root, root_folder
+from sat_tf.export.device.arm_root import find_root, make_root, root_folder
 
 
 @pytest.fixture
@@ -37,6 +37,15 @@ def test_it_is_in_the_users_cache(cache, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", "/home/somebody")
     assert str(root_folder()) == "/home/somebody/.cache/sat-tf/arm"
+
+
+@pytest.mark.parametrize("make", [make_root, find_root])
+@pytest.mark.parametrize("name", ["Darwin", "Windows"])
+def test_elsewhere_than_on_linux_the_kit_is_offered(cache, monkeypatch, name, make):
+    monkeypatch.setattr("platform.system", lambda: name)
+    with pytest.raises(ValueError, match=rf"{name}, expected Linux, .* use Linux, .*--kit kit.zip"):
+        make()
+    assert not cache.exists()
 
 
 def test_without_debians_tools_the_kit_is_offered(cache, tools):

@@ -2,7 +2,8 @@ import pytest
 
 from sat_tf.messages import RunError
 from sat_tf.reproduction.paper.experiment import Experiment
-from sat_tf.reproduction.paper.library import CONFIGS, data_sets, entries, find, read
+from sat_tf.reproduction.paper.library import data_sets, entries, find, read
+from sat_tf.training.config.config import SHIPPED
 
 # How many trainings each table and figure has. Table 1: four bit widths and float, by PACT and by
 # SAT, for two networks. Table 2: three widths and float, SAT alone. Table 3: three widths both
@@ -105,7 +106,7 @@ def test_rows_run_on_imagenet_unless_they_are_about_glyphs():
 
 
 def test_every_network_has_a_recipe_and_every_data_set_changes_known_ones():
-    recipes = {path.stem for path in (CONFIGS / "imagenet").glob("*.yaml")}
+    recipes = {path.stem for path in (SHIPPED / "imagenet").glob("*.yaml")}
     assert {entry.row.base for entry in entries().values()} == recipes
     for data in data_sets().values():
         assert set(data.models) in (set(), recipes)

@@ -4,23 +4,47 @@ import pytest
 
 from sat_tf.data import DATA_SETS
 from sat_tf.messages import RunError
-from sat_tf.training.config.config import DEMO, config_text, load_yaml, parse_config, read_config
+from sat_tf.training.config.config import (
+    DEMO,
+    SHIPPED,
+    config_text,
+    load_yaml,
+    parse_config,
+    read_config,
+)
 
-CONFIGS = pathlib.Path(__file__).parents[3] / "configs"
 SMALLEST = "{name: small, data: {name: digits}, model: {name: mobilenet_v2}}"
 
 # Those in configs/paper are no configurations but rows made of them.
-SHIPPED = sorted(path for path in CONFIGS.glob("*/*.yaml") if path.parent.name != "paper")
+CONFIGS = sorted(path for path in SHIPPED.glob("*/*.yaml") if path.parent.name != "paper")
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_shipped_config_is_valid_and_named_after_its_file(path):
     changes = [] if "tfds" in DATA_SETS else ["data={name: digits}"]
     assert read_config(path, changes).name == f"{path.parent.name}_{path.stem}"
 
 
-def test_the_demo_is_the_shipped_config_of_its_name():
-    assert (CONFIGS / "digits" / "mobilenet_v2_w4a4.yaml").read_text() == DEMO
+def test_the_configs_of_the_repository_are_those_of_the_package():
+    repository = pathlib.Path(__file__).parents[3] / "configs"
+    assert SHIPPED.resolve() == repository
+
+
+def test_a_shipped_config_is_found_from_any_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = "configs/digits/mobilenet_v2_w4a4.yaml"
+    assert read_config(name) == read_config(DEMO)
+    (tmp_path / "configs" / "digits").mkdir(parents=True)
+    (tmp_path / name).write_text(SMALLEST)
+    assert read_config(name).name == "small"  # one's own goes first
+
+
+def test_a_file_that_does_not_exist_is_an_error_with_the_nearest_shipped_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunError) as caught:
+        read_config("configs/digits/mobilenet_v2_w4a3.yaml")
+    assert "No such file" in str(caught.value)
+    assert "Did you mean configs/digits/mobilenet_v2_w4a4.yaml?" in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["4e-5", "4.0e-5", "4E-5", "0.00004", "+4e-5"])
@@ -107,7 +131,7 @@ def test_values_that_yaml_cannot_make_are_errors(text, expected):
         parse_config(text)
     key, _, value = text.partition(": ")
     with pytest.raises(RunError, match="the value is not valid YAML"):
-        parse_config(DEMO, [f"{key}={value}"])
+        read_config(DEMO, [f"{key}={value}"])
 
 
 @pytest.mark.parametrize(

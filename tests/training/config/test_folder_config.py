@@ -1,5 +1,4 @@
 import io
-import pathlib
 
 import pytest
 from PIL import Image
@@ -7,10 +6,8 @@ from rich.console import Console
 
 from sat_tf.commands.train import folder_config
 from sat_tf.messages import RunError
-from sat_tf.training.config.config import parse_config, read_config
-from sat_tf.training.config.folder import FOLDER, SIZES, FolderChoice, choose
-
-SHIPPED = pathlib.Path(__file__).parents[3] / "configs" / "folder.yaml"
+from sat_tf.training.config.config import FOLDER, read_config
+from sat_tf.training.config.folder import SIZES, FolderChoice, choose
 
 
 def choice(num_train, side=300):
@@ -27,9 +24,8 @@ def pictures(root, count, side=70):
 
 
 def test_the_shipped_configuration_is_the_one_that_is_chosen_for_hundreds():
-    assert SHIPPED.read_text() == FOLDER
-    config = read_config(SHIPPED)
-    changed = parse_config(FOLDER, choice(500).overrides)
+    config = read_config(FOLDER)
+    changed = read_config(FOLDER, choice(500).overrides)
     assert changed.model_copy(update={"name": "folder"}) == config
 
 
@@ -48,7 +44,7 @@ def test_the_shipped_configuration_is_the_one_that_is_chosen_for_hundreds():
     ],
 )
 def test_sizes_follow_from_the_set(num_train, side, image_size, batch_size):
-    config = parse_config(FOLDER, choice(num_train, side).overrides)
+    config = read_config(FOLDER, choice(num_train, side).overrides)
     assert config.data.options["image_size"] == image_size
     assert config.stages.float.batch_size == batch_size
     assert config.stages.quantized.batch_size == batch_size
@@ -73,8 +69,8 @@ def test_a_folder_is_all_that_is_needed(tmp_path, monkeypatch):
 def test_a_file_decides_everything_else(tmp_path):
     root = pictures(tmp_path / "photos", 5)
     console = Console(file=io.StringIO())
-    config = folder_config(str(root), console, str(SHIPPED))
-    expected = read_config(SHIPPED, [f"data.options.data_dir={root}"])
+    config = folder_config(str(root), console, str(FOLDER))
+    expected = read_config(FOLDER, [f"data.options.data_dir={root}"])
     assert (config, console.file.getvalue()) == (expected, "")
 
 

@@ -1,0 +1,42 @@
+"""The ranges of `setup.py`, and what the documentation says of them, are those that were tried."""
+
+import csv
+import pathlib
+import re
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).parents[1]
+_PACKAGES = ("tensorflow", "tf_keras", "keras", "numpy", "ai-edge-litert")
+_SETUP = (_ROOT / "setup.py").read_text(encoding="utf-8")
+_PAGE = (_ROOT / "docs" / "start" / "versions.md").read_text(encoding="utf-8")
+with (_ROOT / "benchmarks" / "results" / "versions.csv").open(newline="") as _file:
+    _ROWS = list(csv.DictReader(_file))
+
+
+def _parts(version):
+    return [int(part) for part in version.split(".")]
+
+
+@pytest.mark.parametrize("name", ["python", *_PACKAGES])
+def test_a_range_ends_with_the_oldest_and_the_newest_version_that_passed(name):
+    words = "python_requires=" if name == "python" else name
+    lowest, end = re.search(rf'{words}"?>=([\d.]+),<([\d.]+)"', _SETUP).groups()
+    passed = sorted(_parts(row[name]) for row in _ROWS if row["result"] == "passed")
+    lowest, end = _parts(lowest), _parts(end)
+    assert passed[0][: len(lowest)] == lowest
+    newest = passed[-1][: len(end)]
+    assert [*newest[:-1], newest[-1] + 1] == end
+
+
+def test_the_page_has_every_row_that_was_tried():
+    for row in _ROWS:
+        cells = [row["python"], *(row[name] for name in _PACKAGES), row["result"]]
+        assert f"| {' | '.join(cells)} |" in _PAGE, row["row"]
+    assert _PAGE.count("\n| 3.") == len(_ROWS)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_pages_to_start_from_name_the_ranges(page):
+    text = (_ROOT / page).read_text(encoding="utf-8")
+    assert "Python 3.11 to 3.13, TensorFlow 2.16 to 2.21" in text

@@ -1,0 +1,254 @@
+"""What every supported combination of versions must do, in about a minute.
+
+It runs in an environment that has the package installed and neither pytest nor the rest of the
+tests, from any folder:
+
+    python tests/versions/smoke.py
+
+One line for each check; the status is 1 if one failed. The last line is JSON, with the versions
+found and the outcomes, for `run.py`.
+"""
+
+import importlib.metadata
+import importlib.util
+import json
+import pathlib
+import platform
+import subprocess
+import sys
+import tempfile
+import traceback
+import types
+import warnings
+
+import keras as keras3
+import numpy as np
+import tensorflow as tf
+import tf_keras as keras
+
+import sat_tf
+from sat_tf.core import dorefa, pact
+
+_REFERENCE = pathlib.Path(__file__).parents[1] / "reference.py"
+
+PACKAGES = ("tensorflow", "tf_keras", "keras", "numpy", "ai-edge-litert")
+# float32 against float64, of values of at most 1 in magnitude.
+_TOLERANCE = 5e-7
+# As in tests/core: nearer to a tie than this, float32 may round either way.
+_TIE = 1e-4
+_BITS = (2, 3, 4, 8)
+
+
+def _loaded(path: pathlib.Path) -> types.ModuleType:
+    """A module in a file: the package `tests` needs more than is installed here."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+reference = _loaded(_REFERENCE)
+
+
+def weights_agree_with_the_reference() -> str:
+    """Effective weights and codes of two grids, and the largest deviation."""
+    kernel = np.random.default_rng(0).normal(0, 0.5, (3, 3, 8, 16)).astype(np.float32)
+    worst = 0.0
+    for grid in ("dorefa", "narrow"):
+        for bits in _BITS:
+            position = reference.weight_position(kernel, bits, grid)
+            sure = reference.distance_from_tie(position, grid) > _TIE
+            expected = reference.quantize_weights(kernel, bits, grid)
+            found = dorefa.quantize_weights(tf.constant(kernel), bits, grid).numpy()
+            worst = max(worst, float(np.max(np.abs(found - expected)[sure])))
+            codes = dorefa.weight_codes(tf.constant(kernel), bits, grid).numpy()
+            _expect_equal(codes[sure], reference.weight_codes(kernel, bits, grid)[sure])
+    return _expect_small(worst)
+
+
+def activations_and_gradients_agree_with_the_reference() -> str:
+    """CG-PACT forward and backward, eagerly and in a graph."""
+    random = np.random.default_rng(1)
+    x = random.normal(0, 2, 4000).astype(np.float32)
+    upstream = random.normal(0, 1, x.shape).astype(np.float32)
+    level = tf.constant(1.5)
+
+    def both(bits: int) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        with tf.GradientTape() as tape:
+            inputs = [tf.constant(x), level]
+            tape.watch(inputs)
+            q = pact.quantize_activation(*inputs, bits)
+        return q, tape.gradient(q, inputs, tf.constant(upstream))
+
+    worst = 0.0
+    for run in (both, tf.function(both)):
+        for bits in _BITS:
+            q, (dx, d_level) = run(bits)
+            position = reference.activation_position(x, 1.5, bits)
+            sure = np.abs(position - np.floor(position) - 0.5) > _TIE
+            expected = reference.quantize_activation(x, 1.5, bits)
+            worst = max(worst, float(np.max(np.abs(q.numpy() - expected)[sure])) / 1.5)
+            expected_dx, expected_level = reference.activation_gradients(x, 1.5, bits, upstream)
+            _expect_equal(dx.numpy(), expected_dx.astype(np.float32))
+            scale = float(np.sum(np.abs(upstream)))
+            worst = max(worst, abs(float(d_level) - expected_level) / scale)
+    return _expect_small(worst)
+
+
+def a_trained_network_is_saved_exported_and_proved() -> str:
+    """Twenty steps, twice; the loaded model's outputs and the file's codes are the same."""
+    keras.utils.set_random_seed(0)
+    random = np.random.default_rng(2)
+    images = random.integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
+    labels = images.mean((1, 2)).argmax(1)
+    said = []
+    for bits in (4, 2):
+        policy = sat_tf.BitPolicy(weight_bits=bits, activation_bits=bits)
+        q = sat_tf.quantize_model(_network(), policy)
+        sat_tf.calibrate(q, images.astype(np.float32))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        q.compile(keras.optimizers.SGD(0.02, momentum=0.9), loss)
+        losses = q.fit(images.astype(np.float32), labels, 16, epochs=5, verbose=0).history["loss"]
+        if not np.all(np.isfinite(losses)):
+            raise ValueError(f"losses: received {losses}, expected finite ones.")
+        with tempfile.TemporaryDirectory() as folder:
+            q.save(f"{folder}/q.keras")
+            loaded = keras.models.load_model(f"{folder}/q.keras")
+            batch = images.astype(np.float32)
+            _expect_equal(loaded.predict(batch, verbose=0), q.predict(batch, verbose=0))
+            sat_tf.export_tflite(loaded, f"{folder}/q.tflite")
+            certificate = sat_tf.verify_tflite(loaded, f"{folder}/q.tflite", images[:16])
+        if certificate.codes_differing:
+            raise ValueError(f"{certificate.codes_differing} codes differ, expected 0.")
+        said.append(f"{certificate.codes_compared:,} codes at {bits} bits")
+    return f"0 of {' and of '.join(said)} differ"
+
+
+def a_keras_3_model_comes_over() -> str:
+    """Its outputs are those of Keras 3, in itself and after quantization to 8 bits and export."""
+    keras3.utils.set_random_seed(0)
+    layers = keras3.layers
+    model = keras3.Sequential(
+        [
+            layers.Input((16, 16, 3)),
+            layers.Rescaling(1 / 255),
+            layers.Conv2D(8, 3, padding="same", use_bias=False),
+            layers.BatchNormalization(),
+            layers.ReLU(),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(3),
+        ]
+    )
+    images = np.random.default_rng(3).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
+    batch = images.astype(np.float32)
+    converted = sat_tf.from_keras3(model)
+    difference = float(np.max(np.abs(converted(batch).numpy() - np.asarray(model(batch)))))
+    q = sat_tf.quantize_model(converted, sat_tf.BitPolicy(weight_bits=8, activation_bits=8))
+    sat_tf.calibrate(q, batch)
+    with tempfile.TemporaryDirectory() as folder:
+        sat_tf.export_tflite(q, f"{folder}/q.tflite")
+        certificate = sat_tf.verify_tflite(q, f"{folder}/q.tflite", images[:16])
+    if certificate.codes_differing:
+        raise ValueError(f"{certificate.codes_differing} codes differ, expected 0.")
+    return _expect_small(difference, 1e-5)
+
+
+def commands_find_their_files() -> str:
+    """`sat-tf train` and `sat-tf paper` from an empty folder, with shipped configurations."""
+    with tempfile.TemporaryDirectory() as folder:
+        shown = _command(folder, "paper", "show", "table1/mobilenet_v2/4bits", "--data", "digits")
+        if "weight_bits: 4" not in shown:
+            raise ValueError(f"paper show: received {shown[-200:]!r}, expected a configuration.")
+        _command(folder, "train", "--config", _CONFIG, "--run_dir", "run", *_SHORT)
+        missing = [name for name in _WRITTEN if not pathlib.Path(folder, "run", name).is_file()]
+    if missing:
+        raise ValueError(f"train: has not written {missing}.")
+    return "with shipped configurations"
+
+
+_CONFIG = "configs/digits/mobilenet_v2_w4a4.yaml"
+_SHORT = [
+    "--set=data.options.image_size=16",
+    *(
+        f"--set=stages.{stage}.{key}"
+        for stage in ("float", "quantized")
+        for key in ("epochs=1", "warmup_epochs=0")
+    ),
+]
+_WRITTEN = ("model.tflite", "certificate.json", "certificate.html", "report.html")
+
+
+def _command(folder: str, *words: str) -> str:
+    """What a command prints."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "sat_tf", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise ValueError(f"sat-tf {words[0]}: status {done.returncode}, {done.stderr[-500:]}")
+    return done.stdout
+
+
+CHECKS = (
+    weights_agree_with_the_reference,
+    activations_and_gradients_agree_with_the_reference,
+    a_trained_network_is_saved_exported_and_proved,
+    a_keras_3_model_comes_over,
+    commands_find_their_files,
+)
+
+
+def _network() -> keras.Model:
+    """Each kind of layer that has quantizers of its own: a residual sum, a depthwise kernel."""
+    layers = keras.layers
+    inputs = keras.Input((16, 16, 3))
+    x = layers.Conv2D(8, 3, strides=2, padding="same", use_bias=False)(inputs)
+    x = layers.ReLU()(layers.BatchNormalization()(x))
+    y = layers.DepthwiseConv2D(3, padding="same", use_bias=False)(x)
+    y = layers.ReLU(6.0)(layers.BatchNormalization()(y))
+    y = layers.BatchNormalization()(layers.Conv2D(8, 1, use_bias=False)(y))
+    x = layers.Add()([x, y])
+    x = layers.GlobalAveragePooling2D()(x)
+    return keras.Model(inputs, layers.Dense(3)(x))
+
+
+def _expect_equal(received: np.ndarray, expected: np.ndarray) -> None:
+    differing = int(np.count_nonzero(np.asarray(received) != np.asarray(expected)))
+    if differing:
+        raise ValueError(f"{differing} of {np.size(expected)} values differ, expected none.")
+
+
+def _expect_small(deviation: float, limit: float = _TOLERANCE) -> str:
+    if not deviation <= limit:
+        raise ValueError(f"deviation {deviation:.1e}, expected at most {limit:.1e}.")
+    return f"within {deviation:.1e}"
+
+
+def main() -> None:
+    """Runs every check, whatever the others do."""
+    versions = {"python": platform.python_version()}
+    versions["system"] = f"{platform.system()} {platform.machine()}"
+    versions |= {name: importlib.metadata.version(name) for name in PACKAGES}
+    # The networks are new, and calibrated before they are trained.
+    warnings.filterwarnings("ignore", message="calibrate: the statistics")
+    print(", ".join(f"{name} {version}" for name, version in versions.items()))
+    outcomes: dict[str, str] = {}
+    failed: list[str] = []
+    for check in CHECKS:
+        name = check.__name__.replace("_", " ")
+        try:
+            outcomes[name] = check()
+        except Exception as error:
+            traceback.print_exc()
+            outcomes[name] = " ".join(f"{type(error).__name__}: {error}".split())
+            failed.append(name)
+        print(f"{'FAILED' if name in failed else 'passed'}  {name}: {outcomes[name]}", flush=True)
+    print(json.dumps({"versions": versions, "outcomes": outcomes, "failed": failed}))
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()
