@@ -20,8 +20,8 @@ def _parts(version):
 
 @pytest.mark.parametrize("name", ["python", *_PACKAGES])
 def test_a_range_ends_with_the_oldest_and_the_newest_version_that_passed(name):
-    words = "python_requires=" if name == "python" else name
-    lowest, end = re.search(rf'{words}"?>=([\d.]+),<([\d.]+)"', _SETUP).groups()
+    words = 'python_requires="' if name == "python" else f'"{name}'
+    lowest, end = re.search(rf'{words}>=([\d.]+),<([\d.]+)"', _SETUP).groups()
     passed = sorted(_parts(row[name]) for row in _ROWS if row["result"] == "passed")
     lowest, end = _parts(lowest), _parts(end)
     assert passed[0][: len(lowest)] == lowest

@@ -247,6 +247,7 @@ def test_a_picture_of_the_size_of_the_input_can_be_kept_whole(tmp_path):
     assert not np.array_equal(cropped, images)
 
 
+@pytest.mark.thorough
 def test_training_can_take_whole_pictures_and_mirror_none(tmp_path):
     left = np.zeros((24, 32, 3), np.uint8)
     left[:, :16] = 255  # mirrored, it would be bright on the right

@@ -103,6 +103,7 @@ def test_training_crops_of_turned_pictures_are_those_of_the_upright_ones(kind):
         )
 
 
+@pytest.mark.thorough
 def test_a_folder_honours_the_orientation_and_training_and_files_see_the_same(tmp_path):
     for part in ("train", "val"):
         for number in range(1, 9):

@@ -101,6 +101,7 @@ def test_a_step_takes_the_sum_of_the_gradients_of_all_widths(data):
             np.testing.assert_allclose(step, expected[reference], rtol=2e-4, atol=2e-5)
 
 
+@pytest.mark.thorough
 def test_weight_decay_counts_once(data):
     decay = 0.3
     model = _adaptive(rate=1.0, normalized=False, decay=decay, bits=(4, 2))
