@@ -28,6 +28,8 @@ setuptools.setup(
     install_requires=[
         "tensorflow>=2.16,<2.22",
         "tf_keras>=2.16,<2.22",  # which asks for TensorFlow of its own minor version
+        # Earlier ones build no layer there after `set_random_seed`: they draw randint(1, 1e9).
+        'tf_keras>=2.19; python_version >= "3.12"',
         "keras>=3.2,<4",  # TensorFlow's own, from the first with keras.tree
         "tensorflow-datasets>=4.9,<5",
         "importlib_resources",  # which TensorFlow Datasets needs for builders of one's own

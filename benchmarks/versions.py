@@ -74,7 +74,8 @@ class Row:
         return [f"{name}=={version}" for name, version in pinned.items() if version]
 
 
-# The ends of each range, and every minor version of TensorFlow between them.
+# The ends of each range, and every minor version of TensorFlow between them; of Python 3.12 the
+# oldest tf_keras that works there.
 TABLE = (
     Row(
         name="oldest",
@@ -85,9 +86,9 @@ TABLE = (
         keras="3.2.*",
         lowest=True,
     ),
-    Row(name="2.17", python="3.12", tensorflow="2.17.*", numpy="1.26.*", litert="2.2.*"),
-    Row(name="2.18", python="3.12", tensorflow="2.18.*", numpy="2.0.*"),
-    Row(name="2.19", python="3.11", tensorflow="2.19.*", numpy="2.1.*", litert="2.1.6"),
+    Row(name="2.17", python="3.11", tensorflow="2.17.*", numpy="1.26.*", litert="2.2.*"),
+    Row(name="2.18", python="3.11", tensorflow="2.18.*", numpy="2.0.*"),
+    Row(name="2.19", python="3.12", tensorflow="2.19.*", numpy="2.1.*", litert="2.1.6"),
     Row(name="2.20", python="3.13", tensorflow="2.20.*", numpy="2.*", litert="2.2.*"),
     Row(name="NumPy 1", python="3.11", tensorflow="2.21.*", numpy="1.26.*", litert="2.1.6"),
     Row(name="newest", python="3.13"),
@@ -119,7 +120,8 @@ def requirements() -> dict[str, str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.keyword) and node.arg == "install_requires"
     )
-    split = (re.fullmatch(r"([\w-]+)(.*)", words) for words in found)
+    # Those of some Pythons alone, behind a semicolon, are left out.
+    split = (re.fullmatch(r"([\w-]+)([^;]*)", words) for words in found)
     return {match[1]: match[2] for match in split if match}
 
 

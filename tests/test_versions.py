@@ -36,6 +36,15 @@ def test_the_page_has_every_row_that_was_tried():
     assert _PAGE.count("\n| 3.") == len(_ROWS)
 
 
+def test_all_that_is_no_code_comes_with_the_package():
+    patterns = re.search(r'package_data=\{"sat_tf": \[(.*?)\]', _SETUP, re.S)[1]
+    package = _ROOT / "sat_tf"
+    packed = {path for words in re.findall('"(.*?)"', patterns) for path in package.glob(words)}
+    files = {path for path in package.rglob("*") if path.is_file()}
+    assert {path for path in files if path.suffix not in (".py", ".pyc")} <= packed
+    assert package / "training" / "configs" / "folder.yaml" in packed
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
 def test_the_pages_to_start_from_name_the_ranges(page):
     text = (_ROOT / page).read_text(encoding="utf-8")
