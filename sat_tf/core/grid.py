@@ -1,6 +1,6 @@
 """Rounding to a grid of `grid_table`, in TensorFlow; bits may be tensors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import tensorflow as tf
@@ -12,6 +12,26 @@ from sat_tf.core.grid_table import AUTOMATIC, Grid, find_grid
 # or one for each channel, of a shape that broadcasts to that of the values. Tensors are not
 # checked: their value is known too late.
 Bits: TypeAlias = int | tf.Tensor
+
+
+def axes_within(rank: int, range_axes: Iterable[int]) -> list[int]:
+    """The axes along which a range extends, in a tensor with a range for each of `range_axes`.
+
+    >>> axes_within(4, (-1,)), axes_within(2, ())
+    ([0, 1, 2], [0, 1])
+    """
+    kept = {axis % rank for axis in range_axes}
+    return [axis for axis in range(rank) if axis not in kept]
+
+
+def range_shape(shape: Sequence[int], range_axes: Iterable[int]) -> list[int]:
+    """The shape of one number for each range, of the tensor's rank.
+
+    >>> range_shape((3, 3, 16, 32), (-1,)), range_shape((3, 3, 16, 32), ())
+    ([1, 1, 1, 32], [1, 1, 1, 1])
+    """
+    within = axes_within(len(shape), range_axes)
+    return [1 if axis in within else size for axis, size in enumerate(shape)]
 
 
 def round_half_up(x: tf.Tensor) -> tf.Tensor:
@@ -113,8 +133,7 @@ def round_to_largest(
     >>> round_to_largest(tf.constant([-3.0, -0.4, 1.6]), 3).numpy().tolist()
     [-3.0, 0.0, 2.0]
     """
-    rank = x.shape.rank
-    axes = [axis for axis in range(rank) if axis not in {kept % rank for kept in range_axes}]
+    axes = axes_within(x.shape.rank, range_axes)
     finite = tf.where(tf.math.is_finite(x), tf.abs(x), 0.0)
     largest = tf.reduce_max(finite, axes, keepdims=True)
     half = tf.cast(levels(num_bits, "narrow"), tf.float32) / 2.0

@@ -37,8 +37,7 @@ def weight_size(
     intervals = tf.cast(grids.levels(num_bits), tf.float32)
     factor = 2.0 * intervals / (intervals + 1.0)
     rank = kernel.shape.rank
-    keep = {axis % rank for axis in range_axes}
-    own = [axis for axis in range(rank) if axis not in keep]
+    own = grids.axes_within(rank, range_axes)
     of_range, of_layer = (_mean_magnitude(kernel, axes) for axes in (own, list(range(rank))))
     of_layer = tf.where(of_layer >= _SMALLEST_SIZE, of_layer, 1.0)
     size = tf.where(of_range >= _SMALLEST_SIZE, of_range, of_layer)
@@ -147,9 +146,7 @@ def squared_errors(
     [[0.0, 0.5], [8.0, 0.0]]
     """
     latent = tf.cast(kernel, tf.float32)
-    rank = latent.shape.rank
-    keep = {axis % rank for axis in channel_axes}
-    inner = [axis for axis in range(rank) if axis not in keep]
+    inner = grids.axes_within(latent.shape.rank, channel_axes)
     finite = tf.math.is_finite(latent)
     columns = []
     for bits in range(lowest, highest + 1):

@@ -14,7 +14,7 @@ import math
 import tensorflow as tf
 
 from sat_tf.core.custom_gradient import straight_through
-from sat_tf.core.grid import round_half_up
+from sat_tf.core.grid import range_shape, round_half_up
 from sat_tf.core.grid_table import LARGEST_INT8, check_bits
 from sat_tf.core.kmeans import sums_by_id
 
@@ -146,9 +146,7 @@ def weight_codes(
     made = tf.gather(codes, _nearest(_rows(latent, range_axes), codes, scale), batch_dims=1)
     made = tf.where(tf.math.is_nan(latent), latent, _unrows(made, latent.shape, range_axes))
     made = tf.cast(tf.debugging.check_numerics(made, "lq_nets: NaN has no integer code"), tf.int32)
-    keep = {axis % latent.shape.rank for axis in range_axes}
-    shape = [size if axis in keep else 1 for axis, size in enumerate(latent.shape)]
-    return made, tf.cast(tf.reshape(scale, shape), tf.float64)
+    return made, tf.cast(tf.reshape(scale, range_shape(latent.shape, range_axes)), tf.float64)
 
 
 def weight_units(

@@ -67,10 +67,8 @@ def weight_magnitude(kernel: tf.Tensor, *, range_axes: tuple[int, ...] = ()) -> 
     >>> weight_magnitude(tf.constant([[1.0, -2.0], [3.0, 0.0]]), range_axes=(1,)).numpy()
     array([[4., 2.]], dtype=float32)
     """
-    rank = kernel.shape.rank
-    keep = {axis % rank for axis in range_axes}
-    axes = [axis for axis in range(rank) if axis not in keep]
-    return 2.0 * tf.reduce_mean(tf.abs(kernel), axes, keepdims=bool(keep))
+    axes = grids.axes_within(kernel.shape.rank, range_axes)
+    return 2.0 * tf.reduce_mean(tf.abs(kernel), axes, keepdims=bool(range_axes))
 
 
 def best_magnitude(
@@ -88,15 +86,14 @@ def best_magnitude(
     >>> round(float(scale), 6)
     1.0
     """
-    rank, (_, highest) = kernel.shape.rank, weight_code_ends(num_bits)
-    keep = {axis % rank for axis in range_axes}
-    axes = [axis for axis in range(rank) if axis not in keep]
-    largest = tf.reduce_max(tf.abs(kernel), axes, keepdims=bool(keep)) / highest**0.5
+    _, highest = weight_code_ends(num_bits)
+    axes, has_ranges = grids.axes_within(kernel.shape.rank, range_axes), bool(range_axes)
+    largest = tf.reduce_max(tf.abs(kernel), axes, keepdims=has_ranges) / highest**0.5
     best, smallest = largest, tf.fill(tf.shape(largest), float("inf"))
     for percent in range(100, 0, -1):
         magnitude = largest * (percent / 100.0)
         off = quantize_weights(kernel, tf.maximum(magnitude, _TINY), num_bits) - kernel
-        error = tf.reduce_mean(tf.square(off), axes, keepdims=bool(keep))
+        error = tf.reduce_mean(tf.square(off), axes, keepdims=has_ranges)
         best = tf.where(error < smallest, magnitude, best)
         smallest = tf.minimum(error, smallest)
     return best

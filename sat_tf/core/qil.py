@@ -50,11 +50,9 @@ def first_end(kernel: tf.Tensor, *, range_axes: tuple[int, ...] = ()) -> tf.Tens
     >>> first_end(tf.constant([[1.0, -2.0], [3.0, 0.0]]), range_axes=(1,)).numpy()
     array([[3., 2.]], dtype=float32)
     """
-    rank = kernel.shape.rank
-    keep = {axis % rank for axis in range_axes}
-    axes = [axis for axis in range(rank) if axis not in keep]
+    axes = grids.axes_within(kernel.shape.rank, range_axes)
     finite = tf.where(tf.math.is_finite(kernel), tf.abs(kernel), 0.0)
-    return tf.reduce_max(finite, axes, keepdims=bool(keep))
+    return tf.reduce_max(finite, axes, keepdims=bool(range_axes))
 
 
 def quantize_weights(

@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from sat_tf.core.custom_gradient import with_gradient
+from sat_tf.core.grid import axes_within
 from sat_tf.messages import did_you_mean
 
 # In the place of the sum of the squares of weights that are all 0.
@@ -128,8 +129,7 @@ def _across(upstream: tf.Tensor, value: tf.Tensor, weights: tf.Tensor) -> tuple[
 def _mean_square(values: tf.Tensor, keep: tuple[int, ...] = ()) -> tf.Tensor:
     squares = tf.square(tf.cast(values, tf.float32))
     finite = tf.math.is_finite(squares)
-    rank = squares.shape.rank
-    axes = [axis for axis in range(rank) if axis not in {kept % rank for kept in keep}]
+    axes = axes_within(squares.shape.rank, keep)
     count, total = (
         tf.reduce_sum(terms, axes, keepdims=bool(keep))
         for terms in (tf.cast(finite, tf.float32), tf.where(finite, squares, 0.0))

@@ -120,8 +120,7 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
 
     def levels_shape(self, kernel_shape: Any) -> Any:
         """One number for each channel."""
-        keep = {axis % len(kernel_shape) for axis in self.range_axes}
-        return [size if axis in keep else 1 for axis, size in enumerate(kernel_shape)]
+        return grid.range_shape(kernel_shape, self.range_axes)
 
     def first_levels(self, kernel: tf.Tensor) -> tf.Tensor:
         """The bits with the least squared error."""

@@ -7,6 +7,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core import dorefa, rescale
+from sat_tf.core.grid import axes_within, range_shape
 from sat_tf.core.grid_table import LARGEST_INT8
 from sat_tf.core.surrogate_gradients import STRAIGHT_THROUGH, describe_surrogate, strength_of
 from sat_tf.quantizers.on_grid import WeightsOnGrid
@@ -104,11 +105,9 @@ class DorefaQuantizer(WeightsOnGrid):
             if self.rescale is None:
                 return {}
             axes = self.range_axes
-        keep = {axis % len(tensor_shape) for axis in axes}
-        shape = [size if axis in keep else 1 for axis, size in enumerate(tensor_shape)]
         gain = layer.add_weight(
             name=_GAIN,
-            shape=shape if axes else (),
+            shape=range_shape(tensor_shape, axes) if axes else (),
             dtype=tf.float32,
             initializer=keras.initializers.Constant(self.initial_gain),
             trainable=False,
@@ -352,7 +351,6 @@ def describe_start(kernel: np.ndarray, range_axes: tuple[int, ...] = ()) -> str:
 
 def _maximum(kernel: np.ndarray, range_axes: tuple[int, ...]) -> np.ndarray:
     """max|K| of each range, with the reduced axes kept at length 1; 1 where all of it is 0."""
-    keep = {axis % kernel.ndim for axis in range_axes}
-    reduced = tuple(axis for axis in range(kernel.ndim) if axis not in keep)
+    reduced = tuple(axes_within(kernel.ndim, range_axes))
     maximum = np.max(np.abs(kernel), axis=reduced, keepdims=True)
     return np.where(maximum > 0.0, maximum, 1.0)

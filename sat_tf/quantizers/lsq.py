@@ -12,7 +12,7 @@ from sat_tf.core import grid, lsq
 from sat_tf.core.asymmetric import scale_and_zero
 from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.best_levels import SMALLEST_CLIPPING_LEVEL, best_offset_level
-from sat_tf.quantizers.pact import AtLeast, RoundingQuantizer, UpToItsLevel, settings_of
+from sat_tf.quantizers.pact import RoundingQuantizer, UpToItsLevel, settings_of
 from sat_tf.quantizers.protocol import (
     CLIPPING_LEVEL,
     SURROGATE_OPTIONS,
@@ -71,17 +71,10 @@ class LsqQuantizer(ScaledWithSurrogate):
         made = super().build(tensor_shape, name, layer)
         if self.num_bits is None:
             return made
-        keep = {axis % len(tensor_shape) for axis in self.range_axes}
-        shape = [size if axis in keep else 1 for axis, size in enumerate(tensor_shape)]
         # That of a kernel with a normal distribution of the usual size, until `start` sees it.
         usual = 2.0 * math.sqrt(2.0 / math.pi) * math.sqrt(2.0 / inner_size(tensor_shape, ()))
-        magnitude = layer.add_weight(
-            name=_MAGNITUDE,
-            shape=shape if keep else (),
-            dtype=tf.float32,
-            initializer=keras.initializers.Constant(usual),
-            trainable=True,
-            constraint=AtLeast(SMALLEST_MAGNITUDE),
+        magnitude = self.learnt(
+            layer, _MAGNITUDE, tensor_shape, start=usual, lowest=SMALLEST_MAGNITUDE
         )
         return {**made, _MAGNITUDE: magnitude}
 

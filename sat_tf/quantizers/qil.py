@@ -7,7 +7,6 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core import grid, qil
-from sat_tf.quantizers.pact import AtLeast
 from sat_tf.quantizers.protocol import Variables, WeightQuantizer, register_quantizer
 from sat_tf.quantizers.scaled import ScaledWithSurrogate, inner_size
 
@@ -55,19 +54,10 @@ class QilQuantizer(ScaledWithSurrogate):
         made = super().build(tensor_shape, name, layer)
         if self.num_bits is None:
             return made
-        keep = {axis % len(tensor_shape) for axis in self.range_axes}
-        shape = [size if axis in keep else 1 for axis, size in enumerate(tensor_shape)]
         # Up to three deviations of a kernel of the usual size, until `start` sees it.
         half = 1.5 * math.sqrt(2.0 / inner_size(tensor_shape, ()))
         interval = {
-            variable: layer.add_weight(
-                name=variable,
-                shape=shape if keep else (),
-                dtype=tf.float32,
-                initializer=keras.initializers.Constant(half),
-                trainable=True,
-                constraint=AtLeast(lowest),
-            )
+            variable: self.learnt(layer, variable, tensor_shape, start=half, lowest=lowest)
             for variable, lowest in ((_CENTER, 0.0), (_DISTANCE, SMALLEST_DISTANCE))
         }
         return {**made, **interval}

@@ -12,6 +12,7 @@ from sat_tf.core.grid_table import LARGEST_INT8
 from sat_tf.core.surrogate_gradients import STRAIGHT_THROUGH, describe_surrogate, strength_of
 from sat_tf.quantizers.observers import when_training
 from sat_tf.quantizers.on_grid import RoundedWeights
+from sat_tf.quantizers.pact import AtLeast
 from sat_tf.quantizers.protocol import (
     SURROGATE_OPTIONS,
     IntegerWeights,
@@ -198,6 +199,26 @@ class ScaledWithSurrogate(ScaledQuantizer):
         super().__init__(**settings)
         self.surrogate = surrogate
         self.surrogate_strength = surrogate_strength
+
+    def learnt(
+        self,
+        layer: keras.layers.Layer,
+        name: str,
+        tensor_shape: Any,
+        *,
+        start: float,
+        lowest: float,
+    ) -> tf.Variable:
+        """A new trainable variable of a layer, one number for each range, kept from `lowest` on."""
+        axes = self.range_axes
+        return layer.add_weight(
+            name=name,
+            shape=grid.range_shape(tensor_shape, axes) if axes else (),
+            dtype=tf.float32,
+            initializer=keras.initializers.Constant(start),
+            trainable=True,
+            constraint=AtLeast(lowest),
+        )
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
