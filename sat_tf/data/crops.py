@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from sat_tf.data.batch_order import RANDOM
 from sat_tf.data.orientation import jpeg_may_be_turned, may_be_turned, turned_upright
-from sat_tf.preprocessing import RESIZED_AND_CROPPED, Preprocessing
+from sat_tf.preprocessing import AS_IN_IMAGENET, Preprocessing
 
 SMALLEST_AREA = 0.08
 WIDEST_ASPECT = 4 / 3
@@ -54,7 +54,7 @@ def training_crop(
     turns: bool = False,
     crops: TrainingCrops = INCEPTION,
 ) -> tf.Tensor:
-    """A random crop of a picture, resized, and mirrored every other time.
+    """A random crop of a picture, resized, and mirrored or not.
 
     Crops at least twice as large as the result are reduced by averaging, which libjpeg does while
     it decodes; bilinear interpolation does the remaining factor below 2, at which it skips no
@@ -98,13 +98,9 @@ def training_crop_of_pixels(
 
 
 def held_out_crop(
-    encoded: tf.Tensor,
-    image_size: int,
-    *,
-    turns: bool = False,
-    ratio: float = RESIZED_AND_CROPPED.resize_ratio,
+    encoded: tf.Tensor, image_size: int, preprocessing: Preprocessing = AS_IN_IMAGENET
 ) -> tf.Tensor:
-    """The picture as a `sat_tf.preprocessing.Preprocessing` says.
+    """The picture as its preprocessing says.
 
     Resized bilinearly with antialiasing, as Pillow does it: photographs of several thousand pixels
     would otherwise be measured by every tenth pixel.
@@ -112,8 +108,7 @@ def held_out_crop(
     Args:
         encoded: the bytes of a JPEG, PNG, GIF or WebP file.
         image_size: height and width of the result.
-        turns: whether the picture is turned by its EXIF orientation.
-        ratio: its `resize_ratio`.
+        preprocessing: how it is turned and resized.
 
     Returns:
         (image_size, image_size, 3), uint8.
@@ -123,20 +118,22 @@ def held_out_crop(
     """
     return tf.cond(
         tf.io.is_jpeg(encoded),
-        lambda: held_out_crop_of_jpeg(encoded, image_size, turns=turns, ratio=ratio),
-        lambda: held_out_crop_of_pixels(_decoded(encoded, turns), image_size, ratio),
+        lambda: held_out_crop_of_jpeg(encoded, image_size, preprocessing),
+        lambda: held_out_crop_of_pixels(
+            _decoded(encoded, preprocessing.exif_orientation), image_size, preprocessing
+        ),
     )
 
 
 def held_out_crop_of_pixels(
-    pixels: tf.Tensor, image_size: int, ratio: float = RESIZED_AND_CROPPED.resize_ratio
+    pixels: tf.Tensor, image_size: int, preprocessing: Preprocessing = AS_IN_IMAGENET
 ) -> tf.Tensor:
-    """As `held_out_crop`, for a decoded picture (height, width, 3), uint8."""
+    """As `held_out_crop`, for a decoded picture (height, width, 3), uint8, that has been turned."""
     shape = tf.shape(pixels)
-    window = _held_out_window(shape, image_size, ratio)
+    window = _held_out_window(shape, image_size, preprocessing)
     top, left, height, width = tf.unstack(window)
     crop = pixels[top : top + height, left : left + width]
-    return _centre(crop, shape, window, image_size, ratio)
+    return _centre(crop, shape, window, image_size, preprocessing)
 
 
 def training_crop_of_jpeg(
@@ -172,26 +169,22 @@ def training_crop_of_jpeg(
 
 
 def held_out_crop_of_jpeg(
-    encoded: tf.Tensor,
-    image_size: int,
-    *,
-    turns: bool = False,
-    ratio: float = RESIZED_AND_CROPPED.resize_ratio,
+    encoded: tf.Tensor, image_size: int, preprocessing: Preprocessing = AS_IN_IMAGENET
 ) -> tf.Tensor:
     """As `held_out_crop`, for JPEGs only."""
     encoded = _whole_jpeg(encoded)
 
     def as_stored() -> tf.Tensor:
         shape = tf.io.extract_jpeg_shape(encoded)
-        window = _held_out_window(shape, image_size, ratio)
+        window = _held_out_window(shape, image_size, preprocessing)
         crop = tf.io.decode_and_crop_jpeg(encoded, window, channels=3, dct_method=_ACCURATE)
-        return _centre(crop, shape, window, image_size, ratio)
+        return _centre(crop, shape, window, image_size, preprocessing)
 
-    if not turns:
+    if not preprocessing.exif_orientation:
         return as_stored()
     return tf.cond(
         jpeg_may_be_turned(encoded),
-        lambda: _turned_held_out_crop(encoded, image_size, ratio),
+        lambda: _turned_held_out_crop(encoded, image_size, preprocessing),
         as_stored,
     )
 
@@ -209,8 +202,10 @@ def _turned_training_crop(
 
 
 @tf.function(**_AS_ONE_NODE)
-def _turned_held_out_crop(encoded: tf.Tensor, image_size: int, ratio: float) -> tf.Tensor:
-    return held_out_crop_of_pixels(_decoded_and_turned(encoded), image_size, ratio)
+def _turned_held_out_crop(
+    encoded: tf.Tensor, image_size: int, preprocessing: Preprocessing
+) -> tf.Tensor:
+    return held_out_crop_of_pixels(_decoded_and_turned(encoded), image_size, preprocessing)
 
 
 def _decoded_and_turned(encoded: tf.Tensor) -> tf.Tensor:
@@ -291,19 +286,19 @@ def _mirrored(pixels: tf.Tensor, is_mirrored: tf.Tensor) -> tf.Tensor:
 
 
 def _held_out_geometry(
-    shape: tf.Tensor, image_size: int, ratio: float
+    shape: tf.Tensor, image_size: int, preprocessing: Preprocessing
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Factor by which height and width are resized, and the corner of the crop after that."""
     # The formula of `Preprocessing.geometry`, as tensors.
-    shorter, _ = Preprocessing(resize_ratio=ratio).covered((image_size, image_size))
+    shorter, _ = preprocessing.covered((image_size, image_size))
     sides = tf.cast(shape[:2], tf.float32)
     resized = tf.floor(sides * shorter / tf.reduce_min(sides) + 1e-3)
     return resized / sides, tf.round((resized - image_size) / 2)
 
 
-def _held_out_window(shape: tf.Tensor, image_size: int, ratio: float) -> tf.Tensor:
+def _held_out_window(shape: tf.Tensor, image_size: int, preprocessing: Preprocessing) -> tf.Tensor:
     """Top, left, height and width of all pixels that the held-out crop depends on."""
-    factors, corner = _held_out_geometry(shape, image_size, ratio)
+    factors, corner = _held_out_geometry(shape, image_size, preprocessing)
     # The triangle of the filter reaches one pixel of the smaller picture to either side.
     reach = tf.maximum(1 / factors, 1) + _MARGIN
     begin = tf.maximum(tf.cast(tf.floor(corner / factors - reach), tf.int32), 0)
@@ -313,10 +308,14 @@ def _held_out_window(shape: tf.Tensor, image_size: int, ratio: float) -> tf.Tens
 
 
 def _centre(
-    crop: tf.Tensor, shape: tf.Tensor, window: tf.Tensor, image_size: int, ratio: float
+    crop: tf.Tensor,
+    shape: tf.Tensor,
+    window: tf.Tensor,
+    image_size: int,
+    preprocessing: Preprocessing,
 ) -> tf.Tensor:
     """Resizes the window exactly as if the whole picture were resized."""
-    factors, corner = _held_out_geometry(shape, image_size, ratio)
+    factors, corner = _held_out_geometry(shape, image_size, preprocessing)
     resized = tf.raw_ops.ScaleAndTranslate(
         images=crop[None],
         size=(image_size, image_size),

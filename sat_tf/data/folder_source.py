@@ -176,12 +176,7 @@ class FolderSource(PictureSource):
             return tf.cond(
                 index < count,
                 lambda: (
-                    crop_of(
-                        tf.io.read_file(paths[index]),
-                        self.image_size,
-                        turns=self._turns,
-                        ratio=self.preprocessing.resize_ratio,
-                    ),
+                    crop_of(tf.io.read_file(paths[index]), self.image_size, self.preprocessing),
                     labels[index],
                 ),
                 lambda: (tf.constant(nothing[0]), tf.constant(nothing[1])),
@@ -193,8 +188,8 @@ class FolderSource(PictureSource):
                 pixels, label = first_good(iter(alone), self.corrupt, turns=self._turns)
             except NoGoodPictureError:
                 return nothing
-            ratio = self.preprocessing.resize_ratio
-            return held_out_crop_of_pixels(pixels, self.image_size, ratio).numpy(), label
+            crop = held_out_crop_of_pixels(pixels, self.image_size, self.preprocessing)
+            return crop.numpy(), label
 
         return self._batches(pieces, fast, slow)
 

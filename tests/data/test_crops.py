@@ -32,8 +32,8 @@ def test_held_out_crops_are_those_of_pillow(size, image_size):
 @pytest.mark.parametrize("size", [*SIZES, (61, 977), (4000, 32)])
 def test_both_formulas_of_the_geometry_are_one(size):
     for image_size in (32, 96, 224):
-        shape, ratio = tf.constant([*size, 3]), RESIZED_AND_CROPPED.resize_ratio
-        factors, corner = crops._held_out_geometry(shape, image_size, ratio)
+        shape = tf.constant([*size, 3])
+        factors, corner = crops._held_out_geometry(shape, image_size, RESIZED_AND_CROPPED)
         resized = [round(float(factor) * side) for factor, side in zip(factors, size, strict=True)]
         expected = RESIZED_AND_CROPPED.geometry(size, (image_size, image_size))
         assert (tuple(resized), tuple(map(int, corner))) == expected
