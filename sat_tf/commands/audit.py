@@ -18,7 +18,12 @@ from sat_tf.commands.models import (
     value_errors_as_run_errors,
 )
 from sat_tf.commands.options import add_input_range, input_range_fields
-from sat_tf.commands.pixels import ImageOptions, add_image_arguments, image_options
+from sat_tf.commands.pixels import (
+    ImageOptions,
+    add_image_arguments,
+    fixed_input_shape,
+    image_options,
+)
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.training.state.run_folder import CONFIG
@@ -135,13 +140,7 @@ def _images(
     from sat_tf.training.config.config import read_config
 
     if wanted.is_given:
-        shape, classes = tuple(model.input_shape[1:]), model.output_shape[-1]
-        if None in shape:
-            raise ValueError(
-                f"model {model.name!r}: received images for a model of any size, expected one of "
-                f"a fixed size, not {shape}; build it for one."
-            )
-        found = wanted.load(shape, classes)
+        found = wanted.load(fixed_input_shape(model), model.output_shape[-1])
         return found.images, found.labels
     path = pathlib.Path(arguments.model)
     if not (path / CONFIG).is_file():

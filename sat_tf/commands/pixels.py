@@ -268,6 +268,25 @@ class FedImages(NamedTuple):
             console.print(text, style="yellow", highlight=False, soft_wrap=True)
 
 
+def fixed_input_shape(model: Any, subject: str | None = None) -> tuple[int, ...]:
+    """The shape of the images that a model with one input takes.
+
+    Args:
+        model: a Keras model.
+        subject: what to call it in an error; by default by its name.
+
+    Raises:
+        ValueError: it takes images of any size.
+    """
+    shape = tuple(model.input_shape[1:])
+    if None in shape:
+        raise ValueError(
+            f"{subject or f'model {model.name!r}'}: received a model for images of any size, "
+            f"expected one of a fixed size, not {shape}; build it for one."
+        )
+    return shape
+
+
 def images_as_fed(model: Any, wanted: ImageOptions, policy: BitPolicy) -> FedImages:
     """The images that were asked for, in the range in which a float model reads them.
 
@@ -280,12 +299,7 @@ def images_as_fed(model: Any, wanted: ImageOptions, policy: BitPolicy) -> FedIma
 
     check_model(model)
     check_one_of_each(model)
-    shape = tuple(model.input_shape[1:])
-    if None in shape:
-        raise ValueError(
-            f"model {model.name!r}: received a model for images of any size, expected one of a "
-            f"fixed size, not {shape}; build it for one."
-        )
+    shape = fixed_input_shape(model)
     pixels = wanted.load(shape, model.output_shape[-1])
     if problems := image_problems(pixels.images, shape):
         raise ValueError(list_problems("--images", problems))

@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import json
 import pathlib
-import re
 import types
 import warnings
 from collections.abc import Mapping
@@ -22,10 +21,12 @@ from sat_tf.commands.options import (
     input_range_fields,
     seed,
 )
+from sat_tf.commands.pixels import fixed_input_shape
 from sat_tf.commands.train import train
 from sat_tf.commands.verification_table import print_certificate
 from sat_tf.data import source as data_source
 from sat_tf.data.picture_folder import load_folder
+from sat_tf.data.shards import spread_evenly
 from sat_tf.data.source import ImageSource
 from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.messages import RunError
@@ -33,6 +34,7 @@ from sat_tf.preprocessing import COVERING, Preprocessing
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.training.config.config import parse_config
+from sat_tf.training.config.folder import run_name
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.run_folder import RunFolder
 
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
 
 _CALIBRATION_IMAGES = 512
 _HELD_OUT_IMAGES = 1024
-_RANGE_IMAGES = 256
 _BATCH_SIZE = 32
 # Nothing is cut off, and what has a left and a right, as letters have, is not mirrored: how the
 # model was trained is not known.
@@ -111,7 +112,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             raise RunError(f"{given}: not found; expected {what}.")
     if not images.is_dir():
         raise RunError(f"--images: received the file {images}, expected a folder of pictures.")
-    name = f"{_word(path.stem)}_w{arguments.bits}a{arguments.bits}"
+    name = f"{run_name(path.stem, 'model')}_w{arguments.bits}a{arguments.bits}"
     folder = RunFolder(pathlib.Path(arguments.out or pathlib.Path("runs") / name))
     folder.check_writable()
     quiet_tensorflow()
@@ -119,35 +120,26 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
     model = read_keras_model(path, advice, trust=arguments.trust_model)
     with value_errors_as_run_errors():
         _expect_float(path, model)
-        pictures = _pictures(images, model, console)
+        found = _found(images, model, console)
         policy = BitPolicy.mobile(arguments.bits, **input_range_fields(arguments))
         if not policy.states_input_range:
-            spelling = _input_range(path, model, pictures, console).spelling
+            spelling = _input_range(path, model, found, console).spelling
             policy = dataclasses.replace(policy, input_range=spelling)
-        if pictures.source is not None:
-            exact = _run(arguments, model, policy, pictures.source, (name, folder), console)
+        if not isinstance(found, _Pictures):
+            exact = _run(arguments, model, policy, found, (name, folder), console)
         elif arguments.epochs or arguments.overrides:
             raise RunError(
-                f"--images: received {pictures.why_not}, expected pictures to train on: of a model "
+                f"--images: received {found.why_not}, expected pictures to train on: of a model "
                 "of square colour images, in one folder for each of its classes; leave out "
                 "--epochs and --set."
             )
         else:
-            exact = _calibrated(model, policy, pictures, folder, console)
+            exact = _calibrated(model, policy, found, folder, console)
     _print_files(folder, console)
     if arguments.bits < _FEWEST_WITHOUT_TRAINING and not arguments.epochs:
         text = f"{arguments.bits} bits without training cost accuracy; --epochs 5 trains"
         console.print(f"Note: {text}.", style="yellow", highlight=False, soft_wrap=True)
     return exact
-
-
-def _word(text: str) -> str:
-    """A word for the name of a run.
-
-    >>> _word("my model (2)")
-    'my_model_2'
-    """
-    return re.sub(r"[^A-Za-z0-9.-]+", "_", text).strip("_.-") or "model"
 
 
 def _bits(text: str) -> int:
@@ -173,17 +165,12 @@ def _expect_float(path: pathlib.Path, model: "keras.Model") -> None:
             f"{path}: received a model that is quantized already, expected a float one; write its "
             "file with sat-tf export."
         )
-    shape = tuple(model.input_shape[1:])
-    if None in shape:
-        raise RunError(
-            f"{path}: received a model for images of any size, expected one of a fixed size, not "
-            f"{shape}; build it for one."
-        )
+    fixed_input_shape(model, str(path))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Pictures:
-    """The pictures of a folder, for the input of a model.
+    """The pictures of a folder that cannot be trained on, for the input of a model.
 
     Attributes:
         images: uint8, to calibrate on.
@@ -191,8 +178,7 @@ class _Pictures:
             no classes.
         labels: of those held out; None where they are not the model's classes.
         class_names: in the order of the labels; None where there are none.
-        source: the batches to train on and measure with; None where there can be none.
-        why_not: in words.
+        why_not: why they cannot be trained on, in words.
         preprocessing: how they have been prepared.
     """
 
@@ -200,18 +186,22 @@ class _Pictures:
     held_out: np.ndarray
     labels: np.ndarray | None = None
     class_names: tuple[str, ...] | None = None
-    source: ImageSource | None = None
-    why_not: str = ""
+    why_not: str
     preprocessing: Preprocessing = COVERING
 
+    def held_out_sample(self, most: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """As that of a source, but without labels where there are none."""
+        chosen = spread_evenly(len(self.held_out), most)
+        return self.held_out[chosen], None if self.labels is None else self.labels[chosen]
 
-def _pictures(folder: pathlib.Path, model: "keras.Model", console: Console) -> _Pictures:
-    """The pictures of a folder, and what they can serve for.
+
+def _found(folder: pathlib.Path, model: "keras.Model", console: Console) -> ImageSource | _Pictures:
+    """The pictures of a folder: a source of batches where a model can be trained on them.
 
     Raises:
         ValueError: there are none, or the model takes no pictures.
     """
-    shape, outputs = tuple(model.input_shape[1:]), tuple(model.output_shape[1:])
+    shape, outputs = fixed_input_shape(model), tuple(model.output_shape[1:])
     has_folders = any(entry.is_dir() for entry in folder.iterdir())
     if not has_folders or len(shape) != 3 or shape[0] != shape[1] or shape[2] != 3:
         found = load_folder(folder, shape, most=_CALIBRATION_IMAGES)
@@ -231,35 +221,32 @@ def _pictures(folder: pathlib.Path, model: "keras.Model", console: Console) -> _
         highlight=False,
         markup=False,
     )
-    images = source.training_sample(min(_CALIBRATION_IMAGES, source.num_train), seed=0)
-    held_out, labels = source.held_out_sample(_HELD_OUT_IMAGES)
-    if outputs != (source.num_classes,):
-        why = f"{source.num_classes:,} classes for a model with outputs of shape {outputs}"
-        for note in (f"received {why}: accuracy is not measured.", *source.notes):
-            text = f"Note: {escape(note)}"
-            console.print(text, style="yellow", highlight=False, soft_wrap=True)
-        return _Pictures(
-            images=images, held_out=held_out, why_not=why, preprocessing=source.preprocessing
-        )
+    if outputs == (source.num_classes,):
+        return source
+    why = f"{source.num_classes:,} classes for a model with outputs of shape {outputs}"
+    for note in (f"received {why}: accuracy is not measured.", *source.notes):
+        text = f"Note: {escape(note)}"
+        console.print(text, style="yellow", highlight=False, soft_wrap=True)
     return _Pictures(
-        images=images,
-        held_out=held_out,
-        labels=labels,
-        class_names=source.class_names,
-        source=source,
+        images=source.training_sample(min(_CALIBRATION_IMAGES, source.num_train), seed=0),
+        held_out=source.held_out_sample(_HELD_OUT_IMAGES)[0],
+        why_not=why,
         preprocessing=source.preprocessing,
     )
 
 
 def _input_range(
-    path: pathlib.Path, model: "keras.Model", pictures: _Pictures, console: Console
+    path: pathlib.Path,
+    model: "keras.Model",
+    pictures: ImageSource | _Pictures,
+    console: Console,
 ) -> InputRange:
     """The range of a model's input: pixels where its own layers convert them, else found.
 
     Raises:
         ValueError: it cannot be found.
     """
-    from sat_tf.analysis.range_accuracy import found_range
+    from sat_tf.analysis.range_accuracy import USUAL_IMAGES, found_range
     from sat_tf.graph.flatten import flatten
     from sat_tf.graph.layer_kinds import role_of
     from sat_tf.graph.layers.kind import Role
@@ -271,9 +258,7 @@ def _input_range(
     if any(role in (Role.AFFINE, Role.SCALING) for role in readers):
         said, found = "pixels, which its own layers convert", PIXELS
     else:
-        held_out, labels = pictures.held_out[:_RANGE_IMAGES], pictures.labels
-        labels = None if labels is None else labels[:_RANGE_IMAGES]
-        measured = found_range(str(path), model, held_out, labels)
+        measured = found_range(str(path), model, *pictures.held_out_sample(USUAL_IMAGES))
         said = (
             f"{measured.given}, found: {measured}. If the model is better than that, give "
             "--input_range"

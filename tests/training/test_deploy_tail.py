@@ -188,7 +188,9 @@ def test_a_run_with_a_tail_reports_what_the_file_computes(tmp_path, monkeypatch,
     assert certificate["top1"]["quantized"] == certificate["top1"]["tflite"]
     assert results["deployed_top1"] == pytest.approx(float(rows[-1]["held_out_top1"]), abs=1e-5)
     model = keras.models.load_model(folder / "quantized.keras")
-    report = sat_tf.export_tflite(model, tmp_path / "again.tflite")
+    source = runner.load_source(parse_config(TINY))
+    carried = {"labels": source.class_names, "preprocessing": source.preprocessing}
+    report = sat_tf.export_tflite(model, tmp_path / "again.tflite", **carried)
     assert report.sha256 == certificate["sha256"]
     assert main.main(["evaluate", str(folder)]) == 0
     assert f"top-1 {100 * results['deployed_top1']:.2f} %" in capsys.readouterr().out

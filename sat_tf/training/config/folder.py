@@ -120,9 +120,14 @@ def choose(data_dir: str | os.PathLike[str]) -> FolderChoice:
         raise RunError(f"--data: {error}") from error
     count = len(train.paths)
     size = next(size for size in SIZES if count < size.below)
-    return FolderChoice(_run_name(path.name), str(path), count, median_side(train.paths), size)
+    name = run_name(path.name, "folder")
+    return FolderChoice(name, str(path), count, median_side(train.paths), size)
 
 
-def _run_name(folder: str) -> str:
-    """A folder's name in the letters that a run's name may have."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", folder).lstrip(".-") or "folder"
+def run_name(text: str, otherwise: str) -> str:
+    """A text in the letters that a run's name may have, or another where none is left.
+
+    >>> run_name("my photos!", "folder"), run_name("...", "folder")
+    ('my_photos_', 'folder')
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", text).lstrip(".-") or otherwise

@@ -31,16 +31,18 @@ from sat_tf.training.step.fed_source import fed, pixels_of
 
 _BATCH_SIZE = 64
 
+Sample = tuple[np.ndarray, np.ndarray]
+
 
 def deploy(
     model: keras.Model,
     source: ImageSource,
+    sample: Sample,
     folder: RunFolder,
     *,
     float_head: bool,
     pack: str,
     softmax: bool = False,
-    verify_images: int,
     float_model: keras.Model | None = None,
 ) -> tuple[ExportReport, Certificate]:
     """Writes the TFLite file of a quantized model into its run folder, and the certificate.
@@ -48,11 +50,11 @@ def deploy(
     Args:
         model: the quantized model, or its deployed one.
         source: the data set.
+        sample: pixels of held-out images, to verify with, and their labels.
         folder: of the run.
         float_head: see `sat_tf.export_tflite`.
         pack: likewise.
         softmax: likewise.
-        verify_images: how many held-out images to verify with, at most.
         float_model: that of the run, to compare the file with.
 
     Returns:
@@ -62,7 +64,7 @@ def deploy(
         RunError: the model has no integer form.
     """
     path = folder.file(TFLITE_MODEL)
-    pixels, labels = pixels_of(source).held_out_sample(verify_images)
+    pixels, labels = sample
     quantized = model.quantized if isinstance(model, DeployedModel) else model
     is_of_pixels = takes_pixels(Network(quantized))
     images = pixels if is_of_pixels else pixels.astype(np.float32)
@@ -135,9 +137,9 @@ def conclude(run: Run, state: RunState, model: keras.Model | None, *, parameters
     return results
 
 
-def _answers(run: Run, float_model: keras.Model) -> Answers:
+def _answers(run: Run, sample: Sample, float_model: keras.Model) -> Answers:
     """What the float model and the file answer for the images that the file was verified on."""
-    pixels, labels = pixels_of(run.source).held_out_sample(run.config.export.verify_images)
+    pixels, labels = sample
     logits = [
         float_model(fed(run.source, pixels[start : start + _BATCH_SIZE]), training=False).numpy()
         for start in range(0, len(pixels), _BATCH_SIZE)
@@ -159,18 +161,19 @@ def _of_file(run: Run, model: keras.Model) -> dict[str, Any]:
     floats = run.folder.file(run_folder.FLOAT_MODEL)
     is_safe = not run.config.training.trust_model
     float_model = load_model(floats, safe_mode=is_safe) if floats.is_file() else None
+    sample = pixels_of(run.source).held_out_sample(config.verify_images)
     report, certificate = deploy(
         model,
         run.source,
+        sample,
         run.folder,
         float_head=config.float_head,
         pack=config.pack,
         softmax=config.softmax,
-        verify_images=config.verify_images,
         float_model=float_model,
     )
     if float_model is not None:
-        write_answers(run.folder, _answers(run, float_model))
+        write_answers(run.folder, _answers(run, sample, float_model))
     for note in certificate.float_notes:
         style = "red" if note.is_bad else None
         text = f"Beside the float model: {escape(note.text)}"
