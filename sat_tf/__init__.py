@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from sat_tf.analysis.sensitivity.sensitivity import sensitivity as sensitivity
     from sat_tf.export.export import export_tflite as export_tflite
     from sat_tf.export.verify import verify_tflite as verify_tflite
-    from sat_tf.keras3.incoming import from_keras3 as from_keras3
-    from sat_tf.keras3.outgoing import to_keras3 as to_keras3
+    from sat_tf.keras3.conversion.incoming import from_keras3 as from_keras3
+    from sat_tf.keras3.conversion.outgoing import to_keras3 as to_keras3
     from sat_tf.planning.explain import explain as explain
     from sat_tf.qat import configs as configs
     from sat_tf.qat.adaptive_bits import quantize_for_bits as quantize_for_bits
@@ -45,13 +45,13 @@ _HOMES = {
     "explain": "sat_tf.planning.explain",
     "export": "sat_tf",
     "export_tflite": "sat_tf.export.export",
-    "from_keras3": "sat_tf.keras3.incoming",
+    "from_keras3": "sat_tf.keras3.conversion.incoming",
     "quantize_for_bits": "sat_tf.qat.adaptive_bits",
     "quantize_model": "sat_tf.qat.scheme",
     "quantize_scope": "sat_tf.qat.scheme",
     "requantize": "sat_tf.qat.requantize",
     "sensitivity": "sat_tf.analysis.sensitivity.sensitivity",
-    "to_keras3": "sat_tf.keras3.outgoing",
+    "to_keras3": "sat_tf.keras3.conversion.outgoing",
     "verify_tflite": "sat_tf.export.verify",
 }
 
@@ -82,7 +82,7 @@ def _register_with_keras(module: ModuleType) -> None:
     if module.__name__ == "tf_keras" and "tensorflow_model_optimization" in sys.modules:
         return
     importlib.import_module("sat_tf.qat.wrapper")
-    importlib.import_module("sat_tf.keras3.activations")
+    importlib.import_module("sat_tf.keras3.conversion.activations")
 
 
 def _register_with_keras3(_: ModuleType) -> None:
@@ -94,7 +94,7 @@ def _register_with_keras3(_: ModuleType) -> None:
 wrapt.register_post_import_hook(_register_with_keras3, "keras")
 if "tensorflow" in sys.modules:
     importlib.import_module("sat_tf.qat.wrapper")
-    importlib.import_module("sat_tf.keras3.activations")
+    importlib.import_module("sat_tf.keras3.conversion.activations")
 else:
     for _library in ("tf_keras", "tensorflow_model_optimization"):
         wrapt.register_post_import_hook(_register_with_keras, _library)

@@ -123,7 +123,7 @@ TOP = {"__init__", "__main__"}
 # Where classes of Keras layers are named: where the registry of layer kinds is and models are
 # rewritten, where float networks are built, and where layers are made of Keras 3's operations.
 # Everything else asks the registry.
-MAY_NAME_LAYERS = ("graph/", "models/", "keras3/operation_table.py")
+MAY_NAME_LAYERS = ("graph/", "models/", "keras3/conversion/operation_table.py")
 # Of keras.layers, what is no kind of layer to look up.
 NO_KINDS = {
     "Layer",  # a base

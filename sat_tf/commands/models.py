@@ -46,7 +46,7 @@ def read_keras_model(path: pathlib.Path, advice: str, *, trust: bool = False) ->
     Raises:
         RunError: it cannot be loaded or converted, or would run code; says why.
     """
-    from sat_tf.keras3.any_version import read_model
+    from sat_tf.keras3.conversion.any_version import read_model
     from sat_tf.loading.model_file import OtherFileError, is_keras3_file
     from sat_tf.loading.trust import UntrustedModelError
 

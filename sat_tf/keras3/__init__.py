@@ -1,1 +1,1 @@
-"""Models from Keras 3 to tf_keras, which TFMOT needs, and quantized ones back to Keras 3."""
+"""Keras 3: quantized layers that train on any of its backends, and the way to tf_keras and back."""

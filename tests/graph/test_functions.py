@@ -9,7 +9,7 @@ from sat_tf.graph import functions, layer_kinds
 from sat_tf.graph.calls.arithmetic import gelu_by_tanh
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.operation_layers import Clip, absolute
-from sat_tf.keras3.activations import (
+from sat_tf.keras3.conversion.activations import (
     celu,
     hard_shrink,
     hard_silu,

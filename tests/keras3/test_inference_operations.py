@@ -7,9 +7,10 @@ import tf_keras as keras
 from sat_tf.graph import operation_layers
 from sat_tf.graph.calls.arithmetic import gelu_by_tanh
 from sat_tf.graph.operation_layers import absolute
-from sat_tf.keras3 import inference_operations, inference_table
-from sat_tf.keras3.calls import calls_of
-from sat_tf.keras3.outgoing import build
+from sat_tf.keras3 import inference_operations
+from sat_tf.keras3.conversion import inference_table
+from sat_tf.keras3.conversion.calls import calls_of
+from sat_tf.keras3.conversion.outgoing import build
 
 VALUES = np.random.default_rng(4).uniform(0.1, 3.0, (3, 8, 8, 4)).astype(np.float32)
 

@@ -10,7 +10,7 @@ import tf_keras as keras
 from sat_tf import models
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.network import Network, check_one_of_each
-from sat_tf.keras3.any_version import read_model
+from sat_tf.keras3.conversion.any_version import read_model
 from sat_tf.loading.model_file import OtherFileError, check_arrays, is_keras3_file
 from sat_tf.loading.saved_model import is_saved_model
 from sat_tf.loading.trust import UntrustedModelError

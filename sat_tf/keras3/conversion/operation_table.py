@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.keras3.activations import ACTIVATIONS
+from sat_tf.keras3.conversion.activations import ACTIVATIONS
 
 # The counterpart of an operation: takes its tensors and constants in its order and by its names.
 Function = Callable[..., Any]

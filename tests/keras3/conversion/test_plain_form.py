@@ -6,11 +6,11 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.graph.calls.arithmetic import gelu_by_tanh
 from sat_tf.graph.operation_layers import absolute
-from sat_tf.keras3 import inference_table
+from sat_tf.keras3.conversion import inference_table
+from sat_tf.keras3.conversion.inference_model import Names
+from sat_tf.keras3.conversion.plain_form import in_form
 from sat_tf.keras3.inference_layers import PixelGrid, QuantizedActivation
-from sat_tf.keras3.inference_model import Names
 from sat_tf.keras3.inference_operations import InferenceScaling, InferenceSlice
-from sat_tf.keras3.plain_form import in_form
 
 
 def _spelled_out(layer, shape, dtype="float32"):

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph.network import check_model
-from sat_tf.keras3.calls import LayerCall, calls_of
+from sat_tf.keras3.conversion.calls import LayerCall, calls_of
 from sat_tf.messages import list_problems
 from sat_tf.qat.wrapper import QuantizedLayer
 
@@ -75,8 +75,8 @@ def to_keras3(model: keras.Model, *, exact: bool = False) -> "keras3.Model":
             f"model {model.name!r}: received a model without quantized layers, expected one "
             "quantized by sat-tf; call sat_tf.quantize_model(model, policy) first."
         )
-    from sat_tf.keras3 import inference_model as pieces
-    from sat_tf.keras3.inference_model import prove
+    from sat_tf.keras3.conversion import inference_model as pieces
+    from sat_tf.keras3.conversion.inference_model import prove
 
     found = {call.layer.name: pieces.problem_of(call.layer, exact=exact) for call in calls}
     problems = [f"{name}: {problem}." for name, problem in found.items() if problem]
@@ -111,7 +111,7 @@ def build(
     """
     import keras as keras3
 
-    from sat_tf.keras3.inference_model import Names, pieces_of, run
+    from sat_tf.keras3.conversion.inference_model import Names, pieces_of, run
 
     made: dict[int, list[Callable[..., Any]]] = {}
     tensors: dict[int, Any] = {}

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.keras3.activations import ACTIVATIONS, keras3_name
+from sat_tf.keras3.conversion.activations import ACTIVATIONS, keras3_name
 
 VALUES = tf.linspace([-7.0], [7.0], 57, axis=-1)
 

@@ -15,7 +15,7 @@ import keras as keras3
 import numpy as np
 import tensorflow as tf
 
-from sat_tf.keras3.translator import Translated, to_tf_keras
+from sat_tf.keras3.conversion.translator import Translated, to_tf_keras
 from sat_tf.messages import kind_of
 
 TOLERANCE = 1e-5

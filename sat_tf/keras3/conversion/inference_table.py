@@ -11,9 +11,10 @@ from sat_tf.graph import layer_kinds, operation_layers
 from sat_tf.graph.calls.arithmetic import gelu_by_tanh
 from sat_tf.graph.layers.kind import SAME, Keras3
 from sat_tf.graph.layers.preprocessing import constant_copy, is_adapted
-from sat_tf.keras3 import inference_layers, inference_operations, layer_table, translator
-from sat_tf.keras3.activations import keras3_name
-from sat_tf.keras3.plain_form import in_form, plain_class
+from sat_tf.keras3 import inference_layers, inference_operations
+from sat_tf.keras3.conversion import layer_table, translator
+from sat_tf.keras3.conversion.activations import keras3_name
+from sat_tf.keras3.conversion.plain_form import in_form, plain_class
 from sat_tf.messages import did_you_mean
 
 # Functions of tf_keras that Keras 3 does not have by a name of its own.

@@ -1,6 +1,6 @@
 import numpy as np
 
-from sat_tf.keras3.proof import difference
+from sat_tf.keras3.conversion.proof import difference
 
 
 def test_differences_are_parts_of_the_largest_value():

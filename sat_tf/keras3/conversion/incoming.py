@@ -14,7 +14,7 @@ from sat_tf.messages import list_problems, reason_of
 if TYPE_CHECKING:
     import tf_keras as keras
 
-    from sat_tf.keras3.proof import Proof
+    from sat_tf.keras3.conversion.proof import Proof
 
 # Layers of Keras 3 that hold programs: of PyTorch, JAX and TensorFlow.
 _PROGRAMS = ("TorchModuleWrapper", "TFSMLayer", "JaxLayer", "FlaxLayer", "__lambda__")
@@ -100,8 +100,8 @@ def convert(
         "its Python code is written for Keras 3",
         "write the class with tf_keras, and train YourClass(model.inputs, model.outputs)",
     )
-    from sat_tf.keras3.proof import prove
-    from sat_tf.keras3.translator import Translator
+    from sat_tf.keras3.conversion.proof import prove
+    from sat_tf.keras3.conversion.translator import Translator
 
     translated = Translator(own).translate(model)
     return Conversion(translated.model, prove(translated))
@@ -216,7 +216,7 @@ def _part_problem(part: Part) -> str | None:
 
 
 def _function_problem(part: Part) -> str | None:
-    from sat_tf.keras3.activations import ACTIVATIONS
+    from sat_tf.keras3.conversion.activations import ACTIVATIONS
 
     name = part.config
     if _is_registered(name):

@@ -14,12 +14,12 @@ from sat_tf.graph import layer_kinds
 from sat_tf.graph.flatten import unique_name
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.templates import template_of
-from sat_tf.keras3 import inference_table
-from sat_tf.keras3.calls import LayerCall
+from sat_tf.keras3.conversion import inference_table
+from sat_tf.keras3.conversion.calls import LayerCall
+from sat_tf.keras3.conversion.plain_form import SpelledOut, in_form
+from sat_tf.keras3.conversion.proof import TOLERANCE, UNKNOWN_SIZE, difference
 from sat_tf.keras3.inference_layers import PixelGrid, QuantizedActivation
 from sat_tf.keras3.inference_operations import InferenceOperation
-from sat_tf.keras3.plain_form import SpelledOut, in_form
-from sat_tf.keras3.proof import TOLERANCE, UNKNOWN_SIZE, difference
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.input_range import PIXELS
 from sat_tf.quantizers.protocol import ActivationQuantizer, PixelQuantizer, SatQuantizer

@@ -5,7 +5,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.keras3.incoming import convert
+from sat_tf.keras3.conversion.incoming import convert
 from tests.keras3 import models
 from tests.loading.hostile import config_of, layer_in, with_config
 
@@ -202,7 +202,7 @@ def test_layers_of_ones_own_come_over_with_their_class():
 
 def test_the_first_layer_that_differs_is_named(monkeypatch):
     # tf_keras' own hard_sigmoid has another slope: under its name it is another function.
-    from sat_tf.keras3 import activations
+    from sat_tf.keras3.conversion import activations
 
     monkeypatch.setitem(activations.ACTIVATIONS, "hard_sigmoid", "hard_sigmoid")
     message = _error(models.classifier())

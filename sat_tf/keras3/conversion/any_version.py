@@ -3,7 +3,7 @@
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from sat_tf.keras3.incoming import convert
+from sat_tf.keras3.conversion.incoming import convert
 from sat_tf.loading.load import load_model
 from sat_tf.loading.model_file import read_model_file
 

@@ -8,7 +8,7 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import SAME, Keras3
-from sat_tf.keras3.activations import ACTIVATIONS
+from sat_tf.keras3.conversion.activations import ACTIVATIONS
 from sat_tf.messages import did_you_mean, reason_of
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sat_tf.keras3 import translator
+from sat_tf.keras3.conversion import translator
 
 
 def test_names_are_matched_by_as_many_parts_as_tell_them_apart():

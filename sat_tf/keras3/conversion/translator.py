@@ -10,8 +10,8 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph.network import NOT_BUILT, subclassed_problem
-from sat_tf.keras3 import layer_table, operation_table
-from sat_tf.keras3.graph import Call, Keras3Graph, functional_of
+from sat_tf.keras3.conversion import layer_table, operation_table
+from sat_tf.keras3.conversion.graph import Call, Keras3Graph, functional_of
 from sat_tf.messages import kind_of, list_problems, reason_of
 
 _DEEPEST = 4  # names inside names, such as those of attention layers in wrappers
