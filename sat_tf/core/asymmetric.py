@@ -2,14 +2,15 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import tensorflow as tf
 
 from sat_tf.core import grid as grids
 from sat_tf.core.clipping_gradients import find_clipping_gradient
 from sat_tf.core.custom_gradient import with_gradient
-from sat_tf.core.surrogate_gradients import STRAIGHT_THROUGH, passed_back, strength_of
+from sat_tf.core.ranges import SMALLEST_RANGE, scale_and_zero, scale_and_zero_point
+from sat_tf.core.surrogate_gradients import passed_back
+from sat_tf.core.surrogate_table import STRAIGHT_THROUGH, strength_of
 
 
 def quantize_offset(
@@ -66,7 +67,7 @@ def quantize_offset(
     given = tf.convert_to_tensor(x)
     x = tf.cast(given, tf.float32)
     alpha = tf.cast(tf.convert_to_tensor(clipping_level), tf.float32)
-    scale, below = scale_and_zero(alpha, levels, lowest, share)
+    scale, below = scale_and_zero(alpha, levels, lowest, share, tf.floor)
     above = levels - below
     units = x / scale
     codes = tf.clip_by_value(grids.round_half_up(units), -below, above)
@@ -114,51 +115,6 @@ def _backward(
     return tf.where(inside, passed, 0.0), to_scale * (1.0 + share) / levels
 
 
-def scale_and_zero(
-    clipping_level: Any,
-    levels: Any,
-    lowest: float,
-    share: float,
-    floor: Callable[[Any], Any] = tf.floor,
-) -> tuple[Any, Any]:
-    """The scale s and the number z of codes below zero of `quantize_offset`.
-
-    Args:
-        clipping_level: α, a float32 scalar tensor or a number.
-        levels: a, the number of intervals.
-        lowest: see `quantize_offset`.
-        share: see `quantize_offset`.
-        floor: that of NumPy for numbers that are no tensors.
-    """
-    scale = ((1.0 + share) * clipping_level - lowest) / levels
-    return scale, floor((share * clipping_level - lowest) / scale + 0.5)
-
-
-# Below this nothing but zeros was observed: there is no range.
-SMALLEST_RANGE = 1e-24
-
-
-def scale_and_zero_point(
-    lowest: Any, highest: Any, rint: Callable[[Any], Any] = tf.round
-) -> tuple[Any, Any]:
-    """The scale of 256 codes for a range that holds zero, and the stored code of real 0.
-
-        s = (highest - lowest) / 255,  z = clip(round(-128 - lowest / s), -128, 127)
-
-    Args:
-        lowest: at most 0, in float64.
-        highest: at least 0, in float64, and `SMALLEST_RANGE` above `lowest`.
-        rint: rounds to the nearest integer, ties to even; that of NumPy for its numbers.
-
-    >>> scale, zero_point = scale_and_zero_point(tf.constant(-1.0, tf.float64), 254.0)
-    >>> float(scale), float(zero_point)
-    (1.0, -127.0)
-    """
-    scale = (highest - lowest) / 255.0
-    zero_point = rint(-128.0 - lowest / scale)
-    return scale, zero_point
-
-
 def quantize_observed(x: tf.Tensor, lowest: tf.Tensor, highest: tf.Tensor) -> tf.Tensor:
     """Rounds a tensor as LiteRT's QUANTIZE does with XNNPACK: x · (1 / s), ties to even.
 
@@ -180,7 +136,8 @@ def quantize_observed(x: tf.Tensor, lowest: tf.Tensor, highest: tf.Tensor) -> tf
     low = tf.cast(tf.minimum(lowest, 0.0), tf.float64)
     high = tf.cast(tf.maximum(highest, 0.0), tf.float64)
     some = high - low >= SMALLEST_RANGE
-    scale, zero_point = scale_and_zero_point(tf.where(some, low, -1.0), tf.where(some, high, 1.0))
+    ends = tf.where(some, low, -1.0), tf.where(some, high, 1.0)
+    scale, zero_point = scale_and_zero_point(*ends, tf.round)
     scale = tf.cast(scale, tf.float32)
     zero = tf.cast(tf.clip_by_value(zero_point, -128.0, 127.0), tf.float32)
 

@@ -6,10 +6,9 @@ from sat_tf.core import backward_pass
 from sat_tf.core import grid as grids
 from sat_tf.core.custom_gradient import compiles_with_xla, with_gradient
 from sat_tf.core.grid_table import find_grid
-from sat_tf.core.surrogate_gradients import STRAIGHT_THROUGH, passed_back, strength_of
-
-# Its square is still a normal number, which the gradient divides by.
-_SMALLEST_MAXIMUM = 2.0**-63
+from sat_tf.core.ranges import SMALLEST_SIZE
+from sat_tf.core.surrogate_gradients import passed_back
+from sat_tf.core.surrogate_table import STRAIGHT_THROUGH, strength_of
 
 
 def clamp_weights(
@@ -73,7 +72,7 @@ def quantize_weights(
         grid: a name of `grid_table.GRIDS` or of `AUTOMATIC`.
         detach_max: see `clamp_weights`.
         range_axes: see `clamp_weights`.
-        surrogate: a row of `surrogate_gradients`.
+        surrogate: a row of `surrogate_table`.
         strength: see there.
 
     Returns:
@@ -240,7 +239,7 @@ class _Squash:
         self._latent = latent
         self.values = tf.tanh(latent)
         self._may_be_nan, largest = self._largest()
-        self.maximum = tf.where(largest >= _SMALLEST_MAXIMUM, largest, 1.0)
+        self.maximum = tf.where(largest >= SMALLEST_SIZE, largest, 1.0)
 
     def _largest(self) -> tuple[tf.Tensor, tf.Tensor]:
         """Whether there may be a NaN, and the largest magnitude of the others."""

@@ -1,37 +1,18 @@
 """Rounding to a grid of `grid_table`, in TensorFlow; bits may be tensors."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from sat_tf.core.custom_gradient import straight_through
-from sat_tf.core.grid_table import AUTOMATIC, Grid, find_grid
+from sat_tf.core.grid_table import Grid, find_grid, numbers_by_bits
+from sat_tf.core.ranges import axes_within
 
 # A number of bits; or an integer tensor of it, so that it can change while a graph stays: a scalar,
 # or one for each channel, of a shape that broadcasts to that of the values. Tensors are not
 # checked: their value is known too late.
 Bits: TypeAlias = int | tf.Tensor
-
-
-def axes_within(rank: int, range_axes: Iterable[int]) -> list[int]:
-    """The axes along which a range extends, in a tensor with a range for each of `range_axes`.
-
-    >>> axes_within(4, (-1,)), axes_within(2, ())
-    ([0, 1, 2], [0, 1])
-    """
-    kept = {axis % rank for axis in range_axes}
-    return [axis for axis in range(rank) if axis not in kept]
-
-
-def range_shape(shape: Sequence[int], range_axes: Iterable[int]) -> list[int]:
-    """The shape of one number for each range, of the tensor's rank.
-
-    >>> range_shape((3, 3, 16, 32), (-1,)), range_shape((3, 3, 16, 32), ())
-    ([1, 1, 1, 32], [1, 1, 1, 1])
-    """
-    within = axes_within(len(shape), range_axes)
-    return [1 if axis in within else size for axis, size in enumerate(shape)]
 
 
 def round_half_up(x: tf.Tensor) -> tf.Tensor:
@@ -110,11 +91,8 @@ def rounding(num_bits: Bits, grid: str = "dorefa") -> Callable[[tf.Tensor], tf.T
 def _look_up(num_bits: Bits, grid: str, number: Callable[[Grid, int], float]) -> Any:
     if not tf.is_tensor(num_bits):
         return number(find_grid(grid, num_bits), num_bits)
-    fewest = 1 if grid in AUTOMATIC else find_grid(grid, 8).fewest_bits
     # From a table, because powers of tensors are not exact everywhere.
-    table = [max(bits, fewest) for bits in range(9)]
-    numbers = [float(number(find_grid(grid, bits), bits)) for bits in table]
-    return tf.gather(tf.constant(numbers), num_bits)
+    return tf.gather(tf.constant(numbers_by_bits(grid, number)), num_bits)
 
 
 def round_to_largest(

@@ -173,6 +173,21 @@ def find_grid(grid: str, num_bits: int) -> Grid:
     return row
 
 
+def numbers_by_bits(grid: str, number: Callable[[Grid, int], float]) -> list[float]:
+    """A number of a grid at 0, 1, ... 8 bits; at too few bits it is that of the fewest.
+
+    Args:
+        grid: as in `find_grid`.
+        number: from the row of the grid at a number of bits, and these bits.
+
+    >>> numbers_by_bits("narrow", lambda row, bits: row.top(bits))
+    [2.0, 2.0, 2.0, 6.0, 14.0, 30.0, 62.0, 126.0, 254.0]
+    """
+    fewest = 1 if grid in AUTOMATIC else find_grid(grid, 8).fewest_bits
+    table = [max(bits, fewest) for bits in range(9)]
+    return [float(number(find_grid(grid, bits), bits)) for bits in table]
+
+
 def is_bits(value: Any, fewest: int = 1) -> TypeGuard[int]:
     """Whether a value is an integer from 1, or another number, to 8."""
     return isinstance(value, int) and not isinstance(value, bool) and fewest <= value <= 8

@@ -1,7 +1,7 @@
 """Shared values: the weights of a layer have 2^b values, which k-means finds; Deep Compression.
 
 Han et al., "Deep Compression", ICLR 2016, section 3. Which weights share one is found once, by
-`sat_tf.quantizers.kmeans.cluster_ids`. From then on the value of a cluster is the mean of its
+`sat_tf.quantizers.clusters.cluster_ids`. From then on the value of a cluster is the mean of its
 latent weights, rounded to an int8 code, so that a file holds exactly what was trained.
 """
 
@@ -10,9 +10,7 @@ import tensorflow as tf
 from sat_tf.core.custom_gradient import compiles_with_xla, has_accelerator, with_gradient
 from sat_tf.core.grid import round_half_up
 from sat_tf.core.grid_table import LARGEST_INT8, check_bits
-
-# Values of smaller layers have the scale of a layer whose largest value is 1: all codes are 0.
-_SMALLEST_SIZE = 2.0**-63
+from sat_tf.core.ranges import SMALLEST_SIZE
 
 
 def quantize_weights(
@@ -79,7 +77,8 @@ def shared_codes(
     check_bits(num_bits)
     means, _ = _means(kernel, ids, num_bits, keep_zeros)
     largest = tf.reduce_max(tf.abs(means))
-    size = tf.where(largest >= _SMALLEST_SIZE, largest, 1.0)
+    # Where all are smaller, the scale is that of a largest value of 1: all codes are 0.
+    size = tf.where(largest >= SMALLEST_SIZE, largest, 1.0)
     # XLA turns a division by a constant into a product with its reciprocal, which rounds twice.
     scale = size / (float(LARGEST_INT8) + 0.0 * size)
     return round_half_up(means / scale), scale

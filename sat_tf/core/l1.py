@@ -8,10 +8,9 @@ import tensorflow as tf
 from sat_tf.core import grid as grids
 from sat_tf.core.custom_gradient import with_gradient
 from sat_tf.core.dorefa import grid_units
-from sat_tf.core.surrogate_gradients import STRAIGHT_THROUGH, passed_back, strength_of
-
-# Ranges of smaller weights have the size of the layer, and where all are smaller 1.
-_SMALLEST_SIZE = 2.0**-63
+from sat_tf.core.ranges import SMALLEST_SIZE, axes_within
+from sat_tf.core.surrogate_gradients import passed_back
+from sat_tf.core.surrogate_table import STRAIGHT_THROUGH, strength_of
 
 
 def weight_size(
@@ -21,7 +20,7 @@ def weight_size(
 
     Of uniformly distributed weights it is nearly the largest, 2 mean|w|; at 1 bit it is mean|w|,
     which makes the quantized weights those of XNOR-Net (Rastegari et al. 2016). A range of zeros
-    has the size of its layer. NaN and infinite weights are left out.
+    has the size of its layer, and where all are zeros 1. NaN and infinite weights are left out.
 
     Args:
         kernel: latent weights, float32.
@@ -37,10 +36,10 @@ def weight_size(
     intervals = tf.cast(grids.levels(num_bits), tf.float32)
     factor = 2.0 * intervals / (intervals + 1.0)
     rank = kernel.shape.rank
-    own = grids.axes_within(rank, range_axes)
+    own = axes_within(rank, range_axes)
     of_range, of_layer = (_mean_magnitude(kernel, axes) for axes in (own, list(range(rank))))
-    of_layer = tf.where(of_layer >= _SMALLEST_SIZE, of_layer, 1.0)
-    size = tf.where(of_range >= _SMALLEST_SIZE, of_range, of_layer)
+    of_layer = tf.where(of_layer >= SMALLEST_SIZE, of_layer, 1.0)
+    size = tf.where(of_range >= SMALLEST_SIZE, of_range, of_layer)
     return tf.stop_gradient(size * factor)
 
 
@@ -69,7 +68,7 @@ def quantize_weights(
         grid: a name of `grid_table.GRIDS` or of `AUTOMATIC`.
         range_axes: see `weight_size`.
         over_size: divide the gradient by c.
-        surrogate: a row of `surrogate_gradients`.
+        surrogate: a row of `surrogate_table`.
         strength: see there.
 
     Raises:
@@ -146,7 +145,7 @@ def squared_errors(
     [[0.0, 0.5], [8.0, 0.0]]
     """
     latent = tf.cast(kernel, tf.float32)
-    inner = grids.axes_within(latent.shape.rank, channel_axes)
+    inner = axes_within(latent.shape.rank, channel_axes)
     finite = tf.math.is_finite(latent)
     columns = []
     for bits in range(lowest, highest + 1):

@@ -8,41 +8,20 @@ In a file the levels are integers times a scale, and so they are here, always: t
 the file have the basis that `snapped_basis` gives, of which every level is an int8 code.
 """
 
-import functools
 import math
 
 import tensorflow as tf
 
 from sat_tf.core.custom_gradient import straight_through
-from sat_tf.core.grid import range_shape, round_half_up
+from sat_tf.core.grid import round_half_up
 from sat_tf.core.grid_table import LARGEST_INT8, check_bits
 from sat_tf.core.kmeans import sums_by_id
+from sat_tf.core.ranges import SMALLEST_SIZE, range_shape
+from sat_tf.core.weight_levels import LQ_RIDGE, lq_patterns
 
-# A basis vector that no weight tells from another one moves by so little towards the solution.
-_RIDGE = 1e-4
-# A basis whose numbers add up to less is one of zeros: all codes are 0.
-_SMALLEST_REACH = 2.0**-63
 # Of the first basis: reaches that are tried, in parts of the largest weight, and fits after that.
 _FIRST_REACHES = tuple(percent / 100.0 for percent in range(100, 0, -10))
 _FIRST_FITS = 8
-
-
-def patterns(num_bits: int) -> tf.Tensor:
-    """All e in {-1, 1}^b, one a row, float32.
-
-    >>> patterns(2).numpy().tolist()
-    [[-1.0, -1.0], [1.0, -1.0], [-1.0, 1.0], [1.0, 1.0]]
-    """
-    check_bits(num_bits)
-    return tf.constant(_signs(num_bits))
-
-
-@functools.cache
-def _signs(num_bits: int) -> list[list[float]]:
-    return [
-        [1.0 if number >> place & 1 else -1.0 for place in range(num_bits)]
-        for number in range(2**num_bits)
-    ]
 
 
 def snapped_basis(basis: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -65,7 +44,7 @@ def snapped_basis(basis: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     size = tf.abs(basis)
     reach = tf.reduce_sum(size, -1, keepdims=True)
     # Of what is not finite too: codes are sorted, which NaN would make nonsense of.
-    is_zero = ~(tf.math.is_finite(reach) & (reach >= _SMALLEST_REACH))
+    is_zero = ~(tf.math.is_finite(reach) & (reach >= SMALLEST_SIZE))
     largest_sum = 2.0 * LARGEST_INT8
     unit = tf.where(is_zero, 1.0, reach) / (largest_sum - basis.shape[-1] / 2.0)
     count = round_half_up(size / unit)
@@ -87,15 +66,15 @@ def levels(basis: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         basis: one v a row, float32.
 
     Returns:
-        The codes, float32, a row of 2^b for each row; the rows of `patterns` that make them, int32;
-        and the scales of `snapped_basis`.
+        The codes, float32, a row of 2^b for each row; the rows of `weight_levels.lq_patterns` that
+        make them, int32; and the scales of `snapped_basis`.
 
     >>> codes, order, _ = levels(tf.constant([[1.0, 0.5]]))
     >>> codes.numpy().tolist(), order.numpy().tolist()
     ([[-126.0, -42.0, 42.0, 126.0]], [[0, 2, 1, 3]])
     """
     integers, scale = snapped_basis(basis)
-    made = tf.matmul(integers, patterns(basis.shape[-1]), transpose_b=True) / 2.0
+    made = tf.matmul(integers, tf.constant(lq_patterns(basis.shape[-1])), transpose_b=True) / 2.0
     order = tf.argsort(made, axis=-1, stable=True)
     return tf.gather(made, order, batch_dims=1), order, scale
 
@@ -207,12 +186,12 @@ def next_basis(
     sums, counts = (tf.gather(each, back, batch_dims=1) for each in of_ids)
     total = tf.maximum(tf.reduce_sum(counts, -1, keepdims=True), 1.0)
     sums, counts = sums / total, counts / total
-    signs = tf.cast(patterns(size), tf.float64)
+    signs = tf.cast(tf.constant(lq_patterns(size)), tf.float64)
     products = tf.reshape(signs[:, :, None] * signs[:, None, :], [number, -1])
     gram = tf.reshape(tf.matmul(counts, products), [ranges, size, size])
     old = tf.cast(basis, tf.float64)
-    right = tf.matmul(sums, signs) + _RIDGE * old
-    factor = tf.linalg.cholesky(gram + _RIDGE * tf.eye(size, dtype=tf.float64))
+    right = tf.matmul(sums, signs) + LQ_RIDGE * old
+    factor = tf.linalg.cholesky(gram + LQ_RIDGE * tf.eye(size, dtype=tf.float64))
     best = tf.squeeze(tf.linalg.cholesky_solve(factor, tf.expand_dims(right, -1)), -1)
     found = tf.cast(momentum * old + (1.0 - momentum) * best, tf.float32)
     return tf.where(tf.math.is_finite(found), found, basis)

@@ -21,37 +21,12 @@ import tensorflow as tf
 
 from sat_tf.core import grid as grids
 from sat_tf.core.custom_gradient import straight_through, with_gradient
-from sat_tf.core.grid_table import check_bits
-from sat_tf.core.surrogate_gradients import STRAIGHT_THROUGH, passed_back, strength_of
-
-FEWEST_WEIGHT_BITS = 2
-# In the place of the magnitude of weights that are all 0.
-_TINY = 2.0**-63
-
+from sat_tf.core.ranges import SMALLEST_SIZE, axes_within
+from sat_tf.core.surrogate_gradients import passed_back
+from sat_tf.core.surrogate_table import STRAIGHT_THROUGH, strength_of
+from sat_tf.core.weight_levels import lsq_code_ends, lsq_ends_by_bits
 
 # -- weights -----------------------------------------------------------------------------------
-
-
-def weight_code_ends(num_bits: int) -> tuple[int, int]:
-    """The lowest and the highest code of weights: those of two's complement.
-
-    At 8 bits without -128, whose negative int8 does not hold.
-
-    Raises:
-        ValueError: bits out of range; at 1 bit the highest code is 0.
-
-    >>> weight_code_ends(2), weight_code_ends(4), weight_code_ends(8)
-    ((-2, 1), (-8, 7), (-127, 127))
-    """
-    check_bits(num_bits)
-    if num_bits < FEWEST_WEIGHT_BITS:
-        raise ValueError(
-            f"num_bits={num_bits}: LSQ's weights have the codes -1 and 0 at 1 bit, and no scale "
-            f"can be learnt; give them {FEWEST_WEIGHT_BITS} bits or more, or use "
-            "weight_quantizer='dorefa' or 'l1'."
-        )
-    highest = 2 ** (num_bits - 1) - 1
-    return (-highest if num_bits == 8 else -highest - 1), highest
 
 
 def weight_magnitude(kernel: tf.Tensor, *, range_axes: tuple[int, ...] = ()) -> tf.Tensor:
@@ -67,7 +42,7 @@ def weight_magnitude(kernel: tf.Tensor, *, range_axes: tuple[int, ...] = ()) -> 
     >>> weight_magnitude(tf.constant([[1.0, -2.0], [3.0, 0.0]]), range_axes=(1,)).numpy()
     array([[4., 2.]], dtype=float32)
     """
-    axes = grids.axes_within(kernel.shape.rank, range_axes)
+    axes = axes_within(kernel.shape.rank, range_axes)
     return 2.0 * tf.reduce_mean(tf.abs(kernel), axes, keepdims=bool(range_axes))
 
 
@@ -86,13 +61,13 @@ def best_magnitude(
     >>> round(float(scale), 6)
     1.0
     """
-    _, highest = weight_code_ends(num_bits)
-    axes, has_ranges = grids.axes_within(kernel.shape.rank, range_axes), bool(range_axes)
+    _, highest = lsq_code_ends(num_bits)
+    axes, has_ranges = axes_within(kernel.shape.rank, range_axes), bool(range_axes)
     largest = tf.reduce_max(tf.abs(kernel), axes, keepdims=has_ranges) / highest**0.5
     best, smallest = largest, tf.fill(tf.shape(largest), float("inf"))
     for percent in range(100, 0, -1):
         magnitude = largest * (percent / 100.0)
-        off = quantize_weights(kernel, tf.maximum(magnitude, _TINY), num_bits) - kernel
+        off = quantize_weights(kernel, tf.maximum(magnitude, SMALLEST_SIZE), num_bits) - kernel
         error = tf.reduce_mean(tf.square(off), axes, keepdims=has_ranges)
         best = tf.where(error < smallest, magnitude, best)
         smallest = tf.minimum(error, smallest)
@@ -129,7 +104,7 @@ def quantize_weights(
         magnitude: m > 0: a scalar, or of the kernel's rank with length 1 along the axes that share
             a scale; N is how many weights do.
         num_bits: 2 to 8; see `grid.Bits`.
-        surrogate: a row of `surrogate_gradients`.
+        surrogate: a row of `surrogate_table`.
         strength: see there.
 
     Raises:
@@ -169,13 +144,11 @@ def weight_codes(kernel: tf.Tensor, magnitude: tf.Tensor, num_bits: int) -> tf.T
 
 
 def _weight_ends(num_bits: grids.Bits) -> tuple[tf.Tensor, tf.Tensor]:
-    """`weight_code_ends` as float32 scalars."""
+    """`weight_levels.lsq_code_ends` as float32 scalars."""
     if not tf.is_tensor(num_bits):
-        lowest, highest = weight_code_ends(num_bits)
+        lowest, highest = lsq_code_ends(num_bits)
         return tf.constant(float(lowest)), tf.constant(float(highest))
-    fewest = FEWEST_WEIGHT_BITS
-    table = [weight_code_ends(max(bits, fewest)) for bits in range(9)]
-    ends = tf.gather(tf.constant(table, tf.float32), num_bits)
+    ends = tf.gather(tf.constant(lsq_ends_by_bits(), tf.float32), num_bits)
     return ends[0], ends[1]
 
 
@@ -294,7 +267,7 @@ def quantize_with_offset(
         scale: s > 0, float32 scalar.
         offset: β, the lower end of the range, float32 scalar; above 0 it counts as 0.
         num_bits: bits b of the codes n = -z..a - z; 1 to 8; see `grid.Bits`.
-        surrogate: a row of `surrogate_gradients`.
+        surrogate: a row of `surrogate_table`.
         strength: see there.
 
     Raises:

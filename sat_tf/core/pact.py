@@ -8,7 +8,8 @@ from sat_tf.core import grid as grids
 from sat_tf.core.backward_pass import JUST_BELOW_ONE, in_few_passes
 from sat_tf.core.clipping_gradients import find_clipping_gradient
 from sat_tf.core.custom_gradient import compiles_with_xla, with_gradient
-from sat_tf.core.surrogate_gradients import STRAIGHT_THROUGH, passed_back, strength_of
+from sat_tf.core.surrogate_gradients import passed_back
+from sat_tf.core.surrogate_table import STRAIGHT_THROUGH, strength_of
 
 # The neighbours of 0 and 1 among the normal float32 numbers. A closed range that starts at the
 # first leaves out 0, and one that ends at the second times a clipping level leaves out that level.
@@ -41,7 +42,7 @@ def quantize_activation(
         clipping_level: α > 0, a scalar tensor or variable.
         num_bits: bits b of the codes n = 0..2^b - 1; 1 to 8; see `grid.Bits`.
         gradient: a row of `clipping_gradients`.
-        surrogate: a row of `surrogate_gradients`; with another one than "ste", dq/dx is its factor
+        surrogate: a row of `surrogate_table`; with another one than "ste", dq/dx is its factor
             between the ends, times x/α in dq/dα there.
         strength: see there.
 

@@ -13,28 +13,10 @@ import tensorflow as tf
 
 from sat_tf.core import grid as grids
 from sat_tf.core.custom_gradient import with_gradient
-from sat_tf.core.grid_table import check_bits
-from sat_tf.core.surrogate_gradients import STRAIGHT_THROUGH, passed_back, strength_of
-
-FEWEST_WEIGHT_BITS = 2
-
-
-def largest_code(num_bits: int) -> int:
-    """The highest code of weights, 2^(b-1) - 1; the lowest is its negative.
-
-    Raises:
-        ValueError: bits out of range; at 1 bit the highest code is 0.
-
-    >>> largest_code(2), largest_code(4), largest_code(8)
-    (1, 7, 127)
-    """
-    check_bits(num_bits)
-    if num_bits < FEWEST_WEIGHT_BITS:
-        raise ValueError(
-            f"num_bits={num_bits}: QIL's weights have the code 0 alone at 1 bit; give them "
-            f"{FEWEST_WEIGHT_BITS} bits or more, or use weight_quantizer='dorefa' or 'l1'."
-        )
-    return 2 ** (num_bits - 1) - 1
+from sat_tf.core.ranges import axes_within
+from sat_tf.core.surrogate_gradients import passed_back
+from sat_tf.core.surrogate_table import STRAIGHT_THROUGH, strength_of
+from sat_tf.core.weight_levels import qil_largest_code
 
 
 def first_end(kernel: tf.Tensor, *, range_axes: tuple[int, ...] = ()) -> tf.Tensor:
@@ -50,7 +32,7 @@ def first_end(kernel: tf.Tensor, *, range_axes: tuple[int, ...] = ()) -> tf.Tens
     >>> first_end(tf.constant([[1.0, -2.0], [3.0, 0.0]]), range_axes=(1,)).numpy()
     array([[3., 2.]], dtype=float32)
     """
-    axes = grids.axes_within(kernel.shape.rank, range_axes)
+    axes = axes_within(kernel.shape.rank, range_axes)
     finite = tf.where(tf.math.is_finite(kernel), tf.abs(kernel), 0.0)
     return tf.reduce_max(finite, axes, keepdims=bool(range_axes))
 
@@ -86,7 +68,7 @@ def quantize_weights(
         distance: d > 0, shaped like `center`.
         num_bits: 2 to 8; see `grid.Bits`.
         gradient_factor: f.
-        surrogate: a row of `surrogate_gradients`.
+        surrogate: a row of `surrogate_table`.
         strength: see there.
 
     Raises:
@@ -136,9 +118,9 @@ def weight_codes(
 
 
 def _highest(num_bits: grids.Bits) -> tf.Tensor:
-    """`largest_code` as a float32 scalar."""
+    """`weight_levels.qil_largest_code` as a float32 scalar."""
     if not tf.is_tensor(num_bits):
-        return tf.constant(float(largest_code(num_bits)))
+        return tf.constant(float(qil_largest_code(num_bits)))
     return tf.cast(grids.levels(num_bits, "narrow"), tf.float32) / 2.0
 
 

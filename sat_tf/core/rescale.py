@@ -3,13 +3,8 @@
 import tensorflow as tf
 
 from sat_tf.core.custom_gradient import with_gradient
-from sat_tf.core.grid import axes_within
-from sat_tf.messages import did_you_mean
-
-# In the place of the sum of the squares of weights that are all 0.
-_SMALLEST_SQUARE = 2.0**-126
-
-METHODS = ("constant", "stddev", "none")
+from sat_tf.core.ranges import axes_within
+from sat_tf.core.rescale_table import SMALLEST_SQUARE, check_rescale
 
 
 def rescale_factor(
@@ -43,20 +38,12 @@ def rescale_factor(
     Raises:
         ValueError: as in `rescale_weights`.
     """
-    if method not in METHODS:
-        raise ValueError(f"method={method!r} is no rescaling. {did_you_mean(str(method), METHODS)}")
+    check_rescale(method, fan_out, has_latent=latent is not None)
     if method == "none":
         return tf.constant(1.0)
-    if fan_out < 1:
-        raise ValueError(f"fan_out={fan_out!r}: expected the layer's number of output neurons.")
     if method == "constant":
         factor = tf.math.rsqrt(float(fan_out) * _mean_square(weights))
     else:
-        if latent is None:
-            raise ValueError(
-                "method='stddev' compares with the latent weights: pass latent=..., "
-                "or use method='constant'."
-            )
         factor = tf.sqrt(_mean_square(latent, range_axes) / _mean_square(weights, range_axes))
     usable = tf.math.is_finite(factor) & (factor > 0.0)
     return tf.stop_gradient(tf.where(usable, factor, 1.0))
@@ -121,7 +108,7 @@ def _across(upstream: tf.Tensor, value: tf.Tensor, weights: tf.Tensor) -> tuple[
     del value
     counted = tf.where(tf.math.is_finite(weights), weights, 0.0)
     along = tf.reduce_sum(upstream * counted) / tf.maximum(
-        tf.reduce_sum(tf.square(counted)), _SMALLEST_SQUARE
+        tf.reduce_sum(tf.square(counted)), SMALLEST_SQUARE
     )
     return (upstream - counted * along,)
 

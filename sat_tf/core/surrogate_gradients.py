@@ -1,107 +1,10 @@
-"""The table of surrogate gradients: what rounding passes back, whose own gradient is 0 or infinite.
+"""The gradient that rounding passes back, by the rows of `surrogate_table`."""
 
-    n = round(u),  e = u - n,  dL/du = g · f(g, e),  g = dL/dn
-
-A surrogate is the factor f. Rounding itself stays what it is, and so do codes and files. A new one
-is a row here; quantizers take its name as the option `surrogate`, and `surrogate_strength`.
-
-    ste   f = 1: straight-through (Bengio et al. 2013)
-    ewgs  f = 1 + δ sign(g) e / a: element-wise gradient scaling (Lee et al., CVPR 2021, Eq. 5),
-          where x_n - x_q = e / a is the error in units of a range of a intervals
-    dsq   f = (k / 2) / (1 - α) · (1 - tanh²(k (1/2 - |e|))), k = ln(2/α - 1): differentiable soft
-          quantization (Gong et al., ICCV 2019, Eq. 3 to 8): the slope of a tanh that goes from one
-          code to the next, steepest half-way; α is how far from a staircase it is
-
-EWGS makes gradients larger that push a value on in the direction in which it has been rounded, and
-smaller those that push it back. The mean of dsq's factor over a cell is 1.
-"""
-
-import dataclasses
-import math
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from sat_tf.messages import did_you_mean
-
-
-def _ewgs(upstream: tf.Tensor, error: tf.Tensor, intervals: Any, strength: float) -> tf.Tensor:
-    return 1.0 + strength * tf.sign(upstream) * (error / intervals)
-
-
-def _dsq(upstream: tf.Tensor, error: tf.Tensor, intervals: Any, strength: float) -> tf.Tensor:
-    del upstream, intervals
-    steepness = math.log(2.0 / strength - 1.0)
-    from_middle = tf.tanh(steepness * (0.5 - tf.abs(error)))
-    return (0.5 * steepness / (1.0 - strength)) * (1.0 - tf.square(from_middle))
-
-
-@dataclasses.dataclass(frozen=True)
-class Surrogate:
-    """One row of the table.
-
-    Attributes:
-        factor: f from g, e, a and the strength; None is 1.
-        strength: δ or α where none is given; None for a surrogate that has none.
-        lowest: of the strength.
-        highest: of it.
-    """
-
-    factor: Callable[[tf.Tensor, tf.Tensor, Any, float], tf.Tensor] | None
-    strength: float | None = None
-    lowest: float = 0.0
-    highest: float = 0.0
-
-
-STRAIGHT_THROUGH = "ste"
-
-SURROGATES: dict[str, Surrogate] = {
-    STRAIGHT_THROUGH: Surrogate(None),
-    # |e / a| is at most 1/2, so that no factor is negative.
-    "ewgs": Surrogate(_ewgs, 1e-3, 0.0, 2.0),
-    # The range in which the authors keep it.
-    "dsq": Surrogate(_dsq, 0.2, 0.01, 0.5),
-}
-
-
-def strength_of(surrogate: str, strength: float | None = None) -> float | None:
-    """The strength of a surrogate: the given one, or its usual one.
-
-    Raises:
-        ValueError: no surrogate has that name, or it cannot have that strength.
-
-    >>> strength_of("ewgs"), strength_of("dsq", 0.1), strength_of("ste")
-    (0.001, 0.1, None)
-    """
-    if surrogate not in SURROGATES:
-        hint = did_you_mean(str(surrogate), SURROGATES)
-        raise ValueError(f"surrogate={surrogate!r} is not a surrogate gradient. {hint}")
-    if strength is None:
-        return SURROGATES[surrogate].strength
-    row = SURROGATES[surrogate]
-    if row.strength is None:
-        raise ValueError(
-            f"surrogate_strength={strength!r} with surrogate={surrogate!r}: that gradient has no "
-            "strength; leave surrogate_strength out."
-        )
-    number = isinstance(strength, int | float) and not isinstance(strength, bool)
-    if not number or not row.lowest <= strength <= row.highest:
-        raise ValueError(
-            f"surrogate_strength={strength!r} with surrogate={surrogate!r}: expected a number from "
-            f"{row.lowest:g} to {row.highest:g}, usually {row.strength:g}."
-        )
-    return float(strength)
-
-
-def describe_surrogate(surrogate: str, strength: float | None = None) -> str:
-    """In words, to be appended to a line; "" for straight-through.
-
-    >>> describe_surrogate("ewgs")
-    ', ewgs gradient of 0.001'
-    """
-    found = strength_of(surrogate, strength)
-    return "" if found is None else f", {surrogate} gradient of {found:g}"
+from sat_tf.core.surrogate_table import STRAIGHT_THROUGH, SURROGATES, strength_of
 
 
 def passed_back(
@@ -118,7 +21,7 @@ def passed_back(
         error: e = u - round(u) in codes, of the same shape; beyond 1/2 it counts as 1/2, and NaN
             as 0, so that it does not spread through sums over a layer.
         intervals: a, of the whole range; a number, or a float32 tensor that broadcasts.
-        surrogate: a row of `SURROGATES`.
+        surrogate: a row of `surrogate_table.SURROGATES`.
         strength: see `strength_of`.
 
     >>> passed_back(tf.constant([2.0, -2.0]), tf.constant([0.3, 0.3]), 3, "ewgs", 0.1).numpy()
@@ -128,4 +31,4 @@ def passed_back(
     if factor is None or strength is None:
         return upstream
     error = tf.clip_by_value(tf.where(tf.math.is_nan(error), 0.0, error), -0.5, 0.5)
-    return upstream * factor(upstream, error, intervals, strength)
+    return upstream * factor(tf, upstream, error, intervals, strength)

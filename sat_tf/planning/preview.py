@@ -16,7 +16,8 @@ from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.placement import Insertion, Placement
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.protocol import CLIPPING_LEVEL, WeightQuantizer
+from sat_tf.quantizers.protocol import WeightQuantizer
+from sat_tf.quantizers.settings import CLIPPING_LEVEL
 
 
 def by_layer(problems: Iterable[str], names: Iterable[str]) -> dict[str, list[str]]:

@@ -18,13 +18,13 @@ from sat_tf.presentation.progress_bar import Advance, image_bar
 from sat_tf.qat.calibration_images import Images, gather, in_batches, observe_pixels
 from sat_tf.qat.layout import in_inference, inner_layer, quantized_network
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.best_levels import SMALLEST_CLIPPING_LEVEL, Sample, itself
+from sat_tf.quantizers.best_levels import Sample, itself
 from sat_tf.quantizers.protocol import (
-    CLIPPING_LEVEL,
     ActivationQuantizer,
     Function,
     SatQuantizer,
 )
+from sat_tf.quantizers.settings import CLIPPING_LEVEL, SMALLEST_CLIPPING_LEVEL
 
 
 @contextlib.contextmanager

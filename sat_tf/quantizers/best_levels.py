@@ -16,11 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from sat_tf.core import grid as grids
-from sat_tf.core.asymmetric import scale_and_zero
+from sat_tf.core.ranges import scale_and_zero
 from sat_tf.quantizers.protocol import ActivationQuantizer, Function
-
-# No clipping level is lower.
-SMALLEST_CLIPPING_LEVEL = 1e-3
+from sat_tf.quantizers.settings import SMALLEST_CLIPPING_LEVEL
 
 # The power p of the error by bit width.
 _POWERS = {8: 4}

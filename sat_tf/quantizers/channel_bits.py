@@ -12,9 +12,11 @@ import numpy as np
 import tensorflow as tf
 
 from sat_tf.core import grid, l1
-from sat_tf.core.grid_table import Grid, find_grid, is_bits
+from sat_tf.core.grid_table import Grid, find_grid
+from sat_tf.core.ranges import range_shape
 from sat_tf.quantizers.protocol import Variables, WeightRequest, register_quantizer
-from sat_tf.quantizers.scaled import LevelsOfWeights, ScaledWithSurrogate, true_or_false
+from sat_tf.quantizers.scaled import LevelsOfWeights, ScaledWithSurrogate
+from sat_tf.quantizers.settings import check_channel_limits, true_or_false
 
 # Of the sum of all errors: what rounding of float64 may have done to a comparison.
 _ROUNDING = 1e-12
@@ -70,7 +72,7 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
         **settings: Any,
     ) -> None:
         super().__init__(**settings)
-        _check_limits(lowest, highest)
+        check_channel_limits(lowest, highest)
         find_grid(grid, lowest)
         self.lowest = lowest
         self.highest = highest
@@ -120,7 +122,7 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
 
     def levels_shape(self, kernel_shape: Any) -> Any:
         """One number for each channel."""
-        return grid.range_shape(kernel_shape, self.range_axes)
+        return range_shape(kernel_shape, self.range_axes)
 
     def first_levels(self, kernel: tf.Tensor) -> tf.Tensor:
         """The bits with the least squared error."""
@@ -225,19 +227,6 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
         if self.num_bits is None or len(self._possible) == 1:
             return line
         return f"{line}, {self.lowest} to {self.highest} bits per channel with that mean"
-
-
-def _check_limits(lowest: Any, highest: Any) -> None:
-    """Raises ValueError unless both are bits, in their order; says all that is wrong."""
-    problems = [
-        f"{name}={value!r}: expected an integer from 1 to 8."
-        for name, value in (("lowest", lowest), ("highest", highest))
-        if not is_bits(value)
-    ]
-    if not problems and lowest > highest:
-        problems.append(f"lowest={lowest}, highest={highest}: expected lowest to be no more.")
-    if problems:
-        raise ValueError(" ".join(problems))
 
 
 # -- which channels have which bits ----------------------------------------------------------------

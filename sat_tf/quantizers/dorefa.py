@@ -7,22 +7,19 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core import dorefa, rescale
-from sat_tf.core.grid import axes_within, range_shape
 from sat_tf.core.grid_table import LARGEST_INT8
-from sat_tf.core.surrogate_gradients import STRAIGHT_THROUGH, describe_surrogate, strength_of
+from sat_tf.core.ranges import axes_within, range_shape
+from sat_tf.core.surrogate_table import STRAIGHT_THROUGH, describe_surrogate, strength_of
 from sat_tf.quantizers.on_grid import WeightsOnGrid
 from sat_tf.quantizers.protocol import (
-    SURROGATE_OPTIONS,
     IntegerWeights,
     Variables,
     WeightQuantizer,
     WeightRequest,
     bits_of,
     register_quantizer,
-    surrogate_config,
 )
-
-_GAIN = "rescale_gain"
+from sat_tf.quantizers.settings import GAIN, SURROGATE_OPTIONS, surrogate_config
 
 
 @register_quantizer
@@ -40,12 +37,12 @@ class DorefaQuantizer(WeightsOnGrid):
         grid: a name of `grid_table.GRIDS` or of `AUTOMATIC`.
         range_axes: kernel axes with a maximum of their own; () for one maximum a layer.
         detach_max: no gradient through the maximum.
-        rescale: a name of `rescale.METHODS`, or None.
+        rescale: a name of `rescale_table.METHODS`, or None.
         fan_out: the layer's n̂, for the rescaling.
         initial_gain: where the gain starts.
         gain_axes: kernel axes with gains of their own. None, the paper: as `range_axes` where there
             is a rescaling, and no variable otherwise.
-        surrogate: what rounding passes back, a row of `surrogate_gradients`.
+        surrogate: what rounding passes back, a row of `surrogate_table`.
         surrogate_strength: see there; None is the usual one.
     """
 
@@ -106,13 +103,13 @@ class DorefaQuantizer(WeightsOnGrid):
                 return {}
             axes = self.range_axes
         gain = layer.add_weight(
-            name=_GAIN,
+            name=GAIN,
             shape=range_shape(tensor_shape, axes) if axes else (),
             dtype=tf.float32,
             initializer=keras.initializers.Constant(self.initial_gain),
             trainable=False,
         )
-        return {_GAIN: gain}
+        return {GAIN: gain}
 
     def __call__(
         self, inputs: tf.Tensor, training: Any, weights: Variables, **kwargs: Any
@@ -132,7 +129,7 @@ class DorefaQuantizer(WeightsOnGrid):
                 surrogate=self.surrogate,
                 strength=self.surrogate_strength,
             )
-        gain = weights.get(_GAIN)
+        gain = weights.get(GAIN)
         if gain is None:
             return values
         if self.rescale is None:
@@ -188,7 +185,7 @@ class DorefaQuantizer(WeightsOnGrid):
         codes = dorefa.weight_codes(latent, *settings, range_axes=self.range_axes)
         scale = tf.constant(self.row.scale(self.bits), tf.float64)
         scales = tf.reshape(scale, [1] * codes.shape.rank)
-        gain = variables.get(_GAIN)
+        gain = variables.get(GAIN)
         if gain is None:
             return IntegerWeights(codes, scales)
         if self.rescale is not None:
@@ -230,7 +227,7 @@ class DorefaQuantizer(WeightsOnGrid):
             return None
         stages = self.stages(latent)
         values = stages.get("quantized", stages["clamped"])
-        return float(tf.reduce_mean(self.factor(values, latent) * variables[_GAIN]))
+        return float(tf.reduce_mean(self.factor(values, latent) * variables[GAIN]))
 
     def export_problem(self) -> str | None:
         """Why its weights have no int8 codes, and what to do; None where they have."""
@@ -260,7 +257,7 @@ class DorefaQuantizer(WeightsOnGrid):
         latent, maximum = latent_kernel(kernel.numpy(), self.range_axes)
         kernel.assign(latent)
         factor = self.factor(self.clamp(kernel), kernel).numpy()
-        gain = variables[_GAIN]
+        gain = variables[GAIN]
         gain.assign(np.broadcast_to(maximum / factor, gain.shape))
 
     def describe_start(self, kernel: np.ndarray) -> str:
@@ -280,10 +277,10 @@ class DorefaQuantizer(WeightsOnGrid):
 
         See `WeightQuantizer.carry`.
         """
-        variable = variables.get(_GAIN)
+        variable = variables.get(GAIN)
         if variable is None or not isinstance(before, DorefaQuantizer):
             return
-        old_gain = before_variables.get(_GAIN)
+        old_gain = before_variables.get(GAIN)
         gain = np.float32(1.0) if old_gain is None else old_gain.numpy()
         differs = (before.range_axes, before.rescale) != (self.range_axes, self.rescale)
         if differs and keep_function:

@@ -10,13 +10,11 @@ import tf_keras as keras
 from sat_tf.core.custom_gradient import compiles_with_xla
 from sat_tf.messages import warn
 from sat_tf.quantizers.input_range import INPUT_TYPES, InputRange
-from sat_tf.quantizers.observers import COUNT, add_observed, move_averages, when_training
+from sat_tf.quantizers.observers import add_observed, move_averages, when_training
 from sat_tf.quantizers.protocol import PixelQuantizer, register_quantizer
 from sat_tf.quantizers.seen_values import USUAL, SeenValues, has_channels, misfit, pixel_doubt
+from sat_tf.quantizers.settings import COUNT, FEW_IMAGES, IMAGE_MOMENTUM, as_floats
 
-_IMAGE_MOMENTUM = 0.99
-# Whether values are pixels is told from so many images of a batch.
-_FEW_IMAGES = 4
 # When values of another range are warned of: a first batch may be all black.
 _WARNING_BATCHES = (0.0, 15.0)
 
@@ -59,7 +57,7 @@ class ImageQuantizer(PixelQuantizer):
     ) -> None:
         if image_max is not None:
             low, high, observes = 0.0, image_max, False
-        self.range = InputRange(_as_floats(low), _as_floats(high), reversed_channels)
+        self.range = InputRange(as_floats(low), as_floats(high), reversed_channels)
         self.observes = observes
         self.compares = compares
         self._are_pictures = True
@@ -110,7 +108,7 @@ class ImageQuantizer(PixelQuantizer):
         """Takes one batch into what is remembered; returns how many there were before."""
         values = tf.cast(tf.stop_gradient(inputs), tf.float32)
         axes = list(range(values.shape.rank - 1)) if self.range.channels else None
-        few = values[:_FEW_IMAGES]
+        few = values[:FEW_IMAGES]
         batch = {
             "lowest": tf.reduce_min(values, axis=axes),
             "highest": tf.reduce_max(values, axis=axes),
@@ -118,7 +116,7 @@ class ImageQuantizer(PixelQuantizer):
         }
         if self.compares:
             batch["off_usual"] = tf.stack([_off_pixels(few, usual) for usual in USUAL])
-        seen = move_averages(weights, batch, _IMAGE_MOMENTUM)
+        seen = move_averages(weights, batch, IMAGE_MOMENTUM)
         if not compiles_with_xla():
             arguments = [*batch.values()]
             due = tf.reduce_any([tf.equal(seen, count) for count in _WARNING_BATCHES])
@@ -187,7 +185,3 @@ def _off_pixels(values: tf.Tensor, found: InputRange) -> tf.Tensor:
     scales, low = (tf.constant(v, tf.float32) for v in (found.scales, found.low))
     pixels = (values - low) / scales
     return tf.reduce_max(tf.abs(pixels - tf.round(pixels)))
-
-
-def _as_floats(value: float | Sequence[float]) -> tuple[float, ...]:
-    return tuple(map(float, np.atleast_1d(value)))

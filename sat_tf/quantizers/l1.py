@@ -8,7 +8,8 @@ from sat_tf.core import grid, l1
 from sat_tf.core.dorefa import grid_units
 from sat_tf.quantizers.on_grid import WeightsOnGrid
 from sat_tf.quantizers.protocol import Variables, WeightRequest, register_quantizer
-from sat_tf.quantizers.scaled import ScaledWithSurrogate, true_or_false
+from sat_tf.quantizers.scaled import ScaledWithSurrogate
+from sat_tf.quantizers.settings import true_or_false
 
 
 @register_quantizer

@@ -8,6 +8,7 @@ import tensorflow as tf
 from sat_tf.core import lq_nets
 from sat_tf.quantizers.protocol import Variables, register_quantizer
 from sat_tf.quantizers.scaled import LevelsOfWeights
+from sat_tf.quantizers.settings import momentum_of_basis
 
 
 @register_quantizer
@@ -28,7 +29,7 @@ class LqNetsQuantizer(LevelsOfWeights):
 
     def __init__(self, *, momentum: float = 0.9, **settings: Any) -> None:
         super().__init__(**settings)
-        self.momentum = _share(momentum)
+        self.momentum = momentum_of_basis(momentum)
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
@@ -86,15 +87,3 @@ class LqNetsQuantizer(LevelsOfWeights):
         basis = tf.convert_to_tensor(variables[self.levels_name])
         values = lq_nets.level_values(units, basis, range_axes=self.range_axes)
         return tf.where(held, values, latent)
-
-
-def _share(momentum: Any) -> float:
-    if (
-        isinstance(momentum, bool)
-        or not isinstance(momentum, int | float)
-        or not 0 <= momentum <= 1
-    ):
-        raise ValueError(
-            f"momentum={momentum!r}: expected a number from 0 to 1; the paper has 0.9."
-        )
-    return float(momentum)

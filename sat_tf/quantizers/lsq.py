@@ -9,13 +9,11 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core import grid, lsq
-from sat_tf.core.asymmetric import scale_and_zero
-from sat_tf.messages import did_you_mean
-from sat_tf.quantizers.best_levels import SMALLEST_CLIPPING_LEVEL, best_offset_level
+from sat_tf.core.ranges import scale_and_zero
+from sat_tf.core.weight_levels import FEWEST_SIGNED_BITS, lsq_code_ends
+from sat_tf.quantizers.best_levels import best_offset_level
 from sat_tf.quantizers.pact import RoundingQuantizer, UpToItsLevel, settings_of
 from sat_tf.quantizers.protocol import (
-    CLIPPING_LEVEL,
-    SURROGATE_OPTIONS,
     ActivationQuantizer,
     ActivationRequest,
     CodeRange,
@@ -25,13 +23,18 @@ from sat_tf.quantizers.protocol import (
     bits_of,
     register_quantizer,
 )
-from sat_tf.quantizers.scaled import ScaledWithSurrogate, inner_size, true_or_false
-
-_MAGNITUDE = "magnitude"
-_OFFSET = "offset"
-_STARTS = ("mean", "error")
-# No magnitude is lower: scales stay positive. Weights are dead long before.
-SMALLEST_MAGNITUDE = 1e-8
+from sat_tf.quantizers.scaled import ScaledWithSurrogate
+from sat_tf.quantizers.settings import (
+    CLIPPING_LEVEL,
+    MAGNITUDE,
+    OFFSET,
+    SMALLEST_CLIPPING_LEVEL,
+    SMALLEST_MAGNITUDE,
+    SURROGATE_OPTIONS,
+    one_of_starts,
+    true_or_false,
+    usual_magnitude,
+)
 
 
 @register_quantizer
@@ -49,13 +52,13 @@ class LsqQuantizer(ScaledWithSurrogate):
     """
 
     method: ClassVar[str] = "LSQ"
-    fewest_bits: ClassVar[int] = lsq.FEWEST_WEIGHT_BITS
+    fewest_bits: ClassVar[int] = FEWEST_SIGNED_BITS
 
     def __init__(self, *, num_bits: int | None, start: str = "mean", **settings: Any) -> None:
         if num_bits is not None:
-            lsq.weight_code_ends(num_bits)
+            lsq_code_ends(num_bits)
         super().__init__(num_bits=num_bits, **settings)
-        self.start_at = _one_of_starts(start)
+        self.start_at = one_of_starts(start)
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
@@ -71,20 +74,20 @@ class LsqQuantizer(ScaledWithSurrogate):
         made = super().build(tensor_shape, name, layer)
         if self.num_bits is None:
             return made
-        # That of a kernel with a normal distribution of the usual size, until `start` sees it.
-        usual = 2.0 * math.sqrt(2.0 / math.pi) * math.sqrt(2.0 / inner_size(tensor_shape, ()))
+        # Until `start` sees the kernel.
+        usual = usual_magnitude(tensor_shape)
         magnitude = self.learnt(
-            layer, _MAGNITUDE, tensor_shape, start=usual, lowest=SMALLEST_MAGNITUDE
+            layer, MAGNITUDE, tensor_shape, start=usual, lowest=SMALLEST_MAGNITUDE
         )
-        return {**made, _MAGNITUDE: magnitude}
+        return {**made, MAGNITUDE: magnitude}
 
     def start(self, kernel: tf.Variable, variables: Variables) -> None:
         """Magnitudes that the latent weights tell; of a channel of zeros that of its layer.
 
         Where the whole layer is zero they stay what `build` has made them.
         """
-        if _MAGNITUDE in variables:
-            magnitude = variables[_MAGNITUDE]
+        if MAGNITUDE in variables:
+            magnitude = variables[MAGNITUDE]
             magnitude.assign(self._first_magnitude(tf.convert_to_tensor(kernel), magnitude))
 
     def _first_magnitude(self, kernel: tf.Tensor, otherwise: tf.Tensor) -> tf.Tensor:
@@ -110,9 +113,9 @@ class LsqQuantizer(ScaledWithSurrogate):
         See `WeightQuantizer.carry`.
         """
         super().carry(latent, variables, before, before_variables, keep_function=keep_function)
-        if not isinstance(before, LsqQuantizer) or _MAGNITUDE not in variables:
+        if not isinstance(before, LsqQuantizer) or MAGNITUDE not in variables:
             return
-        old, new = before_variables.get(_MAGNITUDE), variables[_MAGNITUDE]
+        old, new = before_variables.get(MAGNITUDE), variables[MAGNITUDE]
         if old is None or old.shape != new.shape:
             self.start(latent, variables)
             return
@@ -123,7 +126,7 @@ class LsqQuantizer(ScaledWithSurrogate):
         """`lsq.quantize_weights`."""
         return lsq.quantize_weights(
             latent,
-            variables[_MAGNITUDE],
+            variables[MAGNITUDE],
             num_bits,
             surrogate=self.surrogate,
             strength=self.surrogate_strength,
@@ -133,7 +136,7 @@ class LsqQuantizer(ScaledWithSurrogate):
         self, latent: tf.Tensor, variables: Variables
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """`lsq.weight_codes` and s."""
-        magnitude = tf.convert_to_tensor(variables[_MAGNITUDE])
+        magnitude = tf.convert_to_tensor(variables[MAGNITUDE])
         codes = lsq.weight_codes(latent, magnitude, self.bits)
         scales = tf.cast(lsq.weight_scale(magnitude, self.bits), tf.float64)
         return codes, scales if self.range_axes else tf.reshape(scales, [1] * codes.shape.rank)
@@ -141,7 +144,7 @@ class LsqQuantizer(ScaledWithSurrogate):
     @property
     def code_ends(self) -> tuple[int, int]:
         """Those of two's complement; at 8 bits without -128."""
-        return lsq.weight_code_ends(self.bits)
+        return lsq_code_ends(self.bits)
 
     @property
     def largest_code(self) -> int:
@@ -156,7 +159,7 @@ class LsqQuantizer(ScaledWithSurrogate):
 
     def units(self, latent: tf.Tensor, variables: Variables) -> tf.Tensor:
         """The codes, counted from the lowest."""
-        codes = lsq.weight_codes(latent, variables[_MAGNITUDE], self.bits)
+        codes = lsq.weight_codes(latent, variables[MAGNITUDE], self.bits)
         return tf.cast(codes - self.code_ends[0], tf.float32)
 
     def can_be_held(self, latent: tf.Tensor, variables: Variables) -> tf.Tensor:
@@ -168,7 +171,7 @@ class LsqQuantizer(ScaledWithSurrogate):
         self, latent: tf.Tensor, variables: Variables, units: tf.Tensor, held: tf.Tensor
     ) -> tf.Tensor:
         """Latent weights of which those that are held are their code times the scale of now."""
-        scale = lsq.weight_scale(variables[_MAGNITUDE], self.bits)
+        scale = lsq.weight_scale(variables[MAGNITUDE], self.bits)
         return tf.where(held, (units + float(self.code_ends[0])) * scale, latent)
 
 
@@ -202,7 +205,7 @@ class LsqActivationQuantizer(UpToItsLevel):
     ) -> None:
         super().__init__(**settings)
         self.signed = signed
-        self.start = _one_of_starts(start)
+        self.start = one_of_starts(start)
         self.counts_batch = true_or_false("counts_batch", counts_batch)
 
     @classmethod
@@ -326,9 +329,9 @@ class LsqPlusQuantizer(RoundingQuantizer):
         made = super().build(tensor_shape, name, layer)
         zero = keras.initializers.Zeros()
         offset = layer.add_weight(
-            name=_OFFSET, shape=(), dtype=tf.float32, initializer=zero, trainable=True
+            name=OFFSET, shape=(), dtype=tf.float32, initializer=zero, trainable=True
         )
-        return {**made, _OFFSET: offset}
+        return {**made, OFFSET: offset}
 
     def __call__(
         self, inputs: tf.Tensor, training: Any, weights: Variables, **kwargs: Any
@@ -341,7 +344,7 @@ class LsqPlusQuantizer(RoundingQuantizer):
         factor = lsq.gradient_factor(inputs, levels, counts_batch=self.counts_batch)
         of_level = factor * tf.square(levels / (1.0 + self.share))
         level = lsq.times(self.level(weights), of_level)
-        moved = lsq.times(weights.get(_OFFSET, 0.0), factor)
+        moved = lsq.times(weights.get(OFFSET, 0.0), factor)
         scale, offset = self._scale_and_offset(level, moved, bits)
         return lsq.quantize_with_offset(inputs, scale, offset, bits, **self.passed_back)
 
@@ -350,7 +353,7 @@ class LsqPlusQuantizer(RoundingQuantizer):
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Scale and β; the lower end that the level tells has no gradient."""
         levels = tf.cast(grid.levels(bits), tf.float32)
-        scale, _ = scale_and_zero(level, levels, self.lowest, self.share)
+        scale, _ = scale_and_zero(level, levels, self.lowest, self.share, tf.floor)
         return scale, moved - tf.stop_gradient(self.share * level - self.lowest)
 
     @property
@@ -361,7 +364,7 @@ class LsqPlusQuantizer(RoundingQuantizer):
     def code_range(self, variables: Variables) -> CodeRange:
         """Codes -z..a - z."""
         level = tf.convert_to_tensor(variables[CLIPPING_LEVEL])
-        moved = tf.convert_to_tensor(variables.get(_OFFSET, 0.0))
+        moved = tf.convert_to_tensor(variables.get(OFFSET, 0.0))
         scale, offset = self._scale_and_offset(level, moved, self.num_bits)
         below = lsq.codes_below_zero(scale, offset, self.num_bits)
         return CodeRange(scale, -below, grid.levels(self.num_bits))
@@ -386,12 +389,6 @@ class LsqPlusQuantizer(RoundingQuantizer):
         """The arguments of the constructor."""
         own = {"lowest": self.lowest, "share": self.share, "counts_batch": self.counts_batch}
         return {**super().get_config(), **own}
-
-
-def _one_of_starts(start: Any) -> str:
-    if start not in _STARTS:
-        raise ValueError(f"start={start!r}: {did_you_mean(str(start), _STARTS)}")
-    return str(start)
 
 
 def _is_asymmetric(request: ActivationRequest) -> bool:

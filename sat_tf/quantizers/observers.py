@@ -8,9 +8,7 @@ import tf_keras as keras
 
 from sat_tf.core.asymmetric import quantize_observed
 from sat_tf.quantizers.protocol import SatQuantizer, register_quantizer
-
-# The variable of observers that counts batches; 0 means never observed.
-COUNT = "observations"
+from sat_tf.quantizers.settings import COUNT
 
 
 @register_quantizer

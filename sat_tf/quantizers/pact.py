@@ -7,17 +7,14 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core import asymmetric, grid, pact
-from sat_tf.core.asymmetric import scale_and_zero
-from sat_tf.core.surrogate_gradients import STRAIGHT_THROUGH, strength_of
+from sat_tf.core.ranges import scale_and_zero
+from sat_tf.core.surrogate_table import STRAIGHT_THROUGH, strength_of
 from sat_tf.quantizers.best_levels import (
-    SMALLEST_CLIPPING_LEVEL,
     best_clipping_level,
     best_offset_level,
     search,
 )
 from sat_tf.quantizers.protocol import (
-    CLIPPING_LEVEL,
-    SURROGATE_OPTIONS,
     ActivationQuantizer,
     ActivationRequest,
     CodeRange,
@@ -25,6 +22,12 @@ from sat_tf.quantizers.protocol import (
     Variables,
     bits_of,
     register_quantizer,
+)
+from sat_tf.quantizers.settings import (
+    CLIPPING_LEVEL,
+    SMALLEST_CLIPPING_LEVEL,
+    SURROGATE_OPTIONS,
+    first_clipping_level,
     surrogate_config,
 )
 
@@ -72,9 +75,7 @@ class ClippingQuantizer(ActivationQuantizer):
     def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
         """Makes the trainable scalar `clipping_level`, at least 1e-3 and without weight decay."""
         del tensor_shape, name
-        start = self.initial_clipping_level
-        if self.ceiling is not None:
-            start = max(min(start, self.ceiling), SMALLEST_CLIPPING_LEVEL)
+        start = first_clipping_level(self.initial_clipping_level, self.ceiling)
         level = layer.add_weight(
             name=CLIPPING_LEVEL,
             shape=(),
@@ -135,7 +136,7 @@ class RoundingQuantizer(ClippingQuantizer):
         """See the subclasses.
 
         Args:
-            surrogate: a row of `surrogate_gradients`.
+            surrogate: a row of `surrogate_table`.
             surrogate_strength: see there; None is the usual one.
             **settings: those of `ClippingQuantizer`.
         """
@@ -284,7 +285,7 @@ class OffsetQuantizer(RoundingQuantizer):
         """Codes -z..a - z."""
         intervals = grid.levels(self.num_bits)
         level = tf.convert_to_tensor(variables[CLIPPING_LEVEL])
-        scale, below = scale_and_zero(level, intervals, self.lowest, self.share)
+        scale, below = scale_and_zero(level, intervals, self.lowest, self.share, tf.floor)
         return CodeRange(scale, -below, intervals)
 
     def best_level(
@@ -315,7 +316,7 @@ class UnitQuantizer(ActivationQuantizer):
     Args:
         num_bits: bits of the codes.
         signed: whether the range is [-1, 1].
-        surrogate: what rounding passes back, a row of `surrogate_gradients`.
+        surrogate: what rounding passes back, a row of `surrogate_table`.
         surrogate_strength: see there; None is the usual one.
     """
 

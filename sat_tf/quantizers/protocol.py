@@ -20,7 +20,6 @@ import tf_keras as keras
 
 from sat_tf.core.asymmetric import Reach
 from sat_tf.core.grid_table import LARGEST_INT8
-from sat_tf.core.surrogate_gradients import STRAIGHT_THROUGH
 from sat_tf.messages import did_you_mean
 from sat_tf.quantizers.input_range import InputRange
 from sat_tf.quantizers.seen_values import SeenValues
@@ -28,8 +27,6 @@ from sat_tf.quantizers.seen_values import SeenValues
 register_quantizer = keras.utils.register_keras_serializable(package="sat_tf")
 # Among the variables a quantizer is called with, where its layer has a floor under its bits.
 BIT_FLOOR = "bit_floor"
-# The variable of quantizers that clip at a level which is learnt.
-CLIPPING_LEVEL = "clipping_level"
 
 # What a quantizer's variables are called by, and what they are.
 Variables = Mapping[str, Any]
@@ -125,20 +122,6 @@ class SatQuantizer(tfmot.quantization.keras.quantizers.Quantizer):
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self.get_config().items())
         return f"{type(self).__name__}({settings})"
-
-
-# What a policy may choose of what rounding passes back.
-SURROGATE_OPTIONS = ("surrogate", "surrogate_strength")
-
-
-def surrogate_config(quantizer: Any) -> dict[str, Any]:
-    """The choice as arguments of the constructor.
-
-    None where it is the usual one, so that versions before there was a choice read such models.
-    """
-    if quantizer.surrogate == STRAIGHT_THROUGH:
-        return {}
-    return {name: getattr(quantizer, name) for name in SURROGATE_OPTIONS}
 
 
 def bits_of(num_bits: int, weights: Variables) -> Any:

@@ -1,19 +1,21 @@
 """QIL: weights whose interval is learnt."""
 
-import math
 from typing import Any, ClassVar
 
 import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core import grid, qil
+from sat_tf.core.weight_levels import FEWEST_SIGNED_BITS, qil_largest_code
 from sat_tf.quantizers.protocol import Variables, WeightQuantizer, register_quantizer
-from sat_tf.quantizers.scaled import ScaledWithSurrogate, inner_size
-
-_CENTER = "interval_center"
-_DISTANCE = "interval_distance"
-# No distance is shorter: what is divided by it stays finite.
-SMALLEST_DISTANCE = 1e-8
+from sat_tf.quantizers.scaled import ScaledWithSurrogate
+from sat_tf.quantizers.settings import (
+    CENTER,
+    DISTANCE,
+    SMALLEST_DISTANCE,
+    factor_of_interval,
+    usual_half_interval,
+)
 
 
 @register_quantizer
@@ -30,15 +32,15 @@ class QilQuantizer(ScaledWithSurrogate):
     """
 
     method: ClassVar[str] = "QIL"
-    fewest_bits: ClassVar[int] = qil.FEWEST_WEIGHT_BITS
+    fewest_bits: ClassVar[int] = FEWEST_SIGNED_BITS
 
     def __init__(
         self, *, num_bits: int | None, gradient_factor: float = 0.01, **settings: Any
     ) -> None:
         if num_bits is not None:
-            qil.largest_code(num_bits)
+            qil_largest_code(num_bits)
         super().__init__(num_bits=num_bits, **settings)
-        self.gradient_factor = _factor(gradient_factor)
+        self.gradient_factor = factor_of_interval(gradient_factor)
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
@@ -54,11 +56,10 @@ class QilQuantizer(ScaledWithSurrogate):
         made = super().build(tensor_shape, name, layer)
         if self.num_bits is None:
             return made
-        # Up to three deviations of a kernel of the usual size, until `start` sees it.
-        half = 1.5 * math.sqrt(2.0 / inner_size(tensor_shape, ()))
+        half = usual_half_interval(tensor_shape)  # until `start` sees the kernel
         interval = {
             variable: self.learnt(layer, variable, tensor_shape, start=half, lowest=lowest)
-            for variable, lowest in ((_CENTER, 0.0), (_DISTANCE, SMALLEST_DISTANCE))
+            for variable, lowest in ((CENTER, 0.0), (DISTANCE, SMALLEST_DISTANCE))
         }
         return {**made, **interval}
 
@@ -67,12 +68,12 @@ class QilQuantizer(ScaledWithSurrogate):
 
         Where the whole layer is zero it stays what `build` has made it.
         """
-        if _CENTER not in variables:
+        if CENTER not in variables:
             return
         latent = tf.cast(tf.convert_to_tensor(kernel), tf.float32)
         own = qil.first_end(latent, range_axes=self.range_axes) / 2.0
         of_layer = qil.first_end(latent) / 2.0
-        for variable in (variables[_CENTER], variables[_DISTANCE]):
+        for variable in (variables[CENTER], variables[DISTANCE]):
             usual = tf.where(of_layer >= SMALLEST_DISTANCE, of_layer, variable)
             variable.assign(tf.where(own >= SMALLEST_DISTANCE, own, usual))
 
@@ -90,18 +91,18 @@ class QilQuantizer(ScaledWithSurrogate):
         See `WeightQuantizer.carry`.
         """
         super().carry(latent, variables, before, before_variables, keep_function=keep_function)
-        if _CENTER not in variables or not isinstance(before, QilQuantizer):
+        if CENTER not in variables or not isinstance(before, QilQuantizer):
             return
-        old = before_variables.get(_CENTER)
-        if old is None or old.shape != variables[_CENTER].shape:
+        old = before_variables.get(CENTER)
+        if old is None or old.shape != variables[CENTER].shape:
             self.start(latent, variables)
 
     def quantized(self, latent: tf.Tensor, variables: Variables, num_bits: grid.Bits) -> tf.Tensor:
         """`qil.quantize_weights`."""
         return qil.quantize_weights(
             latent,
-            variables[_CENTER],
-            variables[_DISTANCE],
+            variables[CENTER],
+            variables[DISTANCE],
             num_bits,
             gradient_factor=self.gradient_factor,
             surrogate=self.surrogate,
@@ -112,7 +113,7 @@ class QilQuantizer(ScaledWithSurrogate):
         self, latent: tf.Tensor, variables: Variables
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """`qil.weight_codes` and `qil.weight_scale`."""
-        interval = variables[_CENTER], variables[_DISTANCE]
+        interval = variables[CENTER], variables[DISTANCE]
         codes = qil.weight_codes(latent, *interval, self.bits)
         scales = tf.cast(qil.weight_scale(*interval, self.bits), tf.float64)
         return codes, scales if self.range_axes else tf.reshape(scales, [1] * codes.shape.rank)
@@ -120,14 +121,4 @@ class QilQuantizer(ScaledWithSurrogate):
     @property
     def largest_code(self) -> int:
         """2^(b-1) - 1."""
-        return qil.largest_code(self.bits)
-
-
-def _factor(factor: Any) -> float:
-    if (
-        isinstance(factor, bool)
-        or not isinstance(factor, int | float)
-        or not 0 <= factor < math.inf
-    ):
-        raise ValueError(f"gradient_factor={factor!r}: expected a number of 0 or more, as 0.01.")
-    return float(factor)
+        return qil_largest_code(self.bits)

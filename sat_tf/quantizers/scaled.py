@@ -3,26 +3,25 @@
 import abc
 from typing import Any, ClassVar
 
-import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core import grid, rescale
 from sat_tf.core.grid_table import LARGEST_INT8
-from sat_tf.core.surrogate_gradients import STRAIGHT_THROUGH, describe_surrogate, strength_of
+from sat_tf.core.ranges import range_shape
+from sat_tf.core.surrogate_table import STRAIGHT_THROUGH, describe_surrogate, strength_of
 from sat_tf.quantizers.observers import when_training
 from sat_tf.quantizers.on_grid import RoundedWeights
 from sat_tf.quantizers.pact import AtLeast
 from sat_tf.quantizers.protocol import (
-    SURROGATE_OPTIONS,
     IntegerWeights,
     Variables,
     WeightQuantizer,
     WeightRequest,
     bits_of,
 )
+from sat_tf.quantizers.settings import GAIN, SURROGATE_OPTIONS
 
-_GAIN = "rescale_gain"
 # Weights of that size need no rescaling of the kind "stddev", which gives quantized weights the
 # size of the latent ones.
 _RESCALES = ("constant",)
@@ -118,13 +117,13 @@ class ScaledQuantizer(RoundedWeights):
         if self.rescale is None:
             return {}
         gain = layer.add_weight(
-            name=_GAIN,
+            name=GAIN,
             shape=(),
             dtype=tf.float32,
             initializer=keras.initializers.Ones(),
             trainable=False,
         )
-        return {_GAIN: gain}
+        return {GAIN: gain}
 
     def __call__(
         self, inputs: tf.Tensor, training: Any, weights: Variables, **kwargs: Any
@@ -141,7 +140,7 @@ class ScaledQuantizer(RoundedWeights):
     def _factor(self, values: tf.Tensor, variables: Variables) -> tf.Tensor:
         """The product of c and gain."""
         factor = rescale.rescale_factor(values, self.fan_out, self.rescale or "none")
-        return factor * variables[_GAIN] if _GAIN in variables else factor
+        return factor * variables[GAIN] if GAIN in variables else factor
 
     def integer_weights(self, latent: tf.Tensor, variables: Variables) -> IntegerWeights:
         """Codes and scales of q, these times c and the gain where the layer has them."""
@@ -161,10 +160,10 @@ class ScaledQuantizer(RoundedWeights):
     def keep_function(self, kernel: tf.Variable, variables: Variables) -> None:
         """Gives the gain the size that the rescaling takes from a float kernel."""
         self.start(kernel, variables)
-        if _GAIN in variables:
+        if GAIN in variables:
             latent = tf.convert_to_tensor(kernel, tf.float32)
             factor = rescale.rescale_factor(latent, self.fan_out, self.rescale or "none")
-            variables[_GAIN].assign(1.0 / factor)
+            variables[GAIN].assign(1.0 / factor)
 
     def carries(self, before: WeightQuantizer, *, keep_function: bool) -> bool:
         """Not where another rescaling would change the function."""
@@ -183,7 +182,7 @@ class ScaledWithSurrogate(ScaledQuantizer):
     """One that rounds to a grid, whose rounding may pass back something else.
 
     Args:
-        surrogate: what rounding passes back, a row of `surrogate_gradients`.
+        surrogate: what rounding passes back, a row of `surrogate_table`.
         surrogate_strength: see there; None is the usual one.
         **settings: those of `ScaledQuantizer`.
     """
@@ -213,7 +212,7 @@ class ScaledWithSurrogate(ScaledQuantizer):
         axes = self.range_axes
         return layer.add_weight(
             name=name,
-            shape=grid.range_shape(tensor_shape, axes) if axes else (),
+            shape=range_shape(tensor_shape, axes) if axes else (),
             dtype=tf.float32,
             initializer=keras.initializers.Constant(start),
             trainable=True,
@@ -351,25 +350,3 @@ class LevelsOfWeights(ScaledQuantizer):
         old, new = before.get_config(), self.get_config()
         if any(old.get(name) != new[name] for name in self.levels_settings):
             self.start(latent, variables)
-
-
-def inner_size(shape: Any, range_axes: tuple[int, ...]) -> int:
-    """How many weights one output is made of, of a kernel with these axes of outputs.
-
-    >>> inner_size((3, 3, 16, 32), (3,)), inner_size((3, 3, 16, 32), ())
-    (144, 144)
-    """
-    rank = len(shape)
-    outputs = {axis % rank for axis in range_axes or (-1,)}
-    return int(np.prod([size for axis, size in enumerate(shape) if axis not in outputs]))
-
-
-def true_or_false(name: str, value: Any) -> bool:
-    """An option that is True or False.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    if not isinstance(value, bool):
-        raise ValueError(f"{name}={value!r}: expected True or False.")
-    return value

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from sat_tf.core import lsq
+from sat_tf.core.weight_levels import lsq_code_ends
 from tests import reference
 from tests.core.execution import value_and_gradients
 
@@ -94,7 +95,7 @@ def test_a_step_of_sgd_moves_the_scale_as_in_the_paper(bits):
 def test_codes_fit_their_bits_and_are_the_nearest(bits, magnitude, units):
     scale = lsq.weight_scale(tf.constant(magnitude), bits).numpy()
     latent = units * scale
-    low, high = lsq.weight_code_ends(bits)
+    low, high = lsq_code_ends(bits)
     codes = lsq.weight_codes(latent, magnitude, bits).numpy()
     assert low <= codes.min()
     assert codes.max() <= high
@@ -117,7 +118,7 @@ def test_bits_may_be_a_tensor(bits):
 # A value at an end of the range is clipped, the next one inside is not.
 @pytest.mark.parametrize("bits", BITS)
 def test_gradients_on_both_sides_of_each_end(bits):
-    low, high = lsq.weight_code_ends(bits)
+    low, high = lsq_code_ends(bits)
     magnitude = np.float32(math.sqrt(high))  # s = 1
     if float(lsq.weight_scale(magnitude, bits)) != 1.0:
         magnitude = np.nextafter(magnitude, np.float32(9.0))

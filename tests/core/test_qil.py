@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from sat_tf.core import qil
+from sat_tf.core.weight_levels import qil_largest_code
 from tests import reference
 from tests.core.execution import value_and_gradients
 
@@ -91,7 +92,7 @@ def test_weights_and_gradients_are_those_of_the_reference(bits, axes, mode):
 )
 def test_codes_fit_their_bits_keep_the_sign_and_prune_and_clip(bits, center, distance, latent):
     codes = qil.weight_codes(latent, center, distance, bits).numpy()
-    largest = qil.largest_code(bits)
+    largest = qil_largest_code(bits)
     assert np.abs(codes).max() <= largest
     assert (codes * np.sign(latent) >= 0).all()
     assert (codes[np.abs(latent) < center - 1.01 * distance] == 0).all()
@@ -111,7 +112,7 @@ def test_it_starts_at_the_largest_weight(bits, axes):
     largest = np.max(np.abs(latent), axis=(0, 1, 2) if axes else None, keepdims=True)
     np.testing.assert_array_equal(np.ravel(half), np.ravel(largest) / 2)
     value, by_w, _, _ = _weights(latent.numpy(), half, half, bits)
-    step = largest / qil.largest_code(bits)
+    step = largest / qil_largest_code(bits)
     assert (np.abs(value - latent) <= 0.5001 * step).all()
     inner = (np.abs(latent) > 0.0) & (np.abs(latent) < 0.999 * largest)
     np.testing.assert_allclose(by_w[inner], 1.0, rtol=1e-6)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sat_tf.core import dorefa, rescale
+from sat_tf.core.rescale_table import METHODS
 from tests import reference
 from tests.core.execution import value_and_gradients
 
@@ -61,7 +62,7 @@ def test_rescaled_weights_have_mean_square_one_over_fan_out(bits, seed, fan_out)
     assert np.mean(np.square(rescaled)) * fan_out == pytest.approx(1.0, rel=1e-5)
 
 
-@pytest.mark.parametrize("method", rescale.METHODS)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
 def test_the_factor_is_that_of_the_reference_and_carries_no_gradient(method, mode):
     draw = np.random.default_rng(0)
@@ -79,7 +80,7 @@ def test_the_factor_is_that_of_the_reference_and_carries_no_gradient(method, mod
     assert not latent_gradient.any()
 
 
-@pytest.mark.parametrize("method", rescale.METHODS)
+@pytest.mark.parametrize("method", METHODS)
 def test_all_zero_weights_stay_zero(method):
     zeros = tf.zeros([3, 3, 2, 2])
     latent = tf.ones([3, 3, 2, 2])
@@ -106,7 +107,7 @@ def test_unknown_methods_and_missing_arguments_are_refused():
         rescale.rescale_weights(weights, 0)
 
 
-@pytest.mark.parametrize("method", rescale.METHODS)
+@pytest.mark.parametrize("method", METHODS)
 def test_nan_and_infinite_weights_have_no_part_in_the_factor(method):
     weights, latent = [0.5, -1.0, 0.25], [0.3, -2.0, 0.1]
     clean = rescale.rescale_factor(tf.constant(weights), 3, method, tf.constant(latent))
@@ -118,7 +119,7 @@ def test_nan_and_infinite_weights_have_no_part_in_the_factor(method):
         np.testing.assert_array_equal(rescaled[3], value)
 
 
-@pytest.mark.parametrize("method", rescale.METHODS)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("weights", [[0.0, 0.0], [np.nan, np.inf], [1.0, -1.0]])
 def test_the_factor_is_positive_and_finite_whatever_the_latent_weights(method, weights):
     for latent in ([0.0, 0.0], [np.nan, np.inf], [1e-30, 1e30]):

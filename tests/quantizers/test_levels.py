@@ -8,7 +8,8 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.core import lq_nets
 from sat_tf.qat.policy import BitPolicy
-from sat_tf.quantizers.kmeans import KMeansQuantizer, cluster_ids
+from sat_tf.quantizers.clusters import cluster_ids
+from sat_tf.quantizers.kmeans import KMeansQuantizer
 from sat_tf.quantizers.lq_nets import LqNetsQuantizer
 from sat_tf.quantizers.protocol import WeightRequest
 from sat_tf.quantizers.table import make_weight_quantizer

@@ -10,6 +10,7 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.core import lsq, pact, rescale
 from sat_tf.core.asymmetric import POSITIVE, SIGNED_UNIT, UNIT, UNKNOWN, Reach
+from sat_tf.core.weight_levels import lsq_code_ends
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.l1 import L1Quantizer
 from sat_tf.quantizers.lsq import (
@@ -392,7 +393,7 @@ def test_bits_of_one_layer_that_the_quantizer_does_not_have_are_refused_before_t
 def test_magnitudes_are_not_scales_at_other_bits_by_chance():
     # m is what stays: the scale follows from it and the bits, as in the start of the paper.
     for bits in range(2, 9):
-        high = lsq.weight_code_ends(bits)[1]
+        high = lsq_code_ends(bits)[1]
         assert float(lsq.weight_scale(tf.constant(0.6), bits)) == pytest.approx(
             0.6 / math.sqrt(high), rel=1e-6
         )

@@ -7,7 +7,8 @@ import tf_keras as keras
 
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.protocol import WeightRequest
-from sat_tf.quantizers.qil import SMALLEST_DISTANCE, QilQuantizer
+from sat_tf.quantizers.qil import QilQuantizer
+from sat_tf.quantizers.settings import SMALLEST_DISTANCE
 from sat_tf.quantizers.table import make_weight_quantizer
 
 SHAPE = (3, 3, 4, 8)

@@ -9,7 +9,6 @@ import tf_keras as keras
 import sat_tf
 from sat_tf.core import dorefa, pact
 from sat_tf.core.clipping_gradients import CLIPPING_GRADIENTS
-from sat_tf.quantizers.best_levels import SMALLEST_CLIPPING_LEVEL
 from sat_tf.quantizers.channel_bits import ChannelBitsQuantizer
 from sat_tf.quantizers.dorefa import DorefaQuantizer
 from sat_tf.quantizers.image import ImageQuantizer
@@ -27,6 +26,7 @@ from sat_tf.quantizers.pact import (
     UnitQuantizer,
 )
 from sat_tf.quantizers.qil import QilQuantizer
+from sat_tf.quantizers.settings import SMALLEST_CLIPPING_LEVEL
 from sat_tf.quantizers.table import QUANTIZERS, deserialize_quantizer, serialize_quantizer
 from tests import reference
 

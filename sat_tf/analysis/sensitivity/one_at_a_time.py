@@ -19,7 +19,8 @@ from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.scheme import quantize_model
 from sat_tf.qat.wrapper import QuantizedLayer
-from sat_tf.quantizers.protocol import CLIPPING_LEVEL, ActivationQuantizer, WeightQuantizer
+from sat_tf.quantizers.protocol import ActivationQuantizer, WeightQuantizer
+from sat_tf.quantizers.settings import CLIPPING_LEVEL
 
 # Of the tensors of one batch, all of which are kept.
 _BYTES_AT_ONCE = 2**28

@@ -13,6 +13,7 @@ import tf_keras as keras
 
 import sat_tf
 from sat_tf.core import asymmetric
+from sat_tf.core.ranges import scale_and_zero
 from sat_tf.keras3.inference_layers import QuantizedActivation
 from sat_tf.quantizers.input_range import range_of
 from tests.export import layer_models
@@ -262,7 +263,7 @@ def test_rounding_is_half_up_and_saturates():
 def test_codes_counted_from_zero_are_those_of_the_offset_quantizer(bits, lowest, share):
     draws = np.random.default_rng(bits)
     for level in draws.uniform(0.1, 9.0, 5).astype(np.float32):
-        step, below = asymmetric.scale_and_zero(tf.constant(level), 2**bits - 1, lowest, share)
+        step, below = scale_and_zero(tf.constant(level), 2**bits - 1, lowest, share, tf.floor)
         layer = QuantizedActivation(-int(below), 2**bits - 1 - int(below), from_zero=True)
         layer.scale.assign(step)
         ties = (np.arange(-300, 300) + 0.5) * np.float32(step)

@@ -1,0 +1,71 @@
+"""Ranges: which axes share one, when it counts as none, its scale and zero. Needs no TensorFlow."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+# A range of weights whose size is smaller counts as one of zeros. The square of this is still a
+# normal number, by which gradients divide.
+SMALLEST_SIZE = 2.0**-63
+# Below this nothing but zeros was observed: there is no range.
+SMALLEST_RANGE = 1e-24
+
+
+def axes_within(rank: int, range_axes: Iterable[int]) -> list[int]:
+    """The axes along which a range extends, in a tensor with a range for each of `range_axes`.
+
+    >>> axes_within(4, (-1,)), axes_within(2, ())
+    ([0, 1, 2], [0, 1])
+    """
+    kept = {axis % rank for axis in range_axes}
+    return [axis for axis in range(rank) if axis not in kept]
+
+
+def range_shape(shape: Sequence[int], range_axes: Iterable[int]) -> list[int]:
+    """The shape of one number for each range, of the tensor's rank.
+
+    >>> range_shape((3, 3, 16, 32), (-1,)), range_shape((3, 3, 16, 32), ())
+    ([1, 1, 1, 32], [1, 1, 1, 1])
+    """
+    within = axes_within(len(shape), range_axes)
+    return [1 if axis in within else size for axis, size in enumerate(shape)]
+
+
+def scale_and_zero(
+    clipping_level: Any,
+    levels: Any,
+    lowest: float,
+    share: float,
+    floor: Callable[[Any], Any],
+) -> tuple[Any, Any]:
+    """The scale s and the number z of codes below zero of `asymmetric.quantize_offset`.
+
+    Args:
+        clipping_level: α, a float32 scalar tensor or a number.
+        levels: a, the number of intervals.
+        lowest: see there.
+        share: see there.
+        floor: of TensorFlow, Keras or NumPy, whichever the numbers are of.
+
+    >>> scale_and_zero(6.0, 7, -1.0, 0.0, int)
+    (1.0, 1)
+    """
+    scale = ((1.0 + share) * clipping_level - lowest) / levels
+    return scale, floor((share * clipping_level - lowest) / scale + 0.5)
+
+
+def scale_and_zero_point(lowest: Any, highest: Any, rint: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """The scale of 256 codes for a range that holds zero, and the stored code of real 0.
+
+        s = (highest - lowest) / 255,  z = clip(round(-128 - lowest / s), -128, 127)
+
+    Args:
+        lowest: at most 0, in float64.
+        highest: at least 0, in float64, and `SMALLEST_RANGE` above `lowest`.
+        rint: rounds to the nearest integer, ties to even; of whichever the numbers are of.
+
+    >>> scale_and_zero_point(-1.0, 254.0, round)
+    (1.0, -127)
+    """
+    scale = (highest - lowest) / 255.0
+    zero_point = rint(-128.0 - lowest / scale)
+    return scale, zero_point

@@ -1,0 +1,112 @@
+"""DoReFa weights: clamped by tanh over its maximum, then rounded; see `sat_tf.core.dorefa`."""
+
+from typing import Any
+
+from keras import ops
+
+from sat_tf.core.ranges import SMALLEST_SIZE, axes_within
+from sat_tf.core.surrogate_table import STRAIGHT_THROUGH, strength_of
+from sat_tf.keras3.core import grid as grids
+from sat_tf.keras3.core.custom_gradient import Backward, in_float32, sum_as, with_gradient
+from sat_tf.keras3.core.surrogate_gradients import passed_back
+
+
+def clamp_weights(
+    kernel: Any, detach_max: bool = False, *, range_axes: tuple[int, ...] = ()
+) -> Any:
+    """Clamps latent weights to [-1, 1], as `sat_tf.core.dorefa.clamp_weights`.
+
+    Forward: Ŵ = t / m with t = tanh(W), m = max |t|.
+    Backward: dW = (1 - t²) (g / m - [|t| = m] sign(t) Σ(g Ŵ) / (m ties)), the second term left out
+    with `detach_max`.
+
+    Args:
+        kernel: latent weights, float32, any shape.
+        detach_max: treat the maximum as a constant in the gradient.
+        range_axes: axes that keep a maximum of their own; () is one maximum for the whole layer.
+    """
+
+    def make(latent: Any) -> tuple[Any, Backward]:
+        squashed, maximum = _squash(latent, range_axes)
+        return squashed / maximum, lambda upstream: [
+            _through_clamp(upstream, squashed, maximum, detach_max)
+        ]
+
+    return with_gradient(make, [in_float32(kernel)])
+
+
+def quantize_weights(
+    kernel: Any,
+    num_bits: int,
+    grid: str = "auto",
+    detach_max: bool = False,
+    *,
+    range_axes: tuple[int, ...] = (),
+    surrogate: str = STRAIGHT_THROUGH,
+    strength: float | None = None,
+) -> Any:
+    """Clamps and quantizes latent weights, as `sat_tf.core.dorefa.quantize_weights`.
+
+    Forward: Q = (n - middle) / (d / 2) with n = min(round_half_up(d (Ŵ + 1) / 2), top).
+    Backward: the rounding passes the gradient on, or a surrogate's; the clamp has its own.
+
+    Args:
+        kernel: see `clamp_weights`.
+        num_bits: 1 to 8.
+        grid: a name of `grid_table.GRIDS` or of `AUTOMATIC`.
+        detach_max: see `clamp_weights`.
+        range_axes: see there.
+        surrogate: a row of `surrogate_table`.
+        strength: see there.
+
+    Raises:
+        ValueError: bits out of range, unknown grid or surrogate, or a grid without a step at these
+            bits.
+    """
+    strength_of(surrogate, strength)
+    half = grids.divisor(num_bits, grid) / 2.0
+    middle = grids.middle(num_bits, grid)
+
+    def make(latent: Any) -> tuple[Any, Backward]:
+        squashed, maximum = _squash(latent, range_axes)
+        # Subtracting first is exact, so that opposite codes are opposite numbers.
+        centred = grids.grid_units(squashed, maximum, num_bits, grid) - middle
+
+        def backward(upstream: Any) -> list[Any]:
+            if surrogate != STRAIGHT_THROUGH:
+                error = squashed / maximum * half - centred
+                upstream = passed_back(upstream, error, 2.0 * half, surrogate, strength)
+            return [_through_clamp(upstream, squashed, maximum, detach_max)]
+
+        return centred * (1.0 / half), backward
+
+    return with_gradient(make, [in_float32(kernel)])
+
+
+def _squash(latent: Any, range_axes: tuple[int, ...]) -> tuple[Any, Any]:
+    """tanh(W), and its largest magnitude m, which counts as 1 where all weights are (nearly) 0.
+
+    A NaN stays in tanh(W), and is left out of m.
+    """
+    squashed = ops.tanh(latent)
+    axes = tuple(axes_within(len(latent.shape), range_axes))
+    largest = ops.max(ops.abs(_without_nan(squashed)), axis=axes, keepdims=True)
+    return squashed, ops.where(largest >= SMALLEST_SIZE, largest, 1.0)
+
+
+def _through_clamp(upstream: Any, squashed: Any, maximum: Any, detach_max: bool) -> Any:
+    """The gradient of tanh(W) / m with respect to W."""
+    through_tanh = upstream / maximum
+    if not detach_max:
+        numbers = _without_nan(squashed)
+        # t where |t| = m, else 0: the gradient through the maximum is shared by its ties.
+        at_maximum = ops.where(ops.abs(numbers) == maximum, numbers, 0.0)
+        total = sum_as(through_tanh * numbers, maximum)
+        squares = sum_as(ops.square(at_maximum), maximum)  # m² a tie
+        through_tanh = through_tanh - at_maximum * ops.divide_no_nan(total, squares)
+    return through_tanh * (1.0 - ops.square(squashed))
+
+
+def _without_nan(values: Any) -> Any:
+    """The values, with 0 in the place of NaN."""
+    return ops.where(ops.isnan(values), 0.0, values)

@@ -1,0 +1,181 @@
+"""What weight quantizers share whose effective weights have the size of the latent ones.
+
+As `sat_tf.quantizers.scaled`.
+"""
+
+import abc
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from keras import ops
+
+from sat_tf.core.ranges import range_shape
+from sat_tf.core.surrogate_table import STRAIGHT_THROUGH, strength_of
+from sat_tf.keras3.core import rescale
+from sat_tf.keras3.quantizers.protocol import Quantizer, Variables, VariableSpec
+from sat_tf.quantizers.settings import GAIN, SURROGATE_OPTIONS
+
+
+class ScaledQuantizer(Quantizer):
+    """Latent weights to effective weights of their own size, with scales for layer or channels.
+
+    Forward: Ξ = gain · c · q, with q from the subclass (the latent weights where `num_bits` is
+    None), c by `rescale`, whose gradient is that of `rescale.without_size`, and the fixed variable
+    `rescale_gain`; both are 1 where there is no rescaling.
+
+    Args:
+        num_bits: bits of the codes, or None to not round.
+        range_axes: kernel axes with a scale of their own; () for one scale a layer.
+        rescale: "constant", or None.
+        fan_out: the layer's n̂, for the rescaling.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_bits: int | None,
+        range_axes: Sequence[int] = (),
+        rescale: str | None = None,
+        fan_out: int = 1,
+    ) -> None:
+        self.num_bits = num_bits
+        self.range_axes = tuple(range_axes)
+        self.rescale = rescale
+        self.fan_out = fan_out
+
+    @abc.abstractmethod
+    def quantized(self, latent: Any, variables: Variables, num_bits: int) -> Any:
+        """The quantized weights q before the rescaling, with their gradient."""
+
+    def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
+        """`rescale_gain`, where there is a rescaling."""
+        del shape
+        return {} if self.rescale is None else {GAIN: VariableSpec(start=1.0)}
+
+    def __call__(self, inputs: Any, training: bool, variables: Variables) -> Any:
+        """Effective weights from latent weights, both in float32."""
+        del training
+        values = ops.convert_to_tensor(inputs)
+        if self.num_bits is not None:
+            values = self.quantized(values, variables, self.num_bits)
+        if self.rescale is None:
+            return values
+        factor = rescale.rescale_factor(values, self.fan_out, self.rescale)
+        return rescale.without_size(values) * (factor * ops.convert_to_tensor(variables[GAIN]))
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {
+            "num_bits": self.num_bits,
+            "range_axes": list(self.range_axes),
+            "rescale": self.rescale,
+            "fan_out": self.fan_out,
+        }
+
+
+class ScaledWithSurrogate(ScaledQuantizer):
+    """One that rounds to a grid, whose rounding may pass back something else.
+
+    Args:
+        surrogate: what rounding passes back, a row of `surrogate_table`.
+        surrogate_strength: see there; None is the usual one.
+        **settings: those of `ScaledQuantizer`.
+    """
+
+    def __init__(
+        self,
+        *,
+        surrogate: str = STRAIGHT_THROUGH,
+        surrogate_strength: float | None = None,
+        **settings: Any,
+    ) -> None:
+        strength_of(surrogate, surrogate_strength)
+        super().__init__(**settings)
+        self.surrogate = surrogate
+        self.surrogate_strength = surrogate_strength
+
+    @property
+    def passed_back(self) -> dict[str, Any]:
+        """What the functions of `core` take for it."""
+        return {"surrogate": self.surrogate, "strength": self.surrogate_strength}
+
+    def learnt(
+        self, kernel_shape: Sequence[int | None], *, start: float, lowest: float
+    ) -> VariableSpec:
+        """A trainable variable, one number for each range, kept from `lowest` on."""
+        axes = self.range_axes
+        shape = tuple(range_shape(known(kernel_shape), axes)) if axes else ()
+        return VariableSpec(shape=shape, start=start, trainable=True, lowest=lowest)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {**super().get_config(), **{name: getattr(self, name) for name in SURROGATE_OPTIONS}}
+
+
+class LevelsOfWeights(ScaledQuantizer):
+    """One whose values no grid tells, but a variable that follows the weights and is not trained.
+
+    Attributes:
+        levels_name: of the variable.
+        levels_type: its type.
+    """
+
+    levels_name: ClassVar[str]
+    levels_type: ClassVar[str] = "float32"
+
+    @abc.abstractmethod
+    def levels_shape(self, kernel_shape: Sequence[int]) -> Sequence[int]:
+        """The shape of the variable."""
+
+    @abc.abstractmethod
+    def values(self, latent: Any, levels: Any) -> Any:
+        """The quantized weights before the rescaling, with their gradient."""
+
+    def next_levels(self, latent: Any, levels: Any) -> Any:
+        """What the variable is from the next step on; None where it stays as it is."""
+        del latent, levels
+        return None
+
+    def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
+        """The levels, where it rounds, and the gain of a rescaling."""
+        made = super().variables(shape)
+        if self.num_bits is None:
+            return made
+        levels = VariableSpec(
+            shape=tuple(self.levels_shape(known(shape))),
+            dtype=self.levels_type,
+            follows_data=True,
+        )
+        return {**made, self.levels_name: levels}
+
+    def __call__(self, inputs: Any, training: bool, variables: Variables) -> Any:
+        """Effective weights from latent weights, both in float32."""
+        if self.num_bits is None:
+            return super().__call__(inputs, training, variables)
+        levels = ops.convert_to_tensor(variables[self.levels_name])
+        made = super().__call__(inputs, training, {**variables, self.levels_name: levels})
+        if training:
+            found = self.next_levels(ops.stop_gradient(inputs), levels)
+            if found is not None:
+                variables[self.levels_name].assign(found)
+        return made
+
+    def quantized(self, latent: Any, variables: Variables, num_bits: int) -> Any:
+        """`values`."""
+        del num_bits
+        return self.values(latent, variables[self.levels_name])
+
+
+def known(kernel_shape: Sequence[int | None]) -> tuple[int, ...]:
+    """The shape of a kernel, all of which is known.
+
+    Raises:
+        ValueError: some of it is not.
+    """
+    sizes = tuple(size for size in kernel_shape if size is not None)
+    if len(sizes) < len(kernel_shape):
+        raise ValueError(
+            f"received a kernel of shape {tuple(kernel_shape)}, expected known sizes; build the "
+            "layer for an input whose channels are known."
+        )
+    return sizes
