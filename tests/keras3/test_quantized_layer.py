@@ -4,9 +4,6 @@ import threading
 import keras
 import numpy as np
 import pytest
-from sat_tf.keras3.quantizers.dorefa import DorefaQuantizer
-from sat_tf.keras3.quantizers.observers import RangeObserver
-from sat_tf.keras3.quantizers.pact import PactQuantizer
 
 from sat_tf.keras3.quantized_layer import (
     ACTIVATION,
@@ -15,6 +12,9 @@ from sat_tf.keras3.quantized_layer import (
     AtLeast,
     QuantizedLayer,
 )
+from sat_tf.keras3.quantizers.dorefa import DorefaQuantizer
+from sat_tf.keras3.quantizers.observers import RangeObserver
+from sat_tf.keras3.quantizers.pact import PactQuantizer
 
 
 def images(*shape, seed=0):
@@ -73,7 +73,11 @@ def test_its_configuration_survives_json_and_its_variables_a_file(tmp_path):
     model = keras.Sequential([keras.Input((6, 6, 3)), layer])
     layer.output_variables["clipping_level"].assign(2.5)
     again = QuantizedLayer.from_config(json.loads(json.dumps(layer.get_config())))
-    assert again.get_config() == layer.get_config()
+    one, other = again.get_config(), layer.get_config()
+    for config in (one, other):  # only one has been built
+        config["layer"].pop("build_config", None)
+        config["layer"]["config"].pop("build_config", None)
+    assert one == other
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     x = images(2, 6, 6, 3)
