@@ -18,11 +18,18 @@ demo: $(VENV)/installed ## Train, quantize, export and verify a digits model; mi
 test: lint types unit ## Lint, type check, and run the tests that catch nearly everything; 5 minutes on two cores
 
 .PHONY: test-all
-test-all: test arm thorough ## The same, and all other tests but those of minutes each; half an hour
+test-all: test arm backends thorough ## The same, and all other tests but those of minutes each; half an hour
 
 .PHONY: arm
 arm: $(VENV)/installed ## Make the Arm system that some of the tests emulate, where it can be had
 	@$(BIN)/sat-tf arm_root || echo "Tests on emulated Arm processors are skipped."
+
+# Of PyTorch, a version whose CPU build can be had: TORCH="torch==2.13.0".
+TORCH ?= torch>=2.4
+
+.PHONY: backends
+backends: $(VENV)/installed-test ## Install the other backends of Keras 3, where they can be had
+	@$(BIN)/python -m pip install --quiet --editable '.[jax]' '$(TORCH)' || echo "Tests of JAX and PyTorch are skipped."
 
 .PHONY: lint
 lint: $(VENV)/installed-test ## Check style

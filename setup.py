@@ -53,6 +53,9 @@ setuptools.setup(
     ],
     extras_require={
         "gpu": ["tensorflow[and-cuda]>=2.16,<2.22"],
+        # Backends of Keras 3, beside TensorFlow.
+        "jax": ["jax>=0.4.30"],
+        "torch": ["torch>=2.4"],
         # Only pre-releases of it exist.
         "micro": ["tflite-micro>=0.dev20260101"],
         "dist": ["build>=1.2", "twine>=6"],

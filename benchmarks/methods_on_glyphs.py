@@ -61,6 +61,7 @@ def _weights(name: str, options: str = "{}") -> list[str]:
 
 _LSQ_ACTIVATIONS = "policy.activation_quantizer=lsq"
 _L1 = _weights("l1", "{over_size: false}")
+_CHANNEL_BITS = _weights("channel_bits", "{over_size: false, lowest: 1}")
 _MOVING_MEANS = _weights("kmeans", "{reassign: true}")
 
 
@@ -82,10 +83,12 @@ METHODS: Mapping[str, Method] = {
     "L1 weights + SAT's rescaling + CG-PACT": Method([*_L1, "policy.rescale=constant"]),
     "k-means weights that move + CG-PACT": Method(_MOVING_MEANS),
     "LQ-Nets weights + CG-PACT": Method(_weights("lq_nets")),
+    "L1 weights, bits per channel + CG-PACT": Method(_CHANNEL_BITS),
     "L1 weights + LSQ": Method([*_L1, _LSQ_ACTIVATIONS]),
     "DoReFa's weights alone": _alone([]),
     "LSQ's weights alone": _alone(_weights("lsq")),
     "L1 weights alone": _alone(_L1),
+    "L1 weights alone, bits per channel": _alone(_CHANNEL_BITS),
     "k-means weights alone": _alone(_weights("kmeans")),
     "k-means weights alone that move": _alone(_MOVING_MEANS),
     "LQ-Nets' weights alone": _alone(_weights("lq_nets")),

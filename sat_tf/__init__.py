@@ -6,12 +6,12 @@ package, so that `import sat_tf` is all that loading a saved model needs.
 """
 
 import importlib
+import importlib.util
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import wrapt
-
+from sat_tf.either_keras import for_either
 from sat_tf.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -57,6 +57,9 @@ _HOMES = {
 
 __all__ = [*_HOMES]
 
+# What quantizing, measuring and exporting need; training a quantized Keras 3 model needs none.
+_NEEDED = ("tensorflow", "tf_keras", "tensorflow_model_optimization")
+
 
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
@@ -66,7 +69,17 @@ def __getattr__(name: str) -> Any:
         importlib.import_module("tensorflow_model_optimization")
     if name in ("callbacks", "configs", "export"):
         return importlib.import_module(f"{_HOMES[name]}.{name}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    try:
+        found = getattr(importlib.import_module(_HOMES[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name not in _NEEDED:
+            raise
+        raise ImportError(
+            f"sat_tf.{name}: received an environment without {error.name}, expected one with "
+            f"{', '.join(_NEEDED)}; pip install them. Quantized .keras files of Keras 3 are loaded "
+            "and trained without: import sat_tf is enough."
+        ) from error
+    return for_either(name, found)
 
 
 def __dir__() -> list[str]:
@@ -85,16 +98,28 @@ def _register_with_keras(module: ModuleType) -> None:
     importlib.import_module("sat_tf.keras3.conversion.activations")
 
 
-def _register_with_keras3(_: ModuleType) -> None:
-    """Registers the layers of `to_keras3` with Keras 3."""
+def _register_with_keras3(_: ModuleType | None = None) -> None:
+    """Registers the layers of quantized Keras 3 models, and of `to_keras3`, with Keras 3."""
     importlib.import_module("sat_tf.keras3.inference_layers")
     importlib.import_module("sat_tf.keras3.inference_operations")
+    importlib.import_module("sat_tf.keras3.quantized_layer")
 
 
-wrapt.register_post_import_hook(_register_with_keras3, "keras")
-if "tensorflow" in sys.modules:
-    importlib.import_module("sat_tf.qat.wrapper")
-    importlib.import_module("sat_tf.keras3.conversion.activations")
-else:
-    for _library in ("tf_keras", "tensorflow_model_optimization"):
-        wrapt.register_post_import_hook(_register_with_keras, _library)
+def _register_when_imported() -> None:
+    try:
+        import wrapt
+    except ModuleNotFoundError:
+        # It comes with TensorFlow. Without that, there is Keras 3 alone, and nothing to wait for.
+        if importlib.util.find_spec("keras"):
+            _register_with_keras3()
+        return
+    wrapt.register_post_import_hook(_register_with_keras3, "keras")
+    if "tensorflow" in sys.modules:
+        importlib.import_module("sat_tf.qat.wrapper")
+        importlib.import_module("sat_tf.keras3.conversion.activations")
+        return
+    for library in ("tf_keras", "tensorflow_model_optimization"):
+        wrapt.register_post_import_hook(_register_with_keras, library)
+
+
+_register_when_imported()

@@ -117,8 +117,8 @@ MAY_IMPORT_WITHIN = {
     },
 }
 # Modules that all rooms share, and those at the top that may use everything.
-SHARED = {"arguments", "atomic_file", "messages", "preprocessing", "version"}
-TOP = {"__init__", "__main__"}
+SHARED = {"arguments", "atomic_file", "messages", "preprocessing", "saved_by", "version"}
+TOP = {"__init__", "__main__", "either_keras"}
 
 # Where classes of Keras layers are named: where the registry of layer kinds is and models are
 # rewritten, where float networks are built, and where layers are made of Keras 3's operations.

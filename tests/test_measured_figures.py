@@ -53,19 +53,25 @@ def _line(*cells):
 
 
 @pytest.mark.parametrize(
-    ("label", "contender"),
+    ("label", "contender", "file"),
     [
-        ("sat-tf, clamped weights only", "sat-tf clamp only"),
-        ("sat-tf, w4a4, paper policy", "sat-tf w4a4 paper"),
-        ("sat-tf, w4a4, mobile policy", "sat-tf w4a4 mobile"),
-        ("TFMOT, 8 bits", "TFMOT 8-bit"),
-        ("TFMOT, experimental n bits, 4", "TFMOT 4-bit experimental"),
-        ("QKeras, w4a4", "QKeras w4a4"),
+        ("sat-tf, clamped weights only", "sat-tf clamp only", "step_time"),
+        ("sat-tf, w4a4, paper policy", "sat-tf w4a4 paper", "step_time"),
+        ("sat-tf, w4a4, mobile policy", "sat-tf w4a4 mobile", "step_time"),
+        ("TFMOT, 8 bits", "TFMOT 8-bit", "step_time"),
+        ("TFMOT, experimental n bits, 4", "TFMOT 4-bit experimental", "step_time"),
+        ("QKeras, w4a4", "QKeras w4a4", "step_time"),
+        ("DoReFa", "sat-tf w4a4 mobile", "step_time_methods"),
+        ("L1", "sat-tf w4a4 L1", "step_time_methods"),
+        ("LSQ", "sat-tf w4a4 LSQ", "step_time_methods"),
+        ("k-means", "sat-tf w4a4 k-means", "step_time_methods"),
+        ("LQ-Nets", "sat-tf w4a4 LQ-Nets", "step_time_methods"),
+        ("TFMOT, 8 bits", "TFMOT 8-bit", "step_time_methods"),
     ],
 )
-def test_the_cost_of_a_step_is_that_of_the_file(label, contender):
+def test_the_cost_of_a_step_is_that_of_the_file(label, contender, file):
     case = {"model": "mobilenet_v2", "image size": "96", "batch size": "32"}
-    row = _the_row("step_time", **case, contender=contender)
+    row = _the_row(file, **case, contender=contender)
     constant = _ratio(row, "constant weights") if contender.startswith("sat-tf") else ""
     cells = [_ratio(row, "training"), _ratio(row, "evaluation"), constant]
     assert _line(label, *cells, row["memory, times float"]) in _COST

@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.messages import kind_of
 from sat_tf.analysis.audit.audit import COLUMNS, Audit, Auditor
 from sat_tf.analysis.audit.audited_model import Verdict
 from sat_tf.analysis.labelled_images import USUAL_IMAGES, labelled_images
@@ -167,6 +168,20 @@ class TrainingRules(keras.callbacks.Callback):
         self._warned: set[tuple[str, str]] = set()
         self._step = self._first_batch = self._stride = 0
         self._began = self._spent = 0.0
+
+    def set_model(self, model: Any) -> None:
+        """Takes the model that is going to be trained.
+
+        Raises:
+            ValueError: it is one of Keras 3.
+        """
+        if not isinstance(model, keras.Model):
+            raise ValueError(
+                f"TrainingRules: received {kind_of(model)}, expected a model of tf_keras, whose "
+                "steps it measures; train sat_tf.from_keras3(model) with it, or measure between "
+                "epochs with sat_tf.audit(model, images, labels)."
+            )
+        super().set_model(model)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Measures the model that training starts from."""

@@ -157,7 +157,7 @@ class OfSeveralTensors(keras.layers.Wrapper):
 
     def call(self, inputs: Any, training: Any = None) -> Any:
         """The layer on the tensors."""
-        args, options = filled_in(self.arguments, tf.nest.flatten(inputs))
+        args, options = filled_in(self.arguments, tf.nest.flatten(inputs), tf.as_dtype)
         if "training" in inspect.signature(self.layer.call).parameters:
             options.setdefault("training", training)
         return self.layer(*args, **options)
@@ -193,7 +193,7 @@ class OfTensorFlow(keras.layers.Layer):
 
     def call(self, inputs: Any) -> Any:
         """The operation on the tensors."""
-        args, options = filled_in(self.arguments, tf.nest.flatten(inputs))
+        args, options = filled_in(self.arguments, tf.nest.flatten(inputs), tf.as_dtype)
         if self.function.endswith("getitem"):  # a list would be an index by itself
             args[1:] = [tuple(value) if isinstance(value, list) else value for value in args[1:]]
         return self._operation.function(*args, **options)

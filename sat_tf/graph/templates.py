@@ -1,13 +1,12 @@
 """The arguments of a call as plain values that a file can hold, and back.
 
-Without tf_keras, which layers of Keras 3 must not load while Keras itself is being imported.
+Without TensorFlow and tf_keras, for layers of Keras 3, which run where these are not.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 
 def template_of(value: Any, places: Mapping[int, int]) -> Any:
@@ -42,7 +41,7 @@ def template_of(value: Any, places: Mapping[int, int]) -> Any:
         return [template_of(inner, places) for inner in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, tf.DType):
+    if type(value).__name__ == "DType" and hasattr(value, "as_numpy_dtype"):  # TensorFlow's
         return {"type": value.name}
     if isinstance(value, np.generic):
         return value.item()
@@ -53,8 +52,13 @@ def template_of(value: Any, places: Mapping[int, int]) -> Any:
     raise TypeError(f"{value!r} is not a plain value.")
 
 
-def filled_in(template: Any, tensors: Sequence[Any]) -> Any:
-    """The arguments of a template, with these tensors; tuples have become lists.
+def filled_in(template: Any, tensors: Sequence[Any], type_of: Callable[[str], Any] = str) -> Any:
+    """The arguments of a template; tuples have become lists.
+
+    Args:
+        template: see `template_of`.
+        tensors: those it is called with.
+        type_of: makes a type of its name.
 
     >>> filled_in([{"tensor": 0}, {"slice": [1, None, None]}], ["x"])
     ['x', slice(1, None, None)]
@@ -65,12 +69,12 @@ def filled_in(template: Any, tensors: Sequence[Any]) -> Any:
         if set(template) == {"array", "of"}:
             return np.asarray(template["array"], template["of"])
         if set(template) == {"type"}:
-            return tf.as_dtype(template["type"])
+            return type_of(template["type"])
         if set(template) == {"slice"}:
-            return slice(*filled_in(template["slice"], tensors))
-        return {name: filled_in(inner, tensors) for name, inner in template.items()}
+            return slice(*filled_in(template["slice"], tensors, type_of))
+        return {name: filled_in(inner, tensors, type_of) for name, inner in template.items()}
     if isinstance(template, str):
         return Ellipsis if template == "..." else template
     if isinstance(template, list | tuple):
-        return [filled_in(inner, tensors) for inner in template]
+        return [filled_in(inner, tensors, type_of) for inner in template]
     return template

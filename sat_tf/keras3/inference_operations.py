@@ -1,7 +1,7 @@
 """Operations of quantized networks as Keras 3 layers; like `inference_layers`, on any backend."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras as keras3
@@ -88,13 +88,22 @@ class InferenceOperation(keras3.layers.Layer):
     Args:
         function: its name without "tf.", such as "math.sin"; one that `is_known`.
         arguments: its positional and its keyword arguments, as `template_of` makes them.
+        twin: the layer of tf_keras that it stands for, as `tf_keras` serializes it, in models that
+            are trained; None in others.
         **options: options of any Keras layer.
     """
 
-    def __init__(self, function: str, arguments: Sequence[Any], **options: Any) -> None:
+    def __init__(
+        self,
+        function: str,
+        arguments: Sequence[Any],
+        twin: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
         self.function = function
         self.arguments = arguments
+        self.twin = twin
 
     def call(self, inputs: Any) -> Any:
         """The operation on the tensors."""
@@ -104,7 +113,10 @@ class InferenceOperation(keras3.layers.Layer):
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
-        return {**super().get_config(), "function": self.function, "arguments": self.arguments}
+        own: dict[str, Any] = {"function": self.function, "arguments": self.arguments}
+        if self.twin is not None:
+            own["twin"] = self.twin
+        return {**super().get_config(), **own}
 
 
 def is_known(function: str) -> bool:

@@ -15,12 +15,18 @@ if TYPE_CHECKING:
     import tf_keras as keras
 
     from sat_tf.keras3.conversion.proof import Proof
+    from sat_tf.keras3.conversion.translator import Translated
 
 # Layers of Keras 3 that hold programs: of PyTorch, JAX and TensorFlow.
 _PROGRAMS = ("TorchModuleWrapper", "TFSMLayer", "JaxLayer", "FlaxLayer", "__lambda__")
 # Where Keras 3 has its activations, by the public names of its modules.
 _FUNCTION_MODULES = ("builtins", "keras.activations", "keras.ops", "keras.ops.nn")
 _OURS = "sat_tf>"
+# What models have that `quantize_model` makes of Keras 3 ones, and that are trained.
+_TRAINED = tuple(
+    f"{_OURS}{name}"
+    for name in ("QuantizedLayer", "Operation", "Scaling", "Slice", "gelu_by_tanh", "absolute")
+)
 
 
 class Conversion(NamedTuple):
@@ -88,7 +94,6 @@ def convert(
     Raises:
         ValueError: see `from_keras3`.
     """
-    own = _expect_layers(custom_layers)
     if isinstance(model, str | os.PathLike):
         model = _load(expect_path(model), safe_mode)
     else:
@@ -101,10 +106,24 @@ def convert(
         "write the class with tf_keras, and train YourClass(model.inputs, model.outputs)",
     )
     from sat_tf.keras3.conversion.proof import prove
+
+    made = translated(model, custom_layers)
+    return Conversion(made.model, prove(made))
+
+
+def translated(model: Any, custom_layers: Mapping[str, type] | None = None) -> "Translated":
+    """A Keras 3 model in both, before its proof.
+
+    Args:
+        model: the Keras 3 model.
+        custom_layers: see `from_keras3`.
+
+    Raises:
+        ValueError: something in the model has no counterpart in tf_keras.
+    """
     from sat_tf.keras3.conversion.translator import Translator
 
-    translated = Translator(own).translate(model)
-    return Conversion(translated.model, prove(translated))
+    return Translator(_expect_layers(custom_layers)).translate(model)
 
 
 def _expect_layers(given: Mapping[str, type] | None) -> Mapping[str, type]:
@@ -199,7 +218,8 @@ def _part_problem(part: Part) -> str | None:
             "it with keras.ops or with layers."
         )
     # Keras looks for each of the two, in the tables of registered classes first.
-    if kind.startswith(_OURS) or (registered_name or "").startswith(_OURS):
+    is_ours = kind.startswith(_OURS) or (registered_name or "").startswith(_OURS)
+    if is_ours and registered_name not in _TRAINED:
         return (
             f"{kind}, which sat_tf.to_keras3 made; it only infers: use the quantized model that it "
             "was made of."

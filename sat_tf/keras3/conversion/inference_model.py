@@ -2,7 +2,7 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras as keras3
@@ -11,13 +11,14 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
-from sat_tf.graph.flatten import unique_name
 from sat_tf.graph.layers.kind import Role
 from sat_tf.graph.templates import template_of
 from sat_tf.keras3.conversion import inference_table
+from sat_tf.keras3.conversion.assembly import Names, run
 from sat_tf.keras3.conversion.calls import LayerCall
 from sat_tf.keras3.conversion.plain_form import SpelledOut, in_form
 from sat_tf.keras3.conversion.proof import TOLERANCE, UNKNOWN_SIZE, difference
+from sat_tf.keras3.conversion.quantized_proof import FLIPS, code_distances, too_many_flips
 from sat_tf.keras3.inference_layers import PixelGrid, QuantizedActivation
 from sat_tf.keras3.inference_operations import InferenceOperation
 from sat_tf.qat.wrapper import QuantizedLayer
@@ -52,29 +53,6 @@ def _is_known(quantizer: SatQuantizer | None) -> bool:
     return quantizer.observes_range and quantizer.input_type is None
 
 
-class Names:
-    """Gives out the names of the layers of one Keras 3 model.
-
-    They are those of tf_keras, with `_` for slashes, which Keras 3 refuses, and with `_2`, `_3` and
-    so on where that name is taken.
-
-    Args:
-        layers: all layers of the tf_keras model.
-    """
-
-    def __init__(self, layers: Iterable[Any]) -> None:
-        every = [layer for one in layers for layer in (one, getattr(one, "layer", one))]
-        self._waiting = {layer.name for layer in every if "/" not in layer.name}
-        self._taken = set(self._waiting)
-
-    def give(self, wanted: str) -> str:
-        """A name for one more layer."""
-        if wanted in self._waiting:
-            self._waiting.remove(wanted)
-            return wanted
-        return unique_name(wanted.replace("/", "_"), self._taken)
-
-
 def pieces_of(layer: Any, names: Names, *, exact: bool) -> list[Callable[..., Any]]:
     """What is called for a layer, in order, the first with the layer's arguments.
 
@@ -100,14 +78,6 @@ def pieces_of(layer: Any, names: Names, *, exact: bool) -> list[Callable[..., An
         softmax = keras3.layers.Activation("softmax", name=name, dtype=_policy(inner))
         return [*first, *_quantizer(layer, names, exact), softmax]
     return [*first, *_quantizer(layer, names, exact)]
-
-
-def run(pieces: list[Callable[..., Any]], args: Any, kwargs: Any) -> Any:
-    """Calls one piece after the other; without any, returns the first argument."""
-    outputs = args[0]
-    for index, piece in enumerate(pieces):
-        outputs = piece(outputs) if index else piece(*args, **kwargs)
-    return outputs
 
 
 def _needs_only_quantizer(layer: QuantizedLayer) -> bool:
@@ -214,9 +184,6 @@ def _type_name(value: Any) -> Any:
 
 _IMAGES = 4
 _SEED = 21
-# A code flips where the value before rounding is as near to a tie as sums are rounded, 1e-6 of the
-# largest value: one code in about 10 000 at 8 bits. More are not ties.
-_FLIPS = 1e-3
 
 
 @dataclasses.dataclass
@@ -310,15 +277,13 @@ def _problem(pieces: list[Callable[..., Any]], expected: Any, received: Any) -> 
         )
     distances = _distances(quantizer, expected, received)
     flipped = int(np.count_nonzero(distances > 0.5))
-    # Neighbours differ by one code, up to the rounding of the scale in a lower precision.
-    too_far = not np.max(distances, initial=0.0) < 1.5
     largest = np.max(np.abs(expected.numpy().astype(np.float64)), initial=0.0)
     near = np.max(distances[distances <= 0.5], initial=0.0)
-    too_far |= near * _scale_of(quantizer) > TOLERANCE * largest
-    if too_far or flipped > max(1.0, _FLIPS * distances.size) or np.any(np.isnan(distances)):
+    too_far = near * _scale_of(quantizer) > TOLERANCE * largest
+    if too_far or too_many_flips(distances):
         return (
             f"received a quantizer of which {flipped} of {distances.size} codes differ in Keras 3, "
-            f"by up to {np.max(distances):.2g} codes, expected at most {_FLIPS:g} of them, by one "
+            f"by up to {np.max(distances):.2g} codes, expected at most {FLIPS:g} of them, by one "
             "code; run it with KERAS_BACKEND=tensorflow."
         )
     return None
@@ -337,11 +302,7 @@ def _scale_of(quantizer: QuantizedActivation) -> np.float64:
 
 def _distances(quantizer: QuantizedActivation, expected: Any, received: Any) -> np.ndarray:
     """How many codes two of its outputs are apart, value by value."""
-    one, other = (
-        np.asarray(values, np.float64)
-        for values in (expected.numpy(), keras3.ops.convert_to_numpy(received))
-    )
-    return np.abs(one - other) / _scale_of(quantizer)
+    return code_distances(float(_scale_of(quantizer)), expected, received)
 
 
 def _for_keras3(values: Any) -> Any:

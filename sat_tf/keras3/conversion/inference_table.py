@@ -12,7 +12,7 @@ from sat_tf.graph.calls.arithmetic import gelu_by_tanh
 from sat_tf.graph.layers.kind import SAME, Keras3
 from sat_tf.graph.layers.preprocessing import constant_copy, is_adapted
 from sat_tf.keras3 import inference_layers, inference_operations
-from sat_tf.keras3.conversion import layer_table, translator
+from sat_tf.keras3.conversion import layer_table, values
 from sat_tf.keras3.conversion.activations import keras3_name
 from sat_tf.keras3.conversion.plain_form import in_form, plain_class
 from sat_tf.messages import did_you_mean
@@ -26,6 +26,8 @@ _FUNCTIONS: dict[Any, Callable[[Any], Any]] = {
 
 # Inference needs none of these.
 _OF_TRAINING = ("_initializer", "_regularizer", "_constraint", "rng_type")
+# What training needs, and the files of both write alike.
+_SERIALIZED = {"regularizer": keras3.regularizers, "constraint": keras3.constraints}
 # Settings that Keras 3 does not have, with the value at which tf_keras does the same.
 _NEUTRAL: dict[str, Any] = {
     "dynamic": False,
@@ -52,7 +54,7 @@ def problem_of(layer: Any, *, exact: bool) -> str | None:
         return operation_problem(layer.function)
     if _counterpart(layer) is None:
         return f"received {name}, which sat-tf does not know in Keras 3; build the model without it"
-    settings, problems = _settings(layer)
+    settings, problems = _settings(layer, _class_of(layer))
     # Behind any other layer the function can stand by itself.
     if not exact and isinstance(layer, keras.layers.RNN):
         problems += [
@@ -75,6 +77,32 @@ def operation_problem(function: str) -> str | None:
     )
 
 
+def training_problem_of(layer: Any) -> str | None:
+    """Why there is no Keras 3 layer that trains as a tf_keras layer does; None where there is."""
+    if isinstance(layer, operation_layers.OfTensorFlow):
+        return operation_problem(layer.function)
+    if _counterpart(layer) is None:
+        return f"received {type(layer).__name__}, which sat-tf does not know in Keras 3"
+    return "; ".join(_settings(layer, plain_class(_class_of(layer)), trains=True)[1]) or None
+
+
+def training_layer(layer: Any, name: str) -> Any:
+    """The Keras 3 layer that trains as a tf_keras layer does, with its regularizers; not built.
+
+    Args:
+        layer: the tf_keras layer, one without a `training_problem_of`.
+        name: of the Keras 3 layer.
+    """
+    kind = plain_class(_class_of(layer))
+    return kind(**_settings(layer, kind, trains=True)[0], name=name)
+
+
+def names_in_keras3(layer: Any) -> tuple[str, ...]:
+    """What the class of a tf_keras layer may be called in Keras 3."""
+    counterpart = _counterpart(layer) or SAME
+    return type(layer).__name__, counterpart.name
+
+
 def make_layers(
     layer: Any,
     give: Callable[[str], str],
@@ -93,7 +121,7 @@ def make_layers(
         exact: see `problem_of`.
     """
     layer = _with_settings(layer)
-    settings, _ = _settings(layer)
+    settings, _ = _settings(layer, _class_of(layer))
     if "activation" in settings and not activation:
         settings["activation"] = "linear"
     function = settings.get("activation")
@@ -168,7 +196,7 @@ class _WithWeights:
             for variable in self._source.weights
         ]
         targets = self._layer.weights
-        return translator.arrange(
+        return values.arrange(
             [variable.name for variable in self._source.weights],
             arrays,
             [variable.path for variable in targets],
@@ -176,9 +204,9 @@ class _WithWeights:
         )
 
 
-def _settings(layer: Any) -> tuple[dict[str, Any], list[str]]:
+def _settings(layer: Any, kind: type, *, trains: bool = False) -> tuple[dict[str, Any], list[str]]:
     counterpart = _counterpart(layer) or SAME
-    accepted = layer_table.accepted_names(_class_of(layer))
+    accepted = layer_table.accepted_names(kind)
     settings: dict[str, Any] = {}
     problems: list[str] = []
     if isinstance(layer, operation_layers.OfTensorFlow):
@@ -186,6 +214,10 @@ def _settings(layer: Any) -> tuple[dict[str, Any], list[str]]:
         return {"function": layer.function, "arguments": layer.arguments, "dtype": dtype}, []
     for key, value in layer.get_config().items():
         given = counterpart.renamed.get(key, key)
+        module = _SERIALIZED.get(key.rsplit("_", 1)[-1]) if trains else None
+        if module is not None and given in accepted:
+            settings[given] = None if value is None else module.deserialize(value)
+            continue
         if key.endswith(_OF_TRAINING):
             continue
         if key.endswith("activation"):

@@ -1,15 +1,12 @@
 """From a quantized tf_keras model to a Keras 3 inference model with the effective weights."""
 
-import re
 import warnings
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph.network import check_model
-from sat_tf.keras3.conversion.calls import LayerCall, calls_of
+from sat_tf.keras3.conversion.calls import calls_of
 from sat_tf.messages import list_problems
 from sat_tf.qat.wrapper import QuantizedLayer
 
@@ -76,13 +73,17 @@ def to_keras3(model: keras.Model, *, exact: bool = False) -> "keras3.Model":
             "quantized by sat-tf; call sat_tf.quantize_model(model, policy) first."
         )
     from sat_tf.keras3.conversion import inference_model as pieces
+    from sat_tf.keras3.conversion.assembly import build
     from sat_tf.keras3.conversion.inference_model import prove
 
     found = {call.layer.name: pieces.problem_of(call.layer, exact=exact) for call in calls}
     problems = [f"{name}: {problem}." for name, problem in found.items() if problem]
     if problems:
         raise ValueError(list_problems(f"model {model.name!r}", problems))
-    exported, made = build(model, calls, exact=exact)
+    exported, made = build(
+        model, calls, lambda layer, names: pieces.pieces_of(layer, names, exact=exact)
+    )
+    exported.trainable = False
     proof = prove(model, exported, calls, made)
     if proof.codes_differing:
         fix = "call it" if exact else "pass exact=True, for a file that needs sat-tf, and call it"
@@ -94,59 +95,3 @@ def to_keras3(model: keras.Model, *, exact: bool = False) -> "keras3.Model":
             stacklevel=2,
         )
     return exported
-
-
-def build(
-    model: keras.Model, calls: list[LayerCall], *, exact: bool
-) -> tuple["keras3.Model", dict[int, list[Callable[..., Any]]]]:
-    """The Keras 3 model, and for every layer, by its identity, what is called for it.
-
-    Args:
-        model: a tf_keras model, all of whose layers have a form in Keras 3.
-        calls: its calls.
-        exact: with sat-tf's own layers.
-
-    Raises:
-        ValueError: Keras 3 cannot call a layer as tf_keras does; names it.
-    """
-    import keras as keras3
-
-    from sat_tf.keras3.conversion.inference_model import Names, pieces_of, run
-
-    made: dict[int, list[Callable[..., Any]]] = {}
-    tensors: dict[int, Any] = {}
-    names = Names({id(call.layer): call.layer for call in calls}.values())
-    for call in calls:
-        layer = call.layer
-        if isinstance(layer, keras.layers.InputLayer):
-            shape = tuple(call.outputs[0].shape)
-            tensor = keras3.Input(batch_shape=shape, dtype=layer.dtype, name=names.give(layer.name))
-            tensors[id(call.outputs[0])] = tensor
-            continue
-        if id(layer) not in made:
-            made[id(layer)] = pieces_of(layer, names, exact=exact)
-        try:
-            outputs = run(made[id(layer)], *call.filled_in(tensors))
-        except Exception as error:
-            raise ValueError(
-                f"model {model.name!r}: {layer.name}: received a layer that Keras 3 cannot call "
-                f"this way ({_reason(error)}); build the model without it."
-            ) from error
-        for symbol, tensor in zip(call.outputs, keras3.tree.flatten(outputs), strict=True):
-            tensors[id(symbol)] = tensor
-
-    def found(symbols: Any) -> Any:
-        return tf.nest.map_structure(lambda symbol: tensors[id(symbol)], symbols)
-
-    inputs, outputs = found(model._nested_inputs), found(model._nested_outputs)
-    exported = keras3.Model(inputs, outputs, name=model.name.replace("/", "_"))
-    exported.trainable = False
-    return exported, made
-
-
-def _reason(error: Exception) -> str:
-    """The line with the reason, without what Keras puts around it in bold."""
-    text = re.sub("\x1b\\[[0-9;]*m", "", str(error)) or type(error).__name__
-    inside = re.search(r"Error encountered:\s*([^\n]+)", text)
-    inside = inside or re.search(r"Exception encountered[^\n]*\s*([^\n]+)", text)
-    return (inside.group(1) if inside else text.splitlines()[0]).strip().rstrip(".")

@@ -2,7 +2,8 @@
 
 Every layer is compared twice. On its own: given the inputs of the Keras 3 layer, does it give the
 same outputs? A classifier of random weights ends in nearly equal probabilities, and would hide a
-wrong layer. And in its place: given the outputs of the tf_keras layers before it.
+wrong layer. And in its place: given the outputs of the tf_keras layers before it. In a quantized
+model the second would only count ties: layers are compared on their own, see `quantized_proof`.
 Differences are absolute, as fractions of the largest absolute value in Keras 3.
 """
 
@@ -15,8 +16,10 @@ import keras as keras3
 import numpy as np
 import tensorflow as tf
 
+from sat_tf.keras3.conversion import quantized_proof
 from sat_tf.keras3.conversion.translator import Translated, to_tf_keras
 from sat_tf.messages import kind_of
+from sat_tf.qat.wrapper import QuantizedLayer
 
 TOLERANCE = 1e-5
 _BATCH = 2
@@ -34,11 +37,13 @@ class Proof:
         difference: the largest of the model's outputs, as a fraction of its largest value.
         layer_difference: the largest of a layer on its own.
         num_calls: how many layers and operations were compared.
+        codes_differing: how many codes of layers on their own differ, all of them ties.
     """
 
     difference: float
     layer_difference: float
     num_calls: int
+    codes_differing: int = 0
 
 
 @dataclasses.dataclass
@@ -48,6 +53,7 @@ class _Found:
     alone: dict[str, float] = dataclasses.field(default_factory=dict)
     in_place: dict[str, float] = dataclasses.field(default_factory=dict)
     kinds: dict[str, str] = dataclasses.field(default_factory=dict)
+    codes: int = 0
 
     def add(self, name: str, kind: str, alone: float, in_place: float) -> None:
         self.kinds[name] = kind
@@ -69,8 +75,8 @@ def prove(made: Translated) -> Proof:
         if (low, high) == _RANGES[0]:  # once, because what is called is the graph that was run
             largest = _whole_difference(made, inputs)
         largest = max([largest, *map(difference, *outputs)])
-        _refuse(made, found, largest)
-    return Proof(largest, max(found.alone.values(), default=0.0), len(found.alone))
+        _refuse(made, found, 0.0 if made.is_quantized else largest)
+    return Proof(largest, max(found.alone.values(), default=0.0), len(found.alone), found.codes)
 
 
 def _refuse(made: Translated, found: _Found, largest: float) -> None:
@@ -113,12 +119,18 @@ def _run(
         else:
             outputs3 = keras3.tree.flatten(_call_keras3(name, call.operation, args3, kwargs3))
             alone_args, alone_kwargs = call.filled_in(values3, to_tf_keras)
-            alone = _call_tf_keras(function, alone_args, alone_kwargs)
+            if isinstance(function, QuantizedLayer):
+                alone, flips = _call_quantized(
+                    name, call.operation, function, (alone_args, alone_kwargs), outputs3
+                )
+                found.codes += flips
+            else:
+                alone = _call_tf_keras(function, alone_args, alone_kwargs)
             given = zip(
                 *map(keras3.tree.flatten, ((args, kwargs), (alone_args, alone_kwargs))), strict=True
             )
             outputs = alone
-            if not all(one is other for one, other in given):
+            if not (made.is_quantized or all(one is other for one, other in given)):
                 outputs = _call_tf_keras(function, args, kwargs)
             found.add(
                 name,
@@ -128,7 +140,7 @@ def _run(
             )
         for tensor, output3, output in zip(call.outputs, outputs3, outputs, strict=True):
             # Equal outputs are shared, so that what reads them is run once.
-            is_equal = difference(output3, output) == 0.0
+            is_equal = made.is_quantized or difference(output3, output) == 0.0
             values3[id(tensor)], values[id(tensor)] = output3, output3 if is_equal else output
     tensors = made.graph.outputs
     return [values3[id(t)] for t in tensors], [values[id(t)] for t in tensors]
@@ -185,6 +197,19 @@ def _call_tf_keras(function: Any, args: Any, kwargs: Any) -> list[Any]:
     if "training" in inspect.signature(getattr(function, "call", function)).parameters:
         kwargs = {**kwargs, "training": False}
     return list(tf.nest.flatten(function(*_as_tf(args), **_as_tf(kwargs))))
+
+
+def _call_quantized(
+    name: str, layer3: Any, layer: QuantizedLayer, given: tuple[Any, Any], expected: list[Any]
+) -> tuple[list[Any], int]:
+    """The outputs of a quantized layer in tf_keras, ties aside, and how many there are."""
+    problem = quantized_proof.kernel_problem(layer3, layer, TOLERANCE)
+    if problem:
+        raise ValueError(f"{name}: {problem}.")
+    received = quantized_proof.called_with_kernel_of(
+        layer3, layer, lambda: _call_tf_keras(layer, *given)
+    )
+    return quantized_proof.without_flips(layer, expected, received)
 
 
 def _as_tf(values: Any) -> Any:

@@ -9,57 +9,23 @@ import numpy as np
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.graph import operation_layers
 from sat_tf.graph.network import NOT_BUILT, subclassed_problem
+from sat_tf.keras3 import inference_operations
 from sat_tf.keras3.conversion import layer_table, operation_table
 from sat_tf.keras3.conversion.graph import Call, Keras3Graph, functional_of
+from sat_tf.keras3.conversion.values import copy_to_twin, weights_of_keras3
+from sat_tf.keras3.quantized_layer import INSTEAD
+from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
 from sat_tf.messages import kind_of, list_problems, reason_of
+from sat_tf.qat.configs import PlacedConfig
+from sat_tf.qat.wrapper import QuantizedLayer
 
-_DEEPEST = 4  # names inside names, such as those of attention layers in wrappers
-
-
-def matched(sources: Sequence[str], targets: Sequence[str]) -> list[int]:
-    """For every target, the index of the source with the same name.
-
-    Names are paths such as "dense/kernel". Only their last parts are compared, as many as tell
-    them apart; where they do not pair up, order decides.
-
-    >>> matched(["dense/kernel", "dense/bias"], ["a/dense/bias:0", "a/dense/kernel:0"])
-    [1, 0]
-    >>> matched(["layer_scale/variable"], ["layer_scale/gamma:0"])
-    [0]
-    """
-    for depth in range(1, _DEEPEST + 1):
-        ours, theirs = ([_tail(name, depth) for name in names] for names in (sources, targets))
-        if len(set(ours)) == len(ours) and sorted(ours) == sorted(theirs):
-            return [ours.index(name) for name in theirs]
-    return list(range(len(targets)))
-
-
-def arrange(
-    names: Sequence[str], arrays: Sequence[np.ndarray], target_names: Sequence[str], shapes: Any
-) -> list[np.ndarray]:
-    """The arrays of one layer in the order of another that holds the same.
-
-    Args:
-        names: of the arrays.
-        arrays: the weights.
-        target_names: of the other layer's weights.
-        shapes: of the other layer's weights.
-
-    Raises:
-        ValueError: they are not as many, or not of these shapes.
-    """
-    shapes = [tuple(shape) for shape in shapes]
-    if len(arrays) != len(shapes):
-        raise ValueError(
-            f"received {len(arrays)} weights ({', '.join(names)}), expected {len(shapes)} "
-            f"({', '.join(target_names)})"
-        )
-    ordered = [arrays[index] for index in matched(names, target_names)]
-    for name, array, shape in zip(target_names, ordered, shapes, strict=True):
-        if array.shape != shape:
-            raise ValueError(f"received {name} of shape {array.shape}, expected {shape}")
-    return ordered
+# Layers of `inference_operations` with the layer of tf_keras that has the same settings.
+_OPERATIONS: dict[type, tuple[Any, tuple[str, ...]]] = {
+    inference_operations.InferenceScaling: (operation_layers.Scaling, ("formula", "number")),
+    inference_operations.InferenceSlice: (operation_layers.Slice, ("slices", "dropped")),
+}
 
 
 def non_finite(names: Sequence[str], arrays: Sequence[np.ndarray]) -> list[str]:
@@ -73,10 +39,6 @@ def non_finite(names: Sequence[str], arrays: Sequence[np.ndarray]) -> list[str]:
                 "infinite, expected finite ones; load or train the model again"
             )
     return found
-
-
-def _tail(name: str, depth: int) -> tuple[str, ...]:
-    return tuple(name.split(":")[0].split("/")[-depth:])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +55,14 @@ class Translated:
     graph: Keras3Graph
     model: keras.Model
     calls: list[tuple[Call, Any, "Translated | None"]]
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether it has quantized layers, at any depth."""
+        return any(
+            nested.is_quantized if nested else isinstance(layer, QuantizedLayer)
+            for _, layer, nested in self.calls
+        )
 
 
 class Translator:
@@ -183,12 +153,14 @@ class Translator:
                 "received a Lambda layer, whose Python code cannot be shown to do the same in "
                 "tf_keras; write it with keras.ops or with layers"
             )
-        if type(layer).__module__.startswith("sat_tf."):
+        if isinstance(layer, QuantizedLayer3):
+            return self._inner_problem(layer)
+        if type(layer).__module__.startswith("sat_tf.") and not _operation_layer(layer):
             return (
                 f"received {kind}, which sat_tf.to_keras3 made; it only infers: use the quantized "
                 "model that it was made of"
             )
-        if kind not in self._own and not layer_table.is_known(layer):
+        if not (_operation_layer(layer) or kind in self._own or layer_table.is_known(layer)):
             if layer_table.is_built_in(layer):
                 return f"received {kind}, which tf_keras does not have; build the model without it"
             return (
@@ -201,9 +173,20 @@ class Translator:
                 "model before model.quantize"
             )
         self._layer(layer)
+        return self._weights_problem(layer)
+
+    def _inner_problem(self, layer: QuantizedLayer3) -> str | None:
+        """What is wrong with a quantized layer, or with the layer inside."""
+        inner = layer.layer
+        if layer.place == INSTEAD and not layer_table.is_known(inner):
+            return f"received a quantizer instead of {type(inner).__name__}, expected a rectifier"
+        self._layer(layer)
+        return self._weights_problem(layer)
+
+    def _weights_problem(self, layer: Any) -> str | None:
         if not layer.built and not _is_stateless(layer):
             return "received a layer that is not built; call the model once on data"
-        names, arrays = _weights3(layer)
+        names, arrays = weights_of_keras3(layer)
         return "; ".join(non_finite(names, arrays)) or None
 
     # -- building ------------------------------------------------------------------------------
@@ -212,10 +195,23 @@ class Translator:
         if id(layer) not in self._made:
             if isinstance(layer, keras3.Model):
                 self._model(layer)
+            elif isinstance(layer, QuantizedLayer3):
+                self._made[id(layer)] = self._quantized(layer)
+            elif _operation_layer(layer):
+                self._made[id(layer)] = _operation_layer(layer)
             else:
                 self._made[id(layer)] = layer_table.make_layer(layer, self._own, self._inner)
         made = self._made[id(layer)]
         return made.model if isinstance(made, Translated) else made
+
+    def _quantized(self, layer: QuantizedLayer3) -> QuantizedLayer:
+        """The quantized layer of tf_keras, with the same quantizers."""
+        config = layer.get_config()
+        names = ("weights", "output", "annotation", "inserted")
+        placed = PlacedConfig.from_config({name: config[name] for name in names})
+        return QuantizedLayer(
+            self._inner(layer.layer), placed, name=layer.name, trainable=layer.trainable
+        )
 
     def _inner(self, layer: Any) -> Any:
         """The layer inside a wrapper."""
@@ -294,17 +290,11 @@ class Translator:
                 continue
             if not isinstance(operation, keras3.layers.Layer):
                 continue
-            names, arrays = _weights3(operation)
-            targets = layer.weights
             try:
-                layer.set_weights(
-                    arrange(names, arrays, [v.name for v in targets], [v.shape for v in targets])
-                )
+                copy_to_twin(operation, layer)
             except ValueError as error:
                 problem = f"{prefix}{operation.name}: {error}."
                 self._problems += [] if problem in self._problems else [problem]
-            if hasattr(layer, "finalize_state"):
-                layer.finalize_state()  # statistics are in use from then on
 
 
 def to_tf_keras(value: Any) -> Any:
@@ -326,17 +316,20 @@ def _input_layer(layer: Any) -> keras.layers.InputLayer:
     )
 
 
-def _weights3(layer: Any) -> tuple[list[str], list[np.ndarray]]:
-    found = list(layer.weights)
-    arrays = [np.asarray(keras3.ops.convert_to_numpy(variable)) for variable in found]
-    if isinstance(layer, keras3.layers.Normalization) and found:
-        # It computes with copies that it makes when it adapts, or is loaded.
-        for name in ("mean", "variance"):
-            used = np.asarray(keras3.ops.convert_to_numpy(getattr(layer, name)))
-            for index, variable in enumerate(found):
-                if variable.name == name:
-                    arrays[index] = used.reshape(variable.shape)
-    return [variable.path for variable in found], arrays
+def _operation_layer(layer: Any) -> Any:
+    """A new tf_keras layer for one that stands for an operation of a quantized model, else None."""
+    if isinstance(layer, inference_operations.InferenceOperation) and layer.twin:
+        name = str(layer.twin.get("registered_name"))
+        if name.startswith("sat_tf>"):
+            made = keras.saving.deserialize_keras_object(dict(layer.twin))
+            made._name = layer.name
+            return made
+    if type(layer) not in _OPERATIONS:
+        return None
+    made_as, settings = _OPERATIONS[type(layer)]
+    config = layer.get_config()
+    own = {name: config[name] for name in settings}
+    return made_as(**own, name=layer.name, dtype=layer.dtype_policy.name)
 
 
 def _is_stateless(layer: Any) -> bool:

@@ -1,0 +1,105 @@
+"""The public functions, for models of tf_keras and for those of Keras 3.
+
+A model of tf_keras goes to the function itself. One of Keras 3 is quantized and trained as what it
+is, on the backend of the user; all else is done on its twin in tf_keras, which computes the same:
+see `sat_tf.keras3.conversion.twin`.
+"""
+
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def for_either(name: str, of_tf_keras: Callable[..., Any]) -> Callable[..., Any]:
+    """A public function for models of both; one that takes no model stays what it is.
+
+    Args:
+        name: of the function.
+        of_tf_keras: the function for models of tf_keras.
+    """
+    of_keras3 = _OF_KERAS3.get(name)
+    if of_keras3 is None:
+        return of_tf_keras
+    return _both(of_tf_keras, of_keras3)
+
+
+@functools.cache
+def _both(of_tf_keras: Callable[..., Any], of_keras3: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(of_tf_keras)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        model = args[0] if args else kwargs.get("model")
+        if not is_keras3(model):
+            return of_tf_keras(*args, **kwargs)
+        rest = {key: value for key, value in kwargs.items() if key != "model" or args}
+        return of_keras3(of_tf_keras, model, *args[1:], **rest)
+
+    return function
+
+
+def is_keras3(model: Any) -> bool:
+    """Whether something is a model of Keras 3."""
+    keras3 = sys.modules.get("keras")
+    return keras3 is not None and isinstance(model, getattr(keras3, "Model", ()))
+
+
+def _quantized(of_tf_keras: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    from sat_tf.keras3.conversion.twin import quantized
+
+    del of_tf_keras
+    return quantized(model, *args, **kwargs)
+
+
+def _requantized(of_tf_keras: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    from sat_tf.keras3.conversion.twin import requantized
+
+    del of_tf_keras
+    return requantized(model, *args, **kwargs)
+
+
+def _on_twin(of_tf_keras: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    from sat_tf.keras3.conversion.arrays import as_numpy
+    from sat_tf.keras3.conversion.twin import twin_of
+
+    return of_tf_keras(twin_of(model), *as_numpy(args), **as_numpy(kwargs))
+
+
+def _in_place(of_tf_keras: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """What changes the twin changes the model, once all has gone well."""
+    from sat_tf.keras3.conversion.twin import take_values
+
+    _on_twin(of_tf_keras, model, *args, **kwargs)
+    take_values(model)
+    return model
+
+
+def _verified(of_tf_keras: Any, model: Any, path: Any, images: Any, *args: Any, **kw: Any) -> Any:
+    from sat_tf.keras3.conversion.arrays import as_numpy
+    from sat_tf.keras3.conversion.twin import warn_of_other_answers
+
+    certificate = _on_twin(of_tf_keras, model, path, images, *args, **kw)
+    warn_of_other_answers(model, as_numpy(images))
+    return certificate
+
+
+def _refused(of_tf_keras: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    del args, kwargs
+    raise ValueError(
+        f"model {model.name!r}: received a Keras 3 model, expected one of tf_keras, on which alone "
+        f"{of_tf_keras.__name__} works; pass sat_tf.from_keras3(model)."
+    )
+
+
+_OF_KERAS3: Mapping[str, Callable[..., Any]] = {
+    "allocate": _on_twin,
+    "audit": _on_twin,
+    "calibrate": _in_place,
+    "explain": _on_twin,
+    "export_tflite": _on_twin,
+    "quantize_for_bits": _refused,
+    "quantize_model": _quantized,
+    "requantize": _requantized,
+    "sensitivity": _on_twin,
+    "to_keras3": _on_twin,
+    "verify_tflite": _verified,
+}

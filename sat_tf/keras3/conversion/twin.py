@@ -1,0 +1,214 @@
+"""The tf_keras twin of a Keras 3 model: on it everything is planned, measured and exported.
+
+    float Keras 3 model → float twin → quantized twin → quantized Keras 3 model
+                                                     ↑ values ↓
+                                        twin of the quantized model → TFLite file
+
+The plan of a quantized model is in its layers, so that its twin can be made at any time, also of a
+file that was trained on another machine. Models keep theirs: it is made and proved once, and gets
+the values of the Keras 3 model again whenever it is asked for.
+"""
+
+import dataclasses
+import inspect
+import textwrap
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import keras as keras3
+import numpy as np
+import tf_keras as keras
+
+from sat_tf.graph.flatten import flattened
+from sat_tf.keras3.conversion.graph import functional_of
+from sat_tf.keras3.conversion.incoming import translated
+from sat_tf.keras3.conversion.proof import Proof, prove
+from sat_tf.keras3.conversion.trainable import trainable
+from sat_tf.keras3.conversion.translator import Translated
+from sat_tf.keras3.conversion.values import copy_to_keras3, copy_to_twin
+from sat_tf.keras3.quantized_layer import QuantizedLayer
+from sat_tf.messages import warn
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.requantize import requantize
+from sat_tf.qat.scheme import quantize_model
+
+# Images on which a Keras 3 model is compared with its twin, whose file is verified.
+_COMPARED = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class _Twin:
+    """A twin, and the pairs of layers, each with the one in Keras 3 first."""
+
+    model: keras.Model
+    pairs: list[tuple[Any, Any]]
+    proof: Proof
+
+
+_twins: "weakref.WeakKeyDictionary[Any, _Twin]" = weakref.WeakKeyDictionary()
+
+
+def twin_of(model: keras3.Model) -> keras.Model:
+    """The tf_keras model that computes what a Keras 3 model does, with the values of now.
+
+    Args:
+        model: a float or a quantized Keras 3 model.
+
+    Raises:
+        ValueError: it cannot be translated, or a layer computes something else in tf_keras; names
+            the layers.
+    """
+    found = _twins.get(model)
+    if found is None:
+        made = translated(model)
+        # Weakly: models go when their users let them.
+        pairs = [(weakref.ref(one), other) for one, other in _pairs(made)]
+        found = _twins[model] = _Twin(made.model, pairs, prove(made))
+        return found.model
+    for layer, twin in _layers(found):
+        twin.trainable = layer.trainable
+        copy_to_twin(layer, twin)
+    return found.model
+
+
+def take_values(model: keras3.Model) -> None:
+    """Gives a Keras 3 model the values that its twin has now."""
+    for layer, twin in _layers(_twins[model]):
+        copy_to_keras3(twin, layer)
+
+
+def warn_of_other_answers(model: Any, images: Any) -> None:
+    """Says where the model of the user's backend and its twin, which is exported, disagree."""
+    few = keras3.tree.map_structure(lambda array: np.asarray(array)[:_COMPARED], images)
+    twin = twin_of(model)
+    given = few if isinstance(few, dict | list | tuple) else [few]
+    count = len(keras3.tree.flatten(given)[0])
+    ours = keras3.tree.flatten(model(_floats(few), training=False))
+    others = keras3.tree.flatten(twin(_floats(few), training=False))
+    for one, other in zip(ours, others, strict=True):
+        answers = [
+            np.argmax(np.asarray(keras3.ops.convert_to_numpy(one)), axis=-1),
+            np.argmax(np.asarray(other), axis=-1),
+        ]
+        differing = int(np.sum(np.any(np.reshape(answers[0] != answers[1], (count, -1)), axis=1)))
+        if differing:
+            warn(
+                f"model {model.name!r}: on {differing} of {count} images its file gives another "
+                f"answer than the model on the {keras3.backend.backend()} backend, which rounds "
+                "sums in another order; the certificate is of the integers of the file."
+            )
+
+
+def _floats(images: Any) -> Any:
+    return keras3.tree.map_structure(
+        lambda array: array.astype(np.float32) if array.dtype == np.uint8 else array, images
+    )
+
+
+def _layers(found: _Twin) -> Iterator[tuple[Any, Any]]:
+    for reference, twin in found.pairs:
+        yield reference(), twin
+
+
+def _pairs(made: Translated) -> Iterator[tuple[Any, Any]]:
+    for call, layer, nested in made.calls:
+        if nested is not None:
+            yield from _pairs(nested)
+        elif isinstance(call.operation, keras3.layers.Layer):
+            yield call.operation, layer
+
+
+def is_quantized(model: keras3.Model) -> bool:
+    """Whether a Keras 3 model has quantized layers."""
+    return any(isinstance(layer, QuantizedLayer) for layer in model._flatten_layers())
+
+
+def quantized(model: keras3.Model, policy: BitPolicy | int | None = None) -> keras3.Model:
+    """The Keras 3 form of `quantize_model`.
+
+    Args:
+        model: a built Functional or Sequential Keras 3 model; it is not changed.
+        policy: see `quantize_model`.
+
+    Raises:
+        ValueError: it cannot be translated or quantized, or is quantized already.
+    """
+    if is_quantized(model):
+        raise ValueError(
+            f"model {model.name!r}: received a model that is quantized already, expected a float "
+            "one; call sat_tf.requantize(model, policy) to give it another policy."
+        )
+    made = translated(model)
+    prove(made)
+    return _of_twin(quantize_model(made.model, policy), _originals(made), model)
+
+
+def requantized(model: keras3.Model, policy: BitPolicy) -> keras3.Model:
+    """The Keras 3 form of `requantize`.
+
+    Raises:
+        ValueError: it is not quantized, or cannot be quantized as asked.
+    """
+    twin = requantize(twin_of(model), policy)
+    layers = [layer for layer in model._flatten_layers() if not isinstance(layer, keras3.Model)]
+    originals = {layer.name: layer for layer in layers if not isinstance(layer, QuantizedLayer)}
+    inner = [layer.layer for layer in layers if isinstance(layer, QuantizedLayer)]
+    return _of_twin(twin, {**originals, **{layer.name: layer for layer in inner}}, model)
+
+
+def _originals(made: Translated) -> dict[str, Any]:
+    """The Keras 3 layers by the names that their twins have in the flat model."""
+    by_path = dict(_by_path(made, ""))
+    origins = flattened(made.model).origins
+    return {name: by_path[path] for name, path in origins.items() if path in by_path}
+
+
+def _by_path(made: Translated, prefix: str) -> Iterator[tuple[str, Any]]:
+    for call, layer, nested in made.calls:
+        if nested is not None:
+            yield from _by_path(nested, f"{prefix}{nested.model.name}/")
+        elif isinstance(call.operation, keras3.layers.Layer):
+            yield f"{prefix}{layer.name}", call.operation
+
+
+def _of_twin(twin: keras.Model, originals: dict[str, Any], original: keras3.Model) -> keras3.Model:
+    """The Keras 3 model of a quantized twin, of the class of the user's model."""
+    model = _of_class_of(original, trainable(twin, originals))
+    twin_of(model)  # and with it the proof
+    return model
+
+
+def _of_class_of(original: Any, model: keras3.Model) -> keras3.Model:
+    """A plain model as an instance of the class of `original`, if that is the user's own.
+
+    It is built as `type(original)(inputs, outputs, name=...)`; other arguments of its constructor
+    are the attributes of the same names. If that fails it stays plain, and a warning says so.
+    """
+    kind = type(original)
+    if kind.__module__.split(".")[0] == "keras":
+        return model
+    functional = functional_of(model)
+    parameters = inspect.signature(kind.__init__).parameters.values()
+    further = {
+        parameter.name: getattr(original, parameter.name)
+        for parameter in parameters
+        if parameter.name not in ("self", "inputs", "outputs", "name", "trainable")
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and hasattr(original, parameter.name)
+    }
+    inputs, outputs = functional._inputs_struct, functional._outputs_struct
+    try:
+        made = kind(inputs, outputs, name=model.name, **further)
+        if functional_of(made) is None or len(made.layers) != len(model.layers):
+            raise TypeError("its constructor builds another graph from inputs and outputs")
+    except Exception as error:  # the user's constructor raises anything
+        reason = textwrap.shorten(str(error) or type(error).__name__, 160)
+        warn(
+            f"received a model of the class {kind.__name__}, and made a plain keras.Model, which "
+            f"loses the class ({kind.__name__}(inputs, outputs, name=...) does not build one: "
+            f"{reason}); train {kind.__name__}(model.inputs, model.outputs, ...) built from the "
+            "result."
+        )
+        return model
+    return made

@@ -1,0 +1,131 @@
+"""Carries the values of variables between a layer of tf_keras and its counterpart in Keras 3."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras as keras3
+import numpy as np
+
+from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
+from sat_tf.qat.wrapper import QuantizedLayer
+
+_DEEPEST = 4  # names inside names, such as those of attention layers in wrappers
+
+
+def matched(sources: Sequence[str], targets: Sequence[str]) -> list[int]:
+    """For every target, the index of the source with the same name.
+
+    Names are paths such as "dense/kernel". Only their last parts are compared, as many as tell
+    them apart; where they do not pair up, order decides.
+
+    >>> matched(["dense/kernel", "dense/bias"], ["a/dense/bias:0", "a/dense/kernel:0"])
+    [1, 0]
+    >>> matched(["layer_scale/variable"], ["layer_scale/gamma:0"])
+    [0]
+    """
+    for depth in range(1, _DEEPEST + 1):
+        ours, theirs = ([_tail(name, depth) for name in names] for names in (sources, targets))
+        if len(set(ours)) == len(ours) and sorted(ours) == sorted(theirs):
+            return [ours.index(name) for name in theirs]
+    return list(range(len(targets)))
+
+
+def arrange(
+    names: Sequence[str], arrays: Sequence[np.ndarray], target_names: Sequence[str], shapes: Any
+) -> list[np.ndarray]:
+    """The arrays of one layer in the order of another that holds the same.
+
+    Args:
+        names: of the arrays.
+        arrays: the weights.
+        target_names: of the other layer's weights.
+        shapes: of the other layer's weights.
+
+    Raises:
+        ValueError: they are not as many, or not of these shapes.
+    """
+    shapes = [tuple(shape) for shape in shapes]
+    if len(arrays) != len(shapes):
+        raise ValueError(
+            f"received {len(arrays)} weights ({', '.join(names)}), expected {len(shapes)} "
+            f"({', '.join(target_names)})"
+        )
+    ordered = [arrays[index] for index in matched(names, target_names)]
+    for name, array, shape in zip(target_names, ordered, shapes, strict=True):
+        if array.shape != shape:
+            raise ValueError(f"received {name} of shape {array.shape}, expected {shape}")
+    return ordered
+
+
+def _tail(name: str, depth: int) -> tuple[str, ...]:
+    return tuple(name.split(":")[0].split("/")[-depth:])
+
+
+def weights_of_keras3(layer: Any) -> tuple[list[str], list[np.ndarray]]:
+    """The paths and values of the weights that a layer of Keras 3 computes with."""
+    found = list(layer.weights)
+    arrays = [np.asarray(keras3.ops.convert_to_numpy(variable)) for variable in found]
+    if isinstance(layer, keras3.layers.Normalization) and found:
+        # It computes with copies that it makes when it adapts, or is loaded.
+        for name in ("mean", "variance"):
+            used = np.asarray(keras3.ops.convert_to_numpy(getattr(layer, name)))
+            for index, variable in enumerate(found):
+                if variable.name == name:
+                    arrays[index] = used.reshape(variable.shape)
+    return [variable.path for variable in found], arrays
+
+
+def copy_to_keras3(twin: Any, layer: Any) -> None:
+    """Gives a built layer of Keras 3 the values of its twin.
+
+    Raises:
+        ValueError: they have other variables.
+    """
+    for one, other in _parts(twin, layer):
+        if other.weights:
+            names = [variable.name for variable in one.weights]
+            arrays = [variable.numpy() for variable in one.weights]
+            paths = [variable.path for variable in other.weights]
+            shapes = [variable.shape for variable in other.weights]
+            other.set_weights(arrange(names, arrays, paths, shapes))
+            if hasattr(other, "finalize_state"):
+                other.finalize_state()
+    for one, other in _own_variables(twin, layer):
+        other.assign(one.numpy())
+
+
+def copy_to_twin(layer: Any, twin: Any) -> None:
+    """Gives a built layer of tf_keras the values of its counterpart in Keras 3.
+
+    Raises:
+        ValueError: they have other variables.
+    """
+    for one, other in _parts(twin, layer):
+        if one.weights:
+            names, arrays = weights_of_keras3(other)
+            targets = [variable.name for variable in one.weights]
+            shapes = [variable.shape for variable in one.weights]
+            one.set_weights(arrange(names, arrays, targets, shapes))
+            if hasattr(one, "finalize_state"):
+                one.finalize_state()
+    for one, other in _own_variables(twin, layer):
+        one.assign(np.asarray(keras3.ops.convert_to_numpy(other)))
+
+
+def _parts(twin: Any, layer: Any) -> Iterator[tuple[Any, Any]]:
+    """The layers that hold the weights of the user's."""
+    if not isinstance(twin, QuantizedLayer):
+        yield twin, layer
+    elif twin.layer.weights:
+        yield twin.layer, layer.layer
+
+
+def _own_variables(twin: Any, layer: Any) -> Iterator[tuple[Any, Any]]:
+    """The variables of the quantizers, which have one name in both."""
+    if isinstance(twin, QuantizedLayer) and isinstance(layer, QuantizedLayer3):
+        for ours, theirs in (
+            (twin.kernel_variables, layer.kernel_variables),
+            (twin.output_variables, layer.output_variables),
+        ):
+            for name, variable in ours.items():
+                yield variable, theirs[name]

@@ -1,0 +1,230 @@
+"""The Keras 3 layer that quantizes another layer's kernel and output, on any backend.
+
+It needs Keras 3, NumPy and a backend: files with it load and train where TensorFlow is not.
+"""
+
+import contextlib
+import inspect
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras as keras3
+from keras import ops
+
+from sat_tf.keras3.quantizers.protocol import Quantizer, VariableSpec
+from sat_tf.keras3.quantizers.table import deserialize_quantizer, serialize_quantizer
+from sat_tf.messages import did_you_mean
+from sat_tf.saved_by import marked, unmarked
+
+# Where the output quantizer stands.
+BEHIND = "behind"  # of the whole layer
+ACTIVATION = "activation"  # instead of the layer's activation function, which rectifies
+BEFORE_ACTIVATION = "before activation"  # a softmax
+INSTEAD = "instead"  # of the whole layer, which rectifies
+PLACES = (BEHIND, ACTIVATION, BEFORE_ACTIVATION, INSTEAD)
+
+# One for all layers: a call holds it while its layer computes with other weights than its own.
+_ONE_CALL_AT_A_TIME = threading.RLock()
+# Where layers of Keras 3 hold their kernels: behind a property of that name, or by the name.
+_KERNELS = ("_kernel", "kernel")
+
+_register = keras3.saving.register_keras_serializable(package="sat_tf")
+
+
+@_register
+class QuantizedLayer(keras3.layers.Wrapper):
+    """A layer of the user's model with the quantizers that `quantize_model` gave it.
+
+    The wrapped layer does not change: its variables are the latent weights, and its settings those
+    of the float model. Only during a call do effective weights replace the kernel, and a quantizer
+    the rectifier. Quantizers compute in float32 in every precision.
+
+    Args:
+        layer: the layer to quantize.
+        weights: the quantizer of its kernel, or None.
+        output: the quantizer or observer of the tensor it makes, or None.
+        place: where `output` stands, one of `PLACES`.
+        annotation: the fields of the `LayerConfig` that the user gave, to be kept.
+        inserted: the layer is not the user's; it exists to hold `output`.
+        **options: options of any Keras layer.
+
+    Attributes:
+        kernel_variables: those of `weights`, by name.
+        output_variables: those of `output`, by name.
+    """
+
+    def __init__(
+        self,
+        layer: Any,
+        weights: Quantizer | None = None,
+        output: Quantizer | None = None,
+        *,
+        place: str = BEHIND,
+        annotation: Mapping[str, Any] | None = None,
+        inserted: bool = False,
+        **options: Any,
+    ) -> None:
+        if place not in PLACES:
+            raise ValueError(f"place={place!r}: {did_you_mean(str(place), PLACES)}")
+        options.setdefault("name", f"quant_{layer.name}")
+        super().__init__(layer, **{**options, "dtype": "float32", "autocast": False})
+        self.weight_quantizer = weights
+        self.output_quantizer = output
+        self.place = place
+        self.annotation = None if annotation is None else dict(annotation)
+        self.inserted = bool(inserted)
+        self.supports_masking = bool(layer.supports_masking)
+        self._set("kernel_variables", {})
+        self._set("output_variables", {})
+
+    def _set(self, name: str, value: Any) -> None:
+        # Past Keras' own __setattr__: the variables are tracked already, as those of the layer.
+        object.__setattr__(self, name, value)
+
+    def build(self, input_shape: Any) -> None:
+        """Creates the variables of the layer, if it has none yet, and of the quantizers."""
+        if self.place != INSTEAD:
+            super().build(input_shape)
+        if self.weight_quantizer is not None:
+            shape = tuple(vars(self.layer)[_kernel_name(self.layer)].shape)
+            self._set("kernel_variables", self._made(self.weight_quantizer.variables(shape)))
+        if self.output_quantizer is not None:
+            shape = self.compute_output_shape(input_shape)
+            self._set("output_variables", self._made(self.output_quantizer.variables(shape)))
+        self.built = True
+
+    def _made(self, specs: Mapping[str, VariableSpec]) -> dict[str, Any]:
+        return {
+            name: self.add_weight(
+                name=name,
+                shape=spec.shape,
+                dtype=spec.dtype,
+                initializer=keras3.initializers.Constant(spec.start),
+                trainable=spec.trainable,
+                constraint=None if spec.lowest is None else AtLeast(spec.lowest),
+                autocast=False,
+                # As the statistics of BatchNormalization: replicas of `tf.distribute` have their
+                # own, and their mean is what is read and saved.
+                aggregation="mean" if spec.follows_data else "none",
+            )
+            for name, spec in specs.items()
+        }
+
+    def call(self, inputs: Any, training: Any = None) -> Any:
+        """The layer's output, quantized."""
+        observes = bool(training) and self.trainable  # as BatchNormalization does
+
+        def quantize(tensor: Any) -> Any:
+            if self.output_quantizer is None:
+                return tensor
+            return self.output_quantizer(tensor, observes, self.output_variables)
+
+        if self.place == INSTEAD:
+            return quantize(inputs)
+        takes_training = "training" in inspect.signature(self.layer.call).parameters
+        arguments = {"training": training} if takes_training else {}
+        if self.weight_quantizer is None and self.place == BEHIND:
+            return quantize(self.layer(inputs, **arguments))
+        with _ONE_CALL_AT_A_TIME:
+            stand_ins: dict[str, Any] = {}
+            if self.weight_quantizer is not None:
+                effective = ops.cast(self.effective_kernel(observes), self.layer.compute_dtype)
+                stand_ins[_kernel_name(self.layer)] = effective
+            function = getattr(self.layer, "activation", None)
+            if self.place == ACTIVATION:
+                stand_ins["activation"] = quantize
+            elif self.place == BEFORE_ACTIVATION:
+                stand_ins["activation"] = None
+            with _standing_in(self.layer, stand_ins):
+                outputs = self.layer(inputs, **arguments)
+        if self.place == ACTIVATION:
+            return outputs
+        outputs = quantize(outputs)
+        return function(outputs) if self.place == BEFORE_ACTIVATION and function else outputs
+
+    def effective_kernel(self, training: bool = False) -> Any:
+        """The effective kernel, in float32; None if the layer has no quantized kernel."""
+        if self.weight_quantizer is None:
+            return None
+        kernel = vars(self.layer)[_kernel_name(self.layer)]
+        latent = ops.cast(ops.convert_to_tensor(kernel), "float32")
+        return self.weight_quantizer(latent, training, self.kernel_variables)
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """The shape of the wrapped layer's output."""
+        if self.place == INSTEAD:
+            return input_shape
+        return self.layer.compute_output_shape(input_shape)
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        config = super().get_config()
+        own = {
+            "weights": serialize_quantizer(self.weight_quantizer),
+            "output": serialize_quantizer(self.output_quantizer),
+            "place": self.place,
+            "annotation": self.annotation,
+            "inserted": self.inserted,
+        }
+        return marked({**config, **own})
+
+    @classmethod
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: dict[str, Any] | None = None
+    ) -> "QuantizedLayer":
+        """Reads back what `get_config` wrote.
+
+        Raises:
+            ValueError: a later version has saved it in a newer format, or with a quantizer that
+                this one does not have.
+        """
+        config = unmarked(config)
+        layer = keras3.saving.deserialize_keras_object(
+            config.pop("layer"), custom_objects=custom_objects
+        )
+        weights, output = (deserialize_quantizer(config.pop(key)) for key in ("weights", "output"))
+        return cls(layer, weights, output, **config)
+
+
+def _kernel_name(layer: Any) -> str:
+    """The attribute with a layer's kernel.
+
+    Raises:
+        ValueError: it has none.
+    """
+    for name in _KERNELS:
+        if name in vars(layer):
+            return name
+    raise ValueError(
+        f"{layer.name}: received {type(layer).__name__} with a quantizer for its kernel, expected "
+        "a layer that has a kernel and is built."
+    )
+
+
+@contextlib.contextmanager
+def _standing_in(layer: Any, values: Mapping[str, Any]) -> Iterator[None]:
+    """Other values for attributes of a layer; Keras does not see them."""
+    attributes = vars(layer)
+    before = {name: attributes[name] for name in values}
+    attributes.update(values)
+    try:
+        yield
+    finally:
+        attributes.update(before)
+
+
+@_register
+class AtLeast(keras3.constraints.Constraint):
+    """Keeps a variable at or above a value; clipping levels must stay positive."""
+
+    def __init__(self, minimum: float) -> None:
+        self.minimum = minimum
+
+    def __call__(self, w: Any) -> Any:
+        """The values of `w`, none below the minimum."""
+        return ops.maximum(w, ops.cast(self.minimum, w.dtype))
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {"minimum": self.minimum}

@@ -1,0 +1,184 @@
+"""Keras 3 models are quantized, trained and exported as what they are."""
+
+import keras
+import numpy as np
+import pytest
+import tf_keras
+
+import sat_tf
+from sat_tf.keras3.conversion import twin
+from sat_tf.keras3.quantized_layer import QuantizedLayer
+from tests.keras3.networks import digits_network, pixels_and_labels
+
+W4A4 = sat_tf.BitPolicy.mobile(4)
+LOSS = "sparse_categorical_crossentropy"
+
+
+def numpy(tensor):
+    return keras.ops.convert_to_numpy(tensor)
+
+
+@pytest.fixture
+def network():
+    keras.utils.set_random_seed(5)
+    return digits_network()
+
+
+@pytest.fixture
+def calibrated(network):
+    images, _ = pixels_and_labels(64)
+    return sat_tf.calibrate(sat_tf.quantize_model(network, W4A4), images)
+
+
+def fit(model, steps=8):
+    images, labels = pixels_and_labels(16 * steps)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(3e-3), loss)
+    return model.fit(images, labels, batch_size=16, verbose=0, epochs=2).history["loss"]
+
+
+def test_a_keras_3_model_becomes_a_keras_3_model_with_the_plan_of_its_twin(network):
+    quantized = sat_tf.quantize_model(network, W4A4)
+    assert isinstance(quantized, keras.Model)
+    by_tf_keras = sat_tf.quantize_model(sat_tf.from_keras3(network), W4A4)
+    assert [layer.name for layer in quantized.layers] == [
+        layer.name for layer in by_tf_keras.layers
+    ]
+    assert sum(isinstance(layer, QuantizedLayer) for layer in quantized.layers) >= 8
+    assert not any(isinstance(layer, QuantizedLayer) for layer in network.layers)
+    assert sat_tf.explain(quantized).to_dict() == sat_tf.explain(by_tf_keras).to_dict()
+
+
+def test_it_computes_the_codes_of_its_twin(calibrated):
+    images, _ = pixels_and_labels(32)
+    found, expected = numpy(calibrated(images)), twin.twin_of(calibrated)(images).numpy()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.max(np.abs(expected)))
+
+
+def test_calibration_gives_it_what_its_twin_gets(network, calibrated):
+    by_tf_keras = sat_tf.quantize_model(sat_tf.from_keras3(network), W4A4)
+    sat_tf.calibrate(by_tf_keras, pixels_and_labels(64)[0])
+    for layer in by_tf_keras.layers:
+        for name, variable in getattr(layer, "output_variables", {}).items():
+            own = calibrated.get_layer(layer.name).output_variables[name]
+            np.testing.assert_array_equal(numpy(own), variable.numpy(), err_msg=layer.name)
+
+
+def test_it_learns_and_its_file_computes_the_codes_of_its_twin(calibrated, tmp_path):
+    losses = fit(calibrated)
+    assert losses[-1] < losses[0]
+    levels = [v for v in calibrated.trainable_variables if v.name == "clipping_level"]
+    assert len(levels) >= 3
+    sat_tf.export_tflite(calibrated, tmp_path / "model.tflite")
+    images, labels = pixels_and_labels(64)
+    certificate = sat_tf.verify_tflite(
+        calibrated, tmp_path / "model.tflite", images.astype(np.uint8), labels
+    )
+    assert certificate.codes_compared > 10_000
+    assert certificate.codes_differing == 0
+
+
+def test_what_is_trained_and_saved_is_loaded_and_goes_on(calibrated, tmp_path):
+    fit(calibrated)
+    calibrated.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    images, _ = pixels_and_labels(16)
+    np.testing.assert_array_equal(numpy(loaded(images)), numpy(calibrated(images)))
+    assert sat_tf.explain(loaded).to_dict() == sat_tf.explain(calibrated).to_dict()
+    loaded.fit(images, pixels_and_labels(16)[1], verbose=0)
+    as_tf_keras = sat_tf.from_keras3(tmp_path / "model.keras")
+    assert isinstance(as_tf_keras, tf_keras.Model)
+
+
+def test_another_policy_keeps_what_was_learnt(calibrated):
+    fit(calibrated)
+    fewer = sat_tf.requantize(calibrated, sat_tf.BitPolicy.mobile(2))
+    assert isinstance(fewer, keras.Model)
+    one, other = (model.get_layer("quant_conv_1") for model in (calibrated, fewer))
+    np.testing.assert_array_equal(numpy(one.layer.kernel), numpy(other.layer.kernel))
+    assert other.weight_quantizer.get_config()["num_bits"] == 8  # the first layer
+    assert fewer.get_layer("quant_conv_2").weight_quantizer.get_config()["num_bits"] == 2
+
+
+def test_its_settings_in_training_stay_those_of_keras_3():
+    image = keras.Input((8, 8, 3), name="image")
+    x = keras.layers.RandomTranslation(0.1, 0.1, fill_mode="nearest", name="shifted")(image)
+    x = keras.layers.Conv2D(
+        4, 3, kernel_regularizer=keras.regularizers.L2(0.25), activation="relu", name="conv"
+    )(x)
+    x = keras.layers.Dropout(0.3, seed=7, name="dropped")(keras.layers.Flatten()(x))
+    model = keras.Model(image, keras.layers.Dense(10, name="logits")(x))
+    model.get_layer("logits").trainable = False
+    quantized = sat_tf.quantize_model(model, W4A4)
+    layers = {layer.name.removeprefix("quant_"): layer for layer in quantized.layers}
+    assert _inner(layers["shifted"]).fill_mode == "nearest"
+    assert _inner(layers["dropped"]).rate == 0.3
+    assert float(numpy(_inner(layers["conv"]).kernel_regularizer.l2)) == 0.25
+    assert len(quantized.losses) == 1
+    assert not layers["logits"].trainable
+    assert not any("logits" in variable.path for variable in quantized.trainable_variables)
+
+
+def _inner(layer):
+    return layer.layer if isinstance(layer, QuantizedLayer) else layer
+
+
+class Scaled(keras.Model):
+    """A model with a step of its own."""
+
+    def __init__(self, *args, factor=1.0, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.factor = factor
+
+    def compute_loss(self, *args, **kwargs):
+        return self.factor * super().compute_loss(*args, **kwargs)
+
+
+def test_a_model_of_a_class_of_its_own_keeps_it(network):
+    own = Scaled(network.inputs, network.outputs, factor=0.0)
+    quantized = sat_tf.quantize_model(own, W4A4)
+    assert isinstance(quantized, Scaled)
+    assert fit(quantized, steps=2)[-1] == 0.0
+
+
+def test_nested_shared_and_several(network):
+    keras.utils.set_random_seed(1)
+    left, right = (keras.Input((8, 8, 3), name=name) for name in ("left", "right"))
+    backbone = keras.Model(network.inputs, network.get_layer("mean").output, name="backbone")
+    one, other = backbone(left), backbone(right)
+    far = keras.ops.abs(one - other)
+    outputs = {
+        "same": keras.layers.Dense(2, name="same")(far),
+        "which": keras.layers.Dense(10, name="which")(one),
+    }
+    model = keras.Model({"left": left, "right": right}, outputs)
+    quantized = sat_tf.quantize_model(model, W4A4)
+    images, _ = pixels_and_labels(16)
+    given = {"left": images, "right": images[::-1]}
+    sat_tf.calibrate(quantized, given)
+    found = quantized(given)
+    assert set(found) == {"same", "which"}
+    expected = twin.twin_of(quantized)(given)
+    for name in found:
+        np.testing.assert_allclose(numpy(found[name]), expected[name], atol=1e-4)
+
+
+def test_a_quantized_model_is_not_quantized_again(calibrated):
+    with pytest.raises(ValueError, match=r"quantized already.*sat_tf\.requantize"):
+        sat_tf.quantize_model(calibrated, W4A4)
+
+
+def test_what_works_on_the_twin_alone_says_so(network):
+    with pytest.raises(ValueError, match=r"quantize_for_bits works; pass sat_tf\.from_keras3"):
+        sat_tf.quantize_for_bits(network, (8, 4))
+
+
+def test_a_model_without_a_form_is_refused_with_the_name_of_its_layer():
+    class Own(keras.layers.Layer):
+        def call(self, inputs):
+            return inputs * 2.0
+
+    image = keras.Input((8, 8, 3))
+    model = keras.Model(image, keras.layers.Conv2D(4, 3)(Own(name="mine")(image)))
+    with pytest.raises(ValueError, match=r"mine: received Own, a layer of your own"):
+        sat_tf.quantize_model(model, W4A4)

@@ -1,0 +1,123 @@
+import json
+import threading
+
+import keras
+import numpy as np
+import pytest
+from sat_tf.keras3.quantizers.dorefa import DorefaQuantizer
+from sat_tf.keras3.quantizers.observers import RangeObserver
+from sat_tf.keras3.quantizers.pact import PactQuantizer
+
+from sat_tf.keras3.quantized_layer import (
+    ACTIVATION,
+    BEFORE_ACTIVATION,
+    INSTEAD,
+    AtLeast,
+    QuantizedLayer,
+)
+
+
+def images(*shape, seed=0):
+    return np.random.default_rng(seed).normal(0.0, 2.0, shape).astype(np.float32)
+
+
+def numpy(tensor):
+    return keras.ops.convert_to_numpy(tensor)
+
+
+def quantized_convolution(**options):
+    keras.utils.set_random_seed(1)
+    layer = keras.layers.Conv2D(4, 3, activation="relu", name="conv", dtype=options.pop("of", None))
+    return QuantizedLayer(
+        layer,
+        DorefaQuantizer(num_bits=2),
+        PactQuantizer(num_bits=2, initial_clipping_level=3.0),
+        place=ACTIVATION,
+        **options,
+    )
+
+
+def test_a_convolution_computes_with_its_effective_kernel_and_keeps_its_own():
+    layer = quantized_convolution()
+    x = images(2, 6, 6, 3)
+    found = numpy(layer(x))
+    latent = numpy(layer.layer.kernel)
+    assert len(np.unique(numpy(layer.effective_kernel()))) == 4
+    assert len(np.unique(latent)) > 50
+    by_hand = keras.ops.conv(x, layer.effective_kernel()) + layer.layer.bias
+    codes = np.floor(np.clip(numpy(by_hand), 0.0, 3.0) + 0.5)
+    np.testing.assert_array_equal(found, codes)
+    assert layer.name == "quant_conv"
+
+
+def test_a_quantizer_takes_the_place_of_a_rectifier_and_stands_before_a_softmax():
+    quantizer = PactQuantizer(num_bits=8, initial_clipping_level=4.0)
+    instead = QuantizedLayer(keras.layers.ReLU(name="relu"), None, quantizer, place=INSTEAD)
+    x = images(2, 5)
+    np.testing.assert_allclose(numpy(instead(x)), np.clip(x, 0, 4), atol=4 / 255)
+    classifier = keras.layers.Dense(3, activation="softmax", name="classifier")
+    before = QuantizedLayer(classifier, None, RangeObserver(), place=BEFORE_ACTIVATION)
+    np.testing.assert_allclose(np.sum(numpy(before(x, training=True)), axis=-1), 1.0, rtol=1e-5)
+    logits = x @ numpy(classifier.kernel) + numpy(classifier.bias)
+    np.testing.assert_allclose(before.output_variables["highest"], logits.max(), rtol=1e-5)
+
+
+def test_a_frozen_layer_observes_nothing():
+    layer = QuantizedLayer(keras.layers.Identity(name="x"), None, RangeObserver(), trainable=False)
+    layer(images(2, 5), training=True)
+    assert float(numpy(layer.output_variables["observations"])) == 0.0
+
+
+def test_its_configuration_survives_json_and_its_variables_a_file(tmp_path):
+    layer = quantized_convolution(annotation={"weight_bits": 2})
+    model = keras.Sequential([keras.Input((6, 6, 3)), layer])
+    layer.output_variables["clipping_level"].assign(2.5)
+    again = QuantizedLayer.from_config(json.loads(json.dumps(layer.get_config())))
+    assert again.get_config() == layer.get_config()
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    x = images(2, 6, 6, 3)
+    np.testing.assert_array_equal(numpy(loaded(x)), numpy(model(x)))
+    assert float(loaded.layers[-1].output_variables["clipping_level"]) == 2.5
+
+
+def test_a_file_of_a_later_version_is_refused():
+    config = quantized_convolution().get_config()
+    config["saved_by"] = {"sat_tf": "9.9.9", "format": 99}
+    with pytest.raises(ValueError, match=r"sat-tf 9\.9\.9 in format 99.*install sat-tf 9\.9\.9"):
+        QuantizedLayer.from_config(config)
+
+
+def test_quantizers_compute_in_float32_whatever_the_precision():
+    layer = quantized_convolution(of="mixed_bfloat16")
+    image = keras.Input((6, 6, 3), dtype="float32")
+    model = keras.Model(image, layer(image))
+    found = model(images(2, 6, 6, 3))
+    assert keras.backend.standardize_dtype(found.dtype) == "bfloat16"
+    assert keras.backend.standardize_dtype(layer.effective_kernel().dtype) == "float32"
+    assert len(np.unique(numpy(layer.effective_kernel()))) == 4
+
+
+def test_threads_do_not_see_the_stand_ins_of_each_other():
+    layer = quantized_convolution()
+    x = images(2, 6, 6, 3)
+    expected = numpy(layer(x))
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(numpy(layer(x)))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    for one in found:
+        np.testing.assert_array_equal(one, expected)
+    assert layer.layer.activation is keras.activations.relu
+
+
+def test_a_clipping_level_stays_above_its_smallest_value():
+    np.testing.assert_allclose(numpy(AtLeast(1e-3)(keras.ops.array([-1.0, 2.0]))), [1e-3, 2.0])
+
+
+def test_an_unknown_place_is_named():
+    with pytest.raises(ValueError, match=r"place='actvation'.*Did you mean activation"):
+        QuantizedLayer(keras.layers.ReLU(), place="actvation")
