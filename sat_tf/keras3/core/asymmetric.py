@@ -8,9 +8,9 @@ from sat_tf.core.clipping_gradients import find_clipping_gradient
 from sat_tf.core.ranges import SMALLEST_RANGE, scale_and_zero, scale_and_zero_point
 from sat_tf.core.surrogate_table import STRAIGHT_THROUGH, strength_of
 from sat_tf.keras3.core import grid as grids
-from sat_tf.keras3.core.custom_gradient import Backward, in_float32, with_gradient
+from sat_tf.keras3.core.custom_gradient import Backward, with_gradient
+from sat_tf.keras3.core.precision import in_float32, in_widest
 from sat_tf.keras3.core.surrogate_gradients import of_range
-from sat_tf.keras3.core.wide import in_widest
 
 
 def quantize_offset(

@@ -10,6 +10,8 @@ from typing import Any
 
 from keras import ops
 
+from sat_tf.keras3.core.precision import in_float32
+
 # The upstream gradient to one for each of the inputs.
 Backward = Callable[[Any], Sequence[Any]]
 
@@ -58,17 +60,11 @@ def straight_through(value: Any, surrogate: Any) -> Any:
 
 def scaled_gradient(variable: Any, factor: Any) -> Any:
     """A variable, exactly, of which the gradient is multiplied by a factor."""
-    value = ops.convert_to_tensor(variable)
 
     def make(value: Any, factor: Any) -> tuple[Any, Backward]:
-        return value + 0.0, lambda upstream: (upstream * factor,)
+        return value, lambda upstream: (upstream * factor,)
 
-    return with_gradient(make, [value], [ops.convert_to_tensor(factor, "float32")])
-
-
-def in_float32(tensor: Any) -> Any:
-    """A tensor, a variable or a number as a float32 tensor."""
-    return ops.cast(ops.convert_to_tensor(tensor), "float32")
+    return with_gradient(make, [in_float32(variable)], [in_float32(factor)])
 
 
 def sum_as(values: Any, like: Any) -> Any:

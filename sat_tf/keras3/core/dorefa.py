@@ -7,7 +7,8 @@ from keras import ops
 from sat_tf.core.ranges import SMALLEST_SIZE, axes_within
 from sat_tf.core.surrogate_table import STRAIGHT_THROUGH, strength_of
 from sat_tf.keras3.core import grid as grids
-from sat_tf.keras3.core.custom_gradient import Backward, in_float32, sum_as, with_gradient
+from sat_tf.keras3.core.custom_gradient import Backward, sum_as, with_gradient
+from sat_tf.keras3.core.precision import in_float32
 from sat_tf.keras3.core.surrogate_gradients import passed_back
 
 

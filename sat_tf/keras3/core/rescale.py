@@ -61,7 +61,7 @@ def without_size(weights: Any) -> Any:
             squares = ops.maximum(ops.sum(ops.square(counted)), SMALLEST_SQUARE)
             return [upstream - counted * (ops.sum(upstream * counted) / squares)]
 
-        return weights + 0.0, backward
+        return weights, backward
 
     return with_gradient(make, [weights])
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from keras import backend, ops
 
-from sat_tf.keras3.core.custom_gradient import in_float32
+from sat_tf.keras3.core.precision import in_float32
 from sat_tf.keras3.quantizers.observers import move_averages
 from sat_tf.keras3.quantizers.protocol import Quantizer, Variables, VariableSpec
 from sat_tf.quantizers.input_range import InputRange

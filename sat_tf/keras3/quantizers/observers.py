@@ -6,7 +6,7 @@ from typing import Any
 from keras import ops
 
 from sat_tf.keras3.core.asymmetric import quantize_observed
-from sat_tf.keras3.core.custom_gradient import in_float32
+from sat_tf.keras3.core.precision import in_float32
 from sat_tf.keras3.quantizers.protocol import Quantizer, Variables, VariableSpec
 from sat_tf.quantizers.settings import COUNT
 

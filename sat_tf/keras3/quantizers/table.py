@@ -6,8 +6,17 @@ The only module that knows their classes.
 from collections.abc import Mapping
 from typing import Any
 
+from sat_tf.keras3.quantizers.channel_bits import ChannelBitsQuantizer
 from sat_tf.keras3.quantizers.dorefa import DorefaQuantizer
 from sat_tf.keras3.quantizers.image import ImageQuantizer
+from sat_tf.keras3.quantizers.kmeans import KMeansQuantizer
+from sat_tf.keras3.quantizers.l1 import L1Quantizer
+from sat_tf.keras3.quantizers.lq_nets import LqNetsQuantizer
+from sat_tf.keras3.quantizers.lsq import (
+    LsqActivationQuantizer,
+    LsqPlusQuantizer,
+    LsqQuantizer,
+)
 from sat_tf.keras3.quantizers.observers import InputQuantizer, RangeObserver
 from sat_tf.keras3.quantizers.pact import (
     OffsetQuantizer,
@@ -16,6 +25,7 @@ from sat_tf.keras3.quantizers.pact import (
     UnitQuantizer,
 )
 from sat_tf.keras3.quantizers.protocol import Quantizer
+from sat_tf.keras3.quantizers.qil import QilQuantizer
 
 # By the names of the classes, which are those of tf_keras. A quantizer of the package is one row
 # here and one there.
@@ -23,7 +33,15 @@ QUANTIZERS: dict[str, type[Quantizer]] = {
     cls.__name__: cls
     for cls in (
         DorefaQuantizer,
+        LsqQuantizer,
+        L1Quantizer,
+        KMeansQuantizer,
+        LqNetsQuantizer,
+        ChannelBitsQuantizer,
+        QilQuantizer,
         PactQuantizer,
+        LsqActivationQuantizer,
+        LsqPlusQuantizer,
         StreamQuantizer,
         OffsetQuantizer,
         UnitQuantizer,

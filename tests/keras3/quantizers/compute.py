@@ -1,0 +1,63 @@
+"""Computes all rows on the backend of this process, without TensorFlow; a program of its own.
+
+    KERAS_BACKEND=jax python -m tests.keras3.quantizers.compute rows.npz
+
+Writes the values, the gradients and what variables become in training, by row. On JAX and torch all
+modules of TensorFlow are blocked, so that none is imported unseen.
+"""
+
+import os
+import sys
+
+from tests.keras3.without_tensorflow import block
+
+if os.environ.get("KERAS_BACKEND") != "tensorflow":
+    block()
+
+import keras
+import numpy as np
+
+from sat_tf.keras3.quantizers.table import deserialize_quantizer
+from tests.keras3.gradients import to_numpy, value_and_gradients
+from tests.keras3.quantizers.rows import Row, draw, others, rows
+
+BITS = (1, 2, 4, 8)
+
+
+def every_row() -> list[Row]:
+    return [row for bits in BITS for row in rows(bits)] + list(others())
+
+
+def computed(row: Row, jit: bool = False) -> dict[str, np.ndarray]:
+    """The value, the gradient of the input and trained variables, and all variables afterwards."""
+    quantizer = deserialize_quantizer({"quantizer": row.name, **row.config})
+    specs = quantizer.variables(row.inputs.shape)
+    trained = [name for name in row.variables if specs[name].trainable]
+    variables = {name: keras.Variable(value) for name, value in row.variables.items()}
+
+    def function(inputs, *values):
+        return quantizer(inputs, False, {**variables, **dict(zip(trained, values, strict=True))})
+
+    arrays = [row.inputs, *(row.variables[name] for name in trained)]
+    value = quantizer(keras.ops.convert_to_tensor(row.inputs), True, variables)
+    after = {f"after {name}": to_numpy(variable) for name, variable in variables.items()}
+    for name, variable in variables.items():
+        variable.assign(row.variables[name])
+    upstream = draw(value.shape, seed=99)
+    value, gradients = value_and_gradients(function, arrays, upstream, jit)
+    names = ["inputs", *trained]
+    by_name = {f"d {name}": one for name, one in zip(names, gradients, strict=True)}
+    return {"value": value, **by_name, **after}
+
+
+def main(path: str) -> None:
+    found = {}
+    for number, row in enumerate(every_row()):
+        # Compiling takes long: some of them.
+        for name, array in computed(row, jit=number % 10 == 0).items():
+            found[f"{number} {name}"] = array
+    np.savez(path, **found)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

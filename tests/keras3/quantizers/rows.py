@@ -1,0 +1,163 @@
+"""Every quantizer with settings, inputs and variables that are not the usual ones.
+
+Needs no TensorFlow, so that every backend computes the same rows.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from sat_tf.core.grid_table import AUTOMATIC, GRIDS
+from sat_tf.quantizers.clusters import cluster_ids
+
+SHAPE = (3, 3, 4, 6)
+AXES = (-1,)
+SURROGATES: tuple[dict[str, Any], ...] = (
+    {},
+    {"surrogate": "ewgs", "surrogate_strength": 0.1},
+    {"surrogate": "dsq", "surrogate_strength": None},
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One quantizer, what it is given, and what its variables hold."""
+
+    name: str
+    config: Mapping[str, Any]
+    inputs: np.ndarray
+    variables: Mapping[str, np.ndarray]
+
+    def __str__(self) -> str:
+        said = ",".join(f"{key}={value}" for key, value in self.config.items())
+        return f"{self.name}({said})".replace(" ", "")
+
+
+def draw(shape=SHAPE, seed=0, deviation=0.4):
+    return np.random.default_rng(seed).normal(0, deviation, shape).astype(np.float32)
+
+
+def rows(bits: int) -> Iterator[Row]:
+    yield from _weights(bits)
+    yield from _activations(bits)
+
+
+def others() -> Iterator[Row]:
+    """Those that have no bits."""
+    pixels = np.random.default_rng(3).integers(0, 256, (5, 4, 4, 3)).astype(np.float32)
+    ranges = {
+        "lowest": np.float32(-1.3),
+        "highest": np.float32(2.9),
+        "observations": np.float32(7.0),
+    }
+    for momentum in (0.99, 0.5):
+        yield Row("RangeObserver", {"momentum": momentum}, draw(), ranges)
+        for kind in ("int8", "float32"):
+            config = {"input_type": kind, "momentum": momentum}
+            yield Row("InputQuantizer", config, draw(deviation=2.0), ranges)
+    torch_low, torch_high = [-2.1179039, -2.0357141, -1.8044444], [2.2489083, 2.4285715, 2.64]
+    for low, high, reverses in (
+        ([0.0], [255.0], False),
+        ([0.0], [1.0], False),
+        ([-1.0], [1.0], False),
+        (torch_low, torch_high, False),
+        ([-103.939, -116.779, -123.68], [151.061, 138.221, 131.32], True),
+    ):
+        fed = np.float32(np.float32(low) + (np.float32(high) - np.float32(low)) * pixels / 255)
+        ends = np.float32(low) if len(low) > 1 or reverses else np.float32(low[0])
+        for compares in (False, True):
+            variables = {
+                "lowest": ends + np.float32(0.25),
+                "highest": -ends + np.float32(0.5),
+                "off_grid": np.float32(0.1),
+                "observations": np.float32(3.0),
+            }
+            if compares:
+                variables["off_usual"] = np.linspace(0, 0.5, 8, dtype=np.float32)
+            config = {"low": low, "high": high, "reversed_channels": reverses}
+            yield Row("ImageQuantizer", {**config, "compares": compares}, fed, variables)
+    yield Row("ImageQuantizer", {"image_max": 1.0}, pixels / 255, {})
+
+
+def _weights(bits: int) -> Iterator[Row]:
+    kernel = draw(seed=bits)
+    kernel[0, 0, 0] = kernel[1, 1, 1]  # some are the same
+    kernel[2, 2, :, 0] = 0.0
+    per_channel = np.linspace(0.7, 1.6, SHAPE[-1], dtype=np.float32).reshape(1, 1, 1, -1)
+    gain = {"rescale_gain": np.float32(1.75)}
+    ranges: tuple[tuple[int, ...], ...] = ((), AXES)
+    constant = {"rescale": "constant", "fan_out": 54}
+    for axes in ranges:
+        for grid in (*AUTOMATIC, *GRIDS):
+            if bits == 1 and grid not in (*AUTOMATIC, "dorefa", "nested"):
+                continue
+            settings = {"num_bits": bits, "grid": grid, "range_axes": axes}
+            yield Row("DorefaQuantizer", settings, kernel, {})
+            yield Row("L1Quantizer", {**settings, "over_size": bool(axes)}, kernel, {})
+        for surrogate in SURROGATES:
+            settings = {"num_bits": bits, "range_axes": axes, **surrogate}
+            size = per_channel if axes else np.float32(1.1)
+            rescaled = {**settings, "rescale": "stddev", "fan_out": 9}
+            own = {"rescale_gain": 2.0 * size}
+            yield Row("DorefaQuantizer", {**rescaled, "detach_max": True}, kernel, own)
+            yield Row("DorefaQuantizer", {**settings, "gain_axes": axes}, kernel, own)
+            shared = {"rescale_gain": np.float32(1.75)}
+            config = {**settings, **constant, "gain_axes": ()}
+            yield Row("DorefaQuantizer", config, kernel, shared)
+            yield Row("L1Quantizer", {**settings, **constant}, kernel, gain)
+            if bits > 1:
+                learnt = {"magnitude": size}
+                yield Row("LsqQuantizer", {**settings, "start": "error"}, kernel, learnt)
+                yield Row("LsqQuantizer", {**settings, **constant}, kernel, {**learnt, **gain})
+                interval = {"interval_center": size * 0.4, "interval_distance": size * 0.3}
+                yield Row("QilQuantizer", settings, kernel, interval)
+                config = {**settings, **constant, "gradient_factor": 0.5}
+                yield Row("QilQuantizer", config, kernel, {**interval, **gain})
+        basis = np.float32(0.3) * 2.0 ** np.arange(bits, dtype=np.float32) / 2.0 ** (bits - 1)
+        basis = np.tile(basis, (SHAPE[-1] if axes else 1, 1)).astype(np.float32)
+        basis *= np.linspace(0.9, 1.3, len(basis), dtype=np.float32)[:, None]
+        settings = {"num_bits": bits, "range_axes": axes}
+        yield Row("LqNetsQuantizer", {**settings, "momentum": 0.5}, kernel, {"basis": basis})
+        yield Row("LqNetsQuantizer", {**settings, **constant}, kernel, {"basis": basis, **gain})
+    for keeps in (False, True):
+        ids = {"cluster_ids": cluster_ids(kernel, bits, keep_zeros=keeps)}
+        settings = {"num_bits": bits, "keep_zeros": keeps}
+        yield Row("KMeansQuantizer", settings, kernel, ids)
+        yield Row("KMeansQuantizer", {**settings, **constant, "reassign": True}, kernel,
+                  {**ids, **gain})  # fmt: skip
+    bits_of_channels = np.random.default_rng(bits).integers(2, 9, (1, 1, 1, SHAPE[-1]))
+    for surrogate in SURROGATES:
+        config = {"num_bits": bits, "range_axes": AXES, "over_size": bits % 2 == 0, **surrogate}
+        if bits == 1:
+            config["lowest"] = 1
+        levels = {"channel_bits": bits_of_channels.astype(np.uint8)}
+        yield Row("ChannelBitsQuantizer", config, kernel, levels)
+    for name in ("DorefaQuantizer", "L1Quantizer", "KMeansQuantizer", "LqNetsQuantizer"):
+        yield Row(name, {"num_bits": None}, kernel, {})
+    yield Row("LsqQuantizer", {"num_bits": None, **constant}, kernel, gain)
+    yield Row("QilQuantizer", {"num_bits": None, **constant}, kernel, gain)
+
+
+def _activations(bits: int) -> Iterator[Row]:
+    x = draw((4, 5, 5, 6), seed=10 + bits, deviation=2.0)
+    level = {"clipping_level": np.float32(2.7)}
+    for surrogate in SURROGATES:
+        plain = {"num_bits": bits, **surrogate}
+        for gradient in ("calibrated", "pact"):
+            settings = {**plain, "gradient": gradient, "rate": 0.25}
+            yield Row("PactQuantizer", settings, x, level)
+            for lowest, share in ((-0.375, 0.0), (0.0, 0.2)):
+                config = {**settings, "lowest": lowest, "share": share}
+                yield Row("OffsetQuantizer", config, x, level)
+            if bits > 1:
+                yield Row("StreamQuantizer", {**settings, "rate": 1.0}, x, level)
+        for signed in (False, True)[: 1 + (bits > 1)]:
+            yield Row("UnitQuantizer", {**plain, "signed": signed}, x * np.float32(0.4), {})
+            config = {**plain, "signed": signed, "counts_batch": signed, "ceiling": 6.0}
+            yield Row("LsqActivationQuantizer", config, x, level)
+        for offset in (-0.3, 0.2):
+            config = {**plain, "lowest": -0.375, "share": 0.1, "counts_batch": offset > 0}
+            variables = {**level, "offset": np.float32(offset)}
+            yield Row("LsqPlusQuantizer", config, x, variables)
