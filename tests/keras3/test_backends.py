@@ -44,7 +44,7 @@ def run(backend, folder, model_path):
 @pytest.fixture(scope="module", params=POLICIES)
 def of_tensorflow(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("backends")
-    images, labels = pixels_and_labels(16 * 20)
+    images, labels = pixels_and_labels(64 * 20)
     np.savez(folder / "images.npz", images=images, labels=labels)
     keras.utils.set_random_seed(4)  # at which no value is so near a tie that a last bit decides
     model = sat_tf.quantize_model(digits_network(), POLICIES[request.param])
@@ -73,6 +73,6 @@ def test_a_file_computes_and_learns_the_same_where_tensorflow_is_not(of_tensorfl
     np.testing.assert_allclose(received["losses"], expected["losses"], rtol=1e-3, atol=1e-3)
     # What was trained there goes on here.
     again = keras.saving.load_model(trained)
-    images = np.load(folder / "images.npz")["images"][:16]
+    images = np.load(folder / "images.npz")["images"][:64]
     found = keras.ops.convert_to_numpy(again(images, training=False))
     np.testing.assert_allclose(found, received["after"], rtol=1e-4, atol=1e-4)
