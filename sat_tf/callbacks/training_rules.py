@@ -12,13 +12,13 @@ from typing import Any
 import tensorflow as tf
 import tf_keras as keras
 
-from sat_tf.messages import kind_of
 from sat_tf.analysis.audit.audit import COLUMNS, Audit, Auditor
 from sat_tf.analysis.audit.audited_model import Verdict
 from sat_tf.analysis.labelled_images import USUAL_IMAGES, labelled_images
 from sat_tf.analysis.measurement import scalar_events
 from sat_tf.analysis.weight_use import CodeFlips
 from sat_tf.atomic_file import check_writable, written_whole
+from sat_tf.messages import kind_of
 from sat_tf.presentation.tables import csv_value
 
 _LEFT_OUT = ("remedies",)

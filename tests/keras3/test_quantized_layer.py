@@ -4,9 +4,6 @@ import threading
 import keras
 import numpy as np
 import pytest
-from sat_tf.keras3.quantizers.dorefa import DorefaQuantizer
-from sat_tf.keras3.quantizers.observers import RangeObserver
-from sat_tf.keras3.quantizers.pact import PactQuantizer
 
 from sat_tf.keras3.quantized_layer import (
     ACTIVATION,
@@ -15,6 +12,9 @@ from sat_tf.keras3.quantized_layer import (
     AtLeast,
     QuantizedLayer,
 )
+from sat_tf.keras3.quantizers.dorefa import DorefaQuantizer
+from sat_tf.keras3.quantizers.observers import RangeObserver
+from sat_tf.keras3.quantizers.pact import PactQuantizer
 
 
 def images(*shape, seed=0):
