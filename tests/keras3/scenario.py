@@ -28,7 +28,7 @@ def main(model_path, images_path, results_path, trained_path):
     found = dict(zip(*_gradients(model, images[:BATCH], labels[:BATCH]), strict=True))
     losses = _Losses()
     model.compile(
-        keras.optimizers.SGD(0.02, momentum=0.9),
+        keras.optimizers.SGD(0.005, momentum=0.9),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
     model.fit(

@@ -73,7 +73,11 @@ def test_its_configuration_survives_json_and_its_variables_a_file(tmp_path):
     model = keras.Sequential([keras.Input((6, 6, 3)), layer])
     layer.output_variables["clipping_level"].assign(2.5)
     again = QuantizedLayer.from_config(json.loads(json.dumps(layer.get_config())))
-    assert again.get_config() == layer.get_config()
+    one, other = again.get_config(), layer.get_config()
+    for config in (one, other):  # only one has been built
+        config["layer"].pop("build_config", None)
+        config["layer"]["config"].pop("build_config", None)
+    assert one == other
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     x = images(2, 6, 6, 3)

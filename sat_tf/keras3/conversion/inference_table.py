@@ -8,21 +8,14 @@ import numpy as np
 import tf_keras as keras
 
 from sat_tf.graph import layer_kinds, operation_layers
-from sat_tf.graph.calls.arithmetic import gelu_by_tanh
 from sat_tf.graph.layers.kind import SAME, Keras3
 from sat_tf.graph.layers.preprocessing import constant_copy, is_adapted
 from sat_tf.keras3 import inference_layers, inference_operations
 from sat_tf.keras3.conversion import layer_table, values
 from sat_tf.keras3.conversion.activations import keras3_name
+from sat_tf.keras3.conversion.own_functions import FUNCTIONS
 from sat_tf.keras3.conversion.plain_form import in_form, plain_class
 from sat_tf.messages import did_you_mean
-
-# Functions of tf_keras that Keras 3 does not have by a name of its own.
-_FUNCTIONS: dict[Any, Callable[[Any], Any]] = {
-    keras.activations.hard_sigmoid: inference_operations.hard_sigmoid_of_keras2,
-    gelu_by_tanh: inference_operations.gelu_by_tanh,
-    operation_layers.absolute: inference_operations.absolute,
-}
 
 # Inference needs none of these.
 _OF_TRAINING = ("_initializer", "_regularizer", "_constraint", "rng_type")
@@ -61,7 +54,7 @@ def problem_of(layer: Any, *, exact: bool) -> str | None:
             f"received {key}={value.__name__!r} within {name}, which Keras 3 does not have; pass "
             "exact=True, for a file that needs sat-tf"
             for key, value in settings.items()
-            if key.endswith("activation") and value in _FUNCTIONS.values()
+            if key.endswith("activation") and value in FUNCTIONS.values()
         ]
     return "; ".join(problems) or None
 
@@ -126,7 +119,7 @@ def make_layers(
         settings["activation"] = "linear"
     function = settings.get("activation")
     # Without weights, the layer is nothing but the function.
-    if exact or function not in _FUNCTIONS.values() or not layer.weights:
+    if exact or function not in FUNCTIONS.values() or not layer.weights:
         return [_made(layer, {**settings, "name": give(layer.name)}, give, kernel, exact)]
     first = {**settings, "activation": "linear", "name": give(layer.name)}
     behind = {key: settings[key] for key in ("activation", "dtype")}
@@ -222,7 +215,7 @@ def _settings(layer: Any, kind: type, *, trains: bool = False) -> tuple[dict[str
             continue
         if key.endswith("activation"):
             function = getattr(layer, key)
-            value = _FUNCTIONS.get(function) or keras3_name(function)
+            value = FUNCTIONS.get(function) or keras3_name(function)
             if value is None:
                 problems.append(
                     f"received {key}={getattr(function, '__name__', key)!r}, which Keras 3 does "

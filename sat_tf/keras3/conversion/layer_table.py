@@ -8,6 +8,7 @@ import tf_keras as keras
 
 from sat_tf.graph import layer_kinds
 from sat_tf.graph.layers.kind import SAME, Keras3
+from sat_tf.keras3.conversion import own_functions
 from sat_tf.keras3.conversion.activations import ACTIVATIONS
 from sat_tf.messages import did_you_mean, reason_of
 
@@ -53,6 +54,9 @@ def _activation(key: str, value: Any) -> Any:
     if isinstance(value, str) and value in ACTIVATIONS:
         return ACTIVATIONS[value]
     name = value if isinstance(value, str) else _named(value)
+    own = own_functions.of_tf_keras(name)
+    if own is not None:
+        return own
     raise ValueError(
         f"received {key}={name!r}, which tf_keras does not have; use a function that both have, "
         "or a layer behind. " + did_you_mean(name, ACTIVATIONS)

@@ -68,10 +68,11 @@ def _problem(layer: Any, originals: Mapping[str, Any]) -> str | None:
     if isinstance(layer, QuantizedLayer):
         inner = layer.layer
         config = layer.quantize_config
-        for quantizer in (config.weights, config.output):
-            problem = table3.problem_of(serialize_quantizer(quantizer))
-            if problem:
-                return problem
+        try:
+            for quantizer in (config.weights, config.output):
+                table3.deserialize_quantizer(serialize_quantizer(quantizer))
+        except ValueError as error:
+            return str(error)
     if _original(inner, originals) is not None:
         return None
     return inference_table.training_problem_of(inner)

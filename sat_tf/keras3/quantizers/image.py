@@ -105,6 +105,8 @@ def _off_pixels(values: Any, found: InputRange) -> Any:
     """How far from a pixel's value the farthest is, in pixels."""
     if not has_channels(found, values.shape[-1]):
         return ops.convert_to_tensor(0.5, "float32")
-    scales, low = (ops.convert_to_tensor(np.float32(v)) for v in (found.scales, found.low))
+    scales, low = (
+        ops.convert_to_tensor(np.asarray(v, np.float32)) for v in (found.scales, found.low)
+    )
     pixels = (values - low) / scales
     return ops.max(ops.abs(pixels - ops.round(pixels)))

@@ -172,8 +172,13 @@ class UnitQuantizer(Quantizer):
         """The quantized tensor, in the type of `inputs`."""
         del training, variables
         quantize = pact.quantize_stream if self.signed else pact.quantize_activation
-        passed_back = {"surrogate": self.surrogate, "strength": self.surrogate_strength}
-        return quantize(inputs, self.level, self.num_bits, **passed_back)
+        return quantize(
+            inputs,
+            self.level,
+            self.num_bits,
+            surrogate=self.surrogate,
+            strength=self.surrogate_strength,
+        )
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""
