@@ -60,10 +60,13 @@ class KMeansQuantizer(LevelsOfWeights):
             latent, levels, self.bits, keep_zeros=self.keep_zeros, each=self.reassign
         )
 
+    @property
+    def follows(self) -> bool:
+        """Whether weights may move."""
+        return self.reassign
+
     def next_levels(self, latent: Any, levels: Any) -> Any:
-        """The nearest clusters, where weights may move."""
-        if not self.reassign:
-            return None
+        """The nearest clusters."""
         found = kmeans.nearest_ids(latent, levels, self.bits, keep_zeros=self.keep_zeros)
         return ops.cast(found, self.levels_type)
 

@@ -35,6 +35,11 @@ class LqNetsQuantizer(LevelsOfWeights):
         """`lq_nets.quantize_weights`."""
         return lq_nets.quantize_weights(latent, levels, range_axes=self.range_axes)
 
+    @property
+    def follows(self) -> bool:
+        """Always."""
+        return True
+
     def next_levels(self, latent: Any, levels: Any) -> Any:
         """`lq_nets.next_basis`."""
         settings: dict[str, Any] = {"range_axes": self.range_axes, "momentum": self.momentum}

@@ -113,7 +113,7 @@ class ScaledWithSurrogate(ScaledQuantizer):
 
 
 class LevelsOfWeights(ScaledQuantizer):
-    """One whose values no grid tells, but a variable that follows the weights and is not trained.
+    """One whose values no grid tells, but a variable that is not trained.
 
     Attributes:
         levels_name: of the variable.
@@ -131,10 +131,15 @@ class LevelsOfWeights(ScaledQuantizer):
     def values(self, latent: Any, levels: Any) -> Any:
         """The quantized weights before the rescaling, with their gradient."""
 
+    @property
+    def follows(self) -> bool:
+        """Whether the variable follows the weights in training."""
+        return False
+
     def next_levels(self, latent: Any, levels: Any) -> Any:
-        """What the variable is from the next step on; None where it stays as it is."""
-        del latent, levels
-        return None
+        """What the variable is from the next step on, of one that follows the weights."""
+        del latent
+        return levels
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
         """The levels, where it rounds, and the gain of a rescaling."""
@@ -144,7 +149,7 @@ class LevelsOfWeights(ScaledQuantizer):
         levels = VariableSpec(
             shape=tuple(self.levels_shape(known(shape))),
             dtype=self.levels_type,
-            follows_data=True,
+            follows_data=self.follows,
         )
         return {**made, self.levels_name: levels}
 
@@ -154,10 +159,9 @@ class LevelsOfWeights(ScaledQuantizer):
             return super().__call__(inputs, training, variables)
         levels = ops.convert_to_tensor(variables[self.levels_name])
         made = super().__call__(inputs, training, {**variables, self.levels_name: levels})
-        if training:
+        if training and self.follows:
             found = self.next_levels(ops.stop_gradient(inputs), levels)
-            if found is not None:
-                variables[self.levels_name].assign(found)
+            variables[self.levels_name].assign(found)
         return made
 
     def quantized(self, latent: Any, variables: Variables, num_bits: int) -> Any:

@@ -1,5 +1,7 @@
 """Quantizers of Keras 3 on TensorFlow against those of tf_keras, bit for bit."""
 
+import dataclasses
+
 import keras as keras3
 import numpy as np
 import pytest
@@ -42,11 +44,22 @@ def _differentiated(row):
     return call(new, keras3.Variable), call(old, tf.Variable)
 
 
+def _at_edges(row):
+    """The row, with numbers where one bit decides, and those that are not finite."""
+    level = np.float32(row.variables.get("clipping_level", 1.0))
+    near = [level, np.nextafter(level, np.float32(0)), np.nextafter(level, np.float32(9))]
+    near += [0.0, np.finfo(np.float32).tiny, level / 2, level / 3, np.inf]
+    edges = np.float32([*near, *(-one for one in near), np.nan])
+    inputs = row.inputs.copy()
+    inputs.reshape(-1)[: len(edges)] = edges
+    return dataclasses.replace(row, inputs=inputs)
+
+
 def _equal(row):
     (value, gradients), (expected, expected_gradients) = _differentiated(row)
     np.testing.assert_array_equal(value, expected, err_msg=str(row))
     for found, one in zip(gradients, expected_gradients, strict=True):
-        room = 1e-5 * np.max(np.abs(one), initial=0.0)
+        room = 1e-5 * np.max(np.abs(one[np.isfinite(one)]), initial=0.0)
         np.testing.assert_allclose(found, one, rtol=1e-4, atol=room, err_msg=str(row))
 
 
@@ -54,6 +67,12 @@ def _equal(row):
 def test_values_are_those_of_tf_keras_and_gradients_nearly(bits):
     for row in rows(bits):
         _equal(row)
+
+
+@pytest.mark.parametrize("bits", [1, 4])
+def test_so_they_are_at_the_edges(bits):
+    for row in rows(bits):
+        _equal(_at_edges(row))
 
 
 def test_images_and_observers_are_those_of_tf_keras():
@@ -73,7 +92,7 @@ def test_variables_follow_the_data_as_those_of_tf_keras(bits):
             found, wanted = to_numpy(variable), expected[name].numpy()
             np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6, err_msg=str(row))
             if not new.variables(row.inputs.shape)[name].follows_data:
-                np.testing.assert_array_equal(found, row.variables[name])
+                np.testing.assert_array_equal(wanted, row.variables[name])
 
 
 class _Asked(keras.layers.Layer):
@@ -104,7 +123,8 @@ def test_variables_are_those_that_tf_keras_makes(bits):
             np.testing.assert_array_equal(first, np.full(spec.shape, spec.start, first.dtype))
             constraint = asked.get("constraint")
             assert spec.lowest == (constraint.minimum if constraint else None)
-            assert spec.follows_data == ("synchronization" in asked), str(row)
+            # Of those that tf_keras lets each replica assign, some are never assigned.
+            assert spec.follows_data <= ("synchronization" in asked), str(row)
 
 
 def test_every_quantizer_of_the_package_is_one_of_keras3_with_the_same_settings():
