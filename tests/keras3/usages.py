@@ -1,0 +1,227 @@
+"""The ways in which quantized `.keras` files are trained on the backend of this process: a script.
+
+    KERAS_BACKEND=jax python -m tests.keras3.usages folder results.json
+
+The folder has model.keras, mixed.keras and images.npz. On other backends than TensorFlow it runs
+where TensorFlow, tf_keras and TFMOT cannot be imported.
+"""
+
+import json
+import os
+import pathlib
+import sys
+
+if os.environ["KERAS_BACKEND"] != "tensorflow":
+    for absent in ("tensorflow", "tf_keras", "tensorflow_model_optimization", "wrapt"):
+        sys.modules[absent] = None
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+
+import contextlib
+
+import keras
+import numpy as np
+
+import sat_tf  # noqa: F401  # registers the layers
+
+BACKEND = keras.backend.backend()
+
+
+class Usages:
+    """Each method is one usage; it returns what its test looks at."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        data = np.load(folder / "images.npz")
+        self.images, self.labels = data["images"][:64], data["labels"][:64]
+
+    def model(self, name="model.keras", **options):
+        model = keras.saving.load_model(self.folder / name, compile=False)
+        self.compile(model, **options)
+        return model
+
+    def compile(self, model, **options):
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.01), loss, metrics=["accuracy"], **options)
+
+    def fit(self, model, *data, **options):
+        options = {"batch_size": 16, **options} if data[1:] else options
+        return model.fit(*data, shuffle=False, verbose=0, **options).history["loss"]
+
+    # -- data --------------------------------------------------------------------------------------
+
+    def numpy(self):
+        return self.fit(self.model(), self.images, self.labels)
+
+    def py_dataset(self):
+        images, labels = self.images, self.labels
+
+        class Batches(keras.utils.PyDataset):
+            def __len__(self):
+                return 4
+
+            def __getitem__(self, index):
+                part = slice(16 * index, 16 * index + 16)
+                return images[part], labels[part]
+
+        return self.fit(self.model(), Batches())
+
+    def torch_loader(self):
+        try:
+            import torch
+        except ImportError:
+            return None
+        tensors = torch.from_numpy(self.images), torch.from_numpy(self.labels)
+        data = torch.utils.data.TensorDataset(*tensors)
+        return self.fit(self.model(), torch.utils.data.DataLoader(data, batch_size=16))
+
+    def tf_data(self):
+        if BACKEND != "tensorflow":
+            return None
+        import tensorflow as tf
+
+        return self.fit(
+            self.model(), tf.data.Dataset.from_tensor_slices((self.images, self.labels)).batch(16)
+        )
+
+    # -- how it is compiled ------------------------------------------------------------------------
+
+    def compiled(self):
+        # PyTorch would compile for minutes.
+        choices = (False,) if BACKEND == "torch" else (True, False)
+        return [
+            self.fit(self.model(jit_compile=jit), self.images, self.labels)[0] for jit in choices
+        ]
+
+    def mixed(self):
+        model = self.model("mixed.keras")
+        losses = self.fit(model, self.images, self.labels, epochs=3)
+        outputs = model.get_layer("quant_relu_1").output
+        return [losses, keras.backend.standardize_dtype(outputs.dtype)]
+
+    # -- callbacks ---------------------------------------------------------------------------------
+
+    def checkpoint(self):
+        path = self.folder / f"{BACKEND}_checkpoint.keras"
+        model = self.model()
+        saving = keras.callbacks.ModelCheckpoint(path)
+        self.fit(model, self.images, self.labels, callbacks=[saving])
+        again = keras.saving.load_model(path)
+        return self.difference(model, again)
+
+    def early_stopping(self):
+        model = self.model()
+        stopping = keras.callbacks.EarlyStopping(
+            "loss", patience=1, min_delta=100.0, restore_best_weights=True
+        )
+        losses = self.fit(model, self.images, self.labels, epochs=5, callbacks=[stopping])
+        return len(losses)
+
+    def backup(self):
+        folder = self.folder / f"{BACKEND}_backup"
+        alone = self.fit(self.model(), self.images, self.labels, epochs=3)
+
+        class Stops(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                if epoch == 1:
+                    raise KeyboardInterrupt
+
+        def saving():
+            return keras.callbacks.BackupAndRestore(folder, delete_checkpoint=False)
+
+        with contextlib.suppress(KeyboardInterrupt):
+            self.fit(
+                self.model(), self.images, self.labels, epochs=3, callbacks=[saving(), Stops()]
+            )
+        rest = self.fit(self.model(), self.images, self.labels, epochs=3, callbacks=[saving()])
+        return [alone, rest]
+
+    # -- steps and devices -------------------------------------------------------------------------
+
+    def own_step(self):
+        """A training step of one's own counts its calls."""
+        model = self.model()
+        calls = []
+        kind = {"tensorflow": OfTensorFlow, "jax": OfJax, "torch": OfTorch}[BACKEND]
+        own = kind(model.inputs, model.outputs)
+        own.calls = calls
+        self.compile(own)
+        return [self.fit(own, self.images, self.labels), len(calls)]
+
+    def two_devices(self):
+        if BACKEND != "jax":
+            return None
+        alone = self.fit(self.model(), self.images, self.labels, epochs=2)
+        devices = keras.distribution.list_devices()[:2]
+        keras.distribution.set_distribution(keras.distribution.DataParallel(devices=devices))
+        try:
+            together = self.fit(self.model(), self.images, self.labels, epochs=2)
+        finally:
+            keras.distribution.set_distribution(None)
+        return [len(devices), alone, together]
+
+    def difference(self, one, other):
+        found = [keras.ops.convert_to_numpy(m(self.images, training=False)) for m in (one, other)]
+        return float(np.max(np.abs(found[0] - found[1])))
+
+
+class OfTensorFlow(keras.Model):
+    def train_step(self, data):
+        import tensorflow as tf
+
+        images, labels = data
+        self.calls.append(None)
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(images, labels, self(images, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"loss": loss}
+
+
+class OfJax(keras.Model):
+    def train_step(self, state, data):
+        import jax
+
+        trainable, others, optimizer, metrics = state
+        images, labels = data
+        self.calls.append(None)
+
+        def loss_of(values):
+            outputs, moved = self.stateless_call(values, others, images, training=True)
+            return self.compute_loss(images, labels, outputs), moved
+
+        (loss, others), gradients = jax.value_and_grad(loss_of, has_aux=True)(trainable)
+        trainable, optimizer = self.optimizer.stateless_apply(optimizer, gradients, trainable)
+        return {"loss": loss}, (trainable, others, optimizer, metrics)
+
+
+class OfTorch(keras.Model):
+    def train_step(self, data):
+        images, labels = data
+        self.calls.append(None)
+        self.zero_grad()
+        loss = self.compute_loss(images, labels, self(images, training=True))
+        loss.backward()
+        weights = list(self.trainable_weights)
+        import torch
+
+        with torch.no_grad():
+            self.optimizer.apply([weight.value.grad for weight in weights], weights)
+        return {"loss": loss}
+
+
+def main(folder, results_path):
+    usages = Usages(pathlib.Path(folder))
+    names = [
+        name
+        for name, value in vars(Usages).items()
+        if callable(value) and name not in ("__init__", "model", "compile", "fit", "difference")
+    ]
+    found = {}
+    for name in names:
+        keras.utils.set_random_seed(0)
+        found[name] = getattr(usages, name)()
+    pathlib.Path(results_path).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
