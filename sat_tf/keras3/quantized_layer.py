@@ -90,7 +90,7 @@ class QuantizedLayer(keras3.layers.Wrapper):
             shape = tuple(vars(self.layer)[_kernel_name(self.layer)].shape)
             self._set("kernel_variables", self._made(self.weight_quantizer.variables(shape)))
         if self.output_quantizer is not None:
-            shape = self.compute_output_shape(input_shape)
+            shape = self._output_shape(input_shape)
             self._set("output_variables", self._made(self.output_quantizer.variables(shape)))
         self.built = True
 
@@ -151,11 +151,15 @@ class QuantizedLayer(keras3.layers.Wrapper):
         latent = ops.cast(ops.convert_to_tensor(kernel), "float32")
         return self.weight_quantizer(latent, training, self.kernel_variables)
 
-    def compute_output_shape(self, input_shape: Any) -> Any:
-        """The shape of the wrapped layer's output."""
+    # Not `compute_output_shape`: Keras would then take the output to be of this layer's type.
+    def _output_shape(self, input_shape: Any) -> Any:
         if self.place == INSTEAD:
             return input_shape
-        return self.layer.compute_output_shape(input_shape)
+        try:
+            return self.layer.compute_output_shape(input_shape)
+        except NotImplementedError:  # of a layer whose author left it out
+            given = keras3.KerasTensor(input_shape, self.layer.compute_dtype)
+            return self.layer.compute_output_spec(given).shape
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the constructor."""

@@ -90,7 +90,8 @@ def quantize_model(model: keras.Model, policy: BitPolicy | int | None = None) ->
     or a teacher, are carried over. If the class cannot be kept, a warning says so.
 
     Args:
-        model: a built Functional or Sequential tf_keras model. Inputs and outputs keep their order
+        model: a built Functional or Sequential model, of tf_keras, or of Keras 3, which stays one
+            (see "From a Keras 3 model to a phone"). Inputs and outputs keep their order
             and structure; an output in a list has the name of its quantized layer.
         policy: see `BitPolicy`; 4 means `BitPolicy.mobile(4)`.
 

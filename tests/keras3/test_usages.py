@@ -83,9 +83,10 @@ def test_callbacks_of_keras_save_stop_and_resume(found):
 
 
 def test_a_step_of_ones_own_is_the_one_that_is_run(found):
-    losses, calls = found["own_step"]
-    assert np.isfinite(losses).all()
+    calls, before, after = found["own_step"]
     assert calls >= 1
+    assert len(before) >= 3
+    assert all(one != other for one, other in zip(before, after, strict=True))
 
 
 def test_two_devices_learn_what_one_does(found):

@@ -93,7 +93,7 @@ def training_layer(layer: Any, name: str) -> Any:
 def names_in_keras3(layer: Any) -> tuple[str, ...]:
     """What the class of a tf_keras layer may be called in Keras 3."""
     counterpart = _counterpart(layer) or SAME
-    return type(layer).__name__, counterpart.name
+    return *(kind.__name__ for kind in type(layer).__mro__), counterpart.name
 
 
 def make_layers(

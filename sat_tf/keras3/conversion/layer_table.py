@@ -1,5 +1,6 @@
 """The tf_keras layer for a Keras 3 one, and how its settings translate."""
 
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -139,6 +140,10 @@ _WITHOUT_EFFECT = frozenset(
 ) | {"value_range"}
 
 
+# The modules of both Kerases with layers of the same names and settings.
+_WITH_LAYERS = ("convnext", "inception_resnet_v2")
+
+
 def is_built_in(layer: Any) -> bool:
     """Whether a Keras 3 layer is one of Keras itself; subclasses are their authors' own."""
     return type(layer).__module__.split(".")[0] == "keras"
@@ -238,8 +243,9 @@ def accepted_names(made: type) -> set[str]:
 
 def _own_class(layer: Any) -> type | None:
     """Classes that tf_keras has for its own models, and does not list among its layers."""
-    if type(layer).__module__ != "keras.src.applications.convnext":
+    where, _, name = type(layer).__module__.rpartition(".")
+    if where != "keras.src.applications" or name not in _WITH_LAYERS:
         return None
-    from tf_keras.src.applications import convnext  # tf_keras shows them nowhere else
-
-    return getattr(convnext, type(layer).__name__, None)
+    # tf_keras shows them nowhere else.
+    module = importlib.import_module(f"tf_keras.src.applications.{name}")
+    return getattr(module, type(layer).__name__, None)

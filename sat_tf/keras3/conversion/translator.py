@@ -10,6 +10,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph import operation_layers
+from sat_tf.graph.layers.preprocessing import adapted_copy, is_adapted
 from sat_tf.graph.network import NOT_BUILT, subclassed_problem
 from sat_tf.keras3 import inference_operations
 from sat_tf.keras3.conversion import layer_table, operation_table
@@ -209,9 +210,10 @@ class Translator:
         config = layer.get_config()
         names = ("weights", "output", "annotation", "inserted")
         placed = PlacedConfig.from_config({name: config[name] for name in names})
-        return QuantizedLayer(
-            self._inner(layer.layer), placed, name=layer.name, trainable=layer.trainable
-        )
+        inner = self._inner(layer.layer)
+        if is_adapted(inner):
+            inner = adapted_copy(inner)
+        return QuantizedLayer(inner, placed, name=layer.name, trainable=layer.trainable)
 
     def _inner(self, layer: Any) -> Any:
         """The layer inside a wrapper."""

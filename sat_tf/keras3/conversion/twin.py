@@ -72,6 +72,12 @@ def twin_of(model: keras3.Model) -> keras.Model:
     return found.model
 
 
+def proof_of(model: keras3.Model) -> Proof:
+    """How closely a Keras 3 model and its twin agree, layer by layer, on random input."""
+    twin_of(model)
+    return _twins[model].proof
+
+
 def take_values(model: keras3.Model) -> None:
     """Gives a Keras 3 model the values that its twin has now."""
     for layer, twin in _layers(_twins[model]):
