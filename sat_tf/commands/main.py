@@ -1,6 +1,8 @@
 """The command `sat-tf`."""
 
 import argparse
+import atexit
+import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -64,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = with_negative_ranges(sys.argv[1:] if arguments is None else arguments)
     parsed = _parser().parse_args(words)
+    # Python ends by looking for garbage among all objects, which with TensorFlow takes seconds.
+    atexit.register(gc.freeze)
     return report_errors(lambda: parsed.command(parsed, _output()))
 
 

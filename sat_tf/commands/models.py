@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import gc
 import inspect
 import os
 import pathlib
@@ -46,6 +47,7 @@ def read_keras_model(path: pathlib.Path, advice: str, *, trust: bool = False) ->
     Raises:
         RunError: it cannot be loaded or converted, or would run code; says why.
     """
+    load_tensorflow()
     from sat_tf.keras3.conversion.any_version import read_model
     from sat_tf.loading.model_file import OtherFileError, is_keras3_file
     from sat_tf.loading.trust import UntrustedModelError
@@ -70,6 +72,22 @@ def quiet_tensorflow() -> None:
     if "TF_CPP_MIN_LOG_LEVEL" not in os.environ:
         os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
         hide_noise()
+
+
+def load_tensorflow() -> None:
+    """Loads TensorFlow as what lives as long as the process.
+
+    The garbage collector would look at its objects, nearly a million, again and again: for a second
+    while they are made, and from then on whenever a model is built.
+    """
+    if "tensorflow" in sys.modules:
+        return
+    gc.disable()
+    try:
+        import tensorflow  # noqa: F401
+    finally:
+        gc.enable()
+    gc.freeze()
 
 
 def compute_on_one_thread() -> None:

@@ -215,14 +215,14 @@ def _found(folder: pathlib.Path, model: "keras.Model", console: Console) -> Imag
             why_not="pictures without labels" if not has_folders else f"a model of {shape}",
         )
     source = data_source("folder", data_dir=str(folder), image_size=shape[0], **_CROPS)
+    if outputs == (source.num_classes,):
+        return source  # of which its run tells
     console.print(
-        f"{folder}: {source.num_classes:,} classes, {source.num_train:,} pictures to calibrate or "
-        f"train on and {source.num_test:,} held out",
+        f"{folder}: {source.num_classes:,} classes, {source.num_train:,} pictures to calibrate on "
+        f"and {source.num_test:,} held out",
         highlight=False,
         markup=False,
     )
-    if outputs == (source.num_classes,):
-        return source
     why = f"{source.num_classes:,} classes for a model with outputs of shape {outputs}"
     for note in (f"received {why}: accuracy is not measured.", *source.notes):
         text = f"Note: {escape(note)}"

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from rich.console import Console
 
-from sat_tf.commands.models import quiet_tensorflow
+from sat_tf.commands.models import load_tensorflow, quiet_tensorflow
 from sat_tf.commands.options import add_overrides, add_trust, seed, unless_stopped
 from sat_tf.messages import RunError
 from sat_tf.training.config.config import (
@@ -157,6 +157,7 @@ def train(
 
     def work() -> Results | None:
         quiet_tensorflow()
+        load_tensorflow()
         from sat_tf.training.loop import runner
 
         return runner.train(config, folder, console, resume=resume)

@@ -139,7 +139,7 @@ def _divided(root: pathlib.Path, names: set[str]) -> FolderTree:
         chosen = _chosen(place, classes, every)
         train, held_out = (_part(every, chosen, part) for part in (False, True))
         if held_out.paths:
-            return FolderTree(classes, train, held_out, (_note(names, classes, train, held_out),))
+            return FolderTree(classes, train, held_out, (_note(names, classes, held_out),))
         problems.append(
             "received one picture of each class; expected two or more of at least one, of which "
             "one is held out; add pictures."
@@ -200,14 +200,11 @@ def _name_in(folder: pathlib.Path, path: str) -> bytes:
     return os.fsencode(pathlib.Path(path).relative_to(folder).as_posix())
 
 
-def _note(names: set[str], classes: list[str], train: Split, held_out: Split) -> str:
+def _note(names: set[str], classes: list[str], held_out: Split) -> str:
     where = f"{TRAIN} without {HELD_OUT[0]}" if TRAIN in names else "folders of classes"
     alone = len(classes) - len(set(held_out.labels))
-    left_out = f"; {alone} classes have one picture, which is trained on" if alone else ""
-    return (
-        f"{where}: of each class a fifth is held out, by a hash of the names: "
-        f"{len(train.paths):,} pictures to train on, {len(held_out.paths):,} held out{left_out}"
-    )
+    left_out = f"; {alone} with one picture, which is trained on" if alone else ""
+    return f"{where}: of each class a fifth is held out, by a hash of the names{left_out}"
 
 
 def _classes(folder: pathlib.Path, unreadable: list[OSError]) -> list[str]:

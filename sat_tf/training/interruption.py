@@ -72,6 +72,10 @@ class Interruption:
         if by_keyboard:
             print("\nStopping after this step, to save; Ctrl-C again aborts.", file=sys.stderr)
 
+    def stopped(self) -> Stopped:
+        """What ends a run that has saved itself."""
+        return Stopped(by_keyboard=self._by_keyboard)
+
     def _stop_if_requested(self) -> None:
         if self.requested:
-            raise Stopped(by_keyboard=self._by_keyboard)
+            raise self.stopped()

@@ -3,9 +3,9 @@ import pytest
 import tf_keras as keras
 
 import sat_tf
-from sat_tf.analysis.range_accuracy import range_accuracies
+from sat_tf.analysis.range_accuracy import found_range, range_accuracies
 from sat_tf.quantizers.input_range import NAMED, PIXELS, range_of
-from tests.training.range_model import model_of_small_range
+from tests.training.range_model import model_of_one_range, model_of_small_range
 from tests.training.small import small_float_model, small_images
 
 IMAGES = small_images(train=1, test=128)
@@ -23,6 +23,13 @@ def test_the_range_that_a_model_was_trained_with_is_found():
     assert found.setting == "[0, 1]"
     assert list(found.top1) == [PIXELS, UNIT, NAMED["tf"], NAMED["torch"], NAMED["caffe"]]
     assert (found.top1[PIXELS] < 0.4, found.top1[UNIT]) == (True, 1.0)
+
+
+@pytest.mark.parametrize("trained", [PIXELS, UNIT, NAMED["tf"], NAMED["caffe"]], ids=str)
+def test_the_one_range_in_which_a_model_is_right_is_found(trained):
+    found = found_range("model", model_of_one_range(trained), PIXEL_VALUES, LABELS)
+    assert (found.given, found.top1[trained]) == (trained, 1.0)
+    assert sorted(found.top1.values())[-2] < 0.6
 
 
 @pytest.mark.parametrize(

@@ -5,38 +5,25 @@ import json
 import numpy as np
 import pytest
 import tf_keras as keras
+import yaml
 from PIL import Image
 
 import sat_tf
 from sat_tf.commands import main
 from sat_tf.export.tflite.structure import read_structure
+from sat_tf.quantizers.input_range import NAMED
 from tests.commands.light import told_without_tensorflow
-from tests.training.range_model import model_of_small_range
+from tests.training.range_model import model_of_one_range, model_of_small_range
 from tests.training.small import small_images
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*images give unreliable statistics")
 
 
-def _model_of_one_range():
-    """Right for pixels from 0 to 1 alone: a class is where the mean of channels is near 0.65."""
-    image = keras.Input((8, 8, 3), name="image")
-    tensor = keras.layers.Conv2D(2, 1, activation="relu", name="conv")(image)
-    head = keras.layers.Dense(3, name="head")
-    model = keras.Model(image, head(keras.layers.Flatten(name="flat")(tensor)), name="one_range")
-    kernel = np.array([4 / 3, 8 / 3]) * np.ones((1, 1, 3, 1))
-    model.get_layer("conv").set_weights([kernel, np.array([-1.6, -5.2])])
-    rows = np.zeros((8, 8, 2, 3), np.float32)
-    for label in range(3):
-        rows[2 * label : 2 * label + 3, :, :, label] = [0.1, -0.1]
-    head.set_weights([rows.reshape(-1, 3), np.zeros(3)])
-    return model
-
-
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """A model that is right for pixels from 0 to 1, one that converts them itself, and pictures."""
+    """Models that are right in one range, in two, and for pixels as they are; and pictures."""
     folder = tmp_path_factory.mktemp("given")
-    _model_of_one_range().save(folder / "float.keras")
+    model_of_one_range(NAMED["tf"]).save(folder / "float.keras")
     model_of_small_range().save(folder / "lenient.keras")
     model_of_small_range(inside=True).save(folder / "rescaled.keras")
     images = small_images(train=96, test=64)
@@ -102,11 +89,14 @@ def test_numbers_out_of_their_range_are_refused(words, expected, capsys):
 
 
 @pytest.mark.thorough
-def test_a_calibrated_run_is_whole(told, tmp_path):
-    status, said = told("float.keras", "photos", "--input_range", "0,1")
+def test_a_calibrated_run_finds_its_range_and_is_whole(told, tmp_path):
+    status, said = told("float.keras", "photos")
     assert status == 0, said
-    assert "3 classes, 96 pictures to calibrate or train on and 64 held out" in said
+    assert said.count("96 pictures to train on, 64 held out") == said.count("3 classes") == 1
+    assert 'Input range: "tf", found: top-1 on 64 labelled images is' in said
     out = tmp_path / "out"
+    policy = yaml.safe_load((out / "config.yaml").read_text())["policy"]
+    assert policy["input_range"] == "tf"
     results = json.loads((out / "results.json").read_text())
     assert results["codes_differing"] == 0
     assert results["tflite_top1"] > 0.9
@@ -152,7 +142,7 @@ def test_pictures_without_labels_calibrate_where_the_range_is_given(told, tmp_pa
     assert status == 2
     assert "expected them, or the range of its input; give --input_range" in said
     assert not (tmp_path / "out").exists()
-    status, said = told("float.keras", "plain", "--input_range", "0,1")
+    status, said = told("float.keras", "plain", "--input_range", "tf")
     assert status == 0, said
     assert " 0 of " in said
     model = keras.models.load_model(tmp_path / "out" / "quantized.keras", compile=False)

@@ -74,8 +74,8 @@ def test_of_folders_of_classes_a_fifth_of_each_is_held_out(tmp_path):
     assert sorted(every) == sorted({*every})
     assert len(every) == 13
     assert tree.notes == (
-        "folders of classes: of each class a fifth is held out, by a hash of the names: 10 "
-        "pictures to train on, 3 held out; 1 classes have one picture, which is trained on",
+        "folders of classes: of each class a fifth is held out, by a hash of the names; 1 with one "
+        "picture, which is trained on",
     )
 
 

@@ -242,9 +242,13 @@ def _tensors(certificate: Certificate) -> Table[TensorCodes]:
         Column("operator", lambda tensor: tensor.operator.replace("_2D", "")),
         Column("shape", lambda tensor: tensor.shape, _shape),
         Column("bits", lambda tensor: tensor.bits),
-        Column("codes used", lambda tensor: f"{tensor.codes_used} of {len(tensor.counts)}"),
+        Column(
+            "codes used",
+            lambda tensor: f"{tensor.codes_used} of {len(tensor.counts)}",
+            number=True,
+        ),
         Column("", _histogram),
-        Column("weights used", lambda tensor: len(tensor.weights) or None),
+        Column("weights used", lambda tensor: len(tensor.weights) or None, number=True),
         Column("", lambda tensor: _weights(tensor.weights) if tensor.weights else None),
     ]
     counts = {name: count.tensors for name, count in certificate.runtimes.items()}

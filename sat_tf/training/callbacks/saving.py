@@ -10,7 +10,7 @@ from sat_tf.export.deployed import DeployedModel
 from sat_tf.qat.wrapper import ConstantWeights, has_quantized_layers
 from sat_tf.training.callbacks.step_recorder import StepCallback
 from sat_tf.training.config.sections import TrainingConfig
-from sat_tf.training.interruption import Interruption, Stopped
+from sat_tf.training.interruption import Interruption
 from sat_tf.training.state.checkpoints import Checkpoints, Position
 from sat_tf.training.step.learner import Learner
 
@@ -109,7 +109,7 @@ class CheckpointSaver(keras.callbacks.Callback):
         stops = "stop" in self._wanted
         self._wanted = set()
         if stops:
-            raise Stopped
+            raise self._interruption.stopped()
 
 
 class DeployedRefresher(keras.callbacks.Callback):

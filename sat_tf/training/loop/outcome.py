@@ -182,7 +182,7 @@ def _of_file(run: Run, model: keras.Model) -> dict[str, Any]:
         run.console.print(f"Note: {escape(warning)}", highlight=False, soft_wrap=True)
     return {
         "tflite_top1": certificate.top1["tflite"],
-        "verified_images": min(config.verify_images, run.source.num_test),
+        "verified_images": len(sample[0]),
         "file_bytes": report.bytes,
         "gzip_bytes": report.gzip_bytes,
         "codes_compared": certificate.codes_compared,

@@ -77,7 +77,7 @@ def test_it_says_how_many_of_its_levels_a_tensor_uses(certificate):
     assert four_bits
     for tensor in four_bits:
         assert len(tensor.counts) in (15, 16)  # signed ones leave out the lowest
-        assert f"<td>{tensor.codes_used} of {len(tensor.counts)}</td>" in page
+        assert f">{tensor.codes_used} of {len(tensor.counts)}</td>" in page
 
 
 def test_names_are_text_and_never_markup(certificate):
