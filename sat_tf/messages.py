@@ -11,7 +11,7 @@ class RunError(ValueError):
     """A run cannot start or resume; the message says what was received, expected, and the fix."""
 
 
-_BETWEEN = ("sat_tf", "dataclasses", "tensorflow_model_optimization", "tf_keras")
+_BETWEEN = ("sat_tf", "dataclasses", "tensorflow_model_optimization", "tf_keras", "keras")
 
 
 def did_you_mean(received: str, known: Iterable[str]) -> str:

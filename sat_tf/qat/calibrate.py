@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import inspect
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ import tf_keras as keras
 
 from sat_tf.graph import functions, layer_kinds
 from sat_tf.graph.network import Network, Node
-from sat_tf.messages import first_ones
+from sat_tf.messages import first_ones, warn
 from sat_tf.presentation.progress_bar import Advance, image_bar
 from sat_tf.qat.calibration_images import Images, gather, in_batches, observe_pixels
 from sat_tf.qat.layout import in_inference, inner_layer, quantized_network
@@ -342,13 +341,12 @@ def _fit_both(
         raise
     off = min(mean_deviation(own, measured) for measured in (unrounded, quantized))
     if off > STALE:
-        warnings.warn(
+        warn(
             "calibrate: the statistics of BatchNormalization are not those of these images (off by "
             f"{off:.1g} standard deviations in the mean), and were replaced, which changes the "
             "model's function. Train it, or check how the images are scaled; to keep the function, "
             "pass batch_normalization=False.",
             StaleStatisticsWarning,
-            stacklevel=3,
         )
     assign_statistics(norms, best_statistics(own, unrounded, quantized))
 
@@ -442,13 +440,12 @@ def _warn_of_coarse_features(network: Network, images: Images) -> None:
             if len(np.unique(found)) < min(_FEW_CODES, len(np.unique(real)) / 2)
         ]
         if coarse:
-            warnings.warn(
+            warn(
                 f"calibrate: {name}: {len(coarse)} of {len(features)} features "
                 f"({first_ones(coarse)}) get fewer than {_FEW_CODES} of 256 codes, because one "
                 f"scale serves all of them, which range from {lowest:.4g} to {highest:.4g}; "
                 "standardize them, or put a Normalization layer in front and set "
                 "BitPolicy(input_type='float32').",
-                stacklevel=3,
             )
 
 

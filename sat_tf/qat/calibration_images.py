@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,7 +11,7 @@ import tensorflow as tf
 from sat_tf.data.folder_tree import TRAIN
 from sat_tf.data.picture_folder import load_folder
 from sat_tf.graph.network import Network
-from sat_tf.messages import list_problems
+from sat_tf.messages import list_problems, warn
 from sat_tf.qat.inputs import input_ranges
 from sat_tf.quantizers.input_range import PIXELS
 from sat_tf.quantizers.protocol import PixelQuantizer
@@ -67,9 +66,7 @@ def gather(dataset: Any, num_images: int, network: Network) -> Images:
     if not count:
         raise ValueError("dataset: received no images, expected 64 or more.")
     if count < _FEW_IMAGES:
-        warnings.warn(
-            f"calibrate: {count} images give unreliable statistics; use 64 or more.", stacklevel=3
-        )
+        warn(f"calibrate: {count} images give unreliable statistics; use 64 or more.")
     return tuple(np.concatenate(arrays) for arrays in zip(*found, strict=True))
 
 
@@ -161,5 +158,5 @@ def observe_pixels(several: Images, network: Network, batches: int) -> None:
         quantizer = layer.quantize_config.output
         doubt = pixel_doubt(seen, quantizer.range)
         if doubt:
-            warnings.warn(f"calibrate: {name}: {doubt}.", stacklevel=3)
+            warn(f"calibrate: {name}: {doubt}.")
         quantizer.remember(seen, layer.output_variables, batches)

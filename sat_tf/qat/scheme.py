@@ -1,6 +1,5 @@
 """The TFMOT scheme, and `quantize_model`, which applies it in one call."""
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from sat_tf.graph.flatten import flatten
 from sat_tf.graph.network import Network, check_model
 from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.graph.tfmot_layers import is_annotated, refuse_wrapped
-from sat_tf.messages import first_ones
+from sat_tf.messages import first_ones, warn
 from sat_tf.qat import configs
 from sat_tf.qat.layout import SatLayoutTransform, quantized_model
 from sat_tf.qat.model_class import of_class_of
@@ -169,9 +168,8 @@ def warn_of_lost_zeros(quantized: keras.Model) -> None:
             name = f"{layer.layer.name} ({100 * share:.0f} % zeros)"
             lost.setdefault(quantizer.zeros_stay_with, []).append(name)
     for fix, names in lost.items():
-        warnings.warn(
+        warn(
             f"model {quantized.name!r}: zero weights of {first_ones(names)} do not stay 0, which "
             f"is no value of their quantizer; if they are pruned, set BitPolicy({fix}), which "
             "keeps them.",
-            stacklevel=3,
         )

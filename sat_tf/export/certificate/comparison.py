@@ -12,6 +12,7 @@ from sat_tf.export.certificate.counts import RuntimeCount, TensorCount
 from sat_tf.export.certificate.outputs import (
     Output,
     OutputCount,
+    as_in_file,
     compared,
     largest_difference,
     only,
@@ -233,6 +234,7 @@ class TrainedCounter:
 
     def __init__(self, trained: Trained, graph: Graph) -> None:
         self._trained = trained
+        self._graph = graph
         self._tensors = {n: TensorCount(n, graph.tensors[n].shape) for n in trained.names}
         self._outputs: list[np.ndarray] = []
 
@@ -244,7 +246,7 @@ class TrainedCounter:
     def add(self, images: Pixels, simulated: dict[str, np.ndarray]) -> None:
         """Runs and counts a batch."""
         codes, output = self._trained.run(images)
-        self._outputs.append(output)
+        self._outputs.append(as_in_file(output, self._graph))
         for name, counted in self._tensors.items():
             counted.add(simulated[name], codes[name])
 

@@ -7,6 +7,26 @@ from typing import Any
 import numpy as np
 
 from sat_tf.export.operations.graph import Graph
+from sat_tf.export.operations.softmax import Softmax
+
+# Of the sum of the probabilities of one image, which softmax makes 1 up to its last bits.
+_OFF_ONE = 1e-3
+
+
+def as_in_file(values: np.ndarray, graph: Graph) -> np.ndarray:
+    """The output of a model as its file gives it: probabilities where the file adds a softmax.
+
+    Args:
+        values: the output, joined; probabilities stay what they are.
+        graph: of the file.
+    """
+    last = graph.operations[-1]
+    if not isinstance(last, Softmax) or graph.outputs != (last.output,):
+        return values
+    off = np.abs(np.sum(values, axis=-1) - 1.0)
+    if np.all(values >= 0.0) and np.all(off <= _OFF_ONE):
+        return values
+    return last.simulate(graph, values)
 
 
 def largest_difference(expected: np.ndarray, computed: np.ndarray) -> float:

@@ -21,7 +21,7 @@ from sat_tf.export.certificate.comparison import (
 from sat_tf.export.certificate.float_reference import FloatReference
 from sat_tf.export.certificate.holds import holds_of
 from sat_tf.export.certificate.inputs import images_hash
-from sat_tf.export.certificate.outputs import Output, only, outputs_in
+from sat_tf.export.certificate.outputs import Output, as_in_file, only, outputs_in
 from sat_tf.export.certificate.runtimes import USUAL_RUNTIMES, RuntimeKind, chosen
 from sat_tf.export.kernels import kernel_sets
 from sat_tf.export.litert.machine import this_machine
@@ -129,7 +129,7 @@ def prove(
             if keras:
                 keras.add(batch, simulated)
             if float_model:
-                float_outputs.append(float_model.run(batch))
+                float_outputs.append(as_in_file(float_model.run(batch), graph))
             advance(number_of(batch))
     outputs = {"simulation": np.concatenate(simulated_outputs)}
     expected = outputs["simulation"]

@@ -1,13 +1,12 @@
 """From a quantized tf_keras model to a Keras 3 inference model with the effective weights."""
 
-import warnings
 from typing import TYPE_CHECKING
 
 import tf_keras as keras
 
 from sat_tf.graph.network import check_model
 from sat_tf.keras3.conversion.calls import calls_of
-from sat_tf.messages import list_problems
+from sat_tf.messages import list_problems, warn
 from sat_tf.qat.wrapper import QuantizedLayer
 
 if TYPE_CHECKING:
@@ -87,11 +86,10 @@ def to_keras3(model: keras.Model, *, exact: bool = False) -> "keras3.Model":
     proof = prove(model, exported, calls, made)
     if proof.codes_differing:
         fix = "call it" if exact else "pass exact=True, for a file that needs sat-tf, and call it"
-        warnings.warn(
+        warn(
             f"model {model.name!r}: {proof.codes_differing} of {proof.codes} codes are others in "
             f"Keras 3, which rounds sums differently, and its outputs differ by up to "
             f"{proof.difference:.2g} of their largest value; for equal ones, {fix} with "
             "KERAS_BACKEND=tensorflow on a CPU.",
-            stacklevel=2,
         )
     return exported

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from sat_tf.keras3.conversion import values
+from sat_tf.keras3.conversion import translator, values
 
 
 def test_names_are_matched_by_as_many_parts_as_tell_them_apart():
@@ -32,6 +32,6 @@ def test_other_numbers_and_shapes_are_refused():
 
 def test_values_that_are_no_numbers_are_told():
     array = np.float32([1.0, np.nan, np.inf])
-    (problem,) = values.non_finite(["dense/kernel"], [array])
+    (problem,) = translator.non_finite(["dense/kernel"], [array])
     assert problem.startswith("received 2 of 3 values of kernel that are NaN or infinite")
-    assert values.non_finite(["dense/kernel"], [np.ones(3)]) == []
+    assert translator.non_finite(["dense/kernel"], [np.ones(3)]) == []
