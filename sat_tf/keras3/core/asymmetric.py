@@ -60,7 +60,7 @@ def quantize_offset(
         codes = grids.clip(grids.round_half_up(units), -below, above)
 
         def backward(upstream: Any) -> tuple[Any, Any]:
-            dx, slopes = of_range(
+            dx, total = of_range(
                 upstream,
                 codes,
                 reference(units, codes),
@@ -70,7 +70,7 @@ def quantize_offset(
                 surrogate,
                 strength,
             )
-            return dx, ops.sum(slopes) * (1.0 + share) / levels
+            return dx, total * (1.0 + share) / levels
 
         return codes * scale, backward
 

@@ -49,7 +49,7 @@ def quantize_weights(
         codes = grids.clip(grids.round_half_up(units), lowest, highest)
 
         def backward(upstream: Any) -> tuple[Any, Any]:
-            dx, slopes = of_range(
+            dx, total = of_range(
                 upstream,
                 codes,
                 units,
@@ -58,9 +58,10 @@ def quantize_weights(
                 highest - lowest,
                 surrogate,
                 strength,
+                lambda slopes: sum_as(slopes, magnitude),
             )
             count = math.prod(latent.shape) / math.prod(magnitude.shape)
-            return dx, sum_as(slopes, magnitude) * (1.0 / math.sqrt(count))
+            return dx, total * (1.0 / math.sqrt(count))
 
         return codes * scale, backward
 
@@ -126,7 +127,7 @@ def quantize_with_offset(
         codes = grids.clip(grids.round_half_up(units), -below, above)
 
         def backward(upstream: Any) -> tuple[Any, Any, Any]:
-            dx, slopes = of_range(
+            dx, total = of_range(
                 upstream,
                 codes,
                 units,
@@ -139,7 +140,7 @@ def quantize_with_offset(
             outside = (units <= -below) | (units >= above)
             clipped = ops.sum(ops.where(outside, upstream, 0.0))
             # Where it is clipped q is (code + z) s + β.
-            return dx, ops.sum(slopes) + below * clipped, clipped
+            return dx, total + below * clipped, clipped
 
         return codes * scale, backward
 

@@ -72,17 +72,19 @@ def quantize_stream(
     return _quantize(x, clipping_level, intervals, True, gradient, surrogate, strength)
 
 
-def round_on_range(x: Any, clipping_level: Any, intervals: int, signed: bool) -> Any:
-    """The forward arithmetic, that of FakeQuant: see `sat_tf.core.pact.round_on_range`."""
+def round_on_range(clipped: Any, clipping_level: Any, intervals: int, signed: bool) -> Any:
+    """The forward arithmetic, that of FakeQuant: see `sat_tf.core.pact.round_on_range`.
+
+    What it is given is clipped at the level itself, where that function clips at a code times the
+    scale. They differ by rounding, half a code from where it would tell.
+    """
     # XLA turns a division by a constant into a product with its reciprocal, which rounds twice.
     divisor = intervals + 0.0 * clipping_level
     if not signed:
         scale = clipping_level / divisor
-        return grids.round_half_up(grids.clip(x, 0.0, scale * intervals) / scale) * scale
+        return grids.round_half_up(clipped / scale) * scale
     scale, zero = (clipping_level + clipping_level) / divisor, intervals / 2
-    low, high = -scale * zero, scale * (intervals - zero)
-    above_low = grids.clip(x, low, high) - low
-    return grids.round_half_up(above_low / scale - zero) * scale
+    return grids.round_half_up((clipped + scale * zero) / scale - zero) * scale
 
 
 def _quantize(
@@ -98,23 +100,23 @@ def _quantize(
     strength_of(surrogate, strength)
 
     def make(x: Any, level: Any) -> tuple[Any, Backward]:
-        made = round_on_range(x, level, intervals, signed)
+        lowest = -level if signed else 0.0
+        clipped = grids.clip(x, lowest, level)
+        made = round_on_range(clipped, level, intervals, signed)
         quantized = ops.stop_gradient(made)
 
         def backward(upstream: Any) -> tuple[Any, Any]:
-            lowest = -level if signed else 0.0
-            inside = (x > lowest) & (x < level)
-            dx, slopes = of_range(
+            dx, total = of_range(
                 upstream,
                 quantized,
-                reference(x, quantized),
-                inside,
-                lambda: (x - quantized) * (intervals / (level - lowest)),
+                reference(clipped, quantized),
+                (clipped > lowest) & (clipped < level),
+                lambda: (clipped - quantized) * (intervals / (level - lowest)),
                 intervals,
                 surrogate,
                 strength,
             )
-            return dx, ops.sum(slopes) / level
+            return dx, total / level
 
         return made, backward
 
