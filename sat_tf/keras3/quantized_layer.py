@@ -29,6 +29,11 @@ _ONE_CALL_AT_A_TIME = threading.RLock()
 # Where layers of Keras 3 hold their kernels: behind a property of that name, or by the name.
 _KERNELS = ("_kernel", "kernel")
 
+# As the statistics of BatchNormalization: replicas of `tf.distribute` have their own, and their
+# mean is what is read and saved. Early releases of Keras 3 do not have the choice.
+_HAS_CHOICE = "aggregation" in inspect.signature(keras3.layers.Layer.add_weight).parameters
+_OF_REPLICAS: dict[str, Any] = {"aggregation": "mean"} if _HAS_CHOICE else {}
+
 _register = keras3.saving.register_keras_serializable(package="sat_tf")
 
 
@@ -104,9 +109,7 @@ class QuantizedLayer(keras3.layers.Wrapper):
                 trainable=spec.trainable,
                 constraint=None if spec.lowest is None else AtLeast(spec.lowest),
                 autocast=False,
-                # As the statistics of BatchNormalization: replicas of `tf.distribute` have their
-                # own, and their mean is what is read and saved.
-                aggregation="mean" if spec.follows_data else "none",
+                **(_OF_REPLICAS if spec.follows_data else {}),
             )
             for name, spec in specs.items()
         }

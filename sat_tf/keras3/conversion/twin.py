@@ -11,6 +11,7 @@ the values of the Keras 3 model again whenever it is asked for.
 
 import dataclasses
 import inspect
+import os
 import textwrap
 import weakref
 from collections.abc import Iterator
@@ -144,6 +145,13 @@ def quantized(model: keras3.Model, policy: BitPolicy | int | None = None) -> ker
         raise ValueError(
             f"model {model.name!r}: received a model that is quantized already, expected a float "
             "one; call sat_tf.requantize(model, policy) to give it another policy."
+        )
+    wanted, backend = os.environ.get("KERAS_BACKEND"), keras3.backend.backend()
+    if wanted and wanted != backend:
+        warn(
+            f"model {model.name!r}: KERAS_BACKEND is {wanted!r}, but Keras was imported with the "
+            f"backend {backend!r}, which the model is of and will be trained on; set KERAS_BACKEND "
+            "before the first import of keras."
         )
     made = translated(model)
     prove(made)

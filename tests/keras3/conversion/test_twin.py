@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 import tf_keras
 
 import sat_tf
@@ -183,3 +184,73 @@ def test_a_model_without_a_form_is_refused_with_the_name_of_its_layer():
     model = keras.Model(image, keras.layers.Conv2D(4, 3)(Own(name="mine")(image)))
     with pytest.raises(ValueError, match=r"mine: received Own, a layer of your own"):
         sat_tf.quantize_model(model, W4A4)
+
+
+def test_a_backend_that_was_changed_after_the_import_is_warned_of(network, monkeypatch):
+    other = "torch" if keras.backend.backend() != "torch" else "jax"
+    monkeypatch.setenv("KERAS_BACKEND", other)
+    with pytest.warns(UserWarning, match=f"KERAS_BACKEND is '{other}'.*before the first import"):
+        sat_tf.quantize_model(network, W4A4)
+
+
+def test_a_twin_that_differs_is_refused_by_its_first_layer(monkeypatch):
+    class Halved(keras.layers.Dense):
+        def call(self, inputs):
+            return 0.5 * super().call(inputs)
+
+    monkeypatch.setattr(Halved, "__module__", "keras.src.layers.core.dense")
+    Halved.__name__ = "Dense"
+    image = keras.Input((8, 8, 3))
+    x = keras.layers.Conv2D(4, 3, name="conv")(image)
+    model = keras.Model(image, Halved(3, name="half")(keras.layers.Flatten()(x)))
+    with pytest.raises(ValueError, match=r"half: received a Dense whose output differs"):
+        sat_tf.quantize_model(model, W4A4)
+    assert [layer.name for layer in model.layers][-1] == "half"
+
+
+def test_a_sequential_model_becomes_one_that_is_trained(tmp_path):
+    keras.utils.set_random_seed(2)
+    layers = [keras.Input((8, 8, 3)), keras.layers.Rescaling(1 / 255, name="rescaling")]
+    layers += [keras.layers.Conv2D(8, 3, activation="relu", name="conv"), keras.layers.Flatten()]
+    model = keras.Sequential([*layers, keras.layers.Dense(10, activation="softmax", name="head")])
+    quantized = sat_tf.quantize_model(model, W4A4)
+    images, labels = pixels_and_labels(64)
+    sat_tf.calibrate(quantized, images)
+    quantized.compile("adam", "sparse_categorical_crossentropy")
+    first, *_, last = quantized.fit(images, labels, epochs=5, verbose=0).history["loss"]
+    assert last < first
+    np.testing.assert_allclose(np.sum(numpy(quantized(images)), axis=-1), 1.0, rtol=1e-5)
+    sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
+    found = sat_tf.verify_tflite(quantized, tmp_path / "model.tflite", images.astype(np.uint8))
+    assert found.codes_differing == 0
+
+
+@pytest.mark.thorough
+def test_it_is_exported_as_a_saved_model_by_keras(calibrated, tmp_path):
+    calibrated.export(tmp_path / "saved", verbose=False)
+    images, _ = pixels_and_labels(4)
+    served = tf.saved_model.load(tmp_path / "saved")
+    np.testing.assert_allclose(served.serve(images), numpy(calibrated(images)), atol=1e-4)
+
+
+class Batches(keras.utils.PyDataset):
+    """Images in batches, as Keras 3 takes them."""
+
+    def __init__(self, images):
+        super().__init__()
+        self.images = images
+
+    def __len__(self):
+        return len(self.images) // 16
+
+    def __getitem__(self, index):
+        part = slice(16 * index, 16 * index + 16)
+        return self.images[part], np.zeros(16)
+
+
+def test_images_for_calibration_come_as_keras_takes_them(network):
+    images, _ = pixels_and_labels(64)
+    expected = sat_tf.calibrate(sat_tf.quantize_model(network, W4A4), images)
+    found = sat_tf.calibrate(sat_tf.quantize_model(network, W4A4), Batches(images))
+    for one, other in zip(expected.weights, found.weights, strict=True):
+        np.testing.assert_array_equal(numpy(one), numpy(other))
