@@ -179,7 +179,7 @@ class TrainingRules(keras.callbacks.Callback):
             raise ValueError(
                 f"TrainingRules: received {kind_of(model)}, expected a model of tf_keras, whose "
                 "steps it measures; train sat_tf.from_keras3(model) with it, or measure between "
-                "epochs with sat_tf.audit(model, images, labels)."
+                "epochs with sat_tf.audit(model, (images, labels))."
             )
         super().set_model(model)
 

@@ -1,0 +1,70 @@
+"""The public functions take models of Keras 3 as they take those of tf_keras."""
+
+import inspect
+
+import keras as keras3
+import numpy as np
+import pytest
+import tf_keras as keras
+
+import sat_tf
+from sat_tf import callbacks
+from sat_tf.either_keras import _OF_KERAS3, for_either, is_keras3
+from tests.keras3.networks import digits_network, pixels_and_labels
+
+pytestmark = pytest.mark.filterwarnings("ignore::sat_tf.qat.calibrate.StaleStatisticsWarning")
+
+
+@pytest.fixture(scope="module")
+def quantized():
+    keras3.utils.set_random_seed(1)
+    images, _ = pixels_and_labels(64)
+    return sat_tf.calibrate(sat_tf.quantize_model(digits_network(), 4), images)
+
+
+def test_every_public_function_of_a_model_is_decided_for_keras_3():
+    names = [name for name in sat_tf.__all__ if inspect.isfunction(getattr(sat_tf, name))]
+    takes_models = [
+        name
+        for name in names
+        if next(iter(inspect.signature(getattr(sat_tf, name)).parameters), "") == "model"
+    ]
+    assert set(takes_models) - {"from_keras3"} == set(_OF_KERAS3)
+
+
+def test_a_function_keeps_its_documentation_and_takes_the_model_by_name():
+    image = keras.Input((4, 4, 3))
+    model = keras.Model(image, keras.layers.Flatten()(keras.layers.Conv2D(2, 3)(image)))
+    assert sat_tf.quantize_model.__doc__.startswith("Quantizes a float Keras model")
+    assert isinstance(sat_tf.quantize_model(model=model, policy=4), keras.Model)
+    three = sat_tf.quantize_model(policy=4, model=digits_network())
+    assert is_keras3(three)
+    assert not is_keras3(model)
+
+
+def test_a_function_is_wrapped_once():
+    assert sat_tf.calibrate is sat_tf.calibrate
+    assert for_either("quantize_scope", len) is len
+
+
+@pytest.mark.thorough
+def test_what_measures_and_plans_works_on_the_twin(quantized):
+    images, labels = pixels_and_labels(64)
+    report = sat_tf.audit(quantized, (images, labels))
+    assert len(report.layers) >= 5
+    costs = sat_tf.sensitivity(quantized, (images, labels))
+    assert len(costs.layers) >= 5
+    plan = sat_tf.explain(quantized, sat_tf.BitPolicy.mobile(2))
+    assert plan["conv_2"].weights.bits == 2
+    exported = sat_tf.to_keras3(quantized)
+    found = keras3.ops.convert_to_numpy(exported(images))
+    expected = keras3.ops.convert_to_numpy(quantized(images))
+    assert np.max(np.abs(found - expected)) <= 0.05 * np.max(np.abs(expected))
+
+
+def test_what_measures_steps_of_tf_keras_says_so(quantized):
+    images, labels = pixels_and_labels(16)
+    quantized.compile("sgd", "sparse_categorical_crossentropy")
+    rules = callbacks.TrainingRules((images, labels))
+    with pytest.raises(ValueError, match=r"TrainingRules: .*train sat_tf\.from_keras3\(model\)"):
+        quantized.fit(images, labels, callbacks=[rules], verbose=0)
