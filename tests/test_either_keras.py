@@ -52,7 +52,7 @@ def test_what_measures_and_plans_works_on_the_twin(quantized):
     images, labels = pixels_and_labels(64)
     report = sat_tf.audit(quantized, (images, labels))
     assert len(report.layers) >= 5
-    costs = sat_tf.sensitivity(quantized, (images, labels))
+    costs = sat_tf.sensitivity(digits_network(), (images, labels), 4)
     assert len(costs.layers) >= 5
     plan = sat_tf.explain(quantized, sat_tf.BitPolicy.mobile(2))
     assert plan["conv_2"].weights.bits == 2
