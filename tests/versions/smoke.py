@@ -141,6 +141,7 @@ def a_keras_3_model_comes_over() -> str:
     )
     images = np.random.default_rng(3).integers(0, 256, (64, 16, 16, 3), dtype=np.uint8)
     batch = images.astype(np.float32)
+    _train_in_keras_3(model, images, batch)
     converted = sat_tf.from_keras3(model)
     difference = float(np.max(np.abs(converted(batch).numpy() - np.asarray(model(batch)))))
     q = sat_tf.quantize_model(converted, sat_tf.BitPolicy(weight_bits=8, activation_bits=8))
@@ -151,6 +152,21 @@ def a_keras_3_model_comes_over() -> str:
     if certificate.codes_differing:
         raise ValueError(f"{certificate.codes_differing} codes differ, expected 0.")
     return _expect_small(difference, 1e-5)
+
+
+def _train_in_keras_3(model: keras3.Model, images: np.ndarray, batch: np.ndarray) -> None:
+    """Quantized as what it is, trained, saved, loaded, exported and proved."""
+    q = sat_tf.quantize_model(model, 4)
+    sat_tf.calibrate(q, batch)
+    q.compile("sgd", keras3.losses.SparseCategoricalCrossentropy(from_logits=True))
+    q.fit(batch, np.arange(len(batch)) % 3, verbose=0)
+    with tempfile.TemporaryDirectory() as folder:
+        q.save(f"{folder}/q.keras")
+        loaded = keras3.saving.load_model(f"{folder}/q.keras")
+        sat_tf.export_tflite(loaded, f"{folder}/q.tflite")
+        certificate = sat_tf.verify_tflite(q, f"{folder}/q.tflite", images[:16])
+    if certificate.codes_differing:
+        raise ValueError(f"{certificate.codes_differing} codes differ, expected 0.")
 
 
 def commands_find_their_files() -> str:
