@@ -25,6 +25,7 @@ from sat_tf.planning.preview import by_layer, preview, reading_bits, user_name, 
 from sat_tf.qat.layout import non_finite_weights
 from sat_tf.qat.placement import Insertion, Placement, PlacementError, place
 from sat_tf.qat.policy import BitPolicy, expect_policy
+from sat_tf.qat.policy_of import policy_of
 from sat_tf.qat.requantize import effective_kernels, without_quantizers
 from sat_tf.qat.wrapper import QuantizedLayer
 
@@ -109,7 +110,8 @@ def explain(
         model: a built Functional or Sequential tf_keras model; or one annotated by TFMOT's
             `quantize_annotate_model` or `quantize_annotate_layer`; or one quantized by sat-tf, for
             which the plan is that of `requantize`.
-        policy: as for `quantize_model`, or for `requantize`, which has no default.
+        policy: as for `quantize_model`, or for `requantize`; left out, that by which the model was
+            quantized in this process.
         image_size: rows and columns, or one number for both, or (length,) for sequences, for a
             model of open sizes; without it, its multiply-adds are unknown.
 
@@ -118,7 +120,8 @@ def explain(
 
     Raises:
         ValueError: the model has no graph (it is subclassed, or not built); the policy is not a
-            `BitPolicy`, or left out for a quantized model; the model has another image size.
+            `BitPolicy`, or left out for a quantized model that was loaded; the model has another
+            image size.
 
     >>> import tf_keras as keras
     >>> model = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Conv2D(4, 3, name="conv")])
@@ -127,10 +130,13 @@ def explain(
     (8, 3888, ())
     """
     if policy is None and is_quantized(Network(model)):
-        raise ValueError(
-            f"model {model.name!r}: received a quantized model without a policy, expected the one "
-            "to quantize it by; call sat_tf.explain(model, policy)."
-        )
+        policy = policy_of(model)
+        if policy is None:
+            raise ValueError(
+                f"model {model.name!r}: received a quantized model without a policy, expected the "
+                "one to quantize it by, which files do not have; call sat_tf.explain(model, "
+                "policy)."
+            )
     policy = BitPolicy() if policy is None else expect_policy(policy)
     source = read_source(model)
     with_image_size(source.network, image_size)  # reports a bad size before anything else

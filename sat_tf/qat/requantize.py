@@ -18,6 +18,7 @@ from sat_tf.qat.inputs import changes as changes_of
 from sat_tf.qat.layout import inner_layer, quantized_model, quantized_network
 from sat_tf.qat.model_class import of_class_of
 from sat_tf.qat.policy import BitPolicy, expect_policy
+from sat_tf.qat.policy_of import remember
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.input_range import INPUT_TYPES, PIXELS, Change
 
@@ -81,7 +82,7 @@ def requantize(model: keras.Model, policy: BitPolicy) -> keras.Model:
         kernel = layer.effective_kernel() if isinstance(layer, QuantizedLayer) else None
         values = None if kernel is None else kernel.numpy()
         apply_fold(fold, inner_layer(layer), list(map(inner_layer, norms_behind)), values)
-    return of_class_of(model, requantized)
+    return remember(of_class_of(model, requantized), policy)
 
 
 def effective_kernels(model: keras.Model) -> dict[str, np.ndarray]:

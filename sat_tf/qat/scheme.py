@@ -17,6 +17,7 @@ from sat_tf.qat.layout import SatLayoutTransform, quantized_model
 from sat_tf.qat.model_class import of_class_of
 from sat_tf.qat.placement import place
 from sat_tf.qat.policy import BitPolicy, expect_policy
+from sat_tf.qat.policy_of import remember
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers import pact
 from sat_tf.quantizers.table import QUANTIZERS
@@ -125,7 +126,7 @@ def quantize_model(model: keras.Model, policy: BitPolicy | int | None = None) ->
         keep_function = scheme.policy.latent_start == "keep_function"
         quantized = quantized_model(model, annotations, scheme.policy, keep_function=keep_function)
     warn_of_lost_zeros(quantized)
-    return of_class_of(original, quantized)
+    return remember(of_class_of(original, quantized), scheme.policy)
 
 
 def quantize_scope(*objects: dict[str, Any]) -> Any:

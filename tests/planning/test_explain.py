@@ -336,10 +336,19 @@ def test_an_integer_is_explained_as_the_mobile_policy():
 
 def test_a_quantized_model_is_explained_as_requantize_makes_it():
     quantized = sat_tf.quantize_model(convolutions(), BitPolicy.mobile(4))
-    with pytest.raises(ValueError, match="without a policy"):
-        sat_tf.explain(quantized)
     policy = BitPolicy.mobile(2)
     assert_followed(sat_tf.explain(quantized, policy), sat_tf.requantize(quantized, policy))
+
+
+def test_a_quantized_model_is_explained_by_its_own_policy_while_that_is_known():
+    quantized = sat_tf.quantize_model(convolutions(), BitPolicy.mobile(4))
+    assert sat_tf.explain(quantized).policy.weight_bits == 4
+    assert_followed(sat_tf.explain(quantized), quantized)
+    fewer = sat_tf.requantize(quantized, BitPolicy.mobile(2))
+    assert sat_tf.explain(fewer).policy.weight_bits == 2
+    copied = type(fewer).from_config(fewer.get_config())
+    with pytest.raises(ValueError, match=r"without a policy.*sat_tf\.explain\(model, policy\)"):
+        sat_tf.explain(copied)
 
 
 def test_an_unknown_layer_is_said_with_the_nearest_name():

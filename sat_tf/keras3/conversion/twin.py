@@ -31,6 +31,7 @@ from sat_tf.keras3.conversion.values import copy_to_keras3, copy_to_twin
 from sat_tf.keras3.quantized_layer import QuantizedLayer
 from sat_tf.messages import warn
 from sat_tf.qat.policy import BitPolicy
+from sat_tf.qat.policy_of import policy_of, remember
 from sat_tf.qat.requantize import requantize
 from sat_tf.qat.scheme import quantize_model
 
@@ -189,7 +190,10 @@ def _by_path(made: Translated, prefix: str) -> Iterator[tuple[str, Any]]:
 def _of_twin(twin: keras.Model, originals: dict[str, Any], original: keras3.Model) -> keras3.Model:
     """The Keras 3 model of a quantized twin, of the class of the user's model."""
     model = _of_class_of(original, trainable(twin, originals))
-    twin_of(model)  # and with it the proof
+    again = twin_of(model)  # and with it the proof
+    policy = policy_of(twin)
+    if policy is not None:
+        remember(again, policy)
     return model
 
 

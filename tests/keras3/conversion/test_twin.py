@@ -48,7 +48,8 @@ def test_a_keras_3_model_becomes_a_keras_3_model_with_the_plan_of_its_twin(netwo
     ]
     assert sum(isinstance(layer, QuantizedLayer) for layer in quantized.layers) >= 8
     assert not any(isinstance(layer, QuantizedLayer) for layer in network.layers)
-    assert sat_tf.explain(quantized, W4A4).rows == sat_tf.explain(by_tf_keras, W4A4).rows
+    assert sat_tf.explain(quantized).rows == sat_tf.explain(by_tf_keras).rows
+    assert sat_tf.explain(quantized).policy.weight_bits == 4
 
 
 def test_it_computes_the_codes_of_its_twin(calibrated):
