@@ -8,7 +8,7 @@ On other backends than TensorFlow it runs where TensorFlow, tf_keras and TFMOT c
 import os
 import sys
 
-if os.environ["KERAS_BACKEND"] != "tensorflow":
+if os.environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
     for absent in ("tensorflow", "tf_keras", "tensorflow_model_optimization", "wrapt"):
         sys.modules[absent] = None
 

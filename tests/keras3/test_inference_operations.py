@@ -9,8 +9,9 @@ from sat_tf.graph.calls.arithmetic import gelu_by_tanh
 from sat_tf.graph.operation_layers import absolute
 from sat_tf.keras3 import inference_operations
 from sat_tf.keras3.conversion import inference_table
+from sat_tf.keras3.conversion.assembly import build
 from sat_tf.keras3.conversion.calls import calls_of
-from sat_tf.keras3.conversion.outgoing import build
+from sat_tf.keras3.conversion.inference_model import pieces_of
 
 VALUES = np.random.default_rng(4).uniform(0.1, 3.0, (3, 8, 8, 4)).astype(np.float32)
 
@@ -89,7 +90,11 @@ OPERATIONS = [
 def test_operations_are_those_of_tensorflow_bit_for_bit(function, exact):
     image = keras.Input((8, 8, 4), name="image")
     model = keras.Model(image, function(image))
-    exported, _ = build(model, list(calls_of(model)), exact=exact)
+    exported, _ = build(
+        model,
+        list(calls_of(model)),
+        lambda layer, names: pieces_of(layer, names, exact=exact),
+    )
     assert exact or "sat_tf" not in exported.to_json()
     again = keras3.Model.from_config(exported.get_config())
     expected, received = model(VALUES), again(VALUES)

@@ -11,7 +11,7 @@ import os
 import pathlib
 import sys
 
-if os.environ["KERAS_BACKEND"] != "tensorflow":
+if os.environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
     for absent in ("tensorflow", "tf_keras", "tensorflow_model_optimization", "wrapt"):
         sys.modules[absent] = None
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")

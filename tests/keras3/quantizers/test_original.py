@@ -63,7 +63,10 @@ def _equal(row):
         np.testing.assert_allclose(found, one, rtol=1e-4, atol=room, err_msg=str(row))
 
 
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize(
+    "bits",
+    [bits if bits in (2, 4) else pytest.param(bits, marks=pytest.mark.thorough) for bits in BITS],
+)
 def test_values_are_those_of_tf_keras_and_gradients_nearly(bits):
     for row in rows(bits):
         _equal(row)
