@@ -1,7 +1,10 @@
 import keras as keras3
+import pytest
 
+import sat_tf
 from sat_tf.commands import main
 from tests.keras3 import models
+from tests.keras3.networks import digits_network
 
 L = keras3.layers
 
@@ -40,3 +43,11 @@ def test_a_file_that_cannot_be_converted_says_why(tmp_path, capsys):
     path = _saved(tmp_path / "model.keras", L.RMSNormalization(name="rms"))
     assert main.main(["audit", path]) == 2
     assert "rms: received RMSNormalization, which tf_keras does not have" in _said(capsys)
+
+
+@pytest.mark.thorough
+def test_a_quantized_file_of_keras_3_is_exported(tmp_path, capsys):
+    path = tmp_path / "quantized.keras"
+    sat_tf.quantize_model(digits_network(), 4).save(path)
+    assert main.main(["export", str(path)]) == 0
+    assert (tmp_path / "quantized.tflite").is_file()
