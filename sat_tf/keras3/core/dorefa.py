@@ -27,12 +27,12 @@ def clamp_weights(
         range_axes: axes that keep a maximum of their own; () is one maximum for the whole layer.
     """
 
-    def make(latent: Any) -> tuple[Any, Backward]:
-        squash = _Squash(latent, range_axes)
+    def make(squashed: Any) -> tuple[Any, Backward]:
+        squash = _Squash(squashed, range_axes)
         clamped = squash.values / squash.maximum
         return clamped, lambda upstream: [squash.gradient(upstream, detach_max)]
 
-    return with_gradient(make, [in_float32(kernel)])
+    return with_gradient(make, [ops.tanh(in_float32(kernel))])
 
 
 def quantize_weights(
@@ -67,8 +67,8 @@ def quantize_weights(
     half = grids.divisor(num_bits, grid) / 2.0
     middle = grids.middle(num_bits, grid)
 
-    def make(latent: Any) -> tuple[Any, Backward]:
-        squash = _Squash(latent, range_axes)
+    def make(squashed: Any) -> tuple[Any, Backward]:
+        squash = _Squash(squashed, range_axes)
         # Subtracting first is exact, so that opposite codes are opposite numbers.
         centred = grids.grid_units(squash.values, squash.maximum, num_bits, grid) - middle
 
@@ -80,31 +80,31 @@ def quantize_weights(
 
         return centred * (1.0 / half), backward
 
-    return with_gradient(make, [in_float32(kernel)])
+    return with_gradient(make, [ops.tanh(in_float32(kernel))])
 
 
 class _Squash:
-    """tanh(W), and its largest magnitude m, which counts as 1 where all weights are (nearly) 0.
+    """t = tanh(W), and its largest magnitude m, which counts as 1 where all are (nearly) 0.
 
     Sums and maxima over the layer leave NaN out; elementwise operations keep it.
     """
 
-    def __init__(self, latent: Any, range_axes: tuple[int, ...]) -> None:
-        self.values = ops.tanh(latent)
+    def __init__(self, squashed: Any, range_axes: tuple[int, ...]) -> None:
+        self.values = squashed
         self._numbers = ops.where(ops.isnan(self.values), 0.0, self.values)
         self._sizes = ops.abs(self._numbers)
-        axes = tuple(axes_within(len(latent.shape), range_axes))
+        axes = tuple(axes_within(len(squashed.shape), range_axes))
         largest = ops.max(self._sizes, axis=axes, keepdims=True)
         self.maximum = ops.where(largest >= SMALLEST_SIZE, largest, 1.0)
 
     def gradient(self, upstream: Any, detach_max: bool) -> Any:
-        """That of tanh(W) / m with respect to W."""
-        through_tanh = upstream / self.maximum
+        """That of t / m with respect to t."""
+        found = upstream / self.maximum
         if not detach_max:
             # The gradient through the maximum is shared by its ties.
             ties = ops.cast(self._sizes == self.maximum, "float32")
-            total = sum_as(through_tanh * self._numbers, self.maximum)
+            total = sum_as(found * self._numbers, self.maximum)
             squares = sum_as(ties, self.maximum) * ops.square(self.maximum)
             share = ops.divide_no_nan(total, squares)
-            through_tanh = through_tanh - ties * self._numbers * share
-        return through_tanh * (1.0 - ops.square(self.values))
+            found = found - ties * self._numbers * share
+        return found
