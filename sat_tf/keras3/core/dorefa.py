@@ -27,13 +27,12 @@ def clamp_weights(
         range_axes: axes that keep a maximum of their own; () is one maximum for the whole layer.
     """
 
-    def make(latent: Any) -> tuple[Any, Backward]:
-        squashed, maximum = _squash(latent, range_axes)
-        return squashed / maximum, lambda upstream: [
-            _through_clamp(upstream, squashed, maximum, detach_max)
-        ]
+    def make(squashed: Any) -> tuple[Any, Backward]:
+        squash = _Squash(squashed, range_axes)
+        clamped = squash.values / squash.maximum
+        return clamped, lambda upstream: [squash.gradient(upstream, detach_max)]
 
-    return with_gradient(make, [in_float32(kernel)])
+    return with_gradient(make, [ops.tanh(in_float32(kernel))])
 
 
 def quantize_weights(
@@ -68,46 +67,44 @@ def quantize_weights(
     half = grids.divisor(num_bits, grid) / 2.0
     middle = grids.middle(num_bits, grid)
 
-    def make(latent: Any) -> tuple[Any, Backward]:
-        squashed, maximum = _squash(latent, range_axes)
+    def make(squashed: Any) -> tuple[Any, Backward]:
+        squash = _Squash(squashed, range_axes)
         # Subtracting first is exact, so that opposite codes are opposite numbers.
-        centred = grids.grid_units(squashed, maximum, num_bits, grid) - middle
+        centred = grids.grid_units(squash.values, squash.maximum, num_bits, grid) - middle
 
         def backward(upstream: Any) -> list[Any]:
             if surrogate != STRAIGHT_THROUGH:
-                error = squashed / maximum * half - centred
+                error = squash.values / squash.maximum * half - centred
                 upstream = passed_back(upstream, error, 2.0 * half, surrogate, strength)
-            return [_through_clamp(upstream, squashed, maximum, detach_max)]
+            return [squash.gradient(upstream, detach_max)]
 
         return centred * (1.0 / half), backward
 
-    return with_gradient(make, [in_float32(kernel)])
+    return with_gradient(make, [ops.tanh(in_float32(kernel))])
 
 
-def _squash(latent: Any, range_axes: tuple[int, ...]) -> tuple[Any, Any]:
-    """tanh(W), and its largest magnitude m, which counts as 1 where all weights are (nearly) 0.
+class _Squash:
+    """t = tanh(W), and its largest magnitude m, which counts as 1 where all are (nearly) 0.
 
-    A NaN stays in tanh(W), and is left out of m.
+    Sums and maxima over the layer leave NaN out; elementwise operations keep it.
     """
-    squashed = ops.tanh(latent)
-    axes = tuple(axes_within(len(latent.shape), range_axes))
-    largest = ops.max(ops.abs(_without_nan(squashed)), axis=axes, keepdims=True)
-    return squashed, ops.where(largest >= SMALLEST_SIZE, largest, 1.0)
 
+    def __init__(self, squashed: Any, range_axes: tuple[int, ...]) -> None:
+        self.values = squashed
+        self._numbers = ops.where(ops.isnan(self.values), 0.0, self.values)
+        self._sizes = ops.abs(self._numbers)
+        axes = tuple(axes_within(len(squashed.shape), range_axes))
+        largest = ops.max(self._sizes, axis=axes, keepdims=True)
+        self.maximum = ops.where(largest >= SMALLEST_SIZE, largest, 1.0)
 
-def _through_clamp(upstream: Any, squashed: Any, maximum: Any, detach_max: bool) -> Any:
-    """The gradient of tanh(W) / m with respect to W."""
-    through_tanh = upstream / maximum
-    if not detach_max:
-        numbers = _without_nan(squashed)
-        # t where |t| = m, else 0: the gradient through the maximum is shared by its ties.
-        at_maximum = ops.where(ops.abs(numbers) == maximum, numbers, 0.0)
-        total = sum_as(through_tanh * numbers, maximum)
-        squares = sum_as(ops.square(at_maximum), maximum)  # m² a tie
-        through_tanh = through_tanh - at_maximum * ops.divide_no_nan(total, squares)
-    return through_tanh * (1.0 - ops.square(squashed))
-
-
-def _without_nan(values: Any) -> Any:
-    """The values, with 0 in the place of NaN."""
-    return ops.where(ops.isnan(values), 0.0, values)
+    def gradient(self, upstream: Any, detach_max: bool) -> Any:
+        """That of t / m with respect to t."""
+        found = upstream / self.maximum
+        if not detach_max:
+            # The gradient through the maximum is shared by its ties.
+            ties = ops.cast(self._sizes == self.maximum, "float32")
+            total = sum_as(found * self._numbers, self.maximum)
+            squares = sum_as(ties, self.maximum) * ops.square(self.maximum)
+            share = ops.divide_no_nan(total, squares)
+            found = found - ties * self._numbers * share
+        return found

@@ -110,7 +110,7 @@ def _quantize(
                 upstream,
                 quantized,
                 reference(clipped, quantized),
-                (clipped > lowest) & (clipped < level),
+                ops.abs(clipped) < level if signed else (clipped > 0.0) & (clipped < level),
                 lambda: (clipped - quantized) * (intervals / (level - lowest)),
                 intervals,
                 surrogate,
