@@ -19,9 +19,11 @@ from typing import Any
 
 import keras as keras3
 import numpy as np
+import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.graph.flatten import flattened
+from sat_tf.graph.network import Network
 from sat_tf.keras3.conversion.graph import functional_of
 from sat_tf.keras3.conversion.incoming import translated
 from sat_tf.keras3.conversion.proof import Proof, prove
@@ -30,6 +32,7 @@ from sat_tf.keras3.conversion.translator import Translated
 from sat_tf.keras3.conversion.values import copy_to_keras3, copy_to_twin
 from sat_tf.keras3.quantized_layer import QuantizedLayer
 from sat_tf.messages import warn
+from sat_tf.qat.inputs import input_ranges
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_of import policy_of, remember
 from sat_tf.qat.requantize import requantize
@@ -87,31 +90,35 @@ def take_values(model: keras3.Model) -> None:
 
 
 def warn_of_other_answers(model: Any, images: Any) -> None:
-    """Says where the model of the user's backend and its twin, which is exported, disagree."""
-    few = keras3.tree.map_structure(lambda array: np.asarray(array)[:_COMPARED], images)
+    """Says where the model of the user's backend and its twin, which is exported, disagree.
+
+    Args:
+        model: the quantized Keras 3 model.
+        images: as `verify_tflite` takes them.
+    """
     twin = twin_of(model)
-    given = few if isinstance(few, dict | list | tuple) else [few]
-    count = len(keras3.tree.flatten(given)[0])
-    ours = keras3.tree.flatten(model(_floats(few), training=False))
-    others = keras3.tree.flatten(twin(_floats(few), training=False))
+    given = images if isinstance(images, list | tuple) else [images]
+    arrays = [np.asarray(array)[:_COMPARED] for array in given]
+    if any(array.dtype == np.int8 for array in arrays):  # codes, which no model of Keras takes
+        return
+    ranges = input_ranges(Network(twin))
+    fed = [
+        ranges[name].fed(array) if array.dtype == np.uint8 else array
+        for name, array in zip(twin.input_names, arrays, strict=True)
+    ]
+    packed = keras3.tree.pack_sequence_as(functional_of(model)._inputs_struct, fed)
+    ours = keras3.tree.flatten(model(packed, training=False))
+    others = tf.nest.flatten(twin(fed if len(fed) > 1 else fed[0], training=False))
     for one, other in zip(ours, others, strict=True):
-        answers = [
-            np.argmax(np.asarray(keras3.ops.convert_to_numpy(one)), axis=-1),
-            np.argmax(np.asarray(other), axis=-1),
-        ]
-        differing = int(np.sum(np.any(np.reshape(answers[0] != answers[1], (count, -1)), axis=1)))
+        found = np.argmax(np.asarray(keras3.ops.convert_to_numpy(one)), axis=-1)
+        differs = np.reshape(found != np.argmax(other.numpy(), axis=-1), (len(fed[0]), -1))
+        differing = int(np.count_nonzero(np.any(differs, axis=1)))
         if differing:
             warn(
-                f"model {model.name!r}: on {differing} of {count} images its file gives another "
-                f"answer than the model on the {keras3.backend.backend()} backend, which rounds "
-                "sums in another order; the certificate is of the integers of the file."
+                f"model {model.name!r}: on {differing} of {len(fed[0])} images its file gives "
+                f"another answer than the model on the {keras3.backend.backend()} backend, which "
+                "rounds sums in another order; the certificate is of the integers of the file."
             )
-
-
-def _floats(images: Any) -> Any:
-    return keras3.tree.map_structure(
-        lambda array: array.astype(np.float32) if array.dtype == np.uint8 else array, images
-    )
 
 
 def _layers(found: _Twin) -> Iterator[tuple[Any, Any]]:

@@ -81,6 +81,15 @@ def test_it_learns_and_its_file_computes_the_codes_of_its_twin(calibrated, tmp_p
     assert certificate.codes_differing == 0
 
 
+def test_where_the_backend_answers_otherwise_than_the_file_is_said(calibrated, monkeypatch):
+    images, _ = pixels_and_labels(64)
+    twin.warn_of_other_answers(calibrated, images.astype(np.uint8))  # nothing to say
+    another = twin.twin_of(sat_tf.quantize_model(digits_network(), W4A4))  # of other weights
+    monkeypatch.setattr(twin, "twin_of", lambda _: another)
+    with pytest.warns(UserWarning, match=r"on \d+ of 64 images its file gives another answer"):
+        twin.warn_of_other_answers(calibrated, images.astype(np.uint8))
+
+
 def test_what_is_trained_and_saved_is_loaded_and_goes_on(calibrated, tmp_path):
     fit(calibrated)
     calibrated.save(tmp_path / "model.keras")
@@ -144,7 +153,7 @@ def test_a_model_of_a_class_of_its_own_keeps_it(network):
     assert fit(quantized, steps=2)[-1] == 0.0
 
 
-def test_nested_shared_and_several(network):
+def test_nested_shared_and_several(network, tmp_path):
     keras.utils.set_random_seed(1)
     left, right = (keras.Input((8, 8, 3), name=name) for name in ("left", "right"))
     backbone = keras.Model(network.inputs, network.get_layer("mean").output, name="backbone")
@@ -161,6 +170,9 @@ def test_nested_shared_and_several(network):
     sat_tf.calibrate(quantized, given)
     found = quantized(given)
     assert set(found) == {"same", "which"}
+    sat_tf.export_tflite(quantized, tmp_path / "model.tflite")
+    pixels = [array.astype(np.uint8) for array in given.values()]
+    assert sat_tf.verify_tflite(quantized, tmp_path / "model.tflite", pixels).codes_differing == 0
     expected = twin.twin_of(quantized)(given)
     for name in found:
         np.testing.assert_allclose(numpy(found[name]), expected[name], atol=1e-4)
