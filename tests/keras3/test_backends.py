@@ -65,8 +65,8 @@ def test_a_file_computes_and_learns_the_same_where_tensorflow_is_not(of_tensorfl
     assert sum("kernel" in name for name in gradients) >= 3
     sizes = {name: np.max(np.abs(expected[name])) for name in gradients}
     for name in gradients:
-        # The sum for a clipping level may be a small rest of large terms, whose last bits differ.
-        size = max(sizes[name], 0.05 * max(sizes.values()))
+        # The sum for a clipping level is a small rest of many large terms, whose last bits differ.
+        size = max(sizes.values()) if "clipping_level" in name else sizes[name]
         np.testing.assert_allclose(
             received[name], expected[name], rtol=0, atol=1e-4 * size, err_msg=name
         )

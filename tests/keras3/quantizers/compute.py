@@ -32,7 +32,10 @@ def computed(row: Row, jit: bool = False) -> dict[str, np.ndarray]:
     quantizer = deserialize_quantizer({"quantizer": row.name, **row.config})
     specs = quantizer.variables(row.inputs.shape)
     trained = [name for name in row.variables if specs[name].trainable]
-    variables = {name: keras.Variable(value) for name, value in row.variables.items()}
+    variables = {
+        name: keras.Variable(value, trainable=specs[name].trainable)
+        for name, value in row.variables.items()
+    }
 
     def function(inputs, *values):
         return quantizer(inputs, False, {**variables, **dict(zip(trained, values, strict=True))})
