@@ -15,6 +15,7 @@ peak of the device in a process of its own; CPUs have none to tell.
 
 import argparse
 import csv
+import gc
 import os
 import pathlib
 import statistics
@@ -106,6 +107,9 @@ def _measured(folder: pathlib.Path, options: argparse.Namespace) -> dict[str, ob
     for rounds in loaded.values():
         rounds.run()  # compiles
         rounds.run()
+    # A collection of all of Python's objects takes as long as several steps, and would be of one.
+    gc.collect()
+    gc.disable()
     seconds: dict[str, list[float]] = {name: [] for name in loaded}
     for _ in range(options.rounds):
         for name, rounds in loaded.items():

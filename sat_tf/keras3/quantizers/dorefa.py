@@ -7,8 +7,8 @@ from keras import ops
 
 from sat_tf.core.ranges import range_shape
 from sat_tf.core.surrogate_table import STRAIGHT_THROUGH, strength_of
-from sat_tf.keras3.core import dorefa
 from sat_tf.keras3.core import rescale as rescaling
+from sat_tf.keras3.quantizers.mathematics import dorefa
 from sat_tf.keras3.quantizers.protocol import Quantizer, Variables, VariableSpec
 from sat_tf.keras3.quantizers.scaled import known
 from sat_tf.quantizers.settings import GAIN, surrogate_config
@@ -76,10 +76,10 @@ class DorefaQuantizer(Quantizer):
         del training
         settings: dict[str, Any] = {"range_axes": self.range_axes}
         if self.num_bits is None:
-            values = dorefa.clamp_weights(inputs, self.detach_max, **settings)
+            values = dorefa().clamp_weights(inputs, self.detach_max, **settings)
         else:
             settings |= {"surrogate": self.surrogate, "strength": self.surrogate_strength}
-            values = dorefa.quantize_weights(
+            values = dorefa().quantize_weights(
                 inputs, self.num_bits, self.grid, self.detach_max, **settings
             )
         if GAIN not in variables:

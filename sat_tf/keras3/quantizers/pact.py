@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 from keras import ops
 
 from sat_tf.core.surrogate_table import STRAIGHT_THROUGH, strength_of
-from sat_tf.keras3.core import asymmetric, pact
+from sat_tf.keras3.core import asymmetric
 from sat_tf.keras3.core.custom_gradient import scaled_gradient
+from sat_tf.keras3.quantizers.mathematics import pact
 from sat_tf.keras3.quantizers.protocol import Quantizer, Variables, VariableSpec
 from sat_tf.quantizers.settings import (
     CLIPPING_LEVEL,
@@ -91,7 +92,8 @@ class UpToItsLevel(ClippingQuantizer):
 
     def quantized(self, inputs: Any, level: Any) -> Any:
         """`pact.quantize_activation`, or where `signed` `pact.quantize_stream`."""
-        quantize = pact.quantize_stream if self.signed else pact.quantize_activation
+        functions = pact()
+        quantize = functions.quantize_stream if self.signed else functions.quantize_activation
         return quantize(inputs, level, self.num_bits, self.gradient, **self.passed_back)
 
 
@@ -171,7 +173,8 @@ class UnitQuantizer(Quantizer):
     def __call__(self, inputs: Any, training: bool, variables: Variables) -> Any:
         """The quantized tensor, in the type of `inputs`."""
         del training, variables
-        quantize = pact.quantize_stream if self.signed else pact.quantize_activation
+        functions = pact()
+        quantize = functions.quantize_stream if self.signed else functions.quantize_activation
         return quantize(
             inputs,
             self.level,
