@@ -8,12 +8,22 @@ import pytest
 import tensorflow as tf
 import tf_keras as keras
 
+from sat_tf.keras3.core import dorefa as dorefa_in_ops
+from sat_tf.keras3.core import pact as pact_in_ops
+from sat_tf.keras3.quantizers import dorefa, pact
 from sat_tf.keras3.quantizers import table as of_keras3
 from sat_tf.quantizers import table as original
 from tests.keras3.gradients import to_numpy, value_and_gradients
 from tests.keras3.quantizers.rows import draw, others, rows
 
 BITS = [*range(1, 9)]
+
+
+@pytest.fixture(autouse=True)
+def in_keras_ops(monkeypatch):
+    """As on the other backends: on this one they would compute with the original's functions."""
+    monkeypatch.setattr(pact, "pact", lambda: pact_in_ops)
+    monkeypatch.setattr(dorefa, "dorefa", lambda: dorefa_in_ops)
 
 
 def _made(row):
