@@ -8,7 +8,7 @@ tf_keras, as the twin of the same model. The file of each is verified on held-ou
     python benchmarks/keras3_on_glyphs.py --backends=tf_keras,tensorflow --seeds=0,1,2 --bits=4,2
 
 Each row is one training, in a process of its own; rows that the CSV file has are not made again.
-JAX takes ten times as long as TensorFlow on a CPU, whose convolutions XLA does not make well.
+JAX takes several times as long as TensorFlow on a CPU, whose convolutions XLA does not make well.
 """
 
 import csv

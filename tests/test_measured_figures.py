@@ -507,12 +507,7 @@ def test_the_codes_of_the_c_api_are_those_of_the_file(label, model, policy):
 # -- Keras 3 --------------------------------------------------------------------------------------
 
 _KERAS_3 = (_MEASUREMENTS / "keras3.md").read_text()
-_BACKENDS = {
-    "tf_keras": "tf_keras",
-    "tensorflow": "TensorFlow",
-    "jax": "JAX",
-    "torch": "PyTorch",
-}
+_BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
 
 
 def test_the_steps_of_keras_3_are_those_of_the_file():
@@ -531,12 +526,3 @@ def test_the_families_of_keras_3_are_those_of_the_file():
         codes = f"{int(row['codes compared']):,}, {row['codes differing']}"
         cells = [row[f"{name}"] for name in ("image size", "quantized layers")]
         assert _line(row["model"], *cells, row["largest difference of a layer"], codes) in _KERAS_3
-
-
-@pytest.mark.parametrize("bits", ["4", "2"])
-def test_the_accuracy_in_keras_3_is_that_of_the_file(bits):
-    for backend in sorted({row["backend"] for row in _rows("keras3_on_glyphs", bits=bits)}):
-        rows = _rows("keras3_on_glyphs", bits=bits, backend=backend)
-        cells = [", ".join(row[of] for row in rows) for of in ("top-1", "file top-1")]
-        assert _line(_BACKENDS[backend], f"w{bits}a{bits}", *cells) in _KERAS_3
-    assert {row["codes differing"] for row in _rows("keras3_on_glyphs")} == {"0"}
