@@ -154,6 +154,7 @@ PYTHON = {
     "itertools",
     "math",
     "threading",
+    "types",
     "typing",
 }
 
