@@ -85,7 +85,7 @@ def fit(keras: Any, model: Any, train: Any, epochs: int, rate: float) -> None:
     steps = epochs * -(-len(train[0]) // _BATCH_SIZE.value)
     schedule = keras.optimizers.schedules.CosineDecay(rate, steps)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(schedule), loss, ["accuracy"])
+    model.compile(keras.optimizers.Adam(schedule), loss, metrics=["accuracy"])
     model.fit(*train, batch_size=_BATCH_SIZE.value, epochs=epochs, verbose=2)
 
 

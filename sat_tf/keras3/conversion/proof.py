@@ -227,7 +227,7 @@ def _as_tf(values: Any) -> Any:
 
 def _as_float64(values: Any) -> np.ndarray:
     if not isinstance(values, np.ndarray):
-        values = values.numpy() if hasattr(values, "numpy") else keras3.ops.convert_to_numpy(values)
+        values = values.numpy() if tf.is_tensor(values) else keras3.ops.convert_to_numpy(values)
     return np.asarray(values).astype(np.float64)
 
 
