@@ -11,7 +11,6 @@ Each row is one training, in a process of its own; rows that the CSV file has ar
 JAX takes several times as long as TensorFlow on a CPU, whose convolutions XLA does not make well.
 """
 
-import csv
 import os
 import pathlib
 import subprocess
@@ -19,6 +18,7 @@ import sys
 import time
 
 from absl import app, flags
+from rows import read_csv, write_csv
 
 _BACKENDS = flags.DEFINE_list("backends", ["tf_keras", "tensorflow", "jax"], "what trains")
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "of weights and order of images")
@@ -31,17 +31,6 @@ _OUTPUT = flags.DEFINE_string("output", "benchmarks/results/keras3_on_glyphs.csv
 _ONE = flags.DEFINE_list("one", None, "what a process of its own does: backend,bits,seed")
 
 _BATCH = 64
-_COLUMNS = (
-    "backend",
-    "bits",
-    "seed",
-    "float top-1",
-    "top-1",
-    "file top-1",
-    "codes compared",
-    "codes differing",
-    "seconds",
-)
 
 
 def main(argv: list[str]) -> None:
@@ -51,11 +40,7 @@ def main(argv: list[str]) -> None:
     if _ONE.value:
         _one(*_ONE.value)
         return
-    path = pathlib.Path(_OUTPUT.value)
-    done = set()
-    if path.is_file():
-        with path.open(newline="") as file:
-            done = {(row["backend"], row["bits"], row["seed"]) for row in csv.DictReader(file)}
+    done = {(row["backend"], row["bits"], row["seed"]) for row in read_csv(_OUTPUT.value)}
     for seed in _SEEDS.value:
         if not _float_path(seed).is_file():
             _in_process("tensorflow", "float", "0", seed)
@@ -86,13 +71,7 @@ def _one(backend: str, bits: str, seed: str) -> None:
         _train_float(keras, glyphs, seed)
         return
     row = {"backend": backend, "bits": bits, "seed": seed, **_measured(backend, bits, seed, glyphs)}
-    path = pathlib.Path(_OUTPUT.value)
-    is_new = not path.is_file()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
-        if is_new:
-            writer.writeheader()
-        writer.writerow(row)
+    write_csv([*read_csv(_OUTPUT.value), row], _OUTPUT.value)
     print(row)
 
 

@@ -80,6 +80,7 @@ class QuantizedLayer(keras3.layers.Wrapper):
         self.annotation = None if annotation is None else dict(annotation)
         self.inserted = bool(inserted)
         self.supports_masking = bool(layer.supports_masking)
+        self._set("_takes_training", "training" in inspect.signature(layer.call).parameters)
         self._set("kernel_variables", {})
         self._set("output_variables", {})
 
@@ -125,8 +126,7 @@ class QuantizedLayer(keras3.layers.Wrapper):
 
         if self.place == INSTEAD:
             return quantize(inputs)
-        takes_training = "training" in inspect.signature(self.layer.call).parameters
-        arguments = {"training": training} if takes_training else {}
+        arguments = {"training": training} if self._takes_training else {}
         if self.weight_quantizer is None and self.place == BEHIND:
             return quantize(self.layer(inputs, **arguments))
         with _ONE_CALL_AT_A_TIME:

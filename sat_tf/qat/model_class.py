@@ -8,6 +8,7 @@ that class too, as long as the class can be built from inputs and outputs.
 import functools
 import inspect
 import textwrap
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -45,25 +46,16 @@ def of_class_of(original: Any, model: keras.Model) -> keras.Model:
         original: the user's model; it is not changed.
         model: the new graph, a plain Functional model.
     """
-    kind = type(original)
-    if _is_keras_s(kind):
-        return model
-    try:
-        made = _built(original, model)
-    except Exception as error:  # the user's constructor raises anything
-        reason = textwrap.shorten(str(error) or type(error).__name__, 160)
-        warn_of_lost_class(
-            kind,
-            f"{kind.__name__}(inputs, outputs, name=...) does not build one: {reason}",
-            f"train {kind.__name__}(model.inputs, model.outputs, ...) built from the result",
-        )
+    made = in_class_of(original, model, _built)
+    if made is model:
         return model
     made.trainable = original.trainable
     lost = _carry(original, made)
     if lost:
         warn(
-            f"model {original.name!r}: the {kind.__name__} built from the new graph lacks "
-            f"{', '.join(lost)}, which are layers of the old one; set them before you train it."
+            f"model {original.name!r}: the {type(original).__name__} built from the new graph "
+            f"lacks {', '.join(lost)}, which are layers of the old one; set them before you "
+            "train it."
         )
     return made
 
@@ -72,22 +64,58 @@ def _is_keras_s(kind: type) -> bool:
     return kind.__module__.split(".")[0] in ("tf_keras", "keras", "tensorflow")
 
 
-def _built(original: keras.Model, model: keras.Model) -> keras.Model:
+def in_class_of(
+    original: Any, model: Any, build: Callable[[type, Any, dict[str, Any]], Any]
+) -> Any:
+    """A plain model, of either Keras, as an instance of the class of `original`.
+
+    The model itself where that class is one of Keras, or cannot be built; then a warning names the
+    class and the fix.
+
+    Args:
+        original: the user's model.
+        model: the new graph, a plain Functional model.
+        build: builds one of the class, from the model and further arguments of the constructor, or
+            raises why not.
+    """
     kind = type(original)
-    if isinstance(original, keras.Sequential):
-        raise TypeError("a Sequential class is built from layers, not from inputs and outputs")
-    parameters = inspect.signature(kind.__init__).parameters.values()
-    if not any(p.name == "inputs" or p.kind is p.VAR_POSITIONAL for p in parameters):
-        raise TypeError(
-            f"its constructor does not take inputs and outputs: {kind.__name__}.__init__"
+    if _is_keras_s(kind):
+        return model
+    try:
+        return build(kind, model, _further_arguments(original))
+    except Exception as error:  # the user's constructor raises anything
+        reason = textwrap.shorten(str(error) or type(error).__name__, 160)
+        warn_of_lost_class(
+            kind,
+            f"{kind.__name__}(inputs, outputs, name=...) does not build one: {reason}",
+            f"train {kind.__name__}(model.inputs, model.outputs, ...) built from the result",
         )
-    further = {
+        return model
+
+
+def _further_arguments(original: Any) -> dict[str, Any]:
+    """The attributes of a model that have the names of arguments of its constructor."""
+    return {
         parameter.name: getattr(original, parameter.name)
-        for parameter in parameters
+        for parameter in _parameters(type(original))
         if parameter.name not in ("self", "inputs", "outputs", "name", "trainable", "training")
         and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         and hasattr(original, parameter.name)
     }
+
+
+def _parameters(kind: Any) -> list[inspect.Parameter]:
+    """Those of a class's constructor."""
+    return list(inspect.signature(kind.__init__).parameters.values())
+
+
+def _built(kind: type, model: keras.Model, further: dict[str, Any]) -> keras.Model:
+    if issubclass(kind, keras.Sequential):
+        raise TypeError("a Sequential class is built from layers, not from inputs and outputs")
+    if not any(p.name == "inputs" or p.kind is p.VAR_POSITIONAL for p in _parameters(kind)):
+        raise TypeError(
+            f"its constructor does not take inputs and outputs: {kind.__name__}.__init__"
+        )
     # Keras has no public view of the structure that a model is called with.
     inputs, outputs = model._nested_inputs, model._nested_outputs
     made = kind(inputs, outputs, name=model.name, **further)

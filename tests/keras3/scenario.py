@@ -5,12 +5,12 @@
 On other backends than TensorFlow it runs where TensorFlow, tf_keras and TFMOT cannot be imported.
 """
 
-import os
 import sys
 
-if os.environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
-    for absent in ("tensorflow", "tf_keras", "tensorflow_model_optimization", "wrapt"):
-        sys.modules[absent] = None
+from tests.keras3.processes import block_tensorflow
+
+if __name__ == "__main__":
+    block_tensorflow()
 
 import keras
 import numpy as np

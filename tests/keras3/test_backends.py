@@ -1,21 +1,15 @@
 """A quantized `.keras` file gives the same on TensorFlow, JAX and PyTorch, and trains on each."""
 
-import importlib.util
-import os
-import pathlib
-import subprocess
-import sys
-
 import keras
 import numpy as np
 import pytest
 
 import sat_tf
 from tests.keras3.networks import digits_network, pixels_and_labels
+from tests.keras3.processes import run_on
 
 pytestmark = pytest.mark.filterwarnings("ignore::sat_tf.qat.calibrate.StaleStatisticsWarning")
 
-ROOT = pathlib.Path(__file__).parents[2]
 OTHERS = ("jax", "torch")
 POLICIES = {
     "w4a4": sat_tf.BitPolicy.mobile(4),
@@ -25,19 +19,9 @@ POLICIES = {
 
 
 def run(backend, folder, model_path):
-    if importlib.util.find_spec(backend) is None:
-        pytest.skip(f"{backend} is not installed")
     results, trained = folder / f"{backend}.npz", folder / f"{backend}.keras"
     arguments = [model_path, folder / "images.npz", results, trained]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.keras3.scenario", *map(str, arguments)],
-        cwd=ROOT,
-        env={**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_on(backend, "-m", "tests.keras3.scenario", *arguments)
     return dict(np.load(results)), trained
 
 

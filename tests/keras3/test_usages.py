@@ -1,11 +1,6 @@
 """Quantized Keras 3 models are trained in all the ways in which Keras 3 trains models."""
 
-import importlib.util
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -13,13 +8,12 @@ import pytest
 
 import sat_tf
 from tests.keras3.networks import digits_network, pixels_and_labels
+from tests.keras3.processes import run_on
 
 pytestmark = [
     pytest.mark.thorough,
     pytest.mark.filterwarnings("ignore::sat_tf.qat.calibrate.StaleStatisticsWarning"),
 ]
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -41,19 +35,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["tensorflow", "jax", "torch"])
 def found(request, folder):
-    backend = request.param
-    if importlib.util.find_spec(backend) is None:
-        pytest.skip(f"{backend} is not installed")
-    results = folder / f"{backend}.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.keras3.usages", str(folder), str(results)],
-        cwd=ROOT,
-        env={**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    results = folder / f"{request.param}.json"
+    run_on(request.param, "-m", "tests.keras3.usages", folder, results)
     return json.loads(results.read_text())
 
 

@@ -11,9 +11,10 @@ import os
 import pathlib
 import sys
 
-if os.environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
-    for absent in ("tensorflow", "tf_keras", "tensorflow_model_optimization", "wrapt"):
-        sys.modules[absent] = None
+from tests.keras3.processes import block_tensorflow
+
+if __name__ == "__main__":
+    block_tensorflow()
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
 
 import contextlib

@@ -46,6 +46,28 @@ def run(pieces: list[Callable[..., Any]], args: Any, kwargs: Any) -> Any:
     return outputs
 
 
+class Filled:
+    """A Keras 3 layer that gets its values when it has been built by its first call.
+
+    Args:
+        layer: the layer.
+        fill: gives the built layer its values.
+    """
+
+    def __init__(self, layer: Any, fill: Callable[[Any], None]) -> None:
+        self._layer = layer
+        self._fill = fill
+        self._is_new = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The layer's outputs."""
+        outputs = self._layer(*args, **kwargs)
+        if self._is_new:
+            self._fill(self._layer)
+        self._is_new = False
+        return outputs
+
+
 def build(
     model: keras.Model,
     calls: list[LayerCall],

@@ -13,6 +13,7 @@ from sat_tf.graph.layers.preprocessing import constant_copy, is_adapted
 from sat_tf.keras3 import inference_layers, inference_operations
 from sat_tf.keras3.conversion import layer_table, values
 from sat_tf.keras3.conversion.activations import keras3_name
+from sat_tf.keras3.conversion.assembly import Filled
 from sat_tf.keras3.conversion.own_functions import FUNCTIONS
 from sat_tf.keras3.conversion.plain_form import in_form, plain_class
 from sat_tf.messages import did_you_mean
@@ -141,7 +142,13 @@ def _made(
     made = (kind if exact else plain_class(kind))(**settings)
     made.trainable = False
     if layer.weights:
-        return _WithWeights(made, layer, kernel)
+        replaced = getattr(layer, kernel[0]) if kernel else None
+        arrays = [
+            kernel[1].numpy() if kernel and variable is replaced else variable.numpy()
+            for variable in layer.weights
+        ]
+        names = [variable.name for variable in layer.weights]
+        return Filled(made, lambda made: values.fill_keras3(made, names, arrays))
     return in_form(made, give, exact=exact)
 
 
@@ -164,37 +171,6 @@ def _class_of(layer: Any) -> Any:
 def _counterpart(layer: Any) -> Keras3 | None:
     kind = layer_kinds.KINDS.get(type(layer))
     return kind.keras3 if kind else None
-
-
-class _WithWeights:
-    """A Keras 3 layer that gets its weights when it has been built by its first call."""
-
-    def __init__(self, layer: Any, source: Any, kernel: tuple[str, Any] | None) -> None:
-        self._layer = layer
-        self._source = source
-        self._kernel = kernel
-        self._is_new = True
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        outputs = self._layer(*args, **kwargs)
-        if self._is_new and self._source.weights:
-            self._layer.set_weights(self._arrays())
-        self._is_new = False
-        return outputs
-
-    def _arrays(self) -> list[np.ndarray]:
-        replaced = getattr(self._source, self._kernel[0]) if self._kernel else None
-        arrays = [
-            self._kernel[1].numpy() if self._kernel and variable is replaced else variable.numpy()
-            for variable in self._source.weights
-        ]
-        targets = self._layer.weights
-        return values.arrange(
-            [variable.name for variable in self._source.weights],
-            arrays,
-            [variable.path for variable in targets],
-            [variable.shape for variable in targets],
-        )
 
 
 def _settings(layer: Any, kind: type, *, trains: bool = False) -> tuple[dict[str, Any], list[str]]:

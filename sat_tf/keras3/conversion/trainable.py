@@ -1,5 +1,6 @@
 """From a quantized tf_keras model to a Keras 3 model that trains, layer by layer."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import tf_keras as keras
 from sat_tf.graph import layer_kinds, operation_layers
 from sat_tf.keras3 import inference_operations
 from sat_tf.keras3.conversion import inference_table
-from sat_tf.keras3.conversion.assembly import Names, build
+from sat_tf.keras3.conversion.assembly import Filled, Names, build
 from sat_tf.keras3.conversion.calls import calls_of
 from sat_tf.keras3.conversion.values import copy_to_keras3
 from sat_tf.keras3.quantized_layer import ACTIVATION, BEFORE_ACTIVATION, BEHIND, INSTEAD
@@ -40,25 +41,10 @@ def trainable(model: keras.Model, originals: Mapping[str, Any]) -> keras3.Model:
         raise ValueError(list_problems(f"model {model.name!r}", problems))
 
     def pieces_of(layer: Any, names: Names) -> list[Callable[..., Any]]:
-        return [_Valued(_made(layer, names, originals), layer)]
+        made = _made(layer, names, originals)
+        return [Filled(made, functools.partial(copy_to_keras3, layer))]
 
     return build(model, calls, pieces_of)[0]
-
-
-class _Valued:
-    """A Keras 3 layer that gets its values when it has been built by its first call."""
-
-    def __init__(self, layer: Any, twin: Any) -> None:
-        self._layer = layer
-        self._twin = twin
-        self._is_new = True
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        outputs = self._layer(*args, **kwargs)
-        if self._is_new:
-            copy_to_keras3(self._twin, self._layer)
-        self._is_new = False
-        return outputs
 
 
 def _problem(layer: Any, originals: Mapping[str, Any]) -> str | None:

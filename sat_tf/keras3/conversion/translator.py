@@ -156,12 +156,12 @@ class Translator:
             )
         if isinstance(layer, QuantizedLayer3):
             return self._inner_problem(layer)
-        if type(layer).__module__.startswith("sat_tf.") and not _operation_layer(layer):
+        if type(layer).__module__.startswith("sat_tf.") and not _is_operation(layer):
             return (
                 f"received {kind}, which sat_tf.to_keras3 made; it only infers: use the quantized "
                 "model that it was made of"
             )
-        if not (_operation_layer(layer) or kind in self._own or layer_table.is_known(layer)):
+        if not (_is_operation(layer) or kind in self._own or layer_table.is_known(layer)):
             if layer_table.is_built_in(layer):
                 return f"received {kind}, which tf_keras does not have; build the model without it"
             return (
@@ -198,7 +198,7 @@ class Translator:
                 self._model(layer)
             elif isinstance(layer, QuantizedLayer3):
                 self._made[id(layer)] = self._quantized(layer)
-            elif _operation_layer(layer):
+            elif _is_operation(layer):
                 self._made[id(layer)] = _operation_layer(layer)
             else:
                 self._made[id(layer)] = layer_table.make_layer(layer, self._own, self._inner)
@@ -318,20 +318,24 @@ def _input_layer(layer: Any) -> keras.layers.InputLayer:
     )
 
 
+def _is_operation(layer: Any) -> bool:
+    """Whether a layer stands for an operation of a quantized model that is trained."""
+    if type(layer) in _OPERATIONS:
+        return True
+    is_one = isinstance(layer, inference_operations.InferenceOperation) and layer.twin is not None
+    return is_one and str(layer.twin.get("registered_name")).startswith("sat_tf>")
+
+
 def _operation_layer(layer: Any) -> Any:
-    """A new tf_keras layer for one that stands for an operation of a quantized model, else None."""
-    if isinstance(layer, inference_operations.InferenceOperation) and layer.twin:
-        name = str(layer.twin.get("registered_name"))
-        if name.startswith("sat_tf>"):
-            made = keras.saving.deserialize_keras_object(dict(layer.twin))
-            made._name = layer.name
-            return made
-    if type(layer) not in _OPERATIONS:
-        return None
-    made_as, settings = _OPERATIONS[type(layer)]
-    config = layer.get_config()
-    own = {name: config[name] for name in settings}
-    return made_as(**own, name=layer.name, dtype=layer.dtype_policy.name)
+    """A new tf_keras layer for one that `_is_operation`."""
+    if type(layer) in _OPERATIONS:
+        made_as, settings = _OPERATIONS[type(layer)]
+        config = layer.get_config()
+        own = {name: config[name] for name in settings}
+        return made_as(**own, name=layer.name, dtype=layer.dtype_policy.name)
+    made = keras.saving.deserialize_keras_object(dict(layer.twin))
+    made._name = layer.name
+    return made
 
 
 def _is_stateless(layer: Any) -> bool:

@@ -10,9 +10,7 @@ the values of the Keras 3 model again whenever it is asked for.
 """
 
 import dataclasses
-import inspect
 import os
-import textwrap
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -33,6 +31,7 @@ from sat_tf.keras3.conversion.values import copy_to_keras3, copy_to_twin
 from sat_tf.keras3.quantized_layer import QuantizedLayer
 from sat_tf.messages import warn
 from sat_tf.qat.inputs import input_ranges
+from sat_tf.qat.model_class import in_class_of
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.qat.policy_of import policy_of, remember
 from sat_tf.qat.requantize import requantize
@@ -196,7 +195,7 @@ def _by_path(made: Translated, prefix: str) -> Iterator[tuple[str, Any]]:
 
 def _of_twin(twin: keras.Model, originals: dict[str, Any], original: keras3.Model) -> keras3.Model:
     """The Keras 3 model of a quantized twin, of the class of the user's model."""
-    model = _of_class_of(original, trainable(twin, originals))
+    model = in_class_of(original, trainable(twin, originals), _built)
     again = twin_of(model)  # and with it the proof
     policy = policy_of(twin)
     if policy is not None:
@@ -204,36 +203,10 @@ def _of_twin(twin: keras.Model, originals: dict[str, Any], original: keras3.Mode
     return model
 
 
-def _of_class_of(original: Any, model: keras3.Model) -> keras3.Model:
-    """A plain model as an instance of the class of `original`, if that is the user's own.
-
-    It is built as `type(original)(inputs, outputs, name=...)`; other arguments of its constructor
-    are the attributes of the same names. If that fails it stays plain, and a warning says so.
-    """
-    kind = type(original)
-    if kind.__module__.split(".")[0] == "keras":
-        return model
+def _built(kind: type, model: keras3.Model, further: dict[str, Any]) -> keras3.Model:
     functional = functional_of(model)
-    parameters = inspect.signature(kind.__init__).parameters.values()
-    further = {
-        parameter.name: getattr(original, parameter.name)
-        for parameter in parameters
-        if parameter.name not in ("self", "inputs", "outputs", "name", "trainable")
-        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        and hasattr(original, parameter.name)
-    }
     inputs, outputs = functional._inputs_struct, functional._outputs_struct
-    try:
-        made = kind(inputs, outputs, name=model.name, **further)
-        if functional_of(made) is None or len(made.layers) != len(model.layers):
-            raise TypeError("its constructor builds another graph from inputs and outputs")
-    except Exception as error:  # the user's constructor raises anything
-        reason = textwrap.shorten(str(error) or type(error).__name__, 160)
-        warn(
-            f"received a model of the class {kind.__name__}, and made a plain keras.Model, which "
-            f"loses the class ({kind.__name__}(inputs, outputs, name=...) does not build one: "
-            f"{reason}); train {kind.__name__}(model.inputs, model.outputs, ...) built from the "
-            "result."
-        )
-        return model
+    made = kind(inputs, outputs, name=model.name, **further)
+    if functional_of(made) is None or len(made.layers) != len(model.layers):
+        raise TypeError("its constructor builds another graph from inputs and outputs")
     return made

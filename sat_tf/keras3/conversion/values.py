@@ -75,6 +75,31 @@ def weights_of_keras3(layer: Any) -> tuple[list[str], list[np.ndarray]]:
     return [variable.path for variable in found], arrays
 
 
+def fill(
+    layer: Any, names: Sequence[str], arrays: Sequence[np.ndarray], own_names: Sequence[str]
+) -> None:
+    """Gives a built layer of either Keras the weights of another that holds the same.
+
+    Args:
+        layer: the layer.
+        names: of the arrays.
+        arrays: the weights of the other layer.
+        own_names: of the layer's weights.
+
+    Raises:
+        ValueError: they are not as many, or not of its shapes.
+    """
+    shapes = [variable.shape for variable in layer.weights]
+    layer.set_weights(arrange(names, arrays, own_names, shapes))
+    if hasattr(layer, "finalize_state"):
+        layer.finalize_state()  # statistics are in use from then on
+
+
+def fill_keras3(layer: Any, names: Sequence[str], arrays: Sequence[np.ndarray]) -> None:
+    """`fill` for a layer of Keras 3."""
+    fill(layer, names, arrays, [variable.path for variable in layer.weights])
+
+
 def copy_to_keras3(twin: Any, layer: Any) -> None:
     """Gives a built layer of Keras 3 the values of its twin.
 
@@ -83,13 +108,8 @@ def copy_to_keras3(twin: Any, layer: Any) -> None:
     """
     for one, other in _parts(twin, layer):
         if other.weights:
-            names = [variable.name for variable in one.weights]
             arrays = [variable.numpy() for variable in one.weights]
-            paths = [variable.path for variable in other.weights]
-            shapes = [variable.shape for variable in other.weights]
-            other.set_weights(arrange(names, arrays, paths, shapes))
-            if hasattr(other, "finalize_state"):
-                other.finalize_state()
+            fill_keras3(other, [variable.name for variable in one.weights], arrays)
     for one, other in _own_variables(twin, layer):
         other.assign(one.numpy())
 
@@ -102,12 +122,7 @@ def copy_to_twin(layer: Any, twin: Any) -> None:
     """
     for one, other in _parts(twin, layer):
         if one.weights:
-            names, arrays = weights_of_keras3(other)
-            targets = [variable.name for variable in one.weights]
-            shapes = [variable.shape for variable in one.weights]
-            one.set_weights(arrange(names, arrays, targets, shapes))
-            if hasattr(one, "finalize_state"):
-                one.finalize_state()
+            fill(one, *weights_of_keras3(other), [variable.name for variable in one.weights])
     for one, other in _own_variables(twin, layer):
         one.assign(np.asarray(keras3.ops.convert_to_numpy(other)))
 

@@ -6,12 +6,12 @@ Writes the values, the gradients and what variables become in training, by row. 
 torch it runs where TensorFlow, tf_keras and TFMOT cannot be imported.
 """
 
-import os
 import sys
 
-if __name__ == "__main__" and os.environ["KERAS_BACKEND"] != "tensorflow":
-    for _absent in ("tensorflow", "tf_keras", "tensorflow_model_optimization", "wrapt"):
-        sys.modules[_absent] = None
+from tests.keras3.processes import block_tensorflow
+
+if __name__ == "__main__":
+    block_tensorflow()
 
 import keras
 import numpy as np
