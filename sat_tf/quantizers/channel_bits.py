@@ -14,9 +14,9 @@ import tensorflow as tf
 from sat_tf.core import grid, l1
 from sat_tf.core.grid_table import Grid, find_grid
 from sat_tf.core.ranges import range_shape
+from sat_tf.quantizers.constructors import OfChannelBits
 from sat_tf.quantizers.protocol import Variables, WeightRequest, register_quantizer
 from sat_tf.quantizers.scaled import LevelsOfWeights, ScaledWithSurrogate
-from sat_tf.quantizers.settings import check_channel_limits, true_or_false
 
 # Of the sum of all errors: what rounding of float64 may have done to a comparison.
 _ROUNDING = 1e-12
@@ -25,7 +25,7 @@ _ALL_BITS = 8
 
 
 @register_quantizer
-class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
+class ChannelBitsQuantizer(OfChannelBits, ScaledWithSurrogate, LevelsOfWeights):
     """Weights of `l1.quantize_weights`, each output channel with its own bits (Lou et al. 2020).
 
     `num_bits` is the mean over channels, which are of one size, and so over weights. The variable
@@ -62,23 +62,6 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
         "grid",
     )
 
-    def __init__(
-        self,
-        *,
-        lowest: int = 2,
-        highest: int = 8,
-        grid: str = "auto",
-        over_size: bool = True,
-        **settings: Any,
-    ) -> None:
-        super().__init__(**settings)
-        check_channel_limits(lowest, highest)
-        find_grid(grid, lowest)
-        self.lowest = lowest
-        self.highest = highest
-        self.grid = grid
-        self.over_size = true_or_false("over_size", over_size)
-
     @classmethod
     def asked(cls, request: WeightRequest) -> dict[str, Any]:
         """What it takes of a request."""
@@ -102,11 +85,6 @@ class ChannelBitsQuantizer(ScaledWithSurrogate, LevelsOfWeights):
             f"received a mean that no channels of {made.lowest} to {made.highest} bits have; give "
             f"weight_options {{{limit}}}, or other bits."
         )
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        own = {"lowest": self.lowest, "highest": self.highest, "grid": self.grid}
-        return {**super().get_config(), **own, "over_size": self.over_size}
 
     # -- the bits of the channels ------------------------------------------------------------------
 

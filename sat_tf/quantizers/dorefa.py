@@ -9,7 +9,8 @@ import tf_keras as keras
 from sat_tf.core import dorefa, rescale
 from sat_tf.core.grid_table import LARGEST_INT8
 from sat_tf.core.ranges import axes_within, range_shape
-from sat_tf.core.surrogate_table import STRAIGHT_THROUGH, describe_surrogate, strength_of
+from sat_tf.core.surrogate_table import describe_surrogate
+from sat_tf.quantizers.constructors import OfDorefa
 from sat_tf.quantizers.on_grid import WeightsOnGrid
 from sat_tf.quantizers.protocol import (
     IntegerWeights,
@@ -19,11 +20,11 @@ from sat_tf.quantizers.protocol import (
     bits_of,
     register_quantizer,
 )
-from sat_tf.quantizers.settings import GAIN, SURROGATE_OPTIONS, surrogate_config
+from sat_tf.quantizers.settings import GAIN, SURROGATE_OPTIONS
 
 
 @register_quantizer
-class DorefaQuantizer(WeightsOnGrid):
+class DorefaQuantizer(OfDorefa, WeightsOnGrid):
     """Latent weights to effective weights: clamp, quantize, rescale (Eq. 5 to 10).
 
     Forward: Ξ = gain · c · Q, with Q from `dorefa.quantize_weights` (Ŵ where `num_bits` is None)
@@ -47,32 +48,6 @@ class DorefaQuantizer(WeightsOnGrid):
     """
 
     follows_grid = True
-
-    def __init__(
-        self,
-        *,
-        num_bits: int | None,
-        grid: str = "auto",
-        range_axes: tuple[int, ...] = (),
-        detach_max: bool = False,
-        rescale: str | None = None,
-        fan_out: int = 1,
-        initial_gain: float = 1.0,
-        gain_axes: tuple[int, ...] | None = None,
-        surrogate: str = STRAIGHT_THROUGH,
-        surrogate_strength: float | None = None,
-    ) -> None:
-        strength_of(surrogate, surrogate_strength)
-        self.num_bits = num_bits
-        self.grid = grid
-        self.range_axes = tuple(range_axes)
-        self.detach_max = detach_max
-        self.rescale: str | None = rescale
-        self.fan_out = fan_out
-        self.initial_gain = initial_gain
-        self.gain_axes = None if gain_axes is None else tuple(gain_axes)
-        self.surrogate = surrogate
-        self.surrogate_strength = surrogate_strength
 
     @classmethod
     def create(cls, request: WeightRequest) -> WeightQuantizer:
@@ -149,20 +124,6 @@ class DorefaQuantizer(WeightsOnGrid):
             latent=latent,
             range_axes=self.range_axes,
         )
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {
-            "num_bits": self.num_bits,
-            "grid": self.grid,
-            "range_axes": list(self.range_axes),
-            "detach_max": self.detach_max,
-            "rescale": self.rescale,
-            "fan_out": self.fan_out,
-            "initial_gain": self.initial_gain,
-            "gain_axes": None if self.gain_axes is None else list(self.gain_axes),
-            **surrogate_config(self),
-        }
 
     def describe(self) -> str:
         """One line for people.

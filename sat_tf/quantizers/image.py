@@ -1,6 +1,6 @@
 """Images: uint8 pixels, whatever real values a model is fed for them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,18 +9,19 @@ import tf_keras as keras
 
 from sat_tf.core.custom_gradient import compiles_with_xla
 from sat_tf.messages import warn
+from sat_tf.quantizers.constructors import OfImage
 from sat_tf.quantizers.input_range import INPUT_TYPES, InputRange
 from sat_tf.quantizers.observers import add_observed, move_averages, when_training
 from sat_tf.quantizers.protocol import PixelQuantizer, register_quantizer
 from sat_tf.quantizers.seen_values import USUAL, SeenValues, has_channels, misfit, pixel_doubt
-from sat_tf.quantizers.settings import COUNT, FEW_IMAGES, IMAGE_MOMENTUM, as_floats
+from sat_tf.quantizers.settings import COUNT, FEW_IMAGES, IMAGE_MOMENTUM
 
 # When values of another range are warned of: a first batch may be all black.
 _WARNING_BATCHES = (0.0, 15.0)
 
 
 @register_quantizer
-class ImageQuantizer(PixelQuantizer):
+class ImageQuantizer(OfImage, PixelQuantizer):
     """Marks the image: uint8 pixels, whose real values are those of an `InputRange`.
 
     Forward: what the model is fed, x, on the grid of the file, p = (x - shift) / ratio, with its
@@ -44,23 +45,7 @@ class ImageQuantizer(PixelQuantizer):
     """
 
     input_type = INPUT_TYPES[0]
-
-    def __init__(
-        self,
-        *,
-        low: float | Sequence[float] = 0.0,
-        high: float | Sequence[float] = 255.0,
-        reversed_channels: bool = False,
-        observes: bool = True,
-        compares: bool = False,
-        image_max: float | None = None,
-    ) -> None:
-        if image_max is not None:
-            low, high, observes = 0.0, image_max, False
-        self.range = InputRange(as_floats(low), as_floats(high), reversed_channels)
-        self.observes = observes
-        self.compares = compares
-        self._are_pictures = True
+    _are_pictures = True  # until it is built
 
     @classmethod
     def of_range(cls, found: InputRange) -> "ImageQuantizer":
@@ -166,16 +151,6 @@ class ImageQuantizer(PixelQuantizer):
             )
         elif doubt and not seen.are_pictures:
             warn(f"the model is trained on {doubt}.")
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {
-            "low": list(self.range.low),
-            "high": list(self.range.high),
-            "reversed_channels": self.range.reversed_channels,
-            "observes": self.observes,
-            "compares": self.compares,
-        }
 
 
 def _off_pixels(values: tf.Tensor, found: InputRange) -> tf.Tensor:

@@ -5,14 +5,14 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from sat_tf.core import kmeans
-from sat_tf.quantizers.clusters import cluster_ids, known_initialization
+from sat_tf.quantizers.clusters import cluster_ids
+from sat_tf.quantizers.constructors import OfKMeans
 from sat_tf.quantizers.protocol import Variables, WeightRequest, register_quantizer
 from sat_tf.quantizers.scaled import LevelsOfWeights
-from sat_tf.quantizers.settings import true_or_false
 
 
 @register_quantizer
-class KMeansQuantizer(LevelsOfWeights):
+class KMeansQuantizer(OfKMeans, LevelsOfWeights):
     """Weights of a layer with 2^b shared values: `kmeans.quantize_weights` (Han et al. 2016).
 
     The variable `cluster_ids`, uint8 and shaped like the kernel, holds which of them share a value.
@@ -34,21 +34,6 @@ class KMeansQuantizer(LevelsOfWeights):
     levels_type: ClassVar[tf.DType] = tf.uint8
     levels_settings: ClassVar[tuple[str, ...]] = ("num_bits", "initialization", "keep_zeros")
 
-    def __init__(
-        self,
-        *,
-        num_bits: int | None,
-        rescale: str | None = None,
-        fan_out: int = 1,
-        initialization: str = "linear",
-        keep_zeros: bool = False,
-        reassign: bool = False,
-    ) -> None:
-        super().__init__(num_bits=num_bits, rescale=rescale, fan_out=fan_out)
-        self.initialization = known_initialization(initialization)
-        self.keep_zeros = true_or_false("keep_zeros", keep_zeros)
-        self.reassign = true_or_false("reassign", reassign)
-
     @classmethod
     def asked(cls, request: WeightRequest) -> dict[str, Any]:
         """What it takes of a request."""
@@ -59,15 +44,6 @@ class KMeansQuantizer(LevelsOfWeights):
     def option_names(cls) -> tuple[str, ...]:
         """What a policy may choose."""
         return ("initialization", "keep_zeros", "reassign")
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {
-            "num_bits": self.num_bits,
-            "rescale": self.rescale,
-            "fan_out": self.fan_out,
-            **{name: getattr(self, name) for name in self.option_names()},
-        }
 
     def levels_shape(self, kernel_shape: Any) -> Any:
         """That of the kernel."""

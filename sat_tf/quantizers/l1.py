@@ -6,14 +6,14 @@ import tensorflow as tf
 
 from sat_tf.core import grid, l1
 from sat_tf.core.dorefa import grid_units
+from sat_tf.quantizers.constructors import OfL1
 from sat_tf.quantizers.on_grid import WeightsOnGrid
 from sat_tf.quantizers.protocol import Variables, WeightRequest, register_quantizer
 from sat_tf.quantizers.scaled import ScaledWithSurrogate
-from sat_tf.quantizers.settings import true_or_false
 
 
 @register_quantizer
-class L1Quantizer(WeightsOnGrid, ScaledWithSurrogate):
+class L1Quantizer(OfL1, WeightsOnGrid, ScaledWithSurrogate):
     """Weights on a grid whose size is 2 mean|w| or less: `l1.quantize_weights` (Liu et al. 2022).
 
     It has no variables: the size follows the latent weights.
@@ -28,11 +28,6 @@ class L1Quantizer(WeightsOnGrid, ScaledWithSurrogate):
     method: ClassVar[str] = "L1"
     follows_grid: ClassVar[bool] = True
 
-    def __init__(self, *, grid: str = "auto", over_size: bool = True, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.grid = grid
-        self.over_size = true_or_false("over_size", over_size)
-
     @classmethod
     def asked(cls, request: WeightRequest) -> dict[str, Any]:
         """What it takes of a request."""
@@ -42,10 +37,6 @@ class L1Quantizer(WeightsOnGrid, ScaledWithSurrogate):
     def option_names(cls) -> tuple[str, ...]:
         """What a policy may choose."""
         return ("over_size", *super().option_names())
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {**super().get_config(), "grid": self.grid, "over_size": self.over_size}
 
     def quantized(self, latent: tf.Tensor, variables: Variables, num_bits: grid.Bits) -> tf.Tensor:
         """`l1.quantize_weights`."""

@@ -6,13 +6,13 @@ import numpy as np
 import tensorflow as tf
 
 from sat_tf.core import lq_nets
+from sat_tf.quantizers.constructors import OfLqNets
 from sat_tf.quantizers.protocol import Variables, register_quantizer
 from sat_tf.quantizers.scaled import LevelsOfWeights
-from sat_tf.quantizers.settings import momentum_of_basis
 
 
 @register_quantizer
-class LqNetsQuantizer(LevelsOfWeights):
+class LqNetsQuantizer(OfLqNets, LevelsOfWeights):
     """Weights at levels of a basis that is learnt: `lq_nets.quantize_weights` (Zhang et al. 2018).
 
     The variable `basis` has one row of `num_bits` numbers for the layer or for each channel. It
@@ -27,18 +27,10 @@ class LqNetsQuantizer(LevelsOfWeights):
     levels_name: ClassVar[str] = "basis"
     levels_settings: ClassVar[tuple[str, ...]] = ("num_bits", "range_axes")
 
-    def __init__(self, *, momentum: float = 0.9, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.momentum = momentum_of_basis(momentum)
-
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
         """What a policy may choose."""
         return ("momentum",)
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {**super().get_config(), "momentum": self.momentum}
 
     def levels_shape(self, kernel_shape: Any) -> Any:
         """One row for each range."""

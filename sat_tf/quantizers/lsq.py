@@ -12,6 +12,7 @@ from sat_tf.core import grid, lsq
 from sat_tf.core.ranges import scale_and_zero
 from sat_tf.core.weight_levels import FEWEST_SIGNED_BITS, lsq_code_ends
 from sat_tf.quantizers.best_levels import best_offset_level
+from sat_tf.quantizers.constructors import OfLsq, OfLsqActivation, OfLsqPlus
 from sat_tf.quantizers.pact import RoundingQuantizer, UpToItsLevel, settings_of
 from sat_tf.quantizers.protocol import (
     ActivationQuantizer,
@@ -31,14 +32,12 @@ from sat_tf.quantizers.settings import (
     SMALLEST_CLIPPING_LEVEL,
     SMALLEST_MAGNITUDE,
     SURROGATE_OPTIONS,
-    one_of_starts,
-    true_or_false,
     usual_magnitude,
 )
 
 
 @register_quantizer
-class LsqQuantizer(ScaledWithSurrogate):
+class LsqQuantizer(OfLsq, ScaledWithSurrogate):
     """Weights with a scale that is learnt: `lsq.quantize_weights` (Esser et al. 2020).
 
     The trainable variable `magnitude` holds m = s · sqrt(highest code), for the layer or for each
@@ -54,20 +53,10 @@ class LsqQuantizer(ScaledWithSurrogate):
     method: ClassVar[str] = "LSQ"
     fewest_bits: ClassVar[int] = FEWEST_SIGNED_BITS
 
-    def __init__(self, *, num_bits: int | None, start: str = "mean", **settings: Any) -> None:
-        if num_bits is not None:
-            lsq_code_ends(num_bits)
-        super().__init__(num_bits=num_bits, **settings)
-        self.start_at = one_of_starts(start)
-
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
         """What a policy may choose."""
         return ("start", *super().option_names())
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {**super().get_config(), "start": self.start_at}
 
     def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
         """Makes the trainable `magnitude`, where it rounds, and the gain of a rescaling."""
@@ -179,7 +168,7 @@ class LsqQuantizer(ScaledWithSurrogate):
 
 
 @register_quantizer
-class LsqActivationQuantizer(UpToItsLevel):
+class LsqActivationQuantizer(OfLsqActivation, UpToItsLevel):
     """Clips and quantizes with a scale that is learnt (Esser et al. 2020).
 
     Codes are 0..2^b - 1 of tensors that a rectifier makes, in its place, and of others
@@ -194,19 +183,6 @@ class LsqActivationQuantizer(UpToItsLevel):
         counts_batch: see `lsq.level_factor`.
         **settings: those of the other quantizers with a clipping level.
     """
-
-    def __init__(
-        self,
-        *,
-        signed: bool = False,
-        start: str = "mean",
-        counts_batch: bool = False,
-        **settings: Any,
-    ) -> None:
-        super().__init__(**settings)
-        self.signed = signed
-        self.start = one_of_starts(start)
-        self.counts_batch = true_or_false("counts_batch", counts_batch)
 
     @classmethod
     def serves(cls, request: ActivationRequest) -> bool:
@@ -253,11 +229,6 @@ class LsqActivationQuantizer(UpToItsLevel):
         """The highest code."""
         return grid.levels(bits, "narrow") / 2 if self.signed else grid.levels(bits)
 
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        own = {"signed": self.signed, "start": self.start, "counts_batch": self.counts_batch}
-        return {**super().get_config(), **own}
-
 
 def mean_level(values: np.ndarray, highest: float, counts: np.ndarray | None = None) -> float:
     """The clipping level of the paper's scale 2 mean|x| / sqrt(highest).
@@ -271,7 +242,7 @@ def mean_level(values: np.ndarray, highest: float, counts: np.ndarray | None = N
 
 
 @register_quantizer
-class LsqPlusQuantizer(RoundingQuantizer):
+class LsqPlusQuantizer(OfLsqPlus, RoundingQuantizer):
     """Clips and quantizes with a scale and an offset that are learnt (Bhalgat et al. 2020).
 
     For what swish and its kin make, whose negative part is small. All other tensors have LSQ, of
@@ -290,19 +261,6 @@ class LsqPlusQuantizer(RoundingQuantizer):
 
     signed = True
     rounds_before_clipping: ClassVar[bool] = True
-
-    def __init__(
-        self,
-        *,
-        lowest: float = 0.0,
-        share: float = 0.0,
-        counts_batch: bool = False,
-        **settings: Any,
-    ) -> None:
-        super().__init__(**settings)
-        self.lowest = lowest
-        self.share = share
-        self.counts_batch = true_or_false("counts_batch", counts_batch)
 
     @classmethod
     def serves(cls, request: ActivationRequest) -> bool:
@@ -384,11 +342,6 @@ class LsqPlusQuantizer(RoundingQuantizer):
         return best_offset_level(
             values, self.num_bits, lowest=self.lowest, share=self.share, counts=counts
         )
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        own = {"lowest": self.lowest, "share": self.share, "counts_batch": self.counts_batch}
-        return {**super().get_config(), **own}
 
 
 def _is_asymmetric(request: ActivationRequest) -> bool:

@@ -7,12 +7,13 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.core.asymmetric import quantize_observed
+from sat_tf.quantizers.constructors import OfInput, OfObserver
 from sat_tf.quantizers.protocol import SatQuantizer, register_quantizer
 from sat_tf.quantizers.settings import COUNT
 
 
 @register_quantizer
-class RangeObserver(SatQuantizer):
+class RangeObserver(OfObserver, SatQuantizer):
     """Passes a tensor through and remembers its range, for the 8-bit codes of the export.
 
     In training, `lowest` and `highest` follow the batch's minimum and maximum: the mean over the
@@ -24,9 +25,6 @@ class RangeObserver(SatQuantizer):
     """
 
     observes_range: ClassVar[bool] = True
-
-    def __init__(self, *, momentum: float = 0.99) -> None:
-        self.momentum = momentum
 
     def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
         """Makes the variables `lowest`, `highest` and `observations`."""
@@ -57,10 +55,6 @@ class RangeObserver(SatQuantizer):
             lowest, highest = tf.reduce_min(pieces[:, 0]), tf.reduce_max(pieces[:, 1])
         batch = {"lowest": tf.minimum(lowest, 0.0), "highest": tf.maximum(highest, 0.0)}
         return move_averages(weights, batch, self.momentum)
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {"momentum": self.momentum}
 
 
 def when_training(training: Any, observe: Callable[[], tf.Tensor]) -> None:
@@ -106,7 +100,7 @@ def move_averages(
 
 
 @register_quantizer
-class InputQuantizer(RangeObserver):
+class InputQuantizer(OfInput, RangeObserver):
     """Quantizes an input that is no image to 8 bits, on the range that it has observed.
 
     Forward and backward: `observed.quantize_observed`, once something was observed; until then its
@@ -117,10 +111,6 @@ class InputQuantizer(RangeObserver):
         momentum: see `RangeObserver`.
     """
 
-    def __init__(self, *, input_type: str, momentum: float = 0.99) -> None:
-        super().__init__(momentum=momentum)
-        self.input_type = input_type
-
     def __call__(
         self, inputs: tf.Tensor, training: Any, weights: dict[str, Any], **kwargs: Any
     ) -> tf.Tensor:
@@ -128,7 +118,3 @@ class InputQuantizer(RangeObserver):
         inputs = super().__call__(inputs, training, weights, **kwargs)
         ends = (tf.convert_to_tensor(weights[name]) for name in ("lowest", "highest"))
         return quantize_observed(inputs, *ends)
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {"input_type": self.input_type, **super().get_config()}

@@ -8,12 +8,12 @@ import tf_keras as keras
 
 from sat_tf.core import asymmetric, grid, pact
 from sat_tf.core.ranges import scale_and_zero
-from sat_tf.core.surrogate_table import STRAIGHT_THROUGH, strength_of
 from sat_tf.quantizers.best_levels import (
     best_clipping_level,
     best_offset_level,
     search,
 )
+from sat_tf.quantizers.constructors import OfClipping, OfClippingAndRounding, OfOffset, OfUnit
 from sat_tf.quantizers.protocol import (
     ActivationQuantizer,
     ActivationRequest,
@@ -28,39 +28,15 @@ from sat_tf.quantizers.settings import (
     SMALLEST_CLIPPING_LEVEL,
     SURROGATE_OPTIONS,
     first_clipping_level,
-    surrogate_config,
 )
 
 
-class ClippingQuantizer(ActivationQuantizer):
+class ClippingQuantizer(OfClipping, ActivationQuantizer):
     """A quantizer with a trainable clipping level."""
 
     has_clipping_level: ClassVar[bool] = True
-
-    def __init__(
-        self,
-        *,
-        num_bits: int,
-        initial_clipping_level: float = 8.0,
-        gradient: str = "calibrated",
-        ceiling: float | None = None,
-        rate: float = 1.0,
-    ) -> None:
-        """See the subclasses.
-
-        Args:
-            num_bits: bits of the codes.
-            initial_clipping_level: where the trainable `clipping_level` starts.
-            gradient: a row of `clipping_gradients`.
-            ceiling: max_value of the rectifier it replaces; no clipping level taken from data or
-                from a policy starts above it.
-            rate: factor on the gradient of the clipping level, above 0.
-        """
-        self.num_bits = num_bits
-        self.initial_clipping_level: float = initial_clipping_level
-        self.gradient: str = gradient
-        self.ceiling = ceiling
-        self.rate = rate
+    gradient: str
+    initial_clipping_level: float
 
     @classmethod
     def create(cls, request: ActivationRequest) -> ActivationQuantizer:
@@ -85,16 +61,6 @@ class ClippingQuantizer(ActivationQuantizer):
             constraint=AtLeast(SMALLEST_CLIPPING_LEVEL),
         )
         return {CLIPPING_LEVEL: level}
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {
-            "num_bits": self.num_bits,
-            "initial_clipping_level": self.initial_clipping_level,
-            "gradient": self.gradient,
-            "ceiling": self.ceiling,
-            "rate": self.rate,
-        }
 
     def level(self, weights: Variables) -> tf.Tensor:
         """The clipping level, which learns at its own rate."""
@@ -123,36 +89,8 @@ def settings_of(request: ActivationRequest) -> dict[str, Any]:
     return {name: getattr(request, name) for name in names}
 
 
-class RoundingQuantizer(ClippingQuantizer):
+class RoundingQuantizer(OfClippingAndRounding, ClippingQuantizer):
     """A quantizer with a clipping level that has a choice of what rounding passes back."""
-
-    def __init__(
-        self,
-        *,
-        surrogate: str = STRAIGHT_THROUGH,
-        surrogate_strength: float | None = None,
-        **settings: Any,
-    ) -> None:
-        """See the subclasses.
-
-        Args:
-            surrogate: a row of `surrogate_table`.
-            surrogate_strength: see there; None is the usual one.
-            **settings: those of `ClippingQuantizer`.
-        """
-        super().__init__(**settings)
-        strength_of(surrogate, surrogate_strength)
-        self.surrogate = surrogate
-        self.surrogate_strength = surrogate_strength
-
-    @property
-    def passed_back(self) -> dict[str, Any]:
-        """What the functions of `core` take for it."""
-        return {"surrogate": self.surrogate, "strength": self.surrogate_strength}
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {**super().get_config(), **surrogate_config(self)}
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
@@ -244,7 +182,7 @@ class StreamQuantizer(UpToItsLevel):
 
 
 @register_quantizer
-class OffsetQuantizer(RoundingQuantizer):
+class OffsetQuantizer(OfOffset, RoundingQuantizer):
     """Clips and quantizes a tensor with a small negative part: `asymmetric.quantize_offset`.
 
     Args:
@@ -255,11 +193,6 @@ class OffsetQuantizer(RoundingQuantizer):
 
     signed = True
     rounds_before_clipping: ClassVar[bool] = True
-
-    def __init__(self, *, lowest: float = 0.0, share: float = 0.0, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.lowest = lowest
-        self.share = share
 
     def __call__(
         self, inputs: tf.Tensor, training: Any, weights: Variables, **kwargs: Any
@@ -301,13 +234,9 @@ class OffsetQuantizer(RoundingQuantizer):
             values, self.num_bits, lowest=self.lowest, share=self.share, counts=counts
         )
 
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {**super().get_config(), "lowest": self.lowest, "share": self.share}
-
 
 @register_quantizer
-class UnitQuantizer(ActivationQuantizer):
+class UnitQuantizer(OfUnit, ActivationQuantizer):
     """Quantizes what is between 0 and 1, or between -1 and 1, by its own definition.
 
     `pact.quantize_activation` or `pact.quantize_stream` with a clipping level of 1, which is no
@@ -319,20 +248,6 @@ class UnitQuantizer(ActivationQuantizer):
         surrogate: what rounding passes back, a row of `surrogate_table`.
         surrogate_strength: see there; None is the usual one.
     """
-
-    def __init__(
-        self,
-        *,
-        num_bits: int,
-        signed: bool = False,
-        surrogate: str = STRAIGHT_THROUGH,
-        surrogate_strength: float | None = None,
-    ) -> None:
-        strength_of(surrogate, surrogate_strength)
-        self.num_bits = num_bits
-        self.signed = signed
-        self.surrogate = surrogate
-        self.surrogate_strength = surrogate_strength
 
     def __call__(
         self, inputs: tf.Tensor, training: Any, weights: Variables, **kwargs: Any
@@ -368,10 +283,6 @@ class UnitQuantizer(ActivationQuantizer):
         """Codes 0..a, or -a/2..a/2."""
         del variables
         return (_symmetric if self.signed else _unsigned)(self.num_bits, tf.constant(1.0))
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {"num_bits": self.num_bits, "signed": self.signed, **surrogate_config(self)}
 
 
 def _unsigned(num_bits: int, highest: tf.Tensor) -> CodeRange:

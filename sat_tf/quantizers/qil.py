@@ -7,19 +7,19 @@ import tf_keras as keras
 
 from sat_tf.core import grid, qil
 from sat_tf.core.weight_levels import FEWEST_SIGNED_BITS, qil_largest_code
+from sat_tf.quantizers.constructors import OfQil
 from sat_tf.quantizers.protocol import Variables, WeightQuantizer, register_quantizer
 from sat_tf.quantizers.scaled import ScaledWithSurrogate
 from sat_tf.quantizers.settings import (
     CENTER,
     DISTANCE,
     SMALLEST_DISTANCE,
-    factor_of_interval,
     usual_half_interval,
 )
 
 
 @register_quantizer
-class QilQuantizer(ScaledWithSurrogate):
+class QilQuantizer(OfQil, ScaledWithSurrogate):
     """Weights with an interval that is learnt: `qil.quantize_weights` (Jung et al. 2019).
 
     The trainable variables `interval_center` and `interval_distance`, for the layer or for each
@@ -34,22 +34,10 @@ class QilQuantizer(ScaledWithSurrogate):
     method: ClassVar[str] = "QIL"
     fewest_bits: ClassVar[int] = FEWEST_SIGNED_BITS
 
-    def __init__(
-        self, *, num_bits: int | None, gradient_factor: float = 0.01, **settings: Any
-    ) -> None:
-        if num_bits is not None:
-            qil_largest_code(num_bits)
-        super().__init__(num_bits=num_bits, **settings)
-        self.gradient_factor = factor_of_interval(gradient_factor)
-
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
         """What a policy may choose."""
         return ("gradient_factor", *super().option_names())
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {**super().get_config(), "gradient_factor": self.gradient_factor}
 
     def build(self, tensor_shape: Any, name: str, layer: keras.layers.Layer) -> dict[str, Any]:
         """Makes the trainable interval, where it rounds, and the gain of a rescaling."""

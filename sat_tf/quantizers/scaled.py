@@ -9,7 +9,8 @@ import tf_keras as keras
 from sat_tf.core import grid, rescale
 from sat_tf.core.grid_table import LARGEST_INT8
 from sat_tf.core.ranges import range_shape
-from sat_tf.core.surrogate_table import STRAIGHT_THROUGH, describe_surrogate, strength_of
+from sat_tf.core.surrogate_table import describe_surrogate
+from sat_tf.quantizers.constructors import OfScaled, OfScaledWithSurrogate
 from sat_tf.quantizers.observers import when_training
 from sat_tf.quantizers.on_grid import RoundedWeights
 from sat_tf.quantizers.pact import AtLeast
@@ -27,7 +28,7 @@ from sat_tf.quantizers.settings import GAIN, SURROGATE_OPTIONS
 _RESCALES = ("constant",)
 
 
-class ScaledQuantizer(RoundedWeights):
+class ScaledQuantizer(OfScaled, RoundedWeights):
     """Latent weights to effective weights of their own size, with scales for layer or channels.
 
     Forward: Ξ = gain · c · q, with q from the subclass (the latent weights where `num_bits` is
@@ -45,19 +46,6 @@ class ScaledQuantizer(RoundedWeights):
         rescale: "constant", or None.
         fan_out: the layer's n̂, for the rescaling.
     """
-
-    def __init__(
-        self,
-        *,
-        num_bits: int | None,
-        range_axes: tuple[int, ...] = (),
-        rescale: str | None = None,
-        fan_out: int = 1,
-    ) -> None:
-        self.num_bits = num_bits
-        self.range_axes = tuple(range_axes)
-        self.rescale: str | None = rescale
-        self.fan_out = fan_out
 
     @classmethod
     def create(cls, request: WeightRequest) -> WeightQuantizer:
@@ -78,15 +66,6 @@ class ScaledQuantizer(RoundedWeights):
     def asked_names(cls) -> tuple[str, ...]:
         """The arguments of the constructor that a policy and the graph give it."""
         return tuple(cls.asked(WeightRequest(num_bits=8)))
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {
-            "num_bits": self.num_bits,
-            "range_axes": list(self.range_axes),
-            "rescale": self.rescale,
-            "fan_out": self.fan_out,
-        }
 
     # -- what the subclasses say -------------------------------------------------------------------
 
@@ -178,7 +157,7 @@ class ScaledQuantizer(RoundedWeights):
         return f"{self.method} weights {rounded}, one scale per {whose}, {rescaled}"
 
 
-class ScaledWithSurrogate(ScaledQuantizer):
+class ScaledWithSurrogate(OfScaledWithSurrogate, ScaledQuantizer):
     """One that rounds to a grid, whose rounding may pass back something else.
 
     Args:
@@ -186,18 +165,6 @@ class ScaledWithSurrogate(ScaledQuantizer):
         surrogate_strength: see there; None is the usual one.
         **settings: those of `ScaledQuantizer`.
     """
-
-    def __init__(
-        self,
-        *,
-        surrogate: str = STRAIGHT_THROUGH,
-        surrogate_strength: float | None = None,
-        **settings: Any,
-    ) -> None:
-        strength_of(surrogate, surrogate_strength)
-        super().__init__(**settings)
-        self.surrogate = surrogate
-        self.surrogate_strength = surrogate_strength
 
     def learnt(
         self,
@@ -223,11 +190,6 @@ class ScaledWithSurrogate(ScaledQuantizer):
     def option_names(cls) -> tuple[str, ...]:
         """What a policy may choose."""
         return SURROGATE_OPTIONS
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        own = {name: getattr(self, name) for name in SURROGATE_OPTIONS}
-        return {**super().get_config(), **own}
 
     def describe(self) -> str:
         """One line for people."""

@@ -9,12 +9,13 @@ from keras import backend, ops
 from sat_tf.keras3.core.precision import in_float32
 from sat_tf.keras3.quantizers.observers import move_averages
 from sat_tf.keras3.quantizers.protocol import Quantizer, Variables, VariableSpec
+from sat_tf.quantizers.constructors import OfImage
 from sat_tf.quantizers.input_range import InputRange
 from sat_tf.quantizers.seen_values import USUAL, has_channels
-from sat_tf.quantizers.settings import COUNT, FEW_IMAGES, IMAGE_MOMENTUM, as_floats
+from sat_tf.quantizers.settings import COUNT, FEW_IMAGES, IMAGE_MOMENTUM
 
 
-class ImageQuantizer(Quantizer):
+class ImageQuantizer(OfImage, Quantizer):
     """Marks the image: uint8 pixels, whose real values are those of an `InputRange`.
 
     Forward: what the model is fed, x, on the grid of the file, p = (x - shift) / ratio, with its
@@ -22,31 +23,7 @@ class ImageQuantizer(Quantizer):
 
     In training it remembers what it is fed, as the original does: `lowest` and `highest`,
     `off_grid` and `off_usual`. It does not warn of a misfit; the export refuses one.
-
-    Args:
-        low: real value of a pixel of 0; a number, or one for each channel.
-        high: real value of a pixel of 255, likewise.
-        reversed_channels: the model is fed the channels in reverse.
-        observes: remember what it is fed.
-        compares: remember `off_usual` too.
-        image_max: an older spelling of low=0, high=image_max, observes=False, in saved models.
     """
-
-    def __init__(
-        self,
-        *,
-        low: float | Sequence[float] = 0.0,
-        high: float | Sequence[float] = 255.0,
-        reversed_channels: bool = False,
-        observes: bool = True,
-        compares: bool = False,
-        image_max: float | None = None,
-    ) -> None:
-        if image_max is not None:
-            low, high, observes = 0.0, image_max, False
-        self.range = InputRange(as_floats(low), as_floats(high), reversed_channels)
-        self.observes = observes
-        self.compares = compares
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
         """`lowest`, `highest`, `off_grid`, `observations` and `off_usual`."""
@@ -89,16 +66,6 @@ class ImageQuantizer(Quantizer):
         if self.compares:
             batch["off_usual"] = ops.stack([_off_pixels(few, usual) for usual in USUAL])
         move_averages(variables, batch, IMAGE_MOMENTUM)
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {
-            "low": list(self.range.low),
-            "high": list(self.range.high),
-            "reversed_channels": self.range.reversed_channels,
-            "observes": self.observes,
-            "compares": self.compares,
-        }
 
 
 def _off_pixels(values: Any, found: InputRange) -> Any:

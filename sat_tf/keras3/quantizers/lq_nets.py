@@ -6,25 +6,17 @@ from typing import Any, ClassVar
 
 from sat_tf.keras3.core import lq_nets
 from sat_tf.keras3.quantizers.scaled import LevelsOfWeights
-from sat_tf.quantizers.settings import momentum_of_basis
+from sat_tf.quantizers.constructors import OfLqNets
 
 
-class LqNetsQuantizer(LevelsOfWeights):
+class LqNetsQuantizer(OfLqNets, LevelsOfWeights):
     """Weights at levels of a basis that is learnt: `lq_nets.quantize_weights` (Zhang et al. 2018).
 
     The variable `basis` has one row of `num_bits` numbers for the layer or for each channel, and
     follows the latent weights in training.
-
-    Args:
-        momentum: of the basis in a training step; at 0 it is what fits best, at 1 it stays.
-        **settings: those of `ScaledQuantizer`.
     """
 
     levels_name: ClassVar[str] = "basis"
-
-    def __init__(self, *, momentum: float = 0.9, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.momentum = momentum_of_basis(momentum)
 
     def levels_shape(self, kernel_shape: Sequence[int]) -> Sequence[int]:
         """One row for each range."""
@@ -44,7 +36,3 @@ class LqNetsQuantizer(LevelsOfWeights):
         """`lq_nets.next_basis`."""
         settings: dict[str, Any] = {"range_axes": self.range_axes, "momentum": self.momentum}
         return lq_nets.next_basis(latent, levels, **settings)
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {**super().get_config(), "momentum": self.momentum}

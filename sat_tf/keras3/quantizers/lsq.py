@@ -6,23 +6,21 @@ from typing import Any
 from keras import ops
 
 from sat_tf.core.ranges import scale_and_zero
-from sat_tf.core.weight_levels import lsq_code_ends
 from sat_tf.keras3.core import grid, lsq
 from sat_tf.keras3.core.custom_gradient import scaled_gradient
 from sat_tf.keras3.quantizers.pact import ClippingQuantizer, UpToItsLevel
 from sat_tf.keras3.quantizers.protocol import Variables, VariableSpec
 from sat_tf.keras3.quantizers.scaled import ScaledWithSurrogate, known
+from sat_tf.quantizers.constructors import OfLsq, OfLsqActivation, OfLsqPlus
 from sat_tf.quantizers.settings import (
     MAGNITUDE,
     OFFSET,
     SMALLEST_MAGNITUDE,
-    one_of_starts,
-    true_or_false,
     usual_magnitude,
 )
 
 
-class LsqQuantizer(ScaledWithSurrogate):
+class LsqQuantizer(OfLsq, ScaledWithSurrogate):
     """Weights with a scale that is learnt: `lsq.quantize_weights` (Esser et al. 2020).
 
     The trainable variable `magnitude` holds m = s · sqrt(highest code), for the layer or for each
@@ -32,12 +30,6 @@ class LsqQuantizer(ScaledWithSurrogate):
         start: where the scale starts when a tf_keras model is quantized, "mean" or "error".
         **settings: those of `ScaledWithSurrogate`.
     """
-
-    def __init__(self, *, num_bits: int | None, start: str = "mean", **settings: Any) -> None:
-        if num_bits is not None:
-            lsq_code_ends(num_bits)
-        super().__init__(num_bits=num_bits, **settings)
-        self.start = one_of_starts(start)
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
         """The trainable `magnitude`, where it rounds, and the gain of a rescaling."""
@@ -51,12 +43,8 @@ class LsqQuantizer(ScaledWithSurrogate):
         """`lsq.quantize_weights`."""
         return lsq.quantize_weights(latent, variables[MAGNITUDE], num_bits, **self.passed_back)
 
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {**super().get_config(), "start": self.start}
 
-
-class LsqActivationQuantizer(UpToItsLevel):
+class LsqActivationQuantizer(OfLsqActivation, UpToItsLevel):
     """Clips and quantizes with a scale that is learnt (Esser et al. 2020).
 
     Values and gradient are those of `pact.quantize_activation`, or of `quantize_stream`, but for
@@ -70,19 +58,6 @@ class LsqActivationQuantizer(UpToItsLevel):
         **settings: those of the other quantizers with a clipping level.
     """
 
-    def __init__(
-        self,
-        *,
-        signed: bool = False,
-        start: str = "mean",
-        counts_batch: bool = False,
-        **settings: Any,
-    ) -> None:
-        super().__init__(**settings)
-        self.signed = signed
-        self.start = one_of_starts(start)
-        self.counts_batch = true_or_false("counts_batch", counts_batch)
-
     def __call__(self, inputs: Any, training: bool, variables: Variables) -> Any:
         """The quantized tensor, in the type of `inputs`."""
         del training
@@ -91,13 +66,8 @@ class LsqActivationQuantizer(UpToItsLevel):
         factor = lsq.level_factor(inputs, highest, counts_batch=self.counts_batch)
         return self.quantized(inputs, scaled_gradient(self.level(variables), factor))
 
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        own = {"signed": self.signed, "start": self.start, "counts_batch": self.counts_batch}
-        return {**super().get_config(), **own}
 
-
-class LsqPlusQuantizer(ClippingQuantizer):
+class LsqPlusQuantizer(OfLsqPlus, ClippingQuantizer):
     """Clips and quantizes with a scale and an offset that are learnt (Bhalgat et al. 2020).
 
     Its width is the trainable `clipping_level`, and its lower end moves by the trainable `offset`,
@@ -109,19 +79,6 @@ class LsqPlusQuantizer(ClippingQuantizer):
         counts_batch: as in `LsqActivationQuantizer`.
         **settings: those of the other quantizers with a clipping level.
     """
-
-    def __init__(
-        self,
-        *,
-        lowest: float = 0.0,
-        share: float = 0.0,
-        counts_batch: bool = False,
-        **settings: Any,
-    ) -> None:
-        super().__init__(**settings)
-        self.lowest = lowest
-        self.share = share
-        self.counts_batch = true_or_false("counts_batch", counts_batch)
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
         """`clipping_level`, and the trainable scalar `offset`."""
@@ -142,8 +99,3 @@ class LsqPlusQuantizer(ClippingQuantizer):
         scale, _ = scale_and_zero(level, divisor, self.lowest, self.share, ops.floor)
         offset = moved - ops.stop_gradient(self.share * level - self.lowest)
         return lsq.quantize_with_offset(inputs, scale, offset, bits, **self.passed_back)
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        own = {"lowest": self.lowest, "share": self.share, "counts_batch": self.counts_batch}
-        return {**super().get_config(), **own}

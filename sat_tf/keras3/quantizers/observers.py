@@ -8,22 +8,17 @@ from keras import ops
 from sat_tf.keras3.core.asymmetric import quantize_observed
 from sat_tf.keras3.core.precision import in_float32
 from sat_tf.keras3.quantizers.protocol import Quantizer, Variables, VariableSpec
+from sat_tf.quantizers.constructors import OfInput, OfObserver
 from sat_tf.quantizers.settings import COUNT
 
 
-class RangeObserver(Quantizer):
+class RangeObserver(OfObserver, Quantizer):
     """Passes a tensor through and remembers its range, for the 8-bit codes of the export.
 
     In training, `lowest` and `highest` follow the batch's minimum and maximum: the mean over the
     first batches, then a moving average. `observations` counts the batches; 0 means never observed.
     The range always holds zero. Infinite and NaN values leave it as it is.
-
-    Args:
-        momentum: weight of the past in the moving average, in [0, 1).
     """
-
-    def __init__(self, *, momentum: float = 0.99) -> None:
-        self.momentum = momentum
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
         """`lowest`, `highest` and `observations`."""
@@ -41,34 +36,18 @@ class RangeObserver(Quantizer):
             move_averages(variables, batch, self.momentum)
         return inputs
 
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {"momentum": self.momentum}
 
-
-class InputQuantizer(RangeObserver):
+class InputQuantizer(OfInput, RangeObserver):
     """Quantizes an input that is no image to 8 bits, on the range that it has observed.
 
     Forward and backward: `asymmetric.quantize_observed`, once something was observed; until then
     its input. The range follows the data as that of any `RangeObserver`.
-
-    Args:
-        input_type: what the file takes: "int8", the codes, or "float32", of which it makes them.
-        momentum: see `RangeObserver`.
     """
-
-    def __init__(self, *, input_type: str, momentum: float = 0.99) -> None:
-        super().__init__(momentum=momentum)
-        self.input_type = input_type
 
     def __call__(self, inputs: Any, training: bool, variables: Variables) -> Any:
         """The quantized tensor, in the type of `inputs`."""
         inputs = super().__call__(inputs, training, variables)
         return quantize_observed(inputs, variables["lowest"], variables["highest"])
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {"input_type": self.input_type, **super().get_config()}
 
 
 def move_averages(variables: Variables, batch: Mapping[str, Any], momentum: float) -> None:

@@ -3,37 +3,24 @@
 from collections.abc import Sequence
 from typing import Any
 
-from sat_tf.core.weight_levels import qil_largest_code
 from sat_tf.keras3.core import qil
 from sat_tf.keras3.quantizers.protocol import Variables, VariableSpec
 from sat_tf.keras3.quantizers.scaled import ScaledWithSurrogate, known
+from sat_tf.quantizers.constructors import OfQil
 from sat_tf.quantizers.settings import (
     CENTER,
     DISTANCE,
     SMALLEST_DISTANCE,
-    factor_of_interval,
     usual_half_interval,
 )
 
 
-class QilQuantizer(ScaledWithSurrogate):
+class QilQuantizer(OfQil, ScaledWithSurrogate):
     """Weights with an interval that is learnt: `qil.quantize_weights` (Jung et al. 2019).
 
     The trainable variables `interval_center`, 0 or above, and `interval_distance`, which is
     positive, are for the layer or for each channel.
-
-    Args:
-        gradient_factor: of the gradients of c and d, which are sums over all weights.
-        **settings: those of `ScaledWithSurrogate`.
     """
-
-    def __init__(
-        self, *, num_bits: int | None, gradient_factor: float = 0.01, **settings: Any
-    ) -> None:
-        if num_bits is not None:
-            qil_largest_code(num_bits)
-        super().__init__(num_bits=num_bits, **settings)
-        self.gradient_factor = factor_of_interval(gradient_factor)
 
     def variables(self, shape: Sequence[int | None]) -> dict[str, VariableSpec]:
         """The trainable interval, where it rounds, and the gain of a rescaling."""
@@ -57,7 +44,3 @@ class QilQuantizer(ScaledWithSurrogate):
             gradient_factor=self.gradient_factor,
             **self.passed_back,
         )
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {**super().get_config(), "gradient_factor": self.gradient_factor}

@@ -10,38 +10,19 @@ from typing import Any, ClassVar
 from keras import ops
 
 from sat_tf.core.ranges import range_shape
-from sat_tf.core.surrogate_table import STRAIGHT_THROUGH, strength_of
 from sat_tf.keras3.core import rescale
 from sat_tf.keras3.quantizers.protocol import Quantizer, Variables, VariableSpec
-from sat_tf.quantizers.settings import GAIN, SURROGATE_OPTIONS
+from sat_tf.quantizers.constructors import OfScaled, OfScaledWithSurrogate
+from sat_tf.quantizers.settings import GAIN
 
 
-class ScaledQuantizer(Quantizer):
+class ScaledQuantizer(OfScaled, Quantizer):
     """Latent weights to effective weights of their own size, with scales for layer or channels.
 
     Forward: Ξ = gain · c · q, with q from the subclass (the latent weights where `num_bits` is
     None), c by `rescale`, whose gradient is that of `rescale.without_size`, and the fixed variable
     `rescale_gain`; both are 1 where there is no rescaling.
-
-    Args:
-        num_bits: bits of the codes, or None to not round.
-        range_axes: kernel axes with a scale of their own; () for one scale a layer.
-        rescale: "constant", or None.
-        fan_out: the layer's n̂, for the rescaling.
     """
-
-    def __init__(
-        self,
-        *,
-        num_bits: int | None,
-        range_axes: Sequence[int] = (),
-        rescale: str | None = None,
-        fan_out: int = 1,
-    ) -> None:
-        self.num_bits = num_bits
-        self.range_axes = tuple(range_axes)
-        self.rescale = rescale
-        self.fan_out = fan_out
 
     @abc.abstractmethod
     def quantized(self, latent: Any, variables: Variables, num_bits: int) -> Any:
@@ -63,41 +44,9 @@ class ScaledQuantizer(Quantizer):
         factor = rescale.rescale_factor(values, self.fan_out, self.rescale)
         return rescale.without_size(values) * (factor * ops.convert_to_tensor(variables[GAIN]))
 
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {
-            "num_bits": self.num_bits,
-            "range_axes": list(self.range_axes),
-            "rescale": self.rescale,
-            "fan_out": self.fan_out,
-        }
 
-
-class ScaledWithSurrogate(ScaledQuantizer):
-    """One that rounds to a grid, whose rounding may pass back something else.
-
-    Args:
-        surrogate: what rounding passes back, a row of `surrogate_table`.
-        surrogate_strength: see there; None is the usual one.
-        **settings: those of `ScaledQuantizer`.
-    """
-
-    def __init__(
-        self,
-        *,
-        surrogate: str = STRAIGHT_THROUGH,
-        surrogate_strength: float | None = None,
-        **settings: Any,
-    ) -> None:
-        strength_of(surrogate, surrogate_strength)
-        super().__init__(**settings)
-        self.surrogate = surrogate
-        self.surrogate_strength = surrogate_strength
-
-    @property
-    def passed_back(self) -> dict[str, Any]:
-        """What the functions of `core` take for it."""
-        return {"surrogate": self.surrogate, "strength": self.surrogate_strength}
+class ScaledWithSurrogate(OfScaledWithSurrogate, ScaledQuantizer):
+    """One that rounds to a grid, whose rounding may pass back something else."""
 
     def learnt(
         self, kernel_shape: Sequence[int | None], *, start: float, lowest: float
@@ -106,10 +55,6 @@ class ScaledWithSurrogate(ScaledQuantizer):
         axes = self.range_axes
         shape = tuple(range_shape(known(kernel_shape), axes)) if axes else ()
         return VariableSpec(shape=shape, start=start, trainable=True, lowest=lowest)
-
-    def get_config(self) -> dict[str, Any]:
-        """The arguments of the constructor."""
-        return {**super().get_config(), **{name: getattr(self, name) for name in SURROGATE_OPTIONS}}
 
 
 class LevelsOfWeights(ScaledQuantizer):
