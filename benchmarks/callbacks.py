@@ -45,7 +45,7 @@ def main(argv: list[str]) -> None:
     model.compile(
         keras.optimizers.SGD(0.01, momentum=0.9, nesterov=True),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=accuracy_metrics(),
+        metrics=accuracy_metrics(model),
     )
     plan = StagePlan(
         stage="quantized",

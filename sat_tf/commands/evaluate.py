@@ -98,9 +98,9 @@ def evaluate(folder: RunFolder, console: Console, *, trust: bool = False) -> Non
     if config.stages.deploy_tail is not None:
         export = config.export
         model = deployed_model(model, float_head=export.float_head, pack=export.pack)
-    share = held_out_metrics(model, source)["top1"]
+    found = held_out_metrics(model, source)
     console.print(
-        f"{config.name}: held-out top-1 {100 * share:.2f} % ({source.num_test} images)",
+        f"{config.name}: held-out top-1 {100 * found['top1']:.2f} % ({found['images']} images)",
         highlight=False,
     )
 

@@ -177,7 +177,7 @@ class ImageOptions:
         if found.class_names is not None:
             labels, note = _labels_of_file(labels, found.class_names, said.labels, name)
             notes += [] if said.labels in (None, found.class_names) else [note]
-        held_out = ImagesFrom(f"held-out images of {name}")
+        held_out = ImagesFrom.held_out(name)
         return Pixels(resized(images, shape), labels, held_out, tuple(notes))
 
 

@@ -390,8 +390,9 @@ def _pixels(
     from sat_tf.training.loop.runner import load_source
 
     most = wanted.num_images or config.export.verify_images
-    images, labels = load_source(config).held_out_sample(most)
-    return Pixels(images, labels, ImagesFrom(f"held-out images of {config.data.name}"))
+    held_out = load_source(config)
+    images, labels = held_out.held_out_sample(most)
+    return Pixels(images, labels, ImagesFrom.held_out(held_out.name))
 
 
 def _file_pixels(target: Target, wanted: ImageOptions, console: Console) -> Pixels:

@@ -126,6 +126,8 @@ class Table(Generic[_Row]):
 
     def without_empty(self, empty: str = "-") -> "Table[_Row]":
         """The same without columns whose cells are all empty."""
+        if not self.rows:
+            return self
         columns = [
             column
             for column, cells in zip(self.columns, zip(*self.cells(), strict=True), strict=True)

@@ -115,6 +115,11 @@ class ImagesFrom:
     description: str
     seed: int | None = None
 
+    @classmethod
+    def held_out(cls, data: str) -> "ImagesFrom":
+        """The held-out images of a data set."""
+        return cls(f"held-out images of {data}")
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Certificate(Displayed):

@@ -101,7 +101,7 @@ def deploy_tail(
         deployed.compile(
             optimizer=keras.optimizers.SGD(schedule, momentum=momentum, nesterov=momentum > 0),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=accuracy_metrics(),
+            metrics=accuracy_metrics(quantized),
         )
     deployed.fit(
         dataset,

@@ -5,13 +5,12 @@ from typing import Any
 
 import numpy as np
 import tf_keras as keras
-from rich.markup import escape
 
 from sat_tf.analysis.answers.answers import Answers
 from sat_tf.analysis.answers.counting import answers_of
 from sat_tf.analysis.layer_table import layer_rows
 from sat_tf.data.source import ImageSource
-from sat_tf.export.certificate.certificate import Certificate
+from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
 from sat_tf.export.deployed import DeployedModel
 from sat_tf.export.evaluate import run_tflite
 from sat_tf.export.export import ExportReport, export_tflite
@@ -85,6 +84,7 @@ def deploy(
             labels,
             float_model=float_model,
             certificate_path=folder.file(CERTIFICATE),
+            images_from=ImagesFrom.held_out(source.name),
         )
     except ValueError as error:
         raise RunError(f"{error}\nThe trained models are in {folder.path}.") from error
@@ -111,7 +111,7 @@ def conclude(run: Run, state: RunState, model: keras.Model | None, *, parameters
         with folder.written(run_folder.CURVES) as temporary:
             draw_curves(run.rows, run.config.name, temporary)
     accuracies: dict[str, Any] = {
-        f"{name}_{metric}": state.stages[stage][metric]
+        f"{name}_{metric}": state.stages[stage].get(metric)
         for name, stage in (
             ("float", "float"),
             ("quantized", "quantized"),
@@ -121,7 +121,7 @@ def conclude(run: Run, state: RunState, model: keras.Model | None, *, parameters
         for metric in ("top1", "top5")
     }
     results = Results(
-        held_out_images=run.source.num_test,
+        held_out_images=int(state.stages["float"].get("images", run.source.num_test)),
         parameters=parameters,
         **accuracies,
         **({} if model is None else _of_file(run, model)),
@@ -130,6 +130,7 @@ def conclude(run: Run, state: RunState, model: keras.Model | None, *, parameters
     folder.write_json(run_folder.RESULTS, results.to_dict())
     if model is not None:
         quantized = model.quantized if isinstance(model, DeployedModel) else model
+        run.say("report     measuring each layer")
         sample = run.source.training_sample(SAMPLE, seed=run.config.seed)
         write_layers(folder, layer_rows(quantized, sample))
     write_report(folder)
@@ -162,6 +163,7 @@ def _of_file(run: Run, model: keras.Model) -> dict[str, Any]:
     is_safe = not run.config.training.trust_model
     float_model = load_model(floats, safe_mode=is_safe) if floats.is_file() else None
     sample = pixels_of(run.source).held_out_sample(config.verify_images)
+    run.say(f"file       exporting, and verifying on {len(sample[0]):,} held-out images")
     report, certificate = deploy(
         model,
         run.source,
@@ -173,13 +175,12 @@ def _of_file(run: Run, model: keras.Model) -> dict[str, Any]:
         float_model=float_model,
     )
     if float_model is not None:
+        run.say("report     comparing the answers of the file and of the float model")
         write_answers(run.folder, _answers(run, sample, float_model))
     for note in certificate.float_notes:
-        style = "red" if note.is_bad else None
-        text = f"Beside the float model: {escape(note.text)}"
-        run.console.print(text, style=style, highlight=False, soft_wrap=True)
+        run.say(f"Beside the float model: {note.text}", style="red" if note.is_bad else None)
     for warning in report.warnings:
-        run.console.print(f"Note: {escape(warning)}", highlight=False, soft_wrap=True)
+        run.say(f"Note: {warning}")
     return {
         "tflite_top1": certificate.top1["tflite"],
         "verified_images": len(sample[0]),

@@ -169,6 +169,7 @@ def finished(run: Run, name: str, model: keras.Model) -> keras.Model:
     """
     calibration = run.config.calibration
     if calibration.num_images and calibration.final_statistics:
+        run.say(f"{name:9}  measuring statistics again")
         calibrate_run(run, model, clipping_levels=False)
     return snapped(run, model) if name == "quantized" else model
 
@@ -213,13 +214,14 @@ def stage_model(
         model = make()
         saved = model.quantized if isinstance(model, DeployedModel) else model
         if run.writes:
+            run.say(f"{name:9}  measuring held-out accuracy")
             metrics = held_out_metrics(model, run.source)
             with run.folder.written(file) as temporary:
                 saved.save(temporary)
             state.finish(name, metrics)
             shutil.rmtree(run.folder.file(run_folder.CHECKPOINTS) / name, ignore_errors=True)
             top1 = 100 * metrics["top1"]
-            run.console.print(f"{name:9}  done: held-out top-1 {top1:.2f} %", highlight=False)
+            run.say(f"{name:9}  done: held-out top-1 {top1:.2f} %")
     return saved
 
 
@@ -295,9 +297,9 @@ def train(
             report_step=report_step,
         )
         for line in about_data(pixels):
-            run.console.print(line, highlight=False, markup=False, soft_wrap=True)
+            run.say(line)
         if note := strategy_note(config.distribution, strategy):
-            run.console.print(note, style="yellow", highlight=False, soft_wrap=True)
+            run.say(note, style="yellow")
         if resume is False or not folder.holds_run:
             with reading_errors_explained(pixels):
                 check_range(config, start_model, pixels, fed, run.console)
@@ -358,7 +360,7 @@ def _results(
 
 def _prepare_folder(run: Run, *, start_over: bool) -> None:
     if run.folder.holds_run and not start_over:
-        run.console.print(f"Resuming the run in {run.folder.path}.", highlight=False, markup=False)
+        run.say(f"Resuming the run in {run.folder.path}.")
         return
     run.folder.start()
     run.folder.write_json(run_folder.ENVIRONMENT, describe_environment(run.config.seed))

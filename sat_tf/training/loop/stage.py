@@ -66,6 +66,10 @@ class Run:
     report_step: StepReport | None = None
     rows: list[EpochMetrics] = dataclasses.field(default_factory=list)
 
+    def say(self, text: str, *, style: str | None = None) -> None:
+        """Prints a line as it is."""
+        self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
 
 def make_optimizer(
     stage: StageConfig, steps_per_epoch: int, *, precision: str = "float32"
@@ -170,10 +174,7 @@ def _fit(
     start = checkpoints.restore() or _FROM_THE_START
     _expect_agreement(run, checkpoints, start)
     if start > _FROM_THE_START:
-        run.console.print(
-            f"Resuming the {name} stage from epoch {start.epoch + 1}, step {start.step + 1}.",
-            highlight=False,
-        )
+        run.say(f"Resuming the {name} stage from epoch {start.epoch + 1}, step {start.step + 1}.")
     plan = stage_plan(run, name, start)
     run.rows[:] = [row for row in run.rows if row.stage != name or row.epoch <= start.epoch]
     saver = CheckpointSaver(checkpoints, run.interruption, run.config.training)
@@ -270,7 +271,8 @@ def held_out_metrics(model: keras.Model, source: ImageSource) -> dict[str, float
         source: the data set.
 
     Returns:
-        Shares in [0, 1], by the names of the metrics, and the loss.
+        Shares in [0, 1], by the names of the metrics, the loss, and how many images they are of:
+        pictures that cannot be read do not count.
 
     Raises:
         RunError: a logit is non-finite, or the images cannot be read.
@@ -288,7 +290,7 @@ def held_out_metrics(model: keras.Model, source: ImageSource) -> dict[str, float
             f"model {model.name!r}: gives NaN or infinite logits for held-out images, expected "
             "finite ones; train it again."
         )
-    return metrics
+    return {**metrics, "images": learner.measured_images}
 
 
 def batch_size_problems(config: Config, source: ImageSource, replicas: int = 1) -> list[str]:

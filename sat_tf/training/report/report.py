@@ -60,7 +60,7 @@ def report_page(folder: RunFolder) -> str:
         "training/report/report.html",
         name=_name(config),
         verdict=_verdict(results) if results else {},
-        accuracy=_accuracy(results).to_html("Accuracy") if results else "",
+        accuracy=_accuracy(results).without_empty("").to_html("Accuracy") if results else "",
         curves=[chart.to_figure() for chart in curves.charts(epochs, steps)]
         if epochs or steps
         else [],
@@ -70,7 +70,7 @@ def report_page(folder: RunFolder) -> str:
         sizes=_sizes(results) if results else {},
         certificate=_certificate(certificate) if certificate else {},
         num_epochs=len(epochs),
-        epochs=Table(columns=_EPOCH, rows=epochs).to_html("Epochs"),
+        epochs=Table(columns=_EPOCH, rows=epochs).without_empty("").to_html("Epochs"),
         environment=_flat(folder.read_json(run_folder.ENVIRONMENT) or {}),
         config=config,
     )

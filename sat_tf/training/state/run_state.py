@@ -33,7 +33,8 @@ class _Metrics(BaseModel):
     model_config = ConfigDict(extra="forbid")
     loss: float
     top1: float
-    top5: float
+    top5: float | None = None  # of more than five classes
+    images: int | None = None
 
 
 @dataclasses.dataclass
@@ -60,7 +61,7 @@ class RunState:
         """
         values = folder.read_json(run_folder.STATE)
         try:
-            return cls(folder, **_Values.model_validate(values).model_dump())
+            return cls(folder, **_Values.model_validate(values).model_dump(exclude_none=True))
         except ValidationError as error:
             problem = f"{error.error_count()} of its values are invalid"
             expected = "stages with their metrics"

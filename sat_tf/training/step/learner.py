@@ -55,6 +55,11 @@ class TopK(keras.metrics.Metric):
         ):
             variable.assign_add(tf.reduce_sum(tf.cast(found, variable.dtype)))
 
+    @property
+    def images(self) -> int:
+        """How many images count."""
+        return int(self._seen)
+
     def result(self) -> tf.Tensor:
         """The share, in [0, 1]."""
         share = tf.math.divide_no_nan(self._correct, self._seen)
@@ -66,12 +71,18 @@ class TopK(keras.metrics.Metric):
 
 
 Top1 = functools.partial(TopK, 1)
-Top5 = functools.partial(TopK, 5)
+_FIVE = 5
+Top5 = functools.partial(TopK, _FIVE)
 
 
-def accuracy_metrics() -> list[TopK]:
-    """The metrics of every stage beside its loss, newly created: top1 and top5."""
-    return [Top1(), Top5()]
+def accuracy_metrics(model: keras.Model) -> list[TopK]:
+    """The metrics of every stage beside its loss, newly created: top1, and top5 of many classes.
+
+    Args:
+        model: with logits as its output; with five classes or fewer every label is among its top 5.
+    """
+    num_classes = model.output_shape[-1]
+    return [Top1()] if num_classes is not None and num_classes <= _FIVE else [Top1(), Top5()]
 
 
 def _rank(logits: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
@@ -191,10 +202,10 @@ class Learner(keras.Model):
     gradients over replicas is the gradient of that loss, however the batch is divided. Images with
     a negative label do not count. A step with a non-finite loss applies no gradient.
 
-    Its logs are `loss` (mean over the images of the epoch so far, regularization included), `top1`
-    and `top5`; in training also `data_loss` (the mean without regularization), `batch_loss` (of the
-    last batch alone), and how many processes have raised the signals `stop` and `save`, the same on
-    all of them.
+    Its logs are `loss` (mean over the images of the epoch so far, regularization included) and
+    those of `accuracy_metrics`; in training also `data_loss` (the mean without regularization),
+    `batch_loss` (of the last batch alone), and how many processes have raised the signals `stop`
+    and `save`, the same on all of them.
 
     Args:
         student: the model that is trained.
@@ -222,7 +233,7 @@ class Learner(keras.Model):
         self.distribute_reduction_method = "first"
         self._loss = keras.metrics.Mean("loss")
         self._data_loss = keras.metrics.Mean("data_loss")
-        self._accuracy = accuracy_metrics()
+        self._accuracy = accuracy_metrics(student)
         self._random_generators = RandomGenerators(student)
         self._signals = tf.Variable(
             tf.zeros(len(_SIGNALS)),
@@ -289,6 +300,11 @@ class Learner(keras.Model):
     def clear_signals(self) -> None:
         """Takes this process's signals back."""
         self._signals.assign(tf.zeros(len(_SIGNALS)))
+
+    @property
+    def measured_images(self) -> int:
+        """How many images the metrics are of."""
+        return self._accuracy[0].images
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]:

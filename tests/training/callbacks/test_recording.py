@@ -16,7 +16,7 @@ from sat_tf.training.callbacks.callback_list import recording
 from sat_tf.training.callbacks.step_recorder import recorded_steps
 from sat_tf.training.callbacks.tensorboard import drop_events_after
 from sat_tf.training.state.run_folder import METRICS, STEPS, TENSORBOARD, RunFolder
-from sat_tf.training.step.learner import accuracy_metrics
+from sat_tf.training.step.learner import Top1, Top5
 from sat_tf.training.step.stage_plan import StagePlan
 from tests.training.small import small_float_model, small_images, small_quantized_model
 
@@ -73,7 +73,7 @@ def compiled(model):
     model.compile(
         keras.optimizers.SGD(0.01),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=accuracy_metrics(),
+        metrics=[Top1(), Top5()],
     )
     return model
 

@@ -87,6 +87,7 @@ def test_its_file_knows_the_classes_and_the_preprocessing(tmp_path):
     path = folder.file("model.tflite")
     assert read_metadata(path.read_bytes()) == said
     assert "cat, dog" in folder.file("report.html").read_text()
+    assert "held-out images of pets" in folder.file("certificate.html").read_text()
     with zipfile.ZipFile(path) as archive:
         assert archive.namelist() == ["labels.txt", "preprocessing.json"]
     # The same from the run folder, and of its own held-out pictures.

@@ -6,9 +6,10 @@ import sys
 import pytest
 import tensorflow as tf
 
-from sat_tf import data
+from sat_tf import data, models
 from sat_tf.messages import RunError
 from sat_tf.training.loop.outside_failures import reading_errors_explained
+from sat_tf.training.loop.stage import held_out_metrics
 from tests.data.photographs import encoded, photograph
 
 CONFIG = """
@@ -52,6 +53,17 @@ def test_the_words_of_a_source_are_those_of_the_run(tmp_path):
         reading_errors_explained(source, advice="; go on"),
     ):
         source.training_sample(32, seed=0)
+
+
+@pytest.mark.thorough
+def test_held_out_pictures_that_cannot_be_read_do_not_count(tmp_path):
+    make_pictures(tmp_path)[-1].write_bytes(b"")
+    source = data.source("folder", data_dir=tmp_path, image_size=16)
+    model = models.build(
+        "mobilenet_v1", image_size=16, num_classes=2, seed=0, width_multiplier=0.25, stem_stride=1
+    )
+    assert source.num_test == 4
+    assert held_out_metrics(model, source)["images"] == 3
 
 
 def test_errors_of_tensorflow_are_left_alone(tmp_path):

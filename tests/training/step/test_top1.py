@@ -57,7 +57,12 @@ def test_top5_agrees_with_sorting_the_logits():
         metric.update_state(labels, logits)
         expected = np.mean((order[:, : metric.k] == labels[:, None]).any(axis=1))
         assert float(metric.result()) == pytest.approx(expected, abs=1e-7)
-    assert [metric.name for metric in accuracy_metrics()] == ["top1", "top5"]
+
+
+@pytest.mark.parametrize(("classes", "names"), [(5, ["top1"]), (6, ["top1", "top5"])])
+def test_top5_is_measured_of_more_than_five_classes(classes, names):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(classes)])
+    assert [metric.name for metric in accuracy_metrics(model)] == names
 
 
 @pytest.mark.parametrize("classes", [2, 5])
@@ -77,6 +82,7 @@ def test_images_without_a_label_do_not_count_whatever_their_logits(make):
     metric.update_state([0, 1, NO_LABEL, NO_LABEL], logits[:4])
     assert float(metric.result()) == 1.0
     metric.update_state([NO_LABEL], logits[:1])
+    assert metric.images == 2
     assert float(metric.result()) == 1.0
 
 
