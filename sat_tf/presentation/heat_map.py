@@ -6,6 +6,9 @@ import numpy as np
 from markupsafe import Markup, escape
 
 _SIDE = 480.0
+# In rem: the widest that a matrix is shown, and less of it for few rows, which fit a telephone.
+_WIDEST, _WIDTH_OF_NAMES, _WIDTH_OF_ROW = 40.0, 13.0, 3.0
+_FONT = 12.0  # of the widest
 _LETTER = 0.6  # about the width of one, in font sizes
 _LONGEST_NAME = 14
 _MOST_WITH_NUMBERS = 16
@@ -36,7 +39,8 @@ def heat_map(
     size = len(counts)
     pitch = _SIDE / size
     every = max(1, -(-size // _MOST_LABELS))
-    font = min(12.0, 0.62 * pitch * every)
+    widest = min(_WIDEST, _WIDTH_OF_NAMES + _WIDTH_OF_ROW * size)
+    font = min(_FONT * _WIDEST / widest, 0.62 * pitch * every)
     shown = [_shortened(name) for name in names]
     left = 10.0 + _LETTER * font * max(map(len, shown[::every]))
     # Names above the columns are tilted by 60 degrees.
@@ -73,7 +77,7 @@ def heat_map(
     right = left + _SIDE + 0.5 * _LETTER * font * max(map(len, shown[::every]))
     return Markup(
         f'<svg viewBox="0 0 {right:.1f} {top + _SIDE + 2:.1f}" role="img" class="heat" '
-        f'style="font-size:{font:.1f}px"><title>{escape(title)}</title>'
+        f'style="font-size:{font:.1f}px;--widest:{widest:g}rem"><title>{escape(title)}</title>'
         f"<desc>{escape(summary)}</desc>{chr(10).join(parts)}</svg>"
     )
 

@@ -74,7 +74,9 @@ def test_errors_of_tensorflow_are_left_alone(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_whose_pictures_are_corrupt_goes_on_when_they_are_mended(tmp_path):
+def test_a_run_whose_pictures_are_corrupt_goes_on_when_they_are_mended(tmp_path, monkeypatch):
+    # JAX sets it, for the processes that are started here too; commands are quiet without it.
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
     bad = {path: path.read_bytes() for path in make_pictures(tmp_path / "set")[:8]}
     config = tmp_path / "x.yaml"
     config.write_text(CONFIG.format(data_dir=tmp_path / "set"))
