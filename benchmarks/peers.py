@@ -127,7 +127,6 @@ METHODS: dict[str, Method] = {
     "TFMOT n-bit": Method(run=_tfmot(peer_tfmot.n_bits), quantizes="everything, at the same bits"),
     "TFMOT clusters; distilled": Method(
         run=_tfmot(peer_tfmot.clusters, peak_learning_rate=0.1, statistics=True, **_DISTILLED),
-        bits=(3,),
         quantizes="weights of convolutions and dense layers, but of depthwise ones",
     ),
     "QKeras": Method(run=_qkeras(), quantizes=_RECTIFIED),
