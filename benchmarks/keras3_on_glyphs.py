@@ -23,7 +23,7 @@ from rows import read_csv, write_csv
 _BACKENDS = flags.DEFINE_list("backends", ["tf_keras", "tensorflow", "jax"], "what trains")
 _SEEDS = flags.DEFINE_list("seeds", ["0", "1", "2"], "of weights and order of images")
 _BITS = flags.DEFINE_list("bits", ["4", "2"], "of weights and activations")
-_CLASSES = flags.DEFINE_integer("classes", 100, "how many characters", lower_bound=2)
+_CLASSES = flags.DEFINE_integer("classes", 50, "how many characters", lower_bound=2)
 _FLOAT_EPOCHS = flags.DEFINE_integer("float_epochs", 30, "of the float model", lower_bound=1)
 _EPOCHS = flags.DEFINE_integer("epochs", 4, "of the quantized one", lower_bound=1)
 _FOLDER = flags.DEFINE_string("folder", "runs/keras3_glyphs", "for models and files")

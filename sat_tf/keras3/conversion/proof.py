@@ -15,6 +15,7 @@ from typing import Any
 import keras as keras3
 import numpy as np
 import tensorflow as tf
+import tf_keras as keras
 
 from sat_tf.keras3.conversion import quantized_proof
 from sat_tf.keras3.conversion.translator import Translated, to_tf_keras
@@ -77,6 +78,27 @@ def prove(made: Translated) -> Proof:
         largest = max([largest, *map(difference, *outputs)])
         _refuse(made, found, 0.0 if made.is_quantized else largest)
     return Proof(largest, max(found.alone.values(), default=0.0), len(found.alone), found.codes)
+
+
+def expect_same(made: Translated, expected: keras.Model) -> None:
+    """Compares the tf_keras model of a Keras 3 one with that which the Keras 3 one was made of.
+
+    Both are of tf_keras, with the same layers and values, so that no code may differ.
+
+    Raises:
+        ValueError: they compute something else.
+    """
+    packed = made.graph.pack_inputs(list(_random_inputs(made, *_RANGES[0])))
+    outputs, others = (
+        tf.nest.flatten(model(_as_tf(packed), training=False)) for model in (expected, made.model)
+    )
+    largest = max(map(difference, outputs, others))
+    if not largest <= TOLERANCE:
+        raise ValueError(
+            f"model {made.graph.name!r}: received a quantized model that differs by {largest:.2g} "
+            "of its largest value once it is one of Keras 3, expected the same; quantize "
+            "sat_tf.from_keras3(model) instead, and train that."
+        )
 
 
 def _refuse(made: Translated, found: _Found, largest: float) -> None:

@@ -1,8 +1,9 @@
 """From a quantized tf_keras model to a Keras 3 model that trains, layer by layer."""
 
 import functools
+import json
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras as keras3
 import tf_keras as keras
@@ -21,14 +22,30 @@ from sat_tf.qat.configs import PlacedConfig
 from sat_tf.qat.wrapper import QuantizedLayer
 from sat_tf.quantizers.table import serialize_quantizer
 
+# Settings that say nothing of what a layer computes, or are set beside.
+_BESIDE = ("name", "trainable", "dtype", "batch_input_shape")
 
-def trainable(model: keras.Model, originals: Mapping[str, Any]) -> keras3.Model:
+
+class Original(NamedTuple):
+    """A Keras 3 layer, and what it has become in tf_keras.
+
+    Attributes:
+        layer: the Keras 3 layer.
+        translation: the layer of tf_keras.
+    """
+
+    layer: Any
+    translation: Any
+
+
+def trainable(model: keras.Model, originals: Mapping[str, Original]) -> keras3.Model:
     """The Keras 3 model that trains as a quantized tf_keras model does, with its values.
 
     Args:
         model: the quantized model.
         originals: the Keras 3 layers that its layers come from, by their names in it. Their
-            settings are taken, which tf_keras may not have; other layers get those of tf_keras.
+            settings are taken, which tf_keras may not have, of those that have not become other
+            ones since they were translated; other layers get those of tf_keras.
 
     Raises:
         ValueError: a layer or a quantizer has no form in Keras 3; names all of them.
@@ -47,7 +64,7 @@ def trainable(model: keras.Model, originals: Mapping[str, Any]) -> keras3.Model:
     return build(model, calls, pieces_of)[0]
 
 
-def _problem(layer: Any, originals: Mapping[str, Any]) -> str | None:
+def _problem(layer: Any, originals: Mapping[str, Original]) -> str | None:
     if isinstance(layer, keras.layers.InputLayer):
         return None
     inner = layer
@@ -64,7 +81,7 @@ def _problem(layer: Any, originals: Mapping[str, Any]) -> str | None:
     return inference_table.training_problem_of(inner)
 
 
-def _made(layer: Any, names: Names, originals: Mapping[str, Any]) -> Any:
+def _made(layer: Any, names: Names, originals: Mapping[str, Original]) -> Any:
     if not isinstance(layer, QuantizedLayer):
         return _plain(layer, names.give(layer.name), originals)
     config, inner = layer.quantize_config, layer.layer
@@ -89,7 +106,7 @@ def _place(config: PlacedConfig, layer: Any) -> str:
     return BEFORE_ACTIVATION if layer_kinds.is_softmax(layer) else ACTIVATION
 
 
-def _plain(layer: Any, name: str, originals: Mapping[str, Any]) -> Any:
+def _plain(layer: Any, name: str, originals: Mapping[str, Original]) -> Any:
     """The layer of Keras 3 that does in training, too, what one of tf_keras does."""
     original = _original(layer, originals)
     if original is not None:
@@ -109,14 +126,21 @@ def _plain(layer: Any, name: str, originals: Mapping[str, Any]) -> Any:
     return made
 
 
-def _original(layer: Any, originals: Mapping[str, Any]) -> Any:
+def _original(layer: Any, originals: Mapping[str, Original]) -> Any:
     """The Keras 3 layer that one of tf_keras comes from, if it has not become another one."""
-    original = originals.get(layer.name)
-    if original is None or type(original).__module__.startswith("sat_tf."):
+    found = originals.get(layer.name)
+    if found is None:
+        return None
+    original, translation = found
+    if type(original).__module__.startswith("sat_tf."):
         return original
     if type(original).__name__ not in inference_table.names_in_keras3(layer):
         return None
-    # An activation may have become a layer of its own.
-    functions = (getattr(one, "activation", None) for one in (original, layer))
-    one, other = (getattr(function, "__name__", "linear") for function in functions)
-    return original if one == other else None
+    # An activation, or padding, may have become a layer of its own.
+    return original if _settings(layer) == _settings(translation) else None
+
+
+def _settings(layer: Any) -> str:
+    """What a layer of tf_keras computes by, as text."""
+    config = {key: value for key, value in layer.get_config().items() if key not in _BESIDE}
+    return json.dumps(config, default=str, sort_keys=True)

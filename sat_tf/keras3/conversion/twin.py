@@ -24,8 +24,8 @@ from sat_tf.graph.flatten import flattened
 from sat_tf.graph.network import Network
 from sat_tf.keras3.conversion.graph import functional_of
 from sat_tf.keras3.conversion.incoming import translated
-from sat_tf.keras3.conversion.proof import Proof, prove
-from sat_tf.keras3.conversion.trainable import trainable
+from sat_tf.keras3.conversion.proof import Proof, expect_same, prove
+from sat_tf.keras3.conversion.trainable import Original, trainable
 from sat_tf.keras3.conversion.translator import Translated
 from sat_tf.keras3.conversion.values import copy_to_keras3, copy_to_twin
 from sat_tf.keras3.quantized_layer import QuantizedLayer
@@ -53,11 +53,12 @@ class _Twin:
 _twins: "weakref.WeakKeyDictionary[Any, _Twin]" = weakref.WeakKeyDictionary()
 
 
-def twin_of(model: keras3.Model) -> keras.Model:
+def twin_of(model: keras3.Model, made_of: keras.Model | None = None) -> keras.Model:
     """The tf_keras model that computes what a Keras 3 model does, with the values of now.
 
     Args:
         model: a float or a quantized Keras 3 model.
+        made_of: the tf_keras model that it was just made of, which the twin is compared with.
 
     Raises:
         ValueError: it cannot be translated, or a layer computes something else in tf_keras; names
@@ -68,7 +69,10 @@ def twin_of(model: keras3.Model) -> keras.Model:
         made = translated(model)
         # Weakly: models go when their users let them.
         pairs = [(weakref.ref(one), other) for one, other in _pairs(made)]
-        found = _twins[model] = _Twin(made.model, pairs, prove(made))
+        found = _Twin(made.model, pairs, prove(made))
+        if made_of is not None:
+            expect_same(made, made_of)
+        _twins[model] = found
         return found.model
     for layer, twin in _layers(found):
         twin.trainable = layer.trainable
@@ -172,31 +176,34 @@ def requantized(model: keras3.Model, policy: BitPolicy) -> keras3.Model:
         ValueError: it is not quantized, or cannot be quantized as asked.
     """
     twin = requantize(twin_of(model), policy)
-    layers = [layer for layer in model._flatten_layers() if not isinstance(layer, keras3.Model)]
-    originals = {layer.name: layer for layer in layers if not isinstance(layer, QuantizedLayer)}
-    inner = [layer.layer for layer in layers if isinstance(layer, QuantizedLayer)]
-    return _of_twin(twin, {**originals, **{layer.name: layer for layer in inner}}, model)
+    inner = (
+        (layer.layer, other.layer) if isinstance(layer, QuantizedLayer) else (layer, other)
+        for layer, other in _layers(_twins[model])
+    )
+    return _of_twin(twin, {layer.name: Original(layer, other) for layer, other in inner}, model)
 
 
-def _originals(made: Translated) -> dict[str, Any]:
+def _originals(made: Translated) -> dict[str, Original]:
     """The Keras 3 layers by the names that their twins have in the flat model."""
     by_path = dict(_by_path(made, ""))
     origins = flattened(made.model).origins
     return {name: by_path[path] for name, path in origins.items() if path in by_path}
 
 
-def _by_path(made: Translated, prefix: str) -> Iterator[tuple[str, Any]]:
+def _by_path(made: Translated, prefix: str) -> Iterator[tuple[str, Original]]:
     for call, layer, nested in made.calls:
         if nested is not None:
             yield from _by_path(nested, f"{prefix}{nested.model.name}/")
         elif isinstance(call.operation, keras3.layers.Layer):
-            yield f"{prefix}{layer.name}", call.operation
+            yield f"{prefix}{layer.name}", Original(call.operation, layer)
 
 
-def _of_twin(twin: keras.Model, originals: dict[str, Any], original: keras3.Model) -> keras3.Model:
+def _of_twin(
+    twin: keras.Model, originals: dict[str, Original], original: keras3.Model
+) -> keras3.Model:
     """The Keras 3 model of a quantized twin, of the class of the user's model."""
     model = in_class_of(original, trainable(twin, originals), _built)
-    again = twin_of(model)  # and with it the proof
+    again = twin_of(model, twin)  # and with it the proof
     policy = policy_of(twin)
     if policy is not None:
         remember(again, policy)
