@@ -5,8 +5,10 @@ import atexit
 import gc
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import Any
 
 from rich.console import Console
 
@@ -66,9 +68,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = with_negative_ranges(sys.argv[1:] if arguments is None else arguments)
     parsed = _parser().parse_args(words)
+    if arguments is None:
+        warnings.showwarning = _show_warning
     # Python ends by looking for garbage among all objects, which with TensorFlow takes seconds.
     atexit.register(gc.freeze)
     return report_errors(lambda: parsed.command(parsed, _output()))
+
+
+def _show_warning(message: Warning | str, *where: Any, **further: Any) -> None:
+    """A warning of a library as a line for who does not see the code that it points at."""
+    del where, further
+    console = Console(stderr=True)
+    console.print(
+        f"warning: {message}", style="yellow", highlight=False, markup=False, soft_wrap=True
+    )
 
 
 def _output() -> Console:

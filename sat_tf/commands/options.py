@@ -19,6 +19,16 @@ _RANGE_OPTIONS = ("--input_range", "--input_max")
 _NEGATIVE = re.compile(r"-[\d.]")
 
 
+def add_resume(parser: argparse.ArgumentParser) -> None:
+    """Adds --resume and --no-resume."""
+    parser.add_argument(
+        "--resume",
+        action=argparse.BooleanOptionalAction,
+        help="resume the run in the folder, or start over and move its files aside; default: "
+        "resume if there is one",
+    )
+
+
 def seed(text: str) -> int:
     """A seed on the command line; raises `argparse.ArgumentTypeError` for anything else."""
     if text.isdecimal() and int(text) < SEED_LIMIT:

@@ -17,6 +17,7 @@ from sat_tf.commands.models import quiet_tensorflow, read_keras_model, value_err
 from sat_tf.commands.options import (
     add_input_range,
     add_overrides,
+    add_resume,
     add_trust,
     input_range_fields,
     seed,
@@ -100,6 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", metavar="DIR", help="where the files go; default: runs/<model>_w<N>a<N>"
     )
+    add_resume(parser)
     parser.add_argument("--seed", type=seed, default=0, help="of the training; default: 0")
     add_overrides(parser, "change one setting of the training, as in sat-tf train")
 
@@ -312,7 +314,7 @@ def _run(
     }
     # JSON is YAML.
     config = parse_config(json.dumps(values), arguments.overrides, subject="--set")
-    return train(config, folder, console)
+    return train(config, folder, console, resume=arguments.resume)
 
 
 def _calibrated(
@@ -339,7 +341,7 @@ def _calibrated(
         warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
         quantized = quantize_model(model, policy)
     fed = policy.range_of(model.input_names[0]).fed(pictures.images)
-    calibrate(quantized, fed, num_images=len(fed))
+    calibrate(quantized, fed, num_images=len(fed), keep_function=True)
     snap_biases(quantized)
     folder.path.mkdir(parents=True, exist_ok=True)
     file = folder.file(run_folder.TFLITE_MODEL)

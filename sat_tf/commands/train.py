@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.console import Console
 
 from sat_tf.commands.models import load_tensorflow, quiet_tensorflow
-from sat_tf.commands.options import add_overrides, add_trust, seed, unless_stopped
+from sat_tf.commands.options import add_overrides, add_resume, add_trust, seed, unless_stopped
 from sat_tf.messages import RunError
 from sat_tf.training.config.config import (
     DEMO,
@@ -56,12 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--run_dir", metavar="DIR", help="where the files go; default: runs/<name in the config>"
     )
-    parser.add_argument(
-        "--resume",
-        action=argparse.BooleanOptionalAction,
-        help="resume the run in the folder, or start over and move its files aside; default: "
-        "resume if there is one",
-    )
+    add_resume(parser)
     parser.add_argument("--seed", type=seed, help="overrides the seed in the config")
 
 

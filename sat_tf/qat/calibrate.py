@@ -139,6 +139,7 @@ def calibrate(
     num_images: int = 512,
     clipping_levels: bool = True,
     batch_normalization: bool = True,
+    keep_function: bool = False,
     progress: bool = True,
 ) -> keras.Model:
     """Fits a quantized model to data without training it.
@@ -156,7 +157,9 @@ def calibrate(
     hundred images leave every channel some percent off, and at 8 bits that costs more than the
     rounding. Statistics that fit the network before rounding are therefore not replaced, but moved
     by the effect of rounding on these images. Stale ones are replaced, with a warning, because the
-    function of the model changes. With clipping_levels=False, as after training, all are replaced.
+    function of the model changes; or left as they are, with a warning, by keep_function=True, for
+    images that need not be those that the model is for. With clipping_levels=False, as after
+    training, all are replaced.
 
     Args:
         model: a model quantized by sat-tf; it is changed in place.
@@ -168,6 +171,7 @@ def calibrate(
         num_images: how many to use at most; 64 and more give usable statistics.
         clipping_levels: set the clipping levels.
         batch_normalization: fit the statistics of BatchNormalization.
+        keep_function: leave stale statistics as they are.
         progress: show a bar if it takes more than two seconds, on a terminal or in a notebook.
 
     Returns:
@@ -192,7 +196,7 @@ def calibrate(
         _observe_ranges(network, batches, of_inputs=True)
         _warn_of_coarse_features(network, images)
         if clipping_levels and norms:
-            _fit_both(network, batches, norms)
+            _fit_both(network, batches, norms, keep_function=keep_function)
         elif clipping_levels:
             _set_clipping_levels(network, batches)
         elif norms:
@@ -325,7 +329,11 @@ def _norms(network: Network) -> list[keras.layers.Layer]:
 
 
 def _fit_both(
-    network: Network, batches: Collection[Images], norms: list[keras.layers.Layer]
+    network: Network,
+    batches: Collection[Images],
+    norms: list[keras.layers.Layer],
+    *,
+    keep_function: bool,
 ) -> None:
     """Clipping levels, and statistics for the quantized network: see `best_statistics`."""
     own = read_statistics(norms)
@@ -336,19 +344,29 @@ def _fit_both(
         assign_statistics(norms, best_statistics(own, unrounded, by_weights))
         _set_clipping_levels(network, batches)
         quantized = _measured_statistics(network, batches, norms, _call)
+        off = min(mean_deviation(own, measured) for measured in (unrounded, quantized))
+        if off > STALE and keep_function:
+            assign_statistics(norms, own)
+            _set_clipping_levels(network, batches)
     except BaseException:  # also an interruption
         assign_statistics(norms, own)
         raise
-    off = min(mean_deviation(own, measured) for measured in (unrounded, quantized))
-    if off > STALE:
+    received = (
+        "calibrate: the statistics of BatchNormalization are not those of these images (off by "
+        f"{off:.1g} standard deviations in the mean), and were"
+    )
+    if off <= STALE:
+        assign_statistics(norms, best_statistics(own, unrounded, quantized))
+    elif keep_function:
+        advice = "Give images like those that the model is for, and check how they are scaled."
+        warn(f"{received} left as they are. {advice}", StaleStatisticsWarning)
+    else:
+        assign_statistics(norms, best_statistics(own, unrounded, quantized))
         warn(
-            "calibrate: the statistics of BatchNormalization are not those of these images (off by "
-            f"{off:.1g} standard deviations in the mean), and were replaced, which changes the "
-            "model's function. Train it, or check how the images are scaled; to keep the function, "
-            "pass batch_normalization=False.",
+            f"{received} replaced, which changes the model's function. Train it, or check how the "
+            "images are scaled; to keep the function, pass keep_function=True.",
             StaleStatisticsWarning,
         )
-    assign_statistics(norms, best_statistics(own, unrounded, quantized))
 
 
 def _measured_statistics(

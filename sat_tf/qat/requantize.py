@@ -191,5 +191,5 @@ def _carry(old: QuantizedLayer, new: QuantizedLayer) -> None:
     for name, variable in new.output_variables.items():
         if name in old.output_variables:
             variable.assign(old.output_variables[name])
-    if not old.trainable:
-        new.trainable = False
+    new.trainable = old.trainable
+    new.layer.trainable = old.layer.trainable  # which may be frozen alone

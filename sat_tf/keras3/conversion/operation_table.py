@@ -1,6 +1,7 @@
 """The table of Keras 3 operations, such as `x + y`, and what tf_keras has for each of them."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,10 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.keras3.conversion.activations import ACTIVATIONS
+
+# Types of tensors, with how far two ways to compute one may be apart: two units in the last place,
+# as a fraction of the largest value.
+LOWER_PRECISIONS = {"float16": 2**-9, "bfloat16": 2**-6}
 
 # The counterpart of an operation: takes its tensors and constants in its order and by its names.
 Function = Callable[..., Any]
@@ -27,7 +32,22 @@ def make_function(operation: Any, node: Any) -> Function:
         operation: the operation, one that `is_known`.
         node: its call in the graph of the Keras 3 model.
     """
-    return _ROWS[type(operation).__name__](operation, node)
+    with _computing_in(str(node.outputs[0].dtype)):
+        return _ROWS[type(operation).__name__](operation, node)
+
+
+@contextlib.contextmanager
+def _computing_in(dtype: str) -> Iterator[None]:
+    """Has layers that are made within compute in a lower precision, as operations do."""
+    if dtype not in LOWER_PRECISIONS:
+        yield
+        return
+    before = keras.mixed_precision.global_policy()
+    keras.mixed_precision.set_global_policy(f"mixed_{dtype}")
+    try:
+        yield
+    finally:
+        keras.mixed_precision.set_global_policy(before)
 
 
 def _is_operation_of_keras(operation: Any) -> bool:
@@ -56,7 +76,8 @@ def _typed(value: Any, dtype: str) -> Any:
     """A tensor or constant in the type that Keras 3 promotes both operands to."""
     if hasattr(value, "dtype") and not isinstance(value, np.ndarray | np.generic):
         return value if value.dtype.name == dtype else tf.cast(value, dtype)
-    return np.asarray(value, tf.as_dtype(dtype).as_numpy_dtype)
+    array = np.asarray(value, tf.as_dtype(dtype).as_numpy_dtype)
+    return float(array) if array.ndim == 0 and tf.as_dtype(dtype).is_floating else array
 
 
 def _activation(name: str) -> Callable[[Any, Any], Function]:

@@ -4,7 +4,8 @@ Every layer is compared twice. On its own: given the inputs of the Keras 3 layer
 same outputs? A classifier of random weights ends in nearly equal probabilities, and would hide a
 wrong layer. And in its place: given the outputs of the tf_keras layers before it. In a quantized
 model the second would only count ties: layers are compared on their own, see `quantized_proof`.
-Differences are absolute, as fractions of the largest absolute value in Keras 3.
+Differences are absolute, as fractions of the largest absolute value in Keras 3. Tensors of a lower
+precision (`mixed_bfloat16`) are compared to two units in their last place, on their own alone.
 """
 
 import dataclasses
@@ -18,6 +19,7 @@ import tensorflow as tf
 import tf_keras as keras
 
 from sat_tf.keras3.conversion import quantized_proof
+from sat_tf.keras3.conversion.operation_table import LOWER_PRECISIONS
 from sat_tf.keras3.conversion.translator import Translated, to_tf_keras
 from sat_tf.messages import kind_of
 from sat_tf.qat.wrapper import QuantizedLayer
@@ -54,10 +56,14 @@ class _Found:
     alone: dict[str, float] = dataclasses.field(default_factory=dict)
     in_place: dict[str, float] = dataclasses.field(default_factory=dict)
     kinds: dict[str, str] = dataclasses.field(default_factory=dict)
+    tolerances: dict[str, float] = dataclasses.field(default_factory=dict)
     codes: int = 0
 
-    def add(self, name: str, kind: str, alone: float, in_place: float) -> None:
+    def add(
+        self, name: str, kind: str, alone: float, in_place: float, tolerance: float = TOLERANCE
+    ) -> None:
         self.kinds[name] = kind
+        self.tolerances[name] = tolerance
         self.alone[name] = max(alone, self.alone.get(name, 0.0))
         self.in_place[name] = max(in_place, self.in_place.get(name, 0.0))
 
@@ -76,7 +82,8 @@ def prove(made: Translated) -> Proof:
         if (low, high) == _RANGES[0]:  # once, because what is called is the graph that was run
             largest = _whole_difference(made, inputs)
         largest = max([largest, *map(difference, *outputs)])
-        _refuse(made, found, 0.0 if made.is_quantized else largest)
+        adds_up = not made.is_quantized and set(found.tolerances.values()) == {TOLERANCE}
+        _refuse(made, found, largest if adds_up else 0.0)
     return Proof(largest, max(found.alone.values(), default=0.0), len(found.alone), found.codes)
 
 
@@ -102,7 +109,8 @@ def expect_same(made: Translated, expected: keras.Model) -> None:
 
 
 def _refuse(made: Translated, found: _Found, largest: float) -> None:
-    wrong = [name for name, difference in found.alone.items() if not difference <= TOLERANCE]
+    tolerances = found.tolerances
+    wrong = [name for name, other in found.alone.items() if not other <= tolerances[name]]
     how = "alone, on what the Keras 3 layer reads"
     if not wrong and not largest <= TOLERANCE:
         wrong = [name for name, other in found.in_place.items() if not other <= TOLERANCE]
@@ -113,8 +121,8 @@ def _refuse(made: Translated, found: _Found, largest: float) -> None:
         raise ValueError(
             f"model {made.graph.name!r}: {name}: received {found.kinds[name]} whose output "
             f"differs in tf_keras by {difference:.2g} of its largest value ({how}), expected at "
-            f"most {TOLERANCE:g}; it is the first of {len(wrong)} such. Build this layer from "
-            "others, or build the model with tf_keras and load the weights by layer name."
+            f"most {tolerances[name]:.2g}; it is the first of {len(wrong)} such. Build this layer "
+            "from others, or build the model with tf_keras and load the weights by layer name."
         )
     if not largest <= TOLERANCE:
         raise ValueError(
@@ -159,6 +167,7 @@ def _run(
                 kind_of(call.operation),
                 max(map(difference, outputs3, alone), default=0.0),
                 max(map(difference, outputs3, outputs), default=0.0),
+                max([TOLERANCE, *(_tolerance(output) for output in call.outputs)]),
             )
         for tensor, output3, output in zip(call.outputs, outputs3, outputs, strict=True):
             # Equal outputs are shared, so that what reads them is run once.
@@ -231,7 +240,10 @@ def _call_quantized(
     received = quantized_proof.called_with_kernel_of(
         layer3, layer, lambda: _call_tf_keras(layer, *given)
     )
-    return quantized_proof.without_flips(layer, expected, received)
+    # Sums in a lower precision than the codes themselves have: any may be a neighbour.
+    is_lower = any(_tolerance(output) > TOLERANCE for output in (*expected, *received))
+    most = 1.0 if is_lower else quantized_proof.FLIPS
+    return quantized_proof.without_flips(layer, expected, received, most)
 
 
 def _as_tf(values: Any) -> Any:
@@ -251,6 +263,10 @@ def _as_float64(values: Any) -> np.ndarray:
     if not isinstance(values, np.ndarray):
         values = values.numpy() if tf.is_tensor(values) else keras3.ops.convert_to_numpy(values)
     return np.asarray(values).astype(np.float64)
+
+
+def _tolerance(tensor: Any) -> float:
+    return LOWER_PRECISIONS.get(keras3.backend.standardize_dtype(tensor.dtype), TOLERANCE)
 
 
 def _random_inputs(made: Translated, low: float, high: float) -> Iterator[np.ndarray]:

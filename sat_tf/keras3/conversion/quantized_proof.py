@@ -27,15 +27,20 @@ def code_distances(scale: float, expected: Any, received: Any) -> np.ndarray:
     return np.abs(one - other) / scale
 
 
-def too_many_flips(distances: np.ndarray) -> bool:
-    """Whether more codes differ than ties explain, or by more than one code, or one is NaN."""
+def too_many_flips(distances: np.ndarray, most: float = FLIPS) -> bool:
+    """Whether more codes differ than ties explain, or by more than one code, or one is NaN.
+
+    Args:
+        distances: see `code_distances`.
+        most: the largest share of codes that ties explain.
+    """
     flipped = int(np.count_nonzero(distances > 0.5))
     is_far = not np.max(distances, initial=0.0) < _NEIGHBOURS
-    return is_far or flipped > max(1.0, FLIPS * distances.size)
+    return is_far or flipped > max(1.0, most * distances.size)
 
 
 def without_flips(
-    layer: QuantizedLayer, expected: list[Any], received: list[Any]
+    layer: QuantizedLayer, expected: list[Any], received: list[Any], most: float = FLIPS
 ) -> tuple[list[Any], int]:
     """What a layer of tf_keras gives, with the codes of Keras 3 where only ties tell them apart.
 
@@ -43,6 +48,7 @@ def without_flips(
         layer: the layer in tf_keras.
         expected: its outputs in Keras 3.
         received: its outputs in tf_keras, for the same inputs.
+        most: the largest share of codes that may be neighbours.
 
     Returns:
         The outputs, and how many codes differ.
@@ -52,7 +58,7 @@ def without_flips(
         return received, 0
     scale = float(quantizer.code_range(layer.output_variables).scale)
     distances = code_distances(scale, *expected, *received)
-    if too_many_flips(distances):
+    if too_many_flips(distances, most):
         return received, int(np.count_nonzero(distances > 0.5))
     flipped = distances > 0.5
     one, other = (_as_float64(*values) for values in (expected, received))

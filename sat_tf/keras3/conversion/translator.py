@@ -15,7 +15,7 @@ from sat_tf.graph.network import NOT_BUILT, subclassed_problem
 from sat_tf.keras3 import inference_operations
 from sat_tf.keras3.conversion import layer_table, operation_table
 from sat_tf.keras3.conversion.graph import Call, Keras3Graph, functional_of
-from sat_tf.keras3.conversion.values import copy_to_twin, weights_of_keras3
+from sat_tf.keras3.conversion.values import copy_to_twin, copy_trainable, weights_of_keras3
 from sat_tf.keras3.quantized_layer import INSTEAD
 from sat_tf.keras3.quantized_layer import QuantizedLayer as QuantizedLayer3
 from sat_tf.messages import kind_of, list_problems, reason_of
@@ -348,7 +348,7 @@ def _copy_trainable(made: Translated) -> None:
         if nested is not None:
             _copy_trainable(nested)
         elif isinstance(call.operation, keras3.layers.Layer):
-            layer.trainable = call.operation.trainable
+            copy_trainable(call.operation, layer)
 
 
 def _no_graph(model: Any) -> str:

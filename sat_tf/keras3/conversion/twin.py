@@ -10,6 +10,7 @@ the values of the Keras 3 model again whenever it is asked for.
 """
 
 import dataclasses
+import json
 import os
 import weakref
 from collections.abc import Iterator
@@ -27,7 +28,7 @@ from sat_tf.keras3.conversion.incoming import translated
 from sat_tf.keras3.conversion.proof import Proof, expect_same, prove
 from sat_tf.keras3.conversion.trainable import Original, trainable
 from sat_tf.keras3.conversion.translator import Translated
-from sat_tf.keras3.conversion.values import copy_to_keras3, copy_to_twin
+from sat_tf.keras3.conversion.values import copy_to_keras3, copy_to_twin, copy_trainable
 from sat_tf.keras3.quantized_layer import QuantizedLayer
 from sat_tf.messages import warn
 from sat_tf.qat.inputs import input_ranges
@@ -39,15 +40,18 @@ from sat_tf.qat.scheme import quantize_model
 
 # Images on which a Keras 3 model is compared with its twin, whose file is verified.
 _COMPARED = 64
+# Of an output of one number, as a fraction of the largest: more than single codes make of it.
+_ANOTHER_NUMBER = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
 class _Twin:
-    """A twin, and the pairs of layers, each with the one in Keras 3 first."""
+    """A twin, the pairs of layers, each with the one in Keras 3 first, and what they were then."""
 
     model: keras.Model
     pairs: list[tuple[Any, Any]]
     proof: Proof
+    settings: str
 
 
 _twins: "weakref.WeakKeyDictionary[Any, _Twin]" = weakref.WeakKeyDictionary()
@@ -65,17 +69,20 @@ def twin_of(model: keras3.Model, made_of: keras.Model | None = None) -> keras.Mo
             the layers.
     """
     found = _twins.get(model)
-    if found is None:
+    if found is None or found.settings != _settings(found):
         made = translated(model)
         # Weakly: models go when their users let them.
         pairs = [(weakref.ref(one), other) for one, other in _pairs(made)]
-        found = _Twin(made.model, pairs, prove(made))
+        again = _Twin(made.model, pairs, prove(made), "")
         if made_of is not None:
             expect_same(made, made_of)
-        _twins[model] = found
-        return found.model
+        policy = None if found is None else policy_of(found.model)
+        if policy is not None:
+            remember(again.model, policy)
+        _twins[model] = dataclasses.replace(again, settings=_settings(again))
+        return again.model
     for layer, twin in _layers(found):
-        twin.trainable = layer.trainable
+        copy_trainable(layer, twin)
         copy_to_twin(layer, twin)
     return found.model
 
@@ -113,8 +120,12 @@ def warn_of_other_answers(model: Any, images: Any) -> None:
     ours = keras3.tree.flatten(model(packed, training=False))
     others = tf.nest.flatten(twin(fed if len(fed) > 1 else fed[0], training=False))
     for one, other in zip(ours, others, strict=True):
-        found = np.argmax(np.asarray(keras3.ops.convert_to_numpy(one)), axis=-1)
-        differs = np.reshape(found != np.argmax(other.numpy(), axis=-1), (len(fed[0]), -1))
+        found, expected = np.asarray(keras3.ops.convert_to_numpy(one)), other.numpy()
+        if expected.shape[-1] > 1:
+            differs = np.argmax(found, axis=-1) != np.argmax(expected, axis=-1)
+        else:
+            differs = np.abs(found - expected) > _ANOTHER_NUMBER * np.max(np.abs(expected))
+        differs = np.reshape(differs, (len(fed[0]), -1))
         differing = int(np.count_nonzero(np.any(differs, axis=1)))
         if differing:
             warn(
@@ -122,6 +133,12 @@ def warn_of_other_answers(model: Any, images: Any) -> None:
                 f"another answer than the model on the {keras3.backend.backend()} backend, which "
                 "rounds sums in another order; the certificate is of the integers of the file."
             )
+
+
+def _settings(found: _Twin) -> str:
+    """The settings of the Keras 3 layers, which their users may change after the translation."""
+    configs = [[layer.name, layer.get_config()] for layer, _ in _layers(found)]
+    return json.dumps(configs, default=str, sort_keys=True)
 
 
 def _layers(found: _Twin) -> Iterator[tuple[Any, Any]]:

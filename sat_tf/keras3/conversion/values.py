@@ -127,6 +127,13 @@ def copy_to_twin(layer: Any, twin: Any) -> None:
         one.assign(np.asarray(keras3.ops.convert_to_numpy(other)))
 
 
+def copy_trainable(layer: Any, twin: Any) -> None:
+    """Freezes in a layer what is frozen in its counterpart: of a quantized one the layer inside."""
+    twin.trainable = layer.trainable
+    if isinstance(twin, QuantizedLayer) and isinstance(layer, QuantizedLayer3):
+        twin.layer.trainable = layer.layer.trainable  # after the other, which sets it too
+
+
 def _parts(twin: Any, layer: Any) -> Iterator[tuple[Any, Any]]:
     """The layers that hold the weights of the user's."""
     if not isinstance(twin, QuantizedLayer):

@@ -44,7 +44,12 @@ from sat_tf.training.report.results import Results
 from sat_tf.training.state import run_folder
 from sat_tf.training.state.history import EpochMetrics, from_csv
 from sat_tf.training.state.run_folder import RunFolder
-from sat_tf.training.state.run_state import RunState, expect_same_config
+from sat_tf.training.state.run_state import (
+    RunState,
+    expect_same_config,
+    expect_same_float_model,
+    float_model_hash,
+)
 from sat_tf.training.step.distribution import (
     from_first_worker,
     make_strategy,
@@ -133,10 +138,18 @@ def _built(config: Config, source: ImageSource) -> keras.Model:
         raise RunError(str(error)) from error
 
 
-def calibrate_run(run: Run, model: keras.Model, *, clipping_levels: bool) -> None:
+def calibrate_run(
+    run: Run, model: keras.Model, *, clipping_levels: bool, keep_function: bool = False
+) -> None:
     """Calibrates a model in place, on images of the training set drawn with the run's seed.
 
     Of an ordinary float model it estimates the statistics of BatchNormalization.
+
+    Args:
+        run: what it is a stage of.
+        model: the model.
+        clipping_levels: see `sat_tf.calibrate`.
+        keep_function: see there; for a model that is not trained.
 
     Raises:
         RunError: activations are non-finite.
@@ -145,12 +158,19 @@ def calibrate_run(run: Run, model: keras.Model, *, clipping_levels: bool) -> Non
     pixels = run.source.training_sample(count, seed=run.config.seed)
     try:
         with warnings.catch_warnings():
-            # Stale statistics are expected here: training comes next, or has just ended.
-            warnings.simplefilter("ignore", StaleStatisticsWarning)
+            if not keep_function:
+                # Stale statistics are expected here: training comes next, or has just ended.
+                warnings.simplefilter("ignore", StaleStatisticsWarning)
             if is_ordinary(model):
                 estimate_statistics(model, pixels, num_images=count)
             else:
-                calibrate(model, pixels, num_images=count, clipping_levels=clipping_levels)
+                calibrate(
+                    model,
+                    pixels,
+                    num_images=count,
+                    clipping_levels=clipping_levels,
+                    keep_function=keep_function,
+                )
     except ValueError as error:
         raise RunError(str(error)) from error
 
@@ -268,6 +288,7 @@ def train(
     """
     if resume is not False:
         expect_same_config(folder, config)
+        expect_same_float_model(folder, config)
         if resume and not folder.holds_run:
             folder.require(run_folder.CONFIG)
         if folder.is_finished:
@@ -363,7 +384,9 @@ def _prepare_folder(run: Run, *, start_over: bool) -> None:
         run.say(f"Resuming the run in {run.folder.path}.")
         return
     run.folder.start()
-    run.folder.write_json(run_folder.ENVIRONMENT, describe_environment(run.config.seed))
+    environment = describe_environment(run.config.seed)
+    environment["float_model"] = float_model_hash(run.config)
+    run.folder.write_json(run_folder.ENVIRONMENT, environment)
     if run.source.class_names is not None:
         run.folder.write_text(run_folder.LABELS, label_text(run.source.class_names))
     run.folder.write_text(run_folder.PREPROCESSING, run.source.preprocessing.to_json())
@@ -384,9 +407,11 @@ def _float(run: Run, start: keras.Model) -> keras.Model:
 def _quantized(run: Run, trained: keras.Model) -> keras.Model:
     calibration = run.config.calibration
     quantized = quantized_start(run.config, trained)
-    if calibration.num_images:
-        calibrate_run(run, quantized, clipping_levels=calibration.clipping_levels)
     stage = run.config.stages.quantized
-    if stage is not None and not stage.trains:
+    trains = stage is None or stage.trains
+    if calibration.num_images:
+        levels = calibration.clipping_levels
+        calibrate_run(run, quantized, clipping_levels=levels, keep_function=not trains)
+    if not trains:
         return snapped(run, quantized)
     return finished(run, "quantized", train_stage(run, "quantized", quantized))

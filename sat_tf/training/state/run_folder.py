@@ -222,7 +222,7 @@ class RunFolder:
             except BlockingIOError as error:
                 raise RunError(
                     f"run folder {self.path}: another process trains in it, expected one that is "
-                    "free; wait for it, or choose another one with --run_dir."
+                    "free; wait for it, or choose another one."
                 ) from error
             except OSError:
                 pass  # a file system without locks
@@ -274,5 +274,5 @@ class RunFolder:
     def _refused(self, error: OSError) -> RunError:
         return RunError(
             f"run folder {self.path}: {error.strerror}; expected a folder that can be created and "
-            "written to; choose another one with --run_dir."
+            "written to; choose another one."
         )

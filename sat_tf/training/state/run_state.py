@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import hashlib
+import pathlib
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -152,7 +154,7 @@ def expect_same_config(folder: RunFolder, config: Config) -> None:
     except RunError as error:
         raise RunError(
             f"{error}\nThe run in {folder.path} cannot be resumed; start over with --no-resume, or "
-            "choose another folder with --run_dir."
+            "choose another folder."
         ) from error
     problems = [
         f"{key}: {old!r} in the folder, {new!r} asked for"
@@ -164,7 +166,41 @@ def expect_same_config(folder: RunFolder, config: Config) -> None:
             list_problems(
                 f"run folder {folder.path}, which holds a run of another config", problems
             )
-            + "\nUse the same settings, start over with --no-resume, or choose another --run_dir."
+            + "\nUse the same settings, start over with --no-resume, or choose another folder."
+        )
+
+
+def float_model_hash(config: Config) -> str | None:
+    """SHA-256 of the file, or of all files of the SavedModel, that a run starts from.
+
+    None where the run trains its own float model, or the file is gone.
+    """
+    path = pathlib.Path(config.training.float_model or "")
+    if config.training.float_model is None or not path.exists():
+        return None
+    digest = hashlib.sha256()
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    for file in files:
+        if file.is_file():
+            digest.update(str(file.relative_to(path)).encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def expect_same_float_model(folder: RunFolder, config: Config) -> None:
+    """Raises an error if the float model that a folder's run has started from is another one now.
+
+    Raises:
+        RunError: its content has changed.
+    """
+    known, now = folder.read_json(run_folder.ENVIRONMENT).get("float_model"), None
+    if folder.holds_run and known is not None:
+        now = float_model_hash(config)
+    if now is not None and now != known:
+        raise RunError(
+            f"{config.training.float_model}: received another model than that which the run in "
+            f"{folder.path} has started from; start over with --no-resume, or choose another "
+            "folder."
         )
 
 

@@ -112,6 +112,70 @@ def test_another_policy_keeps_what_was_learnt(calibrated):
     assert fewer.get_layer("quant_conv_2").weight_quantizer.get_config()["num_bits"] == 2
 
 
+def test_what_the_rewrite_has_changed_is_not_done_twice(tmp_path):
+    sequence = keras.Input((32, 4))
+    x = keras.layers.Conv1D(8, 3, padding="causal", activation="relu", name="conv")(sequence)
+    model = keras.Model(sequence, keras.layers.Dense(4)(x))
+    values = np.random.RandomState(0).normal(size=(8, 32, 4)).astype(np.float32)
+    policy = sat_tf.BitPolicy(weight_bits=8, activation_bits=8, input_type="int8")
+    quantized = sat_tf.calibrate(sat_tf.quantize_model(model, policy), values)
+    found, expected = numpy(quantized(values)), numpy(model(values))
+    assert found.shape == expected.shape
+    assert np.max(np.abs(found - expected)) < 0.05 * np.max(np.abs(expected))
+    assert sat_tf.requantize(quantized, policy).output_shape == (None, 32, 4)
+
+
+def test_a_quantized_model_that_is_another_in_keras_3_is_refused(network, monkeypatch):
+    kept = keras.layers.Conv2D.from_config
+
+    def shifted(config):
+        return kept({**config, "dilation_rate": 2})
+
+    monkeypatch.setattr(keras.layers.Conv2D, "from_config", shifted)
+    with pytest.raises(ValueError, match=r"differs by .* once it is one of Keras 3"):
+        sat_tf.quantize_model(network, W4A4)
+
+
+def test_a_kernel_that_is_frozen_alone_stays_so(calibrated):
+    layer = calibrated.get_layer("quant_conv_2")
+    layer.layer.trainable = False
+    count = len(calibrated.trainable_variables)
+    fewer = sat_tf.requantize(calibrated, sat_tf.BitPolicy.mobile(2))
+    for made in (sat_tf.from_keras3(calibrated), fewer, sat_tf.from_keras3(fewer)):
+        assert len(made.trainable_variables) == count
+    layer.layer.trainable = True
+    assert len(sat_tf.from_keras3(calibrated).trainable_variables) > count
+
+
+def test_a_setting_that_is_changed_later_is_exported(calibrated):
+    images, _ = pixels_and_labels(16)
+    before = twin.twin_of(calibrated)
+    assert twin.twin_of(calibrated) is before
+    calibrated.layers[-1].layer.activation = keras.activations.softmax
+    after = twin.twin_of(calibrated)
+    assert after is not before
+    found = after(images).numpy()
+    np.testing.assert_allclose(found, numpy(calibrated(images)), atol=1e-5)
+    assert sat_tf.explain(calibrated).policy.weight_bits == 4
+
+
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+def test_operations_in_mixed_precision_compute_what_those_of_keras_3_do(precision):
+    try:
+        keras.config.set_dtype_policy(precision)
+        image = keras.Input((8, 8, 3))
+        x = keras.layers.Conv2D(6, 3, activation="relu")(image)
+        x = (x + keras.layers.Conv2D(6, 1)(x)) * 0.5
+        x = keras.ops.mean(x * keras.ops.sigmoid(x), axis=(1, 2))
+        model = keras.Model(image, keras.layers.Dense(3, dtype="float32")(x))
+        quantized = sat_tf.quantize_model(model, W4A4)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert sum(isinstance(layer, QuantizedLayer) for layer in quantized.layers) >= 8
+    assert {layer.dtype for layer in quantized.layers[1:-1]} == {"float32"}
+    assert tf_keras.mixed_precision.global_policy().name == "float32"
+
+
 def test_its_settings_in_training_stay_those_of_keras_3():
     image = keras.Input((8, 8, 3), name="image")
     x = keras.layers.RandomTranslation(0.1, 0.1, fill_mode="nearest", name="shifted")(image)
