@@ -1,6 +1,7 @@
 """Whether a classifier is fed the range it was trained with: accuracy in the usual ranges."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,7 @@ def range_accuracies(
         The accuracies; None if the model is not a classifier or already contains its range, or
         there are no labels.
     """
-    measured = _measured(model, pixels, labels, given)
+    measured = _measured(model, pixels, labels, _with_usual(given))
     if measured is None:
         return None
     right, most_frequent = measured
@@ -99,6 +100,31 @@ def range_accuracies(
     top1 = {found: float(np.mean(hits)) for found, hits in right.items()}
     fitting = max(better, key=top1.__getitem__, default=None)
     return RangeAccuracies(given, fitting, top1, len(right[given]))
+
+
+def guessing_problem(
+    model: keras.Model, pixels: np.ndarray, labels: np.ndarray | None, given: InputRange
+) -> str | None:
+    """What to say of a float model that is right no more often than guessing; None if it is.
+
+    Args:
+        model: a float model.
+        pixels: uint8 (n, rows, columns, channels).
+        labels: see `range_accuracies`.
+        given: the range that the model is fed.
+    """
+    measured = _measured(model, pixels, labels, [given])
+    if measured is None:
+        return None
+    right, most_frequent = measured
+    top1 = float(np.mean(right[given]))
+    if top1 > most_frequent:
+        return None
+    return (
+        f"the float model is right for {100 * top1:.1f} % of {len(right[given])} held-out "
+        f"pictures, which is no more than guessing ({100 * most_frequent:.1f} %); are the folders "
+        "the model's classes, in the order of their names, and is the input range right?"
+    )
 
 
 def found_range(
@@ -119,7 +145,7 @@ def found_range(
         ValueError: the model does not classify labelled pictures, or no range is clearly better
             than all others and than guessing.
     """
-    measured = _measured(model, pixels, labels, PIXELS)
+    measured = _measured(model, pixels, labels, _USUAL)
     if measured is None:
         raise ValueError(
             f"{subject}: received no pictures in folders of its classes, expected them, or the "
@@ -168,10 +194,17 @@ def range_note(
     raise ValueError(f"{subject}: {found.problem}; give --input_range {found.option}.")
 
 
+def _with_usual(given: InputRange) -> list[InputRange]:
+    return [given, *(other for other in _USUAL if other != given)]
+
+
 def _measured(
-    model: keras.Model, pixels: np.ndarray, labels: np.ndarray | None, given: InputRange
+    model: keras.Model,
+    pixels: np.ndarray,
+    labels: np.ndarray | None,
+    ranges: Sequence[InputRange],
 ) -> tuple[dict[InputRange, np.ndarray], float] | None:
-    """Which pictures are right in each range, `given` first, and the share of the largest class.
+    """Which pictures are right in each range, and the share of the largest class.
 
     None where `range_accuracies` has none.
     """
@@ -184,7 +217,6 @@ def _measured(
     if len(shapes[0]) != 4 or shapes[1][1] < 2 or not np.any(known):
         return None
     pixels, labels = pixels[known], labels[known]
-    ranges = [given, *(other for other in _USUAL if other != given)]
     right = {
         found: _right(model, found, pixels, labels)
         for found in ranges

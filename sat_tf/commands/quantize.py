@@ -26,7 +26,8 @@ from sat_tf.commands.pixels import fixed_input_shape
 from sat_tf.commands.train import train
 from sat_tf.commands.verification_table import print_certificate
 from sat_tf.data import source as data_source
-from sat_tf.data.picture_folder import load_folder
+from sat_tf.data.folder_tree import TRAIN
+from sat_tf.data.picture_folder import FolderImages, load_folder
 from sat_tf.data.shards import spread_evenly
 from sat_tf.data.source import ImageSource
 from sat_tf.export.certificate.certificate import ImagesFrom
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     import tf_keras as keras
 
 _CALIBRATION_IMAGES = 512
+_PARTS = 5  # one of which is held out, where folders of classes are not divided
 _HELD_OUT_IMAGES = 1024
 _BATCH_SIZE = 32
 # Nothing is cut off, and what has a left and a right, as letters have, is not mirrored: how the
@@ -127,6 +129,8 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         if not policy.states_input_range:
             spelling = _input_range(path, model, found, console).spelling
             policy = dataclasses.replace(policy, input_range=spelling)
+        else:
+            _expect_more_than_guessing(model, found, policy, console)
         if not isinstance(found, _Pictures):
             exact = _run(arguments, model, policy, found, (name, folder), console)
         elif arguments.epochs or arguments.overrides:
@@ -206,11 +210,14 @@ def _found(folder: pathlib.Path, model: "keras.Model", console: Console) -> Imag
     shape, outputs = fixed_input_shape(model), tuple(model.output_shape[1:])
     has_folders = any(entry.is_dir() for entry in folder.iterdir())
     if not has_folders or len(shape) != 3 or shape[0] != shape[1] or shape[2] != 3:
-        found = load_folder(folder, shape, most=_CALIBRATION_IMAGES)
-        console.print(f"{folder}: {len(found.images):,} pictures", highlight=False, markup=False)
+        images, found = _parted(folder, shape)
+        apart = (
+            "" if images is found.images else f" to calibrate on, {len(found.images):,} held out"
+        )
+        console.print(f"{folder}: {len(images):,} pictures{apart}", highlight=False, markup=False)
         fits = found.labels is not None and outputs == (len(found.class_names),)
         return _Pictures(
-            images=found.images,
+            images=images,
             held_out=found.images,
             labels=found.labels if fits else None,
             class_names=found.class_names if fits else None,
@@ -235,6 +242,40 @@ def _found(folder: pathlib.Path, model: "keras.Model", console: Console) -> Imag
         why_not=why,
         preprocessing=source.preprocessing,
     )
+
+
+def _parted(folder: pathlib.Path, shape: tuple[int, ...]) -> tuple[np.ndarray, FolderImages]:
+    """Pictures to calibrate on, and held-out ones: the same where there are no classes."""
+    found = load_folder(folder, shape, most=_CALIBRATION_IMAGES)
+    train = folder / TRAIN
+    if train.is_dir():
+        return load_folder(train, shape, most=_CALIBRATION_IMAGES).images, found
+    if found.labels is None or len(found.images) < _PARTS:
+        return found.images, found
+    # Sorted by class, so that every fifth is a fifth of each.
+    is_held_out = np.arange(len(found.images)) % _PARTS == _PARTS // 2
+    held_out = dataclasses.replace(
+        found, images=found.images[is_held_out], labels=found.labels[is_held_out]
+    )
+    return found.images[~is_held_out], held_out
+
+
+def _expect_more_than_guessing(
+    model: "keras.Model",
+    pictures: ImageSource | _Pictures,
+    policy: BitPolicy,
+    console: Console,
+) -> None:
+    """Warns where a float model that is fed as its user says knows nothing of the pictures."""
+    from sat_tf.analysis.range_accuracy import USUAL_IMAGES, guessing_problem
+
+    if len(model.input_names) == 1:
+        given = policy.range_of(model.input_names[0])
+        pixels, labels = pictures.held_out_sample(USUAL_IMAGES)
+        problem = guessing_problem(model, pixels, labels, given)
+        if problem is not None:
+            text = f"Note: {escape(problem)}"
+            console.print(text, style="yellow", highlight=False, soft_wrap=True)
 
 
 def _input_range(

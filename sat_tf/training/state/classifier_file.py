@@ -9,7 +9,9 @@ import tf_keras as keras
 
 from sat_tf import models
 from sat_tf.graph import layer_kinds
+from sat_tf.graph.flatten import flatten
 from sat_tf.graph.network import Network, check_one_of_each
+from sat_tf.graph.rewrite import with_layers_for_operations
 from sat_tf.keras3.conversion.any_version import read_model
 from sat_tf.loading.model_file import OtherFileError, check_arrays, is_keras3_file
 from sat_tf.loading.saved_model import is_saved_model
@@ -61,6 +63,7 @@ def read_classifier(
                 ".keras or .h5, with no layers of its own; save it with model.save(...)."
             )
         raise RunError(problem) from error
+    model = _of_layers(model)
     problems = data_problems(model, image_size, num_classes)
     if problems:
         raise RunError(list_problems(f"{key}={str(path)!r}", problems))
@@ -177,6 +180,16 @@ def data_problems(model: keras.Model, image_size: int, num_classes: int) -> list
             "each class of the data."
         )
     return problems
+
+
+def _of_layers(model: keras.Model) -> keras.Model:
+    """A float model of one level, with layers for its operations; the model itself if it is so."""
+    try:
+        if not Network(model).problems:
+            return model
+        return with_layers_for_operations(flatten(model))
+    except ValueError:  # which the check of the model tells
+        return model
 
 
 def _rounds(layer: keras.layers.Layer) -> bool:
