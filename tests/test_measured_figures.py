@@ -507,6 +507,31 @@ def test_the_codes_of_the_c_api_are_those_of_the_file(label, model, policy):
 # -- Keras 3 --------------------------------------------------------------------------------------
 
 _KERAS_3 = (_MEASUREMENTS / "keras3.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("label", "backend"),
+    [
+        ("tf_keras, as the twin", "tf_keras"),
+        ("Keras 3 on TensorFlow", "tensorflow"),
+        ("Keras 3 on JAX", "jax"),
+    ],
+)
+def test_networks_trained_by_keras_3_have_the_accuracy_of_the_file(label, backend):
+    rows = [_rows("keras3_on_glyphs", backend=backend, bits=bits) for bits in "42"]
+    three = [[row["top-1"] for row in found if row["seed"] in "012"] for found in rows]
+    assert _line(label, *map(_spread, three)) in _KERAS_3
+    if backend != "jax":  # with six seeds
+        mean, among = _spread(row["top-1"] for row in rows[1]).split(" ", 1)
+        assert mean in _KERAS_3.split("With six seeds")[1].split("##")[0]
+        assert among in _KERAS_3.split("With six seeds")[1].split("##")[0]
+
+
+def test_no_code_of_the_files_of_keras_3_differs():
+    rows = _rows("keras3_on_glyphs")
+    assert {row["codes differing"] for row in rows} == {"0"}
+    compared = sum(int(row["codes compared"]) for row in rows)
+    assert f"{compared:,} codes of {len(rows)} files" in _KERAS_3
 _BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
 
 
