@@ -532,6 +532,8 @@ def test_no_code_of_the_files_of_keras_3_differs():
     assert {row["codes differing"] for row in rows} == {"0"}
     compared = sum(int(row["codes compared"]) for row in rows)
     assert f"{compared:,} codes of {len(rows)} files" in _KERAS_3
+
+
 _BACKENDS = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
 
 

@@ -165,3 +165,54 @@ def test_a_quantized_model_is_refused_with_the_command_for_it(told, files):
     status, said = told("quantized.keras", "photos")
     assert status == 2
     assert "quantized already, expected a float one; write its file with sat-tf export" in said
+
+
+@pytest.mark.thorough
+def test_a_run_whose_float_model_has_changed_is_not_taken_for_finished(told, files):
+    model = model_of_small_range()
+    model.save(files / "again.keras")
+    words = ("again.keras", "photos", "--input_range", "0,1")
+    assert told(*words)[0] == 0
+    kernel, bias = model.get_layer("head").get_weights()
+    model.get_layer("head").set_weights([0.5 * kernel, bias])
+    model.save(files / "again.keras")
+    status, said = told(*words)
+    assert status == 2
+    assert "received another model than that which the run in" in said
+    assert "start over with --no-resume" in said
+    assert told(*words, "--no-resume")[0] == 0
+    assert "This run is finished" in told(*words)[1]
+
+
+@pytest.mark.thorough
+def test_pictures_that_a_gray_model_is_measured_on_are_held_out(told, files, tmp_path):
+    image = keras.Input((8, 8, 1))
+    x = keras.layers.Conv2D(2, 3, activation="relu")(image)
+    model = keras.Model(image, keras.layers.Dense(3)(keras.layers.Flatten()(x)))
+    model.save(files / "gray.keras")
+    status, said = told("gray.keras", "photos", "--input_range", "0,1")
+    assert status == 0, said
+    assert "96 pictures to calibrate on, 64 held out" in said
+    certificate = json.loads((tmp_path / "out" / "certificate.json").read_text())
+    assert certificate["num_images"] == 64
+
+
+def test_folders_in_another_order_than_the_classes_are_told(told, files):
+    model = model_of_small_range()
+    kernel, bias = model.get_layer("head").get_weights()
+    model.get_layer("head").set_weights([np.roll(kernel, 1, axis=1), bias])
+    model.save(files / "rolled.keras")
+    said = told("rolled.keras", "photos", "--input_range", "0,1", "--set", "nothing=1")[1]
+    assert "the float model is right for 0.0 % of 64 held-out pictures, which is no more" in said
+    assert "in the order of their names" in said
+
+
+@pytest.mark.thorough
+def test_a_float_model_may_be_of_operations_and_nested(told, files):
+    image = keras.Input((8, 8, 3))
+    inner = model_of_small_range()
+    keras.Model(image, inner(image / 255.0)).save(files / "divided.keras")
+    status, said = told("divided.keras", "photos")
+    assert status == 0, said
+    assert "Input range: pixels" in said
+    assert "100.00 %" in said

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sat_tf
-from sat_tf.qat.calibrate import estimate_statistics
+from sat_tf.qat.calibrate import StaleStatisticsWarning, estimate_statistics
 from sat_tf.qat.layout import inner_layer
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.best_levels import best_clipping_level
@@ -478,3 +478,18 @@ def test_statistics_of_a_float_model_become_the_mean_over_batches(digits, digits
     )
     kernel, before = (of.get_layer("stem").kernel for of in (model, digits_model))
     assert np.array_equal(kernel, before)
+
+
+def test_stale_statistics_are_left_alone_where_the_function_is_to_be_kept():
+    images = np.random.RandomState(3).uniform(3, 9, (96, 8, 8, 3)).astype(np.float32)
+    kept, replaced = _mobile_block(), _mobile_block()
+    before = _statistics(kept)
+    with pytest.warns(StaleStatisticsWarning, match="were left as they are"):
+        sat_tf.calibrate(kept, images, keep_function=True)
+    assert _equal(before, _statistics(kept))
+    with pytest.warns(StaleStatisticsWarning, match="were replaced.*pass keep_function=True"):
+        sat_tf.calibrate(replaced, images)
+    assert not _equal(before, _statistics(replaced))
+    alone = _mobile_block()
+    sat_tf.calibrate(alone, images, batch_normalization=False)
+    assert _levels(kept) == _levels(alone)
