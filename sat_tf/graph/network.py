@@ -11,6 +11,7 @@ import dataclasses
 import inspect
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -427,7 +428,15 @@ def check_one_of_each(model: keras.Model) -> None:
 
 def _not_a_model(received: Any) -> str:
     kind = f"{type(received).__module__}.{type(received).__qualname__}"
-    if any(base.__module__.split(".")[0] == "keras" for base in type(received).__mro__):
+    bases = type(received).__mro__
+    if any(base.__module__.split(".")[0] == "keras" for base in bases):
+        now = getattr(sys.modules.get("keras"), "Model", None)
+        if now not in bases and any(base.__name__ == "Model" for base in bases):
+            return (
+                f"received a model of Keras 3 ({kind}) from before its backend was changed, "
+                "expected one of the backend that it has now; set KERAS_BACKEND before the first "
+                "import of keras, and build or load the model anew."
+            )
         return (
             f"received a Keras 3 model ({kind}), expected a Keras 2 one: TFMOT works on tf_keras; "
             "convert it with sat_tf.from_keras3(model)."

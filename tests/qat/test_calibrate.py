@@ -481,7 +481,7 @@ def test_statistics_of_a_float_model_become_the_mean_over_batches(digits, digits
 
 
 def test_stale_statistics_are_left_alone_where_the_function_is_to_be_kept():
-    images = np.random.RandomState(3).uniform(3, 9, (96, 8, 8, 3)).astype(np.float32)
+    images = np.random.RandomState(3).uniform(0, 255, (96, 8, 8, 3)).astype(np.float32)
     kept, replaced = _mobile_block(), _mobile_block()
     before = _statistics(kept)
     with pytest.warns(StaleStatisticsWarning, match="were left as they are"):

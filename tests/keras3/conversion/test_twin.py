@@ -270,6 +270,12 @@ def test_a_backend_that_was_changed_after_the_import_is_warned_of(network, monke
         sat_tf.quantize_model(network, W4A4)
 
 
+def test_a_model_from_before_its_backend_was_changed_is_refused_as_that(network, monkeypatch):
+    monkeypatch.setattr(keras, "Model", type("Model", (), {}))  # as set_backend has it
+    with pytest.raises(ValueError, match="from before its backend was changed"):
+        sat_tf.quantize_model(network, W4A4)
+
+
 def test_a_twin_that_differs_is_refused_by_its_first_layer(monkeypatch):
     class Halved(keras.layers.Dense):
         def call(self, inputs):
