@@ -48,18 +48,29 @@ def main(arguments: list[str]) -> None:
     if len(arguments) < 2:
         sys.exit("usage: python run_tflite.py model.tflite picture.png [picture.png ...]")
     path, *pictures = arguments
-    labels, preprocessing = read_words(path)
-    interpreter = Interpreter(path)
-    interpreter.allocate_tensors()
+    try:
+        labels, preprocessing = read_words(path)
+        interpreter = Interpreter(path)
+        interpreter.allocate_tensors()
+    except (OSError, ValueError, RuntimeError) as error:
+        sys.exit(f"{path}: received no TFLite file that LiteRT runs ({error})")
     (image,), (scores,) = interpreter.get_input_details(), interpreter.get_output_details()
     if image["dtype"] != np.uint8 or len(image["shape"]) != 4:
         sys.exit(f"{path}: takes {image['dtype'].__name__} {image['shape']}, expected pictures")
+    unread = 0
     for picture in pictures:
-        pixels = prepare(picture, tuple(image["shape"][1:]), preprocessing)
+        try:
+            pixels = prepare(picture, tuple(image["shape"][1:]), preprocessing)
+        except (OSError, ValueError, SyntaxError) as error:  # SyntaxError: of broken PNGs
+            print(f"{picture}: received no picture that Pillow reads ({error})", file=sys.stderr)
+            unread += 1
+            continue
         interpreter.set_tensor(image["index"], pixels[np.newaxis])
         interpreter.invoke()
         best = int(np.argmax(interpreter.get_tensor(scores["index"])))
         print(f"{picture}: {best}" + (f" {labels[best]}" if labels else ""))
+    if unread:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

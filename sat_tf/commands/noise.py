@@ -26,7 +26,7 @@ _NOISE = re.compile(
     rb"(cuInit|Unable to register cu\w+ factory|computation placer already registered"
     rb"|oneDNN supports DT_UINT8 only)"
     # libjpeg, of pictures that it reads all the same.
-    rb"|Corrupt JPEG data: "
+    rb"|Corrupt JPEG data: |Improper call to JPEG library "
 )
 
 

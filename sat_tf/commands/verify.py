@@ -301,13 +301,13 @@ def _prove(
     trust: bool,
     float_model: pathlib.Path | None,
 ) -> Certificate:
+    quiet_tensorflow()
     settings: dict[str, Any] = {
         "certificate_path": certificate_path,
         "runtimes": runtimes,
         "progress": True,
     }
     if float_model is not None:
-        quiet_tensorflow()
         settings["float_model"] = load_model(float_model, trust=trust)
     if target.model is None:
         subject = read_subject(target.tflite)
@@ -318,7 +318,6 @@ def _prove(
         return verify_subject(
             subject, pixels.images, pixels.labels, images_from=pixels.source, **settings
         )
-    quiet_tensorflow()
     from sat_tf.export.verify import verify_tflite
 
     model: keras.Model = _as_measured(load_model(target.model, trust=trust), target)

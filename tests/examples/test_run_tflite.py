@@ -68,6 +68,14 @@ def test_its_pixels_are_those_of_training_to_one_level(pictures):
     assert np.abs(found.astype(int) - expected.images).max() <= 1
 
 
+def test_what_is_no_file_for_it_is_said_in_a_line(example, tmp_path):
+    (tmp_path / "text.tflite").write_text("text")
+    for name in ("text.tflite", "nothing.tflite"):
+        path = str(tmp_path / name)
+        with pytest.raises(SystemExit, match="received no TFLite file that LiteRT runs"):
+            example.main([path, "picture.png"])
+
+
 def test_without_arguments_it_says_what_it_wants(example):
     with pytest.raises(SystemExit, match=r"usage: python run_tflite.py model.tflite picture.png"):
         example.main([])
