@@ -30,7 +30,7 @@ def test_checking_a_folder_that_is_there_leaves_no_trace(tmp_path):
 def test_a_file_in_the_way_is_named(tmp_path, below):
     file = tmp_path / "file"
     file.write_text("")
-    with pytest.raises(RunError, match=rf"{file} is a file; expected .* --run_dir"):
+    with pytest.raises(RunError, match=rf"{file} is a file; expected .*choose another one"):
         RunFolder(file / below).check_writable()
 
 

@@ -43,7 +43,7 @@ def test_another_configuration_is_refused_with_every_difference(tmp_path):
     assert "  - stages.quantized.epochs: 150 in the folder, 20 asked for" in lines
     assert any(line.startswith("  - recipes.label_smoothing: None in the") for line in lines)
     assert "--no-resume" in lines[-1]
-    assert "--run_dir" in lines[-1]
+    assert "choose another folder" in lines[-1]
 
 
 def test_a_configuration_that_cannot_be_read_is_no_run_to_go_on_with(tmp_path):
