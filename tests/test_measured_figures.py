@@ -455,7 +455,9 @@ def test_no_choice_uses_more_than_the_same_everywhere_and_no_code_differs():
         for row in _rows(name):
             wanted = {"seed": row["seed"], "bits": row["bits"], "chosen by": "uniform"}
             same = _the_row(name, **wanted)
-            assert all(int(row[used]) <= int(same[used]) for used in limited)
+            # A file is aligned to 16 bytes where its archive of labels begins, a plan is not.
+            aligned = {"bytes": 15}
+            assert all(int(row[used]) <= int(same[used]) + aligned.get(used, 0) for used in limited)
             assert row["codes differing"] == "0"
 
 
