@@ -26,7 +26,7 @@ from sat_tf.commands.pixels import fixed_input_shape
 from sat_tf.commands.train import train
 from sat_tf.commands.verification_table import print_certificate
 from sat_tf.data import source as data_source
-from sat_tf.data.folder_tree import TRAIN
+from sat_tf.data.folder_tree import HELD_OUT_SHARE, TRAIN
 from sat_tf.data.picture_folder import FolderImages, load_folder
 from sat_tf.data.shards import spread_evenly
 from sat_tf.data.source import ImageSource
@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     import tf_keras as keras
 
 _CALIBRATION_IMAGES = 512
-_PARTS = 5  # one of which is held out, where folders of classes are not divided
+# One of so many is held out, where folders of classes are not divided.
+_PARTS = round(1 / HELD_OUT_SHARE)
 _HELD_OUT_IMAGES = 1024
 _BATCH_SIZE = 32
 # Nothing is cut off, and what has a left and a right, as letters have, is not mirrored: how the
@@ -143,9 +144,12 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             exact = _calibrated(model, policy, found, folder, console)
     _print_files(folder, console)
     if arguments.bits < _FEWEST_WITHOUT_TRAINING and not arguments.epochs:
-        text = f"{arguments.bits} bits without training cost accuracy; --epochs 5 trains"
-        console.print(f"Note: {text}.", style="yellow", highlight=False, soft_wrap=True)
+        _note(f"{arguments.bits} bits without training cost accuracy; --epochs 5 trains.", console)
     return exact
+
+
+def _note(text: str, console: Console) -> None:
+    console.print(f"Note: {text}", style="yellow", highlight=False, markup=False, soft_wrap=True)
 
 
 def _bits(text: str) -> int:
@@ -234,8 +238,7 @@ def _found(folder: pathlib.Path, model: "keras.Model", console: Console) -> Imag
     )
     why = f"{source.num_classes:,} classes for a model with outputs of shape {outputs}"
     for note in (f"received {why}: accuracy is not measured.", *source.notes):
-        text = f"Note: {escape(note)}"
-        console.print(text, style="yellow", highlight=False, soft_wrap=True)
+        _note(note, console)
     return _Pictures(
         images=source.training_sample(min(_CALIBRATION_IMAGES, source.num_train), seed=0),
         held_out=source.held_out_sample(_HELD_OUT_IMAGES)[0],
@@ -274,8 +277,7 @@ def _expect_more_than_guessing(
         pixels, labels = pictures.held_out_sample(USUAL_IMAGES)
         problem = guessing_problem(model, pixels, labels, given)
         if problem is not None:
-            text = f"Note: {escape(problem)}"
-            console.print(text, style="yellow", highlight=False, soft_wrap=True)
+            _note(problem, console)
 
 
 def _input_range(

@@ -137,10 +137,13 @@ def _original(layer: Any, originals: Mapping[str, Original]) -> Any:
     if type(original).__name__ not in inference_table.names_in_keras3(layer):
         return None
     # An activation, or padding, may have become a layer of its own.
-    return original if _settings(layer) == _settings(translation) else None
+    one, other = (
+        {key: value for key, value in made.get_config().items() if key not in _BESIDE}
+        for made in (layer, translation)
+    )
+    return original if settings_text(one) == settings_text(other) else None
 
 
-def _settings(layer: Any) -> str:
-    """What a layer of tf_keras computes by, as text."""
-    config = {key: value for key, value in layer.get_config().items() if key not in _BESIDE}
-    return json.dumps(config, default=str, sort_keys=True)
+def settings_text(settings: Any) -> str:
+    """What layers of either Keras have in `get_config`, as text that can be compared."""
+    return json.dumps(settings, default=str, sort_keys=True)

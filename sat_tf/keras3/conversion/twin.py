@@ -10,10 +10,9 @@ the values of the Keras 3 model again whenever it is asked for.
 """
 
 import dataclasses
-import json
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras as keras3
@@ -26,7 +25,7 @@ from sat_tf.graph.network import Network
 from sat_tf.keras3.conversion.graph import functional_of
 from sat_tf.keras3.conversion.incoming import translated
 from sat_tf.keras3.conversion.proof import Proof, expect_same, prove
-from sat_tf.keras3.conversion.trainable import Original, trainable
+from sat_tf.keras3.conversion.trainable import Original, settings_text, trainable
 from sat_tf.keras3.conversion.translator import Translated
 from sat_tf.keras3.conversion.values import copy_to_keras3, copy_to_twin, copy_trainable
 from sat_tf.keras3.quantized_layer import QuantizedLayer
@@ -69,18 +68,19 @@ def twin_of(model: keras3.Model, made_of: keras.Model | None = None) -> keras.Mo
             the layers.
     """
     found = _twins.get(model)
-    if found is None or found.settings != _settings(found):
+    if found is None or found.settings != _settings(layer for layer, _ in _layers(found)):
         made = translated(model)
-        # Weakly: models go when their users let them.
-        pairs = [(weakref.ref(one), other) for one, other in _pairs(made)]
-        again = _Twin(made.model, pairs, prove(made), "")
+        proof = prove(made)
         if made_of is not None:
             expect_same(made, made_of)
         policy = None if found is None else policy_of(found.model)
         if policy is not None:
-            remember(again.model, policy)
-        _twins[model] = dataclasses.replace(again, settings=_settings(again))
-        return again.model
+            remember(made.model, policy)
+        layers = list(_pairs(made))
+        # Weakly: models go when their users let them.
+        pairs = [(weakref.ref(one), other) for one, other in layers]
+        _twins[model] = _Twin(made.model, pairs, proof, _settings(one for one, _ in layers))
+        return made.model
     for layer, twin in _layers(found):
         copy_trainable(layer, twin)
         copy_to_twin(layer, twin)
@@ -135,10 +135,9 @@ def warn_of_other_answers(model: Any, images: Any) -> None:
             )
 
 
-def _settings(found: _Twin) -> str:
-    """The settings of the Keras 3 layers, which their users may change after the translation."""
-    configs = [[layer.name, layer.get_config()] for layer, _ in _layers(found)]
-    return json.dumps(configs, default=str, sort_keys=True)
+def _settings(layers: Iterable[Any]) -> str:
+    """The settings of Keras 3 layers, which their users may change after the translation."""
+    return settings_text([[layer.name, layer.get_config()] for layer in layers])
 
 
 def _layers(found: _Twin) -> Iterator[tuple[Any, Any]]:
