@@ -11,6 +11,12 @@ whose forward passes are the only thing that comes on top of the budget.
     python benchmarks/peers.py --qkeras_python=~/qkeras/bin/python \
         --qkeras_v3_python=~/qkeras_v3/bin/python
 
+With --search, methods of `_BEST_RATES` run with the first seed at each of `_RATES`, as those of
+`methods_on_glyphs.py` are searched. Rows are written to --search_output; the table says what was
+best on half of the held-out images.
+
+    python benchmarks/peers.py --search --methods="TFMOT clusters; distilled"
+
 QKeras and its version for Keras 3, qkeras-v3, run in environments of their own, which
 `peer_qkeras.py` says how to make; without these flags their rows are left out. Rows that are in the
 CSV already are not run again.
@@ -39,6 +45,10 @@ _METHODS = flags.DEFINE_list("methods", [], "which of them; all where none is na
 _QKERAS = flags.DEFINE_string("qkeras_python", None, "Python of an environment with QKeras")
 _QKERAS_V3 = flags.DEFINE_string("qkeras_v3_python", None, "the same, with qkeras-v3")
 _WORK = flags.DEFINE_string("work", "runs/peers", "folder for data, float models and runs")
+_SEARCH = flags.DEFINE_bool("search", False, "tries learning rates with the first seed")
+_SEARCH_OUTPUT = flags.DEFINE_string(
+    "search_output", "benchmarks/results/peers_search.csv", "where --search writes rows"
+)
 _OUTPUT = flags.DEFINE_string("output", "benchmarks/results/peers.csv", "where to write rows")
 
 # Top-1 in percent: on all held-out images, the half that settings were chosen on, and the other.
@@ -54,12 +64,13 @@ class Method:
     """One way to train a quantized model.
 
     Attributes:
-        run: trains and measures one case.
+        run: trains and measures one case, and takes settings of `peer_task.Recipe` by name where
+            its learning rate is searched.
         bits: of weights and activations, for which it is run.
         quantizes: what it quantizes, for the table.
     """
 
-    run: Callable[[Case], Result]
+    run: Callable[..., Result]
     bits: tuple[int, ...] = (4, 3, 2)
     quantizes: str
 
@@ -67,11 +78,11 @@ class Method:
 def _tfmot(
     make: Callable[[keras.Model, int], keras.Model], **settings: Any
 ) -> Callable[[Case], Result]:
-    def run(case: Case) -> Result:
+    def run(case: Case, **searched: Any) -> Result:
         train, test = peer_task.read(str(case.data))
         # Two, as clusters are made in the layers of the model that is given.
         start, teacher = (keras.models.load_model(case.start, compile=False) for _ in range(2))
-        recipe = peer_task.Recipe(steps=_STEPS, **settings)
+        recipe = peer_task.Recipe(steps=_STEPS, **{**settings, **searched})
         model = make(start, case.bits)
         return peer_task.train_and_measure(
             model, train, test, recipe, seed=case.seed, teacher=teacher
@@ -83,12 +94,13 @@ def _tfmot(
 def _qkeras(
     python: flags.FlagHolder[str | None] = _QKERAS, **recipe: Any
 ) -> Callable[[Case], Result]:
-    def run(case: Case) -> Result:
-        options, best = _QKERAS_BEST[case.bits]
+    def run(case: Case, **searched: Any) -> Result:
+        options = _QKERAS_OPTIONS.get(case.bits, ())
         command = [python.value, str(pathlib.Path(__file__).with_name("peer_qkeras.py"))]
         command += [f"--data={case.data}", f"--start={case.start}", f"--bits={case.bits}"]
         command += [f"--seed={case.seed}", *options]
-        command += ["--recipe", json.dumps({"steps": _STEPS, "statistics": True, **best, **recipe})]
+        settings = {"steps": _STEPS, "statistics": True, **recipe, **searched}
+        command += ["--recipe", json.dumps(settings)]
         legacy = "1" if python is _QKERAS else "0"
         environment = {**os.environ, "TF_USE_LEGACY_KERAS": legacy, "PYTHONPATH": ""}
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
@@ -110,15 +122,21 @@ def _sat(name: str, *overrides: str) -> Callable[[Case], Result]:
 
 _RECTIFIED = "weights, outputs of rectifiers; the rest is float"
 _MOBILE = "everything; streams and what convolutions read of them at 8 bits"
-# Found best for QKeras on half of the held-out images, for each number of bits by itself.
-_QKERAS_BEST: Mapping[int, tuple[tuple[str, ...], dict[str, Any]]] = {
-    4: ((), {"peak_learning_rate": 0.1}),
-    3: ((), {"peak_learning_rate": 0.1}),
-    2: (("--ternary",), {"peak_learning_rate": 0.1}),
-}
+# Found best for QKeras on half of the held-out images.
+_QKERAS_OPTIONS: Mapping[int, tuple[str, ...]] = {2: ("--ternary",)}
 _NO_TEACHER = "recipes.distillation=null"
 # As in the configuration of sat-tf.
 _DISTILLED = {"distillation": 0.5, "temperature": 4.0}
+# For batches of 64 images; higher ones follow as long as the highest is the best.
+_RATES = (0.1, 0.2, 0.4)
+# What --search found for each number of bits. QKeras for Keras 3 has the settings of QKeras.
+_BEST_RATES: Mapping[str, Mapping[int, float]] = {
+    "TFMOT clusters; distilled": {4: 0.1, 3: 0.1, 2: 0.1},
+    "QKeras": {4: 0.1, 3: 0.1, 2: 0.1},
+    "QKeras; distilled": {4: 0.1, 3: 0.1, 2: 0.1},
+    "qkeras-v3": {4: 0.1, 3: 0.1, 2: 0.1},
+    "qkeras-v3; distilled": {4: 0.1, 3: 0.1, 2: 0.1},
+}
 METHODS: dict[str, Method] = {
     "float": Method(run=peer_start.trained, bits=(32,), quantizes="nothing; 1000 steps"),
     "TFMOT 8-bit": Method(
@@ -126,7 +144,7 @@ METHODS: dict[str, Method] = {
     ),
     "TFMOT n-bit": Method(run=_tfmot(peer_tfmot.n_bits), quantizes="everything, at the same bits"),
     "TFMOT clusters; distilled": Method(
-        run=_tfmot(peer_tfmot.clusters, peak_learning_rate=0.1, statistics=True, **_DISTILLED),
+        run=_tfmot(peer_tfmot.clusters, statistics=True, **_DISTILLED),
         quantizes="weights of convolutions and dense layers, but of depthwise ones",
     ),
     "QKeras": Method(run=_qkeras(), quantizes=_RECTIFIED),
@@ -138,11 +156,53 @@ METHODS: dict[str, Method] = {
 }
 
 
-def _cases(names: Iterable[str], work: pathlib.Path) -> Iterable[tuple[str, Case]]:
-    for seed in map(int, _SEEDS.value):
+def _cases(
+    names: Iterable[str], seeds: Iterable[int], work: pathlib.Path
+) -> Iterable[tuple[str, Case]]:
+    for seed in seeds:
         for name in names:
             for bits in METHODS[name].bits:
                 yield name, Case(bits=bits, seed=seed, work=work)
+
+
+def _run(name: str, case: Case, **searched: Any) -> dict[str, Any]:
+    """The row of a case, as `_MEASURED`."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(case.seed)
+    result = METHODS[name].run(case, **searched)
+    numbers = {field: f"{result[field]:.2f}" for field in _MEASURED}
+    return {"method": name, "bits": case.bits, "seed": case.seed, **numbers}
+
+
+def _search(
+    names: Iterable[str], work: pathlib.Path, output: pathlib.Path, console: rich.console.Console
+) -> None:
+    """Runs the learning rates that are missing, writing the CSV after each; prints the best."""
+    rows = read_csv(output)
+    best = []
+    for name, case in _cases(names, [int(_SEEDS.value[0])], work):
+        found: dict[float, float] = {}
+        rates = list(_RATES)
+        while rates:
+            rate = rates.pop(0)
+            key = (name, str(case.bits), str(case.seed), str(rate))
+            known = [
+                row
+                for row in rows
+                if tuple(str(row[of]) for of in ("method", "bits", "seed", "rate")) == key
+            ]
+            if not known:
+                known = [{**_run(name, case, peak_learning_rate=rate), "rate": rate}]
+                rows.extend(known)
+                write_csv(rows, output)
+                console.print(str(known[0]))
+            found[rate] = float(known[0]["chosen_on"])
+            chosen = max(found, key=found.__getitem__)
+            if not rates and chosen == rate:
+                rates = [2 * rate]
+        tried = ", ".join(f"{rate}: {top1:.2f}" for rate, top1 in found.items())
+        best.append({"method": name, "bits": case.bits, "tried": tried, "best": chosen})
+    console.print(as_table(best, "top-1 in percent on half of the held-out images"))
 
 
 def _summary(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
@@ -178,17 +238,19 @@ def main(argv: list[str]) -> None:
     pythons = {"QKeras": _QKERAS, "qkeras-v3": _QKERAS_V3}
     lacking = tuple(name for name, python in pythons.items() if not python.value)
     names = _METHODS.value or [name for name in METHODS if not name.startswith(lacking)]
-    for name, case in _cases(names, work):
+    if _SEARCH.value:
+        searched = [name for name in names if name in _BEST_RATES]
+        _search(searched, work, pathlib.Path(_SEARCH_OUTPUT.value), console)
+        return
+    for name, case in _cases(names, map(int, _SEEDS.value), work):
         key = (name, str(case.bits), str(case.seed))
         if key in {(row["method"], str(row["bits"]), str(row["seed"])) for row in rows}:
             continue
-        keras.backend.clear_session()
-        keras.utils.set_random_seed(case.seed)
-        result = METHODS[name].run(case)
-        numbers = {field: f"{result[field]:.2f}" for field in _MEASURED}
-        rows.append({"method": name, "bits": case.bits, "seed": case.seed, **numbers})
+        best = _BEST_RATES.get(name)
+        settings = {} if best is None else {"peak_learning_rate": best[case.bits]}
+        rows.append(_run(name, case, **settings))
         write_csv(rows, output)
-        console.print(f"{name}, {case.bits} bits, seed {case.seed}: {numbers}")
+        console.print(str(rows[-1]))
     console.print(as_table(_summary(rows), "glyphs, 1000 classes: top-1 in percent"))
 
 
