@@ -203,7 +203,7 @@ def _application(name: str, sizes: dict[str, int]) -> "keras.Model":
 
 def _loaded(path: pathlib.Path, verb: str, trust: bool) -> "keras.Model":
     advice = (
-        "expected a model that tf_keras (Keras 2) has saved. One with layers of your own is for "
+        "expected a model that Keras 2 or 3 has saved. One with layers of your own is for "
         f"Python: sat_tf.{verb}(model, ...)."
     )
     return read_keras_model(path, advice, trust=trust)

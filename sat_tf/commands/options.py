@@ -46,8 +46,8 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust_model",
         action="store_true",
-        help="load a model that runs code: one with Lambda layers or classes of other modules, or "
-        "a SavedModel that is a program; only for models of people you trust",
+        help="load a model that runs code: one of Keras 2 with Lambda layers or classes of other "
+        "modules, or one of Keras 3 with a program inside; only for models of people you trust",
     )
 
 

@@ -5,7 +5,6 @@ import dataclasses
 import json
 import pathlib
 import types
-import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
+from sat_tf.commands.calibrated_files import Pictures, write_calibrated
 from sat_tf.commands.models import quiet_tensorflow, read_keras_model, value_errors_as_run_errors
 from sat_tf.commands.options import (
     add_input_range,
@@ -24,15 +24,11 @@ from sat_tf.commands.options import (
 )
 from sat_tf.commands.pixels import fixed_input_shape
 from sat_tf.commands.train import train
-from sat_tf.commands.verification_table import print_certificate
 from sat_tf.data import source as data_source
 from sat_tf.data.folder_tree import HELD_OUT_SHARE, TRAIN
 from sat_tf.data.picture_folder import FolderImages, load_folder
-from sat_tf.data.shards import spread_evenly
 from sat_tf.data.source import ImageSource
-from sat_tf.export.certificate.certificate import ImagesFrom
 from sat_tf.messages import RunError
-from sat_tf.preprocessing import COVERING, Preprocessing
 from sat_tf.qat.policy import BitPolicy
 from sat_tf.quantizers.input_range import PIXELS, InputRange
 from sat_tf.training.config.config import parse_config
@@ -132,7 +128,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             policy = dataclasses.replace(policy, input_range=spelling)
         else:
             _expect_more_than_guessing(model, found, policy, console)
-        if not isinstance(found, _Pictures):
+        if not isinstance(found, Pictures):
             exact = _run(arguments, model, policy, found, (name, folder), console)
         elif arguments.epochs or arguments.overrides:
             raise RunError(
@@ -141,7 +137,7 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
                 "--epochs and --set."
             )
         else:
-            exact = _calibrated(model, policy, found, folder, console)
+            exact = write_calibrated(model, policy, found, folder, console)
     _print_files(folder, console)
     if arguments.bits < _FEWEST_WITHOUT_TRAINING and not arguments.epochs:
         _note(f"{arguments.bits} bits without training cost accuracy; --epochs 5 trains.", console)
@@ -178,34 +174,7 @@ def _expect_float(path: pathlib.Path, model: "keras.Model") -> None:
     fixed_input_shape(model, str(path))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Pictures:
-    """The pictures of a folder that cannot be trained on, for the input of a model.
-
-    Attributes:
-        images: uint8, to calibrate on.
-        held_out: uint8, to verify and measure on; those that it was calibrated on where there are
-            no classes.
-        labels: of those held out; None where they are not the model's classes.
-        class_names: in the order of the labels; None where there are none.
-        why_not: why they cannot be trained on, in words.
-        preprocessing: how they have been prepared.
-    """
-
-    images: np.ndarray
-    held_out: np.ndarray
-    labels: np.ndarray | None = None
-    class_names: tuple[str, ...] | None = None
-    why_not: str
-    preprocessing: Preprocessing = COVERING
-
-    def held_out_sample(self, most: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """As that of a source, but without labels where there are none."""
-        chosen = spread_evenly(len(self.held_out), most)
-        return self.held_out[chosen], None if self.labels is None else self.labels[chosen]
-
-
-def _found(folder: pathlib.Path, model: "keras.Model", console: Console) -> ImageSource | _Pictures:
+def _found(folder: pathlib.Path, model: "keras.Model", console: Console) -> ImageSource | Pictures:
     """The pictures of a folder: a source of batches where a model can be trained on them.
 
     Raises:
@@ -220,7 +189,7 @@ def _found(folder: pathlib.Path, model: "keras.Model", console: Console) -> Imag
         )
         console.print(f"{folder}: {len(images):,} pictures{apart}", highlight=False, markup=False)
         fits = found.labels is not None and outputs == (len(found.class_names),)
-        return _Pictures(
+        return Pictures(
             images=images,
             held_out=found.images,
             labels=found.labels if fits else None,
@@ -239,7 +208,7 @@ def _found(folder: pathlib.Path, model: "keras.Model", console: Console) -> Imag
     why = f"{source.num_classes:,} classes for a model with outputs of shape {outputs}"
     for note in (f"received {why}: accuracy is not measured.", *source.notes):
         _note(note, console)
-    return _Pictures(
+    return Pictures(
         images=source.training_sample(min(_CALIBRATION_IMAGES, source.num_train), seed=0),
         held_out=source.held_out_sample(_HELD_OUT_IMAGES)[0],
         why_not=why,
@@ -265,7 +234,7 @@ def _parted(folder: pathlib.Path, shape: tuple[int, ...]) -> tuple[np.ndarray, F
 
 def _expect_more_than_guessing(
     model: "keras.Model",
-    pictures: ImageSource | _Pictures,
+    pictures: ImageSource | Pictures,
     policy: BitPolicy,
     console: Console,
 ) -> None:
@@ -283,7 +252,7 @@ def _expect_more_than_guessing(
 def _input_range(
     path: pathlib.Path,
     model: "keras.Model",
-    pictures: ImageSource | _Pictures,
+    pictures: ImageSource | Pictures,
     console: Console,
 ) -> InputRange:
     """The range of a model's input: pixels where its own layers convert them, else found.
@@ -358,55 +327,6 @@ def _run(
     # JSON is YAML.
     config = parse_config(json.dumps(values), arguments.overrides, subject="--set")
     return train(config, folder, console, resume=arguments.resume)
-
-
-def _calibrated(
-    model: "keras.Model",
-    policy: BitPolicy,
-    pictures: _Pictures,
-    folder: RunFolder,
-    console: Console,
-) -> bool:
-    """Calibrates, exports and verifies, without a run; returns whether no code differs."""
-    if folder.holds_run:
-        raise RunError(
-            f"{folder.path}: received the folder of a run, expected one for other files; name one "
-            "with --out."
-        )
-    from sat_tf.export.export import export_tflite
-    from sat_tf.export.snapping import snap_biases
-    from sat_tf.export.verify import verify_tflite
-    from sat_tf.qat.calibrate import calibrate
-    from sat_tf.qat.layout import GuessedClippingLevelsWarning
-    from sat_tf.qat.scheme import quantize_model
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
-        quantized = quantize_model(model, policy)
-    fed = policy.range_of(model.input_names[0]).fed(pictures.images)
-    calibrate(quantized, fed, num_images=len(fed), keep_function=True)
-    snap_biases(quantized)
-    folder.path.mkdir(parents=True, exist_ok=True)
-    file = folder.file(run_folder.TFLITE_MODEL)
-    report = export_tflite(
-        quantized, file, labels=pictures.class_names, preprocessing=pictures.preprocessing
-    )
-    certificate = verify_tflite(
-        quantized,
-        file,
-        pictures.held_out,
-        pictures.labels,
-        float_model=model,
-        certificate_path=folder.file(run_folder.CERTIFICATE),
-        images_from=ImagesFrom("pictures of a folder, scaled and cropped to the input"),
-        progress=True,
-    )
-    with folder.written(run_folder.QUANTIZED_MODEL) as temporary:
-        quantized.save(temporary)
-    for warning in report.warnings:
-        console.print(f"Note: {escape(warning)}", highlight=False, soft_wrap=True)
-    print_certificate(certificate, str(file), console)
-    return not certificate.codes_differing
 
 
 def _print_files(folder: RunFolder, console: Console) -> None:

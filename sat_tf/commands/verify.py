@@ -62,7 +62,11 @@ class Target:
 
 
 def choose_target(
-    source: str, tflite: str | None = None, model: str | None = None, *, needs_config: bool = True
+    source: str | None,
+    tflite: str | None = None,
+    model: str | None = None,
+    *,
+    needs_config: bool = True,
 ) -> Target:
     """The target that the positional arguments and --model name.
 
@@ -75,6 +79,12 @@ def choose_target(
     Raises:
         RunError: something is missing or does not fit.
     """
+    if source is None:
+        alone = f" but --model {model}" if model else ""
+        raise RunError(
+            f"received no file to verify{alone}, expected the folder of a run, a TFLite file, or a "
+            "quantized model and its file: sat-tf verify quantized.keras model.tflite"
+        )
     path = pathlib.Path(source)
     if path.is_dir():
         folder = RunFolder(path)
@@ -144,6 +154,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         metavar="RUN_DIR|TFLITE|MODEL",
+        nargs="?",
         help="folder of a run, a TFLite file, or a quantized .keras model before its TFLite file",
     )
     parser.add_argument(

@@ -9,6 +9,7 @@ import os
 import pathlib
 from typing import TYPE_CHECKING, Any
 
+from sat_tf.loading.model_file import OtherFileError
 from sat_tf.loading.trust import SWITCH, UntrustedModelError
 
 if TYPE_CHECKING:
@@ -23,28 +24,40 @@ def is_saved_model(path: str | os.PathLike[str]) -> bool:
     return pathlib.Path(path, _GRAPH).is_file()
 
 
+def expect_layers(path: pathlib.Path) -> None:
+    """Raises OtherFileError for a SavedModel that has no layers, however much it is trusted.
+
+    Keras 3's `export` and `tf.saved_model.save` write programs alone.
+    """
+    if not (path / _METADATA).is_file():
+        raise OtherFileError(
+            f"received a SavedModel without {_METADATA}: a program without layers, as Keras 3's "
+            "model.export() and tf.saved_model.save() write; expected a model with its layers; "
+            "save that with model.save('model.keras')"
+        )
+
+
 def saved_model_config(path: pathlib.Path) -> dict[str, Any]:
     """The configuration of the model in a SavedModel.
 
     Raises:
-        UntrustedModelError: it has none, such as that of a subclassed model, or of a program that
-            Keras did not write.
+        OtherFileError: it has no layers.
+        UntrustedModelError: it has no configuration, such as that of a subclassed model.
         ValueError: it is damaged.
     """
     from tf_keras.protobuf import saved_metadata_pb2
 
-    found = None
-    if (path / _METADATA).is_file():
-        metadata = saved_metadata_pb2.SavedMetadata()
-        try:
-            metadata.ParseFromString((path / _METADATA).read_bytes())
-            roots = [node for node in metadata.nodes if node.node_id == 0]
-            values = json.loads(roots[0].metadata) if roots else {}
-            found = {key: values[key] for key in ("class_name", "config")} if values else None
-        except Exception as error:  # of protobuf, of JSON, and of missing entries
-            raise ValueError(
-                f"received a SavedModel whose {_METADATA} is damaged ({type(error).__name__})"
-            ) from error
+    expect_layers(path)
+    metadata = saved_metadata_pb2.SavedMetadata()
+    try:
+        metadata.ParseFromString((path / _METADATA).read_bytes())
+        roots = [node for node in metadata.nodes if node.node_id == 0]
+        values = json.loads(roots[0].metadata) if roots else {}
+        found = {key: values[key] for key in ("class_name", "config")} if values else None
+    except Exception as error:  # of protobuf, of JSON, and of missing entries
+        raise ValueError(
+            f"received a SavedModel whose {_METADATA} is damaged ({type(error).__name__})"
+        ) from error
     if found is None or not isinstance(found["config"], dict) or "layers" not in found["config"]:
         raise UntrustedModelError(
             "received a SavedModel without the configuration of a Functional or Sequential model, "

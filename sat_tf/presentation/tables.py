@@ -65,6 +65,15 @@ def percent(decimals: int = 2, unit: str = " %", missing: str = "") -> Callable[
     return lambda share: missing if share is None else f"{100 * share:.{decimals}f}{unit}"
 
 
+def points(share: float, decimals: int = 2) -> str:
+    """A difference of shares in percentage points, with its sign; none has a plus.
+
+    >>> points(0.0125), points(-0.00001), points(-0.02, 1)
+    ('+1.25', '+0.00', '-2.0')
+    """
+    return f"{round(100 * share, decimals) + 0.0:+.{decimals}f}"
+
+
 def plain(value: Any) -> Cell:
     """A value as it is; None is left empty."""
     if isinstance(value, str | Marked):

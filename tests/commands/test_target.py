@@ -43,6 +43,8 @@ def test_arguments_name_a_file_and_its_model(words, tflite, model):
         (["model.tflite", None, "none.keras"], "none.keras: not found"),
         (["model.keras", "none.tflite"], "none.tflite: not found"),
         (["model.keras", "model.tflite", "model.keras"], "received the models model.keras and"),
+        ([None], "received no file to verify, expected the folder of a run, a TFLite file"),
+        ([None, None, "model.tflite"], "received no file to verify but --model model.tflite"),
         (["."], "has no quantized.keras, config.yaml"),
     ],
 )

@@ -402,11 +402,13 @@ def test_a_saved_model_is_rebuilt_or_refused_but_never_run(tmp_path):
     own = _Subclassed()
     own(np.zeros((1, 3), np.float32))
     own.save(tmp_path / "own", save_format="tf")
-    for name in ("program", "own"):
-        with pytest.raises(
-            UntrustedModelError, match=r"can only be run as a program, .*--trust_model"
-        ):
-            load_model(tmp_path / name)
+    with pytest.raises(UntrustedModelError, match=r"only be run as a program, .*--trust_model"):
+        load_model(tmp_path / "own")
+    # It has no layers that trust could give it.
+    for safe_mode in (True, False):
+        with pytest.raises(ValueError, match=r"a program without layers, .*model\.save\("):
+            load_model(tmp_path / "program", safe_mode=safe_mode)
+    assert not (tmp_path / "marker").exists()
     small().save(tmp_path / "graph", save_format="tf")
     # The graph is not even read.
     (tmp_path / "graph" / "saved_model.pb").write_bytes(b"no graph")

@@ -21,7 +21,7 @@ from sat_tf.analysis.answers.counting import (
 from sat_tf.atomic_file import written_whole
 from sat_tf.presentation.heat_map import heat_map
 from sat_tf.presentation.page import render, render_page
-from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits, percent
+from sat_tf.presentation.tables import Cell, Column, Marked, Table, digits, percent, points
 
 _MOST_ROWS = 50
 _MOST_LISTED = 10
@@ -119,15 +119,15 @@ def _pairs(answers: Answers, pairs: list[Confusion]) -> Table[Confusion]:
 
 
 def _changed(answers: Answers, changed: list[ClassAccuracy]) -> Table[ClassAccuracy]:
-    def points(found: ClassAccuracy) -> Cell:
-        return Marked(f"{100 * found.gained:+.1f}", "good" if found.gained > 0 else "bad")
+    def gained(found: ClassAccuracy) -> Cell:
+        return Marked(points(found.gained, 1), "good" if found.gained > 0 else "bad")
 
     columns: list[Column[ClassAccuracy]] = [
         Column("class", lambda found: Marked(answers.name(found.label), "name")),
         Column("images", lambda found: found.images, _count, number=True),
         Column("float model", lambda found: found.float_right / found.images, _share, number=True),
         Column("file", lambda found: found.file_right / found.images, _share, number=True),
-        Column("points", points, number=True),
+        Column("points", gained, number=True),
     ]
     return Table(columns=columns, rows=changed)
 

@@ -18,7 +18,7 @@ from sat_tf.export.certificate.outputs import OutputCount
 from sat_tf.export.litert.machine import Machine
 from sat_tf.messages import list_problems
 from sat_tf.presentation.notebook import Displayed
-from sat_tf.presentation.tables import Cell, Marked, Table
+from sat_tf.presentation.tables import Cell, Marked, Table, points
 
 # How far the file and the float model may differ before it is shown in red: in accuracy, in
 # classes, or, without classes, in the mean of values, in standard deviations.
@@ -48,7 +48,7 @@ def _float_note(count: OutputCount, right: Mapping[str, float], *, several: bool
         is_bad |= not abs(lost) <= FEW_POINTS
         parts.append(
             f"{100 * right['tflite']:.2f} % right, the float model {100 * right['float']:.2f} % "
-            f"({100 * lost:+.2f} points)"
+            f"({points(lost)} points)"
         )
     if count.agreement is not None:
         is_bad |= not count.agreement >= 1.0 - FEW_POINTS

@@ -223,12 +223,15 @@ def _part_problem(part: Part) -> str | None:
         )
     if kind == "function":
         return _function_problem(part)
+    # Keras writes no module for classes that are registered, of its own or of others.
+    is_of_others = ">" in (registered_name or "") and not is_ours
     is_of_keras = part.module in ("builtins", "") or part.module.split(".")[0] == "keras"
-    if is_of_keras or _is_registered(registered_name):
+    if _is_registered(registered_name) or (is_of_keras and not is_of_others):
         return None
     return (
-        f"{kind}, a class of your own ({registered_name}) that Keras 3 does not know yet; import "
-        "the module that registers it, and pass custom_layers={...} with its tf_keras class."
+        f"{kind}, a class of your own ({registered_name}) that Keras 3 does not know yet; in "
+        "Python, import the module that registers it, and pass "
+        f"custom_layers={{{kind!r}: its tf_keras class}} to sat_tf.from_keras3."
     )
 
 

@@ -1,6 +1,8 @@
 """The end of a run: export, verification, results, curves and report."""
 
+import functools
 import shutil
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -138,22 +140,37 @@ def conclude(run: Run, state: RunState, model: keras.Model | None, *, parameters
     return results
 
 
-def _answers(run: Run, sample: Sample, float_model: keras.Model) -> Answers:
-    """What the float model and the file answer for the images that the file was verified on."""
+def write_answers_to(
+    sample: Sample,
+    float_model: keras.Model,
+    feed: Callable[[np.ndarray], np.ndarray],
+    folder: RunFolder,
+    class_names: Sequence[str] | None,
+) -> None:
+    """Writes what a float model and the file of a folder answer for images, to be shown.
+
+    Args:
+        sample: pixels, and their labels.
+        float_model: from images to logits or probabilities (n, classes).
+        feed: makes of pixels what it takes.
+        folder: with the file, where the answers go.
+        class_names: one for each class, if they have names.
+    """
     pixels, labels = sample
     logits = [
-        float_model(fed(run.source, pixels[start : start + _BATCH_SIZE]), training=False).numpy()
+        float_model(feed(pixels[start : start + _BATCH_SIZE]), training=False).numpy()
         for start in range(0, len(pixels), _BATCH_SIZE)
     ]
-    outputs = run_tflite(run.folder.file(TFLITE_MODEL), pixels, progress=False)
-    return Answers.of(
+    outputs = run_tflite(folder.file(TFLITE_MODEL), pixels, progress=False)
+    answers = Answers.of(
         pixels,
         labels,
         answers_of(np.concatenate(logits)),
         answers_of(outputs),
-        num_classes=run.source.num_classes,
-        class_names=run.source.class_names,
+        num_classes=outputs.shape[-1],
+        class_names=class_names,
     )
+    write_answers(folder, answers)
 
 
 def _of_file(run: Run, model: keras.Model) -> dict[str, Any]:
@@ -176,7 +193,8 @@ def _of_file(run: Run, model: keras.Model) -> dict[str, Any]:
     )
     if float_model is not None:
         run.say("report     comparing the answers of the file and of the float model")
-        write_answers(run.folder, _answers(run, sample, float_model))
+        feed = functools.partial(fed, run.source)
+        write_answers_to(sample, float_model, feed, run.folder, run.source.class_names)
     for note in certificate.float_notes:
         run.say(f"Beside the float model: {note.text}", style="red" if note.is_bad else None)
     for warning in report.warnings:

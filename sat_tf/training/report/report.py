@@ -12,7 +12,7 @@ from sat_tf.analysis.layer_table import LayerRow
 from sat_tf.export.certificate.certificate import FloatNote
 from sat_tf.messages import RunError, first_ones, list_problems
 from sat_tf.presentation.page import render_page
-from sat_tf.presentation.tables import Column, Marked, Table, digits, percent, plain
+from sat_tf.presentation.tables import Column, Marked, Table, digits, percent, plain, points
 from sat_tf.training.config.config import load_yaml
 from sat_tf.training.report import curves
 from sat_tf.training.report.results import MODELS, Results
@@ -27,7 +27,8 @@ _Kind = TypeVar("_Kind")
 def write_report(folder: RunFolder) -> None:
     """Writes report.html from the other files of a run folder.
 
-    An unfinished run has a report too, without what is missing.
+    An unfinished run has a report too, without what is missing, and so have files of a model that
+    was calibrated without a run.
 
     Raises:
         RunError: a file of the folder cannot be read, or the page cannot be written.
@@ -60,6 +61,8 @@ def report_page(folder: RunFolder) -> str:
         "training/report/report.html",
         name=_name(config),
         verdict=_verdict(results) if results else {},
+        is_run=bool(config),
+        is_trained=bool(epochs),
         accuracy=_accuracy(results).without_empty("").to_html("Accuracy") if results else "",
         curves=[chart.to_figure() for chart in curves.charts(epochs, steps)]
         if epochs or steps
@@ -112,7 +115,7 @@ def _verdict(results: Results) -> dict[str, Any]:
         "file": f"{results.file_bytes:,}",
         "top1": _percent(top1),
         "what": "TFLite file" if top1 is results.tflite_top1 else "trained model",
-        "gained": f"{100 * (top1 - results.float_top1):+.2f}",
+        "gained": points(top1 - results.float_top1),
         "differing": Marked(differing, "bad" if results.codes_differing else "good"),
     }
 
@@ -245,11 +248,11 @@ def _flat(values: Mapping[str, Any]) -> dict[str, str]:
 def _duration(seconds: float) -> str:
     """In words.
 
-    >>> _duration(59.6), _duration(119.7), _duration(7260)
-    ('60 seconds', '2 minutes', '2 h 1 min')
+    >>> _duration(1.2), _duration(59.6), _duration(119.7), _duration(7260)
+    ('1 second', '60 seconds', '2 minutes', '2 h 1 min')
     """
     if seconds < 60:
-        return f"{seconds:.0f} seconds"
+        return f"{seconds:.0f} second{'' if round(seconds) == 1 else 's'}"
     minutes = round(seconds / 60)
     if minutes < 60:
         return f"{minutes} minute{'s' if minutes > 1 else ''}"

@@ -319,6 +319,11 @@ def test_classes_that_a_file_needs_are_named_at_once(tmp_path):
     message = _error(tmp_path / "own.keras")
     assert "3 problems" in message
     assert "one: received Own, a class of your own (shop>Own)" in message
+    # Keras writes no module for classes of scripts.
+    config = config_of(tmp_path / "own.keras")
+    layer_in(config, "one")["module"] = None
+    with_config(tmp_path / "own.keras", config)
+    assert "one: received Own, a class of your own (shop>Own)" in _error(tmp_path / "own.keras")
     assert "lambda: received a Lambda layer" in message
 
 

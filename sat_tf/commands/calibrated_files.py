@@ -1,0 +1,151 @@
+"""The files of a model that is calibrated on pictures, without a run."""
+
+import dataclasses
+import time
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+
+from sat_tf.commands.verification_table import print_certificate
+from sat_tf.data.shards import spread_evenly
+from sat_tf.export.certificate.certificate import Certificate, ImagesFrom
+from sat_tf.export.tflite.metadata import label_text
+from sat_tf.messages import RunError
+from sat_tf.preprocessing import COVERING, Preprocessing
+from sat_tf.qat.policy import BitPolicy
+from sat_tf.training.state import run_folder
+from sat_tf.training.state.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    import tf_keras as keras
+
+# Images that the use of codes is counted on.
+_SAMPLE = 32
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pictures:
+    """The pictures of a folder that cannot be trained on, for the input of a model.
+
+    Attributes:
+        images: uint8, to calibrate on.
+        held_out: uint8, to verify and measure on; those that it was calibrated on where there are
+            no classes.
+        labels: of those held out; None where they are not the model's classes.
+        class_names: in the order of the labels; None where there are none.
+        why_not: why they cannot be trained on, in words.
+        preprocessing: how they have been prepared.
+    """
+
+    images: np.ndarray
+    held_out: np.ndarray
+    labels: np.ndarray | None = None
+    class_names: tuple[str, ...] | None = None
+    why_not: str
+    preprocessing: Preprocessing = COVERING
+
+    def held_out_sample(self, most: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """As that of a source, but without labels where there are none."""
+        chosen = spread_evenly(len(self.held_out), most)
+        return self.held_out[chosen], None if self.labels is None else self.labels[chosen]
+
+
+def write_calibrated(
+    model: "keras.Model",
+    policy: BitPolicy,
+    pictures: Pictures,
+    folder: RunFolder,
+    console: Console,
+) -> bool:
+    """Calibrates, exports and verifies, without a run; returns whether no code differs."""
+    if folder.holds_run:
+        raise RunError(
+            f"{folder.path}: received the folder of a run, expected one for other files; name one "
+            "with --out."
+        )
+    from sat_tf.export.export import export_tflite
+    from sat_tf.export.snapping import snap_biases
+    from sat_tf.export.verify import verify_tflite
+    from sat_tf.qat.calibrate import calibrate
+    from sat_tf.qat.layout import GuessedClippingLevelsWarning
+    from sat_tf.qat.scheme import quantize_model
+    from sat_tf.training.state.classifier_file import ends_in_softmax
+
+    begun = time.monotonic()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GuessedClippingLevelsWarning)  # it is calibrated next
+        quantized = quantize_model(model, policy)
+    feed = policy.range_of(model.input_names[0]).fed
+    fed = feed(pictures.images)
+    calibrate(quantized, fed, num_images=len(fed), keep_function=True)
+    snap_biases(quantized)
+    folder.start()  # what is there belongs to other pictures
+    file = folder.file(run_folder.TFLITE_MODEL)
+    report = export_tflite(
+        quantized,
+        file,
+        softmax=ends_in_softmax(model),
+        labels=pictures.class_names,
+        preprocessing=pictures.preprocessing,
+    )
+    certificate = verify_tflite(
+        quantized,
+        file,
+        pictures.held_out,
+        pictures.labels,
+        float_model=model,
+        certificate_path=folder.file(run_folder.CERTIFICATE),
+        images_from=ImagesFrom("pictures of a folder, scaled and cropped to the input"),
+        progress=True,
+    )
+    with folder.written(run_folder.QUANTIZED_MODEL) as temporary:
+        quantized.save(temporary)
+    for warning in report.warnings:
+        console.print(f"Note: {escape(warning)}", highlight=False, soft_wrap=True)
+    print_certificate(certificate, str(file), console)
+    _write_report(model, quantized, pictures, feed, folder, certificate, begun)
+    return not certificate.codes_differing
+
+
+def _write_report(
+    model: "keras.Model",
+    quantized: "keras.Model",
+    pictures: Pictures,
+    feed: Callable[[np.ndarray], np.ndarray],
+    folder: RunFolder,
+    certificate: Certificate,
+    begun: float,
+) -> None:
+    """Writes the page, and what it shows: with labels, the results and the answers too."""
+    from sat_tf.analysis.layer_table import layer_rows
+    from sat_tf.training.loop.outcome import write_answers_to
+    from sat_tf.training.report.report import write_layers, write_report
+    from sat_tf.training.report.results import Results
+
+    folder.write_text(run_folder.PREPROCESSING, pictures.preprocessing.to_json())
+    write_layers(folder, layer_rows(quantized, feed(pictures.images[:_SAMPLE])))
+    if pictures.labels is not None:
+        names = pictures.class_names
+        if names is not None:
+            folder.write_text(run_folder.LABELS, label_text(names))
+        write_answers_to((pictures.held_out, pictures.labels), model, feed, folder, names)
+        results = Results(
+            float_top1=certificate.top1["float"],
+            quantized_top1=certificate.top1["quantized"],
+            tflite_top1=certificate.top1["tflite"],
+            held_out_images=len(pictures.held_out),
+            verified_images=len(pictures.held_out),
+            parameters=model.count_params(),
+            file_bytes=certificate.bytes,
+            gzip_bytes=certificate.gzip_bytes,
+            codes_compared=certificate.codes_compared,
+            codes_differing=certificate.codes_differing,
+            trained_differing=certificate.trained_differing,
+            seconds=time.monotonic() - begun,
+        )
+        folder.write_json(run_folder.RESULTS, results.to_dict())
+    write_report(folder)
